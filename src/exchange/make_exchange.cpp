@@ -129,7 +129,7 @@ std::unique_ptr<Exchange> connect_exchange(
     Kind kind,
     const FlightLog& log) {
   SHERD_ASSERT(kind != Kind::kAuto);
-  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
+  auto transport = world::make_model_transport(world, name + "/gather", ranks);
   if (ranks.size() == 1) {
     return make_collective_exchange(transport, transport, log);
   }
@@ -149,7 +149,7 @@ std::unique_ptr<Exchange> connect_exchange(
   }
   return make_collective_exchange(
       std::move(transport),
-      world::make_c10d_transport(world, name + "/reduce", ranks), log);
+      world::make_model_transport(world, name + "/reduce", ranks), log);
 }
 
 // What hooks make of messages.
@@ -173,11 +173,11 @@ std::unique_ptr<Exchange> connect_hooked_exchange(
     const std::vector<int>& ranks,
     const MessageHooks& hooks,
     const FlightLog& log) {
-  auto transport = world::make_c10d_transport(world, name + "/gather", ranks);
+  auto transport = world::make_model_transport(world, name + "/gather", ranks);
   check_all_chose(*transport, ranks, describe_hooks(hooks));
   return make_collective_exchange_with(
       std::move(transport),
-      world::make_c10d_transport(world, name + "/reduce", ranks),
+      world::make_model_transport(world, name + "/reduce", ranks),
       [hooks](const auto& model, const auto& gathers, const auto& reductions)
           -> Result<std::unique_ptr<UnitTransport>> {
         auto messages = make_message_unit_transport(
@@ -217,7 +217,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
   }
   return make_collective_exchange_with(
       std::move(gather),
-      world::make_c10d_transport(
+      world::make_model_transport(
           world, name + "/reduce", ranks, 2 * world.options().deadline),
       [=](const ModelSpec& model, const auto& gathers,
           const auto& sums) -> Result<std::unique_ptr<UnitTransport>> {
@@ -269,7 +269,7 @@ std::unique_ptr<Exchange> make_exchange(
   auto within = options.both_axes && mesh.shard_size() == 1
       ? make_shared_memory_exchange(
             world, replica,
-            world::make_c10d_transport(
+            world::make_model_transport(
                 world, replica + "/gather", mesh.shard_ranks()),
             {.sum_thread = false, .log = log_within})
       : connect(

@@ -10,13 +10,16 @@
 #include <gtest/gtest.h>
 #include <sherd/base/run_main.h>
 #include <torch/torch.h>
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "world/collectives.h"
+#include "world/transport_channel.h"
 
 namespace sherd::world {
 namespace {
 
 using test::expect_all_ok;
+using test::RankOptions;
 using test::run_ranks;
 
 std::vector<int> all_ranks(const World& world) {
@@ -197,6 +200,102 @@ TEST(CommunicatorGroups, OfSomeRanksAreIndependent) {
     EXPECT_EQ(t.item<float>(), 6);
     world.barrier();
   }));
+}
+
+RankOptions with_shared_connections() {
+  RankOptions options;
+  options.world.share_connections = true;
+  return options;
+}
+
+// Both have messages and collectives of the same tags under way, and wait in another order.
+TEST(SharedConnections, KeepTheMessagesOfTheirUsersApart) {
+  expect_all_ok(run_ranks(
+      3,
+      [](World world) {
+        const auto first = make_model_transport(world, "a/gather", {0, 1, 2});
+        const auto second = make_model_transport(world, "b/gather", {0, 1, 2});
+        const int next = (world.rank() + 1) % 3;
+        const int last = (world.rank() + 2) % 3;
+        const auto of_first = torch::full({50'000}, world.rank());
+        const auto of_second = torch::full({10}, 10 + world.rank());
+        auto from_first = torch::zeros_like(of_first);
+        auto from_second = torch::zeros_like(of_second);
+        Transfers transfers;
+        for (const int turn : {0, 1}) {
+          const bool now_first = (turn + world.rank()) % 2 == 0;
+          const auto& one = now_first ? first : second;
+          transfers.push_back(
+              one->send(now_first ? of_first : of_second, next, 5));
+          transfers.push_back(
+              one->receive(now_first ? from_first : from_second, last, 5));
+        }
+        wait_all(transfers, "both").throw_if_failed();
+        EXPECT_TRUE(from_first.eq(last).all().item<bool>());
+        EXPECT_TRUE(from_second.eq(10 + last).all().item<bool>());
+        auto sum = torch::ones({3}, torch::kFloat);
+        std::thread beside([&] {
+          for (int i = 0; i < 20; ++i) {
+            auto more = torch::full({1}, 2, torch::kFloat);
+            Collectives(*second, "more")
+                .all_reduce(more, 1.0)
+                .throw_if_failed();
+            EXPECT_EQ(more.item<float>(), 6);
+          }
+        });
+        for (int i = 0; i < 20; ++i) {
+          auto one = torch::full({1}, 1, torch::kFloat);
+          Collectives(*first, "one").all_reduce(one, 1.0).throw_if_failed();
+          EXPECT_EQ(one.item<float>(), 3);
+        }
+        beside.join();
+      },
+      with_shared_connections()));
+}
+
+TEST(SharedConnections, FailAndEndTogether) {
+  expect_all_ok(run_ranks(
+      2,
+      [](World world) {
+        auto first = make_model_transport(world, "a/gather", {0, 1});
+        const auto second = make_model_transport(world, "b/gather", {0, 1});
+        first.reset();  // The other one goes on.
+        auto sum = torch::ones({1}, torch::kFloat);
+        Collectives(*second, "sum").all_reduce(sum, 1.0).throw_if_failed();
+        const auto third = make_model_transport(world, "c/gather", {0, 1});
+        if (world.rank() == 0) {
+          third->abandon({ErrorCode::kAborted, "it had enough"});
+        }
+        const auto status =
+            Collectives(*second, "in vain").all_reduce(sum, 1.0);
+        EXPECT_THAT(status.message(), ::testing::HasSubstr("it had enough"));
+      },
+      [] {
+        auto options = with_shared_connections();
+        options.close_world = false;
+        return options;
+      }()));
+}
+
+TEST(SharedConnections, HaveALimit) {
+  expect_all_ok(run_ranks(
+      2,
+      [](World world) {
+        const auto make = [&](int number) {
+          return make_model_transport(
+              world, std::to_string(number) + "/gather", {0, 1});
+        };
+        std::vector<std::shared_ptr<Transport>> all;
+        for (int i = 0; i < TransportChannel::kMost; ++i) {
+          all.push_back(make(i));
+        }
+        auto sum = torch::ones({1}, torch::kFloat);
+        Collectives(*all.back(), "sum").all_reduce(sum, 1.0).throw_if_failed();
+        EXPECT_THAT(
+            test::error_of([&] { make(TransportChannel::kMost); }),
+            ::testing::HasSubstr("expected at most 64 models"));
+      },
+      with_shared_connections()));
 }
 
 INSTANTIATE_TEST_SUITE_P(

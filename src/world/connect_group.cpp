@@ -20,6 +20,7 @@
 #include "world/detached_call.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
+#include "world/transport_channel.h"
 
 namespace sherd {
 namespace {
@@ -267,6 +268,51 @@ world::C10dTransport& World::Impl::all_ranks() {
     barrier_group = make_group(kWorldGroup, ranks, options.deadline);
   }
   return *barrier_group;
+}
+
+namespace {
+
+// Names end with what a transport is for: "fsdp/0/gather".
+std::string key_of_connections(
+    const std::string& name,
+    const std::vector<int>& ranks,
+    milliseconds deadline) {
+  auto key = str(name.substr(name.rfind('/') + 1), " ", deadline.count());
+  for (const int rank : ranks) {
+    key += str(" ", rank);
+  }
+  return key;
+}
+
+std::shared_ptr<world::Transport> take_channel(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    milliseconds deadline) {
+  auto& impl = *world.impl();
+  auto& shared = impl.shared[key_of_connections(name, ranks, deadline)];
+  SHERD_CHECK_AS(
+      kFailedPrecondition, shared.channels < world::TransportChannel::kMost,
+      "[world] expected at most ", world::TransportChannel::kMost,
+      " models that share connections");
+  if (shared.group == nullptr) {
+    shared.group = impl.make_group(name, ranks, deadline);
+  }
+  return std::make_shared<world::TransportChannel>(
+      world, shared.group, shared.channels++);
+}
+
+}  // namespace
+
+std::shared_ptr<world::Transport> world::make_model_transport(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    std::optional<milliseconds> deadline) {
+  return world.options().share_connections && ranks.size() > 1
+      ? take_channel(
+            world, name, ranks, deadline.value_or(world.options().deadline))
+      : make_c10d_transport(world, name, ranks, deadline);
 }
 
 std::shared_ptr<world::Transport> world::make_c10d_transport(

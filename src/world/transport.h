@@ -124,4 +124,12 @@ std::shared_ptr<Transport> make_c10d_transport(
     const std::vector<int>& ranks,
     std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
+// The same for what lives as long as a model: with WorldOptions::share_connections it is a channel of
+// connections that were made before for the same ranks, deadline and purpose, the last part of `name`.
+std::shared_ptr<Transport> make_model_transport(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    std::optional<std::chrono::milliseconds> deadline = std::nullopt);
+
 }  // namespace sherd::world

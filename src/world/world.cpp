@@ -259,6 +259,7 @@ void World::close() {
   impl_->watch->stop();
   impl_->board.record_end(world::ExitStatus::End::kLeft);
   impl_->retired.clear();
+  impl_->shared.clear();
   impl_->barrier_group.reset();
   impl_->end_store();
 }

@@ -50,6 +50,12 @@ struct World::Impl {
   std::vector<Retired> retired;
   std::unique_ptr<world::C10dTransport>
       barrier_group;  // All ranks; made when needed.
+  // Those that several transports share: by role, deadline and ranks.
+  struct SharedConnections {
+    std::shared_ptr<world::C10dTransport> group;
+    int channels = 0;  // Taken so far.
+  };
+  std::map<std::string, SharedConnections> shared;
   // Gloo devices of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;

@@ -7,6 +7,7 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
 
@@ -294,6 +295,58 @@ TEST(Subset, B2TwoModelsTrainOnDisjointParts) {
         });
     half.close();
   }));
+}
+
+std::size_t open_sockets() {
+  std::size_t count = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const auto to = std::filesystem::read_symlink(entry.path(), gone);
+    count += to.string().starts_with("socket:") ? 1 : 0;
+  }
+  return count;
+}
+
+// Two models, as chunks of a pipeline, of which one has two forwards before its backward.
+TEST(SharedConnectionsOf, B27TwoModelsTrainAsEachByItself) {
+  RankOptions sharing;
+  sharing.world.share_connections = true;
+  expect_all_ok(run_ranks(
+      3,
+      [](World world) {
+        FullyShardOptions options;
+        options.exchange = ExchangeKind::kCollective;
+        Chain first(3, 6), second(2, 6), plain_first(3, 6), plain_second(2, 6);
+        auto sharded_first = fully_shard(*first, world, options);
+        world.barrier();
+        const auto sockets = open_sockets();
+        auto sharded_second = fully_shard(*second, world, options);
+        EXPECT_EQ(open_sockets(), sockets);
+        const auto pass = [&](Chain& of_first, Chain& of_second, int rank) {
+          const auto x = integer_rows(0, rank, 6);
+          const auto between =
+              of_second->forward(of_first->forward(x).clamp(-2, 2) * x);
+          const auto again = of_first->forward(integer_rows(1, rank, 6));
+          between.sum().backward();
+          again.sum().backward();
+        };
+        pass(first, second, world.rank());
+        for (int rank = 0; rank < world.size(); ++rank) {
+          pass(plain_first, plain_second, rank);
+        }
+        const auto expect_mean = [&](Chain& plain, const auto& fsdp) {
+          const auto leaves = unique_parameters(*plain);
+          for (const auto& leaf : leaves) {
+            leaf.tensor.mutable_grad().div_(world.size());
+          }
+          expect_gradients(
+              Slicing(*plain, Mesh(world), options), leaves, fsdp, 1e-6);
+        };
+        expect_mean(plain_first, sharded_first);
+        expect_mean(plain_second, sharded_second);
+      },
+      sharing));
 }
 
 TEST(Subset, B2AnAxisOfAMeshIsAWorld) {

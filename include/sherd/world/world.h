@@ -32,6 +32,11 @@ struct WorldOptions {
   // The interface ("eth0") for connections between hosts. Empty: the one that
   // leads to rank 0. Ranks of one host always use the loopback address.
   std::string network_interface{};
+  // Models made over this world, 64 at most, use the same connections, two to each
+  // other rank, instead of two for each model. They share their fate, too: the
+  // failure of one is that of all, and a rank that closes one of them early is
+  // noticed at the deadline. Equal on all ranks. Mirrors share_comm_ctx() of FSDP2.
+  bool share_connections = false;
 };
 
 class World {

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TransportChannel is one of several transports over the same connections (WorldOptions::share_connections).
+// Each has tags of its own, for messages and for collectives, so that their users need not know of each
+// other. A failure is that of all channels. None of them leaves by itself: the connections do when the
+// world closes. Thread rule: that of Transport, for each channel.
+#pragma once
+
+#include <memory>
+#include <sherd/world/world.h>
+#include "world/transport.h"
+
+namespace sherd::world {
+
+class TransportChannel final : public Transport {
+ public:
+  // Numbers are from 0 to kMost - 1, equal on all ranks, and never used again.
+  static constexpr int kMost = 64;
+  // `world` is kept, whose watch `connections` need.
+  TransportChannel(
+      World world, std::shared_ptr<Transport> connections, int number);
+
+  std::unique_ptr<Transfer> send(
+      const at::Tensor& tensor, int peer, int tag) override;
+  std::unique_ptr<Transfer> receive(
+      const at::Tensor& tensor, int peer, int tag) override;
+  void abandon(const Status& why) override;
+  void leave() override {}
+
+ private:
+  int shared_tag(int tag) const;
+
+  const World world_;
+  const std::shared_ptr<Transport> connections_;
+  const int number_;
+};
+
+}  // namespace sherd::world
