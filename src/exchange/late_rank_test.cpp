@@ -31,7 +31,7 @@ constexpr float kGuard = 1e30F;
 
 enum class Via { kSharedMemory, kMessages };
 
-// Of each wait; messages have no other one to connect with.
+// Of each wait, once all have connected.
 std::chrono::milliseconds deadline_of(Via via) {
   return via == Via::kMessages ? 800ms : 400ms;
 }
@@ -54,8 +54,10 @@ std::unique_ptr<Exchange> make(
     return make_collective_exchange(
         std::move(gather), transport("/reduce", deadline_of(via)));
   }
+  auto connected = transport("/transport", 20s);
+  world.impl()->options.deadline = deadline_of(via);
   return make_shared_memory_exchange(
-      world, str("pair", pair), transport("/transport", 20s),
+      world, str("pair", pair), std::move(connected),
       {.sum_thread = sum_thread});
 }
 
@@ -237,7 +239,6 @@ int be_late(
 
 void run_pairs(PairRun& run) {
   test::RankOptions options;
-  options.world.deadline = deadline_of(run.via);
   options.close_world = false;
   const auto report = test::run_ranks(
       2 * kPairs,

@@ -190,7 +190,7 @@ TEST_P(SharedMemoryMuonKill, IsNamedAndNoValueMoves) {
   const auto report = run_ranks(
       ranks,
       [&](World world, Rank& self) {
-        constexpr std::int64_t kWidth = 384;
+        constexpr std::int64_t kWidth = 256;
         torch::set_num_threads(1);
         Chain model(ranks, kWidth);
         auto sharing = shared();
@@ -198,7 +198,7 @@ TEST_P(SharedMemoryMuonKill, IsNamedAndNoValueMoves) {
         auto fsdp = fully_shard(*model, world, sharing);
         Muon muon(
             split(fsdp.named_parameters(), {"layers.*.weight"}).matching,
-            {.iterations = 99});
+            {.iterations = 20});
         model->forward(integer_rows(0, world.rank(), kWidth)).sum().backward();
         std::vector<torch::Tensor> before;
         for (const auto& slice : fsdp.parameters()) {
