@@ -88,6 +88,28 @@ TEST(FakeTransport, MessagesOfDifferentTagsOvertakeEachOther) {
   EXPECT_EQ(seen.size(), 2U);
 }
 
+// As a connection that breaks: no later message comes without the earlier ones.
+TEST(FakeTransport, WhenARankGivesUpAMessageIsLostWithAllThatFollow) {
+  const SteadyClock clock;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    FakeNetwork network(2, {.seed = seed, .delay_max = milliseconds(2)});
+    auto from = network.transport(0, "a");
+    auto to = network.transport(1, "a");
+    const auto sent = clock.now();
+    (void)from->send(torch::zeros({1}), 1, 1);
+    (void)from->send(torch::zeros({2}), 1, 1);
+    const auto first = to->receive(torch::empty({1}), 0, 1);
+    const auto second = to->receive(torch::empty({2}), 0, 1);
+    while (clock.now() < sent + milliseconds(1)) {
+      std::this_thread::yield();
+    }
+    from->abandon({ErrorCode::kAborted, "it had enough"});
+    const bool first_came = first->wait("the first").ok();
+    const bool second_came = second->wait("the second").ok();
+    EXPECT_TRUE(first_came || !second_came) << "seed " << seed;
+  }
+}
+
 TEST(FakeTransport, AnEmptyMessageIsDoneAtOnce) {
   FakeNetwork network(2, {});
   auto transport = network.transport(0, "a");

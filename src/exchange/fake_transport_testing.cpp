@@ -32,6 +32,7 @@ using LaneName = std::tuple<std::string, int, int, int>;
 struct Lane {
   std::deque<Message> under_way;
   std::uint64_t sent = 0;
+  Instant due{};  // The last one's.
 };
 
 }  // namespace
@@ -229,11 +230,14 @@ class FakeTransport final : public world::Transport {
     if (tensor.numel() > 0 && !state_->rank(rank_).gone) {
       const LaneName name{name_, rank_, world_rank(peer), tag};
       auto& lane = state_->lanes[name];
+      // Not before those sent earlier, so that none of them is lost alone.
+      lane.due = std::max(
+          lane.due, state_->clock.now() + state_->delay(name, lane));
       lane.under_way.push_back(
           {std::string(
                static_cast<const char*>(tensor.const_data_ptr()),
                tensor.nbytes()),
-           state_->clock.now() + state_->delay(name, lane)});
+           lane.due});
       ++lane.sent;
       state_->changed.notify_all();
     }
