@@ -33,14 +33,14 @@ constexpr ExternalCommand kPrograms[] = {
     {"train", "Train a model (one rank; `sherd run` starts several)",
      "'sherd train' needs a build with LibTorch"},
     {"checkpoint", "Inspect, verify and merge checkpoints",
-     "'sherd checkpoint' needs a build with LibTorch"},
+     "'make build' builds it, which needs LibTorch"},
     {"data", "Turn text into tokens to train on",
-     "'sherd data' needs a build with libpcre2-dev and libutf8proc-dev"},
+     "'make build' builds it, which needs libpcre2-dev and libutf8proc-dev"},
     {"generate", "Let a trained model go on with a text",
-     "'sherd generate' needs a build with LibTorch, libpcre2-dev and "
+     "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
     {"eval", "Measure how well a trained model predicts a text",
-     "'sherd eval' needs a build with LibTorch, libpcre2-dev and "
+     "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
 };
 constexpr ExternalCommand kBench = {
