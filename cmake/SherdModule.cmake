@@ -178,11 +178,20 @@ function(sherd_take_turns)
   endforeach()
 endfunction()
 
+# Programs with sanitizers are several times slower.
+function(sherd_set_timeout entry seconds)
+  if(SHERD_SANITIZE)
+    math(EXPR seconds "5 * ${seconds}")
+  endif()
+  set_tests_properties(${entry} PROPERTIES TIMEOUT ${seconds})
+endfunction()
+
 # One ctest entry; LABELS and TIMEOUT are those of the caller.
 function(sherd_add_test_entry entry name filter)
   add_test(NAME ${entry} COMMAND ${name} "--gtest_filter=${filter}" --gtest_color=no)
+  sherd_set_timeout(${entry} ${ARG_TIMEOUT})
   set_tests_properties(${entry} PROPERTIES
-    TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    LABELS "${ARG_LABELS}"
     SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]"
     FAIL_REGULAR_EXPRESSION "\\[==========\\] 0 tests;Running 0 tests")
 endfunction()
@@ -203,7 +212,8 @@ function(sherd_add_fuzzer name)
     target_link_libraries(${name} PRIVATE sherd_fuzz_main)
   endif()
   add_test(NAME ${name} COMMAND ${name} -runs=1000 -seed=1)
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120 LABELS unit)
+  sherd_set_timeout(${name} 120)
+  set_tests_properties(${name} PROPERTIES LABELS unit)
 endfunction()
 
 function(sherd_add_module name)
