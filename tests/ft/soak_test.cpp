@@ -241,7 +241,7 @@ TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
         return std::string();
       });
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0, 2}, .gap_max = milliseconds(1800)});
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
   const auto lives = outcome.lives_of(1);
   ASSERT_EQ(lives.size(), static_cast<std::size_t>(kFlaps) + 2);
   ASSERT_GT(steps, 0);
@@ -268,7 +268,7 @@ TEST(FaultsJoining, DISABLED_F63LeavingEveryTenStepsAbortsNothing) {
         "leave in 9");
   }
   const auto outcome = cluster.run();
-  outcome.check({.survivors = {0, 2}, .gap_max = milliseconds(1800)});
+  outcome.check({.survivors = {0, 2}, .gap_max = kGap});
   const auto lives = outcome.lives_of(1);
   std::printf("  %zu lives\n", lives.size());
   EXPECT_GE(lives.size(), 10U);
