@@ -33,6 +33,9 @@ class ByteWriter {
   // The bytes alone, without a length.
   void raw(std::string_view value) { bytes_ += value; }
 
+  // So many bytes are written without moving what is there.
+  void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
+
   const std::string& bytes() const { return bytes_; }
   std::string take() { return std::exchange(bytes_, {}); }
 

@@ -29,7 +29,7 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
 
   void begin();
   void resolve();
-  void connect(const std::vector<Tcp::endpoint>& endpoints);
+  void connect(std::vector<Tcp::endpoint> endpoints);
   void connected(const Tcp::endpoint& peer);
   void fail(Status why);
   void tell(Result<std::unique_ptr<Connection>> result);
@@ -101,27 +101,39 @@ void Connector::Impl::resolve() {
           self->fail(allowed);
           return;
         }
-        self->connect(endpoints);
+        self->connect(std::move(endpoints));
       });
 }
 
-void Connector::Impl::connect(const std::vector<Tcp::endpoint>& endpoints) {
-  asio::async_connect(
-      socket, endpoints,
-      [self = shared_from_this()](
-          const std::error_code& error, const Tcp::endpoint& peer) {
-        if (!self->done) {
-          return;
-        }
-        if (error) {
-          self->fail(
-              {ErrorCode::kUnavailable,
-               str("[net] cannot connect to ", self->address.text(), ": ",
-                   error.message())});
-          return;
-        }
-        self->connected(peer);
-      });
+// Tries the first, then the others. REQUIRES: not empty.
+void Connector::Impl::connect(std::vector<Tcp::endpoint> endpoints) {
+  const Tcp::endpoint peer = endpoints.front();
+  endpoints.erase(endpoints.begin());
+  const auto ended = [self = shared_from_this(), peer,
+                      others =
+                          std::move(endpoints)](const std::error_code& error) {
+    if (!self->done) {
+      return;
+    }
+    if (!error) {
+      self->connected(peer);
+    } else if (!others.empty()) {
+      self->connect(others);
+    } else {
+      self->fail(
+          {ErrorCode::kUnavailable,
+           str("[net] cannot connect to ", self->address.text(), ": ",
+               error.message())});
+    }
+  };
+  std::error_code error;
+  socket.close(error);
+  open_socket(socket, peer.protocol(), error);
+  if (error) {
+    asio::post(socket.get_executor(), [ended, error] { ended(error); });
+    return;
+  }
+  socket.async_connect(peer, ended);
 }
 
 void Connector::Impl::connected(const Tcp::endpoint& peer) {

@@ -2,9 +2,12 @@
 #include "net/listener.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <deque>
 #include <utility>
 #include "base/check.h"
+#include "base/limited_log.h"
 #include "net/asio_headers.h"
 #include "net/connection_core.h"
 
@@ -28,6 +31,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
 
   std::error_code bind(const Tcp::endpoint& endpoint);
   void accept();
+  void accept_one();
   void accepted(Tcp::socket socket);
   void greeted(
       const std::shared_ptr<ConnectionCore>& core, const Status& status);
@@ -38,6 +42,8 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   const ListenerHandlers handlers;
   const std::shared_ptr<TlsContext> tls;
   Tcp::acceptor acceptor;
+  std::string address;  // The acceptor's.
+  LimitedLog log;
   Timer accept_again;
   std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
   std::uint64_t refused = 0;
@@ -46,7 +52,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
 
 std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
   std::error_code error;
-  acceptor.open(endpoint.protocol(), error);
+  open_socket(acceptor, endpoint.protocol(), error);
   if (!error) {
     // Allows a port whose last owner has just died.
     acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
@@ -57,6 +63,9 @@ std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
   if (!error) {
     acceptor.listen(Tcp::acceptor::max_listen_connections, error);
   }
+  if (!error) {
+    acceptor.native_non_blocking(true, error);
+  }
   if (error) {
     std::error_code ignored;
     acceptor.close(ignored);
@@ -64,23 +73,38 @@ std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
   return error;
 }
 
+// Asio only waits: child processes would inherit sockets that it accepts.
 void Listener::Impl::accept() {
-  acceptor.async_accept([self = shared_from_this()](
-                            const std::error_code& error, Tcp::socket socket) {
-    if (self->closed) {
-      return;
-    }
-    if (!error) {
-      self->accept();
-      self->accepted(std::move(socket));
-      return;
-    }
-    self->accept_again = self->loop.after(
-        kAcceptAgainAfter, [impl = self.get()] { impl->accept(); });
-    self->refuse(
-        {ErrorCode::kUnavailable,
-         str("[net] a connection could not be accepted: ", error.message())});
-  });
+  acceptor.async_wait(
+      Tcp::acceptor::wait_read,
+      [self = shared_from_this()](const std::error_code& error) {
+        if (!self->closed && !error) {
+          self->accept_one();
+        }
+      });
+}
+
+void Listener::Impl::accept_one() {
+  const int fd = ::accept4(
+      acceptor.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  const int error = errno;
+  if (fd >= 0) {
+    accept();
+    accepted(
+        Tcp::socket(loop.context(), acceptor.local_endpoint().protocol(), fd));
+    return;
+  }
+  // Who waited has gone meanwhile.
+  if (error == EAGAIN || error == EINTR || error == ECONNABORTED) {
+    accept();
+    return;
+  }
+  accept_again =
+      loop.after(kAcceptAgainAfter, [impl = this] { impl->accept(); });
+  refuse(
+      {ErrorCode::kUnavailable,
+       str("[net] a connection could not be accepted: ",
+           std::strerror(error))});
 }
 
 void Listener::Impl::accepted(Tcp::socket socket) {
@@ -127,6 +151,7 @@ void Listener::Impl::greeted(
 
 void Listener::Impl::refuse(const Status& reason) {
   ++refused;
+  log.warn(loop.now(), str(reason.message(), ", at ", address));
   if (handlers.on_refused) {
     handlers.on_refused(reason);
   }
@@ -154,6 +179,7 @@ Result<std::unique_ptr<Listener>> Listener::listen(
   for (const auto& entry : found) {
     error = impl->bind(entry.endpoint());
     if (!error) {
+      impl->address = text_of(impl->acceptor.local_endpoint());
       impl->accept();
       return std::unique_ptr<Listener>(
           std::make_unique<Listener>(Private(), impl));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Listener accepts connections at an address and hands over those that have passed the handshake.
-// Unknown clients, peers with another secret and silent ones are closed with a reason, and their
-// number is limited. Thread rule: its loop.
+// Unknown clients, peers with another secret and silent ones are closed with a reason, which is
+// logged, once a second at most, and their number is limited. Thread rule: its loop.
 #pragma once
 
 #include <chrono>

@@ -235,9 +235,17 @@ File open_file(const std::string& path, const char* mode) {
 
 Key new_key() { return {EVP_EC_gen("P-256"), EVP_PKEY_free}; }
 
+void add_extension(X509* certificate, int which, const std::string& value) {
+  X509_EXTENSION* extension =
+      X509V3_EXT_conf_nid(nullptr, nullptr, which, value.c_str());
+  X509_add_ext(certificate, extension, -1);
+  X509_EXTENSION_free(extension);
+}
+
 // Signed by `issuer` with its key; by itself, an authority, where that is null.
 Certificate sign(
     const std::string& name,
+    PeerRole role,
     EVP_PKEY* key,
     X509* issuer,
     EVP_PKEY* issuer_key) {
@@ -254,10 +262,9 @@ Certificate sign(
   X509_set_issuer_name(
       x, X509_get_subject_name(issuer == nullptr ? x : issuer));
   if (issuer == nullptr) {
-    X509_EXTENSION* is_authority = X509V3_EXT_conf_nid(
-        nullptr, nullptr, NID_basic_constraints, "critical,CA:TRUE");
-    X509_add_ext(x, is_authority, -1);
-    X509_EXTENSION_free(is_authority);
+    add_extension(x, NID_basic_constraints, "critical,CA:TRUE");
+  } else {
+    add_extension(x, NID_subject_alt_name, str("DNS:", name_of(role)));
   }
   SHERD_CHECK(X509_sign(x, issuer_key, EVP_sha256()) > 0, "cannot sign");
   return certificate;
@@ -274,18 +281,22 @@ void write_pem(const std::string& path, EVP_PKEY* key) {
 
 }  // namespace
 
-TlsFiles make_certificate(const std::string& folder, const std::string& name) {
+TlsFiles make_certificate(
+    const std::string& folder, const std::string& name, PeerRole role) {
   const std::string authority = folder + "/" + name + "-ca";
   const Key key = new_key();
   const Certificate certificate =
-      sign(name + " authority", key.get(), nullptr, key.get());
+      sign(name + " authority", role, key.get(), nullptr, key.get());
   write_pem(authority + ".pem", certificate.get());
   write_pem(authority + ".key", key.get());
-  return make_certificate_of(folder, name, name);
+  return make_certificate_of(folder, name, name, role);
 }
 
 TlsFiles make_certificate_of(
-    const std::string& folder, const std::string& name, const std::string& of) {
+    const std::string& folder,
+    const std::string& name,
+    const std::string& of,
+    PeerRole role) {
   const std::string authority = folder + "/" + of + "-ca";
   const Key authority_key(
       PEM_read_PrivateKey(
@@ -298,7 +309,7 @@ TlsFiles make_certificate_of(
   const std::string path = folder + "/" + name;
   const Key key = new_key();
   const Certificate certificate =
-      sign(name, key.get(), issuer.get(), authority_key.get());
+      sign(name, role, key.get(), issuer.get(), authority_key.get());
   write_pem(path + ".pem", certificate.get());
   write_pem(path + ".key", key.get());
   return {path + ".pem", path + ".key", authority + ".pem"};

@@ -132,9 +132,15 @@ class SilentHost {
 
 // Writes NAME.pem and NAME.key into the folder, with NAME-ca.pem of a new
 // authority that signed it.
-TlsFiles make_certificate(const std::string& folder, const std::string& name);
+TlsFiles make_certificate(
+    const std::string& folder,
+    const std::string& name,
+    PeerRole role = PeerRole::kReplica);
 // Another one of the same authority.
 TlsFiles make_certificate_of(
-    const std::string& folder, const std::string& name, const std::string& of);
+    const std::string& folder,
+    const std::string& name,
+    const std::string& of,
+    PeerRole role = PeerRole::kReplica);
 
 }  // namespace sherd::net::testing

@@ -14,6 +14,10 @@ namespace {
 constexpr std::size_t kSecretBytesMax = 4096;
 }  // namespace
 
+const char* name_of(PeerRole role) {
+  return role == PeerRole::kCoordinator ? "sherd-coordinator" : "sherd-replica";
+}
+
 Security shared_secret(std::string secret) {
   SHERD_CHECK(
       secret.size() >= kSecretBytesMin, "[net] expected a secret of at least ",

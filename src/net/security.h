@@ -14,9 +14,17 @@ namespace sherd::net {
 struct TlsFiles {  // PEM.
   std::string certificate;
   std::string key;
-  // Every certificate that it signed is accepted, whatever its name.
+  // What it signed is accepted if it has the name of the peer's role.
   std::string authority;
 };
+
+// Who is at the other end. A certificate has the name of its owner's role as a DNS name, or, where
+// it has no DNS names, as its common name.
+enum class PeerRole {
+  kReplica,      // "sherd-replica"
+  kCoordinator,  // "sherd-coordinator"
+};
+const char* name_of(PeerRole role);
 
 struct Security {
   enum class Kind {
@@ -25,6 +33,8 @@ struct Security {
     kMutualTls,     // Each side has a certificate of the same authority.
   };
   Kind kind = Kind::kNone;
+  // With certificates: a replica's does not pass for the coordinator's, nor the other way round.
+  PeerRole peer = PeerRole::kReplica;
   std::string secret;
   TlsFiles files;
 };

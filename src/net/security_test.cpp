@@ -253,6 +253,34 @@ TEST(MutualTls, KeepsThoseOutWhoHaveOnlyASecretOrNothing) {
   }
 }
 
+Security with_peer(const TlsFiles& files, PeerRole peer) {
+  Security security = mutual_tls(files);
+  security.peer = peer;
+  return security;
+}
+
+TEST(MutualTls, TellsTheCoordinatorFromReplicas) {
+  const ScratchFolder folder;
+  const TlsFiles one = make_certificate(folder.path(), "one");
+  const TlsFiles two = make_certificate_of(folder.path(), "two", "one");
+  const TlsFiles coordinator = make_certificate_of(
+      folder.path(), "three", "one", PeerRole::kCoordinator);
+  const Security to_coordinator = with_peer(one, PeerRole::kCoordinator);
+  HandshakeOutcome right(mutual_tls(coordinator), to_coordinator);
+  EXPECT_EQ(right.dialled, "");
+  EXPECT_TRUE(right.talk());
+  HandshakeOutcome posing(mutual_tls(two), to_coordinator);
+  EXPECT_THAT(
+      posing.dialled,
+      HasSubstr("expected a certificate with the name sherd-coordinator"));
+  EXPECT_TRUE(posing.server.ends.empty());
+  HandshakeOutcome posing_as_replica(mutual_tls(one), mutual_tls(coordinator));
+  EXPECT_THAT(
+      posing_as_replica.refused(),
+      HasSubstr("expected a certificate with the name sherd-replica"));
+  EXPECT_TRUE(posing_as_replica.server.ends.empty());
+}
+
 TEST(MutualTls, RefusesFilesThatAreNone) {
   const ScratchFolder folder;
   const TlsFiles good = make_certificate(folder.path(), "one");

@@ -3,6 +3,7 @@
 #include <asio/ssl/stream.hpp>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 #include "base/check.h"
 #include "net/asio_headers.h"
 #include "net/tls_context.h"
@@ -22,7 +23,7 @@ class TlsChannel final : public Channel {
                                                : asio::ssl::stream_base::client;
     stream_.async_handshake(
         type, [this, done = std::move(done)](const std::error_code& error) {
-          if (!error && !peer_is_known()) {  // OpenSSL has checked it already.
+          if (!error && !peer_is_known()) {
             done(std::make_error_code(std::errc::permission_denied), 0);
             return;
           }
@@ -49,11 +50,17 @@ class TlsChannel final : public Channel {
   Status failure(const std::error_code& error) const override;
 
  private:
+  // OpenSSL has checked the secret or the authority already, and no name.
   bool peer_is_known() {
     SSL* ssl = stream_.native_handle();
-    return tls_->kind == Security::Kind::kSharedSecret
-        ? SSL_session_reused(ssl) == 1
-        : SSL_get0_peer_certificate(ssl) != nullptr;
+    if (tls_->kind == Security::Kind::kSharedSecret) {
+      return SSL_session_reused(ssl) == 1;
+    }
+    X509* certificate = SSL_get0_peer_certificate(ssl);
+    return certificate != nullptr &&
+        X509_check_host(
+            certificate, name_of(tls_->peer), 0, X509_CHECK_FLAG_NO_WILDCARDS,
+            nullptr) == 1;
   }
 
   const std::shared_ptr<TlsContext> tls_;
@@ -87,6 +94,12 @@ Status TlsChannel::failure(const std::error_code& error) const {
   }
   if (end) {
     return {ErrorCode::kPeerLost, "the peer closed it"};
+  }
+  if (error == std::errc::permission_denied && !agreed_) {
+    return {
+        ErrorCode::kPeerMismatch,
+        str("expected a certificate with the name ", name_of(tls_->peer),
+            ", found none that has it")};
   }
   if (error.category() != asio::error::get_ssl_category()) {
     return {ErrorCode::kPeerLost, error.message()};

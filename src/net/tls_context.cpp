@@ -151,6 +151,7 @@ std::shared_ptr<TlsContext> make_tls_context(const Security& security) {
   }
   const auto tls = std::make_shared<TlsContext>();
   tls->kind = security.kind;
+  tls->peer = security.peer;
   SSL_CTX* context = tls->context.native_handle();
   SHERD_ASSERT(SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);

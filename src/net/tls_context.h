@@ -18,6 +18,7 @@ struct TlsContext {
   TlsContext& operator=(const TlsContext&) = delete;
 
   Security::Kind kind = Security::Kind::kNone;
+  PeerRole peer = PeerRole::kReplica;
   std::string key;             // Made of the secret.
   asio::ssl::context context;  // Points back here.
 };

@@ -98,7 +98,8 @@ TEST(Session, AfterCloseNothingBegins) {
 
 TEST(Session, CertificatesOfOneAuthorityAreEnough) {
   const testing::ScratchFolder folder;
-  const auto mine = net::testing::make_certificate(folder.path(), "one");
+  const auto mine = net::testing::make_certificate(
+      folder.path(), "one", net::PeerRole::kCoordinator);
   const auto other =
       net::testing::make_certificate_of(folder.path(), "other", "one");
   ft::CoordinateOptions coordinating;

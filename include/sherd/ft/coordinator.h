@@ -54,7 +54,8 @@ struct CoordinateOptions {
   std::int64_t samples_multiple = 1;
 
   // Who may connect: processes that have the bytes of this file, or a
-  // certificate of this authority (PEM files). Set one of the two.
+  // certificate of this authority with the name "sherd-replica" (PEM files).
+  // Set one of the two. This one's name is "sherd-coordinator".
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;

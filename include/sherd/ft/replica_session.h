@@ -63,8 +63,8 @@ struct SessionOptions {
   // An address of this host at which the other replicas reach it.
   std::string host = "127.0.0.1";
   // How coordinator and replicas authenticate each other: the file of a secret
-  // that all of them have, or a certificate, its key and the certificate of the
-  // common authority (PEM files). Without either, all must be on one host.
+  // that all of them have, or a certificate with the name "sherd-replica", its
+  // key and the certificate of the common authority (PEM files). Without either, all must be on one host.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;

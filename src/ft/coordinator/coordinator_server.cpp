@@ -300,9 +300,8 @@ Status CoordinatorServer::Impl::listen() {
              connected(std::move(connection));
            },
        .on_refused =
-           [this](const Status& reason) {
+           [this](const Status& /*the listener logs it*/) {
              board.count("strangers");
-             log_warning("[ft] " + reason.message());
            }});
   if (!listening.ok()) {
     return listening.status();

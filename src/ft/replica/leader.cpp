@@ -26,6 +26,7 @@ constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 net::ReconnectingClientOptions redial_options(const net::Security& security) {
   net::ReconnectingClientOptions options;
   options.dial.security = security;
+  options.dial.security.peer = net::PeerRole::kCoordinator;
   options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
   options.back_off_max = kRedialMax;
   return options;
@@ -114,7 +115,7 @@ void Leader::received_view(const net::Frame& frame) {
   const auto run = view.run;
   if (!run_is_known_ && view.fenced.empty()) {
     run_is_known_ = true;
-    send_all(StartRunTask{run});
+    send_all(StartRunTask{run, options_.addresses.front().key});
   }
   if (machine_.view().run != 0 && run != machine_.view().run &&
       std::exchange(other_run_, run) != run) {
@@ -233,7 +234,7 @@ void Leader::on(const JoinTask& task) {
       const auto& address = peer->addresses[rank];
       ring.members.push_back(
           {member.replica, member.incarnation, address.host,
-           address.reduce_port});
+           address.reduce_port, address.key});
     }
     send_(rank, ring);
   }
