@@ -19,6 +19,14 @@ using ReplicaId = std::uint32_t;
 // coordinator heard of last counts.
 using Incarnation = std::uint64_t;
 
+// What an incarnation's ranks and the members of its run know, and nobody else: who dials a rank
+// proves that it knows the key. Drawn at random; zeros: none.
+struct RingKey {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  bool operator==(const RingKey&) const = default;
+};
+
 // One list of members, in one order. A term is one start of the coordinator, so that what a former
 // coordinator still says compares as older.
 struct Epoch {

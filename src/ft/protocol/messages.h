@@ -62,6 +62,7 @@ struct RankAddress {
   std::string host;
   std::uint16_t reduce_port = 0;  // For the all-reduce across replicas.
   std::uint16_t fetch_port = 0;   // For replicas that catch up.
+  RingKey key{};                  // Asked for at the first port.
   bool operator==(const RankAddress&) const = default;
 };
 

@@ -28,7 +28,7 @@ struct LeaderOptions {
   ReplicaIdentity replica;
   net::HostAddress coordinator;
   net::Security security{};
-  std::vector<RankAddress> addresses;  // By rank.
+  std::vector<RankAddress> addresses;  // By rank, all with this replica's key.
   // Ranks first compute a warm-up while they fetch a state.
   bool warms_up = false;
   // For tests: called at each "beat", with its number.

@@ -10,10 +10,19 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "net/authentication.h"
 #include "net/listener.h"
 #include "net/loop.h"
 
 namespace sherd::ft {
+namespace {
+
+// Events are short.
+constexpr std::size_t kEventBytesMax = std::size_t{1} << 20U;
+// Connections that have not said which rank they are.
+constexpr std::size_t kGuestsMax = 64;
+
+}  // namespace
 
 struct LeaderThread::Impl {
   struct IncomingRank {
@@ -31,8 +40,13 @@ struct LeaderThread::Impl {
   void listen() {
     net::ListenerOptions listening;
     listening.security = options.leader.security;
+    listening.connection.received_bytes_max = kEventBytesMax;
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+      const auto room = static_cast<std::size_t>(options.ranks) + kGuestsMax;
+      if (incoming.size() >= room) {
+        return;  // Destroying it closes it.
+      }
       const auto number = ++connections;
       auto* connection = one.get();
       auto& guest = incoming[number];
@@ -247,6 +261,11 @@ std::uint16_t LeaderThread::port() const {
 }
 
 void LeaderThread::start(std::vector<RankAddress> addresses) {
+  // Only the coordinator and this replica's ranks hear of it, over connections that they trust.
+  const RingKey key{net::random_number(), net::random_number()};
+  for (auto& address : addresses) {
+    address.key = key;
+  }
   impl_->options.leader.addresses = std::move(addresses);
   impl_->start();
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });

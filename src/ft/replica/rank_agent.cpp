@@ -148,7 +148,7 @@ void RankAgent::take(const RankTask& task) {
 
 void RankAgent::on(const StartRunTask& task) {
   run_ = task.run;
-  ring_->set_run(run_);
+  ring_->set_run(run_, task.key);
   transfer_->set_run(run_);
 }
 
@@ -183,8 +183,9 @@ void RankAgent::on(const ApplyTask& task) { queue_.push(task); }
 
 // The requester learns at once which state it will get, and asks other donors for the same.
 void RankAgent::on(const SnapshotTask& task) {
-  transfer_->promise(task.state);
-  queue_.push(task);
+  if (transfer_->promise(task.state)) {
+    queue_.push(task);
+  }
 }
 
 void RankAgent::on(const StopTask& task) { queue_.push(task); }

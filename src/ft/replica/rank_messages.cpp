@@ -20,12 +20,14 @@ void fields(Io& io, Field<Io, RingMember>& member) {
   io.number("an incarnation", member.incarnation);
   io.name("a host", member.host);
   io.number("a port", member.port);
+  fields(io, member.key);
 }
 template <typename Io>
 void fields(Io& io, Field<Io, StartRunTask>& task) {
   io.number("a run", task.run);
+  fields(io, task.key);
 }
-inline constexpr ListLimits kRingList{CodecLimits::kMembers, 18};
+inline constexpr ListLimits kRingList{CodecLimits::kMembers, 34};
 template <typename Io>
 void fields(Io& io, Field<Io, RingMembership>& ring) {
   fields(io, ring.epoch);

@@ -23,6 +23,7 @@ namespace sherd::ft {
 // Precedes all other tasks.
 struct StartRunTask {
   std::uint64_t run = 0;
+  RingKey key{};  // This replica's.
 };
 // Takes a snapshot of the held state for a replica that has asked for one.
 struct SnapshotTask {

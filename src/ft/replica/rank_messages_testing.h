@@ -18,15 +18,18 @@ inline int random_int(RandomMessages& random) {
 inline RingMembership random_ring(RandomMessages& random) {
   return {random.epoch(), random.some<RingMember>([&] {
             return RingMember{
-                random.half(), random.word(), random.text(),
-                static_cast<std::uint16_t>(random.word())};
+                random.half(),
+                random.word(),
+                random.text(),
+                static_cast<std::uint16_t>(random.word()),
+                {random.word(), random.word()}};
           })};
 }
 
 inline RankTask random_rank_task(RandomMessages& random) {
   switch (random.below(std::variant_size_v<RankTask>)) {
     case 0:
-      return StartRunTask{random.word()};
+      return StartRunTask{random.word(), {random.word(), random.word()}};
     case 1:
       return random_ring(random);
     case 2:

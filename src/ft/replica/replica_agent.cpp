@@ -5,9 +5,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/backoff.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "ft/replica/leader_thread.h"
+#include "net/authentication.h"
 #include "net/connector.h"
 
 namespace sherd::ft {
@@ -89,30 +91,50 @@ struct ReplicaAgent::Impl {
 
   // ---- the others: they go to rank 0 ----
 
-  void dial(const RankEndpoints& first) {
-    net::ConnectorOptions dialling;
-    dialling.security = options.rank.security;
-    dialled = std::make_unique<net::Connector>(
-        loop, net::HostAddress{first.address.host, first.control_port},
-        dialling, [this](Result<std::unique_ptr<net::Connection>> made) {
-          if (!made.ok()) {
-            lost_leader(made.status());
-            return;
-          }
-          to_leader = std::move(made).value();
-          to_leader->start(
-              {[this](const net::Frame& frame) { leader_says(frame); },
-               [this](const Status& reason) { lost_leader(reason); }});
-          to_leader->send(
-              type_of(RankFrame::kHello),
-              str(options.rank.shard_rank, ' ', options.rank.incarnation));
-        });
+  void dial(const net::HostAddress& first) {
+    dial_once(first);
     deadline = loop.after(options.siblings_timeout, [this] {
+      retry.cancel();
+      dialled.reset();
       lost_leader(Status(
           ErrorCode::kDeadlineExceeded,
           str("it has not answered within ", seconds(options.siblings_timeout),
-              " s")));
+              " s", dial_problem.empty() ? "" : ": ", dial_problem)));
     });
+  }
+
+  // All siblings dial at the same moment, and a listener has room for so many: those that found none
+  // come again, not all at once.
+  void dial_once(const net::HostAddress& first) {
+    net::ConnectorOptions dialling;
+    dialling.security = options.rank.security;
+    dialled = std::make_unique<net::Connector>(
+        loop, first, dialling,
+        [this, first](Result<std::unique_ptr<net::Connection>> made) {
+          if (made.ok()) {
+            greet_leader(std::move(made).value());
+            return;
+          }
+          // Rank 0 listens as long as it lives.
+          if (made.status().code() == ErrorCode::kUnavailable) {
+            lost_leader(made.status());
+            return;
+          }
+          dial_problem = made.status().message();
+          retry = loop.after(
+              backoff.next_jittered(net::random_number()),
+              [this, first] { dial_once(first); });
+        });
+  }
+
+  void greet_leader(std::unique_ptr<net::Connection> made) {
+    to_leader = std::move(made);
+    to_leader->start(
+        {[this](const net::Frame& frame) { leader_says(frame); },
+         [this](const Status& reason) { lost_leader(reason); }});
+    to_leader->send(
+        type_of(RankFrame::kHello),
+        str(options.rank.shard_rank, ' ', options.rank.incarnation));
   }
 
   void leader_says(const net::Frame& frame) {
@@ -165,6 +187,11 @@ struct ReplicaAgent::Impl {
   std::unique_ptr<net::Connector> dialled;
   std::unique_ptr<net::Connection> to_leader;
   net::Timer deadline;
+  net::Timer retry;
+  Backoff backoff{
+      {.first = std::chrono::milliseconds(100),
+       .longest = std::chrono::seconds(2)}};
+  std::string dial_problem;
   net::Timer beats;
   std::unique_ptr<LeaderThread> leader;  // In rank 0; ends before the rest.
   std::jthread thread;
@@ -195,7 +222,8 @@ void ReplicaAgent::start(const std::vector<std::string>& addresses) {
   if (impl_->leader) {
     impl_->leader->start(std::move(all));
   } else {
-    impl_->dial(rank_text_of(addresses.front()));
+    const RankEndpoints first = rank_text_of(addresses.front());
+    impl_->dial({first.address.host, first.control_port});
   }
   impl_->send_heartbeat();
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });

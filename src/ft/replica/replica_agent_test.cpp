@@ -4,8 +4,12 @@
 // transfers, in threads. What kills processes is in tests/ft.
 #include "ft/replica/replica_agent.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+#include <array>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +17,7 @@
 #include <gmock/gmock.h>
 #include "base/hash.h"
 #include "ft/coordinator/coordinator_server.h"
+#include "ft/ring/socket.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -233,6 +238,61 @@ TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
       EXPECT_EQ(replica->computed(), 20 * ranks);
     }
     EXPECT_EQ(hashes.last(), 20);
+  }
+}
+
+// The sockets, memory and so on that a child process finds open.
+std::string inherited() {
+  const std::unique_ptr<FILE, int (*)(FILE*)> listing(
+      ::popen("ls -l /proc/self/fd", "r"), ::pclose);
+  std::string found;
+  std::array<char, 4096> line = {};
+  while (std::fgets(line.data(), line.size(), listing.get()) != nullptr) {
+    const std::string text = line.data();
+    const auto arrow = text.find(" -> ");
+    if (arrow == std::string::npos) {
+      continue;
+    }
+    for (const char* kind : {"socket:", "anon_inode:", "memfd:"}) {
+      const bool is_one = text.find(kind, arrow) != std::string::npos;
+      found += is_one ? text.substr(arrow) : "";
+    }
+  }
+  return found;
+}
+
+// A data loader's process that outlives its rank must not keep the rank's connections open.
+TEST(ReplicaAgents, OpenNothingThatAChildProcessInherits) {
+  const std::string before = inherited();
+  std::atomic<std::int64_t> steps{INT64_MAX};
+  Coordination coordination(2);
+  Hashes hashes;
+  ToyReplica one(coordination.address(), hashes, 0, 100, 2, steps);
+  ToyReplica other(coordination.address(), hashes, 1, 101, 2, steps);
+  while (hashes.last() < 5) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(inherited(), before);
+  steps = hashes.last() + 20;
+  one.wait();
+  other.wait();
+}
+
+TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
+  auto listening = std::move(ring::listen_on("127.0.0.1")).value();
+  ReplicaAgentOptions options;
+  options.rank.incarnation = 100;
+  options.rank.shard_rank = 1;
+  options.rank.buckets = {10};
+  options.ranks = 2;
+  ReplicaAgent agent(std::move(options));
+  agent.start({str("127.0.0.1 1 1 ", listening.port), agent.address()});
+  for (int i = 0; i < 4; ++i) {
+    pollfd dialled{listening.socket.get(), POLLIN, 0};
+    ASSERT_EQ(::poll(&dialled, 1, 20000), 1) << "dialled " << i << " times";
+    const Descriptor closed_at_once(
+        ::accept4(listening.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    EXPECT_TRUE(closed_at_once.open());
   }
 }
 

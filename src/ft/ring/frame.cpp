@@ -12,7 +12,7 @@ namespace sherd::ft::ring {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 constexpr std::size_t kReasonBytesMax = 400;
 
 std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
@@ -89,7 +89,7 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   header.lease = in.u64("lease");
   header.factor = std::bit_cast<float>(in.u32("factor"));
   if (kind < static_cast<std::uint16_t>(FrameKind::kHandshake) ||
-      kind > static_cast<std::uint16_t>(FrameKind::kEnding)) {
+      kind > static_cast<std::uint16_t>(FrameKind::kChallenge)) {
     return Status(
         ErrorCode::kPeerMismatch, str("expected a known frame, found ", kind));
   }
@@ -114,8 +114,10 @@ std::size_t bytes_after(const FrameHeader& header) {
   return header.kind == FrameKind::kSharedData ? 0 : header.payload_bytes;
 }
 
-std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
-  net::ByteWriter out;
+namespace {
+
+// All but the proof.
+void write_fields(net::ByteWriter& out, const Handshake& handshake) {
   out.u64(handshake.run);
   out.u32(handshake.from);
   out.u64(handshake.from_incarnation);
@@ -132,7 +134,35 @@ std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
   out.u32(handshake.memory.descriptor);
   out.u64(handshake.memory.bytes);
   out.u64(handshake.memory_key);
+  out.u64(handshake.challenge);
+}
+
+}  // namespace
+
+net::MessageCode proof_of(
+    const Epoch& epoch, const Handshake& handshake, const Proof& rests_on) {
+  net::ByteWriter key;
+  key.u64(rests_on.key.high);
+  key.u64(rests_on.key.low);
+  net::ByteWriter said;
+  said.u64(rests_on.challenge);
+  said.u64(epoch.term);
+  said.u64(epoch.number);
+  write_fields(said, handshake);
+  return net::message_code(key.bytes(), said.bytes());
+}
+
+std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
+  net::ByteWriter out;
+  write_fields(out, handshake);
+  out.raw({handshake.proof.data(), handshake.proof.size()});
   return frame(FrameKind::kHandshake, epoch, out.take());
+}
+
+std::string challenge_frame(std::uint64_t challenge) {
+  net::ByteWriter out;
+  out.u64(challenge);
+  return frame(FrameKind::kChallenge, {}, out.take());
 }
 
 std::string refusal_frame(const Epoch& epoch, std::string_view reason) {
@@ -147,6 +177,15 @@ std::string frame_of(const Epoch& epoch, const Ending& ending) {
   out.i64(ending.finished_step);
   out.text(printable(ending.reason, kReasonBytesMax));
   return frame(FrameKind::kEnding, epoch, out.take());
+}
+
+Result<std::uint64_t> parse_challenge(std::string_view payload) {
+  net::ByteReader in(payload);
+  const std::uint64_t challenge = in.u64("a challenge");
+  if (Status status = in.finish("challenge of a ring"); !status.ok()) {
+    return status;
+  }
+  return challenge;
 }
 
 Result<Handshake> parse_handshake(std::string_view payload) {
@@ -168,6 +207,9 @@ Result<Handshake> parse_handshake(std::string_view payload) {
   handshake.memory.descriptor = in.u32("descriptor of the memory");
   handshake.memory.bytes = in.u64("bytes of the memory");
   handshake.memory_key = in.u64("key of the memory");
+  handshake.challenge = in.u64("challenge");
+  const auto proof = in.raw("proof", handshake.proof.size());
+  std::copy(proof.begin(), proof.end(), handshake.proof.begin());
   if (Status status = in.finish("hello of a ring"); !status.ok()) {
     return status;
   }

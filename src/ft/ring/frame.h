@@ -15,6 +15,7 @@
 #include "ft/protocol/identity.h"
 #include "ft/ring/ring_types.h"
 #include "ft/ring/shared_floats.h"
+#include "net/authentication.h"
 
 namespace sherd::ft::ring {
 
@@ -24,6 +25,7 @@ enum class FrameKind : std::uint16_t {
   kData,
   kSharedData,  // As kData, but its payload is read in the sender's memory.
   kEnding,      // The last frame.
+  kChallenge,   // The acceptor's first frame.
 };
 
 struct FrameHeader {
@@ -81,8 +83,19 @@ struct Handshake {
   // none.
   IpcHandle memory{};
   std::uint64_t memory_key = 0;
+  std::uint64_t challenge = 0;  // The dialler's, drawn for this connection.
+  net::MessageCode proof{};     // That the sender knows the acceptor's key.
   bool operator==(const Handshake&) const = default;
 };
+
+// What a proof rests on: the acceptor's key and the other side's challenge.
+struct Proof {
+  RingKey key;
+  std::uint64_t challenge = 0;
+};
+// Covers the epoch and all of the handshake, but for its proof.
+net::MessageCode proof_of(
+    const Epoch& epoch, const Handshake& handshake, const Proof& rests_on);
 
 // Why an epoch ended.
 struct Ending {
@@ -96,11 +109,13 @@ struct Ending {
 };
 
 // These return whole frames.
+std::string challenge_frame(std::uint64_t challenge);
 std::string frame_of(const Epoch& epoch, const Handshake& handshake);
 std::string refusal_frame(const Epoch& epoch, std::string_view reason);
 std::string frame_of(const Epoch& epoch, const Ending& ending);
 
 // These take payloads.
+Result<std::uint64_t> parse_challenge(std::string_view payload);
 Result<Handshake> parse_handshake(std::string_view payload);
 Result<Ending> parse_ending(std::string_view payload);
 std::string parse_refusal(std::string_view payload);

@@ -66,6 +66,15 @@ bool check_payload(const std::string& payload) {
   return true;
 }
 
+bool check_challenge(const std::string& payload) {
+  const auto challenge = parse_challenge(payload);
+  SHERD_ASSERT(
+      !challenge.ok() ||
+          challenge_frame(challenge.value()).substr(kHeaderBytes) == payload,
+      "not what was read");
+  return challenge.ok();
+}
+
 bool check_ending(const std::string& payload) {
   const auto ending = parse_ending(payload);
   check_readable(ending.ok() ? ending.value().reason : std::string());
@@ -104,6 +113,7 @@ void check_frames(sherd::test::FuzzBytes input) {
       input);
   check_frame(frame_of(epoch, random_ending(random)), check_ending, input);
   check_frame(refusal_frame(epoch, random.text()), check_refusal, input);
+  check_frame(challenge_frame(random.word()), check_challenge, input);
 }
 
 // As they are, and nearer to what they shall be.
@@ -113,7 +123,7 @@ void check_bytes(const std::string& whole) {
       whole.begin(), std::min(whole.size(), header.size()), header.begin());
   (void)check_header(header);
   // A kind that there is, which few inputs would have.
-  header[6] = static_cast<char>(static_cast<unsigned char>(header[6]) % 6);
+  header[6] = static_cast<char>(static_cast<unsigned char>(header[6]) % 7);
   header[7] = 0;
   (void)check_header(header);
   check_payloads(whole);

@@ -90,7 +90,9 @@ TEST(Frame, AnyValuesComeBackAsTheyWere) {
 }
 
 TEST(Frame, AHelloComesBackAsItWasAndNotCutShort) {
-  Handshake handshake{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, {13, 14, 15}, 16};
+  Handshake handshake{1,  2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, {13, 14, 15},
+                      16, 17};
+  handshake.proof.fill(18);
   const std::string frame = frame_of(Epoch{1, 2}, handshake);
   HeaderBytes bytes = {};
   std::memcpy(bytes.data(), frame.data(), kHeaderBytes);
@@ -107,6 +109,36 @@ TEST(Frame, AHelloComesBackAsItWasAndNotCutShort) {
     EXPECT_FALSE(parse_handshake(payload.substr(0, n)).ok());
   }
   EXPECT_FALSE(parse_handshake(payload + '\0').ok());
+}
+
+TEST(Frame, AChallengeComesBackAsItWasAndNotCutShort) {
+  const std::string payload = payload_of(challenge_frame(17));
+  EXPECT_EQ(parse_challenge(payload).value(), 17U);
+  EXPECT_FALSE(parse_challenge(payload.substr(1)).ok());
+  EXPECT_FALSE(parse_challenge(payload + '\0').ok());
+}
+
+// Whatever somebody who knows no key changes, or takes from another connection.
+TEST(Frame, AProofRestsOnTheKeyTheChallengeTheEpochAndEveryWord) {
+  test::RandomMessages random(1);
+  const Epoch epoch{1, 2};
+  const Handshake handshake = random_handshake(random);
+  const Proof rests_on{{3, 4}, 5};
+  const auto proof = proof_of(epoch, handshake, rests_on);
+  EXPECT_EQ(proof, proof_of(epoch, handshake, rests_on));
+  EXPECT_NE(proof, proof_of({1, 3}, handshake, rests_on));
+  EXPECT_NE(proof, proof_of({2, 2}, handshake, rests_on));
+  EXPECT_NE(proof, proof_of(epoch, handshake, {{3, 5}, 5}));
+  EXPECT_NE(proof, proof_of(epoch, handshake, {{2, 4}, 5}));
+  EXPECT_NE(proof, proof_of(epoch, handshake, {{3, 4}, 6}));
+  const std::string payload = payload_of(frame_of(epoch, handshake));
+  for (std::size_t i = 0; i + handshake.proof.size() < payload.size(); ++i) {
+    std::string changed = payload;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    EXPECT_NE(
+        proof, proof_of(epoch, parse_handshake(changed).value(), rests_on))
+        << "byte " << i;
+  }
 }
 
 TEST(Frame, AnEndingKeepsItsWordsWithinBoundsAndReadable) {

@@ -34,6 +34,14 @@ inline ring::FrameHeader random_header(RandomMessages& random) {
   return header;
 }
 
+inline net::MessageCode random_proof(RandomMessages& random) {
+  net::MessageCode proof = {};
+  for (char& byte : proof) {
+    byte = static_cast<char>(random.word());
+  }
+  return proof;
+}
+
 inline ring::Handshake random_handshake(RandomMessages& random) {
   return {
       random.word(),
@@ -49,7 +57,9 @@ inline ring::Handshake random_handshake(RandomMessages& random) {
       random.word(),
       random.word(),
       {random.half(), random.half(), random.word()},
-      random.word()};
+      random.word(),
+      random.word(),
+      random_proof(random)};
 }
 
 inline ring::Ending random_ending(RandomMessages& random) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+#include "base/check.h"
 #include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
@@ -31,15 +32,18 @@ void HandshakeQueue::accept_waiting(int listener, Instant now) {
         socket.get(),
         {.user_timeout = options_.user_timeout,
          .keep_alive_idle = options_.keep_alive_idle});
-    evict_oldest();
+    evict_oldest(now);
     PendingHandshake pending;
     pending.link.emplace(std::move(socket));
+    pending.challenge = net::random_number();
+    pending.link->queue_frame(challenge_frame(pending.challenge));
+    pending.link->write();
     pending.until = now + kHandshakeTimeout;
     pending_.push_back(std::move(pending));
   }
 }
 
-void HandshakeQueue::evict_oldest() {
+void HandshakeQueue::evict_oldest(Instant now) {
   if (pending_.size() < kPendingMax) {
     return;
   }
@@ -50,9 +54,21 @@ void HandshakeQueue::evict_oldest() {
   if (oldest == pending_.end()) {
     oldest = pending_.begin();
   }
-  ++(oldest->caller ? counters_.refused_connections
-                    : counters_.silent_connections);
+  if (oldest->caller) {
+    ++counters_.refused_connections;
+  } else {
+    ++counters_.silent_connections;
+    warn(*oldest->link, now, "makes way for others: it has said nothing yet");
+  }
   pending_.erase(oldest);
+}
+
+void HandshakeQueue::warn(
+    const FramedSocket& link, Instant now, const std::string& what) {
+  log_.warn(
+      now,
+      str("[ft] ", peer_of(link.fd()), ", at the port of the all-reduce, ",
+          what));
 }
 
 void HandshakeQueue::advance(Instant now) {
@@ -61,10 +77,24 @@ void HandshakeQueue::advance(Instant now) {
   });
 }
 
+bool HandshakeQueue::refuse(const FramedSocket& link, Instant now) {
+  ++counters_.refused_connections;
+  warn(
+      link, now,
+      "is refused: expected a member's handshake, found other bytes");
+  return true;
+}
+
 bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
   if (now >= pending.until) {
     ++(pending.caller ? counters_.stale_connections
                       : counters_.silent_connections);
+    if (pending.link) {
+      warn(
+          *pending.link, now,
+          str("is refused: expected a member's handshake within ",
+              seconds(kHandshakeTimeout), " s, found none"));
+    }
     return true;
   }
   if (pending.caller) {
@@ -80,11 +110,15 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
       return false;
     }
     const auto& header = pending.link->header();
-    if (got == FramedSocket::ReadEvent::kEnd ||
-        (got == FramedSocket::ReadEvent::kHeader &&
-         header.kind != FrameKind::kHandshake)) {
+    const bool ended = got == FramedSocket::ReadEvent::kEnd;
+    if (ended && pending.link->problem().code() == ErrorCode::kPeerLost) {
       ++counters_.refused_connections;
       return true;
+    }
+    if (ended ||
+        (got == FramedSocket::ReadEvent::kHeader &&
+         header.kind != FrameKind::kHandshake)) {
+      return refuse(*pending.link, now);
     }
     if (got == FramedSocket::ReadEvent::kHeader) {
       pending.link->receive_text();
@@ -95,12 +129,11 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
   }
   const auto handshake = parse_handshake(pending.link->text());
   if (!handshake.ok() || !pending.link->intact()) {
-    ++counters_.refused_connections;
-    return true;
+    return refuse(*pending.link, now);
   }
   const Epoch epoch = pending.link->header().epoch;
-  pending.caller =
-      IncomingPeer{std::move(*pending.link), epoch, handshake.value()};
+  pending.caller = IncomingPeer{
+      std::move(*pending.link), epoch, handshake.value(), pending.challenge};
   pending.link.reset();
   pending.until = now + options_.connect_timeout;
   return false;

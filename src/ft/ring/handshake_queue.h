@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HandshakeQueue holds accepted connections until their handshake has been read, and those for an
-// epoch that this rank does not know yet, because a peer may be faster than the coordinator's
-// message. Both are bounded in number and time. Thread rule: one thread.
+// HandshakeQueue sends each accepted connection a challenge and holds it until its handshake has been
+// read; and those for an epoch that this rank does not know yet, because a peer may be faster than
+// the coordinator's message. Both are bounded in number and time. Thread rule: one thread.
 #pragma once
 
 #include <poll.h>
 #include <deque>
 #include <optional>
+#include <string>
 #include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "base/limited_log.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
 #include "ft/ring/ring_types.h"
@@ -21,6 +23,7 @@ struct IncomingPeer {
   FramedSocket link;
   Epoch epoch;
   Handshake handshake;
+  std::uint64_t challenge = 0;  // To be in its proof.
 };
 
 class HandshakeQueue {
@@ -55,14 +58,19 @@ class HandshakeQueue {
   struct PendingHandshake {
     std::optional<FramedSocket> link;    // Until the handshake is there.
     std::optional<IncomingPeer> caller;  // Once the handshake is there.
+    std::uint64_t challenge = 0;
     Instant until{};
   };
   // Whether to drop the connection.
   bool read_handshake(PendingHandshake& pending, Instant now);
-  void evict_oldest();
+  // Always true.
+  bool refuse(const FramedSocket& link, Instant now);
+  void warn(const FramedSocket& link, Instant now, const std::string& what);
+  void evict_oldest(Instant now);
 
   const RingOptions& options_;
   RingCounters& counters_;
+  LimitedLog log_;
   std::deque<PendingHandshake> pending_;  // Oldest first.
   Instant closed_until_{};
 };

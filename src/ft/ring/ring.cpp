@@ -87,14 +87,14 @@ Ring::~Ring() = default;
 
 std::uint16_t Ring::port() const { return impl_->loop_.port(); }
 
-void Ring::set_run(std::uint64_t run) {
+void Ring::set_run(std::uint64_t run, const RingKey& key) {
   const std::lock_guard lock(impl_->mu_);
   SHERD_CHECK(run != 0, "[ft] expected a run, found 0");
   SHERD_CHECK(
       !impl_->newest_ || run == impl_->run_,
       "[ft] expected the run before the first epoch, found it after");
   impl_->run_ = run;
-  impl_->loop_.set_run(run);
+  impl_->loop_.set_run(run, key);
 }
 
 void Ring::set_layout(std::vector<std::int64_t> elements) {

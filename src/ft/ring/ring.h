@@ -44,8 +44,9 @@ class Ring {
   std::uint16_t port() const;
 
   // Call before the first join(), with the same values at all members: the run keeps unknown
-  // clients out, and the layout is the number of floats in each bucket. REQUIRES: run is not 0.
-  void set_run(std::uint64_t run);
+  // clients out, and the layout is the number of floats in each bucket. `key` is this member's, which
+  // the others prove to know. REQUIRES: run is not 0.
+  void set_run(std::uint64_t run, const RingKey& key = {});
   void set_layout(std::vector<std::int64_t> elements);
 
   // Connects to the neighbours in the background, while an older epoch may still reduce. Keeps the

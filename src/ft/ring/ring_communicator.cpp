@@ -91,6 +91,12 @@ bool RingCommunicator::read_large_shared_frame(Side side) {
 
 void RingCommunicator::read_header(Side side) {
   const FrameHeader& header = link(side)->header();
+  // It comes before this side has said which epoch it is for.
+  if (header.kind == FrameKind::kChallenge && side == Side::kNext &&
+      challenge_ == 0) {
+    next_->receive_text();
+    return;
+  }
   if (header.epoch != epoch()) {
     ++context_.counters.stale_frames;
     end(RingFault::kMismatch, replica_of(side),
@@ -106,7 +112,7 @@ void RingCommunicator::read_header(Side side) {
     read_shared_data_header();
     return;
   }
-  const bool answer = side == Side::kNext && !greeted_ &&
+  const bool answer = side == Side::kNext && challenge_ != 0 && !greeted_ &&
       (header.kind == FrameKind::kHandshake ||
        header.kind == FrameKind::kRefusal);
   if (header.kind == FrameKind::kEnding || answer) {
@@ -176,6 +182,10 @@ void RingCommunicator::read_frame(Side side) {
     on_data();
     return;
   }
+  if (header.kind == FrameKind::kChallenge) {
+    read_challenge();
+    return;
+  }
   if (header.kind != FrameKind::kEnding) {
     read_answer();
     return;
@@ -214,6 +224,7 @@ void RingCommunicator::on_connection_lost(Side side, Status problem) {
     // The peer may have had too many connections.
     dial_again(now_, problem.message());
     next_.reset();
+    challenge_ = 0;
     return;
   }
   // An ending member says why on both sides: perhaps the other one has it.

@@ -30,6 +30,7 @@ struct RingContext {
 
   const RingOptions options;
   std::uint64_t run = 0;
+  RingKey key;
   std::vector<std::int64_t> elements;
   std::vector<Bucket> buckets;
   RingCounters counters;
@@ -111,6 +112,7 @@ class RingCommunicator {
   void read_shared_data_header();
   void on_data();
   void end_late();
+  void read_challenge();
   void read_answer();
   void on_connection_lost(Side side, Status problem);
   void on_peer_ending(Side side, const Ending& ending);
@@ -130,6 +132,8 @@ class RingCommunicator {
       {.first = std::chrono::milliseconds(10),
        .longest = std::chrono::milliseconds(200)}};
   std::string dial_problem_;
+  std::uint64_t challenge_ =
+      0;  // For the next member's proof; 0: it has not sent its own yet.
   bool greeted_ = false;  // The next member has answered.
   bool joined_ = false;
   bool joined_reported_ = false;

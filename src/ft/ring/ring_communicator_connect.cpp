@@ -73,6 +73,8 @@ std::string RingCommunicator::configuration_mismatch(
   own.to_incarnation = handshake.to_incarnation;
   own.memory = handshake.memory;
   own.memory_key = handshake.memory_key;
+  own.challenge = handshake.challenge;
+  own.proof = handshake.proof;
   if (own == handshake) {
     return {};
   }
@@ -94,6 +96,8 @@ void RingCommunicator::accept_previous(
       handshake.memory_key = prev_memory_->key();
     }
   }
+  handshake.proof =
+      proof_of(epoch(), handshake, {context_.key, caller.challenge});
   link.queue_frame(frame_of(epoch(), handshake));
   link.write();
   prev_.emplace(std::move(link));
@@ -146,21 +150,32 @@ bool RingCommunicator::dialled(Instant now) {
     dial_again(now, std::strerror(error));
     return true;
   }
-  const auto& options = context_.options;
   set_peer_options(
       dialling_.get(),
-      {.user_timeout = options.user_timeout,
-       .keep_alive_idle = options.keep_alive_idle});
-  Handshake handshake = own_handshake();
-  handshake.to = member(1).replica;
-  handshake.to_incarnation = member(1).incarnation;
-  if (options.memory != nullptr) {
-    handshake.memory = options.memory->name();
+      {.user_timeout = context_.options.user_timeout,
+       .keep_alive_idle = context_.options.keep_alive_idle});
+  next_.emplace(std::move(dialling_));  // Its challenge comes first.
+  return true;
+}
+
+void RingCommunicator::read_challenge() {
+  const auto theirs = parse_challenge(next_->text());
+  if (!theirs.ok()) {
+    on_connection_lost(Side::kNext, theirs.status());
+    return;
   }
-  next_.emplace(std::move(dialling_));
+  const RingMember& next = member(1);
+  challenge_ = net::random_number();
+  Handshake handshake = own_handshake();
+  handshake.to = next.replica;
+  handshake.to_incarnation = next.incarnation;
+  handshake.challenge = challenge_;
+  if (context_.options.memory != nullptr) {
+    handshake.memory = context_.options.memory->name();
+  }
+  handshake.proof = proof_of(epoch(), handshake, {next.key, theirs.value()});
   next_->queue_frame(frame_of(epoch(), handshake));
   next_->write();
-  return true;
 }
 
 void RingCommunicator::dial_again(Instant now, const std::string& problem) {
@@ -185,6 +200,15 @@ void RingCommunicator::read_answer() {
   const auto handshake = parse_handshake(next_->text());
   if (!handshake.ok()) {
     on_connection_lost(Side::kNext, handshake.status());
+    return;
+  }
+  const Proof expected{member(1).key, challenge_};
+  if (!net::same_code(
+          handshake.value().proof,
+          proof_of(epoch(), handshake.value(), expected))) {
+    end(RingFault::kMismatch, next,
+        str("expected replica ", next, " at ", member(1).host, ":",
+            member(1).port, ", found somebody who does not know its key"));
     return;
   }
   if (handshake.value().from != next ||

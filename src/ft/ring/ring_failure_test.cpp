@@ -361,6 +361,8 @@ TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
   }
 }
 
+const std::size_t kChallengeBytes = challenge_frame(1).size();
+
 // A neighbour made by hand of member 0, in a ring of two.
 class ScriptedPeer {
  public:
@@ -386,6 +388,7 @@ class ScriptedPeer {
     ASSERT_EQ(1, ::poll(&ready, 1, 10000));
     from_.socket = Descriptor(
         ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    ASSERT_TRUE(from_.send(challenge_frame(1)));
     const std::string frame =
         from_.receive(frame_of(Epoch{}, Handshake{}).size());
     const auto theirs = parse_handshake(frame.substr(kHeaderBytes));
@@ -393,15 +396,28 @@ class ScriptedPeer {
     hello_.buckets = theirs.value().buckets;
     hello_.elements = theirs.value().elements;
     hello_.layout = theirs.value().layout;
+    hello_.proof =
+        proof_of(epoch.epoch, hello_, {key_here, theirs.value().challenge});
     ASSERT_TRUE(from_.send(frame_of(epoch.epoch, hello_)));
   }
   // Calls member 0.
-  Connected call(const Epoch& epoch) {
+  Connected call(const Epoch& epoch) { return call(epoch, hello_); }
+  Connected call(const Epoch& epoch, Handshake handshake) {
     Connected connected = connect_to(group_[0].ring.port());
-    EXPECT_TRUE(connected.send(frame_of(epoch, hello_)));
+    const auto theirs = parse_challenge(
+        connected.receive(kChallengeBytes).substr(kHeaderBytes));
+    EXPECT_TRUE(theirs.ok());
+    handshake.proof = proof_of(
+        epoch, handshake, {key_there, theirs.ok() ? theirs.value() : 0});
+    said = frame_of(epoch, handshake);
+    EXPECT_TRUE(connected.send(said));
     return connected;
   }
   const Handshake& handshake() const { return hello_; }
+
+  RingKey key_here;   // What it takes for its own,
+  RingKey key_there;  // and for member 0's.
+  std::string said;   // In the last call.
 
  private:
   RingGroup& group_;
@@ -473,7 +489,8 @@ TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
       byte = static_cast<char>(random());
     }
     stranger.send(bytes);
-    EXPECT_EQ(stranger.receive(10), "") << "closed without an answer";
+    EXPECT_LE(stranger.receive(1000).size(), kChallengeBytes)
+        << "closed without an answer";
   }
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 20U));
   // More silent ones than there is room for, and none of them for ever.
@@ -489,7 +506,7 @@ TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
   group.begin(epoch, 1, {1, 1});
   group.expect_reduced(epoch, 1, {1, 1});
   for (auto& one : silent) {
-    EXPECT_EQ(one.receive(1), "");
+    EXPECT_EQ(one.receive(1000).size(), kChallengeBytes);
   }
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::silent_connections, 50U));
 }
@@ -510,8 +527,7 @@ TEST(RingStrangers, OfStaleEpochsOtherRunsAndLivesAreToldWhy) {
   const auto as = [&](void (*change)(Handshake&)) {
     Handshake handshake = peer.handshake();
     change(handshake);
-    Connected one = connect_to(group[0].ring.port());
-    EXPECT_TRUE(one.send(frame_of(epoch.epoch, handshake)));
+    Connected one = peer.call(epoch.epoch, handshake);
     return text_in(one);
   };
   EXPECT_THAT(
@@ -527,6 +543,47 @@ TEST(RingStrangers, OfStaleEpochsOtherRunsAndLivesAreToldWhy) {
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::stale_connections, 1U));
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 5U));
   EXPECT_FALSE(group[0].events_seen.has_failed(epoch.epoch));
+}
+
+TEST(RingStrangers, WhoDoNotKnowTheKeyAreRefusedWhateverElseTheyKnow) {
+  RingGroup group(1, {.layout = {1000}});
+  const RingKey key{17, 18};
+  group[0].ring.set_run(kTestRun, key);
+  ScriptedPeer peer(group);
+  auto epoch = peer.epoch(1);
+  epoch.members[1].key = peer.key_here = {19, 20};
+  group[0].ring.join(epoch);
+  peer.answer(epoch);
+  for (const RingKey& wrong : {RingKey{}, RingKey{17, 19}, RingKey{19, 20}}) {
+    peer.key_there = wrong;
+    Connected stranger = peer.call(epoch.epoch);
+    EXPECT_THAT(text_in(stranger), HasSubstr("the key is another one"));
+  }
+  EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 3U));
+  EXPECT_FALSE(group[0].events_seen.has_failed(epoch.epoch));
+  peer.key_there = key;
+  Connected member = peer.call(epoch.epoch);
+  EXPECT_TRUE(group[0].events_seen.joined(epoch.epoch));
+  // What was said once says nothing in another connection.
+  Connected again = connect_to(group[0].ring.port());
+  again.receive(kChallengeBytes);
+  EXPECT_TRUE(again.send(peer.said));
+  EXPECT_THAT(text_in(again), HasSubstr("the key is another one"));
+  EXPECT_FALSE(group[0].events_seen.has_failed(epoch.epoch));
+}
+
+TEST(RingStrangers, WhoAnswersWithoutTheKeyIsNoMember) {
+  RingGroup group(1, {.layout = {1000}});
+  ScriptedPeer peer(group);
+  auto epoch = peer.epoch(1);
+  epoch.members[1].key = {19, 20};
+  group[0].ring.join(epoch);
+  peer.answer(epoch);
+  const auto failure = group[0].events_seen.failed(epoch.epoch);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->fault, RingFault::kMismatch);
+  EXPECT_EQ(failure->accused, 1U);
+  EXPECT_THAT(failure->reason, HasSubstr("does not know its key"));
 }
 
 TEST(RingStrangers, APeerThatIsFasterWaitsForTheEpochToBeKnown) {

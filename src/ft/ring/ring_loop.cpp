@@ -9,6 +9,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/log.h"
+#include "ft/ring/socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -96,8 +97,11 @@ void RingLoop::carry_out(Lock& lock) {
   changed_.notify_all();
 }
 
-void RingLoop::set_run(std::uint64_t run) {
-  post([this, run] { context_.run = run; });
+void RingLoop::set_run(std::uint64_t run, const RingKey& key) {
+  post([this, run, key] {
+    context_.run = run;
+    context_.key = key;
+  });
 }
 
 void RingLoop::set_layout(std::vector<std::int64_t> elements) {
@@ -386,6 +390,18 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
   const Handshake& handshake = caller.handshake;
   if (context_.run == 0) {
     return HandshakeQueue::Disposition::kWait;
+  }
+  // Before anything is said or looked at: it may be anybody's.
+  const Proof expected{context_.key, caller.challenge};
+  if (!net::same_code(
+          handshake.proof, proof_of(caller.epoch, handshake, expected))) {
+    log_.warn(
+        clock_.now(),
+        str("[ft] expected a member of this run at the port of the all-reduce, "
+            "found ",
+            peer_of(caller.link.fd()), ", which does not know the key"));
+    return refuse(
+        caller, counters.refused_connections, "the key is another one");
   }
   if (handshake.run != context_.run) {
     return refuse(caller, counters.refused_connections, "this is another run");

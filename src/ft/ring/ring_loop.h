@@ -18,6 +18,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "base/limited_log.h"
 #include "ft/ring/handshake_queue.h"
 #include "ft/ring/ring.h"
 #include "ft/ring/ring_communicator.h"
@@ -35,7 +36,7 @@ class RingLoop {
   std::uint16_t port() const { return port_; }
 
   // Carried out in the order of the calls, and soon.
-  void set_run(std::uint64_t run);
+  void set_run(std::uint64_t run, const RingKey& key);
   void set_layout(std::vector<std::int64_t> elements);
   void join(Route route);
   void begin(const Attempt& attempt, std::vector<double> weights);
@@ -92,6 +93,7 @@ class RingLoop {
   const SteadyClock clock_;
 
   // The thread's state.
+  LimitedLog log_;
   RingContext context_;
   HandshakeQueue handshakes_;
   std::map<Epoch, std::unique_ptr<RingCommunicator>> communicators_;

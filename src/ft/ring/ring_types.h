@@ -45,6 +45,7 @@ struct RingMember {
   Incarnation incarnation = 0;
   std::string host;  // join() looks a name up.
   std::uint16_t port = 0;
+  RingKey key{};  // That its ring was given.
 };
 
 struct RingMembership {

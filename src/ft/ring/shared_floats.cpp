@@ -2,7 +2,6 @@
 #include "ft/ring/shared_floats.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <unistd.h>
 #include <array>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "net/authentication.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -30,17 +30,6 @@ std::uint64_t& word(const Segment& segment, Word which) {
   return segment.at<std::uint64_t>(0, kWords)[which];
 }
 
-std::uint64_t draw() {
-  std::uint64_t number = 0;
-  while (number == 0) {
-    const auto got = ::getrandom(&number, sizeof number, 0);
-    SHERD_ASSERT(
-        got == sizeof number || (got < 0 && errno == EINTR),
-        "getrandom never fails");
-  }
-  return number;
-}
-
 std::string link_text(const std::string& path) {
   std::array<char, 256> text = {};
   const auto size = ::readlink(path.c_str(), text.data(), text.size());
@@ -56,7 +45,8 @@ Status elsewhere(std::string reason) {
 
 // ---- SharedFloats ----
 
-SharedFloats::SharedFloats(std::size_t count) : count_(count), key_(draw()) {
+SharedFloats::SharedFloats(std::size_t count)
+    : count_(count), key_(net::random_number()) {
   auto made = Segment::create(
       {.bytes = first_float() + count * sizeof(float), .huge_pages = true});
   if (!made.ok()) {

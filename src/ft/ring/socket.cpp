@@ -4,6 +4,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -111,6 +112,21 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
     return Status(ErrorCode::kPeerLost, std::strerror(errno));
   }
   return socket;
+}
+
+std::string peer_of(int socket) {
+  sockaddr_storage peer = {};
+  socklen_t bytes = sizeof peer;
+  std::array<char, NI_MAXHOST> host = {};
+  std::array<char, NI_MAXSERV> port = {};
+  auto* address = reinterpret_cast<sockaddr*>(&peer);
+  if (::getpeername(socket, address, &bytes) != 0 ||
+      ::getnameinfo(
+          address, bytes, host.data(), host.size(), port.data(), port.size(),
+          NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "somebody who has gone";
+  }
+  return std::string(host.data()) + ":" + port.data();
 }
 
 int connect_error(int socket) {

@@ -41,4 +41,7 @@ Result<Descriptor> begin_connect(const SocketAddress& address);
 // 0, or the error number of the attempt.
 int connect_error(int socket);
 
+// "10.0.0.7:52133", for sentences.
+std::string peer_of(int socket);
+
 }  // namespace sherd::ft::ring

@@ -109,6 +109,7 @@ void RequesterConnection::refuse(RefusalReason why, const std::string& reason) {
     return;
   }
   stage_ = Stage::kEnded;
+  bytes_.reset();
   chunk_requests_.clear();
   send(TransferFrameType::kRefusal, bytes_of(Refusal{why, reason}));
   connection_->finish({ErrorCode::kAborted, "[ft] it was refused"});

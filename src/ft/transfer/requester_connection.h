@@ -57,7 +57,7 @@ class RequesterConnection {
   // answer's digests; without any, each chunk's is computed when it is sent.
   void serve(TransferAnswer answer, std::shared_ptr<const std::string> bytes);
   void send_waiting();
-  // Closes it with that reason, if it is open.
+  // Closes it with that reason, if it is open, and shares the bytes no longer.
   void refuse(RefusalReason why, const std::string& reason);
 
   // What is served; null before.

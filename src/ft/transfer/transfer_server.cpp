@@ -2,8 +2,10 @@
 #include "ft/transfer/transfer_server.h"
 
 #include <algorithm>
+#include <iterator>
 #include <list>
 #include <optional>
+#include <set>
 #include <utility>
 #include "base/check.h"
 #include "base/digest.h"
@@ -26,6 +28,8 @@ constexpr std::size_t kRequestersMax = 64;
 constexpr int kChunksAtOnce = 4;
 // How long to wait when no requester has room: a connection does not report it.
 constexpr Duration kRoomWait = std::chrono::milliseconds(1);
+// The limit of what a client says.
+constexpr std::size_t kRequestBytesMax = 1024;
 constexpr std::uint64_t kChunkBytesMin = 4096;
 constexpr std::uint64_t kChunksPerSecond = 8;
 
@@ -45,6 +49,9 @@ std::uint32_t chunk_bytes_for(
 }
 
 SumStore::Limits limits_of(const TransferServerOptions& options) {
+  SHERD_CHECK(
+      1 <= options.states_max, "[ft] expected 1 <= states_max, found ",
+      options.states_max);
   SHERD_CHECK(
       0 <= options.sums_kept, "[ft] expected 0 <= sums_kept, found ",
       options.sums_kept);
@@ -89,6 +96,9 @@ struct TransferServer::Impl {
   bool answer_sum(RequesterConnection& requester);
   std::string snapshot_text() const;
   void tell_askers(const StateId& state);
+  void renew_snapshot();
+  std::set<StateId> fetched_states() const;
+  void drop_oldest_states();
 
   void send_chunks();
   Requesters::iterator next_to_send(bool states_wait);
@@ -115,7 +125,9 @@ void TransferServer::Impl::listen() {
   auto result = net::Listener::listen(
       loop, {options.host, 0},
       {.security = options.security,
-       .connection = {.payload_bytes_max = kPayloadBytesMax}},
+       .connection =
+           {.payload_bytes_max = kPayloadBytesMax,
+            .received_bytes_max = kRequestBytesMax}},
       {.on_connection = [this](std::unique_ptr<net::Connection> connection) {
         accept(std::move(connection));
       }});
@@ -186,9 +198,18 @@ void TransferServer::Impl::ask_snapshot(RequesterConnection& requester) {
     return;
   }
   const Instant now = loop.now();
-  if (snapshot && now - snapshot->offered <= options.fresh) {
-    snapshot->until = std::max(snapshot->until, now + options.kept);
+  const bool enough =
+      std::ssize(fetched_states()) >= std::ptrdiff_t{options.states_max};
+  if (snapshot && (enough || now - snapshot->offered <= options.fresh)) {
+    renew_snapshot();
     requester.tell(snapshot->state);
+    return;
+  }
+  if (enough) {
+    requester.refuse(
+        RefusalReason::kBusy,
+        str("expected at most ", options.states_max,
+            " states to be fetched at a time, found one more"));
     return;
   }
   const bool is_wanted = std::any_of(
@@ -230,6 +251,7 @@ bool TransferServer::Impl::answer_snapshot(RequesterConnection& requester) {
              chunk_bytes_for(snapshot->bytes->size(), options.bytes_per_s_max),
          .digests = snapshot->digests},
         snapshot->bytes);
+    drop_oldest_states();
     return true;
   }
   if (snapshot->state.step < wanted.step) {
@@ -272,6 +294,38 @@ void TransferServer::Impl::tell_askers(const StateId& state) {
     if (requester->waits() &&
         requester->request()->kind == RequestKind::kAskSnapshot) {
       requester->tell(state);
+    }
+  }
+}
+
+void TransferServer::Impl::renew_snapshot() {
+  snapshot->until = std::max(snapshot->until, loop.now() + options.kept);
+}
+
+// The states that clients hold in memory.
+std::set<StateId> TransferServer::Impl::fetched_states() const {
+  std::set<StateId> states;
+  for (const auto& requester : requesters) {
+    if (requester->is_served() && requester->is_of_state()) {
+      states.insert(requester->request()->state);
+    }
+  }
+  return states;
+}
+
+// Somebody who asks for each new state and holds on to it would fill the memory.
+void TransferServer::Impl::drop_oldest_states() {
+  const auto states = fetched_states();
+  auto over = std::ssize(states) - std::ptrdiff_t{options.states_max};
+  for (auto state = states.begin(); over > 0; ++state, --over) {
+    for (const auto& requester : requesters) {
+      if (requester->is_served() && requester->is_of_state() &&
+          requester->request()->state == *state) {
+        requester->refuse(
+            RefusalReason::kBusy,
+            str("expected at most ", options.states_max,
+                " states to be fetched at a time, found newer ones"));
+      }
     }
   }
 }
@@ -407,10 +461,16 @@ void TransferServer::set_run(std::uint64_t run) {
   impl_->run = run;
 }
 
-void TransferServer::promise(const StateId& state) {
+bool TransferServer::promise(const StateId& state) {
   SHERD_ASSERT(impl_->loop.in_loop());
-  impl_->promised = state;
+  const bool is_new = !impl_->snapshot || impl_->snapshot->state != state;
+  if (is_new) {
+    impl_->promised = state;
+  } else {
+    impl_->renew_snapshot();
+  }
   impl_->tell_askers(state);
+  return is_new;
 }
 
 void TransferServer::offer(

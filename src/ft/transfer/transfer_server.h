@@ -32,8 +32,12 @@ struct TransferServerOptions {
   // A client that is silent for so long is given up, because it would keep a state in memory. A
   // link that takes longer for a chunk cannot catch up.
   Duration silence_max = std::chrono::seconds(20);
-  // A request for a snapshot gets the last one when it is no older.
+  // A request for a snapshot gets the last one when it is no older, or when clients still fetch
+  // states_max others.
   Duration fresh = std::chrono::seconds(1);
+  // States that clients fetch at a time, each of which costs its memory. One more drops the clients
+  // of the oldest.
+  int states_max = 2;
   // The number of sums that are kept although nobody needs them; each costs the memory of this
   // rank's gradients. While a client needs more, the limit in bytes of all.
   int sums_kept = 2;
@@ -63,10 +67,11 @@ class TransferServer {
   void set_run(std::uint64_t run);
 
   // Announces that `state` will be offered: clients that ask for a snapshot get its name at once,
-  // and can fetch the same one from other donors.
-  void promise(const StateId& state);
+  // and can fetch the same one from other donors. False: it is offered already, so that nobody
+  // needs to copy it again.
+  bool promise(const StateId& state);
   // Offers this rank's part of `state` in place of an older snapshot, and answers those who wait
-  // for it. Clients of the older one go on with its bytes. `digests` is digests_of() the bytes.
+  // for it. Clients of the older one go on with its bytes, up to states_max. `digests` is digests_of() the bytes.
   // Sums since `state` are kept from its promise on, or from now on, so it must come before
   // sums_kept more of them.
   void offer(

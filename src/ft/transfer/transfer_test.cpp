@@ -190,6 +190,61 @@ TEST(FetchSnapshot, GoesOnWithTheOldBytesWhenANewerIsOffered) {
   EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }));
 }
 
+// A rank copies its state for whoever asks: the copies that are held must be few.
+TEST(FetchSnapshot, OfAThirdStateAtATimeDropsTheClientsOfTheOldest) {
+  Donor donor({.bytes_per_s_max = 1000});
+  std::vector<std::weak_ptr<const std::string>> copies;
+  std::vector<CapturedResult<std::string>> heard(3);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (const std::int64_t step : {1, 2, 3}) {
+    auto bytes = random_bytes(kMebi, 1);
+    copies.push_back(bytes);
+    donor.server.offer(state_of(step), std::move(bytes));
+    fetches.push_back(fetch_snapshot(
+        donor.loop, {donor.address()}, donor.options, state_of(step),
+        heard[fetches.size()].done()));
+    ASSERT_TRUE(net::testing::run_until(
+        donor.loop, [&] { return fetches.back()->answered(); }));
+  }
+  ASSERT_TRUE(heard[0].comes(donor.loop));
+  EXPECT_EQ(heard[0].code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(
+      heard[0].failure(),
+      HasSubstr("expected at most 2 states to be fetched at a time"));
+  EXPECT_TRUE(copies[0].expired());
+  EXPECT_FALSE(copies[1].expired());
+  EXPECT_FALSE(heard[1].any() || heard[2].any());
+}
+
+TEST(AskSnapshot, GetsTheLastOneWhileOthersFetchAsManyAsThereIsRoomFor) {
+  Donor donor({.fresh = Duration(0), .bytes_per_s_max = 1000});
+  std::vector<CapturedResult<std::string>> heard(2);
+  std::vector<std::unique_ptr<Fetch>> fetches;
+  for (const std::int64_t step : {1, 2}) {
+    donor.server.offer(state_of(step), random_bytes(kMebi, 1));
+    fetches.push_back(fetch_snapshot(
+        donor.loop, {donor.address()}, donor.options, state_of(step),
+        heard[fetches.size()].done()));
+    ASSERT_TRUE(net::testing::run_until(
+        donor.loop, [&] { return fetches.back()->answered(); }));
+  }
+  EXPECT_EQ(donor.ask().value(), state_of(2));
+  EXPECT_EQ(donor.wanted, 0);
+  EXPECT_FALSE(heard[0].any() || heard[1].any());
+}
+
+TEST(AskSnapshot, OfAStateThatIsOfferedCopiesNothing) {
+  Donor donor({.fresh = Duration(0)});
+  donor.server.offer(state_of(5), random_bytes(1000, 1));
+  donor.on_wanted = [&] {
+    EXPECT_FALSE(donor.server.promise(state_of(5))) << "it is there";
+  };
+  EXPECT_EQ(donor.ask().value(), state_of(5));
+  EXPECT_EQ(donor.wanted, 1);
+  donor.on_wanted = [&] { EXPECT_TRUE(donor.server.promise(state_of(6))); };
+  EXPECT_EQ(donor.ask().value(), state_of(6));
+}
+
 TEST(FetchSnapshot, OfAnotherLineageIsRefused) {
   Donor donor;
   donor.server.offer(state_of(4, 1), random_bytes(10, 4));

@@ -17,7 +17,7 @@
 namespace sherd::ft {
 
 // Bytes of another version are refused, naming both.
-inline constexpr std::uint16_t kCodecVersion = 2;
+inline constexpr std::uint16_t kCodecVersion = 3;
 
 // Types of frames between replicas and the coordinator.
 enum class FrameType : std::uint16_t { kReport = 1, kRunView = 2 };

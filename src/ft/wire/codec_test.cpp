@@ -79,7 +79,7 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
     EXPECT_THAT(
         report_of(bytes).status().message(),
         HasSubstr(
-            "a report: expected version 2, found " + std::to_string(version)));
+            "a report: expected version 3, found " + std::to_string(version)));
   }
 }
 

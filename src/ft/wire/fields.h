@@ -34,7 +34,7 @@ struct ListLimits {
 inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
 inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 17};
-inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 8};
+inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 24};
 inline constexpr ListLimits kProgressList{CodecLimits::kAddresses, 16};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
 
@@ -190,10 +190,17 @@ void fields(Io& io, Field<Io, BadGradients>& bad) {
 }
 
 template <typename Io>
+void fields(Io& io, Field<Io, RingKey>& key) {
+  io.number("a key", key.high);
+  io.number("a key", key.low);
+}
+
+template <typename Io>
 void fields(Io& io, Field<Io, RankAddress>& address) {
   io.name("a host", address.host);
   io.number("a port", address.reduce_port);
   io.number("a port", address.fetch_port);
+  fields(io, address.key);
 }
 
 template <typename Io>

@@ -102,7 +102,8 @@ class RandomMessages {
   StateDigest digest() { return {state(), word(), coin()}; }
   StateId state() { return {positive(), {word(), word()}}; }
   RankAddress address() {
-    return {text(), std::uint16_t(word()), std::uint16_t(word())};
+    return {
+        text(), std::uint16_t(word()), std::uint16_t(word()), {word(), word()}};
   }
   TrainingProgress progress() {
     TrainingProgress progress;
