@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/status.h"
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/hex.h"
+#include "net/authentication.h"
 
 namespace sherd::ft {
 namespace {
 
-// 64-bit identities are text, since most readers lose digits of such numbers.
+// Text, since most readers lose digits of such numbers. Only enough digits to tell lineages apart:
+// whoever fetches a state has to name all.
 nlohmann::json json_of(const StateId& state) {
   return {
-      {"step", state.step},
-      {"lineage", hex(state.lineage.high) + hex(state.lineage.low)}};
+      {"step", state.step}, {"lineage", hex(state.lineage.high).substr(0, 8)}};
 }
 
 nlohmann::json json_of(const RankStatus& one) {
@@ -38,7 +40,6 @@ nlohmann::json json_of(const ReplicaStatus& one) {
   }
   return {
       {"replica", one.replica},
-      {"incarnation", hex(one.incarnation)},
       {"state", one.state},
       {"slow", one.slow},
       {"held", one.held ? json_of(*one.held) : nlohmann::json()},
@@ -92,9 +93,16 @@ class PrometheusText {
 
 }  // namespace
 
+std::string run_name(std::uint64_t run) {
+  const auto code = net::message_code("sherd run", hex(run));
+  std::uint32_t digits = 0;
+  std::memcpy(&digits, code.data(), sizeof digits);
+  return hex(digits).substr(8);
+}
+
 std::string json_of(const RunStatus& status) {
   nlohmann::json json = {
-      {"run", hex(status.run)},
+      {"run", run_name(status.run)},
       {"up_s", status.up_s},
       {"slept_s", status.slept_s},
       {"complaint", status.complaint},

@@ -30,7 +30,6 @@ struct RankStatus {
 
 struct ReplicaStatus {
   ReplicaId replica = 0;
-  Incarnation incarnation = 0;
   // "member", "follows" (a member without samples), "behind", "ready" (it holds the state and is no
   // member), "hangs", "fenced", "lost", "left" or "done".
   std::string state{};
@@ -70,6 +69,9 @@ struct RunStatus {
   // "commits" -> 12; names are [a-z_]+.
   std::map<std::string, std::uint64_t> counters;
 };
+
+// What is shown of a run's number, which peers must know: eight digits made from it.
+std::string run_name(std::uint64_t run);
 
 // A page that reloads itself every 2 s and loads nothing from elsewhere.
 std::string html_of(const RunStatus& status);

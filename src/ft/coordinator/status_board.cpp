@@ -219,7 +219,6 @@ ReplicaStatus StatusBoard::show(
   const auto& held = known.report.held;
   ReplicaStatus shown{
       .replica = replica,
-      .incarnation = known.report.incarnation,
       .state = known.state,
       .slow = known.liveness.slow,
       .held = held,

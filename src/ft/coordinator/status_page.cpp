@@ -185,7 +185,7 @@ std::string html_escaped(const std::string& text) {
 
 std::string html_of(const RunStatus& status) {
   std::ostringstream out;
-  out << kHead << "<h1>Run <code>" << std::hex << status.run << std::dec
+  out << kHead << "<h1>Run <code>" << run_name(status.run)
       << "</code></h1>\n<p class=\"dim\">Coordinator up for "
       << span_of(status.up_s) << "; longest time between two commits "
       << span_of(status.longest_gap_s)

@@ -27,7 +27,6 @@ RunStatus example() {
   status.effective = 0.875;
   status.replicas = {
       {.replica = 0,
-       .incarnation = 9,
        .state = "member",
        .held = StateId{12, {1, 2}},
        .activity = "reducing",
@@ -92,11 +91,24 @@ TEST(StatusPage, ShowsAComplaint) {
   EXPECT_THAT(html_of(status), HasSubstr("the disk is full"));
 }
 
+// The page asks nobody who he is.
+TEST(StatusPage, AndItsOtherFormsShowNothingThatAPeerMustKnow) {
+  RunStatus status = example();
+  status.canonical.lineage = {0x123456789abcdef0, 0x1122334455667788};
+  for (const auto& shown :
+       {html_of(status), json_of(status), prometheus_of(status)}) {
+    EXPECT_THAT(shown, Not(HasSubstr("fedcba98")));
+    EXPECT_THAT(shown, Not(HasSubstr("123456789")));
+    EXPECT_THAT(shown, Not(HasSubstr("11223344")));
+  }
+}
+
 TEST(StatusJson, IsReadByAParser) {
   RunStatus status = example();
   status.failures[0].cause = "\xff not UTF-8";
   const auto json = nlohmann::json::parse(json_of(status));
-  EXPECT_EQ(json["run"], "fedcba9876543210");
+  EXPECT_EQ(json["run"], run_name(status.run));
+  EXPECT_NE(run_name(status.run), run_name(status.run + 1));
   EXPECT_EQ(json["canonical"]["step"], 12);
   EXPECT_EQ(json["effective_training_time"], 0.875);
   EXPECT_EQ(json["replicas"][1]["address"], kEvil);
