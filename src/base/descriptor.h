@@ -27,6 +27,8 @@ class Descriptor {
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
+  // Gives up ownership.
+  int release() { return std::exchange(fd_, -1); }
   void close() {
     if (fd_ >= 0) {
       ::close(std::exchange(fd_, -1));

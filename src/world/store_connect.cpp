@@ -3,20 +3,25 @@
 
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <exception>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "base/status_from_exception.h"
 #include "world/detached_call.h"
 
@@ -46,21 +51,83 @@ bool accepts(const addrinfo& where, milliseconds patience) {
   return connected;
 }
 
-bool somebody_listens(const std::string& host, int port) {
-  constexpr milliseconds kPatience(1000);
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+// Null: the name is not known, or, with AI_NUMERICHOST among the flags, is one.
+Addresses addresses_of(const std::string& host, int port, int flags = 0) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(
-          host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    return false;  // Perhaps later: names appear while a cluster starts.
+  const int error =
+      ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return {error == 0 ? found : nullptr, &::freeaddrinfo};
+}
+
+bool somebody_listens(const std::string& host, int port) {
+  constexpr milliseconds kPatience(1000);
+  // Null perhaps only now: names appear while a cluster starts.
+  const Addresses found = addresses_of(host, port);
+  for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
+    if (accepts(*a, kPatience)) {
+      return true;
+    }
   }
-  bool listens = false;
-  for (const addrinfo* a = found; a != nullptr && !listens; a = a->ai_next) {
-    listens = accepts(*a, kPatience);
+  return false;
+}
+
+bool is_loopback(const addrinfo& where) {
+  if (where.ai_family == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(where.ai_addr);
+    return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
   }
-  ::freeaddrinfo(found);
-  return listens;
+  const auto* v4 = reinterpret_cast<const sockaddr_in*>(where.ai_addr);
+  return ntohl(v4->sin_addr.s_addr) >> 24U == IN_LOOPBACKNET;
+}
+
+struct BoundSocket {
+  int fd = -1;
+  int error = 0;  // Why there is none.
+};
+
+BoundSocket bind_to(const addrinfo& where) {
+  Descriptor socket(::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int one = 1;  // Allows a port whose last owner has just died.
+  if (!socket.open() ||
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) !=
+          0 ||
+      ::bind(socket.get(), where.ai_addr, where.ai_addrlen) != 0) {
+    return {-1, errno};
+  }
+  return {socket.release(), 0};
+}
+
+// Many hosts know their own name as a loopback address, which it is not for ranks elsewhere.
+bool may_differ_elsewhere(const RankEnvironment& env) {
+  return env.local_world_size != env.world_size &&
+      env.master_addr != "localhost" &&
+      addresses_of(env.master_addr, env.master_port, AI_NUMERICHOST) == nullptr;
+}
+
+// A socket for the store at the address where ranks look for it. At another one only strangers
+// would, and the store asks nobody who he is. Without an error but none: the address is not one of
+// this host, or may be another one to ranks elsewhere.
+BoundSocket bind_at_master_address(const RankEnvironment& env) {
+  const Addresses found = addresses_of(env.master_addr, env.master_port);
+  const bool skips_loopback = may_differ_elsewhere(env);
+  BoundSocket bound;
+  for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
+    if (skips_loopback && is_loopback(*a)) {
+      continue;
+    }
+    bound = bind_to(*a);
+    if (bound.fd >= 0 || bound.error == EADDRINUSE) {
+      return bound;
+    }
+  }
+  const bool elsewhere =
+      bound.error == EADDRNOTAVAIL || bound.error == EAFNOSUPPORT;
+  return {-1, elsewhere ? 0 : bound.error};
 }
 
 // What a failure to reach the store means, after "found ".
@@ -94,8 +161,30 @@ StorePtr speak_to_server(const RankEnvironment& env, milliseconds deadline) {
   }
 }
 
+[[noreturn]] void cannot_listen(
+    const RankEnvironment& env, const std::string& why) {
+  throw Error(
+      str("[world] rank 0 expected to listen on port ", env.master_port,
+          ", which is in use (by a World of this process that was not "
+          "closed?) or not allowed: ",
+          why),
+      ErrorCode::kUnavailable);
+}
+
 StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
+  const BoundSocket bound = bind_at_master_address(env);
+  if (bound.error != 0) {
+    cannot_listen(env, std::strerror(bound.error));
+  }
   c10d::TCPStoreOptions tcp;
+  if (bound.fd >= 0) {
+    tcp.masterListenFd = bound.fd;  // The store closes it.
+  } else {
+    log_warning(
+        str("[world] rank 0 listens on all addresses of this host for its "
+            "store: expected MASTER_ADDR ",
+            env.master_addr, " to be one that other hosts reach, found none"));
+  }
   tcp.port = static_cast<std::uint16_t>(env.master_port);
   tcp.isServer = true;
   // rendezvous() waits for the ranks, and names those that do not come.
@@ -104,12 +193,7 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   try {
     return c10::make_intrusive<c10d::TCPStore>(env.master_addr, tcp);
   } catch (const std::exception& error) {
-    throw Error(
-        str("[world] rank 0 expected to listen on port ", env.master_port,
-            ", which is in use (by a World of this process that was not "
-            "closed?) or not allowed: ",
-            first_line_of(error)),
-        ErrorCode::kUnavailable);
+    cannot_listen(env, first_line_of(error));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <map>
@@ -13,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "support/delay.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -48,6 +50,19 @@ Variables torchrun_variables(int rank, int size, int port) {
       {"LOCAL_WORLD_SIZE", std::to_string(size)},
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(port)}};
+}
+
+// 0: somebody listens there.
+int connect_error(const char* ip, int port) {
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  ::inet_pton(AF_INET, ip, &address.sin_addr);
+  const int failed = ::connect(
+      socket.get(), reinterpret_cast<const sockaddr*>(&address),
+      sizeof address);
+  return failed == 0 ? 0 : errno;
 }
 
 // What from_environment() says when it must throw.
@@ -170,6 +185,19 @@ TEST(World, ALossInASubsetIsSeenThereAndNotElsewhere) {
   EXPECT_EQ(report[2].exit_code, 0) << report[2].output;
   EXPECT_EQ(report[3].exit_code, 0) << report[3].output;
   EXPECT_LT(report.after_strike(0), 5s);
+}
+
+// The store asks nobody who he is.
+TEST(World, ListensForTheStoreWhereRanksLookForItAlone) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(2, [&](int index, Rank&) {
+    set_environment(torchrun_variables(index, 2, port));
+    World world = World::from_environment(test::test_world_options());
+    EXPECT_EQ(connect_error("127.0.0.1", port), 0);
+    EXPECT_EQ(connect_error("127.0.0.2", port), ECONNREFUSED);
+    world.barrier();
+    world.close();
+  }));
 }
 
 // torchrun's agent keeps the store, also over restarts of the ranks.
