@@ -180,7 +180,7 @@ struct ReplicaSession::Impl {
   // The identity of the initial values.
   StateId first_state(std::uint64_t config) const {
     const auto texts = world.all_gather_texts(
-        std::to_string(hash_of({state_bytes(state, world.rank())})));
+        std::to_string(state_digest(state, world.rank())));
     return {0, first_lineage(config, hash_of(texts))};
   }
 

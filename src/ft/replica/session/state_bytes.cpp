@@ -28,12 +28,23 @@ std::string name_of(const CheckpointAccess::LoadTarget& target) {
       c10::toString(target.shard.elements.scalar_type()));
 }
 
+// What state_bytes() writes: a state that grew as it is written would take its memory twice.
+std::size_t size_of(const std::vector<CheckpointAccess::LoadTarget>& targets) {
+  std::size_t bytes = sizeof(std::uint32_t);
+  for (const auto& target : targets) {
+    bytes += sizeof(std::uint32_t) + name_of(target).size() +
+        sizeof(std::uint64_t) + bytes_of(target.shard.elements);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::string state_bytes(const CheckpointState& state, int rank) {
   const at::NoGradGuard no_grad;  // Reading is no forward.
-  net::ByteWriter out;
   const auto targets = CheckpointAccess::targets(state, rank);
+  net::ByteWriter out;
+  out.reserve(size_of(targets));
   out.count(targets.size());
   for (const auto& target : targets) {
     const auto elements = target.shard.elements.contiguous();
@@ -44,6 +55,17 @@ std::string state_bytes(const CheckpointState& state, int rank) {
          bytes_of(elements)});
   }
   return out.take();
+}
+
+std::uint64_t state_digest(const CheckpointState& state, int rank) {
+  const at::NoGradGuard no_grad;
+  Hash64 hash;
+  for (const auto& target : CheckpointAccess::targets(state, rank)) {
+    const auto elements = target.shard.elements.contiguous();
+    hash.add(name_of(target));
+    hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
+  }
+  return hash.value();
 }
 
 std::uint64_t parameter_digest(const NamedParameters& parameters) {

@@ -12,6 +12,9 @@ namespace sherd::ft {
 
 std::string state_bytes(const CheckpointState& state, int rank);
 
+// A digest of all that these bytes would say, without making them.
+std::uint64_t state_digest(const CheckpointState& state, int rank);
+
 // A digest of this rank's parts of the parameters. Other tensors of a state, such as running
 // statistics, may differ between replicas; an error in the optimizer's state soon shows in the
 // parameters.

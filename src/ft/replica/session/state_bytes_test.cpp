@@ -50,6 +50,44 @@ TEST_F(ParameterDigest, SeesWhichParameterItIs) {
   EXPECT_NE(digest(), before);
 }
 
+TEST(StateDigest, SeesEachTensorItsNameAndItsType) {
+  const auto digest = [](const char* name, const torch::Tensor& elements) {
+    CheckpointState state;
+    state.add(
+        "model",
+        {.name = name, .shape = elements.sizes().vec(), .elements = elements});
+    state.add(
+        "model", {.name = "last", .shape = {1}, .elements = torch::zeros({1})});
+    return state_digest(state, 0);
+  };
+  const auto values = torch::arange(1000, torch::kInt);
+  const auto before = digest("w", values);
+  EXPECT_EQ(digest("w", values.clone()), before);
+  const auto apart = torch::stack({values, values}, 1).select(1, 1);
+  ASSERT_FALSE(apart.is_contiguous());
+  EXPECT_EQ(digest("w", apart), before) << "of equal bits wherever they lie";
+  EXPECT_NE(digest("v", values), before);
+  EXPECT_NE(digest("w", values.view(torch::kFloat)), before);
+  for (const std::int64_t at : {0, 499, 999}) {
+    const auto changed = values.clone();
+    changed[at] += 1;
+    EXPECT_NE(digest("w", changed), before) << at;
+  }
+}
+
+// A text that doubles while it grows would take a state's memory twice.
+TEST(StateBytes, TakeNoMoreRoomThanTheyNeed) {
+  CheckpointState state;
+  for (const char* name : {"a", "b", "c"}) {
+    state.add(
+        "model",
+        {.name = name, .shape = {100000}, .elements = torch::ones({100000})});
+  }
+  const std::string bytes = state_bytes(state, 0);
+  EXPECT_GT(bytes.size(), 1200000U);
+  EXPECT_EQ(bytes.capacity(), bytes.size());
+}
+
 TEST(StateBytes, AreInTheOrderOfIndicesWhateverTheStrides) {
   const auto state_of = [](const torch::Tensor& elements) {
     CheckpointState state;
