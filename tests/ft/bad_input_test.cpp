@@ -21,6 +21,9 @@
 #include "ft/ring/frame.h"
 #include "ft/wire/codec.h"
 #include "net/frame.h"
+#include "net/net_testing.h"
+#include "net/security.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::ft::test {
 namespace {
@@ -117,6 +120,45 @@ TEST(FaultsStrangers, F40WordsOnEveryListenerDisturbNobody) {
       {.survivors = {0, 1, 2},
        .gap_max = kGap,
        .says = {"expected a replica below 4096, found 4000000000"}});
+  EXPECT_EQ(outcome.epochs(), 1);
+}
+
+// Not even with everything that a member says, but for the secret.
+TEST(FaultsStrangers, F51WithASecretTheyAreRefusedOnEveryPortAndDisturbNobody) {
+  std::mt19937 random(51);
+  const sherd::testing::ScratchFolder folder;
+  ClusterOptions options;
+  options.ranks = 2;
+  options.steps = 60;
+  options.coordinator.secret_file =
+      folder.file("secret", "what all replicas know");
+  Cluster cluster(options);
+  std::vector<Descriptor> open;
+  cluster.when_held(10, [&] {
+    net::Loop loop;
+    for (const int port : cluster.ports()) {
+      for (const auto& words : strange_words(random)) {
+        open.push_back(dial(port));
+        (void)::send(
+            open.back().get(), words.data(), words.size(), MSG_NOSIGNAL);
+      }
+      for (const auto& other :
+           {net::Security(), net::shared_secret("what nobody else knows")}) {
+        net::testing::TestEndpoint end;
+        EXPECT_NE(
+            net::testing::dial(
+                loop, {"127.0.0.1", static_cast<std::uint16_t>(port)}, end,
+                {.security = other}),
+            "")
+            << "port " << port;
+      }
+    }
+  });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 1, 2},
+       .gap_max = kGap,
+       .says = {"the peer has no secret or certificate"}});
   EXPECT_EQ(outcome.epochs(), 1);
 }
 

@@ -185,6 +185,7 @@ ToyRankOptions Cluster::rank_options(
   options.digest_every = options_.digest_every;
   options.bad_gradients_stop = options_.bad_gradients_stop;
   options.coordinator = net::parse_host_address(options_.coordinator.bind);
+  options.secret_file = options_.coordinator.secret_file;
   if (options_.links) {
     options.coordinator.port =
         static_cast<std::uint16_t>(to_coordinator_.at(replica)->port());

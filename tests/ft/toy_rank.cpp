@@ -117,6 +117,7 @@ class ToyRank {
     options.rank.replica = options_.replica;
     options.rank.incarnation = options_.incarnation;
     options.rank.shard_rank = options_.rank;
+    options.rank.security = net::security_of(options_.secret_file, {});
     options.rank.buckets = options_.buckets;
     for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
       options.rank.bucket_names.push_back(str("unit ", i));

@@ -37,6 +37,7 @@ struct ToyRankOptions {
   // That a state has besides, which sums have not.
   std::size_t ballast_bytes = 0;
   net::HostAddress coordinator;
+  std::string secret_file{};  // Empty: none.
   // Where it stops and asks: points, and steps at which; step -1: at each.
   std::set<std::pair<std::string, std::int64_t>> armed;
   std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
