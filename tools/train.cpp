@@ -106,6 +106,9 @@ int train_command(int argc, char** argv) {
         "--plan: expected a run without replicas, found one of a "
         "fault-tolerant run");
   }
+  if (is_replica() && line.flags.contains("batch")) {
+    expect_batch_of_replica(config.batch);
+  }
   auto corpus = open_corpus(config);  // Its mistakes need no other rank.
   if (initial) {
     for (const auto& source : corpus->sources()) {

@@ -4,8 +4,8 @@
 
   replicas_test.py CASE SHERD SCRATCH
 
-CASE is undisturbed, coordinator_killed, rank_killed, all_killed or fp16; SHERD the built
-command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
+CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end or fp16; SHERD
+the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
 ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
 are in each step, every number must be the same to the last bit.
 """
@@ -109,12 +109,14 @@ def plain(sherd, run, steps=STEPS):
     return records(run)
 
 
-def fault_tolerant(sherd, run, disturb, samples, more=(), steps=STEPS):
+def fault_tolerant(
+    sherd, run, disturb, samples, more=(), steps=STEPS, *, batch=SAMPLES, options=(), ends=0
+):
     """The records of each replica; disturb(launcher's pid, folders) meanwhile."""
     command = [sherd, "run", "--fault-tolerant", "--replicas", str(REPLICAS)]
     # On a busy host nobody is lost for being late.
-    command += ["--ranks-per-replica", "2", "--dead-after", "5", *samples, "--"]
-    command += [sherd, *JOB, "--batch", str(SAMPLES), "--run", str(run), *more]
+    command += ["--ranks-per-replica", "2", "--dead-after", "5", *samples, *options, "--"]
+    command += [sherd, *JOB, "--batch", str(batch), "--run", str(run), *more]
     command += ["--steps", str(steps)]
     folders = [run / f"replica-{replica}" for replica in range(REPLICAS)]
     launcher = subprocess.Popen(command, env=environment(), start_new_session=True)
@@ -125,8 +127,8 @@ def fault_tolerant(sherd, run, disturb, samples, more=(), steps=STEPS):
         if launcher.poll() is None:
             launcher.terminate()
             launcher.wait()
-    if status != 0:
-        sys.exit(f"the run ended with {status}")
+    if status != ends:
+        sys.exit(f"expected the run to end with {ends}, found {status}")
     return [records(folder) for folder in folders]
 
 
@@ -215,12 +217,51 @@ def all_killed(sherd, scratch):
     expect_same(fault_tolerant(sherd, run, disturb, samples, saves, steps), whole)
 
 
+def told_to_end(sherd, scratch):
+    """Who is told to end saves what it holds, by whatever rank, and without a coordinator."""
+    run = scratch / "ft"
+    checkpoints = run / "checkpoints"
+    samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "1")
+    options = ("--run-dir", str(run), "--leave-timeout", "1")
+    saves = ("--save-every", "1000000")  # In its own time none is due.
+
+    def saved():
+        return {int(path.name[5:]) for path in checkpoints.glob("step-*")}
+
+    def disturb(launcher, folders):
+        wait_for("five steps", lambda: 5 in records(folders[0]))
+        os.kill(rank_below(launcher, "1", "1"), signal.SIGTERM)
+        wait_for("a checkpoint of replica 1", saved)
+        last = max(records(folders[0]))
+        wait_for("more steps", lambda: max(records(folders[0])) > last + 5)
+        os.kill(coordinator_below(launcher), signal.SIGSTOP)
+        os.kill(launcher, signal.SIGTERM)
+
+    steps, ended = 1000000, 128 + signal.SIGTERM
+    replicas = fault_tolerant(
+        sherd, run, disturb, samples, saves, steps, options=options, ends=ended
+    )
+    last = max(max(replica) for replica in replicas)
+    if max(saved()) not in (last, last + 1):  # One may hold a step that it did not record.
+        sys.exit(f"expected a checkpoint of step {last}, found {sorted(saved())}")
+
+    def disturb_again(launcher, folders):
+        wait_for("more steps", lambda: max(records(folders[0])) > last + 1)
+        os.kill(launcher, signal.SIGUSR1)
+
+    again = fault_tolerant(
+        sherd, run, disturb_again, samples, saves, steps, options=options, ends=75
+    )
+    if min(set(again[0]) - set(replicas[0])) not in (last + 1, last + 2):
+        sys.exit(f"expected to go on after step {last}, found {sorted(again[0])[-9:]}")
+
+
 def fp16(sherd, scratch):
     """A step in which gradients of some rank overflow is skipped by every replica."""
     samples = ("--samples-per-replica", "2")  # Few, so that gradients are large.
     more = ("--dtype", "fp16")
     replicas = fault_tolerant(
-        sherd, scratch / "ft", lambda *_: None, samples, more, steps=8
+        sherd, scratch / "ft", lambda *_: None, samples, more, steps=8, batch=2
     )
     fields = ("grad_norm", "loss_scale", "skipped")
     first, second = (
@@ -235,7 +276,9 @@ def fp16(sherd, scratch):
 
 
 def main():
-    all_cases = (undisturbed, coordinator_killed, rank_killed, all_killed, fp16)
+    all_cases = (
+        undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16
+    )  # fmt: skip
     cases = {each.__name__: each for each in all_cases}
     if len(sys.argv) != 4 or sys.argv[1] not in cases:
         sys.exit(__doc__)

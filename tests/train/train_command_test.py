@@ -417,6 +417,16 @@ class TrainCommand(unittest.TestCase):
         self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
         self.assertNotEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
 
+    def test_a_batch_that_contradicts_the_launcher_is_refused(self):
+        process = self.start(
+            "--data", "text", "--batch", "12",
+            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
+        )  # fmt: skip
+        text = process.stdout.read()
+        self.assertIn("--batch: expected none, since replicas have the samples", text)
+        self.assertIn("gives them, or 6, found 12", text)
+        self.assertEqual(process.wait(TIMEOUT_S), 2)
+
     # ---- hooks
 
     def test_power_sgd_goes_on_with_its_error_feedback(self):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/replica_job.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -114,10 +115,8 @@ class ReplicaJob {
         options_);
     // For `sherd replica drain`, too.
     install_signal_handlers(trainer_.leads());
-    std::optional<LeaveSignalWatcher> leaving;
-    if (trainer_.leads()) {
-      leaving.emplace(session);
-    }
+    // Any rank may get the signal alone.
+    auto leaving = std::make_optional<LeaveSignalWatcher>(session);
     take_steps(session);
     if (checkpoints_) {
       checkpoints_->save(session);
@@ -130,10 +129,12 @@ class ReplicaJob {
       report_.finish(trainer_.sample(), "");
       say_where_it_saves();
     }
-    const double asked = leaving ? leaving->request() : 0;
+    const double asked = leaving->request();
     leaving.reset();
-    const int request =
-        static_cast<int>(trainer_.world().all_gather({asked})[0][0]);
+    int request = 0;
+    for (const auto& of_rank : trainer_.world().all_gather({asked})) {
+      request = std::max(request, static_cast<int>(of_rank[0]));
+    }
     const bool left = request > 0 && session.step() < trainer_.last_step();
     trainer_.close();
     return left ? kKilledBy + (request > kSaveRequest ? request : SIGTERM) : 0;
@@ -224,6 +225,22 @@ class ReplicaJob {
 }  // namespace
 
 bool is_replica() { return std::getenv("SHERD_COORDINATOR") != nullptr; }
+
+void expect_batch_of_replica(std::int64_t batch) {
+  const auto number_in = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? 0 : std::atoll(text);
+  };
+  const std::int64_t samples = number_in("SHERD_SAMPLES");
+  const std::int64_t replicas = number_in("SHERD_REPLICAS");
+  if (samples > 0 && replicas > 0 && batch * replicas != samples) {
+    throw Error(
+        "--batch: expected none, since replicas have the samples that sherd "
+        "run --samples-per-replica or --global-batch gives them, or " +
+        std::to_string(samples / replicas) + ", found " +
+        std::to_string(batch));
+  }
+}
 
 int train_replica(Trainer& trainer) { return ReplicaJob(trainer).run(); }
 

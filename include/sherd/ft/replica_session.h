@@ -30,6 +30,7 @@
 // here: docs/design/fault_tolerance.md, docs/guide/fault_tolerance.md.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -48,6 +49,28 @@ enum class GradientPolicy {
   kLeaveOut,  // The step is made without this replica's, on all of them; its
               // samples count as taken. As a gradient scaler skips a step.
   kStop,      // Nothing is committed any more until somebody has looked.
+};
+
+// How long a replica waits for others. Longer times suit slow networks and busy
+// hosts; shorter ones notice failures sooner.
+struct SessionTimeouts {
+  // When a replica has been told to leave and its ranks have nothing to do, it
+  // waits this long for the coordinator's decision. Then it leaves with the state
+  // that it holds, so that the program can save it.
+  std::chrono::milliseconds leave = std::chrono::seconds(10);
+  // A replica to which no connection was made in this time counts as lost.
+  std::chrono::milliseconds connect = std::chrono::seconds(2);
+  // A connection counts as lost when sent bytes were not acknowledged for this
+  // long.
+  std::chrono::milliseconds link = std::chrono::seconds(5);
+  // A replica that sends nothing of a state for this long is not waited for.
+  std::chrono::milliseconds fetch = std::chrono::seconds(5);
+  // How long one may take to finish its step and to copy its state.
+  std::chrono::milliseconds snapshot = std::chrono::seconds(60);
+  // How long rank 0 waits for the other ranks of its replica at the start.
+  std::chrono::milliseconds siblings = std::chrono::seconds(60);
+  // How long a replica that has made the last step waits for others that lack it.
+  std::chrono::milliseconds linger = std::chrono::seconds(60);
 };
 
 struct SessionOptions {
@@ -98,6 +121,7 @@ struct SessionOptions {
   // another's. If there is no majority, training stops. The price is reading
   // the parameters once. 0: never.
   int digest_every = 100;
+  SessionTimeouts timeouts;
   // ---- performance ----
 
   // The number of sums of past steps that are kept for replicas that lack them.
@@ -116,8 +140,9 @@ struct SessionOptions {
 
   // Reads SHERD_COORDINATOR and SHERD_REPLICA and, if they are set,
   // SHERD_REPLICAS, SHERD_SAMPLES (samples_full), SHERD_HOST,
-  // SHERD_SECRET_FILE, SHERD_TLS_CERT, SHERD_TLS_KEY and SHERD_TLS_CA. `sherd
-  // run --fault-tolerant` sets those that it knows. A spare (SHERD_SPARE) waits
+  // SHERD_SECRET_FILE, SHERD_TLS_CERT, SHERD_TLS_KEY, SHERD_TLS_CA and
+  // SHERD_TIMEOUTS ("leave=10,fetch=2.5", names of SessionTimeouts, in seconds).
+  // `sherd run --fault-tolerant` sets those that it knows. A spare (SHERD_SPARE) waits
   // here until it takes the place of a replica, so call this when everything
   // else is ready. Throws Error if a variable is missing or not a number.
   static SessionOptions from_environment();
@@ -222,7 +247,7 @@ class ReplicaSession {
   void leave();
 
   // Collective. Ends the session: waits until the others have the last step,
-  // for at most a minute, and closes the connections. The destructor closes
+  // for at most timeouts.linger, and closes the connections. The destructor closes
   // them without waiting. Afterwards all methods throw Error
   // (kFailedPrecondition) except leave(), close() and those that only return a
   // value.

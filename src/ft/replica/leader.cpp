@@ -18,15 +18,14 @@ namespace {
 
 // Short, so that a coordinator that was started again is found at once.
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
-// How long a replica whose program has ended serves others that lack the last step.
-constexpr Duration kLinger = std::chrono::seconds(60);
 // Beats without a word of a rank, whose agent has something to say in each.
 constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 
-net::ReconnectingClientOptions redial_options(const net::Security& security) {
+net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
   net::ReconnectingClientOptions options;
-  options.dial.security = security;
+  options.dial.security = given.security;
   options.dial.security.peer = net::PeerRole::kCoordinator;
+  options.dial.connection.user_timeout = given.timeouts.link;
   options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
   options.back_off_max = kRedialMax;
   return options;
@@ -72,7 +71,7 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
       coordinator_(std::make_unique<net::ReconnectingClient>(
           loop,
           options_.coordinator,
-          redial_options(options_.security),
+          redial_options(options_),
           [this] { return random_(); },
           net::ReconnectingClientHandlers{
               .on_connected =
@@ -142,6 +141,7 @@ void Leader::send_heartbeat() {
     ++beats;
   }
   report();
+  leave_undecided();
   heartbeat_ = loop_.after(kHeartbeatInterval, [this] { send_heartbeat(); });
 }
 
@@ -283,6 +283,37 @@ void Leader::leave_in_order() {
   }
 }
 
+// The coordinator may be gone, stand still, or have a full disk; the program may want to save what the
+// replica holds before somebody kills it. While ranks work there is something to wait for.
+void Leader::leave_undecided() {
+  if (stopped_ || !machine_.report().leaving || busy_) {
+    return;
+  }
+  const auto& view = machine_.view();
+  const auto all = progress();
+  const bool works = all.activity == Activity::kComputing ||
+      all.activity == Activity::kApplying;
+  if (works || !standstill_ || standstill_->progress != all.serial ||
+      standstill_->epoch != view.epoch ||
+      standstill_->step != view.canonical.step) {
+    standstill_ =
+        Standstill{all.serial, view.epoch, view.canonical.step, loop_.now()};
+    return;
+  }
+  if (loop_.now() - standstill_->since < options_.timeouts.leave) {
+    return;
+  }
+  if (!machine_.held()) {
+    stop("it was told to leave, and holds no state");
+    return;
+  }
+  log_warning(
+      str("[ft] it leaves with step ", machine_.held()->step,
+          ": it was told to, and nothing was decided for ",
+          seconds(options_.timeouts.leave), " s"));
+  stop({});
+}
+
 // Ends once all others hold at least the same step.
 void Leader::end_in_order() {
   // A replica that holds nothing had a wrong state: it fetches another one.
@@ -380,7 +411,7 @@ void Leader::on(std::size_t rank, const FinishedEvent&) {
   }
   finished_ = true;
   report();
-  linger_ = loop_.after(kLinger, [this] {
+  linger_ = loop_.after(options_.timeouts.linger, [this] {
     stop(
         machine_.held()
             ? ""

@@ -15,6 +15,7 @@
 #include <vector>
 #include "base/backoff.h"
 #include "ft/protocol/replica.h"
+#include "ft/replica/agent_timeouts.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/transfer/fetch.h"
 #include "net/connector.h"
@@ -29,6 +30,7 @@ struct LeaderOptions {
   net::HostAddress coordinator;
   net::Security security{};
   std::vector<RankAddress> addresses;  // By rank, all with this replica's key.
+  AgentTimeouts timeouts{};
   // Ranks first compute a warm-up while they fetch a state.
   bool warms_up = false;
   // For tests: called at each "beat", with its number.
@@ -108,6 +110,7 @@ class Leader {
   // Without a reason: in order.
   void stop(const std::string& reason);
   void leave_in_order();
+  void leave_undecided();
   void end_in_order();
   void offer_snapshot();
 
@@ -140,6 +143,14 @@ class Leader {
   std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
   std::uint64_t recovered_ranks_ = 0;  // Of ranks that were quiet for long.
   std::int64_t beats_ = 0;
+  // What has happened so far, and since when nothing more has; while it leaves.
+  struct Standstill {
+    std::uint64_t progress = 0;
+    Epoch epoch;
+    std::int64_t step = 0;
+    Instant since{};
+  };
+  std::optional<Standstill> standstill_;
   std::optional<std::uint64_t> other_run_;  // The run of another coordinator.
   std::optional<CatchUpAttempt> catch_up_;
   std::uint64_t fetches_ = 0;

@@ -127,6 +127,8 @@ void Leader::ask_snapshots() {
   FetchOptions options;
   options.run = machine_.view().run;
   options.shard_rank = 0;
+  options.timeout_without_progress = options_.timeouts.fetch;
+  options.snapshot_timeout = options_.timeouts.snapshot;
   options.security = options_.security;
   for (std::size_t i = 0; i < catch_up_->asked.size(); ++i) {
     const auto& first = catch_up_->asked[i].addresses.front();

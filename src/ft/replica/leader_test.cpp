@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,10 +31,10 @@ using ::testing::HasSubstr;
 
 const StateId kFirst{0, first_lineage(5, 1)};
 
-// Answers each report with what the test makes of it, until it has had enough.
+// Answers each report with what the test makes of it, perhaps nothing, until it has had enough.
 class CoordinatedLeader {
  public:
-  using Answer = std::function<RunView(const Report& report)>;
+  using Answer = std::function<std::optional<RunView>(const Report& report)>;
   explicit CoordinatedLeader(net::Loop& loop) : loop_(loop) {
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
@@ -63,9 +64,10 @@ class CoordinatedLeader {
  private:
   void received(const net::Frame& frame) {
     reports_.push_back(report_of(frame.payload).value());
-    connection_->send(
-        static_cast<std::uint16_t>(FrameType::kRunView),
-        bytes_of(answer_(reports_.back())));
+    if (const auto view = answer_(reports_.back())) {
+      connection_->send(
+          static_cast<std::uint16_t>(FrameType::kRunView), bytes_of(*view));
+    }
     if (reports_.size() >= enough_) {
       loop_.stop();
     }
@@ -164,6 +166,63 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
   EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+}
+
+// ---- leaving ----
+
+// Of a run in which the replica is a member, so that it waits for the end of the step.
+RunView order_to_member() {
+  auto view = order_of_run(1);
+  view.epoch = {1, 1};
+  view.stage = EpochStage::kJoining;
+  view.members = {{.replica = 0, .incarnation = 7, .samples = {{0, 2}}}};
+  view.peers = {
+      {.replica = 0,
+       .incarnation = 7,
+       .held = kFirst,
+       .addresses = {{"127.0.0.1", 1, 2}}}};
+  return view;
+}
+
+TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  auto options = options_of(coordinator, 1);
+  options.timeouts.leave = milliseconds(600);
+  std::vector<RankTask> tasks;
+  Leader leader(loop, options, [&](std::size_t, const RankTask& task) {
+    tasks.push_back(task);
+    if (std::holds_alternative<StopTask>(task)) {
+      loop.stop();
+    }
+  });
+  // What the rank computes is worth waiting for.
+  leader.received(0, TrainingProgress{Activity::kComputing, 5, {}});
+  bool computes = true;
+  const auto done = loop.after(milliseconds(1500), [&] {
+    computes = false;
+    leader.received(0, TrainingProgress{Activity::kReducing, 6, {}});
+  });
+  ::testing::internal::CaptureStderr();
+  // The coordinator says who is a member; then it stands still.
+  bool told = false;
+  coordinator.serve(1000, [&](const Report& report) -> std::optional<RunView> {
+    if (report.run == 0) {
+      return order_to_member();
+    }
+    if (!std::exchange(told, true)) {
+      leader.received(0, LeaveEvent{});
+    }
+    return std::nullopt;
+  });
+  const auto warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(computes);
+  ASSERT_TRUE(std::holds_alternative<StopTask>(tasks.back()));
+  EXPECT_EQ(std::get<StopTask>(tasks.back()).reason, "");
+  EXPECT_THAT(
+      warning,
+      HasSubstr("it leaves with step 0: it was told to, and nothing was "
+                "decided for 0.6 s"));
 }
 
 // ---- other versions ----

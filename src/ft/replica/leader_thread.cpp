@@ -41,6 +41,7 @@ struct LeaderThread::Impl {
     net::ListenerOptions listening;
     listening.security = options.leader.security;
     listening.connection.received_bytes_max = kEventBytesMax;
+    listening.connection.user_timeout = options.leader.timeouts.link;
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       const auto room = static_cast<std::size_t>(options.ranks) + kGuestsMax;

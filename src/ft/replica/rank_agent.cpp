@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/status_from_exception.h"
 #include "ft/ring/block_digest.h"
 
 namespace sherd::ft {
@@ -50,6 +51,8 @@ RankAgent::RankAgent(
               .replica = options_.replica,
               .incarnation = options_.incarnation,
               .shard_rank = options_.shard_rank,
+              .connect_timeout = options_.timeouts.connect,
+              .user_timeout = options_.timeouts.link,
               .memory = shares_memory(options_) ? &memory_ : nullptr},
           ring_events())) {
   ring_->set_layout(options_.buckets);
@@ -159,7 +162,19 @@ void RankAgent::on(const RingMembership& ring) {
       member.port = options_.hooks.route(member.replica, member.port);
     }
   }
-  ring_->join(std::move(routed));
+  // The look-up of a name may take many seconds, and what holds up this loop holds up heartbeats.
+  joins_thread_.post([this, routed = std::move(routed)]() noexcept {
+    const auto joined = status_of(
+        [&]() -> Status {
+          ring_->join(routed);
+          return {};
+        },
+        ErrorCode::kUnavailable);
+    if (!joined.ok()) {
+      loop_.post([joined] { joined.throw_if_failed(); });
+    }
+    return Status();
+  });
 }
 
 void RankAgent::on(const ComputeTask& task) {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 #include "base/worker_thread.h"
+#include "ft/replica/agent_timeouts.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/replica/training_queue.h"
 #include "ft/ring/ring.h"
@@ -50,6 +51,7 @@ struct RankAgentOptions {
   // An address of this host at which counterparts reach this rank.
   std::string host = "127.0.0.1";
   net::Security security{};
+  AgentTimeouts timeouts{};
   // Elements of this rank's gradients, by bucket; the same at its counterparts.
   std::vector<std::int64_t> buckets;
   // What is in each bucket, for hang reports; none: no names.
@@ -183,7 +185,8 @@ class RankAgent {
   std::atomic<std::uint64_t> activity_changes_{0};   // Of the program.
   std::unique_ptr<TransferServer> transfer_;
   std::unique_ptr<Ring> ring_;  // Its thread ends before the rest,
-  WorkerThread digests_thread_{"sherd-digests"};  // and this one first.
+  WorkerThread digests_thread_{"sherd-digests"};  // and these first.
+  WorkerThread joins_thread_{"sherd-joins"};
 };
 
 }  // namespace sherd::ft

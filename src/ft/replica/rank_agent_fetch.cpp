@@ -23,6 +23,8 @@ FetchOptions RankAgent::fetch_options() const {
   options.run = run_;
   options.shard_rank = options_.shard_rank;
   options.security = options_.security;
+  options.timeout_without_progress = options_.timeouts.fetch;
+  options.snapshot_timeout = options_.timeouts.snapshot;
   return options;
 }
 

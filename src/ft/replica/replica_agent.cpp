@@ -78,6 +78,7 @@ struct ReplicaAgent::Impl {
         .held = options.held};
     leading.leader.coordinator = options.coordinator;
     leading.leader.security = options.rank.security;
+    leading.leader.timeouts = options.rank.timeouts;
     leading.leader.warms_up = options.warms_up;
     leading.leader.reach = options.rank.hooks.reach;
     leading.host = options.rank.host;
@@ -108,6 +109,7 @@ struct ReplicaAgent::Impl {
   void dial_once(const net::HostAddress& first) {
     net::ConnectorOptions dialling;
     dialling.security = options.rank.security;
+    dialling.connection.user_timeout = options.rank.timeouts.link;
     dialled = std::make_unique<net::Connector>(
         loop, first, dialling,
         [this, first](Result<std::unique_ptr<net::Connection>> made) {
@@ -135,6 +137,9 @@ struct ReplicaAgent::Impl {
     to_leader->send(
         type_of(RankFrame::kHello),
         str(options.rank.shard_rank, ' ', options.rank.incarnation));
+    if (leaving) {
+      tell(LeaveEvent{});
+    }
   }
 
   void leader_says(const net::Frame& frame) {
@@ -166,6 +171,11 @@ struct ReplicaAgent::Impl {
     }
   }
 
+  void leave() {
+    leaving = true;  // For a leader that is not there yet.
+    tell(LeaveEvent{});
+  }
+
   void send_heartbeat() {
     tell(rank.progress());
     constexpr Duration kEvery = std::chrono::milliseconds(100);
@@ -193,6 +203,7 @@ struct ReplicaAgent::Impl {
        .longest = std::chrono::seconds(2)}};
   std::string dial_problem;
   net::Timer beats;
+  bool leaving = false;
   std::unique_ptr<LeaderThread> leader;  // In rank 0; ends before the rest.
   std::jthread thread;
 };
@@ -232,7 +243,7 @@ void ReplicaAgent::start(const std::vector<std::string>& addresses) {
 RankAgent& ReplicaAgent::rank() { return impl_->rank; }
 
 void ReplicaAgent::leave() {
-  impl_->loop.post([this] { impl_->tell(LeaveEvent{}); });
+  impl_->loop.post([this] { impl_->leave(); });
 }
 
 }  // namespace sherd::ft

@@ -46,7 +46,7 @@ class ReplicaAgent {
 
   // What the program does with this rank, once start() has returned.
   RankAgent& rank();
-  // The replica leaves after the step it is in: next() will say so.
+  // The replica leaves after the step it is in, whichever rank says so: next() will tell all.
   void leave();
 
  private:

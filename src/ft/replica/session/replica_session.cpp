@@ -15,6 +15,7 @@
 #include "ft/replica/gradient_check.h"
 #include "ft/replica/replica_agent.h"
 #include "ft/replica/session/replica_gradients.h"
+#include "ft/replica/session/session_timeouts.h"
 #include "ft/replica/session/state_bytes.h"
 #include "net/security.h"
 
@@ -117,6 +118,7 @@ SessionOptions SessionOptions::from_environment() {
   options.tls_certificate = lookup("SHERD_TLS_CERT").value_or("");
   options.tls_key = lookup("SHERD_TLS_KEY").value_or("");
   options.tls_authority = lookup("SHERD_TLS_CA").value_or("");
+  options.timeouts = timeouts_of(lookup("SHERD_TIMEOUTS").value_or(""));
   return options;
 }
 
@@ -154,6 +156,8 @@ struct ReplicaSession::Impl {
     starting.rank.digest_every = options.digest_every;
     starting.rank.fetch_bytes_per_s_max =
         static_cast<std::uint64_t>(options.fetch_bytes_per_s_max);
+    starting.rank.timeouts = agent_timeouts(options.timeouts);
+    starting.siblings_timeout = options.timeouts.siblings;
     starting.ranks = world.size();
     starting.warms_up = options.warm_up;
     starting.coordinator = net::parse_host_address(options.coordinator);
