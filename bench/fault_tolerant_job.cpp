@@ -126,6 +126,8 @@ std::vector<std::string> FaultTolerantJob::command_of(
       std::to_string(samples),
       "--run-dir",
       folder_ + "/run",
+      "--max-restarts",
+      "1000000",
       "--grace",
       kGraceSeconds,
       "--",

@@ -102,7 +102,7 @@ TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
       AllOf(HasSubstr("--ranks"), HasSubstr("excludes")));
   EXPECT_THAT(
       refused(on + "--replicas 0 true"),
-      HasSubstr("at least 1 replica, found 0"));
+      HasSubstr("1 to 4096 replicas, found 0"));
   EXPECT_THAT(
       refused(on + "--replicas 2 --ranks-per-replica 0 true"),
       HasSubstr("at least 1 rank, found 0"));
@@ -115,6 +115,19 @@ TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(
       refused(on + "--replicas 2 --port 1000 true"),
       HasSubstr("expected no port"));
+  EXPECT_THAT(
+      refused(on + "--replicas 99999 true"),
+      HasSubstr("1 to 4096 replicas, found 99999"));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --samples-per-replica 0 true"),
+      HasSubstr("--samples-per-replica: expected a number from 1 on, found 0"));
+  EXPECT_THAT(
+      refused(
+          on + "--replicas 2 --samples-per-replica 2 --global-batch 4 true"),
+      AllOf(HasSubstr("--global-batch"), HasSubstr("excludes")));
+  EXPECT_THAT(
+      refused(on + "--replicas 2 --secret-file x --no-secret true"),
+      AllOf(HasSubstr("--no-secret"), HasSubstr("excludes")));
   EXPECT_THAT(refused("replica"), HasSubstr("subcommand"));
   EXPECT_THAT(refused("replica drain 1"), HasSubstr("--control"));
 }
@@ -127,7 +140,7 @@ TEST(Command, ACoordinatorsTimesAreThoseOfRun) {
   EXPECT_THAT(outcome.shown, HasSubstr("500 ms or more, found 100"));
   for (const std::string flag :
        {"--start-timeout", "--dead-after", "--hang-after", "--first-hang-after",
-        "--hold-time"}) {
+        "--hold-time", "--settle", "--left-out-max"}) {
     EXPECT_THAT(sherd(run + flag + " soon true").shown, HasSubstr("soon"))
         << flag;
     EXPECT_THAT(
@@ -161,6 +174,23 @@ TEST(Command, ReplicasRunWithACoordinatorElsewhere) {
   const Outcome nobody = sherd("replica drain 1 --control /no/such/socket");
   EXPECT_EQ(nobody.exit_status, 1);
   EXPECT_THAT(nobody.shown, HasSubstr("no launcher"));
+}
+
+TEST(Command, TimersOfReplicasAreInTheirEnvironment) {
+  const auto timeouts = [](const std::string& flags) {
+    return sherd(
+               "run --fault-tolerant --replicas 1 --coordinator 127.0.0.1:9 " +
+               flags + " sh -c 'echo $SHERD_TIMEOUTS'")
+        .shown;
+  };
+  EXPECT_THAT(timeouts(""), HasSubstr(" leave=10\n"));
+  EXPECT_THAT(timeouts("--grace 60"), HasSubstr(" leave=20\n"));
+  EXPECT_THAT(
+      timeouts("--leave-timeout 2 --fetch-timeout 0.5"),
+      HasSubstr(" leave=10,fetch=0.5,leave=2\n"));
+  EXPECT_THAT(
+      timeouts("--linger-timeout 0"),
+      HasSubstr("--linger-timeout: expected seconds above 0, found 0"));
 }
 
 TEST(Command, BenchmarksThatAreNotBuiltAreNamedWithARemedy) {

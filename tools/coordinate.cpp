@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,16 +22,6 @@ constexpr const char* kCoordinateExamples =
     "Exit status: 0 when it was told to end, 1 when it cannot go on (the log,\n"
     "an address), 2 wrong usage.";
 
-// Times are given in seconds.
-struct CoordinateArguments {
-  CoordinateOptions options;
-  CoordinatorTimes times;
-};
-
-std::chrono::milliseconds milliseconds_of(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-}
-
 void add_text(
     CLI::App* app,
     const char* name,
@@ -40,13 +29,6 @@ void add_text(
     const char* type,
     const char* description) {
   app->add_option(name, value, description)->type_name(type);
-}
-
-void add_seconds(
-    CLI::App* app, const char* name, double& value, const char* description) {
-  app->add_option(name, value, description)
-      ->check(check_seconds)
-      ->type_name("SECONDS");
 }
 
 template <typename Number>
@@ -88,8 +70,7 @@ void add_addresses(CLI::App* app, CoordinateOptions& options) {
       "certificates");
 }
 
-void add_rules(CLI::App* app, CoordinateArguments& arguments) {
-  CoordinateOptions& options = arguments.options;
+void add_rules(CLI::App* app, CoordinateOptions& options) {
   add_number(
       app, "--replicas-min", options.replicas_min,
       "No step is committed by fewer replicas (1)");
@@ -101,8 +82,8 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
       "Samples of each replica in a step (1)");
   add_number(
       app, "--global-batch", options.global_batch,
-      "Samples of all replicas together in a step, also\n"
-      "while some are missing (0: as above)");
+      "Instead: samples of all replicas together in a step,\n"
+      "also while some are missing (0: as above)");
   add_number(
       app, "--samples-multiple", options.samples_multiple,
       "The share of a replica is a multiple of this, its\n"
@@ -110,34 +91,30 @@ void add_rules(CLI::App* app, CoordinateArguments& arguments) {
   app->add_flag(
       kRecoverFlag, options.recover_from_replicas, kRecoverDescription);
   for (const auto& flag : kCoordinatorTimeFlags) {
-    add_seconds(app, flag.name, arguments.times.*flag.value, flag.description);
+    app->add_option_function<double>(
+           flag.name,
+           [&options, value = flag.value](double seconds) {
+             options.*value = milliseconds_of(seconds);
+           },
+           description_of(flag))
+        ->check(check_seconds)
+        ->type_name("SECONDS")
+        ->group("Timers");
   }
-}
-
-int run(CoordinateArguments arguments) {
-  CoordinateOptions& options = arguments.options;
-  const CoordinatorTimes& times = arguments.times;
-  options.start_timeout = milliseconds_of(times.start_timeout_s);
-  options.dead_after = milliseconds_of(times.dead_after_s);
-  options.hold_time = milliseconds_of(times.hold_time_s);
-  options.hang_after = milliseconds_of(times.hang_after_s);
-  options.first_hang_after = milliseconds_of(times.first_hang_after_s);
-  return ft::coordinate(options);
 }
 
 }  // namespace
 
 Subcommand add_coordinate(CLI::App& app) {
-  auto arguments = std::make_shared<CoordinateArguments>();
+  auto options = std::make_shared<CoordinateOptions>();
   CLI::App* coordinate = app.add_subcommand(
       "coordinate", "Decide for the replicas of a fault-tolerant run");
   coordinate->footer(kCoordinateExamples);
-  add_addresses(coordinate, arguments->options);
-  add_rules(coordinate, *arguments);
-  return {
-      .app = coordinate, .run = [arguments](const std::vector<std::string>&) {
-        return run(*arguments);
-      }};
+  add_addresses(coordinate, *options);
+  add_rules(coordinate, *options);
+  return {.app = coordinate, .run = [options](const std::vector<std::string>&) {
+            return ft::coordinate(*options);
+          }};
 }
 
 }  // namespace sherd::tools

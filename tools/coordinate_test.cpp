@@ -23,7 +23,8 @@ TEST(CoordinateCommand, HelpNamesWhatIsNeeded) {
   EXPECT_THAT(
       help.shown,
       AllOf(
-          HasSubstr("--log FILE"), HasSubstr("--status"),
+          HasSubstr("--log FILE"), HasSubstr("--status"), HasSubstr("Timers:"),
+          HasSubstr("one new epoch (0.03)"),
           HasSubstr("Example, three replicas")));
 }
 
@@ -42,6 +43,13 @@ TEST(CoordinateCommand, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused(log + "--replicas-min 0"), HasSubstr("a minimum of 0"));
   EXPECT_THAT(refused(log + "--dead-after 0.1"), HasSubstr("found 100 ms"));
   EXPECT_THAT(refused(log + "--dead-after nan"), HasSubstr("found nan"));
+  EXPECT_THAT(
+      refused(log + "--vote-timeout soon"),
+      HasSubstr("--vote-timeout: expected seconds from 0 to 1000000, found "
+                "soon"));
+  EXPECT_THAT(
+      refused(log + "--left-out-min 3 --left-out-max 2"),
+      HasSubstr("at most 3000 ms or more, found 2000 ms"));
   EXPECT_THAT(refused(log + "--secret-file /nowhere"), HasSubstr("/nowhere"));
 }
 
@@ -49,6 +57,18 @@ TEST(CoordinateCommand, ALogThatCannotBeHadExitsWithOne) {
   const auto outcome = coordinate("--log /proc/nowhere/log.db");
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(outcome.shown, HasSubstr("/proc/nowhere/log.db"));
+}
+
+TEST(CoordinateCommand, TooFewDescriptorsAreNamedAndNotWaitedFor) {
+  const testing::ScratchFolder folder;
+  const auto outcome = test::run_in_shell(
+      "ulimit -n 16; '" SHERD_COMMAND
+      "' coordinate --replicas-start 3 --log '" +
+      folder.path() + "/log.db'");
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_THAT(
+      outcome.shown,
+      HasSubstr("at least 35 open files for 3 replicas, found 16"));
 }
 
 // Also when nobody reads any more what it says.

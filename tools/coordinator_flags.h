@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on,
-// with the same words. Thread rule: values.
+// Flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on, and those of the
+// timers of replicas, which `sherd run` gives them in SHERD_TIMEOUTS. Thread rule: values.
 #pragma once
 
 #include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
+#include <sstream>
 #include <string>
+#include <system_error>
+#include <sherd/ft/coordinator.h>
 
 namespace sherd::tools {
 
@@ -20,36 +26,115 @@ inline std::string check_seconds(const std::string& text) {
       : "expected seconds from 0 to 1000000, found " + text;
 }
 
-struct CoordinatorTimes {
-  double start_timeout_s = 60;
-  double dead_after_s = 1;
-  double hang_after_s = 5;
-  double first_hang_after_s = 60;
-  double hold_time_s = 60;
-};
+// For a timer that cannot be 0.
+inline std::string check_positive_seconds(const std::string& text) {
+  const bool is_zero =
+      check_seconds(text).empty() && std::strtod(text.c_str(), nullptr) == 0;
+  return is_zero ? "expected seconds above 0, found " + text
+                 : check_seconds(text);
+}
+
+inline std::string check_count(const std::string& text) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc() && stop == end && value > 0
+      ? ""
+      : "expected a number from 1 on, found " + text;
+}
+
+inline std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
 
 struct CoordinatorTimeFlag {
   const char* name;
-  double CoordinatorTimes::* value;
+  std::chrono::milliseconds ft::CoordinateOptions::* value;
+  const char* description;  // Its default is added.
+};
+
+inline constexpr std::array<CoordinatorTimeFlag, 14> kCoordinatorTimeFlags = {{
+    {"--start-timeout", &ft::CoordinateOptions::start_timeout,
+     "How long the first step waits for replicas that\n"
+     "have not arrived yet"},
+    {"--hold-time", &ft::CoordinateOptions::hold_time,
+     "If only replicas that are away have the last step,\n"
+     "the run goes back to an earlier one after this\n"
+     "long"},
+    {"--dead-after", &ft::CoordinateOptions::dead_after,
+     "A replica that sends nothing for this long counts\n"
+     "as lost; at least 0.5"},
+    {"--hang-after", &ft::CoordinateOptions::hang_after,
+     "A replica is left out if it makes no progress for\n"
+     "this long and for ten times as long as usual"},
+    {"--first-hang-after", &ft::CoordinateOptions::first_hang_after,
+     "The same limit for its first computations"},
+    {"--slow-after", &ft::CoordinateOptions::slow_after,
+     "It is shown as slow after this long and three times\n"
+     "as long as usual"},
+    {"--settle", &ft::CoordinateOptions::settle,
+     "Failures that come together within this time make\n"
+     "one new epoch"},
+    {"--join-timeout", &ft::CoordinateOptions::join_timeout,
+     "How long members of a new epoch may take to connect\n"
+     "to each other"},
+    {"--reconnect-timeout", &ft::CoordinateOptions::reconnect_timeout,
+     "How long a coordinator that was started again waits\n"
+     "for the members of the last epoch"},
+    {"--vote-timeout", &ft::CoordinateOptions::vote_timeout,
+     "How long after the first vote the votes that are\n"
+     "there make the step"},
+    {"--left-out-min", &ft::CoordinateOptions::left_out_min,
+     "How long a replica that fails the others again is\n"
+     "left out; twice as long each time"},
+    {"--left-out-max", &ft::CoordinateOptions::left_out_max,
+     "And at most this long"},
+    {"--first-report-timeout", &ft::CoordinateOptions::first_report_timeout,
+     "A connection on which no report has come by then is\n"
+     "closed"},
+    {"--log-retry-max", &ft::CoordinateOptions::log_retry_max,
+     "The longest time between two attempts to write a\n"
+     "log that cannot be written"},
+}};
+
+// As in "How long (60)".
+inline std::string description_of(const CoordinatorTimeFlag& flag) {
+  const ft::CoordinateOptions defaults;
+  std::ostringstream text;
+  text << flag.description << " ("
+       << static_cast<double>((defaults.*flag.value).count()) / 1000 << ")";
+  return text.str();
+}
+
+struct ReplicaTimeFlag {
+  const char* name;
+  const char* key;  // In SHERD_TIMEOUTS.
   const char* description;
 };
 
-inline constexpr std::array<CoordinatorTimeFlag, 5> kCoordinatorTimeFlags = {{
-    {"--start-timeout", &CoordinatorTimes::start_timeout_s,
-     "How long the first step waits for replicas that\n"
-     "have not arrived yet (60)"},
-    {"--dead-after", &CoordinatorTimes::dead_after_s,
-     "A replica that sends nothing for this long counts\n"
-     "as lost (1)"},
-    {"--hang-after", &CoordinatorTimes::hang_after_s,
-     "A replica is left out if it makes no progress for\n"
-     "this long and for ten times as long as usual (5)"},
-    {"--first-hang-after", &CoordinatorTimes::first_hang_after_s,
-     "The same limit for its first computations (60)"},
-    {"--hold-time", &CoordinatorTimes::hold_time_s,
-     "If only replicas that are away have the last step,\n"
-     "the run goes back to an earlier one after this\n"
-     "long (60)"},
+inline constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
+    {"--leave-timeout", "leave",
+     "A replica that was told to end, and has nothing to\n"
+     "do, waits this long for the coordinator's decision;\n"
+     "then it saves what it holds (a third of --grace)"},
+    {"--connect-timeout", "connect",
+     "A replica to which no connection was made in this\n"
+     "time counts as lost (2)"},
+    {"--link-timeout", "link",
+     "A connection counts as lost when sent bytes were not\n"
+     "acknowledged for this long (5)"},
+    {"--fetch-timeout", "fetch",
+     "A replica that sends nothing of a state for this\n"
+     "long is not waited for (5)"},
+    {"--snapshot-timeout", "snapshot",
+     "How long one may take to finish its step and copy\n"
+     "its state for others (60)"},
+    {"--siblings-timeout", "siblings",
+     "How long the ranks of a replica wait for each other\n"
+     "at the start (60)"},
+    {"--linger-timeout", "linger",
+     "How long a replica that has made the last step waits\n"
+     "for others that lack it (60)"},
 }};
 
 inline constexpr const char* kRecoverFlag = "--recover-from-replicas";

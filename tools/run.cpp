@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
-#include <chrono>
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
@@ -39,12 +41,15 @@ constexpr const char* kRunExamples =
     "Exit status: 0 when all ranks succeed, else that of the first to fail\n"
     "(128 + signal if killed); 127 program not found, 126 not executable,\n"
     "with --fault-tolerant 0 when the replica that ended last has succeeded,\n"
+    "75 when all replicas were asked to leave before the run had ended;\n"
     "2 wrong usage.";
 
 // What the command line says, before it becomes LaunchOptions.
 struct RunArguments {
   LaunchOptions launch;
   double grace_seconds = 30;
+  double restart_window_seconds = 3600;
+  bool no_secret = false;
   bool no_bind = false;
   bool no_prefix = false;
   bool no_rank0_tty = false;
@@ -55,9 +60,9 @@ struct RunArguments {
   int ranks_per_replica = 1;
   launch::ReplicaOptions replicas;
   const CLI::Option* replicas_given = nullptr;
-  CoordinatorTimes times;
   bool recovers = false;
-  std::vector<const CLI::Option*> passed_on;  // To the coordinator.
+  std::vector<const CLI::Option*> passed_on;           // To the coordinator.
+  std::map<std::string, const CLI::Option*> timeouts;  // Of replicas.
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -78,6 +83,23 @@ class RunFormatter : public CLI::Formatter {
   }
 };
 
+// SHERD_TIMEOUTS of the replicas; what comes later counts. By default a replica that is told to end
+// has most of the grace to save its state.
+std::string timeouts_of(const RunArguments& arguments) {
+  std::ostringstream text;
+  text << "leave=" << std::max(arguments.grace_seconds / 3, 0.1);
+  const char* given = std::getenv("SHERD_TIMEOUTS");
+  if (given != nullptr && *given != '\0') {
+    text << "," << given;
+  }
+  for (const auto& [key, option] : arguments.timeouts) {
+    if (option->count() > 0) {
+      text << "," << key << "=" << option->results().back();
+    }
+  }
+  return text.str();
+}
+
 void set_replicas(RunArguments& arguments) {
   LaunchOptions& options = arguments.launch;
   if (arguments.replicas_given->count() == 0) {
@@ -86,6 +108,10 @@ void set_replicas(RunArguments& arguments) {
   options.ranks = arguments.ranks_per_replica;
   options.rank0_owns_stdout = false;
   options.replicas = arguments.replicas;
+  options.replicas->makes_secret = !arguments.no_secret;
+  options.replicas->timeouts = timeouts_of(arguments);
+  options.replicas->restart_window =
+      milliseconds_of(arguments.restart_window_seconds);
   auto& words = options.replicas->coordinator_arguments;
   for (const CLI::Option* option : arguments.passed_on) {
     if (option->count() > 0) {
@@ -120,8 +146,7 @@ int run(RunArguments arguments, const std::vector<std::string>& program) {
   }
   options.rank0_owns_stdout = options.output != RankOutput::kFiles &&
       !arguments.no_rank0_tty && ::isatty(STDOUT_FILENO) == 1;
-  options.stop_grace = std::chrono::milliseconds(
-      static_cast<std::int64_t>(arguments.grace_seconds * 1000));
+  options.stop_grace = milliseconds_of(arguments.grace_seconds);
   options.bind_cores = !arguments.no_bind;
   if (!arguments.fault_tolerant && arguments.ranks_given->count() == 0) {
     throw Error(
@@ -158,7 +183,11 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "Additional replicas that wait until one is lost, and\n"
       "take its place");
   add("--max-restarts", replicas.restarts_max, "N",
-      "How often one replica is started again (100)");
+      "How often one replica is started again within the\n"
+      "time of --restart-window, before it is given up (30)");
+  add("--restart-window", arguments.restart_window_seconds, "SECONDS",
+      "That time; 0: as long as the job lasts (3600)")
+      ->check(check_seconds);
   CLI::Option* elsewhere =
       add("--coordinator", replicas.coordinator, "HOST:PORT",
           "Use a coordinator that runs elsewhere");
@@ -168,10 +197,13 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   add("--samples-per-replica", replicas.samples_per_replica, "S",
       "Samples of each replica in a step, a multiple of its\n"
       "ranks (K)")
+      ->check(check_count)
       ->excludes(elsewhere);
   add("--global-batch", replicas.global_batch, "N",
-      "Samples of all replicas together in a step, also\n"
-      "while some are missing")
+      "Instead: samples of all replicas together in a step,\n"
+      "also while some are missing")
+      ->check(check_count)
+      ->excludes(run_app.get_option("--samples-per-replica"))
       ->excludes(elsewhere);
   add("--status", replicas.status, "HOST:PORT",
       "Where the coordinator serves its status page, on\n"
@@ -181,20 +213,56 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "Where the coordinator keeps its log; a run that\n"
       "began there continues")
       ->excludes(elsewhere);
-  for (const auto& flag : kCoordinatorTimeFlags) {
-    arguments.passed_on.push_back(
-        add(flag.name, arguments.times.*flag.value, "SECONDS", flag.description)
-            ->check(check_seconds)
-            ->excludes(elsewhere));
-  }
   run_app.add_flag(kRecoverFlag, arguments.recovers, kRecoverDescription)
       ->needs(on)
       ->excludes(elsewhere)
       ->group("With --fault-tolerant");
-  add("--secret-file", replicas.secret_file, "FILE",
-      "The secret that replicas and coordinator share");
   add("--control", replicas.control, "PATH",
       "Make a socket for `sherd replica drain` and `admit`");
+}
+
+void add_secret_options(CLI::App& run_app, RunArguments& arguments) {
+  CLI::Option* on = run_app.get_option("--fault-tolerant");
+  constexpr const char* kGroup = "With --fault-tolerant";
+  CLI::Option* secret =
+      run_app
+          .add_option(
+              "--secret-file", arguments.replicas.secret_file,
+              "The secret that replicas and coordinator share\n"
+              "(a new one, coordinator.secret in --run-dir)")
+          ->type_name("FILE")
+          ->needs(on)
+          ->group(kGroup);
+  run_app
+      .add_flag(
+          "--no-secret", arguments.no_secret,
+          "Without a secret: every process of this host may\n"
+          "take part in the run and read its states")
+      ->needs(on)
+      ->excludes(secret)
+      ->group(kGroup);
+}
+
+// Those of the coordinator only where it is started here.
+void add_timers(CLI::App& run_app, RunArguments& arguments) {
+  const auto add = [&](const char* name, const std::string& description) {
+    return run_app
+        .add_option_function<double>(
+            name, [](double /*its text is passed on*/) {}, description)
+        ->type_name("SECONDS")
+        ->needs(run_app.get_option("--fault-tolerant"))
+        ->group("Timers, with --fault-tolerant");
+  };
+  for (const auto& flag : kReplicaTimeFlags) {
+    arguments.timeouts[flag.key] =
+        add(flag.name, flag.description)->check(check_positive_seconds);
+  }
+  for (const auto& flag : kCoordinatorTimeFlags) {
+    arguments.passed_on.push_back(
+        add(flag.name, description_of(flag))
+            ->check(check_seconds)
+            ->excludes(run_app.get_option("--coordinator")));
+  }
 }
 
 }  // namespace
@@ -209,6 +277,8 @@ Subcommand add_run(CLI::App& app) {
       run_app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
           ->type_name("N");
   add_replica_options(*run_app, *arguments);
+  add_secret_options(*run_app, *arguments);
+  add_timers(*run_app, *arguments);
   run_app
       ->add_option(
           "--fake-hosts", arguments->launch.fake_hosts,

@@ -25,11 +25,13 @@ constexpr Duration kKillTimeout = std::chrono::seconds(10);
 CoordinatorProcess::CoordinatorProcess(
     const LaunchOptions& options,
     const std::string& folder,
+    std::string secret_file,
     int slot,
     Supervisor& supervisor)
     : options_(options),
       log_(folder + "/coordinator.db"),
       ready_file_(folder + "/coordinator.address"),
+      secret_file_(std::move(secret_file)),
       slot_(slot),
       supervisor_(supervisor),
       status_(options.replicas->status),
@@ -76,9 +78,9 @@ StartFailure CoordinatorProcess::start() {
         str(options_.ranks)}) {
     process.command.push_back(word);
   }
-  if (!replicas.secret_file.empty()) {
+  if (!secret_file_.empty()) {
     process.command.emplace_back("--secret-file");
-    process.command.push_back(replicas.secret_file);
+    process.command.push_back(secret_file_);
   }
   process.command.insert(
       process.command.end(), replicas.coordinator_arguments.begin(),

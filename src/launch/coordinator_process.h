@@ -17,10 +17,11 @@ namespace sherd::launch {
 
 class CoordinatorProcess {
  public:
-  // Keeps its log in `folder`. All outlive it.
+  // Keeps its log in `folder`. `secret_file`: empty for none. The references outlive it.
   CoordinatorProcess(
       const LaunchOptions& options,
       const std::string& folder,
+      std::string secret_file,
       int slot,
       Supervisor& supervisor);
 
@@ -53,6 +54,7 @@ class CoordinatorProcess {
   const LaunchOptions& options_;
   const std::string log_;
   const std::string ready_file_;
+  const std::string secret_file_;
   const int slot_;
   Supervisor& supervisor_;
   State state_ = State::kEnded;

@@ -6,6 +6,7 @@
 #include <utility>
 #include "base/check.h"
 #include "launch/rank_variables.h"
+#include "launch/start_limits.h"
 
 namespace sherd::launch {
 namespace {
@@ -29,11 +30,13 @@ int Job::run() {
   const StartFailure failure = start_all();
   if (!failure.message.empty()) {
     supervisor_.kill_all();
+    supervisor_.end_orphans();
     supervisor_.say_error(failure.message);
     supervisor_.flush();
     return failure.exit_status;
   }
   watch();
+  supervisor_.end_orphans();
   supervisor_.flush();
   report();
   supervisor_.flush();
@@ -41,6 +44,10 @@ int Job::run() {
 }
 
 StartFailure Job::start_all() {
+  const StartFailure no_room = make_room(size_of_job(1, options_.ranks));
+  if (!no_room.message.empty()) {
+    return no_room;
+  }
   const StartPlan plan = plan_start(options_, options_.ranks);
   if (!plan.failure.message.empty()) {
     return plan.failure;
@@ -62,6 +69,15 @@ StartFailure Job::start_ranks(const StartPlan& plan, int port) {
       .port = port,
       .threads = plan.cores / options_.ranks};
   for (; place.rank < place.ranks; ++place.rank) {
+    for (const int signal : supervisor_.take_signals()) {
+      if (signal != SIGUSR1 && signal != SIGUSR2) {
+        return {
+            128 + signal,
+            str(describe_signal(signal), " came while ranks were started: ",
+                place.rank, " of ", place.ranks)};
+      }
+      early_signals_.push_back(signal);
+    }
     SupervisedProcessSpec setup = rank_process_spec(
         options_, plan, place, place.rank, str("rank ", place.rank));
     setup.reads_stdin = place.rank == 0;
@@ -101,6 +117,9 @@ Result<int> Job::choose_port() {
 }
 
 void Job::watch() {
+  for (const int signal : early_signals_) {
+    carry_out(policy_.signal_received(signal, clock_.now()));
+  }
   while (!policy_.finished()) {
     const Supervisor::Events events = supervisor_.poll_once(policy_.deadline());
     for (const int signal : events.signals) {

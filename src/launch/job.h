@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 #include <sherd/launch/launch.h>
 #include "base/clock.h"
 #include "base/status.h"
@@ -42,6 +43,7 @@ class Job {
   ReservedPort port_;      // Where none was asked for.
   Supervisor supervisor_;  // A rank's slot is its number.
   StopPolicy policy_;
+  std::vector<int> early_signals_;  // Came while ranks were started.
 };
 
 }  // namespace sherd::launch

@@ -14,6 +14,9 @@
 namespace sherd::launch {
 namespace {
 
+// As many as a coordinator takes.
+constexpr int kReplicasMax = 4096;
+
 // Opens /dev/null for those of 0, 1 and 2 that are closed, lest a pipe of the
 // launcher takes such a number and is mistaken for the user's terminal.
 std::vector<Descriptor> fill_standard_descriptors() {
@@ -58,14 +61,20 @@ void check(const LaunchOptions& options) {
 void check_replicas(const LaunchOptions& options) {
   const ReplicaOptions& replicas = *options.replicas;
   SHERD_CHECK(
-      replicas.replicas >= 1, "[launch] expected at least 1 replica, found ",
+      replicas.replicas >= 1 && replicas.replicas <= kReplicasMax,
+      "[launch] expected 1 to ", kReplicasMax, " replicas, found ",
       replicas.replicas);
   SHERD_CHECK(
-      replicas.spares >= 0, "[launch] expected at least 0 spares, found ",
+      replicas.spares >= 0 && replicas.spares <= kReplicasMax,
+      "[launch] expected 0 to ", kReplicasMax, " spares, found ",
       replicas.spares);
   SHERD_CHECK(
       replicas.restarts_max >= 0,
       "[launch] expected at least 0 restarts, found ", replicas.restarts_max);
+  SHERD_CHECK(
+      replicas.restart_window.count() >= 0,
+      "[launch] expected a restart window of at least 0 ms, found ",
+      replicas.restart_window.count());
   SHERD_CHECK(
       replicas.replicas_min >= 1 && replicas.replicas_min <= replicas.replicas,
       "[launch] expected replicas_min from 1 to ", replicas.replicas,

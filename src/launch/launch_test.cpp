@@ -40,6 +40,18 @@ std::string file_text(const std::string& path) {
   return text.str();
 }
 
+// Besides its streams it has the one that the test looks at.
+TEST(Launch, ARankInheritsNoDescriptorOfTheLauncher) {
+  const LauncherResult outcome =
+      launch_and_wait(ranks_of(2, "ls -C /proc/$$/fd"));
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_THAT(
+        outcome.out,
+        ::testing::ContainsRegex(
+            std::string("\\[rank ") + rank + "\\] 0  1  2  [0-9]+\n"));
+  }
+}
+
 TEST(Launch, EveryRankLearnsItsPlace) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     LaunchOptions options = ranks_of(

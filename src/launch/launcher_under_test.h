@@ -8,12 +8,14 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -115,11 +117,13 @@ inline pid_t process_after(const std::string& label, const std::string& text) {
 class LauncherProcess {
  public:
   // `stdin_fd` and `stdout_fd` replace the launcher's own; -1: no input, and a
-  // pipe that the test reads. `ignored` is a signal ignored as by nohup.
+  // pipe that the test reads. `ignored` is a signal ignored as by nohup, `descriptors` a limit of
+  // open files.
   struct Streams {
     int stdin_fd = -1;
     int stdout_fd = -1;
     int ignored = 0;
+    std::optional<rlimit> descriptors{};
   };
 
   explicit LauncherProcess(const LaunchOptions& options)
@@ -211,6 +215,9 @@ class LauncherProcess {
     const auto alive = static_cast<unsigned>(ends.alive);
     ::close_range(STDERR_FILENO + 1, alive - 1, 0);
     ::close_range(alive + 1, ~0U, 0);
+    if (streams.descriptors) {
+      ::setrlimit(RLIMIT_NOFILE, &*streams.descriptors);
+    }
     ::_exit(run(options));
   }
 

@@ -7,7 +7,9 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 namespace sherd::launch {
@@ -62,6 +64,11 @@ void OutputForwarder::pass_on(const std::vector<std::string>& lines) {
 
 OutputTail tail_of_file(const std::string& path) {
   OutputTail last;
+  std::error_code none;
+  // A pipe would be waited for.
+  if (!std::filesystem::is_regular_file(path, none)) {
+    return last;
+  }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) {
     return last;

@@ -34,14 +34,22 @@ void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
   if (!place.secret_file.empty()) {
     ours["SHERD_SECRET_FILE"] = place.secret_file;
   }
+  if (!place.timeouts.empty()) {
+    ours["SHERD_TIMEOUTS"] = place.timeouts;
+  }
 }
 
 // What an enclosing launcher set, and what is wrong for these ranks.
 bool is_leftover(std::string_view name, const RankVariables& place) {
-  return name == "TORCHELASTIC_USE_AGENT_STORE" ||
-      (place.of_replica &&
-       (name == "SHERD_REPLICA" || name == "SHERD_SPARE" ||
-        name == "SHERD_SECRET_FILE"));
+  if (!place.of_replica) {
+    return name == "TORCHELASTIC_USE_AGENT_STORE";
+  }
+  // With a secret there are no certificates.
+  const bool of_tls = name == "SHERD_TLS_CERT" || name == "SHERD_TLS_KEY" ||
+      name == "SHERD_TLS_CA";
+  return name == "TORCHELASTIC_USE_AGENT_STORE" || name == "SHERD_REPLICA" ||
+      name == "SHERD_SPARE" || name == "SHERD_SECRET_FILE" ||
+      (of_tls && !place.of_replica->secret_file.empty());
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ struct ReplicaVariables {
   int replicas = 1;
   std::int64_t samples = 0;  // In a step of all replicas; 0: unknown.
   std::string secret_file;   // Empty: none.
+  std::string timeouts{};    // Empty: as they are.
   int spare_fd = -1;         // Where a spare reads its replica's number.
 };
 
@@ -35,8 +36,8 @@ struct RankVariables {
 // `base` ("NAME=value" each) with these changes. Replaced: RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; with fake hosts SHERD_FAKE_HOST; for a replica
 // SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor), SHERD_REPLICAS, SHERD_SAMPLES
-// and SHERD_SECRET_FILE. Added unless it is there: OMP_NUM_THREADS. Removed: what an enclosing
-// torchrun's agent set, whose store does not know these ranks.
+// SHERD_SECRET_FILE and SHERD_TIMEOUTS. Added unless it is there: OMP_NUM_THREADS. Removed: what an enclosing
+// torchrun's agent set, whose store does not know these ranks, and with a secret SHERD_TLS_*.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankVariables& place);
 

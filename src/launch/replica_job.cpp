@@ -5,14 +5,12 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
-#include <system_error>
 #include <utility>
 #include "base/check.h"
 #include "launch/rank_variables.h"
+#include "launch/start_limits.h"
 
 namespace sherd::launch {
 namespace {
@@ -22,6 +20,7 @@ RestartPolicyOptions policy_options(const LaunchOptions& options) {
   result.replicas = options.replicas->replicas;
   result.spares = options.replicas->spares;
   result.restarts_max = options.replicas->restarts_max;
+  result.restart_window = options.replicas->restart_window;
   result.ranks = options.ranks;
   result.stop_grace = options.stop_grace;
   return result;
@@ -46,14 +45,8 @@ ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
       replicas_(*options.replicas),
       clock_(clock),
       supervisor_(clock),
-      policy_(policy_options(options)) {}
-
-ReplicaJob::~ReplicaJob() {
-  if (folder_is_temporary_) {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-}
+      policy_(policy_options(options)),
+      secret_file_(options.replicas->secret_file) {}
 
 int ReplicaJob::run() {
   StartFailure failure = prepare();
@@ -74,12 +67,20 @@ int ReplicaJob::run() {
       step();
     }
   }
+  supervisor_.end_orphans();
   report();
   supervisor_.flush();
   return policy_.exit_status();
 }
 
 StartFailure ReplicaJob::prepare() {
+  const std::int64_t groups =
+      std::int64_t{replicas_.replicas} + replicas_.spares;
+  const StartFailure no_room =
+      make_room(size_of_job(groups, groups * ranks() + 1));
+  if (!no_room.message.empty()) {
+    return no_room;
+  }
   plan_ = plan_start(options_, replicas_.replicas * ranks());
   if (!plan_.failure.message.empty()) {
     return plan_.failure;
@@ -90,12 +91,10 @@ StartFailure ReplicaJob::prepare() {
             "/r0.0.log and so on"));
   }
   if (replicas_.coordinator.empty()) {
-    const Status made = make_folder();
-    if (!made.ok()) {
-      return {1, made.message()};
+    const Status prepared = prepare_coordinator();
+    if (!prepared.ok()) {
+      return {1, prepared.message()};
     }
-    const int slot = slot_of(replicas_.replicas + replicas_.spares, 0);
-    coordinator_.emplace(options_, folder_, slot, supervisor_);
   }
   // Often within that folder.
   if (!replicas_.control.empty()) {
@@ -108,24 +107,25 @@ StartFailure ReplicaJob::prepare() {
   return {};
 }
 
-Status ReplicaJob::make_folder() {
-  std::error_code error;
-  if (!replicas_.run_folder.empty()) {
-    folder_ = replicas_.run_folder;
-    std::filesystem::create_directories(folder_, error);
-  } else {
-    folder_ = find_variable(options_.environment, "TMPDIR").value_or("/tmp") +
-        "/sherd-run-XXXXXX";
-    folder_is_temporary_ = ::mkdtemp(folder_.data()) != nullptr;
-    error = std::error_code(
-        folder_is_temporary_ ? 0 : errno, std::system_category());
+Status ReplicaJob::prepare_coordinator() {
+  Result<JobFolder> folder = replicas_.run_folder.empty()
+      ? JobFolder::make_temporary(
+            find_variable(options_.environment, "TMPDIR").value_or("/tmp"))
+      : JobFolder::open(replicas_.run_folder);
+  if (!folder.ok()) {
+    return folder.status();
   }
-  if (error) {
-    return Status(
-        ErrorCode::kUnavailable,
-        str("cannot make the folder of the run, '", folder_,
-            "': ", error.message()));
+  folder_.emplace(std::move(folder).value());
+  if (secret_file_.empty() && replicas_.makes_secret) {
+    Result<std::string> secret = folder_->make_secret();
+    if (!secret.ok()) {
+      return secret.status();
+    }
+    secret_file_ = std::move(secret).value();
   }
+  coordinator_.emplace(
+      options_, folder_->path(), secret_file_,
+      slot_of(replicas_.replicas + replicas_.spares, 0), supervisor_);
   return {};
 }
 
@@ -140,6 +140,7 @@ StartFailure ReplicaJob::wait_for_coordinator() {
 
 int ReplicaJob::give_up(const StartFailure& failure) {
   supervisor_.kill_all();
+  supervisor_.end_orphans();
   supervisor_.say_error(failure.message);
   supervisor_.flush();
   return failure.exit_status;
@@ -217,14 +218,28 @@ void ReplicaJob::carry_out(GroupActions actions) {
     } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
       promote(*spare);
     } else if (const auto* start = std::get_if<StartGroup>(&action.what)) {
-      const StartFailure failure = start_group(*start);
-      if (!failure.message.empty()) {
-        const GroupActions more = policy_.start_failed(
-            start->group, failure.exit_status, failure.message, clock_.now());
-        left.insert(left.end(), more.begin(), more.end());
-      }
+      const GroupActions more = start_or_report(*start);
+      left.insert(left.end(), more.begin(), more.end());
     }
   }
+}
+
+// With many replicas a start takes long enough for somebody to change their mind.
+GroupActions ReplicaJob::start_or_report(const StartGroup& action) {
+  GroupActions more;
+  const StartFailure failure = policy_.stop_signal() != 0
+      ? StartFailure{1, "the job is ending"}
+      : start_group(action);
+  if (!failure.message.empty()) {
+    more = policy_.start_failed(
+        action.group, failure.exit_status, failure.message, clock_.now());
+  }
+  for (const int signal : supervisor_.take_signals()) {
+    const GroupActions of_signal =
+        policy_.signal_received(signal, clock_.now());
+    more.insert(more.end(), of_signal.begin(), of_signal.end());
+  }
+  return more;
 }
 
 // All of its ranks, or none.
@@ -268,7 +283,8 @@ StartFailure ReplicaJob::start_rank_of(
           .replica = action.replica,
           .replicas = replicas_.replicas,
           .samples = coordinator_ ? full_samples(replicas_) : 0,
-          .secret_file = replicas_.secret_file,
+          .secret_file = secret_file_,
+          .timeouts = replicas_.timeouts,
           .spare_fd = told.get()}};
   const std::string name = action.replica ? str("r", *action.replica, ".", rank)
                                           : str("s", action.group, ".", rank);
@@ -325,6 +341,16 @@ std::optional<Instant> ReplicaJob::deadline() const {
 void ReplicaJob::report() {
   supervisor_.report_problems();
   if (policy_.stop_signal() != 0 || policy_.exit_status() == 0) {
+    return;
+  }
+  if (policy_.all_left()) {
+    supervisor_.say(
+        str("all replicas have left before one said that the run has ended; "
+            "the exit status is ",
+            kAllLeft,
+            replicas_.run_folder.empty()
+                ? ""
+                : ", and the same command continues the run"));
     return;
   }
   const RestartPolicy::Failure& failure = policy_.last_failure().value();

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "launch/control.h"
 #include "launch/coordinator_process.h"
+#include "launch/job_folder.h"
 #include "launch/port.h"
 #include "launch/restart_policy.h"
 #include "launch/start_plan.h"
@@ -28,7 +29,6 @@ class ReplicaJob {
   // Both outlive the job. REQUIRES: options.replicas, and descriptors 0, 1 and 2
   // are open.
   ReplicaJob(const LaunchOptions& options, const Clock& clock);
-  ~ReplicaJob();
   ReplicaJob(const ReplicaJob&) = delete;
   ReplicaJob& operator=(const ReplicaJob&) = delete;
 
@@ -37,7 +37,7 @@ class ReplicaJob {
 
  private:
   StartFailure prepare();
-  Status make_folder();
+  Status prepare_coordinator();
   // With a message: the job cannot begin.
   StartFailure wait_for_coordinator();
   int give_up(const StartFailure& failure);
@@ -47,6 +47,8 @@ class ReplicaJob {
   void serve_control_requests();
   Result<GroupActions> act_on_request(const std::string& text);
   void carry_out(GroupActions actions);
+  // What follows: from a failure, and from signals that came meanwhile.
+  GroupActions start_or_report(const StartGroup& action);
   StartFailure start_group(const StartGroup& action);
   StartFailure start_rank_of(const StartGroup& action, int rank, int port);
   void promote(const PromoteSpare& action);
@@ -64,8 +66,8 @@ class ReplicaJob {
   Supervisor supervisor_;  // Slots: slot_of(), then the coordinator.
   RestartPolicy policy_;
   StartPlan plan_;
-  std::string folder_;  // Where the coordinator keeps its log.
-  bool folder_is_temporary_ = false;
+  std::optional<JobFolder> folder_;  // Where the coordinator keeps its log.
+  std::string secret_file_;          // Empty: none.
   std::optional<CoordinatorProcess> coordinator_;  // None: it runs elsewhere.
   std::optional<ControlSocket> control_;
   std::map<int, ReservedPort> ports_;  // By group.

@@ -256,7 +256,7 @@ TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("started again 1 times already"),
+          HasSubstr("it was 1 times already within 3600 s"),
           HasSubstr(str("error: replica ", last, ": rank 0 exited with code")),
           HasSubstr(str("    life of ", last, "\n"))));
 }
@@ -341,6 +341,116 @@ TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
   EXPECT_THROW(drain_replica(control, 1), Error);
 }
 
+TEST_F(ReplicaJobKillTest, WhenAllHaveLeftTheJobSaysThatTheRunIsNotOver) {
+  LauncherProcess launcher(
+      replicas_of(2, 1, "trap 'exit 0' USR1; echo pid $$; sleep 1000 & wait"));
+  pids(launcher, 2, 1);
+  launcher.signal(SIGUSR1);
+  const LauncherResult outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 75);
+  EXPECT_THAT(
+      outcome.err,
+      HasSubstr("all replicas have left before one said that the run has "
+                "ended; the exit status is 75, and the same command continues "
+                "the run"));
+}
+
+// Its siblings, which have its connections, keep peers waiting.
+TEST_F(ReplicaJobKillTest, WhatAKilledRankHasStartedEndsWithItWhereverItIs) {
+  LauncherProcess launcher(replicas_of(
+      2, 1,
+      "setsid sh -c 'echo loader $$; exec sleep 1000' & echo pid $$; wait"));
+  const auto before = pids(launcher, 2, 1);
+  for (const char* name : {"r0.0", "r1.0"}) {
+    ASSERT_TRUE(launcher.wait_for_out(str("[", name, "] loader ")));
+  }
+  ASSERT_TRUE(launcher.wait_for_out("\n", 4));
+  const pid_t lost = process_after("[r0.0] loader ", launcher.out());
+  const pid_t kept = process_after("[r1.0] loader ", launcher.out());
+  ::kill(before.at("r0.0"), SIGKILL);
+  EXPECT_TRUE(wait_for_end(lost));
+  ASSERT_TRUE(launcher.wait_for_out("[r0.0] loader ", 2));
+  EXPECT_TRUE(runs(kept));
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
+TEST_F(ReplicaJobKillTest, ProcessesShareASecretThatTheJobHasMade) {
+  const LauncherResult outcome = launch_and_wait(replicas_of(
+      2, 1, "stat -c %a $SHERD_SECRET_FILE; cat $SHERD_SECRET_FILE"));
+  const std::string file =
+      std::filesystem::absolute(path("run/coordinator.secret")).string();
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("--secret-file " + file + "\n"),
+          HasSubstr("[r0.0] 600\n")));
+  std::ifstream in(file);
+  std::string secret;
+  in >> secret;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("[r0.0] " + secret + "\n"),
+          HasSubstr("[r1.0] " + secret + "\n")));
+}
+
+TEST_F(ReplicaJobKillTest, ThereIsNoSecretWhereNoneIsWanted) {
+  LaunchOptions options =
+      replicas_of(1, 1, "echo file ${SHERD_SECRET_FILE-none}");
+  options.replicas->makes_secret = false;
+  const LauncherResult outcome = launch_and_wait(options);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("file none\n"), Not(HasSubstr("--secret-file"))));
+}
+
+TEST_F(ReplicaJobKillTest, TheSameCommandIsRefusedWhileItsRunIsUnderWay) {
+  LauncherProcess launcher(sleepers(2, 1));
+  const auto before = pids(launcher, 2, 1);
+  const LauncherResult second = launch_and_wait(sleepers(2, 1));
+  EXPECT_EQ(second.exit_status, 1);
+  EXPECT_THAT(second.out, IsEmpty());
+  EXPECT_THAT(
+      second.err,
+      AllOf(
+          HasSubstr(
+              "expected a folder in which no run is under way, found '" +
+              path("run")),
+          HasSubstr("where process "), HasSubstr(" UTC runs one")));
+  EXPECT_TRUE(std::filesystem::exists(path("run/coordinator.address")));
+  EXPECT_TRUE(std::filesystem::exists(path("run/control")));
+  for (const auto& [name, pid] : before) {
+    EXPECT_TRUE(runs(pid)) << name;
+  }
+  // Who was killed holds no lock.
+  launcher.signal(SIGKILL);
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+  EXPECT_EQ(launch_and_wait(replicas_of(1, 1, "exit 0")).exit_status, 0);
+}
+
+TEST_F(ReplicaJobKillTest, ASignalWhileReplicasStartStartsNoMoreOfThem) {
+  LaunchOptions options = replicas_of(
+      3, 1,
+      "[ $SHERD_REPLICA = 0 ] && echo began > " + path("began") +
+          "; exec sleep 1000");
+  options.output = RankOutput::kFiles;
+  options.log_dir = path("logs");
+  std::filesystem::create_directories(path("logs"));
+  // The launcher stands still where it opens a pipe that nobody reads.
+  ASSERT_EQ(::mkfifo(path("logs/r1.0.log").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo(path("began").c_str(), 0600), 0);
+  LauncherProcess launcher(options);
+  std::string word;
+  std::ifstream(path("began")) >> word;
+  launcher.signal(SIGTERM);
+  const std::ifstream reader(path("logs/r1.0.log"));
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+  EXPECT_FALSE(std::filesystem::exists(path("logs/r2.0.log")));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
 TEST_F(ReplicaJobKillTest, ASpareLearnsWhoseShoesItFills) {
   LaunchOptions options = replicas_of(
       2, 2,
@@ -401,7 +511,10 @@ TEST_F(ReplicaJobKillTest, OptionsThatMakeNoSenseAreRefused) {
   using Options = LaunchOptions&;
   EXPECT_THAT(
       refusal([](Options o) { o.replicas->replicas = 0; }),
-      HasSubstr("at least 1 replica, found 0"));
+      HasSubstr("1 to 4096 replicas, found 0"));
+  EXPECT_THAT(
+      refusal([](Options o) { o.replicas->replicas = 99999; }),
+      HasSubstr("1 to 4096 replicas, found 99999"));
   EXPECT_THAT(
       refusal([](Options o) { o.replicas->spares = -1; }),
       HasSubstr("spares, found -1"));

@@ -78,6 +78,10 @@ GroupActions RestartPolicy::start_failed(
   GroupActions actions;
   const auto index = static_cast<std::size_t>(group);
   SHERD_ASSERT(groups_[index].state == State::kRunning);
+  if (stop_signal_ != 0) {
+    groups_[index].state = State::kFailed;
+    return actions;
+  }
   const std::string what = str(name(index), " could not be started: ", why);
   if (groups_[index].replica) {
     failure_ = {group, what, std::nullopt, status};
@@ -210,6 +214,7 @@ Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
   }
   group.backoff.reset();
   group.restarts = 0;
+  group.recent_restarts.clear();
   GroupActions actions;
   start(index, now, name(index) + " is admitted", actions);
   return actions;
@@ -228,7 +233,15 @@ int RestartPolicy::exit_status() const {
       std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
         return group.replica && group.state == State::kFailed;
       });
-  return failed && !last_was_done_ ? failure_.value().status : 0;
+  return failed && !last_was_done_ ? failure_.value().status
+      : all_left()                 ? kAllLeft
+                                   : 0;
+}
+
+bool RestartPolicy::all_left() const {
+  return std::all_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return !group.replica || group.state == State::kDrained;
+  });
 }
 
 std::size_t RestartPolicy::group_of(int replica) const {
@@ -361,11 +374,13 @@ void RestartPolicy::start_again(
       group.restarts_after_done++ == kRestartsAfterDone) {
     group.state = State::kFailed;
     reason += "; it is not started again, since others are done";
-  } else if (group.restarts == options_.restarts_max) {
+  } else if (const std::string spent = spent_restarts(group, now);
+             !spent.empty()) {
     group.state = State::kFailed;
-    reason += str("; it was started again ", group.restarts, " times already");
+    reason += spent;
   } else {
     ++group.restarts;
+    group.recent_restarts.push_back(now);
     reason += str("; ", name(index), " is started again ", in_words(wait));
     if (wait == Duration(0)) {
       start(index, now, reason, actions);
@@ -375,6 +390,23 @@ void RestartPolicy::start_again(
     group.start_at = now + wait;
   }
   actions.push_back({std::monostate(), reason});
+}
+
+std::string RestartPolicy::spent_restarts(Group& group, Instant now) const {
+  const Duration window = options_.restart_window;
+  std::deque<Instant>& recent = group.recent_restarts;
+  while (window > Duration(0) && !recent.empty() &&
+         now - recent.front() >= window) {
+    recent.pop_front();
+  }
+  if (std::ssize(recent) < options_.restarts_max) {
+    return {};
+  }
+  return str(
+      "; it is not started again, since it was ", options_.restarts_max,
+      " times already",
+      window > Duration(0) ? str(" within ", seconds(window), " s") : "",
+      " (--max-restarts, --restart-window)");
 }
 
 std::optional<std::size_t> RestartPolicy::running_spare() const {

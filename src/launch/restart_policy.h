@@ -16,13 +16,15 @@
 //   a rank failed, and a spare runs    the spare takes the replica; the group is
 //                                      restarted as a spare, after its back-off
 //   a rank failed, otherwise           restarted after its back-off
-//   ... too often, or a rank hangs     failed
+//   ... too often within a window,     failed
+//   or a rank hangs
 //
 // A replica that fails when others are done is restarted a few times as well: either they ended
 // too early, or it hears that the run has ended, and is done. The job is over when no replica
 // runs or is to be restarted; once the last that ran was done, no restart is waited for.
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <variant>
@@ -38,8 +40,11 @@ struct RestartPolicyOptions {
   int replicas = 1;
   int spares = 0;
   int ranks = 1;  // In each group.
-  // How often a group is started again before it is given up; admitting it starts a new count.
-  int restarts_max = 100;
+  // A group that was started again so often within the window is given up; admitting it starts a
+  // new count. A window of 0: within its whole life. With the delays below, a program that fails
+  // at once is given up after half an hour, and one that runs for minutes between failures never.
+  int restarts_max = 30;
+  Duration restart_window = std::chrono::hours(1);
   // From a rank's failure to SIGKILL for its siblings. Short: what they hold is
   // lost anyway, and the replica is missed.
   Duration failure_grace = std::chrono::milliseconds(200);
@@ -78,6 +83,9 @@ struct GroupRankExit {
   RankExit end;  // `rank` within the group.
 };
 
+// As sysexits.h has it: a temporary failure, the user is invited to try again.
+inline constexpr int kAllLeft = 75;
+
 class RestartPolicy {
  public:
   // REQUIRES: replicas, ranks >= 1; spares, restarts_max >= 0.
@@ -104,10 +112,12 @@ class RestartPolicy {
 
   bool finished() const;
   // The launcher's exit status: 128 + the signal that stopped the job; else 0 when
-  // the replica that ended last was done, since the run has reached its end then,
-  // or all were drained; else that of the last failure.
-  // REQUIRES: finished().
+  // the replica that ended last was done, since the run has reached its end then;
+  // kAllLeft when all_left(); else that of the last failure. REQUIRES: finished().
   int exit_status() const;
+  // No replica was done or has failed: each was asked to leave, and somebody may
+  // want to go on with the run.
+  bool all_left() const;
   struct Failure {
     int group = 0;
     std::string what;         // "replica 1: rank 0 was killed by ..."
@@ -126,7 +136,8 @@ class RestartPolicy {
     bool draining = false;
     bool hangs = false;  // A process of it outlived SIGKILL.
     int restarts = 0;
-    int restarts_after_done = 0;  // In a row.
+    std::deque<Instant> recent_restarts{};  // Within the window.
+    int restarts_after_done = 0;            // In a row.
     Instant started{};
     Instant start_at{};
     Backoff backoff;
@@ -155,6 +166,8 @@ class RestartPolicy {
       const std::string& what,
       Instant now,
       GroupActions& actions);
+  // Why the group has no restart left; empty: it has one.
+  std::string spent_restarts(Group& group, Instant now) const;
   std::optional<std::size_t> running_spare() const;
   void request_leave(std::size_t index, GroupActions& actions);
   // Ends what has no purpose any more: starts that wait for nothing, spares.

@@ -15,6 +15,7 @@ using std::chrono::minutes;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr Instant kStart = hours(7);
@@ -131,7 +132,8 @@ TEST(RestartPolicy, EndsWithTheLastFailureWhenNoneCanBeStartedAgain) {
   RestartPolicy policy = begun({.replicas = 2, .ranks = 1, .restarts_max = 1});
   policy.ranks_ended({exited(0, 0, 3)}, kStart);
   const auto given_up = policy.ranks_ended({exited(0, 0, 4)}, kStart);
-  EXPECT_THAT(reasons_of(given_up), HasSubstr("started again 1 times already"));
+  EXPECT_THAT(
+      reasons_of(given_up), HasSubstr("it was 1 times already within 3600 s"));
   EXPECT_FALSE(policy.finished());
   policy.ranks_ended({exited(1, 0, 5)}, kStart);
   policy.ranks_ended({exited(1, 0, 6)}, kStart);
@@ -139,6 +141,38 @@ TEST(RestartPolicy, EndsWithTheLastFailureWhenNoneCanBeStartedAgain) {
   EXPECT_EQ(policy.exit_status(), 6);
   EXPECT_EQ(policy.last_failure()->group, 1);
   EXPECT_EQ(policy.last_failure()->rank, 0);
+}
+
+TEST(RestartPolicy, RestartsCountWithinAWindowAndNotForLife) {
+  RestartPolicy policy = begun(
+      {.replicas = 1,
+       .ranks = 1,
+       .restarts_max = 2,
+       .restart_window = minutes(10)});
+  // A failure every six minutes: never three in ten.
+  Instant now = kStart;
+  for (int day = 0; day < 10 * 24; ++day) {
+    now += minutes(6);
+    ASSERT_EQ(
+        words_of(policy.ranks_ended({killed_in(0, 0)}, now)), "start 0 as 0");
+  }
+  EXPECT_THAT(
+      reasons_of(policy.ranks_ended({killed_in(0, 0)}, now + seconds(10))),
+      HasSubstr("it was 2 times already within 600 s (--max-restarts, "
+                "--restart-window)"));
+  EXPECT_TRUE(policy.finished());
+}
+
+TEST(RestartPolicy, AWindowOfZeroIsTheWholeLife) {
+  RestartPolicy policy = begun(
+      {.replicas = 1,
+       .ranks = 1,
+       .restarts_max = 1,
+       .restart_window = Duration(0)});
+  policy.ranks_ended({killed_in(0, 0)}, kStart);
+  EXPECT_THAT(
+      reasons_of(policy.ranks_ended({killed_in(0, 0)}, kStart + hours(5000))),
+      HasSubstr("it was 1 times already ("));
 }
 
 TEST(RestartPolicy, OneThatIsDoneTooEarlyEndsNothing) {
@@ -307,7 +341,7 @@ TEST(RestartPolicy, ReplicasThatThereAreNotAreRefusedByNumber) {
   }
 }
 
-TEST(RestartPolicy, DrainingAllEndsTheJobWithZeroWhateverFailedBefore) {
+TEST(RestartPolicy, DrainingAllEndsTheJobAndIsNoSuccess) {
   RestartPolicy policy = three_of_two();
   lose(policy, 1, kStart);
   EXPECT_EQ(
@@ -318,7 +352,30 @@ TEST(RestartPolicy, DrainingAllEndsTheJobWithZeroWhateverFailedBefore) {
     finish(policy, group);
   }
   EXPECT_TRUE(policy.finished());
+  EXPECT_TRUE(policy.all_left());
+  EXPECT_EQ(policy.exit_status(), 75);
+}
+
+TEST(RestartPolicy, WhoEndsTheRunWhenOthersHaveLeftMakesASuccess) {
+  RestartPolicy policy = three_of_two();
+  policy.drain(0, kStart).value();
+  policy.drain(1, kStart).value();
+  finish(policy, 0);
+  finish(policy, 1);
+  finish(policy, 2);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_FALSE(policy.all_left());
   EXPECT_EQ(policy.exit_status(), 0);
+}
+
+TEST(RestartPolicy, AGroupThatIsNotStartedAnyMoreEndsWithTheJob) {
+  RestartPolicy policy({.replicas = 2, .ranks = 1});
+  policy.begin(kStart);
+  policy.signal_received(SIGTERM, kStart);
+  EXPECT_THAT(policy.start_failed(1, 1, "ending", kStart), IsEmpty());
+  policy.ranks_ended({killed_in(0, 0, SIGTERM)}, kStart);
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 128 + SIGTERM);
 }
 
 TEST(RestartPolicy, ASpareTakesThePlaceAndTheLostGroupBecomesASpare) {

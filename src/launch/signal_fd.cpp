@@ -12,7 +12,8 @@ namespace sherd::launch {
 SignalFd::SignalFd() {
   sigset_t taken;
   ::sigemptyset(&taken);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
+  for (const int signal :
+       {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
     struct sigaction now = {};
     ::sigaction(signal, nullptr, &now);
     // Once blocked an ignored signal would be delivered all the same.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SignalFd turns the signals that concern a job into readable events for as
-// long as it lives: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, less those that
-// are ignored (nohup, background jobs of scripts). It ignores SIGPIPE.
+// long as it lives: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGCHLD, less
+// those that are ignored (nohup, background jobs of scripts). It ignores SIGPIPE.
 // Thread rule: one thread, the only one of the process.
 #pragma once
 

@@ -114,6 +114,16 @@ TEST_F(StopTest, TheCauseIsShownOfALostRankThatDoesNotFail) {
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 
+TEST_F(StopTest, WhatARankLeavesBehindEndsWithTheJob) {
+  // A child that is in no group of the launcher's when its parent returns.
+  LauncherProcess launcher(ranks_of(
+      1,
+      "setsid sh -c 'echo ready > " + fifo() + "; sleep 1000; :' & read x < " +
+          fifo() + "; exit 0"));
+  EXPECT_EQ(launcher.finish().exit_status, 0) << launcher.err();
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
 TEST_F(StopTest, TheReportKeepsOnlyTheLastLines) {
   const LauncherResult outcome =
       launch_and_wait(ranks_of(1, "seq 1 1000; exit 1"));

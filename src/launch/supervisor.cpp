@@ -19,6 +19,16 @@ Status unavailable(const std::string& what) {
   return Status(ErrorCode::kUnavailable, str(what, ": ", std::strerror(errno)));
 }
 
+// Replaces the variable of that name.
+void set_variable(
+    const std::string& entry, std::vector<std::string>& environment) {
+  const std::string prefix = entry.substr(0, entry.find('=') + 1);
+  std::erase_if(environment, [&](const std::string& other) {
+    return other.starts_with(prefix);
+  });
+  environment.push_back(entry);
+}
+
 bool ends_jobs(int signal) { return signal != SIGUSR1 && signal != SIGUSR2; }
 
 }  // namespace
@@ -40,6 +50,8 @@ StartFailure Supervisor::start(SupervisedProcessSpec setup) {
     return {1, channels.status().message()};
   }
   Channels opened = std::move(channels).value();
+  const std::string mark = orphans_.next_mark();
+  set_variable(mark, setup.process.environment);
   SpawnResult started = spawn_process(setup.process, signals_.before());
   if (!started.process) {
     return started.exec_failed ? exec_failure(setup.process.path, started.error)
@@ -51,7 +63,7 @@ StartFailure Supervisor::start(SupervisedProcessSpec setup) {
   children_.insert_or_assign(
       slot,
       Child{
-          std::move(*started.process), setup.name, setup.log,
+          std::move(*started.process), setup.name, setup.log, mark,
           std::move(opened.streams), std::move(last)});
   return {0, ""};
 }
@@ -157,13 +169,42 @@ Supervisor::Events Supervisor::poll_once(
   Events events;
   events.readable = polled[3].revents != 0;
   if (polled[0].revents != 0) {
-    events.signals = signals_.take();
+    events.signals = take_signals();
   }
   if (ended) {
     events.ends = reap_ended();
+    sweep_orphans();
   }
   return events;
 }
+
+std::vector<int> Supervisor::take_signals() {
+  std::vector<int> signals = signals_.take();
+  if (std::erase(signals, SIGCHLD) > 0) {
+    sweep_orphans();
+  }
+  return signals;
+}
+
+std::set<pid_t> Supervisor::own_processes() const {
+  std::set<pid_t> own;
+  for (const auto& [slot, child] : children_) {
+    own.insert(child.process.pid());
+  }
+  return own;
+}
+
+void Supervisor::sweep_orphans() const {
+  std::set<std::string> living;
+  for (const auto& [slot, child] : children_) {
+    if (child.process.pid() > 0) {
+      living.insert(child.mark);
+    }
+  }
+  orphans_.sweep(own_processes(), living);
+}
+
+void Supervisor::end_orphans() { orphans_.end_all(own_processes()); }
 
 int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
   if (!deadline) {

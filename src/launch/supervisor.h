@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 #include "base/clock.h"
@@ -17,6 +18,7 @@
 #include "base/status.h"
 #include "launch/line_writer.h"
 #include "launch/lines.h"
+#include "launch/orphans.h"
 #include "launch/output_forwarder.h"
 #include "launch/program.h"
 #include "launch/signal_fd.h"
@@ -59,6 +61,10 @@ class Supervisor {
   // Waits for something to happen, at most until `deadline`, and passes output
   // on. `also_fd` is polled too; -1: nothing.
   Events poll_once(const std::optional<Instant>& deadline, int also_fd = -1);
+  // The signals that have come meanwhile; never waits.
+  std::vector<int> take_signals();
+  // Ends what processes that have ended left behind.
+  void end_orphans();
   // Until all output has been passed on, or a signal says that nobody wants it.
   void flush();
   // Forgets what the reader of stdout or stderr does not take.
@@ -82,6 +88,7 @@ class Supervisor {
     ChildProcess process;
     std::string name;
     std::string log;
+    std::string mark;  // In its environment, see Orphans.
     std::vector<OutputForwarder> streams;
     // On the heap: streams point to it while children move.
     std::unique_ptr<OutputTail> last;
@@ -103,6 +110,8 @@ class Supervisor {
       std::vector<OutputForwarder>* streams);
   static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();
+  std::set<pid_t> own_processes() const;
+  void sweep_orphans() const;
   int poll_timeout_ms(const std::optional<Instant>& deadline) const;
   bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
   LineWriter& error_sink() { return one_sink_ ? stdout_ : stderr_; }
@@ -113,6 +122,7 @@ class Supervisor {
   LineWriter stderr_;
   Descriptor nothing_;  // /dev/null, the children's stdin.
   SignalFd signals_;
+  Orphans orphans_;
   std::map<int, Child> children_;  // By slot; ended ones stay for the report.
 };
 

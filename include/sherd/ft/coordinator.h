@@ -80,6 +80,22 @@ struct CoordinateOptions {
   std::chrono::milliseconds hang_after = std::chrono::seconds(5);
   // The same for the first computations, which warm up.
   std::chrono::milliseconds first_hang_after = std::chrono::seconds(60);
+  // One that made none for three times as long as usual, and for at least this
+  // long, is shown as slow.
+  std::chrono::milliseconds slow_after = std::chrono::milliseconds(500);
+  // How long a coordinator that was started again waits for the members of the
+  // last epoch.
+  std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(1);
+  // How long after the first vote the votes that are there make the step.
+  std::chrono::milliseconds vote_timeout = std::chrono::seconds(2);
+  // How long a replica that fails the others for the second time is left out,
+  // twice as long each time.
+  std::chrono::milliseconds left_out_min = std::chrono::seconds(1);
+  std::chrono::milliseconds left_out_max = std::chrono::seconds(60);
+  // A connection on which no report has come by then is closed.
+  std::chrono::milliseconds first_report_timeout = std::chrono::seconds(5);
+  // The longest time between two attempts to write a log that cannot be written.
+  std::chrono::milliseconds log_retry_max = std::chrono::seconds(2);
 };
 
 // Runs until SIGINT or SIGTERM and returns 0. Returns 1, having said why on

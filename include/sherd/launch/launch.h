@@ -37,9 +37,12 @@ struct ReplicaOptions {
   // find SHERD_SPARE, the number of a descriptor from which they read their
   // replica's number as a line. Each spare takes the memory of a replica.
   int spares = 0;
-  // How often one replica is started again: at once, then after 1 s, 2 s and so
-  // on up to a minute; the delays begin anew once it has run for 5 minutes.
-  int restarts_max = 100;
+  // How often one replica is started again within restart_window, before it is
+  // given up; with a window of 0, within the job. It is started at once, then
+  // after 1 s, 2 s and so on up to a minute; the delays begin anew once it has
+  // run for 5 minutes.
+  int restarts_max = 30;
+  std::chrono::milliseconds restart_window = std::chrono::hours(1);
   // The address, host:port, of a coordinator that runs elsewhere. Empty: one is
   // started, and restarted whenever it ends.
   std::string coordinator;
@@ -55,11 +58,19 @@ struct ReplicaOptions {
   std::string status = "127.0.0.1:0";
   std::vector<std::string> coordinator_arguments;  // Further ones.
   // The folder of the coordinator's log; a run that was begun there continues.
+  // It is locked, so that one launcher at a time uses it.
   // Empty: a temporary folder, which is removed with the job.
   std::string run_folder;
   // The file of the secret that replicas and coordinator share, passed on as
-  // SHERD_SECRET_FILE; empty: none.
+  // SHERD_SECRET_FILE. Empty: with a coordinator that is started, the job makes a
+  // secret of its own in the folder of the run, which only this user may read.
   std::string secret_file;
+  // False: without secret_file there is no secret, and every process of this host
+  // may connect.
+  bool makes_secret = true;
+  // How long replicas wait for others, passed on as SHERD_TIMEOUTS, see
+  // SessionOptions::from_environment(). Empty: that variable stays as it is.
+  std::string timeouts;
   // Where drain_replica() and admit_replica() reach the launcher: the path of a
   // socket, of at most 107 bytes; empty: nowhere.
   std::string control;
@@ -114,18 +125,21 @@ struct LaunchOptions {
 // processes). What happened is said on stderr. No rank is left running.
 //
 // Each rank leads a process group of its own, which ends when the rank does.
+// Processes that have left the group and lost their parent end then, too, unless
+// they have cleared their environment, in which SHERD_START marks them.
 // Rank 0 reads the launcher's stdin unless that is a terminal; the others read
 // nothing. SIGUSR1 and SIGUSR2 are passed on to the ranks. Signals that were
 // ignored at the call (nohup) stay ignored.
 //
 // With replicas: a rank that fails ends its replica alone, which is started again,
 // also when others have returned; the status is 0 when the replica that ended last
-// has returned, else that of the last failure, when none can be started again. SIGUSR1 asks all
-// replicas to leave.
+// has returned, 75 when all were asked to leave before the run had ended, else that of the last
+// failure, when none can be started again. SIGUSR1 asks all replicas to leave.
 //
 // Throws Error when an option makes no sense. REQUIRES: one thread, and the
 // process has no other: signals are blocked and file descriptors inherited
-// while this runs. Both are as before when it returns.
+// while this runs. Both are as before when it returns; the soft limit of open files
+// is higher if the job needed that.
 int run(const LaunchOptions& options);
 
 // Ask the launcher that listens at `control` to let a replica leave after its

@@ -63,13 +63,24 @@ class BlockedSignals {
   struct sigaction pipe_before_ = {};
 };
 
-// Each connection of a replica takes a descriptor. A failure to get more is ignored.
-void allow_many_connections() {
+// Each connection of a replica takes a descriptor, the log, the page and the loop some more. With too
+// few the coordinator would wait for ever for replicas that cannot connect.
+Status allow_many_connections(int replicas) {
   rlimit files = {};
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &files);
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) {
+    return {};
   }
+  const rlim_t needed = 32 + static_cast<rlim_t>(replicas);
+  if (files.rlim_max < needed) {
+    return {
+        ErrorCode::kUnavailable,
+        str("[ft] expected a limit of at least ", needed, " open files for ",
+            replicas, " replicas, found ", files.rlim_max,
+            "; raise it with `ulimit -n ", needed, "`")};
+  }
+  files.rlim_cur = files.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &files);
+  return {};
 }
 
 void check(const CoordinateOptions& options) {
@@ -99,11 +110,26 @@ void check(const CoordinateOptions& options) {
       options.dead_after.count(), " ms");
   for (const auto time :
        {options.start_timeout, options.settle, options.join_timeout,
-        options.hold_time, options.hang_after, options.first_hang_after}) {
+        options.hold_time, options.hang_after, options.first_hang_after,
+        options.slow_after, options.reconnect_timeout, options.vote_timeout,
+        options.left_out_min, options.first_report_timeout}) {
     SHERD_CHECK(
         time >= milliseconds(0), "[ft] expected times of 0 ms or more, found ",
         time.count());
   }
+}
+
+void check_limits(const CoordinateOptions& options) {
+  SHERD_CHECK(
+      options.left_out_max >= options.left_out_min,
+      "[ft] expected replicas to be left out for at most ",
+      options.left_out_min.count(), " ms or more, found ",
+      options.left_out_max.count(), " ms");
+  const auto retry = CoordinatorServerOptions().log_retry_min;
+  SHERD_CHECK(
+      options.log_retry_max >= retry,
+      "[ft] expected the log to be tried again ", "after ", seconds(retry),
+      " s or more, found ", seconds(options.log_retry_max), " s");
 }
 
 std::uint64_t random_run() {
@@ -134,7 +160,14 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   service.coordinator.settle = options.settle;
   service.coordinator.join_timeout = options.join_timeout;
   service.coordinator.hold_time = options.hold_time;
+  service.coordinator.reconnect_timeout = options.reconnect_timeout;
+  service.coordinator.vote_timeout = options.vote_timeout;
+  service.coordinator.backoff = options.left_out_min;
+  service.coordinator.backoff_max = options.left_out_max;
+  service.first_report_timeout = options.first_report_timeout;
+  service.log_retry_max = options.log_retry_max;
   service.detector.dead_after = options.dead_after;
+  service.detector.soft_floor = options.slow_after;
   service.detector.hard_floor = options.hang_after;
   service.detector.first_floor = options.first_hang_after;
   return service;
@@ -227,8 +260,11 @@ class CoordinatorMain {
 
 int coordinate(const CoordinateOptions& options) {
   check(options);
-  allow_many_connections();
-  const Status end = CoordinatorMain(options).run();
+  check_limits(options);
+  Status end = allow_many_connections(options.replicas_start);
+  if (end.ok()) {
+    end = CoordinatorMain(options).run();
+  }
   if (!end.ok()) {
     log_error(end.message());
   }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/job_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <unistd.h>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <system_error>
+#include "base/check.h"
+#include "base/hex.h"
+
+namespace sherd::launch {
+namespace {
+
+Status cannot(const std::string& what, int error) {
+  return Status(
+      ErrorCode::kUnavailable,
+      str("cannot ", what, ": ", std::strerror(error)));
+}
+
+// "process 71 on node3 since 2026-01-31 12:00:00 UTC".
+std::string description_of_this_process() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char time[64] = {};
+  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return str("process ", ::getpid(), " on ", host, " since ", time);
+}
+
+// What the holder of the lock wrote; it may not have come so far.
+std::string read_holder(const Descriptor& file) {
+  char text[512] = {};
+  const ssize_t count = ::pread(file.get(), text, sizeof text - 1, 0);
+  std::string holder(text, count > 0 ? static_cast<std::size_t>(count) : 0);
+  holder = holder.substr(0, holder.find('\n'));
+  return holder.empty() ? "a process that has just begun" : holder;
+}
+
+bool write_all(const Descriptor& file, const std::string& text) {
+  return ::write(file.get(), text.data(), text.size()) ==
+      static_cast<ssize_t>(text.size());
+}
+
+Result<Descriptor> lock_folder(const std::string& folder) {
+  const std::string path = folder + "/launcher.lock";
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!file.open()) {
+    return cannot(str("open '", path, "'"), errno);
+  }
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return cannot(str("lock '", path, "'"), errno);
+    }
+    return Status(
+        ErrorCode::kUnavailable,
+        str("expected a folder in which no run is under way, found '", folder,
+            "', where ", read_holder(file),
+            " runs one; end it, or choose another --run-dir"));
+  }
+  if (::ftruncate(file.get(), 0) != 0 ||
+      !write_all(file, description_of_this_process() + "\n")) {
+    return cannot(str("write '", path, "'"), errno);
+  }
+  return file;
+}
+
+}  // namespace
+
+Result<JobFolder> JobFolder::open(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) {
+    return cannot(
+        str("make the folder of the run, '", path, "'"), error.value());
+  }
+  Result<Descriptor> lock = lock_folder(path);
+  if (!lock.ok()) {
+    return lock.status();
+  }
+  return JobFolder(path, std::move(lock).value(), /*is_temporary=*/false);
+}
+
+Result<JobFolder> JobFolder::make_temporary(const std::string& parent) {
+  std::string path = parent + "/sherd-run-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) {
+    return cannot(str("make the folder of the run, '", path, "'"), errno);
+  }
+  return JobFolder(path, Descriptor(), /*is_temporary=*/true);
+}
+
+JobFolder::~JobFolder() {
+  if (is_temporary_ && !path_.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+}
+
+Result<std::string> JobFolder::make_secret() const {
+  std::array<std::uint64_t, 4> random = {};
+  if (::getrandom(random.data(), sizeof random, 0) !=
+      static_cast<ssize_t>(sizeof random)) {
+    return cannot("get random bytes for the secret of the run", errno);
+  }
+  std::string text;
+  for (const std::uint64_t part : random) {
+    text += hex(part);
+  }
+  std::error_code ignored;
+  const std::string path =
+      std::filesystem::absolute(path_ + "/coordinator.secret", ignored)
+          .string();
+  // A file of its own: one that is there may be readable by others.
+  std::filesystem::remove(path, ignored);
+  const Descriptor file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.open() || !write_all(file, text + "\n")) {
+    return cannot(str("write the secret of the run, '", path, "'"), errno);
+  }
+  return path;
+}
+
+}  // namespace sherd::launch

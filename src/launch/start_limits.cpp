@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/start_limits.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include "base/check.h"
+
+namespace sherd::launch {
+namespace {
+
+// The user's terminal, signals, the control socket, a lock, logs that are being opened.
+constexpr std::uint64_t kDescriptorsOfLauncher = 24;
+// Its end, stdout, stderr, and what a spare waits for.
+constexpr std::uint64_t kDescriptorsOfProcess = 4;
+// A rank has a store, connections to its siblings, and for replicas a loop, a ring and transfers.
+constexpr std::uint64_t kDescriptorsMin = 64;
+// A small shell takes as much.
+constexpr std::uint64_t kBytesOfProcess = std::uint64_t{1} << 20U;
+
+// The number in a file that has one, or "max".
+std::uint64_t number_in(const std::string& path) {
+  std::ifstream file(path);
+  std::uint64_t number = 0;
+  return file >> number ? number : kNoLimit;
+}
+
+// In a container the root is this process's own cgroup.
+std::uint64_t processes_left_in_cgroup() {
+  const std::uint64_t limit = number_in("/sys/fs/cgroup/pids.max");
+  const std::uint64_t now = number_in("/sys/fs/cgroup/pids.current");
+  return limit == kNoLimit || now == kNoLimit ? kNoLimit
+                                              : limit - std::min(limit, now);
+}
+
+std::uint64_t free_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    std::istringstream in(line);
+    std::string name;
+    std::uint64_t kibibytes = 0;
+    if (in >> name >> kibibytes && name == "MemAvailable:") {
+      return kibibytes * 1024;
+    }
+  }
+  return kNoLimit;
+}
+
+std::uint64_t limit_of(__rlimit_resource resource) {
+  rlimit limit = {};
+  return ::getrlimit(resource, &limit) == 0 && limit.rlim_max != RLIM_INFINITY
+      ? limit.rlim_max
+      : kNoLimit;
+}
+
+}  // namespace
+
+JobSize size_of_job(std::int64_t groups, std::int64_t processes) {
+  const auto count = static_cast<std::uint64_t>(processes);
+  return {
+      .processes = count,
+      .descriptors = kDescriptorsOfLauncher + count * kDescriptorsOfProcess +
+          static_cast<std::uint64_t>(groups)};
+}
+
+std::string exceeded_limit(const JobSize& job, const HostLimits& limits) {
+  const std::uint64_t descriptors = std::max(job.descriptors, kDescriptorsMin);
+  const std::string of_job = str(" for ", job.processes, " processes, found ");
+  if (limits.descriptors < descriptors) {
+    return str(
+        "expected a limit of at least ", descriptors, " open files", of_job,
+        limits.descriptors, "; raise it with `ulimit -n ", descriptors,
+        "`, or start fewer");
+  }
+  if (limits.processes < job.processes) {
+    return str(
+        "expected room", of_job, "room for ", limits.processes,
+        " more; start fewer, or raise the limit of processes (ulimit -u, "
+        "pids.max, kernel.pid_max)");
+  }
+  if (limits.memory_bytes / kBytesOfProcess < job.processes) {
+    return str(
+        "expected at least ", kBytesOfProcess >> 20U,
+        " MiB of free memory for each of ", job.processes, " processes, found ",
+        limits.memory_bytes >> 20U, " MiB for all; start fewer");
+  }
+  return {};
+}
+
+HostLimits host_limits() {
+  HostLimits limits;
+  limits.descriptors = limit_of(RLIMIT_NOFILE);
+  limits.processes = std::min(
+      {processes_left_in_cgroup(), number_in("/proc/sys/kernel/pid_max"),
+       // It does not bind root.
+       ::geteuid() == 0 ? kNoLimit : limit_of(RLIMIT_NPROC)});
+  // What a cgroup uses has its page cache in it, which makes room when needed.
+  limits.memory_bytes =
+      std::min(free_memory(), number_in("/sys/fs/cgroup/memory.max"));
+  return limits;
+}
+
+StartFailure make_room(const JobSize& job) {
+  const std::string exceeded = exceeded_limit(job, host_limits());
+  if (!exceeded.empty()) {
+    return {1, exceeded};
+  }
+  rlimit limit = {};
+  const std::uint64_t needed = std::max(job.descriptors, kDescriptorsMin);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed) {
+    limit.rlim_cur = needed;
+    (void)::setrlimit(RLIMIT_NOFILE, &limit);  // The hard limit allows it.
+  }
+  return {};
+}
+
+}  // namespace sherd::launch
