@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <ostream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "base/check.h"
 #include "world/collectives.h"
@@ -308,6 +311,102 @@ void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
       c10::toString(input.scalar_type()), " of shape ", input.sizes());
 }
 
+std::shared_ptr<SyncBatchNormImpl> SyncBatchNormImpl::converted(
+    const torch::nn::Module& norm) {
+  const auto from = [](const auto* old) {
+    auto sync = std::make_shared<SyncBatchNormImpl>(old->options);
+    sync->weight = sync->parameters_["weight"] = old->weight;
+    sync->bias = sync->parameters_["bias"] = old->bias;
+    if (old->options.track_running_stats()) {
+      sync->running_mean.set_data(old->running_mean);
+      sync->running_var.set_data(old->running_var);
+      sync->num_batches_tracked.set_data(old->num_batches_tracked);
+    }
+    sync->train(old->is_training());
+    return sync;
+  };
+  if (const auto* one = norm.as<torch::nn::BatchNorm1dImpl>()) {
+    return from(one);
+  }
+  if (const auto* two = norm.as<torch::nn::BatchNorm2dImpl>()) {
+    return from(two);
+  }
+  const auto* three = norm.as<torch::nn::BatchNorm3dImpl>();
+  return three == nullptr ? nullptr : from(three);
+}
+
+namespace {
+
+using torch::nn::SequentialImpl;
+
+bool is_batch_norm(const torch::nn::Module& module) {
+  return module.as<torch::nn::BatchNorm1dImpl>() != nullptr ||
+      module.as<torch::nn::BatchNorm2dImpl>() != nullptr ||
+      module.as<torch::nn::BatchNorm3dImpl>() != nullptr;
+}
+
+struct BatchNormHolders {
+  std::set<SequentialImpl*> sequentials;
+  std::string others;  // The names of layers that no Sequential holds.
+};
+
+BatchNormHolders holders_of_batch_norms(const torch::nn::Module& root) {
+  BatchNormHolders holders;
+  const auto note_other = [&](const std::string& name) {
+    holders.others += (holders.others.empty() ? "" : ", ") + name;
+  };
+  if (is_batch_norm(root)) {
+    note_other("the module itself");
+  }
+  for (const auto& parent : root.named_modules()) {
+    auto* sequential = parent.value()->as<SequentialImpl>();
+    for (const auto& child : parent.value()->named_children()) {
+      if (!is_batch_norm(*child.value())) {
+        continue;
+      }
+      if (sequential != nullptr) {
+        holders.sequentials.insert(sequential);
+      } else {
+        note_other(
+            (parent.key().empty() ? "" : parent.key() + ".") + child.key());
+      }
+    }
+  }
+  return holders;
+}
+
+}  // namespace
+
+int convert_sync_batch_norm(torch::nn::Module& module) {
+  const auto holders = holders_of_batch_norms(module);
+  SHERD_CHECK(
+      holders.others.empty(),
+      "[ddp] convert_sync_batch_norm: expected layers of type BatchNorm in a "
+      "Sequential, which takes a layer of another type in their place; found ",
+      holders.others,
+      ", which C++ code calls as the type that it names; let that code name "
+      "sherd::SyncBatchNorm");
+  // A layer that several Sequentials hold stays one.
+  std::map<const torch::nn::Module*, std::shared_ptr<SyncBatchNormImpl>> made;
+  for (auto* sequential : holders.sequentials) {
+    const auto children = sequential->named_children();
+    std::size_t index = 0;
+    for (auto& layer : *sequential) {
+      const auto& child = children[index++];
+      if (!is_batch_norm(*child.value())) {
+        continue;
+      }
+      auto& sync = made[child.value().get()];
+      if (sync == nullptr) {
+        sync = SyncBatchNormImpl::converted(*child.value());
+      }
+      layer = torch::nn::AnyModule(sync);
+      sequential->replace_module(child.key(), sync);
+    }
+  }
+  return static_cast<int>(made.size());
+}
+
 void synchronise_batch_norm(torch::nn::Module& module, const World& world) {
   std::vector<SyncBatchNormImpl*> layers;
   std::vector<std::string> names;
@@ -336,7 +435,8 @@ void synchronise_batch_norm(torch::nn::Module& module, const World& world) {
       !layers.empty(),
       "[ddp] synchronise_batch_norm: expected a module with "
       "sherd::SyncBatchNorm in it (BatchNorm1d, 2d and 3d cannot be "
-      "synchronised), found none");
+      "synchronised; sherd::convert_sync_batch_norm() replaces those of a "
+      "Sequential), found none");
   const auto group = world.size() == 1
       ? nullptr
       : std::make_shared<BatchNormGroup>(world, std::move(names), channels_max);

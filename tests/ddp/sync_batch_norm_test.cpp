@@ -5,6 +5,7 @@
 #include "ddp/replica_parity.h"
 #include "support/over_messages.h"
 #include "support/ranks.h"
+#include "support/stage.h"
 
 #include <gmock/gmock.h>
 #include <sherd/ddp/sync_batch_norm.h>
@@ -129,6 +130,100 @@ TEST_P(SyncBatchNormOn, T66EqualsOneProcessWithTheWholeBatch) {
       expect_same_buffers(*sync, *plain, 1e-12);
     }
   }));
+}
+
+torch::nn::Sequential stacked_norms() {
+  torch::nn::Sequential net(
+      torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(BatchNormOptions(4)),
+      torch::nn::Tanh(),
+      Stage(
+          torch::nn::Linear(4, 4),
+          torch::nn::BatchNorm1d(BatchNormOptions(4).affine(false)),
+          torch::nn::BatchNorm1d(
+              BatchNormOptions(4).track_running_stats(false))));
+  fill_with_integers(*net);
+  net->to(torch::kDouble);
+  return net;
+}
+
+// Names and, of parameters, objects; buffers have the memory that they had.
+std::vector<std::pair<std::string, const void*>> tensors_of_net(
+    const torch::nn::Module& net) {
+  std::vector<std::pair<std::string, const void*>> tensors;
+  for (const auto& item : net.named_parameters()) {
+    tensors.emplace_back(item.key(), item.value().unsafeGetTensorImpl());
+  }
+  for (const auto& item : net.named_buffers()) {
+    tensors.emplace_back(item.key(), item.value().const_data_ptr());
+  }
+  return tensors;
+}
+
+TEST_P(SyncBatchNormOn, C23ConvertsWhatASequentialHolds) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto plain = stacked_norms();
+    auto sync = stacked_norms();
+    sync->ptr(3)->train(false);
+    const auto before = tensors_of_net(*sync);
+    EXPECT_EQ(convert_sync_batch_norm(*sync), 3);
+    EXPECT_EQ(tensors_of_net(*sync), before);
+    EXPECT_EQ(convert_sync_batch_norm(*sync), 0);  // None is left.
+    EXPECT_TRUE(sync->ptr(1)->is_training());
+    EXPECT_FALSE(sync->ptr(3)->children().at(1)->is_training());
+    sync->train();
+    synchronise_batch_norm(*sync, world);
+    auto ddp = replicate(*sync, world, {.bucket_bytes = 100});
+    torch::optim::SGD sgd(sync->parameters(), 0.01);
+    torch::optim::SGD plain_sgd(plain->parameters(), 0.01);
+    for (int batch = 1; batch < 4; ++batch) {
+      const auto loss = [](torch::nn::Sequential& net, const torch::Tensor& x) {
+        const auto y = net->forward(x);
+        return (y * torch::cos(torch::arange(4)) + y.square() * y).sum();
+      };
+      loss(sync, norm_rows(batch, world.rank(), world.rank() + 1)).backward();
+      (loss(plain, norm_rows(batch, 0, world.size())) / world.size())
+          .backward();
+      for (auto* optimizer : {&sgd, &plain_sgd}) {
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+    }
+    expect_same_buffers(*sync, *plain, 1e-9);
+    for (const auto& item : plain->named_parameters()) {
+      expect_close(
+          sync->named_parameters()[item.key()].detach(), item.value().detach(),
+          1e-9, item.key());
+    }
+  }));
+}
+
+TEST(ConvertSyncBatchNorm, C23WhatCodeCallsByItsTypeIsNamedAndLeft) {
+  struct Net : torch::nn::Module {
+    torch::nn::BatchNorm2d member{nullptr};
+    torch::nn::ModuleList list;
+    torch::nn::Sequential sequential{torch::nn::BatchNorm1d(4)};
+    Net() {
+      member = register_module("member", torch::nn::BatchNorm2d(4));
+      register_module("list", list);
+      list->push_back(torch::nn::BatchNorm3d(4));
+      register_module("sequential", sequential);
+    }
+  };
+  const auto net = std::make_shared<Net>();
+  EXPECT_THAT(
+      error_of([&] { convert_sync_batch_norm(*net); }),
+      AllOf(
+          HasSubstr("found member, list.0, which C++ code calls"),
+          HasSubstr("sherd::SyncBatchNorm")));
+  EXPECT_NE(net->sequential->ptr(0)->as<torch::nn::BatchNorm1dImpl>(), nullptr);
+  torch::nn::BatchNorm1d alone(4);
+  EXPECT_THAT(
+      error_of([&] { convert_sync_batch_norm(*alone); }),
+      HasSubstr("found the module itself"));
+  // One layer in two places stays one.
+  torch::nn::Sequential twice(Stage(alone, alone), alone);
+  EXPECT_EQ(convert_sync_batch_norm(*twice), 1);
+  EXPECT_EQ(twice->ptr(0)->children().at(1), twice->ptr(1));
 }
 
 template <typename Plain>

@@ -10,8 +10,9 @@
 //   };
 //   sherd::synchronise_batch_norm(*model, world);
 //
-// Mirrors torch.nn.SyncBatchNorm. There is no counterpart of its convert_sync_batchnorm, because a
-// C++ module calls its layers through members of a fixed type. docs/guide/replicas.md
+// The layers of a finished model are converted as far as C++ allows it: convert_sync_batch_norm().
+//
+// Mirrors torch.nn.SyncBatchNorm. docs/guide/replicas.md
 #pragma once
 
 #include <iosfwd>
@@ -49,10 +50,23 @@ class SyncBatchNormImpl
 
  private:
   friend void synchronise_batch_norm(torch::nn::Module&, const World&);
+  friend int convert_sync_batch_norm(torch::nn::Module&);
+  // In the place of a BatchNorm1d, 2d or 3d, whose parameters and buffers it shares. Null: it is none.
+  static std::shared_ptr<SyncBatchNormImpl> converted(
+      const torch::nn::Module& norm);
   std::shared_ptr<ddp::BatchNormGroup> group_;  // Null: this rank alone.
   int layer_ = 0;                               // In the group.
 };
 TORCH_MODULE(SyncBatchNorm);
+
+// Puts a SyncBatchNorm in the place of each BatchNorm1d, 2d and 3d in `module` and returns their number.
+// It has the same parameters, and buffers in the same memory, under the same names. Call it before
+// synchronise_batch_norm() and before the module is replicated or sharded. Only a Sequential can be
+// given another layer, since it alone calls its layers whatever their type is; a member of a module, and
+// what a ModuleList or ModuleDict holds, is called as the type that the code names. Throws Error that
+// names the layers in other places, and changes nothing then. Mirrors
+// torch.nn.SyncBatchNorm.convert_sync_batchnorm.
+int convert_sync_batch_norm(torch::nn::Module& module);
 
 // Collective over all ranks of the world. From now on every SyncBatchNorm in `module` normalises
 // over them; a second call continues with other ranks. Throws Error, on every rank, when models

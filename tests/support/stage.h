@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Sequential that may lie in another, which LibTorch's own may not: its forward is a template, and a
+// Sequential takes modules of any type that have one forward.
+#pragma once
+
+#include <torch/torch.h>
+
+namespace sherd::test {
+
+struct StageImpl : torch::nn::SequentialImpl {
+  using SequentialImpl::SequentialImpl;
+  torch::Tensor forward(const torch::Tensor& x) {
+    return SequentialImpl::forward(x);
+  }
+};
+TORCH_MODULE(Stage);
+
+}  // namespace sherd::test
