@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include "base/check.h"
 #include "fsdp/unit_modules.h"
@@ -40,12 +41,11 @@ void check_precision_dtype(const char* what, Dtype dtype) {
 struct EffectiveOptions {
   const MixedPrecision* precision;
   const Granularity* granularity;
-  // It applies to this module and to none inside it.
+  // That of UnitCollector::output_dtypes_: of this module and of none inside it.
   std::optional<c10::ScalarType> output_dtype = std::nullopt;
 
   EffectiveOptions overridden_by(const units::UnitOptions& options) const {
     auto own = *this;
-    own.output_dtype = options.output_dtype;
     if (options.mixed_precision) {
       own.precision = &*options.mixed_precision;
     }
@@ -68,6 +68,10 @@ class UnitCollector {
     for (const auto& module : taken) {
       check_unit_options(module);
       taken_.emplace(module.module, &module.options);
+      if (module.options.output_dtype) {
+        // Parents come after children, and cast what those return.
+        output_dtypes_[&layer_at_end(module)] = module.options.output_dtype;
+      }
     }
     assign(root, "", 0, of_model_);
   }
@@ -106,15 +110,30 @@ class UnitCollector {
         " is no unit of its own (own_unit = false); expected neither a name "
         "nor keep_whole, which are those of a unit");
     check_precision_dtype("output_dtype", module.options.output_dtype);
-    const auto own = module.module->named_parameters(/*recurse=*/false).size();
-    const auto all = module.module->named_parameters().size();
+  }
+
+  // The layer whose result is what the module returns.
+  static const Module& layer_at_end(const UnitModule& taken) {
+    const Module* last = taken.module;
+    std::string name = taken.name;
+    while (last->as<torch::nn::SequentialImpl>() != nullptr &&
+           !last->children().empty()) {
+      const auto children = last->named_children();
+      name = join_names(name, children.back().key());
+      last = children.back().value().get();
+    }
+    const auto own = last->named_parameters(/*recurse=*/false).size();
+    const auto all = last->named_parameters().size();
     SHERD_CHECK(
-        !module.options.output_dtype || (own > 0 && own == all),
-        "[fsdp] options.units: module ", module.name,
-        " has an output_dtype and ", own, " of ", all,
-        " parameters of its own; expected a single layer, since sherd does not "
-        "see where the forward of others ends: name the layer that it ends "
-        "with, or call .to() on what it returns");
+        own > 0 && own == all, "[fsdp] options.units: module ", taken.name,
+        " has an output_dtype",
+        last == taken.module ? "" : " and ends with " + name + ", which has",
+        last == taken.module ? " and " : " ", own, " of ", all,
+        " parameters of its own; expected a single layer or a Sequential that "
+        "ends with one, since sherd does not see where the forward of others "
+        "ends: name the layer that it ends with, or call .to() on what it "
+        "returns (in a Sequential by torch::nn::Functional)");
+    return *last;
   }
 
   // The number of the unit that the module belongs to.
@@ -150,6 +169,9 @@ class UnitCollector {
       }
       options = options.overridden_by(*taken->second);
     }
+    const auto output = output_dtypes_.find(&module);
+    options.output_dtype =
+        output == output_dtypes_.end() ? std::nullopt : output->second;
     for (const auto& own : module.named_parameters(/*recurse=*/false)) {
       const auto full_name = join_names(name, own.key());
       if (is_ignored(ignored_, full_name)) {
@@ -167,7 +189,6 @@ class UnitCollector {
       }
     }
     collect_buffers(module, name, *options.precision);
-    options.output_dtype = std::nullopt;
     for (const auto& child : module.named_children()) {
       assign(*child.value(), join_names(name, child.key()), unit, options);
     }
@@ -197,6 +218,7 @@ class UnitCollector {
   const EffectiveOptions of_model_;
   std::set<const Module*> assigned_;
   std::map<const Module*, const units::UnitOptions*> taken_;
+  std::map<const Module*, Dtype> output_dtypes_;
   std::map<const c10::TensorImpl*, std::size_t> first_entries_;
   std::set<const c10::TensorImpl*> buffers_;
   std::map<std::string, int> numbers_ = {{kRootUnit, 0}};

@@ -6,6 +6,8 @@
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_decoders.h"
+#include "support/small_models.h"
+#include "support/stage.h"
 
 #include <map>
 #include <gmock/gmock.h>
@@ -557,6 +559,47 @@ TEST_P(MixedPrecisionParity, T43AScopeInFullPrecisionComputesWithFp32) {
       y.sum().backward();
       EXPECT_TRUE(fsdp.parameters().at(0).grad().defined());
     }
+  }));
+}
+
+// What a Sequential returns is what its last layer returns, in a Sequential inside it, too.
+TEST_P(MixedPrecisionParity, B6ASequentialReturnsTheDtypeOfItsLastLayer) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      Stage tail(
+          torch::nn::Linear(6, 6),
+          Stage(torch::nn::ReLU(), torch::nn::Linear(6, 5)));
+      torch::nn::Sequential model(torch::nn::Linear(6, 6), tail);
+      fill_with_integers(*model);
+      auto options = bf16();
+      options.strategy = strategy;
+      options.units = units::with_options(
+          units::by_name("1"), {.output_dtype = torch::kFloat});
+      auto fsdp = fully_shard(*model, world, options);
+      const auto x = small_integers({2, 6}, 3).to(kBf16);
+      const auto y = model->forward(x);
+      EXPECT_EQ(y.scalar_type(), torch::kFloat);
+      EXPECT_TRUE(torch::equal(y, y.to(kBf16).to(torch::kFloat)));
+      // Layers before it return what they compute in.
+      EXPECT_EQ(
+          tail->at<torch::nn::LinearImpl>(0).forward(x).scalar_type(), kBf16);
+      y.sum().backward();
+      fsdp.publish();
+    }
+    torch::nn::Sequential ends(
+        Stage(torch::nn::Linear(6, 6), torch::nn::ReLU()));
+    EXPECT_THAT(
+        error_of([&] {
+          (void)fully_shard(
+              *ends, world,
+              {.units = units::with_options(
+                   units::by_name("0"), {.output_dtype = torch::kFloat})});
+        }),
+        testing::AllOf(
+            testing::HasSubstr(
+                "module 0 has an output_dtype and ends with 0.1, "
+                "which has 0 of 0 parameters"),
+            testing::HasSubstr("torch::nn::Functional")));
   }));
 }
 

@@ -70,9 +70,10 @@ struct UnitOptions {
   // no unit, else that of FullyShardOptions.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   // What the module returns is cast to this dtype: kBFloat16, kHalf or kFloat. Only for a module
-  // whose parameters are all its own (a Linear, a norm, an embedding), since sherd sees operators and
-  // not where the forward of a larger module ends: what is cast is the result of each matrix product,
-  // norm, convolution or embedding on these parameters. Unset: as LibTorch computes it.
+  // whose parameters are all its own (a Linear, a norm, an embedding), or a Sequential that ends with
+  // one, since sherd sees operators and not where the forward of a larger module ends: what is cast is
+  // the result of each matrix product, norm, convolution or embedding on these parameters. Unset: as
+  // LibTorch computes it.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   // Once gathered, the unit stays whole until its values change. Its bytes count as part of every
   // visit, so that they raise the least that a budget can be. All modules of a unit agree. Mirrors
