@@ -7,9 +7,11 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <array>
 #include <filesystem>
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
+#include <sherd/optim/sgd.h>
 
 namespace sherd::test {
 namespace {
@@ -294,6 +296,78 @@ TEST(Subset, B2TwoModelsTrainOnDisjointParts) {
           return model->forward(integer_rows(batch, rank, 3)).sum() * 4;
         });
     half.close();
+  }));
+}
+
+struct ExpertNetImpl : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, expert{nullptr}, last{nullptr};
+  explicit ExpertNetImpl(int which) {
+    first = register_module("first", torch::nn::Linear(4, 4));
+    expert = register_module("expert", torch::nn::Linear(4, 4));
+    last = register_module("last", torch::nn::Linear(4, 2));
+    fill_with_integers(*this);
+    const torch::NoGradGuard no_grad;
+    expert->weight.add_(which);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(expert(first(x).clamp(-2, 2)).clamp(-2, 2));
+  }
+};
+TORCH_MODULE(ExpertNet);
+
+// One process: experts have the mean over their two ranks, everything else that over all four.
+void train_experts(std::array<ExpertNet, 2>& nets, int step) {
+  for (int rank = 0; rank < 4; ++rank) {
+    auto& net = nets[static_cast<std::size_t>(rank / 2)];
+    net->forward(integer_rows(step, rank, 4)).sum().backward();
+  }
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : nets[0]->named_parameters()) {
+    auto one = item.value();
+    auto other = nets[1]->named_parameters()[item.key()];
+    const bool of_expert = item.key().starts_with("expert");
+    const auto mean = (one.grad() + other.grad()) / 4;
+    one.sub_(of_expert ? one.grad() / 2 : mean);
+    other.sub_(of_expert ? other.grad() / 2 : mean);
+    one.mutable_grad().reset();
+    other.mutable_grad().reset();
+  }
+}
+
+// Halves of the ranks hold other experts, each sharded over its half.
+TEST(Subset, B4SomeParametersHaveAMeshOfTheirOwn) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    const int half = world.rank() / 2;
+    World group = world.subset({2 * half, 2 * half + 1});
+    for (const auto kind :
+         {ExchangeKind::kCollective, ExchangeKind::kSharedMemory}) {
+      ExpertNet model(half);
+      auto experts = fully_shard(*model->expert, group, {.exchange = kind});
+      auto others =
+          fully_shard(*model, world, {.exchange = kind, .ignored = {"expert"}});
+      Sgd of_experts(experts.named_parameters(), {.learning_rate = 1.0});
+      Sgd of_others(others.named_parameters(), {.learning_rate = 1.0});
+      std::array<ExpertNet, 2> plain{ExpertNet(0), ExpertNet(1)};
+      for (int step = 0; step < 3; ++step) {
+        model->forward(integer_rows(step, world.rank(), 4)).sum().backward();
+        for (auto* optimizer : {&of_experts, &of_others}) {
+          optimizer->step();
+          optimizer->zero_grad();
+        }
+        train_experts(plain, step);
+      }
+      const auto expert_scope =
+          experts.summon_full_parameters({.read_only = true});
+      const auto scope = others.summon_full_parameters({.read_only = true});
+      for (const auto& item :
+           plain[static_cast<std::size_t>(half)]->named_parameters()) {
+        const auto found = item.key().starts_with("expert.")
+            ? expert_scope.tensor(item.key().substr(7))
+            : scope.tensor(item.key());
+        EXPECT_TRUE(torch::equal(found, item.value())) << item.key();
+      }
+    }
+    group.close();
   }));
 }
 
