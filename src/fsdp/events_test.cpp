@@ -239,5 +239,36 @@ TEST(Events, T33GathersAheadWaitForRoomAndNoneIsMoreThanOneVisitAhead) {
   EXPECT_EQ(held_back, 6 + 5);
 }
 
+// How many units are waited for between the start of a gather and its own wait, at most.
+std::ptrdiff_t waits_ahead(const Events& events) {
+  std::ptrdiff_t most = 0;
+  for (auto start = events.begin(); start != events.end(); ++start) {
+    if (!start->starts_with("start")) {
+      continue;
+    }
+    const auto own = std::find(start, events.end(), "wait" + start->substr(5));
+    most =
+        std::max(most, std::count_if(start, own, [](const std::string& event) {
+                   return event.starts_with("wait");
+                 }));
+  }
+  return most;
+}
+
+TEST(Events, B14APlanGathersAsManyVisitsAheadAsAsked) {
+  std::int64_t budget = 0;
+  for (const int visits : {0, 1, 2, 3}) {
+    const auto trained =
+        train({.layers = 8, .steps = 3, .prefetch_visits = visits});
+    EXPECT_EQ(waits_ahead(trained.steps.at(0)), 0);  // On demand.
+    EXPECT_EQ(waits_ahead(trained.steps.at(2)), visits);
+    EXPECT_EQ(trained.report.plan.steps_planned, 2);
+    // There is room for one more unit each time.
+    EXPECT_GT(trained.report.budget_bytes, budget);
+    EXPECT_LE(trained.report.unsharded_bytes_peak, trained.report.budget_bytes);
+    budget = trained.report.budget_bytes;
+  }
+}
+
 }  // namespace
 }  // namespace sherd::fsdp

@@ -26,6 +26,9 @@ std::vector<std::string> agreed_lines(
   if (options.divide_factor) {
     lines.push_back(str("gradients divided by ", *options.divide_factor));
   }
+  if (options.prefetch_visits != 1) {
+    lines.push_back(str("prefetch_visits ", options.prefetch_visits));
+  }
   for (const auto& buffer : model.cast_buffers) {
     lines.push_back(
         str("buffer ", buffer.name, " cast to ", c10::toString(buffer.dtype)));
@@ -67,7 +70,9 @@ FsdpEngine::FsdpEngine(
   }
   auto budget = exchange_->one_sided()
       ? plan::Budget()
-      : budget_of(model_, options_.strategy, options_.budget_bytes);
+      : budget_of(
+            model_, options_.strategy, options_.budget_bytes,
+            options_.prefetch_visits);
   const bool replicate = options_.strategy == Strategy::kNoShard;
   exchange::ModelSpec model_spec;
   model_spec.units = model_.units;
@@ -86,6 +91,7 @@ FsdpEngine::FsdpEngine(
           .budget = std::move(budget),
           .replicated = replicate,
           .one_sided = exchange_->one_sided(),
+          .prefetch_visits = options_.prefetch_visits,
           .fail = [this](const Status& status) { fail(status); },
           .all_ranks_agree =
               [this](std::uint64_t print) { return all_ranks_agree(print); },
@@ -165,6 +171,7 @@ void FsdpEngine::refuse_hopeless_limit() {
   for (const auto& slice : slices_->all()) {
     least += static_cast<std::int64_t>(slice.tensor.nbytes());
   }
+  least += exchange_->counters().copied_shard_bytes;
   refuse_limit_below(options, least);
 }
 

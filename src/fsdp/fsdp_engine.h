@@ -44,6 +44,7 @@ struct FsdpEngineOptions {
   bool both_axes = false;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
+  int prefetch_visits = 1;
   int reductions_under_way_max = 0;
   bool share_gradients = false;  // Where the exchange can.
   std::optional<MemoryLimit> memory;

@@ -193,7 +193,9 @@ plan::Budget FsdpEngine::full_precision_budget() const {
   }
   return cache_->planned()
       ? cache_->budget()
-      : budget_of(model_, options_.strategy, options_.budget_bytes);
+      : budget_of(
+            model_, options_.strategy, options_.budget_bytes,
+            options_.prefetch_visits);
 }
 
 void FsdpEngine::begin_full_precision() {
@@ -279,7 +281,7 @@ void FsdpEngine::set_budget(
         refuse_in_full_precision("another budget");
         check_budget_change(strategy, bytes, memory_ != nullptr);
         if (cache_->planned()) {
-          budget = budget_of(model_, strategy, bytes);
+          budget = budget_of(model_, strategy, bytes, options_.prefetch_visits);
         }
         return Status();
       },

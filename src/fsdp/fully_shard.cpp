@@ -50,6 +50,9 @@ void check_options(const FullyShardOptions& options) {
       options.reductions_under_way_max >= 0,
       "[fsdp] options.reductions_under_way_max is ",
       options.reductions_under_way_max, "; expected 0 (no limit) or more");
+  SHERD_CHECK(
+      options.prefetch_visits >= 0, "[fsdp] options.prefetch_visits is ",
+      options.prefetch_visits, "; expected 0 (on demand) or more");
   const double factor = options.gradient_divide_factor.value_or(1.0);
   SHERD_CHECK(
       factor > 0.0 && std::isfinite(factor),
@@ -210,6 +213,7 @@ fsdp::FsdpEngineOptions runtime_options(
     bool whole,
     const std::shared_ptr<fsdp::HookReduction>& hook) {
   fsdp::FsdpEngineOptions runtime;
+  runtime.prefetch_visits = options.prefetch_visits;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
   runtime.share_gradients = options.share_gradients;
   runtime.memory = memory_limit(options);

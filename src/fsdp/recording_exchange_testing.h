@@ -99,6 +99,7 @@ struct Training {
   int steps = 3;
   std::int64_t width = 8;
   Strategy strategy = Strategy::kFullShard;
+  int prefetch_visits = 1;
   FullyShardOptions model_options = {};  // Of these, what units are made of.
   // Before the model is sharded.
   std::function<void(test::Chain&)> prepare = [](test::Chain&) {};
@@ -129,6 +130,7 @@ inline Trained train(const Training& training) {
         options.rank = self.rank;
         options.ranks = kRanks;
         options.strategy = training.strategy;
+        options.prefetch_visits = training.prefetch_visits;
         const auto engine = std::make_shared<FsdpEngine>(
             build_units(*model, kRanks, training.model_options),
             std::make_unique<RecordingExchange>(

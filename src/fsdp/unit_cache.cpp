@@ -31,8 +31,10 @@ std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
       "needs summon_full_parameters()");
 }
 
-plan::StepPlanOptions plan_options(const ModelUnits& model) {
+plan::StepPlanOptions plan_options(
+    const ModelUnits& model, int prefetch_visits) {
   plan::StepPlanOptions options;
+  options.ahead_visits = prefetch_visits;
   options.unit_bytes = bytes_by_unit(model);
   for (const auto& unit : model.units) {
     options.frozen.push_back(starts_frozen(unit));
@@ -45,7 +47,8 @@ plan::StepPlanOptions plan_options(const ModelUnits& model) {
 plan::Budget budget_of(
     const ModelUnits& model,
     Strategy strategy,
-    std::optional<std::int64_t> bytes) {
+    std::optional<std::int64_t> bytes,
+    int prefetch_visits) {
   const auto by_policy = policy_unit_sizes(model);
   const auto sizes = by_policy.sizes();
   if (bytes) {
@@ -53,7 +56,7 @@ plan::Budget budget_of(
   }
   switch (strategy) {
     case Strategy::kFullShard:
-      return plan::full_shard_budget(sizes);
+      return plan::full_shard_budget(sizes, prefetch_visits);
     case Strategy::kShardGradOp:
       return plan::shard_grad_op_budget(sizes);
     case Strategy::kNoShard:
@@ -72,7 +75,7 @@ UnitCache::UnitCache(
       unit_bytes_(bytes_by_unit(model)),
       all_bytes_(std::accumulate(unit_bytes_.begin(), unit_bytes_.end(), 0LL)),
       residency_(unit_bytes_, options_.budget),
-      follower_(plan_options(model)) {}
+      follower_(plan_options(model, options_.prefetch_visits)) {}
 
 void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {

@@ -30,6 +30,8 @@ struct UnitCacheOptions {
   // Whole units lie in memory that all ranks read: each rank visits units as it likes, without
   // budget.
   bool one_sided = false;
+  // How many visits before its use a unit may be gathered by a plan.
+  int prefetch_visits = 1;
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
   // Collective, at the beginning of a step: whether all ranks passed this number.
@@ -164,6 +166,7 @@ class UnitCache {
 plan::Budget budget_of(
     const ModelUnits& model,
     Strategy strategy,
-    std::optional<std::int64_t> bytes);
+    std::optional<std::int64_t> bytes,
+    int prefetch_visits);
 
 }  // namespace sherd::fsdp

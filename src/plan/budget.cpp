@@ -75,11 +75,15 @@ std::int64_t budget_floor(const UnitSizes& units) {
   return always + largest;
 }
 
-Budget full_shard_budget(const UnitSizes& units) {
+Budget full_shard_budget(const UnitSizes& units, int ahead) {
   const std::int64_t visit = budget_floor(units);
-  const std::int64_t bytes = std::min(
-      total_unit_bytes(units),
-      root_bytes(units) + visit + largest_dropped_bytes(units));
+  const std::int64_t total = total_unit_bytes(units);
+  const std::int64_t largest = largest_dropped_bytes(units);
+  std::int64_t bytes = std::min(total, root_bytes(units) + visit);
+  for (int units_ahead = 0; units_ahead < ahead && bytes < total;
+       ++units_ahead) {
+    bytes = std::min(total, bytes + largest);  // Never above M, nor too large.
+  }
   return {.bytes = bytes, .assumed_visit_bytes = visit};
 }
 

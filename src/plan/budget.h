@@ -40,8 +40,8 @@ std::int64_t total_unit_bytes(const UnitSizes& units);
 // units and the largest other unit.
 std::int64_t budget_floor(const UnitSizes& units);
 
-// root unit + largest visit + largest unit that is not kept (one ahead), at most M. Grows.
-Budget full_shard_budget(const UnitSizes& units);
+// root unit + largest visit + `ahead` times the largest unit that is not kept, at most M. Grows.
+Budget full_shard_budget(const UnitSizes& units, int ahead = 1);
 
 // M: what was gathered in forward is still whole in backward.
 Budget shard_grad_op_budget(const UnitSizes& units);

@@ -2,6 +2,7 @@
 #include "plan/budget.h"
 
 #include <limits>
+#include <utility>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,6 +32,16 @@ TEST(Budget, FullShardWithoutARootCountsTheLargestUnitTwice) {
   const std::vector<std::int64_t> chain(8, 10);
   const Budget budget = full_shard_budget({.bytes = chain});
   EXPECT_EQ(budget.bytes, 20);
+}
+
+TEST(Budget, FullShardHasRoomForAsManyUnitsAheadAsAsked) {
+  const std::vector<std::int64_t> bytes{5, 10, 20, 10, 10, 10};
+  for (const auto& [ahead, expected] :
+       {std::pair(0, 5 + 25), {1, 30 + 20}, {2, 65}, {1'000'000'000, 65}}) {
+    const Budget budget = full_shard_budget({.bytes = bytes, .root = 0}, ahead);
+    EXPECT_EQ(budget.bytes, expected) << ahead << " ahead";
+    EXPECT_EQ(budget.assumed_visit_bytes, 25);
+  }
 }
 
 TEST(Budget, ARootThatIsTheLargestUnitIsInAVisitOnce) {

@@ -105,6 +105,36 @@ TEST_P(Strategies, T02EveryBudgetFromTheFloorToAllIsEqualAndKept) {
   }));
 }
 
+TEST_P(Strategies, B14HowFarAheadUnitsAreGatheredChangesNoNumber) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const int visits : {0, 2, 5}) {
+      RankParity options;
+      options.shard = over_messages({.prefetch_visits = visits});
+      const auto report = expect_rank_parity<Chain>(
+          world, [] { return Chain(5, 6); },
+          [](Chain& model, int batch, int rank) {
+            return model->forward(integer_rows(batch, rank, 6)).sum();
+          },
+          options);
+      EXPECT_LE(report.unsharded_bytes_peak, report.budget_bytes);
+    }
+    Chain model(2, 6);
+    EXPECT_NE(
+        error_of([&] {
+          (void)fully_shard(*model, world, {.prefetch_visits = -1});
+        }).find("options.prefetch_visits is -1"),
+        std::string::npos);
+    if (world.size() > 1) {
+      const auto differs =
+          over_messages({.prefetch_visits = world.rank() == 1 ? 3 : 2});
+      const auto error =
+          error_of([&] { (void)fully_shard(*model, world, differs); });
+      EXPECT_NE(error.find("prefetch_visits 2"), std::string::npos) << error;
+      EXPECT_NE(error.find("prefetch_visits 3"), std::string::npos) << error;
+    }
+  }));
+}
+
 TEST_P(Strategies, T02ALargerBudgetGathersLess) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const auto sizes = budgets_of(*Chain(5, 6), {}, world.size());

@@ -66,6 +66,11 @@ struct FullyShardOptions {
   // report().memory has it. Values are the same either way. With kFullShard or kNoShard, and without
   // budget_bytes. Guide: docs/guide/memory.md.
   std::optional<std::int64_t> memory_bytes = std::nullopt;
+  // How many visits before its use a unit may be gathered, in forward and backward, from the second
+  // step on. The order is that of the step before, and gathers start where the budget has room, which
+  // with kFullShard is for that many of the largest unit. 0: each unit when it is used. Performance
+  // only. Replaces set_modules_to_forward_prefetch and set_modules_to_backward_prefetch of FSDP2.
+  int prefetch_visits = 1;
   // The regions about which memory_bytes decides: what the model runs its layers with.
   std::optional<ActivationCheckpointing> checkpointing = std::nullopt;
   // Performance only: values are the same either way, bit for bit.
@@ -231,8 +236,7 @@ struct ShardReport {
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
   // Shards of parameters and gradients, of what started frozen once it has trained, and, in mixed
-  // precision, of casts; with OptimizerAxes::kBoth
-  // also what the replica gathers from.
+  // precision, of casts; with OptimizerAxes::kBoth also what the replica gathers from.
   std::int64_t shard_bytes = 0;
   // Memory of gradients on their way, and with several replicas of those that wait for the sum
   // across them.
