@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/collective_steps.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -47,11 +48,13 @@ Result<std::vector<at::Tensor>> CollectiveSteps::all_gather(
 }
 
 UnitGather CollectiveSteps::gather_of(const CollectiveRequest& request) const {
+  const bool full = request.full_precision != 0;
   return {
       .unit = request.unit,
-      .precision = request.full_precision != 0 ? Precision::kFull
-                                               : Precision::kParameter,
+      .precision = full ? Precision::kFull : Precision::kParameter,
       .generation = request.generation,
+      .secondary = !full &&
+          unit_transport_.has_secondary(request.unit, request.generation),
       .receivers = std::vector<bool>(transport_.ranks().size(), true),
       .what = describe(request, unit_names_)};
 }
@@ -152,8 +155,15 @@ Status CollectiveSteps::gather(
   const bool early = wanted != nullptr && wanted->early;
   auto status = unit_transport_.gather(
       agreed, wanted == nullptr || early ? nullptr : wanted->unsharded);
-  return status.ok() && early ? world::wait_all(*wanted->early, agreed.what)
-                              : status;
+  if (status.ok() && early) {
+    status = world::wait_all(*wanted->early, agreed.what);
+  }
+  const bool by_all = std::ranges::all_of(
+      requests, [&](const auto& theirs) { return theirs == request; });
+  if (status.ok() && by_all) {
+    unit_transport_.gathered_by_all(agreed, *wanted->unsharded);
+  }
+  return status;
 }
 
 // Every rank has found the same difference, from the same messages. None may

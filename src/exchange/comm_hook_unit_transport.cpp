@@ -45,6 +45,13 @@ class CommHookUnitTransport final : public UnitTransport {
   Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
     return inner_->gather(gather, unsharded);
   }
+  void gathered_by_all(
+      const UnitGather& gather, const UnshardedUnit& unsharded) override {
+    inner_->gathered_by_all(gather, unsharded);
+  }
+  bool has_secondary(UnitId unit, std::uint64_t generation) const override {
+    return inner_->has_secondary(unit, generation);
+  }
   void drop_unit(UnitId unit, const UnshardedUnit& unsharded) override {
     inner_->drop_unit(unit, unsharded);
   }

@@ -77,7 +77,8 @@ void with_coder(
             [coder = coder_of(self.rank)](
                 const auto& model, const auto& gather,
                 const auto& reduce) -> Result<std::unique_ptr<UnitTransport>> {
-              return make_message_unit_transport(model, gather, reduce, coder);
+              return make_message_unit_transport(
+                  model, gather, reduce, {.coder = coder});
             });
       },
       {.seed = 1, .delay_max = std::chrono::microseconds(200)}, kRanks, options,

@@ -152,39 +152,48 @@ std::unique_ptr<Exchange> connect_exchange(
       world::make_model_transport(world, name + "/reduce", ranks), log);
 }
 
-// What hooks make of messages.
-struct MessageHooks {
-  std::optional<ReduceHook> reduce = std::nullopt;
-  std::shared_ptr<const ShardCoder> coder = nullptr;
+// What is special about messages.
+struct MessageOptions {
+  std::optional<ReduceHook> hook = std::nullopt;
+  GatherOptions gathers = {};
 };
 
-std::string describe_hooks(const MessageHooks& hooks) {
+bool has_hook(const MessageOptions& options) {
+  return options.hook || options.gathers.coder;
+}
+
+std::string describe_messages(const MessageOptions& options) {
   std::string text = text_of(Kind::kCollective);
-  if (hooks.reduce) {
-    text += ", hook " + hooks.reduce->name;
+  if (options.hook) {
+    text += ", hook " + options.hook->name;
   }
-  return hooks.coder ? text + ", gather hook " + hooks.coder->name : text;
+  if (options.gathers.coder) {
+    text += ", gather hook " + options.gathers.coder->name;
+  }
+  return options.gathers.secondary_ranks > 0
+      ? text + str(", secondary shards over ", options.gathers.secondary_ranks)
+      : text;
 }
 
 // The same, by messages.
-std::unique_ptr<Exchange> connect_hooked_exchange(
+std::unique_ptr<Exchange> connect_messages(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const MessageHooks& hooks,
+    const MessageOptions& options,
     const FlightLog& log) {
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
-  check_all_chose(*transport, ranks, describe_hooks(hooks));
+  check_all_chose(*transport, ranks, describe_messages(options));
   return make_collective_exchange_with(
       std::move(transport),
       world::make_model_transport(world, name + "/reduce", ranks),
-      [hooks](const auto& model, const auto& gathers, const auto& reductions)
+      [options](const auto& model, const auto& gathers, const auto& reductions)
           -> Result<std::unique_ptr<UnitTransport>> {
         auto messages = make_message_unit_transport(
-            model, gathers, reductions, hooks.coder);
-        return hooks.reduce
+            model, gathers, reductions, options.gathers);
+        return options.hook
             ? make_comm_hook_unit_transport(
-                  model, std::move(messages), reductions, *hooks.reduce)
+                  model, std::move(messages), reductions, *options.hook)
             : std::move(messages);
       },
       log);
@@ -237,7 +246,7 @@ std::unique_ptr<Exchange> make_comm_hook_exchange(
     const ReduceHook& hook) {
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
-      connect_hooked_exchange(world, name, ranks, {.reduce = hook}, log), log);
+      connect_messages(world, name, ranks, {.hook = hook}, log), log);
 }
 
 std::unique_ptr<Exchange> make_exchange(
@@ -245,19 +254,23 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
-  const auto connect = [&](const std::string& axis_name,
-                           const std::vector<int>& ranks, Kind kind,
-                           const MessageHooks& hooks, const FlightLog& log) {
-    return (hooks.reduce || hooks.coder) && ranks.size() > 1
-        ? connect_hooked_exchange(world, axis_name, ranks, hooks, log)
-        : connect_exchange(world, axis_name, ranks, kind, log);
-  };
+  const auto connect =
+      [&](const std::string& axis_name, const std::vector<int>& ranks,
+          Kind kind, const MessageOptions& messages, const FlightLog& log) {
+        const bool special = has_hook(messages) ||
+            (messages.gathers.secondary_ranks > 0 && kind == Kind::kCollective);
+        return special && ranks.size() > 1
+            ? connect_messages(world, axis_name, ranks, messages, log)
+            : connect_exchange(world, axis_name, ranks, kind, log);
+      };
+  const GatherOptions gathers{
+      .coder = options.coder, .secondary_ranks = options.secondary_ranks};
   if (mesh.replicate_size() == 1) {
     const auto log = log_of(world, name, mesh.shard_ranks());
     return make_recorded_exchange(
         connect(
             name, mesh.shard_ranks(), options.within,
-            {.reduce = options.hook, .coder = options.coder}, log),
+            {.hook = options.hook, .gathers = gathers}, log),
         log);
   }
   const auto log = log_of(world, name, Mesh(world).shard_ranks());
@@ -273,10 +286,10 @@ std::unique_ptr<Exchange> make_exchange(
                 world, replica + "/gather", mesh.shard_ranks()),
             {.sum_thread = false, .log = log_within})
       : connect(
-            replica, mesh.shard_ranks(), options.within,
-            {.coder = options.coder}, log_within);
+            replica, mesh.shard_ranks(), options.within, {.gathers = gathers},
+            log_within);
   auto across = connect(
-      shard, mesh.replicate_ranks(), options.across, {.reduce = options.hook},
+      shard, mesh.replicate_ranks(), options.across, {.hook = options.hook},
       log_of(world, shard, mesh.replicate_ranks()));
   return make_recorded_exchange(
       make_hybrid_exchange(

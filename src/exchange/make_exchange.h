@@ -82,6 +82,8 @@ struct MeshExchangeOptions {
   std::optional<ReduceHook> hook = std::nullopt;
   // Codes what gathers on the shard axis carry, by messages.
   std::shared_ptr<const ShardCoder> coder = nullptr;
+  // GatherOptions of the shard axis, where `within` is kCollective or there is a hook.
+  int secondary_ranks = 0;
 };
 
 // Collective over all ranks of the mesh. With one replica as above, otherwise a

@@ -11,6 +11,7 @@
 #include "exchange/coded_shards.h"
 #include "exchange/message_reductions.h"
 #include "exchange/private_buffers.h"
+#include "exchange/secondary_shards.h"
 
 namespace sherd::exchange {
 namespace {
@@ -21,15 +22,18 @@ class MessageUnitTransport final : public UnitTransport {
       const ModelSpec& model,
       std::shared_ptr<world::Transport> gather,
       std::shared_ptr<world::Transport> reduce,
-      std::shared_ptr<const ShardCoder> coder)
+      const GatherOptions& options)
       : model_(model),
         memories_(model, gather->index()),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)),
         reductions_(model, *reduce_, memories_),
         first_flat_(first_flats(model)) {
-    if (coder) {
-      coded_.emplace(model, memories_, std::move(coder), gather_->index());
+    if (options.coder) {
+      coded_.emplace(model, memories_, options.coder, gather_->index());
+    }
+    if (options.secondary_ranks > 0) {
+      secondary_.emplace(model, gather_->index(), options.secondary_ranks);
     }
   }
 
@@ -59,9 +63,11 @@ class MessageUnitTransport final : public UnitTransport {
       const UnitGather& gather, UnshardedUnit* unsharded) override {
     world::Transfers transfers;
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
-      const auto& layout = spec(gather.unit).flats[f].layout;
       const auto shard = own_shard(gather, static_cast<int>(f));
       for (int peer = 0; peer < gather_->size(); ++peer) {
+        if (!takes_part(gather, peer)) {
+          continue;
+        }
         const bool here = peer == gather_->index();
         if (!here && gather.receivers[static_cast<std::size_t>(peer)]) {
           transfers.push_back(gather_->send(shard, peer, tag(gather, f)));
@@ -70,7 +76,7 @@ class MessageUnitTransport final : public UnitTransport {
         if (unsharded == nullptr) {
           continue;
         }
-        const auto range = layout.shard(peer);
+        const auto range = part_of(gather, f, peer);
         const auto part =
             unsharded->flats[f].narrow(0, range.begin, range.numel());
         if (is_coded(gather)) {
@@ -89,6 +95,9 @@ class MessageUnitTransport final : public UnitTransport {
 
   // One flat after the other: this memory lies outside every limit.
   Status discard_shard(const UnitGather& gather, int owner) override {
+    if (!takes_part(gather, owner)) {
+      return {};
+    }
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
       const auto& flat = spec(gather.unit).flats[f];
       const auto dtype = gather.precision == Precision::kFull
@@ -96,13 +105,24 @@ class MessageUnitTransport final : public UnitTransport {
           : flat.unsharded_dtype();
       const auto shard = is_coded(gather)
           ? coded_->room(coded_shard(gather, f, owner))
-          : at::empty({flat.layout.shard(owner).numel()}, dtype);
+          : at::empty({part_of(gather, f, owner).numel()}, dtype);
       const auto transfer = gather_->receive(shard, owner, tag(gather, f));
       if (auto status = transfer->wait(gather.what); !status.ok()) {
         return status;
       }
     }
     return {};
+  }
+
+  void gathered_by_all(
+      const UnitGather& gather, const UnshardedUnit& unsharded) override {
+    if (secondary_ && !gather.secondary &&
+        gather.precision == Precision::kParameter) {
+      secondary_->keep(gather.unit, gather.generation, unsharded);
+    }
+  }
+  bool has_secondary(UnitId unit, std::uint64_t generation) const override {
+    return secondary_ && secondary_->has(unit, generation);
   }
 
   void drop_unit(UnitId unit, const UnshardedUnit&) override {
@@ -135,6 +155,7 @@ class MessageUnitTransport final : public UnitTransport {
     memories_.add_to(counters);
     counters.reduces_under_way_peak = reductions_.under_way_peak();
     counters.gather_sent_bytes = sent_bytes_;
+    counters.copied_shard_bytes = secondary_ ? secondary_->bytes() : 0;
   }
 
  private:
@@ -142,7 +163,19 @@ class MessageUnitTransport final : public UnitTransport {
     return model_.units[static_cast<std::size_t>(unit)];
   }
   bool is_coded(const UnitGather& gather) const {
-    return coded_ && gather.precision == Precision::kParameter;
+    return coded_ && !gather.secondary &&
+        gather.precision == Precision::kParameter;
+  }
+  // Whether this rank and that one exchange what they have of the unit.
+  bool takes_part(const UnitGather& gather, int peer) const {
+    return !gather.secondary || secondary_->in_group(peer);
+  }
+  // The elements of the flat that come from that rank.
+  plan::ElementRange part_of(
+      const UnitGather& gather, std::size_t flat, int peer) const {
+    return gather.secondary
+        ? secondary_->part_of(gather.unit, static_cast<int>(flat), peer)
+        : spec(gather.unit).flats[flat].layout.shard(peer);
   }
   static CodedShard coded_shard(
       const UnitGather& gather, std::size_t flat, int owner) {
@@ -150,6 +183,9 @@ class MessageUnitTransport final : public UnitTransport {
         .unit = gather.unit, .flat = static_cast<int>(flat), .owner = owner};
   }
   at::Tensor own_shard(const UnitGather& gather, int flat) {
+    if (gather.secondary) {
+      return secondary_->own(gather.unit, flat);
+    }
     return is_coded(gather)
         ? coded_->own(gather.unit, flat, gather.generation)
         : memories_.published_shard(
@@ -170,13 +206,13 @@ class MessageUnitTransport final : public UnitTransport {
     return coded_->decoded(
         which, room, part, gather_->receive(room, owner, tag(gather, flat)));
   }
-  // Ranks that want the same unit in different precisions send different numbers
-  // of bytes before they know it: the tag tells them apart.
+  // Ranks that want the same unit in different precisions, or of different generations, send different
+  // numbers of bytes before they know it: the tag tells them apart.
   int tag(const UnitGather& gather, std::size_t flat) const {
     const int index = first_flat_[static_cast<std::size_t>(gather.unit)] +
         static_cast<int>(flat);
-    return kFlatTag + 2 * index +
-        (gather.precision == Precision::kFull ? 1 : 0);
+    const int full = gather.precision == Precision::kFull ? 1 : 0;
+    return kFlatTag + 3 * index + (gather.secondary ? 2 : full);
   }
   bool replicates() const {
     return model_.placement == ModelPlacement::kReplicate;
@@ -198,6 +234,7 @@ class MessageUnitTransport final : public UnitTransport {
   MessageReductions reductions_;
   const std::vector<int> first_flat_;
   std::optional<CodedShards> coded_;
+  std::optional<SecondaryShards> secondary_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
 };
 
@@ -207,9 +244,8 @@ std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
     const std::shared_ptr<world::Transport>& reduce,
-    std::shared_ptr<const ShardCoder> coder) {
-  return std::make_unique<MessageUnitTransport>(
-      model, gather, reduce, std::move(coder));
+    const GatherOptions& options) {
+  return std::make_unique<MessageUnitTransport>(model, gather, reduce, options);
 }
 
 }  // namespace sherd::exchange

@@ -26,8 +26,9 @@ struct UnitGather {
   UnitId unit = 0;
   Precision precision = Precision::kParameter;
   std::uint64_t generation = 0;  // Of the shards.
-  std::vector<bool> receivers;   // By rank: whether it gets this rank's shard.
-  std::string what;              // For messages.
+  bool secondary = false;  // From secondary shards, inside each group of ranks.
+  std::vector<bool> receivers;  // By rank: whether it gets this rank's shard.
+  std::string what;             // For messages.
 };
 
 // Where a whole unit lies for this rank: one 1-D tensor per flat, known at the latest when its
@@ -62,6 +63,14 @@ class UnitTransport {
   [[nodiscard]] virtual Status discard_shard(
       const UnitGather& /*gather*/, int /*owner*/) {
     return {};
+  }
+  // All ranks have gathered the unit together, so that each may keep its secondary shard of it.
+  virtual void gathered_by_all(
+      const UnitGather& /*gather*/, const UnshardedUnit& /*unsharded*/) {}
+  // Whether they have, of this generation, and keep them. The same on every rank.
+  virtual bool has_secondary(
+      UnitId /*unit*/, std::uint64_t /*generation*/) const {
+    return false;
   }
   virtual void drop_unit(UnitId unit, const UnshardedUnit& unsharded) = 0;
   // Replicated units that are whole follow their shards.
@@ -99,13 +108,21 @@ using MakeUnitTransport = std::function<Result<std::unique_ptr<UnitTransport>>(
 // for others.
 inline constexpr int kFlatTag = 2;
 
+struct GatherOptions {
+  // Codes what gathers carry, save in full precision and from secondary shards.
+  std::shared_ptr<const ShardCoder> coder = nullptr;
+  // A unit that all ranks have gathered is gathered again inside groups of so many neighbours, which
+  // divide the ranks, until shards have new values (secondary_shards.h); 0: by all ranks again.
+  int secondary_ranks = 0;
+};
+
 // Each rank sends its shard to every other rank, and its gradients to their owners. Whole units and
-// gradients are private to a process. With a coder gathers carry coded shards, save in full precision.
+// gradients are private to a process.
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
     const std::shared_ptr<world::Transport>& reduce,
-    std::shared_ptr<const ShardCoder> coder = nullptr);
+    const GatherOptions& options = {});
 
 // For ranks of several hosts: each host has one shared buffer for a whole unit, into which every byte
 // from elsewhere is received once, straight from the transport; gradients are summed inside a host

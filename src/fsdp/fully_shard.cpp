@@ -157,15 +157,64 @@ void check_hook(const CommHookPtr& hook, const fsdp::HookedShards& shards) {
       "several replicas with OptimizerAxes::kShard");
 }
 
+exchange::Kind chosen_kind(
+    const World& world,
+    const std::vector<int>& ranks,
+    const FullyShardOptions& options) {
+  return exchange::choose_kind(
+      world, ranks, options.exchange, process_environment());
+}
+
+std::string groups_of(int ranks) {
+  std::string text;
+  for (int group = 2; group <= ranks; ++group) {
+    if (ranks % group == 0) {
+      text += str(text.empty() ? "" : ", ", group);
+    }
+  }
+  return text.empty() ? "0, which is none" : "one of " + text + ", or 0: none";
+}
+
+void check_secondary_ranks(const Mesh& mesh, const FullyShardOptions& options) {
+  const int group = options.secondary_ranks;
+  if (group == 0) {
+    return;
+  }
+  const int ranks = mesh.shard_size();
+  SHERD_CHECK(
+      group >= 2 && ranks % group == 0, "[fsdp] options.secondary_ranks is ",
+      group, ", which makes no equal groups of the ", ranks,
+      ranks == 1 ? " rank" : " ranks", " of the shard axis; expected ",
+      groups_of(ranks));
+  SHERD_CHECK(
+      options.strategy == Strategy::kFullShard,
+      "[fsdp] options.secondary_ranks is ", group,
+      " with a strategy that drops no unit after forward; expected "
+      "Strategy::kFullShard, with any budget_bytes, or secondary_ranks = 0");
+  const bool hooks =
+      options.gather_hook || (options.hook && mesh.replicate_size() == 1);
+  SHERD_CHECK(
+      hooks ||
+          chosen_kind(mesh.world(), mesh.shard_ranks(), options) !=
+              ExchangeKind::kHierarchical,
+      "[fsdp] options.secondary_ranks is ", group,
+      ", but ranks exchange by shared memory inside hosts, where a whole unit "
+      "is in memory once for all ranks of a host; expected "
+      "Strategy::kShardGradOp, which keeps units there, or "
+      "ExchangeKind::kCollective");
+}
+
 // Collective. The ranks that a hook connects compare it, too, but others would wait for them.
-void check_same_hooks(const World& world, const FullyShardOptions& options) {
+void check_same_messages(const World& world, const FullyShardOptions& options) {
   const auto all = world.all_gather_texts(str(
       "hook ", options.hook ? options.hook->name() : "none", ", gather_hook ",
-      options.gather_hook ? options.gather_hook->name() : "none"));
+      options.gather_hook ? options.gather_hook->name() : "none",
+      ", secondary_ranks ", options.secondary_ranks));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     SHERD_CHECK_AS(
         kPeerMismatch, all[rank] == all[0],
-        "[fsdp] ranks differ in options.hook or gather_hook: rank 0 has ",
+        "[fsdp] ranks differ in options.hook, gather_hook or secondary_ranks: "
+        "rank 0 has ",
         all[0], ", rank ", rank, " ", all[rank],
         "; expected the same on all ranks");
   }
@@ -234,14 +283,6 @@ fsdp::FsdpEngineOptions runtime_options(
   runtime.strategy = options.strategy;
   runtime.budget_bytes = options.budget_bytes;
   return runtime;
-}
-
-exchange::Kind chosen_kind(
-    const World& world,
-    const std::vector<int>& ranks,
-    const FullyShardOptions& options) {
-  return exchange::choose_kind(
-      world, ranks, options.exchange, process_environment());
 }
 
 void cast_buffers(const fsdp::ModelUnits& model) {
@@ -323,7 +364,8 @@ std::unique_ptr<exchange::Exchange> exchange_for(
            process_environment()),
        .both_axes = over_both_axes(mesh, options),
        .hook = hook,
-       .coder = std::move(coder)});
+       .coder = std::move(coder),
+       .secondary_ranks = options.secondary_ranks});
 }
 
 }  // namespace
@@ -482,11 +524,12 @@ FullyShardedDataParallel fully_shard(
   auto model = on_all_or_none(world, [&] {
     check_options(options);
     check_hook(options.hook, shards);
+    check_secondary_ranks(mesh, options);
     auto units = fsdp::build_units(module, ranks, options);
     check_not_sharded(units);
     return units;
   });
-  check_same_hooks(world, options);
+  check_same_messages(world, options);
   fsdp::InitialValues values(module, model, world, options);
   if (world.size() == 1 && !fsdp::is_mixed(model)) {
     values.check();

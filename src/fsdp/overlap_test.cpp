@@ -122,13 +122,13 @@ struct OverlapRank {
                 : after(name, unit - 1);
           });
     };
-    // Each unit has one flat, whose tags message_unit_transport.cpp makes.
+    // Each unit has one flat, whose three tags message_unit_transport.cpp makes.
     auto exchange = exchange::make_collective_exchange(
         held(
             "gather",
             [](int tag) {
               return tag < exchange::kFlatTag ? -1
-                                              : (tag - exchange::kFlatTag) / 2;
+                                              : (tag - exchange::kFlatTag) / 3;
             }),
         held("reduce", [](int tag) { return tag; }));
     FsdpEngineOptions options;

@@ -71,6 +71,14 @@ struct FullyShardOptions {
   // with kFullShard is for that many of the largest unit. 0: each unit when it is used. Performance
   // only. Replaces set_modules_to_forward_prefetch and set_modules_to_backward_prefetch of FSDP2.
   int prefetch_visits = 1;
+  // A unit that was gathered and dropped is gathered again inside groups of so many neighbouring ranks
+  // of the shard axis, until parameters have new values: in backward, in further micro-batches and in
+  // evaluations. For that each rank keeps 1/secondary_ranks of every unit beside its shards. For a
+  // network that is fast inside a host and slow between hosts, with the number of ranks of a host.
+  // Divides the shard axis, with kFullShard; values are the same bit for bit. By messages: where all
+  // ranks share memory nothing is gathered, and where those of each host do, kShardGradOp does as much.
+  // 0: none. Mirrors the int of FSDP2's reshard_after_forward, and hpZ of ZeRO++.
+  int secondary_ranks = 0;
   // The regions about which memory_bytes decides: what the model runs its layers with.
   std::optional<ActivationCheckpointing> checkpointing = std::nullopt;
   // Performance only: values are the same either way, bit for bit.
@@ -236,7 +244,7 @@ struct ShardReport {
   std::int64_t budget_bytes = 0;          // 0: none.
   std::int64_t unsharded_bytes_peak = 0;  // What reshard frees, at most so far.
   // Shards of parameters and gradients, of what started frozen once it has trained, and, in mixed
-  // precision, of casts; with OptimizerAxes::kBoth also what the replica gathers from.
+  // precision, of casts; secondary shards; with OptimizerAxes::kBoth also what the replica gathers from.
   std::int64_t shard_bytes = 0;
   // Memory of gradients on their way, and with several replicas of those that wait for the sum
   // across them.
