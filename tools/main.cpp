@@ -47,9 +47,9 @@ constexpr ExternalCommand kBench = {
     "bench", "Compare speed and memory with others", "'make build' builds it"};
 
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
-  std::vector<Subcommand> added = {add_run(app),     add_coordinate(app),
-                                   add_replica(app), add_top(app),
-                                   add_metrics(app), add_trace(app)};
+  std::vector<Subcommand> added = {
+      add_run(app),     add_coordinate(app), add_replica(app), add_top(app),
+      add_metrics(app), add_trace(app),      add_simulate(app)};
   app.add_subcommand(kBench.name, kBench.description);  // For the help.
   return added;
 }

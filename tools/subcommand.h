@@ -30,6 +30,8 @@ Subcommand add_run(CLI::App& app);
 Subcommand add_replica(CLI::App& app);
 // sherd coordinate: decide for the replicas of a fault-tolerant run.
 Subcommand add_coordinate(CLI::App& app);
+// sherd simulate: training on GPUs that fail.
+Subcommand add_simulate(CLI::App& app);
 // sherd top: show a running job.
 Subcommand add_top(CLI::App& app);
 // sherd metrics: print those of a run as CSV.

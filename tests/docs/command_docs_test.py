@@ -17,7 +17,7 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-COMMANDS = ("", "run", "train", "coordinate", "checkpoint", "checkpoint merge",
+COMMANDS = ("", "run", "train", "coordinate", "simulate", "checkpoint", "checkpoint merge",
             "replica drain")  # fmt: skip
 ASK = {
     "bash": """source "$1/bash-completion/completions/sherd"; shift

@@ -32,6 +32,7 @@ SUBCOMMANDS = (
     ("replica", "admit"),
     ("top",),
     ("metrics",),
+    ("simulate",),
     ("trace", "flight"),
     ("trace", "merge"),
     ("checkpoint", "inspect"),

@@ -72,6 +72,10 @@ std::string draw(const Series& series, const Scale& x, const Scale& y) {
                "' d='" + dots + "'/>\n");
 }
 
+std::string title_by_axis(const Plot& plot) {
+  return std::string(plot.title) + " by " + plot.x_name;
+}
+
 std::string legend(const Plot& plot) {
   std::string html = "<figcaption>" + html_escaped(plot.title);
   for (const auto& series : plot.series) {
@@ -173,7 +177,9 @@ std::string plot_html(const Plot& plot) {
   for (const double tick : round_ticks(x.low, x.high, kXTicks)) {
     const double at = x.at(tick);
     grid += grid_line(at * kUnits, 0, at * kUnits, kUnits);
-    x_labels += label("left", at, tick == 0 ? "step 0" : tick_label(tick));
+    x_labels += label(
+        "left", at,
+        tick == 0 ? html_escaped(plot.x_name) + " 0" : tick_label(tick));
   }
   for (const double tick : round_ticks(y.low, y.high, kYTicks)) {
     const double at = y.at(tick);
@@ -188,7 +194,7 @@ std::string plot_html(const Plot& plot) {
       y_labels + "</div>\n<div class='x'>" + x_labels +
       "</div>\n<svg viewBox='0 0 1000 1000' preserveAspectRatio='none' "
       "role='img' aria-label='" +
-      html_escaped(plot.title) + " by step'>\n<g class='grid'>" + grid +
+      html_escaped(title_by_axis(plot)) + "'>\n<g class='grid'>" + grid +
       "</g><g class='axis'>" + grid_line(0, 0, 0, kUnits) +
       grid_line(0, kUnits, kUnits, kUnits) + "</g>\n" + lines +
       "</svg>\n<div class='rule'></div></div></figure>\n";

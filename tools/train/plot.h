@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One plot of curve.html. Lines are an SVG that is stretched to the room there
+// One plot of a page. Lines are an SVG that is stretched to the room there
 // is, labels are HTML beside it: so lines keep their width and letters their
 // size on a phone. Pure functions. Thread rule: any thread.
 #pragma once
@@ -21,6 +21,7 @@ struct Series {
 struct Plot {
   const char* title = "";
   double x_high = 1;  // The axis begins at 0.
+  const char* x_name = "step";
   std::vector<Series> series{};
 };
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -158,6 +159,8 @@ class Coordinator {
   std::string refusal_of_loaded(const Report& report) const;
   bool is_foreign(const StateId& state) const;
   bool is_member(ReplicaId replica) const;
+  // For those who ask about every replica.
+  std::set<ReplicaId> member_ids() const;
   bool is_out(const ReplicaEntry& known) const;
   bool can_train(const ReplicaEntry& known, const StateId& base) const;
   std::optional<std::int64_t> lag(const ReplicaEntry& known) const;

@@ -61,6 +61,7 @@ bool Coordinator::is_undecided(ReplicaId replica) const {
 
 // Runs after every new report and when a replica is lost.
 void Coordinator::compare_digests() {
+  const auto members = member_ids();
   std::vector<ReportedDigest> claims;
   for (auto& [replica, known] : replicas_) {
     if (known.wrong != known.report.digest) {
@@ -70,7 +71,7 @@ void Coordinator::compare_digests() {
       // A replica that is no member copies the states it lacks.
       const auto& held = known.report.held;
       claims.push_back(
-          {replica, is_member(replica) ? held : std::nullopt,
+          {replica, members.contains(replica) ? held : std::nullopt,
            known.report.digest});
     }
   }

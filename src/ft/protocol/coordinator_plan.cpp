@@ -125,10 +125,14 @@ bool Coordinator::plan() {
           })) {
     return false;
   }
+  if (replicas_.size() == history_.members.size()) {
+    return false;  // There is nobody else.
+  }
+  const auto members = member_ids();
   PlannedEpoch next;
   std::string newcomer;
   for (const auto& [replica, known] : replicas_) {
-    if (is_member(replica)) {
+    if (members.contains(replica)) {
       next.members.push_back({replica, known.report.incarnation, {}});
     } else if (can_join(known)) {
       next.members.push_back({replica, known.report.incarnation, {}});

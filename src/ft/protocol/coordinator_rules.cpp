@@ -30,6 +30,14 @@ bool Coordinator::is_member(ReplicaId replica) const {
       [&](const Member& one) { return one.replica == replica; });
 }
 
+std::set<ReplicaId> Coordinator::member_ids() const {
+  std::set<ReplicaId> ids;
+  for (const auto& one : history_.members) {
+    ids.insert(one.replica);
+  }
+  return ids;
+}
+
 bool Coordinator::is_out(const ReplicaEntry& known) const {
   return !known.connected || known.hangs || now_ < known.out_until;
 }

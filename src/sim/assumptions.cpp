@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <string>
+
+#include "base/check.h"
+#include "ft/coordinator/failure_detector.h"
+#include "ft/protocol/coordinator.h"
+#include "sim/failures.h"
+#include "sim/report.h"
+
+namespace sherd::sim {
+namespace {
+
+constexpr const char* kGiven = "given";
+constexpr const char* kFtHsdp =
+    "FT-HSDP, arXiv 2602.00277, and public notes about it";
+constexpr const char* kOwn = "sherd's default";
+constexpr const char* kMeasured =
+    "measured on a 2-core x86 virtual machine, docs/design/simulate.md";
+constexpr const char* kAssumed = "assumed";
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+std::string with_unit(double value, const char* unit) {
+  return number(value) + " " + unit;
+}
+
+// The source of a number that has a default.
+const char* source_of(double value, double usual, const char* source) {
+  return value == usual ? source : kGiven;
+}
+
+class Assumptions {
+ public:
+  explicit Assumptions(const SimulationOptions& options) : options_(options) {}
+
+  std::vector<Assumption> take() {
+    add_cluster();
+    add_failures();
+    if (options_.policy == FailurePolicy::kSherd) {
+      add_sherd();
+    } else if (options_.policy == FailurePolicy::kTorchft) {
+      add_torchft();
+    } else {
+      add("everybody stops at a failure", "and is back after the time away",
+          kFtHsdp);
+    }
+    return std::move(all_);
+  }
+
+ private:
+  void add(const char* name, std::string value, const char* source) {
+    all_.push_back({name, std::move(value), source});
+  }
+
+  void add_cluster() {
+    const SimulationOptions usual;
+    add("GPUs", str(options_.gpus), kGiven);
+    add("replicas", str(options_.replicas),
+        source_of(options_.replicas, usual.replicas, kFtHsdp));
+    add("GPUs in a host", str(options_.gpus_per_host),
+        source_of(options_.gpus_per_host, usual.gpus_per_host, kFtHsdp));
+    add("a step without failures", with_unit(options_.step_s, "s"),
+        source_of(options_.step_s, usual.step_s, kFtHsdp));
+    add("a step of some replicas", "counts as their share of it",
+        "the published formula");
+  }
+
+  void add_failures() {
+    const SimulationOptions usual;
+    if (!options_.mtbf_min) {
+      add("failures per 1000 hosts and day",
+          number(options_.failures_per_1000_host_days),
+          source_of(
+              options_.failures_per_1000_host_days,
+              usual.failures_per_1000_host_days,
+              "RSC clusters, arXiv 2410.21680; the same gives FT-HSDP's 18 min "
+              "at 98,304 GPUs"));
+    }
+    add("time between failures", with_unit(mtbf_min_of(options_), "min"),
+        options_.mtbf_min ? kGiven : "from the rate of hosts");
+    add("arrivals",
+        options_.arrivals == Arrivals::kEven
+            ? "even, replicas in turn"
+            : "Poisson, replicas at random, also while others are away",
+        kGiven);
+    add("failures that stop the whole job", number(options_.whole_job_share),
+        source_of(options_.whole_job_share, usual.whole_job_share, kAssumed));
+    add("failures that take two replicas", number(options_.two_replica_share),
+        source_of(
+            options_.two_replica_share, usual.two_replica_share, kAssumed));
+    add("time until the lost are back", with_unit(options_.down_min, "min"),
+        source_of(options_.down_min, usual.down_min, kFtHsdp));
+    add("a failure of what is away", "begins that time anew", kAssumed);
+    add("stall at a return", with_unit(options_.rejoin_min, "min"),
+        source_of(
+            options_.rejoin_min, usual.rejoin_min,
+            "sherd stops nobody for it; FT-HSDP's is 100 s"));
+    add("restart of the whole job", with_unit(options_.restart_min, "min"),
+        source_of(options_.restart_min, usual.restart_min, kFtHsdp));
+    add("between checkpoints",
+        options_.checkpoint_min > 0 ? with_unit(options_.checkpoint_min, "min")
+                                    : "no time: nothing is lost",
+        options_.checkpoint_min > 0 ? kGiven : "the published formula");
+    add("spare hosts",
+        options_.spares ? str(*options_.spares) : "as many as are needed",
+        options_.spares ? kGiven : "the published formula");
+    if (options_.spares) {
+      add("repair of a host", with_unit(options_.repair_h, "h"),
+          source_of(
+              options_.repair_h, usual.repair_h,
+              "assumed, 6 to 24 h are usual"));
+    }
+    if (options_.stall_min) {
+      add("stall after a failure", with_unit(*options_.stall_min, "min"),
+          kGiven);
+    } else if (options_.policy != FailurePolicy::kRestart) {
+      add_causes();
+    }
+  }
+
+  void add_causes() {
+    static constexpr const char* kKinds[] = {
+        "a process ends", "a host vanishes", "a replica hangs",
+        "a link breaks once"};
+    for (const auto& cause : failure_causes()) {
+      add("cause of failures",
+          str(cause.name, " ", number(cause.share * 100),
+              " %: ", kKinds[static_cast<int>(cause.kind)]),
+          "678 interruptions in FT-HSDP's notes; what each does is assumed");
+    }
+  }
+
+  void add_sherd() {
+    const ft::CoordinatorOptions coordinator;
+    const ft::FailureDetectorOptions detector;
+    const auto times = times_of(options_);
+    add("connections are closed after a process ends by",
+        with_unit(seconds(times.end_of_connection), "s"), kMeasured);
+    add("a silent replica is lost after",
+        with_unit(seconds(detector.dead_after), "s"), kOwn);
+    add("a replica hangs after",
+        str("10 usual phases, ", number(seconds(detector.hard_floor)),
+            " s at least"),
+        kOwn);
+    add("failures that come together within",
+        with_unit(seconds(coordinator.settle), "s"), kOwn);
+    add("connecting the ring of an epoch",
+        with_unit(seconds(times.connect), "s"), kAssumed);
+    add("a reduction that nothing hides", with_unit(seconds(times.reduce), "s"),
+        options_.stall_min
+            ? "in the stall"
+            : "gradients of --gradient-mb over --link-gbit-per-s");
+    add("a message to or from the coordinator",
+        with_unit(seconds(times.message), "s"), kAssumed);
+    add("a record on the disk", with_unit(seconds(times.sync), "s"), kMeasured);
+    add("a leader's message to all its ranks",
+        with_unit(seconds(times.leader_fan_out), "s"), "assumed, 2 us a rank");
+    if (options_.coordinator_mtbf_h > 0) {
+      add("time between failures of the coordinator",
+          with_unit(options_.coordinator_mtbf_h, "h"), kGiven);
+      add("the coordinator is away for",
+          with_unit(options_.coordinator_down_s, "s"), kAssumed);
+    } else {
+      add("the coordinator", "does not fail", kAssumed);
+    }
+  }
+
+  void add_torchft() {
+    add("a step in which a replica fails", "is discarded, and made again",
+        "torchft's should_commit()");
+    if (!options_.stall_min) {
+      add("stall when a connection breaks",
+          with_unit(seconds(torchft_stall(FailureKind::kProcess)), "s"),
+          "torchft's default heartbeat timeout");
+      add("stall when nothing is heard",
+          with_unit(seconds(torchft_stall(FailureKind::kHost)), "s"),
+          "torchft's default operation timeout");
+    }
+  }
+
+  const SimulationOptions& options_;
+  std::vector<Assumption> all_;
+};
+
+}  // namespace
+
+std::vector<Assumption> assumptions_of(const SimulationOptions& options) {
+  return Assumptions(options).take();
+}
+
+}  // namespace sherd::sim

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/failures.h"
+
+#include <algorithm>
+
+namespace sherd::sim {
+
+const std::vector<FailureCause>& failure_causes() {
+  static const std::vector<FailureCause> kCauses = {
+      {"HBM3 memory", 0.229, FailureKind::kProcess},
+      {"PCIe", 0.180, FailureKind::kHost},
+      {"NCCL timeout", 0.090, FailureKind::kHang},
+      {"faulty GPU", 0.074, FailureKind::kProcess},
+      {"software", 0.071, FailureKind::kProcess},
+      {"host maintenance", 0.062, FailureKind::kHost},
+      {"kernel", 0.058, FailureKind::kHost},
+      {"reboot", 0.056, FailureKind::kHost},
+      {"silent corruption", 0.055, FailureKind::kProcess},
+      {"network", 0.053, FailureKind::kLink},
+      {"other", 0.072, FailureKind::kProcess}};
+  return kCauses;
+}
+
+Duration minutes(double count) { return seconds_of(count * 60); }
+
+Duration seconds_of(double count) {
+  constexpr double kMax = 2e9;
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(std::min(count, kMax)));
+}
+
+double mtbf_min_of(const SimulationOptions& options) {
+  constexpr double kMinutesPerDay = 1440;
+  const double hosts =
+      static_cast<double>(options.gpus) / options.gpus_per_host;
+  return options.mtbf_min.value_or(
+      kMinutesPerDay * 1000 / (options.failures_per_1000_host_days * hosts));
+}
+
+FailureSource::FailureSource(
+    const SimulationOptions& options, std::uint64_t seed)
+    : even_(options.arrivals == Arrivals::kEven),
+      mtbf_s_(mtbf_min_of(options) * 60),
+      replicas_(static_cast<std::uint64_t>(options.replicas)),
+      whole_job_share_(options.whole_job_share),
+      two_replica_share_(options.two_replica_share),
+      times_(seed, "failure times"),
+      victims_(seed, "failed replicas"),
+      kinds_(seed, "kinds of failures") {}
+
+Failure FailureSource::next() {
+  Failure failure;
+  if (!even_) {
+    at_s_ += times_.exponential(mtbf_s_);
+  }
+  failure.at = seconds_of(at_s_);
+  if (even_) {
+    at_s_ += mtbf_s_;
+  }
+  failure.whole_job = whole_job();
+  const auto first = even_ ? count_ % replicas_ : victims_.below(replicas_);
+  failure.replicas = {static_cast<int>(first)};
+  if (!failure.whole_job && two_replicas() && replicas_ > 1) {
+    const auto step =
+        even_ ? (replicas_ + 1) / 2 : 1 + victims_.below(replicas_ - 1);
+    failure.replicas.push_back(static_cast<int>((first + step) % replicas_));
+  }
+  failure.kind = kind();
+  ++count_;
+  return failure;
+}
+
+bool FailureSource::whole_job() {
+  if (!even_) {
+    return kinds_.uniform() < whole_job_share_;
+  }
+  whole_job_due_ += whole_job_share_;
+  const bool due = whole_job_due_ >= 1;
+  whole_job_due_ -= due ? 1 : 0;
+  return due;
+}
+
+bool FailureSource::two_replicas() {
+  if (!even_) {
+    return kinds_.uniform() < two_replica_share_;
+  }
+  two_replicas_due_ += two_replica_share_;
+  const bool due = two_replicas_due_ >= 1;
+  two_replicas_due_ -= due ? 1 : 0;
+  return due;
+}
+
+FailureKind FailureSource::kind() {
+  double left = kinds_.uniform();
+  for (const auto& cause : failure_causes()) {
+    left -= cause.share;
+    if (left < 0) {
+      return cause.kind;
+    }
+  }
+  return FailureKind::kProcess;
+}
+
+SparePool::SparePool(std::optional<int> spares, Duration repair)
+    : endless_(!spares), repair_(repair) {
+  for (int i = 0; i < spares.value_or(0); ++i) {
+    free_at_.insert(Instant(0));
+  }
+}
+
+Instant SparePool::replace(Instant failed_at) {
+  if (endless_) {
+    return failed_at;
+  }
+  free_at_.insert(failed_at + repair_);
+  const auto first = free_at_.begin();
+  const auto there = std::max(*first, failed_at);
+  free_at_.erase(first);
+  return there;
+}
+
+}  // namespace sherd::sim

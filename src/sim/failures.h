@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The failures of a simulated cluster, one after the other, and the hosts that take the place of
+// failed ones. Both depend on the options and the seed alone, so that all policies meet the same
+// failures. Thread rule: values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <vector>
+#include "base/clock.h"
+#include "sim/random.h"
+#include "sim/simulate.h"
+
+namespace sherd::sim {
+
+// How others come to know of a failure.
+enum class FailureKind {
+  kProcess,  // A process ends; its connections are closed.
+  kHost,     // A host is gone, and says nothing more.
+  kHang,     // A replica stands still and looks alive.
+  kLink,     // A connection between two replicas breaks; nobody is lost.
+};
+
+struct FailureCause {
+  std::string_view name;
+  double share = 0;
+  FailureKind kind = FailureKind::kProcess;
+};
+// What interrupts training; the shares add up to 1.
+const std::vector<FailureCause>& failure_causes();
+
+struct Failure {
+  Instant at{};
+  bool whole_job = false;
+  std::vector<int> replicas;  // Those that it takes.
+  FailureKind kind = FailureKind::kProcess;
+};
+
+// Times from what a user gives, at most sixty years, so that sums of them stay times.
+Duration minutes(double count);
+Duration seconds_of(double count);
+
+class FailureSource {
+ public:
+  FailureSource(const SimulationOptions& options, std::uint64_t seed);
+  // The first one comes at once if they come evenly, else at random.
+  Failure next();
+
+ private:
+  FailureKind kind();
+  bool whole_job();
+  bool two_replicas();
+
+  const bool even_;
+  const double mtbf_s_;
+  const std::uint64_t replicas_;
+  const double whole_job_share_;
+  const double two_replica_share_;
+  Random times_;
+  Random victims_;
+  Random kinds_;
+  double at_s_ = 0;
+  std::uint64_t count_ = 0;
+  // What is due of the two shares, if failures come evenly.
+  double whole_job_due_ = 0;
+  double two_replicas_due_ = 0;
+};
+
+class SparePool {
+ public:
+  // None: there is always one.
+  SparePool(std::optional<int> spares, Duration repair);
+  // A host has failed, and will be repaired. Returns when another one is there for it.
+  // REQUIRES: times do not go back.
+  Instant replace(Instant failed_at);
+
+ private:
+  const bool endless_;
+  const Duration repair_;
+  std::multiset<Instant> free_at_;
+};
+
+}  // namespace sherd::sim

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everybody stops at each failure, and starts again from the last checkpoint.
+#include <algorithm>
+
+#include "sim/failures.h"
+#include "sim/runs.h"
+
+namespace sherd::sim {
+namespace {
+
+// What a stretch of training between two failures brings.
+class Stretches {
+ public:
+  Stretches(Duration step, Duration checkpoint)
+      : step_(step), checkpoint_(checkpoint) {}
+
+  void add(Duration time, bool ends_with_failure, RunOutcome& outcome) const {
+    if (time <= Duration(0)) {
+      return;
+    }
+    const auto made = time / step_;
+    auto kept = made;
+    if (ends_with_failure && checkpoint_ > Duration(0)) {
+      kept = (time / checkpoint_) * checkpoint_ / step_;
+    }
+    outcome.commits += kept;
+    outcome.discarded += made - kept + (ends_with_failure ? 1 : 0);
+  }
+
+ private:
+  Duration step_;
+  Duration checkpoint_;
+};
+
+}  // namespace
+
+RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
+  const auto end = length_of(options);
+  const auto down = minutes(options.down_min);
+  const Stretches stretches(
+      seconds_of(options.step_s), minutes(options.checkpoint_min));
+  FailureSource source(options, seed);
+  SparePool spares(options.spares, minutes(options.repair_h * 60));
+  RunOutcome outcome;
+  Instant runs_from{0};
+  for (auto failure = source.next(); failure.at < end;
+       failure = source.next()) {
+    ++outcome.failures;
+    stretches.add(failure.at - runs_from, true, outcome);
+    Instant there = failure.at;
+    for (std::size_t i = 0; i < failure.replicas.size(); ++i) {
+      there = std::max(there, spares.replace(failure.at));
+    }
+    runs_from = std::max(runs_from, there + down);
+  }
+  stretches.add(end - runs_from, false, outcome);
+  outcome.elapsed_s = seconds(end);
+  outcome.steps_s = static_cast<double>(outcome.commits) * options.step_s;
+  outcome.work_s = outcome.steps_s;
+  return outcome;
+}
+
+}  // namespace sherd::sim

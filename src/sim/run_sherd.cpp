@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Lets the failures happen to a world.
+#include <algorithm>
+#include <set>
+#include <variant>
+#include <vector>
+
+#include "sim/failures.h"
+#include "sim/runs.h"
+
+namespace sherd::sim {
+namespace {
+
+SimulatedWorldOptions world_options(const SimulationOptions& options) {
+  SimulatedWorldOptions world;
+  world.replicas = options.replicas;
+  world.ranks_per_replica = static_cast<int>(options.gpus / options.replicas);
+  world.times = times_of(options);
+  world.coordinator.replicas_min = options.replicas_min;
+  world.coordinator.replicas_start = options.replicas;
+  world.coordinator.recovers = true;
+  world.every_step = options.every_step;
+  return world;
+}
+
+class SherdRun {
+ public:
+  SherdRun(const SimulationOptions& options, std::uint64_t seed)
+      : options_(options),
+        world_options_(world_options(options)),
+        world_(world_options_),
+        source_(options, seed),
+        coordinator_failures_(seed, "coordinator failures"),
+        spares_(options.spares, minutes(options.repair_h * 60)),
+        returns_(static_cast<std::size_t>(options.replicas)) {}
+
+  RunOutcome run() {
+    world_.set_on_record([this](const ft::Record& one) { recorded(one); });
+    for (int i = 0; i < options_.replicas; ++i) {
+      start(i, SimulatedWorld::first_state());
+    }
+    const auto end = kBegin + length_of(options_);
+    world_.events().add_outside(kBegin, [this] { begin(); });
+    // Steps that count as one end before it.
+    world_.events().add_outside(end, [] {});
+    world_.run_until(end);
+    const auto progress = world_.progress();
+    outcome_.elapsed_s = seconds(end - kBegin);
+    const auto steps = progress.steps - before_.steps;
+    outcome_.commits = steps;
+    outcome_.steps_s = static_cast<double>(steps) * options_.step_s;
+    outcome_.work_s = (progress.work - before_.work) * options_.step_s;
+    outcome_.discarded = progress.rolled_back;
+    outcome_.epochs = progress.epochs - before_.epochs;
+    outcome_.too_few_s = seconds(progress.too_few_time - before_.too_few_time);
+    outcome_.replica_s = seconds(progress.replica_time);
+    outcome_.traffic = world_.traffic();
+    return outcome_;
+  }
+
+ private:
+  // All replicas train by then.
+  static constexpr Duration kBegin = std::chrono::seconds(60);
+
+  void begin() {
+    before_ = world_.progress();
+    schedule_failure();
+    schedule_checkpoint();
+    schedule_coordinator_failure();
+  }
+
+  void schedule_failure() {
+    const auto failure = source_.next();
+    world_.events().add_outside(kBegin + failure.at, [this, failure] {
+      ++outcome_.failures;
+      if (failure.whole_job) {
+        fail_whole_job();
+      } else {
+        fail(failure);
+      }
+      schedule_failure();
+    });
+  }
+
+  void schedule_checkpoint() {
+    if (options_.checkpoint_min > 0) {
+      checkpoint_ = world_.log().canonical;
+      world_.events().add_outside(
+          world_.now() + minutes(options_.checkpoint_min),
+          [this] { schedule_checkpoint(); });
+    }
+  }
+
+  void schedule_coordinator_failure() {
+    if (options_.coordinator_mtbf_h <= 0) {
+      return;
+    }
+    constexpr double kSecondsPerHour = 3600;
+    const auto mean_s = options_.coordinator_mtbf_h * kSecondsPerHour;
+    const auto wait_s = options_.arrivals == Arrivals::kEven
+        ? mean_s
+        : coordinator_failures_.exponential(mean_s);
+    world_.events().add_outside(world_.now() + seconds_of(wait_s), [this] {
+      world_.lose_coordinator(seconds_of(options_.coordinator_down_s));
+      schedule_coordinator_failure();
+    });
+  }
+
+  void start(int replica, std::optional<ft::StateId> held = {}) {
+    const auto id = static_cast<ft::ReplicaId>(replica);
+    if (world_.runs(id)) {
+      world_.lose(id, LossKind::kEnds);  // It hangs still.
+    }
+    if (!held && world_.running() == 0) {
+      held = checkpoint_ ? checkpoint_ : world_.log().canonical;
+    }
+    world_.start(id, held);
+    if (held) {
+      known_.insert(world_.replica(id)->report().incarnation);
+    }
+  }
+
+  void fail(const Failure& failure) {
+    if (!options_.stall_min && failure.kind == FailureKind::kLink) {
+      const auto next = (failure.replicas[0] + 1) % options_.replicas;
+      world_.reset_link(
+          static_cast<ft::ReplicaId>(failure.replicas[0]),
+          static_cast<ft::ReplicaId>(next));
+      return;
+    }
+    for (const int replica : failure.replicas) {
+      lose(replica, failure.kind);
+      start_at(
+          replica, spares_.replace(world_.now()) + minutes(options_.down_min),
+          {});
+    }
+  }
+
+  void lose(int replica, FailureKind kind) {
+    const auto id = static_cast<ft::ReplicaId>(replica);
+    if (!world_.runs(id)) {
+      return;
+    }
+    if (options_.stall_min) {
+      const auto stall = minutes(*options_.stall_min);
+      world_.stall(stall);
+      world_.lose(
+          id, LossKind::kEnds,
+          std::max(stall - time_of_epoch_change(), Duration(0)));
+    } else {
+      world_.lose(id, loss_of(kind));
+    }
+  }
+
+  static LossKind loss_of(FailureKind kind) {
+    switch (kind) {
+      case FailureKind::kHost:
+        return LossKind::kVanishes;
+      case FailureKind::kHang:
+        return LossKind::kHangs;
+      default:
+        return LossKind::kEnds;
+    }
+  }
+
+  // The stall that was asked for covers it.
+  Duration time_of_epoch_change() const {
+    constexpr int kMessages = 8;
+    const auto& times = world_options_.times;
+    return world_options_.coordinator.settle + times.connect +
+        kMessages * (times.message + times.sync + times.leader_fan_out);
+  }
+
+  // A later failure of the replica replaces the time.
+  void start_at(int replica, Instant at, std::optional<ft::StateId> held) {
+    const auto turn = ++returns_[static_cast<std::size_t>(replica)];
+    world_.events().add_outside(at, [this, replica, turn, held] {
+      if (returns_[static_cast<std::size_t>(replica)] == turn) {
+        start(replica, held);
+      }
+    });
+  }
+
+  void fail_whole_job() {
+    // The replicas are there a little earlier, and agree on what they have.
+    constexpr Duration kAgreement = std::chrono::milliseconds(1500);
+    const auto there = spares_.replace(world_.now());
+    const auto away = there - world_.now() + minutes(options_.restart_min);
+    const auto held = checkpoint_ ? checkpoint_ : world_.log().canonical;
+    world_.stall(away);
+    for (int i = 0; i < options_.replicas; ++i) {
+      const auto id = static_cast<ft::ReplicaId>(i);
+      if (world_.runs(id)) {
+        world_.lose(id, LossKind::kEnds, Duration(0));
+      }
+      start_at(
+          i, world_.now() + std::max(away - kAgreement, Duration(0)), held);
+    }
+  }
+
+  // Replicas that come back while others train may stop them for a while.
+  void recorded(const ft::Record& record) {
+    const auto* epoch = std::get_if<ft::EpochRecord>(&record);
+    if (epoch == nullptr) {
+      return;
+    }
+    bool comes_back = false;
+    for (const auto& member : epoch->members) {
+      comes_back = known_.insert(member.incarnation).second || comes_back;
+    }
+    if (comes_back) {
+      world_.stall(minutes(options_.rejoin_min));
+    }
+  }
+
+  const SimulationOptions& options_;
+  const SimulatedWorldOptions world_options_;
+  SimulatedWorld world_;
+  FailureSource source_;
+  Random coordinator_failures_;
+  SparePool spares_;
+  std::vector<std::uint64_t> returns_;  // How often each was to come back.
+  std::set<ft::Incarnation> known_;     // Those that have been members.
+  std::optional<ft::StateId> checkpoint_;
+  SimulatedWorld::Progress before_;
+  RunOutcome outcome_;
+};
+
+}  // namespace
+
+WorldTimes times_of(const SimulationOptions& options) {
+  // What one message to or from a rank takes its leader: a system call and decoding.
+  constexpr Duration kRankMessage = std::chrono::microseconds(2);
+  const auto ranks = options.gpus / options.replicas;
+  WorldTimes times;
+  times.step = seconds_of(options.step_s);
+  times.leader_fan_out = static_cast<int>(ranks) * kRankMessage;
+  if (!options.stall_min) {
+    constexpr double kBitsPerMegabyte = 8e6;
+    const double sent = 2.0 * (options.replicas - 1) / options.replicas *
+        options.gradient_mb * kBitsPerMegabyte;
+    times.reduce = seconds_of(sent / (options.link_gbit_per_s * 1e9));
+  }
+  return times;
+}
+
+RunOutcome run_sherd(const SimulationOptions& options, std::uint64_t seed) {
+  return SherdRun(options, seed).run();
+}
+
+}  // namespace sherd::sim

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas whose step is discarded as a whole when one of them fails in it, and made again by the
+// others, as with torchft's should_commit().
+#include <algorithm>
+#include <vector>
+
+#include "sim/failures.h"
+#include "sim/runs.h"
+
+namespace sherd::sim {
+namespace {
+
+class TorchftRun {
+ public:
+  TorchftRun(const SimulationOptions& options, std::uint64_t seed)
+      : options_(options),
+        step_(seconds_of(options.step_s)),
+        source_(options, seed),
+        spares_(options.spares, minutes(options.repair_h * 60)),
+        ready_at_(static_cast<std::size_t>(options.replicas)),
+        heals_(static_cast<std::size_t>(options.replicas)) {}
+
+  RunOutcome run() {
+    const auto end = length_of(options_);
+    failure_ = source_.next();
+    while (now_ < end) {
+      const auto waits_until = fail_until(now_);
+      if (waits_until > now_) {
+        now_ = waits_until;
+      } else {
+        attempt();
+      }
+    }
+    outcome_.elapsed_s = seconds(end);
+    outcome_.steps_s = static_cast<double>(outcome_.commits) * options_.step_s;
+    return outcome_;
+  }
+
+ private:
+  bool is_up(std::size_t replica) const { return ready_at_[replica] <= now_; }
+
+  // Lets all failures up to then happen; returns until when the survivors stand still.
+  Instant fail_until(Instant until) {
+    Instant still{};
+    while (failure_.at <= until) {
+      ++outcome_.failures;
+      still = std::max(still, fail());
+      failure_ = source_.next();
+    }
+    return still;
+  }
+
+  // Until when the others stand still; long ago: nothing happens to them.
+  Instant fail() {
+    const auto at = failure_.at;
+    if (failure_.whole_job) {
+      const auto there = spares_.replace(at) + minutes(options_.restart_min);
+      std::fill(ready_at_.begin(), ready_at_.end(), there);
+      return there;
+    }
+    Instant still{};
+    for (const auto one : failure_.replicas) {
+      const auto replica = static_cast<std::size_t>(one);
+      if (is_up(replica)) {
+        still = at +
+            (options_.stall_min ? minutes(*options_.stall_min)
+                                : torchft_stall(failure_.kind));
+      }
+      if (options_.stall_min || failure_.kind != FailureKind::kLink) {
+        ready_at_[replica] = spares_.replace(at) + minutes(options_.down_min);
+        heals_[replica] = true;
+      }
+    }
+    return still;
+  }
+
+  void attempt() {
+    std::vector<std::size_t> healing;
+    int trains = 0;
+    for (std::size_t i = 0; i < ready_at_.size(); ++i) {
+      if (is_up(i) && heals_[i]) {
+        healing.push_back(i);
+      } else if (is_up(i)) {
+        ++trains;
+      }
+    }
+    // Without a donor they begin with their checkpoint.
+    if (trains == 0 || (!healing.empty() && options_.rejoin_min > 0)) {
+      for (const auto one : healing) {
+        heals_[one] = false;
+      }
+      now_ = trains == 0 && healing.empty()
+          ? *std::min_element(ready_at_.begin(), ready_at_.end())
+          : now_ + minutes(options_.rejoin_min);
+      return;
+    }
+    const auto end = now_ + step_;
+    const auto still = fail_until(end);
+    now_ = std::max(end, still > Instant(0) ? still : end);
+    if (still > Instant(0)) {
+      ++outcome_.discarded;
+      // A failure ends the attempt when the reduction notices it, then the others stand still.
+      now_ = std::max(now_, end);
+      return;
+    }
+    ++outcome_.commits;
+    outcome_.work_s += options_.step_s * trains / options_.replicas;
+    for (const auto one : healing) {
+      heals_[one] = false;  // Its gradients were zeros in this step.
+    }
+  }
+
+  const SimulationOptions& options_;
+  const Duration step_;
+  FailureSource source_;
+  SparePool spares_;
+  Failure failure_;
+  Instant now_{0};
+  std::vector<Instant> ready_at_;
+  std::vector<bool> heals_;  // It has come back, and made no step yet.
+  RunOutcome outcome_;
+};
+
+}  // namespace
+
+Duration torchft_stall(FailureKind kind) {
+  // The lighthouse's heartbeat timeout, and the operation timeout.
+  const bool noticed_at_once =
+      kind == FailureKind::kProcess || kind == FailureKind::kLink;
+  return std::chrono::seconds(noticed_at_once ? 5 : 60);
+}
+
+RunOutcome run_torchft(const SimulationOptions& options, std::uint64_t seed) {
+  return TorchftRun(options, seed).run();
+}
+
+}  // namespace sherd::sim

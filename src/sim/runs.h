@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One simulated run under each policy. Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include "base/clock.h"
+#include "sim/failures.h"
+#include "sim/simulate.h"
+#include "sim/world.h"
+
+namespace sherd::sim {
+
+struct RunOutcome {
+  double elapsed_s = 0;
+  // Steps that were made and not undone, as they would take without faults: each whole, and each as
+  // the share of the replicas that made it.
+  double steps_s = 0;
+  double work_s = 0;
+  std::int64_t failures = 0;
+  std::int64_t commits = 0;
+  std::int64_t discarded = 0;
+  std::int64_t epochs = 0;
+  double too_few_s = 0;
+  // Only under kSherd.
+  double replica_s = 0;  // Of running replicas, all together.
+  std::optional<Traffic> traffic{};
+};
+
+// How long is simulated.
+Duration length_of(const SimulationOptions& options);
+// The times of a world of these options.
+WorldTimes times_of(const SimulationOptions& options);
+
+RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed);
+RunOutcome run_torchft(const SimulationOptions& options, std::uint64_t seed);
+RunOutcome run_sherd(const SimulationOptions& options, std::uint64_t seed);
+
+// How long the survivors of a failure stand still under torchft's default settings.
+Duration torchft_stall(FailureKind kind);
+
+}  // namespace sherd::sim

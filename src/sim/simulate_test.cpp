@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/simulate.h"
+#include <functional>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/base/error.h>
+
+namespace sherd::sim {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two days of a small cluster that fails every hour, with all that sherd does about it.
+SimulationOptions few_hosts() {
+  SimulationOptions options;
+  options.gpus = 64;
+  options.replicas = 4;
+  options.step_s = 5;
+  options.days = 2;
+  options.mtbf_min = 60;
+  options.runs = 2;
+  options.two_replica_share = 0.1;
+  return options;
+}
+
+void expect_same(const SimulationResult& a, const SimulationResult& b) {
+  EXPECT_DOUBLE_EQ(a.effective_training_time, b.effective_training_time);
+  EXPECT_DOUBLE_EQ(a.low, b.low);
+  EXPECT_DOUBLE_EQ(a.stall_share, b.stall_share);
+  EXPECT_DOUBLE_EQ(a.commits, b.commits);
+  EXPECT_DOUBLE_EQ(a.discarded_steps, b.discarded_steps);
+  EXPECT_DOUBLE_EQ(a.epochs, b.epochs);
+  ASSERT_EQ(a.traffic.has_value(), b.traffic.has_value());
+  if (a.traffic) {
+    EXPECT_DOUBLE_EQ(
+        a.traffic->coordinator_messages_per_s,
+        b.traffic->coordinator_messages_per_s);
+    EXPECT_DOUBLE_EQ(
+        a.traffic->log_records_per_s, b.traffic->log_records_per_s);
+  }
+}
+
+TEST(Simulate, StepsMadeAsOneGiveTheSameAsEachByItself) {
+  for (const bool stages : {true, false}) {
+    auto options = few_hosts();
+    options.days = 0.3;
+    options.mtbf_min = 30;
+    if (!stages) {
+      options.stall_min = 0.5;
+      options.rejoin_min = 0.25;
+      options.whole_job_share = 0.05;
+      options.checkpoint_min = 7;
+    }
+    const auto few = simulate(options);
+    options.every_step = true;
+    expect_same(few, simulate(options));
+  }
+}
+
+TEST(Simulate, ThreadsChangeNothing) {
+  auto options = few_hosts();
+  options.runs = 4;
+  options.threads = 1;
+  const auto one = simulate(options);
+  options.threads = 3;
+  expect_same(one, simulate(options));
+}
+
+TEST(Simulate, AnotherSeedIsAnotherCourse) {
+  auto options = few_hosts();
+  const auto one = simulate(options);
+  options.seed = 1000;
+  EXPECT_NE(
+      one.effective_training_time, simulate(options).effective_training_time);
+}
+
+TEST(Simulate, WithoutFailuresNothingIsLost) {
+  for (const auto policy :
+       {FailurePolicy::kRestart, FailurePolicy::kTorchft,
+        FailurePolicy::kSherd}) {
+    auto options = few_hosts();
+    options.policy = policy;
+    options.mtbf_min = 1e9;
+    const auto result = simulate(options);
+    EXPECT_GT(result.effective_training_time, 0.9998);
+    EXPECT_LE(result.effective_training_time, 1);
+  }
+}
+
+// The same failures cost least where no step is lost and nobody waits.
+TEST(Simulate, PoliciesComeInTheOrderOfWhatTheyLose) {
+  auto options = few_hosts();
+  options.policy = FailurePolicy::kRestart;
+  const auto restart = simulate(options);
+  options.policy = FailurePolicy::kTorchft;
+  const auto torchft = simulate(options);
+  options.policy = FailurePolicy::kSherd;
+  const auto sherd = simulate(options);
+  EXPECT_LT(restart.effective_training_time, torchft.effective_training_time);
+  EXPECT_LT(torchft.effective_training_time, sherd.effective_training_time);
+  EXPECT_DOUBLE_EQ(restart.failures, sherd.failures);
+  EXPECT_DOUBLE_EQ(torchft.failures, sherd.failures);
+  EXPECT_EQ(sherd.discarded_steps, 0);
+  EXPECT_GT(torchft.discarded_steps, 0);
+}
+
+TEST(Simulate, MoreSparesAreNeverWorse) {
+  auto options = few_hosts();
+  options.mtbf_min = 240;
+  options.repair_h = 24;
+  options.days = 20;
+  double last = 0;
+  for (const int spares : {0, 2, 8, 32}) {
+    options.spares = spares;
+    const auto result = simulate(options);
+    EXPECT_GE(result.effective_training_time, last) << spares;
+    last = result.effective_training_time;
+  }
+  options.spares.reset();
+  EXPECT_DOUBLE_EQ(simulate(options).effective_training_time, last);
+}
+
+// All start from a checkpoint: what was made since is lost.
+TEST(Simulate, AFailureOfTheWholeJobCostsTheStepsSinceTheCheckpoint) {
+  auto options = few_hosts();
+  options.stall_min = 0;
+  options.two_replica_share = 0;
+  options.whole_job_share = 1;
+  options.mtbf_min = 240;
+  const auto kept = simulate(options);
+  EXPECT_EQ(kept.discarded_steps, 0);
+  options.checkpoint_min = 60;
+  const auto lost = simulate(options);
+  EXPECT_DOUBLE_EQ(lost.failures, kept.failures);
+  EXPECT_GT(lost.discarded_steps, 0);
+  EXPECT_LT(lost.effective_training_time, kept.effective_training_time);
+}
+
+TEST(Simulate, ACoordinatorThatFailsCostsLittle) {
+  auto options = few_hosts();
+  options.mtbf_min = 1e9;
+  options.coordinator_mtbf_h = 1;
+  const auto result = simulate(options);
+  // Some fifty times away for two seconds, in steps of five.
+  EXPECT_GT(result.effective_training_time, 0.995);
+  EXPECT_LT(result.effective_training_time, 1);
+}
+
+TEST(Simulate, NamesWhatFirstRunsOut) {
+  const auto result = simulate(few_hosts());
+  ASSERT_TRUE(result.traffic);
+  ASSERT_FALSE(result.resources.empty());
+  EXPECT_GE(result.resources.front().share, result.resources.back().share);
+  EXPECT_GT(result.traffic->log_bytes_per_day, 0);
+}
+
+TEST(Simulate, EachAssumptionHasAValueAndASource) {
+  for (const auto policy :
+       {FailurePolicy::kRestart, FailurePolicy::kTorchft,
+        FailurePolicy::kSherd}) {
+    auto options = few_hosts();
+    options.policy = policy;
+    for (const auto& one : simulate(options).assumptions) {
+      EXPECT_FALSE(one.value.empty()) << one.name;
+      EXPECT_FALSE(one.source.empty()) << one.name;
+    }
+  }
+}
+
+TEST(Simulate, RefusesWhatDoesNotFitTogether) {
+  const auto refused = [](const std::function<void(SimulationOptions&)>& set) {
+    auto options = few_hosts();
+    set(options);
+    try {
+      simulate(options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was refused");
+  };
+  EXPECT_THAT(
+      refused([](auto& o) { o.gpus = 65; }),
+      HasSubstr("4 replicas divide, found 65"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.replicas = 0; }),
+      HasSubstr("1 to 4096 replicas, found 0"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.spares = -1; }),
+      HasSubstr("0 spares or more, found -1"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.mtbf_min = 0; }), HasSubstr("above 0, found 0"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.whole_job_share = 1.5; }),
+      HasSubstr("from 0 to 1, found 1.5"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.stall_min = -3; }), HasSubstr("found -3"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.steps = 0; }),
+      HasSubstr("steps above 0, found 0"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.step_s = 1e-5; }),
+      HasSubstr("expected a step longer than"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.mtbf_min = 1e-9; }),
+      HasSubstr("failures in the simulated time"));
+}
+
+}  // namespace
+}  // namespace sherd::sim

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A SimulatedWorld is a fault-tolerant run in simulated time. The coordinator and the replicas are the real
+// state machines of ft/protocol, and silent replicas are found by the real failure detector; what
+// carries their messages, the disk under the log, the connections between replicas and the training
+// itself are modelled by how long they take. Ranks within a replica exist as costs alone. Faults
+// come in through the methods; randomness has no place here, so that a world is a function of its
+// options and of the faults. docs/design/simulate.md. Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+#include "base/clock.h"
+#include "ft/coordinator/failure_detector.h"
+#include "ft/protocol/coordinator.h"
+#include "ft/protocol/replica.h"
+#include "sim/event_queue.h"
+#include "sim/traffic.h"
+
+namespace sherd::sim {
+
+// How long each part takes. docs/design/simulate.md says where the defaults come from.
+struct WorldTimes {
+  // A step without faults, from one commit to the next.
+  Duration step = std::chrono::seconds(20);
+  // From a leader to the coordinator, or back.
+  Duration message = std::chrono::microseconds(50);
+  // Until a record of the log is on the disk.
+  Duration sync = std::chrono::microseconds(93);
+  // From a leader to all ranks of its replica, or back.
+  Duration leader_fan_out = Duration(0);
+  // Until all members of an epoch are connected to their neighbours.
+  Duration connect = std::chrono::milliseconds(50);
+  // A reduction that no computation hides.
+  Duration reduce = Duration(0);
+  // Until a replica that has started anew has copied the state of another one.
+  Duration fetch = std::chrono::milliseconds(1);
+  // From the end of a process until its connections are closed.
+  Duration end_of_connection = std::chrono::milliseconds(1);
+  // Between two tries of a replica to reach the coordinator.
+  Duration reconnect = std::chrono::milliseconds(50);
+};
+
+struct SimulatedWorldOptions {
+  // ---- behaviour ----
+
+  int replicas = 1;
+  int ranks_per_replica = 1;
+  WorldTimes times;
+  ft::CoordinatorOptions coordinator;
+  ft::FailureDetectorOptions detector;
+
+  // ---- performance ----
+
+  // Each step by itself. Otherwise steps that nothing can disturb are made as one, which takes as
+  // long as all of them and counts as all of them.
+  bool every_step = false;
+};
+
+// How a replica is lost.
+enum class LossKind {
+  kEnds,      // Its processes end, and their connections are closed.
+  kVanishes,  // Its host is gone: nothing is closed, nothing is heard of it.
+  kHangs,     // It computes for ever, and says so.
+};
+
+// A message between a replica and the coordinator that is about to be sent.
+struct Envelope {
+  bool to_coordinator = false;
+  ft::ReplicaId replica = 0;
+};
+
+class SimulatedWorld {
+ public:
+  explicit SimulatedWorld(const SimulatedWorldOptions& options);
+  ~SimulatedWorld();
+  SimulatedWorld(const SimulatedWorld&) = delete;
+  SimulatedWorld& operator=(const SimulatedWorld&) = delete;
+
+  EventQueue& events() { return events_; }
+  Instant now() const { return events_.now(); }
+  // Runs all events before that time.
+  void run_until(Instant end);
+
+  // ---- what a user of the world is told ----
+
+  // Called after each event: to check what must always hold.
+  void set_after_event(std::function<void(const SimulatedWorld&)> call) {
+    after_event_ = std::move(call);
+  }
+  // Called for each record as soon as it is decided, before it is on the disk.
+  void set_on_record(std::function<void(const ft::Record&)> call) {
+    on_record_ = std::move(call);
+  }
+  // Decides about each message: it arrives once after each of the times that are returned, which
+  // are added to the usual one. None: it is lost.
+  void set_delivery(
+      std::function<std::vector<Duration>(const Envelope&)> call) {
+    delivery_ = std::move(call);
+  }
+
+  // ---- faults and their ends ----
+
+  // The state that training begins with.
+  static ft::StateId first_state();
+  // Starts a replica; none: with nothing that counts, as one that is new. REQUIRES: it does not run.
+  void start(ft::ReplicaId replica, std::optional<ft::StateId> held = {});
+  // REQUIRES: it runs. `noticed_after`: the coordinator hears of it then, however it is lost.
+  void lose(
+      ft::ReplicaId replica,
+      LossKind kind,
+      std::optional<Duration> noticed_after = {});
+  // It finishes its step and ends in order.
+  void leave(ft::ReplicaId replica);
+  // A connection between two replicas fails once; both go on.
+  void reset_link(ft::ReplicaId one, ft::ReplicaId other);
+  // Nothing passes between these two until the link is mended.
+  void cut_link(ft::ReplicaId one, ft::ReplicaId other);
+  void mend_link(ft::ReplicaId one, ft::ReplicaId other);
+  // The coordinator is killed, and started again with its log after that time.
+  void lose_coordinator(Duration away);
+  // All computing and reducing stands still for so long from now on; where it stands still already,
+  // until the later of both ends.
+  void stall(Duration time);
+  // Its computing takes so many times as long from its next step on.
+  void set_slowdown(ft::ReplicaId replica, double factor);
+
+  // ---- what has become of the run ----
+
+  bool runs(ft::ReplicaId replica) const;
+  int running() const { return running_; }
+  const ft::Replica* replica(ft::ReplicaId replica) const;
+  // Null while it is away.
+  const ft::Coordinator* coordinator() const { return coordinator_.get(); }
+  // What is on the disk.
+  const ft::History& log() const { return log_; }
+
+  struct Progress {
+    std::int64_t steps =
+        0;  // Those that are committed and were not rolled back.
+    double work =
+        0;  // The same, each as the share of all replicas that made it.
+    std::int64_t rolled_back = 0;
+    std::int64_t epochs = 0;
+    Duration replica_time{0};  // Of running replicas, all together.
+    Duration too_few_time{0};  // With fewer than replicas_min of them.
+  };
+  // Up to now.
+  Progress progress();
+  const Traffic& traffic() const { return traffic_; }
+
+ private:
+  struct Process;
+  struct CarryOut;
+  // One attempt's, by the members that take part.
+  struct Reduction {
+    std::size_t members = 0;
+    std::set<ft::ReplicaId> entered;
+    std::set<ft::ReplicaId> computed;
+    Instant all_entered{};  // In training time.
+    bool ends = false;      // Its end is an event.
+  };
+  struct Connecting {
+    std::vector<ft::Member> members;
+    std::set<ft::ReplicaId> entered;
+  };
+  struct CommittedWork {
+    std::int64_t step = 0;
+    std::int64_t weight = 1;
+    double share = 1;
+  };
+
+  // ---- time ----
+
+  // Stands still during a stall.
+  Instant training_now() const;
+  void at_training(Instant due, EventQueue::Action action);
+  // Runs `call` with the process, unless it has ended or hangs by then.
+  void after(
+      const Process& of, Duration time, std::function<void(Process&)> call);
+  void after_training(
+      const Process& of, Duration time, std::function<void(Process&)> call);
+  EventQueue::Action bound(
+      const Process& of, std::function<void(Process&)> call);
+  Duration step_overhead() const;
+  Duration computing_time(const Process& one) const;
+  Duration step_time() const;
+  void count_time();
+
+  // ---- the coordinator's side ----
+
+  void start_coordinator();
+  void to_coordinator(std::function<ft::CoordinatorDecisions()> call);
+  void carry_out(ft::CoordinatorDecisions decisions);
+  void write(const ft::CoordinatorDecisions& decisions);
+  void send_views(ft::CoordinatorDecisions& decisions);
+  void schedule_tick();
+  void lost(
+      ft::ReplicaId replica,
+      ft::Incarnation incarnation,
+      const std::string& why);
+  void note(const ft::Record& record);
+  void note_commit(const ft::CommitRecord& record);
+  void note_rollback(const ft::RollbackRecord& record);
+  std::int64_t undisturbed_steps(
+      const ft::CoordinatorDecisions& decisions) const;
+  bool anything_to_find() const;
+  void watch();
+  void hear_all(const ft::TrainingProgress& progress, Instant at);
+  ft::TrainingProgress progress_of(const Process& one) const;
+  void tick_detector();
+  void act_on(const ft::Finding& finding);
+
+  // ---- the replicas' side ----
+
+  Process& process(ft::ReplicaId replica) const;
+  void end(Process& one);
+  void carry_out(Process& by, const ft::Tasks& tasks);
+  void send_report(Process& from, ft::Report report);
+  void send(const Envelope& envelope, const EventQueue::Action& arrive);
+  void join(Process& one, const ft::JoinTask& task);
+  bool neighbours_are_linked(
+      const std::vector<ft::Member>& ring, std::size_t at) const;
+  void blame(ft::ReplicaId by, ft::ReplicaId accused, const std::string& why);
+  void blame_by_neighbours(ft::ReplicaId accused, const std::string& why);
+  void compute(Process& one, const ft::ComputeTask& task);
+  void reduce(Process& one, const ft::ReduceTask& task);
+  void enter_reduction(Process& one, const ft::Attempt& attempt);
+  bool ring_is_cut();
+  void end_reduction(const ft::Attempt& attempt);
+  void stop_reducing(Process& one);
+  void fetch(Process& one, const ft::CatchUpTask& task);
+  std::optional<ft::StateId> newest_state_for(const Process& one) const;
+
+  const SimulatedWorldOptions options_;
+  EventQueue events_;
+  std::function<void(const SimulatedWorld&)> after_event_;
+  std::function<void(const ft::Record&)> on_record_;
+  std::function<std::vector<Duration>(const Envelope&)> delivery_;
+
+  std::unique_ptr<ft::Coordinator> coordinator_;
+  std::uint64_t coordinator_life_ = 0;
+  Instant coordinator_busy_{};
+  std::optional<Instant> tick_at_;
+  ft::History log_;
+  // Only while somebody is to be found.
+  std::optional<ft::FailureDetector> detector_;
+  // Gone without a word.
+  std::set<std::pair<ft::ReplicaId, ft::Incarnation>> unheard_;
+
+  std::vector<std::unique_ptr<Process>> processes_;
+  int running_ = 0;
+  ft::Incarnation incarnations_ = 0;
+  std::map<ft::Epoch, Connecting> connecting_;
+  std::map<ft::Attempt, Reduction> reductions_;
+  std::set<std::pair<ft::ReplicaId, ft::ReplicaId>> cut_links_;
+
+  Instant stall_end_{};
+  Duration stalled_{0};
+  std::int64_t weight_ = 1;  // Steps that the one under way stands for.
+  std::vector<CommittedWork> committed_;
+  Progress progress_;
+  Instant counted_until_{};
+  Traffic traffic_;
+};
+
+}  // namespace sherd::sim

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One replica of a simulated world: its state machine, and what its ranks are doing. Thread rule: a
+// value of the world's thread.
+#pragma once
+
+#include "sim/world.h"
+
+namespace sherd::sim {
+
+struct SimulatedWorld::Process {
+  ft::ReplicaId id = 0;
+  std::uint64_t life =
+      0;  // Counts starts and ends: what was begun before does not count.
+  std::optional<ft::Replica> machine{};  // None: it does not run.
+  ft::Incarnation incarnation = 0;
+  // The coordinator hears nothing of this incarnation and of older ones any more.
+  ft::Incarnation closed = 0;
+  std::uint64_t reports = 0;
+  bool hangs = false;
+  double slowdown = 1;
+
+  std::optional<ft::ComputeTask> task{};
+  bool computed = false;
+  std::optional<ft::Attempt> reducing{};
+  std::uint64_t fetches = 0;
+  std::optional<ft::StateId> fetched{};
+  ft::TrainingProgress progress{};
+  Instant phase_since{};
+
+  void begin(ft::Activity activity, Instant now) {
+    progress.activity = activity;
+    ++progress.serial;
+    phase_since = now;
+  }
+};
+
+}  // namespace sherd::sim

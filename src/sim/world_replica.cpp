@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The replicas of a simulated world: what becomes of the tasks that their state machines give.
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "sim/world.h"
+#include "sim/world_process.h"
+
+namespace sherd::sim {
+namespace {
+
+// A sum that some other replica has: it is as large as a bucket's, and comes over one link.
+constexpr Duration kFetchSum = std::chrono::milliseconds(1);
+constexpr Duration kRetryFetch = std::chrono::seconds(1);
+// The progress limit of a ring.
+constexpr Duration kRingTimeout = std::chrono::seconds(5);
+
+std::uint64_t digest_of_sum(const ft::Attempt& attempt) {
+  return Hash64()
+      .add(attempt.epoch.term)
+      .add(attempt.epoch.number)
+      .add(static_cast<std::uint64_t>(attempt.step))
+      .value();
+}
+
+}  // namespace
+
+// ---- messages ----
+
+void SimulatedWorld::send(
+    const Envelope& envelope, const EventQueue::Action& arrive) {
+  const auto copies =
+      delivery_ ? delivery_(envelope) : std::vector<Duration>{Duration(0)};
+  for (const auto delay : copies) {
+    events_.add(now() + options_.times.message + delay, arrive);
+  }
+}
+
+void SimulatedWorld::send_report(Process& from, ft::Report report) {
+  report.serial = ++from.reports;
+  report.progress = progress_of(from);
+  traffic_.report(report, weight_);
+  send(
+      {.to_coordinator = true, .replica = from.id},
+      [this, sent = std::make_shared<ft::Report>(std::move(report))] {
+        if (sent->incarnation > process(sent->replica).closed) {
+          to_coordinator(
+              [this, sent] { return coordinator_->received(*sent, now()); });
+        }
+      });
+}
+
+// ---- tasks ----
+
+struct SimulatedWorld::CarryOut {
+  SimulatedWorld& world;
+  Process& by;
+
+  void operator()(const ft::ComputeTask& task) const {
+    world.compute(by, task);
+  }
+  void operator()(const ft::JoinTask& task) const { world.join(by, task); }
+  void operator()(const ft::ReduceTask& task) const { world.reduce(by, task); }
+  void operator()(const ft::StopReduceTask& /*task*/) const {
+    world.stop_reducing(by);
+  }
+  void operator()(const ft::ApplyTask& task) const {
+    by.begin(ft::Activity::kApplying, world.now());
+    world.after(
+        by, 2 * world.options_.times.leader_fan_out,
+        [this_world = &world, result = task.commit.result](Process& one) {
+          this_world->carry_out(one, one.machine->applied(result));
+        });
+  }
+  void operator()(const ft::CatchUpTask& task) const { world.fetch(by, task); }
+  void operator()(const ft::StopCatchUpTask& /*task*/) const { ++by.fetches; }
+  void operator()(const ft::InstallTask& task) const {
+    SHERD_ASSERT(by.fetched.has_value(), "nothing was fetched");
+    world.after(
+        by, 2 * world.options_.times.leader_fan_out,
+        [this_world = &world, serial = task.serial,
+         state = *by.fetched](Process& one) {
+          this_world->carry_out(one, one.machine->installed(serial, state));
+        });
+  }
+  void operator()(const ft::StopTask& /*task*/) const {
+    world.after(by, Duration(0), [this_world = &world](Process& one) {
+      this_world->lose(one.id, LossKind::kEnds);
+    });
+  }
+  void operator()(const ft::ReportTask& task) const {
+    world.send_report(by, task.report);
+  }
+};
+
+void SimulatedWorld::carry_out(Process& by, const ft::Tasks& tasks) {
+  for (const auto& task : tasks) {
+    std::visit(CarryOut{*this, by}, task);
+  }
+}
+
+// ---- connections ----
+
+void SimulatedWorld::join(Process& one, const ft::JoinTask& task) {
+  auto& connecting = connecting_[task.epoch];
+  connecting.members = task.members;
+  connecting.entered.insert(one.id);
+  if (connecting.entered.size() < connecting.members.size()) {
+    return;
+  }
+  for (std::size_t i = 0; i < task.members.size(); ++i) {
+    if (!neighbours_are_linked(task.members, i)) {
+      continue;  // The coordinator notices.
+    }
+    after(
+        process(task.members[i].replica), options_.times.connect,
+        [this, epoch = task.epoch](Process& member) {
+          carry_out(member, member.machine->joined(epoch));
+        });
+  }
+}
+
+bool SimulatedWorld::neighbours_are_linked(
+    const std::vector<ft::Member>& ring, std::size_t at) const {
+  if (cut_links_.empty() || ring.size() < 2) {
+    return true;
+  }
+  const auto linked = [&](std::size_t other) {
+    return !cut_links_.contains(
+        std::minmax(ring[at].replica, ring[other].replica));
+  };
+  return linked((at + 1) % ring.size()) &&
+      linked((at + ring.size() - 1) % ring.size());
+}
+
+void SimulatedWorld::blame(
+    ft::ReplicaId by, ft::ReplicaId accused, const std::string& why) {
+  auto& one = process(by);
+  if (one.machine && !one.hangs) {
+    const auto epoch = one.machine->view().epoch;
+    carry_out(one, one.machine->peer_lost({epoch, accused, why, by}));
+  }
+}
+
+void SimulatedWorld::blame_by_neighbours(
+    ft::ReplicaId accused, const std::string& why) {
+  const auto ring = log_.members;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    if (ring[i].replica == accused && ring.size() > 1) {
+      blame(ring[(i + 1) % ring.size()].replica, accused, why);
+      blame(ring[(i + ring.size() - 1) % ring.size()].replica, accused, why);
+    }
+  }
+}
+
+// ---- computing and reducing ----
+
+void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
+  one.task = task;
+  one.computed = false;
+  one.begin(ft::Activity::kComputing, now());
+  // A step that stands for several ends when the last of them would.
+  const auto time = task.samples.empty()
+      ? Duration(0)
+      : (weight_ - 1) * step_time() + computing_time(one);
+  after_training(
+      one, options_.times.leader_fan_out + time,
+      [this, serial = task.serial](Process& by) {
+        if (by.task && by.task->serial == serial) {
+          by.computed = true;
+          by.begin(ft::Activity::kReducing, now());
+          if (by.reducing) {
+            enter_reduction(by, *by.reducing);
+          }
+        }
+      });
+}
+
+void SimulatedWorld::reduce(Process& one, const ft::ReduceTask& task) {
+  one.reducing = task.attempt;
+  reductions_[task.attempt].members = task.weights.size();
+  after_training(
+      one, options_.times.leader_fan_out,
+      [this, attempt = task.attempt](Process& by) {
+        if (by.reducing == attempt) {
+          enter_reduction(by, attempt);
+        }
+      });
+}
+
+// Sums are made while gradients are computed: when all have begun, and when all have computed.
+void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
+  auto& reduction = reductions_[attempt];
+  if (reduction.entered.insert(one.id).second &&
+      reduction.entered.size() == reduction.members) {
+    reduction.all_entered = training_now();
+  }
+  if (one.computed) {
+    reduction.computed.insert(one.id);
+  }
+  if (reduction.ends || reduction.computed.size() < reduction.members) {
+    return;
+  }
+  if (!cut_links_.empty() && ring_is_cut()) {
+    return;
+  }
+  reduction.ends = true;
+  at_training(
+      std::max(training_now(), reduction.all_entered + options_.times.reduce),
+      [this, attempt] { end_reduction(attempt); });
+}
+
+// The first neighbours that nothing passes between blame each other when the ring's limit has passed.
+bool SimulatedWorld::ring_is_cut() {
+  const auto& ring = log_.members;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto one = ring[i].replica;
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (cut_links_.contains(std::minmax(one, next))) {
+      events_.add(now() + kRingTimeout, [this, one, next] {
+        blame(next, one, "nothing has come for 5 s");
+      });
+      return true;
+    }
+  }
+  return false;
+}
+
+void SimulatedWorld::end_reduction(const ft::Attempt& attempt) {
+  const auto found = reductions_.find(attempt);
+  if (found == reductions_.end() ||
+      found->second.computed.size() < found->second.members) {
+    return;  // Somebody has left it.
+  }
+  for (const auto replica : found->second.computed) {
+    after(
+        process(replica), options_.times.leader_fan_out,
+        [this, attempt](Process& one) {
+          if (one.reducing == attempt) {
+            one.reducing.reset();
+            one.begin(ft::Activity::kWaiting, now());
+            carry_out(
+                one, one.machine->reduced(attempt, digest_of_sum(attempt)));
+          }
+        });
+  }
+}
+
+void SimulatedWorld::stop_reducing(Process& one) {
+  if (!one.reducing) {
+    return;
+  }
+  if (const auto found = reductions_.find(*one.reducing);
+      found != reductions_.end()) {
+    found->second.entered.erase(one.id);
+    found->second.computed.erase(one.id);
+  }
+  one.reducing.reset();
+}
+
+// ---- catching up ----
+
+void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
+  const auto serial = ++one.fetches;
+  if (!newest_state_for(one)) {
+    one.begin(ft::Activity::kIdle, now());
+    after(one, kRetryFetch, [this, serial](Process& by) {
+      if (by.fetches == serial) {
+        carry_out(by, by.machine->fetch_failed());
+      }
+    });
+    return;
+  }
+  const bool sum = task.held && task.held->step + 1 == task.target.step;
+  one.begin(ft::Activity::kFetching, now());
+  after(
+      one, sum ? kFetchSum : options_.times.fetch, [this, serial](Process& by) {
+        if (by.fetches == serial) {
+          // A donor's sums follow its state.
+          by.fetched = newest_state_for(by);
+          carry_out(
+              by,
+              by.fetched ? by.machine->fetched() : by.machine->fetch_failed());
+        }
+      });
+}
+
+// The last state on the way to the canonical one that another replica has, unless this one has it.
+std::optional<ft::StateId> SimulatedWorld::newest_state_for(
+    const Process& one) const {
+  std::optional<ft::StateId> newest;
+  for (const auto& other : processes_) {
+    if (other->machine && other->machine->held() && other->id != one.id &&
+        other->machine->held() != one.machine->held() &&
+        log_.on_chain(*other->machine->held())) {
+      newest =
+          std::max(newest.value_or(ft::StateId()), *other->machine->held());
+    }
+  }
+  return newest;
+}
+
+}  // namespace sherd::sim

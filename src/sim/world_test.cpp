@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/world.h"
+
+#include <set>
+#include <vector>
+#include <gtest/gtest.h>
+
+namespace sherd::sim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+// Three replicas with steps of two seconds, one after the other.
+class SmallWorld : public ::testing::Test {
+ protected:
+  SmallWorld() {
+    // What must always hold, after each event.
+    world_.set_after_event(
+        [this](const SimulatedWorld& world) { check(world); });
+    for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
+      world_.start(replica, SimulatedWorld::first_state());
+    }
+    pass(minutes(1));
+  }
+
+  static SimulatedWorldOptions options() {
+    SimulatedWorldOptions options;
+    options.replicas = 3;
+    options.ranks_per_replica = 2;
+    options.times.step = seconds(2);
+    options.times.reduce = milliseconds(200);
+    options.coordinator.replicas_start = 3;
+    options.coordinator.recovers = true;
+    options.every_step = true;
+    return options;
+  }
+
+  void check(const SimulatedWorld& world) {
+    for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
+      const auto* machine = world.replica(replica);
+      if (machine != nullptr && machine->held() && machine->held()->step > 0) {
+        EXPECT_TRUE(
+            *machine->held() == SimulatedWorld::first_state() ||
+            world.log().knows(*machine->held()))
+            << "replica " << replica << " holds what was never committed";
+      }
+    }
+  }
+
+  void pass(Duration time) { world_.run_until(world_.now() + time); }
+  std::int64_t steps() { return world_.progress().steps; }
+  double work() { return world_.progress().work; }
+  // Steps that are committed in that time.
+  std::int64_t steps_in(Duration time) {
+    const auto before = steps();
+    pass(time);
+    return steps() - before;
+  }
+  std::size_t members() const { return world_.log().members.size(); }
+  std::int64_t epochs() { return world_.progress().epochs; }
+
+  SimulatedWorld world_{options()};
+};
+
+TEST_F(SmallWorld, MakesAStepInTheTimeOfAStep) {
+  EXPECT_EQ(members(), 3U);
+  EXPECT_EQ(steps_in(minutes(1)), 30);
+  EXPECT_EQ(work(), static_cast<double>(steps()));
+  EXPECT_EQ(epochs(), 1);
+}
+
+TEST_F(SmallWorld, ALostReplicaCostsTheOthersAReductionAndNoStep) {
+  world_.lose(1, LossKind::kEnds);
+  // 30 ms settle, 50 ms connect; the sum is repeated in 200 ms.
+  EXPECT_GE(steps_in(minutes(1)), 29);
+  EXPECT_EQ(members(), 2U);
+  EXPECT_EQ(epochs(), 2);
+  EXPECT_EQ(world_.progress().rolled_back, 0);
+}
+
+TEST_F(SmallWorld, AReplicaThatComesBackStopsNobody) {
+  world_.lose(1, LossKind::kEnds);
+  pass(minutes(1));
+  const auto before = work();
+  world_.start(1);
+  EXPECT_EQ(steps_in(minutes(1)), 30);
+  EXPECT_EQ(members(), 3U);
+  EXPECT_GT(work() - before, 28);  // It follows for a step or two.
+}
+
+TEST_F(SmallWorld, ASilentReplicaIsLostAfterASecond) {
+  world_.lose(2, LossKind::kVanishes);
+  pass(milliseconds(900));
+  EXPECT_EQ(members(), 3U);
+  pass(milliseconds(500));
+  EXPECT_EQ(members(), 2U);
+  EXPECT_GE(steps_in(minutes(1)), 29);
+}
+
+// Ten times two seconds.
+TEST_F(SmallWorld, AHungReplicaIsFoundByItsProgressAndNotItsNeighbours) {
+  world_.lose(0, LossKind::kHangs);
+  EXPECT_EQ(steps_in(seconds(15)), 0);
+  pass(seconds(10));
+  EXPECT_FALSE(world_.runs(0));
+  EXPECT_TRUE(world_.runs(1));
+  EXPECT_TRUE(world_.runs(2));
+  EXPECT_EQ(members(), 2U);
+  EXPECT_GE(steps_in(minutes(1)), 29);
+}
+
+TEST_F(SmallWorld, ALinkThatBreaksOnceCostsNobodyHisPlace) {
+  world_.reset_link(0, 1);
+  EXPECT_GE(steps_in(minutes(1)), 29);
+  EXPECT_EQ(members(), 3U);
+  EXPECT_EQ(epochs(), 2);
+}
+
+TEST_F(SmallWorld, ACoordinatorThatComesBackGoesOnWithItsLog) {
+  world_.lose_coordinator(seconds(3));
+  pass(seconds(1));
+  EXPECT_EQ(world_.coordinator(), nullptr);
+  EXPECT_GE(steps_in(minutes(1)), 27);
+  EXPECT_EQ(members(), 3U);
+  EXPECT_EQ(world_.log().term, 2U);
+}
+
+TEST_F(SmallWorld, AStallStopsTrainingAndNothingElse) {
+  world_.stall(seconds(30));
+  EXPECT_LE(steps_in(seconds(30)), 1);
+  EXPECT_GE(steps_in(seconds(30)), 14);
+  // The later of both ends counts.
+  world_.stall(seconds(10));
+  pass(seconds(5));
+  world_.stall(seconds(10));
+  EXPECT_EQ(steps_in(seconds(9)), 0);
+  EXPECT_EQ(steps_in(seconds(21)), 10);
+}
+
+TEST_F(SmallWorld, WhoLeavesFinishesItsStep) {
+  world_.leave(1);
+  EXPECT_GE(steps_in(minutes(1)), 28);
+  EXPECT_EQ(members(), 2U);
+}
+
+TEST_F(SmallWorld, LostAndRepeatedMessagesCostTimeOnly) {
+  int sent = 0;
+  world_.set_delivery([&](const Envelope&) -> std::vector<Duration> {
+    // Every fifth comes twice, the second time late.
+    return ++sent % 5 == 0
+        ? std::vector<Duration>{Duration(0), milliseconds(30)}
+        : std::vector<Duration>{Duration(0)};
+  });
+  EXPECT_GE(steps_in(minutes(1)), 29);
+  EXPECT_EQ(members(), 3U);
+}
+
+TEST_F(SmallWorld, ASlowReplicaMakesAllStepsSlow) {
+  world_.set_slowdown(2, 2);
+  pass(seconds(10));
+  EXPECT_NEAR(static_cast<double>(steps_in(minutes(2))), 30, 1);
+}
+
+TEST_F(SmallWorld, AllReplicasLostGoBackToWhatTheyBring) {
+  const auto early = SimulatedWorld::first_state();
+  for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
+    world_.lose(replica, LossKind::kEnds);
+  }
+  pass(minutes(1));
+  const auto made = steps();
+  for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
+    world_.start(replica, early);
+  }
+  pass(seconds(20));
+  EXPECT_EQ(members(), 3U);
+  EXPECT_EQ(world_.progress().rolled_back, made);
+  EXPECT_GT(steps(), 0);
+  EXPECT_LT(steps(), made);
+}
+
+}  // namespace
+}  // namespace sherd::sim

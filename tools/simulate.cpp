@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/simulate.h"
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+#include <CLI/CLI.hpp>
+#include <sherd/base/error.h>
+#include "simulate/simulation_json.h"
+#include "simulate/simulation_page.h"
+#include "simulate/simulation_table.h"
+#include "subcommand.h"
+
+namespace sherd::tools {
+namespace {
+
+using sim::SimulationOptions;
+
+constexpr const char* kSimulateExamples =
+    "Examples:\n"
+    "  sherd simulate --gpus 16000 --replicas 20 --spares 8\n"
+    "      2,000 hosts, 8 spare ones, failures as often as elsewhere\n"
+    "  sherd simulate --gpus 98304 --replicas 12 --policy all --html "
+    "sizes.html\n"
+    "      three policies, and a page about spares, failures and sizes\n"
+    "  sherd simulate --policy sherd --arrivals even --mtbf-min 18 --stall-min "
+    "3 \\\n"
+    "    --down-min 10 --step-s 1 --days 1 --json\n"
+    "      the published calculation for FT-HSDP: 80.1 %\n"
+    "\n"
+    "Every assumption is printed with its source. The guide: "
+    "docs/guide/simulate.md.";
+
+struct SimulateArguments {
+  SimulationOptions options;
+  std::vector<std::string> policies{"sherd"};
+  std::string arrivals = "poisson";
+  std::string html;
+  bool json = false;
+};
+
+const std::map<std::string, sim::FailurePolicy> kPolicies = {
+    {"sherd", sim::FailurePolicy::kSherd},
+    {"torchft", sim::FailurePolicy::kTorchft},
+    {"restart", sim::FailurePolicy::kRestart}};
+
+template <typename Number>
+void add_number(
+    CLI::App* app,
+    const char* name,
+    Number& value,
+    const char* type,
+    const char* description) {
+  app->add_option(name, value, description)->type_name(type);
+}
+
+void add_cluster(CLI::App* app, SimulateArguments& arguments) {
+  auto& options = arguments.options;
+  app->add_option(
+         "--policy", arguments.policies,
+         "What a failure costs the others: sherd (repeat a\n"
+         "reduction), torchft (discard the step), restart\n"
+         "(all start again from a checkpoint), several of\n"
+         "them with commas, or all (sherd)")
+      ->type_name("NAME")
+      ->delimiter(',');
+  add_number(app, "--gpus", options.gpus, "N", "GPUs of all replicas (98304)");
+  add_number(
+      app, "--replicas", options.replicas, "N",
+      "Replicas, each with a complete model (12)");
+  add_number(
+      app, "--gpus-per-host", options.gpus_per_host, "N",
+      "GPUs that fail together (8)");
+  add_number(
+      app, "--step-s", options.step_s, "SECONDS",
+      "A step without failures (20)");
+  add_number(app, "--days", options.days, "N", "How long to train (30)");
+  add_number(
+      app, "--steps", options.steps, "N",
+      "Instead: for the time that so many steps take\n"
+      "without failures");
+  add_number(
+      app, "--replicas-min", options.replicas_min, "N",
+      "No step is committed by fewer replicas (1)");
+}
+
+void add_failures(CLI::App* app, SimulateArguments& arguments) {
+  auto& options = arguments.options;
+  add_number(
+      app, "--mtbf-min", options.mtbf_min, "MINUTES",
+      "Mean time between failures of the whole cluster\n"
+      "(from the rate of hosts)");
+  add_number(
+      app, "--host-failures", options.failures_per_1000_host_days, "RATE",
+      "Failures of 1000 hosts in a day (6.5)");
+  app->add_option(
+         "--arrivals", arguments.arrivals,
+         "When failures come: even, poisson (poisson)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"even", "poisson"}));
+  add_number(
+      app, "--whole-job-share", options.whole_job_share, "SHARE",
+      "Of the failures, those that stop the whole job (0)");
+  add_number(
+      app, "--two-replica-share", options.two_replica_share, "SHARE",
+      "Of the others, those that take two replicas (0)");
+  add_number(
+      app, "--coordinator-mtbf-h", options.coordinator_mtbf_h, "HOURS",
+      "Mean time between failures of the coordinator\n"
+      "(0: it never fails)");
+  add_number(
+      app, "--coordinator-down-s", options.coordinator_down_s, "SECONDS",
+      "Until the coordinator is back (2)");
+}
+
+void add_times(CLI::App* app, SimulateArguments& arguments) {
+  auto& options = arguments.options;
+  add_number(
+      app, "--stall-min", options.stall_min, "MINUTES",
+      "Everybody stands still for so long after a failure\n"
+      "(as long as the stages of the policy take)");
+  add_number(
+      app, "--down-min", options.down_min, "MINUTES",
+      "Until a lost replica is ready again, under restart\n"
+      "until the job is (10)");
+  add_number(
+      app, "--rejoin-min", options.rejoin_min, "MINUTES",
+      "Everybody stands still for so long when a replica\n"
+      "comes back (0)");
+  add_number(
+      app, "--restart-min", options.restart_min, "MINUTES",
+      "Until the job goes on after a failure of all (10)");
+  add_number(
+      app, "--checkpoint-min", options.checkpoint_min, "MINUTES",
+      "Between two checkpoints that the job starts again\n"
+      "from (0: nothing is lost)");
+  add_number(
+      app, "--spares", options.spares, "N",
+      "Hosts that can take the place of failed ones (as\n"
+      "many as are needed)");
+  add_number(
+      app, "--repair-h", options.repair_h, "HOURS",
+      "Until a failed host is a spare one (12)");
+  add_number(
+      app, "--gradient-mb", options.gradient_mb, "MB",
+      "Gradients that each GPU reduces across replicas\n"
+      "(500)");
+  add_number(
+      app, "--link-gbit-per-s", options.link_gbit_per_s, "GBIT",
+      "What a GPU can send to another replica (400)");
+}
+
+void add_output(CLI::App* app, SimulateArguments& arguments) {
+  auto& options = arguments.options;
+  add_number(app, "--seed", options.seed, "N", "Of all that is random (1)");
+  add_number(
+      app, "--runs", options.runs, "N",
+      "Runs with different failures, for the interval (30)");
+  add_number(
+      app, "--threads", options.threads, "N",
+      "(0: as many as there are cores)");
+  app->add_flag(
+      "--every-step", options.every_step,
+      "Simulate each step by itself; slower, and the result\n"
+      "is the same");
+  app->add_flag(
+      "--json", arguments.json,
+      "Print one JSON object in one line, nothing else");
+  app->add_option(
+         "--html", arguments.html,
+         "Also write a page about sizes, failures, stalls and\n"
+         "spares, which takes some twenty simulations more")
+      ->type_name("FILE");
+}
+
+std::vector<sim::FailurePolicy> policies_of(
+    const std::vector<std::string>& names) {
+  std::vector<sim::FailurePolicy> policies;
+  for (const auto& name : names) {
+    if (name == "all") {
+      return {
+          sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft,
+          sim::FailurePolicy::kRestart};
+    }
+    const auto found = kPolicies.find(name);
+    if (found == kPolicies.end()) {
+      throw Error(
+          "--policy: expected sherd, torchft, restart or all, found '" + name +
+          "'");
+    }
+    policies.push_back(found->second);
+  }
+  return policies;
+}
+
+void write_page(
+    const SimulationOptions& options,
+    const std::vector<SimulatedPolicy>& all,
+    const std::string& path) {
+  std::ofstream file(path, std::ios::binary);
+  file << simulation_page(options, all);
+  if (!file.flush()) {
+    throw Error(path + ": expected a file that can be written, found none");
+  }
+}
+
+int run(const SimulateArguments& arguments) {
+  auto options = arguments.options;
+  options.arrivals = arguments.arrivals == "even" ? sim::Arrivals::kEven
+                                                  : sim::Arrivals::kPoisson;
+  std::vector<SimulatedPolicy> all;
+  for (const auto policy : policies_of(arguments.policies)) {
+    options.policy = policy;
+    all.push_back({policy, sim::simulate(options)});
+  }
+  if (!arguments.html.empty()) {
+    write_page(options, all, arguments.html);
+  }
+  if (!arguments.json) {
+    std::fputs(simulation_table(all).c_str(), stdout);
+    std::putchar('\n');
+  }
+  std::printf("%s\n", simulation_json(all).c_str());
+  return 0;
+}
+
+}  // namespace
+
+Subcommand add_simulate(CLI::App& app) {
+  auto arguments = std::make_shared<SimulateArguments>();
+  CLI::App* simulate = app.add_subcommand(
+      "simulate", "Simulate training on many GPUs that fail");
+  simulate->footer(kSimulateExamples);
+  add_cluster(simulate, *arguments);
+  add_failures(simulate, *arguments);
+  add_times(simulate, *arguments);
+  add_output(simulate, *arguments);
+  return {.app = simulate, .run = [arguments](const std::vector<std::string>&) {
+            return run(*arguments);
+          }};
+}
+
+}  // namespace sherd::tools

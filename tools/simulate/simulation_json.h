@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `sherd simulate` prints for programs. Pure functions. Thread rule: any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+#include "sim/simulate.h"
+
+namespace sherd::tools {
+
+const char* name_of(sim::FailurePolicy policy);
+
+struct SimulatedPolicy {
+  sim::FailurePolicy policy = sim::FailurePolicy::kSherd;
+  sim::SimulationResult result;
+};
+
+// One JSON object in one line, without a newline: the first policy's values, and, if there are
+// several, all of them in "policies". REQUIRES: there is one.
+std::string simulation_json(const std::vector<SimulatedPolicy>& all);
+
+}  // namespace sherd::tools

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "simulate/simulation_page.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include "format_text.h"
+#include "train/plot.h"
+
+namespace sherd::tools {
+namespace {
+
+using sim::SimulationOptions;
+using Points = std::vector<std::pair<double, double>>;
+
+constexpr double kPercent = 100;
+constexpr double kMinutesPerDay = 1440;
+
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --ink: #1f2328; --dim: #656d76;
+  --grid: #d8dee4; --page: #ffffff; --sherd: #0a66c2; --torchft: #b35900;
+  --restart: #6e4fbf; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --dim: #9198a1;
+  --grid: #30363d; --page: #0d1117; --sherd: #58a6ff; --torchft: #ff9e4a;
+  --restart: #b49aff; } }
+body { margin: 24px auto; max-width: 1000px; padding: 0 16px;
+  background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 20px; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 28px 0 4px; }
+p { color: var(--dim); margin: 0; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 4px 14px 4px 0; vertical-align: top;
+  border-bottom: 1px solid var(--grid); }
+td.n, th.n { text-align: right; white-space: nowrap; }
+.sherd { --line: var(--sherd); } .torchft { --line: var(--torchft); }
+.restart { --line: var(--restart); }
+)";
+
+// Few failures in few runs, so that all points together take a minute.
+SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
+  constexpr double kFailures = 150;
+  constexpr int kRuns = 4;
+  options.policy = policy;
+  options.steps.reset();
+  options.days = kFailures * mtbf_min_of(options) / kMinutesPerDay;
+  options.runs = std::min(options.runs, kRuns);
+  return options;
+}
+
+constexpr std::array<sim::FailurePolicy, 3> kAll = {
+    sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft,
+    sim::FailurePolicy::kRestart};
+
+// Effective training time of all policies, for options that depend on x.
+Plot plot_of(
+    const char* title,
+    const char* x_name,
+    const std::vector<double>& xs,
+    const std::function<SimulationOptions(double)>& options_at) {
+  Plot plot{.title = title, .x_high = xs.back(), .x_name = x_name};
+  for (const auto policy : kAll) {
+    Points points;
+    for (const double x : xs) {
+      const auto result = sim::simulate(quick(options_at(x), policy));
+      points.emplace_back(x, result.effective_training_time * kPercent);
+    }
+    plot.series.push_back(
+        {.name = name_of(policy),
+         .css_class = name_of(policy),
+         .points = std::move(points),
+         .dots = true});
+  }
+  return plot;
+}
+
+std::vector<double> scaled(const std::vector<double>& factors, double value) {
+  std::vector<double> result;
+  for (const double factor : factors) {
+    result.push_back(factor * value);
+  }
+  return result;
+}
+
+std::string size_plot(const SimulationOptions& options) {
+  // Whole hosts in each replica, with the failures that such hosts have.
+  std::vector<double> gpus;
+  for (const double factor : {0.0625, 0.125, 0.25, 0.5, 1.0, 1.5}) {
+    const auto each = std::max<std::int64_t>(
+        std::llround(
+            factor * static_cast<double>(options.gpus) / options.replicas),
+        1);
+    gpus.push_back(static_cast<double>(each * options.replicas));
+  }
+  gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());
+  const double failures_per_gpu =
+      1 / (mtbf_min_of(options) * static_cast<double>(options.gpus));
+  return plot_html(plot_of(
+      "Effective training time, %, by size", "GPUs", gpus, [&](double count) {
+        auto at = options;
+        at.gpus = std::llround(count);
+        at.mtbf_min = 1 / (failures_per_gpu * count);
+        return at;
+      }));
+}
+
+std::string failure_plot(const SimulationOptions& options) {
+  const auto times = scaled({0.25, 0.5, 1, 2, 4}, mtbf_min_of(options));
+  return plot_html(plot_of(
+      "Effective training time, %, by minutes between failures", "minutes",
+      times, [&](double minutes) {
+        auto at = options;
+        at.mtbf_min = minutes;
+        return at;
+      }));
+}
+
+std::string stall_plot(const SimulationOptions& options) {
+  auto plot = plot_of(
+      "Effective training time, %, by minutes that all stand still after a "
+      "failure",
+      "minutes", {0, 0.1, 0.5, 1, 2, 3, 5}, [&](double minutes) {
+        auto at = options;
+        at.stall_min = minutes;
+        return at;
+      });
+  plot.series.pop_back();  // All stand still until the restart anyway.
+  return plot_html(plot);
+}
+
+std::string spares_plot(const SimulationOptions& options) {
+  // Half of what is being repaired on average, up to twice of it.
+  const double repaired =
+      std::max(options.repair_h * 60 / mtbf_min_of(options), 2.0);
+  std::vector<double> spares = {0};
+  for (const double factor : {0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0}) {
+    spares.push_back(std::ceil(factor * repaired));
+  }
+  spares.erase(std::unique(spares.begin(), spares.end()), spares.end());
+  return plot_html(plot_of(
+      "Effective training time, %, by spare hosts", "spares", spares,
+      [&](double count) {
+        auto at = options;
+        at.spares = static_cast<int>(count);
+        return at;
+      }));
+}
+
+std::string row(const std::vector<std::string>& cells, const char* tag) {
+  std::string html = "<tr>";
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    html += format("<%s%s>", tag, i > 0 ? " class='n'" : "") +
+        html_escaped(cells[i]) + format("</%s>", tag);
+  }
+  return html + "</tr>\n";
+}
+
+std::string result_table(const std::vector<SimulatedPolicy>& all) {
+  std::string html = "<div class='wide'><table>" +
+      row({"policy", "effective", "95 % interval", "stalled", "degraded",
+           "steps", "discarded"},
+          "th");
+  for (const auto& one : all) {
+    const auto& r = one.result;
+    html +=
+        row({name_of(one.policy),
+             format("%.2f %%", r.effective_training_time * kPercent),
+             format("%.2f - %.2f", r.low * kPercent, r.high * kPercent),
+             format("%.2f %%", r.stall_share * kPercent),
+             format("%.2f %%", r.degraded_share * kPercent),
+             format("%.0f", r.commits), format("%.0f", r.discarded_steps)},
+            "td");
+  }
+  return html + "</table></div>\n";
+}
+
+std::string resource_table(const SimulatedPolicy& one) {
+  if (one.result.resources.empty()) {
+    return "";
+  }
+  std::string html = "<h2>What control uses</h2><div class='wide'><table>" +
+      row({"of", "amount", "used"}, "th");
+  for (const auto& use : one.result.resources) {
+    html += row(
+        {use.name, use.amount, format("%.3f %%", use.share * kPercent)}, "td");
+  }
+  return html + "</table></div>\n";
+}
+
+std::string assumption_table(const std::vector<SimulatedPolicy>& all) {
+  std::string html =
+      "<h2>Assumptions</h2><div class='wide'><table>"
+      "<tr><th>policy</th><th>what</th><th>value</th><th>source</th></tr>\n";
+  for (const auto& one : all) {
+    for (const auto& line : one.result.assumptions) {
+      html += "<tr><td>" + std::string(name_of(one.policy)) + "</td><td>" +
+          html_escaped(line.name) + "</td><td>" + html_escaped(line.value) +
+          "</td><td>" + html_escaped(line.source) + "</td></tr>\n";
+    }
+  }
+  return html + "</table></div>\n";
+}
+
+}  // namespace
+
+std::string simulation_page(
+    const SimulationOptions& options, const std::vector<SimulatedPolicy>& all) {
+  std::string html =
+      "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>\n"
+      "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
+      "<title>sherd simulate</title>\n<style>" +
+      std::string(kStyle) + kPlotStyle + "</style></head><body>\n";
+  html += format(
+      "<h1>%lld GPUs in %d replicas, a failure each %.3g min</h1>\n",
+      static_cast<long long>(options.gpus), options.replicas,
+      mtbf_min_of(options));
+  html +=
+      "<p>Simulated by sherd: work done, as the share of what all replicas "
+      "would do without failures.</p>\n";
+  html += result_table(all);
+  html += spares_plot(options) + failure_plot(options) + size_plot(options) +
+      stall_plot(options);
+  html +=
+      "<p>Points of the plots are means of four runs of 150 failures; the "
+      "other options are those of the table.</p>\n";
+  for (const auto& one : all) {
+    html += resource_table(one);
+  }
+  return html + assumption_table(all) + "</body></html>\n";
+}
+
+}  // namespace sherd::tools
