@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device for tests whose streams and events only keep order: operators run on the CPU, inside the
+// call that launches them, and each access to memory is checked against the order that streams and
+// events give. An access that nothing orders is a c10::Error of the operator, whatever the timing
+// was. So a machine without an accelerator can tell whether a program for one is right.
+// docs/design/gpu.md
+//
+// It is LibTorch's private-use device, of which a process has one type; here it has kDevices, one
+// for each rank that is a thread. Its addresses cannot be read by the host. As on CUDA, memory
+// belongs to the stream it was allocated on, backward runs on a thread of its own, and the order
+// that only a peer gives counts for nothing. Thread rule: any thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+#include "support/checking_device/access_history.h"
+
+namespace sherd::test {
+
+inline constexpr int kCheckingDevices = 8;
+
+// Makes the device known to LibTorch if it is not yet, before the first backward of the process.
+c10::Device checking_device(int index = 0);
+
+// How often the host has waited for that device: for events, streams, and values.
+std::int64_t host_synchronisations(c10::Device device);
+
+// What was wrong with frees since the last call. They cannot throw; the next operator of the device
+// does.
+std::vector<std::string> take_faults(c10::Device device);
+
+// While it lives, it is an error on the device to wait on the host, and to allocate memory that no
+// free of the same stream and size has given back: what a graph that is captured cannot do.
+class CaptureScope {
+ public:
+  explicit CaptureScope(c10::Device device);
+  ~CaptureScope();
+  CaptureScope(const CaptureScope&) = delete;
+  CaptureScope& operator=(const CaptureScope&) = delete;
+
+ private:
+  const c10::Device device_;
+};
+
+// Counts, from when it was made, how often each stream of the device waits for a moment that no earlier
+// wait implies, and can leave such a wait out: a program in which every wait is needed is in fault
+// without any one of them. Streams are numbered: 0 is the default one, those made since follow in
+// their order. One a device at a time.
+class StreamWaits {
+ public:
+  explicit StreamWaits(c10::Device device);
+  ~StreamWaits();
+  StreamWaits(const StreamWaits&) = delete;
+  StreamWaits& operator=(const StreamWaits&) = delete;
+
+  std::vector<int> counts() const;  // By stream.
+  // The stream's wait with that number, from 0, does nothing.
+  void leave_out(std::size_t stream, int wait);
+
+ private:
+  const c10::Device device_;
+};
+
+// ---- for what runs operators: operators.cpp, thread_backend.cpp ----
+
+// Where the host may touch the bytes at an address of the device.
+void* host_view(const void* device_address);
+
+struct DeviceAccess {
+  const void* address = nullptr;
+  std::size_t bytes = 0;
+  AccessKind kind = AccessKind::kRead;
+};
+
+// An operator on the current stream of `device`: checks its accesses, and waits for work that comes
+// before it and was only announced so far. Then the caller may run it.
+void begin_operator(
+    c10::Device device,
+    const std::string& name,
+    const std::vector<DeviceAccess>& accesses);
+// More accesses of the operator that this thread began last, e.g. of results.
+void note_access(
+    c10::Device device, const std::string& name, const DeviceAccess& access);
+// The host waits for the current stream.
+void synchronise_with_host(c10::Device device, const std::string& why);
+
+// Work that was put into a stream by begin_operator() and runs later, on any thread. Whatever comes
+// after it waits until finish(), which may carry a failure.
+class AnnouncedWork {
+ public:
+  // For the operator that this thread began last on the device.
+  explicit AnnouncedWork(c10::Device device, std::string name);
+  ~AnnouncedWork();
+  void finish(const std::string& failure);
+  struct State;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// Nothing waits longer for announced work.
+void set_announced_work_deadline(std::chrono::milliseconds deadline);
+
+}  // namespace sherd::test

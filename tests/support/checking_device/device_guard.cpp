@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Streams and events of the checking device, as LibTorch asks for them.
+#include <memory>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "support/checking_device/device_state.h"
+
+namespace sherd::test {
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::Stream;
+
+Stream stream_of(DeviceIndex index, QueueId id) {
+  return Stream(Stream::UNSAFE, Device(c10::kPrivateUse1, index), id);
+}
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return c10::kPrivateUse1; }
+  Device exchangeDevice(Device device) const override {
+    const auto before = getDevice();
+    setDevice(device);
+    return before;
+  }
+  Device getDevice() const override {
+    return {c10::kPrivateUse1, thread_state().device};
+  }
+  void setDevice(Device device) const override {
+    thread_state().device = device.index();
+  }
+  void uncheckedSetDevice(Device device) const noexcept override {
+    thread_state().device = device.index();
+  }
+  Stream getStream(Device device) const override {
+    const auto index =
+        device.has_index() ? device.index() : getDevice().index();
+    return stream_of(index, thread_state().stream(index));
+  }
+  Stream getDefaultStream(Device device) const override {
+    return stream_of(device.index(), device.index());
+  }
+  Stream getStreamFromGlobalPool(Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  Stream getNewStream(Device device, int) const override {
+    const std::lock_guard lock(device_state().mu);
+    auto& here = device_state().of(device.index());
+    const auto id = device_state().next_stream++;
+    if (!here.watched.empty()) {
+      here.watched.push_back(id);
+      here.waits.push_back(0);
+    }
+    return stream_of(device.index(), id);
+  }
+  Stream exchangeStream(Stream stream) const override {
+    auto& current = thread_state().stream(stream.device_index());
+    return stream_of(
+        stream.device_index(), std::exchange(current, stream.id()));
+  }
+  DeviceIndex deviceCount() const noexcept override { return kCheckingDevices; }
+
+  void destroyEvent(void* event, DeviceIndex) const noexcept override {
+    const std::unique_ptr<VectorClock> owned(static_cast<VectorClock*>(event));
+  }
+  void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag)
+      const override {
+    auto& state = device_state();
+    const std::lock_guard lock(state.mu);
+    if (*event == nullptr) {
+      *event = std::make_unique<VectorClock>().release();
+    }
+    *static_cast<VectorClock*>(*event) = state.streams[stream.id()];
+  }
+  void block(void* event, const Stream& stream) const override {
+    if (event != nullptr) {
+      auto& state = device_state();
+      const std::lock_guard lock(state.mu);
+      auto& clock = state.streams[stream.id()];
+      const auto& moment = *static_cast<VectorClock*>(event);
+      if (!clock.covers(moment) &&
+          state.count_wait(stream.device_index(), stream.id())) {
+        clock.merge(moment);
+      }
+    }
+  }
+  bool queryEvent(void* event) const override {
+    const std::lock_guard lock(device_state().mu);
+    return event == nullptr ||
+        device_state().is_done(*static_cast<VectorClock*>(event));
+  }
+  bool queryStream(const Stream& stream) const override {
+    const std::lock_guard lock(device_state().mu);
+    return device_state().is_done(device_state().streams[stream.id()]);
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) {
+      std::unique_lock lock(device_state().mu);
+      device_state().host_waited(
+          lock, getDevice().index(), *static_cast<VectorClock*>(event),
+          "a wait for an event");
+    }
+  }
+  void synchronizeStream(const Stream& stream) const override {
+    std::unique_lock lock(device_state().mu);
+    device_state().host_waited(
+        lock, stream.device_index(), device_state().streams[stream.id()],
+        "a wait for a stream");
+  }
+  void synchronizeDevice(DeviceIndex index) const override {
+    std::unique_lock lock(device_state().mu);
+    VectorClock everything;
+    for (const auto& [queue, clock] : device_state().streams) {
+      everything.merge(clock);
+    }
+    device_state().host_waited(lock, index, everything, "a wait for a device");
+  }
+  void recordDataPtrOnStream(
+      const c10::DataPtr& data, const Stream& stream) const override {
+    keep_for_stream(data, stream.id());
+  }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  // No operator of the device draws numbers of its own; torch::manual_seed() asks.
+  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  DeviceIndex deviceCount() const override { return kCheckingDevices; }
+  DeviceIndex getCurrentDevice() const override {
+    return thread_state().device;
+  }
+};
+
+}  // namespace
+
+void register_guard() {
+  static const Guard guard;
+  static Hooks hooks;
+  c10::register_privateuse1_backend("checking");
+  const c10::impl::DeviceGuardImplRegistrar registrar(
+      c10::kPrivateUse1, &guard);
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+}
+
+}  // namespace sherd::test

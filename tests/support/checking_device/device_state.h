@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the files of the checking device share: clocks of streams and hosts, who used which bytes,
+// and work that was announced. Of the device's own files only. Thread rule: everything under `mu`.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+#include <c10/core/Allocator.h>
+#include "support/checking_device/checking_device.h"
+
+namespace sherd::test {
+
+struct AnnouncedWork::State {
+  QueueId queue = 0;
+  std::uint64_t number = 0;
+  std::string name;
+  bool done = false;
+  std::string failure;
+};
+
+// Streams have numbers of their own over all devices; the default stream of a device has the device's.
+struct DeviceState {
+  struct OneDevice {
+    VectorClock host;  // What the host has waited for.
+    std::int64_t host_synchronisations = 0;
+    bool capturing = false;
+    std::vector<std::string> faults;
+    // StreamWaits.
+    std::vector<QueueId> watched;
+    std::vector<int> waits;  // By watched stream.
+    std::pair<std::size_t, int> left_out{0, -1};
+  };
+
+  std::mutex mu;
+  std::condition_variable work_finished;
+  std::array<OneDevice, kCheckingDevices> devices;
+  std::map<QueueId, VectorClock> streams;
+  QueueId next_stream = kCheckingDevices;
+  AccessHistory history;
+  std::list<std::shared_ptr<AnnouncedWork::State>> announced;
+  std::chrono::milliseconds deadline{20'000};
+
+  OneDevice& of(c10::DeviceIndex index) {
+    return devices.at(static_cast<std::size_t>(index));
+  }
+  // Returns when all announced work that the clock covers is done, or throws.
+  void wait_for_announced(
+      std::unique_lock<std::mutex>& lock,
+      const VectorClock& clock,
+      const std::string& name);
+  // Announced work that the clock covers is done.
+  bool is_done(const VectorClock& clock) const;
+  // The host has waited for what the clock covers. Throws in a capture.
+  void host_waited(
+      std::unique_lock<std::mutex>& lock,
+      c10::DeviceIndex index,
+      const VectorClock& clock,
+      const std::string& why);
+  // A stream waits for an event; false: the wait is left out.
+  bool count_wait(c10::DeviceIndex index, QueueId stream);
+  // Returns a sentence if the access is not in order, else nothing.
+  std::string note(
+      QueueId queue,
+      std::uint64_t number,
+      const std::string& operation,
+      const DeviceAccess& access);
+};
+
+DeviceState& device_state();
+
+// Of this thread.
+struct ThreadState {
+  c10::DeviceIndex device = 0;
+  std::array<QueueId, kCheckingDevices> streams{};  // Current, by device.
+  // The operator begun last, by device.
+  std::array<std::uint64_t, kCheckingDevices> last_number{};
+
+  ThreadState() {
+    for (std::size_t d = 0; d < streams.size(); ++d) {
+      streams[d] = static_cast<QueueId>(d);
+    }
+  }
+  QueueId& stream(c10::DeviceIndex index) {
+    return streams.at(static_cast<std::size_t>(index));
+  }
+};
+
+ThreadState& thread_state();
+
+// As record_stream(): the memory is not free before what the stream does by then.
+void keep_for_stream(const c10::DataPtr& data, QueueId stream);
+
+// What checking_device() does once: device_guard.cpp, device_memory.cpp, operators.cpp.
+void register_guard();
+void register_allocator();
+void register_operators();
+
+}  // namespace sherd::test

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Operators of the checking device: one fallback notes the accesses that an operator's schema
+// tells, lends its arguments to the CPU's kernel and takes its results; what makes tensors, views
+// and copies is written out.
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_cpu_dispatch.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "support/checking_device/device_state.h"
+
+namespace sherd::test {
+namespace {
+
+constexpr auto kDevice = c10::kPrivateUse1;
+const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+bool is_here(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDevice;
+}
+
+// From the first element to the end of the last one.
+std::size_t span_bytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return 0;
+  }
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    last += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  return static_cast<std::size_t>(last + 1) * tensor.element_size();
+}
+
+DeviceAccess access_of(const at::Tensor& tensor, AccessKind kind) {
+  return {tensor.const_data_ptr(), span_bytes(tensor), kind};
+}
+
+at::Tensor lend(const at::Tensor& tensor) {
+  return at::from_blob(
+      host_view(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
+      at::dtype(tensor.scalar_type()));
+}
+
+// A tensor that a CPU kernel made, as the device's.
+at::Tensor adopt_result(
+    const at::Tensor& made, c10::Device device, const std::string& name) {
+  const auto bytes = made.storage().nbytes();
+  auto data = c10::GetAllocator(kDevice)->allocate(bytes);
+  if (bytes > 0) {
+    std::memcpy(host_view(data.get()), made.storage().data(), bytes);
+  }
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), bytes, std::move(data),
+      c10::GetAllocator(kDevice), /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), kKeys, made.dtype());
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(made.storage_offset());
+  impl->set_sizes_and_strides(made.sizes(), made.strides());
+  note_access(device, name, access_of(tensor, AccessKind::kWrite));
+  return tensor;
+}
+
+// The arguments of one call: those on the device are lent to the CPU.
+class Lender {
+ public:
+  c10::IValue lend_argument(const c10::IValue& value, AccessKind kind) {
+    if (value.isTensor()) {
+      return lend_one(value.toTensor(), kind);
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> lent;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        lent.push_back(lend_one(tensor, kind));
+      }
+      return lent;
+    }
+    if (value.isList() && !value.toListRef().empty() &&
+        value.toListRef()[0].isTensor()) {
+      c10::List<std::optional<at::Tensor>> lent;
+      for (const auto& element : value.toListRef()) {
+        lent.push_back(
+            element.isTensor()
+                ? std::optional(lend_one(element.toTensor(), kind))
+                : std::nullopt);
+      }
+      return lent;
+    }
+    return value.isDevice() && value.toDevice().type() == kDevice
+        ? c10::IValue(c10::Device(c10::kCPU))
+        : value;
+  }
+
+  // What the caller gets for a result of the CPU's kernel.
+  at::Tensor take_back(const at::Tensor& result, const std::string& name) {
+    if (!result.defined()) {
+      return result;
+    }
+    for (const auto& [ours, lent] : lent_) {
+      if (lent.is_same(result)) {
+        return ours;
+      }
+    }
+    for (const auto& [ours, lent] : lent_) {
+      if (lent.storage().is_alias_of(result.storage())) {
+        const auto* first =
+            static_cast<char*>(host_view(ours.storage().data()));
+        const auto offset =
+            (static_cast<const char*>(result.const_data_ptr()) - first) /
+            static_cast<std::ptrdiff_t>(result.element_size());
+        return at::cpu::as_strided(
+            ours, result.sizes(), result.strides(), offset);
+      }
+    }
+    return adopt_result(result, device(), name);
+  }
+
+  c10::Device device() const { return device_; }
+  const std::vector<DeviceAccess>& accesses() const { return accesses_; }
+
+ private:
+  at::Tensor lend_one(const at::Tensor& tensor, AccessKind kind) {
+    if (!is_here(tensor)) {
+      return tensor;
+    }
+    device_ = tensor.device();
+    accesses_.push_back(access_of(tensor, kind));
+    lent_.emplace_back(tensor, lend(tensor));
+    return lent_.back().second;
+  }
+
+  c10::Device device_{kDevice, thread_state().device};
+  std::vector<std::pair<at::Tensor, at::Tensor>> lent_;  // Ours, the CPU's.
+  std::vector<DeviceAccess> accesses_;
+};
+
+void take_back_results(
+    Lender& lender,
+    const c10::OperatorHandle& op,
+    const std::string& name,
+    torch::jit::Stack& stack) {
+  const auto count = op.schema().returns().size();
+  for (auto i = stack.size() - count; i < stack.size(); ++i) {
+    auto& value = stack[i];
+    if (value.isTensor()) {
+      value = lender.take_back(value.toTensor(), name);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> taken;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        taken.push_back(lender.take_back(tensor, name));
+      }
+      value = taken;
+    } else {  // The host learns a value, as from at::equal().
+      synchronise_with_host(lender.device(), name);
+    }
+  }
+}
+
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& name = schema.operator_name().name;
+  const auto first = stack->size() - schema.arguments().size();
+  Lender lender;
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
+    auto& value = (*stack)[first + i];
+    value = lender.lend_argument(
+        value, writes ? AccessKind::kWrite : AccessKind::kRead);
+  }
+  const c10::DeviceGuard guard(lender.device());
+  begin_operator(lender.device(), name, lender.accesses());
+  op.callBoxed(stack);
+  take_back_results(lender, op, name, *stack);
+}
+
+at::Tensor make_empty(
+    c10::IntArrayRef sizes,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> /*layout*/,
+    std::optional<c10::Device> device,
+    std::optional<bool> /*pin*/,
+    std::optional<c10::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_generic(
+      sizes, c10::GetAllocator(kDevice), kKeys, c10::dtype_or_default(dtype),
+      format);
+}
+
+at::Tensor make_empty_strided(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> /*layout*/,
+    std::optional<c10::Device> device,
+    std::optional<bool> /*pin*/) {
+  const c10::OptionalDeviceGuard guard(device);
+  return at::detail::empty_strided_generic(
+      sizes, strides, c10::GetAllocator(kDevice), kKeys,
+      c10::dtype_or_default(dtype));
+}
+
+// Copies to the host wait, and copies from it unless the caller says that its memory stays.
+at::Tensor copy_from(
+    const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const auto device = is_here(to) ? to.device() : from.device();
+  std::vector<DeviceAccess> accesses;
+  if (is_here(from)) {
+    accesses.push_back(access_of(from, AccessKind::kRead));
+  }
+  if (is_here(to)) {
+    accesses.push_back(access_of(to, AccessKind::kWrite));
+  }
+  begin_operator(device, "aten::copy_", accesses);
+  (is_here(to) ? lend(to) : to).copy_(is_here(from) ? lend(from) : from);
+  if (!is_here(to) || (!is_here(from) && !non_blocking)) {
+    synchronise_with_host(device, "aten::copy_ between host and device");
+  }
+  return to;
+}
+
+at::Scalar read_scalar(const at::Tensor& tensor) {
+  begin_operator(
+      tensor.device(), "aten::item", {access_of(tensor, AccessKind::kRead)});
+  synchronise_with_host(tensor.device(), "aten::item");
+  return lend(tensor).item();
+}
+
+at::Tensor as_strided(
+    const at::Tensor& tensor,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    std::optional<std::int64_t> offset) {
+  return at::cpu::as_strided(tensor, sizes, strides, offset);
+}
+
+at::Tensor view(const at::Tensor& tensor, c10::IntArrayRef sizes) {
+  return at::native::view(tensor, sizes);
+}
+
+at::Tensor reshape_alias(
+    const at::Tensor& tensor,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  return at::native::_reshape_alias(tensor, sizes, strides);
+}
+
+at::Tensor& set_storage(
+    at::Tensor& tensor,
+    at::Storage storage,
+    std::int64_t offset,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  return at::cpu::set_(tensor, std::move(storage), offset, sizes, strides);
+}
+
+}  // namespace
+
+void register_operators() {
+  static torch::Library aten(
+      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
+      __LINE__);
+  aten.impl("empty.memory_format", make_empty);
+  aten.impl("empty_strided", make_empty_strided);
+  aten.impl("_copy_from", copy_from);
+  aten.impl("_local_scalar_dense", read_scalar);
+  aten.impl("as_strided", as_strided);
+  aten.impl("view", view);
+  aten.impl("_reshape_alias", reshape_alias);
+  aten.impl("set_.source_Storage_storage_offset", set_storage);
+  static torch::Library others(
+      torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+      __LINE__);
+  others.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+}  // namespace sherd::test

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backends of c10d between ranks that are threads of one process, each with a checking device of
+// its own. A collective is put into the current stream and the call returns at once, as NCCL's
+// does; the bytes move when every rank has called. Ranks must start collectives in one order, over
+// all backends of a network: with NCCL, two communicators that start in different orders on two
+// ranks may wait for each other for ever. Thread rule: any thread; the backends of a rank one at a
+// time.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace sherd::test {
+
+class ThreadNetwork {
+ public:
+  // Who comes after a collective waits this long at most for ranks that have not started it.
+  explicit ThreadNetwork(
+      int ranks, std::chrono::milliseconds deadline = std::chrono::seconds(20));
+  ~ThreadNetwork();
+  ThreadNetwork(const ThreadNetwork&) = delete;
+  ThreadNetwork& operator=(const ThreadNetwork&) = delete;
+
+  // A rank's end of a communicator of all ranks. With asyncOp = false alone; sums only, made in
+  // rank order, in fp32 or, of larger dtypes, in theirs.
+  c10::intrusive_ptr<c10d::Backend> backend(
+      int rank, const std::string& communicator);
+
+  // How many collectives that rank has started.
+  std::int64_t started(int rank) const;
+
+  struct State;
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sherd::test
