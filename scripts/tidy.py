@@ -49,6 +49,7 @@ class Part(NamedTuple):
 PARTS = {
     "base": Part((), torch=False),
     "compat": Part(("base",), torch=True),
+    "device": Part(("base",), torch=True),
     "net": Part(("base",), torch=False),
     "plan": Part(("base",), torch=False),
     "launch": Part(("base", "net", "plan"), torch=False),
@@ -77,7 +78,7 @@ PARTS = {
     "models": Part((), torch=True),
     "autograd": Part(("base", "compat"), torch=True),
     "exchange": Part(
-        ("base", "compat", "plan", "world", "shm"), torch=True),
+        ("base", "compat", "device", "plan", "world", "shm"), torch=True),
     "fsdp": Part(
         ("base", "compat", "plan", "autograd", "world",
          "exchange/exchange.h", "exchange/make_exchange.h",

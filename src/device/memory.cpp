@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/memory.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace sherd::device {
+
+StreamMemory::~StreamMemory() {
+  for (const auto& [address, block] : blocks_) {
+    release(address, block.bytes);
+  }
+}
+
+void* StreamMemory::take(std::int64_t bytes) {
+  const CurrentStream on_owner(owner_);
+  const auto size = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  auto data = c10::GetAllocator(device_.type())->allocate(size);
+  void* address = data.get();
+  blocks_.insert_or_assign(address, Block{std::move(data), size});
+  // The owner may still work with what the block held before.
+  uses_.record(Place::at(address, size), owner_);
+  return address;
+}
+
+void StreamMemory::give_back(void* address) {
+  const auto found = blocks_.find(address);
+  SHERD_ASSERT(found != blocks_.end());
+  release(address, found->second.bytes);
+  blocks_.erase(found);
+}
+
+// The block is the owner's again as soon as it is freed.
+void StreamMemory::release(void* address, std::size_t bytes) {
+  const auto place = Place::at(address, bytes);
+  uses_.wait(place, owner_);
+  uses_.forget(place);
+}
+
+}  // namespace sherd::device

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Streams of a device, and moments in them, over LibTorch's generic interface, so that nothing here
+// names CUDA. The CPU is a device without streams: its work is done when the call returns, so it
+// has the null stream alone, which costs nothing. The host never waits here. docs/design/gpu.md
+// Thread rule: any thread; which stream is current belongs to a thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+namespace sherd::device {
+
+// What a stream had been given up to a moment. A copy is the same moment. Null: nothing.
+class Event {
+ public:
+  Event() = default;
+
+  // Whether the device has done all of it. Never waits.
+  bool is_over() const { return event_ == nullptr || event_->query(); }
+
+ private:
+  friend class Stream;
+  explicit Event(std::shared_ptr<const c10::Event> event)
+      : event_(std::move(event)) {}
+
+  std::shared_ptr<const c10::Event> event_;
+};
+
+class Stream {
+ public:
+  Stream() = default;  // Null.
+
+  // This thread's, of the device.
+  static Stream current(c10::Device device);
+  // A new one, whose work goes before that of other streams where the device is short of room.
+  static Stream with_high_priority(c10::Device device);
+
+  bool is_null() const { return !stream_; }
+  bool operator==(const Stream&) const = default;
+
+  // The moment now.
+  Event record() const;
+  // What this stream is given from now on begins after the event's work is done.
+  void wait(const Event& event) const;
+
+ private:
+  friend class CurrentStream;
+  explicit Stream(c10::Stream stream) : stream_(stream) {}
+
+  std::optional<c10::Stream> stream_;
+};
+
+// While it lives, the stream is this thread's current one, and its device the current device.
+class CurrentStream {
+ public:
+  explicit CurrentStream(const Stream& stream) {
+    if (!stream.is_null()) {
+      guard_.emplace(*stream.stream_);
+    }
+  }
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
+}  // namespace sherd::device
