@@ -97,6 +97,7 @@ class CollectiveExchange final : public Exchange {
         return fail(status);
       }
     }
+    unit_transport_->use_unit(unit);
     std::vector<void*> addresses;
     for (const auto& flat : unsharded_.at(unit)->flats) {
       addresses.push_back(flat.data_ptr());

@@ -211,6 +211,20 @@ void expect_whole(
   expect_values(exchange, model, unit, salt);
 }
 
+at::Tensor read_whole(
+    Exchange& exchange,
+    UnitId unit,
+    int flat,
+    const void* address,
+    const at::Tensor& like) {
+  const auto device = exchange.shard_memory(unit, flat).shard.device();
+  return at::for_blob(const_cast<void*>(address), like.sizes())
+      .options(like.options().device(device))
+      .target_device(device)
+      .make_tensor()
+      .cpu();
+}
+
 void expect_values(
     Exchange& exchange, const ModelSpec& model, UnitId unit, int salt) {
   const auto addresses = exchange.wait_for_unshard(unit).value();
@@ -221,8 +235,9 @@ void expect_values(
     const auto flat = static_cast<int>(f);
     const auto& spec = flat_of(model, unit, flat);
     const auto dtype = spec.unsharded_dtype();
-    const auto found = at::from_blob(addresses[f], {spec.layout.numel}, dtype);
-    EXPECT_TRUE(at::equal(found, pattern(model, unit, flat, salt).to(dtype)))
+    const auto expected = pattern(model, unit, flat, salt).to(dtype);
+    EXPECT_TRUE(read_whole(exchange, unit, flat, addresses[f], expected)
+                    .equal(expected))
         << "unit " << unit << ", flat " << flat << ", salt " << salt;
   }
   exchange.reshard(unit);
@@ -274,7 +289,8 @@ void expect_gradient(
     return;
   }
   const auto range = owned_by(model, unit, flat, rank);
-  EXPECT_TRUE(at::equal(found, expected.narrow(0, range.begin, range.numel())))
+  EXPECT_TRUE(
+      at::equal(found.cpu(), expected.narrow(0, range.begin, range.numel())))
       << "gradient of unit " << unit << ", flat " << flat << ", rank " << rank;
 }
 

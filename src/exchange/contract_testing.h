@@ -61,6 +61,10 @@ struct ExchangeUnderTest {
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
   bool replicates = true;  // Takes ModelPlacement::kReplicate.
+  // Sums are made in rank order, in fp32 at least.
+  bool sums_in_rank_order = true;
+  // Heeds ReduceOptions::under_way_max.
+  bool limits_reductions = true;
   // Sums are made host by host: ranks on each, in rank order; empty: one host.
   std::vector<int> hosts{};
   // Ranks are so many groups, one after the other, each of which has all shards;
@@ -189,6 +193,14 @@ void fill_gradients(
 // ---- steps ----
 
 void open(Seat& seat, const ModelSpec& model);
+
+// What lies at a flat's address in a whole unit, for the host to read.
+at::Tensor read_whole(
+    Exchange& exchange,
+    UnitId unit,
+    int flat,
+    const void* address,
+    const at::Tensor& like);
 
 // Waits for the unit, compares it with the pattern, and drops it.
 void expect_values(

@@ -89,9 +89,8 @@ TEST_P(ExchangeUnshard, UnitsThatAreWholeTogetherDoNotOverlap) {
     }
     for (const UnitId unit : {2, 0, 1}) {  // Another order than started.
       const auto at = seat.exchange->wait_for_unshard(unit).value();
-      const auto numel =
-          model.units[static_cast<std::size_t>(unit)].flats[0].layout.numel;
-      whole.push_back(torch::from_blob(at[0], {numel}));
+      whole.push_back(read_whole(
+          *seat.exchange, unit, 0, at[0], pattern(model, unit, 0, 2)));
     }
     for (std::size_t i = 0; i < 3; ++i) {
       EXPECT_TRUE(
@@ -195,10 +194,9 @@ TEST_P(ExchangeUnshard, T20WholeUnitsAreTheCastOfTheShards) {
     seat.exchange->start_unshard(0, {}).throw_if_failed();
     const auto at = seat.exchange->wait_for_unshard(0).value();
     const auto cast = noise(model, 0, 0, 5).to(at::kBFloat16);
-    EXPECT_TRUE(torch::equal(
-        torch::from_blob(at[0], cast.sizes(), cast.options()), cast));
+    EXPECT_TRUE(read_whole(*seat.exchange, 0, 0, at[0], cast).equal(cast));
     const auto plain = noise(model, 0, 1, 5);
-    EXPECT_TRUE(torch::equal(torch::from_blob(at[1], plain.sizes()), plain));
+    EXPECT_TRUE(read_whole(*seat.exchange, 0, 1, at[1], plain).equal(plain));
     // Two bytes an element travelled, four lie in the shard.
     EXPECT_EQ(
         seat.exchange->counters().unsharded_bytes, unit_bytes(model.units[0]));
@@ -223,9 +221,9 @@ TEST_P(ExchangeUnshard, InFullPrecisionAUnitIsItsShardsOutsideTheLimit) {
       const auto at = seat.exchange->wait_for_unshard(0).value();
       for (const int flat : {0, 1}) {
         const auto all = noise(model, 0, flat, 5);
-        EXPECT_TRUE(torch::equal(
-            torch::from_blob(at[static_cast<std::size_t>(flat)], all.sizes()),
-            all));
+        const auto* address = at[static_cast<std::size_t>(flat)];
+        EXPECT_TRUE(
+            read_whole(*seat.exchange, 0, flat, address, all).equal(all));
       }
       seat.exchange->reshard(0);
     }
@@ -289,8 +287,8 @@ TEST_P(ExchangeUnshard, StartedAheadMayBeWaitedForInAnyOrder) {
     for (const UnitId unit : {2, 0, 1}) {
       const auto addresses = seat.exchange->wait_for_unshard(unit);
       const auto expected = pattern(model, unit, 0, 3);
-      const auto found = torch::from_blob(
-          addresses.value().at(0), expected.sizes(), expected.options());
+      const auto found = read_whole(
+          *seat.exchange, unit, 0, addresses.value().at(0), expected);
       EXPECT_TRUE(found.equal(expected)) << "unit " << unit;
       seat.exchange->reshard(unit);
     }

@@ -14,14 +14,20 @@
 namespace sherd::exchange {
 namespace {
 
-at::Tensor tensor_at(void* memory, std::int64_t numel, c10::ScalarType dtype) {
-  return at::from_blob(memory, {numel}, at::TensorOptions().dtype(dtype));
+at::Tensor tensor_at(
+    void* memory, std::int64_t numel, const at::TensorOptions& options) {
+  return at::for_blob(memory, {numel})
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
 }
 
-at::Tensor gradient_zeros(const FlatSpec& flat, std::int64_t numel) {
-  const auto options = at::TensorOptions().dtype(flat.gradient_dtype());
-  return flat.starts_frozen ? untouched_zeros(numel, options)
-                            : at::zeros({numel}, options);
+at::Tensor gradient_zeros(
+    const FlatSpec& flat, std::int64_t numel, c10::Device device) {
+  const auto options =
+      at::TensorOptions().device(device).dtype(flat.gradient_dtype());
+  return flat.starts_frozen && device.is_cpu() ? untouched_zeros(numel, options)
+                                               : at::zeros({numel}, options);
 }
 
 // LibTorch uses helper threads from 32,768 elements on, and the thread that
@@ -29,6 +35,10 @@ at::Tensor gradient_zeros(const FlatSpec& flat, std::int64_t numel) {
 constexpr std::int64_t kCastBlock = 32'704;
 
 void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
+  if (!from.is_cpu()) {
+    to.copy_(from);
+    return;
+  }
   for (std::int64_t at = 0; at < from.numel(); at += kCastBlock) {
     const auto count = std::min(kCastBlock, from.numel() - at);
     to.narrow(0, at, count).copy_(from.narrow(0, at, count));
@@ -37,8 +47,13 @@ void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
 
 }  // namespace
 
-PrivateBuffers::PrivateBuffers(const ModelSpec& model, int rank)
-    : model_(model), rank_(rank), unit_pool_(model.unsharded_bytes_max) {
+PrivateBuffers::PrivateBuffers(
+    const ModelSpec& model, int rank, BufferPlace place)
+    : model_(model),
+      rank_(rank),
+      device_(place.device),
+      unit_pool_(model.unsharded_bytes_max, std::move(place.units)),
+      gradient_pool_(0, std::move(place.gradients)) {
   shards_.resize(model.units.size());
   cast_shards_.resize(model.units.size());
   for (std::size_t u = 0; u < model.units.size(); ++u) {
@@ -46,15 +61,16 @@ PrivateBuffers::PrivateBuffers(const ModelSpec& model, int rank)
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
       const auto& flat = model.units[u].flats[f];
       const auto numel = owned(unit, static_cast<int>(f)).numel();
-      const auto options = at::TensorOptions().dtype(flat.dtype);
+      const auto options =
+          at::TensorOptions().device(device_).dtype(flat.dtype);
       shards_[u].push_back(
           {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
-           model.own_gradients && flat.trainable ? gradient_zeros(flat, numel)
-                                                 : at::Tensor()});
+           model.own_gradients && flat.trainable
+               ? gradient_zeros(flat, numel, device_)
+               : at::Tensor()});
       auto& cast = cast_shards_[u].emplace_back();
       if (model.own_shards && flat.is_cast()) {
-        cast.values = at::empty(
-            {numel}, at::TensorOptions().dtype(flat.unsharded_dtype()));
+        cast.values = at::empty({numel}, options.dtype(flat.unsharded_dtype()));
       }
     }
   }
@@ -97,7 +113,8 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
   if (precision == Precision::kFull && is_cast(spec(unit))) {
     for (const auto& flat : flats) {
       slot.flats.push_back(at::empty(
-          {flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+          {flat.layout.numel},
+          at::TensorOptions().device(device_).dtype(flat.dtype)));
     }
     return slot;
   }
@@ -106,7 +123,7 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
   for (std::size_t f = 0; f < flats.size(); ++f) {
     slot.flats.push_back(tensor_at(
         static_cast<char*>(slot.memory) + offsets[f], flats[f].layout.numel,
-        flats[f].unsharded_dtype()));
+        at::TensorOptions().device(device_).dtype(flats[f].unsharded_dtype())));
   }
   return slot;
 }
@@ -120,7 +137,9 @@ PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
     slot.flats.push_back(
         flats[f].trainable ? tensor_at(
                                  static_cast<char*>(slot.memory) + offsets[f],
-                                 flats[f].layout.numel, flats[f].slot_dtype())
+                                 flats[f].layout.numel,
+                                 at::TensorOptions().device(device_).dtype(
+                                     flats[f].slot_dtype()))
                            : at::Tensor());
   }
   return slot;

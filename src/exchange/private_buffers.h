@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three memories of an exchange that keeps them private to its process: shards, unsharded units and
-// gradient slots. It knows addresses and sizes only, and moves nothing. Thread rule: one thread.
+// The three memories of an exchange that keeps them private to its process: shards, unsharded units
+// and gradient slots, on the CPU or on another device. It knows addresses and sizes only, and moves
+// nothing. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,16 @@
 
 namespace sherd::exchange {
 
+// Where the memories lie, and who gives that of slots.
+struct BufferPlace {
+  c10::Device device = c10::kCPU;
+  BufferSource units = BufferSource::of_system();
+  BufferSource gradients = BufferSource::of_system();
+};
+
 class PrivateBuffers {
  public:
-  PrivateBuffers(const ModelSpec& model, int rank);
+  PrivateBuffers(const ModelSpec& model, int rank, BufferPlace place = {});
 
   ShardMemory shard(UnitId unit, int flat) const;
   // This rank's elements of the flat: all of it when replicated.
@@ -43,6 +51,9 @@ class PrivateBuffers {
 
   // A gradient slot (undefined tensors where frozen), or the one already open.
   const std::vector<at::Tensor>& open_gradients(UnitId unit);
+  bool gradients_are_open(UnitId unit) const {
+    return gradients_.contains(unit);
+  }
   // Ends the slot's association with the unit, so that the unit may open
   // another; the memory stays until release().
   struct Slot {
@@ -63,6 +74,7 @@ class PrivateBuffers {
 
   const ModelSpec& model_;
   const int rank_;
+  const c10::Device device_;
   std::vector<std::vector<ShardMemory>> shards_;
   // Where whole units have another dtype than shards.
   struct CastShard {

@@ -72,6 +72,10 @@ class UnitTransport {
       UnitId /*unit*/, std::uint64_t /*generation*/) const {
     return false;
   }
+  // The unit is whole, and the caller's thread goes on to use it. With streams: so does its current
+  // stream.
+  virtual void use_unit(UnitId /*unit*/) {}
+  // Its current stream is given no more work with the unit.
   virtual void drop_unit(UnitId unit, const UnshardedUnit& unsharded) = 0;
   // Replicated units that are whole follow their shards.
   virtual void publish(std::uint64_t generation) = 0;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/device_buffers.h"
+
+namespace sherd::exchange {
+namespace {
+
+BufferSource source_of(device::StreamMemory& memory) {
+  return {
+      .take = [&memory](std::int64_t bytes) { return memory.take(bytes); },
+      .give_back = [&memory](
+                       void* address,
+                       std::int64_t /*bytes*/) { memory.give_back(address); }};
+}
+
+}  // namespace
+
+device::Place place_of_slot(const std::vector<at::Tensor>& flats) {
+  device::Place place;
+  for (const auto& flat : flats) {
+    if (flat.defined() && flat.numel() > 0) {
+      const auto part = device::Place::of(flat);
+      place.begin = place.end == 0 ? part.begin : place.begin;
+      place.end = part.end;
+    }
+  }
+  return place;
+}
+
+DeviceBuffers::DeviceBuffers(
+    const ModelSpec& model, int rank, c10::Device where)
+    : device(where),
+      gather_stream(device::Stream::with_high_priority(where)),
+      reduce_stream(device::Stream::with_high_priority(where)),
+      unit_memory(where, gather_stream, uses),
+      gradient_memory(where, reduce_stream, uses),
+      places(
+          model,
+          rank,
+          {.device = where,
+           .units = source_of(unit_memory),
+           .gradients = source_of(gradient_memory)}) {}
+
+}  // namespace sherd::exchange

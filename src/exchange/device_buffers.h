@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DeviceBuffers are PrivateBuffers on a device, with what orders their use: a stream for gathers,
+// one for reductions, and the last use of each place. Thread rule: as PrivateBuffers; streams and
+// LastUse any thread.
+#pragma once
+
+#include "device/last_use.h"
+#include "device/memory.h"
+#include "device/stream.h"
+#include "exchange/private_buffers.h"
+
+namespace sherd::exchange {
+
+struct DeviceBuffers {
+  DeviceBuffers(const ModelSpec& model, int rank, c10::Device where);
+  DeviceBuffers(const DeviceBuffers&) = delete;
+  DeviceBuffers& operator=(const DeviceBuffers&) = delete;
+
+  const c10::Device device;
+  const device::Stream gather_stream;
+  const device::Stream reduce_stream;
+  device::LastUse uses;
+  device::StreamMemory unit_memory;
+  device::StreamMemory gradient_memory;
+  PrivateBuffers
+      places;  // The last member: it gives memory back to the others.
+};
+
+// From the first flat of a slot to its last one; some may be undefined.
+device::Place place_of_slot(const std::vector<at::Tensor>& flats);
+
+}  // namespace sherd::exchange

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two collectives that move a flat over a backend of c10d, put into the current stream: a
+// gather straight into the place of the whole flat, and a sum of its gradients for their owners.
+// One call where all shards are equally long, else one for each owner. Nothing here waits. Thread
+// rule: one thread a backend.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include "plan/flat_layout.h"
+
+namespace c10d {
+class Backend;
+}  // namespace c10d
+
+namespace sherd::exchange {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// Fills `whole` from all ranks' shards. `shard` is this rank's, of the same dtype, and lies elsewhere.
+void gather_flat(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& shard,
+    const at::Tensor& whole);
+
+// Returns the sum of all ranks' elements that this rank owns. Overwrites `gradient` or not. In what
+// order and precision it adds is the backend's choice.
+at::Tensor sum_for_owner(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& gradient);
+
+}  // namespace sherd::exchange

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/stream_reductions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace sherd::exchange {
+namespace {
+
+// What is added to a gradient, or replaces it.
+void put_sum(
+    const at::Tensor& sum,
+    double scale,
+    bool accumulate,
+    const at::Tensor& gradient) {
+  if (accumulate) {
+    gradient.add_(sum, scale);
+    return;
+  }
+  gradient.copy_(sum);
+  if (scale != 1.0) {
+    gradient.mul_(scale);
+  }
+}
+
+}  // namespace
+
+StreamReductions::StreamReductions(
+    const ModelSpec& model, BackendPtr backend, DeviceBuffers& buffers)
+    : model_(model), backend_(std::move(backend)), buffers_(buffers) {}
+
+void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
+  reclaim();
+  Reduction reduction;
+  reduction.unit = unit;
+  reduction.options = options;
+  reduction.slot = buffers_.places.take_gradients(unit);
+  fill_slot(reduction);
+  reduction.options.gradients.clear();
+  reduction.filled = device::Stream::current(buffers_.device).record();
+  const std::lock_guard lock(mu_);
+  const bool is_new = open_.emplace(unit, std::move(reduction)).second;
+  SHERD_ASSERT(is_new, "a unit is reduced twice before its backward ended");
+  under_way_peak_ = std::max(
+      under_way_peak_,
+      static_cast<std::int64_t>(
+          open_.size() + started_.size() + ending_.size()));
+}
+
+// Copies gradients that lie elsewhere.
+void StreamReductions::fill_slot(const Reduction& reduction) const {
+  const auto& given = reduction.options.gradients;
+  std::size_t trainable = 0;
+  for (std::size_t f = 0; f < spec(reduction.unit).flats.size(); ++f) {
+    const auto& flat = spec(reduction.unit).flats[f];
+    for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
+      if (trainable < given.size() && given[trainable].defined()) {
+        reduction.slot.flats[f]
+            .narrow(0, flat.layout.offsets[p], flat.layout.numels[p])
+            .copy_(given[trainable]);
+      }
+      ++trainable;
+    }
+  }
+}
+
+std::vector<std::uint8_t> StreamReductions::open_units() const {
+  std::vector<std::uint8_t> units(model_.units.size(), 0);
+  const std::lock_guard lock(mu_);
+  for (const auto& [unit, reduction] : open_) {
+    units[static_cast<std::size_t>(unit)] = 1;
+  }
+  return units;
+}
+
+// The last unit first, as backward goes.
+void StreamReductions::start_units(const std::vector<std::uint8_t>& units) {
+  for (auto u = units.size(); u-- > 0;) {
+    if (units[u] == 0) {
+      continue;
+    }
+    std::unique_lock lock(mu_);
+    auto node = open_.extract(static_cast<UnitId>(u));
+    lock.unlock();
+    SHERD_ASSERT(!node.empty(), "ranks agreed on a reduction not asked for");
+    put_into_stream(node.mapped());
+    lock.lock();
+    started_.push_back(std::move(node.mapped()));
+  }
+}
+
+void StreamReductions::put_into_stream(Reduction& reduction) {
+  const auto& stream = buffers_.reduce_stream;
+  const device::CurrentStream on(stream);
+  stream.wait(reduction.filled);
+  const auto& options = reduction.options;
+  for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
+    const auto& slot = reduction.slot.flats[f];
+    if (!slot.defined()) {
+      continue;
+    }
+    const auto& layout = spec(reduction.unit).flats[f].layout;
+    const auto sum = sum_for_owner(backend_, layout, slot);
+    const auto into = options.into.empty()
+        ? buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient
+        : options.into[f];
+    put_sum(sum, options.scale, options.accumulate.at(f), into);
+  }
+  buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
+  reduction.summed = stream.record();
+}
+
+void StreamReductions::reclaim() {
+  std::vector<Reduction> started;
+  {
+    const std::lock_guard lock(mu_);
+    started.swap(started_);
+  }
+  for (auto& reduction : started) {
+    buffers_.places.release(reduction.slot);
+    reduction.options = {};
+    ending_.push_back(std::move(reduction));
+  }
+}
+
+void StreamReductions::finish() {
+  reclaim();
+  device::Stream::current(buffers_.device)
+      .wait(buffers_.reduce_stream.record());
+}
+
+void StreamReductions::abandon() {
+  const std::lock_guard lock(mu_);
+  open_.clear();
+}
+
+std::vector<UnitId> StreamReductions::take_ended() {
+  std::vector<UnitId> ended;
+  std::erase_if(ending_, [&](const Reduction& reduction) {
+    const bool is_over = reduction.summed.is_over();
+    if (is_over) {
+      ended.push_back(reduction.unit);
+    }
+    return is_over;
+  });
+  return ended;
+}
+
+bool StreamReductions::under_way() const {
+  const std::lock_guard lock(mu_);
+  return !open_.empty() || !started_.empty();
+}
+
+}  // namespace sherd::exchange

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StreamReductions reduces gradients of a device by collectives in a stream of its own, while
+// backward goes on. Collectives must start in one order on all ranks, which may be ready in
+// different ones: so a reduction that was asked for stays open until all ranks know that all have
+// asked for it. Thread rule: open_units() and start_units() of the thread that gathers, the rest of
+// the caller's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+#include "exchange/device_buffers.h"
+#include "exchange/flat_collectives.h"
+
+namespace sherd::exchange {
+
+class StreamReductions {
+ public:
+  // All must outlive it, save the backend.
+  StreamReductions(
+      const ModelSpec& model, BackendPtr backend, DeviceBuffers& buffers);
+
+  // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
+  void start(UnitId unit, const ReduceOptions& options);
+
+  // By unit, one byte each: asked for here and still open.
+  std::vector<std::uint8_t> open_units() const;
+  // Puts those units' reductions into the stream. The same on all ranks, of units that all have open.
+  void start_units(const std::vector<std::uint8_t>& units);
+
+  // Takes back the memory of what was started. The current stream goes on when all of it is done.
+  void finish();
+  void reclaim();
+
+  // Forgets what was not started.
+  void abandon();
+
+  // The units whose sums the device has made since the last call.
+  std::vector<UnitId> take_ended();
+  bool under_way() const;
+  std::int64_t under_way_peak() const { return under_way_peak_; }
+
+ private:
+  struct Reduction {
+    UnitId unit = 0;
+    ReduceOptions options;
+    PrivateBuffers::Slot slot;
+    device::Event filled;
+    device::Event summed;
+  };
+
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  void fill_slot(const Reduction& reduction) const;
+  void put_into_stream(Reduction& reduction);
+
+  const ModelSpec& model_;
+  const BackendPtr backend_;
+  DeviceBuffers& buffers_;
+  std::vector<Reduction>
+      ending_;  // Memory is given back, the device is not done.
+  std::int64_t under_way_peak_ = 0;
+  mutable std::mutex mu_;
+  // Guarded by mu_:
+  std::map<UnitId, Reduction> open_;
+  std::vector<Reduction> started_;
+};
+
+}  // namespace sherd::exchange

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exchange/stream_unit_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/check.h"
+#include "base/status_from_exception.h"
+#include "exchange/device_buffers.h"
+#include "exchange/numbers.h"
+#include "exchange/stream_reductions.h"
+#include "world/collectives.h"
+
+namespace sherd::exchange {
+namespace {
+
+class StreamUnitTransport final : public UnitTransport {
+ public:
+  StreamUnitTransport(
+      const ModelSpec& model,
+      std::shared_ptr<world::Transport> transport,
+      const DeviceBackends& backends)
+      : model_(model),
+        transport_(std::move(transport)),
+        gather_backend_(backends.gather),
+        buffers_(model, transport_->index(), backends.device),
+        reductions_(model, backends.reduce, buffers_) {}
+
+  // The memory goes back to these streams while the caller's may still use it.
+  ~StreamUnitTransport() override {
+    const auto now = compute().record();
+    buffers_.gather_stream.wait(now);
+    buffers_.reduce_stream.wait(now);
+  }
+  StreamUnitTransport(const StreamUnitTransport&) = delete;
+  StreamUnitTransport& operator=(const StreamUnitTransport&) = delete;
+
+  ShardMemory shard(UnitId unit, int flat) const override {
+    return buffers_.places.shard(unit, flat);
+  }
+
+  std::shared_ptr<UnshardedUnit> open_unit(
+      UnitId unit,
+      const UnshardOptions& options,
+      std::uint64_t /*generation*/) override {
+    buffers_.places.set_unsharded_bytes_max(options.unsharded_bytes_max);
+    auto unsharded = std::make_shared<UnshardedUnit>();
+    unsharded->precision = options.precision;
+    unsharded->flats = buffers_.places.open_unit(unit, options.precision);
+    for (const auto& place : places_outside_pool(unit, *unsharded)) {
+      buffers_.uses.record(place, compute());  // Whose memory it is.
+    }
+    shards_are_written();
+    return unsharded;
+  }
+
+  Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
+    auto status = start_common_reductions(gather.what);
+    return status.ok()
+        ? started(gather.what, [&] { put_into_stream(gather, unsharded); })
+        : status;
+  }
+
+  void use_unit(UnitId unit) override {
+    const std::lock_guard lock(mu_);
+    const auto& gather = gathered_.at(unit);
+    compute().wait(gather.done);
+    gathers_seen_ = std::max(gathers_seen_, gather.number);
+  }
+
+  void drop_unit(UnitId unit, const UnshardedUnit& unsharded) override {
+    const auto outside = places_outside_pool(unit, unsharded);
+    for (const auto& place : outside) {
+      buffers_.uses.forget(place);
+    }
+    if (outside.empty()) {
+      buffers_.uses.record(place_of_slot(unsharded.flats), compute());
+    }
+    buffers_.places.drop_unit(unit);
+  }
+
+  // The optimizer has written the shards on the current stream.
+  void publish(std::uint64_t /*generation*/) override {
+    const std::lock_guard lock(mu_);
+    shards_written_ = compute().record();
+    gathers_wait_ = true;
+  }
+
+  std::vector<at::Tensor> gradient_slot(UnitId unit) override {
+    const bool is_new = !buffers_.places.gradients_are_open(unit);
+    const auto& flats = buffers_.places.open_gradients(unit);
+    if (is_new) {
+      buffers_.uses.wait(place_of_slot(flats), compute());
+    }
+    return flats;
+  }
+  void start_reduce(UnitId unit, const ReduceOptions& options) override {
+    shards_are_written();
+    reductions_.start(unit, options);
+  }
+  Status progress() override {
+    reductions_.reclaim();
+    return {};
+  }
+  std::vector<UnitId> take_ended() override { return reductions_.take_ended(); }
+
+  // All ranks are at the end of the same backward and have asked for the same reductions.
+  Status finish() override {
+    auto status = started("reductions", [&] {
+      reductions_.start_units(reductions_.open_units());
+    });
+    reductions_.finish();
+    // Shards may be written next, also those that were gathered for others.
+    const std::lock_guard lock(mu_);
+    if (gathers_seen_ < gathers_) {
+      compute().wait(buffers_.gather_stream.record());
+      gathers_seen_ = gathers_;
+    }
+    return status;
+  }
+  bool reducing() const override { return reductions_.under_way(); }
+
+  void abandon(const Status&) override {
+    gather_backend_->abort();
+    reductions_.abandon();
+  }
+
+  void add_to(ExchangeCounters& counters) const override {
+    buffers_.places.add_to(counters);
+    counters.reduces_under_way_peak = reductions_.under_way_peak();
+    counters.gather_sent_bytes = sent_bytes_;
+  }
+
+ private:
+  const UnitSpec& spec(UnitId unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  // The stream of the calling thread, which computes with units.
+  device::Stream compute() const {
+    return device::Stream::current(buffers_.device);
+  }
+  // Before the first gather of a generation: shards are written on the caller's stream.
+  void shards_are_written() {
+    const std::lock_guard lock(mu_);
+    if (!shards_written_) {
+      shards_written_ = compute().record();
+    }
+  }
+  template <typename Action>
+  static Status started(const std::string& what, const Action& action) {
+    return status_of(
+        [&] {
+          action();
+          return Status();
+        },
+        ErrorCode::kUnavailable, "[exchange] " + what + ": ");
+  }
+  // In full precision a unit that is cast has memory of its own for each flat.
+  std::vector<device::Place> places_outside_pool(
+      UnitId unit, const UnshardedUnit& unsharded) const {
+    std::vector<device::Place> places;
+    if (unsharded.precision == Precision::kFull && is_cast(spec(unit))) {
+      for (const auto& flat : unsharded.flats) {
+        places.push_back(device::Place::of(flat));
+      }
+    }
+    return places;
+  }
+
+  // Gathers are the moments at which ranks do the same thing.
+  Status start_common_reductions(const std::string& what) {
+    auto open = reductions_.open_units();
+    const auto all = world::Collectives(*transport_, what, kFlatTag)
+                         .all_gather(bytes_of(open.data(), open.size()));
+    if (!all.ok()) {
+      return all.status();
+    }
+    for (const auto& theirs : all.value()) {
+      const auto* marks = theirs.const_data_ptr<std::uint8_t>();
+      for (std::size_t u = 0; u < open.size(); ++u) {
+        open[u] = open[u] != 0 && marks[u] != 0 ? 1 : 0;
+      }
+    }
+    return started("reductions", [&] { reductions_.start_units(open); });
+  }
+
+  // `unsharded` is null on a rank that only assists.
+  void put_into_stream(const UnitGather& gather, UnshardedUnit* unsharded) {
+    const auto& stream = buffers_.gather_stream;
+    const device::CurrentStream on(stream);
+    wait_for_shards();
+    if (unsharded != nullptr) {
+      wait_for_room(gather.unit, *unsharded);
+    }
+    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
+      const auto& layout = spec(gather.unit).flats[f].layout;
+      const auto shard = buffers_.places.published_shard(
+          gather.unit, static_cast<int>(f), gather.precision,
+          gather.generation);
+      const auto whole = unsharded != nullptr
+          ? unsharded->flats[f]
+          : at::empty({layout.numel}, shard.options());
+      gather_flat(gather_backend_, layout, shard, whole);
+      sent_bytes_ +=
+          static_cast<std::int64_t>(shard.nbytes()) * (transport_->size() - 1);
+    }
+    const std::lock_guard lock(mu_);
+    ++gathers_;
+    if (unsharded != nullptr) {
+      gathered_[gather.unit] = {stream.record(), gathers_};
+    }
+  }
+
+  // The stream of gathers, once for each time that shards were written.
+  void wait_for_shards() {
+    const std::lock_guard lock(mu_);
+    if (gathers_wait_ && shards_written_) {
+      buffers_.gather_stream.wait(*shards_written_);
+      gathers_wait_ = false;
+    }
+  }
+  // Others may still use what lies where the unit will be.
+  void wait_for_room(UnitId unit, const UnshardedUnit& unsharded) {
+    auto places = places_outside_pool(unit, unsharded);
+    if (places.empty()) {
+      places.push_back(place_of_slot(unsharded.flats));
+    }
+    for (const auto& place : places) {
+      buffers_.uses.wait(place, buffers_.gather_stream);
+    }
+  }
+
+  struct Gathered {
+    device::Event done;
+    std::uint64_t number = 0;
+  };
+
+  const ModelSpec& model_;
+  const std::shared_ptr<world::Transport> transport_;
+  const BackendPtr gather_backend_;
+  DeviceBuffers buffers_;
+  StreamReductions reductions_;
+  std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
+  std::mutex mu_;
+  // Guarded by mu_:
+  std::optional<device::Event> shards_written_;
+  bool gathers_wait_ = true;             // No gather has waited for it yet.
+  std::map<UnitId, Gathered> gathered_;  // By unit, its last gather.
+  std::uint64_t gathers_ = 0;
+  std::uint64_t gathers_seen_ = 0;  // The caller's stream has waited for them.
+};
+
+Status check_supported(const ModelSpec& model) {
+  if (model.placement == ModelPlacement::kReplicate) {
+    return {
+        ErrorCode::kFailedPrecondition,
+        "[exchange] expected parameters that are sharded over the ranks' "
+        "devices, found replicated ones"};
+  }
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      if (flat.coded) {
+        return {
+            ErrorCode::kFailedPrecondition,
+            "[exchange] expected no gather hook on devices, found one for "
+            "unit " +
+                unit.name};
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+MakeUnitTransport over_devices(DeviceBackends backends) {
+  return [backends = std::move(backends)](
+             const ModelSpec& model,
+             const std::shared_ptr<world::Transport>& gather,
+             const std::shared_ptr<world::Transport>& /*reduce*/)
+             -> Result<std::unique_ptr<UnitTransport>> {
+    if (auto status = check_supported(model); !status.ok()) {
+      return status;
+    }
+    return std::unique_ptr<UnitTransport>(
+        std::make_unique<StreamUnitTransport>(model, gather, backends));
+  };
+}
+
+}  // namespace sherd::exchange

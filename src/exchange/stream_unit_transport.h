@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A UnitTransport for ranks that each have a device: bytes move by collectives of c10d in streams
+// of their own, which wait for each other by events; the host never waits for the device. Ranks
+// still agree by messages on the CPU, so that ranks that differ fail at once instead of hanging in
+// a collective. docs/design/gpu.md
+#pragma once
+
+#include <memory>
+#include <c10/core/Device.h>
+#include "exchange/flat_collectives.h"
+#include "exchange/unit_transport.h"
+
+namespace sherd::exchange {
+
+// Two backends over the transports' ranks, so that gathers and reductions need not wait for each other.
+struct DeviceBackends {
+  c10::Device device;
+  BackendPtr gather;
+  BackendPtr reduce;
+};
+
+// For make_collective_exchange_with(). Opening such an exchange fails where parameters are
+// replicated or gathers coded.
+MakeUnitTransport over_devices(DeviceBackends backends);
+
+}  // namespace sherd::exchange
