@@ -6,7 +6,7 @@ SHERD  := $(BUILD)/sherd
 ARGS   ?=
 RANKS  ?= 2
 
-.PHONY: help setup build test train bench soak docs wheel tidy format lint clean
+.PHONY: help setup build test train bench soak docs wheel cuda-check tidy format lint clean
 
 help:
 	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
@@ -16,6 +16,7 @@ help:
 	@echo "make soak    run the long tests"
 	@echo "make docs    make the API reference, build/docs/html/index.html"
 	@echo "make wheel   make the Python package for that torch, build/wheels/*.whl"
+	@echo "make cuda-check  compile what runs on GPUs, without one (downloads 1.3 GB once)"
 	@echo "make setup   install what is missing of packages and LibTorch"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
@@ -50,6 +51,9 @@ docs:
 
 wheel: setup
 	@"$$(cat build/python)" -m pip wheel --no-deps --wheel-dir build/wheels .
+
+cuda-check: setup
+	@"$$(cat build/python)" scripts/cuda_check.py $(ARGS)
 
 format:
 	@scripts/lint --fix
