@@ -109,15 +109,9 @@ class WithoutCollection {
   const bool was_enabled_;
 };
 
-// Whether this thread runs handlers of signals, called by a wait.
-thread_local bool in_handler = false;
-
 bool handlers_have_raised() {
   const WithoutCollection keep_all;
-  in_handler = true;
-  const bool raised = PyErr_CheckSignals() != 0;
-  in_handler = false;
-  return raised;
+  return PyErr_CheckSignals() != 0;
 }
 
 bool signal_has_raised() {
@@ -167,7 +161,7 @@ void throw_as_python(const Error& error) {
 }  // namespace
 
 OutsideHandlers::OutsideHandlers() {
-  if (in_handler) {
+  if (in_interrupt_check()) {
     throw Error(
         "[python] expected calls of sherd outside handlers of signals, found "
         "one in a handler that "

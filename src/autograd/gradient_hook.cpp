@@ -26,7 +26,7 @@ class GradientHook final : public PostAccumulateGradHook {
     auto gradient = std::move(parameter.mutable_grad());
     parameter.mutable_grad().reset();
     try {
-      check_not_forked("backward");
+      check_may_use_parameters("backward");
       callback_(std::move(gradient));
     } catch (const Error& error) {
       rethrow_translated(error);

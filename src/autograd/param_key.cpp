@@ -82,7 +82,7 @@ class ParameterUseScope {
           return listener_of(a) < listener_of(b);
         });
     if (!uses_.empty()) {
-      check_not_forked(name);
+      check_may_use_parameters(name);
     }
     try {
       while (entered_ < uses_.size()) {

@@ -34,8 +34,9 @@ class InterruptibleWait {
   bool interrupted_ = false;
 };
 
-// Throws Error in a process that was forked; `what` begins the sentence.
-void check_not_forked(const char* what);
+// Throws Error where no parameter may be used: in a process that was forked, and inside the check of a
+// wait. `what` begins the sentence.
+void check_may_use_parameters(const char* what);
 
 // Gives the translator what an Error is; rethrows what it is. REQUIRES: called in a catch clause.
 [[noreturn]] void rethrow_translated(const Error& error);

@@ -47,6 +47,24 @@ TEST_F(Interrupts, PollsFollowTheCheckAndForgetWhenTheWaitEnds) {
   EXPECT_TRUE(next.poll().ok());
 }
 
+TEST_F(Interrupts, NoParameterIsUsedInsideTheCheck) {
+  static std::string told;
+  told.clear();
+  set_interrupt_check([] {
+    try {
+      check_may_use_parameters("aten::mm");
+    } catch (const Error& error) {
+      told = error.what();
+    }
+    return !in_interrupt_check();
+  });
+  InterruptibleWait wait;
+  EXPECT_TRUE(wait.poll().ok());
+  EXPECT_NE(told.find("aten::mm uses a parameter"), std::string::npos) << told;
+  EXPECT_FALSE(in_interrupt_check());
+  check_may_use_parameters("aten::mm");
+}
+
 TEST_F(Interrupts, NobodyIsAskedWithoutACheck) {
   set_interrupt_check(nullptr);
   InterruptibleWait wait;

@@ -160,13 +160,14 @@ class Failures(unittest.TestCase):
 
         def ask(*_):
             try:
-                handle.report()  # As long as the program does not wait, it may.
+                # As long as the program does not wait, it may.
+                handle.report() if not told else handle.module(torch.ones(2, 8))
             except self.sherd.FailedPreconditionError as error:
                 told.append(str(error))
 
         def interrupt():
             end = time.monotonic() + DEADLINE_S / 2
-            while not told and time.monotonic() < end:
+            while len(told) < 2 and time.monotonic() < end:
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.05)
             self.first("told")
@@ -180,6 +181,7 @@ class Failures(unittest.TestCase):
         signal.signal(signal.SIGINT, before)
         if ranks.rank() == 0:
             self.assertRegex(told[0], r"\[python\] expected .* found one in a handler")
+            self.assertRegex(told[1], "uses a parameter .* in a handler of a signal")
         self.assertEqual(handle.report().backwards, 1)
         handle.close()
 

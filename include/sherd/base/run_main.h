@@ -40,6 +40,8 @@ void set_error_translator(ErrorTranslator translator);
 // held, so that it must not call sherd. Null: never.
 using InterruptCheck = bool (*)();
 void set_interrupt_check(InterruptCheck check);
+// Whether this thread runs the check. A parameter of a model that is used there is an error.
+bool in_interrupt_check();
 
 // For the child of a fork, to which neither sherd's threads nor its ranks belong: every use of a
 // parameter that is sharded or replicated is an error there from now on, instead of a wait without
