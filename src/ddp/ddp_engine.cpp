@@ -3,8 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iomanip>
-#include <numeric>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -13,23 +12,12 @@
 
 #include "autograd/param_key.h"
 #include "base/check.h"
-#include "base/rank_environment.h"
-#include "base/status_from_exception.h"
 #include "ddp/broadcast_state.h"
-#include "ddp/comm_hook_group.h"
 #include "ddp/sparse_gradients.h"
-#include "exchange/make_exchange.h"
 #include "plan/buckets.h"
 
 namespace sherd::ddp {
 namespace {
-
-// Gradients come from the last layer to the first.
-std::vector<int> reversed(std::size_t parameters) {
-  std::vector<int> order(parameters);
-  std::iota(order.rbegin(), order.rend(), 0);
-  return order;
-}
 
 std::vector<ModuleTensor> all_trainable(const ReplicatedModel& model) {
   auto all = model.trainable;
@@ -53,6 +41,19 @@ at::Tensor in_memory_order(
   return dense.as_strided({dense.numel()}, {1});
 }
 
+// Whether a forward computes with them. Copies are no training: a deepcopy of the module, or
+// `parameter.clone()` beside a step, would otherwise have this rank alone take part in the next
+// backward. Where a forward does clone a parameter, its gradient tells.
+bool trains(
+    std::span<const autograd::ParameterUse> uses,
+    std::string_view operator_name) {
+  return operator_name != "aten::clone" &&
+      std::any_of(
+             uses.begin(), uses.end(), [](const autograd::ParameterUse& use) {
+               return use.tensor->requires_grad();
+             });
+}
+
 std::string text_of(const std::vector<int>& numbers) {
   return {
       reinterpret_cast<const char*>(numbers.data()),
@@ -74,7 +75,7 @@ DdpEngine::DdpEngine(
     const ReplicateOptions& options)
     : ModelEngine("[ddp] this model's handle was closed"),
       module_(std::move(module)),
-      world_(mesh.world()),
+      mesh_(mesh),
       options_(options),
       model_(std::move(model)),
       keyed_(all_trainable(model_)),
@@ -88,103 +89,7 @@ DdpEngine::DdpEngine(
   connect(mesh);
 }
 
-void DdpEngine::connect(const Mesh& mesh) {
-  world_ = mesh.world();
-  ranks_ = mesh.replicate_ranks();
-  // Groups without common ranks have different names, too.
-  name_ = str("ddp/", world_.next_number(), "/", ranks_.front());
-  compares_calls_ = asks_to_compare_calls(process_environment());
-  bucket_version_ = 0;
-  backwards_connected_ = 0;
-  const auto order = reversed(model_.trainable.size());
-  if (size() == 1) {
-    buckets_ = make_buckets(model_.trainable, order, options_, 1);
-    return;
-  }
-  transport_ = world::make_c10d_transport(world_, name_, ranks_);
-  if (options_.buffer_hook) {
-    buffer_transport_ =
-        world::make_c10d_transport(world_, name_ + "/buffers", ranks_);
-  }
-  open(order);
-}
-
-int DdpEngine::index() const {
-  return static_cast<int>(
-      std::find(ranks_.begin(), ranks_.end(), world_.rank()) - ranks_.begin());
-}
-
 DdpEngine::~DdpEngine() { close(); }
-
-void DdpEngine::open(const std::vector<int>& order) {
-  buckets_ = make_buckets(model_.trainable, order, options_, size());
-  exchange_ = make_exchange();
-  log_ = exchange_->log();
-  exchange::ModelSpec spec;
-  spec.units = buckets_.units;
-  spec.placement = exchange::ModelPlacement::kReplicate;
-  spec.own_shards = false;
-  spec.overwrites_gradients = true;
-  spec.agreed = describe(model_);
-  if (options_.buffer_hook) {
-    spec.agreed.push_back(
-        str("buffer hook", compares_calls_ ? ", calls compared" : ""));
-  }
-  if (options_.gradient_divide_factor) {
-    spec.agreed.push_back(
-        str("gradients divided by ", std::setprecision(17), divide_factor()));
-  }
-  exchange_->open(spec).throw_if_failed();
-  gradients_.clear();
-  for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
-    gradients_.push_back(
-        exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
-  }
-  reducer_ = std::make_unique<exchange::Reducer>(
-      buckets_.units, buckets_.parameters, *exchange_, *this,
-      1.0 / divide_factor(), options_.reductions_under_way_max);
-  reducer_->leave_out_unused();
-}
-
-std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
-  const auto name = str(name_, "/", bucket_version_);
-  if (!options_.hook) {
-    const auto kind = exchange::choose_kind(
-        world_, ranks_, options_.exchange, process_environment());
-    kind_ = exchange::text_of(kind);
-    return exchange::make_exchange(world_, name, ranks_, kind);
-  }
-  kind_ = exchange::text_of(ExchangeKind::kCollective);
-  return exchange::make_comm_hook_exchange(
-      world_, name, ranks_,
-      {.name = name_of_hook(*options_.hook, compares_calls_),
-       .reduce = [this](
-                     plan::UnitId unit, const std::vector<at::Tensor>& flats,
-                     world::Transport& transport) {
-         run_hook(unit, flats.at(0), transport);
-       }});
-}
-
-void DdpEngine::run_hook(
-    plan::UnitId unit,
-    const at::Tensor& gradients,
-    world::Transport& transport) {
-  const auto u = static_cast<std::size_t>(unit);
-  GradientBucket bucket;
-  bucket.index = unit;
-  bucket.last = u + 1 == buckets_.units.size();
-  bucket.step = backwards_connected_;
-  bucket.gradients = gradients;
-  for (const int p : buckets_.members[u]) {
-    const auto index = static_cast<std::size_t>(p);
-    bucket.parameters.push_back(
-        {model_.trainable[index].name, place_in(gradients, index)});
-  }
-  CommHookGroup group(
-      transport, "gradients of " + buckets_.units[u].name, compares_calls_);
-  options_.hook->reduce(bucket, group);
-  hook_bytes_ += group.bytes();
-}
 
 void DdpEngine::start() {
   if (alone()) {
@@ -192,7 +97,9 @@ void DdpEngine::start() {
     return;
   }
   if (options_.init_sync) {
-    broadcast(state(), *transport_, 0, "the first values of a replica")
+    broadcast(
+        state(/*with_buffers=*/true), *transport_, 0,
+        "the first values of a replica")
         .throw_if_failed();
   }
   autograd::install_param_key();
@@ -207,13 +114,18 @@ void DdpEngine::start() {
   watch_accumulation();
 }
 
-std::vector<at::Tensor> DdpEngine::state() const {
+std::vector<at::Tensor> DdpEngine::state(bool with_buffers) const {
   std::vector<at::Tensor> state;
-  for (const auto* items :
-       {&model_.trainable, &model_.sparse, &model_.frozen, &model_.buffers}) {
-    for (const auto& item : *items) {
+  const auto add = [&](const std::vector<ModuleTensor>& items) {
+    for (const auto& item : items) {
       state.push_back(item.tensor);
     }
+  };
+  add(model_.trainable);
+  add(model_.sparse);
+  add(model_.frozen);
+  if (with_buffers) {
+    add(model_.buffers);
   }
   return state;
 }
@@ -240,9 +152,9 @@ void DdpEngine::abandon_exchange(const Status& failure) {
 // ---- forward and backward ----
 
 void DdpEngine::begin_use(
-    std::span<const autograd::ParameterUse>, const char* /*operator_name*/) {
+    std::span<const autograd::ParameterUse> uses, const char* operator_name) {
   const std::lock_guard lock(mu_);
-  if (!closed_) {
+  if (!closed_ && (autograd::in_backward() || trains(uses, operator_name))) {
     note_use();
   }
 }
@@ -449,43 +361,6 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
   return result.status();
 }
 
-void DdpEngine::synchronise_buffers() {
-  if (!options_.broadcast_buffers || model_.buffers.empty()) {
-    return;
-  }
-  if (options_.buffer_hook) {
-    run_buffer_hook();
-    return;
-  }
-  std::vector<at::Tensor> buffers;
-  for (const auto& buffer : model_.buffers) {
-    buffers.push_back(buffer.tensor);
-  }
-  const auto status = broadcast(
-      buffers, *transport_, join_ ? join_->active.back() : 0,
-      "buffers after a backward");
-  if (!status.ok()) {
-    fail(status);
-  }
-}
-
-void DdpEngine::run_buffer_hook() {
-  NamedTensors buffers;
-  for (const auto& buffer : model_.buffers) {
-    buffers.emplace_back(buffer.name, buffer.tensor);
-  }
-  CommHookGroup group(*buffer_transport_, "buffers", compares_calls_);
-  const auto status = status_of(
-      [&] {
-        options_.buffer_hook(buffers, group);
-        return Status();
-      },
-      ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: ");
-  if (!status.ok()) {
-    fail(status);
-  }
-}
-
 void DdpEngine::learn_order(const std::vector<int>& ready) {
   std::vector<int> mine;  // A gradient may come in parts.
   for (const int p : ready) {
@@ -590,40 +465,6 @@ void DdpEngine::clear_gradients() {
 }
 
 // ---- the rest ----
-
-void DdpEngine::set_mesh(const Mesh& mesh) {
-  const std::lock_guard lock(mu_);
-  SHERD_CHECK_AS(
-      kFailedPrecondition,
-      !closed_ && !join_ && (alone() || !reducer_->started() || !error_.ok()),
-      "[ddp] set_world() of a closed handle, in a join scope or in a backward; "
-      "expected it between two steps");
-  accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
-  keyed_.release();
-  for (const auto& parameter : model_.trainable) {
-    if (parameter.tensor.grad().defined()) {  // It may view what goes now.
-      parameter.tensor.mutable_grad() = parameter.tensor.grad().clone();
-    }
-  }
-  reducer_.reset();
-  if (exchange_) {
-    reduces_before_ += exchange_->counters().reduces;
-    exchange_->close(Status());
-  }
-  exchange_.reset();
-  transport_.reset();
-  buffer_transport_.reset();
-  gradients_.clear();
-  error_ = {};
-  forget_forward();
-  ready_.clear();
-  arrivals_.assign(arrivals_.size(), 0);
-  if (options_.hook) {
-    options_.hook->reset();
-  }
-  connect(mesh);
-  start();
-}
 
 void DdpEngine::average_parameters() {
   const std::lock_guard lock(mu_);

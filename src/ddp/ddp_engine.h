@@ -51,6 +51,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void end_no_sync();
   void begin_join(const JoinOptions& options);
   void set_mesh(const Mesh& mesh);
+  void set_hook(const CommHookPtr& hook);
   void average_parameters();
   ReplicateReport report() const;
   void close();
@@ -81,6 +82,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void abandon_exchange(const Status& failure) override;
 
   bool alone() const { return exchange_ == nullptr; }
+  const World& world() const { return mesh_.world(); }
   // The number of replicas, and which of them this is.
   int size() const { return static_cast<int>(ranks_.size()); }
   int index() const;
@@ -89,6 +91,9 @@ class DdpEngine final : public autograd::ModelEngine,
   }
   // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
+  void check_between_steps(const char* call) const;
+  // Ends the exchange that there is, and starts on these ranks.
+  void connect_again(const Mesh& mesh);
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
   // Called on the exchange's thread.
@@ -123,7 +128,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void add_accumulated();
   // Ends the backward on all ranks. Returns the failure of any of them.
   Status end_synchronised(const std::string& aborted);
-  std::vector<at::Tensor> state() const;
+  std::vector<at::Tensor> state(bool with_buffers) const;
   void synchronise_buffers();
   void run_buffer_hook();
   // Ranks agree on buckets for good, from the order in which gradients became ready.
@@ -136,9 +141,9 @@ class DdpEngine final : public autograd::ModelEngine,
   void update_in_backward();
 
   const std::string module_;  // The type of the module.
-  World world_;
+  Mesh mesh_;
   std::vector<int> ranks_;  // The replicas, as ranks of the world.
-  const ReplicateOptions options_;
+  ReplicateOptions options_;
   std::string name_;  // Names its connections.
   ReplicatedModel model_;
   KeyedParameters keyed_;  // The trainable ones, then the sparse ones.

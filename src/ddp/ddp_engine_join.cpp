@@ -97,7 +97,7 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
     return;  // No rank had any inputs.
   }
   const auto status = broadcast(
-      state(), *transport_, join_->active.back(),
+      state(options_.broadcast_buffers), *transport_, join_->active.back(),
       "the model of the last rank with inputs");
   if (!status.ok()) {
     fail(status);

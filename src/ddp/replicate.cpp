@@ -90,6 +90,10 @@ void DistributedDataParallel::set_mesh(const Mesh& mesh) {
   engine_->set_mesh(mesh);
 }
 
+void DistributedDataParallel::set_hook(const CommHookPtr& hook) {
+  engine_->set_hook(hook);
+}
+
 void DistributedDataParallel::average_parameters() {
   engine_->average_parameters();
 }

@@ -42,6 +42,36 @@ TEST_P(ReplicateHooks, T57TheMeanIsWhatNoHookGives) {
   }));
 }
 
+TEST_P(ReplicateHooks, C12AHookMayComeAndGoBetweenSteps) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    std::vector<torch::Tensor> expected;
+    for (const auto& hook :
+         {CommHookPtr(), compress(at::kHalf), CommHookPtr()}) {
+      ddp.set_hook(hook);
+      EXPECT_EQ(
+          ddp.report().hook, hook && world.size() > 1 ? hook->name() : "");
+      model->zero_grad();
+      divisible_loss(model, 0, world.rank()).backward();
+      const auto parameters = model->parameters();
+      for (std::size_t p = 0; p < parameters.size(); ++p) {
+        if (expected.size() <= p) {
+          expected.push_back(parameters[p].grad().clone());
+        }
+        EXPECT_TRUE(torch::equal(parameters[p].grad(), expected[p])) << p;
+      }
+    }
+    auto join = ddp.join();
+    if (world.size() > 1) {
+      EXPECT_THAT(
+          [&] { ddp.set_hook(nullptr); },
+          ::testing::ThrowsMessage<Error>(HasSubstr("between two steps")));
+    }
+    join.finish();
+  }));
+}
+
 TEST_P(ReplicateHooks, T57TheMeanOfALargeModel) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {

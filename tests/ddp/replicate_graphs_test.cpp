@@ -53,6 +53,25 @@ TEST_P(ReplicateGraphs, T54ReentrantSegmentsBringAGradientInParts) {
   }));
 }
 
+// One rank makes them, and the next backward is that of another model.
+TEST_P(ReplicateGraphs, T54CopiesOfParametersAreNoUseOfThem) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp copied, trained;
+    auto ddp = replicate(*copied, world);
+    auto other = replicate(*trained, world);
+    if (world.rank() == 0) {
+      for (const auto& parameter : copied->parameters()) {
+        (void)parameter.clone();
+        (void)parameter.detach().clone();
+      }
+    }
+    divisible_loss(trained, 0, world.rank()).backward();
+    EXPECT_EQ(ddp.report().backwards, 0);
+    divisible_loss(copied, 0, world.rank()).backward();
+    EXPECT_EQ(ddp.report().backwards, world.size() > 1 ? 1 : 0);
+  }));
+}
+
 // Its gradient comes once, when the first segment has been run again, too.
 TEST_P(ReplicateGraphs, T54CheckpointedSegmentsMayUseAParameterTwice) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {

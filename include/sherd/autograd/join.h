@@ -46,7 +46,8 @@ class JoinScope {
   // loop over inputs does there: clipping, the optimizer's step, zero_grad(), and whatever else is
   // collective. Sharded models need it, since each rank updates its own shards. Replicated ones do
   // without: their optimizers' state stays as it is, and at the end every rank gets the parameters
-  // and buffers of the last rank that had inputs (the highest rank if there are several). A backward
+  // of the last rank that had inputs (the highest rank if there are several), and its buffers with
+  // ReplicateOptions::broadcast_buffers. A backward
   // that was given up is an error of the ranks with inputs only. Throws Error as backward() does.
   void finish(const std::function<void()>& after_backward = nullptr);
 

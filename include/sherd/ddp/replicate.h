@@ -183,6 +183,11 @@ class DistributedDataParallel {
   // The same over the mesh's replicate axis.
   void set_mesh(const Mesh& mesh);
 
+  // Collective, between two steps: from now on this hook reduces gradients, or without one the
+  // exchange's mean. Otherwise like set_world() with the ranks that there are. Mirrors
+  // DistributedDataParallel.register_comm_hook.
+  void set_hook(const CommHookPtr& hook);
+
   // Collective, between backward and the next forward: every rank's trainable parameters become
   // their mean over ranks, bit for bit the same. For hooks that let models drift apart. Mirrors
   // torch.distributed.algorithms.model_averaging.average_parameters.
