@@ -10,6 +10,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
+#include <sherd/ddp/comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace torch::nn {
@@ -29,42 +30,20 @@ struct OutsideHandlers {
 // Ranks wait for each other in almost every call, and other threads of Python go on meanwhile.
 using WithoutGil = py::call_guard<OutsideHandlers, py::gil_scoped_release>;
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
 // A tree of C++ modules that holds the tensors of a Python module under their names, so that what
 // sherd does to the tree's tensors happens to those of the Python module. Tensors and modules that
 // have two names are there twice.
 struct ModuleTree {
-  // `modules` are the names of all submodules.
+  // `modules` are the names of all submodules, `sparse` those of embeddings whose gradients are
+  // sparse, which have a weight and nothing else.
   ModuleTree(
       const std::vector<std::string>& modules,
       const NamedTensors& parameters,
-      const NamedTensors& buffers);
+      const NamedTensors& buffers,
+      const std::vector<std::string>& sparse = {});
 
   std::shared_ptr<torch::nn::Module> root;
 };
-
-// Something that a scope of C++ holds while a `with` statement of Python runs.
-class Scope {
- public:
-  explicit Scope(std::function<std::shared_ptr<void>()> open)
-      : open_(std::move(open)) {}
-  void enter() { held_ = open_(); }
-  void exit() { held_.reset(); }
-
- private:
-  std::function<std::shared_ptr<void>()> open_;
-  std::shared_ptr<void> held_;
-};
-
-// Makes an object of a move-only scope.
-template <typename Open>
-std::unique_ptr<Scope> make_scope(Open open) {
-  return std::make_unique<Scope>([open = std::move(open)] {
-    using Opened = decltype(open());
-    return std::static_pointer_cast<void>(std::make_shared<Opened>(open()));
-  });
-}
 
 // Destroys what may have to wait for its threads.
 struct DeleteWithoutGil {
@@ -81,10 +60,15 @@ Owned<T> own(T object) {
   return Owned<T>(std::make_unique<T>(std::move(object)).release());
 }
 
+// Calls a function of Python with the buffers and a group; none for None.
+BufferHook buffer_hook_of(const py::object& function);
+
 void bind_embedding(py::module_& module);
+void bind_scopes(py::module_& module);
 void bind_module_tree(py::module_& module);
 void bind_world(py::module_& module);
 void bind_fully_shard(py::module_& module);
+void bind_hooks(py::module_& module);
 void bind_replicate(py::module_& module);
 void bind_optimizers(py::module_& module);
 void bind_state(py::module_& module);

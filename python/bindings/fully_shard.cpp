@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <optional>
-#include <pybind11/functional.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <torch/nn/module.h>
 #include "bindings.h"
-#include "joining.h"
+#include "scope.h"
 
 namespace sherd::python {
 namespace {
@@ -92,6 +91,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("initialise", &Options::initialise)
       .def_readwrite("mixed_precision", &Options::mixed_precision)
       .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)
+      .def_readwrite("hook", &Options::hook)
       .def_readwrite("ignored", &Options::ignored);
 }
 
@@ -128,7 +128,7 @@ void bind_reports(py::module_& module) {
           "to_json", [](const ShardReport& report) { return to_json(report); });
 }
 
-void bind_scopes(py::module_& module) {
+void bind_summon(py::module_& module) {
   py::class_<SummonScope, Owned<SummonScope>>(module, "SummonScope")
       .def("tensor", &SummonScope::tensor, py::arg("name"), WithoutGil())
       .def("gradient", &SummonScope::gradient, py::arg("name"), WithoutGil())
@@ -140,15 +140,6 @@ void bind_scopes(py::module_& module) {
       });
   py::class_<UnshardHandle>(module, "UnshardHandle")
       .def("wait", &UnshardHandle::wait, WithoutGil());
-  py::class_<Joining>(module, "Joining")
-      .def("__enter__", &Joining::enter, WithoutGil())
-      .def(
-          "__exit__",
-          [](Joining& joining, const py::object& type, const py::args&) {
-            const bool failed = !type.is_none();
-            const py::gil_scoped_release released;
-            joining.exit(failed);
-          });
 }
 
 Owned<SummonScope> summon(
@@ -202,7 +193,7 @@ void bind_by_hand(py::class_<ShardedModule, Owned<ShardedModule>>& sharded) {
 void bind_fully_shard(py::module_& module) {
   bind_options(module);
   bind_reports(module);
-  bind_scopes(module);
+  bind_summon(module);
   using Self = ShardedModule;
   py::class_<NamedParameters>(module, "NamedParameters")
       .def(

@@ -7,18 +7,12 @@ PYBIND11_MODULE(_core, module) {
   namespace py = pybind11;
   namespace python = sherd::python;
   py::module_::import("torch");  // Tensors and stores are its types.
-  py::class_<python::Scope>(module, "Scope")
-      .def(
-          "__enter__", [](python::Scope& scope) { scope.enter(); },
-          python::WithoutGil())
-      .def("__exit__", [](python::Scope& scope, const py::args&) {
-        const py::gil_scoped_release released;
-        scope.exit();
-      });
   python::bind_embedding(module);
+  python::bind_scopes(module);
   python::bind_module_tree(module);
   python::bind_world(module);
   python::bind_fully_shard(module);
+  python::bind_hooks(module);
   python::bind_replicate(module);
   python::bind_optimizers(module);
   python::bind_state(module);

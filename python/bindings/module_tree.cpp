@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
 #include "bindings.h"
 
 namespace sherd::python {
@@ -38,18 +40,41 @@ std::pair<std::string, std::string> split(const std::string& name) {
   return {name.substr(0, dot), name.substr(dot + 1)};
 }
 
+bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// An embedding tells replicate() that its gradient is sparse.
+void register_sparse(
+    Node& root, const std::string& name, const at::Tensor& weight) {
+  const auto [parent, own] = split(name);
+  torch::nn::EmbeddingOptions options(weight.size(0), weight.size(1));
+  options.sparse(true)._weight(weight);
+  const bool trainable = weight.requires_grad();
+  auto embedding = std::make_shared<torch::nn::EmbeddingImpl>(options);
+  embedding->weight.set_requires_grad(trainable);
+  node_of(root, parent).register_module(own, std::move(embedding));
+}
+
 }  // namespace
 
 ModuleTree::ModuleTree(
     const std::vector<std::string>& modules,
     const NamedTensors& parameters,
-    const NamedTensors& buffers) {
+    const NamedTensors& buffers,
+    const std::vector<std::string>& sparse) {
   auto top = std::make_shared<Node>();
   for (const auto& name : modules) {
-    node_of(*top, name);
+    if (!is_one_of(sparse, name)) {
+      node_of(*top, name);
+    }
   }
   for (const auto& [name, tensor] : parameters) {
     const auto [module, own] = split(name);
+    if (is_one_of(sparse, module)) {
+      register_sparse(*top, module, tensor);
+      continue;
+    }
     node_of(*top, module)
         .register_parameter(own, tensor, tensor.requires_grad());
   }
@@ -65,8 +90,9 @@ void bind_module_tree(py::module_& module) {
       .def(
           py::init<
               const std::vector<std::string>&, const NamedTensors&,
-              const NamedTensors&>(),
-          py::arg("modules"), py::arg("parameters"), py::arg("buffers"));
+              const NamedTensors&, const std::vector<std::string>&>(),
+          py::arg("modules"), py::arg("parameters"), py::arg("buffers"),
+          py::arg("sparse") = std::vector<std::string>());
 }
 
 }  // namespace sherd::python

@@ -9,49 +9,64 @@
 namespace sherd::python {
 namespace {
 
-// Shell patterns, a factor of the learning rate, and a weight decay or None.
-using Group =
-    std::tuple<std::vector<std::string>, double, std::optional<double>>;
-
-std::vector<ParameterGroup> groups_of(const std::vector<Group>& groups) {
-  std::vector<ParameterGroup> result;
-  for (const auto& [names, scale, weight_decay] : groups) {
-    result.push_back(
-        {.names = names,
-         .learning_rate_scale = scale,
-         .weight_decay = weight_decay});
-  }
-  return result;
-}
-
 // What all of them have.
-template <typename Optimizer>
-py::class_<Optimizer> bind_optimizer(py::module_& module, const char* name) {
-  return py::class_<Optimizer>(module, name)
+template <typename Optimizer, typename Options>
+void bind_optimizer(py::module_& module, const char* name) {
+  py::class_<Optimizer>(module, name)
+      .def(py::init<NamedParameters, const Options&>(), WithoutGil())
       .def("step", &Optimizer::step, WithoutGil())
       .def("zero_grad", &Optimizer::zero_grad, WithoutGil())
       .def_property(
           "lr", &Optimizer::learning_rate, &Optimizer::set_learning_rate);
 }
 
-void bind_grad_scaler(py::module_& module) {
+void bind_options(py::module_& module) {
+  py::class_<ParameterGroup>(module, "ParameterGroup")
+      .def(py::init())
+      .def_readwrite("names", &ParameterGroup::names)
+      .def_readwrite(
+          "learning_rate_scale", &ParameterGroup::learning_rate_scale)
+      .def_readwrite("weight_decay", &ParameterGroup::weight_decay);
+  py::class_<AdamWOptions>(module, "AdamWOptions")
+      .def(py::init())
+      .def_readwrite("learning_rate", &AdamWOptions::learning_rate)
+      .def_readwrite("beta1", &AdamWOptions::beta1)
+      .def_readwrite("beta2", &AdamWOptions::beta2)
+      .def_readwrite("epsilon", &AdamWOptions::epsilon)
+      .def_readwrite("weight_decay", &AdamWOptions::weight_decay)
+      .def_readwrite("groups", &AdamWOptions::groups)
+      .def_readwrite("in_backward", &AdamWOptions::in_backward);
+  py::class_<SgdOptions>(module, "SGDOptions")
+      .def(py::init())
+      .def_readwrite("learning_rate", &SgdOptions::learning_rate)
+      .def_readwrite("momentum", &SgdOptions::momentum)
+      .def_readwrite("nesterov", &SgdOptions::nesterov)
+      .def_readwrite("weight_decay", &SgdOptions::weight_decay)
+      .def_readwrite("groups", &SgdOptions::groups);
+  py::class_<MuonOptions>(module, "MuonOptions")
+      .def(py::init())
+      .def_readwrite("learning_rate", &MuonOptions::learning_rate)
+      .def_readwrite("momentum", &MuonOptions::momentum)
+      .def_readwrite("nesterov", &MuonOptions::nesterov)
+      .def_readwrite("weight_decay", &MuonOptions::weight_decay);
+  py::class_<GradScalerOptions>(module, "GradScalerOptions")
+      .def(py::init())
+      .def_readwrite("init_scale", &GradScalerOptions::init_scale)
+      .def_readwrite("growth_factor", &GradScalerOptions::growth_factor)
+      .def_readwrite("backoff_factor", &GradScalerOptions::backoff_factor)
+      .def_readwrite("growth_interval", &GradScalerOptions::growth_interval)
+      .def_readwrite("uses_fp16", &GradScalerOptions::uses_fp16);
+}
+
+}  // namespace
+
+void bind_optimizers(py::module_& module) {
+  bind_options(module);
+  bind_optimizer<AdamW, AdamWOptions>(module, "AdamW");
+  bind_optimizer<Sgd, SgdOptions>(module, "SGD");
+  bind_optimizer<Muon, MuonOptions>(module, "Muon");
   py::class_<GradScaler>(module, "GradScaler")
-      .def(
-          py::init([](const NamedParameters& parameters, double init_scale,
-                      double growth_factor, double backoff_factor,
-                      int growth_interval, bool uses_fp16) {
-            return std::make_unique<GradScaler>(
-                parameters,
-                GradScalerOptions{
-                    .init_scale = init_scale,
-                    .growth_factor = growth_factor,
-                    .backoff_factor = backoff_factor,
-                    .growth_interval = growth_interval,
-                    .uses_fp16 = uses_fp16});
-          }),
-          py::arg("parameters"), py::arg("init_scale"),
-          py::arg("growth_factor"), py::arg("backoff_factor"),
-          py::arg("growth_interval"), py::arg("uses_fp16"), WithoutGil())
+      .def(py::init<NamedParameters, const GradScalerOptions&>(), WithoutGil())
       .def("scale", &GradScaler::scale, WithoutGil())
       .def("unscale", &GradScaler::unscale, WithoutGil())
       // The function takes the interpreter's lock back.
@@ -59,63 +74,6 @@ void bind_grad_scaler(py::module_& module) {
       .def("update", &GradScaler::update, WithoutGil())
       .def("get_scale", &GradScaler::get_scale)
       .def("state", &GradScaler::state);
-}
-
-}  // namespace
-
-void bind_optimizers(py::module_& module) {
-  bind_grad_scaler(module);
-  bind_optimizer<AdamW>(module, "AdamW")
-      .def(
-          py::init([](const NamedParameters& parameters, double lr,
-                      std::pair<double, double> betas, double eps,
-                      double weight_decay, const std::vector<Group>& groups,
-                      bool in_backward) {
-            return std::make_unique<AdamW>(
-                parameters,
-                AdamWOptions{
-                    .learning_rate = lr,
-                    .beta1 = betas.first,
-                    .beta2 = betas.second,
-                    .epsilon = eps,
-                    .weight_decay = weight_decay,
-                    .groups = groups_of(groups),
-                    .in_backward = in_backward});
-          }),
-          py::arg("parameters"), py::arg("lr"), py::arg("betas"),
-          py::arg("eps"), py::arg("weight_decay"), py::arg("groups"),
-          py::arg("in_backward"), WithoutGil());
-  bind_optimizer<Sgd>(module, "SGD")
-      .def(
-          py::init([](const NamedParameters& parameters, double lr,
-                      double momentum, bool nesterov, double weight_decay,
-                      const std::vector<Group>& groups) {
-            return std::make_unique<Sgd>(
-                parameters,
-                SgdOptions{
-                    .learning_rate = lr,
-                    .momentum = momentum,
-                    .nesterov = nesterov,
-                    .weight_decay = weight_decay,
-                    .groups = groups_of(groups)});
-          }),
-          py::arg("parameters"), py::arg("lr"), py::arg("momentum"),
-          py::arg("nesterov"), py::arg("weight_decay"), py::arg("groups"),
-          WithoutGil());
-  bind_optimizer<Muon>(module, "Muon")
-      .def(
-          py::init([](const NamedParameters& parameters, double lr,
-                      double momentum, bool nesterov, double weight_decay) {
-            return std::make_unique<Muon>(
-                parameters,
-                MuonOptions{
-                    .learning_rate = lr,
-                    .momentum = momentum,
-                    .nesterov = nesterov,
-                    .weight_decay = weight_decay});
-          }),
-          py::arg("parameters"), py::arg("lr"), py::arg("momentum"),
-          py::arg("nesterov"), py::arg("weight_decay"), WithoutGil());
 }
 
 }  // namespace sherd::python

@@ -2,7 +2,7 @@
 #include <sherd/ddp/replicate.h>
 #include <torch/nn/module.h>
 #include "bindings.h"
-#include "joining.h"
+#include "scope.h"
 
 namespace sherd::python {
 namespace {
@@ -27,6 +27,13 @@ void bind_options(py::module_& module) {
       .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
       .def_readwrite(
           "gradient_as_bucket_view", &Options::gradient_as_bucket_view)
+      .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)
+      .def_readwrite("hook", &Options::hook)
+      .def_property(
+          "buffer_hook", [](const Options&) { return py::none(); },
+          [](Options& options, const py::object& function) {
+            options.buffer_hook = buffer_hook_of(function);
+          })
       .def_readwrite("ignored", &Options::ignored);
   py::class_<ReplicateReport>(module, "ReplicateReport")
       .def_readonly("world_size", &ReplicateReport::world_size)
@@ -36,7 +43,15 @@ void bind_options(py::module_& module) {
       .def_readonly("bucket_bytes", &ReplicateReport::bucket_bytes)
       .def_readonly("backwards", &ReplicateReport::backwards)
       .def_readonly("unused", &ReplicateReport::unused)
-      .def_readonly("reduces", &ReplicateReport::reduces);
+      .def_readonly("reduces", &ReplicateReport::reduces)
+      .def_readonly("hook", &ReplicateReport::hook)
+      .def_readonly("hook_bytes", &ReplicateReport::hook_bytes)
+      .def(
+          "to_text",
+          [](const ReplicateReport& report) { return to_text(report); })
+      .def("to_json", [](const ReplicateReport& report) {
+        return to_json(report);
+      });
 }
 
 }  // namespace
@@ -57,6 +72,10 @@ void bind_replicate(py::module_& module) {
             return make_scope([&self] { return self.ddp.no_sync(); });
           },
           py::keep_alive<0, 1>())
+      .def(
+          "set_hook",
+          [](Self& self, const CommHookPtr& hook) { self.ddp.set_hook(hook); },
+          WithoutGil())
       .def(
           "average_parameters",
           [](Self& self) { self.ddp.average_parameters(); }, WithoutGil())

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <functional>
-#include <pybind11/chrono.h>
 #include <sherd/world/world.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "bindings.h"
@@ -9,36 +8,42 @@
 namespace sherd::python {
 namespace {
 
-WorldOptions options_of(double deadline_s, double rendezvous_deadline_s) {
-  const auto milliseconds = [](double seconds) {
-    return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
-  };
-  return {
-      .deadline = milliseconds(deadline_s),
-      .rendezvous_deadline = milliseconds(rendezvous_deadline_s)};
+// Gives a duration of the options as seconds.
+template <auto member>
+void bind_seconds(py::class_<WorldOptions>& type, const char* name) {
+  using Seconds = std::chrono::duration<double>;
+  type.def_property(
+      name,
+      [](const WorldOptions& options) {
+        return Seconds(options.*member).count();
+      },
+      [](WorldOptions& options, double seconds) {
+        options.*member = std::chrono::duration_cast<std::chrono::milliseconds>(
+            Seconds(seconds));
+      });
+}
+
+void bind_options(py::module_& module) {
+  py::class_<WorldOptions> options(module, "WorldOptions");
+  options.def(py::init())
+      .def_readwrite("network_interface", &WorldOptions::network_interface)
+      .def_readwrite("share_connections", &WorldOptions::share_connections);
+  bind_seconds<&WorldOptions::deadline>(options, "deadline_s");
+  bind_seconds<&WorldOptions::rendezvous_deadline>(
+      options, "rendezvous_deadline_s");
 }
 
 }  // namespace
 
 void bind_world(py::module_& module) {
+  bind_options(module);
   py::class_<World, Owned<World>>(module, "World")
       .def_static(
-          "from_environment",
-          [](double deadline_s, double rendezvous_deadline_s) {
-            return World::from_environment(
-                options_of(deadline_s, rendezvous_deadline_s));
-          },
-          py::arg("deadline_s"), py::arg("rendezvous_deadline_s"), WithoutGil())
+          "from_environment", &World::from_environment, py::arg("options"),
+          WithoutGil())
       .def_static(
-          "from_store",
-          [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-             double deadline_s, double rendezvous_deadline_s) {
-            return World::from_store(
-                std::move(store), rank, size,
-                options_of(deadline_s, rendezvous_deadline_s));
-          },
-          py::arg("store"), py::arg("rank"), py::arg("size"),
-          py::arg("deadline_s"), py::arg("rendezvous_deadline_s"), WithoutGil())
+          "from_store", &World::from_store, py::arg("store"), py::arg("rank"),
+          py::arg("size"), py::arg("options"), WithoutGil())
       .def_static("single", &World::single)
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)

@@ -15,7 +15,7 @@ from ._build import __version__, torch_version, check_torch
 check_torch()  # Before the extension, whose symbols are those of one version.
 
 # pylint: disable=wrong-import-position
-from . import _backward, _fork, _slices, errors, ft
+from . import _backward, _fork, _slices, errors, ft, hooks
 from .checkpoints import CheckpointSaver, LoadReport, load, save
 from .errors import (
     AbortedError, DeadlineExceededError, Error, FailedPreconditionError,
@@ -38,6 +38,6 @@ __all__ = [
     "FullyShardedDataParallel", "GradScaler", "InvalidArgumentError", "LoadReport",
     "Mesh", "MixedPrecision", "Muon", "PeerLostError", "PeerMismatchError", "SGD",
     "TrainingState", "UnavailableError", "UnitOptions", "World", "__version__",
-    "errors", "ft", "fully_shard", "handle_of", "load", "load_optimizer_state_dict",
+    "errors", "ft", "fully_shard", "handle_of", "hooks", "load", "load_optimizer_state_dict",
     "optimizer_state_dict", "replicate", "save", "torch_version",
 ]

@@ -6,10 +6,16 @@ checkpoints run backwards within one, and not at all after an exception. All
 backwards of Python go through one object, in whose place install() puts another.
 """
 
+import weakref
+
 import torch
 from torch.autograd.variable import Variable
 
 from . import _core
+
+
+# Of replicated modules: those of each may be other tensors since the last backward.
+buffers = weakref.WeakSet()
 
 
 class _Engine(torch._C._ImperativeEngine):  # pylint: disable=protected-access
@@ -21,6 +27,8 @@ class _Engine(torch._C._ImperativeEngine):  # pylint: disable=protected-access
             return super().run_backward(*args, **kwargs)
         backward = _core.Backward()
         try:
+            for of_module in list(buffers):
+                of_module.follow()
             gradients = super().run_backward(*args, **kwargs)
         except BaseException as error:
             backward.end(f"{type(error).__name__}: {error}")

@@ -8,12 +8,11 @@ that use none of it, such as workers of a DataLoader, notice nothing.
 """
 
 import os
-import weakref
 
 from . import _core
+from ._handles import handles
 from .errors import FailedPreconditionError
 
-handles = weakref.WeakSet()
 # One for each process group, and one for the environment, under None: models of
 # one job share their connections.
 worlds = {}

@@ -1,80 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of torch.optim's optimizers as tensors that share its memory.
+"""The state that an optimizer of torch.optim has before its first step.
 
-PyTorch makes state in the first step. A replica that comes back has to fetch it
-before, so it is made here, as the first step would, where it is not there yet.
+PyTorch makes state in the first step. What a step makes of an element is seen by a
+trial, so that no optimizer need be known by name.
 """
+
+import copy
 
 import torch
 
 from .errors import InvalidArgumentError
 
 
-def _adam(group):
-    keys = ["step", "exp_avg", "exp_avg_sq"]
-    return keys + ["max_exp_avg_sq"] * group["amsgrad"]
+def hyperparameters(group):
+    """What a parameter group has besides names or tensors."""
+    return {key: value for key, value in group.items() if key != "params"}
 
 
-def _sgd(group):
-    if group["momentum"] and group["dampening"]:
-        # Its first step is another than those from a momentum of zero.
+def _after_trial(optimizer, number, gradient, state, dtype):
+    """Values and state after a step of two zeros with the options of that group."""
+    probe = torch.zeros(2, dtype=dtype, requires_grad=True)
+    probe.grad = torch.full_like(probe, gradient)
+    trial = copy.copy(optimizer)
+    trial.state = type(optimizer.state)(dict)
+    trial.state[probe] = state
+    options = copy.deepcopy(hyperparameters(optimizer.param_groups[number]))
+    trial.param_groups = [options | {"params": [probe]}]
+    type(optimizer).step(trial)
+    return probe.detach(), trial.state[probe]
+
+
+def first_state(optimizer, number, like):
+    """What the state of a parameter like this, of that group, is at first: a step with
+    no gradient shows the keys. None where that is not possible."""
+    try:
+        _, shown = _after_trial(optimizer, number, 0.0, {}, like.dtype)
+    except Exception:  # pylint: disable=broad-exception-caught
+        return None  # An optimizer that needs more than that.
+    result = {}
+    for key, value in shown.items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            result[key] = torch.full_like(
+                like.detach(), value.flatten()[0].item(), dtype=value.dtype)
+        elif isinstance(value, (torch.Tensor, int, float)):
+            result[key] = value * 0 if key == "step" else value
+    return result
+
+
+def _starts_alike(optimizer, number, first, dtype):
+    """Whether a first step is the same from that state as from none."""
+    plain, _ = _after_trial(optimizer, number, 1.0, {}, dtype)
+    return torch.equal(plain, _after_trial(optimizer, number, 1.0, first, dtype)[0])
+
+
+def _keys(optimizer, number):
+    """The keys of the state of a parameter of that group."""
+    group = optimizer.param_groups[number]
+    states = [optimizer.state.get(parameter) for parameter in group["params"]]
+    dtype = group["params"][0].dtype
+    is_there = all(states)  # Adagrad makes it itself.
+    first = states[0] if is_there else first_state(
+        optimizer, number, torch.zeros(2, dtype=dtype))
+    if first is None or not all(
+            isinstance(value, torch.Tensor) for value in first.values()) or not (
+            is_there or _starts_alike(optimizer, number, first, dtype)):
         raise InvalidArgumentError(
-            "[python] torch.optim.SGD: expected a dampening of 0 beside momentum, "
-            f"found {group['dampening']}")
-    return ["momentum_buffer"] * bool(group["momentum"])
-
-
-def _rms_prop(group):
-    keys = ["step", "square_avg"]
-    return (keys + ["momentum_buffer"] * (group["momentum"] > 0)
-            + ["grad_avg"] * group["centered"])
-
-
-_KEYS = {
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-    torch.optim.SGD: _sgd,
-    torch.optim.RMSprop: _rms_prop,
-    torch.optim.Adagrad: lambda group: ["step", "sum"],
-}
-
-
-def _make(state, keys, parameter):
-    for key in keys:
-        if state.get(key) is None:
-            state[key] = (torch.zeros((), dtype=torch.float32) if key == "step"
-                          else torch.zeros_like(parameter))
+            "[python] expected an optimizer of sherd, or one of torch.optim whose first "
+            "step is the same from a state of tensors that is there before, as that of "
+            f"AdamW is, found {type(optimizer).__name__} with {hyperparameters(group)}")
+    return list(first)
 
 
 def reader_of(optimizer, named):
-    """A function that returns (parameter's name, key, tensor) of all state.
-    `named`: names and tensors, among them those of the optimizer."""
-    keys_of = _KEYS.get(type(optimizer))
-    if keys_of is None:
-        raise InvalidArgumentError(
-            "[python] expected an optimizer of sherd, or Adam, AdamW, SGD, RMSprop or "
-            f"Adagrad of torch.optim, found {type(optimizer).__name__}")
+    """A function that returns (parameter's name, key, tensor) of all state, which it
+    makes where it is not there yet: a replica that comes back fetches it before its
+    first step. `named`: names and tensors, among them those of the optimizer."""
     names = {id(tensor): name for name, tensor in named}
+    keys = [_keys(optimizer, number) for number in range(len(optimizer.param_groups))]
+
+    def read_one(number, parameter):
+        state = optimizer.state[parameter]
+        missing = [key for key in keys[number] if state.get(key) is None]
+        first = first_state(optimizer, number, parameter) if missing else {}
+        state.update({key: first[key] for key in missing})
+        return [(names[id(parameter)], key, state[key]) for key in keys[number]]
 
     def read():
         found = []
-        for group in optimizer.param_groups:
-            keys = keys_of(group)
+        for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
-                if id(parameter) not in names:
-                    if not parameter.numel():
-                        continue  # What a rank without slices has instead.
+                if id(parameter) in names:
+                    found += read_one(number, parameter)
+                elif parameter.numel():  # Else what a rank without slices has.
                     raise InvalidArgumentError(
                         "[python] expected an optimizer over the parameters of the "
                         "handle, found one of a parameter of shape "
                         f"{tuple(parameter.shape)} that is none of them")
-                state = optimizer.state[parameter]
-                _make(state, keys, parameter)
-                found += [(names[id(parameter)], key, state[key]) for key in keys]
         return found
 
     read()
     return read
-
-
-__all__ = ["reader_of"]

@@ -6,16 +6,12 @@ import copy
 import torch
 
 from . import _core
+from ._optimizer_state import first_state, hyperparameters
 from .errors import InvalidArgumentError
 from .state import placed
 
 SECTION = "optimizer"
 _OURS = (_core.AdamW, _core.SGD, _core.Muon)
-
-
-def hyperparameters(group):
-    """What a parameter group has besides names or tensors."""
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 class OwnState:
@@ -119,34 +115,9 @@ class TorchState:
         for mine, saved in zip(self.optimizer.param_groups, groups):
             mine.update(copy.deepcopy(hyperparameters(saved)))
 
-    def first_state(self, group, like):
-        """What the state of a parameter like this is at first: a step of an optimizer
-        of this kind with no gradient shows the keys. None where that is not possible."""
-        probe = torch.zeros(2, dtype=like.dtype, requires_grad=True)
-        probe.grad = torch.zeros_like(probe)
-        try:
-            trial = copy.copy(self.optimizer)
-            trial.state = type(self.optimizer.state)(dict)
-            trial.param_groups = [copy.deepcopy(hyperparameters(
-                self.optimizer.param_groups[group])) | {"params": [probe]}]
-            type(self.optimizer).step(trial)
-            return self._filled(trial.state[probe], like)
-        except Exception:  # pylint: disable=broad-exception-caught
-            return None  # An optimizer that needs more than that.
-
-    def _filled(self, shown, like):
-        result = {}
-        for key, value in shown.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0:
-                result[key] = torch.full_like(
-                    like.detach(), value.flatten()[0].item(), dtype=value.dtype)
-            elif isinstance(value, (torch.Tensor, int, float)):
-                result[key] = value * 0 if key == "step" else value
-        return result
-
     def keys(self, group):
         """The keys of a parameter's state; None where they are not known."""
-        first = self.first_state(group, torch.zeros(2))
+        first = first_state(self.optimizer, group, torch.zeros(2))
         return None if first is None else set(first)
 
     def items(self, all_of_them):
@@ -158,7 +129,7 @@ class TorchState:
                     continue
                 state = self.optimizer.state.get(tensor)
                 if not state and all_of_them and tensor.requires_grad:
-                    state = self.first_state(number, tensor) or {}
+                    state = first_state(self.optimizer, number, tensor) or {}
                 items += self._items_of(tensor, state or {})
         return items
 

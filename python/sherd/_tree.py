@@ -39,14 +39,55 @@ def checkpoint_tree(module):
     return _core.ModuleTree(names, list(parameters), persistent_buffers(module))
 
 
-def module_tree(module):
-    """A tree of C++ modules that holds the module's own tensors by their names."""
+def check_module(module):
+    """Raises unless it is a torch.nn.Module."""
     if not isinstance(module, torch.nn.Module):
         raise InvalidArgumentError(
             "[python] expected a torch.nn.Module, found a "
             f"{type(module).__name__}")
+
+
+def _sparse(module):
+    """The names of embeddings whose gradients are sparse, below the root."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return [name for name, part in module.named_modules(remove_duplicate=False)
+            if name and isinstance(part, kinds) and part.sparse and
+            list(part._parameters) == ["weight"]]  # pylint: disable=protected-access
+
+
+def module_tree(module, buffers=None):
+    """A tree of C++ modules that holds the module's own parameters by their names, and
+    its own buffers or others, (name, tensor) of each."""
     names = [name for name, _ in module.named_modules(remove_duplicate=False)]
     parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
+    if buffers is None:
+        buffers = _checked(module.named_buffers(remove_duplicate=False), "buffer")
     return _core.ModuleTree(
-        names, _checked(parameters, "parameter"), _checked(buffers, "buffer"))
+        names, _checked(parameters, "parameter"), buffers, _sparse(module))
+
+
+class SharedBuffers:
+    """Tensors in the memory of a module's buffers, which replicas synchronise. A module
+    may have another tensor in place of a buffer later: follow() has ours lie there."""
+
+    def __init__(self, module):
+        _checked(module.named_buffers(remove_duplicate=False), "buffer")
+        self._places = [
+            (owner, name, f"{prefix}.{name}" if prefix else name, buffer.detach())
+            for prefix, owner in module.named_modules(remove_duplicate=False)
+            for name, buffer in owner.named_buffers(recurse=False)]
+
+    def named(self):
+        """(name, tensor) of each."""
+        return [(name, ours) for _, _, name, ours in self._places]
+
+    def follow(self):
+        """A buffer that has become another shape or dtype is followed no more, since
+        that of another rank may differ."""
+        for owner, key, _, ours in self._places:
+            buffer = owner._buffers.get(key)  # pylint: disable=protected-access
+            if buffer is None or buffer.data_ptr() == ours.data_ptr():
+                continue
+            if (buffer.shape, buffer.dtype, buffer.device) == (
+                    ours.shape, ours.dtype, ours.device) and buffer.is_contiguous():
+                ours.data = buffer.detach()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import _core, optimizer_state
+from ._handles import check_handle
 from ._optimizers import SECTION, state_of
 from ._together import of_rank0, on_every_rank
 from ._tree import checkpoint_tree, persistent_buffers
@@ -56,6 +57,7 @@ class CheckpointSaver:
     def __init__(self, folder, handle, optimizer=None, *, generators=None,
                  asynchronous=False, keep_last=0, keep_every=0, shared=False,
                  file_bytes_max=4 << 30):
+        check_handle(handle)
         self._handle, self._optimizer = handle, optimizer
         self._generators = generators
         self._core = _core.CheckpointSaver(
@@ -108,6 +110,7 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     only one side has. What was read before such an error stays. Without `strict`,
     what the checkpoint does not have stays as it is.
     """
+    check_handle(handle)
     reports = []
     wait_for_readers(handle)
 

@@ -25,9 +25,10 @@ import torch
 
 from . import _core
 from . import world as _world  # noqa: F401  Worlds, imported first, end after sessions.
+from ._handles import check_handle
 from ._optimizer_state import reader_of
+from ._options import member, set_option
 from .errors import InvalidArgumentError
-from .units import member
 
 _open = weakref.WeakSet()
 
@@ -61,8 +62,8 @@ class Session:
 
     handle: of fully_shard() or replicate(); parameters are fp32 on the CPU, and no
         optimizer updates them in backward.
-    optimizer: one of sherd, or Adam, AdamW, SGD, RMSprop or Adagrad of torch.optim;
-        or a dictionary of several by name.
+    optimizer: one of sherd, or one of torch.optim that begins with a state of zeros, such
+        as Adam, AdamW, SGD without dampening, RMSprop and Adagrad; or a dictionary of several by name.
     update: function of the step's number that makes a step of ``.grad`` of the
         handle's parameters: clipping, schedule, optimizer. It is called on the thread
         that trains, in begin_step() or finish_step(), once for each step, also those
@@ -87,6 +88,7 @@ class Session:
         optimizers = optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}
         if not optimizers:
             raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
+        check_handle(handle)
         state = _state_of(handle, optimizers, tensors or {})
         chosen = _options(options)
         self.options = chosen
@@ -195,9 +197,7 @@ def _options(given):
             raise InvalidArgumentError(
                 "[python] Session: expected an option of sherd::ft::SessionOptions, "
                 f"found {name}")
-        if name in ("non_finite_gradients", "outlier_gradients"):
-            value = member(_core.GradientPolicy, name, value)
-        setattr(options, name, value)
+        set_option(options, name, value)
     return options
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from . import _core
+from ._handles import parameters_of
+from ._options import options_of
 from .errors import InvalidArgumentError
 
 _KEYS = {"names", "lr_scale", "weight_decay"}
@@ -34,8 +36,10 @@ def _group(number, group):
             f"[python] groups[{number}]: expected a dictionary with names and, if "
             f"wished, lr_scale and weight_decay, found {_found(group)}")
     names = group["names"]
-    names = [names] if isinstance(names, str) else list(names)
-    return names, group.get("lr_scale", 1.0), group.get("weight_decay")
+    return options_of(
+        _core.ParameterGroup, names=[names] if isinstance(names, str) else list(names),
+        learning_rate_scale=group.get("lr_scale"),
+        weight_decay=group.get("weight_decay"))
 
 
 def _groups(groups):
@@ -50,8 +54,13 @@ class AdamW(_core.AdamW):
                  betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, groups: Sequence[dict] = (),
                  in_backward: bool = False) -> None:
-        super().__init__(handle.core_parameters, lr, betas, eps, weight_decay,
-                         _groups(groups), in_backward)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise InvalidArgumentError(
+                f"[python] betas: expected two numbers, found {betas!r}")
+        super().__init__(parameters_of(handle), options_of(
+            _core.AdamWOptions, learning_rate=lr, beta1=betas[0], beta2=betas[1],
+            epsilon=eps, weight_decay=weight_decay, groups=_groups(groups),
+            in_backward=in_backward))
 
 
 class SGD(_core.SGD):
@@ -60,8 +69,9 @@ class SGD(_core.SGD):
     def __init__(self, handle, lr: float = 1e-2, momentum: float = 0.0,
                  nesterov: bool = False, weight_decay: float = 0.0,
                  groups: Sequence[dict] = ()) -> None:
-        super().__init__(handle.core_parameters, lr, momentum, nesterov,
-                         weight_decay, _groups(groups))
+        super().__init__(parameters_of(handle), options_of(
+            _core.SGDOptions, learning_rate=lr, momentum=momentum, nesterov=nesterov,
+            weight_decay=weight_decay, groups=_groups(groups)))
 
 
 class Muon(_core.Muon):
@@ -70,8 +80,9 @@ class Muon(_core.Muon):
 
     def __init__(self, handle, lr: float = 1e-3, momentum: float = 0.95,
                  nesterov: bool = True, weight_decay: float = 0.1) -> None:
-        super().__init__(handle.core_parameters, lr, momentum, nesterov,
-                         weight_decay)
+        super().__init__(parameters_of(handle), options_of(
+            _core.MuonOptions, learning_rate=lr, momentum=momentum, nesterov=nesterov,
+            weight_decay=weight_decay))
 
 
 class GradScaler:
@@ -85,9 +96,10 @@ class GradScaler:
     def __init__(self, handle, init_scale: float = 65536.0,
                  growth_factor: float = 2.0, backoff_factor: float = 0.5,
                  growth_interval: int = 2000, uses_fp16: bool = False) -> None:
-        self._core = _core.GradScaler(
-            handle.core_parameters, init_scale, growth_factor, backoff_factor,
-            growth_interval, uses_fp16)
+        self._core = _core.GradScaler(parameters_of(handle), options_of(
+            _core.GradScalerOptions, init_scale=init_scale, growth_factor=growth_factor,
+            backoff_factor=backoff_factor, growth_interval=growth_interval,
+            uses_fp16=uses_fp16))
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the scale, to run backward from."""

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from . import _core
-from ._optimizers import SECTION, hyperparameters, state_of
+from ._handles import check_handle
+from ._optimizer_state import hyperparameters
+from ._optimizers import SECTION, state_of
 from ._shard_tensor import ShardTensor
 from ._together import gathered, of_rank0, on_every_rank
 from .errors import InvalidArgumentError
@@ -78,6 +80,7 @@ def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str
     state that has neither the shape of its parameter nor is one number. Mirrors
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict().
     """
+    check_handle(handle)
     check_kind(kind)
     world = handle.mesh.world
     mine = on_every_rank(world, lambda: state_of(handle, optimizer))
@@ -161,6 +164,7 @@ def load_optimizer_state_dict(handle, optimizer: Any,
     Raises sherd.Error, on every rank, for the state of another optimizer, of other
     parameters or groups, and for other shapes.
     """
+    check_handle(handle)
     world = handle.mesh.world
     mine = on_every_rank(world, lambda: state_of(handle, optimizer))
     names = named_groups(handle, mine)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from . import _core
-from ._fork import handles
-from ._tree import module_tree
+from . import _backward, _core
+from ._handles import handles
+from ._options import names_of, options_of
+from ._tree import SharedBuffers, check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
-from .units import member
+from .hooks import Hook, comm_hook, torch_hook
 from .world import Where, mesh_of
 
 
@@ -35,10 +36,12 @@ class DistributedDataParallel:
     alive; after close() the module is a plain one again. Any optimizer over
     ``module.parameters()`` serves. Mirrors sherd::DistributedDataParallel."""
 
-    def __init__(self, module: torch.nn.Module, core, mesh) -> None:
+    def __init__(self, module: torch.nn.Module, core, mesh, buffers) -> None:
         self.module = module
         self.mesh = mesh
         self._core = core
+        self._buffers = buffers  # Followed as long as this lives.
+        _backward.buffers.add(buffers)
         handles.add(self)
 
     def no_sync(self) -> AbstractContextManager:
@@ -57,6 +60,15 @@ class DistributedDataParallel:
         return self._core.join(after_backward, divide_by_initial_world_size,
                                throw_on_early_termination)
 
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """From now on ``hook(state, bucket)`` reduces gradients, on a thread beside
+        backward. A bucket has the methods of torch.distributed.GradBucket, and the
+        hook returns a tensor or a future of one, so that hooks of
+        torch.distributed.algorithms.ddp_comm_hooks fit, over a process group.
+        Collective, between two steps. Mirrors DistributedDataParallel's method; those
+        of sherd.hooks, which need no process group, are for replicate(hook=...)."""
+        self._core.set_hook(torch_hook(self.module, state, hook))
+
     def average_parameters(self) -> None:
         """Every rank's trainable parameters become their mean. Collective."""
         self._core.average_parameters()
@@ -68,6 +80,7 @@ class DistributedDataParallel:
     def close(self) -> None:
         """Ends replication. Not collective; never waits. Idempotent."""
         self._core.close()
+        _backward.buffers.discard(self._buffers)
         kept = self.module.__dict__.get(_KEPT)
         if kept is not None and kept.handle is self:
             del self.module.__dict__[_KEPT]
@@ -81,6 +94,17 @@ class DistributedDataParallel:
         raise FailedPreconditionError(
             "[python] the handle of a replicated module cannot be copied or "
             "pickled: copy or save the module, which is a plain one")
+
+
+def _by_name(buffer_hook):
+    """What options take for a function of a dictionary of buffers and a group."""
+    if buffer_hook is None:
+        return None
+    if not callable(buffer_hook):
+        raise InvalidArgumentError(
+            "[python] buffer_hook: expected a function of buffers by name and a group, "
+            f"found a {type(buffer_hook).__name__}")
+    return lambda buffers, group: buffer_hook(dict(buffers), group)
 
 
 def _replicas_of(mesh_or_group):
@@ -103,6 +127,8 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
               static_graph: bool = False, exchange: str = "auto",
               reductions_under_way_max: int = 4, init_sync: bool = True,
               broadcast_buffers: bool = True, gradient_as_bucket_view: bool = True,
+              gradient_divide_factor: float | None = None, hook: Hook = None,
+              buffer_hook: Callable[[dict[str, torch.Tensor], Any], Any] | None = None,
               ignored: Sequence[str] = ()) -> DistributedDataParallel:
     """Averages the gradients of `module` over all ranks while backward runs, and
     returns a handle. Collective.
@@ -115,28 +141,29 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
 
     mesh_or_group: as for fully_shard(); of a mesh of two dimensions, the first, which
         must have several places where there are several ranks.
+    hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
+    buffer_hook: function of buffers by name and a group, which synchronises them in
+        place at the end of each synchronised backward, instead of rank 0's values.
 
     The others are those of sherd::ReplicateOptions. Raises sherd.Error, on every
     rank where ranks differ. Mirrors torch.nn.parallel.DistributedDataParallel.
     """
-    if getattr(module, "__dict__", {}).get(_KEPT) is not None:
+    check_module(module)
+    if module.__dict__.get(_KEPT) is not None:
         raise FailedPreconditionError(
             "[python] replicate: expected a module that is not replicated yet, found a "
             f"replicated {type(module).__name__}; close() of its handle ends that")
     mesh = _replicas_of(mesh_or_group)
-    options = _core.ReplicateOptions()
-    if bucket_bytes is not None:
-        options.bucket_bytes = bucket_bytes
-    if first_bucket_bytes is not None:
-        options.first_bucket_bytes = first_bucket_bytes
-    options.static_graph = static_graph
-    options.exchange = member(_core.ExchangeKind, "exchange", exchange)
-    options.reductions_under_way_max = reductions_under_way_max
-    options.init_sync = init_sync
-    options.broadcast_buffers = broadcast_buffers
-    options.gradient_as_bucket_view = gradient_as_bucket_view
-    options.ignored = list(ignored)
-    core = _core.replicate(module_tree(module), mesh, options)
-    handle = DistributedDataParallel(module, core, mesh)
+    options = options_of(
+        _core.ReplicateOptions, bucket_bytes=bucket_bytes,
+        first_bucket_bytes=first_bucket_bytes, static_graph=static_graph,
+        exchange=exchange, reductions_under_way_max=reductions_under_way_max,
+        init_sync=init_sync, broadcast_buffers=broadcast_buffers,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
+        buffer_hook=_by_name(buffer_hook), ignored=names_of(ignored))
+    buffers = SharedBuffers(module)
+    core = _core.replicate(module_tree(module, buffers.named()), mesh, options)
+    handle = DistributedDataParallel(module, core, mesh, buffers)
     setattr(module, _KEPT, _Kept(handle))
     return handle

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from . import _core, _slices, state
-from ._fork import handles
-from ._tree import module_tree
+from ._handles import handles
+from ._options import member, names_of, options_of
+from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
-from .units import Units, member, named_units
+from .hooks import Hook, comm_hook
+from .units import Units, named_units
 from .world import Where, mesh_of
 
 _HANDLE = "_sherd_handle"  # An attribute of modules.
@@ -200,6 +202,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 init_fn: Callable[[str, torch.Tensor], Any] | None = None,
                 reductions_under_way_max: int = 4,
                 gradient_divide_factor: float | None = None,
+                hook: Hook = None,
                 ignored: Sequence[str] = ()) -> FullyShardedDataParallel:
     """Shards the parameters of `module` in place over all ranks and returns a
     handle. Collective.
@@ -225,31 +228,26 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     optimizer_axes: "shard" or "both": whether replicas share optimizer state.
     init_fn: function of a name and a CPU tensor that writes the first value of a
         tensor of the meta device.
+    hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
     ignored: names or patterns of modules, parameters and buffers to leave alone.
 
     The others are those of sherd::FullyShardOptions. Raises sherd.Error, on every
     rank where ranks differ. Mirrors torch.distributed.fsdp.fully_shard.
     """
+    check_module(module)
     if handle_of(module) is not None:
         raise FailedPreconditionError(
             "[python] fully_shard: expected a module that is not sharded yet, found "
-            f"a sharded {type(module).__name__}")
-    options = _core.FullyShardOptions()
-    options.strategy = member(_core.Strategy, "strategy", strategy)
-    options.exchange = member(_core.ExchangeKind, "exchange", exchange)
-    options.optimizer_axes = member(
-        _core.OptimizerAxes, "optimizer_axes", optimizer_axes)
-    options.budget_bytes = budget_bytes
-    options.memory_bytes = memory_bytes
-    options.sync_module_states = sync_module_states
-    options.compare_initial_values = compare_initial_values
-    options.share_gradients = share_gradients
-    options.initialise = init_fn
-    options.reductions_under_way_max = reductions_under_way_max
-    options.gradient_divide_factor = gradient_divide_factor
-    options.ignored = list(ignored)
-    if mixed_precision is not None:
-        options.mixed_precision = mixed_precision
+            f"a sharded {type(module).__name__}; sherd.handle_of(module) is its handle")
+    options = options_of(
+        _core.FullyShardOptions, strategy=strategy, budget_bytes=budget_bytes,
+        memory_bytes=memory_bytes, exchange=exchange, optimizer_axes=optimizer_axes,
+        mixed_precision=mixed_precision, sync_module_states=sync_module_states,
+        compare_initial_values=compare_initial_values,
+        share_gradients=share_gradients, initialise=init_fn,
+        reductions_under_way_max=reductions_under_way_max,
+        gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
+        ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     core = _core.fully_shard(
         module_tree(module), mesh, options, named_units(module, units))

@@ -7,6 +7,7 @@ sharding ignores, all take rank 0's values.
 """
 
 import collections
+import collections.abc
 import contextlib
 
 import torch
@@ -202,6 +203,10 @@ def wait_for_readers(handle):
 
 def load_state_dict(handle, state, strict=True):
     """See FullyShardedDataParallel.load_state_dict()."""
+    if not isinstance(state, collections.abc.Mapping):
+        raise InvalidArgumentError(
+            "[python] load_state_dict: expected a dictionary of tensors by name, found a "
+            f"{type(state).__name__}")
     wait_for_readers(handle)
     parts = [isinstance(value, ShardTensor) for value in state.values()]
     of_ranks = gathered(handle.mesh.world, [any(parts), bool(parts)])

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from ._handles import check_handle
 from .optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
 
@@ -19,6 +20,7 @@ class TrainingState:
     """
 
     def __init__(self, handle, optimizer=None):
+        check_handle(handle)
         self.handle, self.optimizer = handle, optimizer
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Union
 import torch
 
 from . import _core
+from ._options import options_of
 from .errors import InvalidArgumentError
 
 
@@ -19,22 +20,6 @@ Units = Union[
     Callable[[str, torch.nn.Module], Union[bool, "_core.UnitOptions"]]]
 
 
-def _options(make, **values):
-    """An object of the extension with these attributes; None leaves the default."""
-    options = make()
-    for name, value in values.items():
-        if value is not None:
-            setattr(options, name, value)
-    return options
-
-
-def member(enum, what, name):
-    """The value of an enum of the extension that a user has named."""
-    members = enum.__members__
-    if name not in members:
-        raise InvalidArgumentError(
-            f"[python] {what}: expected one of {', '.join(members)}, found {name!r}")
-    return members[name]
 
 
 def MixedPrecision(param_dtype: torch.dtype | None = None,
@@ -46,7 +31,7 @@ def MixedPrecision(param_dtype: torch.dtype | None = None,
     the module's. Parameters are used in `param_dtype`, gradients are sent in
     `reduce_dtype` and added up in fp32; shards and optimizer state stay in the
     module's dtype. Mirrors torch.distributed.fsdp.MixedPrecisionPolicy."""
-    return _options(
+    return options_of(
         _core.MixedPrecision, param_dtype=param_dtype, reduce_dtype=reduce_dtype,
         buffer_dtype=buffer_dtype, cast_forward_inputs=cast_forward_inputs,
         keep_low_precision_grads=keep_low_precision_grads)
@@ -59,7 +44,7 @@ def UnitOptions(name: str | None = None, own_unit: bool = True,
     """What a policy may return for a module. Modules of equal `name` are one unit;
     with ``own_unit=False`` the module stays in the unit around it, with its own
     mixed precision; `keep_whole` mirrors reshard_after_forward=False."""
-    return _options(
+    return options_of(
         _core.UnitOptions, name=name, own_unit=own_unit,
         mixed_precision=mixed_precision, output_dtype=output_dtype,
         keep_whole=keep_whole)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from . import _core
 from ._fork import check_not_forked
 from ._fork import worlds as _worlds
+from ._options import options_of
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 Mesh = _core.Mesh
@@ -29,7 +30,7 @@ class World:
     """Ways to a world, which is this process's membership in all ranks of a job.
 
     from_environment() and from_process_group() return the same object every time they
-    are asked for the same ranks, with the deadlines of the first time, until close():
+    are asked for the same ranks, with the options of the first time, until close():
     then they make another one. single() makes one each time. A world has ``rank``,
     ``size``, ``local_rank``, ``local_size``, ``barrier()``, ``all_gather(numbers)``,
     ``broadcast(tensors)``, ``subset(ranks)`` and ``close()``. Mirrors
@@ -43,20 +44,28 @@ class World:
 
     @staticmethod
     def from_environment(deadline_s: float = 600.0,
-                         rendezvous_deadline_s: float = 300.0) -> _core.World:
+                         rendezvous_deadline_s: float = 300.0,
+                         share_connections: bool = False) -> _core.World:
         """The ranks that torchrun, `sherd run`, Slurm or Open MPI has started;
         this process alone where there are none. Collective. No wait for another
-        rank lasts longer than `deadline_s` seconds while it makes no progress."""
+        rank lasts longer than `deadline_s` seconds while it makes no progress.
+
+        share_connections: models made over this world, 64 at most, use the same
+            connections and share their failures, instead of connections of their
+            own for each. Equal on all ranks. Mirrors share_comm_ctx() of FSDP2."""
         check_not_forked()
         if None not in _worlds:
-            _worlds[None] = _core.World.from_environment(
-                deadline_s, rendezvous_deadline_s)
+            _worlds[None] = _core.World.from_environment(options_of(
+                _core.WorldOptions, deadline_s=deadline_s,
+                rendezvous_deadline_s=rendezvous_deadline_s,
+                share_connections=share_connections))
         return _worlds[None]
 
     @staticmethod
     def from_process_group(group: dist.ProcessGroup | None = None,
                            deadline_s: float = 600.0,
-                           rendezvous_deadline_s: float = 300.0) -> _core.World:
+                           rendezvous_deadline_s: float = 300.0,
+                           share_connections: bool = False) -> _core.World:
         """The ranks of a process group of torch.distributed, by default of the
         default one, through its store. Collective over the group. The group's own
         connections are not used. Raises FailedPreconditionError where there is no
@@ -68,7 +77,10 @@ class World:
             prefix = f"sherd-{_closed[group]}" if _closed[group] else "sherd"
             _worlds[group] = _core.World.from_store(
                 dist.PrefixStore(prefix, store), dist.get_rank(group),
-                dist.get_world_size(group), deadline_s, rendezvous_deadline_s)
+                dist.get_world_size(group), options_of(
+                    _core.WorldOptions, deadline_s=deadline_s,
+                    rendezvous_deadline_s=rendezvous_deadline_s,
+                    share_connections=share_connections))
         return _worlds[group]
 
     @staticmethod

@@ -116,7 +116,9 @@ class Mistakes(unittest.TestCase):
     def test_optimizers_whose_state_is_not_known(self):
         mine = self.handle.parameters()
         self.refused("found LBFGS", torch.optim.LBFGS(mine))
-        self.refused("found 0.5", torch.optim.SGD(mine, momentum=0.9, dampening=0.5))
+        self.refused("found SGD with .*'dampening': 0.5",
+                     torch.optim.SGD(mine, momentum=0.9, dampening=0.5))
+        self.refused("found NAdam", torch.optim.NAdam(mine))
         self.refused(r"of shape \(4,\) that is none of them",
                      torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
         with self.assertRaisesRegex(sherd.Error, "expected an optimizer, found none"):
@@ -124,7 +126,7 @@ class Mistakes(unittest.TestCase):
 
     def test_the_state_of_an_optimizer_is_there_before_its_first_step(self):
         for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
-                     torch.optim.Adagrad,
+                     torch.optim.Adagrad, torch.optim.Adamax, torch.optim.Adadelta,
                      lambda p: torch.optim.Adam(p, amsgrad=True),
                      lambda p: torch.optim.SGD(p, momentum=0.9),
                      lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True)):

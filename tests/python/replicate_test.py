@@ -73,6 +73,125 @@ class Replicate(unittest.TestCase):
         handle.close()
         self.sherd.replicate(model).close()
 
+    def test_a_buffer_that_is_assigned_anew_is_synchronised(self):
+        class Counts(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 2)
+                self.register_buffer("count", torch.zeros(2))
+                self.register_buffer("seen", torch.zeros(1))
+
+            def forward(self, x):
+                self.count = self.count + ranks.rank() + 1
+                self.seen = torch.zeros(len(x))  # Another shape is this rank's own.
+                return self.layer(x)
+
+        model = Counts()
+        handle = self.sherd.replicate(model)
+        before = model.count
+        for step in range(1, 3):
+            model(torch.ones(2 + ranks.rank(), 2)).sum().backward()
+            self.assertEqual(model.count.tolist(), [float(step)] * 2)  # Rank 0's.
+            self.assertEqual(len(model.seen), 2 + ranks.rank())
+        self.assertEqual(before.tolist(), [0.0, 0.0])
+        handle.close()
+
+    def test_sparse_gradients_are_summed(self):
+        def make():
+            torch.manual_seed(0)
+            return torch.nn.Sequential(
+                torch.nn.Embedding(8, 4, sparse=True), torch.nn.Linear(4, 4))
+
+        plain, model = make(), make()
+        handle = self.sherd.replicate(model)
+        for rank in range(ranks.size()):
+            plain(torch.tensor([rank, 7])).sum().div(ranks.size()).backward()
+        model(torch.tensor([ranks.rank(), 7])).sum().backward()
+        self.assertTrue(model[0].weight.grad.is_sparse)
+        for ours, theirs in zip(model.parameters(), plain.parameters()):
+            torch.testing.assert_close(ours.grad.to_dense(), theirs.grad.to_dense())
+        handle.close()
+
+    def test_copies_of_parameters_are_no_use_of_them(self):
+        model, other = decoder(), decoder()
+        handle = self.sherd.replicate(model)
+        others = self.sherd.replicate(other)
+        if ranks.rank() == 0:
+            copy.deepcopy(model)
+            kept = [p.clone() for p in model.parameters()]
+            self.assertEqual(len(kept), len(list(model.parameters())))
+        loss_of(other, batch_of(0, ranks.rank())).backward()
+        self.assertEqual(handle.report().backwards, 0)
+        loss_of(model, batch_of(0, ranks.rank())).backward()
+        self.assertEqual(handle.report().backwards, 1)
+        handle.close()
+        others.close()
+
+    def test_join_ends_after_the_last_input_of_any_rank(self):
+        model = torch.nn.Linear(3, 3)
+        model.register_buffer("mine", torch.zeros(1))
+        handle = self.sherd.replicate(model, broadcast_buffers=False)
+        model.mine.fill_(ranks.rank())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with handle.join():
+            for _ in range(1 + ranks.rank()):
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        self.assertEqual(handle.report().backwards, ranks.size())
+        gathered = handle.mesh.world.all_gather([int(1e6 * model.weight.sum())])
+        self.assertEqual(len({numbers[0] for numbers in gathered}), 1)
+        self.assertEqual(model.mine.item(), ranks.rank())
+        handle.close()
+
+    def test_a_scope_is_entered_once_at_a_time(self):
+        handle = self.sherd.replicate(torch.nn.Linear(2, 2))
+        scope = handle.no_sync()
+        with scope:
+            with self.assertRaisesRegex(
+                    self.sherd.FailedPreconditionError, "found another one inside it"):
+                scope.__enter__()
+        with scope:
+            pass
+        handle.close()
+
+    def test_arguments_of_other_types_are_named(self):
+        for options, told in (
+                ({"bucket_bytes": "many"}, "bucket_bytes: expected .*int.*found 'many'"),
+                ({"ignored": "weight"}, "ignored: expected .*found 'weight'"),
+                ({"exchange": "pigeons"}, "exchange: expected one of auto, .*'pigeons'"),
+                ({"hook": 3}, "hook: expected one of sherd.hooks.* found a int"),
+                ({"buffer_hook": 3}, "buffer_hook: expected a function .* found a int")):
+            with self.assertRaisesRegex(self.sherd.InvalidArgumentError, told):
+                self.sherd.replicate(torch.nn.Linear(2, 2), **options)
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "lr: expected float, found 'high'"):
+            self.sherd.AdamW(self.sherd.replicate(torch.nn.Linear(2, 2)), lr="high")
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "betas: .* found 0.9"):
+            self.sherd.AdamW(self.sherd.replicate(torch.nn.Linear(2, 2)), betas=0.9)
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "found a int"):
+            self.sherd.fully_shard(torch.nn.Linear(2, 2)).load_state_dict(3)
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "init_fn: expected .*Callable.* found 3"):
+            self.sherd.fully_shard(torch.nn.Linear(2, 2), init_fn=3)
+        model = torch.nn.Linear(2, 2)
+        for act in (lambda: self.sherd.AdamW(model.parameters()),
+                    lambda: self.sherd.SGD(model), lambda: self.sherd.Muon([]),
+                    lambda: self.sherd.GradScaler(model),
+                    lambda: self.sherd.optimizer_state_dict(model, None),
+                    lambda: self.sherd.load_optimizer_state_dict(model, None, {}),
+                    lambda: self.sherd.save("folder", 1, model),
+                    lambda: self.sherd.load("folder", model),
+                    lambda: self.sherd.TrainingState(model)):
+            with self.assertRaisesRegex(
+                    self.sherd.InvalidArgumentError, "expected the handle"):
+                act()
+        for wrong in (None, "model", torch.ones(2)):
+            for by in (self.sherd.replicate, self.sherd.fully_shard):
+                with self.assertRaisesRegex(
+                        self.sherd.InvalidArgumentError, "expected a torch.nn.Module"):
+                    by(wrong)
+
     def test_a_mesh_of_one_replica_is_refused(self):
         world = self.sherd.World.from_environment()
         if world.size > 1:

@@ -2,6 +2,7 @@
 """Over which ranks a module is sharded: process groups of two backends, device
 meshes, parts of them, and meshes of replicas and shards."""
 
+import os
 import unittest
 
 import ranks
@@ -93,6 +94,23 @@ class Where(unittest.TestCase):
         self.check(mesh["shard"], mesh.mesh[mesh.get_local_rank(0)].tolist())
         self.check(mesh["dp"], mesh.mesh[:, mesh.get_local_rank(1)].tolist(),
                    by=self.sherd.replicate)
+
+    def test_models_may_share_connections(self):
+        world = self.sherd.World.from_process_group(
+            dist.new_group(), share_connections=True)
+        handles, sockets = [], []
+        for _ in range(3):
+            handles.append(self.sherd.fully_shard(mlp(), world, exchange="messages"))
+            loss_of(handles[-1].module, 0, self.rank).backward()
+            world.barrier()
+            sockets.append(sum(
+                "socket" in os.readlink(f"/proc/self/fd/{number}")
+                for number in os.listdir("/proc/self/fd")
+                if os.path.islink(f"/proc/self/fd/{number}")))
+        self.assertEqual(sockets[1], sockets[2])
+        for handle in handles:
+            handle.close()
+        self.check(world, range(self.size), exchange="messages")
 
     def test_meshes_of_sherd(self):
         world = self.sherd.World.from_process_group()

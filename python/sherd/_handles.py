@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles of sharded and replicated modules of this process."""
+
+import weakref
+
+from .errors import InvalidArgumentError
+
+handles = weakref.WeakSet()
+
+
+def check_handle(handle):
+    """Raises unless it is one; a module or its parameters are a likely mistake."""
+    if handle not in handles:
+        raise InvalidArgumentError(
+            "[python] expected the handle that fully_shard() or replicate() has "
+            f"returned, found a {type(handle).__name__}")
+
+
+def parameters_of(handle):
+    """What sherd's optimizers take of a handle."""
+    check_handle(handle)
+    return handle.core_parameters

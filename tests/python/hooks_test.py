@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication hooks of sherd, of PyTorch and of a user, over replicas and shards."""
+
+import unittest
+
+import ranks
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+STEPS = 4
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+
+
+def train(model, parameters):
+    """The gradients of the last step; this rank has inputs of its own."""
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(100 * step + ranks.rank())
+        model(torch.randn(4, 16, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return [parameter.grad.clone() for parameter in parameters]
+
+
+def of_all_ranks(world, gradients):
+    """Whether all ranks have these bits."""
+    bits = [int(g.view(torch.int32).to(torch.int64).sum()) for g in gradients]
+    return len({tuple(numbers) for numbers in world.all_gather(bits)}) == 1
+
+
+class Hooks(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        import sherd  # pylint: disable=import-outside-toplevel
+        cls.sherd = sherd
+        dist.init_process_group("gloo")
+        cls.world = sherd.World.from_process_group()
+
+    @classmethod
+    def tearDownClass(cls):
+        dist.destroy_process_group()
+
+    def replicated(self, register=None, **options):
+        """Gradients, and what the handle reports of the hook."""
+        model = make()
+        handle = self.sherd.replicate(model, self.world, **options)
+        if register:
+            handle.register_comm_hook(*register)
+        gradients = train(model, list(model.parameters()))
+        report = handle.report()
+        self.assertEqual(report.backwards, STEPS)
+        self.assertTrue(of_all_ranks(self.world, gradients))
+        handle.close()
+        return gradients, report
+
+    def close_to(self, found, expected, **tolerance):
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, **tolerance)
+
+    def test_hooks_of_sherd(self):
+        hooks = self.sherd.hooks
+        mean, _ = self.replicated()
+        for hook, name, tolerance in (
+                (hooks.all_reduce_mean(), "mean", {}),
+                (hooks.compress(torch.bfloat16), "bf", {"rtol": 0.05, "atol": 0.005}),
+                (hooks.compress(torch.float16), "16", {"rtol": 0.01, "atol": 0.001}),
+                (hooks.quantise(scale="tensor"), "quant", {"rtol": 0.1, "atol": 0.01}),
+                (hooks.power_sgd(start_step=100), "power", {}),
+                (hooks.post_local_sgd(), "local", {})):
+            with self.subTest(name=hook.name):
+                found, report = self.replicated(hook=hook)
+                self.assertEqual(report.hook, hook.name)
+                self.assertIn(name, report.hook)
+                self.assertGreater(report.hook_bytes, 0)
+                self.close_to(found, mean, **tolerance)
+
+    def test_a_function_is_a_hook(self):
+        seen = []
+
+        def sign(bucket, group):
+            self.assertEqual((group.rank, group.size), (ranks.rank(), ranks.size()))
+            self.assertEqual(
+                sum(gradient.numel() for _, gradient in bucket.parameters),
+                len(bucket.gradients))
+            self.assertFalse(torch.is_grad_enabled())
+            bucket.gradients.sign_()
+            group.all_reduce_mean(bucket.gradients)
+            seen.append((bucket.step, bucket.index, bucket.last, group))
+
+        found, report = self.replicated(hook=sign)
+        self.assertIn("sign", report.hook)
+        allowed = {index / ranks.size() for index in range(-ranks.size(), ranks.size() + 1)}
+        self.assertLessEqual(set(torch.cat([g.flatten() for g in found]).tolist()), allowed)
+        self.assertEqual(sorted({step for step, *_ in seen}), list(range(STEPS)))
+        with self.assertRaisesRegex(
+                self.sherd.FailedPreconditionError, "after it has returned"):
+            seen[0][3].all_gather(torch.ones(1))
+
+    def test_hooks_of_pytorch(self):
+        mean, _ = self.replicated()
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=STEPS + 1)
+        for register, tolerance in (
+                ((None, default_hooks.allreduce_hook), {}),
+                ((dist.group.WORLD, default_hooks.allreduce_hook), {}),
+                ((None, default_hooks.bf16_compress_hook), {"rtol": 0.05, "atol": 0.005}),
+                ((state, powerSGD_hook.powerSGD_hook), {})):
+            with self.subTest(hook=register[1].__name__):
+                found, report = self.replicated(register)
+                self.assertEqual(report.hook, register[1].__name__)
+                self.close_to(found, mean, **tolerance)
+
+    def test_a_hook_of_pytorch_reads_parameters(self):
+        model = make()
+        handle = self.sherd.replicate(model, self.world)
+        norms = []
+
+        def hook(_state, bucket):
+            norms.extend(p.norm().item() for p in bucket.parameters())
+            return bucket.buffer()
+
+        handle.register_comm_hook(None, hook)
+        model(torch.ones(1, 16)).sum().backward()
+        self.assertEqual(
+            sorted(norms), sorted(p.norm().item() for p in model.parameters()))
+        handle.close()
+
+    def test_what_a_hook_raises_ends_the_training_of_all(self):
+        def fail(bucket, group):
+            if ranks.rank() == ranks.size() - 1:
+                raise ValueError("no more")
+            group.all_reduce_mean(bucket.gradients)
+
+        model = make()
+        handle = self.sherd.replicate(model, self.world, hook=fail)
+        with self.assertRaisesRegex(self.sherd.Error, f"no more|rank {ranks.size() - 1}"):
+            model(torch.ones(1, 16)).sum().backward()
+        handle.close()
+
+    def test_what_is_no_hook_is_refused(self):
+        handle = self.sherd.replicate(make(), self.world)
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "callable, found a dict"):
+            handle.register_comm_hook({}, {})
+        with handle.join():
+            with self.assertRaisesRegex(
+                    self.sherd.FailedPreconditionError, "set_hook.*between two steps"):
+                handle.register_comm_hook(None, default_hooks.allreduce_hook)
+        handle.close()
+
+    def test_sharded_models_take_hooks(self):
+        def mean(bucket, group):
+            if bucket.cuts:
+                group.reduce_scatter_mean(bucket.gradients, bucket.cuts)
+            else:
+                group.all_reduce_mean(bucket.gradients)
+
+        model = make()
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "reduces to shards"):
+            self.sherd.fully_shard(model, self.world, hook=mean)
+        plain, _ = self.sharded(None)
+        mean.reduces_to_shards = True
+        for hook in (mean, self.sherd.hooks.compress(torch.bfloat16)):
+            found, report = self.sharded(hook)
+            self.assertEqual(report.backwards, STEPS)
+            self.close_to(found, plain, rtol=0.05, atol=0.005)
+
+    def sharded(self, hook):
+        model = make()
+        handle = self.sherd.fully_shard(model, self.world, hook=hook)
+        gradients = train(model, handle.parameters())
+        report = handle.report()
+        handle.close()
+        return gradients, report
+
+    def test_a_function_synchronises_buffers(self):
+        model = torch.nn.BatchNorm1d(3)
+        calls = []
+
+        def mean(buffers, group):
+            calls.append(sorted(buffers))
+            group.all_reduce_mean(buffers["running_mean"])
+
+        handle = self.sherd.replicate(model, self.world, buffer_hook=mean)
+        model(torch.full((2, 3), float(ranks.rank()))).sum().backward()
+        self.assertEqual(
+            calls, [["num_batches_tracked", "running_mean", "running_var"]])
+        expected = 0.1 * sum(range(ranks.size())) / ranks.size()
+        torch.testing.assert_close(model.running_mean, torch.full((3,), expected))
+        handle.close()
+
+
+if __name__ == "__main__":
+    ranks.main()
