@@ -68,7 +68,8 @@ inline constexpr std::array<CoordinatorTimeFlag, 14> kCoordinatorTimeFlags = {{
      "A replica is left out if it makes no progress for\n"
      "this long and for ten times as long as usual"},
     {"--first-hang-after", &ft::CoordinateOptions::first_hang_after,
-     "The same limit for its first computations"},
+     "The same limit for its first computations, for what\n"
+     "it does for the first time, and between steps"},
     {"--slow-after", &ft::CoordinateOptions::slow_after,
      "It is shown as slow after this long and three times\n"
      "as long as usual"},
@@ -119,7 +120,7 @@ inline constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
      "then it saves what it holds (a third of --grace)"},
     {"--connect-timeout", "connect",
      "A replica to which no connection was made in this\n"
-     "time counts as lost (2)"},
+     "time counts as lost; less than --join-timeout (0.7)"},
     {"--link-timeout", "link",
      "A connection counts as lost when sent bytes were not\n"
      "acknowledged for this long (5)"},

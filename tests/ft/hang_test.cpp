@@ -97,6 +97,19 @@ TEST(FaultsHang, F36OneThatIsSlowIsReportedAndNotEvicted) {
   EXPECT_EQ(outcome.epochs(), 1);
 }
 
+TEST(FaultsHang, AFirstOptimizerStepAndAnEvaluationAreNoHangs) {
+  ClusterOptions options;
+  options.steps = 40;
+  options.coordinator.hang_after = milliseconds(1000);
+  Cluster cluster(options);
+  cluster.order_at({.replica = 1, .point = "update", .step = 1}, "sleep 2500");
+  cluster.order_at({.replica = 2, .point = "idle", .step = 20}, "sleep 2500");
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = milliseconds(2500) + kGap});
+  EXPECT_EQ(outcome.epochs(), 1);
+  EXPECT_THAT(outcome.coordinator, Not(HasSubstr("it hangs")));
+}
+
 TEST(FaultsHang, AnAgentThatIsBusyForLongerThanTheDeadAreSilentIsNotEvicted) {
   Cluster cluster({.steps = 40});
   cluster.order_at(

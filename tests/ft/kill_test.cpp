@@ -7,6 +7,7 @@
 #include <random>
 #include <string>
 #include <vector>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"
 #include "ft/ring/frame.h"
@@ -15,6 +16,8 @@ namespace sherd::ft::test {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Kill {
   const char* id;
@@ -166,6 +169,34 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // ---- more than one ----
+
+TEST(FaultsKilled, F02NobodyElseIsNamedWhenOneHasDiedAndComeBack) {
+  ClusterOptions options;
+  options.restarts = true;
+  Cluster cluster(options);
+  cluster.kill_at({.replica = 1, .point = "reducing", .step = 10});
+  cluster.end_behind({.replica = 1});
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 2}, .gap_max = kGap, .says = {"replica 1: "}});
+  EXPECT_THAT(outcome.coordinator, Not(HasSubstr("replica 0: ")));
+  EXPECT_THAT(outcome.coordinator, Not(HasSubstr("replica 2: ")));
+}
+
+// One that has the sum dies before another one has it: had it been committed with that one alone,
+// nothing would have gone on for a minute, and the step would have been rolled back.
+TEST(FaultsKilled, F13TheOnlyHolderOfASumDiesBeforeTheOthersHaveIt) {
+  Cluster cluster({.steps = 40});
+  cluster.order_at({.replica = 2, .point = "reduced", .step = 10}, "sleep 150");
+  cluster.at({.replica = 0, .point = "voted", .step = 10}, [&] {
+    cluster.signal_all(1, SIGKILL);
+    cluster.after(milliseconds(70), [&] { cluster.signal_all(0, SIGKILL); });
+    return std::string();
+  });
+  const auto outcome = cluster.run();
+  outcome.check({.survivors = {2}, .gap_max = 2 * kGap});
+  EXPECT_EQ(outcome.rollbacks(), 0);
+}
 
 TEST(FaultsKilled, F12TwoAtOnceInReduceCostOneOrTwoEpochs) {
   Cluster cluster({.replicas = 4, .steps = 40});

@@ -78,7 +78,8 @@ struct CoordinateOptions {
   // A replica that made no progress for ten times as long as usual, and for at
   // least this long, counts as hanging and is left out.
   std::chrono::milliseconds hang_after = std::chrono::seconds(5);
-  // The same for the first computations, which warm up.
+  // The same for the first computations, which warm up, for an activity that was not seen before, as a
+  // first optimizer step or a restore, and for what the program does between steps.
   std::chrono::milliseconds first_hang_after = std::chrono::seconds(60);
   // One that made none for three times as long as usual, and for at least this
   // long, is shown as slow.

@@ -58,8 +58,9 @@ struct SessionTimeouts {
   // waits this long for the coordinator's decision. Then it leaves with the state
   // that it holds, so that the program can save it.
   std::chrono::milliseconds leave = std::chrono::seconds(10);
-  // A replica to which no connection was made in this time counts as lost.
-  std::chrono::milliseconds connect = std::chrono::seconds(2);
+  // A replica to which no connection was made in this time counts as lost. Less
+  // than two thirds of the coordinator's join_timeout.
+  std::chrono::milliseconds connect = std::chrono::milliseconds(700);
   // A connection counts as lost when sent bytes were not acknowledged for this
   // long.
   std::chrono::milliseconds link = std::chrono::seconds(5);

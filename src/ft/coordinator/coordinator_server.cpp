@@ -81,6 +81,7 @@ struct CoordinatorServer::Impl {
   void schedule();
   void tick();
   void act_on(const Finding& finding);
+  CoordinatorDecisions decisions_on(const Finding& finding);
   void close_silent_connections(Instant now);
   void log_failed(const Status& status);
   void retry_log();
@@ -261,11 +262,7 @@ void CoordinatorServer::Impl::act_on(const Finding& finding) {
       board.count("hangs");
       board.failed(
           name_of(finding.replica), "it hangs: " + finding.reason, real.now());
-      if (finding.link) {
-        machine->link_fails(finding.link->from, finding.link->to);
-      }
-      decide(machine->hangs(
-          finding.replica, finding.incarnation, finding.reason, clock.now()));
+      decide(decisions_on(finding));
       return;
     case Finding::Kind::kSilent:
       board.count("silences");
@@ -277,6 +274,23 @@ void CoordinatorServer::Impl::act_on(const Finding& finding) {
       }
       return;
   }
+}
+
+// Where links are dead, nobody who stands at their ends hangs. What is known of them may be of an
+// epoch that is over.
+CoordinatorDecisions CoordinatorServer::Impl::decisions_on(
+    const Finding& finding) {
+  auto links = finding.links;
+  std::erase_if(links, [&](const DeadLink& link) {
+    return link.epoch != machine->history().epoch;
+  });
+  return links.empty()
+      ? machine->hangs(
+            finding.replica, finding.incarnation, finding.reason, clock.now())
+      : machine->links_fail(
+            broken_links_of(links),
+            str(name_of(finding.replica), " hangs: ", finding.reason),
+            clock.now());
 }
 
 void CoordinatorServer::Impl::close_silent_connections(Instant now) {
@@ -353,8 +367,7 @@ void CoordinatorServer::Impl::received(
   // One that is refused, as a former life that wakes, is not the replica.
   const bool has_place = !machine || machine->has_place(report);
   if (has_place) {
-    detector.received(
-        report.replica, report.incarnation, report.progress, report.ranks, now);
+    detector.received(report, now);
   }
   board.received(
       report, connections.at(id).connection->peer(), real.now(), has_place);

@@ -338,15 +338,17 @@ TEST_F(ServiceTest, AReportThatIsTooLongIsRefusedByItsHeader) {
 
 // They go to the log, the page and whoever looks at them.
 TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
-  start();
+  start_three();
   Report report;
-  report.replica = 1;
+  report.replica = 5;
   report.incarnation = 1;
-  report.suspicion = Suspicion{{1, 2}, 2, "gone\x1b[2J\nsherd: all is well"};
+  report.suspicion = Suspicion{
+      replicas_[0]->machine().view().epoch, 2,
+      "gone\x1b[2J\nsherd: all is well"};
   const TestClient guest(loop_, options_.address, frame_of(report));
   ASSERT_TRUE(run_until(loop_, [&] { return counted("failures") == 1; }));
   EXPECT_EQ(
-      failures(), "replica 2: gone?[2J?sherd: all is well (says replica 1)\n");
+      failures(), "replica 2: gone?[2J?sherd: all is well (says replica 5)\n");
 }
 
 TEST_F(ServiceTest, WhoNeverReportsIsClosed) {

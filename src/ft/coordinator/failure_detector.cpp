@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -19,6 +20,10 @@ bool busy(const TrainingProgress& progress) {
       progress.activity != Activity::kWaiting;
 }
 
+std::size_t index_of(Activity activity) {
+  return static_cast<std::size_t>(activity);
+}
+
 Duration scaled(double factor, double usual_s, Duration floor) {
   const auto limit = std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>(factor * usual_s));
@@ -27,13 +32,11 @@ Duration scaled(double factor, double usual_s, Duration floor) {
 
 }  // namespace
 
-void FailureDetector::received(
-    ReplicaId replica,
-    Incarnation incarnation,
-    const TrainingProgress& progress,
-    const std::vector<TrainingProgress>& ranks,
-    Instant now) {
-  const Life life{replica, incarnation};
+// Phases that are shorter than the time between two reports are not seen: a step that was made shows
+// that they have ended.
+void FailureDetector::received(const Report& report, Instant now) {
+  const auto& [progress, ranks] = std::tie(report.progress, report.ranks);
+  const Life life{report.replica, report.incarnation};
   const auto [found, is_new] = watched_.try_emplace(life);
   MonitoredReplica& watched = found->second;
   watched.heard_at = now;
@@ -49,28 +52,39 @@ void FailureDetector::received(
   if (is_new) {
     watched.progress = progress;
     watched.since = now;
-    newest_[replica] = life;
+    watched.held = report.held;
+    newest_[report.replica] = life;
     return;
   }
+  if (report.held && watched.held &&
+      report.held->step == watched.held->step + 1 &&
+      watched.progress.activity != Activity::kFetching) {
+    ++watched.ended[index_of(Activity::kReducing)];
+    ++watched.ended[index_of(Activity::kApplying)];
+  }
+  watched.held = report.held;
   // A serial goes back when a reduction is given up, which is no progress.
   if (watched.progress.serial >= progress.serial &&
       watched.progress.activity == progress.activity) {
     watched.progress = progress;
     return;
   }
-  const auto activity = static_cast<std::size_t>(watched.progress.activity);
-  SHERD_ASSERT(activity < kActivities, "an activity that nobody decodes");
-  auto& usual = watched.usual_s[activity];
-  const double last_s = seconds(now - watched.since);
-  usual = usual ? *usual + kLastWeight * (last_s - *usual) : last_s;
-  if (watched.progress.activity == Activity::kComputing &&
-      progress.activity != Activity::kComputing) {
-    ++watched.computed;
-  }
+  end_phase(watched, progress.activity, now);
   watched.progress = progress;
   watched.since = now;
   watched.slow = false;
   watched.hung = false;
+}
+
+void FailureDetector::end_phase(
+    MonitoredReplica& watched, Activity next, Instant now) {
+  const auto activity = index_of(watched.progress.activity);
+  SHERD_ASSERT(activity < kActivities, "an activity that nobody decodes");
+  auto& usual = watched.usual_s[activity];
+  const double last_s = seconds(now - watched.since);
+  usual = usual ? *usual + kLastWeight * (last_s - *usual) : last_s;
+  // A serial that moves is progress within it.
+  watched.ended[activity] += next != watched.progress.activity ? 1 : 0;
 }
 
 void FailureDetector::ended(ReplicaId replica, Incarnation incarnation) {
@@ -137,15 +151,22 @@ std::vector<Finding> FailureDetector::tick(Instant now) {
 
 std::optional<double> FailureDetector::usual_s(
     const MonitoredReplica& watched) const {
-  return watched.usual_s[static_cast<std::size_t>(watched.progress.activity)];
+  return watched.usual_s[index_of(watched.progress.activity)];
+}
+
+bool FailureDetector::is_first(const MonitoredReplica& watched) const {
+  const auto activity = watched.progress.activity;
+  const int phases =
+      activity == Activity::kComputing ? options_.first_steps : 1;
+  // Its usual length says nothing about an evaluation now and then.
+  return activity == Activity::kIdle ||
+      watched.ended[index_of(activity)] < phases;
 }
 
 Duration FailureDetector::hard_limit(const MonitoredReplica& watched) const {
-  const bool first = watched.progress.activity == Activity::kComputing &&
-      watched.computed < options_.first_steps;
-  return scaled(
-      options_.hard_factor, usual_s(watched).value_or(0),
-      first ? options_.first_floor : options_.hard_floor);
+  const auto floor =
+      is_first(watched) ? options_.first_floor : options_.hard_floor;
+  return scaled(options_.hard_factor, usual_s(watched).value_or(0), floor);
 }
 
 Duration FailureDetector::soft_limit(const MonitoredReplica& watched) const {
@@ -176,7 +197,7 @@ bool FailureDetector::hangs(
                               : over_hard_limit(watched, now);
 }
 
-std::optional<DeadLink> FailureDetector::dead_link_of(
+std::vector<DeadLink> FailureDetector::dead_links_of(
     const std::vector<Life>& lives, Instant now) const {
   std::vector<ReplicaActivity> views;
   for (const auto& life : lives) {
@@ -184,7 +205,7 @@ std::optional<DeadLink> FailureDetector::dead_link_of(
       views.push_back(view(life, now));
     }
   }
-  return dead_link(views);
+  return dead_links(views);
 }
 
 const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
@@ -211,13 +232,14 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
       break;
     }
     const auto& other = watched_.at(*next);
+    const bool is_idle = other.progress.activity == Activity::kIdle;
+    // It has moved, so `at` may say so in a moment; or it does something for itself.
     if (!busy(other.progress) && quiet(other) == Duration(0) &&
-        now - other.since <= hard_limit(watched)) {
-      return std::nullopt;  // It has moved: `at` may say so in a moment.
+        now - other.since <= hard_limit(is_idle ? other : watched)) {
+      return std::nullopt;
     }
-    if (other.progress.activity == Activity::kIdle &&
-        over_hard_limit(watched, now)) {
-      return HangCulprit{*next, std::nullopt};
+    if (is_idle && over_hard_limit(watched, now)) {
+      return HangCulprit{*next, {}};
     }
     if (!busy(other.progress) && quiet(other) == Duration(0)) {
       path = {at, *next};  // It has what `at` lacks.
@@ -228,10 +250,11 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
   if (!watched_.at(at).hung && !hangs(watched_.at(at), now)) {
     return std::nullopt;
   }
-  const auto link = dead_link_of(path, now);
-  const Life* end = link ? life_of(link->to) : nullptr;
+  const auto links = dead_links_of(path, now);
+  const auto culprits = culprits_of(broken_links_of(links));
+  const Life* end = culprits.empty() ? nullptr : life_of(culprits.front());
   return HangCulprit{
-      end != nullptr && busy(watched_.at(*end).progress) ? *end : at, link};
+      end != nullptr && busy(watched_.at(*end).progress) ? *end : at, links};
 }
 
 void FailureDetector::find_silent(Instant now, std::vector<Finding>& found) {
@@ -265,8 +288,8 @@ std::string FailureDetector::why_hung(
             tenths(now - hangs.since), ", the limit is ",
             tenths(hard_limit(hangs)));
   }
-  if (blame.link) {
-    reason += "; " + text_of(*blame.link);
+  for (const auto& link : blame.links) {
+    reason += "; " + text_of(link);
   }
   return reason + report_of(blame.life, now);
 }
@@ -283,7 +306,7 @@ void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
     watched_.at(blame->life).hung = true;
     found.push_back(
         {Finding::Kind::kHung, blame->life.first, blame->life.second,
-         why_hung(*blame, now), blame->link});
+         why_hung(*blame, now), blame->links});
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // FailureDetector finds replicas that are silent, hang or are slow, from the progress that they
 // report of their training threads. A phase lasts as long as the serial of a TrainingProgress does
-// not change; its usual length is learnt for each incarnation and activity. When many replicas wait
+// not change; its usual length is learnt for each incarnation and activity, and until one has been
+// seen to end it may take long: a first optimizer step, a restore or a first collective. When many replicas wait
 // for one, that one hangs and not its neighbours; when they wait in a circle, an end of the dead link
 // does. Time is an argument. Thread rule: one thread; a value.
 #pragma once
@@ -25,8 +26,9 @@ struct FailureDetectorOptions {
   // A phase is slow if it exceeds so many usual lengths and the floor.
   double soft_factor = 3;
   Duration soft_floor = std::chrono::milliseconds(500);
-  // It hangs if it exceeds so many usual lengths and the floor; the first computations of an
-  // incarnation may take longer.
+  // It hangs if it exceeds so many usual lengths and the floor. The first floor is for the first
+  // computations of an incarnation, for each other activity until one such phase has ended, and for
+  // what the program does for itself between steps, as an evaluation.
   double hard_factor = 10;
   Duration hard_floor = std::chrono::seconds(5);
   Duration first_floor = std::chrono::seconds(60);
@@ -43,8 +45,8 @@ struct Finding {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::string reason;
-  // For kHung, if a link is to blame.
-  std::optional<DeadLink> link{};
+  // For kHung, if links are to blame.
+  std::vector<DeadLink> links{};
 };
 
 class FailureDetector {
@@ -52,12 +54,7 @@ class FailureDetector {
   explicit FailureDetector(const FailureDetectorOptions& options)
       : options_(options) {}
 
-  void received(
-      ReplicaId replica,
-      Incarnation incarnation,
-      const TrainingProgress& progress,
-      const std::vector<TrainingProgress>& ranks,
-      Instant now);
+  void received(const Report& report, Instant now);
   // This incarnation is not monitored any more.
   void ended(ReplicaId replica, Incarnation incarnation);
 
@@ -86,12 +83,15 @@ class FailureDetector {
     Instant heard_at{};
     Instant since{};  // The serial is this one since then.
     std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
-    int computed = 0;  // How many computations have ended.
+    std::array<int, kActivities> ended{};                    // How many phases.
+    std::optional<StateId> held;
     bool slow = false;
     bool hung = false;
   };
 
   std::optional<double> usual_s(const MonitoredReplica& watched) const;
+  static void end_phase(MonitoredReplica& watched, Activity next, Instant now);
+  bool is_first(const MonitoredReplica& watched) const;
   Duration hard_limit(const MonitoredReplica& watched) const;
   Duration soft_limit(const MonitoredReplica& watched) const;
   bool over_hard_limit(const MonitoredReplica& watched, Instant now) const;
@@ -100,12 +100,12 @@ class FailureDetector {
   bool hangs(const MonitoredReplica& watched, Instant now) const;
   struct HangCulprit {
     Life life;
-    std::optional<DeadLink> link;
+    std::vector<DeadLink> links;
   };
   // The end of the chain of waiting replicas that begins at `life`, if it is over its hard limit.
   std::optional<HangCulprit> culprit(const Life& life, Instant now) const;
-  // The dead link among these.
-  std::optional<DeadLink> dead_link_of(
+  // The dead links among these.
+  std::vector<DeadLink> dead_links_of(
       const std::vector<Life>& lives, Instant now) const;
   ReplicaActivity view(const Life& life, Instant now) const;
   // A sentence on who waits for it, and where.

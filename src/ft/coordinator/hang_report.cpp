@@ -141,6 +141,14 @@ std::string text_of(const DeadLink& link) {
       " not come");
 }
 
+std::vector<BrokenLink> broken_links_of(const std::vector<DeadLink>& links) {
+  std::vector<BrokenLink> broken;
+  for (const auto& link : links) {
+    broken.push_back({.accused = link.to, .noticed_by = link.from});
+  }
+  return broken;
+}
+
 std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
   const auto& ranks = replica.ranks;
   std::vector<std::size_t> behind;
@@ -195,8 +203,8 @@ std::string hang_report(
   return report;
 }
 
-std::optional<DeadLink> dead_link(
-    const std::vector<ReplicaActivity>& replicas) {
+std::vector<DeadLink> dead_links(const std::vector<ReplicaActivity>& replicas) {
+  std::vector<DeadLink> links;
   std::map<ReplicaId, const ReplicaActivity*> by_name;
   for (const auto& one : replicas) {
     by_name[one.replica] = &one;
@@ -208,11 +216,12 @@ std::optional<DeadLink> dead_link(
       const auto frames =
           place && to != by_name.end() ? missing(from, *to->second, rank) : 0;
       if (frames > 0) {
-        return DeadLink{from.replica, to->first, rank, frames};
+        links.push_back({place->epoch, from.replica, to->first, rank, frames});
+        break;
       }
     }
   }
-  return std::nullopt;
+  return links;
 }
 
 }  // namespace sherd::ft

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 #include "base/clock.h"
+#include "ft/protocol/link_faults.h"
 #include "ft/protocol/messages.h"
 #include "ft/wire/codec.h"
 
@@ -50,15 +51,18 @@ std::string hang_report(
 
 // A link of a ring that stands still.
 struct DeadLink {
+  Epoch epoch;
   ReplicaId from = 0;
   ReplicaId to = 0;
   std::size_t rank = 0;
   std::uint64_t frames = 0;  // Sent and not received.
 };
 // A rank that reads all the time has received all that was sent to it: where frames are missing, the
-// link or its end is dead. Returns the first such link; none: no frames are missing between these.
-std::optional<DeadLink> dead_link(const std::vector<ReplicaActivity>& replicas);
+// link or its end is dead. Returns all such links between these, each once.
+std::vector<DeadLink> dead_links(const std::vector<ReplicaActivity>& replicas);
 std::string text_of(const DeadLink& link);
+// Their receiving ends are accused.
+std::vector<BrokenLink> broken_links_of(const std::vector<DeadLink>& links);
 
 // "computing".
 std::string text_of(Activity activity);

@@ -53,6 +53,15 @@ bool StatusBoard::is_there(ReplicaId replica) const {
       !found->second.fenced;
 }
 
+// One that its reporter has found in the epoch under way. Of one that is over, or that begins, the
+// coordinator says who is to blame; one that is told what others say of it knows no more than they.
+bool StatusBoard::is_news(const Report& report) const {
+  const auto& suspicion = report.suspicion;
+  return suspicion->epoch == view_.epoch &&
+      view_.stage == EpochStage::kRunning &&
+      !(suspicion->noticed_by && suspicion->accused == report.replica);
+}
+
 // A replica that leaves in order is lost to its neighbours all the same.
 bool StatusBoard::goes_in_order(ReplicaId replica) const {
   const auto found = rows_.find(replica);
@@ -75,7 +84,7 @@ void StatusBoard::received(
     before->since = now;
   }
   const auto& suspicion = report.suspicion;
-  if (suspicion && suspicion != before->report.suspicion &&
+  if (suspicion && suspicion != before->report.suspicion && is_news(report) &&
       !goes_in_order(suspicion->accused)) {
     failed(
         name_of(suspicion->accused),

@@ -91,6 +91,7 @@ class StatusBoard {
   };
   ReplicaRow* life(ReplicaId replica, Incarnation incarnation);
   bool is_there(ReplicaId replica) const;
+  bool is_news(const Report& report) const;  // REQUIRES: it has a suspicion.
   bool goes_in_order(ReplicaId replica) const;
   std::string state_of(const ReplicaRow& known) const;
   std::string stage() const;

@@ -120,6 +120,27 @@ TEST_F(Book, OneThatIsRefusedIsNotShownInsteadOfOneThatCounts) {
   EXPECT_THAT(states(), SizeIs(5));
 }
 
+// What a newcomer's first step, or the end of an epoch, brings with it is nobody's failure.
+TEST_F(Book, ASuspicionThatIsNoNewsIsNoFailure) {
+  Report report;
+  report.replica = 1;
+  report.incarnation = 1;
+  // Of an epoch that is over, or planned.
+  for (const std::uint64_t epoch : {1U, 3U}) {
+    report.suspicion = Suspicion{{1, epoch}, 0, "replica 0 has stopped it", 0};
+    book_.received(report, "", now_);
+  }
+  // It was told what another one says of it.
+  report.suspicion = Suspicion{{1, 2}, 1, "reset by peer", 0};
+  book_.received(report, "", now_);
+  // All members have been told that the epoch is over.
+  view_.stage = EpochStage::kClosed;
+  book_.told(0, 1, view_);
+  report.suspicion = Suspicion{{1, 2}, 0, "replica 0 has stopped it", 0};
+  book_.received(report, "", now_);
+  EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
+}
+
 TEST_F(Book, ASuspicionIsAFailureOnce) {
   Report report;
   report.replica = 1;

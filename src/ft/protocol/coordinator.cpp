@@ -26,6 +26,7 @@ Coordinator::Coordinator(
       number_(history_.epoch.number),
       config_(history_.config),
       epoch_ended_because_("the coordinator has started"),
+      started_(history_.epoch),
       form_at_(now + options.settle),
       start_at_(now + options.start_timeout),
       reconnect_until_(now + options.reconnect_timeout),
@@ -126,6 +127,8 @@ void Coordinator::take(const Report& report) {
         IncarnationRecord{replica, report.incarnation},
         str("replica ", replica, " has started"));
     link_faults_.forget(replica);
+    forget_broken_links(replica);
+    replicas_[replica].failed_joins = 0;
   }
   config_ = report.config;
   auto& known = replicas_[replica];
@@ -168,6 +171,7 @@ CoordinatorDecisions Coordinator::lost(
   now_ = now;
   auto& known = replicas_.at(replica);
   known.connected = false;
+  forget_broken_links(replica);
   if (is_undecided(replica)) {
     // The others go on with their bits; if it comes back, it drops its own.
     known.wrong = known.report.digest;
@@ -203,13 +207,20 @@ void Coordinator::remove_from_epoch(ReplicaId replica, const std::string& how) {
   advance();
 }
 
-// The first times it may be chance, or the accuser's own fault.
+// What was connected is connected again at once: the first times it may be chance, or the accuser's
+// own fault.
 void Coordinator::count_suspicion(const Report& report) {
   constexpr int kTolerated = 3;
   const auto& suspicion = report.suspicion;
   const auto& before = replicas_.at(report.replica).report.suspicion;
   if (!suspicion || suspicion == before ||
       !replicas_.contains(suspicion->accused)) {
+    return;
+  }
+  if (suspicion->epoch > started_) {
+    if (suspicion->epoch == history_.epoch) {
+      accuse(link_of(*suspicion, report.replica), suspicion->epoch);
+    }
     return;
   }
   if (suspicion->noticed_by && replicas_.contains(*suspicion->noticed_by)) {
@@ -240,9 +251,14 @@ void Coordinator::advance() {
   while (decided) {
     decided = false;
     if (phase_ != Phase::kForming) {
-      if (const auto reason = broken(); !reason.empty()) {
-        salvage(reason);
-        close_epoch(reason, options_.settle);
+      if (broken_because_.empty()) {
+        broken_because_ = broken();
+      }
+      if (!broken_because_.empty()) {
+        if (awaits_votes()) {
+          return;
+        }
+        end_broken_epoch();
       }
     }
     switch (phase_) {
@@ -294,6 +310,9 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
       }
       if (first_vote_) {
         consider(*first_vote_ + options_.vote_timeout);
+      }
+      if (broken_since_) {
+        consider(*broken_since_ + options_.settle);
       }
       break;
   }

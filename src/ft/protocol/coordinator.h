@@ -46,9 +46,11 @@ struct CoordinatorOptions {
 
   // ---- performance ----
 
-  // Failures that come together within it make one epoch.
+  // Failures that come together within it make one epoch, and so long votes of an epoch that ends
+  // are waited for.
   Duration settle = std::chrono::milliseconds(30);
   // Members that have not joined a new epoch by then, or still lack the last commit, are left out.
+  // Longer than rings try to connect (RingOptions::connect_timeout), which tells whose fault it is.
   Duration join_timeout = std::chrono::seconds(1);
   // After a start, the members of the last epoch have so long to come back.
   Duration reconnect_timeout = std::chrono::seconds(1);
@@ -57,6 +59,9 @@ struct CoordinatorOptions {
   // How long a replica stays out that failed its peers for the second time, doubled each time.
   Duration backoff = std::chrono::seconds(1);
   Duration backoff_max = std::chrono::seconds(60);
+  // The longest time between two tries to connect one that the others cannot reach, which costs them
+  // nothing.
+  Duration rejoin_max = std::chrono::seconds(4);
 };
 
 struct AppendRecord {
@@ -103,9 +108,12 @@ class Coordinator {
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
-  // Bytes that one has sent the other in this epoch have not arrived. Decides nothing by itself:
-  // later rings avoid the link when it happens again.
-  void link_fails(ReplicaId one, ReplicaId other);
+  // Bytes that were sent over these links in this epoch have not arrived. The epoch ends, the next
+  // one is without the culprits, and later rings avoid the links.
+  CoordinatorDecisions links_fail(
+      const std::vector<BrokenLink>& links,
+      const std::string& reason,
+      Instant now);
   CoordinatorDecisions tick(Instant now);
   // The next time, after `now`, at which tick() may decide something; none: never by itself.
   std::optional<Instant> next_tick(Instant now) const;
@@ -142,6 +150,8 @@ class Coordinator {
     // After it failed its peers: when it may train again, and the next back-off.
     Instant out_until{};
     Duration backoff{};
+    // How many epochs it could not be connected for since it last had a part in a commit.
+    int failed_joins = 0;
     Instant member_since{};
     bool operator==(const ReplicaEntry&) const = default;
   };
@@ -177,6 +187,12 @@ class Coordinator {
   Attempt attempt() const;
   Votes votes() const;
   int replicas_min() const;
+  // Members that are connected and can be expected to vote.
+  std::size_t live_members() const;
+  // Votes that commit without the rest: while more than one member lives, more than one holds.
+  std::size_t votes_needed() const;
+  bool can_salvage() const;
+  bool awaits_votes();
   // Why the epoch or the planned one cannot go on; empty: it can.
   std::string broken() const;
   std::string plan_broken() const;
@@ -185,6 +201,7 @@ class Coordinator {
   // ---- rules: advance() applies them until none decides anything ----
 
   void advance();
+  bool are_too_few(const std::vector<Member>& members);
   bool form();
   bool roll_back();
   bool start();
@@ -193,6 +210,7 @@ class Coordinator {
 
   // ---- effects of the rules ----
 
+  void end_broken_epoch();
   void salvage(const std::string& reason);
   void commit_step(std::uint64_t gradients, const std::string& reason);
   std::vector<Member> members_of_plan(const SampleSet& consumed);
@@ -208,11 +226,18 @@ class Coordinator {
   void count_suspicion(const Report& report);
   std::vector<ReplicaId> unjoined_members(
       const std::vector<Member>& members, const Epoch& epoch) const;
-  bool suspect_link(
-      const std::vector<Member>& ring,
-      const std::vector<ReplicaId>& late,
-      const Epoch& epoch);
+  void accuse(const BrokenLink& link, const Epoch& epoch);
+  void forget_broken_links(ReplicaId replica);
+  // Those that members accuse in the planned epoch, or that have not joined it in time.
+  std::vector<BrokenLink> broken_links_of_plan() const;
+  std::set<ReplicaId> culprits_of_plan();
+  // `why` for the first time.
+  void postpone(ReplicaId replica, Duration wait, const std::string& why);
+  Duration rejoin_wait(ReplicaId replica) const;
+  void leave_out_culprits();
   bool drop_plan();
+  // Who failed to be connected comes in alone.
+  std::optional<ReplicaId> next_suspect() const;
   void count_bad_gradients(const Report& report);
   bool is_undecided(ReplicaId replica) const;
   void compare_digests();
@@ -241,6 +266,12 @@ class Coordinator {
       undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.
   std::vector<ReplicaId> undecided_replicas_;  // Between whom.
   LinkFaults link_faults_;
+  // Since the last epoch began to run. No new epoch has their culprits.
+  std::vector<BrokenLink> broken_links_;
+  Epoch started_;  // The last one that all had joined.
+  // Why the running epoch ends, while votes are waited for.
+  std::string broken_because_;
+  std::optional<Instant> broken_since_;
   Instant form_at_{};          // No epoch is formed before.
   Instant start_at_{};         // Fewer than replicas_start may begin.
   Instant reconnect_until_{};  // Members of the last epoch may be late.

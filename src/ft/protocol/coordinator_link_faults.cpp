@@ -1,14 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which links the coordinator suspects.
+// Which links the coordinator suspects, and whom it leaves out for them.
 #include <algorithm>
+#include <utility>
 
+#include "base/hash.h"
 #include "ft/protocol/coordinator.h"
 
 namespace sherd::ft {
 
-void Coordinator::link_fails(ReplicaId one, ReplicaId other) {
-  link_faults_.suspect(one, other, history_.epoch);
+CoordinatorDecisions Coordinator::links_fail(
+    const std::vector<BrokenLink>& links,
+    const std::string& reason,
+    Instant now) {
+  now_ = now;
+  if (phase_ == Phase::kRunning) {
+    for (const auto& link : links) {
+      accuse(link, history_.epoch);
+    }
+    if (!broken_links_.empty()) {
+      epoch_ended_because_ = reason;
+    }
+    advance();
+  }
+  return std::exchange(decisions_, {});
+}
+
+// Whoever speaks first is right: a member that dials knows more than one that was not dialled, and
+// says so earlier. Of a replica that is lost nothing needs to be told.
+void Coordinator::accuse(const BrokenLink& link, const Epoch& epoch) {
+  const auto is_there = [&](ReplicaId replica) {
+    const auto found = replicas_.find(replica);
+    return found != replicas_.end() && found->second.connected;
+  };
+  const auto ends = std::minmax(link.accused, link.noticed_by);
+  if (!is_there(link.accused) || !is_there(link.noticed_by) ||
+      std::any_of(
+          broken_links_.begin(), broken_links_.end(),
+          [&](const BrokenLink& one) {
+            return std::minmax(one.accused, one.noticed_by) == ends;
+          })) {
+    return;
+  }
+  broken_links_.push_back(link);
+  link_faults_.fail(link.accused, link.noticed_by, epoch);
+}
+
+void Coordinator::forget_broken_links(ReplicaId replica) {
+  std::erase_if(broken_links_, [&](const BrokenLink& one) {
+    return one.accused == replica || one.noticed_by == replica;
+  });
 }
 
 // The members that have not joined the epoch yet.
@@ -23,25 +64,34 @@ std::vector<ReplicaId> Coordinator::unjoined_members(
   return late;
 }
 
-// When two neighbours and nobody else have not joined, their link is to blame. True: the next ring
-// avoids the link, and neither replica is penalised.
-bool Coordinator::suspect_link(
-    const std::vector<Member>& ring,
-    const std::vector<ReplicaId>& late,
-    const Epoch& epoch) {
-  // Among fewer each is next to each.
-  constexpr std::size_t kOtherRings = 4;
-  if (late.size() != 2 || ring.size() < kOtherRings) {
-    return false;
+// Doubled each time. Those that failed together do not come back together.
+Duration Coordinator::rejoin_wait(ReplicaId replica) const {
+  constexpr int kDoublingsMax = 16;
+  const auto times =
+      std::min(replicas_.at(replica).failed_joins, kDoublingsMax);
+  const auto wait =
+      std::min(options_.backoff * (1 << times), options_.rejoin_max);
+  const auto drawn = mix64(mix64(replica) ^ number_) % 256;
+  return wait - wait / 1024 * static_cast<Duration::rep>(drawn);
+}
+
+void Coordinator::postpone(
+    ReplicaId replica, Duration wait, const std::string& why) {
+  constexpr int kCountedMax = 16;
+  auto& known = replicas_.at(replica);
+  known.out_until = std::max(known.out_until, now_ + wait);
+  if (known.failed_joins == 0) {
+    decisions_.push_back({DetectedFault{"left_out", name_of(replica)}, why});
   }
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto one = ring[i].replica;
-    const auto next = ring[(i + 1) % ring.size()].replica;
-    if (std::minmax(one, next) == std::minmax(late[0], late[1])) {
-      return link_faults_.suspect(one, next, epoch);
-    }
+  known.failed_joins = std::min(known.failed_joins + 1, kCountedMax);
+}
+
+// The others train. The first try to come back is at once, since it costs them nothing.
+void Coordinator::leave_out_culprits() {
+  for (const auto culprit : culprits_of(broken_links_)) {
+    postpone(culprit, Duration(0), why_left_out(culprit, broken_links_));
   }
-  return false;
+  broken_links_.clear();
 }
 
 }  // namespace sherd::ft

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the coordinator decides about links, and about those that come back together.
+#include <algorithm>
+#include <iterator>
 #include <gmock/gmock.h>
 
 #include "ft/protocol/coordinator_script_testing.h"
@@ -9,6 +11,9 @@ namespace sherd::ft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr Duration kAccusations = std::chrono::milliseconds(100);
 
 TEST(CoordinatorLinks, WhoIsBackAMomentAfterTheMinimumTrainsWithIt) {
   CoordinatorScript script(options_of(2, 3));
@@ -25,36 +30,38 @@ TEST(CoordinatorLinks, WhoIsBackAMomentAfterTheMinimumTrainsWithIt) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
 }
 
-// Joined by all but those whose link is dead.
-TEST(CoordinatorLinks, ARingOfFourGoesRoundALinkThatWasSuspectedTwice) {
+std::vector<ReplicaId> planned(const CoordinatorScript& script) {
+  std::vector<ReplicaId> names;
+  if (const auto& plan = script.view(0).planned) {
+    for (const auto& member : plan->members) {
+      names.push_back(member.replica);
+    }
+  }
+  return names;
+}
+
+// They are told of an epoch of all of them.
+CoordinatorScript joining(int replicas_min, int replicas) {
+  CoordinatorScript script(options_of(replicas_min, replicas));
+  for (int one = 0; one < replicas; ++one) {
+    script.say(static_cast<ReplicaId>(one));
+  }
+  script.wait(kSettle);
+  return script;
+}
+
+// What dies in a running epoch is gone round at once, as soon as its end is back.
+TEST(CoordinatorLinks, ARingOfFourGoesRoundALinkThatIsDead) {
   CoordinatorScript script(options_of(1, 4));
   script.begin({0, 1, 2, 3});
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2, 3));
   script.link_fails(0, 1);
-  script.hang(1);
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0, 2, 3));
   script.join({0, 2, 3});
-  script.report(1).progress.serial = 1;
-  script.say(1);
-  ASSERT_TRUE(script.view(0).planned.has_value());
-  for (const ReplicaId connected : {2U, 3U}) {
-    script.report(connected).joined = script.view(0).planned->epoch;
-    script.say(connected);
-  }
-  script.wait(kJoin);
-  // Neither end is to blame: the next plan is there, and avoids the link.
-  ASSERT_TRUE(script.view(0).planned.has_value());
-  std::vector<ReplicaId> ring;
-  for (const auto& member : script.view(0).planned->members) {
-    ring.push_back(member.replica);
-  }
-  EXPECT_THAT(ring, ElementsAre(0, 2, 1, 3));
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 1, 3));
   const auto planned = script.view(0).planned->epoch;
-  for (const ReplicaId one : {0U, 1U, 2U, 3U}) {
-    script.report(one).joined = planned;
-    script.say(one);
-  }
+  script.join_plan({0, 1, 2, 3});
   for (const ReplicaId one : {0U, 2U, 3U}) {
     script.vote(one);
   }
@@ -65,15 +72,123 @@ TEST(CoordinatorLinks, ARingOfFourGoesRoundALinkThatWasSuspectedTwice) {
   EXPECT_FALSE(script.view(0).members[1].samples.empty());
 }
 
-TEST(CoordinatorLinks, BothEndsOfALinkThatFailsOnceAreLeftOutForAWhile) {
-  CoordinatorScript script(options_of(1, 4));
-  for (const ReplicaId one : {0U, 1U, 2U, 3U}) {
-    script.say(one);
-  }
-  script.wait(kSettle);
+TEST(CoordinatorLinks, TheReceivingEndOfALinkIsLeftOutFirst) {
+  auto script = joining(1, 4);
   script.join({2, 3});
   script.wait(kJoin);
-  EXPECT_THAT(script.members(2), ElementsAre(2, 3));
+  EXPECT_THAT(script.members(2), ElementsAre(0, 2, 3));
+  script.join({2, 3});
+  script.wait(kJoin);
+  // Neither link is needed to explain that 0 has joined nothing.
+  EXPECT_THAT(script.members(2), ElementsAre(1, 2, 3));
+}
+
+// ---- replicas whose ring ports are dead, while they report as ever ----
+
+TEST(CoordinatorLinks, OneThatCannotBeReachedAloneIsLeftOutAndNamed) {
+  auto script = joining(2, 3);
+  script.cannot_reach(0, 1);
+  script.cannot_reach(1, 0);
+  script.wait(kAccusations);
+  EXPECT_THAT(script.members(0), ElementsAre(0, 2));
+  script.join({0, 2});
+  EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
+  EXPECT_THAT(
+      script.notices(),
+      ElementsAre("left_out replica 1: it is left out: no ring link between it "
+                  "and replica 0 carries anything"));
+}
+
+TEST(CoordinatorLinks, TheCommonEndOfTwoDeadLinksIsTheCulprit) {
+  auto script = joining(2, 3);
+  script.cannot_reach(0, 1);
+  script.wait(kAccusations);
+  EXPECT_THAT(script.members(0), ElementsAre(0, 2));
+  script.cannot_reach(0, 2);  // Nothing that 0 sends arrives.
+  script.wait(kAccusations);
+  EXPECT_THAT(script.members(0), ElementsAre(1, 2));
+  script.join({1, 2});
+  EXPECT_THAT(
+      script.notices(),
+      ElementsAre("left_out replica 0: it is left out: no ring link between it "
+                  "and replica 1 and replica 2 carries anything"));
+}
+
+TEST(CoordinatorLinks, WhereNoTwoReachEachOtherOneTrainsOn) {
+  for (const int count : {2, 3}) {
+    auto script = joining(1, count);
+    for (int rounds = 0; script.members(0).size() > 1; ++rounds) {
+      ASSERT_LT(rounds, 2);
+      const auto ring = script.members(0);
+      for (std::size_t i = 0; i < ring.size(); ++i) {
+        script.cannot_reach(ring[i], ring[(i + 1) % ring.size()]);
+      }
+      script.wait(kAccusations);
+    }
+    script.join({0});
+    EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
+    script.vote(0);
+    EXPECT_EQ(script.view(0).canonical.step, 1);
+  }
+}
+
+TEST(CoordinatorLinks, WhereTooFewReachEachOtherAllAreTriedAgain) {
+  auto script = joining(2, 2);
+  for (int times = 0; times < 5; ++times) {
+    EXPECT_THAT(script.members(0), ElementsAre(0, 1));
+    script.cannot_reach(0, 1);
+    script.wait(kAccusations);
+    EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+    script.wait(std::chrono::milliseconds(500));
+  }
+  script.join({0, 1});
+  EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
+}
+
+TEST(CoordinatorLinks, TheCulpritKeepsNoHealthyNewcomerOut) {
+  auto script = joining(1, 3);
+  script.cannot_reach(0, 1);
+  script.wait(kAccusations);
+  script.join({0, 2});
+  EXPECT_THAT(planned(script), ElementsAre(0, 1, 2));
+  script.cannot_reach_as_planned(0, 1);
+  EXPECT_THAT(planned(script), IsEmpty());
+  script.say(3);
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 3));
+  script.join_plan({0, 2, 3});
+  script.vote(0);
+  script.vote(2);
+  script.apply({0, 2, 3});
+  // Even when its time comes, others are tried first.
+  script.say(4);
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 3, 4));
+  // First other rings go round its links.
+  for (int tries = 0; !planned(script).empty(); ++tries) {
+    ASSERT_LT(tries, 4);
+    const auto ring = planned(script);
+    const auto place = std::find(ring.begin(), ring.end(), 4U);
+    script.cannot_reach_as_planned(
+        place == ring.begin() ? ring.back() : *std::prev(place), 4);
+  }
+  script.wait(std::chrono::seconds(5));
+  EXPECT_EQ(planned(script).size(), 4U);  // One of the two that failed.
+}
+
+TEST(CoordinatorLinks, WhoIsReachedAgainIsBackWithinSeconds) {
+  auto script = joining(1, 3);
+  script.cannot_reach(0, 1);
+  script.wait(kAccusations);
+  script.join({0, 2});
+  for (int times = 0; times < 20; ++times) {
+    ASSERT_THAT(planned(script), ElementsAre(0, 1, 2));
+    script.cannot_reach_as_planned(0, 1);
+    ASSERT_THAT(planned(script), IsEmpty());
+    script.wait(std::chrono::seconds(4));
+  }
+  script.join_plan({0, 1, 2});
+  script.vote(0);
+  script.vote(2);
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
 }
 
 TEST(CoordinatorLinks, ALinkIsSuspectedByWhatItsEndsSay) {
@@ -95,20 +210,12 @@ TEST(CoordinatorLinks, WhoStartsAnewHasGoodLinksAgain) {
   CoordinatorScript script(options_of(1, 4));
   script.begin({0, 1, 2, 3});
   script.link_fails(0, 1);
-  script.report(0).suspicion = Suspicion{{1, 1}, 3, "checksum", {}};
-  script.say(0);
   script.wait(kSettle);
-  script.link_fails(0, 1);
   script.report(1).incarnation = 201;
+  script.report(1).joined = {};
   script.say(1);
-  script.report(0).suspicion =
-      Suspicion{script.view(0).epoch, 3, "checksum", {}};
-  script.say(0);
-  script.wait(kSettle);
-  EXPECT_THAT(script.members(0), ElementsAre(0, 2, 3));
   script.join({0, 2, 3});
-  ASSERT_TRUE(script.view(0).planned.has_value());
-  EXPECT_EQ(script.view(0).planned->members[1].replica, 1U);
+  EXPECT_THAT(planned(script), ElementsAre(0, 1, 2, 3));
 }
 
 }  // namespace

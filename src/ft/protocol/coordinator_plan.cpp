@@ -74,6 +74,58 @@ std::vector<Member> Coordinator::members_of_plan(const SampleSet& consumed) {
   return members;
 }
 
+std::vector<BrokenLink> Coordinator::broken_links_of_plan() const {
+  std::vector<BrokenLink> links;
+  for (const auto& member : planned_->members) {
+    const auto& suspicion = replicas_.at(member.replica).report.suspicion;
+    if (suspicion && suspicion->epoch == planned_->epoch) {
+      links.push_back(link_of(*suspicion, member.replica));
+    }
+  }
+  if (links.empty() && now_ >= plan_until_) {
+    links = links_of_silent(
+        planned_->members,
+        unjoined_members(planned_->members, planned_->epoch));
+  }
+  return links;
+}
+
+// Newcomers that cannot come in, for themselves or for their links to others. None where the next
+// plan has a ring that goes round the links.
+std::set<ReplicaId> Coordinator::culprits_of_plan() {
+  // Among fewer each is next to each.
+  constexpr std::size_t kOtherRings = 4;
+  std::set<ReplicaId> newcomers;
+  std::set<ReplicaId> culprits;
+  for (const auto& member : planned_->members) {
+    const auto& known = replicas_.at(member.replica);
+    if (!counts(member.replica, member.incarnation) || known.report.leaving) {
+      return {};  // It is not in the next plan.
+    }
+    if (!is_member(member.replica)) {
+      newcomers.insert(member.replica);
+      if (now_ >= plan_until_ && !can_join(known)) {
+        culprits.insert(member.replica);
+      }
+    }
+  }
+  for (const auto& link : broken_links_of_plan()) {
+    const bool is_new =
+        link_faults_.fail(link.accused, link.noticed_by, planned_->epoch);
+    if (is_new && planned_->members.size() >= kOtherRings) {
+      return {};
+    }
+    for (const auto end : {link.accused, link.noticed_by}) {
+      if (newcomers.contains(end)) {
+        culprits.insert(end);
+        break;
+      }
+    }
+  }
+  // Else the same plan would be made again at once.
+  return culprits.empty() ? newcomers : culprits;
+}
+
 bool Coordinator::drop_plan() {
   auto reason = plan_broken();
   const bool late = now_ >= plan_until_;
@@ -91,18 +143,25 @@ bool Coordinator::drop_plan() {
   if (reason.empty()) {
     return false;
   }
-  const bool link_is_to_blame =
-      late && suspect_link(planned_->members, missing, planned_->epoch);
-  for (const auto& member : planned_->members) {
-    if (!is_member(member.replica) && !link_is_to_blame) {
-      penalise(member.replica);
-      auto& until = replicas_.at(member.replica).out_until;
-      until = std::max(until, now_ + options_.backoff);
-    }
+  for (const auto culprit : culprits_of_plan()) {
+    postpone(
+        culprit, rejoin_wait(culprit), "it cannot be connected: " + reason);
   }
   planned_.reset();
   tell_all(reason);
   return true;
+}
+
+// The one that has waited longest among those that could not be connected.
+std::optional<ReplicaId> Coordinator::next_suspect() const {
+  std::optional<ReplicaId> next;
+  for (const auto& [replica, known] : replicas_) {
+    if (!is_member(replica) && known.failed_joins > 0 && can_join(known) &&
+        (!next || known.out_until < replicas_.at(*next).out_until)) {
+      next = replica;
+    }
+  }
+  return next;
 }
 
 bool Coordinator::plan() {
@@ -128,15 +187,22 @@ bool Coordinator::plan() {
   if (replicas_.size() == history_.members.size()) {
     return false;  // There is nobody else.
   }
-  const auto members = member_ids();
+  const auto ids = member_ids();
+  const auto is_welcome = [&](const auto& one) {
+    return !ids.contains(one.first) && one.second.failed_joins == 0 &&
+        can_join(one.second);
+  };
+  // Those that could not be connected come in one after the other, so that they keep nobody out.
+  const bool some = std::any_of(replicas_.begin(), replicas_.end(), is_welcome);
+  const auto suspect = some ? std::nullopt : next_suspect();
   PlannedEpoch next;
   std::string newcomer;
-  for (const auto& [replica, known] : replicas_) {
-    if (members.contains(replica)) {
-      next.members.push_back({replica, known.report.incarnation, {}});
-    } else if (can_join(known)) {
-      next.members.push_back({replica, known.report.incarnation, {}});
-      newcomer = name_of(replica);
+  for (const auto& one : replicas_) {
+    const auto replica = one.first;
+    const bool comes = is_welcome(one) || replica == suspect;
+    if (comes || ids.contains(replica)) {
+      next.members.push_back({replica, one.second.report.incarnation, {}});
+      newcomer = comes ? name_of(replica) : newcomer;
     }
   }
   if (newcomer.empty()) {

@@ -10,6 +10,11 @@
 namespace sherd::ft {
 namespace {
 
+// After a first accusation in an epoch that is being joined, others may say more.
+constexpr Duration kAccusations = std::chrono::milliseconds(100);
+// Until all are tried again, where too few are without broken links.
+constexpr Duration kAllAgain = std::chrono::milliseconds(500);
+
 // How many times its back-off a replica must have trained to be trusted again.
 constexpr int kTrustAfterBackoffs = 10;
 
@@ -114,6 +119,43 @@ Attempt Coordinator::attempt() const {
   return {history_.epoch, history_.canonical->step + 1};
 }
 
+std::size_t Coordinator::live_members() const {
+  return static_cast<std::size_t>(std::count_if(
+      history_.members.begin(), history_.members.end(), [&](const Member& one) {
+        const auto& known = replicas_.at(one.replica);
+        return counts(one.replica, one.incarnation) && !known.hangs &&
+            !known.wrong && !has_bad_gradients(one);
+      }));
+}
+
+std::size_t Coordinator::votes_needed() const {
+  constexpr std::size_t kHolders = 2;
+  return std::max(
+      static_cast<std::size_t>(replicas_min()),
+      std::min(kHolders, live_members()));
+}
+
+// What has been reduced from wrong bits is of no use.
+bool Coordinator::can_salvage() const {
+  return phase_ == Phase::kRunning && complaint().empty() &&
+      std::none_of(
+             history_.members.begin(), history_.members.end(),
+             [&](const Member& one) {
+               return replicas_.at(one.replica).wrong.has_value();
+             });
+}
+
+// Whether others may be about to vote in an epoch that ends, of which somebody has the sum.
+bool Coordinator::awaits_votes() {
+  if (!can_salvage()) {
+    return false;
+  }
+  broken_since_ = broken_since_.value_or(now_);
+  const auto count = votes().count;
+  return count > 0 && count < live_members() &&
+      now_ < *broken_since_ + options_.settle;
+}
+
 Coordinator::Votes Coordinator::votes() const {
   std::map<std::uint64_t, std::vector<ReplicaId>> sums;
   Votes votes;
@@ -163,9 +205,10 @@ std::string Coordinator::broken() const {
     }
     const auto& suspicion = known.report.suspicion;
     if (suspicion && suspicion->epoch == history_.epoch) {
-      return str(
-          name_of(member.replica), " suspects ", name_of(suspicion->accused),
-          ": ", suspicion->reason);
+      return suspicion->accused == member.replica
+          ? str(name_of(member.replica), ": ", suspicion->reason)
+          : str(name_of(member.replica), " suspects ",
+                name_of(suspicion->accused), ": ", suspicion->reason);
     }
     if (known.wrong) {
       return str(name_of(member.replica), " holds wrong bits");
@@ -183,6 +226,9 @@ std::string Coordinator::broken() const {
       return str(name_of(member.replica), " has another state");
     }
   }
+  if (phase_ == Phase::kRunning && !broken_links_.empty()) {
+    return epoch_ended_because_;
+  }
   if (!somebody_holds()) {
     return str("nobody holds ", text_of(*history_.canonical));
   }
@@ -190,12 +236,14 @@ std::string Coordinator::broken() const {
 }
 
 // The members of the last epoch, if they are enough: newcomers get a planned epoch, so that nobody
-// waits for them.
+// waits for them. While rings cannot be connected, all are tried but the culprits of broken links.
 std::vector<Member> Coordinator::next_members(const StateId& base) const {
   std::vector<Member> former;
   std::vector<Member> all;
+  const auto culprits = culprits_of(broken_links_);
   for (const auto& [replica, known] : replicas_) {
-    if (!can_train(known, base)) {
+    if (!can_train(known, base) ||
+        std::binary_search(culprits.begin(), culprits.end(), replica)) {
       continue;
     }
     const auto* before =
@@ -217,10 +265,32 @@ std::vector<Member> Coordinator::next_members(const StateId& base) const {
       former.push_back(next);
     }
   }
-  return static_cast<int>(former.size()) < replicas_min() ? all : former;
+  const bool too_few = static_cast<int>(former.size()) < replicas_min();
+  return too_few || !broken_links_.empty() ? all : former;
 }
 
 // ---- rules ----
+
+bool Coordinator::are_too_few(const std::vector<Member>& members) {
+  if (static_cast<int>(members.size()) >= replicas_min()) {
+    return false;
+  }
+  if (!broken_links_.empty()) {
+    broken_links_.clear();
+    form_at_ = now_ + kAllAgain;
+    return true;
+  }
+  // All programs have ended; who lacks the last step fetches it first.
+  if (finished_ && finished_ == history_.canonical &&
+      std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
+        return !one.second.connected || one.second.report.held == finished_;
+      })) {
+    end_run();
+    return true;
+  }
+  too_few_since_ = too_few_since_.value_or(now_);
+  return true;
+}
 
 bool Coordinator::form() {
   const auto base = history_.canonical ? history_.canonical : newest_held();
@@ -238,16 +308,7 @@ bool Coordinator::form() {
     return false;
   }
   auto members = link_faults_.ring_of(next_members(*base));
-  if (static_cast<int>(members.size()) < replicas_min()) {
-    // All programs have ended; who lacks the last step fetches it first.
-    if (finished_ && finished_ == history_.canonical &&
-        std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
-          return !one.second.connected || one.second.report.held == finished_;
-        })) {
-      end_run();
-      return false;
-    }
-    too_few_since_ = too_few_since_.value_or(now_);
+  if (are_too_few(members)) {
     return false;
   }
   // When enough are back, others may follow a moment later.
@@ -293,18 +354,16 @@ bool Coordinator::start() {
   const auto late = unjoined_members(history_.members, history_.epoch);
   if (late.empty()) {
     phase_ = Phase::kRunning;
+    started_ = history_.epoch;
+    leave_out_culprits();
     tell_all("all have joined");
     return true;
   }
   if (now_ < join_until_) {
     return false;
   }
-  if (!suspect_link(history_.members, late, history_.epoch)) {
-    for (const auto replica : late) {
-      penalise(replica);
-      replicas_.at(replica).out_until =
-          std::max(replicas_.at(replica).out_until, now_ + options_.backoff);
-    }
+  for (const auto& link : links_of_silent(history_.members, late)) {
+    accuse(link, history_.epoch);
   }
   close_epoch(
       str(name_of(late.front()), " has not joined ", text_of(history_.epoch)),
@@ -335,7 +394,7 @@ bool Coordinator::commit() {
     return true;
   }
   // Each voter has the whole sum, which the others can fetch.
-  if (late && static_cast<int>(votes.count) >= replicas_min()) {
+  if (late && votes.count >= votes_needed()) {
     commit_step(
         votes.gradients,
         str(votes.count, " members have the sum, the others are late"));
@@ -344,18 +403,24 @@ bool Coordinator::commit() {
   return false;
 }
 
+void Coordinator::end_broken_epoch() {
+  const auto reason = broken_because_;
+  const bool accused = phase_ == Phase::kJoining && !broken_links_.empty();
+  // Those that fail together have been waited for with the votes.
+  const auto waited = now_ - broken_since_.value_or(now_);
+  const auto settle = std::max(options_.settle - waited, Duration(0));
+  salvage(reason);
+  close_epoch(reason, accused ? std::max(settle, kAccusations) : settle);
+}
+
 // A sum that some replicas have completed is not lost with the epoch.
 void Coordinator::salvage(const std::string& reason) {
-  const bool wrong = std::any_of(
-      history_.members.begin(), history_.members.end(), [&](const auto& one) {
-        return replicas_.at(one.replica).wrong.has_value();
-      });
-  if (phase_ != Phase::kRunning || !complaint().empty() || wrong) {
+  if (!can_salvage()) {
     return;
   }
   const auto votes = this->votes();
   if (votes.different.empty() && votes.count > 0 &&
-      static_cast<int>(votes.count) >= replicas_min()) {
+      votes.count >= votes_needed()) {
     planned_.reset();
     commit_step(
         votes.gradients,
@@ -465,6 +530,7 @@ void Coordinator::commit_step(
     if (!member.samples.empty()) {
       known.bad_gradients = 0;
     }
+    known.failed_joins = 0;
     if (now_ > known.member_since + kTrustAfterBackoffs * known.backoff) {
       known.backoff = Duration(0);
     }
@@ -491,6 +557,7 @@ void Coordinator::commit_step(
   steps_without_gradients_ = 0;
   if (switches) {
     const auto epoch = planned_->epoch;
+    started_ = epoch;
     begin_epoch(epoch, result, std::move(members), "the planned epoch");
   }
   if (!leaves.empty()) {
@@ -518,6 +585,8 @@ void Coordinator::close_epoch(const std::string& reason, Duration settle) {
   form_at_ = now_ + settle;
   planned_.reset();
   first_vote_.reset();
+  broken_because_.clear();
+  broken_since_.reset();
   tell_all(str(text_of(history_.epoch), " ends: ", reason));
 }
 

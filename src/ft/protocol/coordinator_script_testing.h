@@ -63,8 +63,16 @@ class CoordinatorScript {
     take(coordinator_.hangs(
         replica, report(replica).incarnation, "it does nothing", now_));
   }
-  void link_fails(ReplicaId one, ReplicaId other) {
-    coordinator_.link_fails(one, other);
+  void link_fails(ReplicaId from, ReplicaId to) {
+    take(coordinator_.links_fail(
+        {{.accused = to, .noticed_by = from}}, "a link is dead", now_));
+  }
+  // `from` cannot connect to `to` for the epoch that it was told of last.
+  void cannot_reach(ReplicaId from, ReplicaId to) {
+    accuse(orders_.at(from).epoch, from, to);
+  }
+  void cannot_reach_as_planned(ReplicaId from, ReplicaId to) {
+    accuse(orders_.at(from).planned->epoch, from, to);
   }
   void wait(Duration time) {
     now_ += time;
@@ -75,6 +83,13 @@ class CoordinatorScript {
     for (const auto replica : replicas) {
       report(replica).joined = orders_.at(replica).epoch;
       report(replica).vote.reset();
+      say(replica);
+    }
+  }
+  // They join the epoch that is planned.
+  void join_plan(std::initializer_list<ReplicaId> replicas) {
+    for (const auto replica : replicas) {
+      report(replica).joined = orders_.at(replica).planned->epoch;
       say(replica);
     }
   }
@@ -114,6 +129,10 @@ class CoordinatorScript {
   }
 
  private:
+  void accuse(const Epoch& epoch, ReplicaId from, ReplicaId to) {
+    report(from).suspicion = Suspicion{epoch, to, "not connected", from};
+    say(from);
+  }
   void take(CoordinatorDecisions decisions) {
     for (auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {

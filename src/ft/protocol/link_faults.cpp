@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
+
+#include "base/check.h"
 
 namespace sherd::ft {
 namespace {
@@ -52,6 +55,92 @@ bool mend(const LinkFaults& links, Members& ring) {
 }
 
 }  // namespace
+
+BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter) {
+  return {suspicion.accused, suspicion.noticed_by.value_or(reporter)};
+}
+
+// Members that have not joined and say nothing about it. Of two neighbours it may be the link, whose
+// receiving end is left out first.
+std::vector<BrokenLink> links_of_silent(
+    const std::vector<Member>& ring, const std::vector<ReplicaId>& late) {
+  constexpr std::size_t kOthers = 3;
+  for (std::size_t i = 0; late.size() == 2 && i < ring.size(); ++i) {
+    const auto one = ring[i].replica;
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (ring.size() >= kOthers &&
+        std::minmax(one, next) == std::minmax(late[0], late[1])) {
+      return {{.accused = next, .noticed_by = one}};
+    }
+  }
+  std::vector<BrokenLink> links;
+  for (const auto replica : late) {
+    links.push_back({.accused = replica, .noticed_by = replica});
+  }
+  return links;
+}
+
+std::string why_left_out(
+    ReplicaId culprit, const std::vector<BrokenLink>& links) {
+  std::string ends;
+  for (const auto& link : links) {
+    if (link.accused == culprit || link.noticed_by == culprit) {
+      const auto other =
+          link.accused == culprit ? link.noticed_by : link.accused;
+      if (other == culprit) {
+        return "it is left out: it has not joined in time";
+      }
+      ends += (ends.empty() ? "" : " and ") + name_of(other);
+    }
+  }
+  return str(
+      "it is left out: no ring link between it and ", ends,
+      " carries anything");
+}
+
+std::vector<ReplicaId> culprits_of(const std::vector<BrokenLink>& links) {
+  std::set<ReplicaId> culprits;
+  const auto is_left = [&](const BrokenLink& link) {
+    return !culprits.contains(link.accused) &&
+        !culprits.contains(link.noticed_by);
+  };
+  // Those that are silent are to blame whatever else is broken.
+  for (const auto& link : links) {
+    if (link.accused == link.noticed_by) {
+      culprits.insert(link.accused);
+    }
+  }
+  for (;;) {
+    // By replica: its links, and in how many it is accused.
+    std::map<ReplicaId, std::pair<int, int>> ends;
+    for (const auto& link : links) {
+      if (is_left(link)) {
+        ++ends[link.noticed_by].first;
+        ++ends[link.accused].first;
+        ++ends[link.accused].second;
+      }
+    }
+    if (ends.empty()) {
+      return {culprits.begin(), culprits.end()};
+    }
+    // The last one of equals.
+    const auto most = std::max_element(
+        ends.rbegin(), ends.rend(),
+        [](const auto& a, const auto& b) { return a.second < b.second; });
+    culprits.insert(most->first);
+  }
+}
+
+bool LinkFaults::fail(ReplicaId one, ReplicaId other, const Epoch& epoch) {
+  const bool was_bad = bad(one, other);
+  suspect(one, other, epoch);
+  const auto found = all_.find(key_of(one, other));
+  if (found == all_.end()) {
+    return false;
+  }
+  found->second.epochs = std::max(found->second.epochs, kBad);
+  return !was_bad;
+}
 
 bool LinkFaults::suspect(ReplicaId one, ReplicaId other, const Epoch& epoch) {
   const auto key = key_of(one, other);

@@ -10,6 +10,7 @@ namespace sherd::ft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 std::vector<Member> members_of(ReplicaId count) {
   std::vector<Member> members;
@@ -52,6 +53,49 @@ TEST(LinkFaults, AreBadWhenSuspectedInTwoEpochs) {
   EXPECT_TRUE(links.bad(1, 0));
   EXPECT_FALSE(links.suspect(0, 1, {1, 5}));  // It is bad already.
   EXPECT_FALSE(links.bad(0, 2));
+}
+
+TEST(LinkFaults, AreBadAtOnceWhenTheyCannotBeConnected) {
+  LinkFaults links;
+  EXPECT_TRUE(links.fail(0, 1, {1, 3}));
+  EXPECT_TRUE(links.bad(1, 0));
+  EXPECT_FALSE(links.fail(1, 0, {1, 4}));
+  EXPECT_FALSE(links.fail(2, 2, {1, 4}));
+}
+
+TEST(BrokenLinks, OfOneLinkTheAccusedIsTheCulprit) {
+  EXPECT_THAT(culprits_of({}), IsEmpty());
+  EXPECT_THAT(culprits_of({{0, 1}}), ElementsAre(0));
+  EXPECT_THAT(culprits_of({{1, 0}}), ElementsAre(1));
+}
+
+TEST(BrokenLinks, ACommonEndIsTheCulpritWhoeverAccuses) {
+  EXPECT_THAT(culprits_of({{1, 0}, {2, 0}}), ElementsAre(0));
+  EXPECT_THAT(culprits_of({{1, 0}, {0, 2}, {3, 0}}), ElementsAre(0));
+  EXPECT_THAT(culprits_of({{1, 0}, {2, 0}, {4, 3}}), ElementsAre(0, 4));
+}
+
+TEST(BrokenLinks, WhoSaysNothingIsACulpritWhateverElseIsBroken) {
+  EXPECT_THAT(culprits_of({{1, 0}, {0, 0}}), ElementsAre(0));
+}
+
+TEST(BrokenLinks, AreNotLeftWithoutTheCulprits) {
+  std::mt19937 random(7);  // Always the same.
+  for (int i = 0; i < 200; ++i) {
+    std::vector<BrokenLink> links(random() % 12);
+    for (auto& link : links) {
+      link = {
+          static_cast<ReplicaId>(random() % 6),
+          static_cast<ReplicaId>(random() % 6)};
+    }
+    const auto culprits = culprits_of(links);
+    for (const auto& link : links) {
+      EXPECT_TRUE(
+          std::binary_search(culprits.begin(), culprits.end(), link.accused) ||
+          std::binary_search(
+              culprits.begin(), culprits.end(), link.noticed_by));
+    }
+  }
 }
 
 TEST(LinkFaults, OfWhoStartsAnewAreForgotten) {

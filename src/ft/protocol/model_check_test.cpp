@@ -116,7 +116,7 @@ TEST(ProtocolModel, WhoHoldsNothingIsNotEnough) {
        .crashes = 1,
        .damages = 1,
        .latest_messages = true,
-       .progress_every = 7});
+       .progress_every = 29});
 }
 
 TEST(ProtocolModel, AllHoldersDieAndTheStepIsRolledBack) {
@@ -166,6 +166,30 @@ TEST(ProtocolModel, RandomWaysWithOrdersLostRepeatedAndOvertaken) {
        .repeated_messages = 4,
        .timeouts = 4},
       400));
+}
+
+// Of three pairs two are cut at most, so that a pair is left.
+TEST(ProtocolModel, RandomWaysWithRingLinksThatAreDeadForGood) {
+  expect_holds(walks_of(
+      {.steps = 5,
+       .epochs = 1000,
+       .link_cuts = 2,
+       .timeouts = 4,
+       .latest_messages = true},
+      400));
+}
+
+TEST(ProtocolModel, RandomWaysToWhereNoTwoReplicasReachEachOther) {
+  expect_holds(walks_of(
+      {.replicas_min = 1,
+       .steps = 5,
+       .epochs = 1000,
+       .crashes = 1,
+       .partitions = 1,
+       .link_cuts = 6,
+       .timeouts = 4,
+       .latest_messages = true},
+      300));
 }
 
 // ---- rules that are wrong on purpose ----

@@ -37,6 +37,8 @@ struct ModelOptions {
   int leaves = 0;
   int partitions = 0;    // A replica is cut off from all, for a while.
   int false_losses = 0;  // Connections that end between live ones.
+  // Ring links, in one direction, that carry nothing from then on.
+  int link_cuts = 0;
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;

@@ -62,6 +62,7 @@ class ModelAccess {
   static void add(StateWords& words, const Suspicion& suspicion) {
     add(words, suspicion.epoch);
     words.push_back(suspicion.accused);
+    words.push_back(suspicion.noticed_by ? *suspicion.noticed_by + 1 : 0);
   }
   static void add(StateWords& words, const Commit& commit) {
     add(words, commit.attempt);
@@ -141,6 +142,7 @@ class ModelAccess {
       add(words, static_cast<std::int64_t>(known.bad_gradients));
       add(words, known.out_until);
       add(words, known.backoff);
+      add(words, static_cast<std::int64_t>(known.failed_joins));
       add(words, known.member_since);
     }
     add(words, all.planned_);
@@ -159,6 +161,13 @@ class ModelAccess {
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
     }
+    for (const auto& link : all.broken_links_) {
+      words.insert(words.end(), {link.accused, link.noticed_by});
+    }
+    words.push_back(all.broken_links_.size());
+    add(words, all.started_);
+    words.push_back(all.broken_because_.empty() ? 0 : 1);
+    add(words, all.broken_since_);
     add(words, all.too_few_since_);
     add(words, all.form_at_);
     add(words, all.start_at_);

@@ -32,6 +32,50 @@ void Model::deliver(State& state, const Message& message) const {
   carry_out(state, self, self.protocol.received(view));
 }
 
+// Links of the ring that carry nothing.
+std::vector<BrokenLink> Model::dead_links(
+    const State& state, const std::vector<Member>& ring) {
+  std::vector<BrokenLink> dead;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto from = ring[i].replica;
+    const auto to = ring[(i + 1) % ring.size()].replica;
+    if (state.cut_links.contains({from, to})) {
+      dead.push_back({.accused = to, .noticed_by = from});
+    }
+  }
+  return dead;
+}
+// What it has against the ring: a dead link of its own, or somebody who has left, with what that
+// one has said.
+std::optional<Suspicion> Model::suspicion_of(
+    const State& state,
+    const Process& self,
+    const Epoch& epoch,
+    const std::vector<Member>& members) {
+  const auto me = self.protocol.report().replica;
+  for (const auto& link : dead_links(state, members)) {
+    if (link.noticed_by == me) {
+      return Suspicion{epoch, link.accused, "dead", me};
+    }
+    if (link.accused == me) {
+      return Suspicion{epoch, link.noticed_by, "dead", me};
+    }
+  }
+  for (const auto& member : members) {
+    const auto& peer = *state.replicas[member.replica];
+    if (!peer.alive || peer.cut || peer.incarnation != member.incarnation) {
+      return Suspicion{epoch, member.replica, "lost", me};
+    }
+    if (ModelAccess::has_left(peer.protocol, epoch)) {
+      const auto said = peer.protocol.report().suspicion;
+      return said && said->epoch == epoch
+          ? *said
+          : Suspicion{epoch, member.replica, "has left", member.replica};
+    }
+  }
+  return std::nullopt;
+}
+
 void Model::add_coordinator_choices(
     const State& state, std::vector<Choice>& choices) const {
   if (!state.coordinator) {
@@ -55,6 +99,16 @@ void Model::add_coordinator_choices(
           },
           choices);
     }
+  }
+  const auto dead = dead_links(state, state.coordinator->history().members);
+  if (state.coordinator->phase() == Coordinator::Phase::kRunning &&
+      !dead.empty()) {
+    add_event(
+        state, "dead links are found",
+        [dead](State& next) {
+          return next.coordinator->links_fail(dead, "dead", next.now);
+        },
+        choices);
   }
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
     const auto id = static_cast<ReplicaId>(r);
@@ -123,17 +177,6 @@ void Model::add_what_it_does(
         {std::to_string(r) + " has computed",
          [this, r](State& next) { computed(next, *next.replicas[r]); }});
   }
-  if (self.joining && !self.cut) {
-    add(" has joined", [](Process& one) {
-      return one.protocol.joined(std::exchange(one.joining, {})->epoch);
-    });
-    if (is_broken(state, self.joining->epoch, self.joining->members)) {
-      add(" cannot join", [](Process& one) {
-        const auto epoch = std::exchange(one.joining, {})->epoch;
-        return one.protocol.peer_lost({epoch, 0, "lost"});
-      });
-    }
-  }
   if (self.applying) {
     add(" has applied", [](Process& one) {
       one.bits = mix64(one.bits ^ one.sum);
@@ -166,17 +209,48 @@ void Model::add_what_it_does(
       return one.protocol.installed(serial, held);
     });
   }
-  if (self.reducing && !self.cut && sum_of(state, self)) {
+}
+
+void Model::add_what_its_ring_does(
+    const State& state, std::size_t r, std::vector<Choice>& choices) const {
+  const auto& self = *state.replicas[r];
+  const auto add = [&](const char* what, auto tasks_of) {
+    choices.push_back(
+        {std::to_string(r) + what, [this, r, tasks_of](State& next) {
+           carry_out(next, *next.replicas[r], tasks_of(*next.replicas[r]));
+         }});
+  };
+  if (self.joining && !self.cut) {
+    const auto& [epoch, members] = *self.joining;
+    const auto suspicion = suspicion_of(state, self, epoch, members);
+    if (!suspicion || suspicion->reason != "dead") {
+      add(" has joined", [](Process& one) {
+        return one.protocol.joined(std::exchange(one.joining, {})->epoch);
+      });
+    }
+    if (suspicion) {
+      add(" cannot join", [suspicion](Process& one) {
+        one.joining.reset();
+        return one.protocol.peer_lost(*suspicion);
+      });
+    }
+  }
+  if (self.reducing && !self.cut && sum_of(state, self) &&
+      dead_links(state, self.ring).empty()) {
     choices.push_back(
         {std::to_string(r) + " has reduced",
          [this, r](State& next) { reduced(next, *next.replicas[r]); }});
   }
   const auto& view = self.protocol.view();
-  if (!view.members.empty() &&
-      !ModelAccess::has_left(self.protocol, view.epoch) &&
-      is_broken(state, view.epoch, view.members)) {
-    add(" loses a peer", [](Process& one) {
-      return one.protocol.peer_lost({one.protocol.view().epoch, 0, "lost"});
+  if (view.members.empty() ||
+      ModelAccess::has_left(self.protocol, view.epoch)) {
+    return;
+  }
+  // What is connected does not notice by itself that a link is dead.
+  const auto suspicion = suspicion_of(state, self, view.epoch, view.members);
+  if (suspicion && suspicion->reason != "dead") {
+    add(" loses a peer", [suspicion](Process& one) {
+      return one.protocol.peer_lost(*suspicion);
     });
   }
 }
@@ -208,6 +282,7 @@ void Model::add_replica_choices(
          }});
   }
   add_what_it_does(state, r, choices);
+  add_what_its_ring_does(state, r, choices);
   add_orders(state, r, choices);
   // Every so often, and so whenever it is not on its way already.
   if (state.coordinator && !self.cut && beats &&
@@ -300,7 +375,25 @@ void Model::add_replica_faults(
   }
 }
 
+void Model::add_link_cuts(
+    const State& state, std::vector<Choice>& choices) const {
+  const auto count = static_cast<ReplicaId>(state.replicas.size());
+  for (ReplicaId from = 0; state.link_cuts > 0 && from < count; ++from) {
+    for (ReplicaId to = 0; to < count; ++to) {
+      if (from != to && !state.cut_links.contains({from, to})) {
+        choices.push_back(
+            {str("the link from ", from, " to ", to, " is cut"),
+             [from, to](State& next) {
+               --next.link_cuts;
+               next.cut_links.insert({from, to});
+             }});
+      }
+    }
+  }
+}
+
 void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
+  add_link_cuts(state, choices);
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
     add_replica_faults(state, r, choices);
     const auto id = static_cast<ReplicaId>(r);

@@ -102,9 +102,12 @@ struct State {
   int leaves = 0;
   int partitions = 0;
   int false_losses = 0;
+  int link_cuts = 0;
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;
+  // Who dials, and whom.
+  std::set<std::pair<ReplicaId, ReplicaId>> cut_links;
   Instant now{};
 };
 
@@ -135,6 +138,7 @@ class Model {
     state.leaves = options_.leaves;
     state.partitions = options_.partitions;
     state.false_losses = options_.false_losses;
+    state.link_cuts = options_.link_cuts;
     state.lost_messages = options_.lost_messages;
     state.repeated_messages = options_.repeated_messages;
     state.timeouts = options_.timeouts;
@@ -169,20 +173,23 @@ class Model {
       add(words, message->fingerprint);
     }
     add(words, state.reductions);
-    const auto left = {
-        state.crashes,
-        state.coordinator_crashes,
-        state.coordinator_pauses,
-        state.damages,
-        state.bad_gradients,
-        state.leaves,
-        state.partitions,
-        state.false_losses,
-        state.lost_messages,
-        state.repeated_messages,
-        state.timeouts};
+    const auto left = {state.crashes,
+                       state.coordinator_crashes,
+                       state.coordinator_pauses,
+                       state.damages,
+                       state.bad_gradients,
+                       state.leaves,
+                       state.partitions,
+                       state.false_losses,
+                       state.link_cuts,
+                       state.lost_messages,
+                       state.repeated_messages,
+                       state.timeouts};
     for (const int one : left) {
       words.push_back(static_cast<std::uint64_t>(one));
+    }
+    for (const auto& [from, to] : state.cut_links) {
+      words.insert(words.end(), {from, to});
     }
     ModelAccess::add(words, state.tip);
     return fingerprint_of(words);
@@ -589,19 +596,16 @@ class Model {
     }
   }
 
-  // Somebody of the ring has left it.
-  static bool is_broken(
+  // Links of the ring that carry nothing.
+  static std::vector<BrokenLink> dead_links(
+      const State& state, const std::vector<Member>& ring);
+  // What it has against the ring: a dead link of its own, or somebody who has left, with what that
+  // one has said.
+  static std::optional<Suspicion> suspicion_of(
       const State& state,
+      const Process& self,
       const Epoch& epoch,
-      const std::vector<Member>& members) {
-    return std::any_of(
-        members.begin(), members.end(), [&](const Member& member) {
-          const auto& peer = *state.replicas[member.replica];
-          return !peer.alive || peer.cut ||
-              peer.incarnation != member.incarnation ||
-              ModelAccess::has_left(peer.protocol, epoch);
-        });
-  }
+      const std::vector<Member>& members);
 
   // ---- what must hold ----
 
@@ -669,10 +673,13 @@ class Model {
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_what_it_does(
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
+  void add_what_its_ring_does(
+      const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_coordinator_faults(
       const State& state, std::vector<Choice>& choices) const;
   void add_replica_faults(
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
+  void add_link_cuts(const State& state, std::vector<Choice>& choices) const;
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
   CoordinatorDecisions hear(State& state, Report report) const;

@@ -9,8 +9,8 @@
 namespace sherd::ft {
 
 struct AgentTimeouts {
-  // Until both neighbours of an epoch are connected.
-  Duration connect = std::chrono::seconds(2);
+  // Until the neighbours of an epoch are connected; see RingOptions.
+  Duration connect = std::chrono::milliseconds(700);
   // How long sent data may stay unacknowledged before a connection counts as lost.
   Duration link = std::chrono::seconds(5);
   // A donor that is silent for so long is given up; and one that has not copied its state by then.

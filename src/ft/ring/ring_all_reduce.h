@@ -64,6 +64,11 @@ class RingAllReduce {
   bool stale() const { return stale_; }
 
   bool finished() const;
+  // The whole sum is here; the next member may still lack some of it.
+  bool complete() const {
+    return begun_ && !stale_ &&
+        (send_schedule_ ? send_schedule_->has_taken() : finished());
+  }
   // The previous member has sent everything.
   bool has_arrived() const {
     return !send_schedule_ || send_schedule_->has_arrived();

@@ -321,13 +321,17 @@ void RingCommunicator::finish() {
   if (!all_reduce_->finished() || (next_ && !next_->can_send())) {
     return;
   }
+  take_sum();
+  if (after_reduction_) {
+    end(*after_reduction_);
+  }
+}
+
+void RingCommunicator::take_sum() {
   finished_step_ = all_reduce_->step();
   reduced_ = Reduced{{epoch(), finished_step_}, all_reduce_->digest()};
   ++context_.counters.reductions;
   all_reduce_.emplace(schedule_, context_.buckets, context_.options.slots);
-  if (after_reduction_) {
-    end(*after_reduction_);
-  }
 }
 
 std::optional<RingCommunicator::Reduced> RingCommunicator::take_reduced() {
@@ -415,7 +419,7 @@ std::optional<Instant> RingCommunicator::next_instant() const {
   if (ended_ || joined_) {
     return std::nullopt;
   }
-  return dialling_.open() || next_ ? deadline_ : std::min(deadline_, dial_at_);
+  return next_ ? deadline() : std::min(deadline(), dial_at_);
 }
 
 // ---- the end ----
@@ -435,6 +439,10 @@ void RingCommunicator::end(Ending ending) {
     return;
   }
   ended_ = true;
+  // The whole sum is here, although the next member may lack some of it.
+  if (all_reduce_->complete()) {
+    take_sum();
+  }
   // A finished sum may still be read by a member that has not all of it.
   if (begun() && context_.options.memory != nullptr) {
     context_.options.memory->end_lease();

@@ -101,6 +101,7 @@ class RingCommunicator {
   ReplicaId replica_of(Side side) const;
   Handshake own_handshake() const;
 
+  Instant deadline() const;
   bool dial(Instant now);
   bool dialled(Instant now);
   void dial_again(Instant now, const std::string& problem);
@@ -118,6 +119,7 @@ class RingCommunicator {
   void on_peer_ending(Side side, const Ending& ending);
   bool send();
   void finish();
+  void take_sum();
   void end(Ending ending);
 
   RingContext& context_;

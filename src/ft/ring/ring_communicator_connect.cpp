@@ -22,6 +22,9 @@ std::uint64_t hash_of(const std::vector<std::int64_t>& elements) {
   return hash.value();
 }
 
+// A lost SYN is sent again after a second only: a new one costs less.
+constexpr Duration kDialAgain = std::chrono::milliseconds(300);
+
 std::string layout_text(const Handshake& handshake) {
   return str(
       handshake.buckets, " buckets of ", handshake.elements, " floats (layout ",
@@ -104,6 +107,13 @@ void RingCommunicator::accept_previous(
   joined_ = greeted_;
 }
 
+// The one that was not answered knows which link fails, and tells it round the ring. One that waits
+// to be dialled accuses by itself only who does not say so either.
+Instant RingCommunicator::deadline() const {
+  return greeted_ ? deadline_ + context_.options.connect_timeout / 4
+                  : deadline_;
+}
+
 bool RingCommunicator::dial(Instant now) {
   if (joined_) {
     return false;
@@ -112,7 +122,7 @@ bool RingCommunicator::dial(Instant now) {
     end(RingFault::kUnreachable, replica_of(Side::kNext), route_.problem);
     return true;
   }
-  if (now >= deadline_) {
+  if (now >= deadline()) {
     const Side side = greeted_ ? Side::kPrev : Side::kNext;
     end(RingFault::kUnreachable, replica_of(side),
         str("replica ", replica_of(side), " was not connected for ",
@@ -124,12 +134,13 @@ bool RingCommunicator::dial(Instant now) {
   if (next_ || (!dialling_.open() && now < dial_at_)) {
     return false;
   }
-  if (dialling_.open()) {
+  if (dialling_.open() && now < dial_at_) {
     return dialled(now);
   }
   auto begun = begin_connect(route_.next);
   if (begun.ok()) {
     dialling_ = std::move(begun).value();
+    dial_at_ = now + kDialAgain;
   } else if (begun.status().code() == ErrorCode::kUnavailable) {
     end(RingFault::kResources, context_.options.replica,
         begun.status().message());

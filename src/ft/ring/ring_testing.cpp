@@ -219,7 +219,7 @@ RingGroup::RingGroup(int members, const RingGroupOptions& options) {
     ring.incarnation = 100 + static_cast<Incarnation>(i);
     ring.chunk_bytes = options.chunk_bytes;
     ring.slots = options.slots;
-    ring.connect_timeout = kTestDeadline;
+    ring.connect_timeout = options.connect_timeout;
     const bool shares = options.way == DataPath::kShared ||
         (options.way == DataPath::kMixed && i != 1);
     members_.push_back(std::make_unique<TestMember>(

@@ -111,6 +111,7 @@ struct RingGroupOptions {
   int slots = 4;
   std::uint64_t seed = 1;
   DataPath way = DataPath::kTcp;
+  Duration connect_timeout = kTestDeadline;
 };
 
 // Members with the replica ids 0, 1, ...

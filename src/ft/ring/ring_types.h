@@ -23,8 +23,9 @@ struct RingOptions {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   int shard_rank = 0;
-  // The time until both neighbours of an epoch are connected.
-  Duration connect_timeout = std::chrono::seconds(2);
+  // The time until the next member of an epoch has answered. The previous one may dial for longer,
+  // since it says so first when it cannot. Both are over before the coordinator's join_timeout.
+  Duration connect_timeout = std::chrono::milliseconds(700);
   // How long sent data may stay unacknowledged before the peer counts as lost. Longer than any
   // pause of a healthy peer.
   Duration user_timeout = std::chrono::seconds(5);

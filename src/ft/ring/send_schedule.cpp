@@ -43,6 +43,15 @@ std::optional<SliceStep> SendSchedule::next_to_send(int given) const {
   return std::nullopt;
 }
 
+bool SendSchedule::has_taken() const {
+  // All from first_ on are listed once anything of them was sent or has come.
+  return first_ + static_cast<std::int64_t>(slices_.size()) ==
+      schedule_->slices() &&
+      std::all_of(slices_.begin(), slices_.end(), [&](const Slice& slice) {
+           return slice.taken == schedule_->steps();
+         });
+}
+
 std::int64_t SendSchedule::next_slice() const {
   const auto begun = std::find_if(
       slices_.begin(), slices_.end(),

@@ -34,6 +34,8 @@ class SendSchedule {
 
   // Everything is received, taken and sent.
   bool finished() const { return first_ == schedule_->slices(); }
+  // Everything is received and taken, whatever is still to be sent.
+  bool has_taken() const;
   bool has_arrived() const { return arrived_whole_ == schedule_->slices(); }
   std::int64_t slices_done() const { return first_; }
   // The oldest slice of which this member has sent nothing.

@@ -22,7 +22,7 @@ TEST(SessionTimeouts, AreWhatTheTextNamesAndElseTheDefaults) {
   EXPECT_EQ(some.siblings, SessionTimeouts().siblings);
   const auto agent = agent_timeouts(some);
   EXPECT_EQ(agent.fetch, milliseconds(2500));
-  EXPECT_EQ(agent.connect, seconds(2));
+  EXPECT_EQ(agent.connect, milliseconds(700));
   EXPECT_EQ(agent.linger, seconds(1000000));
 }
 
