@@ -160,6 +160,9 @@ class Assumptions {
     add("a record on the disk", with_unit(seconds(times.sync), "s"), kMeasured);
     add("a leader's message to all its ranks",
         with_unit(seconds(times.leader_fan_out), "s"), "assumed, 2 us a rank");
+    add("a message costs its receiver", "5 us, 1 ns a byte", kAssumed);
+    add("a report costs the coordinator", "0.15 us for each replica",
+        "estimated from the simulator's own profile");
     if (options_.coordinator_mtbf_h > 0) {
       add("time between failures of the coordinator",
           with_unit(options_.coordinator_mtbf_h, "h"), kGiven);

@@ -12,11 +12,12 @@
 namespace sherd::sim {
 namespace {
 
-// What the coordinator's host and a leader's have. Costs of a message were measured:
-// docs/design/simulate.md.
+// What the coordinator's host and a leader's have, and what a message costs them; the same is in
+// assumptions.cpp, for people. The coordinator looks at all replicas for each report.
 constexpr double kLinkBytesPerS = 100e9 / 8;
 constexpr double kMessageS = 5e-6;
 constexpr double kByteS = 1e-9;
+constexpr double kReplicaS = 0.15e-6;
 // Beyond it the coordinator refuses a report.
 constexpr double kReportBytesMax = 1 << 20;
 
@@ -81,7 +82,8 @@ void add_traffic(
       {"coordinator's processor",
        amount(traffic.coordinator_messages_per_s, "messages/s"),
        traffic.coordinator_messages_per_s * kMessageS +
-           coordinator_bytes * kByteS});
+           coordinator_bytes * kByteS +
+           reports_per_s * options.replicas * kReplicaS});
   resources.push_back(
       {"coordinator's link, out",
        amount(traffic.coordinator_out_bytes_per_s, "B/s"),

@@ -36,7 +36,8 @@ std::string control_lines(const sim::SimulationResult& result) {
         one.share * kInPercent);
   }
   const auto& first = result.resources.front();
-  text += "  The first to be used up is " + first.name + ".\n";
+  text += "  The first to be used up is " + first.name +
+      (first.share > 1 ? ", and there is not enough of it.\n" : ".\n");
   text += format(
       "  The log grows by %.2f MB a day.\n",
       result.traffic->log_bytes_per_day / 1e6);
