@@ -14,7 +14,7 @@
 
 #include "base/check.h"
 #include "ft/toy_model.h"
-#include "ft/wire/codec.h"
+#include "ft/wire/record_codec.h"
 
 namespace sherd::ft::test {
 namespace {
@@ -111,6 +111,7 @@ std::vector<Record> records_of(const std::string& path) {
   sqlite3* database = nullptr;
   sqlite3_stmt* query = nullptr;
   std::vector<Record> records;
+  std::vector<Member> members;
   const int code =
       sqlite3_open_v2(path.c_str(), &database, SQLITE_OPEN_READWRITE, nullptr);
   if (code == SQLITE_OK) {
@@ -122,7 +123,9 @@ std::vector<Record> records_of(const std::string& path) {
           static_cast<const char*>(sqlite3_column_blob(query, 0));
       const auto size =
           static_cast<std::size_t>(sqlite3_column_bytes(query, 0));
-      records.push_back(record_of(std::string_view(bytes, size)).value());
+      records.push_back(
+          record_of(std::string_view(bytes, size), members).value());
+      members = std::vector(members_after(records.back(), members));
     }
   }
   sqlite3_finalize(query);

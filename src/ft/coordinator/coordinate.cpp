@@ -25,10 +25,12 @@
 namespace sherd::ft {
 namespace {
 
-// How soon a signal is noticed and the status page is new.
+// How soon a signal is noticed.
 constexpr Duration kPollInterval = std::chrono::milliseconds(100);
 // A view tells each replica the addresses of all.
 constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
+// Connections that have not greeted yet.
+constexpr std::size_t kGreetingsMax = 4096;
 
 // Blocks SIGINT and SIGTERM, here and in threads that are started meanwhile, until take(), so that
 // they end the coordinator in order. Ignores SIGPIPE: the reader of its messages may be gone.
@@ -147,6 +149,8 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
        .key = options.tls_key,
        .authority = options.tls_authority});
   service.listen.connection.payload_bytes_max = kOrderBytesMax;
+  // All replicas come back at once when a coordinator was started again.
+  service.listen.unfinished_max = kGreetingsMax;
   service.log = options.log;
   service.coordinator.run = random_run();
   service.coordinator.recovers = options.recover_from_replicas;
@@ -208,7 +212,8 @@ class CoordinatorMain {
     std::error_code ignored;  // Opening the log names the cause.
     std::filesystem::create_directories(folder, ignored);
     if (!options_.status.empty()) {
-      auto page = StatusServer::listen(options_.status);
+      auto page = StatusServer::listen(
+          options_.status, [this] { loop_.post([this] { show_status(); }); });
       if (!page.ok()) {
         return page.status();
       }
@@ -241,10 +246,13 @@ class CoordinatorMain {
       loop_.stop();
       return;
     }
-    if (page_) {
+    timer_ = loop_.after(kPollInterval, [this] { poll(); });
+  }
+
+  void show_status() {
+    if (service_) {
       page_->show(service_->status());
     }
-    timer_ = loop_.after(kPollInterval, [this] { poll(); });
   }
 
   const CoordinateOptions& options_;

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/limited_log.h"
 #include "base/log.h"
 #include "ft/coordinator/awake_clock.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/status_board.h"
 #include "ft/wire/codec.h"
-#include "ft/wire/printable_messages.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
 #include "net/connection.h"
 
 namespace sherd::ft {
@@ -39,8 +41,10 @@ struct ReplicaConnection {
   Instant since{};
   // The sender of its first report; none also once another connection took over.
   std::optional<Life> life{};
-  bool fenced = false;   // Logged as fenced.
-  bool refused = false;  // Logged as refused.
+  ReportReader reports{};  // What has come of it.
+  ToldView told{};         // What has gone to it.
+  bool fenced = false;     // Logged as fenced.
+  bool refused = false;    // Logged as refused.
 };
 
 }  // namespace
@@ -61,12 +65,16 @@ struct CoordinatorServer::Impl {
   std::unique_ptr<LogStore> store;
   std::optional<Coordinator> machine;  // None: the log cannot be written.
   std::string complaint;
+  std::string standstill;     // Why the machine decides nothing, as was logged.
+  std::int64_t log_size = 0;  // Records that were ever in the log.
+  std::map<std::string, LimitedLog> warnings;  // What strangers cause, by kind.
   Duration log_retry{};
   FailureDetector detector;
   StatusBoard board;
   ConnectionId last_connection = 0;
   std::map<ConnectionId, ReplicaConnection> connections;
   std::map<Life, ConnectionId> lives;  // Where each is reached.
+  ViewWriter views;
   std::unique_ptr<net::Listener> listener;
   net::Timer tick_timer;
   net::Timer machine_timer;
@@ -83,6 +91,8 @@ struct CoordinatorServer::Impl {
   void act_on(const Finding& finding);
   CoordinatorDecisions decisions_on(const Finding& finding);
   void close_silent_connections(Instant now);
+  void warn(const char* kind, const std::string& message);
+  void log_standstill(const CoordinatorDecisions& decisions);
   void log_failed(const Status& status);
   void retry_log();
   void end(const Status& why);
@@ -91,6 +101,7 @@ struct CoordinatorServer::Impl {
   void received(ConnectionId id, const net::Frame& frame);
   bool belongs(ConnectionId id, const Report& report);
   void refuse(ConnectionId id, const std::string& why);
+  void refuse_version(ConnectionId id, std::uint16_t version);
   void closed(ConnectionId id, const Status& reason);
 };
 
@@ -121,6 +132,7 @@ Status CoordinatorServer::Impl::carry_out(
   if (auto status = store->append(records); !status.ok()) {
     return status;
   }
+  log_size = store->size();
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
       board.wrote(append->record, decision.reason, real.now());
@@ -130,7 +142,29 @@ Status CoordinatorServer::Impl::carry_out(
       tell(std::get<SendView>(decision.what));
     }
   }
-  return {};
+  log_standstill(decisions);
+  // Nobody waits for it any more.
+  return store->summarise(machine->history());
+}
+
+// A fault that the machine has found is logged as one.
+void CoordinatorServer::Impl::log_standstill(
+    const CoordinatorDecisions& decisions) {
+  const auto& why = machine->complaint();
+  if (standstill == why) {
+    return;
+  }
+  standstill = why;
+  const bool is_told =
+      std::any_of(decisions.begin(), decisions.end(), [&](const auto& one) {
+        return std::holds_alternative<DetectedFault>(one.what) &&
+            one.reason == why;
+      });
+  if (why.empty()) {
+    log_info("[ft] the run goes on");
+  } else if (!is_told) {
+    board.failed("the run", why, real.now());
+  }
 }
 
 void CoordinatorServer::Impl::decide(const CoordinatorDecisions& decisions) {
@@ -143,20 +177,21 @@ void CoordinatorServer::Impl::decide(const CoordinatorDecisions& decisions) {
 
 void CoordinatorServer::Impl::tell(const SendView& tell) {
   const auto found = lives.find({tell.replica, tell.incarnation});
-  if (found != lives.end() && !tell.view.fenced.empty() &&
+  if (found != lives.end() && !tell.view->fenced.empty() &&
       !std::exchange(connections.at(found->second).fenced, true)) {
-    log_warning(
-        str("[ft] replica ", tell.replica, " is fenced: ", tell.view.fenced));
+    warn(
+        "replicas that are fenced",
+        str("replica ", tell.replica, " is fenced: ", tell.view->fenced));
   }
   board.told(tell.replica, tell.incarnation, tell.view);
   if (found == lives.end()) {
     return;  // It will hear the same when it is back.
   }
   try {
-    connections.at(found->second)
-        .connection->send(
-            static_cast<std::uint16_t>(FrameType::kRunView),
-            bytes_of(tell.view));
+    auto& entry = connections.at(found->second);
+    entry.connection->send(
+        static_cast<std::uint16_t>(FrameType::kRunView),
+        views.bytes_for(entry.told, tell.view));
     board.count("orders");
   } catch (const Error& error) {
     // Too long: what others have reported shall not end the coordinator.
@@ -203,6 +238,16 @@ void CoordinatorServer::Impl::retry_log() {
     log_failed(opened.status());
     return;
   }
+  // A file that was deleted meanwhile has been made anew.
+  if (opened.value()->size() < log_size) {
+    end(
+        {ErrorCode::kFailedPrecondition,
+         str("[ft] log '", options.log, "': expected ", log_size,
+             " records or more, found ", opened.value()->size(),
+             ": it is not the one that could not be written; put that back "
+             "and start the coordinator again")});
+    return;
+  }
   store = std::move(opened).value();
   if (auto status = begin_term(); !status.ok()) {
     log_failed(status);
@@ -247,6 +292,12 @@ void CoordinatorServer::Impl::tick() {
          .slow = detector.slow(replica, incarnation)});
   }
   close_silent_connections(now);
+}
+
+// Strangers can cause it as often as they like.
+void CoordinatorServer::Impl::warn(
+    const char* kind, const std::string& message) {
+  warnings[kind].warn(real.now(), "[ft] " + message);
 }
 
 void CoordinatorServer::Impl::act_on(const Finding& finding) {
@@ -350,12 +401,16 @@ void CoordinatorServer::Impl::received(
             frame.type));
     return;
   }
-  auto decoded = report_of(frame.payload);
-  if (!decoded.ok()) {
-    refuse(id, decoded.status().message());
+  if (const auto version = other_version(frame.payload)) {
+    refuse_version(id, *version);
     return;
   }
-  const Report report = with_printable_texts(std::move(decoded).value());
+  auto& entry = connections.at(id);
+  if (auto status = entry.reports.read(frame.payload); !status.ok()) {
+    refuse(id, status.message());
+    return;
+  }
+  const Report& report = entry.reports.report();
   if (!belongs(id, report)) {
     return;
   }
@@ -369,8 +424,7 @@ void CoordinatorServer::Impl::received(
   if (has_place) {
     detector.received(report, now);
   }
-  board.received(
-      report, connections.at(id).connection->peer(), real.now(), has_place);
+  board.received(report, entry.connection->peer(), real.now(), has_place);
   if (machine) {
     decide(machine->received(report, now));
   }
@@ -411,8 +465,27 @@ void CoordinatorServer::Impl::refuse(ConnectionId id, const std::string& why) {
   ReplicaConnection& entry = connections.at(id);
   entry.refused = true;
   board.count("refusals");
-  log_warning(str("[ft] closing ", entry.connection->peer(), ": ", why));
+  warn(
+      "connections that are closed",
+      str("closing ", entry.connection->peer(), ": ", why));
   entry.connection->close(Status(ErrorCode::kPeerMismatch, why));
+}
+
+// It is told, since it would try for ever.
+void CoordinatorServer::Impl::refuse_version(
+    ConnectionId id, std::uint16_t version) {
+  ReplicaConnection& entry = connections.at(id);
+  const std::string why =
+      str("the coordinator speaks version ", kWireVersion,
+          " with its replicas, and this replica version ", version,
+          ": start all with the same version of sherd");
+  entry.refused = true;
+  board.count("refusals");
+  warn(
+      "replicas of another version",
+      str("refusing ", entry.connection->peer(), ": ", why));
+  entry.connection->send(static_cast<std::uint16_t>(FrameType::kRefusal), why);
+  entry.connection->finish(Status(ErrorCode::kPeerMismatch, why));
 }
 
 void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
@@ -423,7 +496,7 @@ void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
     // Bytes that are no frame, or one that is too long.
     if (!refused && reason.code() == ErrorCode::kPeerMismatch) {
       board.count("refusals");
-      log_warning(str("[ft] ", reason.message()));
+      warn("connections that are closed", reason.message());
     }
     return;
   }

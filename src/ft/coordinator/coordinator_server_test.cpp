@@ -28,6 +28,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::FakeReplica;
 using test::run_until;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -308,10 +309,52 @@ TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   EXPECT_TRUE(closed_after(kReport, "rubbish"));
   EXPECT_TRUE(closed_after(kReport, other_version));
   EXPECT_TRUE(closed_after(kReport, bytes_of(report) + "more"));
+  // The second report of a connection alone.
+  EXPECT_TRUE(closed_after(kReport, bytes_of(report).substr(0, 6)));
   EXPECT_TRUE(closed_after(kReport, std::string((1U << 20U) + 1, '\0')));
-  EXPECT_EQ(counted("refusals"), 7U);
+  EXPECT_EQ(counted("refusals"), 8U);
   EXPECT_TRUE(advance({0, 1, 2}, 5));
   EXPECT_EQ(failures(), "");
+}
+
+// Otherwise it would dial again for ever.
+TEST_F(ServiceTest, AReplicaOfAnotherVersionIsToldSoNamingBoth) {
+  start();
+  std::string words = bytes_of(Report());
+  words[0] = 9;
+  ::testing::internal::CaptureStderr();
+  const TestClient guest(
+      loop_, options_.address,
+      net::Frame{
+          .type = static_cast<std::uint16_t>(FrameType::kReport),
+          .payload = words});
+  ASSERT_TRUE(run_until(loop_, [&] { return guest.closed(); }));
+  const std::string why =
+      "the coordinator speaks version 4 with its replicas, and this replica "
+      "version 9";
+  ASSERT_EQ(guest.received().size(), 1U);
+  EXPECT_EQ(
+      guest.received()[0].type,
+      static_cast<std::uint16_t>(FrameType::kRefusal));
+  EXPECT_THAT(guest.received()[0].payload, HasSubstr(why));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(why));
+}
+
+TEST_F(ServiceTest, OfManyStrangersAFewAreLoggedAndAllAreCounted) {
+  start();
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_TRUE(closed_after(99, "hello"));
+  }
+  const auto said = ::testing::internal::GetCapturedStderr();
+  std::size_t lines = 0;
+  for (auto at = said.find("closing"); at != std::string::npos;
+       at = said.find("closing", at + 1)) {
+    ++lines;
+  }
+  EXPECT_EQ(counted("refusals"), 40U);
+  EXPECT_GT(lines, 0U);
+  EXPECT_LE(lines, 10U) << said;
 }
 
 // Who is nobody yet has no room for what it promises.
@@ -412,6 +455,51 @@ TEST_F(ServiceTest, AnEmptyLogIsNotTheRunThatReplicasKnow) {
   EXPECT_EQ(replicas_[0]->step(), step);
   EXPECT_EQ(counted("commits"), 0U);
   EXPECT_EQ(counted("epochs"), 0U);
+  // It is in the log of the coordinator, too, and among the last failures.
+  EXPECT_THAT(
+      failures(),
+      HasSubstr("the run: the log is empty, but replica 0 is of "
+                "run 77"));
+}
+
+TEST_F(ServiceTest, OneThatIsLeftOverFromAnotherRunIsRefusedAlone) {
+  start();
+  Report old;
+  old.replica = 7;
+  old.incarnation = 99;
+  old.run = 5;
+  const TestClient left_over(loop_, options_.address, frame_of(old));
+  ASSERT_TRUE(run_until(loop_, [&] { return !left_over.received().empty(); }));
+  EXPECT_THAT(service_->status().complaint, HasSubstr("replica 7 is of run 5"));
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    add(replica);
+  }
+  EXPECT_TRUE(reach(5));
+  EXPECT_EQ(service_->status().complaint, "");
+}
+
+TEST_F(ServiceTest, ALogThatWasDeletedIsNoticedAndRescued) {
+  start_three();
+  const auto step = service_->status().canonical.step;
+  for (const char* end : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(options_.log + end);
+  }
+  ASSERT_TRUE(run_until(loop_, [&] { return !ended_.empty(); }));
+  EXPECT_THAT(
+      ended_,
+      AllOf(
+          HasSubstr("it was deleted while the coordinator used it"),
+          HasSubstr("move that to '" + options_.log + "'")));
+  service_.reset();
+  // Whoever starts it again at once does not begin a new run.
+  const auto started = CoordinatorServer::start(loop_, options_, nullptr);
+  ASSERT_FALSE(started.ok());
+  EXPECT_THAT(started.status().message(), HasSubstr(".rescued"));
+  std::filesystem::rename(options_.log + ".rescued", options_.log);
+  start();
+  EXPECT_EQ(service_->status().run, 77U);
+  EXPECT_GE(service_->status().canonical.step, step);
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
 }
 
 TEST_F(ServiceTest, ASuccessorEndsIt) {

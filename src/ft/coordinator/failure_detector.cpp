@@ -13,6 +13,9 @@ namespace {
 
 // Weight of the last phase in the moving average.
 constexpr double kLastWeight = 0.2;
+// Findings of one tick for which all replicas are searched for those that wait. When
+// many are found at once, something else is to blame.
+constexpr int kExplainedMax = 16;
 
 // Who waits for the coordinator, or for nothing, has no deadline.
 bool busy(const TrainingProgress& progress) {
@@ -32,6 +35,25 @@ Duration scaled(double factor, double usual_s, Duration floor) {
 
 }  // namespace
 
+// A replica of many ranks may tell of others each time.
+std::vector<FailureDetector::MonitoredRank> FailureDetector::monitored(
+    const std::vector<MonitoredRank>& before,
+    const std::vector<TrainingProgress>& ranks,
+    Instant now) {
+  std::vector<MonitoredRank> all;
+  for (const auto& one : ranks) {
+    const auto known = std::find_if(
+        before.begin(), before.end(), [&](const MonitoredRank& other) {
+          return other.progress.rank == one.rank;
+        });
+    const bool stands = known != before.end() &&
+        known->progress.serial >= one.serial &&
+        known->progress.activity == one.activity;
+    all.push_back({one, stands ? known->since : now});
+  }
+  return all;
+}
+
 // Phases that are shorter than the time between two reports are not seen: a step that was made shows
 // that they have ended.
 void FailureDetector::received(const Report& report, Instant now) {
@@ -40,15 +62,7 @@ void FailureDetector::received(const Report& report, Instant now) {
   const auto [found, is_new] = watched_.try_emplace(life);
   MonitoredReplica& watched = found->second;
   watched.heard_at = now;
-  watched.ranks.resize(ranks.size(), {{}, now});
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    auto& known = watched.ranks[rank];
-    if (known.progress.serial < ranks[rank].serial ||
-        known.progress.activity != ranks[rank].activity) {
-      known.since = now;
-    }
-    known.progress = ranks[rank];
-  }
+  watched.ranks = monitored(watched.ranks, ranks, now);
   if (is_new) {
     watched.progress = progress;
     watched.since = now;
@@ -132,17 +146,24 @@ ReplicaActivity FailureDetector::view(const Life& life, Instant now) const {
   return view;
 }
 
-std::string FailureDetector::report_of(const Life& life, Instant now) const {
-  std::vector<ReplicaActivity> others;
-  for (const auto& [replica, newest] : newest_) {
-    others.push_back(view(newest, now));
+std::string FailureDetector::report_of(const Life& life, Instant now) {
+  if (++explained_ > kExplainedMax) {
+    return {};
   }
-  const auto report = hang_report(view(life, now), others);
+  for (const auto& [replica, newest] : newest_) {
+    if (all_.size() == newest_.size()) {
+      break;
+    }
+    all_.push_back(view(newest, now));
+  }
+  const auto report = hang_report(view(life, now), all_);
   return report.empty() ? report : "; " + report;
 }
 
 std::vector<Finding> FailureDetector::tick(Instant now) {
   std::vector<Finding> found;
+  all_.clear();
+  explained_ = 0;
   find_silent(now, found);
   find_hung(now, found);
   find_slow(now, found);
@@ -218,11 +239,20 @@ const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
 // that does nothing has none: then it is the limit of who waits for it. Where
 // something went and has not come, it is who should have got it: in a circle all
 // wait, and nothing else tells them from each other.
+// Where another chain has led already, it ends in the same way, and nobody has to
+// walk there again: all chains together take as many steps as there are replicas.
 std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
-    const Life& life, Instant now) const {
+    const Life& life, Instant now, SeenLives& seen) const {
   std::vector<Life> path;
   Life at = life;
-  while (std::find(path.begin(), path.end(), at) == path.end()) {
+  while (true) {
+    const auto [place, is_new] = seen.try_emplace(at, life);
+    if (!is_new && place->second != life) {
+      return std::nullopt;
+    }
+    if (!is_new) {
+      break;  // A circle.
+    }
     path.push_back(at);
     const auto& watched = watched_.at(at);
     const auto& waits_for = watched.progress.waits_for;
@@ -271,11 +301,11 @@ void FailureDetector::find_silent(Instant now, std::vector<Finding>& found) {
   }
   for (const auto& [replica, incarnation] : silent) {
     ended(replica, incarnation);
+    all_.clear();
   }
 }
 
-std::string FailureDetector::why_hung(
-    const HangCulprit& blame, Instant now) const {
+std::string FailureDetector::why_hung(const HangCulprit& blame, Instant now) {
   const auto& hangs = watched_.at(blame.life);
   std::string reason;
   if (const auto silent = quiet(hangs); silent > Duration(0)) {
@@ -295,11 +325,12 @@ std::string FailureDetector::why_hung(
 }
 
 void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
+  SeenLives seen;
   for (const auto& [life, waiting] : watched_) {
     if (waiting.hung || !hangs(waiting, now)) {
       continue;
     }
-    const auto blame = culprit(life, now);
+    const auto blame = culprit(life, now, seen);
     if (!blame || watched_.at(blame->life).hung) {
       continue;
     }

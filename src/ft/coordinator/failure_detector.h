@@ -89,6 +89,10 @@ class FailureDetector {
     bool hung = false;
   };
 
+  static std::vector<MonitoredRank> monitored(
+      const std::vector<MonitoredRank>& before,
+      const std::vector<TrainingProgress>& ranks,
+      Instant now);
   std::optional<double> usual_s(const MonitoredReplica& watched) const;
   static void end_phase(MonitoredReplica& watched, Activity next, Instant now);
   bool is_first(const MonitoredReplica& watched) const;
@@ -102,15 +106,18 @@ class FailureDetector {
     Life life;
     std::vector<DeadLink> links;
   };
+  // Who is on chains that were followed in this tick, with where the chain begins.
+  using SeenLives = std::map<Life, Life>;
   // The end of the chain of waiting replicas that begins at `life`, if it is over its hard limit.
-  std::optional<HangCulprit> culprit(const Life& life, Instant now) const;
+  std::optional<HangCulprit> culprit(
+      const Life& life, Instant now, SeenLives& seen) const;
   // The dead links among these.
   std::vector<DeadLink> dead_links_of(
       const std::vector<Life>& lives, Instant now) const;
   ReplicaActivity view(const Life& life, Instant now) const;
   // A sentence on who waits for it, and where.
-  std::string report_of(const Life& life, Instant now) const;
-  std::string why_hung(const HangCulprit& blame, Instant now) const;
+  std::string report_of(const Life& life, Instant now);
+  std::string why_hung(const HangCulprit& blame, Instant now);
   // The newest monitored incarnation of the replica.
   const Life* life_of(ReplicaId replica) const;
   void find_silent(Instant now, std::vector<Finding>& found);
@@ -120,6 +127,9 @@ class FailureDetector {
   FailureDetectorOptions options_;
   std::map<Life, MonitoredReplica> watched_;
   std::map<ReplicaId, Life> newest_;
+  // What all do: made in a tick that finds somebody.
+  std::vector<ReplicaActivity> all_;
+  int explained_ = 0;  // Findings of one tick with a sentence.
 };
 
 }  // namespace sherd::ft

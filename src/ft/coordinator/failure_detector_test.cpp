@@ -272,6 +272,7 @@ TEST_F(Watched, AnAgentThatSaysNothingHangsWhateverItsReplicaSaidLast) {
     says_rank(replica, said_[replica], 5, 5);
   }
   ranks_[1].push_back(ranks_[1].front());
+  ranks_[1][1].rank = 1;
   ranks_[1][1].missed_heartbeats = 19;
   EXPECT_THAT(hangs_in(seconds(9)), IsEmpty());
   ranks_[1][1].missed_heartbeats = 21;
@@ -288,6 +289,7 @@ TEST_F(Watched, AnAgentThatSaysNothingHangsWhateverItsReplicaSaidLast) {
 TEST_F(Watched, ShowsForHowLongEachRankHasDoneWhatItDoes) {
   says(0, Activity::kComputing, 1);
   ranks_[0] = {{Activity::kComputing, 1, {}}, {Activity::kReducing, 1, {}}};
+  ranks_[0][1].rank = 1;
   pass(seconds(2));
   ranks_[0][1].serial = 2;
   pass(seconds(1));
@@ -296,6 +298,21 @@ TEST_F(Watched, ShowsForHowLongEachRankHasDoneWhatItDoes) {
   EXPECT_EQ(ranks[0].standing, seconds(3));
   EXPECT_EQ(ranks[1].standing, seconds(1));
   EXPECT_THAT(watch_.ranks(0, 2, now_), IsEmpty());
+}
+
+// A replica of many ranks tells of others each time.
+TEST_F(Watched, KnowsARankByItsNumberAndNotByItsPlace) {
+  says(0, Activity::kComputing, 1);
+  TrainingProgress rank{Activity::kReducing, 1, {}};
+  rank.rank = 7;
+  ranks_[0] = {rank};
+  pass(seconds(2));
+  ranks_[0] = {TrainingProgress{Activity::kReducing, 1, {}}, rank};
+  pass(seconds(1));
+  const auto ranks = watch_.ranks(0, 1, now_);
+  ASSERT_THAT(ranks, SizeIs(2));
+  EXPECT_EQ(ranks[0].standing, seconds(1));
+  EXPECT_EQ(ranks[1].standing, seconds(3));
 }
 
 TEST_F(Watched, WhoWaitsForOneThatIsDoneHangsItself) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/check.h"
 #include "base/hash.h"
 #include "ft/wire/codec.h"
 
@@ -32,6 +33,14 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
            .config = 1,
            .held = first_state()}),
       random_(options.incarnation) {
+  std::vector<RankAddress> addresses;
+  for (std::size_t rank = 0; rank < options.ranks; ++rank) {
+    addresses.push_back(
+        {str("10.0.", options.replica / 256, ".", options.replica % 256),
+         static_cast<std::uint16_t>(20000 + rank),
+         static_cast<std::uint16_t>(40000 + rank)});
+  }
+  addresses_ = std::move(addresses);
   net::ReconnectingClientOptions redial;
   redial.dial.security = options.security;
   redial_ = std::make_unique<net::ReconnectingClient>(
@@ -40,6 +49,8 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
           .on_connected =
               [this] {
                 ++connected_;
+                reports_ = {};
+                views_ = {};
                 send(machine_.report());
               },
           .on_frame = [this](const net::Frame& frame) { received(frame); },
@@ -49,20 +60,32 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
 }
 
 void FakeReplica::beat() {
+  ++beats_;
   send(machine_.report());
   beat_timer_ = loop_.after(options_.beat, [this] { beat(); });
 }
 
 void FakeReplica::send(Report report) {
   report.progress = progress_;
+  // Their serials move with what they reduce, whatever the replica's does.
+  for (std::size_t rank = 0; rank < options_.ranks; ++rank) {
+    auto& one = report.ranks.emplace_back(progress_);
+    one.serial += beats_ * (rank + 1);
+    one.rank = static_cast<std::uint32_t>(rank);
+  }
+  report.addresses = addresses_;
   if (!silent_ && connection() != nullptr) {
-    connection()->send(
-        static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+    const auto payload = reports_.bytes_of(report);
+    bytes_ += net::kFrameHeaderBytes + payload.size();
+    connection()->send(static_cast<std::uint16_t>(FrameType::kReport), payload);
   }
 }
 
 void FakeReplica::received(const net::Frame& frame) {
-  const RunView view = run_view_of(frame.payload).value();
+  bytes_ += net::kFrameHeaderBytes + frame.payload.size();
+  const auto status = views_.read(frame.payload);
+  SHERD_ASSERT(status.ok(), "a view that nobody understands");
+  const RunView& view = views_.view();
   for (const auto& commit : view.recent) {
     if (commits_.empty() || commit.attempt > commits_.back().attempt) {
       commits_.push_back(commit);
@@ -106,6 +129,9 @@ void FakeReplica::carry_out(const Tasks& tasks) {
 }
 
 void FakeReplica::carry_out_one(const Task& task) {
+  if (options_.on_task) {
+    options_.on_task(task);
+  }
   std::visit(
       Overloaded{
           // Computing takes no time, and what is stopped ends late.

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 #include "ft/protocol/replica.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
 #include "net/connector.h"
 #include "net/loop.h"
 
@@ -26,6 +28,10 @@ struct FakeReplicaOptions {
   Duration beat = std::chrono::milliseconds(100);
   // That a reduction takes.
   Duration step = std::chrono::milliseconds(5);
+  // It says where so many ranks are, and what each does.
+  std::size_t ranks = 0;
+  // Called with each task, before it is carried out.
+  std::function<void(const Task&)> on_task{};
 };
 
 class FakeReplica {
@@ -51,6 +57,8 @@ class FakeReplica {
   const std::string& stopped() const { return stopped_; }
   net::Connection* connection() { return redial_->connection(); }
   int connected() const { return connected_; }
+  // Sent and received, with the headers of frames.
+  std::uint64_t bytes() const { return bytes_; }
 
  private:
   void carry_out(const Tasks& tasks);
@@ -65,12 +73,17 @@ class FakeReplica {
   net::Loop& loop_;
   const FakeReplicaOptions options_;
   Replica machine_;
+  RankAddresses addresses_;
+  ReportWriter reports_;  // Of the connection.
+  ViewReader views_;
   StateId fetched_;
   TrainingProgress progress_;
   bool silent_ = false;
   bool hangs_ = false;
   std::optional<Activity> hangs_in_;
   int connected_ = 0;
+  std::uint64_t beats_ = 0;
+  std::uint64_t bytes_ = 0;
   std::string stopped_;
   std::vector<Commit> commits_;
   std::vector<net::Timer> work_;

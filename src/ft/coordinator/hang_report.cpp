@@ -2,6 +2,7 @@
 #include "ft/coordinator/hang_report.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -49,28 +50,44 @@ std::string does(const RankActivity& rank, std::optional<ReplicaId> culprit) {
       place_text(progress));
 }
 
-// What can be told of one that waits.
-std::vector<std::string> waits_of(
-    const ReplicaActivity& one, ReplicaId culprit, bool directly) {
-  std::vector<std::string> said;
-  for (std::size_t rank = 0; rank < one.ranks.size(); ++rank) {
-    const auto& progress = one.ranks[rank].progress;
+// Sentences on those that wait: the first few are named, the others counted.
+struct WaitingRanks {
+  std::vector<std::string> named;
+  std::size_t count = 0;
+
+  template <typename Sentence>
+  void add(const Sentence& sentence) {
+    if (++count <= kNamedMax) {
+      named.push_back(sentence());
+    }
+  }
+};
+
+void add_waits_of(
+    const ReplicaActivity& one,
+    ReplicaId culprit,
+    bool directly,
+    WaitingRanks& waiting) {
+  for (const auto& rank : one.ranks) {
+    const auto& progress = rank.progress;
     if (progress.waits_for &&
         progress.missed_heartbeats < kSilentAfterHeartbeats &&
         (progress.waits_for == culprit) == directly) {
-      said.push_back(
-          str("replica ", one.replica, " rank ", rank, " ",
-              does(one.ranks[rank], culprit)));
+      waiting.add([&] {
+        return str(
+            "replica ", one.replica, " rank ", progress.rank, " ",
+            does(rank, culprit));
+      });
     }
   }
   if (one.ranks.empty() && one.waits_for &&
       (one.waits_for == culprit) == directly) {
-    said.push_back(
-        directly ? str("replica ", one.replica, " waits for it")
-                 : str("replica ", one.replica, " waits for replica ",
-                       *one.waits_for));
+    waiting.add([&] {
+      return directly
+          ? str("replica ", one.replica, " waits for it")
+          : str("replica ", one.replica, " waits for replica ", *one.waits_for);
+    });
   }
-  return said;
 }
 
 std::string text_of_culprit(const ReplicaActivity& culprit) {
@@ -78,25 +95,32 @@ std::string text_of_culprit(const ReplicaActivity& culprit) {
   if (behind.empty()) {
     return {};
   }
-  const auto first = does(culprit.ranks[behind.front()], std::nullopt);
+  const auto& least = culprit.ranks[behind.front()];
+  const auto first =
+      str("rank ", least.progress.rank, " ", does(least, std::nullopt));
   if (behind.size() == 1) {
-    return str("rank ", behind.front(), " ", first);
+    return first;
   }
   // They need not do the same.
   return str(
       behind.size() == culprit.ranks.size() ? "none of its ranks is behind: "
                                             : "several are behind: ",
-      "rank ", behind.front(), " ", first);
+      first);
 }
 
-// Frames of this rank that `from` has sent and `to` has not got.
+// Frames of this rank that `from` has sent and its counterpart in `to` has not got.
 std::uint64_t missing(
-    const ReplicaActivity& from, const ReplicaActivity& to, std::size_t rank) {
-  if (rank >= to.ranks.size() || !to.ranks[rank].progress.place) {
+    const ReplicaActivity& from,
+    const TrainingProgress& rank,
+    const ReplicaActivity& to) {
+  const auto counterpart = std::find_if(
+      to.ranks.begin(), to.ranks.end(),
+      [&](const RankActivity& one) { return one.progress.rank == rank.rank; });
+  if (counterpart == to.ranks.end() || !counterpart->progress.place) {
     return 0;
   }
-  const auto& sender = *from.ranks[rank].progress.place;
-  const auto& receiver = *to.ranks[rank].progress.place;
+  const auto& sender = *rank.place;
+  const auto& receiver = *counterpart->progress.place;
   const bool is_link = sender.epoch == receiver.epoch &&
       sender.next == to.replica && receiver.previous == from.replica;
   return is_link && sender.frames_out > receiver.frames_in
@@ -180,21 +204,18 @@ std::string hang_report(
   if (auto its = text_of_culprit(culprit); !its.empty()) {
     all.push_back(std::move(its));
   }
-  std::size_t waiting = 0;
+  WaitingRanks waiting;
   for (const bool directly : {true, false}) {
     for (const auto& one : others) {
-      if (one.replica == culprit.replica) {
-        continue;
-      }
-      for (auto& said : waits_of(one, culprit.replica, directly)) {
-        if (++waiting <= kNamedMax) {
-          all.push_back(std::move(said));
-        }
+      if (one.replica != culprit.replica) {
+        add_waits_of(one, culprit.replica, directly, waiting);
       }
     }
   }
-  if (waiting > kNamedMax) {
-    all.push_back(str(waiting - kNamedMax, " more ranks wait"));
+  std::move(
+      waiting.named.begin(), waiting.named.end(), std::back_inserter(all));
+  if (waiting.count > kNamedMax) {
+    all.push_back(str(waiting.count - kNamedMax, " more ranks wait"));
   }
   std::string report;
   for (const auto& one : all) {
@@ -210,13 +231,16 @@ std::vector<DeadLink> dead_links(const std::vector<ReplicaActivity>& replicas) {
     by_name[one.replica] = &one;
   }
   for (const auto& from : replicas) {
-    for (std::size_t rank = 0; rank < from.ranks.size(); ++rank) {
-      const auto& place = from.ranks[rank].progress.place;
+    for (const auto& rank : from.ranks) {
+      const auto& place = rank.progress.place;
       const auto to = by_name.find(place ? place->next : from.replica);
-      const auto frames =
-          place && to != by_name.end() ? missing(from, *to->second, rank) : 0;
+      const auto frames = place && to != by_name.end()
+          ? missing(from, rank.progress, *to->second)
+          : 0;
       if (frames > 0) {
-        links.push_back({place->epoch, from.replica, to->first, rank, frames});
+        links.push_back(
+            {place->epoch, from.replica, to->first, rank.progress.rank,
+             frames});
         break;
       }
     }

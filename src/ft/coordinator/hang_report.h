@@ -23,7 +23,8 @@ struct RankActivity {
 
 struct ReplicaActivity {
   ReplicaId replica = 0;
-  std::vector<RankActivity> ranks;  // None: it does not report them.
+  // Those that it reports.
+  std::vector<RankActivity> ranks;
   // The replica as a whole waits for it.
   std::optional<ReplicaId> waits_for{};
 };
@@ -35,8 +36,8 @@ inline Duration silence_of(const TrainingProgress& progress) {
   return progress.missed_heartbeats * kHeartbeatInterval;
 }
 
-// The ranks of the replica that the others wait for: those that have moved least, or all of them
-// where none is behind.
+// Where in its list the ranks are that the others wait for: those that have moved least, or all of
+// them where none is behind.
 std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica);
 
 // "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 slices done",

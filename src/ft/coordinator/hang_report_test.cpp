@@ -51,11 +51,19 @@ ReplicaActivity in_ring(
   return {replica, {view}};
 }
 
+// With its ranks from 0 on.
+ReplicaActivity numbered(ReplicaActivity replica) {
+  for (std::size_t i = 0; i < replica.ranks.size(); ++i) {
+    replica.ranks[i].progress.rank = static_cast<std::uint32_t>(i);
+  }
+  return replica;
+}
+
 TEST(HangReport, SaysWhichRankComputesAndWhoWaitsForItInWhichUnit) {
-  const ReplicaActivity culprit{
-      2, {waiting_rank(1), rank(Activity::kComputing, 6)}};
-  const ReplicaActivity waits{
-      0, {rank(Activity::kWaiting, 9), waiting_rank(2)}};
+  const auto culprit =
+      numbered({2, {waiting_rank(1), rank(Activity::kComputing, 6)}});
+  const auto waits =
+      numbered({0, {rank(Activity::kWaiting, 9), waiting_rank(2)}});
   EXPECT_EQ(
       hang_report(culprit, {waits, culprit}),
       "rank 1 has been computing for 6.2 s; replica 0 rank 1 waits for its "
@@ -85,7 +93,7 @@ TEST(HangReport, AnAgentThatSaysNothingIsBehindWhateverItSaidLast) {
   auto stopped = waiting_rank(0);
   stopped.progress.serial = 100;
   stopped.progress.missed_heartbeats = 21;
-  const ReplicaActivity culprit{1, {rank(Activity::kWaiting, 5), stopped}};
+  const auto culprit = numbered({1, {rank(Activity::kWaiting, 5), stopped}});
   EXPECT_THAT(ranks_behind(culprit), ElementsAre(1U));
   EXPECT_THAT(
       hang_report(culprit, {}),
@@ -128,6 +136,19 @@ TEST(DeadLink, IsWhereFramesWentAndHaveNotCome) {
       text_of(links[0]),
       "the link from replica 0 to replica 1 is dead: 2 frames of rank 0 went "
       "and have not come");
+}
+
+// Replicas of many ranks tell those that have moved least.
+TEST(DeadLink, IsLookedForBetweenRanksOfOneNumber) {
+  auto from = in_ring(0, 2, 1, 5, 6);
+  auto to = in_ring(1, 0, 2, 4, 5);
+  from.ranks[0].progress.rank = to.ranks[0].progress.rank = 300;
+  to.ranks.insert(to.ranks.begin(), waiting_rank(0));
+  const auto links = dead_links({from, to});
+  ASSERT_EQ(links.size(), 1U);
+  EXPECT_EQ(links[0].rank, 300U);
+  to.ranks[1].progress.rank = 301;
+  EXPECT_THAT(dead_links({from, to}), IsEmpty());
 }
 
 TEST(DeadLink, NothingIsMissingBetweenThoseThatGotAll) {

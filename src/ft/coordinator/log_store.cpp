@@ -1,33 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/log_store.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <string_view>
+#include <tuple>
 #include <utility>
-#include <sqlite3.h>
 
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "ft/wire/codec.h"
+#include "ft/coordinator/log_store_impl.h"
+#include "ft/wire/record_codec.h"
 #include "net/bytes.h"
 
 namespace sherd::ft {
 namespace {
 
 constexpr int kApplicationId = 0x73687264;  // "shrd".
-constexpr int kVersion = 2;
 // For another coordinator that is in a transaction; one that was stopped there
 // holds the lock for longer.
 constexpr int kBusyMs = 1000;
 
-struct CloseDatabase {
-  void operator()(sqlite3* database) const { sqlite3_close_v2(database); }
-};
-using Database = std::unique_ptr<sqlite3, CloseDatabase>;
+}  // namespace
 
-// Before its bytes: so that records that were exchanged are noticed too.
 std::uint32_t checksum_of(
     std::int64_t sequence, std::uint64_t term, std::string_view bytes) {
   net::ByteWriter head;
@@ -35,80 +33,6 @@ std::uint32_t checksum_of(
   head.u64(term);
   return crc32c(bytes, crc32c(head.bytes()));
 }
-
-// One prepared statement; the arguments of bind() outlive the next step().
-class Query {
- public:
-  Query(sqlite3* database, const char* text) {
-    code_ = sqlite3_prepare_v2(database, text, -1, &statement_, nullptr);
-  }
-  ~Query() { sqlite3_finalize(statement_); }
-  Query(const Query&) = delete;
-  Query& operator=(const Query&) = delete;
-
-  void bind(int at, std::int64_t value) {
-    note(sqlite3_bind_int64(statement_, at, value));
-  }
-  void bind(int at, std::string_view bytes) {
-    note(sqlite3_bind_blob64(
-        statement_, at, bytes.data(), bytes.size(), SQLITE_STATIC));
-  }
-  // Whether there is a row; failed() tells an error from the end.
-  bool step() {
-    if (code_ == SQLITE_OK || code_ == SQLITE_ROW) {
-      code_ = sqlite3_step(statement_);
-    }
-    return code_ == SQLITE_ROW;
-  }
-  bool failed() const {
-    return code_ != SQLITE_OK && code_ != SQLITE_ROW && code_ != SQLITE_DONE;
-  }
-  int code() const { return code_; }
-  void reset() {
-    sqlite3_reset(statement_);
-    code_ = SQLITE_OK;
-  }
-
-  std::int64_t number(int column) const {
-    return sqlite3_column_int64(statement_, column);
-  }
-  std::string_view bytes(int column) const {
-    const void* data = sqlite3_column_blob(statement_, column);
-    const auto size = sqlite3_column_bytes(statement_, column);
-    return {static_cast<const char*>(data), static_cast<std::size_t>(size)};
-  }
-
- private:
-  void note(int code) {
-    if (code_ == SQLITE_OK) {
-      code_ = code;
-    }
-  }
-
-  sqlite3_stmt* statement_ = nullptr;
-  int code_ = SQLITE_OK;
-};
-
-}  // namespace
-
-struct LogStore::Impl {
-  std::string path;
-  Database database;
-  History history;
-  std::int64_t sequence = 0;  // Of the last record.
-  std::uint64_t term = 0;     // Of the last record.
-
-  Status failure(const char* what, int code) const;
-  Status refused(const std::string& why) const;
-  Status run(const char* what, const char* text) const;
-  Result<std::int64_t> number(const char* text) const;
-  Status prepare();
-  Status recognise();
-  Status make();
-  Status read();
-  Status check_owner() const;
-  Status insert(const std::vector<Record>& records);
-};
 
 // "[ft] log '/x/log.db': cannot append: database or disk is full (No space ...)".
 Status LogStore::Impl::failure(const char* what, int code) const {
@@ -153,6 +77,14 @@ Result<std::int64_t> LogStore::Impl::number(const char* text) const {
 // ---- opening ----
 
 Status LogStore::Impl::prepare() {
+  std::error_code none;
+  if (!std::filesystem::exists(path, none) &&
+      std::filesystem::exists(path + ".rescued", none)) {
+    return refused(str(
+        "it is not there, but what a coordinator could rescue of it is in '",
+        path, ".rescued': move that to '", path,
+        "', or delete it to begin a new run"));
+  }
   sqlite3* opened = nullptr;
   const int code = sqlite3_open_v2(
       path.c_str(), &opened,
@@ -184,136 +116,222 @@ Status LogStore::Impl::recognise() {
         str("expected a log of sherd (application id ", kApplicationId,
             "), found another program's database (", id.value(), ")"));
   }
-  if (!fresh && version.value() != kVersion) {
+  if (!fresh &&
+      (version.value() < kLogVersionMin || version.value() > kLogVersion)) {
     return refused(
-        str("expected version ", kVersion, ", found ", version.value()));
+        str("expected version ", kLogVersionMin, " to ", kLogVersion,
+            ", found ", version.value()));
   }
   if (sqlite3_db_readonly(database.get(), "main") == 1) {
     return {
         ErrorCode::kUnavailable,
         str("[ft] log '", path, "': cannot write: it is read-only")};
   }
-  if (auto status =
-          run("open",
-              "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;"
-              "PRAGMA trusted_schema = OFF");
+  for (const auto& [pragma, value, found] :
+       {std::tuple("journal_mode", "WAL", "wal"),
+        std::tuple("synchronous", "FULL", "2"),
+        std::tuple("trusted_schema", "OFF", "0")}) {
+    if (auto status = set(pragma, value, found); !status.ok()) {
+      return status;
+    }
+  }
+  return make();
+}
+
+// SQLite goes on without what it cannot do. `found`: what it says when it could.
+Status LogStore::Impl::set(
+    const char* pragma, const char* value, const char* found) const {
+  if (auto status = run("open", str("PRAGMA ", pragma, " = ", value).c_str());
       !status.ok()) {
     return status;
   }
-  return fresh ? make() : Status();
+  Query query(database.get(), str("PRAGMA ", pragma).c_str());
+  const std::string is(query.step() ? query.bytes(0) : "nothing");
+  if (query.failed()) {
+    return failure("open", query.code());
+  }
+  return is == found
+      ? Status()
+      : Status(
+            ErrorCode::kUnavailable,
+            str("[ft] log '", path, "': cannot open: expected ", pragma, " ",
+                found, ", found ", is, ": is it on a disk of this host?"));
 }
 
-Status LogStore::Impl::make() {
+// Makes the tables where they are missing. Each start writes, so that it does not read a long log
+// for nothing while the disk fails.
+Status LogStore::Impl::make() const {
   const std::string text =
       str("BEGIN IMMEDIATE;"
           "CREATE TABLE IF NOT EXISTS records (sequence INTEGER PRIMARY KEY,"
           " term INTEGER NOT NULL, crc32c INTEGER NOT NULL,"
           " bytes BLOB NOT NULL);"
+          "CREATE TABLE IF NOT EXISTS summary (part INTEGER PRIMARY KEY,"
+          " sequence INTEGER NOT NULL, term INTEGER NOT NULL,"
+          " crc32c INTEGER NOT NULL, bytes BLOB NOT NULL);"
           "PRAGMA application_id = ",
-          kApplicationId, "; PRAGMA user_version = ", kVersion, "; COMMIT");
-  auto status = run("make the file", text.c_str());
+          kApplicationId, "; PRAGMA user_version = ", kLogVersion, "; COMMIT");
+  auto status = run("write", text.c_str());
   if (!status.ok() && sqlite3_get_autocommit(database.get()) == 0) {
     (void)run("undo", "ROLLBACK");
   }
   return status;
 }
 
+Status LogStore::Impl::note_file() {
+  struct stat file = {};
+  if (::stat(path.c_str(), &file) != 0) {
+    return refused(str("it is gone: ", std::strerror(errno)));
+  }
+  device = file.st_dev;
+  inode = file.st_ino;
+  return {};
+}
+
 Status LogStore::Impl::read() {
+  for (const auto step :
+       {&Impl::read_summary, &Impl::read_past, &Impl::read_records}) {
+    if (auto status = (this->*step)(); !status.ok()) {
+      return status;
+    }
+  }
+  members = history.members;
+  return {};
+}
+
+Status LogStore::Impl::read_summary() {
   Query query(
       database.get(),
-      "SELECT sequence, term, crc32c, bytes FROM records ORDER BY sequence");
+      "SELECT sequence, term, crc32c, bytes FROM summary WHERE part = 0");
+  if (!query.step()) {
+    return query.failed() ? failure("read", query.code()) : Status();
+  }
+  sequence = query.number(0);
+  term = static_cast<std::uint64_t>(query.number(1));
+  const auto bytes = query.bytes(3);
+  if (query.number(2) != checksum_of(sequence, term, bytes)) {
+    return refused("the checksum of its summary is wrong");
+  }
+  auto summary = summary_of(bytes);
+  if (!summary.ok()) {
+    return refused(str("its summary: ", summary.status().message()));
+  }
+  history = std::move(summary).value();
+  summarised = sequence;
+  return {};
+}
+
+// The committed states that the summary covers, in pieces.
+Status LogStore::Impl::read_past() {
+  Query query(
+      database.get(),
+      "SELECT part, sequence, term, crc32c, bytes FROM summary WHERE part > 0 "
+      "ORDER BY part");
+  bool is_first = true;
+  while (query.step()) {
+    const auto bytes = query.bytes(4);
+    auto piece = past_piece_of(bytes);
+    if (query.number(3) !=
+            checksum_of(
+                query.number(1), static_cast<std::uint64_t>(query.number(2)),
+                bytes) ||
+        !piece.ok() || piece.value().states.empty()) {
+      return refused(
+          str("piece ", query.number(0), " of its summary is damaged"));
+    }
+    if (std::exchange(is_first, false)) {
+      history.before_past = piece.value().before;
+    }
+    for (auto& one : piece.value().states) {
+      if (!history.past.empty() &&
+          (!one.commit || one.commit->base != history.past.back().state)) {
+        return refused(
+            str(text_of(one.state), " of its summary cannot follow ",
+                text_of(history.past.back().state)));
+      }
+      history.past.push_back(std::move(one));
+    }
+  }
+  if (query.failed()) {
+    return failure("read", query.code());
+  }
+  const auto last = history.past.empty()
+      ? std::nullopt
+      : std::optional(history.past.back().state);
+  if (last != history.canonical) {
+    return refused(
+        str("expected its summary to end with ",
+            history.canonical ? text_of(*history.canonical) : "nothing",
+            ", found ", last ? text_of(*last) : "nothing"));
+  }
+  past_end = history.past.empty() ? -1 : history.past.back().state.step;
+  return {};
+}
+
+Status LogStore::Impl::read_records() {
+  Query query(
+      database.get(),
+      "SELECT sequence, term, crc32c, bytes FROM records WHERE sequence > ?1 "
+      "ORDER BY sequence");
+  query.bind(1, summarised);
   while (query.step()) {
     const auto found = query.number(0);
+    const auto bytes = query.bytes(3);
+    const auto its_term = static_cast<std::uint64_t>(query.number(1));
     if (found != sequence + 1) {
       return refused(str("expected record ", sequence + 1, ", found ", found));
     }
-    const auto bytes = query.bytes(3);
-    const auto its_term = static_cast<std::uint64_t>(query.number(1));
     if (query.number(2) != checksum_of(found, its_term, bytes)) {
       return refused(str("the checksum of record ", found, " is wrong"));
     }
-    const auto record = record_of(bytes);
-    if (!record.ok()) {
-      return refused(str("record ", found, ": ", record.status().message()));
+    if (auto status = take_record(found, its_term, bytes); !status.ok()) {
+      return status;
     }
-    try {
-      ft::append(history, record.value());
-    } catch (const Error& error) {
-      return refused(str("record ", found, " cannot follow: ", error.what()));
-    }
-    if (its_term != history.term) {
-      return refused(
-          str("record ", found, ": expected term ", history.term, ", found ",
-              its_term));
-    }
-    sequence = found;
-    term = its_term;
   }
   return query.failed() ? failure("read", query.code()) : Status();
 }
 
-// ---- appending ----
-
-// In the transaction: a coordinator that was stopped and woken finds here that
-// it has a successor, whatever it still believes.
-Status LogStore::Impl::check_owner() const {
-  Query query(
-      database.get(),
-      "SELECT sequence, term FROM records ORDER BY sequence DESC LIMIT 1");
-  const bool any = query.step();
-  if (query.failed()) {
-    return failure("read", query.code());
+Status LogStore::Impl::take_record(
+    std::int64_t number, std::uint64_t its_term, std::string_view bytes) {
+  const auto record = record_of(bytes, history.members);
+  if (!record.ok()) {
+    return refused(str("record ", number, ": ", record.status().message()));
   }
-  const std::int64_t last = any ? query.number(0) : 0;
-  const auto owner = any ? static_cast<std::uint64_t>(query.number(1)) : 0;
-  if (last == sequence && owner == term) {
-    return {};
+  try {
+    ft::append(history, record.value());
+  } catch (const Error& error) {
+    return refused(str("record ", number, " cannot follow: ", error.what()));
   }
-  return refused(
-      str("the log belongs to term ", owner, " now; this coordinator is of ",
-          "term ", term, " and knows ", sequence, " of ", last, " records"));
-}
-
-Status LogStore::Impl::insert(const std::vector<Record>& records) {
-  Query query(
-      database.get(),
-      "INSERT INTO records (sequence, term, crc32c, bytes) "
-      "VALUES (?1, ?2, ?3, ?4)");
-  std::int64_t at = sequence;
-  std::uint64_t its_term = term;
-  for (const auto& record : records) {
-    ++at;
-    if (const auto* begins = std::get_if<TermRecord>(&record)) {
-      its_term = begins->term;
-    }
-    const std::string bytes = bytes_of(record);
-    query.bind(1, at);
-    query.bind(2, static_cast<std::int64_t>(its_term));
-    query.bind(3, checksum_of(at, its_term, bytes));
-    query.bind(4, std::string_view(bytes));
-    (void)query.step();
-    if (query.failed()) {
-      return failure("append", query.code());
-    }
-    query.reset();
+  if (its_term != history.term) {
+    return refused(
+        str("record ", number, ": expected term ", history.term, ", found ",
+            its_term));
   }
-  if (auto status = run("append", "COMMIT"); !status.ok()) {
-    return status;
-  }
-  sequence = at;
+  past_has_changed = past_has_changed ||
+      std::holds_alternative<RollbackRecord>(record.value());
+  sequence = number;
   term = its_term;
   return {};
 }
 
+// ---- the store ----
+
 LogStore::LogStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 LogStore::~LogStore() = default;
 
-Result<std::unique_ptr<LogStore>> LogStore::open(const std::string& path) {
+Result<std::unique_ptr<LogStore>> LogStore::open(
+    const std::string& path, const LogStoreOptions& options) {
   SHERD_CHECK(!path.empty(), "[ft] expected the path of a log, found none");
+  SHERD_CHECK(
+      options.records_kept >= 1 && options.summary_every >= 1 &&
+          options.past_min >= 1,
+      "[ft] expected to keep 1 record or more of a log, found ",
+      options.records_kept);
   auto impl = std::make_unique<Impl>();
   // Also keeps SQLite from finding a meaning in ":memory:".
   impl->path = std::filesystem::absolute(path).string();
-  for (const auto step : {&Impl::prepare, &Impl::read}) {
+  impl->options = options;
+  for (const auto step : {&Impl::prepare, &Impl::note_file, &Impl::read}) {
     if (auto status = (impl.get()->*step)(); !status.ok()) {
       return status;
     }
@@ -323,25 +341,5 @@ Result<std::unique_ptr<LogStore>> LogStore::open(const std::string& path) {
 
 History LogStore::take_history() { return std::move(impl_->history); }
 std::int64_t LogStore::size() const { return impl_->sequence; }
-
-Status LogStore::check_owner() const { return impl_->check_owner(); }
-
-Status LogStore::append(const std::vector<Record>& records) {
-  if (records.empty()) {
-    return {};
-  }
-  if (auto status = impl_->run("append", "BEGIN IMMEDIATE"); !status.ok()) {
-    return status;
-  }
-  auto status = impl_->check_owner();
-  if (status.ok()) {
-    status = impl_->insert(records);
-  }
-  // A COMMIT that failed may have ended the transaction by itself.
-  if (!status.ok() && sqlite3_get_autocommit(impl_->database.get()) == 0) {
-    (void)impl_->run("undo", "ROLLBACK");
-  }
-  return status;
-}
 
 }  // namespace sherd::ft

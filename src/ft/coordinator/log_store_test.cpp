@@ -150,7 +150,31 @@ TEST(LogStore, AnotherVersionIsRefusedNamingBoth) {
   const std::string path = folder.path() + "/log.db";
   opened(path).reset();
   run_sql(path, "PRAGMA user_version = 9");
-  EXPECT_THAT(refusal(path), HasSubstr("expected version 2, found 9"));
+  EXPECT_THAT(refusal(path), HasSubstr("expected version 2 to 4, found 9"));
+}
+
+// What version 2 wrote: see golden/log_v2.sql.
+TEST(LogStore, ALogOfAnOlderVersionIsReadAndGoneOnWith) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  run_sql(path, bytes_at(SHERD_TEST_DATA "/log_v2.sql").c_str());
+  {
+    const auto store = opened(path);
+    EXPECT_EQ(store->size(), 13);
+    const History history = store->take_history();
+    EXPECT_EQ(history.term, 2U);
+    EXPECT_EQ(history.run, 77U);
+    EXPECT_EQ(history.config, 9U);
+    EXPECT_EQ(history.epoch, (Epoch{2, 3}));
+    EXPECT_EQ(history.canonical->step, 3);
+    EXPECT_EQ(history.past.size(), 4U);
+    EXPECT_EQ(history.lost.size(), 1U);
+    EXPECT_EQ(history.lives.at(1).current, 201U);
+    EXPECT_EQ(history.members.size(), 2U);
+    EXPECT_EQ(history.consumed.ranges(), (std::vector<SampleRange>{{0, 30}}));
+    EXPECT_TRUE(store->append({TermRecord{3, 77}}).ok());
+  }
+  EXPECT_EQ(opened(path)->take_history().term, 3U);
 }
 
 TEST(LogStore, AFileThatIsNoDatabaseIsRefused) {
@@ -189,7 +213,203 @@ TEST(LogStore, AFolderThatIsMissingIsNamed) {
           HasSubstr("No such file")));
 }
 
-// ---- disks that fail ----
+// ---- the summary ----
+
+// Three members train four samples each in every step.
+class LongLog {
+ public:
+  explicit LongLog(const std::string& path, const LogStoreOptions& options)
+      : path_(path), options_(options) {
+    reopen();
+    append(TermRecord{1, 77});
+    append(EpochRecord{{1, 1}, {0, first_lineage(1, 2)}, 9, members()});
+  }
+  void reopen() {
+    store_.reset();
+    auto store = LogStore::open(path_, options_);
+    ASSERT_TRUE(store.ok()) << store.status().message();
+    store_ = std::move(store).value();
+    const History read = store_->take_history();
+    if (known_.term > 0) {
+      check(read);
+    }
+    known_ = read;
+  }
+  void append(const Record& record) {
+    ft::append(known_, record);
+    EXPECT_TRUE(store_->append({record}).ok());
+    EXPECT_TRUE(store_->summarise(known_).ok());
+  }
+  void commit() {
+    CommitRecord record;
+    record.participants = known_.members;
+    record.commit = {
+        {known_.epoch, known_.canonical->step + 1},
+        *known_.canonical,
+        {},
+        5,
+        12};
+    record.commit.result = {
+        record.commit.attempt.step,
+        next_lineage(
+            record.commit.base.lineage, record.commit.attempt,
+            record.participants, 5)};
+    auto taken = known_.consumed;
+    for (const auto& one : record.participants) {
+      taken.add(one.samples);
+    }
+    record.next = members(taken);
+    append(record);
+  }
+  void roll_back(std::int64_t steps) {
+    const auto to =
+        known_.past[known_.past.size() - 1 - static_cast<std::size_t>(steps)];
+    const Epoch epoch{1, known_.epoch.number + 1};
+    append(RollbackRecord{epoch, *known_.canonical, to.state});
+    append(EpochRecord{
+        {1, epoch.number + 1}, to.state, 9, members(known_.consumed)});
+  }
+  const History& known() const { return known_; }
+
+ private:
+  static std::vector<Member> members(SampleSet taken = {}) {
+    std::vector<Member> all;
+    for (ReplicaId replica = 0; replica < 3; ++replica) {
+      all.push_back({replica, 100, taken.lowest_free(4)});
+      taken.add(all.back().samples);
+    }
+    return all;
+  }
+  // Of the past it may know less.
+  void check(const History& read) const {
+    History expected = known_;
+    History found = read;
+    for (auto* one : {&expected, &found}) {
+      one->past.clear();
+      one->before_past = {};
+      one->lost.clear();
+    }
+    EXPECT_EQ(found, expected);
+    ASSERT_LE(read.past.size(), known_.past.size());
+    EXPECT_TRUE(
+        std::equal(read.past.rbegin(), read.past.rend(), known_.past.rbegin()));
+    // Rollbacks since the last summary have made it shorter.
+    EXPECT_GE(
+        read.past.size(), std::min(known_.past.size(), options_.past_min / 4));
+    auto taken = read.before_past;
+    for (const auto& one : read.past) {
+      taken.add(one.samples);
+    }
+    EXPECT_EQ(taken, read.consumed);
+  }
+
+  const std::string path_;
+  const LogStoreOptions options_;
+  std::unique_ptr<LogStore> store_;
+  History known_;
+};
+
+std::int64_t count_in(const std::string& path, const char* what) {
+  sqlite3* database = nullptr;
+  sqlite3_open(path.c_str(), &database);
+  sqlite3_stmt* query = nullptr;
+  sqlite3_prepare_v2(database, what, -1, &query, nullptr);
+  EXPECT_EQ(sqlite3_step(query), SQLITE_ROW);
+  const auto found = sqlite3_column_int64(query, 0);
+  sqlite3_finalize(query);
+  sqlite3_close(database);
+  return found;
+}
+
+TEST(LogStoreSummary, WithWhatFollowsItIsWhatAllRecordsAre) {
+  const std::uint64_t seed = std::random_device()();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  const ScratchFolder folder;
+  LongLog log(
+      folder.path() + "/log.db",
+      {.past_min = 40, .records_kept = 10, .summary_every = 7});
+  for (int i = 0; i < 300; ++i) {
+    const auto what = random() % 20;
+    if (what == 0) {
+      log.reopen();
+    } else if (what == 1 && log.known().past.size() > 10) {
+      log.roll_back(1 + static_cast<std::int64_t>(random() % 9));
+    } else {
+      log.commit();
+    }
+  }
+  log.reopen();
+}
+
+TEST(LogStoreSummary, OldRecordsAndOldStatesAreDeleted) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  LongLog log(path, {.past_min = 50, .records_kept = 20, .summary_every = 10});
+  for (int i = 0; i < 500; ++i) {
+    log.commit();
+  }
+  log.reopen();
+  EXPECT_LE(count_in(path, "SELECT count(*) FROM records"), 30);
+  EXPECT_LE(log.known().past.size(), 70U);
+  EXPECT_EQ(log.known().canonical->step, 500);
+}
+
+TEST(LogStoreSummary, OneThatIsDamagedIsNamed) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  {
+    LongLog log(
+        path, {.past_min = 50, .records_kept = 20, .summary_every = 10});
+    for (int i = 0; i < 30; ++i) {
+      log.commit();
+    }
+  }
+  run_sql(path, "UPDATE summary SET bytes = zeroblob(9) WHERE part = 0");
+  EXPECT_THAT(refusal(path), HasSubstr("the checksum of its summary is wrong"));
+  run_sql(path, "DELETE FROM summary WHERE part = 0");
+  EXPECT_THAT(refusal(path), HasSubstr("summary"));
+}
+
+// ---- files that go away, disks that fail ----
+
+// SQLite says that it is in another mode, and goes on.
+TEST(LogStore, ASettingThatSQLiteRefusesIsAnError) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  sqlite3_vfs* const usual = sqlite3_vfs_find(nullptr);
+  // It has no shared memory, which a write-ahead log needs.
+  ASSERT_EQ(sqlite3_vfs_register(sqlite3_vfs_find("unix-none"), 1), SQLITE_OK);
+  const auto said = refusal(path);
+  ASSERT_EQ(sqlite3_vfs_register(usual, 1), SQLITE_OK);
+  EXPECT_THAT(said, HasSubstr("expected journal_mode wal, found delete"));
+}
+
+TEST(LogStore, OneThatWasReplacedTakesNothingMore) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto store = opened(path);
+  ASSERT_TRUE(store->append({term(1), life(5)}).ok());
+  fs::rename(path, path + ".moved");
+  opened(folder.path() + "/other.db").reset();
+  fs::rename(folder.path() + "/other.db", path);
+  const auto status = store->append({life(6)});
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("it was replaced"));
+  EXPECT_EQ(opened(path + ".rescued")->take_history().lives.at(0).current, 5U);
+}
+
+TEST(LogStore, IsNotReadBeforeTheDiskCanBeWritten) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  ASSERT_TRUE(opened(path)->append({term(1), life(1)}).ok());
+  run_sql(path, "UPDATE records SET bytes = zeroblob(9) WHERE sequence = 2");
+  test::fail_syncs(EIO);
+  const auto said = refusal(path);
+  test::fail_syncs(0);
+  EXPECT_THAT(said, HasSubstr("cannot write: disk I/O error"));
+  EXPECT_THAT(refusal(path), HasSubstr("the checksum of record 2 is wrong"));
+}
 
 TEST(LogStore, WithoutASyncNothingIsAppended) {
   const ScratchFolder folder;

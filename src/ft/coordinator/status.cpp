@@ -20,6 +20,7 @@ nlohmann::json json_of(const StateId& state) {
 
 nlohmann::json json_of(const RankStatus& one) {
   return {
+      {"rank", one.rank},
       {"activity", one.activity},
       {"since_s", one.since_s},
       {"quiet_s", one.quiet_s},

@@ -15,7 +15,8 @@
 namespace sherd::ft {
 
 struct RankStatus {
-  std::string activity;
+  std::uint32_t rank = 0;
+  std::string activity{};
   double since_s = 0;  // How long it has made no progress.
   double quiet_s = 0;  // How long its agent has been silent.
   std::optional<ReplicaId> waits_for{};
@@ -39,6 +40,7 @@ struct ReplicaStatus {
   std::string activity{};
   std::string address{};  // Where its connection comes from.
   double since_s = 0;     // How long it is in this state.
+  // All, or of many those that have moved least.
   std::vector<RankStatus> ranks{};
 };
 

@@ -19,6 +19,7 @@ constexpr Duration kSlowEvery = std::chrono::minutes(1);
 RankStatus status_of(const RankActivity& rank) {
   const auto& progress = rank.progress;
   RankStatus status;
+  status.rank = progress.rank;
   status.activity = text_of(progress.activity);
   status.since_s = seconds(rank.standing);
   status.quiet_s = progress.missed_heartbeats >= kSilentAfterHeartbeats
@@ -117,8 +118,10 @@ void StatusBoard::wrote(
 }
 
 void StatusBoard::told(
-    ReplicaId replica, Incarnation incarnation, const RunView& view) {
-  if (view.fenced.empty()) {
+    ReplicaId replica,
+    Incarnation incarnation,
+    const std::shared_ptr<const RunView>& view) {
+  if (view->fenced.empty()) {
     view_ = view;
     return;
   }
@@ -193,18 +196,18 @@ std::string StatusBoard::state_of(const ReplicaRow& known) const {
     return "hangs";
   }
   const auto* member =
-      find(view_.members, known.report.replica, known.report.incarnation);
+      find(view_->members, known.report.replica, known.report.incarnation);
   if (member != nullptr) {
     return member->samples.empty() ? "follows" : "member";
   }
-  return known.report.held == view_.canonical ? "ready" : "behind";
+  return known.report.held == view_->canonical ? "ready" : "behind";
 }
 
 std::string StatusBoard::stage() const {
-  if (view_.epoch == Epoch()) {
+  if (view_->epoch == Epoch()) {
     return "waiting for replicas";
   }
-  switch (view_.stage) {
+  switch (view_->stage) {
     case EpochStage::kJoining:
       return "joining";
     case EpochStage::kRunning:
@@ -231,7 +234,7 @@ ReplicaStatus StatusBoard::show(
       .state = known.state,
       .slow = known.liveness.slow,
       .held = held,
-      .lag = view_.canonical.step - (held ? held->step : 0),
+      .lag = view_->canonical.step - (held ? held->step : 0),
       .activity = text_of(known.report.progress.activity),
       .address = known.address,
       .since_s = seconds(now - known.since)};
@@ -249,10 +252,10 @@ RunStatus StatusBoard::status(const StatusSources& sources, Instant now) {
   status.up_s = seconds(now - began_);
   status.slept_s = seconds(sources.slept);
   status.complaint = sources.complaint;
-  status.run = view_.run;
-  status.term = view_.term;
-  status.epoch = view_.epoch;
-  status.canonical = view_.canonical;
+  status.run = view_->run;
+  status.term = view_->term;
+  status.epoch = view_->epoch;
+  status.canonical = view_->canonical;
   if (sources.history != nullptr) {
     status.run = sources.history->run;
     status.term = sources.history->term;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include "base/clock.h"
@@ -33,7 +34,10 @@ class StatusBoard {
       bool has_place = true);
   // The record is on the disk.
   void wrote(const Record& record, const std::string& reason, Instant now);
-  void told(ReplicaId replica, Incarnation incarnation, const RunView& view);
+  void told(
+      ReplicaId replica,
+      Incarnation incarnation,
+      const std::shared_ptr<const RunView>& view);
   // The connection has ended, which is a failure unless the replica leaves, has finished or was
   // fenced.
   void lost(
@@ -104,7 +108,8 @@ class StatusBoard {
   Instant began_;
   Instant committed_at_{};
   Pace pace_;
-  RunView view_;  // The last one sent that fences nobody.
+  // The last one sent that fences nobody.
+  std::shared_ptr<const RunView> view_ = std::make_shared<const RunView>();
   std::map<ReplicaId, ReplicaRow> rows_;
   std::deque<Failure> failures_;  // Newest first.
   std::map<std::string, std::uint64_t> counters_;

@@ -22,7 +22,7 @@ class Book : public ::testing::Test {
     for (ReplicaId replica = 0; replica < 4; ++replica) {
       report(replica, replica < 3 ? 7 : 5);
     }
-    book_.told(0, 1, view_);
+    book_.told(0, 1, std::make_shared<const RunView>(view_));
   }
   void report(ReplicaId replica, std::int64_t step) {
     Report report;
@@ -52,7 +52,7 @@ TEST_F(Book, EachReplicaHasAState) {
   book_.lost(2, 1, "closed", now_);
   RunView fence;
   fence.fenced = "a newer one";
-  book_.told(3, 1, fence);
+  book_.told(3, 1, std::make_shared<const RunView>(fence));
   EXPECT_THAT(states(), ElementsAre("hangs", "follows", "lost", "fenced"));
 }
 
@@ -84,7 +84,7 @@ TEST_F(Book, WhoLeavesOrIsFencedHasNotFailed) {
   book_.lost(1, 1, "closed", now_);
   RunView fence;
   fence.fenced = "a newer one";
-  book_.told(2, 1, fence);
+  book_.told(2, 1, std::make_shared<const RunView>(fence));
   book_.lost(2, 1, "closed", now_);
   book_.lost(3, 99, "of another life", now_);
   EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());

@@ -117,12 +117,11 @@ void waits(std::ostream& out, const RunStatus& status) {
   out << "<h2>Who waits for whom</h2>\n";
   bool any = false;
   for (const auto& replica : status.replicas) {
-    for (std::size_t rank = 0; rank < replica.ranks.size(); ++rank) {
-      const auto& one = replica.ranks[rank];
+    for (const auto& one : replica.ranks) {
       if (stands(one)) {
         out << (any ? "" : "<ul>\n") << "<li>Replica " << replica.replica
-            << " rank " << rank << ' ' << html_escaped(one.does) << ", since "
-            << span_of(one.since_s) << "</li>\n";
+            << " rank " << one.rank << ' ' << html_escaped(one.does)
+            << ", since " << span_of(one.since_s) << "</li>\n";
         any = true;
       }
     }

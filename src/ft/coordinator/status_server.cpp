@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -32,6 +33,10 @@ constexpr Duration kClientTime = std::chrono::seconds(2);
 // After accept() itself has failed: descriptors have run out, and who waits to be
 // accepted goes on waiting.
 constexpr Duration kAcceptAgainAfter = std::chrono::milliseconds(100);
+// A status that is younger is shown again.
+constexpr Duration kFreshFor = std::chrono::milliseconds(100);
+// How long a client waits for a new status: who makes it may be waiting for the disk.
+constexpr Duration kAskedFor = std::chrono::milliseconds(500);
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -97,7 +102,18 @@ struct Client {
   Descriptor socket;
   Instant until{};
   std::string head{};
-  std::string answer{};  // What is left of it; empty: the head is not complete.
+  // It has asked, and waits for a new status until then.
+  std::optional<Instant> waits_until{};
+  std::string answer{};  // What is left of it; empty: there is none yet.
+
+  // It has not said what it wants.
+  bool idle() const { return answer.empty() && !waits_until; }
+  short events() const {
+    return static_cast<short>(
+        !answer.empty()   ? POLLOUT
+            : waits_until ? 0
+                          : POLLIN);
+  }
 };
 
 }  // namespace
@@ -132,69 +148,107 @@ struct StatusServer::Impl {
   Descriptor listener;
   // Readable from the end on, since nobody reads it: the thread is to end.
   Descriptor stop;
+  Descriptor shows;  // Readable: there is a new status.
   std::string address;
-  std::mutex mutex;  // Of `shown`.
+  std::function<void()> ask;
+  std::mutex mutex;  // Of the two below.
   RunStatus shown;
-  std::vector<Client> clients;  // The thread's, as what follows.
+  std::optional<Instant> shown_at;
+  std::vector<Client> clients;  // The thread's, as what follows. Oldest first.
+  bool asked = false;           // And nothing was shown since.
   Instant accept_again{};       // Nobody is accepted before.
   SteadyClock clock;
   std::thread thread;
 
   void run();
+  // False: the thread is to end.
+  bool wait(std::vector<pollfd>& polled) const;
+  bool accepts(Instant now) const;
   void accept();
   // Whether there is more to do for it.
   bool serve(Client& client);
+  bool send_answer(Client& client) const;
   void finish_head(Client& client);
+  void want_status(Client& client);
+  void answer(Client& client);
+  void answer_waiting(Instant now);
 };
 
 void StatusServer::Impl::run() {
-  while (true) {
-    std::vector<pollfd> polled = {{stop.get(), POLLIN, 0}};
-    const Instant from = clock.now();
-    const bool accepts = clients.size() < kClientsMax && from >= accept_again;
-    polled.push_back(
-        {listener.get(), static_cast<short>(accepts ? POLLIN : 0), 0});
-    Instant next =
-        from < accept_again ? accept_again : from + std::chrono::hours(1);
-    for (const Client& client : clients) {
-      const short events = client.answer.empty() ? POLLIN : POLLOUT;
-      polled.push_back({client.socket.get(), events, 0});
-      next = std::min(next, client.until);
-    }
-    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-        std::max(next - clock.now(), Duration(0)));
-    (void)::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
-    if (polled[0].revents != 0) {
-      return;
-    }
+  std::vector<pollfd> polled;
+  while (wait(polled)) {
     const Instant now = clock.now();
     // From the back, so that the numbers of those before stay.
     for (std::size_t i = clients.size(); i-- > 0;) {
-      const bool ready = polled[i + 2].revents != 0;
+      const bool ready = polled[i + 3].revents != 0;
       if (now >= clients[i].until || (ready && !serve(clients[i]))) {
         clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
+    answer_waiting(now);
     if (polled[1].revents != 0) {
       accept();
     }
   }
 }
 
+bool StatusServer::Impl::wait(std::vector<pollfd>& polled) const {
+  const Instant from = clock.now();
+  polled = {
+      {stop.get(), POLLIN, 0},
+      {listener.get(), static_cast<short>(accepts(from) ? POLLIN : 0), 0},
+      {shows.get(), POLLIN, 0}};
+  Instant next =
+      from < accept_again ? accept_again : from + std::chrono::hours(1);
+  for (const Client& client : clients) {
+    polled.push_back({client.socket.get(), client.events(), 0});
+    next = std::min({next, client.until, client.waits_until.value_or(next)});
+  }
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
+      std::max(next - clock.now(), Duration(0)));
+  (void)::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
+  return polled[0].revents == 0;
+}
+
+// While all are being answered, others wait for their turn.
+bool StatusServer::Impl::accepts(Instant now) const {
+  return now >= accept_again &&
+      (clients.size() < kClientsMax ||
+       std::any_of(clients.begin(), clients.end(), [](const Client& one) {
+         return one.idle();
+       }));
+}
+
 void StatusServer::Impl::accept() {
   Descriptor socket(::accept4(
       listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (socket.open()) {
-    clients.push_back(
-        {.socket = std::move(socket), .until = clock.now() + kClientTime});
-  } else if (
-      errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
-      errno == ENOMEM) {
-    accept_again = clock.now() + kAcceptAgainAfter;
+  if (!socket.open()) {
+    const bool for_lack = errno == EMFILE || errno == ENFILE ||
+        errno == ENOBUFS || errno == ENOMEM;
+    accept_again = for_lack ? clock.now() + kAcceptAgainAfter : accept_again;
+    return;
+  }
+  if (clients.size() >= kClientsMax) {
+    const auto oldest = std::find_if(
+        clients.begin(), clients.end(),
+        [](const Client& one) { return one.idle(); });
+    if (oldest == clients.end()) {
+      return;
+    }
+    clients.erase(oldest);
+  }
+  clients.push_back(
+      {.socket = std::move(socket), .until = clock.now() + kClientTime});
+  // Whoever has asked already is not idle.
+  if (!serve(clients.back())) {
+    clients.pop_back();
   }
 }
 
 bool StatusServer::Impl::serve(Client& client) {
+  if (client.waits_until) {
+    return false;  // It has gone.
+  }
   if (client.answer.empty()) {
     std::array<char, 4096> bytes{};
     const auto count =
@@ -205,9 +259,10 @@ bool StatusServer::Impl::serve(Client& client) {
     client.head.append(bytes.data(), static_cast<std::size_t>(count));
     finish_head(client);
   }
-  if (client.answer.empty()) {
-    return true;
-  }
+  return client.answer.empty() || send_answer(client);
+}
+
+bool StatusServer::Impl::send_answer(Client& client) const {
   const auto count = ::send(
       client.socket.get(), client.answer.data(), client.answer.size(),
       MSG_NOSIGNAL);
@@ -220,30 +275,64 @@ bool StatusServer::Impl::serve(Client& client) {
 
 void StatusServer::Impl::finish_head(Client& client) {
   const auto end = client.head.find("\r\n\r\n");
-  if (end == std::string::npos) {
-    if (client.head.size() > kHeadBytesMax) {
-      client.answer = bytes_of(plain(400, "expected a shorter request\n"));
-    }
+  if (end != std::string::npos) {
+    client.head.resize(end);
+    want_status(client);
+  } else if (client.head.size() > kHeadBytesMax) {
+    client.answer = bytes_of(plain(400, "expected a shorter request\n"));
+  }
+}
+
+void StatusServer::Impl::want_status(Client& client) {
+  const Instant now = clock.now();
+  bool fresh = !ask;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    fresh = fresh || (shown_at && now - *shown_at < kFreshFor);
+  }
+  if (fresh) {
+    answer(client);
     return;
   }
+  client.waits_until = now + kAskedFor;
+  if (!std::exchange(asked, true)) {
+    ask();
+  }
+}
+
+void StatusServer::Impl::answer(Client& client) {
   RunStatus status;
   {
     const std::lock_guard<std::mutex> lock(mutex);
     status = shown;
   }
-  client.answer = bytes_of(answer_to(client.head.substr(0, end), status));
+  client.waits_until.reset();
+  client.answer = bytes_of(answer_to(client.head, status));
+}
+
+void StatusServer::Impl::answer_waiting(Instant now) {
+  std::uint64_t count = 0;
+  const bool is_new = ::read(shows.get(), &count, sizeof count) > 0;
+  asked = asked && !is_new;
+  for (Client& client : clients) {
+    if (client.waits_until && (is_new || now >= *client.waits_until)) {
+      answer(client);
+    }
+  }
 }
 
 Result<std::unique_ptr<StatusServer>> StatusServer::listen(
-    const std::string& address) {
+    const std::string& address, std::function<void()> ask) {
   auto where = net::parse_host_address(address);
   SocketAddress bound = loopback_of(where);
   auto impl = std::make_unique<Impl>();
+  impl->ask = std::move(ask);
   impl->listener = Descriptor(::socket(
       bound.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   impl->stop = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  impl->shows = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const int on = 1;
-  if (!impl->listener.open() || !impl->stop.open() ||
+  if (!impl->listener.open() || !impl->stop.open() || !impl->shows.open() ||
       ::setsockopt(
           impl->listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) !=
           0 ||
@@ -278,8 +367,13 @@ StatusServer::~StatusServer() {
 const std::string& StatusServer::address() const { return impl_->address; }
 
 void StatusServer::show(RunStatus status) {
-  const std::lock_guard<std::mutex> lock(impl_->mutex);
-  impl_->shown = std::move(status);
+  {
+    const std::lock_guard<std::mutex> lock(impl_->mutex);
+    impl_->shown = std::move(status);
+    impl_->shown_at = impl_->clock.now();
+  }
+  const std::uint64_t one = 1;
+  SHERD_ASSERT(::write(impl_->shows.get(), &one, sizeof one) == sizeof one);
 }
 
 }  // namespace sherd::ft

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <string>
@@ -82,16 +83,41 @@ TEST(StatusServer, SilentConnectionsKeepNobodyWaiting) {
   EXPECT_THAT(all_of(silent[0]), StartsWith("HTTP/1.1 200"));
 }
 
-TEST(StatusServer, MoreConnectionsThanItTakesAreServedInTime) {
+// If each kept its place for its two seconds, this one would wait for 20.
+TEST(StatusServer, OfTooManyThatAreSilentTheOldestAreClosed) {
   const auto shown = server();
-  std::vector<Descriptor> silent(40);
+  std::vector<Descriptor> silent(320);
   for (auto& one : silent) {
     one = connected_to(shown->address());
   }
-  // When those before it have had their time.
   EXPECT_THAT(
       answer(shown->address(), "GET / HTTP/1.1\r\n\r\n"),
       StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(all_of(silent[0]), "");
+}
+
+TEST(StatusServer, AsksForAStatusWhenSomebodyWantsToSeeIt) {
+  std::atomic<int> asked{0};
+  std::unique_ptr<StatusServer> shown;
+  shown = StatusServer::listen("127.0.0.1:0", [&] {
+            // Relaxed: the answer that follows orders it for the reader.
+            asked.fetch_add(1, std::memory_order_relaxed);
+            RunStatus status;
+            status.canonical.step = 43;
+            shown->show(status);
+          }).value();
+  EXPECT_EQ(asked.load(std::memory_order_relaxed), 0);
+  EXPECT_THAT(
+      answer(shown->address(), "GET /metrics HTTP/1.1\r\n\r\n"),
+      HasSubstr("sherd_committed_step 43"));
+  EXPECT_EQ(asked.load(std::memory_order_relaxed), 1);
+}
+
+TEST(StatusServer, ShowsTheLastStatusWhereNoneIsToBeHad) {
+  const auto shown = StatusServer::listen("127.0.0.1:0", [] {}).value();
+  EXPECT_THAT(
+      answer(shown->address(), "GET /metrics HTTP/1.1\r\n\r\n"),
+      HasSubstr("sherd_committed_step 0"));
 }
 
 Duration cpu_time() {

@@ -33,7 +33,8 @@ RunStatus example() {
        .address = "127.0.0.1:4711",
        .ranks =
            {{.activity = "idle", .since_s = 5},
-            {.activity = "reducing",
+            {.rank = 1,
+             .activity = "reducing",
              .since_s = 6.2,
              .waits_for = 1,
              .bucket = 3,

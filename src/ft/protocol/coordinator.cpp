@@ -4,6 +4,7 @@
 #include "ft/protocol/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -31,12 +32,68 @@ Coordinator::Coordinator(
       start_at_(now + options.start_timeout),
       reconnect_until_(now + options.reconnect_timeout),
       now_(now) {
+  look_again();
   const auto run = history_.run == 0 ? options.run : history_.run;
   write(TermRecord{history_.term + 1, run}, epoch_ended_because_);
   decisions = std::exchange(decisions_, {});
 }
 
 // ---- what comes in ----
+
+// The report says nothing new that a rule looks at, but perhaps what the replica holds and votes for.
+bool Coordinator::repeats(
+    const Report& report, const ReplicaEntry& known) const {
+  const auto& last = known.report;
+  // hold_time() asks who fetches.
+  const bool fetches = report.progress.activity == Activity::kFetching;
+  const bool fetched = last.progress.activity == Activity::kFetching;
+  return known.connected && !known.hangs && !known.wrong && !report.finished &&
+      report.incarnation == last.incarnation && report.run == last.run &&
+      report.config == last.config && report.joined == last.joined &&
+      report.suspicion == last.suspicion && report.digest == last.digest &&
+      report.bad_gradients == last.bad_gradients &&
+      report.leaving == last.leaving && report.finished == last.finished &&
+      report.addresses == last.addresses && fetches == fetched;
+}
+
+// A member votes for the attempt under way, or holds what was committed, and others do not yet: no
+// rule decides anything before all do, or some time has passed, for which there is tick().
+bool Coordinator::waits_for_others(const Report& report) {
+  // An epoch that ends waits for votes of those that live, who are fewer.
+  if (phase_ != Phase::kRunning || !complaint().empty() ||
+      !broken_because_.empty() || report.held != history_.canonical ||
+      !is_member(report.replica)) {
+    return false;
+  }
+  if (!report.vote) {
+    return !all_hold_canonical();
+  }
+  if (report.vote->attempt != attempt() ||
+      report.vote->base != history_.canonical || all_have_voted()) {
+    return false;
+  }
+  first_vote_ = first_vote_.value_or(now_);
+  return true;
+}
+
+// Takes a report that decides nothing. Of many replicas nearly all do not, so that this must not
+// look at all of them. False: the rules are to look at it.
+bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
+  if (!repeats(report, known)) {
+    return false;
+  }
+  const bool holds_the_same = report.held == known.report.held;
+  const bool is_heartbeat = holds_the_same && report.vote == known.report.vote;
+  if (!holds_the_same) {
+    view_.reset();
+  }
+  known.report = report;
+  if (!is_heartbeat && !waits_for_others(report)) {
+    return false;
+  }
+  tell(report.replica, "it has reported");
+  return true;
+}
 
 // Why the sender of the report is fenced; empty: it is not.
 std::string Coordinator::refusal(const Report& report) const {
@@ -112,13 +169,11 @@ CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
 void Coordinator::take(const Report& report) {
   const auto replica = report.replica;
   if (const auto reason = refusal(report); !reason.empty()) {
-    RunView fence = view();
-    fence.fenced = reason;
-    decisions_.push_back(
-        {SendView{replica, report.incarnation, fence}, reason});
-    if (history_.past.empty() && report.run != 0) {
-      complaint_ = str(
-          "the log is empty, but replica ", replica, " is of run ", report.run);
+    fence(replica, report.incarnation, reason, false);
+    if (history_.past.empty() && report.run != 0 &&
+        report.run != history_.run) {
+      other_runs_[replica] = {report.incarnation, report.run};
+      look_for_lost_log();
     }
     return;
   }
@@ -132,6 +187,9 @@ void Coordinator::take(const Report& report) {
   }
   config_ = report.config;
   auto& known = replicas_[replica];
+  if (take_quietly(report, known)) {
+    return;
+  }
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
     penalise(replica);
@@ -147,6 +205,7 @@ void Coordinator::take(const Report& report) {
   if (report.leaving && is_undecided(replica)) {
     known.wrong = report.digest;  // Whoever asked it to leave trusts it less.
   }
+  look_for_lost_log();
   compare_digests();
   if (report.finished && report.held) {
     finished_ = report.held;
@@ -160,18 +219,49 @@ void Coordinator::take(const Report& report) {
   tell(replica, "it has reported");
 }
 
+// A replica of another run may be left over from it; or its log is the one that is missing here. It
+// is taken for the first when more new ones are there, and as many as the run is told to begin with.
+void Coordinator::look_for_lost_log() {
+  lost_log_.clear();
+  if (!history_.past.empty()) {
+    other_runs_.clear();
+  }
+  if (other_runs_.empty()) {
+    return;
+  }
+  const auto connected = std::count_if(
+      replicas_.begin(), replicas_.end(),
+      [](const auto& one) { return one.second.connected; });
+  const auto enough = std::max<std::int64_t>(
+      options_.replicas_start, std::ssize(other_runs_) + 1);
+  if (connected < enough) {
+    const auto& [replica, life] = *other_runs_.begin();
+    lost_log_ =
+        str("the log is empty, but replica ", replica, " is of run ",
+            life.second, ": give the log of that run, or stop the replica; or ",
+            "wait for ", enough, " new replicas, with which a new run begins");
+  }
+}
+
 CoordinatorDecisions Coordinator::lost(
     ReplicaId replica,
     Incarnation incarnation,
     const std::string& reason,
     Instant now) {
-  if (!counts(replica, incarnation)) {
-    return {};
-  }
   now_ = now;
+  const auto other = other_runs_.find(replica);
+  if (other != other_runs_.end() && other->second.first == incarnation) {
+    other_runs_.erase(other);
+    look_for_lost_log();
+    advance();
+  }
+  if (!counts(replica, incarnation)) {
+    return std::exchange(decisions_, {});
+  }
   auto& known = replicas_.at(replica);
   known.connected = false;
   forget_broken_links(replica);
+  look_for_lost_log();
   if (is_undecided(replica)) {
     // The others go on with their bits; if it comes back, it drops its own.
     known.wrong = known.report.digest;
@@ -247,6 +337,11 @@ CoordinatorDecisions Coordinator::tick(Instant now) {
 }
 
 void Coordinator::advance() {
+  apply_rules();
+  view_.reset();
+}
+
+void Coordinator::apply_rules() {
   bool decided = true;
   while (decided) {
     decided = false;
@@ -288,8 +383,10 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
       next = next ? std::min(*next, at) : at;
     }
   };
-  for (const auto& [replica, known] : replicas_) {
-    consider(known.out_until);
+  if (out_until_max_ > now) {
+    for (const auto& [replica, known] : replicas_) {
+      consider(known.out_until);
+    }
   }
   switch (phase_) {
     case Phase::kForming:
@@ -323,7 +420,18 @@ std::optional<Instant> Coordinator::next_tick(Instant now) const {
 
 void Coordinator::write(Record record, const std::string& reason) {
   append(history_, record);
+  look_again();
   decisions_.push_back({AppendRecord{std::move(record)}, reason});
+}
+
+// The members or what they are to do are others now.
+void Coordinator::look_again() {
+  member_ids_.clear();
+  for (const auto& member : history_.members) {
+    member_ids_.push_back(member.replica);
+  }
+  std::sort(member_ids_.begin(), member_ids_.end());
+  look_for_vote_at_ = look_for_state_at_ = 0;
 }
 
 RunView Coordinator::view() const {
@@ -349,20 +457,48 @@ RunView Coordinator::view() const {
   return view;
 }
 
+// REQUIRES: view_ is null where something has changed since it was made.
 void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   const auto& known = replicas_.at(replica);
-  if (known.connected && history_.canonical) {
-    auto said = view();
-    said.wrong = known.wrong;
-    decisions_.push_back(
-        {SendView{replica, known.report.incarnation, std::move(said)}, reason});
+  if (!known.connected || !history_.canonical) {
+    return;
   }
+  if (!view_) {
+    view_ = std::make_shared<const RunView>(view());
+  }
+  auto said = view_;
+  if (known.wrong) {
+    RunView its = *view_;
+    its.wrong = known.wrong;
+    said = std::make_shared<const RunView>(std::move(its));
+  }
+  decisions_.push_back(
+      {SendView{replica, known.report.incarnation, std::move(said)}, reason});
 }
 
 void Coordinator::tell_all(const std::string& reason) {
+  view_.reset();
   for (const auto& [replica, known] : replicas_) {
     tell(replica, reason);
   }
+}
+
+// It does not count any more. `ended`: because all steps are made.
+void Coordinator::fence(
+    ReplicaId replica,
+    Incarnation incarnation,
+    const std::string& why,
+    bool ended) {
+  RunView last;
+  last.run = history_.run;
+  last.term = history_.term;
+  last.fenced = why;
+  last.ended = ended;
+  decisions_.push_back(
+      {SendView{
+           replica, incarnation,
+           std::make_shared<const RunView>(std::move(last))},
+       why});
 }
 
 }  // namespace sherd::ft

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 #include "base/clock.h"
@@ -70,7 +72,8 @@ struct AppendRecord {
 struct SendView {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  RunView view;
+  // All who are told the same share it. Not null.
+  std::shared_ptr<const RunView> view;
 };
 // A fault that the rules have found, for the status page; the decision's reason says how.
 struct DetectedFault {
@@ -127,7 +130,9 @@ class Coordinator {
   const History& history() const { return history_; }
   // Why nothing can be committed until an operator has looked; empty: it can.
   const std::string& complaint() const {
-    return complaint_.empty() ? undecided_digests_ : complaint_;
+    return !complaint_.empty() ? complaint_
+        : !lost_log_.empty()   ? lost_log_
+                               : undecided_digests_;
   }
   // Whether this incarnation is current and connected.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
@@ -169,8 +174,12 @@ class Coordinator {
   std::string refusal_of_loaded(const Report& report) const;
   bool is_foreign(const StateId& state) const;
   bool is_member(ReplicaId replica) const;
-  // For those who ask about every replica.
-  std::set<ReplicaId> member_ids() const;
+  bool repeats(const Report& report, const ReplicaEntry& known) const;
+  bool waits_for_others(const Report& report);
+  void look_for_lost_log();
+  bool take_quietly(const Report& report, ReplicaEntry& known);
+  bool all_have_voted();
+  bool all_hold_canonical();
   bool is_out(const ReplicaEntry& known) const;
   bool can_train(const ReplicaEntry& known, const StateId& base) const;
   std::optional<std::int64_t> lag(const ReplicaEntry& known) const;
@@ -201,6 +210,7 @@ class Coordinator {
   // ---- rules: advance() applies them until none decides anything ----
 
   void advance();
+  void apply_rules();
   bool are_too_few(const std::vector<Member>& members);
   bool form();
   bool roll_back();
@@ -223,6 +233,7 @@ class Coordinator {
   void take(const Report& report);
   void remove_from_epoch(ReplicaId replica, const std::string& how);
   void penalise(ReplicaId replica);
+  void keep_out(ReplicaEntry& known, Instant until);
   void count_suspicion(const Report& report);
   std::vector<ReplicaId> unjoined_members(
       const std::vector<Member>& members, const Epoch& epoch) const;
@@ -250,11 +261,18 @@ class Coordinator {
   Epoch next_epoch();
   void write(Record record, const std::string& reason);
   RunView view() const;
+  void look_again();
   void tell(ReplicaId replica, const std::string& reason);
+  void fence(
+      ReplicaId replica,
+      Incarnation incarnation,
+      const std::string& why,
+      bool ended);
   void tell_all(const std::string& reason);
 
   CoordinatorOptions options_;
   History history_;
+  std::vector<ReplicaId> member_ids_;  // Of history_.members, ascending.
   Phase phase_ = Phase::kForming;
   std::map<ReplicaId, ReplicaEntry> replicas_;
   std::optional<PlannedEpoch> planned_;
@@ -262,6 +280,9 @@ class Coordinator {
   std::uint64_t config_ = 0;  // What replicas must have; 0: unknown.
   std::string epoch_ended_because_;
   std::string complaint_;
+  // Replicas of another run that are connected: incarnation and run.
+  std::map<ReplicaId, std::pair<Incarnation, std::uint64_t>> other_runs_;
+  std::string lost_log_;  // Why a new run does not begin; empty: it may.
   std::string
       undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.
   std::vector<ReplicaId> undecided_replicas_;  // Between whom.
@@ -285,6 +306,13 @@ class Coordinator {
   std::optional<Instant> too_few_since_;  // To form an epoch.
   std::optional<Instant> first_vote_;     // For the attempt under way.
   std::optional<Instant> lost_since_;     // Nobody holds the canonical state.
+  Instant out_until_max_{};               // Nobody's out_until is later.
+  // Members by their places: where to look first for one that has not voted, or
+  // does not hold the canonical state. They save time and decide nothing.
+  std::size_t look_for_vote_at_ = 0;
+  std::size_t look_for_state_at_ = 0;
+  // What is told to all; null: something has changed since it was made.
+  std::shared_ptr<const RunView> view_;
   // Only during a call: its time, and what it has decided so far.
   Instant now_{};
   CoordinatorDecisions decisions_;

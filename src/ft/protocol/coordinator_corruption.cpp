@@ -44,7 +44,7 @@ void Coordinator::count_bad_gradients(const Report& report) {
   }
   if (++known.bad_gradients > kTolerated) {
     penalise(report.replica);
-    known.out_until = std::max(known.out_until, now_ + options_.backoff);
+    keep_out(known, now_ + options_.backoff);
   }
 }
 
@@ -61,7 +61,6 @@ bool Coordinator::is_undecided(ReplicaId replica) const {
 
 // Runs after every new report and when a replica is lost.
 void Coordinator::compare_digests() {
-  const auto members = member_ids();
   std::vector<ReportedDigest> claims;
   for (auto& [replica, known] : replicas_) {
     if (known.wrong != known.report.digest) {
@@ -71,7 +70,7 @@ void Coordinator::compare_digests() {
       // A replica that is no member copies the states it lacks.
       const auto& held = known.report.held;
       claims.push_back(
-          {replica, members.contains(replica) ? held : std::nullopt,
+          {replica, is_member(replica) ? held : std::nullopt,
            known.report.digest});
     }
   }

@@ -79,7 +79,7 @@ void Coordinator::postpone(
     ReplicaId replica, Duration wait, const std::string& why) {
   constexpr int kCountedMax = 16;
   auto& known = replicas_.at(replica);
-  known.out_until = std::max(known.out_until, now_ + wait);
+  keep_out(known, now_ + wait);
   if (known.failed_joins == 0) {
     decisions_.push_back({DetectedFault{"left_out", name_of(replica)}, why});
   }

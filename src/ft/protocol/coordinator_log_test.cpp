@@ -122,9 +122,40 @@ TEST(CoordinatorLog, AnEmptyLogMeetsReplicasThatHaveTrained) {
   script.say(1);  // Fresh.
   script.wait(std::chrono::hours(1));
   EXPECT_EQ(script.coordinator().history().canonical, std::nullopt);
-  EXPECT_EQ(
+  EXPECT_THAT(
       script.coordinator().complaint(),
-      "the log is empty, but replica 0 is of run 44");
+      HasSubstr("the log is empty, but replica 0 is of run 44"));
+}
+
+// The same replica beside more new ones than there are of the other run.
+TEST(CoordinatorLog, OneThatIsLeftOverFromAnotherRunBlocksNobody) {
+  CoordinatorScript script(options_of(1, 2));
+  script.report(7).held = StateId{5, {7, 7}};
+  script.report(7).run = 44;
+  script.say(7);
+  EXPECT_THAT(
+      script.coordinator().complaint(), HasSubstr("wait for 2 new replicas"));
+  script.say(0);
+  script.wait(std::chrono::hours(1));
+  EXPECT_EQ(script.coordinator().history().canonical, std::nullopt);
+  script.say(1);
+  EXPECT_EQ(script.coordinator().complaint(), "");
+  script.wait(kSettle);
+  EXPECT_EQ(script.coordinator().history().canonical, kFirst);
+  script.say(7);
+  EXPECT_THAT(script.view(7).fenced, HasSubstr("the replica is of run 44"));
+}
+
+TEST(CoordinatorLog, ANewRunBeginsWhenTheReplicaOfTheOtherHasGone) {
+  CoordinatorScript script(options_of(1, 1));
+  script.report(7).run = 44;
+  script.say(7);
+  script.say(0);
+  script.wait(kSettle);
+  EXPECT_EQ(script.coordinator().history().canonical, std::nullopt);
+  script.lose(7);
+  EXPECT_EQ(script.coordinator().complaint(), "");
+  EXPECT_EQ(script.coordinator().history().canonical, kFirst);
 }
 
 TEST(CoordinatorLog, ANewLogBeginsWithTheNewestCheckpointWhenItIsToldTo) {

@@ -187,9 +187,8 @@ bool Coordinator::plan() {
   if (replicas_.size() == history_.members.size()) {
     return false;  // There is nobody else.
   }
-  const auto ids = member_ids();
   const auto is_welcome = [&](const auto& one) {
-    return !ids.contains(one.first) && one.second.failed_joins == 0 &&
+    return !is_member(one.first) && one.second.failed_joins == 0 &&
         can_join(one.second);
   };
   // Those that could not be connected come in one after the other, so that they keep nobody out.
@@ -200,7 +199,7 @@ bool Coordinator::plan() {
   for (const auto& one : replicas_) {
     const auto replica = one.first;
     const bool comes = is_welcome(one) || replica == suspect;
-    if (comes || ids.contains(replica)) {
+    if (comes || is_member(replica)) {
       next.members.push_back({replica, one.second.report.incarnation, {}});
       newcomer = comes ? name_of(replica) : newcomer;
     }

@@ -30,17 +30,34 @@ int Coordinator::replicas_min() const {
 }
 
 bool Coordinator::is_member(ReplicaId replica) const {
-  return std::any_of(
-      history_.members.begin(), history_.members.end(),
-      [&](const Member& one) { return one.replica == replica; });
+  return std::binary_search(member_ids_.begin(), member_ids_.end(), replica);
 }
 
-std::set<ReplicaId> Coordinator::member_ids() const {
-  std::set<ReplicaId> ids;
-  for (const auto& one : history_.members) {
-    ids.insert(one.replica);
+// Begins where the last one was found, so that all reports of a step together look at each member
+// a few times.
+bool Coordinator::all_have_voted() {
+  const auto& members = history_.members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto at = (look_for_vote_at_ + i) % members.size();
+    const auto& vote = replicas_.at(members[at].replica).report.vote;
+    if (!vote || vote->attempt != attempt()) {
+      look_for_vote_at_ = at;
+      return false;
+    }
   }
-  return ids;
+  return true;
+}
+
+bool Coordinator::all_hold_canonical() {
+  const auto& members = history_.members;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto at = (look_for_state_at_ + i) % members.size();
+    if (replicas_.at(members[at].replica).report.held != history_.canonical) {
+      look_for_state_at_ = at;
+      return false;
+    }
+  }
+  return true;
 }
 
 bool Coordinator::is_out(const ReplicaEntry& known) const {
@@ -501,11 +518,9 @@ SampleRange Coordinator::trained_before(const StateId& base) const {
 void Coordinator::end_run() {
   for (auto& [replica, known] : replicas_) {
     if (known.connected) {
-      RunView end = view();
-      end.fenced = str("the run has ended with ", text_of(*history_.canonical));
-      end.ended = true;
-      decisions_.push_back(
-          {SendView{replica, known.report.incarnation, end}, end.fenced});
+      fence(
+          replica, known.report.incarnation,
+          str("the run has ended with ", text_of(*history_.canonical)), true);
       known.connected = false;
     }
   }
@@ -595,8 +610,15 @@ void Coordinator::penalise(ReplicaId replica) {
   auto& known = replicas_.at(replica);
   known.member_since = now_;  // Trust grows again from here on.
   known.out_until = now_ + known.backoff;
+  keep_out(known, known.out_until);
   known.backoff =
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
+}
+
+// At least until then.
+void Coordinator::keep_out(ReplicaEntry& known, Instant until) {
+  known.out_until = std::max(known.out_until, until);
+  out_until_max_ = std::max(out_until_max_, until);
 }
 
 void Coordinator::assign_samples(

@@ -136,7 +136,7 @@ class CoordinatorScript {
   void take(CoordinatorDecisions decisions) {
     for (auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {
-        orders_[tell->replica] = tell->view;
+        orders_[tell->replica] = *tell->view;
       } else if (
           const auto* found = std::get_if<DetectedFault>(&decision.what)) {
         notices_.push_back(

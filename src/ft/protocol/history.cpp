@@ -2,6 +2,7 @@
 #include "ft/protocol/history.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -110,6 +111,9 @@ struct Append {
     history.canonical = commit.result;
     history.members = record.next;
     history.past.push_back({commit.result, commit, taken.ranges()});
+    if (history.past.size() >= 2 * kPastMin) {
+      trim(history);
+    }
   }
 
   void operator()(const RollbackRecord& record) const {
@@ -124,7 +128,12 @@ struct Append {
     std::vector<History::CommittedState> way;
     auto to = record.canonical;
     while (!history.on_chain(to)) {
-      way.push_back(history.lost.extract(to).mapped());
+      auto lost = history.lost.extract(to);
+      SHERD_CHECK(
+          !lost.empty() && lost.mapped().commit, "[ft] log: expected ",
+          text_of(record.canonical), " to come from a state that is known, ",
+          "found none before ", text_of(to));
+      way.push_back(std::move(lost.mapped()));
       to = way.back().commit->base;
     }
     const auto stay = find(history.past, to) + 1;
@@ -133,7 +142,7 @@ struct Append {
     }
     history.past.erase(stay, history.past.cend());
     history.past.insert(history.past.end(), way.rbegin(), way.rend());
-    history.consumed = {};
+    history.consumed = history.before_past;
     for (const auto& past : history.past) {
       history.consumed.add(past.samples);
     }
@@ -166,6 +175,22 @@ std::vector<Commit> History::recent(std::size_t count) const {
   }
   std::reverse(commits.begin(), commits.end());
   return commits;
+}
+
+void trim(History& history, std::size_t past_min) {
+  if (history.past.size() <= past_min) {
+    return;
+  }
+  const auto stay = history.past.cend() - static_cast<std::ptrdiff_t>(past_min);
+  for (auto one = history.past.cbegin(); one != stay; ++one) {
+    history.before_past.add(one->samples);
+  }
+  history.past.erase(history.past.cbegin(), stay);
+  // By step, so that whatever they led on from comes first.
+  std::erase_if(history.lost, [&](const auto& one) {
+    const auto& commit = one.second.commit;
+    return !commit || !history.knows(commit->base);
+  });
 }
 
 void append(History& history, const Record& record) {

@@ -30,8 +30,8 @@ struct History {
   std::optional<StateId> canonical;
   std::vector<Member> members;  // With the samples of the step to come.
   SampleSet consumed;           // By all steps that led to canonical.
-  // All committed states that were not rolled back, oldest first; the last one is canonical. A step
-  // takes about 100 bytes.
+  // The committed states that were not rolled back, oldest first; the last one is canonical. A step
+  // takes about 200 bytes.
   struct CommittedState {
     StateId state;
     std::optional<Commit> commit;      // None: the initial state.
@@ -39,6 +39,8 @@ struct History {
     bool operator==(const CommittedState&) const = default;
   };
   std::vector<CommittedState> past;
+  // The samples of the states before these, which are forgotten: see trim().
+  SampleSet before_past;
   std::map<StateId, CommittedState> lost;  // What was rolled back.
 
   // Whether the state is canonical, or canonical was made from it.
@@ -53,9 +55,16 @@ struct History {
   bool operator==(const History&) const = default;
 };
 
+// The states that a history knows at least, of all that led to canonical: a replica that has loaded
+// an older checkpoint is taken for one that is behind, but no run can go back that far.
+inline constexpr std::size_t kPastMin = std::size_t{1} << 16U;
+
+// Forgets the oldest states but `past_min`, and those rolled back that led on from them.
+void trim(History& history, std::size_t past_min = kPastMin);
+
 // Throws Error, naming the record, for one that cannot follow: a term or an epoch that is not
 // higher; a commit of another epoch, on another state than canonical, or with samples that were
-// already trained.
+// already trained. Trims the history when it has twice as many states as it must know.
 void append(History& history, const Record& record);
 
 }  // namespace sherd::ft

@@ -110,6 +110,34 @@ TEST(History, ReturnsToWhatWasRolledBack) {
   EXPECT_TRUE(history.knows(other));
 }
 
+TEST(History, ForgetsTheOldestStatesAndNotTheirSamples) {
+  auto history = after_two_commits();
+  append(history, commit_of(history, {16, 24}));
+  const auto all = history;
+  trim(history, 2);
+  EXPECT_EQ(history.past.size(), 2U);
+  EXPECT_FALSE(history.knows(kFirst));
+  EXPECT_TRUE(history.knows(all.past[2].state));
+  EXPECT_EQ(history.consumed, all.consumed);
+  append(
+      history,
+      RollbackRecord{{4, 2}, *history.canonical, history.past[0].state});
+  EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 16}));
+}
+
+TEST(History, ForgetsWhatWasRolledBackWithWhatItCameFrom) {
+  auto history = after_two_commits();
+  const auto lost = *history.canonical;
+  append(history, RollbackRecord{{4, 2}, lost, history.past[1].state});
+  append(history, EpochRecord{{4, 3}, *history.canonical, 9, {}});
+  append(history, commit_of(history, {8, 12}));
+  append(history, commit_of(history, {12, 16}));
+  EXPECT_TRUE(history.knows(lost));
+  trim(history, 2);
+  EXPECT_FALSE(history.knows(lost));
+  EXPECT_TRUE(history.lost.empty());
+}
+
 TEST(History, TellsTheLastCommitsInOrder) {
   const auto history = after_two_commits();
   EXPECT_EQ(history.recent(8).size(), 2U);

@@ -6,8 +6,11 @@
 // same. docs/design/fault_tolerance.md has the protocol. Thread rule: values.
 #pragma once
 
+#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 #include "ft/protocol/identity.h"
@@ -66,6 +69,37 @@ struct RankAddress {
   bool operator==(const RankAddress&) const = default;
 };
 
+// The addresses of a replica's ranks, by rank. They are many and the same in all that is said of an
+// incarnation, so that copies share them.
+class RankAddresses {
+ public:
+  RankAddresses() = default;
+  RankAddresses(std::vector<RankAddress> all)
+      : all_(
+            all.empty() ? nullptr
+                        : std::make_shared<const std::vector<RankAddress>>(
+                              std::move(all))) {}
+  RankAddresses(std::initializer_list<RankAddress> all)
+      : RankAddresses(std::vector<RankAddress>(all)) {}
+
+  const std::vector<RankAddress>& all() const {
+    static const std::vector<RankAddress> kNone;
+    return all_ ? *all_ : kNone;
+  }
+  bool empty() const { return all_ == nullptr; }
+  std::size_t size() const { return all().size(); }
+  const RankAddress& operator[](std::size_t rank) const { return all()[rank]; }
+  const RankAddress& front() const { return all().front(); }
+  auto begin() const { return all().begin(); }
+  auto end() const { return all().end(); }
+  bool operator==(const RankAddresses& other) const {
+    return all_ == other.all_ || all() == other.all();
+  }
+
+ private:
+  std::shared_ptr<const std::vector<RankAddress>> all_;  // Null: none.
+};
+
 enum class Activity {
   kIdle,
   kComputing,
@@ -101,7 +135,9 @@ struct TrainingProgress {
   bool to_read = false;  // It waits for a reader, else for bytes.
   // Heartbeats for which the leader has heard nothing of the rank's agent.
   std::uint32_t missed_heartbeats = 0;
-  std::optional<RingPosition> place{};  // Only in the progress of a rank.
+  // Only in the progress of a rank.
+  std::optional<RingPosition> place{};
+  std::uint32_t rank = 0;
   bool operator==(const TrainingProgress&) const = default;
 };
 
@@ -118,11 +154,12 @@ struct Report {
   std::optional<Suspicion> suspicion;
   std::optional<StateDigest> digest{};  // The last one made.
   std::optional<BadGradients> bad_gradients{};
-  bool leaving = false;                // It leaves after the step it is in.
-  bool finished = false;               // Its program makes no more steps.
-  std::vector<RankAddress> addresses;  // By rank of the replica.
+  bool leaving = false;   // It leaves after the step it is in.
+  bool finished = false;  // Its program makes no more steps.
+  RankAddresses addresses;
   TrainingProgress progress;
-  std::vector<TrainingProgress> ranks{};  // By rank.
+  // All ranks, or of many those that matter to who looks for a hang, ascending.
+  std::vector<TrainingProgress> ranks{};
   bool operator==(const Report&) const = default;
 };
 
@@ -154,7 +191,7 @@ struct LiveReplica {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::optional<StateId> held;
-  std::vector<RankAddress> addresses;
+  RankAddresses addresses;
   bool operator==(const LiveReplica&) const = default;
 };
 

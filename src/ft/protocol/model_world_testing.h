@@ -340,9 +340,9 @@ class Model {
         .replica = tell.replica,
         .incarnation = tell.incarnation,
         .report = {},
-        .view = tell.view,
+        .view = *tell.view,
         .words = {2, tell.replica, tell.incarnation}};
-    ModelAccess::add(message.words, tell.view);
+    ModelAccess::add(message.words, *tell.view);
     put(state, std::move(message));
   }
 

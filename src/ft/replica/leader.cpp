@@ -5,13 +5,16 @@
 #include "ft/replica/leader.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/printable.h"
 #include "ft/wire/codec.h"
-#include "ft/wire/printable_messages.h"
 
 namespace sherd::ft {
 namespace {
@@ -20,6 +23,8 @@ namespace {
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
 // Beats without a word of a rank, whose agent has something to say in each.
 constexpr std::uint32_t kSilentAfterHeartbeats = 4;
+// What a report says of the ranks of a replica does not grow with their number.
+constexpr std::ptrdiff_t kRanksToldMax = 16;
 
 net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
   net::ReconnectingClientOptions options;
@@ -77,6 +82,8 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
               .on_connected =
                   [this] {
                     unreached_.clear();
+                    reports_out_ = {};
+                    views_in_ = {};
                     report();
                   },
               .on_frame =
@@ -101,16 +108,15 @@ void Leader::not_reached(const Status& reason) {
 }
 
 void Leader::received_view(const net::Frame& frame) {
-  if (stopped_ ||
+  if (stopped_ || refused(frame) ||
       frame.type != static_cast<std::uint16_t>(FrameType::kRunView)) {
     return;
   }
-  auto decoded = run_view_of(frame.payload);
-  if (!decoded.ok()) {
-    coordinator_->connection()->close(decoded.status());
+  if (auto status = views_in_.read(frame.payload); !status.ok()) {
+    coordinator_->connection()->close(status);
     return;
   }
-  const RunView view = with_printable_texts(std::move(decoded).value());
+  const RunView& view = views_in_.view();
   const auto run = view.run;
   if (!run_is_known_ && view.fenced.empty()) {
     run_is_known_ = true;
@@ -129,6 +135,27 @@ void Leader::received_view(const net::Frame& frame) {
   warm_up();
   leave_in_order();
   end_in_order();
+}
+
+// Whether the two will never understand each other, for which dialling again is no remedy.
+bool Leader::refused(const net::Frame& frame) {
+  constexpr auto kView = static_cast<std::uint16_t>(FrameType::kRunView);
+  std::string why;
+  if (frame.type == static_cast<std::uint16_t>(FrameType::kRefusal)) {
+    why = printable(frame.payload, kShownBytesMax);
+  } else if (const auto version = other_version(frame.payload);
+             version && frame.type == kView) {
+    why =
+        str("this replica speaks version ", kWireVersion,
+            " with its coordinator, and the coordinator version ", *version,
+            ": start all with the same version of sherd");
+  }
+  if (why.empty()) {
+    return false;
+  }
+  log_error("[ft] " + why);
+  stop(why);
+  return true;
 }
 
 void Leader::report() { on(ReportTask{machine_.report()}); }
@@ -157,7 +184,8 @@ void Leader::on(const ReportTask& task) {
   report.ranks = progress_of_ranks();
   report.finished = finished_;
   connection->send(
-      static_cast<std::uint16_t>(FrameType::kReport), bytes_of(report));
+      static_cast<std::uint16_t>(FrameType::kReport),
+      reports_out_.bytes_of(report));
 }
 
 // The replica's progress is that of its busiest rank.
@@ -187,10 +215,28 @@ TrainingProgress Leader::progress() const {
   return all;
 }
 
+// If they are many, those that others would wait for: whose agents are silent, then those that have moved
+// least. In a ring that stands still they are the same ranks in all replicas.
 std::vector<TrainingProgress> Leader::progress_of_ranks() const {
-  auto all = progress_;
-  for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    all[rank].missed_heartbeats = missed_heartbeats_[rank];
+  std::vector<std::size_t> told(ranks());
+  std::iota(told.begin(), told.end(), 0);
+  if (std::ssize(told) > kRanksToldMax) {
+    const auto order = [&](std::size_t rank) {
+      const bool silent = missed_heartbeats_[rank] >= kSilentAfterHeartbeats;
+      return std::make_tuple(!silent, progress_[rank].serial, rank);
+    };
+    const auto end = told.begin() + kRanksToldMax;
+    std::partial_sort(told.begin(), end, told.end(), [&](auto one, auto other) {
+      return order(one) < order(other);
+    });
+    told.erase(end, told.end());
+    std::sort(told.begin(), told.end());
+  }
+  std::vector<TrainingProgress> all;
+  for (const auto rank : told) {
+    auto& one = all.emplace_back(progress_[rank]);
+    one.missed_heartbeats = missed_heartbeats_[rank];
+    one.rank = static_cast<std::uint32_t>(rank);
   }
   return all;
 }

@@ -18,6 +18,8 @@
 #include "ft/replica/agent_timeouts.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/transfer/fetch.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
 #include "net/connector.h"
 #include "net/host_address.h"
 #include "net/loop.h"
@@ -29,7 +31,7 @@ struct LeaderOptions {
   ReplicaIdentity replica;
   net::HostAddress coordinator;
   net::Security security{};
-  std::vector<RankAddress> addresses;  // By rank, all with this replica's key.
+  RankAddresses addresses;  // All with this replica's key.
   AgentTimeouts timeouts{};
   // Ranks first compute a warm-up while they fetch a state.
   bool warms_up = false;
@@ -55,7 +57,7 @@ class Leader {
  private:
   // A donor that was asked for a snapshot, and its answer.
   struct SnapshotDonor {
-    std::vector<RankAddress> addresses;
+    RankAddresses addresses;
     std::unique_ptr<Fetch> fetch;  // Null: it has answered.
     std::optional<StateId> state;
   };
@@ -102,6 +104,7 @@ class Leader {
 
   void send_all(const RankTask& task);
   void received_view(const net::Frame& frame);
+  bool refused(const net::Frame& frame);
   void report();
   void not_reached(const Status& reason);
   void send_heartbeat();
@@ -164,6 +167,8 @@ class Leader {
   net::Timer linger_;
   net::Timer heartbeat_;
   std::mt19937_64 random_;
+  ReportWriter reports_out_;  // Of the connection.
+  ViewReader views_in_;
   std::unique_ptr<net::ReconnectingClient> coordinator_;
 };
 

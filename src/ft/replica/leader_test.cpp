@@ -19,6 +19,7 @@
 #include "ft/replica/replica_agent.h"
 #include "ft/ring/socket.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/report_stream.h"
 #include "net/frame.h"
 #include "net/listener.h"
 #include "net/loop.h"
@@ -39,6 +40,7 @@ class CoordinatedLeader {
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
       connection_ = std::move(one);
+      reader_ = {};
       connection_->start(
           {[this](const net::Frame& frame) { received(frame); },
            [](const Status&) {}});
@@ -63,7 +65,8 @@ class CoordinatedLeader {
 
  private:
   void received(const net::Frame& frame) {
-    reports_.push_back(report_of(frame.payload).value());
+    ASSERT_TRUE(reader_.read(frame.payload).ok());
+    reports_.push_back(reader_.report());
     if (const auto view = answer_(reports_.back())) {
       connection_->send(
           static_cast<std::uint16_t>(FrameType::kRunView), bytes_of(*view));
@@ -76,6 +79,7 @@ class CoordinatedLeader {
   net::Loop& loop_;
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<net::Connection> connection_;
+  ReportReader reader_;  // Of the connection.
   std::vector<Report> reports_;
   std::size_t enough_ = 0;
   Answer answer_;
@@ -95,7 +99,7 @@ LeaderOptions options_of(
   options.replica = {
       .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
   options.coordinator = coordinator.address();
-  options.addresses.resize(ranks, {"127.0.0.1", 1, 2});
+  options.addresses = std::vector<RankAddress>(ranks, {"127.0.0.1", 1, 2});
   return options;
 }
 
@@ -128,7 +132,7 @@ TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
   LeaderOptions options;
   options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
   options.coordinator = {"127.0.0.1", 1};  // Nobody listens.
-  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  options.addresses = {{"127.0.0.1", 1, 2}};
   ::testing::internal::CaptureStderr();
   Leader leader(loop, options, [](std::size_t, const RankTask&) {});
   // Several tries, each in half a second at most.
@@ -166,6 +170,30 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
   EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+}
+
+TEST(Leader, OfManyRanksReportsThoseThatHaveMovedLeast) {
+  constexpr std::size_t kRanks = 100;
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, kRanks),
+      [](std::size_t, const RankTask&) {});
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    const bool late = rank == 3 || rank == 98;
+    leader.received(
+        rank, TrainingProgress{Activity::kReducing, late ? 5U : 9U, {}});
+  }
+  coordinator.serve(1, [](const Report&) { return order_of_run(1); });
+  const auto told = coordinator.reports().front().ranks;
+  EXPECT_EQ(told.size(), 16U);
+  std::vector<std::uint32_t> late;
+  for (const auto& one : told) {
+    if (one.serial == 5) {
+      late.push_back(one.rank);
+    }
+  }
+  EXPECT_EQ(late, (std::vector<std::uint32_t>{3, 98}));
 }
 
 // ---- leaving ----
@@ -227,6 +255,54 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
 
 // ---- other versions ----
 
+// Neither will ever understand the other, however often it dials.
+TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
+  const std::string of_coordinator =
+      "the coordinator speaks version 5 with its replicas, and this replica "
+      "version 4";
+  std::string view = bytes_of(order_of_run(1));
+  view[0] = 5;
+  const std::vector<net::Frame> answers = {
+      {.type = static_cast<std::uint16_t>(FrameType::kRefusal),
+       .payload = of_coordinator},
+      {.type = static_cast<std::uint16_t>(FrameType::kRunView),
+       .payload = view}};
+  const std::vector<std::string> reasons = {
+      of_coordinator,
+      "this replica speaks version 4 with its coordinator, and the "
+      "coordinator version 5"};
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    net::Loop loop;
+    std::unique_ptr<net::Connection> connection;
+    net::ListenerHandlers handlers;
+    handlers.on_connection = [&](std::unique_ptr<net::Connection> one) {
+      connection = std::move(one);
+      connection->start(
+          {[&](const net::Frame&) {
+             connection->send(answers[i].type, answers[i].payload);
+           },
+           [](const Status&) {}});
+    };
+    const auto listener =
+        net::Listener::listen(loop, {"127.0.0.1", 0}, {}, handlers).value();
+    LeaderOptions options;
+    options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
+    options.coordinator = listener->address();
+    options.addresses = {{"127.0.0.1", 1, 2}};
+    std::string stopped;
+    const Leader leader(loop, options, [&](std::size_t, const RankTask& task) {
+      if (const auto* stop = std::get_if<StopTask>(&task)) {
+        stopped = stop->reason;
+        loop.stop();
+      }
+    });
+    const auto late =
+        loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
+    loop.run();
+    EXPECT_THAT(stopped, HasSubstr(reasons[i]));
+  }
+}
+
 // Greets and answers in frames of a later minor version, for one connection, in a
 // thread of its own: a Connection would write this version. Stops the loop once it
 // has heard that it was understood.
@@ -261,6 +337,7 @@ class NewerCoordinator {
         ::accept4(listening_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     say(socket, kGreeting, "accepted");
     net::FrameReader reader(std::size_t{1} << 20U);
+    ReportReader reports;
     std::vector<net::Frame> frames;
     char bytes[4096];
     for (;;) {
@@ -271,7 +348,8 @@ class NewerCoordinator {
       }
       for (const auto& frame : std::exchange(frames, {})) {
         if (frame.type == static_cast<std::uint16_t>(FrameType::kReport)) {
-          const auto run = report_of(frame.payload).value().run;
+          ASSERT_TRUE(reports.read(frame.payload).ok());
+          const auto run = reports.report().run;
           run_.store(run, std::memory_order_relaxed);
           if (run == kRun) {
             loop_.post([this] { loop_.stop(); });
@@ -297,7 +375,7 @@ TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
   LeaderOptions options;
   options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
   options.coordinator = coordinator.address();
-  options.addresses.resize(1, {"127.0.0.1", 1, 2});
+  options.addresses = {{"127.0.0.1", 1, 2}};
   const Leader leader(loop, options, [](std::size_t, const RankTask&) {});
   const auto late = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
   loop.run();

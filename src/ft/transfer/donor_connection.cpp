@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/printable.h"
 #include "base/status_from_exception.h"
-#include "ft/wire/printable_messages.h"
+#include "ft/wire/codec.h"
 #include "net/connector.h"
 
 namespace sherd::ft::transfer {

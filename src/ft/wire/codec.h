@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Encodes and decodes reports, views and the log's records. The bytes begin with a version. Each
-// length has a limit, which is checked before memory is taken for it; each value is checked for its
-// type and range, and no byte may be left over. Thread rule: pure functions.
+// What replicas and the coordinator say, as bytes. Each message begins with the version of the wire,
+// which is not that of the log (record_codec.h). Then come a mask of the parts that it has and those
+// parts, in the order of their bits: what the other side of the connection has been told already is
+// left out (report_stream.h, view_stream.h). A part that a later sherd adds takes the next bit and
+// comes last, so that this one skips it. Each length has a limit, which is checked before memory is
+// taken for it; each value is checked for its type and range. Thread rule: pure functions.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include "base/clock.h"
@@ -16,11 +20,17 @@
 
 namespace sherd::ft {
 
-// Bytes of another version are refused, naming both.
-inline constexpr std::uint16_t kCodecVersion = 3;
+// It grows when a part changes its meaning or its fields. Bytes of another version are refused.
+inline constexpr std::uint16_t kWireVersion = 4;
 
 // Types of frames between replicas and the coordinator.
-enum class FrameType : std::uint16_t { kReport = 1, kRunView = 2 };
+enum class FrameType : std::uint16_t {
+  kReport = 1,
+  kRunView = 2,
+  // The coordinator will never understand this replica. The payload says why, as text, in all
+  // versions.
+  kRefusal = 3,
+};
 
 // A replica reports whenever something changes, and at least this often: after four heartbeats
 // without a report the coordinator takes it for lost.
@@ -34,14 +44,20 @@ struct CodecLimits {
   static constexpr std::size_t kTextBytes = 65536;
 };
 
-// Reasons that are too long are cut. Throws Error for a list or a host name above its limit.
+// Longer texts of a received message are cut: it may hold more, but failures are kept in memory and
+// shown.
+inline constexpr std::size_t kShownBytesMax = 1000;
+
+// Whole messages, as the first ones of a connection. Reasons that are too long are cut. Throws Error
+// for a list or a host name above its limit.
 std::string bytes_of(const Report& report);
 std::string bytes_of(const RunView& view);
-std::string bytes_of(const Record& record);
 
-// A failure states what was expected and what was found.
+// A failure states what was expected and what was found. Texts are made printable.
 Result<Report> report_of(std::string_view bytes);
 Result<RunView> run_view_of(std::string_view bytes);
-Result<Record> record_of(std::string_view bytes);
+
+// The version of a message, if it is not this one's.
+std::optional<std::uint16_t> other_version(std::string_view message);
 
 }  // namespace sherd::ft

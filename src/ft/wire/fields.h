@@ -11,9 +11,11 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 #include "base/check.h"
+#include "base/printable.h"
 #include "ft/protocol/messages.h"
 #include "ft/wire/codec.h"
 #include "net/bytes.h"
@@ -33,9 +35,8 @@ struct ListLimits {
 };
 inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
 inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
-inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 17};
+inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 24};
-inline constexpr ListLimits kProgressList{CodecLimits::kAddresses, 16};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
 
 struct FieldWriter {
@@ -72,6 +73,8 @@ struct FieldWriter {
 
 struct FieldReader {
   net::ByteReader in;
+  // Texts of others reach logs, pages and terminals by many ways.
+  bool makes_printable = false;
 
   void number(const char* what, std::uint64_t& value) { value = in.u64(what); }
   void number(const char* what, std::int64_t& value) {
@@ -100,6 +103,9 @@ struct FieldReader {
   void reason(const char* what, std::string& value) { name(what, value); }
   void name(const char* what, std::string& value) {
     value = in.text(what, CodecLimits::kTextBytes);
+    if (makes_printable) {
+      value = printable(value, kShownBytesMax);
+    }
   }
   template <typename T>
   void maybe(const char* what, std::optional<T>& value);
@@ -224,6 +230,7 @@ void fields(Io& io, Field<Io, TrainingProgress>& progress) {
   io.flag("whether it is to read", progress.to_read);
   io.number("beats", progress.missed_heartbeats);
   io.maybe("a place in a ring", progress.place);
+  io.number("a rank", progress.rank);
 }
 
 template <typename Io>
@@ -235,18 +242,77 @@ void fields(Io& io, Field<Io, Commit>& commit) {
   io.number("samples", commit.samples);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
-  fields(io, planned.epoch);
-  io.list("members", kMemberList, planned.members);
+// Ranks one after another that are reached at the same host with the same key.
+struct HostRanks {
+  RankAddress first;
+  std::vector<RankAddress> ports;  // Only these of them.
+};
+inline constexpr ListLimits kHostList{CodecLimits::kAddresses, 24};
+inline constexpr ListLimits kPortList{CodecLimits::kAddresses, 4};
+
+inline void write_addresses(
+    FieldWriter& writer, const std::vector<RankAddress>& all) {
+  std::vector<HostRanks> hosts;
+  for (const auto& one : all) {
+    if (hosts.empty() || hosts.back().first.host != one.host ||
+        hosts.back().first.key != one.key) {
+      hosts.push_back({one, {}});
+    }
+    hosts.back().ports.push_back(one);
+  }
+  SHERD_CHECK(
+      all.size() <= kPortList.elements_max, "[ft] expected at most ",
+      kPortList.elements_max, " addresses, found ", all.size());
+  writer.out.count(hosts.size());
+  for (const auto& host : hosts) {
+    writer.name("a host", host.first.host);
+    fields<FieldWriter>(writer, host.first.key);
+    writer.out.count(host.ports.size());
+    for (const auto& one : host.ports) {
+      writer.number("a port", one.reduce_port);
+      writer.number("a port", one.fetch_port);
+    }
+  }
 }
 
+inline std::vector<RankAddress> read_addresses(FieldReader& reader) {
+  std::vector<RankAddress> all;
+  const auto hosts = reader.in.count(
+      "hosts",
+      {.elements_max = kHostList.elements_max,
+       .element_bytes = kHostList.element_bytes});
+  for (std::size_t i = 0; i < hosts && reader.in.ok(); ++i) {
+    RankAddress one;
+    reader.name("a host", one.host);
+    fields<FieldReader>(reader, one.key);
+    const auto ranks = reader.in.count(
+        "addresses",
+        {.elements_max = kPortList.elements_max - all.size(),
+         .element_bytes = kPortList.element_bytes});
+    for (std::size_t j = 0; j < ranks; ++j) {
+      reader.number("a port", one.reduce_port);
+      reader.number("a port", one.fetch_port);
+      all.push_back(one);
+    }
+  }
+  return all;
+}
+
+template <typename Io>
+void fields(Io& io, Field<Io, RankAddresses>& addresses) {
+  if constexpr (std::is_same_v<Io, FieldReader>) {
+    addresses = read_addresses(io);
+  } else {
+    write_addresses(io, addresses.all());
+  }
+}
+
+// What it holds changes with each step, and is told apart.
 template <typename Io>
 void fields(Io& io, Field<Io, LiveReplica>& peer) {
   io.number("a replica", peer.replica);
   io.number("an incarnation", peer.incarnation);
-  io.maybe("a state", peer.held);
-  io.list("addresses", kAddressList, peer.addresses);
+  fields(io, peer.addresses);
 }
 
 // ---- lists and what may be missing ----
@@ -261,6 +327,7 @@ void FieldWriter::maybe(const char*, const std::optional<T>& value) {
 
 template <typename T>
 void FieldReader::maybe(const char* what, std::optional<T>& value) {
+  value.reset();
   if (in.boolean(what)) {
     fields<FieldReader>(*this, value.emplace());
   }
@@ -301,23 +368,31 @@ void write_kind(FieldWriter& writer, const Variant& value) {
   std::visit([&](const auto& one) { fields<FieldWriter>(writer, one); }, value);
 }
 
-// The I-th kind, if it is the one that is meant.
-template <typename Variant, std::size_t I = 0>
-void read_kind(FieldReader& reader, std::size_t kind, Variant& value) {
+// Makes `value` the I-th kind, if it is the one that is meant, and has `read` fill it.
+template <typename Variant, typename Read, std::size_t I = 0>
+void read_kind_at(std::size_t kind, Variant& value, const Read& read) {
   if constexpr (I < std::variant_size_v<Variant>) {
     if (I == kind) {
-      fields<FieldReader>(reader, value.template emplace<I>());
+      read(value.template emplace<I>());
     } else {
-      read_kind<Variant, I + 1>(reader, kind, value);
+      read_kind_at<Variant, Read, I + 1>(kind, value, read);
     }
   }
 }
 
-template <typename Variant>
-void read_kind(FieldReader& reader, const char* what, Variant& value) {
+template <typename Variant, typename Read>
+void read_kind(
+    FieldReader& reader, const char* what, Variant& value, const Read& read) {
   const std::size_t kind =
       reader.in.choice(what, std::variant_size_v<Variant> - 1);
-  read_kind(reader, kind, value);
+  read_kind_at(kind, value, read);
+}
+
+template <typename Variant>
+void read_kind(FieldReader& reader, const char* what, Variant& value) {
+  read_kind(reader, what, value, [&](auto& one) {
+    fields<FieldReader>(reader, one);
+  });
 }
 
 }  // namespace sherd::ft::wire

@@ -116,6 +116,7 @@ class RandomMessages {
       return RingPosition{epoch(), half(), half(),     word(),    word(),
                           half(),  text(), positive(), positive()};
     });
+    progress.rank = half();
     return progress;
   }
   Commit commit() { return {attempt(), state(), state(), word(), positive()}; }

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the log is written. What it has is never in doubt: each transaction checks that the file is
+// still the one that was opened, and that nobody else has begun a term.
+#include <sys/stat.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "base/check.h"
+#include "ft/coordinator/log_store_impl.h"
+#include "ft/wire/record_codec.h"
+
+namespace sherd::ft {
+namespace {
+
+// A piece of the past that nobody has to read again is deleted as a whole.
+constexpr std::size_t kPieceStates = 4096;
+
+}  // namespace
+
+// ---- whose log it is ----
+
+// What is written to a file that was deleted is lost with this process.
+Status LogStore::Impl::check_file() const {
+  struct stat file = {};
+  const bool there = ::stat(path.c_str(), &file) == 0;
+  if (there && file.st_dev == device && file.st_ino == inode) {
+    return {};
+  }
+  if (!there && errno != ENOENT && errno != ENOTDIR) {
+    return {
+        ErrorCode::kUnavailable,
+        str("[ft] log '", path, "': cannot find it: ", std::strerror(errno))};
+  }
+  return refused(
+      str("it was ", there ? "replaced" : "deleted",
+          " while the coordinator used it; ", rescued()));
+}
+
+// The file that was opened still has all records.
+std::string LogStore::Impl::rescued() const {
+  const std::string to = path + ".rescued";
+  Query query(database.get(), "VACUUM INTO ?1");
+  query.bind_text(1, to);
+  (void)query.step();
+  if (query.failed()) {
+    return "what it had is lost: " +
+        failure(str("write '", to, "'").c_str(), query.code()).message();
+  }
+  return str(
+      "what it had is in '", to, "': move that to '", path,
+      "' and start the coordinator again");
+}
+
+// In the transaction: a coordinator that was stopped and woken finds here that
+// it has a successor, whatever it still believes.
+Status LogStore::Impl::check_owner() const {
+  if (auto status = check_file(); !status.ok()) {
+    return status;
+  }
+  Query query(
+      database.get(),
+      "SELECT sequence, term FROM records ORDER BY sequence DESC LIMIT 1");
+  const bool any = query.step();
+  if (query.failed()) {
+    return failure("read", query.code());
+  }
+  const std::int64_t last = any ? query.number(0) : 0;
+  const auto owner = any ? static_cast<std::uint64_t>(query.number(1)) : 0;
+  if (last == sequence && owner == term) {
+    return {};
+  }
+  return refused(
+      str("the log belongs to term ", owner, " now; this coordinator is of ",
+          "term ", term, " and knows ", sequence, " of ", last, " records"));
+}
+
+template <typename Write>
+Status LogStore::Impl::transact(const char* what, const Write& write) {
+  // VACUUM, which rescues, cannot run in a transaction.
+  if (auto status = check_file(); !status.ok()) {
+    return status;
+  }
+  if (auto status = run(what, "BEGIN IMMEDIATE"); !status.ok()) {
+    return status;
+  }
+  auto status = check_owner();
+  if (status.ok()) {
+    status = write();
+  }
+  if (status.ok()) {
+    status = run(what, "COMMIT");
+  }
+  // A COMMIT that failed may have ended the transaction by itself.
+  if (!status.ok() && sqlite3_get_autocommit(database.get()) == 0) {
+    (void)run("undo", "ROLLBACK");
+  }
+  return status;
+}
+
+// ---- records ----
+
+Status LogStore::Impl::insert(const std::vector<Record>& records) {
+  Query query(
+      database.get(),
+      "INSERT INTO records (sequence, term, crc32c, bytes) "
+      "VALUES (?1, ?2, ?3, ?4)");
+  std::int64_t at = sequence;
+  std::uint64_t its_term = term;
+  const auto* before = &members;
+  for (const auto& record : records) {
+    ++at;
+    if (const auto* begins = std::get_if<TermRecord>(&record)) {
+      its_term = begins->term;
+    }
+    const std::string bytes = bytes_of(record, *before);
+    before = &members_after(record, *before);
+    query.bind(1, at);
+    query.bind(2, static_cast<std::int64_t>(its_term));
+    query.bind(3, checksum_of(at, its_term, bytes));
+    query.bind(4, std::string_view(bytes));
+    (void)query.step();
+    if (query.failed()) {
+      return failure("append", query.code());
+    }
+    query.reset();
+  }
+  return {};
+}
+
+Status LogStore::append(const std::vector<Record>& records) {
+  if (records.empty()) {
+    return {};
+  }
+  auto status =
+      impl_->transact("append", [&] { return impl_->insert(records); });
+  if (!status.ok()) {
+    return status;
+  }
+  for (const auto& record : records) {
+    if (const auto* begins = std::get_if<TermRecord>(&record)) {
+      impl_->term = begins->term;
+    }
+    impl_->past_has_changed = impl_->past_has_changed ||
+        std::holds_alternative<RollbackRecord>(record);
+    const auto& after = members_after(record, impl_->members);
+    if (&after != &impl_->members) {
+      impl_->members = after;
+    }
+  }
+  impl_->sequence += static_cast<std::int64_t>(records.size());
+  return {};
+}
+
+// ---- the summary ----
+
+Status LogStore::Impl::put(std::int64_t part, std::string_view bytes) const {
+  Query query(
+      database.get(),
+      "INSERT OR REPLACE INTO summary (part, sequence, term, crc32c, bytes) "
+      "VALUES (?1, ?2, ?3, ?4, ?5)");
+  query.bind(1, part);
+  query.bind(2, sequence);
+  query.bind(3, static_cast<std::int64_t>(term));
+  query.bind(4, checksum_of(sequence, term, bytes));
+  query.bind(5, bytes);
+  (void)query.step();
+  return query.failed() ? failure("summarise", query.code()) : Status();
+}
+
+// The states since the last summary; after a rollback, which changes what was before, all.
+Status LogStore::Impl::write_past(const History& folded) {
+  auto written = past_end;
+  if (past_has_changed) {
+    written = -1;
+    if (auto status = run("summarise", "DELETE FROM summary WHERE part > 0");
+        !status.ok()) {
+      return status;
+    }
+  }
+  PastPiece piece{folded.before_past, {}};
+  auto before = folded.before_past;
+  const auto write = [&] {
+    const auto part = piece.states.front().state.step + 1;
+    auto status = put(part, bytes_of(piece));
+    piece = {before, {}};
+    return status;
+  };
+  for (const auto& one : folded.past) {
+    before.add(one.samples);
+    if (one.state.step <= written) {
+      piece.before = before;
+      continue;
+    }
+    piece.states.push_back(one);
+    if (piece.states.size() >= kPieceStates) {
+      if (auto status = write(); !status.ok()) {
+        return status;
+      }
+    }
+  }
+  return piece.states.empty() ? Status() : write();
+}
+
+// The pieces before those that have to be known, and the oldest records.
+Status LogStore::Impl::forget(const History& folded) const {
+  const auto step = folded.canonical ? folded.canonical->step : 0;
+  const auto first = step - static_cast<std::int64_t>(options.past_min) + 1;
+  if (auto status =
+          run("summarise",
+              str("DELETE FROM summary WHERE part > 0 AND part < (SELECT "
+                  "max(part) FROM summary WHERE part > 0 AND part <= ",
+                  first, ")")
+                  .c_str());
+      !status.ok()) {
+    return status;
+  }
+  return run(
+      "summarise",
+      str("DELETE FROM records WHERE sequence <= ",
+          sequence - options.records_kept)
+          .c_str());
+}
+
+Status LogStore::Impl::write_summary(const History& folded) {
+  if (auto status = write_past(folded); !status.ok()) {
+    return status;
+  }
+  if (auto status = put(0, bytes_of_summary(folded)); !status.ok()) {
+    return status;
+  }
+  return forget(folded);
+}
+
+Status LogStore::summarise(const History& history) {
+  Impl& impl = *impl_;
+  if (impl.sequence - impl.summarised < impl.options.summary_every) {
+    return {};
+  }
+  auto status =
+      impl.transact("summarise", [&] { return impl.write_summary(history); });
+  if (status.ok()) {
+    impl.summarised = impl.sequence;
+    impl.past_end = history.past.empty() ? -1 : history.past.back().state.step;
+    impl.past_has_changed = false;
+  }
+  return status;
+}
+
+Status LogStore::check_owner() const { return impl_->check_owner(); }
+
+}  // namespace sherd::ft

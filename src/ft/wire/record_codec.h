@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The records of the coordinator's log as bytes. Their version is the log's: it grows when they
+// change, and whatever an older version has written is read. A commit is written as what it changes
+// in the members of the record before, so that its size hardly grows with their number: whoever
+// writes or reads one says who they were. Thread rule: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+#include "base/status.h"
+#include "ft/protocol/history.h"
+#include "ft/protocol/messages.h"
+
+namespace sherd::ft {
+
+// Each record begins with the version that wrote it.
+inline constexpr std::uint16_t kLogVersion = 4;
+// The oldest that is read. Before version 4 a commit had all members twice.
+inline constexpr std::uint16_t kLogVersionMin = 2;
+
+// `before`: the members of the history that the record follows. Throws Error for a list above its
+// limit.
+std::string bytes_of(const Record& record, const std::vector<Member>& before);
+// A failure states what was expected and what was found; no byte may be left over.
+Result<Record> record_of(
+    std::string_view bytes, const std::vector<Member>& before);
+
+// The members of the history with this record, if `before` are those without it.
+const std::vector<Member>& members_after(
+    const Record& record, const std::vector<Member>& before);
+
+// A history in two: what it has come to, and the committed states that led there, in pieces.
+std::string bytes_of_summary(const History& history);
+Result<History> summary_of(std::string_view bytes);
+
+struct PastPiece {
+  SampleSet before;  // The samples of all states before these.
+  std::vector<History::CommittedState> states;
+  bool operator==(const PastPiece&) const = default;
+};
+std::string bytes_of(const PastPiece& piece);
+Result<PastPiece> past_piece_of(std::string_view bytes);
+
+}  // namespace sherd::ft

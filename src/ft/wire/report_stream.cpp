@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/wire/report_stream.h"
+
+#include <utility>
+
+#include "ft/wire/parts.h"
+
+namespace sherd::ft {
+namespace wire {
+
+inline constexpr std::size_t kAddressesPart = 9;
+inline constexpr std::size_t kRanksPart = 11;
+// One for each rank that has something new to say.
+inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 4 + 20};
+
+template <typename Io>
+void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
+  switch (part) {
+    case 0:
+      io.number("a run", report.run);
+      io.number("a replica", report.replica);
+      io.number("an incarnation", report.incarnation);
+      io.number("a configuration", report.config);
+      return;
+    case 1:
+      return io.number("a serial", report.serial);
+    case 2:
+      return io.maybe("a state", report.held);
+    case 3:
+      return fields(io, report.joined);
+    case 4:
+      return io.maybe("a vote", report.vote);
+    case 5:
+      return io.maybe("a suspicion", report.suspicion);
+    case 6:
+      return io.maybe("a digest", report.digest);
+    case 7:
+      return io.maybe("bad gradients", report.bad_gradients);
+    case 8:
+      io.flag("whether it leaves", report.leaving);
+      return io.flag("whether it has finished", report.finished);
+    case kAddressesPart:
+      return fields(io, report.addresses);
+    default:
+      return fields(io, report.progress);
+  }
+}
+
+// How many ranks there are, and those that say something else than before.
+void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
+  const auto count = reader.in.u32("ranks");
+  const auto news = reader.in.count(
+      "progress of ranks",
+      {.elements_max = kNewsList.elements_max,
+       .element_bytes = kNewsList.element_bytes});
+  if (count > CodecLimits::kAddresses || count > ranks.size() + news) {
+    reader.in.fail(
+        str("expected the progress of ", count, " ranks, found ",
+            ranks.size() + news));
+    return;
+  }
+  ranks.resize(count);
+  for (std::size_t i = 0; i < news && reader.in.ok(); ++i) {
+    const auto rank = reader.in.u32("a rank");
+    if (rank >= count) {
+      reader.in.fail(str("expected a rank below ", count, ", found ", rank));
+      return;
+    }
+    ranks[rank] = {};
+    fields<FieldReader>(reader, ranks[rank]);
+  }
+}
+
+}  // namespace wire
+
+using wire::FieldReader;
+using wire::FieldWriter;
+
+std::string ReportWriter::ranks_bytes(
+    const std::vector<TrainingProgress>& ranks) {
+  std::vector<std::string> said;
+  std::vector<std::size_t> news;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    FieldWriter one;
+    wire::fields<FieldWriter>(one, ranks[rank]);
+    said.push_back(one.out.take());
+    if (rank >= ranks_.size() || said[rank] != ranks_[rank]) {
+      news.push_back(rank);
+    }
+  }
+  const bool same = news.empty() && said.size() == ranks_.size();
+  ranks_ = std::move(said);
+  if (same && !is_first_) {
+    return {};
+  }
+  FieldWriter all;
+  all.out.count(ranks_.size());
+  all.out.count(news.size());
+  for (const auto rank : news) {
+    all.out.u32(static_cast<std::uint32_t>(rank));
+    all.out.raw(ranks_[rank]);
+  }
+  return all.out.take();
+}
+
+std::string ReportWriter::bytes_of(const Report& report) {
+  wire::PartMask mask = 0;
+  std::string parts;
+  for (std::size_t part = 0; part < kReportParts; ++part) {
+    std::string said;
+    if (part == wire::kRanksPart) {
+      said = ranks_bytes(report.ranks);
+    } else if (
+        part != wire::kAddressesPart || is_first_ ||
+        report.addresses != addresses_) {
+      FieldWriter writer;
+      wire::report_part(writer, report, part);
+      said = writer.out.take();
+    }
+    const bool has_news =
+        part == wire::kRanksPart || part == wire::kAddressesPart
+        ? !said.empty()
+        : is_first_ || said != said_[part];
+    if (has_news) {
+      mask |= wire::bit(part);
+      parts += said;
+      said_[part] = std::move(said);
+    }
+  }
+  said_[wire::kAddressesPart].clear();
+  said_[wire::kRanksPart].clear();
+  addresses_ = report.addresses;
+  is_first_ = false;
+  FieldWriter message;
+  wire::begin_message(message, mask);
+  message.out.raw(parts);
+  return message.out.take();
+}
+
+Status ReportReader::read(std::string_view bytes) {
+  FieldReader reader{net::ByteReader(bytes)};
+  reader.makes_printable = true;
+  const auto mask = wire::begin_message(reader, kReportParts, is_first_);
+  is_first_ = false;
+  for (std::size_t part = 0; part < kReportParts && reader.in.ok(); ++part) {
+    if ((mask & wire::bit(part)) == 0) {
+      continue;
+    }
+    if (part == wire::kRanksPart) {
+      wire::read_ranks(reader, report_.ranks);
+    } else {
+      wire::report_part(reader, report_, part);
+    }
+  }
+  return wire::end_message(reader, mask, kReportParts, "a report");
+}
+
+}  // namespace sherd::ft

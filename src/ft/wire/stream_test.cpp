@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one connection says, message by message.
+#include <random>
+#include <string>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ft/wire/codec.h"
+#include "ft/wire/messages_testing.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
+
+namespace sherd::ft {
+namespace {
+
+using test::RandomMessages;
+using ::testing::HasSubstr;
+
+std::uint64_t seed_of_stream() {
+  const std::uint64_t seed = std::random_device()();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+RankAddresses addresses_of(std::size_t ranks) {
+  return std::vector<RankAddress>(ranks, {"10.0.0.7", 20000, 40000});
+}
+
+// A view of so many members of 8 ranks each, in the epoch's first step.
+RunView view_of(std::size_t replicas) {
+  RunView view;
+  view.run = 7;
+  view.term = 1;
+  view.canonical = {4, {1, 2}};
+  view.recent = {{{{1, 1}, 4}, {3, {8, 8}}, {4, {1, 2}}, 5, 8}};
+  view.epoch = {1, 1};
+  view.stage = EpochStage::kRunning;
+  for (std::size_t i = 0; i < replicas; ++i) {
+    const auto id = static_cast<ReplicaId>(i);
+    const auto first = static_cast<std::int64_t>(8 * i);
+    view.members.push_back({id, 100 + i, {{first, first + 8}}});
+    view.peers.push_back({id, 100 + i, view.canonical, addresses_of(8)});
+  }
+  return view;
+}
+
+// The view after the next commit: nobody has applied it yet.
+RunView next_of(RunView view) {
+  const StateId next{view.canonical.step + 1, {9, 9}};
+  view.recent.push_back(
+      {{view.epoch, next.step}, view.canonical, next, 6, 8000});
+  view.canonical = next;
+  for (auto& member : view.members) {
+    for (auto& range : member.samples) {
+      range.begin += 8000;
+      range.end += 8000;
+    }
+  }
+  return view;
+}
+
+class ViewConnection {
+ public:
+  std::size_t say(const RunView& view) {
+    const auto bytes =
+        writer_.bytes_for(told_, std::make_shared<const RunView>(view));
+    const auto status = reader_.read(bytes);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(reader_.view(), view);
+    return bytes.size();
+  }
+
+ private:
+  ViewWriter writer_;
+  ToldView told_;
+  ViewReader reader_;
+};
+
+TEST(ReportStream, EachReportComesAsItWasSaid) {
+  RandomMessages random(seed_of_stream());
+  for (int i = 0; i < 200; ++i) {
+    ReportWriter writer;
+    ReportReader reader;
+    Report report = random.report();
+    for (int j = 0; j < 20; ++j) {
+      const Report other = random.report();
+      // Some of it stays.
+      report.serial = other.serial;
+      report.held = random.coin() ? other.held : report.held;
+      report.vote = random.coin() ? other.vote : report.vote;
+      report.addresses = random.coin() ? other.addresses : report.addresses;
+      report.ranks = random.coin() ? other.ranks : report.ranks;
+      report.leaving = random.coin();
+      ASSERT_TRUE(reader.read(writer.bytes_of(report)).ok());
+      ASSERT_EQ(reader.report(), report);
+    }
+  }
+}
+
+TEST(ReportStream, AddressesGoOnce) {
+  Report report;
+  report.addresses = addresses_of(8192);
+  report.ranks.resize(8192);
+  ReportWriter writer;
+  ReportReader reader;
+  const auto first = writer.bytes_of(report);
+  EXPECT_GT(first.size(), 100000U);
+  ASSERT_TRUE(reader.read(first).ok());
+  report.serial = 2;
+  const auto second = writer.bytes_of(report);
+  EXPECT_LT(second.size(), 20U);
+  ASSERT_TRUE(reader.read(second).ok());
+  EXPECT_EQ(reader.report(), report);
+}
+
+TEST(ReportStream, BeginsWithAWholeReport) {
+  ReportWriter writer;
+  (void)writer.bytes_of(Report());
+  EXPECT_THAT(
+      report_of(writer.bytes_of(Report())).status().message(),
+      HasSubstr("expected all 12 parts in the first message"));
+}
+
+TEST(ViewStream, EachViewComesAsItWasSaid) {
+  RandomMessages random(seed_of_stream());
+  for (int i = 0; i < 200; ++i) {
+    ViewConnection connection;
+    RunView view = random.view();
+    for (int j = 0; j < 20; ++j) {
+      const RunView other = random.view();
+      view.canonical = random.coin() ? other.canonical : view.canonical;
+      view.recent = random.coin() ? other.recent : view.recent;
+      view.members = random.coin() ? other.members : view.members;
+      view.peers = random.coin() ? other.peers : view.peers;
+      view.wrong = random.coin() ? other.wrong : view.wrong;
+      view.fenced = random.below(8) == 0 ? other.fenced : "";
+      connection.say(view);
+    }
+  }
+}
+
+// Connections are told at different times, and replicas come and go meanwhile.
+TEST(ViewStream, OneWriterServesConnectionsThatKnowDifferentThings) {
+  RandomMessages random(seed_of_stream());
+  ViewWriter writer;
+  std::vector<ToldView> told(5);
+  std::vector<ViewReader> readers(5);
+  RunView view = view_of(20);
+  for (int i = 0; i < 2000; ++i) {
+    const auto at = random.below(view.peers.size() + 1);
+    if (at == view.peers.size() || view.peers.size() < 3) {
+      view = next_of(view);
+      view.recent.erase(view.recent.begin(), view.recent.end() - 1);
+    } else if (random.below(10) == 0) {
+      view.peers.erase(view.peers.begin() + static_cast<std::ptrdiff_t>(at));
+    } else if (random.below(10) == 0) {
+      view.peers[at].incarnation = random.word();
+      view.peers[at].addresses = addresses_of(1 + random.below(3));
+    } else if (view.peers.back().replica < 200 && random.below(10) == 0) {
+      view.peers.push_back(
+          {view.peers.back().replica + 1, 7, {}, addresses_of(2)});
+    } else {
+      view.peers[at].held = view.canonical;
+    }
+    const auto who = random.below(told.size());
+    const auto bytes =
+        writer.bytes_for(told[who], std::make_shared<const RunView>(view));
+    const auto status = readers[who].read(bytes);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(readers[who].view(), view);
+  }
+}
+
+// ---- what it costs ----
+
+TEST(ViewStream, WhoAsksAgainGetsAnAcknowledgementOfConstantSize) {
+  for (const std::size_t replicas : {3, 1000}) {
+    ViewConnection connection;
+    connection.say(view_of(replicas));
+    EXPECT_EQ(connection.say(view_of(replicas)), 6U);
+  }
+}
+
+TEST(ViewStream, ACommitIsAsShortForManyReplicasAsForFew) {
+  ViewConnection connection;
+  connection.say(view_of(1000));
+  EXPECT_LT(connection.say(next_of(view_of(1000))), 300U);
+}
+
+TEST(ViewStream, WhatPeersHoldTakesTwoBitsEachAtMost) {
+  ViewConnection connection;
+  RunView view = next_of(view_of(1000));
+  connection.say(view);
+  for (std::size_t i = 0; i < view.peers.size(); i += 2) {
+    view.peers[i].held = view.canonical;
+  }
+  EXPECT_LT(connection.say(view), 300U);
+}
+
+TEST(ViewStream, OneThatComesCostsItsOwnAddressesAlone) {
+  ViewConnection connection;
+  RunView view = view_of(999);
+  connection.say(view);
+  view.peers.push_back({999, 1, {}, addresses_of(8)});
+  EXPECT_LT(connection.say(view), 400U);
+}
+
+}  // namespace
+}  // namespace sherd::ft

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of a view as fields, for those who write and read them. Thread rule: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+#include <vector>
+#include "ft/protocol/messages.h"
+#include "ft/wire/fields.h"
+#include "ft/wire/member_list.h"
+
+namespace sherd::ft::wire {
+
+// By their bits.
+enum class ViewPart {
+  kRun,
+  kCanonical,
+  kCommits,
+  kEpoch,
+  kMembers,
+  kPlanned,
+  kPeers,
+  kHeld,
+  kWrong,
+  kFenced,
+};
+
+template <typename Io>
+void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
+  fields(io, planned.epoch);
+  if constexpr (std::is_same_v<Io, FieldReader>) {
+    planned.members = read_members(io);
+  } else {
+    write_members(io, planned.members);
+  }
+}
+
+inline constexpr ListLimits kGoneList{2 * CodecLimits::kMembers, 4};
+
+// Those whose bytes do not depend on what was told before.
+template <typename Io>
+void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
+  switch (part) {
+    case ViewPart::kRun:
+      io.number("a run", view.run);
+      return io.number("a term", view.term);
+    case ViewPart::kCanonical:
+      return fields(io, view.canonical);
+    case ViewPart::kEpoch:
+      fields(io, view.epoch);
+      return io.choice("a stage", view.stage, EpochStage::kClosed);
+    case ViewPart::kPlanned:
+      return io.maybe("a planned epoch", view.planned);
+    case ViewPart::kWrong:
+      return io.maybe("a digest", view.wrong);
+    case ViewPart::kFenced:
+      io.reason("a reason", view.fenced);
+      return io.flag("whether the run has ended", view.ended);
+    default:
+      SHERD_ASSERT(false, "a part that is written in its own way");
+  }
+}
+
+// The last `stay` of the commits that were told stay, and these follow.
+void write_commits(
+    FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news);
+void read_commits(FieldReader& reader, std::vector<Commit>& commits);
+
+// What each of the peers holds: most hold the canonical state or the one before.
+void write_held(FieldWriter& writer, const RunView& view);
+void read_held(FieldReader& reader, RunView& view);
+
+void read_members_part(FieldReader& reader, std::vector<Member>& members);
+void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers);
+
+}  // namespace sherd::ft::wire

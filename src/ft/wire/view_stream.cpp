@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is written. view_reader.cpp reads it.
+#include "ft/wire/view_stream.h"
+
+#include <algorithm>
+
+#include "ft/wire/member_list.h"
+#include "ft/wire/parts.h"
+#include "ft/wire/view_parts.h"
+
+namespace sherd::ft {
+
+using wire::FieldWriter;
+using wire::ViewPart;
+
+namespace {
+
+constexpr std::size_t kGoneMax = 4096;
+
+constexpr std::size_t index_of(ViewPart part) {
+  return static_cast<std::size_t>(part);
+}
+
+bool are_ascending(const std::vector<LiveReplica>& peers) {
+  return std::is_sorted(
+             peers.begin(), peers.end(),
+             [](const auto& a, const auto& b) {
+               return a.replica < b.replica;
+             }) &&
+      std::adjacent_find(
+          peers.begin(), peers.end(), [](const auto& a, const auto& b) {
+            return a.replica == b.replica;
+          }) == peers.end();
+}
+
+bool holds_the_same(const RunView& one, const RunView& other) {
+  return std::equal(
+      one.peers.begin(), one.peers.end(), other.peers.begin(),
+      other.peers.end(), [](const auto& a, const auto& b) {
+        return a.replica == b.replica && a.held == b.held;
+      });
+}
+
+std::string bytes_of_held(const RunView& view) {
+  FieldWriter writer;
+  wire::write_held(writer, view);
+  return writer.out.take();
+}
+
+}  // namespace
+
+std::string ViewWriter::bytes_for(
+    ToldView& told, const std::shared_ptr<const RunView>& view) {
+  if (view->fenced.empty()) {
+    return news_for(told, view);
+  }
+  // It is the last that this one is told, and nobody else is told it.
+  told = {};
+  ToldView nothing;
+  return ViewWriter().news_for(nothing, view);
+}
+
+std::string ViewWriter::news_for(
+    ToldView& told, const std::shared_ptr<const RunView>& view) {
+  take(view);
+  wire::PartMask mask = 0;
+  FieldWriter parts;
+  for (std::size_t part = 0; part < kSharedViewParts; ++part) {
+    auto& version = told.versions_[part];
+    if (version != parts_[part].version) {
+      mask |= wire::bit(part);
+      parts.out.raw(part_for(part, version));
+      version = parts_[part].version;
+    }
+  }
+  if (!told.anything_ || told.wrong_ != view->wrong) {
+    mask |= wire::bit(index_of(ViewPart::kWrong));
+    parts.maybe("a digest", view->wrong);
+    told.wrong_ = view->wrong;
+  }
+  if (!told.anything_) {
+    mask |= wire::bit(index_of(ViewPart::kFenced));
+    parts.reason("a reason", view->fenced);
+    parts.flag("whether the run has ended", view->ended);
+  }
+  told.anything_ = true;
+  FieldWriter message;
+  wire::begin_message(message, mask);
+  message.out.raw(parts.out.bytes());
+  return message.out.take();
+}
+
+void ViewWriter::take(const std::shared_ptr<const RunView>& view) {
+  if (view == view_) {
+    return;
+  }
+  for (const auto part :
+       {ViewPart::kRun, ViewPart::kCanonical, ViewPart::kEpoch,
+        ViewPart::kPlanned}) {
+    take_simple(index_of(part), *view);
+  }
+  take_commits(*view);
+  take_members(*view);
+  const auto peers_before = parts_[index_of(ViewPart::kPeers)].version;
+  take_peers(*view);
+  auto& held = parts_[index_of(ViewPart::kHeld)];
+  // Who reads of a peer anew forgets what it held.
+  if (peers_before != parts_[index_of(ViewPart::kPeers)].version ||
+      !holds_the_same(*view, *view_)) {
+    ++held.version;
+    held.whole = bytes_of_held(*view);
+  } else if (
+      view->canonical != view_->canonical || view->recent != view_->recent) {
+    // The same, in other words.
+    held.whole = bytes_of_held(*view);
+  }
+  view_ = view;
+}
+
+void ViewWriter::take_simple(std::size_t at, const RunView& view) {
+  FieldWriter writer;
+  wire::view_part(writer, view, static_cast<ViewPart>(at));
+  auto whole = writer.out.take();
+  auto& part = parts_[at];
+  if (part.version == 0 || part.whole != whole) {
+    ++part.version;
+    part.whole = std::move(whole);
+  }
+}
+
+// How many of the last commits stay, and those that follow.
+void ViewWriter::take_commits(const RunView& view) {
+  auto& part = parts_[index_of(ViewPart::kCommits)];
+  static const std::vector<Commit> kNone;
+  const auto& before = view_ == nullptr ? kNone : view_->recent;
+  if (part.version > 0 && view.recent == before) {
+    return;
+  }
+  auto stay = std::min(before.size(), view.recent.size());
+  while (stay > 0 &&
+         !std::equal(
+             before.end() - static_cast<std::ptrdiff_t>(stay), before.end(),
+             view.recent.begin())) {
+    --stay;
+  }
+  ++part.version;
+  FieldWriter whole;
+  wire::write_commits(whole, 0, view.recent);
+  part.whole = whole.out.take();
+  FieldWriter news;
+  wire::write_commits(
+      news, stay,
+      {view.recent.begin() + static_cast<std::ptrdiff_t>(stay),
+       view.recent.end()});
+  part.news = news.out.take();
+}
+
+void ViewWriter::take_members(const RunView& view) {
+  auto& part = parts_[index_of(ViewPart::kMembers)];
+  if (part.version > 0 && view.members == view_->members) {
+    return;
+  }
+  const bool same_replicas =
+      part.version > 0 && wire::are_same_replicas(view.members, view_->members);
+  ++part.version;
+  FieldWriter whole;
+  whole.flag("whether they are the same replicas", false);
+  wire::write_members(whole, view.members);
+  part.whole = whole.out.take();
+  part.news.clear();
+  if (same_replicas) {
+    FieldWriter news;
+    news.flag("whether they are the same replicas", true);
+    wire::write_samples(news, view.members);
+    part.news = news.out.take();
+  }
+}
+
+bool ViewWriter::are_peers_same(const RunView& view) const {
+  return std::equal(
+      view.peers.begin(), view.peers.end(), peers_.begin(), peers_.end(),
+      [](const LiveReplica& one, const Peer& known) {
+        return one.replica == known.replica &&
+            one.incarnation == known.incarnation &&
+            one.addresses == known.addresses;
+      });
+}
+
+void ViewWriter::take_peers(const RunView& view) {
+  auto& part = parts_[index_of(ViewPart::kPeers)];
+  if (part.version > 0 && are_peers_same(view)) {
+    return;
+  }
+  const auto version = ++part.version;
+  part.whole.clear();
+  peer_news_.clear();
+  std::map<ReplicaId, Peer> before;
+  for (auto& one : std::exchange(peers_, {})) {
+    before.emplace(one.replica, std::move(one));
+  }
+  for (const auto& one : view.peers) {
+    Peer peer{one.replica, one.incarnation, one.addresses, version};
+    if (const auto known = before.find(one.replica); known != before.end()) {
+      if (known->second.incarnation == one.incarnation &&
+          known->second.addresses == one.addresses) {
+        peer.version = known->second.version;
+      }
+      before.erase(known);
+    }
+    peers_.push_back(std::move(peer));
+  }
+  for (const auto& [replica, gone] : before) {
+    gone_.emplace_back(version, replica);
+  }
+  while (gone_.size() > kGoneMax) {
+    peers_since_ = gone_.front().first;
+    gone_.pop_front();
+  }
+  if (!are_ascending(view.peers)) {
+    peers_since_ = version;  // Who reads news puts them in order.
+  }
+}
+
+const std::string& ViewWriter::part_for(std::size_t at, std::uint64_t told) {
+  if (at == index_of(ViewPart::kPeers)) {
+    return peers_for(told);
+  }
+  const auto& part = parts_[at];
+  return told > 0 && told + 1 == part.version && !part.news.empty()
+      ? part.news
+      : part.whole;
+}
+
+const std::string& ViewWriter::peers_for(std::uint64_t told) {
+  if (told < peers_since_) {
+    told = 0;
+  }
+  const auto [found, is_new] = peer_news_.try_emplace(told);
+  if (!is_new) {
+    return found->second;
+  }
+  std::vector<ReplicaId> gone;
+  std::vector<LiveReplica> news;
+  for (const auto& [version, replica] : gone_) {
+    if (told > 0 && version > told) {
+      gone.push_back(replica);
+    }
+  }
+  for (const auto& one : peers_) {
+    if (one.version > told) {
+      news.push_back({one.replica, one.incarnation, {}, one.addresses});
+    }
+  }
+  FieldWriter writer;
+  writer.flag("whether others stay", told > 0);
+  if (told > 0) {
+    writer.list("replicas that have gone", wire::kGoneList, gone);
+  }
+  writer.list("peers", wire::kPeerList, news);
+  found->second = writer.out.take();
+  return found->second;
+}
+
+}  // namespace sherd::ft
