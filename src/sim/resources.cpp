@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "ft/wire/codec.h"
@@ -32,33 +33,34 @@ std::string amount(double value, const char* unit) {
   return text;
 }
 
-}  // namespace
+// A heartbeat is a report that repeats the last one; its answer says that nothing is new.
+double heartbeats(const RunOutcome& run) {
+  return run.replica_s / seconds(ft::kHeartbeatInterval);
+}
 
-void add_traffic(
-    const SimulationOptions& options,
-    const RunOutcome& run,
-    SimulationResult& result) {
-  if (!run.traffic) {
-    return;
-  }
+double reports_per_s(const RunOutcome& run) {
+  return (static_cast<double>(run.traffic->reports().messages) +
+          heartbeats(run)) /
+      run.elapsed_s;
+}
+
+ControlTraffic traffic_of(
+    const SimulationOptions& options, const RunOutcome& run) {
   constexpr double kSecondsPerDay = 86400;
   const auto& sent = *run.traffic;
   const double s = run.elapsed_s;
-  // A heartbeat is a report that repeats the last one, and is answered with a view.
-  const double heartbeats = run.replica_s / seconds(ft::kHeartbeatInterval);
-  const auto report_bytes = static_cast<double>(sent.report_bytes());
-  const auto view_bytes = static_cast<double>(sent.view_bytes());
+  const auto per_s = [&](const Flow& flow, std::uint64_t heartbeat_bytes) {
+    return (static_cast<double>(flow.bytes) +
+            heartbeats(run) * static_cast<double>(heartbeat_bytes)) /
+        s;
+  };
   ControlTraffic traffic;
-  const double reports_per_s =
-      (static_cast<double>(sent.reports().messages) + heartbeats) / s;
-  const double views_per_s =
-      (static_cast<double>(sent.views().messages) + heartbeats) / s;
-  traffic.coordinator_messages_per_s = reports_per_s + views_per_s;
+  traffic.coordinator_messages_per_s = reports_per_s(run) +
+      (static_cast<double>(sent.views().messages) + heartbeats(run)) / s;
   traffic.coordinator_in_bytes_per_s =
-      (static_cast<double>(sent.reports().bytes) + heartbeats * report_bytes) /
-      s;
+      per_s(sent.reports(), sent.heartbeat_bytes());
   traffic.coordinator_out_bytes_per_s =
-      (static_cast<double>(sent.views().bytes) + heartbeats * view_bytes) / s;
+      per_s(sent.views(), sent.answer_bytes());
   const auto ranks = static_cast<double>(options.gpus / options.replicas);
   const auto rank = rank_traffic(options.replicas);
   const double steps_per_s = static_cast<double>(run.commits) / s;
@@ -74,39 +76,48 @@ void add_traffic(
   traffic.log_records_per_s = static_cast<double>(sent.records().messages) / s;
   traffic.log_bytes_per_day =
       static_cast<double>(sent.records().bytes) / s * kSecondsPerDay;
+  return traffic;
+}
 
-  auto& resources = result.resources;
-  const auto coordinator_bytes =
-      traffic.coordinator_in_bytes_per_s + traffic.coordinator_out_bytes_per_s;
-  resources.push_back(
+std::vector<ResourceUse> resources_of(
+    const SimulationOptions& options,
+    const RunOutcome& run,
+    const ControlTraffic& traffic) {
+  const auto out = traffic.coordinator_out_bytes_per_s;
+  const auto in = traffic.coordinator_in_bytes_per_s;
+  const auto report_bytes =
+      static_cast<double>(run.traffic->report_bytes_max());
+  std::vector<ResourceUse> resources = {
       {"coordinator's processor",
        amount(traffic.coordinator_messages_per_s, "messages/s"),
-       traffic.coordinator_messages_per_s * kMessageS +
-           coordinator_bytes * kByteS +
-           reports_per_s * options.replicas * kReplicaS});
-  resources.push_back(
-      {"coordinator's link, out",
-       amount(traffic.coordinator_out_bytes_per_s, "B/s"),
-       traffic.coordinator_out_bytes_per_s / kLinkBytesPerS});
-  resources.push_back(
-      {"coordinator's link, in",
-       amount(traffic.coordinator_in_bytes_per_s, "B/s"),
-       traffic.coordinator_in_bytes_per_s / kLinkBytesPerS});
-  resources.push_back(
+       traffic.coordinator_messages_per_s * kMessageS + (in + out) * kByteS +
+           reports_per_s(run) * options.replicas * kReplicaS},
+      {"coordinator's link, out", amount(out, "B/s"), out / kLinkBytesPerS},
+      {"coordinator's link, in", amount(in, "B/s"), in / kLinkBytesPerS},
       {"coordinator's disk", amount(traffic.log_records_per_s, "syncs/s"),
-       traffic.log_records_per_s * seconds(times_of(options).sync)});
-  resources.push_back(
+       traffic.log_records_per_s * seconds(times_of(options).sync)},
       {"a leader's processor",
        amount(traffic.leader_messages_per_s, "messages/s"),
        traffic.leader_messages_per_s * kMessageS +
-           traffic.leader_bytes_per_s * kByteS});
-  resources.push_back(
+           traffic.leader_bytes_per_s * kByteS},
       {"the largest report the coordinator takes", amount(report_bytes, "B"),
-       report_bytes / kReportBytesMax});
+       report_bytes / kReportBytesMax}};
   std::stable_sort(
       resources.begin(), resources.end(),
       [](const auto& a, const auto& b) { return a.share > b.share; });
-  result.traffic = traffic;
+  return resources;
+}
+
+}  // namespace
+
+void add_traffic(
+    const SimulationOptions& options,
+    const RunOutcome& run,
+    SimulationResult& result) {
+  if (run.traffic) {
+    result.traffic = traffic_of(options, run);
+    result.resources = resources_of(options, run, *result.traffic);
+  }
 }
 
 }  // namespace sherd::sim

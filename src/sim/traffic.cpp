@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/traffic.h"
 
+#include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/record_codec.h"
 #include "net/frame.h"
 
 namespace sherd::sim {
@@ -31,80 +34,79 @@ ft::RankAddress usual_address() {
   return address;
 }
 
-// All fields but lists and texts have one size.
-std::uint64_t shape_of(const ft::RunView& view) {
-  Hash64 shape;
-  const auto add = [&](std::size_t count) { shape.add(std::uint64_t{count}); };
-  const auto add_members = [&](const std::vector<ft::Member>& members) {
-    std::size_t ranges = 0;
-    for (const auto& one : members) {
-      ranges += one.samples.size() + one.left_out.size();
-    }
-    add(members.size());
-    add(ranges);
-  };
-  add(view.recent.size());
-  add_members(view.members);
-  add(view.planned ? 1 : 0);
-  if (view.planned) {
-    add_members(view.planned->members);
-  }
-  add(view.wrong ? 1 : 0);
-  add(view.fenced.size());
-  return shape.value();
-}
-
-std::uint64_t shape_of(const ft::Report& report) {
-  Hash64 shape;
-  const auto add = [&](std::size_t count) { shape.add(std::uint64_t{count}); };
-  add(report.held ? 1 : 0);
-  add(report.vote ? 1 : 0);
-  add(report.suspicion ? 1 + report.suspicion->reason.size() : 0);
-  add(report.suspicion && report.suspicion->noticed_by ? 1 : 0);
-  add(report.digest ? 1 : 0);
-  add(report.progress.waits_for ? 1 : 0);
-  return shape.value();
-}
-
-template <typename Message>
-std::uint64_t size_of(
-    std::unordered_map<std::uint64_t, std::uint64_t>& sizes,
-    const Message& message) {
-  const auto [found, is_new] = sizes.try_emplace(shape_of(message), 0);
-  if (is_new) {
-    found->second = framed(ft::bytes_of(message));
-  }
-  return found->second;
-}
+// A leader tells of so many ranks at most.
+constexpr int kRanksToldMax = 16;
 
 }  // namespace
 
 Traffic::Traffic(int ranks_per_replica) {
-  const auto ranks = static_cast<std::size_t>(ranks_per_replica);
+  const std::vector<ft::RankAddress> addresses(
+      static_cast<std::size_t>(ranks_per_replica), usual_address());
   ft::Report report;
-  const auto without = framed(ft::bytes_of(report));
-  report.addresses.assign(ranks, usual_address());
-  report.ranks.assign(ranks, usual_progress());
-  ranks_bytes_ = framed(ft::bytes_of(report)) - without;
-  ft::RunView view;
-  const auto alone = framed(ft::bytes_of(view));
-  view.peers = {{0, 1, ft::StateId(), report.addresses}};
-  peer_bytes_ = framed(ft::bytes_of(view)) - alone;
+  const auto without = ft::bytes_of(report).size();
+  report.addresses = addresses;
+  addresses_bytes_ = ft::bytes_of(report).size() - without;
+  ft::ReportWriter writer;
+  writer.bytes_of(report);
+  ++report.serial;
+  ++report.progress.serial;
+  const auto alone = writer.bytes_of(report).size();
+  auto progress = usual_progress();
+  for (int i = 0; i < std::min(ranks_per_replica, kRanksToldMax); ++i) {
+    progress.rank = static_cast<std::uint32_t>(i);
+    report.ranks.push_back(progress);
+  }
+  writer.bytes_of(report);
+  for (auto& rank : report.ranks) {
+    ++rank.serial;
+  }
+  ++report.serial;
+  ++report.progress.serial;
+  heartbeat_bytes_ = framed(writer.bytes_of(report));
+  ranks_bytes_ = heartbeat_bytes_ - net::kFrameHeaderBytes - alone;
+  const auto view = std::make_shared<const ft::RunView>();
+  ft::ToldView told;
+  views_writer_.bytes_for(told, view);
+  answer_bytes_ = framed(views_writer_.bytes_for(told, view));
+}
+
+Traffic::Connection& Traffic::connection(
+    ft::ReplicaId replica, ft::Incarnation incarnation) {
+  auto& one = connections_[replica];
+  if (one.incarnation != incarnation) {
+    one = {};
+    one.incarnation = incarnation;
+    ++starts_;
+  }
+  return one;
 }
 
 void Traffic::report(const ft::Report& report, std::int64_t times) {
-  report_bytes_ = size_of(report_sizes_, report) + ranks_bytes_;
-  reports_.add(report_bytes_, static_cast<std::uint64_t>(times));
+  const auto starts = starts_;
+  auto& one = connection(report.replica, report.incarnation);
+  const bool first = starts_ != starts;
+  const auto bytes = framed(one.reports.bytes_of(report)) + ranks_bytes_ +
+      (first ? addresses_bytes_ : 0);
+  report_bytes_max_ = std::max(report_bytes_max_, bytes);
+  reports_.add(bytes, static_cast<std::uint64_t>(times));
 }
 
-void Traffic::view(const ft::RunView& view, int peers, std::int64_t times) {
-  view_bytes_ = size_of(view_sizes_, view) +
-      static_cast<std::uint64_t>(peers) * peer_bytes_;
-  views_.add(view_bytes_, static_cast<std::uint64_t>(times));
+// Everybody is told the addresses of each replica that has started since.
+void Traffic::view(const ft::SendView& sent, std::int64_t times) {
+  auto& one = connection(sent.replica, sent.incarnation);
+  const auto all = std::uint64_t{connections_.size()};
+  const auto news = std::min(starts_ - one.starts, all) * addresses_bytes_;
+  one.starts = starts_;
+  views_.add(
+      framed(views_writer_.bytes_for(one.told, sent.view)),
+      static_cast<std::uint64_t>(times));
+  views_.bytes += news;
 }
 
 void Traffic::record(const ft::Record& record, std::int64_t times) {
-  records_.add(ft::bytes_of(record).size(), static_cast<std::uint64_t>(times));
+  records_.add(
+      ft::bytes_of(record, members_).size(), static_cast<std::uint64_t>(times));
+  members_ = ft::members_after(record, members_);
 }
 
 RankTraffic rank_traffic(int replicas) {

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the messages and records of a simulated run weigh, by the encodings that the running system
-// uses. In a world, messages have no addresses and no progress of ranks; what these weigh is added.
-// Thread rule: values.
+// What the messages and records of a simulated run weigh: they are encoded as in the running system,
+// where a connection is told only what has changed. In a world, messages have no addresses and no
+// progress of ranks; what these weigh is added. Thread rule: values.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <unordered_map>
-#include "ft/protocol/messages.h"
+#include <map>
+#include <vector>
+#include "ft/protocol/coordinator.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
 
 namespace sherd::sim {
 
@@ -26,32 +29,42 @@ class Traffic {
  public:
   explicit Traffic(int ranks_per_replica);
 
-  // Counts what is sent `times` times. `peers`: the replicas that the view has addresses of.
+  // Counts what is sent `times` times.
   void report(const ft::Report& report, std::int64_t times);
-  void view(const ft::RunView& view, int peers, std::int64_t times);
+  void view(const ft::SendView& sent, std::int64_t times);
   void record(const ft::Record& record, std::int64_t times);
 
   // Reports apart from heartbeats that repeat them.
   const Flow& reports() const { return reports_; }
   const Flow& views() const { return views_; }
   const Flow& records() const { return records_; }
-  // The last ones, with their frames.
-  std::uint64_t report_bytes() const { return report_bytes_; }
-  std::uint64_t view_bytes() const { return view_bytes_; }
+  // With their frames: the largest report, and a heartbeat and its answer.
+  std::uint64_t report_bytes_max() const { return report_bytes_max_; }
+  std::uint64_t heartbeat_bytes() const { return heartbeat_bytes_; }
+  std::uint64_t answer_bytes() const { return answer_bytes_; }
 
  private:
-  std::uint64_t ranks_bytes_ =
-      0;  // In a report: the addresses and progress of all ranks.
-  std::uint64_t peer_bytes_ =
-      0;  // In a view: a replica with the addresses of all ranks.
-  // Sizes by all that a size depends on: encoding is most of a simulation's time otherwise.
-  std::unordered_map<std::uint64_t, std::uint64_t> view_sizes_;
-  std::unordered_map<std::uint64_t, std::uint64_t> report_sizes_;
+  // One incarnation's connection to the coordinator.
+  struct Connection {
+    ft::Incarnation incarnation = 0;
+    ft::ReportWriter reports;
+    ft::ToldView told;
+    std::uint64_t starts = 0;  // Those whose addresses it has been told.
+  };
+  Connection& connection(ft::ReplicaId replica, ft::Incarnation incarnation);
+
+  std::uint64_t addresses_bytes_ = 0;  // A replica's, told once.
+  std::uint64_t ranks_bytes_ = 0;      // The progress of ranks, in each report.
+  std::uint64_t heartbeat_bytes_ = 0;
+  std::uint64_t answer_bytes_ = 0;
+  std::map<ft::ReplicaId, Connection> connections_;
+  std::uint64_t starts_ = 0;  // Of replicas.
+  ft::ViewWriter views_writer_;
+  std::vector<ft::Member> members_;  // Of the last record.
   Flow reports_;
   Flow views_;
   Flow records_;
-  std::uint64_t report_bytes_ = 0;
-  std::uint64_t view_bytes_ = 0;
+  std::uint64_t report_bytes_max_ = 0;
 };
 
 // What one leader and one of its ranks send each other.

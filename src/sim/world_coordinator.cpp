@@ -17,6 +17,18 @@ constexpr Duration kDetectorTick = std::chrono::milliseconds(125);
 // The failure detector remembers one phase in five less with each new one.
 constexpr int kRememberedSteps = 8;
 
+// What the detector takes from a report.
+ft::Report heartbeat(
+    ft::ReplicaId replica,
+    ft::Incarnation incarnation,
+    const ft::TrainingProgress& progress) {
+  ft::Report report;
+  report.replica = replica;
+  report.incarnation = incarnation;
+  report.progress = progress;
+  return report;
+}
+
 }  // namespace
 
 // ---- the machine ----
@@ -111,13 +123,13 @@ void SimulatedWorld::write(const ft::CoordinatorDecisions& decisions) {
 void SimulatedWorld::send_views(ft::CoordinatorDecisions& decisions) {
   for (auto& decision : decisions) {
     if (auto* sent = std::get_if<ft::SendView>(&decision.what)) {
-      traffic_.view(sent->view, running(), weight_);
+      traffic_.view(*sent, weight_);
       send(
           {.to_coordinator = false, .replica = sent->replica},
           [this, sent = std::make_shared<ft::SendView>(std::move(*sent))] {
             auto& one = process(sent->replica);
             if (one.machine && one.incarnation == sent->incarnation) {
-              carry_out(one, one.machine->received(sent->view));
+              carry_out(one, one.machine->received(*sent->view));
             }
           });
     }
@@ -205,7 +217,7 @@ std::int64_t SimulatedWorld::undisturbed_steps(
       anything_to_find() || !cut_links_.empty() || now() < stall_end_) {
     return 1;
   }
-  const auto& view = std::get<ft::SendView>(last->what).view;
+  const auto& view = *std::get<ft::SendView>(last->what).view;
   const bool all_train = std::all_of(
       view.members.begin(), view.members.end(), [&](const ft::Member& member) {
         const auto& one = process(member.replica);
@@ -251,11 +263,11 @@ void SimulatedWorld::hear_all(
     const ft::TrainingProgress& progress, Instant at) {
   for (const auto& one : processes_) {
     if (one->machine) {
-      detector_->received(one->id, one->incarnation, progress, {}, at);
+      detector_->received(heartbeat(one->id, one->incarnation, progress), at);
     }
   }
   for (const auto& [replica, incarnation] : unheard_) {
-    detector_->received(replica, incarnation, progress, {}, at);
+    detector_->received(heartbeat(replica, incarnation, progress), at);
   }
 }
 
@@ -284,7 +296,7 @@ void SimulatedWorld::tick_detector() {
   for (const auto& one : processes_) {
     if (one->machine) {
       detector_->received(
-          one->id, one->incarnation, progress_of(*one), {}, now());
+          heartbeat(one->id, one->incarnation, progress_of(*one)), now());
     }
   }
   for (const auto& finding : detector_->tick(now())) {

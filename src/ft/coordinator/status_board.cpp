@@ -58,8 +58,8 @@ bool StatusBoard::is_there(ReplicaId replica) const {
 // coordinator says who is to blame; one that is told what others say of it knows no more than they.
 bool StatusBoard::is_news(const Report& report) const {
   const auto& suspicion = report.suspicion;
-  return suspicion->epoch == view_.epoch &&
-      view_.stage == EpochStage::kRunning &&
+  return suspicion->epoch == view_->epoch &&
+      view_->stage == EpochStage::kRunning &&
       !(suspicion->noticed_by && suspicion->accused == report.replica);
 }
 

@@ -135,7 +135,7 @@ TEST_F(Book, ASuspicionThatIsNoNewsIsNoFailure) {
   book_.received(report, "", now_);
   // All members have been told that the epoch is over.
   view_.stage = EpochStage::kClosed;
-  book_.told(0, 1, view_);
+  book_.told(0, 1, std::make_shared<const RunView>(view_));
   report.suspicion = Suspicion{{1, 2}, 0, "replica 0 has stopped it", 0};
   book_.received(report, "", now_);
   EXPECT_THAT(book_.status({}, now_).failures, IsEmpty());
