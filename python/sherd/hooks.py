@@ -123,7 +123,8 @@ def torch_hook(module: torch.nn.Module, state: Any,
     def reduce(bucket, _group):
         parameters = dict(kept().named_parameters())
         result = hook(state, _TorchBucket(bucket, parameters))
-        if isinstance(result, torch.futures.Future):
+        # That of a process group is no torch.futures.Future.
+        if isinstance(result, torch._C.Future):  # pylint: disable=protected-access
             result = result.wait()
         if isinstance(result, (list, tuple)):
             result = result[0]

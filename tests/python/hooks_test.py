@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication hooks of sherd, of PyTorch and of a user, over replicas and shards."""
 
+import importlib.util
 import unittest
 
 import ranks
@@ -65,17 +66,16 @@ class Hooks(unittest.TestCase):
     def test_hooks_of_sherd(self):
         hooks = self.sherd.hooks
         mean, _ = self.replicated()
-        for hook, name, tolerance in (
-                (hooks.all_reduce_mean(), "mean", {}),
-                (hooks.compress(torch.bfloat16), "bf", {"rtol": 0.05, "atol": 0.005}),
-                (hooks.compress(torch.float16), "16", {"rtol": 0.01, "atol": 0.001}),
-                (hooks.quantise(scale="tensor"), "quant", {"rtol": 0.1, "atol": 0.01}),
-                (hooks.power_sgd(start_step=100), "power", {}),
-                (hooks.post_local_sgd(), "local", {})):
-            with self.subTest(name=hook.name):
+        for hook, tolerance in (
+                (hooks.all_reduce_mean(), {}),
+                (hooks.compress(torch.bfloat16), {"rtol": 0.05, "atol": 0.005}),
+                (hooks.compress(torch.float16), {"rtol": 0.01, "atol": 0.001}),
+                (hooks.quantise(scale="tensor"), {"rtol": 0.1, "atol": 0.01}),
+                (hooks.power_sgd(start_step=100), {}),
+                (hooks.post_local_sgd(), {})):
+            with self.subTest(hook=hook.name):
                 found, report = self.replicated(hook=hook)
                 self.assertEqual(report.hook, hook.name)
-                self.assertIn(name, report.hook)
                 self.assertGreater(report.hook_bytes, 0)
                 self.close_to(found, mean, **tolerance)
 
@@ -103,12 +103,14 @@ class Hooks(unittest.TestCase):
 
     def test_hooks_of_pytorch(self):
         mean, _ = self.replicated()
-        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=STEPS + 1)
-        for register, tolerance in (
-                ((None, default_hooks.allreduce_hook), {}),
-                ((dist.group.WORLD, default_hooks.allreduce_hook), {}),
-                ((None, default_hooks.bf16_compress_hook), {"rtol": 0.05, "atol": 0.005}),
-                ((state, powerSGD_hook.powerSGD_hook), {})):
+        cases = [
+            ((None, default_hooks.allreduce_hook), {}),
+            ((dist.group.WORLD, default_hooks.allreduce_hook), {}),
+            ((None, default_hooks.bf16_compress_hook), {"rtol": 0.05, "atol": 0.005})]
+        if importlib.util.find_spec("numpy"):  # Which PyTorch's PowerSGD needs.
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=STEPS + 1)
+            cases.append(((state, powerSGD_hook.powerSGD_hook), {}))
+        for register, tolerance in cases:
             with self.subTest(hook=register[1].__name__):
                 found, report = self.replicated(register)
                 self.assertEqual(report.hook, register[1].__name__)
@@ -136,7 +138,9 @@ class Hooks(unittest.TestCase):
             group.all_reduce_mean(bucket.gradients)
 
         model = make()
-        handle = self.sherd.replicate(model, self.world, hook=fail)
+        # Of its own: a rank that gives up is lost to the others.
+        world = self.sherd.World.from_process_group(dist.new_group())
+        handle = self.sherd.replicate(model, world, hook=fail)
         with self.assertRaisesRegex(self.sherd.Error, f"no more|rank {ranks.size() - 1}"):
             model(torch.ones(1, 16)).sum().backward()
         handle.close()
