@@ -70,6 +70,9 @@ void FailureDetector::received(const Report& report, Instant now) {
     newest_[report.replica] = life;
     return;
   }
+  if (report.held != watched.held) {
+    watched.since = now;  // Whatever its ranks have said last.
+  }
   if (report.held && watched.held &&
       report.held->step == watched.held->step + 1 &&
       watched.progress.activity != Activity::kFetching) {

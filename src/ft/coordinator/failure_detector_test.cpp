@@ -383,6 +383,14 @@ TEST_F(Watched, TheFirstPhaseOfAnActivityMayTakeLong) {
   }
 }
 
+// The leader tells of the step before the rank tells that it does something else.
+TEST_F(Watched, OneThatHasMadeItsFirstStepIsNotHungForHowLongThatTook) {
+  says(1, Activity::kApplying, 1);
+  EXPECT_THAT(hangs_in(seconds(20)), IsEmpty());
+  ++held_;
+  EXPECT_THAT(hangs_in(seconds(1)), IsEmpty());
+}
+
 // Its optimizer steps are shorter than the time between two reports.
 TEST_F(Watched, AStepThatWasMadeShowsThatItsPhasesEnd) {
   pass_steps(6);
