@@ -128,6 +128,7 @@ void SimulatedWorld::start(
   one.hangs = false;
   // Initial values that no step was made from.
   const ft::StateId nothing{0, ft::first_lineage(1, 2)};
+  one.parameters = held.value_or(nothing).lineage;
   one.machine.emplace(ft::ReplicaIdentity{
       .replica = replica,
       .incarnation = one.incarnation,
@@ -191,6 +192,25 @@ void SimulatedWorld::reset_link(ft::ReplicaId one, ft::ReplicaId other) {
   blame(other, one, "its connection was reset");
 }
 
+void SimulatedWorld::repeat_report(ft::ReplicaId replica) {
+  auto& one = process(replica);
+  SHERD_ASSERT(one.machine.has_value(), "the replica does not run");
+  send_report(one, one.machine->report());
+}
+
+void SimulatedWorld::reset_connection(ft::ReplicaId replica) {
+  auto& one = process(replica);
+  SHERD_ASSERT(one.machine.has_value(), "the replica does not run");
+  ++one.connection;
+  to_coordinator([this, replica, incarnation = one.incarnation] {
+    return coordinator_->lost(
+        replica, incarnation, "its connection was reset", now());
+  });
+  after(one, options_.times.reconnect, [this](Process& again) {
+    send_report(again, again.machine->report());
+  });
+}
+
 void SimulatedWorld::cut_link(ft::ReplicaId one, ft::ReplicaId other) {
   cut_links_.insert(std::minmax(one, other));
 }
@@ -214,9 +234,22 @@ bool SimulatedWorld::runs(ft::ReplicaId replica) const {
   return process(replica).machine.has_value();
 }
 
+bool SimulatedWorld::hangs(ft::ReplicaId replica) const {
+  return process(replica).hangs;
+}
+
 const ft::Replica* SimulatedWorld::replica(ft::ReplicaId replica) const {
   const auto& machine = process(replica).machine;
   return machine ? &*machine : nullptr;
+}
+
+ft::Incarnation SimulatedWorld::incarnation(ft::ReplicaId replica) const {
+  return process(replica).incarnation;
+}
+
+const ft::Lineage& SimulatedWorld::parameters(ft::ReplicaId replica) const {
+  SHERD_ASSERT(runs(replica), "the replica does not run");
+  return process(replica).parameters;
 }
 
 void SimulatedWorld::count_time() {

@@ -99,6 +99,11 @@ class SimulatedWorld {
   void set_on_record(std::function<void(const ft::Record&)> call) {
     on_record_ = std::move(call);
   }
+  // Called for each record that is on the disk from now on; log() does not have it yet. One that was
+  // decided before the coordinator was killed may never come here.
+  void set_on_written(std::function<void(const ft::Record&)> call) {
+    on_written_ = std::move(call);
+  }
   // Decides about each message: it arrives once after each of the times that are returned, which
   // are added to the usual one. None: it is lost.
   void set_delivery(
@@ -117,13 +122,18 @@ class SimulatedWorld {
       ft::ReplicaId replica,
       LossKind kind,
       std::optional<Duration> noticed_after = {});
-  // It finishes its step and ends in order.
+  // It finishes its step and is a member no more. It runs until it is lost.
   void leave(ft::ReplicaId replica);
   // A connection between two replicas fails once; both go on.
   void reset_link(ft::ReplicaId one, ft::ReplicaId other);
   // Nothing passes between these two until the link is mended.
   void cut_link(ft::ReplicaId one, ft::ReplicaId other);
   void mend_link(ft::ReplicaId one, ft::ReplicaId other);
+  // It tells the coordinator what it knows, as with each heartbeat: what was lost is said again.
+  // Without lost messages nothing needs it.
+  void repeat_report(ft::ReplicaId replica);
+  // Its connection to the coordinator ends; both go on, and it connects again.
+  void reset_connection(ft::ReplicaId replica);
   // The coordinator is killed, and started again with its log after that time.
   void lose_coordinator(Duration away);
   // All computing and reducing stands still for so long from now on; where it stands still already,
@@ -135,8 +145,19 @@ class SimulatedWorld {
   // ---- what has become of the run ----
 
   bool runs(ft::ReplicaId replica) const;
+  // It was made to, and runs still.
+  bool hangs(ft::ReplicaId replica) const;
   int running() const { return running_; }
   const ft::Replica* replica(ft::ReplicaId replica) const;
+  // Its last start; 0: it never ran.
+  ft::Incarnation incarnation(ft::ReplicaId replica) const;
+  // What its parameters were really made from: equal ones mean equal bits. REQUIRES: it runs.
+  const ft::Lineage& parameters(ft::ReplicaId replica) const;
+  // The digest of a sum of these members' gradients, computed from equal parameters.
+  static std::uint64_t digest_of_sum(
+      const ft::Attempt& attempt,
+      const std::vector<ft::Member>& members,
+      const ft::Lineage& parameters);
   // Null while it is away.
   const ft::Coordinator* coordinator() const { return coordinator_.get(); }
   // What is on the disk.
@@ -163,13 +184,19 @@ class SimulatedWorld {
   struct Reduction {
     std::size_t members = 0;
     std::set<ft::ReplicaId> entered;
-    std::set<ft::ReplicaId> computed;
+    // What each brings: a digest of its parameters and samples.
+    std::map<ft::ReplicaId, std::uint64_t> computed;
     Instant all_entered{};  // In training time.
     bool ends = false;      // Its end is an event.
   };
   struct Connecting {
     std::vector<ft::Member> members;
     std::set<ft::ReplicaId> entered;
+  };
+  // What its holder says a state is, and what it was really made from.
+  struct Copy {
+    ft::StateId state;
+    ft::Lineage parameters;
   };
   struct CommittedWork {
     std::int64_t step = 0;
@@ -201,6 +228,8 @@ class SimulatedWorld {
   void carry_out(ft::CoordinatorDecisions decisions);
   void write(const ft::CoordinatorDecisions& decisions);
   void send_views(ft::CoordinatorDecisions& decisions);
+  // Where a newer start of the replica connected before this one did.
+  bool is_superseded(const ft::Report& report) const;
   void schedule_tick();
   void lost(
       ft::ReplicaId replica,
@@ -237,12 +266,15 @@ class SimulatedWorld {
   void end_reduction(const ft::Attempt& attempt);
   void stop_reducing(Process& one);
   void fetch(Process& one, const ft::CatchUpTask& task);
-  std::optional<ft::StateId> newest_state_for(const Process& one) const;
+  void apply(Process& one, const ft::Commit& commit);
+  std::optional<Copy> newest_copy_for(const Process& one) const;
+  Copy newest_copy_of(const Process& donor) const;
 
   const SimulatedWorldOptions options_;
   EventQueue events_;
   std::function<void(const SimulatedWorld&)> after_event_;
   std::function<void(const ft::Record&)> on_record_;
+  std::function<void(const ft::Record&)> on_written_;
   std::function<std::vector<Duration>(const Envelope&)> delivery_;
 
   std::unique_ptr<ft::Coordinator> coordinator_;

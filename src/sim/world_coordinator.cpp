@@ -48,6 +48,9 @@ void SimulatedWorld::start_coordinator() {
       });
     }
   }
+  if (anything_to_find()) {
+    watch();
+  }
 }
 
 void SimulatedWorld::lose_coordinator(Duration away) {
@@ -115,6 +118,9 @@ void SimulatedWorld::carry_out(ft::CoordinatorDecisions decisions) {
 void SimulatedWorld::write(const ft::CoordinatorDecisions& decisions) {
   for (const auto& decision : decisions) {
     if (const auto* append = std::get_if<ft::AppendRecord>(&decision.what)) {
+      if (on_written_) {
+        on_written_(append->record);
+      }
       ft::append(log_, append->record);
     }
   }
@@ -134,6 +140,13 @@ void SimulatedWorld::send_views(ft::CoordinatorDecisions& decisions) {
           });
     }
   }
+}
+
+bool SimulatedWorld::is_superseded(const ft::Report& report) const {
+  const auto& all = coordinator_->history().lives;
+  const auto known = all.find(report.replica);
+  return known != all.end() && known->second.current > report.incarnation &&
+      !known->second.former.contains(report.incarnation);
 }
 
 void SimulatedWorld::schedule_tick() {
@@ -273,6 +286,10 @@ void SimulatedWorld::hear_all(
 
 ft::TrainingProgress SimulatedWorld::progress_of(const Process& one) const {
   auto progress = one.progress;
+  // It has computed, and there is no reduction.
+  if (progress.activity == ft::Activity::kReducing && !one.reducing) {
+    progress.activity = ft::Activity::kWaiting;
+  }
   if (one.reducing && one.computed) {
     progress.activity = ft::Activity::kReducing;
     const auto& ring = log_.members;

@@ -17,14 +17,19 @@ struct SimulatedWorld::Process {
   // The coordinator hears nothing of this incarnation and of older ones any more.
   ft::Incarnation closed = 0;
   std::uint64_t reports = 0;
+  std::uint64_t connection = 0;  // Counts those to the coordinator.
   bool hangs = false;
   double slowdown = 1;
 
   std::optional<ft::ComputeTask> task{};
   bool computed = false;
   std::optional<ft::Attempt> reducing{};
+  std::vector<ft::Member> ring{};  // Of it.
   std::uint64_t fetches = 0;
-  std::optional<ft::StateId> fetched{};
+  std::optional<Copy> fetched{};
+  // What its parameters are, and what they become with the sum that was reduced last.
+  ft::Lineage parameters{};
+  ft::Lineage with_sum{};
   ft::TrainingProgress progress{};
   Instant phase_since{};
 

@@ -19,12 +19,28 @@ constexpr Duration kRetryFetch = std::chrono::seconds(1);
 // The progress limit of a ring.
 constexpr Duration kRingTimeout = std::chrono::seconds(5);
 
-std::uint64_t digest_of_sum(const ft::Attempt& attempt) {
-  return Hash64()
-      .add(attempt.epoch.term)
-      .add(attempt.epoch.number)
-      .add(static_cast<std::uint64_t>(attempt.step))
-      .value();
+std::uint64_t contribution(
+    const ft::Lineage& parameters,
+    const std::vector<ft::SampleRange>& samples) {
+  Hash64 all;
+  all.add(parameters.high).add(parameters.low);
+  for (const auto& range : samples) {
+    all.add(static_cast<std::uint64_t>(range.begin));
+    all.add(static_cast<std::uint64_t>(range.end));
+  }
+  return all.value();
+}
+
+std::uint64_t sum_of(
+    const ft::Attempt& attempt,
+    const std::map<ft::ReplicaId, std::uint64_t>& contributions) {
+  Hash64 all;
+  all.add(attempt.epoch.term).add(attempt.epoch.number);
+  all.add(static_cast<std::uint64_t>(attempt.step));
+  for (const auto& [replica, part] : contributions) {
+    all.add(replica).add(part);
+  }
+  return all.value();
 }
 
 }  // namespace
@@ -46,11 +62,18 @@ void SimulatedWorld::send_report(Process& from, ft::Report report) {
   traffic_.report(report, weight_);
   send(
       {.to_coordinator = true, .replica = from.id},
-      [this, sent = std::make_shared<ft::Report>(std::move(report))] {
-        if (sent->incarnation > process(sent->replica).closed) {
-          to_coordinator(
-              [this, sent] { return coordinator_->received(*sent, now()); });
+      [this, life = coordinator_life_, connection = from.connection,
+       sent = std::make_shared<ft::Report>(std::move(report))] {
+        const auto& one = process(sent->replica);
+        // It was sent over a connection, and ends with it.
+        if (life != coordinator_life_ || connection != one.connection ||
+            sent->incarnation <= one.closed) {
+          return;
         }
+        to_coordinator([this, sent] {
+          return is_superseded(*sent) ? ft::CoordinatorDecisions()
+                                      : coordinator_->received(*sent, now());
+        });
       });
 }
 
@@ -72,8 +95,8 @@ struct SimulatedWorld::CarryOut {
     by.begin(ft::Activity::kApplying, world.now());
     world.after(
         by, 2 * world.options_.times.leader_fan_out,
-        [this_world = &world, result = task.commit.result](Process& one) {
-          this_world->carry_out(one, one.machine->applied(result));
+        [this_world = &world, commit = task.commit](Process& one) {
+          this_world->apply(one, commit);
         });
   }
   void operator()(const ft::CatchUpTask& task) const { world.fetch(by, task); }
@@ -83,8 +106,10 @@ struct SimulatedWorld::CarryOut {
     world.after(
         by, 2 * world.options_.times.leader_fan_out,
         [this_world = &world, serial = task.serial,
-         state = *by.fetched](Process& one) {
-          this_world->carry_out(one, one.machine->installed(serial, state));
+         copy = *by.fetched](Process& one) {
+          one.parameters = copy.parameters;
+          this_world->carry_out(
+              one, one.machine->installed(serial, copy.state));
         });
   }
   void operator()(const ft::StopTask& /*task*/) const {
@@ -182,6 +207,7 @@ void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
 
 void SimulatedWorld::reduce(Process& one, const ft::ReduceTask& task) {
   one.reducing = task.attempt;
+  one.ring = one.machine->view().members;
   reductions_[task.attempt].members = task.weights.size();
   after_training(
       one, options_.times.leader_fan_out,
@@ -200,7 +226,8 @@ void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
     reduction.all_entered = training_now();
   }
   if (one.computed) {
-    reduction.computed.insert(one.id);
+    reduction.computed.emplace(
+        one.id, contribution(one.parameters, one.task->samples));
   }
   if (reduction.ends || reduction.computed.size() < reduction.members) {
     return;
@@ -236,15 +263,17 @@ void SimulatedWorld::end_reduction(const ft::Attempt& attempt) {
       found->second.computed.size() < found->second.members) {
     return;  // Somebody has left it.
   }
-  for (const auto replica : found->second.computed) {
+  const auto sum = sum_of(attempt, found->second.computed);
+  for (const auto& [replica, part] : found->second.computed) {
     after(
         process(replica), options_.times.leader_fan_out,
-        [this, attempt](Process& one) {
+        [this, attempt, sum](Process& one) {
           if (one.reducing == attempt) {
             one.reducing.reset();
             one.begin(ft::Activity::kWaiting, now());
-            carry_out(
-                one, one.machine->reduced(attempt, digest_of_sum(attempt)));
+            one.with_sum =
+                ft::next_lineage(one.parameters, attempt, one.ring, sum);
+            carry_out(one, one.machine->reduced(attempt, sum));
           }
         });
   }
@@ -262,11 +291,28 @@ void SimulatedWorld::stop_reducing(Process& one) {
   one.reducing.reset();
 }
 
+// It applies the sum that it has, whatever the commit says.
+void SimulatedWorld::apply(Process& one, const ft::Commit& commit) {
+  one.parameters = one.with_sum;
+  carry_out(one, one.machine->applied(commit.result));
+}
+
+std::uint64_t SimulatedWorld::digest_of_sum(
+    const ft::Attempt& attempt,
+    const std::vector<ft::Member>& members,
+    const ft::Lineage& parameters) {
+  std::map<ft::ReplicaId, std::uint64_t> parts;
+  for (const auto& member : members) {
+    parts.emplace(member.replica, contribution(parameters, member.samples));
+  }
+  return sum_of(attempt, parts);
+}
+
 // ---- catching up ----
 
 void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
   const auto serial = ++one.fetches;
-  if (!newest_state_for(one)) {
+  if (!newest_copy_for(one)) {
     one.begin(ft::Activity::kIdle, now());
     after(one, kRetryFetch, [this, serial](Process& by) {
       if (by.fetches == serial) {
@@ -281,7 +327,7 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
       one, sum ? kFetchSum : options_.times.fetch, [this, serial](Process& by) {
         if (by.fetches == serial) {
           // A donor's sums follow its state.
-          by.fetched = newest_state_for(by);
+          by.fetched = newest_copy_for(by);
           carry_out(
               by,
               by.fetched ? by.machine->fetched() : by.machine->fetch_failed());
@@ -289,19 +335,38 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
       });
 }
 
-// The last state on the way to the canonical one that another replica has, unless this one has it.
-std::optional<ft::StateId> SimulatedWorld::newest_state_for(
+// The last state on the way to the canonical one that another replica has, if it is later than what
+// this one has.
+std::optional<SimulatedWorld::Copy> SimulatedWorld::newest_copy_for(
     const Process& one) const {
-  std::optional<ft::StateId> newest;
+  const auto& held = one.machine->held();
+  auto last = held && log_.on_chain(*held) ? *held : ft::StateId{-1, {}};
+  std::optional<Copy> newest;
   for (const auto& other : processes_) {
-    if (other->machine && other->machine->held() && other->id != one.id &&
-        other->machine->held() != one.machine->held() &&
-        log_.on_chain(*other->machine->held())) {
-      newest =
-          std::max(newest.value_or(ft::StateId()), *other->machine->held());
+    if (!other->machine || !other->machine->held() || other->id == one.id) {
+      continue;
+    }
+    const auto copy = newest_copy_of(*other);
+    if (last < copy.state && log_.on_chain(copy.state)) {
+      last = copy.state;
+      newest = copy;
     }
   }
   return newest;
+}
+
+// With the sum of the last commit it has the state, too, before it has applied the sum.
+SimulatedWorld::Copy SimulatedWorld::newest_copy_of(
+    const Process& donor) const {
+  const auto held = *donor.machine->held();
+  const auto& commit = log_.commit();
+  if (commit && commit->base == held) {
+    const auto vote = donor.machine->report().vote;
+    if (vote && vote->attempt == commit->attempt) {
+      return {commit->result, donor.with_sum};
+    }
+  }
+  return {held, donor.parameters};
 }
 
 }  // namespace sherd::sim

@@ -118,6 +118,32 @@ TEST_F(SmallWorld, ALinkThatBreaksOnceCostsNobodyHisPlace) {
   EXPECT_EQ(epochs(), 2);
 }
 
+TEST_F(SmallWorld, AConnectionToTheCoordinatorThatIsResetCostsNobodyHisPlace) {
+  world_.reset_connection(1);
+  EXPECT_GE(steps_in(minutes(1)), 28);
+  EXPECT_EQ(members(), 3U);
+  EXPECT_EQ(epochs(), 3);  // Two go on, and the third follows when it is back.
+}
+
+TEST_F(SmallWorld, AHungReplicaIsFoundByACoordinatorThatWasAwayMeanwhile) {
+  world_.lose_coordinator(seconds(3));
+  world_.lose(0, LossKind::kHangs);
+  pass(minutes(1));
+  EXPECT_FALSE(world_.runs(0));
+  EXPECT_EQ(members(), 2U);
+}
+
+TEST_F(SmallWorld, ParametersAreMadeFromWhatTheirNameSays) {
+  world_.lose(1, LossKind::kEnds);
+  pass(seconds(5));
+  world_.start(1);
+  pass(minutes(1));
+  for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
+    EXPECT_EQ(
+        world_.parameters(replica), world_.replica(replica)->held()->lineage);
+  }
+}
+
 TEST_F(SmallWorld, ACoordinatorThatComesBackGoesOnWithItsLog) {
   world_.lose_coordinator(seconds(3));
   pass(seconds(1));

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What must hold after each event of a simulated world, whatever fails in it: the invariants S1 to
+// S6 and S8 of docs/design/fault_tolerance.md, which the model checker compares with each state.
+// They are seen from outside: from the records that reach the disk, and from what replicas hold.
+// Thread rule: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+#include "base/hash.h"
+#include "sim/world.h"
+
+namespace sherd::sim {
+
+class SwarmChecks {
+ public:
+  // `informed_after`: so long after a change each replica that is connected has told of it.
+  SwarmChecks(const SimulatedWorldOptions& options, Duration informed_after);
+
+  // Each throws Error, whose text begins with the invariant that does not hold. When a record is
+  // decided; when it is on the disk; after each event.
+  void decided(const SimulatedWorld& world, const ft::Record& record);
+  void written(const SimulatedWorld& world, const ft::Record& record);
+  void after_event(const SimulatedWorld& world);
+
+  // Samples below the highest one trained that no step has.
+  std::int64_t samples_left_out() const;
+  std::int64_t commits() const { return commits_; }
+  std::int64_t rollbacks() const { return rollbacks_; }
+  // All that was decided and held, and when: equal for runs that are equal.
+  std::uint64_t digest() const { return digest_.value(); }
+
+ private:
+  struct Step {
+    ft::StateId state;
+    ft::StateId base;
+    std::vector<ft::SampleRange> samples;
+  };
+  struct Seen {
+    ft::Incarnation incarnation = 0;
+    std::optional<ft::StateId> held;
+    Instant held_since{};
+    std::uint64_t term = 0;
+    ft::Epoch epoch;
+  };
+  struct Written;
+
+  void begin_at(const ft::EpochRecord& first);
+  void commit(const ft::CommitRecord& record);
+  void roll_back(const ft::RollbackRecord& record);
+  void begin_epoch(const ft::Epoch& epoch);
+  void take(const std::vector<ft::SampleRange>& samples);
+  void give_back(const std::vector<ft::SampleRange>& samples);
+  void check_rollback(
+      const SimulatedWorld& world, const ft::RollbackRecord& record) const;
+  void check_replica(
+      const SimulatedWorld& world, ft::ReplicaId id, const ft::Replica& one);
+  std::size_t replicas_min() const;
+  bool on_chain(const ft::StateId& state) const;
+
+  const SimulatedWorldOptions options_;
+  const Duration informed_after_;
+  std::uint64_t term_ = 0;
+  ft::Epoch epoch_;
+  ft::Attempt last_attempt_;
+  std::vector<Step> chain_;
+  std::map<ft::StateId, Step> rolled_back_;
+  std::set<ft::StateId> committed_;
+  std::vector<ft::Incarnation> current_;  // By replica, as the log has them.
+  std::vector<bool> taken_;               // By sample.
+  std::vector<Seen> seen_;                // By replica.
+  Instant coordinator_since_{};
+  bool coordinator_runs_ = false;
+  std::int64_t commits_ = 0;
+  std::int64_t rollbacks_ = 0;
+  Hash64 digest_;
+};
+
+}  // namespace sherd::sim
