@@ -83,7 +83,7 @@ TEST(Codec, PartsOfLaterVersionsAreSkipped) {
   RandomMessages random(seed_of_test());
   const Report report = random.report();
   const RunView view = random.view();
-  constexpr std::size_t kMaskEnd = 2 + 4;  // In the last byte of the mask.
+  constexpr std::size_t kMaskEnd = 2 + 4 + 4;
   for (auto [bytes, is_report] :
        {std::pair(bytes_of(report), true), std::pair(bytes_of(view), false)}) {
     bytes[kMaskEnd - 1] = '\x40';
@@ -113,7 +113,8 @@ TEST(Codec, BytesOfThisVersionAreReadForEver) {
   report.held = StateId{5, {1, 2}};
   report.addresses = {{"h", 3, 4}};
   const std::string kept =
-      "0400ff0f000007000000000000000200000009000000000000000000000000000000"
+      "040001000000ff0f00000700000000000000020000000900000000000000000000000000"
+      "0000"
       "0000000000000000"
       "010500000000000000010000000000000002000000000000000000000000000000"
       "0000000000000000"
@@ -135,8 +136,8 @@ TEST(Codec, AMessageOfAnotherKindIsRefused) {
 TEST(Codec, AnUnknownStageIsRefused) {
   const RunView view;
   std::string bytes = bytes_of(view);
-  // Version, parts, run, term, state, no commits, epoch.
-  constexpr std::size_t kStage = 2 + 4 + 8 + 8 + 24 + 8 + 16;
+  // Version, number, parts, run, term, state, no commits, epoch.
+  constexpr std::size_t kStage = 2 + 4 + 4 + 8 + 8 + 24 + 8 + 16;
   bytes[kStage] = 3;
   EXPECT_THAT(
       run_view_of(bytes).status().message(),
@@ -153,8 +154,8 @@ TEST(Codec, NegativeStepsAreRefused) {
 
 TEST(Codec, ALengthAboveTheLimitIsRefusedBeforeMemoryIsTaken) {
   std::string bytes = bytes_of(RunView());
-  // Version, parts, run, term, state, commits that stay.
-  constexpr std::size_t kCommits = 2 + 4 + 8 + 8 + 24 + 4;
+  // Version, number, parts, run, term, state, commits that stay.
+  constexpr std::size_t kCommits = 2 + 4 + 4 + 8 + 8 + 24 + 4;
   bytes.replace(kCommits, 4, "\xff\xff\xff\xff", 4);
   EXPECT_THAT(
       run_view_of(bytes).status().message(),

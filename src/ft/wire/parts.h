@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The frame of a message of parts: version, mask, parts in the order of their bits, and at its end
-// what later versions may have added. Thread rule: pure functions.
+// The frame of a message of parts: version, its number on the connection from 1 on, mask, parts in the
+// order of their bits, and at its end what later versions may have added. Thread rule: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include "base/check.h"
@@ -19,26 +21,39 @@ using PartMask = std::uint32_t;
 constexpr PartMask bit(std::size_t part) { return PartMask{1} << part; }
 constexpr PartMask all_parts(std::size_t count) { return bit(count) - 1; }
 
-inline void begin_message(FieldWriter& writer, PartMask mask) {
+inline void begin_message(
+    FieldWriter& writer, std::uint32_t number, PartMask mask) {
   writer.out.u16(kWireVersion);
+  writer.out.u32(number);
   writer.out.u32(mask);
 }
 
-// The mask; a first message must have all `count` parts.
-inline PartMask begin_message(
-    FieldReader& reader, std::size_t count, bool is_first) {
+// The mask; none: the message has come before, and says nothing new. `messages`: how many have been
+// read. The first one must have all `count` parts.
+inline std::optional<PartMask> begin_message(
+    FieldReader& reader, std::size_t count, std::uint32_t& messages) {
   const std::uint16_t version = reader.in.u16("the version");
   if (version != kWireVersion) {
     reader.in.fail(
         str("expected version ", kWireVersion, ", found ", version,
             ": start all with the same version of sherd"));
   }
+  const std::uint32_t number = reader.in.u32("the number of the message");
   const PartMask mask = reader.in.u32("the parts");
+  if (reader.in.ok() && number <= messages) {
+    return std::nullopt;
+  }
+  if (number != messages + 1) {
+    reader.in.fail(
+        str("expected message ", messages + 1, " of the connection, found ",
+            number));
+  }
   const auto known = all_parts(count);
-  if (is_first && (mask & known) != known) {
+  if (messages == 0 && (mask & known) != known) {
     reader.in.fail(str(
         "expected all ", count, " parts in the first message, found ", mask));
   }
+  ++messages;
   return reader.in.ok() ? mask : 0;
 }
 

@@ -90,7 +90,7 @@ std::string ReportWriter::ranks_bytes(
   }
   const bool same = news.empty() && said.size() == ranks_.size();
   ranks_ = std::move(said);
-  if (same && !is_first_) {
+  if (same && messages_ != 0) {
     return {};
   }
   FieldWriter all;
@@ -111,7 +111,7 @@ std::string ReportWriter::bytes_of(const Report& report) {
     if (part == wire::kRanksPart) {
       said = ranks_bytes(report.ranks);
     } else if (
-        part != wire::kAddressesPart || is_first_ ||
+        part != wire::kAddressesPart || messages_ == 0 ||
         report.addresses != addresses_) {
       FieldWriter writer;
       wire::report_part(writer, report, part);
@@ -120,7 +120,7 @@ std::string ReportWriter::bytes_of(const Report& report) {
     const bool has_news =
         part == wire::kRanksPart || part == wire::kAddressesPart
         ? !said.empty()
-        : is_first_ || said != said_[part];
+        : messages_ == 0 || said != said_[part];
     if (has_news) {
       mask |= wire::bit(part);
       parts += said;
@@ -130,9 +130,8 @@ std::string ReportWriter::bytes_of(const Report& report) {
   said_[wire::kAddressesPart].clear();
   said_[wire::kRanksPart].clear();
   addresses_ = report.addresses;
-  is_first_ = false;
   FieldWriter message;
-  wire::begin_message(message, mask);
+  wire::begin_message(message, ++messages_, mask);
   message.out.raw(parts);
   return message.out.take();
 }
@@ -140,8 +139,11 @@ std::string ReportWriter::bytes_of(const Report& report) {
 Status ReportReader::read(std::string_view bytes) {
   FieldReader reader{net::ByteReader(bytes)};
   reader.makes_printable = true;
-  const auto mask = wire::begin_message(reader, kReportParts, is_first_);
-  is_first_ = false;
+  const auto news = wire::begin_message(reader, kReportParts, messages_);
+  if (!news) {
+    return Status();
+  }
+  const auto mask = *news;
   for (std::size_t part = 0; part < kReportParts && reader.in.ok(); ++part) {
     if ((mask & wire::bit(part)) == 0) {
       continue;

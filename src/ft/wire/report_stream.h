@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,7 +28,7 @@ class ReportWriter {
  private:
   std::string ranks_bytes(const std::vector<TrainingProgress>& ranks);
 
-  bool is_first_ = true;
+  std::uint32_t messages_ = 0;
   std::array<std::string, kReportParts> said_;  // The parts, as said last.
   RankAddresses addresses_;
   std::vector<std::string> ranks_;
@@ -35,13 +36,14 @@ class ReportWriter {
 
 class ReportReader {
  public:
-  // The next message of the connection. After a failure the connection is of no use any more.
+  // The next message of the connection; one that comes again changes nothing. After a failure the
+  // connection is of no use any more.
   Status read(std::string_view bytes);
   // The last one, with what was said before.
   const Report& report() const { return report_; }
 
  private:
-  bool is_first_ = true;
+  std::uint32_t messages_ = 0;
   Report report_;
 };
 

@@ -116,10 +116,38 @@ TEST(ReportStream, AddressesGoOnce) {
 
 TEST(ReportStream, BeginsWithAWholeReport) {
   ReportWriter writer;
-  (void)writer.bytes_of(Report());
+  std::string first = writer.bytes_of(Report());
   EXPECT_THAT(
       report_of(writer.bytes_of(Report())).status().message(),
+      HasSubstr("expected message 1 of the connection, found 2"));
+  constexpr std::size_t kParts = 2 + 4;  // Behind the version and the number.
+  first[kParts] = '\x01';
+  EXPECT_THAT(
+      report_of(first).status().message(),
       HasSubstr("expected all 12 parts in the first message"));
+}
+
+TEST(
+    ReportStream,
+    AMessageThatComesAgainChangesNothingAndOneThatIsMissingIsAnError) {
+  ReportWriter writer;
+  Report report;
+  report.serial = 1;
+  const auto first = writer.bytes_of(report);
+  report.serial = 2;
+  const auto second = writer.bytes_of(report);
+  report.serial = 3;
+  const auto third = writer.bytes_of(report);
+  ReportReader reader;
+  for (const auto& bytes : {first, second, first, second}) {
+    EXPECT_TRUE(reader.read(bytes).ok());
+  }
+  EXPECT_EQ(reader.report().serial, 2U);
+  ReportReader other;
+  EXPECT_TRUE(other.read(first).ok());
+  EXPECT_THAT(
+      other.read(third).message(),
+      HasSubstr("expected message 2 of the connection, found 3"));
 }
 
 TEST(ViewStream, EachViewComesAsItWasSaid) {
@@ -178,7 +206,7 @@ TEST(ViewStream, WhoAsksAgainGetsAnAcknowledgementOfConstantSize) {
   for (const std::size_t replicas : {3, 1000}) {
     ViewConnection connection;
     connection.say(view_of(replicas));
-    EXPECT_EQ(connection.say(view_of(replicas)), 6U);
+    EXPECT_EQ(connection.say(view_of(replicas)), 10U);
   }
 }
 

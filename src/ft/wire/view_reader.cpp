@@ -26,8 +26,11 @@ void read_part(wire::FieldReader& reader, RunView& view, wire::ViewPart part) {
 Status ViewReader::read(std::string_view bytes) {
   wire::FieldReader reader{net::ByteReader(bytes)};
   reader.makes_printable = true;
-  const auto mask = wire::begin_message(reader, kViewParts, is_first_);
-  is_first_ = false;
+  const auto news = wire::begin_message(reader, kViewParts, messages_);
+  if (!news) {
+    return Status();
+  }
+  const auto mask = *news;
   for (std::size_t part = 0; part < kViewParts && reader.in.ok(); ++part) {
     if ((mask & wire::bit(part)) != 0) {
       read_part(reader, view_, static_cast<wire::ViewPart>(part));

@@ -53,17 +53,22 @@ std::string bytes_of_held(const RunView& view) {
 std::string ViewWriter::bytes_for(
     ToldView& told, const std::shared_ptr<const RunView>& view) {
   if (view->fenced.empty()) {
-    return news_for(told, view);
+    return news_for(told, ++told.messages_, view);
   }
   // It is the last that this one is told, and nobody else is told it.
+  const auto number = ++told.messages_;
   told = {};
+  told.messages_ = number;
   ToldView nothing;
-  return ViewWriter().news_for(nothing, view);
+  return ViewWriter().news_for(nothing, number, view);
 }
 
 std::string ViewWriter::news_for(
-    ToldView& told, const std::shared_ptr<const RunView>& view) {
+    ToldView& told,
+    std::uint32_t number,
+    const std::shared_ptr<const RunView>& view) {
   take(view);
+  const bool is_first = !std::exchange(told.anything_, true);
   wire::PartMask mask = 0;
   FieldWriter parts;
   for (std::size_t part = 0; part < kSharedViewParts; ++part) {
@@ -74,19 +79,18 @@ std::string ViewWriter::news_for(
       version = parts_[part].version;
     }
   }
-  if (!told.anything_ || told.wrong_ != view->wrong) {
+  if (is_first || told.wrong_ != view->wrong) {
     mask |= wire::bit(index_of(ViewPart::kWrong));
     parts.maybe("a digest", view->wrong);
     told.wrong_ = view->wrong;
   }
-  if (!told.anything_) {
+  if (is_first) {
     mask |= wire::bit(index_of(ViewPart::kFenced));
     parts.reason("a reason", view->fenced);
     parts.flag("whether the run has ended", view->ended);
   }
-  told.anything_ = true;
   FieldWriter message;
-  wire::begin_message(message, mask);
+  wire::begin_message(message, number, mask);
   message.out.raw(parts.out.bytes());
   return message.out.take();
 }

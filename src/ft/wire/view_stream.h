@@ -32,6 +32,7 @@ inline constexpr std::size_t kViewParts = 10;
 class ToldView {
   friend class ViewWriter;
   std::array<std::uint64_t, kSharedViewParts> versions_{};
+  std::uint32_t messages_ = 0;
   bool anything_ = false;
   std::optional<StateDigest> wrong_;
 };
@@ -59,7 +60,9 @@ class ViewWriter {
   };
 
   std::string news_for(
-      ToldView& told, const std::shared_ptr<const RunView>& view);
+      ToldView& told,
+      std::uint32_t number,
+      const std::shared_ptr<const RunView>& view);
   void take(const std::shared_ptr<const RunView>& view);
   void take_simple(std::size_t part, const RunView& view);
   void take_commits(const RunView& view);
@@ -81,13 +84,14 @@ class ViewWriter {
 
 class ViewReader {
  public:
-  // The next message of the connection. After a failure the connection is of no use any more.
+  // The next message of the connection; one that comes again changes nothing. After a failure the
+  // connection is of no use any more.
   Status read(std::string_view bytes);
   // The last one, with what was told before.
   const RunView& view() const { return view_; }
 
  private:
-  bool is_first_ = true;
+  std::uint32_t messages_ = 0;
   RunView view_;
 };
 
