@@ -2,6 +2,7 @@
 //
 // Replicas and a coordinator as real processes that are killed, drained and
 // admitted. Ranks and the coordinator are shell scripts.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <csignal>
@@ -445,7 +446,10 @@ TEST_F(ReplicaJobKillTest, ASignalWhileReplicasStartStartsNoMoreOfThem) {
   std::string word;
   std::ifstream(path("began")) >> word;
   launcher.signal(SIGTERM);
-  const std::ifstream reader(path("logs/r1.0.log"));
+  // Waits for nobody, in case the launcher has not come to the pipe and never will.
+  const Descriptor reader(
+      ::open(path("logs/r1.0.log").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_GE(reader.get(), 0);
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
   EXPECT_FALSE(std::filesystem::exists(path("logs/r2.0.log")));
   EXPECT_TRUE(launcher.wait_for_death_of_all());
