@@ -75,7 +75,8 @@ void add_cluster(CLI::App* app, SimulateArguments& arguments) {
       "GPUs that fail together (8)");
   add_number(
       app, "--step-s", options.step_s, "SECONDS",
-      "A step without failures (20)");
+      "A step without failures (20; with --stall-min\n"
+      "and sherd half a second: formulas know no steps)");
   add_number(app, "--days", options.days, "N", "How long to train (30)");
   add_number(
       app, "--steps", options.steps, "N",

@@ -64,8 +64,12 @@ class Assumptions {
         source_of(options_.replicas, usual.replicas, kFtHsdp));
     add("GPUs in a host", str(options_.gpus_per_host),
         source_of(options_.gpus_per_host, usual.gpus_per_host, kFtHsdp));
-    add("a step without failures", with_unit(options_.step_s, "s"),
-        source_of(options_.step_s, usual.step_s, kFtHsdp));
+    const auto* step_source = options_.step_s ? kGiven
+        : step_s_of(options_) == step_s_of(usual)
+        ? kFtHsdp
+        : "the published formulas know no steps";
+    add("a step without failures", with_unit(step_s_of(options_), "s"),
+        step_source);
     add("a step of some replicas", "counts as their share of it",
         "the published formula");
   }

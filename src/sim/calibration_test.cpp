@@ -77,8 +77,6 @@ SimulationOptions options_of(const Row& row, double failures) {
       row.replicas == 1 ? FailurePolicy::kRestart : FailurePolicy::kSherd;
   options.replicas = row.replicas;
   options.gpus = 8 * row.replicas;
-  // The formulas know no steps, so they are short here.
-  options.step_s = 0.5;
   options.mtbf_min = row.mtbf;
   options.stall_min = row.stall;
   options.down_min = row.down;

@@ -29,6 +29,14 @@ Duration seconds_of(double count) {
       std::chrono::duration<double>(std::min(count, kMax)));
 }
 
+double step_s_of(const SimulationOptions& options) {
+  constexpr double kPublished = 20;  // FT-HSDP's at 98,304 GPUs.
+  constexpr double kShort = 0.5;
+  const bool formula =
+      options.stall_min && options.policy == FailurePolicy::kSherd;
+  return options.step_s.value_or(formula ? kShort : kPublished);
+}
+
 double mtbf_min_of(const SimulationOptions& options) {
   constexpr double kMinutesPerDay = 1440;
   const double hosts =

@@ -39,7 +39,7 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
   const auto end = length_of(options);
   const auto down = minutes(options.down_min);
   const Stretches stretches(
-      seconds_of(options.step_s), minutes(options.checkpoint_min));
+      seconds_of(step_s_of(options)), minutes(options.checkpoint_min));
   FailureSource source(options, seed);
   SparePool spares(options.spares, minutes(options.repair_h * 60));
   RunOutcome outcome;
@@ -56,7 +56,7 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
   }
   stretches.add(end - runs_from, false, outcome);
   outcome.elapsed_s = seconds(end);
-  outcome.steps_s = static_cast<double>(outcome.commits) * options.step_s;
+  outcome.steps_s = static_cast<double>(outcome.commits) * step_s_of(options);
   outcome.work_s = outcome.steps_s;
   return outcome;
 }

@@ -49,8 +49,8 @@ class SherdRun {
     outcome_.elapsed_s = seconds(end - kBegin);
     const auto steps = progress.steps - before_.steps;
     outcome_.commits = steps;
-    outcome_.steps_s = static_cast<double>(steps) * options_.step_s;
-    outcome_.work_s = (progress.work - before_.work) * options_.step_s;
+    outcome_.steps_s = static_cast<double>(steps) * step_s_of(options_);
+    outcome_.work_s = (progress.work - before_.work) * step_s_of(options_);
     outcome_.discarded = progress.rolled_back;
     outcome_.epochs = progress.epochs - before_.epochs;
     outcome_.too_few_s = seconds(progress.too_few_time - before_.too_few_time);
@@ -234,7 +234,7 @@ WorldTimes times_of(const SimulationOptions& options) {
   constexpr Duration kRankMessage = std::chrono::microseconds(2);
   const auto ranks = options.gpus / options.replicas;
   WorldTimes times;
-  times.step = seconds_of(options.step_s);
+  times.step = seconds_of(step_s_of(options));
   times.leader_fan_out = static_cast<int>(ranks) * kRankMessage;
   if (!options.stall_min) {
     constexpr double kBitsPerMegabyte = 8e6;

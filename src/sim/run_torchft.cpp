@@ -15,7 +15,7 @@ class TorchftRun {
  public:
   TorchftRun(const SimulationOptions& options, std::uint64_t seed)
       : options_(options),
-        step_(seconds_of(options.step_s)),
+        step_(seconds_of(step_s_of(options))),
         source_(options, seed),
         spares_(options.spares, minutes(options.repair_h * 60)),
         ready_at_(static_cast<std::size_t>(options.replicas)),
@@ -33,7 +33,8 @@ class TorchftRun {
       }
     }
     outcome_.elapsed_s = seconds(end);
-    outcome_.steps_s = static_cast<double>(outcome_.commits) * options_.step_s;
+    outcome_.steps_s =
+        static_cast<double>(outcome_.commits) * step_s_of(options_);
     return outcome_;
   }
 
@@ -105,7 +106,7 @@ class TorchftRun {
       return;
     }
     ++outcome_.commits;
-    outcome_.work_s += options_.step_s * trains / options_.replicas;
+    outcome_.work_s += step_s_of(options_) * trains / options_.replicas;
     for (const auto one : healing) {
       heals_[one] = false;  // Its gradients were zeros in this step.
     }

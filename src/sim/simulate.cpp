@@ -58,7 +58,7 @@ void check_cluster(const SimulationOptions& options) {
 
 void check(const SimulationOptions& options) {
   check_cluster(options);
-  check_positive(options.step_s, "a step, in seconds,");
+  check_positive(step_s_of(options), "a step, in seconds,");
   check_positive(options.days, "a number of days");
   SHERD_CHECK(
       !options.steps || *options.steps > 0,
@@ -189,7 +189,7 @@ void add_interval(
 Duration length_of(const SimulationOptions& options) {
   constexpr double kSecondsPerDay = 86400;
   return seconds_of(
-      options.steps ? static_cast<double>(*options.steps) * options.step_s
+      options.steps ? static_cast<double>(*options.steps) * step_s_of(options)
                     : options.days * kSecondsPerDay);
 }
 

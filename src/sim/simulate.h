@@ -37,8 +37,8 @@ struct SimulationOptions {
   std::int64_t gpus = 98304;
   int replicas = 12;  // Divides gpus.
   int gpus_per_host = 8;
-  // A step without faults.
-  double step_s = 20;
+  // A step without faults. None: step_s_of().
+  std::optional<double> step_s;
   // How long training is simulated.
   double days = 30;
   // Instead: as long as so many steps take without faults.
@@ -86,6 +86,10 @@ struct SimulationOptions {
   // 0: one for each core.
   int threads = 0;
 };
+
+// The step that is given, else 20 s. Where stall_min replaces sherd's own stages by those of the
+// published formulas, which know no steps, it is half a second.
+double step_s_of(const SimulationOptions& options);
 
 // Minutes between two failures of the whole cluster: those that are given, or of its hosts.
 double mtbf_min_of(const SimulationOptions& options);
