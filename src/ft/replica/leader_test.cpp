@@ -20,6 +20,7 @@
 #include "ft/ring/socket.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
 #include "net/frame.h"
 #include "net/listener.h"
 #include "net/loop.h"
@@ -69,7 +70,8 @@ class CoordinatedLeader {
     reports_.push_back(reader_.report());
     if (const auto view = answer_(reports_.back())) {
       connection_->send(
-          static_cast<std::uint16_t>(FrameType::kRunView), bytes_of(*view));
+          static_cast<std::uint16_t>(FrameType::kRunView),
+          views_.bytes_for(told_, std::make_shared<const RunView>(*view)));
     }
     if (reports_.size() >= enough_) {
       loop_.stop();
@@ -79,7 +81,10 @@ class CoordinatedLeader {
   net::Loop& loop_;
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<net::Connection> connection_;
-  ReportReader reader_;  // Of the connection.
+  // Of the connection.
+  ReportReader reader_;
+  ViewWriter views_;
+  ToldView told_;
   std::vector<Report> reports_;
   std::size_t enough_ = 0;
   Answer answer_;
