@@ -5,18 +5,21 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <chrono>
+#include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 #include "base/check.h"
 #include "base/clock.h"
 
 namespace sherd::launch {
 namespace {
-
-constexpr Duration kEndTimeout = std::chrono::seconds(2);
 
 // Those of this thread, the only one. None where the kernel does not list them.
 std::vector<pid_t> orphans(const std::set<pid_t>& own) {
@@ -31,24 +34,45 @@ std::vector<pid_t> orphans(const std::set<pid_t>& own) {
   return found;
 }
 
-// "SHERD_START=..." of a process; empty: it has none, or is not readable.
-std::string mark_of(pid_t pid) {
+// Whether the kernel shows that the process has memory with an environment. It has none for a moment
+// while it ends or begins another program.
+bool has_environment(pid_t pid) {
+  std::ifstream file(str("/proc/", pid, "/stat"));
+  const std::string all(std::istreambuf_iterator<char>(file), {});
+  std::istringstream fields(all.substr(std::min(all.rfind(')'), all.size())));
+  constexpr int kFieldsBefore = 48;  // Those from the name to arg_end.
+  std::string field;
+  for (int i = 0; i < kFieldsBefore; ++i) {
+    fields >> field;
+  }
+  std::uint64_t environment_start = 0;
+  fields >> environment_start;
+  return environment_start != 0;
+}
+
+// "SHERD_START=..." of a process; empty: it has none; nullopt: nobody can tell yet.
+std::optional<std::string> mark_of(pid_t pid) {
   std::ifstream file(str("/proc/", pid, "/environ"));
   const std::string prefix = str(kStartVariable, "=");
   std::string variable;
+  bool empty = true;
   while (std::getline(file, variable, '\0')) {
+    empty = false;
     if (variable.starts_with(prefix)) {
       return variable;
     }
   }
-  return {};
+  if (empty && !has_environment(pid)) {
+    return std::nullopt;
+  }
+  return std::string();
 }
 
 bool reaped(pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) == pid; }
 
 }  // namespace
 
-Orphans::Orphans() : own_mark_(mark_of(::getpid())) {
+Orphans::Orphans() : own_mark_(mark_of(::getpid()).value_or("")) {
   ::prctl(PR_GET_CHILD_SUBREAPER, &adopted_before_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
@@ -62,14 +86,23 @@ std::string Orphans::next_mark() {
 int Orphans::sweep(
     const std::set<pid_t>& own, const std::set<std::string>& living) const {
   int left = 0;
-  for (const pid_t pid : orphans(own)) {
-    if (reaped(pid)) {
-      continue;
-    }
-    const std::string mark = mark_of(pid);
-    if (!mark.empty() && mark != own_mark_ && !living.contains(mark)) {
-      ::kill(pid, SIGKILL);
-      ++left;
+  bool any_reaped = true;
+  // The children of one that is reaped have come to this process, perhaps after it looked.
+  while (std::exchange(any_reaped, false)) {
+    left = 0;
+    for (const pid_t pid : orphans(own)) {
+      if (reaped(pid)) {
+        any_reaped = true;
+        continue;
+      }
+      const auto mark = mark_of(pid);
+      if (!mark) {
+        ++left;
+      } else if (
+          !mark->empty() && *mark != own_mark_ && !living.contains(*mark)) {
+        ::kill(pid, SIGKILL);
+        ++left;
+      }
     }
   }
   return left;
@@ -77,8 +110,7 @@ int Orphans::sweep(
 
 void Orphans::end_all(const std::set<pid_t>& own) const {
   const SteadyClock clock;
-  const Instant deadline = clock.now() + kEndTimeout;
-  // Their own children come next.
+  const Instant deadline = clock.now() + kOrphansTimeout;
   while (sweep(own, {}) > 0 && clock.now() < deadline) {
     ::poll(nullptr, 0, 1);
   }

@@ -15,6 +15,8 @@
 namespace sherd::launch {
 namespace {
 
+constexpr Duration kSweepInterval = std::chrono::milliseconds(10);
+
 Status unavailable(const std::string& what) {
   return Status(ErrorCode::kUnavailable, str(what, ": ", std::strerror(errno)));
 }
@@ -173,6 +175,9 @@ Supervisor::Events Supervisor::poll_once(
   }
   if (ended) {
     events.ends = reap_ended();
+    sweep_until_ = clock_.now() + kOrphansTimeout;
+  }
+  if (ended || (sweep_at_ && clock_.now() >= *sweep_at_)) {
     sweep_orphans();
   }
   return events;
@@ -194,24 +199,30 @@ std::set<pid_t> Supervisor::own_processes() const {
   return own;
 }
 
-void Supervisor::sweep_orphans() const {
+void Supervisor::sweep_orphans() {
   std::set<std::string> living;
   for (const auto& [slot, child] : children_) {
     if (child.process.pid() > 0) {
       living.insert(child.mark);
     }
   }
-  orphans_.sweep(own_processes(), living);
+  const int left = orphans_.sweep(own_processes(), living);
+  const Instant now = clock_.now();
+  sweep_at_ = left > 0 && now < sweep_until_
+      ? std::optional(now + kSweepInterval)
+      : std::nullopt;
 }
 
 void Supervisor::end_orphans() { orphans_.end_all(own_processes()); }
 
 int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
-  if (!deadline) {
+  const Instant until = std::min(
+      deadline.value_or(Instant::max()), sweep_at_.value_or(Instant::max()));
+  if (until == Instant::max()) {
     return -1;
   }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      std::max(Duration(0), *deadline - clock_.now()));
+      std::max(Duration(0), until - clock_.now()));
   return static_cast<int>(
       std::min<std::int64_t>(left.count(), std::numeric_limits<int>::max()));
 }

@@ -111,7 +111,7 @@ class Supervisor {
   static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();
   std::set<pid_t> own_processes() const;
-  void sweep_orphans() const;
+  void sweep_orphans();
   int poll_timeout_ms(const std::optional<Instant>& deadline) const;
   bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
   LineWriter& error_sink() { return one_sink_ ? stdout_ : stderr_; }
@@ -123,6 +123,9 @@ class Supervisor {
   Descriptor nothing_;  // /dev/null, the children's stdin.
   SignalFd signals_;
   Orphans orphans_;
+  // While some are left: when to look for them next, and until when.
+  std::optional<Instant> sweep_at_;
+  Instant sweep_until_{};
   std::map<int, Child> children_;  // By slot; ended ones stay for the report.
 };
 
