@@ -77,6 +77,7 @@ SimulationOptions options_of(const Row& row, double failures) {
       row.replicas == 1 ? FailurePolicy::kRestart : FailurePolicy::kSherd;
   options.replicas = row.replicas;
   options.gpus = 8 * row.replicas;
+  options.step_s = 0.5;  // The formulas know no steps.
   options.mtbf_min = row.mtbf;
   options.stall_min = row.stall;
   options.down_min = row.down;

@@ -150,12 +150,12 @@ bool SimulatedWorld::is_superseded(const ft::Report& report) const {
 }
 
 void SimulatedWorld::schedule_tick() {
-  const auto next = coordinator_->next_tick(now());
+  const auto next = coordinator_->next_tick();
   if (!next || (tick_at_ && *tick_at_ > now() && *tick_at_ <= *next)) {
     return;  // An earlier tick comes first, and schedules this one.
   }
   tick_at_ = next;
-  events_.add(*next, [this, life = coordinator_life_] {
+  events_.add(std::max(*next, now()), [this, life = coordinator_life_] {
     if (life == coordinator_life_) {
       to_coordinator([this] { return coordinator_->tick(now()); });
     }

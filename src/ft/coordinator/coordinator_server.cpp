@@ -200,13 +200,12 @@ void CoordinatorServer::Impl::tell(const SendView& tell) {
 }
 
 void CoordinatorServer::Impl::schedule() {
-  const Instant now = clock.now();
-  const auto next = machine ? machine->next_tick(now) : std::nullopt;
+  const auto next = machine ? machine->next_tick() : std::nullopt;
   if (!next) {
     machine_timer.cancel();
     return;
   }
-  const Duration wait = std::max(*next - now, Duration(0));
+  const Duration wait = std::max(*next - clock.now(), Duration(0));
   machine_timer = loop.after(wait, [this] {
     if (machine) {
       decide(machine->tick(clock.now()));

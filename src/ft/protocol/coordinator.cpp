@@ -31,6 +31,7 @@ Coordinator::Coordinator(
       form_at_(now + options.settle),
       start_at_(now + options.start_timeout),
       reconnect_until_(now + options.reconnect_timeout),
+      rules_at_(now),
       now_(now) {
   look_again();
   const auto run = history_.run == 0 ? options.run : history_.run;
@@ -342,6 +343,7 @@ void Coordinator::advance() {
 }
 
 void Coordinator::apply_rules() {
+  rules_at_ = now_;
   bool decided = true;
   while (decided) {
     decided = false;
@@ -376,14 +378,14 @@ bool Coordinator::counts(ReplicaId replica, Incarnation incarnation) const {
       found->second.report.incarnation == incarnation;
 }
 
-std::optional<Instant> Coordinator::next_tick(Instant now) const {
+std::optional<Instant> Coordinator::next_tick() const {
   std::optional<Instant> next;
   const auto consider = [&](Instant at) {
-    if (at > now) {
+    if (at > rules_at_) {
       next = next ? std::min(*next, at) : at;
     }
   };
-  if (out_until_max_ > now) {
+  if (out_until_max_ > rules_at_) {
     for (const auto& [replica, known] : replicas_) {
       consider(known.out_until);
     }

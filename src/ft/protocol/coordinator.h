@@ -118,8 +118,9 @@ class Coordinator {
       const std::string& reason,
       Instant now);
   CoordinatorDecisions tick(Instant now);
-  // The next time, after `now`, at which tick() may decide something; none: never by itself.
-  std::optional<Instant> next_tick(Instant now) const;
+  // The next time at which tick() may decide something; none: never by itself. It may have passed:
+  // the rules have not been applied since.
+  std::optional<Instant> next_tick() const;
 
   enum class Phase {
     kForming,  // Waits for replicas.
@@ -313,6 +314,7 @@ class Coordinator {
   std::size_t look_for_state_at_ = 0;
   // What is told to all; null: something has changed since it was made.
   std::shared_ptr<const RunView> view_;
+  Instant rules_at_{};  // When the rules were last applied.
   // Only during a call: its time, and what it has decided so far.
   Instant now_{};
   CoordinatorDecisions decisions_;

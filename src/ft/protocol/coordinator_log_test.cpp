@@ -104,7 +104,7 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
   script.say(2);
   script.wait(kHold - kSettle);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
-  EXPECT_EQ(script.coordinator().next_tick(kHold).has_value(), true);
+  EXPECT_TRUE(script.coordinator().next_tick());
   script.wait(kSettle);
   EXPECT_EQ(script.coordinator().history().canonical, kFirst);
   EXPECT_THAT(script.members(2), ElementsAre(2));
@@ -112,6 +112,26 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
       script.view(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
   script.say(0);  // Held what was lost: another branch now.
   EXPECT_THAT(script.members(2), ElementsAre(2));
+}
+
+TEST(CoordinatorLog, AHeartbeatThatComesBeforeATickInTimeDoesNotCancelIt) {
+  CoordinatorScript script(options_of(1, 2));
+  script.begin({0, 1});
+  script.vote(0);
+  script.vote(1);
+  script.apply({0, 1});
+  script.lose(0);
+  script.lose(1);
+  script.report(2).held = kFirst;
+  script.say(2);
+  script.pass(kHold);
+  script.say(2);  // Says nothing new, so that no rule is applied.
+  EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+  ASSERT_TRUE(script.coordinator().next_tick());
+  script.pass(kSettle);
+  EXPECT_LE(*script.coordinator().next_tick(), script.now());
+  script.wait(Duration(0));
+  EXPECT_EQ(script.coordinator().history().canonical, kFirst);
 }
 
 TEST(CoordinatorLog, AnEmptyLogMeetsReplicasThatHaveTrained) {

@@ -75,9 +75,11 @@ class CoordinatorScript {
     accuse(orders_.at(from).planned->epoch, from, to);
   }
   void wait(Duration time) {
-    now_ += time;
+    pass(time);
     take(coordinator_.tick(now_));
   }
+  // As where the machine is busy with something else.
+  void pass(Duration time) { now_ += time; }
   // They join the epoch that they were told of.
   void join(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
@@ -115,6 +117,7 @@ class CoordinatorScript {
     join(replicas);
   }
 
+  Instant now() const { return now_; }
   const RunView& view(ReplicaId replica) const { return orders_.at(replica); }
   const std::vector<Record>& log() const { return log_; }
   const std::vector<std::string>& reasons() const { return reasons_; }

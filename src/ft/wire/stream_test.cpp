@@ -127,9 +127,7 @@ TEST(ReportStream, BeginsWithAWholeReport) {
       HasSubstr("expected all 12 parts in the first message"));
 }
 
-TEST(
-    ReportStream,
-    AMessageThatComesAgainChangesNothingAndOneThatIsMissingIsAnError) {
+TEST(ReportStream, AMessageThatComesAgainIsNothingAndAGapIsAnError) {
   ReportWriter writer;
   Report report;
   report.serial = 1;
