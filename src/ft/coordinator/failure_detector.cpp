@@ -241,7 +241,8 @@ const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
 // known to hang. It hangs if it is over its own limit: else it may still come. One
 // that does nothing has none: then it is the limit of who waits for it. Where
 // something went and has not come, it is who should have got it: in a circle all
-// wait, and nothing else tells them from each other.
+// wait, and nothing else tells them from each other. Until all of them have stood for
+// so long there may be no circle: what one of them said may be from before another moved.
 // Where another chain has led already, it ends in the same way, and nobody has to
 // walk there again: all chains together take as many steps as there are replicas.
 std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
@@ -253,8 +254,14 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     if (!is_new && place->second != life) {
       return std::nullopt;
     }
-    if (!is_new) {
-      break;  // A circle.
+    if (!is_new) {  // A circle.
+      const auto limit = hard_limit(watched_.at(at));
+      if (std::any_of(path.begin(), path.end(), [&](const Life& one) {
+            return now - watched_.at(one).since <= limit;
+          })) {
+        return std::nullopt;
+      }
+      break;
     }
     path.push_back(at);
     const auto& watched = watched_.at(at);

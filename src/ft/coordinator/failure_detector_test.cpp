@@ -227,6 +227,23 @@ TEST_F(Watched, AmongThoseThatWaitInACircleOneIsFound) {
   EXPECT_EQ(found[0].kind, Finding::Kind::kHung);
 }
 
+TEST_F(Watched, WhatWasSaidBeforeAnotherMovedMakesNoCircle) {
+  pass_steps(6);
+  ++serial_;
+  says(0, Activity::kReducing, serial_, 2);
+  says(1, Activity::kReducing, serial_, 0);
+  says(2, Activity::kIdle, serial_);  // Evaluates.
+  EXPECT_THAT(hangs_in(seconds(8)), IsEmpty());
+  // Its frames are on their way when 0 reports again.
+  says(2, Activity::kReducing, ++serial_, 1);
+  const TrainingProgress reduces{Activity::kReducing, serial_, 1};
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    says_rank(replica, reduces, 0, replica == 2 ? 6 : 0);
+  }
+  EXPECT_THAT(hangs_in(milliseconds(250)), IsEmpty());
+  EXPECT_THAT(hangs_in(seconds(11)), SizeIs(1));
+}
+
 TEST_F(Watched, InACircleItIsTheEndOfTheLinkThatIsDead) {
   for (ReplicaId from = 0; from < 3; ++from) {
     pass_steps(6);
