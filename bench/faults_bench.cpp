@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 #include "bench/statistics.h"
+#include "sim/gap.h"
 
 namespace sherd::bench {
 namespace {
@@ -41,6 +42,23 @@ FaultTolerantJobSpec hashed_setup(
   auto setup = replica_setup(config, programs);
   setup.hash_every = config.work == "tiny" ? 1 : 5;
   return setup;
+}
+
+std::vector<double> simulated_gaps_s(
+    const FaultsConfig& config, const FaultsResult& result) {
+  const auto kills = gaps_of(result, KillTarget::kRank).size();
+  if (kills == 0 || config.replicas < 2) {
+    return {};
+  }
+  sim::WorldTimes times;
+  times.step = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(result.step_s));
+  std::vector<double> gaps;
+  for (const auto gap : sim::gaps_of_losses(
+           config.replicas, config.ranks, times, static_cast<int>(kills))) {
+    gaps.push_back(sherd::seconds(gap));
+  }
+  return gaps;
 }
 
 std::string sentence_of(const FaultMetrics& fault) {
@@ -98,6 +116,7 @@ class FaultsRun {
     contender_.end(kEndDeadline);
     const auto& logs = contender_.logs();
     result.step_s = median(usual);
+    result.simulated_gaps_s = simulated_gaps_s(config_, result);
     result.discarded_steps = discarded_steps(logs, kills, end_s);
     result.hashes = compare_hashes(logs);
     result.steps = step_of_all(logs, shape_);

@@ -71,6 +71,11 @@ void put_context(
   put(json, found);
 }
 
+double measured_over_simulated(const FaultsResult& result) {
+  return median(gaps_of(result, KillTarget::kRank)) /
+      median(result.simulated_gaps_s);
+}
+
 // One number for each kill of a rank; null where it is unknown.
 template <typename Member>
 Json of_ranks(const FaultsResult& result, Member member) {
@@ -113,6 +118,11 @@ std::string table_of(
   text += "gap                    " +
       median_text(gaps_of(result, KillTarget::kRank)) +
       format(" s, at most %.2f", criteria.gap_s_max) + verdict(criteria.gap);
+  if (!result.simulated_gaps_s.empty()) {
+    text += "gap, simulated         " + median_text(result.simulated_gaps_s) +
+        format(" s, the measured one is %.2f of it\n",
+               measured_over_simulated(result));
+  }
   text += "gap, coordinator       " +
       median_text(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
       verdict(criteria.coordinator_gap);
@@ -145,6 +155,7 @@ std::string json_of(
   json["throughput_while_returning"] =
       of_ranks(result, &FaultMetrics::throughput);
   json["gap_s_median"] = median_or_null(gaps_of(result, KillTarget::kRank));
+  json["gap_s_simulated_median"] = median_or_null(result.simulated_gaps_s);
   json["gap_s_max"] = number(criteria.gap_s_max);
   json["coordinator_gap_s_median"] =
       median_or_null(gaps_of(result, KillTarget::kCoordinator));

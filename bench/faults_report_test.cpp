@@ -39,6 +39,7 @@ FaultsResult well() {
           {of_rank(0.5, 0.95), of_rank(0.75, std::nullopt), of_coordinator(1.5),
            of_rank(5.0, 1.0)},
       .step_s = 0.25,
+      .simulated_gaps_s = {0.5, 1.0},
       .discarded_steps = 0,
       .hashes = {.compared = 9, .divergences = 0},
       .steps = 77,
@@ -68,6 +69,7 @@ TEST(FaultsReport, JsonHasTheListsAndThatBarsAreMet) {
   EXPECT_EQ(json["step_s"], 0.25);
   EXPECT_EQ(json["gap_s"], (std::vector<double>{0.5, 0.75, 5.0}));
   EXPECT_EQ(json["gap_s_median"], 0.75);
+  EXPECT_EQ(json["gap_s_simulated_median"], 0.75);
   EXPECT_EQ(json["gap_s_max"], 1.0);
   EXPECT_EQ(json["coordinator_gap_s"], std::vector<double>{1.5});
   EXPECT_EQ(json["return_s"], (std::vector<double>{3.0, 3.0, 3.0}));
@@ -130,6 +132,7 @@ TEST(FaultsReport, TheTableNamesEachKill) {
   EXPECT_THAT(text, HasSubstr("replica 1, rank 1     0.250    0.500"));
   EXPECT_THAT(text, HasSubstr("coordinator           0.250    1.500"));
   EXPECT_THAT(text, HasSubstr("0.750 (open) s, at most 1.00: met"));
+  EXPECT_THAT(text, HasSubstr("s, the measured one is 1.00 of it"));
   EXPECT_THAT(text, HasSubstr("0 of 9 states compared: met"));
   EXPECT_THAT(text, HasSubstr("seed 1"));
 }

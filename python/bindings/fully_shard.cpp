@@ -81,6 +81,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("strategy", &Options::strategy)
       .def_readwrite("budget_bytes", &Options::budget_bytes)
       .def_readwrite("memory_bytes", &Options::memory_bytes)
+      .def_readwrite("prefetch_visits", &Options::prefetch_visits)
+      .def_readwrite("secondary_ranks", &Options::secondary_ranks)
       .def_readwrite("exchange", &Options::exchange)
       .def_readwrite(
           "reductions_under_way_max", &Options::reductions_under_way_max)

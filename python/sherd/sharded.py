@@ -194,6 +194,7 @@ def handle_of(module: Any) -> FullyShardedDataParallel | None:
 def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 units: Units = None, strategy: str = "full_shard",
                 budget_bytes: int | None = None, memory_bytes: int | None = None,
+                prefetch_visits: int = 1, secondary_ranks: int = 0,
                 exchange: str = "auto", optimizer_axes: str = "shard",
                 mixed_precision: _core.MixedPrecision | None = None,
                 sync_module_states: bool = False,
@@ -224,6 +225,9 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     strategy: "full_shard", "shard_grad_op" or "no_shard"; how much stays whole.
     budget_bytes: bytes of whole units instead of the strategy's.
     memory_bytes: a limit for the resident memory of the process.
+    prefetch_visits: how many visits before its use a unit may be gathered.
+    secondary_ranks: gather again inside groups of so many neighbouring ranks, such as
+        those of a host, what was gathered over all of them; 0: over all. By messages.
     exchange: "auto", "shared_memory" or "messages". Performance only.
     optimizer_axes: "shard" or "both": whether replicas share optimizer state.
     init_fn: function of a name and a CPU tensor that writes the first value of a
@@ -241,7 +245,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
             f"a sharded {type(module).__name__}; sherd.handle_of(module) is its handle")
     options = options_of(
         _core.FullyShardOptions, strategy=strategy, budget_bytes=budget_bytes,
-        memory_bytes=memory_bytes, exchange=exchange, optimizer_axes=optimizer_axes,
+        memory_bytes=memory_bytes, prefetch_visits=prefetch_visits,
+        secondary_ranks=secondary_ranks, exchange=exchange, optimizer_axes=optimizer_axes,
         mixed_precision=mixed_precision, sync_module_states=sync_module_states,
         compare_initial_values=compare_initial_values,
         share_gradients=share_gradients, initialise=init_fn,

@@ -11,36 +11,10 @@
 #include "exchange/coded_shards.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
+#include "exchange/counting_transport_testing.h"
 
 namespace sherd::exchange::contract {
 namespace {
-
-class CountingTransport final : public world::Transport {
- public:
-  CountingTransport(
-      std::shared_ptr<world::Transport> inner, std::int64_t& shard_bytes)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        shard_bytes_(shard_bytes) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    if (tag >= kFlatTag && tag < kCollectiveTags) {
-      shard_bytes_ += static_cast<std::int64_t>(tensor.nbytes());
-    }
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    return inner_->receive(tensor, peer, tag);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  const std::shared_ptr<world::Transport> inner_;
-  std::int64_t& shard_bytes_;
-};
 
 // Sends patterns, which are small integers, as int16.
 std::shared_ptr<ShardCoder> int16_coder() {
@@ -72,7 +46,8 @@ void with_coder(
         return make_collective_exchange_with(
             std::make_shared<CountingTransport>(
                 self.network.transport(self.rank, "gather"),
-                sent[static_cast<std::size_t>(self.rank)]),
+                [&mine = sent[static_cast<std::size_t>(self.rank)]](
+                    int /*peer*/, std::int64_t bytes) { mine += bytes; }),
             self.network.transport(self.rank, "reduce"),
             [coder = coder_of(self.rank)](
                 const auto& model, const auto& gather,

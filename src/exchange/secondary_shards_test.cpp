@@ -10,41 +10,13 @@
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/contract_processes_testing.h"
+#include "exchange/counting_transport_testing.h"
 #include "exchange/hybrid_exchange.h"
 
 namespace sherd::exchange::contract {
 namespace {
 
 using BytesByPeer = std::vector<std::int64_t>;
-
-// Counts the bytes of shards that go to each peer.
-class PeerBytesTransport final : public world::Transport {
- public:
-  PeerBytesTransport(
-      std::shared_ptr<world::Transport> inner, BytesByPeer& bytes)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        bytes_(bytes) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    if (tag >= kFlatTag && tag < kCollectiveTags) {
-      bytes_[static_cast<std::size_t>(peer)] +=
-          static_cast<std::int64_t>(tensor.nbytes());
-    }
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    return inner_->receive(tensor, peer, tag);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  const std::shared_ptr<world::Transport> inner_;
-  BytesByPeer& bytes_;
-};
 
 std::unique_ptr<Exchange> grouped_exchange(
     std::shared_ptr<world::Transport> gather,
@@ -203,9 +175,12 @@ TEST(SecondaryShards, B3AUnitThatAllHaveGatheredIsGatheredInsideGroups) {
     run_in_threads(
         [&, group = group](test::FakeRank& self) {
           return grouped_exchange(
-              std::make_shared<PeerBytesTransport>(
+              std::make_shared<CountingTransport>(
                   self.network.transport(self.rank, "gather"),
-                  sent[static_cast<std::size_t>(self.rank)]),
+                  [&mine = sent[static_cast<std::size_t>(self.rank)]](
+                      int peer, std::int64_t bytes) {
+                    mine[static_cast<std::size_t>(peer)] += bytes;
+                  }),
               self.network.transport(self.rank, "reduce"), group);
         },
         fake_of(1), ranks, {}, body);

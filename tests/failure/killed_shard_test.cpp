@@ -68,7 +68,8 @@ class ShardedReplica {
     session_.close();
     // Without the others of the job: a step after which nobody is lost.
     EXPECT_EQ(session_.step(), kSteps);
-    EXPECT_LT(seconds(longest_), 2.0) << "between two steps";
+    // Far below dead_after: the end of a connection is what is noticed.
+    EXPECT_LT(seconds(longest_), 4.0) << "between two steps";
     self_.report(std::to_string(hash()));
   }
 

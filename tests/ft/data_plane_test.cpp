@@ -17,8 +17,9 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The links are noticed, and a ring or two cannot be connected.
-constexpr Duration kCutGap = milliseconds(3000);
+// The links are noticed, and a ring or two cannot be connected: 1.4 to 2.2 s on a machine with
+// nothing else to do.
+constexpr Duration kCutGap = milliseconds(4000);
 
 ClusterOptions with_ring_links(int replicas, int replicas_min) {
   ClusterOptions options;

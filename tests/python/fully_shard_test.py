@@ -241,6 +241,18 @@ class FullyShard(unittest.TestCase):
             loss_of(model, batch_of(0, 0)).backward()
             handle.close()
 
+    def test_where_and_how_early_units_are_gathered_changes_no_loss(self):
+        losses = []
+        group = ranks.size() if ranks.size() > 1 else 0
+        for options in ({}, {"prefetch_visits": 0}, {"secondary_ranks": group}):
+            model = decoder()
+            handle = self.sherd.fully_shard(model, exchange="messages", **options)
+            optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2)
+            losses.append(together(model, handle, optimizer)[0])
+            handle.close()
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[2])
+
     def test_units_are_gathered_and_freed_by_hand(self):
         for exchange in ("shared_memory", "messages"):
             model = decoder()

@@ -269,6 +269,8 @@ void check_sizes(const TrainConfig& config) {
   at_least<int64_t>("eval-every", 0, config.eval_every);
   at_least<int64_t>("eval-batches", 1, config.eval_batches);
   at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
+  at_least<int64_t>("prefetch", 0, config.prefetch);
+  at_least<int64_t>("secondary-ranks", 0, config.secondary_ranks);
   at_least<int64_t>("replicate", 1, config.replicate);
   at_least<int64_t>("hook-rank", 1, config.hook_rank);
   at_least<int64_t>("profile-steps", 1, config.profile_steps);
@@ -357,6 +359,11 @@ void check_ddp(const TrainConfig& config) {
     refuse(
         "--budget", "none with --strategy ddp",
         std::to_string(config.budget.count));
+  }
+  if (config.secondary_ranks != 0) {
+    refuse(
+        "--secondary-ranks", "none with --strategy ddp",
+        std::to_string(config.secondary_ranks));
   }
   if (config.replicate != 1) {
     refuse(

@@ -67,6 +67,8 @@ struct TrainConfig {
   ByteSize budget;  // 0: what the strategy says.
   ByteSize memory;  // Of a process; 0: no limit.
   std::string exchange = "auto";
+  std::int64_t prefetch = 1;         // Visits.
+  std::int64_t secondary_ranks = 0;  // 0: none.
   std::int64_t replicate = 1;
   std::string hook = "none";
   std::int64_t hook_rank = 4;  // For power_sgd.

@@ -140,6 +140,12 @@ TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
   EXPECT_THAT(ddp_refusal("budget", "1MiB"), HasSubstr("--budget"));
   EXPECT_THAT(ddp_refusal("replicate", "2"), HasSubstr("--replicate"));
   EXPECT_THAT(
+      ddp_refusal("secondary-ranks", "2"),
+      HasSubstr("--secondary-ranks: expected none with --strategy ddp"));
+  EXPECT_THAT(
+      ddp_refusal("prefetch", "-1"),
+      HasSubstr("--prefetch: expected at least 0"));
+  EXPECT_THAT(
       ddp_refusal("hook", "topk"), HasSubstr("bf16, fp16, power_sgd, found"));
   EXPECT_THAT(
       ddp_refusal("hook-rank", "0"),

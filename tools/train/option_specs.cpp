@@ -134,6 +134,14 @@ std::vector<OptionSpec> run_specs() {
        "of\n"
        "hosts, Gloo between them; auto: what suits the hosts",
        "Sharding", &C::exchange},
+      {"prefetch", "N",
+       "How many visits before its use a unit may be gathered; 0: when it is\n"
+       "used",
+       "Sharding", &C::prefetch},
+      {"secondary-ranks", "N",
+       "Gather again inside groups of so many neighbouring ranks, such as the\n"
+       "ranks of a host, what was gathered over all of them; 0: over all",
+       "Sharding", &C::secondary_ranks},
       {"replicate", "N",
        "Replicas of as many ranks each, which hold the whole model and sum\n"
        "gradients with the others; 1: all ranks hold it together",

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/training_engine.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -19,6 +21,12 @@ Strategy strategy_of(const TrainConfig& config) {
                                        : Strategy::kFullShard;
 }
 
+// More than an int holds is more than there are visits or ranks.
+int int_of(std::int64_t number) {
+  return static_cast<int>(
+      std::min<std::int64_t>(number, std::numeric_limits<int>::max()));
+}
+
 FullyShardOptions shard_options(
     models::LanguageModel& model, const TrainConfig& config) {
   FullyShardOptions options;
@@ -32,6 +40,8 @@ FullyShardOptions shard_options(
   };
   options.strategy = strategy_of(config);
   options.exchange = tools::parse_exchange_kind(config.exchange);
+  options.prefetch_visits = int_of(config.prefetch);
+  options.secondary_ranks = int_of(config.secondary_ranks);
   options.share_gradients = config.optimizer == "muon";
   if (config.dtype != "fp32") {
     options.mixed_precision.param_dtype =
