@@ -15,7 +15,7 @@ from ._options import member, names_of, options_of
 from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
 from .hooks import Hook, comm_hook
-from .units import Units, named_units
+from .units import Units, named_units, split_output_dtypes
 from .world import Where, mesh_of
 
 _HANDLE = "_sherd_handle"  # An attribute of modules.
@@ -28,8 +28,9 @@ class FullyShardedDataParallel:
     not while others use the module. Mirrors sherd::FullyShardedDataParallel.
     """
 
-    def __init__(self, module: torch.nn.Module, core, mesh) -> None:
+    def __init__(self, module: torch.nn.Module, core, mesh, hooks) -> None:
         self.module = module
+        self._hooks = [one.register_forward_hook(hook) for one, hook in hooks.items()]
         self.mesh = mesh
         self._core = core
         self._named = core.named_parameters()
@@ -172,6 +173,8 @@ class FullyShardedDataParallel:
     def close(self) -> None:
         """Ends sharding: later use of the module is an error. Idempotent."""
         self._core.close()
+        for hook in self._hooks:
+            hook.remove()
         if self.mesh.world.size == 1:
             self.guard.remove()  # The module has its values.
         _slices.unmark(self._whole)
@@ -254,8 +257,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
         ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
-    core = _core.fully_shard(
-        module_tree(module), mesh, options, named_units(module, units))
-    handle = FullyShardedDataParallel(module, core, mesh)
+    named, hooks = split_output_dtypes(module, named_units(module, units))
+    core = _core.fully_shard(module_tree(module), mesh, options, named)
+    handle = FullyShardedDataParallel(module, core, mesh, hooks)
     setattr(module, _HANDLE, handle)
     return handle

@@ -8,18 +8,16 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Union
 
 import torch
+from torch.utils._pytree import tree_map
 
 from . import _core
 from ._options import options_of
 from .errors import InvalidArgumentError
 
-
 # What fully_shard() takes: see there.
 Units = Union[
     None, str, type, Sequence[str], Sequence[type],
     Callable[[str, torch.nn.Module], Union[bool, "_core.UnitOptions"]]]
-
-
 
 
 def MixedPrecision(param_dtype: torch.dtype | None = None,
@@ -105,3 +103,26 @@ def named_units(root, units):
             f"[python] units: expected some that take a module, found {units!r}, "
             f"which takes none of {', '.join(names)}, ...; [] makes one unit of all")
     return named
+
+
+def _cast_outputs(dtype):
+    def cast(value):
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    return lambda module, inputs, outputs: tree_map(cast, outputs)
+
+
+def split_output_dtypes(root, named):
+    """Options without output_dtype, and forward hooks by module that do the same. In
+    C++, which has no such hooks, the engine casts what operators return, and no
+    operator says that a module of several layers ends."""
+    modules = dict(root.named_modules(remove_duplicate=False))
+    options, hooks = {}, {}
+    for name, one in named.items():
+        if one.output_dtype is not None:
+            hooks[modules[name]] = _cast_outputs(one.output_dtype)
+            one = UnitOptions(
+                one.name, one.own_unit, one.mixed_precision, None, one.keep_whole)
+        options[name] = one
+    return options, hooks

@@ -158,6 +158,29 @@ class WorksWith(unittest.TestCase):
         self.check(make, tolerance=1e-2, mixed_precision=options).close()
         self.assertEqual(seen[-1], torch.bfloat16)
 
+    def test_b6_what_a_module_returns_is_cast_whatever_is_in_it(self):
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = mlp()
+
+            def forward(self, values):
+                return {"all": self.inner(values), "count": torch.tensor(3)}
+
+        halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        options = self.sherd.UnitOptions(output_dtype=torch.float32)
+        model = Pair()
+        inputs = torch.randn(3, next(model.parameters()).shape[1])
+        handle = self.sherd.fully_shard(
+            model, mixed_precision=halves,
+            units=lambda name, module: options if module is model else False)
+        found = model(inputs)
+        self.assertEqual(found["all"].dtype, torch.float32)
+        self.assertEqual(found["count"].dtype, torch.int64)
+        found["all"].sum().backward()
+        handle.close()
+        self.assertFalse(model._forward_hooks)
+
     def test_gradients_by_autograd_grad(self):
         """Neither autograd.grad with respect to inputs nor higher derivatives of
         them touch the slices' gradients."""
@@ -234,7 +257,8 @@ class WorksWith(unittest.TestCase):
                 x = checkpoint(layer, x, use_reentrant=True)
             return x.square().mean()
         handle = self.check(mlp, loss)
-        self.assertEqual(handle.report().backwards, 4)
+        # One rank exchanges nothing, and counts nothing.
+        self.assertEqual(handle.report().backwards, 4 if ranks.size() > 1 else 0)
         handle.close()
 
     def test_options_of_replicate(self):

@@ -107,8 +107,7 @@ std::vector<OptionSpec> job_specs() {
   };
 }
 
-// By which ranks, and what it leaves.
-std::vector<OptionSpec> run_specs() {
+std::vector<OptionSpec> sharding_specs() {
   using C = TrainConfig;
   return {
       {"dtype", "NAME",
@@ -153,6 +152,12 @@ std::vector<OptionSpec> run_specs() {
        "Sharding", &C::hook},
       {"hook-rank", "N", "power_sgd: how many columns of each matrix are sent",
        "Sharding", &C::hook_rank},
+  };
+}
+
+std::vector<OptionSpec> output_specs() {
+  using C = TrainConfig;
+  return {
       {"run", "DIR", "Folder for what the run writes; new: runs/<time>",
        "Output", &C::run},
       {"save-every", "N",
@@ -189,7 +194,7 @@ std::vector<OptionSpec> run_specs() {
 const std::vector<OptionSpec>& option_specs() {
   static const std::vector<OptionSpec> kRows = [] {
     auto rows = model_specs();
-    for (const auto& more : {job_specs(), run_specs()}) {
+    for (const auto& more : {job_specs(), sharding_specs(), output_specs()}) {
       rows.insert(rows.end(), more.begin(), more.end());
     }
     return rows;
