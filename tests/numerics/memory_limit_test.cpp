@@ -54,12 +54,10 @@ struct LimitedRun {
 
 // 0: without a limit.
 LimitedRun train_within(
-    const World& world, std::int64_t limit, ExchangeKind exchange) {
+    const World& world, std::int64_t limit, FullyShardOptions options) {
   ::malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << "5" << std::flush;
   auto model = layered_gpt();
-  FullyShardOptions options;
-  options.exchange = exchange;
   if (limit > 0) {
     options.memory_bytes = limit;
     options.checkpointing.emplace(*model);
@@ -80,9 +78,9 @@ LimitedRun train_within(
   return run;
 }
 
-void expect_limit_kept(const World& world, ExchangeKind exchange) {
-  const auto plain = train_within(world, 0, exchange);
-  const auto ample = train_within(world, kMuch, exchange);
+void expect_limit_kept(const World& world, const FullyShardOptions& options) {
+  const auto plain = train_within(world, 0, options);
+  const auto ample = train_within(world, kMuch, options);
   ASSERT_TRUE(ample.report.memory.decided);
   EXPECT_EQ(ample.report.memory.regions, kLayers);
   EXPECT_EQ(ample.report.memory.recomputed, 0);
@@ -93,7 +91,7 @@ void expect_limit_kept(const World& world, ExchangeKind exchange) {
 
   const auto middle =
       (choices.front().limit_bytes + choices.back().limit_bytes) / 2;
-  const auto limited = train_within(world, middle, exchange);
+  const auto limited = train_within(world, middle, options);
   const auto& memory = limited.report.memory;
   EXPECT_TRUE(memory.decided);
   EXPECT_GT(memory.recomputed, 0);
@@ -106,19 +104,26 @@ void expect_limit_kept(const World& world, ExchangeKind exchange) {
 }
 
 TEST(MemoryLimit, IsKeptByOneRankWithEqualBits) {
-  expect_all_ok(run_ranks(
-      1, [](World world) { expect_limit_kept(world, ExchangeKind::kAuto); }));
+  expect_all_ok(
+      run_ranks(1, [](World world) { expect_limit_kept(world, {}); }));
 }
 
 TEST(MemoryLimit, IsKeptOverMessagesWithEqualBits) {
   expect_all_ok(run_ranks(2, [](World world) {
-    expect_limit_kept(world, ExchangeKind::kCollective);
+    expect_limit_kept(world, {.exchange = ExchangeKind::kCollective});
+  }));
+}
+
+TEST(MemoryLimit, IsKeptBesideSecondaryShardsWithEqualBits) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    expect_limit_kept(
+        world, {.secondary_ranks = 2, .exchange = ExchangeKind::kCollective});
   }));
 }
 
 TEST(MemoryLimit, IsKeptInSharedMemoryWithEqualBits) {
   expect_all_ok(run_ranks(2, [](World world) {
-    expect_limit_kept(world, ExchangeKind::kSharedMemory);
+    expect_limit_kept(world, {.exchange = ExchangeKind::kSharedMemory});
   }));
 }
 
@@ -147,8 +152,9 @@ TEST(MemoryLimit, TheFirstStepHasTheValuesOfTheModel) {
 
 TEST(MemoryLimit, ThatCannotBeKeptIsRefusedOnEveryRankWithItsFloor) {
   expect_all_ok(run_ranks(2, [](World world) {
-    const auto at_once = error_of(
-        [&] { train_within(world, kMemoryMiB, ExchangeKind::kCollective); });
+    const auto at_once = error_of([&] {
+      train_within(world, kMemoryMiB, {.exchange = ExchangeKind::kCollective});
+    });
     EXPECT_THAT(at_once, HasSubstr("a memory limit of 1048576 bytes is below"));
     EXPECT_THAT(at_once, HasSubstr("floor"));
     // More than at the start, and less than a step needs.
@@ -160,7 +166,7 @@ TEST(MemoryLimit, ThatCannotBeKeptIsRefusedOnEveryRankWithItsFloor) {
     const auto after_steps = error_of([&] {
       train_within(
           world, static_cast<std::int64_t>(most) + 10 * kMemoryMiB,
-          ExchangeKind::kCollective);
+          {.exchange = ExchangeKind::kCollective});
     });
     EXPECT_THAT(after_steps, HasSubstr("is below its floor of"));
   }));
@@ -207,7 +213,8 @@ TEST(MemoryLimit, ThatCannotBeKeptIsRefusedBeforeTheModuleChanges) {
 TEST(MemoryLimit, ThatDiffersBetweenRanksIsRefusedOnEachOfThem) {
   expect_all_ok(run_ranks(2, [](World world) {
     const auto error = error_of([&] {
-      train_within(world, kMuch + world.rank(), ExchangeKind::kCollective);
+      train_within(
+          world, kMuch + world.rank(), {.exchange = ExchangeKind::kCollective});
     });
     EXPECT_THAT(error, HasSubstr("memory_bytes"));
   }));
