@@ -108,6 +108,15 @@ void add_failures(CLI::App* app, SimulateArguments& arguments) {
       app, "--two-replica-share", options.two_replica_share, "SHARE",
       "Of the others, those that take two replicas (0)");
   add_number(
+      app, "--stragglers", options.stragglers_per_1000_host_days, "RATE",
+      "Hosts of 1000 that become slow in a day (0)");
+  add_number(
+      app, "--straggler-factor", options.straggler_factor, "X",
+      "How many times as long a step takes with one (1.5)");
+  add_number(
+      app, "--straggler-min", options.straggler_min, "MINUTES",
+      "For how long it is slow (60)");
+  add_number(
       app, "--coordinator-mtbf-h", options.coordinator_mtbf_h, "HOURS",
       "Mean time between failures of the coordinator\n"
       "(0: it never fails)");

@@ -97,6 +97,7 @@ class Assumptions {
     add("failures that take two replicas", number(options_.two_replica_share),
         source_of(
             options_.two_replica_share, usual.two_replica_share, kAssumed));
+    add_stragglers();
     add("time until the lost are back", with_unit(options_.down_min, "min"),
         source_of(options_.down_min, usual.down_min, kFtHsdp));
     add("a failure of what is away", "begins that time anew", kAssumed);
@@ -125,6 +126,21 @@ class Assumptions {
     } else if (options_.policy != FailurePolicy::kRestart) {
       add_causes();
     }
+  }
+
+  void add_stragglers() {
+    const SimulationOptions usual;
+    if (options_.stragglers_per_1000_host_days <= 0) {
+      add("slow hosts", "none", kAssumed);
+      return;
+    }
+    add("hosts that become slow, per 1000 and day",
+        number(options_.stragglers_per_1000_host_days), kGiven);
+    add("a step with a slow host takes",
+        number(options_.straggler_factor) + " times as long",
+        source_of(options_.straggler_factor, usual.straggler_factor, kAssumed));
+    add("a host is slow for", with_unit(options_.straggler_min, "min"),
+        source_of(options_.straggler_min, usual.straggler_min, kAssumed));
   }
 
   void add_causes() {

@@ -45,6 +45,14 @@ double mtbf_min_of(const SimulationOptions& options) {
       kMinutesPerDay * 1000 / (options.failures_per_1000_host_days * hosts));
 }
 
+double mean_between_stragglers_s(const SimulationOptions& options) {
+  constexpr double kSecondsPerDay = 86400;
+  const double hosts =
+      static_cast<double>(options.gpus) / options.gpus_per_host;
+  return kSecondsPerDay * 1000 /
+      (options.stragglers_per_1000_host_days * hosts);
+}
+
 FailureSource::FailureSource(
     const SimulationOptions& options, std::uint64_t seed)
     : even_(options.arrivals == Arrivals::kEven),

@@ -5,6 +5,7 @@
 
 #include "sim/failures.h"
 #include "sim/runs.h"
+#include "sim/stragglers.h"
 
 namespace sherd::sim {
 namespace {
@@ -40,6 +41,13 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
   const auto down = minutes(options.down_min);
   const Stretches stretches(
       seconds_of(step_s_of(options)), minutes(options.checkpoint_min));
+  const auto stragglers = stragglers_of(options, seed);
+  // Training time between two times: all wait for who is slow.
+  const auto trained = [&](Instant from, Instant until) {
+    const double lost = seconds(slow_time(stragglers, from, until)) *
+        (1 - 1 / options.straggler_factor);
+    return until - from - seconds_of(lost);
+  };
   FailureSource source(options, seed);
   SparePool spares(options.spares, minutes(options.repair_h * 60));
   RunOutcome outcome;
@@ -47,14 +55,14 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
   for (auto failure = source.next(); failure.at < end;
        failure = source.next()) {
     ++outcome.failures;
-    stretches.add(failure.at - runs_from, true, outcome);
+    stretches.add(trained(runs_from, failure.at), true, outcome);
     Instant there = failure.at;
     for (std::size_t i = 0; i < failure.replicas.size(); ++i) {
       there = std::max(there, spares.replace(failure.at));
     }
     runs_from = std::max(runs_from, there + down);
   }
-  stretches.add(end - runs_from, false, outcome);
+  stretches.add(trained(runs_from, end), false, outcome);
   outcome.elapsed_s = seconds(end);
   outcome.steps_s = static_cast<double>(outcome.commits) * step_s_of(options);
   outcome.work_s = outcome.steps_s;

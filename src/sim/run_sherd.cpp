@@ -8,6 +8,7 @@
 
 #include "sim/failures.h"
 #include "sim/runs.h"
+#include "sim/stragglers.h"
 
 namespace sherd::sim {
 namespace {
@@ -31,9 +32,11 @@ class SherdRun {
         world_options_(world_options(options)),
         world_(world_options_),
         source_(options, seed),
+        stragglers_(stragglers_of(options, seed)),
         coordinator_failures_(seed, "coordinator failures"),
         spares_(options.spares, minutes(options.repair_h * 60)),
-        returns_(static_cast<std::size_t>(options.replicas)) {}
+        returns_(static_cast<std::size_t>(options.replicas)),
+        slow_hosts_(static_cast<std::size_t>(options.replicas)) {}
 
   RunOutcome run() {
     world_.set_on_record([this](const ft::Record& one) { recorded(one); });
@@ -68,6 +71,20 @@ class SherdRun {
     schedule_failure();
     schedule_checkpoint();
     schedule_coordinator_failure();
+    for (const auto& one : stragglers_) {
+      change_slow_hosts(kBegin + one.from, one.replica, 1);
+      change_slow_hosts(kBegin + one.until, one.replica, -1);
+    }
+  }
+
+  void change_slow_hosts(Instant at, int replica, int change) {
+    world_.events().add_outside(at, [this, replica, change] {
+      auto& count = slow_hosts_[static_cast<std::size_t>(replica)];
+      count += change;
+      world_.set_slowdown(
+          static_cast<ft::ReplicaId>(replica),
+          count > 0 ? options_.straggler_factor : 1);
+    });
   }
 
   void schedule_failure() {
@@ -218,9 +235,11 @@ class SherdRun {
   const SimulatedWorldOptions world_options_;
   SimulatedWorld world_;
   FailureSource source_;
+  const std::vector<Straggler> stragglers_;
   Random coordinator_failures_;
   SparePool spares_;
   std::vector<std::uint64_t> returns_;  // How often each was to come back.
+  std::vector<int> slow_hosts_;         // Of each replica.
   std::set<ft::Incarnation> known_;     // Those that have been members.
   std::optional<ft::StateId> checkpoint_;
   SimulatedWorld::Progress before_;

@@ -7,6 +7,7 @@
 
 #include "sim/failures.h"
 #include "sim/runs.h"
+#include "sim/stragglers.h"
 
 namespace sherd::sim {
 namespace {
@@ -16,6 +17,8 @@ class TorchftRun {
   TorchftRun(const SimulationOptions& options, std::uint64_t seed)
       : options_(options),
         step_(seconds_of(step_s_of(options))),
+        slow_step_(seconds_of(options.straggler_factor * step_s_of(options))),
+        stragglers_(stragglers_of(options, seed)),
         source_(options, seed),
         spares_(options.spares, minutes(options.repair_h * 60)),
         ready_at_(static_cast<std::size_t>(options.replicas)),
@@ -76,6 +79,14 @@ class TorchftRun {
     return still;
   }
 
+  Duration step_time() const {
+    const auto slow = slow_at(stragglers_, now_);
+    const bool waits = std::any_of(slow.begin(), slow.end(), [&](int one) {
+      return is_up(static_cast<std::size_t>(one));
+    });
+    return waits ? slow_step_ : step_;
+  }
+
   void attempt() {
     std::vector<std::size_t> healing;
     int trains = 0;
@@ -96,7 +107,7 @@ class TorchftRun {
           : now_ + minutes(options_.rejoin_min);
       return;
     }
-    const auto end = now_ + step_;
+    const auto end = now_ + step_time();
     const auto still = fail_until(end);
     now_ = std::max(end, still > Instant(0) ? still : end);
     if (still > Instant(0)) {
@@ -114,6 +125,8 @@ class TorchftRun {
 
   const SimulationOptions& options_;
   const Duration step_;
+  const Duration slow_step_;
+  const std::vector<Straggler> stragglers_;
   FailureSource source_;
   SparePool spares_;
   Failure failure_;

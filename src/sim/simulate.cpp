@@ -70,6 +70,15 @@ void check(const SimulationOptions& options) {
       options.failures_per_1000_host_days, "a rate of failures of hosts");
   check_share(options.whole_job_share, "a share of failures of the whole job");
   check_share(options.two_replica_share, "a share of failures of two replicas");
+  check_not_negative(
+      options.stragglers_per_1000_host_days,
+      "a rate of hosts that become slow");
+  SHERD_CHECK(
+      options.straggler_factor >= 1,
+      "[sim] expected a step with a slow host to take 1 time as long or more, "
+      "found ",
+      options.straggler_factor);
+  check_positive(options.straggler_min, "how long a host is slow, in minutes,");
   check_not_negative(options.stall_min.value_or(0), "a stall, in minutes,");
   check_not_negative(options.down_min, "a time away, in minutes,");
   check_not_negative(options.rejoin_min, "a stall at a return, in minutes,");
@@ -98,6 +107,13 @@ void check(const SimulationOptions& options) {
   SHERD_CHECK(
       failures <= kFailuresMax, "[sim] expected at most ", kFailuresMax,
       " failures in the simulated time, found ", failures);
+  constexpr double kStragglersMax = 1e6;
+  const auto stragglers = options.stragglers_per_1000_host_days > 0
+      ? seconds(length_of(options)) / mean_between_stragglers_s(options)
+      : 0;
+  SHERD_CHECK(
+      stragglers <= kStragglersMax, "[sim] expected at most ", kStragglersMax,
+      " slow hosts in the simulated time, found ", stragglers);
 }
 
 RunOutcome run(const SimulationOptions& options, std::uint64_t seed) {

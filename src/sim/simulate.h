@@ -51,6 +51,11 @@ struct SimulationOptions {
   // Failures that stop the whole job, and of the others those that take two replicas.
   double whole_job_share = 0;
   double two_replica_share = 0;
+  // Hosts that become slow, how many times as long the steps of their replicas are then, and for how
+  // long. 0: none does.
+  double stragglers_per_1000_host_days = 0;
+  double straggler_factor = 1.5;
+  double straggler_min = 60;
 
   // Everybody stands still for so long after each failure of a running replica. None: as long as the
   // stages of the policy take (docs/design/simulate.md).
@@ -93,6 +98,9 @@ double step_s_of(const SimulationOptions& options);
 
 // Minutes between two failures of the whole cluster: those that are given, or of its hosts.
 double mtbf_min_of(const SimulationOptions& options);
+
+// Seconds between two hosts of the whole cluster that become slow. REQUIRES: some do.
+double mean_between_stragglers_s(const SimulationOptions& options);
 
 // Something the result rests on.
 struct Assumption {
