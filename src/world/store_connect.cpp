@@ -166,7 +166,7 @@ StorePtr speak_to_server(const RankEnvironment& env, milliseconds deadline) {
   throw Error(
       str("[world] rank 0 expected to listen on port ", env.master_port,
           ", which is in use (by a World of this process that was not "
-          "closed?) or not allowed: ",
+          "closed, or by a process group?) or not allowed: ",
           why),
       ErrorCode::kUnavailable);
 }
@@ -187,6 +187,9 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   }
   tcp.port = static_cast<std::uint16_t>(env.master_port);
   tcp.isServer = true;
+  // torch.distributed.init_process_group() looks for a store of this process at the same port; its
+  // keys have a prefix.
+  tcp.multiTenant = true;
   // rendezvous() waits for the ranks, and names those that do not come.
   tcp.waitWorkers = false;
   tcp.timeout = deadline;

@@ -364,6 +364,19 @@ class Worlds(unittest.TestCase):
         self.assertEqual(handle.mesh.world, again)
         handle.close()
 
+    def test_a_process_group_may_be_made_beside_the_world_of_the_environment(self):
+        """Both look for their ranks at MASTER_ADDR and MASTER_PORT."""
+        world = self.sherd.World.from_environment()
+        torch.distributed.init_process_group("gloo")
+        total = torch.ones(3)
+        torch.distributed.all_reduce(total)
+        self.assertEqual(total.tolist(), 3 * [ranks.size()])
+        torch.distributed.destroy_process_group()
+        model = decoder()
+        handle = self.sherd.fully_shard(model, world)
+        loss_of(model, batch_of(0, ranks.rank())).backward()
+        handle.close()
+
     def test_a_process_group_must_be_there(self):
         with self.assertRaisesRegex(
                 self.sherd.FailedPreconditionError, r"init_process_group\(\)"):
