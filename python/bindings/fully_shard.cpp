@@ -94,6 +94,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("mixed_precision", &Options::mixed_precision)
       .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)
       .def_readwrite("hook", &Options::hook)
+      .def_readwrite("gather_hook", &Options::gather_hook)
       .def_readwrite("ignored", &Options::ignored);
 }
 
@@ -124,6 +125,7 @@ void bind_reports(py::module_& module) {
       .def_readonly("unsharded_bytes", &ShardReport::unsharded_bytes)
       .def_readonly("reduces", &ShardReport::reduces)
       .def_readonly("backwards", &ShardReport::backwards)
+      .def_readonly("gather_sent_bytes", &ShardReport::gather_sent_bytes)
       .def_readonly("by_unit", &ShardReport::by_unit)
       .def("to_text", [](const ShardReport& report) { return to_text(report); })
       .def(

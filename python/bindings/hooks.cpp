@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <pybind11/functional.h>
 #include <sherd/base/error.h>
+#include <sherd/fsdp/gather_hook.h>
 #include "bindings.h"
 
 namespace sherd::python {
@@ -180,6 +181,11 @@ void bind_hooks(py::module_& module) {
   module.def("quantise", &quantise);
   module.def("power_sgd", &power_sgd);
   module.def("post_local_sgd", &post_local_sgd);
+  py::class_<GatherHook, GatherHookPtr>(module, "GatherHook")
+      .def_property_readonly("name", &GatherHook::name);
+  module.def("quantise_gathers", [](std::int64_t block) {
+    return quantise_gathers({.block = block});
+  });
   module.def(
       "function_hook",
       [](std::string name, bool reduces_to_shards,

@@ -69,6 +69,14 @@ def post_local_sgd(start_step: int = 100, group_size: int = 1) -> _core.CommHook
         _core.PostLocalSgdOptions, start_step=start_step, group_size=group_size))
 
 
+def quantise_gathers(block: int = 256) -> _core.GatherHook:
+    """Shards travel as int8 with a scale for each `block` elements when units are
+    gathered: ``fully_shard(model, gather_hook=quantise_gathers())``. Forward and
+    backward use the rounded values, optimizers and checkpoints the shards. Mirrors
+    DeepSpeed's zero_quantized_weights."""
+    return _core.quantise_gathers(block)
+
+
 def _name_of(function):
     return getattr(function, "__qualname__", type(function).__qualname__)
 
@@ -137,4 +145,5 @@ def torch_hook(module: torch.nn.Module, state: Any,
     return _core.function_hook(_name_of(hook), False, reduce)
 
 
-__all__ = ["all_reduce_mean", "compress", "post_local_sgd", "power_sgd", "quantise"]
+__all__ = ["all_reduce_mean", "compress", "post_local_sgd", "power_sgd", "quantise",
+           "quantise_gathers"]

@@ -207,6 +207,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 reductions_under_way_max: int = 4,
                 gradient_divide_factor: float | None = None,
                 hook: Hook = None,
+                gather_hook: _core.GatherHook | None = None,
                 ignored: Sequence[str] = ()) -> FullyShardedDataParallel:
     """Shards the parameters of `module` in place over all ranks and returns a
     handle. Collective.
@@ -236,6 +237,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     init_fn: function of a name and a CPU tensor that writes the first value of a
         tensor of the meta device.
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
+    gather_hook: what travels when units are gathered: sherd.hooks.quantise_gathers().
     ignored: names or patterns of modules, parameters and buffers to leave alone.
 
     The others are those of sherd::FullyShardOptions. Raises sherd.Error, on every
@@ -255,7 +257,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         share_gradients=share_gradients, initialise=init_fn,
         reductions_under_way_max=reductions_under_way_max,
         gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
-        ignored=names_of(ignored))
+        gather_hook=gather_hook, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     named, hooks = split_output_dtypes(module, named_units(module, units))
     core = _core.fully_shard(module_tree(module), mesh, options, named)

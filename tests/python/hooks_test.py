@@ -79,6 +79,23 @@ class Hooks(unittest.TestCase):
                 self.assertGreater(report.hook_bytes, 0)
                 self.close_to(found, mean, **tolerance)
 
+    def test_b28_gathers_are_quantised(self):
+        hook = self.sherd.hooks.quantise_gathers(block=64)
+        losses, sent = [], []
+        for gather_hook in (None, hook):
+            model = make()
+            handle = self.sherd.fully_shard(
+                model, self.world, exchange="messages", gather_hook=gather_hook)
+            losses.append(torch.stack(train(model, handle.parameters())[:1]).norm())
+            sent.append(handle.report().gather_sent_bytes)
+            handle.close()
+        torch.testing.assert_close(losses[1], losses[0], rtol=0.1, atol=0.01)
+        if ranks.size() > 1:
+            self.assertGreater(sent[1], 0)
+            self.assertLess(2 * sent[1], sent[0])
+        with self.assertRaises(self.sherd.InvalidArgumentError):
+            self.sherd.hooks.quantise_gathers(block=0)
+
     def test_a_function_is_a_hook(self):
         seen = []
 
