@@ -80,7 +80,7 @@ PARTS = {
     "exchange": Part(
         ("base", "compat", "device", "plan", "world", "shm"), torch=True),
     "fsdp": Part(
-        ("base", "compat", "plan", "autograd", "world",
+        ("base", "compat", "plan", "autograd", "world", "device/memory.h",
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",

@@ -3,9 +3,11 @@
 
 #include <cstring>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include "autograd/param_key.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {
@@ -20,9 +22,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       at::TensorOptions().dtype(at::kByte));
 }
 
-}  // namespace
-
-Status broadcast(
+// Messages go from the CPU.
+Status broadcast_on_host(
     const std::vector<at::Tensor>& tensors,
     world::Transport& via,
     int root,
@@ -61,6 +62,29 @@ Status broadcast(
     each([](const char* room, char* value, std::size_t bytes) {
       std::memcpy(value, room, bytes);
     });
+  }
+  return status;
+}
+
+}  // namespace
+
+Status broadcast(
+    const std::vector<at::Tensor>& tensors,
+    world::Transport& via,
+    int root,
+    const std::string& what) {
+  const at::NoGradGuard no_grad;
+  // The model's lock may be held, for which a parameter that announces itself would wait.
+  const autograd::ExcludeParamKeyScope no_announcements;
+  std::vector<at::Tensor> on_host;  // Those that lie there, and copies.
+  for (const auto& tensor : tensors) {
+    on_host.push_back(tensor.is_cpu() ? tensor : tensor.detach().cpu());
+  }
+  auto status = broadcast_on_host(on_host, via, root, what);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (status.ok() && via.index() != root && !tensors[i].is_cpu()) {
+      tensors[i].detach().copy_(on_host[i]);
+    }
   }
   return status;
 }

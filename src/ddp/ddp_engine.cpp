@@ -475,13 +475,17 @@ void DdpEngine::average_parameters() {
   const at::NoGradGuard no_grad;
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
+    const auto on_host = values.cpu();
     const auto status =
         world::Collectives(*transport_, "the mean of parameters")
-            .all_reduce(values, 1.0);
+            .all_reduce(on_host, 1.0);
     if (!status.ok()) {
       fail(status);
     }
-    values.div_(size());
+    on_host.div_(size());
+    if (!values.is_cpu()) {
+      values.copy_(on_host);
+    }
     keyed_.bump_version(p);
   }
 }

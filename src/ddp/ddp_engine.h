@@ -91,6 +91,7 @@ class DdpEngine final : public autograd::ModelEngine,
   }
   // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
+  void check_on_device(const CommHookPtr& hook) const;
   void check_between_steps(const char* call) const;
   // Ends the exchange that there is, and starts on these ranks.
   void connect_again(const Mesh& mesh);

@@ -13,6 +13,7 @@
 #include "ddp/comm_hook_group.h"
 #include "ddp/ddp_engine.h"
 #include "exchange/make_exchange.h"
+#include "world/device_backend.h"
 
 namespace sherd::ddp {
 namespace {
@@ -39,12 +40,29 @@ void DdpEngine::connect(const Mesh& mesh) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
+  check_on_device(options_.hook);
   transport_ = world::make_c10d_transport(world(), name_, ranks_);
   if (options_.buffer_hook) {
     buffer_transport_ =
         world::make_c10d_transport(world(), name_ + "/buffers", ranks_);
   }
   open(order);
+}
+
+// What is there for parameters on the CPU only.
+void DdpEngine::check_on_device(const CommHookPtr& hook) const {
+  if (model_.device.is_cpu()) {
+    return;
+  }
+  const auto refuse = [&](bool found, const char* option) {
+    SHERD_CHECK(
+        !found, "[ddp] parameters are on ", model_.device.str(), ", where ",
+        option, " is not supported; expected none, or parameters on the CPU");
+  };
+  refuse(hook != nullptr, "a communication hook");
+  refuse(options_.buffer_hook != nullptr, "options.buffer_hook");
+  refuse(!model_.sparse.empty(), "an embedding with sparse gradients");
+  world::check_device_backend(world(), model_.device);
 }
 
 int DdpEngine::index() const {
@@ -86,9 +104,10 @@ std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
   const auto name = str(name_, "/", bucket_version_);
   if (!options_.hook) {
     const auto kind = exchange::choose_kind(
-        world(), ranks_, options_.exchange, process_environment());
-    kind_ = exchange::text_of(kind);
-    return exchange::make_exchange(world(), name, ranks_, kind);
+        world(), ranks_, options_.exchange, process_environment(),
+        model_.device);
+    kind_ = model_.device.is_cpu() ? exchange::text_of(kind) : "devices";
+    return exchange::make_exchange(world(), name, ranks_, kind, model_.device);
   }
   kind_ = exchange::text_of(ExchangeKind::kCollective);
   return exchange::make_comm_hook_exchange(
@@ -133,6 +152,7 @@ void DdpEngine::set_mesh(const Mesh& mesh) {
 void DdpEngine::set_hook(const CommHookPtr& hook) {
   const std::lock_guard lock(mu_);
   check_between_steps("set_hook()");
+  check_on_device(hook);
   options_.hook = hook;
   connect_again(Mesh(mesh_));
 }

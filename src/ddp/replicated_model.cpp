@@ -18,9 +18,9 @@ namespace {
 
 void check_replicable(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
-      tensor.device().is_cpu() && !tensor.is_sparse(), "[ddp] ", name,
-      " is on ", tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
-      "; expected a dense tensor on the CPU");
+      !tensor.is_meta() && !tensor.is_sparse(), "[ddp] ", name, " is on ",
+      tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      "; expected a dense tensor with memory");
   SHERD_CHECK(
       tensor.is_non_overlapping_and_dense(), "[ddp] ", name, " has strides ",
       tensor.strides(), " for shape ", tensor.sizes(),
@@ -54,6 +54,23 @@ std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
     }
   }
   return strides;
+}
+
+// That of the first tensor, and of all others.
+c10::Device common_device(const ReplicatedModel& model) {
+  const ModuleTensor* first = nullptr;
+  for (const auto* items :
+       {&model.trainable, &model.sparse, &model.frozen, &model.buffers}) {
+    for (const auto& item : *items) {
+      first = first == nullptr ? &item : first;
+      SHERD_CHECK(
+          item.tensor.device() == first->tensor.device(), "[ddp] ", item.name,
+          " is on ", item.tensor.device().str(), ", and ", first->name, " on ",
+          first->tensor.device().str(),
+          "; expected all parameters and buffers on one device");
+    }
+  }
+  return first == nullptr ? c10::Device(c10::kCPU) : first->tensor.device();
 }
 
 std::set<const c10::TensorImpl*> with_sparse_gradients(
@@ -109,6 +126,7 @@ ReplicatedModel collect_model(
       model.buffers.push_back({item.key(), item.value()});
     }
   }
+  model.device = common_device(model);
   SHERD_CHECK(
       left.empty(), "[ddp] options.ignored names '", *left.begin(),
       "'; expected a parameter or buffer of the module");

@@ -25,6 +25,7 @@ struct ReplicatedModel {
   std::vector<ModuleTensor> sparse;     // Embeddings with sparse(true).
   std::vector<ModuleTensor> frozen;
   std::vector<ModuleTensor> buffers;
+  c10::Device device = c10::kCPU;  // Of all of them.
 };
 
 // Throws Error for what cannot be replicated (see replicate()), and for ignored names that the

@@ -3,9 +3,19 @@
 
 #include <algorithm>
 
+#include <ATen/ops/from_blob.h>
+
 #include "base/check.h"
 
 namespace sherd::device {
+
+at::Tensor tensor_at(
+    void* address, std::int64_t numel, const at::TensorOptions& options) {
+  return at::for_blob(address, {numel})
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
+}
 
 StreamMemory::~StreamMemory() {
   for (const auto& [address, block] : blocks_) {

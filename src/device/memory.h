@@ -8,11 +8,16 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include "device/last_use.h"
 #include "device/stream.h"
 
 namespace sherd::device {
+
+// A 1-D tensor over memory that somebody else owns.
+at::Tensor tensor_at(
+    void* address, std::int64_t numel, const at::TensorOptions& options);
 
 class StreamMemory {
  public:

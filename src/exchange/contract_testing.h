@@ -63,6 +63,8 @@ struct ExchangeUnderTest {
   bool replicates = true;  // Takes ModelPlacement::kReplicate.
   // Sums are made in rank order, in fp32 at least.
   bool sums_in_rank_order = true;
+  // Reductions end before end_backward(), also where nothing is gathered.
+  bool reduces_meanwhile = true;
   // Heeds ReduceOptions::under_way_max.
   bool limits_reductions = true;
   // Sums are made host by host: ranks on each, in rank order; empty: one host.

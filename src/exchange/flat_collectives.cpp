@@ -79,4 +79,14 @@ at::Tensor sum_for_owner(
   return part_of(gradient, layout, rank);
 }
 
+void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient) {
+  if (gradient.numel() == 0) {
+    return;
+  }
+  std::vector<at::Tensor> whole{gradient};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  backend->allreduce(whole, options);
+}
+
 }  // namespace sherd::exchange

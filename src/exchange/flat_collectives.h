@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two collectives that move a flat over a backend of c10d, put into the current stream: a
-// gather straight into the place of the whole flat, and a sum of its gradients for their owners.
+// The collectives that move a flat over a backend of c10d, put into the current stream: a gather
+// straight into the place of the whole flat, and sums of its gradients, for their owners or for all.
 // One call where all shards are equally long, else one for each owner. Nothing here waits. Thread
 // rule: one thread a backend.
 #pragma once
@@ -31,5 +31,8 @@ at::Tensor sum_for_owner(
     const BackendPtr& backend,
     const plan::FlatLayout& layout,
     const at::Tensor& gradient);
+
+// The same for all elements: every rank gets them, in place.
+void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient);
 
 }  // namespace sherd::exchange

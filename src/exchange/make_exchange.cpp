@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/check.h"
 #include "base/cores.h"
@@ -12,9 +13,11 @@
 #include "exchange/hybrid_exchange.h"
 #include "exchange/recorded_exchange.h"
 #include "exchange/shared_memory_exchange.h"
+#include "exchange/stream_unit_transport.h"
 #include "exchange/sum_thread.h"
 #include "exchange/unit_transport.h"
 #include "world/collectives.h"
+#include "world/device_backend.h"
 #include "world/flight.h"
 #include "world/hosts.h"
 #include "world/transport.h"
@@ -78,8 +81,19 @@ Kind choose_kind(
     const World& world,
     const std::vector<int>& ranks,
     Kind wanted,
-    const EnvironmentLookup& environment) {
+    const EnvironmentLookup& environment,
+    c10::Device device) {
   const auto kind = asked_for(wanted, environment);
+  if (!device.is_cpu()) {
+    SHERD_CHECK(
+        kind == Kind::kAuto || kind == Kind::kCollective,
+        "[exchange] parameters are on ", device.str(),
+        ", and ranks are to exchange by ", text_of(kind),
+        ", which is memory of the host; expected ExchangeKind::kAuto or "
+        "kCollective (options.exchange, ",
+        kVariable, ")");
+    return Kind::kCollective;
+  }
   if (kind != Kind::kAuto || ranks.size() == 1) {
     return kind == Kind::kAuto ? Kind::kCollective : kind;
   }
@@ -152,6 +166,34 @@ std::unique_ptr<Exchange> connect_exchange(
       world::make_model_transport(world, name + "/reduce", ranks), log);
 }
 
+// The same, by collectives of devices; ranks agree by messages.
+std::unique_ptr<Exchange> connect_devices(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    c10::Device device,
+    const FlightLog& log) {
+  auto transport = world::make_model_transport(world, name + "/gather", ranks);
+  if (ranks.size() > 1) {
+    check_all_chose(
+        *transport, ranks,
+        str("collectives of ", c10::DeviceTypeName(device.type(), true),
+            " devices"));
+  }
+  auto reduce = ranks.size() == 1
+      ? transport
+      : world::make_model_transport(world, name + "/reduce", ranks);
+  return make_collective_exchange_with(
+      std::move(transport), std::move(reduce),
+      over_devices(
+          {.device = device,
+           .gather = world::make_device_backend(
+               world, device, name + "/gather", ranks),
+           .reduce = world::make_device_backend(
+               world, device, name + "/reduce", ranks)}),
+      log);
+}
+
 // What is special about messages.
 struct MessageOptions {
   std::optional<ReduceHook> hook = std::nullopt;
@@ -205,10 +247,13 @@ std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    Kind kind) {
+    Kind kind,
+    c10::Device device) {
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
-      connect_exchange(world, name, ranks, kind, log), log);
+      device.is_cpu() ? connect_exchange(world, name, ranks, kind, log)
+                      : connect_devices(world, name, ranks, device, log),
+      log);
 }
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
@@ -254,6 +299,11 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
+  if (!options.device.is_cpu()) {
+    SHERD_ASSERT(mesh.replicate_size() == 1);
+    return make_exchange(
+        world, name, mesh.shard_ranks(), Kind::kCollective, options.device);
+  }
   const auto connect =
       [&](const std::string& axis_name, const std::vector<int>& ranks,
           Kind kind, const MessageOptions& messages, const FlightLog& log) {

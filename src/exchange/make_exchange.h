@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <vector>
+#include <c10/core/Device.h>
 #include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
 #include "base/flight_recorder.h"
@@ -30,13 +31,15 @@ Kind kind_for(std::span<const int> ranks_by_host);
 
 // What `wanted` means for `ranks` (world ranks, ascending). Where that is left
 // open, SHERD_EXCHANGE says it ("auto", "collective", "shm" or
-// "hierarchical"), else the hosts do. Throws Error when the variable says
-// something else.
+// "hierarchical"), else the hosts do. Parameters on a `device` other than the CPU leave
+// collectives only. Throws Error when the variable says something else, and when memory of the
+// host is asked for that on a device.
 Kind choose_kind(
     const World& world,
     const std::vector<int>& ranks,
     Kind wanted,
-    const EnvironmentLookup& environment);
+    const EnvironmentLookup& environment,
+    c10::Device device = c10::kCPU);
 
 // The same for ranks of the replicate axis, who may be on other hosts than their
 // neighbours on the shard axis: shared memory where they are all on one host,
@@ -49,12 +52,14 @@ Kind choose_kind_across(
 
 // Collective over `ranks`, under a `name` unique in this world. A single rank
 // needs no connection, hence no store. Throws Error when they cannot be
-// connected, and on all of them when they differ in `kind`, which is not kAuto.
+// connected, and on all of them when they differ in `kind`, which is not kAuto. Where parameters lie
+// on a `device`, bytes move between devices, in their streams. REQUIRES: kCollective there.
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    Kind kind = Kind::kCollective);
+    Kind kind = Kind::kCollective,
+    c10::Device device = c10::kCPU);
 
 // For a shard axis that spans several hosts: ranks of a host share memory, and between hosts each rank
 // moves its part by messages, so that a host receives every byte once. Ranks agree as in
@@ -84,6 +89,8 @@ struct MeshExchangeOptions {
   std::shared_ptr<const ShardCoder> coder = nullptr;
   // GatherOptions of the shard axis, where `within` is kCollective or there is a hook.
   int secondary_ranks = 0;
+  // Where parameters lie. REQUIRES: one replica and nothing of the above, if not on the CPU.
+  c10::Device device = c10::kCPU;
 };
 
 // Collective over all ranks of the mesh. With one replica as above, otherwise a

@@ -5,22 +5,14 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "device/memory.h"
 #include "exchange/untouched_zeros.h"
 
 namespace sherd::exchange {
 namespace {
-
-at::Tensor tensor_at(
-    void* memory, std::int64_t numel, const at::TensorOptions& options) {
-  return at::for_blob(memory, {numel})
-      .options(options)
-      .target_device(options.device())
-      .make_tensor();
-}
 
 at::Tensor gradient_zeros(
     const FlatSpec& flat, std::int64_t numel, c10::Device device) {
@@ -121,7 +113,7 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
   const auto offsets = flat_offsets(spec(unit), &FlatSpec::unsharded_dtype);
   slot.memory = unit_pool_.borrow(offsets.back());
   for (std::size_t f = 0; f < flats.size(); ++f) {
-    slot.flats.push_back(tensor_at(
+    slot.flats.push_back(device::tensor_at(
         static_cast<char*>(slot.memory) + offsets[f], flats[f].layout.numel,
         at::TensorOptions().device(device_).dtype(flats[f].unsharded_dtype())));
   }
@@ -135,7 +127,7 @@ PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
   slot.memory = gradient_pool_.borrow(offsets.back());
   for (std::size_t f = 0; f < flats.size(); ++f) {
     slot.flats.push_back(
-        flats[f].trainable ? tensor_at(
+        flats[f].trainable ? device::tensor_at(
                                  static_cast<char*>(slot.memory) + offsets[f],
                                  flats[f].layout.numel,
                                  at::TensorOptions().device(device_).dtype(

@@ -16,7 +16,9 @@ namespace {
 
 void zero_elements(
     const at::Tensor& flat, std::int64_t begin, std::int64_t end) {
-  if (end > begin) {
+  if (end > begin && !flat.is_cpu()) {
+    flat.narrow(0, begin, end - begin).zero_();
+  } else if (end > begin) {
     const auto size = static_cast<std::int64_t>(flat.element_size());
     std::memset(
         static_cast<char*>(flat.mutable_data_ptr()) + begin * size, 0,

@@ -52,8 +52,8 @@ std::vector<ExchangeUnderTest> devices() {
     with.name = "On";
     with.ranks = ranks;
     with.run_on = run_on_devices;
-    with.replicates = false;
     with.sums_in_rank_order = false;
+    with.reduces_meanwhile = false;
     with.limits_reductions = false;
     all.push_back(with);
   }

@@ -182,6 +182,30 @@ TEST(StreamExchange, AStepMakesTheHostNeitherWaitNorAllocate) {
   EXPECT_EQ(fault, "");
 }
 
+TEST(StreamExchange, AReductionStartsAtOnceWhereNoUnitIsEverGathered) {
+  const auto device = test::checking_device();
+  const auto world = World::single();
+  test::ThreadNetwork network(1);
+  auto model = three_units(1);
+  model.placement = ModelPlacement::kReplicate;
+  for (const bool own_shards : {false, true}) {
+    model.own_shards = own_shards;
+    const auto exchange = make_collective_exchange_with(
+        world::make_c10d_transport(world, str("gather", own_shards), {0}),
+        world::make_c10d_transport(world, str("reduce", own_shards), {0}),
+        over_devices(
+            {.device = device,
+             .gather = network.backend(0, "gathers"),
+             .reduce = network.backend(0, "reductions")}));
+    Trainer trainer(*exchange, model, device);
+    const auto before = network.started(0);
+    trainer.reduce(2);
+    EXPECT_EQ(network.started(0) - before, own_shards ? 0 : 1);
+    trainer.end_backward();
+    EXPECT_EQ(network.started(0) - before, 1);
+  }
+}
+
 // A rank that only assists another one's gather writes its shard afterwards. Returns what rank 1
 // was told.
 std::string run_assisted(int left_out) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
 #include "base/check.h"
 
 namespace sherd::exchange {
@@ -40,9 +42,16 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   fill_slot(reduction);
   reduction.options.gradients.clear();
   reduction.filled = device::Stream::current(buffers_.device).record();
+  if (!model_.own_shards) {
+    put_into_stream(reduction);
+  }
   const std::lock_guard lock(mu_);
-  const bool is_new = open_.emplace(unit, std::move(reduction)).second;
-  SHERD_ASSERT(is_new, "a unit is reduced twice before its backward ended");
+  if (model_.own_shards) {
+    const bool is_new = open_.emplace(unit, std::move(reduction)).second;
+    SHERD_ASSERT(is_new, "a unit is reduced twice before its backward ended");
+  } else {
+    started_.push_back(std::move(reduction));
+  }
   under_way_peak_ = std::max(
       under_way_peak_,
       static_cast<std::int64_t>(
@@ -101,8 +110,7 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
     if (!slot.defined()) {
       continue;
     }
-    const auto& layout = spec(reduction.unit).flats[f].layout;
-    const auto sum = sum_for_owner(backend_, layout, slot);
+    const auto sum = sum_of(slot, spec(reduction.unit).flats[f].layout);
     const auto into = options.into.empty()
         ? buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient
         : options.into[f];
@@ -110,6 +118,15 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
   }
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
   reduction.summed = stream.record();
+}
+
+at::Tensor StreamReductions::sum_of(
+    const at::Tensor& slot, const plan::FlatLayout& layout) const {
+  if (model_.placement == ModelPlacement::kShard) {
+    return sum_for_owner(backend_, layout, slot);
+  }
+  sum_for_all(backend_, slot);
+  return slot;
 }
 
 void StreamReductions::reclaim() {
@@ -132,6 +149,7 @@ void StreamReductions::finish() {
 }
 
 void StreamReductions::abandon() {
+  backend_->abort();
   const std::lock_guard lock(mu_);
   open_.clear();
 }

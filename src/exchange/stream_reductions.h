@@ -3,7 +3,8 @@
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
 // backward goes on. Collectives must start in one order on all ranks, which may be ready in
 // different ones: so a reduction that was asked for stays open until all ranks know that all have
-// asked for it. Thread rule: open_units() and start_units() of the thread that gathers, the rest of
+// asked for it. Without whole units there is nothing that ranks would do in other orders: a reduction
+// starts at once. REQUIRES there: one order on all ranks. Thread rule: open_units() and start_units() of the thread that gathers, the rest of
 // the caller's.
 #pragma once
 
@@ -34,7 +35,7 @@ class StreamReductions {
   void finish();
   void reclaim();
 
-  // Forgets what was not started.
+  // Ends collectives that wait for peers, and forgets what was not started.
   void abandon();
 
   // The units whose sums the device has made since the last call.
@@ -56,6 +57,9 @@ class StreamReductions {
   }
   void fill_slot(const Reduction& reduction) const;
   void put_into_stream(Reduction& reduction);
+  // What this rank keeps of the sum over ranks.
+  at::Tensor sum_of(
+      const at::Tensor& slot, const plan::FlatLayout& layout) const;
 
   const ModelSpec& model_;
   const BackendPtr backend_;

@@ -49,11 +49,15 @@ class StreamUnitTransport final : public UnitTransport {
   std::shared_ptr<UnshardedUnit> open_unit(
       UnitId unit,
       const UnshardOptions& options,
-      std::uint64_t /*generation*/) override {
+      std::uint64_t generation) override {
     buffers_.places.set_unsharded_bytes_max(options.unsharded_bytes_max);
     auto unsharded = std::make_shared<UnshardedUnit>();
     unsharded->precision = options.precision;
     unsharded->flats = buffers_.places.open_unit(unit, options.precision);
+    if (replicates()) {
+      refresh(unit, generation);
+      return unsharded;
+    }
     for (const auto& place : places_outside_pool(unit, *unsharded)) {
       buffers_.uses.record(place, compute());  // Whose memory it is.
     }
@@ -69,6 +73,9 @@ class StreamUnitTransport final : public UnitTransport {
   }
 
   void use_unit(UnitId unit) override {
+    if (replicates()) {
+      return;  // It lies where the caller's stream writes it.
+    }
     const std::lock_guard lock(mu_);
     const auto& gather = gathered_.at(unit);
     compute().wait(gather.done);
@@ -80,14 +87,20 @@ class StreamUnitTransport final : public UnitTransport {
     for (const auto& place : outside) {
       buffers_.uses.forget(place);
     }
-    if (outside.empty()) {
+    if (outside.empty() && !replicates()) {
       buffers_.uses.record(place_of_slot(unsharded.flats), compute());
     }
     buffers_.places.drop_unit(unit);
   }
 
   // The optimizer has written the shards on the current stream.
-  void publish(std::uint64_t /*generation*/) override {
+  void publish(std::uint64_t generation) override {
+    const auto units = static_cast<UnitId>(model_.units.size());
+    for (UnitId unit = 0; replicates() && unit < units; ++unit) {
+      if (buffers_.places.unit_is_open(unit)) {
+        refresh(unit, generation);
+      }
+    }
     const std::lock_guard lock(mu_);
     shards_written_ = compute().record();
     gathers_wait_ = true;
@@ -142,6 +155,16 @@ class StreamUnitTransport final : public UnitTransport {
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
   }
+  bool replicates() const {
+    return model_.placement == ModelPlacement::kReplicate;
+  }
+  // A replicated unit is the cast of its shards: brings it up to date.
+  void refresh(UnitId unit, std::uint64_t generation) {
+    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+      (void)buffers_.places.published_shard(
+          unit, static_cast<int>(f), Precision::kParameter, generation);
+    }
+  }
   // The stream of the calling thread, which computes with units.
   device::Stream compute() const {
     return device::Stream::current(buffers_.device);
@@ -166,7 +189,8 @@ class StreamUnitTransport final : public UnitTransport {
   std::vector<device::Place> places_outside_pool(
       UnitId unit, const UnshardedUnit& unsharded) const {
     std::vector<device::Place> places;
-    if (unsharded.precision == Precision::kFull && is_cast(spec(unit))) {
+    if (!replicates() && unsharded.precision == Precision::kFull &&
+        is_cast(spec(unit))) {
       for (const auto& flat : unsharded.flats) {
         places.push_back(device::Place::of(flat));
       }
@@ -258,12 +282,6 @@ class StreamUnitTransport final : public UnitTransport {
 };
 
 Status check_supported(const ModelSpec& model) {
-  if (model.placement == ModelPlacement::kReplicate) {
-    return {
-        ErrorCode::kFailedPrecondition,
-        "[exchange] expected parameters that are sharded over the ranks' "
-        "devices, found replicated ones"};
-  }
   for (const auto& unit : model.units) {
     for (const auto& flat : unit.flats) {
       if (flat.coded) {

@@ -20,8 +20,7 @@ struct DeviceBackends {
   BackendPtr reduce;
 };
 
-// For make_collective_exchange_with(). Opening such an exchange fails where parameters are
-// replicated or gathers coded.
+// For make_collective_exchange_with(). Opening such an exchange fails where gathers are coded.
 MakeUnitTransport over_devices(DeviceBackends backends);
 
 }  // namespace sherd::exchange

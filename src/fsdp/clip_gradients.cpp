@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 
 #include "base/check.h"
 
@@ -16,14 +17,26 @@ namespace {
 // As torch.nn.utils.clip_grad_norm_: keeps the factor finite at norm zero.
 constexpr double kEpsilon = 1e-6;
 
-double norm_of(const at::Tensor& gradient, double p) {
-  return at::linalg_vector_norm(
-             gradient, p, std::nullopt, false, c10::ScalarType::Double)
-      .item<double>();
-}
-
 double larger(double a, double b) {
   return b > a || std::isnan(b) ? b : a;  // A NaN stays.
+}
+
+// The largest norm of a gradient, or the sum of their powers. The host waits for a device once.
+double combine_norms(const std::vector<at::Tensor>& leaves, double p) {
+  std::vector<at::Tensor> norms;
+  for (const auto& leaf : leaves) {
+    if (const auto& gradient = leaf.grad(); gradient.defined()) {
+      norms.push_back(at::linalg_vector_norm(
+          gradient, p, std::nullopt, false, c10::ScalarType::Double));
+    }
+  }
+  double all = 0;
+  const auto found = norms.empty() ? at::Tensor() : at::stack(norms).cpu();
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const double norm = found.const_data_ptr<double>()[i];
+    all = std::isinf(p) ? larger(all, norm) : all + std::pow(norm, p);
+  }
+  return all;
 }
 
 }  // namespace
@@ -41,15 +54,9 @@ double clip_gradients(
       max_norm);
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(options.p);
-  double mine = 0;
-  for (const auto& leaf : leaves) {
-    if (const auto& gradient = leaf.grad(); gradient.defined()) {
-      const double norm = norm_of(gradient, options.p);
-      mine = largest ? larger(mine, norm) : mine + std::pow(norm, options.p);
-    }
-  }
-  const auto total =
-      at::full({1}, mine, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto total = at::full(
+      {1}, combine_norms(leaves, options.p),
+      at::TensorOptions().dtype(c10::ScalarType::Double));
   combine(total);
   const double combined = *total.const_data_ptr<double>();
   const double norm = largest ? combined : std::pow(combined, 1.0 / options.p);

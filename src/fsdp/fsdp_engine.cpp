@@ -653,8 +653,10 @@ void FsdpEngine::close() {
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }
-  if (error_.ok() && !published_by_hand_ && backwards_ > 1 &&
-      idle_.change_due() && !idle_.changed(slices_->tensors())) {
+  // On a device this would wait for it, and fail where it has failed.
+  if (model_.device.is_cpu() && error_.ok() && !published_by_hand_ &&
+      backwards_ > 1 && idle_.change_due() &&
+      !idle_.changed(slices_->tensors())) {
     idle_.warn(backwards_);
   }
   exchange_->close(Status());  // Changes nothing after a failure.

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 
-#include <ATen/ops/from_blob.h>
-
 #include "base/log.h"
+#include "device/memory.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -74,9 +73,9 @@ void FullPrecisionUnits::gather(UnitId unit) {
   const auto& storages = cache_.storages()[static_cast<std::size_t>(unit)];
   for (std::size_t f = 0; f < flats.size(); ++f) {
     if (flats[f].is_cast()) {
-      storages[f]->show_instead(at::from_blob(
-          addresses[f], {flats[f].layout.numel},
-          at::TensorOptions().dtype(flats[f].dtype)));
+      storages[f]->show_instead(device::tensor_at(
+          addresses[f], flats[f].layout.numel,
+          at::TensorOptions().device(model_.device).dtype(flats[f].dtype)));
     } else {
       storages[f]->fill(addresses[f]);
     }

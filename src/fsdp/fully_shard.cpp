@@ -23,6 +23,7 @@
 #include "fsdp/model_units.h"
 #include "fsdp/sharding_engine.h"
 #include "fsdp/single_rank_engine.h"
+#include "world/device_backend.h"
 #include "world/transport.h"
 
 namespace sherd {
@@ -160,9 +161,45 @@ void check_hook(const CommHookPtr& hook, const fsdp::HookedShards& shards) {
 exchange::Kind chosen_kind(
     const World& world,
     const std::vector<int>& ranks,
-    const FullyShardOptions& options) {
+    const FullyShardOptions& options,
+    c10::Device device = c10::kCPU) {
   return exchange::choose_kind(
-      world, ranks, options.exchange, process_environment());
+      world, ranks, options.exchange, process_environment(), device);
+}
+
+// Whether ranks exchange anything.
+bool has_exchange(const World& world, const fsdp::ModelUnits& model) {
+  return world.size() > 1 || fsdp::is_mixed(model);
+}
+
+// What is there for parameters on the CPU only.
+void check_on_device(
+    const Mesh& mesh,
+    const FullyShardOptions& options,
+    const fsdp::ModelUnits& model) {
+  if (model.device.is_cpu()) {
+    return;
+  }
+  const auto refuse = [&](bool found, const char* option, const char* instead) {
+    SHERD_CHECK(
+        !found, "[fsdp] parameters are on ", model.device.str(), ", where ",
+        option, " is not supported; expected ", instead,
+        ", or parameters on the CPU");
+  };
+  refuse(
+      options.memory_bytes.has_value(),
+      "options.memory_bytes, which counts memory of the host,",
+      "options.budget_bytes");
+  if (!has_exchange(mesh.world(), model)) {
+    return;
+  }
+  refuse(mesh.replicate_size() > 1, "a mesh of several replicas", "one");
+  refuse(options.hook != nullptr, "options.hook", "none");
+  refuse(options.gather_hook != nullptr, "options.gather_hook", "none");
+  refuse(options.secondary_ranks > 0, "options.secondary_ranks", "0");
+  refuse(options.share_gradients, "options.share_gradients", "false");
+  (void)chosen_kind(mesh.world(), mesh.shard_ranks(), options, model.device);
+  world::check_device_backend(mesh.world(), model.device);
 }
 
 std::string groups_of(int ranks) {
@@ -205,16 +242,19 @@ void check_secondary_ranks(const Mesh& mesh, const FullyShardOptions& options) {
 }
 
 // Collective. The ranks that a hook connects compare it, too, but others would wait for them.
-void check_same_messages(const World& world, const FullyShardOptions& options) {
+void check_same_messages(
+    const World& world, const FullyShardOptions& options, c10::Device device) {
   const auto all = world.all_gather_texts(str(
       "hook ", options.hook ? options.hook->name() : "none", ", gather_hook ",
       options.gather_hook ? options.gather_hook->name() : "none",
-      ", secondary_ranks ", options.secondary_ranks));
+      ", secondary_ranks ", options.secondary_ranks, ", parameters on ",
+      device.is_cpu() ? "the CPU"
+                      : c10::DeviceTypeName(device.type(), true) + " devices"));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     SHERD_CHECK_AS(
         kPeerMismatch, all[rank] == all[0],
-        "[fsdp] ranks differ in options.hook, gather_hook or secondary_ranks: "
-        "rank 0 has ",
+        "[fsdp] ranks differ in options.hook, gather_hook or secondary_ranks, "
+        "or in where their parameters lie: rank 0 has ",
         all[0], ", rank ", rank, " ", all[rank],
         "; expected the same on all ranks");
   }
@@ -344,17 +384,19 @@ std::unique_ptr<exchange::Exchange> exchange_for(
     const Mesh& mesh,
     const FullyShardOptions& options,
     bool whole,
+    c10::Device device,
     const std::optional<exchange::ReduceHook>& hook,
     std::shared_ptr<const exchange::ShardCoder> coder) {
   const auto kind_for = [&](const std::vector<int>& ranks) {
-    return chosen_kind(mesh.world(), ranks, options);
+    return chosen_kind(mesh.world(), ranks, options, device);
   };
   if (whole) {
     const auto all = Mesh(mesh.world()).shard_ranks();
-    return hook ? exchange::make_comm_hook_exchange(
-                      mesh.world(), next_name(mesh), all, *hook)
-                : exchange::make_exchange(
-                      mesh.world(), next_name(mesh), all, kind_for(all));
+    return hook
+        ? exchange::make_comm_hook_exchange(
+              mesh.world(), next_name(mesh), all, *hook)
+        : exchange::make_exchange(
+              mesh.world(), next_name(mesh), all, kind_for(all), device);
   }
   return exchange::make_exchange(
       mesh, next_name(mesh),
@@ -365,7 +407,8 @@ std::unique_ptr<exchange::Exchange> exchange_for(
        .both_axes = over_both_axes(mesh, options),
        .hook = hook,
        .coder = std::move(coder),
-       .secondary_ranks = options.secondary_ranks});
+       .secondary_ranks = options.secondary_ranks,
+       .device = device});
 }
 
 }  // namespace
@@ -527,11 +570,12 @@ FullyShardedDataParallel fully_shard(
     check_secondary_ranks(mesh, options);
     auto units = fsdp::build_units(module, ranks, options);
     check_not_sharded(units);
+    check_on_device(mesh, options, units);
     return units;
   });
-  check_same_messages(world, options);
+  check_same_messages(world, options, model.device);
   fsdp::InitialValues values(module, model, world, options);
-  if (world.size() == 1 && !fsdp::is_mixed(model)) {
+  if (!has_exchange(world, model)) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
       values.initialise_parameter(static_cast<int>(p));
@@ -549,9 +593,11 @@ FullyShardedDataParallel fully_shard(
       : nullptr;
   const bool gathers = !whole && mesh.shard_size() > 1;
   auto coder = coder_of(gathers ? options.gather_hook : nullptr, model);
+  const auto device = model.device;
   auto engine = std::make_shared<fsdp::FsdpEngine>(
       std::move(model),
-      exchange_for(mesh, options, whole, reduce_hook(hook), std::move(coder)),
+      exchange_for(
+          mesh, options, whole, device, reduce_hook(hook), std::move(coder)),
       runtime_options(mesh, options, whole, hook));
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);

@@ -27,12 +27,14 @@ std::uint64_t IdleOptimizerDetector::sample(
       continue;
     }
     const auto size = static_cast<std::int64_t>(slice.element_size());
-    const auto stride = stride_of(slice);
-    const auto* bytes = static_cast<const char*>(slice.const_data_ptr());
-    for (std::int64_t i = 0; i < slice.numel(); i += stride) {
+    // On the CPU no copy.
+    const auto seen =
+        slice.detach().slice(0, 0, slice.numel(), stride_of(slice)).cpu();
+    const auto* bytes = static_cast<const char*>(seen.const_data_ptr());
+    for (std::int64_t i = 0; i < seen.numel(); ++i) {
       std::uint64_t word = 0;
       std::memcpy(
-          &word, bytes + i * size,
+          &word, bytes + i * seen.stride(0) * size,
           std::min<std::size_t>(sizeof(word), static_cast<std::size_t>(size)));
       hash.add(word);
     }

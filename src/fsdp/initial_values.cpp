@@ -19,11 +19,11 @@ namespace {
 
 // Gives memory to a tensor on the meta device, which stays the same object with
 // the same hooks. Returns that as a plain tensor, without gradients.
-at::Tensor make_real(const at::Tensor& tensor) {
+at::Tensor make_real(const at::Tensor& tensor, c10::Device device) {
   // In inference mode new tensors would be inference tensors and never train.
   const c10::InferenceMode off(false);
   auto value = at::empty(
-      tensor.sizes(), tensor.options().device(c10::kCPU).requires_grad(false));
+      tensor.sizes(), tensor.options().device(device).requires_grad(false));
   // What set_data() does, which refuses to change the kind of device; and then
   // set_data(), which forgets what autograd remembers of the device.
   tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
@@ -38,7 +38,10 @@ InitialValues::InitialValues(
     const ModelUnits& model,
     const World& world,
     const FullyShardOptions& options)
-    : world_(world), options_(options), parameters_(model.parameters.size()) {
+    : world_(world),
+      options_(options),
+      device_(model.device),
+      parameters_(model.parameters.size()) {
   for (const auto& parameter : model.parameters) {
     items_.push_back({parameter.name, parameter.tensor});
   }
@@ -150,14 +153,14 @@ void InitialValues::initialise_item(std::size_t item) {
   const auto& tensor = items_[item].tensor;
   const bool receives = synchronised() && world_.rank() != 0;
   if (tensor.is_meta()) {
-    const auto value = make_real(tensor);
+    const auto value = make_real(tensor, device_);
     if (!receives) {
       initialise(item, value);
     }
   }
   if (synchronised()) {
     const auto plain = tensor.detach();
-    const auto value = plain.contiguous();
+    const auto value = plain.contiguous().cpu();  // Messages go from there.
     world_.broadcast({value});
     if (receives && !value.is_same(plain)) {
       const at::NoGradGuard no_grad;

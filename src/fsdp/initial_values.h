@@ -66,7 +66,8 @@ class InitialValues {
 
   const World world_;
   const FullyShardOptions& options_;
-  std::vector<Item> items_;  // Parameters, then buffers.
+  const c10::Device device_;  // Where what is on the meta device gets memory.
+  std::vector<Item> items_;   // Parameters, then buffers.
   std::size_t parameters_ = 0;
   std::vector<world::NamedDigest> digests_;  // By item, where ranks compare.
   bool compares_at_end_ = false;  // Some rank has something on the meta device.

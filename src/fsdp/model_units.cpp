@@ -270,10 +270,8 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
       tensor.defined(), "[fsdp] parameter ", name,
       " is undefined; expected a tensor");
   SHERD_CHECK(
-      (tensor.device().is_cpu() || tensor.is_meta()) && !tensor.is_sparse(),
-      "[fsdp] parameter ", name, " is on ", tensor.device().str(),
-      tensor.is_sparse() ? ", sparse" : "",
-      "; expected a dense tensor on the CPU");
+      !tensor.is_sparse(), "[fsdp] parameter ", name, " is on ",
+      tensor.device().str(), ", sparse; expected a dense tensor");
   SHERD_CHECK(
       !tensor.requires_grad() || at::isFloatingType(tensor.scalar_type()),
       "[fsdp] parameter ", name, " is trainable and of type ",
@@ -282,6 +280,25 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.is_leaf(), "[fsdp] parameter ", name,
       " is the result of an operation; expected a leaf");
+}
+
+// Where those parameters lie that have memory; the CPU if none has.
+c10::Device common_device(const UnitCollector& collector) {
+  const UnitCollector::Entry* first = nullptr;
+  for (const auto& entry : collector.entries()) {
+    if (!entry.tensor.defined() || entry.tensor.is_meta()) {
+      continue;
+    }
+    first = first == nullptr ? &entry : first;
+    SHERD_CHECK(
+        entry.tensor.device() == first->tensor.device(), "[fsdp] parameter ",
+        entry.name, " of unit ", collector.unit(entry.unit).name, " is on ",
+        entry.tensor.device().str(), ", and parameter ", first->name,
+        " of unit ", collector.unit(first->unit).name, " on ",
+        first->tensor.device().str(),
+        "; expected all parameters on one device");
+  }
+  return first == nullptr ? c10::Device(c10::kCPU) : first->tensor.device();
 }
 
 // Now, or once it is thawed.
@@ -560,6 +577,7 @@ ModelUnits build_units(
   check_tied(collector, mixed);
 
   ModelUnits model;
+  model.device = common_device(collector);
   UnitNumbers numbers;
   std::vector<FlatBuilder> builders;
   for (const auto& entry : entries) {

@@ -45,6 +45,8 @@ struct ModelUnits {
   std::vector<ManagedParameter> parameters;  // In module order.
   std::optional<UnitId> root;                // Set when it owns anything.
   std::vector<CastBuffer> cast_buffers;
+  // Where all parameters lie that have memory.
+  c10::Device device = c10::kCPU;
 
   const exchange::UnitSpec& unit(UnitId id) const {
     return units[static_cast<std::size_t>(id)];

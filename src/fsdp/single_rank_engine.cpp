@@ -249,7 +249,8 @@ void SingleRankEngine::close() {
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }
-  if (gradients_ > trainable()) {  // More than one backward.
+  // More than one backward. A device would have to be waited for.
+  if (model_.device.is_cpu() && gradients_ > trainable()) {
     warn_if_idle();
   }
   for (const auto& parameter : model_.parameters) {

@@ -289,7 +289,7 @@ at::Tensor Slices::gradient_of(int parameter) const {
   const auto dtype =
       model_.flat_of(model_.parameter(parameter)).gradient_dtype();
   return gradient.defined()
-      ? gradient.detach().reshape({-1}).to(dtype).contiguous()
+      ? gradient.detach().reshape({-1}).to(at::kCPU, dtype).contiguous()
       : at::zeros({slice.tensor.numel()}, at::TensorOptions().dtype(dtype));
 }
 

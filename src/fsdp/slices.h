@@ -78,8 +78,8 @@ class Slices : public exchange::ReducedGradients {
   // Whether the last backward brought the parameter a gradient on some rank, or this rank's slice
   // still has one.
   bool has_gradient(int parameter) const;
-  // This rank's slice of its gradient in the dtype of sharded gradients, zeros where it has none;
-  // undefined where it owns nothing.
+  // This rank's slice of its gradient, on the CPU, in the dtype of sharded gradients, zeros where it
+  // has none; undefined where it owns nothing.
   at::Tensor gradient_of(int parameter) const;
   // Whether this rank's slice has one; false where it has no slice.
   bool slice_has_gradient(int parameter) const;

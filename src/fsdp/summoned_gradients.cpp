@@ -31,7 +31,8 @@ SummonedGradients::SummonedGradients(
     const auto whole = gather(parameter, owners, summon);
     if (whole.defined()) {
       full_[static_cast<std::size_t>(parameter)] =
-          whole.view(model_.parameter(parameter).tensor.sizes());
+          whole.to(model_.device)
+              .view(model_.parameter(parameter).tensor.sizes());
     }
   }
 }

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/summoned_parameters.h"
 
-#include <cstring>
-
-#include <ATen/ops/empty.h>
-
 #include "base/check.h"
+#include "device/memory.h"
 
 namespace sherd::fsdp {
 
@@ -51,9 +48,10 @@ void SummonedParameters::copy_unit(UnitId unit, bool keep) {
   for (std::size_t f = 0; keep && f < addresses.size(); ++f) {
     const auto& flat = model_.unit(unit).flats[f];
     full.push_back(
-        at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
-    std::memcpy(
-        full.back().mutable_data_ptr(), addresses[f], full.back().nbytes());
+        device::tensor_at(
+            addresses[f], flat.layout.numel,
+            at::TensorOptions().device(model_.device).dtype(flat.dtype))
+            .clone());
     shown.push_back(full.back().to(flat.unsharded_dtype()));
   }
   cache_.drop_fetched(unit);

@@ -84,7 +84,8 @@ void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
       const auto& flat = model_.units[u].flats[f];
       flats.push_back(std::make_unique<autograd::ManagedStorage>(
           listener, static_cast<int>(u), static_cast<int>(f),
-          exchange::flat_bytes(flat), c10::kCPU, model_.traits[u].casts[f]));
+          exchange::flat_bytes(flat), model_.device,
+          model_.traits[u].casts[f]));
       flats.back()->empty(why_empty(model_.units[u], f));
     }
   }

@@ -75,7 +75,7 @@ std::string groups_text(
 }  // namespace
 
 std::uint64_t digest_of(const at::Tensor& tensor) {
-  const auto plain = tensor.detach().contiguous();
+  const auto plain = tensor.detach().contiguous().cpu();
   Hash64 hash;
   hash.add(static_cast<std::uint64_t>(plain.scalar_type()));
   for (const auto size : plain.sizes()) {

@@ -17,6 +17,7 @@
 #include "base/flight_signal.h"
 #include "compat/gloo_backend.h"
 #include "world/c10d_transport.h"
+#include "world/device_backend.h"
 #include "world/exit_status_page.h"
 #include "world/peer_watch.h"
 #include "world/rank_record.h"
@@ -56,6 +57,7 @@ struct World::Impl {
     int channels = 0;  // Taken so far.
   };
   std::map<std::string, SharedConnections> shared;
+  std::map<c10::DeviceType, world::MakeDeviceBackend> device_backends;
   // Gloo devices of the connections within a host, and of the others; made when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;

@@ -210,8 +210,9 @@ class DistributedDataParallel {
 // that no rank used keeps its `.grad()`. A synchronised backward returns when every rank has come
 // to its end, and throws on every rank when it failed on any. Sparse gradients, those of embeddings
 // with sparse(true), are summed at its end and stay sparse. Throws Error, on every rank, when
-// models differ; when there is nothing to train; for parameters that are sparse, not on the CPU or
-// managed by another handle.
+// models differ; when there is nothing to train; for parameters that are sparse, not all on
+// the CPU or on one device for which sherd can exchange (docs/design/gpu.md), or managed by another
+// handle.
 DistributedDataParallel replicate(
     torch::nn::Module& module,
     const World& world,

@@ -439,7 +439,8 @@ class FullyShardedDataParallel {
 // parameters or is sharded already; options.units takes no module and is neither none() nor
 // optional(), or says different things about one unit, or about one parameter that two modules share
 // (mixed precision, output_dtype); a name in options.ignored is not there, or a
-// parameter is ignored under one name and sharded under another; a parameter is not on the CPU;
+// parameter is ignored under one name and sharded under another; parameters are not
+// all on the CPU, or all on one device for which sherd can exchange (docs/design/gpu.md);
 // something is on the meta device without options.initialise, or that one throws (then the module
 // is lost); a trainable parameter is no real floating-point tensor; the budget or the memory limit
 // is below its floor (the publish of the second step may be the first to tell the latter);

@@ -52,7 +52,7 @@ class CaptureScope {
 };
 
 // Counts, from when it was made, how often each stream of the device waits for a moment that no earlier
-// wait implies, and can leave such a wait out: a program in which every wait is needed is in fault
+// wait, of the stream or of the host, implies, and can leave such a wait out: a program in which every wait is needed is in fault
 // without any one of them. Streams are numbered: 0 is the default one, those made since follow in
 // their order. One a device at a time.
 class StreamWaits {

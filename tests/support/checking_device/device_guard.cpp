@@ -83,6 +83,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       auto& state = device_state();
       const std::lock_guard lock(state.mu);
       auto& clock = state.streams[stream.id()];
+      // What the host has waited for comes before all that it starts later.
+      clock.merge(state.of(stream.device_index()).host);
       const auto& moment = *static_cast<VectorClock*>(event);
       if (!clock.covers(moment) &&
           state.count_wait(stream.device_index(), stream.id())) {

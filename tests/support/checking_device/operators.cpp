@@ -263,6 +263,11 @@ at::Tensor& set_storage(
   return at::cpu::set_(tensor, std::move(storage), offset, sizes, strides);
 }
 
+// LibTorch asks before set_data() lets a tensor become another; it knows the devices of its own.
+bool may_become(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.layout() == other.layout();
+}
+
 }  // namespace
 
 void register_operators() {
@@ -276,6 +281,7 @@ void register_operators() {
   aten.impl("as_strided", as_strided);
   aten.impl("view", view);
   aten.impl("_reshape_alias", reshape_alias);
+  aten.impl("_has_compatible_shallow_copy_type", may_become);
   aten.impl("set_.source_Storage_storage_offset", set_storage);
   static torch::Library others(
       torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,

@@ -142,6 +142,13 @@ struct ThreadNetwork::State {
     }
   }
 
+  void abort(const std::string& why) {
+    const std::lock_guard lock(mu);
+    if (failure.empty()) {
+      fail(why);
+    }
+  }
+
  private:
   void fail(const std::string& why) {
     failure = why;
@@ -171,6 +178,10 @@ class ThreadBackend final : public c10d::Backend {
         communicator_(std::move(communicator)) {}
 
   const std::string getBackendName() const override { return "threads"; }
+
+  void abort() override {
+    network_->abort(str("[checking device] ", communicator_, " was aborted"));
+  }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       at::Tensor& output,

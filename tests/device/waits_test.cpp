@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order of streams in whole training steps of the engine: each wait that it makes is needed. One
+// rank, whose engine and exchange are those of many.
+#include <string>
+#include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
+#include "device/device_models.h"
+#include "exchange/collective_exchange.h"
+#include "exchange/stream_unit_transport.h"
+#include "fsdp/fsdp_engine.h"
+#include "support/checking_device/checking_device.h"
+#include "support/checking_device/thread_backend.h"
+
+namespace sherd::test {
+namespace {
+
+std::shared_ptr<fsdp::FsdpEngine> engine_over(
+    const torch::nn::Module& module,
+    ThreadNetwork& network,
+    const FullyShardOptions& options) {
+  const auto world = World::single();
+  auto exchange = exchange::make_collective_exchange_with(
+      world::make_c10d_transport(world, "gather", {0}),
+      world::make_c10d_transport(world, "reduce", {0}),
+      exchange::over_devices(
+          {.device = checking_device(),
+           .gather = network.backend(0, "gathers"),
+           .reduce = network.backend(0, "reductions")}));
+  auto engine = std::make_shared<fsdp::FsdpEngine>(
+      fsdp::build_units(module, 1, options), std::move(exchange),
+      fsdp::FsdpEngineOptions{});
+  engine->start();
+  return engine;
+}
+
+// Waits by stream, so far.
+struct WaitCounts {
+  std::vector<int> when_planned;
+  std::vector<int> at_end;
+};
+
+// Copies to the device make the host wait, and so would stand for waits of streams: none comes between
+// steps. In the first steps, which follow no plan, units are dropped after the update, so that who
+// waits for their room waits for the shards, too.
+WaitCounts train(
+    ThreadNetwork& network,
+    const FullyShardOptions& options,
+    const StreamWaits& waits) {
+  std::vector<torch::Tensor> batches;
+  for (int batch = 0; batch < 5; ++batch) {
+    batches.push_back(batch_on(checking_device(), batch, 0));
+  }
+  auto model = mlp_on(checking_device());
+  const auto engine = engine_over(*model, network, options);
+  AdamW optimizer(engine->named_parameters());
+  const auto backward = [&](std::size_t step) {
+    loss_of(model, batches[step]).backward();
+  };
+  WaitCounts counts;
+  for (std::size_t step = 0; step < 4; ++step) {
+    counts.when_planned = step == 2 ? waits.counts() : counts.when_planned;
+    backward(step);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  backward(4);
+  for (const auto& item : engine->named_parameters().items) {
+    if (item.slice.grad().defined()) {
+      (void)item.slice.grad().add(1);
+    }
+  }
+  EXPECT_GE(engine->report().plan.steps_planned, 2);
+  counts.at_end = waits.counts();
+  return counts;
+}
+
+// What was not in order.
+std::string fault_of_training(
+    const FullyShardOptions& options,
+    const StreamWaits& waits,
+    WaitCounts* counts = nullptr) {
+  ThreadNetwork network(1);
+  std::string fault;
+  try {
+    const auto found = train(network, options, waits);
+    if (counts != nullptr) {
+      *counts = found;
+    }
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  for (const auto& of_free : take_faults(checking_device())) {
+    fault += of_free;
+  }
+  return fault;
+}
+
+void expect_every_wait_is_needed(const FullyShardOptions& options) {
+  WaitCounts counts;
+  {
+    const StreamWaits waits(checking_device());
+    ASSERT_EQ(fault_of_training(options, waits, &counts), "");
+  }
+  ASSERT_EQ(counts.at_end.size(), 3U);  // To compute, to gather, to reduce.
+  for (std::size_t stream = 0; stream < counts.at_end.size(); ++stream) {
+    const int first = counts.when_planned[stream];
+    EXPECT_GE(counts.at_end[stream] - first, 3) << "stream " << stream;
+    for (int wait = first; wait < counts.at_end[stream]; ++wait) {
+      StreamWaits waits(checking_device());
+      waits.leave_out(stream, wait);
+      EXPECT_THAT(
+          fault_of_training(options, waits),
+          testing::HasSubstr("[checking device]"))
+          << "without wait " << wait << " of " << counts.at_end[stream]
+          << " of stream " << stream;
+    }
+  }
+}
+
+TEST(DeviceWaits, T30EveryWaitOfTheEngineIsNeeded) {
+  FullyShardOptions options;
+  options.units = units::by_name("*");
+  expect_every_wait_is_needed(options);
+}
+
+TEST(DeviceWaits, T30EveryWaitOfMixedPrecisionIsNeeded) {
+  FullyShardOptions options;
+  options.units = units::by_name("*");
+  options.mixed_precision.param_dtype = torch::kBFloat16;
+  options.mixed_precision.reduce_dtype = torch::kFloat;
+  expect_every_wait_is_needed(options);
+}
+
+}  // namespace
+}  // namespace sherd::test
