@@ -140,7 +140,8 @@ inline constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
 
 inline constexpr const char* kRecoverFlag = "--recover-from-replicas";
 inline constexpr const char* kRecoverDescription =
-    "Let a new log begin with the newest checkpoint that\n"
-    "replicas have loaded, if the log of the run is lost";
+    "Let a new log go on with the run that all its replicas\n"
+    "remember, or, if none does, begin with the newest\n"
+    "checkpoint that they have loaded: if the log is lost";
 
 }  // namespace sherd::tools

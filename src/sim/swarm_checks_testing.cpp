@@ -52,7 +52,7 @@ void SwarmChecks::decided(
           return world.coordinator()->counts(one.replica, one.incarnation);
         });
     SHERD_CHECK(
-        static_cast<std::size_t>(voters) >= replicas_min(),
+        log_is_lost_ || static_cast<std::size_t>(voters) >= replicas_min(),
         "S5: ", ft::text_of(commit->commit.attempt), " is committed while ",
         voters, " of its members are connected, fewer than ", replicas_min());
   } else if (const auto* back = std::get_if<ft::RollbackRecord>(&record)) {
@@ -94,6 +94,7 @@ void SwarmChecks::check_rollback(
 
 struct SwarmChecks::Written {
   SwarmChecks& all;
+  const SimulatedWorld& world;
 
   void operator()(const ft::TermRecord& record) const {
     SHERD_CHECK(
@@ -103,10 +104,12 @@ struct SwarmChecks::Written {
   }
   void operator()(const ft::IncarnationRecord& record) const {
     auto& current = all.current_[record.replica];
+    // A log that was lost has it once more.
     SHERD_CHECK(
-        record.incarnation > current, "Fencing: incarnation ",
-        record.incarnation, " of replica ", record.replica, " replaces ",
-        current, ", which started later");
+        record.incarnation > current ||
+            (all.log_losses_ > 0 && record.incarnation == current),
+        "Fencing: incarnation ", record.incarnation, " of replica ",
+        record.replica, " replaces ", current, ", which started later");
     current = record.incarnation;
   }
   void operator()(const ft::EpochRecord& record) const {
@@ -134,11 +137,57 @@ struct SwarmChecks::Written {
     all.begin_epoch(record.epoch);
     all.roll_back(record);
   }
+  void operator()(const ft::RecoveryRecord& record) const {
+    all.recover(world, record);
+  }
 };
 
 void SwarmChecks::written(
-    const SimulatedWorld& /*world*/, const ft::Record& record) {
-  std::visit(Written{*this}, record);
+    const SimulatedWorld& world, const ft::Record& record) {
+  if (const auto next = std::exchange(made_again_, std::nullopt)) {
+    const auto* commit = std::get_if<ft::CommitRecord>(&record);
+    SHERD_CHECK(
+        commit != nullptr && commit->commit.result == *next,
+        "S8: ", ft::text_of(*next),
+        " is forgotten with the log, while a replica holds it");
+  }
+  std::visit(Written{*this, world}, record);
+}
+
+// ---- a log that is lost ----
+
+void SwarmChecks::log_lost() {
+  log_is_lost_ = true;
+  ++log_losses_;
+  term_ = 0;
+  epoch_ = {};
+}
+
+// It goes on from the last commit, or from one behind which nobody has anything that lives. What
+// somebody has loaded may be made again, in the next record.
+void SwarmChecks::recover(
+    const SimulatedWorld& world, const ft::RecoveryRecord& record) {
+  const auto& canonical = record.canonical();
+  SHERD_CHECK(
+      log_is_lost_ && on_chain(canonical), "S8: ", ft::text_of(canonical),
+      " is recovered, and ", ft::text_of(chain_.back().state), " was the last");
+  for (std::size_t i = 0; i < seen_.size(); ++i) {
+    const auto* one = world.replica(static_cast<ft::ReplicaId>(i));
+    if (one == nullptr || !one->held() || !on_chain(*one->held()) ||
+        one->held()->step <= canonical.step) {
+      continue;
+    }
+    SHERD_CHECK(
+        one->held()->step == canonical.step + 1, "S8: ", ft::text_of(canonical),
+        " is recovered while replica ", i, " holds ",
+        ft::text_of(*one->held()));
+    made_again_ = one->held();
+  }
+  go_back_to(canonical);
+  log_is_lost_ = false;
+  ++recoveries_;
+  epoch_ = record.epoch;
+  last_attempt_ = {record.epoch, canonical.step};
 }
 
 void SwarmChecks::begin_epoch(const ft::Epoch& epoch) {
@@ -150,8 +199,14 @@ void SwarmChecks::begin_epoch(const ft::Epoch& epoch) {
 
 // A run that goes on behind step 0 has trained all before what it takes first.
 void SwarmChecks::begin_at(const ft::EpochRecord& first) {
-  if (!chain_.empty()) {
+  if (!chain_.empty() && !log_is_lost_) {
     return;
+  }
+  if (std::exchange(log_is_lost_, false)) {
+    chain_.clear();
+    rolled_back_.clear();
+    taken_.clear();
+    last_attempt_ = {};
   }
   std::int64_t begin = first.members.front().samples.front().begin;
   for (const auto& one : first.members) {
@@ -215,14 +270,18 @@ void SwarmChecks::roll_back(const ft::RollbackRecord& record) {
     way.push_back(rolled_back_.at(to));
     to = way.back().base;
   }
-  while (chain_.back().state != to) {
-    give_back(chain_.back().samples);
-    rolled_back_.insert_or_assign(chain_.back().state, chain_.back());
-    chain_.pop_back();
-  }
+  go_back_to(to);
   for (auto one = way.rbegin(); one != way.rend(); ++one) {
     take(one->samples);
     chain_.push_back(*one);
+  }
+}
+
+void SwarmChecks::go_back_to(const ft::StateId& state) {
+  while (chain_.back().state != state) {
+    give_back(chain_.back().samples);
+    rolled_back_.insert_or_assign(chain_.back().state, chain_.back());
+    chain_.pop_back();
   }
 }
 

@@ -30,6 +30,12 @@ class SwarmChecks {
 
   // Samples below the highest one trained that no step has.
   std::int64_t samples_left_out() const;
+  // The coordinator's log is empty from now on.
+  void log_lost();
+  bool log_is_lost() const { return log_is_lost_; }
+  std::int64_t log_losses() const { return log_losses_; }
+  // Of logs that were lost, from replicas.
+  std::int64_t recoveries() const { return recoveries_; }
   std::int64_t commits() const { return commits_; }
   std::int64_t rollbacks() const { return rollbacks_; }
   // All that was decided and held, and when: equal for runs that are equal.
@@ -51,6 +57,8 @@ class SwarmChecks {
   struct Written;
 
   void begin_at(const ft::EpochRecord& first);
+  void recover(const SimulatedWorld& world, const ft::RecoveryRecord& record);
+  void go_back_to(const ft::StateId& state);
   void commit(const ft::CommitRecord& record);
   void roll_back(const ft::RollbackRecord& record);
   void begin_epoch(const ft::Epoch& epoch);
@@ -78,6 +86,10 @@ class SwarmChecks {
   bool coordinator_runs_ = false;
   std::int64_t commits_ = 0;
   std::int64_t rollbacks_ = 0;
+  bool log_is_lost_ = false;  // And nothing has been made of it yet.
+  std::int64_t log_losses_ = 0;
+  std::optional<ft::StateId> made_again_;  // By the next record.
+  std::int64_t recoveries_ = 0;
   Hash64 digest_;
 };
 

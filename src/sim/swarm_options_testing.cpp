@@ -16,10 +16,23 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr std::array<const char*, kSwarmFaults> kNames = {
-    "ends",         "vanishes",      "hangs",         "leaves",
-    "pair",         "all",           "link reset",    "link cut",
-    "reconnection", "coordinator",   "half told",     "stall",
-    "slow",         "late messages", "lost messages", "repeated messages"};
+    "ends",
+    "vanishes",
+    "hangs",
+    "leaves",
+    "pair",
+    "all",
+    "link reset",
+    "link cut",
+    "reconnection",
+    "coordinator",
+    "half told",
+    "log",
+    "stall",
+    "slow",
+    "late messages",
+    "lost messages",
+    "repeated messages"};
 
 // Between both, each order of magnitude as often.
 Duration draw(Random& random, Duration from, Duration to) {

@@ -43,18 +43,21 @@ void expect_holds(std::uint64_t seeds, std::int64_t steps) {
         << story_of(seed, steps);
     all.commits += one.commits;
     all.rollbacks += one.rollbacks;
+    all.recoveries += one.recoveries;
     all.events += one.events;
     for (std::size_t i = 0; i < all.faults.size(); ++i) {
       all.faults[i] += one.faults[i];
     }
   }
   std::printf(
-      "%lld steps, %lld rollbacks, %lld events\n",
+      "%lld steps, %lld rollbacks, %lld recoveries of a log, %lld events\n",
       static_cast<long long>(all.commits),
       static_cast<long long>(all.rollbacks),
+      static_cast<long long>(all.recoveries),
       static_cast<long long>(all.events));
   EXPECT_GT(all.commits, 0);
   EXPECT_GT(all.rollbacks, 0);
+  EXPECT_GT(all.recoveries, 0);
   EXPECT_THAT(all.faults, Each(Gt(0)));
 }
 

@@ -25,13 +25,14 @@ enum class SwarmFault {
   kConnectionReset,   // One connects to the coordinator again.
   kCoordinator,       // It is killed and started again.
   kCoordinatorTells,  // It is killed when it has told some of what it wrote.
+  kLog,               // It is killed, and its log is lost.
   kStall,             // Training stands still.
   kSlow,              // A replica computes slowly for a while.
   kDelays,            // Messages come late and overtake each other.
   kLosses,            // Messages are lost.
   kRepeats,           // Messages come twice.
 };
-inline constexpr int kSwarmFaults = 16;
+inline constexpr int kSwarmFaults = 17;
 
 // What one seed draws.
 struct SwarmOptions {
@@ -54,6 +55,7 @@ struct SwarmResult {
   // So that a swarm in which nothing happens is noticed.
   std::int64_t commits = 0;
   std::int64_t rollbacks = 0;
+  std::int64_t recoveries = 0;
   std::int64_t events = 0;
   std::vector<std::int64_t> faults;  // How often each came.
   std::vector<std::string> last;     // What happened before the end, if traced.

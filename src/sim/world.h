@@ -136,6 +136,8 @@ class SimulatedWorld {
   void reset_connection(ft::ReplicaId replica);
   // The coordinator is killed, and started again with its log after that time.
   void lose_coordinator(Duration away);
+  // With an empty log instead.
+  void lose_coordinator_and_log(Duration away);
   // All computing and reducing stands still for so long from now on; where it stands still already,
   // until the later of both ends.
   void stall(Duration time);

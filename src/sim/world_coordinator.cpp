@@ -65,6 +65,11 @@ void SimulatedWorld::lose_coordinator(Duration away) {
   });
 }
 
+void SimulatedWorld::lose_coordinator_and_log(Duration away) {
+  log_ = {};
+  lose_coordinator(away);
+}
+
 // Nothing is decided while a record is being written.
 void SimulatedWorld::to_coordinator(
     std::function<ft::CoordinatorDecisions()> call) {
@@ -182,6 +187,10 @@ void SimulatedWorld::note(const ft::Record& record) {
     note_commit(*commit);
   } else if (const auto* epoch = std::get_if<ft::EpochRecord>(&record)) {
     ++progress_.epochs;
+    if (log_.past.empty()) {  // A new run counts its epochs anew.
+      connecting_.clear();
+      reductions_.clear();
+    }
     connecting_.erase(
         connecting_.begin(), connecting_.lower_bound(epoch->epoch));
     reductions_.erase(

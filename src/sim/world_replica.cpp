@@ -220,7 +220,11 @@ void SimulatedWorld::reduce(Process& one, const ft::ReduceTask& task) {
 
 // Sums are made while gradients are computed: when all have begun, and when all have computed.
 void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
-  auto& reduction = reductions_[attempt];
+  const auto found = reductions_.find(attempt);
+  if (found == reductions_.end()) {
+    return;  // Of an epoch that is over, which others have left.
+  }
+  auto& reduction = found->second;
   if (reduction.entered.insert(one.id).second &&
       reduction.entered.size() == reduction.members) {
     reduction.all_entered = training_now();

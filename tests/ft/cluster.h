@@ -136,6 +136,8 @@ class Cluster {
   // With this log in place of its own, for starts to come.
   void set_log(const std::string& path) { options_.coordinator.log = path; }
   const std::string& log() const { return options_.coordinator.log; }
+  // With `--recover-from-replicas`, for starts to come.
+  void set_recovers() { options_.coordinator.recover_from_replicas = true; }
   // For starts to come.
   void set_config(std::uint64_t config) { config_ = config; }
   void set_restarts(bool restarts) { options_.restarts = restarts; }

@@ -5,6 +5,7 @@
 // there and FaultsSmallDisk here.
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <variant>
@@ -122,6 +123,121 @@ TEST(FaultsCoordinator, F29WithAnEmptyLogNothingIsCommittedOrLost) {
     EXPECT_FALSE(std::holds_alternative<EpochRecord>(record));
     EXPECT_FALSE(std::holds_alternative<CommitRecord>(record));
   }
+}
+
+// The files go while the coordinator runs, and it dies before it has noticed. What they had.
+std::vector<Record> lose_log(Cluster& cluster) {
+  cluster.signal_coordinator(SIGSTOP);
+  auto records = records_of(cluster.log());
+  for (const auto* suffix : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(cluster.log() + suffix);
+  }
+  cluster.signal_coordinator(SIGKILL);
+  cluster.set_recovers();
+  cluster.start_coordinator();
+  return records;
+}
+
+// Both logs as one, as if nothing had been lost: the run goes on from its last commit.
+std::vector<Record> joined(
+    std::vector<Record> lost, const std::vector<Record>& recovered) {
+  History history;
+  for (const auto& record : lost) {
+    append(history, record);
+  }
+  EXPECT_TRUE(std::holds_alternative<TermRecord>(recovered.front()));
+  for (std::size_t i = 1; i < recovered.size(); ++i) {
+    const auto& record = recovered[i];
+    if (const auto* back = std::get_if<RecoveryRecord>(&record)) {
+      // One step behind, which is in the next record, or where it was.
+      EXPECT_TRUE(history.on_chain(back->canonical()));
+      EXPECT_LE(history.canonical->step, back->canonical().step + 1);
+      EXPECT_EQ(history.run, std::get<TermRecord>(lost.front()).run);
+      continue;
+    }
+    if (const auto* commit = std::get_if<CommitRecord>(&record);
+        commit != nullptr && commit->commit.result == history.canonical) {
+      continue;
+    }
+    if (const auto* life = std::get_if<IncarnationRecord>(&record);
+        life != nullptr &&
+        history.lives[life->replica].current == life->incarnation) {
+      continue;
+    }
+    append(history, record);
+    lost.push_back(record);
+  }
+  return lost;
+}
+
+TEST(FaultsCoordinator, F29ALogThatIsLostWithItsDiskIsMadeFromAllReplicas) {
+  Cluster cluster({.steps = 60});
+  std::vector<Record> lost;
+  cluster.at({.replica = 0, .point = "forward", .step = 10}, [&] {
+    lost = lose_log(cluster);
+    return std::string();
+  });
+  auto outcome = cluster.run();
+  outcome.log = joined(std::move(lost), outcome.log);
+  outcome.check(
+      {.survivors = {0, 1, 2},
+       .gap_max = kCoordinatorGap,
+       .says = {"the log: was empty: run"}});
+  EXPECT_EQ(outcome.members_at(10), 3);
+  EXPECT_EQ(outcome.rollbacks(), 0);
+}
+
+// All have voted for a step that the lost log may have.
+TEST(FaultsCoordinator, F29AStepThatWasVotedForIsInTheNewLog) {
+  Cluster cluster({.steps = 60});
+  std::vector<Record> lost;
+  cluster.at({.replica = 2, .point = "voted", .step = 10}, [&] {
+    lost = lose_log(cluster);
+    return std::string();
+  });
+  auto outcome = cluster.run();
+  outcome.log = joined(std::move(lost), outcome.log);
+  outcome.check({.survivors = {0, 1, 2}, .gap_max = kCoordinatorGap});
+  EXPECT_EQ(outcome.members_at(10), 3);
+}
+
+TEST(FaultsCoordinator, F29ALostLogIsNeverMadeFromSomeOfTheReplicas) {
+  Cluster cluster({.steps = 60, .links = true});
+  std::vector<Record> lost;
+  cluster.at({.replica = 0, .point = "forward", .step = 10}, [&] {
+    cluster.coordinator_link(2).set_both({.paused = true});
+    lost = lose_log(cluster);
+    cluster.coordinator_link(2).reset_connections();
+    cluster.after(milliseconds(2500), [&] { cluster.heal(); });
+    return std::string();
+  });
+  auto outcome = cluster.run();
+  outcome.log = joined(std::move(lost), outcome.log);
+  outcome.check({.survivors = {0, 1, 2}, .says = {"still to come: replica 2"}});
+  EXPECT_GT(outcome.longest_gap({0, 1, 2}), milliseconds(2000));
+  EXPECT_EQ(outcome.members_at(10), 3);
+}
+
+// Whoever runs on sees that the file is gone, says so, and keeps what it had.
+TEST(FaultsCoordinator, F29ALogThatIsRemovedIsNoticedAndCanBePutBack) {
+  Cluster cluster({.steps = 60});
+  const auto log = cluster.log();
+  cluster.when_held(10, [&] {
+    for (const auto* suffix : {"", "-wal", "-shm"}) {
+      std::filesystem::remove(log + suffix);
+    }
+    cluster.after(milliseconds(1500), [&] {
+      cluster.signal_coordinator(SIGKILL);  // It has ended by itself.
+      std::filesystem::rename(log + ".rescued", log);
+      cluster.start_coordinator();
+    });
+  });
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 1, 2},
+       .gap_max = kCoordinatorGap,
+       .says = {"it was deleted while the coordinator used it"}});
+  EXPECT_EQ(outcome.rollbacks(), 0);
 }
 
 TEST(FaultsCoordinator, F68ACommitThatIsLateToOneIsWaitedFor) {

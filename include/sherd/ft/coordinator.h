@@ -39,10 +39,12 @@ struct CoordinateOptions {
   // there, or until start_timeout has passed.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
-  // A new log begins with the newest checkpoint that replicas have
-  // loaded, behind the samples that its steps took: for when the log of their run
-  // is lost. False: with a new log a run begins at its first step, and replicas
-  // that have loaded a later one are refused.
+  // For when the log of the run is lost. A new log goes on with the run where its
+  // replicas are, once all that were ever in it have answered, or have started
+  // anew, and replicas_start are there. If none has heard of a run, it begins with
+  // the newest checkpoint that they have loaded, behind the samples that its steps
+  // took. False: with a new log a run begins at its first step, and replicas that
+  // have loaded a later one are refused.
   bool recover_from_replicas = false;
   // How many each replica trains in each step; while replicas are missing, a step
   // has fewer.

@@ -462,6 +462,23 @@ TEST_F(ServiceTest, AnEmptyLogIsNotTheRunThatReplicasKnow) {
                 "run 77"));
 }
 
+TEST_F(ServiceTest, AnEmptyLogGoesOnWithTheRunThatReplicasKnow) {
+  start_three();
+  const auto step = service_->status().canonical.step;
+  service_.reset();
+  for (const char* end : {"", "-wal", "-shm"}) {
+    std::filesystem::remove(options_.log + end);
+  }
+  options_.coordinator.run = 88;
+  options_.coordinator.recovers = true;
+  start();
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_EQ(service_->status().run, 77U);
+  EXPECT_GE(service_->status().canonical.step, step);
+  EXPECT_EQ(counted("recoveries"), 1U);
+  EXPECT_THAT(failures(), HasSubstr("the log: was empty: run 77 goes on"));
+}
+
 TEST_F(ServiceTest, OneThatIsLeftOverFromAnotherRunIsRefusedAlone) {
   start();
   Report old;

@@ -150,7 +150,7 @@ TEST(LogStore, AnotherVersionIsRefusedNamingBoth) {
   const std::string path = folder.path() + "/log.db";
   opened(path).reset();
   run_sql(path, "PRAGMA user_version = 9");
-  EXPECT_THAT(refusal(path), HasSubstr("expected version 2 to 4, found 9"));
+  EXPECT_THAT(refusal(path), HasSubstr("expected version 2 to 5, found 9"));
 }
 
 // What version 2 wrote: see golden/log_v2.sql.

@@ -111,6 +111,12 @@ void StatusBoard::wrote(
         "all holders of " + text_of(rollback->lost),
         str("rolled back to ", text_of(rollback->canonical), ": ", reason),
         now);
+  } else if (const auto* recovery = std::get_if<RecoveryRecord>(&record)) {
+    count("recoveries");
+    failed(
+        "the log",
+        str("was empty: ", reason, ", from ", text_of(recovery->canonical())),
+        now);
   } else if (const auto* life = std::get_if<IncarnationRecord>(&record)) {
     count("lives");
     log_info(str("[ft] ", name_of(life->replica), " has started"));

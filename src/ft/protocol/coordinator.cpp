@@ -109,6 +109,9 @@ std::string Coordinator::refusal(const Report& report) const {
         "expected a replica below ", options_.replicas_max, ", found ",
         report.replica);
   }
+  if (remembers_a_run(report)) {
+    return {};
+  }
   if (report.run != 0 && report.run != history_.run) {
     return str(
         "this is run ", history_.run, ", the replica is of run ", report.run);
@@ -119,8 +122,12 @@ std::string Coordinator::refusal(const Report& report) const {
         " of the other replicas, found ", report.config);
   }
   const auto lives = history_.lives.find(report.replica);
+  // Whoever has heard of the run was in its log, unless that was lost: it is older than one that has
+  // answered, or has heard of nothing yet.
   if (lives != history_.lives.end() &&
-      lives->second.former.contains(report.incarnation)) {
+      (lives->second.former.contains(report.incarnation) ||
+       (report.run != 0 && lives->second.current != 0 &&
+        lives->second.current != report.incarnation))) {
     return str(
         "incarnation ", report.incarnation, " of replica ", report.replica,
         " was replaced by a newer one");
@@ -178,6 +185,10 @@ void Coordinator::take(const Report& report) {
     }
     return;
   }
+  if (remembers_a_run(report)) {
+    hear_memory(report);
+    return;
+  }
   if (history_.lives[replica].current != report.incarnation) {
     write(
         IncarnationRecord{replica, report.incarnation},
@@ -223,6 +234,10 @@ void Coordinator::take(const Report& report) {
 // A replica of another run may be left over from it; or its log is the one that is missing here. It
 // is taken for the first when more new ones are there, and as many as the run is told to begin with.
 void Coordinator::look_for_lost_log() {
+  if (is_recovering()) {
+    lost_log_ = recover();
+    return;
+  }
   lost_log_.clear();
   if (!history_.past.empty()) {
     other_runs_.clear();
@@ -250,6 +265,10 @@ CoordinatorDecisions Coordinator::lost(
     const std::string& reason,
     Instant now) {
   now_ = now;
+  if (memories_.erase({replica, incarnation}) > 0) {
+    look_for_lost_log();
+    advance();
+  }
   const auto other = other_runs_.find(replica);
   if (other != other_runs_.end() && other->second.first == incarnation) {
     other_runs_.erase(other);
@@ -444,6 +463,11 @@ RunView Coordinator::view() const {
   view.recent = history_.recent(kRecent);
   view.epoch = history_.epoch;
   view.planned = planned_;
+  view.consumed = history_.consumed;
+  for (const auto& [replica, lives] : history_.lives) {
+    view.starts += 1 + lives.former.size();
+    view.lives.push_back({replica, lives.current});
+  }
   if (phase_ != Phase::kForming) {
     view.members = history_.members;
     view.stage =

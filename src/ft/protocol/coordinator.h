@@ -23,6 +23,8 @@
 
 namespace sherd::ft {
 
+struct Recovery;
+
 struct CoordinatorOptions {
   // ---- behaviour ----
 
@@ -38,7 +40,9 @@ struct CoordinatorOptions {
   // what its ranks can divide. 0: samples_per_replica counts.
   std::int64_t samples_in_all = 0;
   std::int64_t samples_multiple = 1;
-  // A new log may begin with a state that replicas have loaded from a disk.
+  // A new log goes on with the run that its replicas remember, once all that were ever in it have
+  // answered; where none has heard of a run and replicas_start are there, it may begin with a state
+  // that they have loaded from a disk.
   bool recovers = false;
   // The first epoch of all waits for so many replicas, or so long.
   int replicas_start = 1;
@@ -174,6 +178,8 @@ class Coordinator {
   std::string refusal(const Report& report) const;
   std::string refusal_of_loaded(const Report& report) const;
   bool is_foreign(const StateId& state) const;
+  bool is_recovering() const;
+  bool remembers_a_run(const Report& report) const;
   bool is_member(ReplicaId replica) const;
   bool repeats(const Report& report, const ReplicaEntry& known) const;
   bool waits_for_others(const Report& report);
@@ -232,6 +238,9 @@ class Coordinator {
       const std::string& reason);
   void close_epoch(const std::string& reason, Duration settle);
   void take(const Report& report);
+  void hear_memory(const Report& report);
+  std::string recover();
+  void go_on_from(const Recovery& recovery);
   void remove_from_epoch(ReplicaId replica, const std::string& how);
   void penalise(ReplicaId replica);
   void keep_out(ReplicaEntry& known, Instant until);
@@ -283,6 +292,8 @@ class Coordinator {
   std::string complaint_;
   // Replicas of another run that are connected: incarnation and run.
   std::map<ReplicaId, std::pair<Incarnation, std::uint64_t>> other_runs_;
+  // The last reports of lives that have heard of the run whose log is lost.
+  std::map<std::pair<ReplicaId, Incarnation>, Report> memories_;
   std::string lost_log_;  // Why a new run does not begin; empty: it may.
   std::string
       undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.

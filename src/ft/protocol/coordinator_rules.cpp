@@ -110,6 +110,9 @@ bool Coordinator::somebody_will_hold() const {
 // Members of the last epoch keep their gradients, and their connections may take a moment to come
 // back to a new coordinator.
 bool Coordinator::waits_for_members() const {
+  if (is_recovering() && now_ < reconnect_until_) {
+    return true;  // They may remember a run.
+  }
   return now_ < reconnect_until_ && history_.epoch.term < history_.term &&
       std::any_of(
              history_.members.begin(), history_.members.end(),
@@ -310,6 +313,12 @@ bool Coordinator::are_too_few(const std::vector<Member>& members) {
 }
 
 bool Coordinator::form() {
+  if (is_recovering()) {
+    look_for_lost_log();
+    if (!is_recovering()) {
+      return true;
+    }
+  }
   const auto base = history_.canonical ? history_.canonical : newest_held();
   if (!base || !complaint().empty() || now_ < form_at_ || waits_for_members()) {
     return false;
@@ -318,7 +327,7 @@ bool Coordinator::form() {
       replicas_.begin(), replicas_.end(),
       [](const auto& one) { return one.second.connected; });
   if (history_.past.empty() && connected < options_.replicas_start &&
-      now_ < start_at_) {
+      (now_ < start_at_ || is_recovering())) {
     return false;
   }
   if (somebody_will_hold() && now_ < form_at_ + options_.join_timeout) {
@@ -471,7 +480,7 @@ bool Coordinator::roll_back() {
   std::optional<StateId> best;
   for (const auto& [replica, known] : replicas_) {
     const auto& held = known.report.held;
-    if (known.connected && held && history_.knows(*held)) {
+    if (known.connected && held && history_.can_go_to(*held)) {
       const auto rank = [&](const StateId& state) {
         return std::make_pair(history_.on_chain(state), state);
       };

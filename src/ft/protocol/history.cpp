@@ -26,7 +26,7 @@ struct Append {
         record.term > history.term, "[ft] log: expected a term above ",
         history.term, ", found ", record.term);
     SHERD_CHECK(
-        record.run != 0 && (history.run == 0 || history.run == record.run),
+        record.run != 0 && (history.run == record.run || history.past.empty()),
         "[ft] log: expected a term of run ", history.run, ", found one of ",
         record.run);
     history.term = record.term;
@@ -150,6 +150,41 @@ struct Append {
     history.canonical = record.canonical;
     history.members.clear();
   }
+
+  // Which of the steps took what is not known: a rollback gives nothing back.
+  void operator()(const RecoveryRecord& record) const {
+    SHERD_CHECK(
+        history.past.empty() && record.epoch.term < history.term,
+        "[ft] log: expected a recovery at its beginning, in a term above that "
+        "of ",
+        text_of(record.epoch), ", found one in term ", history.term);
+    history.past.push_back(
+        {record.first, std::nullopt, record.consumed.ranges()});
+    for (const auto& commit : record.commits) {
+      const auto& base = history.past.back().state;
+      SHERD_CHECK(
+          commit.base == base && commit.result.step == base.step + 1,
+          "[ft] log: expected a commit of ", text_of(base), ", found one of ",
+          text_of(commit.base));
+      history.past.push_back({commit.result, commit, {}});
+    }
+    for (const auto& state : record.given_up) {
+      history.lost.emplace(state, History::CommittedState{state, {}, {}});
+    }
+    for (const auto& life : record.lives) {
+      auto& lives = history.lives[life.replica];
+      if (lives.current == 0) {
+        lives.current = life.incarnation;
+      } else if (lives.current != life.incarnation) {
+        lives.former.insert(life.incarnation);  // It has started anew.
+      }
+    }
+    history.config = record.config;
+    history.epoch = record.epoch;
+    history.members = record.members;
+    history.consumed = record.consumed;
+    history.canonical = record.canonical();
+  }
 };
 
 }  // namespace
@@ -160,6 +195,12 @@ bool History::on_chain(const StateId& state) const {
 
 bool History::knows(const StateId& state) const {
   return on_chain(state) || lost.contains(state);
+}
+
+bool History::can_go_to(const StateId& state) const {
+  const auto found = lost.find(state);
+  return found != lost.end() ? found->second.commit.has_value()
+                             : on_chain(state);
 }
 
 const std::optional<Commit>& History::commit() const {

@@ -47,6 +47,8 @@ struct History {
   bool on_chain(const StateId& state) const;
   // Whether the state was ever committed.
   bool knows(const StateId& state) const;
+  // Whether a rollback to it can be made: what led there is known, too.
+  bool can_go_to(const StateId& state) const;
   // The commit that made canonical; none: nothing was committed yet.
   const std::optional<Commit>& commit() const;
   // The last commits that led to canonical, oldest first.

@@ -157,6 +157,62 @@ TEST(History, ANewLifeEndsTheOneBefore) {
       HasSubstr("expected a new life of replica 3, found 30"));
 }
 
+// What after_two_commits() has come to, from its second state on.
+RecoveryRecord recovery_record() {
+  const auto lost = after_two_commits();
+  RecoveryRecord record;
+  record.config = lost.config;
+  record.epoch = lost.epoch;
+  record.members = {{3, 30, {{16, 24}}}};
+  record.lives = {{3, 30}, {4, 40}};
+  record.given_up = {{2, {7, 7}}};
+  record.first = lost.commit()->base;
+  record.commits = {*lost.commit()};
+  record.consumed = lost.consumed;
+  return record;
+}
+
+TEST(History, GoesOnWithARunWhoseLogIsLost) {
+  History history;
+  append(history, TermRecord{1, 8});  // Of a run that never began.
+  append(history, IncarnationRecord{4, 41});
+  append(history, TermRecord{5, 7});
+  append(history, recovery_record());
+  EXPECT_EQ(history.lives.at(3).current, 30U);
+  EXPECT_EQ(history.lives.at(4).current, 41U);
+  EXPECT_TRUE(history.lives.at(4).former.contains(40));
+  EXPECT_TRUE(history.knows({2, {7, 7}}));
+  EXPECT_FALSE(history.can_go_to({2, {7, 7}}));
+  append(history, commit_of(history, {16, 24}));
+  EXPECT_EQ(history.canonical->step, 3);
+  EXPECT_EQ(history.consumed.size(), 24);
+  EXPECT_EQ(history.recent(8).size(), 2U);
+  append(history, EpochRecord{{5, 2}, *history.canonical, 9, {}});
+  // Which of the first steps took what is not known.
+  const auto first = recovery_record().first;
+  append(history, RollbackRecord{{5, 3}, *history.canonical, first});
+  EXPECT_EQ(history.canonical, first);
+  EXPECT_EQ(history.consumed.size(), 16);
+}
+
+TEST(History, RefusesARecoveryThatCannotFollow) {
+  const auto refused = [](std::uint64_t term, const RecoveryRecord& record) {
+    History history;
+    append(history, TermRecord{term, 7});
+    return test::error_of([&] { append(history, record); });
+  };
+  EXPECT_THAT(
+      refused(4, recovery_record()), HasSubstr("in a term above that of"));
+  auto gap = recovery_record();
+  gap.first = kFirst;
+  EXPECT_THAT(refused(5, gap), HasSubstr("expected a commit of step 0"));
+  auto later = after_two_commits();
+  append(later, TermRecord{5, 7});
+  EXPECT_THAT(
+      test::error_of([&] { append(later, recovery_record()); }),
+      HasSubstr("expected a recovery at its beginning"));
+}
+
 TEST(History, RefusesWhatCannotFollow) {
   const auto refused = [](const auto& record) {
     auto history = after_two_commits();

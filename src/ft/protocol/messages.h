@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 #include "ft/protocol/identity.h"
+#include "ft/protocol/samples.h"
 
 namespace sherd::ft {
 
@@ -141,28 +142,6 @@ struct TrainingProgress {
   bool operator==(const TrainingProgress&) const = default;
 };
 
-// A replica tells the coordinator all that it knows.
-struct Report {
-  std::uint64_t run = 0;  // 0: it has heard no coordinator yet.
-  ReplicaId replica = 0;
-  Incarnation incarnation = 0;
-  std::uint64_t serial = 0;     // Counts the reports of the incarnation.
-  std::uint64_t config = 0;     // Hash of what replicas must have in common.
-  std::optional<StateId> held;  // None: what it has is damaged.
-  Epoch joined;                 // It is connected to this epoch's members.
-  std::optional<Vote> vote;
-  std::optional<Suspicion> suspicion;
-  std::optional<StateDigest> digest{};  // The last one made.
-  std::optional<BadGradients> bad_gradients{};
-  bool leaving = false;   // It leaves after the step it is in.
-  bool finished = false;  // Its program makes no more steps.
-  RankAddresses addresses;
-  TrainingProgress progress;
-  // All ranks, or of many those that matter to who looks for a hang, ascending.
-  std::vector<TrainingProgress> ranks{};
-  bool operator==(const Report&) const = default;
-};
-
 struct Commit {
   Attempt attempt;
   StateId base;
@@ -195,6 +174,13 @@ struct LiveReplica {
   bool operator==(const LiveReplica&) const = default;
 };
 
+// A replica has started; its former incarnations do not count any more.
+struct IncarnationRecord {
+  ReplicaId replica = 0;
+  Incarnation incarnation = 0;
+  bool operator==(const IncarnationRecord&) const = default;
+};
+
 // The coordinator tells one replica all that it has decided. Later views are higher in (term,
 // epoch, step of canonical, stage, planned epoch).
 struct RunView {
@@ -216,7 +202,39 @@ struct RunView {
   // Why the addressed replica does not count any more; empty: it counts.
   std::string fenced;
   bool ended = false;  // All steps of the run are made.
+  // All replicas that were ever in the run, by number, each in its last life. `starts` counts all
+  // lives, so that of two views of a term the one with more starts knows them better.
+  std::uint64_t starts = 0;
+  std::vector<IncarnationRecord> lives{};
+  SampleSet consumed{};  // By all steps that led to canonical.
+  // The coordinator's log is empty, and it asks what the replica remembers. The rest says nothing.
+  bool asks = false;
   bool operator==(const RunView&) const = default;
+};
+
+// A replica tells the coordinator all that it knows.
+struct Report {
+  std::uint64_t run = 0;  // 0: it has heard no coordinator yet.
+  ReplicaId replica = 0;
+  Incarnation incarnation = 0;
+  std::uint64_t serial = 0;     // Counts the reports of the incarnation.
+  std::uint64_t config = 0;     // Hash of what replicas must have in common.
+  std::optional<StateId> held;  // None: what it has is damaged.
+  Epoch joined;                 // It is connected to this epoch's members.
+  std::optional<Vote> vote;
+  std::optional<Suspicion> suspicion;
+  std::optional<StateDigest> digest{};  // The last one made.
+  std::optional<BadGradients> bad_gradients{};
+  bool leaving = false;   // It leaves after the step it is in.
+  bool finished = false;  // Its program makes no more steps.
+  RankAddresses addresses;
+  TrainingProgress progress;
+  // All ranks, or of many those that matter to who looks for a hang, ascending.
+  std::vector<TrainingProgress> ranks{};
+  // Its last view, for a coordinator that asks. Without what is of no use any more: who is there,
+  // what is planned, why it is fenced.
+  std::optional<RunView> remembers{};
+  bool operator==(const Report&) const = default;
 };
 
 // ---- the records of the log, each on the disk before a view tells of it ----
@@ -226,13 +244,6 @@ struct TermRecord {
   std::uint64_t term = 0;
   std::uint64_t run = 0;
   bool operator==(const TermRecord&) const = default;
-};
-
-// A replica has started; its former incarnations do not count any more.
-struct IncarnationRecord {
-  ReplicaId replica = 0;
-  Incarnation incarnation = 0;
-  bool operator==(const IncarnationRecord&) const = default;
 };
 
 // An epoch has begun: no attempt of an older one is committed any more.
@@ -260,11 +271,31 @@ struct RollbackRecord {
   bool operator==(const RollbackRecord&) const = default;
 };
 
+// The log was lost, and goes on from what all replicas of the run remember. It follows a term above
+// all of the lost log; no epoch is before it.
+struct RecoveryRecord {
+  std::uint64_t config = 0;
+  Epoch epoch;                  // The last one.
+  std::vector<Member> members;  // Of it, or none.
+  // All replicas of the run, each in its last life that is remembered.
+  std::vector<IncarnationRecord> lives;
+  StateId first;                // The oldest state that is known.
+  std::vector<Commit> commits;  // That led on from it, oldest first.
+  // States that replicas hold and that did not lead to the last one.
+  std::vector<StateId> given_up;
+  SampleSet consumed;  // By all steps that led to the last one.
+  const StateId& canonical() const {
+    return commits.empty() ? first : commits.back().result;
+  }
+  bool operator==(const RecoveryRecord&) const = default;
+};
+
 using Record = std::variant<
     TermRecord,
     IncarnationRecord,
     EpochRecord,
     CommitRecord,
-    RollbackRecord>;
+    RollbackRecord,
+    RecoveryRecord>;
 
 }  // namespace sherd::ft

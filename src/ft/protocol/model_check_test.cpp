@@ -192,7 +192,65 @@ TEST(ProtocolModel, RandomWaysToWhereNoTwoReplicasReachEachOther) {
       300));
 }
 
+TEST(ProtocolModel, ALogThatIsLostWhileReplicasLive) {
+  expect_safe(
+      {.replicas = 2,
+       .steps = 1,
+       .epochs = 2,
+       .log_losses = 1,
+       .latest_messages = true,
+       .progress_every = 100});
+}
+
+TEST(ProtocolModel, RandomWaysWithLogsThatAreLost) {
+  expect_holds(walks_of(
+      {.replicas_min = 1,
+       .steps = 5,
+       .epochs = 1000,
+       .crashes = 2,
+       .coordinator_crashes = 1,
+       .log_losses = 2,
+       .partitions = 2,
+       .false_losses = 1,
+       .latest_messages = true},
+      1000));
+}
+
+// What was rolled back may be all that is left: then it stands still, since nobody knows what led there.
+TEST(ProtocolModel, RandomWaysWithLogsThatAreLostAroundRollbacks) {
+  const auto result = walks_of(
+      {.replicas_min = 1,
+       .steps = 6,
+       .epochs = 1000,
+       .crashes = 4,
+       .coordinator_crashes = 2,
+       .log_losses = 3,
+       .partitions = 4,
+       .false_losses = 2,
+       .timeouts = 4,
+       .latest_messages = true},
+      500);
+  EXPECT_THAT(result.violation, IsEmpty());
+  EXPECT_TRUE(result.complete);
+  EXPECT_GT(result.commits_seen, 0);
+  EXPECT_GT(result.rollbacks_seen, 0);
+}
+
 // ---- rules that are wrong on purpose ----
+
+TEST(ProtocolModel, FindsALostLogThatIsMadeFromWhoeverAnswers) {
+  expect_found(
+      walks_of(
+          {.steps = 5,
+           .epochs = 1000,
+           .log_losses = 2,
+           .partitions = 3,
+           .timeouts = 4,
+           .latest_messages = true,
+           .mutation = Mutation::kRecoverFromSome},
+          20000),
+      "S8: ");
+}
 
 TEST(ProtocolModel, FindsAReplicaThatAppliesWithoutACommit) {
   expect_found(

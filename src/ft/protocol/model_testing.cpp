@@ -39,7 +39,10 @@ bool goes_on(const Model& model, const ModelOptions& options, State state) {
     for (int i = 0; i < kTurns && !model.done(state); ++i) {
       // Then nothing is on its way any more, and timeouts end.
       auto choices = model.progress(state, /*beats=*/i < kTurns / 2);
-      if (are_enough(options, state)) {
+      // Where the log is lost, all that were ever there are needed.
+      const bool is_lost =
+          options.log_losses > 0 && std::as_const(state).disk->past.empty();
+      if (!is_lost && are_enough(options, state)) {
         std::erase_if(choices, [](const Model::Choice& one) {
           return one.name.ends_with(" starts anew");
         });

@@ -21,6 +21,7 @@ enum class Mutation {
   kCommitBeforeTheLog,  // Replicas are told before the record is written.
   kLogTakesOldTerms,    // A coordinator that was replaced still writes.
   kBadGradientsCount,   // A replica reduces what it has found to be of no use.
+  kRecoverFromSome,     // A lost log is made from whoever answers first.
 };
 
 struct ModelOptions {
@@ -32,6 +33,7 @@ struct ModelOptions {
   int crashes = 0;              // Of replicas, which may come back, fresh.
   int coordinator_crashes = 0;  // Which then starts again.
   int coordinator_pauses = 0;   // It goes on beside the one that replaces it.
+  int log_losses = 0;           // With the coordinator; the next one recovers.
   int damages = 0;              // Of parameters, which a replica notices.
   int bad_gradients = 0;        // It notices them, too.
   int leaves = 0;

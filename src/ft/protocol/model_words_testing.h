@@ -105,6 +105,7 @@ class ModelAccess {
     add(words, report.digest);
     add(words, report.bad_gradients);
     words.push_back(report.leaving ? 1 : 0);
+    add(words, report.remembers);
   }
   static void add(StateWords& words, const RunView& view) {
     words.push_back(view.term);
@@ -119,6 +120,7 @@ class ModelAccess {
     add(words, view.planned);
     add(words, view.wrong);
     words.push_back(view.fenced.empty() ? 0 : 1);
+    words.insert(words.end(), {view.starts, view.asks ? 1U : 0U});
   }
   static void add(StateWords& words, const History& history) {
     words.push_back(history.term);
@@ -144,6 +146,9 @@ class ModelAccess {
       add(words, known.backoff);
       add(words, static_cast<std::int64_t>(known.failed_joins));
       add(words, known.member_since);
+    }
+    for (const auto& [life, report] : all.memories_) {
+      add(words, report);
     }
     add(words, all.planned_);
     words.push_back(all.number_);
@@ -190,11 +195,18 @@ class ModelAccess {
     add(words, one.reducing_);
     add(words, one.applying_);
     add(words, one.catching_up_);
+    words.push_back(one.asked_ ? 1 : 0);
     words.push_back(one.installs_ * 2 + (one.installing_ ? 1U : 0U));
   }
 
   static const Report& last_report(const Coordinator& one, ReplicaId replica) {
     return one.replicas_.at(replica).report;
+  }
+  // It counts, or has said what it remembers.
+  static bool is_there(
+      const Coordinator& one, ReplicaId replica, Incarnation incarnation) {
+    return one.counts(replica, incarnation) ||
+        one.memories_.contains({replica, incarnation});
   }
   static std::uint64_t serial(const Replica& one) { return one.serial_; }
   // Whether it takes no part any more in what is reduced under the epoch.

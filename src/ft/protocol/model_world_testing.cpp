@@ -5,6 +5,9 @@ namespace sherd::ft {
 
 CoordinatorDecisions Model::hear(State& state, Report report) const {
   auto& coordinator = *state.coordinator;
+  if (options_.mutation == Mutation::kRecoverFromSome && report.remembers) {
+    report.remembers->lives = {{report.replica, report.incarnation}};
+  }
   const auto& canonical = coordinator.history().canonical;
   if (options_.mutation == Mutation::kStepIsIdentity && canonical) {
     if (report.held && report.held->step == canonical->step) {
@@ -118,7 +121,7 @@ void Model::add_coordinator_choices(
       if (old == process.incarnation && process.alive && !process.cut) {
         continue;
       }
-      if (state.coordinator->counts(id, old)) {
+      if (ModelAccess::is_there(*state.coordinator, id, old)) {
         add_event(
             state, "loss of " + std::to_string(r) + " is noticed",
             [id, old](State& next) {
@@ -298,6 +301,13 @@ void Model::add_coordinator_faults(
   if (state.coordinator && state.coordinator_pauses > 0) {
     choices.push_back({"the coordinator is paused", [](State& next) {
                          pause_coordinator(next);
+                       }});
+  }
+  if (state.coordinator && state.log_losses > 0) {
+    choices.push_back({"the coordinator dies with its log", [](State& next) {
+                         --next.log_losses;
+                         end_coordinator(next);
+                         *next.disk = {};
                        }});
   }
   if (!state.former) {
@@ -496,6 +506,54 @@ std::vector<Model::Choice> Model::progress(
     add_replica_choices(state, r, beats, all);
   }
   return all;
+}
+
+void Model::written(State& state, const Record& record) const {
+  if (const auto* commit = std::get_if<CommitRecord>(&record)) {
+    check_commit(state, *commit);
+    state.tip = commit->commit.result;
+    state.committed.insert(state.tip);
+  } else if (const auto* back = std::get_if<RollbackRecord>(&record)) {
+    check_rollback(state, *back);
+    state.tip = back->canonical;
+  } else if (const auto* recovered = std::get_if<RecoveryRecord>(&record)) {
+    check_recovery(state, *recovered);
+    state.tip = recovered->canonical();
+  } else if (const auto* epoch = std::get_if<EpochRecord>(&record);
+             epoch != nullptr && options_.log_losses > 0 &&
+             std::as_const(state).disk->past.empty()) {
+    check_forgotten(state, epoch->base);
+    state.tip = epoch->base;
+    state.reductions->clear();  // Of a run of which nobody remembers anything.
+  }
+  append(*state.disk, record);
+}
+
+// It goes on from the last commit, or from the one before if that is made again, and goes back only
+// behind what no replica has any more.
+void Model::check_recovery(const State& state, const RecoveryRecord& record) {
+  if (!state.committed.contains(record.canonical())) {
+    throw Violation{
+        "S2: " + text_of(record.canonical()) +
+        " is recovered, which was not committed"};
+  }
+  // Who remembers a rollback may be gone: then it is none.
+  const bool leads_on = record.first == state.tip ||
+      std::any_of(record.commits.begin(), record.commits.end(),
+                  [&](const Commit& one) { return one.result == state.tip; });
+  if (!leads_on) {
+    check_forgotten(state, record.canonical());
+  }
+}
+
+void Model::check_forgotten(const State& state, const StateId& next) {
+  for (const auto& one : state.replicas) {
+    if (next != state.tip && one->alive && one->protocol.held() == state.tip) {
+      throw Violation{
+          "S8: " + text_of(state.tip) +
+          " is forgotten while a replica holds it"};
+    }
+  }
 }
 
 void Model::check(const State& state) const {

@@ -97,6 +97,7 @@ struct State {
   int crashes = 0;
   int coordinator_crashes = 0;
   int coordinator_pauses = 0;
+  int log_losses = 0;
   int damages = 0;
   int bad_gradients = 0;
   int leaves = 0;
@@ -133,6 +134,7 @@ class Model {
     state.crashes = options_.crashes;
     state.coordinator_crashes = options_.coordinator_crashes;
     state.coordinator_pauses = options_.coordinator_pauses;
+    state.log_losses = options_.log_losses;
     state.damages = options_.damages;
     state.bad_gradients = options_.bad_gradients;
     state.leaves = options_.leaves;
@@ -173,18 +175,20 @@ class Model {
       add(words, message->fingerprint);
     }
     add(words, state.reductions);
-    const auto left = {state.crashes,
-                       state.coordinator_crashes,
-                       state.coordinator_pauses,
-                       state.damages,
-                       state.bad_gradients,
-                       state.leaves,
-                       state.partitions,
-                       state.false_losses,
-                       state.link_cuts,
-                       state.lost_messages,
-                       state.repeated_messages,
-                       state.timeouts};
+    const auto left = {
+        state.crashes,
+        state.coordinator_crashes,
+        state.coordinator_pauses,
+        state.log_losses,
+        state.damages,
+        state.bad_gradients,
+        state.leaves,
+        state.partitions,
+        state.false_losses,
+        state.link_cuts,
+        state.lost_messages,
+        state.repeated_messages,
+        state.timeouts};
     for (const int one : left) {
       words.push_back(static_cast<std::uint64_t>(one));
     }
@@ -348,10 +352,15 @@ class Model {
 
   // ---- the coordinator ----
 
-  CoordinatorOptions coordinator_options() const {
+  CoordinatorOptions coordinator_options(const State& state) const {
     CoordinatorOptions options;
+    // Each log is of another run.
+    options.run =
+        1 + static_cast<std::uint64_t>(options_.log_losses - state.log_losses);
+    options.recovers = options.run > 1;
     options.replicas_min = options_.replicas_min;
-    options.replicas_start = options_.replicas;
+    options.replicas_start =
+        options_.mutation == Mutation::kRecoverFromSome ? 1 : options_.replicas;
     options.start_timeout = kTimeout;
     options.settle = Duration(0);
     options.join_timeout = kTimeout;
@@ -386,17 +395,7 @@ class Model {
     }
   }
 
-  void written(State& state, const Record& record) const {
-    if (const auto* commit = std::get_if<CommitRecord>(&record)) {
-      check_commit(state, *commit);
-      state.tip = commit->commit.result;
-      state.committed.insert(state.tip);
-    } else if (const auto* back = std::get_if<RollbackRecord>(&record)) {
-      check_rollback(state, *back);
-      state.tip = back->canonical;
-    }
-    append(*state.disk, record);
-  }
+  void written(State& state, const Record& record) const;
 
   // What one says that was replaced, and does not know it. It ends where the log
   // refuses its record.
@@ -447,7 +446,7 @@ class Model {
     }
     CoordinatorDecisions decisions;
     state.coordinator = Coordinator(
-        coordinator_options(), *std::as_const(state).disk, state.now,
+        coordinator_options(state), *std::as_const(state).disk, state.now,
         decisions);
     carry_out(state, decisions, decisions.size());
   }
@@ -647,6 +646,8 @@ class Model {
     }
   }
 
+  static void check_recovery(const State& state, const RecoveryRecord& record);
+  static void check_forgotten(const State& state, const StateId& next);
   static void check_rollback(const State& state, const RollbackRecord& record) {
     for (std::size_t r = 0; r < state.replicas.size(); ++r) {
       const auto& one = *state.replicas[r];

@@ -17,9 +17,18 @@ auto age_of(const RunView& view) {
 
 // A plan may be taken back, and no later one has a lower number.
 bool is_older(const RunView& view, const RunView& than) {
-  return age_of(view) < age_of(than) ||
-      (age_of(view) == age_of(than) && view.planned && than.planned &&
+  if (age_of(view) != age_of(than)) {
+    return age_of(view) < age_of(than);
+  }
+  return view.starts < than.starts ||
+      (view.planned && than.planned &&
        view.planned->epoch < than.planned->epoch);
+}
+
+RunView memory_of(RunView view) {
+  view.peers.clear();
+  view.planned.reset();
+  return view;
 }
 
 }  // namespace
@@ -40,6 +49,9 @@ Report Replica::report() const {
   report.digest = digest_;
   report.bad_gradients = bad_gradients_;
   report.leaving = leaving_;
+  if (asked_) {
+    report.remembers = memory_of(view_);
+  }
   return report;
 }
 
@@ -60,6 +72,10 @@ Tasks Replica::finish(bool reports) {
 }
 
 Tasks Replica::received(const RunView& view) {
+  if (view.asks) {
+    asked_ = run_ != 0 && !stopped_;
+    return asked_ ? finish() : Tasks();
+  }
   // A coordinator with another log has nothing to say here, and what is held may
   // be all that there is of the run.
   if (stopped_ || view.term < view_.term || (run_ != 0 && view.run != run_)) {
@@ -77,6 +93,7 @@ Tasks Replica::received(const RunView& view) {
   const auto before = report();
   run_ = view.run;
   view_ = view;
+  asked_ = false;
   // While something is written, it comes again with the next view.
   if (view.wrong && view.wrong == digest_ && !applying_ && !installing_) {
     return damaged();

@@ -89,6 +89,7 @@ class Replica {
   std::optional<StateId> catching_up_;         // The target.
   std::uint64_t installs_ = 0;
   bool installing_ = false;  // Until it ends nobody knows what is held.
+  bool asked_ = false;       // By a coordinator whose log is empty.
   bool leaving_ = false;
   bool stopped_ = false;
   Tasks tasks_;  // Only during a call: what it has decided so far.

@@ -381,6 +381,26 @@ TEST(Replica, ACoordinatorOfAnotherRunHasNothingToSay) {
   EXPECT_TRUE(replica == before);
 }
 
+TEST(Replica, WhoIsAskedSaysWhatItRemembers) {
+  RunView question;
+  question.run = 8;
+  question.term = 1;
+  question.asks = true;
+  EXPECT_THAT(Replica(kIdentity).received(question), IsEmpty());
+  auto replica = voting();
+  EXPECT_FALSE(replica.report().remembers);
+  EXPECT_THAT(names(replica.received(question)), ElementsAre("report"));
+  EXPECT_EQ(
+      replica.report().remembers, run_view_of({1, 1}, EpochStage::kRunning));
+  EXPECT_TRUE(replica.report().vote);
+  EXPECT_EQ(replica.report().run, 7U);
+  // Another coordinator has the log.
+  EXPECT_THAT(
+      names(replica.received(run_view_of({2, 2}, EpochStage::kJoining))),
+      ElementsAre("join 2", "report"));
+  EXPECT_FALSE(replica.report().remembers);
+}
+
 TEST(Replica, APlanMayBeTakenBack) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);

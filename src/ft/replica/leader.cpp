@@ -122,7 +122,7 @@ void Leader::received_view(const net::Frame& frame) {
     run_is_known_ = true;
     send_all(StartRunTask{run, options_.addresses.front().key});
   }
-  if (machine_.view().run != 0 && run != machine_.view().run &&
+  if (!view.asks && machine_.view().run != 0 && run != machine_.view().run &&
       std::exchange(other_run_, run) != run) {
     log_warning(
         str("[ft] expected a coordinator of run ", machine_.view().run,

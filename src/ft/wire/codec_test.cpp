@@ -128,6 +128,48 @@ TEST(Codec, BytesOfThisVersionAreReadForEver) {
   EXPECT_EQ(report_of(bytes_of_hex(kept)).value(), report);
 }
 
+// What has come since, kept too.
+TEST(Codec, BytesOfWhatIsRememberedAreReadForEver) {
+  Report report;
+  RunView memory;
+  memory.run = 7;
+  memory.term = 2;
+  memory.canonical = {5, {1, 2}};
+  memory.epoch = {2, 3};
+  memory.stage = EpochStage::kRunning;
+  memory.members = {{0, 9, {{8, 16}}}};
+  memory.starts = 3;
+  memory.lives = {{0, 9}};
+  memory.consumed.add({0, 8});
+  report.remembers = memory;
+  const std::string kept =
+      "0107000000000000000200000000000000"
+      "050000000000000001000000000000000200000000000000"
+      "0200000000000000030000000000000001"
+      "030000000000000001000000000000000900000000000000"
+      "0100000000000000000000000800000000000000"
+      "00000000"
+      "010000000000000009000000000000000101000000080000000000000010000000000000"
+      "000100000001000000080000000000000000"
+      "00";
+  const auto bytes = bytes_of(report);
+  EXPECT_EQ(bytes.substr(bytes.size() - kept.size() / 2), bytes_of_hex(kept));
+  EXPECT_EQ(report_of(bytes).value(), report);
+}
+
+// As a sherd before it wrote a view: without who was ever there, and what is taken.
+TEST(Codec, AViewWithoutItsLaterPartsIsRead) {
+  RunView view;
+  view.run = 7;
+  std::string bytes = bytes_of(view);
+  constexpr std::size_t kMask = 2 + 4;
+  constexpr std::size_t kLaterParts = (8 + 4) + 4 + 1;
+  ASSERT_EQ(bytes.substr(kMask, 2), "\xff\x1f");
+  bytes[kMask + 1] = '\x03';
+  bytes.resize(bytes.size() - kLaterParts);
+  EXPECT_EQ(run_view_of(bytes).value(), view);
+}
+
 // A report has all bits of a view, and is told apart by its frame's type alone.
 TEST(Codec, AMessageOfAnotherKindIsRefused) {
   EXPECT_FALSE(report_of(bytes_of(RunView())).ok());

@@ -35,6 +35,9 @@ struct ListLimits {
 };
 inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
 inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
+inline constexpr ListLimits kLifeList{CodecLimits::kMembers, 12};
+inline constexpr ListLimits kStateList{CodecLimits::kMembers, 24};
+inline constexpr ListLimits kTakenList{std::size_t{1} << 24U, 16};
 inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 24};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
@@ -240,6 +243,31 @@ void fields(Io& io, Field<Io, Commit>& commit) {
   fields(io, commit.result);
   io.number("a digest", commit.gradients);
   io.number("samples", commit.samples);
+}
+
+template <typename Io>
+void fields(Io& io, Field<Io, IncarnationRecord>& record) {
+  io.number("a replica", record.replica);
+  io.number("an incarnation", record.incarnation);
+}
+
+template <typename Io>
+void fields(Io& io, Field<Io, SampleSet>& set) {
+  if constexpr (std::is_same_v<Io, FieldReader>) {
+    std::vector<SampleRange> ranges;
+    io.list("samples that are taken", kTakenList, ranges);
+    set = {};
+    for (std::size_t i = 0; i < ranges.size() && io.in.ok(); ++i) {
+      if (ranges[i].size() == 0 ||
+          (i > 0 && ranges[i].begin <= ranges[i - 1].end)) {
+        io.in.fail("expected ranges that ascend, found others");
+        return;
+      }
+      set.add(ranges[i]);
+    }
+  } else {
+    io.list("samples that are taken", kTakenList, set.ranges());
+  }
 }
 
 // Ranks one after another that are reached at the same host with the same key.

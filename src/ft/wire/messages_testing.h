@@ -36,6 +36,7 @@ class RandomMessages {
     report.addresses = some<RankAddress>([&] { return address(); });
     report.progress = progress();
     report.ranks = some<TrainingProgress>([&] { return progress(); });
+    report.remembers = maybe<RunView>([&] { return memory(); });
     return report;
   }
 
@@ -58,11 +59,25 @@ class RandomMessages {
     view.wrong = maybe<StateDigest>([&] { return digest(); });
     view.fenced = text();
     view.ended = coin();
+    view.starts = word();
+    view.lives = some<IncarnationRecord>(
+        [&] { return IncarnationRecord{half(), word()}; });
+    view.consumed = taken();
+    view.asks = coin();
     return view;
+  }
+  // What of a view is remembered.
+  RunView memory() {
+    RunView memory = view();
+    memory.planned.reset();
+    memory.peers.clear();
+    memory.fenced.clear();
+    memory.ended = memory.asks = false;
+    return memory;
   }
 
   Record record() {
-    switch (below(5)) {
+    switch (below(6)) {
       case 0:
         return TermRecord{word(), word()};
       case 1:
@@ -75,8 +90,19 @@ class RandomMessages {
               return Member{half(), word(), ranges(), ranges()};
             }),
             members()};
-      default:
+      case 4:
         return RollbackRecord{epoch(), state(), state()};
+      default:
+        return RecoveryRecord{
+            word(),
+            epoch(),
+            members(),
+            some<IncarnationRecord>(
+                [&] { return IncarnationRecord{half(), word()}; }),
+            state(),
+            some<Commit>([&] { return commit(); }),
+            some<StateId>([&] { return state(); }),
+            taken()};
     }
   }
 
@@ -125,6 +151,14 @@ class RandomMessages {
       const auto begin = positive();
       return SampleRange{begin, begin + positive() / 2};
     });
+  }
+  SampleSet taken() {
+    SampleSet taken;
+    const auto count = static_cast<std::int64_t>(below(4));
+    for (std::int64_t i = 0; i < count; ++i) {
+      taken.add({10 * i, 10 * i + 1 + static_cast<std::int64_t>(below(9))});
+    }
+    return taken;
   }
   std::vector<Member> members() {
     return some<Member>(

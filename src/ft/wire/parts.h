@@ -29,9 +29,9 @@ inline void begin_message(
 }
 
 // The mask; none: the message has come before, and says nothing new. `messages`: how many have been
-// read. The first one must have all `count` parts.
+// read. The first one must have all parts below `first`; later versions have added the rest.
 inline std::optional<PartMask> begin_message(
-    FieldReader& reader, std::size_t count, std::uint32_t& messages) {
+    FieldReader& reader, std::size_t first, std::uint32_t& messages) {
   const std::uint16_t version = reader.in.u16("the version");
   if (version != kWireVersion) {
     reader.in.fail(
@@ -48,10 +48,10 @@ inline std::optional<PartMask> begin_message(
         str("expected message ", messages + 1, " of the connection, found ",
             number));
   }
-  const auto known = all_parts(count);
-  if (messages == 0 && (mask & known) != known) {
+  const auto needed = all_parts(first);
+  if (messages == 0 && (mask & needed) != needed) {
     reader.in.fail(str(
-        "expected all ", count, " parts in the first message, found ", mask));
+        "expected all ", first, " parts in the first message, found ", mask));
   }
   ++messages;
   return reader.in.ok() ? mask : 0;

@@ -16,12 +16,6 @@ void fields(Io& io, Field<Io, TermRecord>& record) {
 }
 
 template <typename Io>
-void fields(Io& io, Field<Io, IncarnationRecord>& record) {
-  io.number("a replica", record.replica);
-  io.number("an incarnation", record.incarnation);
-}
-
-template <typename Io>
 void fields(Io& io, Field<Io, EpochRecord>& record) {
   fields(io, record.epoch);
   fields(io, record.base);
@@ -44,6 +38,22 @@ void fields(Io& io, Field<Io, RollbackRecord>& record) {
   fields(io, record.canonical);
 }
 
+template <typename Io>
+void fields(Io& io, Field<Io, RecoveryRecord>& record) {
+  io.number("a configuration", record.config);
+  fields(io, record.epoch);
+  if constexpr (std::is_same_v<Io, FieldReader>) {
+    record.members = read_members(io);
+  } else {
+    write_members(io, record.members);
+  }
+  io.list("lives", kLifeList, record.lives);
+  fields(io, record.first);
+  io.list("commits", kCommitList, record.commits);
+  io.list("states that were given up", kStateList, record.given_up);
+  fields(io, record.consumed);
+}
+
 // A committed state without its number of samples, which its ranges have.
 template <typename Io>
 void fields(Io& io, Field<Io, History::CommittedState>& past) {
@@ -52,7 +62,6 @@ void fields(Io& io, Field<Io, History::CommittedState>& past) {
   io.list("ranges of samples", kRangeList, past.samples);
 }
 inline constexpr ListLimits kPastList{std::size_t{1} << 24U, 24 + 1 + 4};
-inline constexpr ListLimits kTakenList{std::size_t{1} << 24U, 16};
 
 // ---- what a commit changes ----
 
@@ -110,24 +119,6 @@ EpochRecord read_epoch(FieldReader& reader) {
 }
 
 // ---- what a history has come to ----
-
-template <typename Io>
-void fields(Io& io, Field<Io, SampleSet>& set) {
-  if constexpr (std::is_same_v<Io, FieldReader>) {
-    std::vector<SampleRange> ranges;
-    io.list("samples that are taken", kTakenList, ranges);
-    for (std::size_t i = 0; i < ranges.size() && io.in.ok(); ++i) {
-      if (ranges[i].size() == 0 ||
-          (i > 0 && ranges[i].begin <= ranges[i - 1].end)) {
-        io.in.fail("expected ranges that ascend, found others");
-        return;
-      }
-      set.add(ranges[i]);
-    }
-  } else {
-    io.list("samples that are taken", kTakenList, set.ranges());
-  }
-}
 
 void write_lives(
     FieldWriter& writer, const std::map<ReplicaId, Incarnations>& all) {
@@ -230,7 +221,8 @@ Result<Record> record_of(
     std::string_view bytes, const std::vector<Member>& before) {
   FieldReader reader{net::ByteReader(bytes)};
   Record record;
-  if (read_version(reader) == kLogVersion) {
+  constexpr std::uint16_t kCommitsSayWhatChanges = 4;
+  if (read_version(reader) >= kCommitsSayWhatChanges) {
     read_new(reader, record, before);
   } else if (reader.in.ok()) {
     wire::read_kind(reader, "the kind of a record", record);
@@ -249,6 +241,9 @@ const std::vector<Member>& members_after(
   }
   if (const auto* epoch = std::get_if<EpochRecord>(&record)) {
     return epoch->members;
+  }
+  if (const auto* recovery = std::get_if<RecoveryRecord>(&record)) {
+    return recovery->members;
   }
   return std::holds_alternative<RollbackRecord>(record) ? kNone : before;
 }

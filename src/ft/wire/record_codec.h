@@ -17,8 +17,9 @@
 namespace sherd::ft {
 
 // Each record begins with the version that wrote it.
-inline constexpr std::uint16_t kLogVersion = 4;
-// The oldest that is read. Before version 4 a commit had all members twice.
+inline constexpr std::uint16_t kLogVersion = 5;
+// The oldest that is read. Before version 4 a commit had all members twice, and before version 5
+// no log was made from what replicas remember.
 inline constexpr std::uint16_t kLogVersionMin = 2;
 
 // `before`: the members of the history that the record follows. Throws Error for a list above its

@@ -4,14 +4,33 @@
 #include <utility>
 
 #include "ft/wire/parts.h"
+#include "ft/wire/view_parts.h"
 
 namespace sherd::ft {
 namespace wire {
 
 inline constexpr std::size_t kAddressesPart = 9;
 inline constexpr std::size_t kRanksPart = 11;
+inline constexpr std::size_t kRemembersPart = 12;
 // One for each rank that has something new to say.
 inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 4 + 20};
+
+// What a replica remembers of its last view.
+template <typename Io>
+void fields(Io& io, Field<Io, RunView>& view) {
+  for (const auto part :
+       {ViewPart::kRun, ViewPart::kCanonical, ViewPart::kEpoch,
+        ViewPart::kLives, ViewPart::kConsumed}) {
+    view_part(io, view, part);
+  }
+  io.list("commits", kCommitList, view.recent);
+  if constexpr (std::is_same_v<Io, FieldReader>) {
+    view.members = read_members(io);
+  } else {
+    write_members(io, view.members);
+  }
+  io.maybe("a digest", view.wrong);
+}
 
 template <typename Io>
 void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
@@ -41,6 +60,8 @@ void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
       return io.flag("whether it has finished", report.finished);
     case kAddressesPart:
       return fields(io, report.addresses);
+    case kRemembersPart:
+      return io.maybe("what it remembers", report.remembers);
     default:
       return fields(io, report.progress);
   }
@@ -108,6 +129,9 @@ std::string ReportWriter::bytes_of(const Report& report) {
   std::string parts;
   for (std::size_t part = 0; part < kReportParts; ++part) {
     std::string said;
+    if (part == wire::kRemembersPart && !remembered_ && !report.remembers) {
+      continue;
+    }
     if (part == wire::kRanksPart) {
       said = ranks_bytes(report.ranks);
     } else if (
@@ -130,6 +154,7 @@ std::string ReportWriter::bytes_of(const Report& report) {
   said_[wire::kAddressesPart].clear();
   said_[wire::kRanksPart].clear();
   addresses_ = report.addresses;
+  remembered_ = remembered_ || report.remembers;
   FieldWriter message;
   wire::begin_message(message, ++messages_, mask);
   message.out.raw(parts);
@@ -139,7 +164,7 @@ std::string ReportWriter::bytes_of(const Report& report) {
 Status ReportReader::read(std::string_view bytes) {
   FieldReader reader{net::ByteReader(bytes)};
   reader.makes_printable = true;
-  const auto news = wire::begin_message(reader, kReportParts, messages_);
+  const auto news = wire::begin_message(reader, kFirstReportParts, messages_);
   if (!news) {
     return Status();
   }

@@ -17,8 +17,9 @@
 namespace sherd::ft {
 
 // They are: who, serial, held, joined, vote, suspicion, digest, bad gradients, whether it ends,
-// addresses, progress, ranks.
-inline constexpr std::size_t kReportParts = 12;
+// addresses, progress, ranks. What it remembers came later: who is not asked says nothing of it.
+inline constexpr std::size_t kFirstReportParts = 12;
+inline constexpr std::size_t kReportParts = 13;
 
 class ReportWriter {
  public:
@@ -32,6 +33,7 @@ class ReportWriter {
   std::array<std::string, kReportParts> said_;  // The parts, as said last.
   RankAddresses addresses_;
   std::vector<std::string> ranks_;
+  bool remembered_ = false;  // Has said what it remembers.
 };
 
 class ReportReader {

@@ -41,7 +41,10 @@ RunView view_of(std::size_t replicas) {
     const auto first = static_cast<std::int64_t>(8 * i);
     view.members.push_back({id, 100 + i, {{first, first + 8}}});
     view.peers.push_back({id, 100 + i, view.canonical, addresses_of(8)});
+    view.lives.push_back({id, 100 + i});
   }
+  view.starts = replicas;
+  view.consumed.add({0, 8000});
   return view;
 }
 
@@ -57,6 +60,8 @@ RunView next_of(RunView view) {
       range.end += 8000;
     }
   }
+  const auto taken = view.consumed.ranges().back().end;
+  view.consumed.add({taken, taken + 8000});
   return view;
 }
 
@@ -92,6 +97,7 @@ TEST(ReportStream, EachReportComesAsItWasSaid) {
       report.addresses = random.coin() ? other.addresses : report.addresses;
       report.ranks = random.coin() ? other.ranks : report.ranks;
       report.leaving = random.coin();
+      report.remembers = random.coin() ? other.remembers : report.remembers;
       ASSERT_TRUE(reader.read(writer.bytes_of(report)).ok());
       ASSERT_EQ(reader.report(), report);
     }
@@ -112,6 +118,18 @@ TEST(ReportStream, AddressesGoOnce) {
   EXPECT_LT(second.size(), 20U);
   ASSERT_TRUE(reader.read(second).ok());
   EXPECT_EQ(reader.report(), report);
+}
+
+TEST(ReportStream, WhoIsNotAskedSaysNothingOfWhatItRemembers) {
+  ReportWriter writer;
+  Report report;
+  const auto never_asked = writer.bytes_of(report).size();
+  report.remembers = view_of(1000);
+  report.remembers->peers.clear();
+  const auto asked = writer.bytes_of(report);
+  EXPECT_GT(asked.size(), 12000U);
+  EXPECT_LT(writer.bytes_of(report).size(), 20U);
+  EXPECT_EQ(ReportWriter().bytes_of(Report()).size(), never_asked);
 }
 
 TEST(ReportStream, BeginsWithAWholeReport) {
@@ -160,6 +178,10 @@ TEST(ViewStream, EachViewComesAsItWasSaid) {
       view.members = random.coin() ? other.members : view.members;
       view.peers = random.coin() ? other.peers : view.peers;
       view.wrong = random.coin() ? other.wrong : view.wrong;
+      view.lives = random.coin() ? other.lives : view.lives;
+      view.starts = random.coin() ? other.starts : view.starts;
+      view.consumed = random.coin() ? other.consumed : view.consumed;
+      view.asks = random.coin();
       view.fenced = random.below(8) == 0 ? other.fenced : "";
       connection.say(view);
     }

@@ -24,6 +24,10 @@ enum class ViewPart {
   kHeld,
   kWrong,
   kFenced,
+  // Version 4 began without these.
+  kLives,
+  kConsumed,
+  kAsks,
 };
 
 template <typename Io>
@@ -52,6 +56,13 @@ void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
       return io.choice("a stage", view.stage, EpochStage::kClosed);
     case ViewPart::kPlanned:
       return io.maybe("a planned epoch", view.planned);
+    case ViewPart::kLives:
+      io.number("starts", view.starts);
+      return io.list("lives", kLifeList, view.lives);
+    case ViewPart::kConsumed:
+      return fields(io, view.consumed);
+    case ViewPart::kAsks:
+      return io.flag("whether it asks", view.asks);
     case ViewPart::kWrong:
       return io.maybe("a digest", view.wrong);
     case ViewPart::kFenced:

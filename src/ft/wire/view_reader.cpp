@@ -26,7 +26,7 @@ void read_part(wire::FieldReader& reader, RunView& view, wire::ViewPart part) {
 Status ViewReader::read(std::string_view bytes) {
   wire::FieldReader reader{net::ByteReader(bytes)};
   reader.makes_printable = true;
-  const auto news = wire::begin_message(reader, kViewParts, messages_);
+  const auto news = wire::begin_message(reader, kFirstViewParts, messages_);
   if (!news) {
     return Status();
   }

@@ -71,14 +71,17 @@ std::string ViewWriter::news_for(
   const bool is_first = !std::exchange(told.anything_, true);
   wire::PartMask mask = 0;
   FieldWriter parts;
-  for (std::size_t part = 0; part < kSharedViewParts; ++part) {
-    auto& version = told.versions_[part];
-    if (version != parts_[part].version) {
-      mask |= wire::bit(part);
-      parts.out.raw(part_for(part, version));
-      version = parts_[part].version;
+  const auto add_shared = [&](std::size_t from, std::size_t end) {
+    for (auto part = from; part < end; ++part) {
+      auto& version = told.versions_[part];
+      if (version != parts_[part].version) {
+        mask |= wire::bit(part);
+        parts.out.raw(part_for(part, version));
+        version = parts_[part].version;
+      }
     }
-  }
+  };
+  add_shared(0, index_of(ViewPart::kWrong));
   if (is_first || told.wrong_ != view->wrong) {
     mask |= wire::bit(index_of(ViewPart::kWrong));
     parts.maybe("a digest", view->wrong);
@@ -89,6 +92,7 @@ std::string ViewWriter::news_for(
     parts.reason("a reason", view->fenced);
     parts.flag("whether the run has ended", view->ended);
   }
+  add_shared(kFirstViewParts, kViewParts);
   FieldWriter message;
   wire::begin_message(message, number, mask);
   message.out.raw(parts.out.bytes());
@@ -101,8 +105,13 @@ void ViewWriter::take(const std::shared_ptr<const RunView>& view) {
   }
   for (const auto part :
        {ViewPart::kRun, ViewPart::kCanonical, ViewPart::kEpoch,
-        ViewPart::kPlanned}) {
+        ViewPart::kPlanned, ViewPart::kConsumed, ViewPart::kAsks}) {
     take_simple(index_of(part), *view);
+  }
+  // They are many, and stay.
+  if (view_ == nullptr || view->starts != view_->starts ||
+      view->lives != view_->lives) {
+    take_simple(index_of(ViewPart::kLives), *view);
   }
   take_commits(*view);
   take_members(*view);

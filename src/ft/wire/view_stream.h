@@ -24,14 +24,15 @@
 namespace sherd::ft {
 
 // What all are told: run, canonical, commits, epoch, members, planned epoch, who is there, what they
-// hold. Then what only one is told: its wrong digest, whether it is fenced.
-inline constexpr std::size_t kSharedViewParts = 8;
-inline constexpr std::size_t kViewParts = 10;
+// hold. Then what only one is told: its wrong digest, whether it is fenced. Then what all are told
+// and came later: who was ever there, which samples are taken, whether the log is empty.
+inline constexpr std::size_t kFirstViewParts = 10;
+inline constexpr std::size_t kViewParts = 13;
 
 // What one connection has been told; a new one: nothing.
 class ToldView {
   friend class ViewWriter;
-  std::array<std::uint64_t, kSharedViewParts> versions_{};
+  std::array<std::uint64_t, kViewParts> versions_{};  // Of those for all.
   std::uint32_t messages_ = 0;
   bool anything_ = false;
   std::optional<StateDigest> wrong_;
@@ -73,7 +74,7 @@ class ViewWriter {
   const std::string& peers_for(std::uint64_t told);
 
   std::shared_ptr<const RunView> view_;
-  std::array<Part, kSharedViewParts> parts_;
+  std::array<Part, kViewParts> parts_;  // Those for all.
   std::vector<Peer> peers_;
   // Who has gone, by the version in which it has. News from versions before `peers_since_` are not
   // known.

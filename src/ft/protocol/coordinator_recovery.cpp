@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a coordinator whose log is empty asks replicas what they remember, and goes on from it.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "ft/protocol/coordinator.h"
+#include "ft/protocol/recovery.h"
+
+namespace sherd::ft {
+namespace {
+
+// A log that turns up again after all begins terms that nobody listens to any more.
+constexpr std::uint64_t kTermsOfLostLog = 1000;
+// A log that is lost again, with all who remember it, may have had any term above those.
+constexpr std::uint64_t kTermsDrawn = 1000000;
+
+}  // namespace
+
+bool Coordinator::is_recovering() const {
+  return options_.recovers && history_.past.empty();
+}
+
+// A life that has heard of a run is none that begins.
+bool Coordinator::remembers_a_run(const Report& report) const {
+  return is_recovering() && report.run != 0;
+}
+
+void Coordinator::hear_memory(const Report& report) {
+  auto& known = memories_[{report.replica, report.incarnation}];
+  if (report.serial < known.serial) {
+    return;
+  }
+  known = report;
+  if (!report.remembers) {
+    RunView question;
+    question.run = history_.run;
+    question.term = history_.term;
+    question.asks = true;
+    decisions_.push_back(
+        {SendView{
+             report.replica, report.incarnation,
+             std::make_shared<const RunView>(std::move(question))},
+         "the log is empty"});
+  }
+  look_for_lost_log();
+  advance();
+}
+
+// Why nothing begins yet; empty: it may.
+std::string Coordinator::recover() {
+  if (memories_.empty()) {
+    const auto here = std::count_if(
+        replicas_.begin(), replicas_.end(),
+        [](const auto& one) { return one.second.connected; });
+    return here < options_.replicas_start && now_ >= start_at_
+        ? str("the log is empty, and nothing begins before ",
+              options_.replicas_start,
+              " replicas are here, since each may remember a run")
+        : std::string();
+  }
+  RecoveryQuestion question;
+  question.replicas_min = replicas_min();
+  question.replicas_start = options_.replicas_start;
+  for (const auto& [life, report] : memories_) {
+    question.answers.push_back(&report);
+  }
+  for (const auto& [replica, lives] : history_.lives) {
+    if (counts(replica, lives.current)) {
+      question.fresh[replica] = replicas_.at(replica).report.held;
+    } else {
+      question.away.insert(replica);
+    }
+  }
+  const auto recovery = recovery_of(question);
+  if (recovery.record) {
+    go_on_from(recovery);
+    return {};
+  }
+  // Others are about to come.
+  return now_ < reconnect_until_
+      ? str("the log is empty: replicas are asked what they remember of run ",
+            recovery.run)
+      : "the log is empty: " + recovery.waits_for;
+}
+
+void Coordinator::go_on_from(const Recovery& recovery) {
+  const auto why =
+      str("run ", recovery.run, " goes on from what its replicas remember");
+  write(
+      TermRecord{
+          std::max(history_.term, recovery.term) + kTermsOfLostLog +
+              options_.run % kTermsDrawn,
+          recovery.run},
+      why);
+  write(*recovery.record, why);
+  if (recovery.commit) {
+    write(*recovery.commit, "it was voted for before the log was lost");
+  }
+  lost_log_.clear();
+  number_ = history_.epoch.number;
+  config_ = history_.config;
+  started_ = history_.epoch;
+  epoch_ended_because_ = "the log was lost";
+  form_at_ = now_ + options_.settle;
+  reconnect_until_ = now_ + options_.reconnect_timeout;
+  auto memories = std::exchange(memories_, {});
+  for (const auto& life : recovery.lives) {
+    const auto found = memories.find({life.replica, life.incarnation});
+    if (found != memories.end()) {
+      take(found->second);
+      memories.erase(found);
+    }
+  }
+  for (const auto& [life, report] : memories) {
+    take(report);  // Those that were replaced.
+  }
+  tell_all(why);
+}
+
+}  // namespace sherd::ft
