@@ -101,7 +101,7 @@ extern "C" int LLVMFuzzerTestOneInput(
   // As it is, and after a version.
   const std::string whole(data, data + size);
   check_bytes(whole);
-  for (const auto version : {kLogVersionMin, kWireVersion}) {
+  for (const auto version : {kLogVersionMin, kWireVersion, kLogVersion}) {
     check_bytes(sherd::test::with_version(version, whole));
   }
   check_messages(sherd::test::FuzzBytes({data, size}));
