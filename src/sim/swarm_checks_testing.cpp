@@ -67,7 +67,9 @@ void SwarmChecks::check_rollback(
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     const auto id = static_cast<ft::ReplicaId>(i);
     const auto* one = world.replica(id);
-    if (one == nullptr || !seen_[i].held) {
+    // Of one that has just been started nothing was seen yet.
+    if (one == nullptr || !seen_[i].held ||
+        seen_[i].incarnation != world.incarnation(id)) {
       continue;
     }
     const bool told = world.coordinator()->counts(id, seen_[i].incarnation) ||
