@@ -182,6 +182,16 @@ TEST(StreamExchange, AStepMakesTheHostNeitherWaitNorAllocate) {
   EXPECT_EQ(fault, "");
 }
 
+TEST(StreamExchange, EndsInTheMiddleOfABackwardWithoutAFault) {
+  EXPECT_EQ(
+      run_alone([](auto& trainer, auto&) {
+        trainer.reduce(2);
+        trainer.use(1, true);  // Starts the reduction.
+        trainer.use(0, true);
+      }),
+      "");
+}
+
 TEST(StreamExchange, AReductionStartsAtOnceWhereNoUnitIsEverGathered) {
   const auto device = test::checking_device();
   const auto world = World::single();

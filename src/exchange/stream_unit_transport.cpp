@@ -33,11 +33,14 @@ class StreamUnitTransport final : public UnitTransport {
         buffers_(model, transport_->index(), backends.device),
         reductions_(model, backends.reduce, buffers_) {}
 
-  // The memory goes back to these streams while the caller's may still use it.
+  // Slots go back to these streams while the caller's may still use them, and shards to the caller's,
+  // which those may still use where a backward was not ended.
   ~StreamUnitTransport() override {
     const auto now = compute().record();
     buffers_.gather_stream.wait(now);
     buffers_.reduce_stream.wait(now);
+    compute().wait(buffers_.gather_stream.record());
+    compute().wait(buffers_.reduce_stream.record());
   }
   StreamUnitTransport(const StreamUnitTransport&) = delete;
   StreamUnitTransport& operator=(const StreamUnitTransport&) = delete;
