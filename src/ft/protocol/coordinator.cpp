@@ -78,16 +78,14 @@ bool Coordinator::waits_for_others(const Report& report) {
 }
 
 // Takes a report that decides nothing. Of many replicas nearly all do not, so that this must not
-// look at all of them. False: the rules are to look at it.
+// look at all of them, nor make a view: what the sender holds the others are told with the next one
+// that the rules make, once a step at least. False: the rules are to look at it.
 bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
   if (!repeats(report, known)) {
     return false;
   }
   const bool holds_the_same = report.held == known.report.held;
   const bool is_heartbeat = holds_the_same && report.vote == known.report.vote;
-  if (!holds_the_same) {
-    view_.reset();
-  }
   known.report = report;
   if (!is_heartbeat && !waits_for_others(report)) {
     return false;
@@ -483,7 +481,7 @@ RunView Coordinator::view() const {
   return view;
 }
 
-// REQUIRES: view_ is null where something has changed since it was made.
+// REQUIRES: view_ is null where anything but what replicas hold has changed since it was made.
 void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   const auto& known = replicas_.at(replica);
   if (!known.connected || !history_.canonical) {

@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,10 +70,10 @@ class CoordinatorScript {
   }
   // `from` cannot connect to `to` for the epoch that it was told of last.
   void cannot_reach(ReplicaId from, ReplicaId to) {
-    accuse(orders_.at(from).epoch, from, to);
+    accuse(view(from).epoch, from, to);
   }
   void cannot_reach_as_planned(ReplicaId from, ReplicaId to) {
-    accuse(orders_.at(from).planned->epoch, from, to);
+    accuse(view(from).planned->epoch, from, to);
   }
   void wait(Duration time) {
     pass(time);
@@ -83,7 +84,7 @@ class CoordinatorScript {
   // They join the epoch that they were told of.
   void join(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
-      report(replica).joined = orders_.at(replica).epoch;
+      report(replica).joined = view(replica).epoch;
       report(replica).vote.reset();
       say(replica);
     }
@@ -91,12 +92,12 @@ class CoordinatorScript {
   // They join the epoch that is planned.
   void join_plan(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
-      report(replica).joined = orders_.at(replica).planned->epoch;
+      report(replica).joined = view(replica).planned->epoch;
       say(replica);
     }
   }
   void vote(ReplicaId replica, std::uint64_t gradients = 5) {
-    const auto& view = orders_.at(replica);
+    const auto& view = *orders_.at(replica);
     report(replica).vote =
         Vote{{view.epoch, view.canonical.step + 1}, view.canonical, gradients};
     say(replica);
@@ -118,7 +119,7 @@ class CoordinatorScript {
   }
 
   Instant now() const { return now_; }
-  const RunView& view(ReplicaId replica) const { return orders_.at(replica); }
+  const RunView& view(ReplicaId replica) const { return *orders_.at(replica); }
   const std::vector<Record>& log() const { return log_; }
   const std::vector<std::string>& reasons() const { return reasons_; }
   const std::vector<std::string>& notices() const { return notices_; }
@@ -139,7 +140,7 @@ class CoordinatorScript {
   void take(CoordinatorDecisions decisions) {
     for (auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {
-        orders_[tell->replica] = *tell->view;
+        orders_[tell->replica] = tell->view;
       } else if (
           const auto* found = std::get_if<DetectedFault>(&decision.what)) {
         notices_.push_back(
@@ -154,7 +155,7 @@ class CoordinatorScript {
   Instant now_{};
   CoordinatorDecisions decisions_;
   std::map<ReplicaId, Report> reports_;
-  std::map<ReplicaId, RunView> orders_;
+  std::map<ReplicaId, std::shared_ptr<const RunView>> orders_;
   std::vector<Record> log_;
   std::vector<std::string> reasons_;
   std::vector<std::string> notices_;

@@ -330,6 +330,20 @@ TEST(Coordinator, WhoFailsItsPeersAgainStaysOutLongerUpToALimit) {
   }
 }
 
+// To make a view takes as long as there are replicas, and each of them reports several times a step.
+TEST(Coordinator, ReportsThatDecideNothingAreAnsweredWithTheViewThatThereIs) {
+  CoordinatorScript script(options_of(3, 3));
+  script.begin({0, 1, 2});
+  script.vote(0);
+  script.vote(1);
+  EXPECT_EQ(&script.view(1), &script.view(0));
+  script.vote(2);
+  script.apply({0, 1});
+  EXPECT_EQ(&script.view(1), &script.view(0));
+  script.apply({2});  // All hold it.
+  EXPECT_NE(&script.view(2), &script.view(0));
+}
+
 TEST(Coordinator, MostMembersSayWhoseSumIsWrong) {
   CoordinatorScript script(options_of(1, 3));
   script.begin({0, 1, 2});

@@ -12,8 +12,8 @@ namespace wire {
 inline constexpr std::size_t kAddressesPart = 9;
 inline constexpr std::size_t kRanksPart = 11;
 inline constexpr std::size_t kRemembersPart = 12;
-// One for each rank that has something new to say.
-inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 4 + 20};
+// One for each rank that has something new to say, after its place in the list where not all have.
+inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 20};
 
 // What a replica remembers of its last view.
 template <typename Io>
@@ -82,7 +82,8 @@ void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
   }
   ranks.resize(count);
   for (std::size_t i = 0; i < news && reader.in.ok(); ++i) {
-    const auto rank = reader.in.u32("a rank");
+    const auto rank =
+        news < count ? reader.in.u32("a rank") : static_cast<std::uint32_t>(i);
     if (rank >= count) {
       reader.in.fail(str("expected a rank below ", count, ", found ", rank));
       return;
@@ -118,7 +119,9 @@ std::string ReportWriter::ranks_bytes(
   all.out.count(ranks_.size());
   all.out.count(news.size());
   for (const auto rank : news) {
-    all.out.u32(static_cast<std::uint32_t>(rank));
+    if (news.size() < ranks_.size()) {  // Else they come in their order.
+      all.out.u32(static_cast<std::uint32_t>(rank));
+    }
     all.out.raw(ranks_[rank]);
   }
   return all.out.take();

@@ -27,6 +27,7 @@ Status ViewReader::read(std::string_view bytes) {
   wire::FieldReader reader{net::ByteReader(bytes)};
   reader.makes_printable = true;
   const auto news = wire::begin_message(reader, kFirstViewParts, messages_);
+  has_news_ = news.value_or(0) != 0;
   if (!news) {
     return Status();
   }

@@ -90,9 +90,12 @@ class ViewReader {
   Status read(std::string_view bytes);
   // The last one, with what was told before.
   const RunView& view() const { return view_; }
+  // Whether the last message said anything: else it was an acknowledgement.
+  bool has_news() const { return has_news_; }
 
  private:
   std::uint32_t messages_ = 0;
+  bool has_news_ = false;
   RunView view_;
 };
 
