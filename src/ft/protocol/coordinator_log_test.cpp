@@ -92,6 +92,25 @@ TEST(CoordinatorLog, ALogThatLostRecordsCommitsNothing) {
   EXPECT_EQ(second.coordinator().history().epoch, before.epoch);
 }
 
+// Its process was started after the copy of the log was made that was put back.
+TEST(CoordinatorLog, WhoKnowsMoreThanAnOldCopyOfTheLogIsNotFenced) {
+  CoordinatorScript first(options_of(1, 2));
+  first.begin({0, 1});
+  const auto before = fold(first.log());
+  first.vote(0);
+  first.vote(1);
+  CoordinatorScript second(options_of(1, 2), before);
+  second.report(0).run = before.run;
+  second.report(0).incarnation += 1000;
+  second.report(0).held = first.view(0).canonical;
+  second.say(0);
+  second.wait(kHold * 2);
+  EXPECT_EQ(second.view(0).fenced, "");
+  EXPECT_THAT(
+      second.coordinator().complaint(),
+      HasSubstr("which the log does not know"));
+}
+
 TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});

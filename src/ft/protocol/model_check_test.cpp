@@ -238,7 +238,7 @@ TEST(ProtocolModel, RandomWaysWithLogsThatAreLostAroundRollbacks) {
 
 // ---- rules that are wrong on purpose ----
 
-TEST(ProtocolModel, FindsALostLogThatIsMadeFromWhoeverAnswers) {
+TEST(ProtocolModelFinds, ALostLogThatIsMadeFromWhoeverAnswers) {
   expect_found(
       walks_of(
           {.steps = 5,
@@ -252,13 +252,13 @@ TEST(ProtocolModel, FindsALostLogThatIsMadeFromWhoeverAnswers) {
       "S8: ");
 }
 
-TEST(ProtocolModel, FindsAReplicaThatAppliesWithoutACommit) {
+TEST(ProtocolModelFinds, AReplicaThatAppliesWithoutACommit) {
   expect_found(
       check_model({.mutation = Mutation::kApplyWithoutCommit}),
       "S2: a replica holds step 1");
 }
 
-TEST(ProtocolModel, FindsACoordinatorThatTellsBeforeItWrites) {
+TEST(ProtocolModelFinds, ACoordinatorThatTellsBeforeItWrites) {
   expect_found(
       check_model(
           {.replicas = 2,
@@ -268,7 +268,7 @@ TEST(ProtocolModel, FindsACoordinatorThatTellsBeforeItWrites) {
       "S2: a replica holds step 1");
 }
 
-TEST(ProtocolModel, FindsALogThatTakesRecordsOfOldTerms) {
+TEST(ProtocolModelFinds, ALogThatTakesRecordsOfOldTerms) {
   expect_found(
       check_model(
           {.replicas = 2,
@@ -278,7 +278,7 @@ TEST(ProtocolModel, FindsALogThatTakesRecordsOfOldTerms) {
       "[ft] log: expected");
 }
 
-TEST(ProtocolModel, FindsBadGradientsThatAreReduced) {
+TEST(ProtocolModelFinds, BadGradientsThatAreReduced) {
   expect_found(
       check_model(
           {.replicas = 2,
@@ -290,7 +290,7 @@ TEST(ProtocolModel, FindsBadGradientsThatAreReduced) {
       "S7: bad gradients");
 }
 
-TEST(ProtocolModel, FindsACoordinatorThatHasForgottenItsLog) {
+TEST(ProtocolModelFinds, ACoordinatorThatHasForgottenItsLog) {
   expect_found(
       walks_of(
           {.replicas = 2,
@@ -306,7 +306,7 @@ TEST(ProtocolModel, FindsACoordinatorThatHasForgottenItsLog) {
       "S8: another branch");
 }
 
-TEST(ProtocolModel, FindsThatAStepNumberIsNoIdentity) {
+TEST(ProtocolModelFinds, ThatAStepNumberIsNoIdentity) {
   expect_found(
       walks_of(
           {.steps = 5,
