@@ -122,11 +122,13 @@ std::string Coordinator::refusal(const Report& report) const {
   const auto lives = history_.lives.find(report.replica);
   // Whoever has heard of the run was in its log, unless that was lost: it is older than one that has
   // answered, or has heard of nothing yet. But if it knows more, an older copy of the log was put back.
-  const bool knows_more = report.held && is_foreign(*report.held);
+  const auto knows_more = [&] {
+    return report.held && is_foreign(*report.held);
+  };
   if (lives != history_.lives.end() &&
       (lives->second.former.contains(report.incarnation) ||
-       (report.run != 0 && lives->second.current != 0 && !knows_more &&
-        lives->second.current != report.incarnation))) {
+       (report.run != 0 && lives->second.current != 0 &&
+        lives->second.current != report.incarnation && !knows_more()))) {
     return str(
         "incarnation ", report.incarnation, " of replica ", report.replica,
         " was replaced by a newer one");

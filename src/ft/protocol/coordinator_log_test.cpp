@@ -111,7 +111,8 @@ TEST(CoordinatorLog, WhoKnowsMoreThanAnOldCopyOfTheLogIsNotFenced) {
       HasSubstr("which the log does not know"));
 }
 
-TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
+// Those who hold step 1 are lost, and replica 2 holds what was before.
+CoordinatorScript without_holders() {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});
   script.vote(0);
@@ -121,6 +122,11 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
   script.lose(1);
   script.report(2).held = kFirst;
   script.say(2);
+  return script;
+}
+
+TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
+  auto script = without_holders();
   script.wait(kHold - kSettle);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
   EXPECT_TRUE(script.coordinator().next_tick());
@@ -134,15 +140,7 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
 }
 
 TEST(CoordinatorLog, AHeartbeatThatComesBeforeATickInTimeDoesNotCancelIt) {
-  CoordinatorScript script(options_of(1, 2));
-  script.begin({0, 1});
-  script.vote(0);
-  script.vote(1);
-  script.apply({0, 1});
-  script.lose(0);
-  script.lose(1);
-  script.report(2).held = kFirst;
-  script.say(2);
+  auto script = without_holders();
   script.pass(kHold);
   script.say(2);  // Says nothing new, so that no rule is applied.
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
