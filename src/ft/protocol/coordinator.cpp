@@ -267,7 +267,6 @@ CoordinatorDecisions Coordinator::lost(
     Instant now) {
   now_ = now;
   if (memories_.erase({replica, incarnation}) > 0) {
-    look_for_lost_log();
     advance();
   }
   const auto other = other_runs_.find(replica);

@@ -45,7 +45,6 @@ void Coordinator::hear_memory(const Report& report) {
              std::make_shared<const RunView>(std::move(question))},
          "the log is empty"});
   }
-  look_for_lost_log();
   advance();
 }
 
