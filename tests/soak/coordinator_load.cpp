@@ -49,14 +49,34 @@ struct LoadOptions {
   Duration step = std::chrono::seconds(1);
 };
 
-// A process that does nothing but coordinate; killed with this one.
+CoordinateOptions coordinate_options(
+    const fs::path& folder, ReplicaId replicas, const std::string& bind) {
+  CoordinateOptions options;
+  options.log = (folder / "coordinator.db").string();
+  options.ready_file = (folder / "ready").string();
+  options.bind = bind;
+  options.replicas_start = static_cast<int>(replicas);
+  options.samples_per_replica = 8;
+  // What is measured is how long decisions take, not who is late.
+  options.dead_after = std::chrono::seconds(10);
+  options.join_timeout = std::chrono::seconds(10);
+  return options;
+}
+
+// A process that does nothing but coordinate; killed with this one. It executes this program anew: a mere
+// fork would share the memory of a thousand replicas, and each page that either side
+// writes to would be copied.
 class CoordinatorProcess {
  public:
-  explicit CoordinatorProcess(const CoordinateOptions& options)
+  CoordinatorProcess(
+      const fs::path& folder, ReplicaId replicas, const std::string& bind)
       : pid_(::fork()) {
     if (pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      ::_exit(coordinate(options));
+      ::execl(
+          "/proc/self/exe", "coordinator_load", "coordinate", folder.c_str(),
+          std::to_string(replicas).c_str(), bind.c_str(), nullptr);
+      ::_exit(127);
     }
   }
   ~CoordinatorProcess() { kill(); }
@@ -98,13 +118,6 @@ class Load {
  public:
   explicit Load(const LoadOptions& options) : options_(options) {
     folder_ = fs::temp_directory_path() / str("coordinator_load_", ::getpid());
-    coordinate_.log = (folder_ / "coordinator.db").string();
-    coordinate_.ready_file = (folder_ / "ready").string();
-    coordinate_.replicas_start = static_cast<int>(options.replicas);
-    coordinate_.samples_per_replica = 8;
-    // What is measured is how long decisions take, not who is late.
-    coordinate_.dead_after = std::chrono::seconds(10);
-    coordinate_.join_timeout = std::chrono::seconds(10);
     fs::create_directories(folder_);
   }
   ~Load() { fs::remove_all(folder_); }
@@ -126,12 +139,12 @@ class Load {
 
  private:
   void start() {
-    ::unlink(coordinate_.ready_file.c_str());
-    process_ = std::make_unique<CoordinatorProcess>(coordinate_);
-    (void)test::run_until(loop_, [&] {
-      return ::access(coordinate_.ready_file.c_str(), R_OK) == 0;
-    });
-    std::ifstream(coordinate_.ready_file) >> coordinate_.bind;
+    const auto ready = folder_ / "ready";
+    fs::remove(ready);
+    process_ = std::make_unique<CoordinatorProcess>(
+        folder_, options_.replicas, address_);
+    (void)test::run_until(loop_, [&] { return fs::exists(ready); });
+    std::ifstream(ready) >> address_;
   }
 
   void add_replicas() {
@@ -139,7 +152,7 @@ class Load {
       replicas_.push_back(std::make_unique<FakeReplica>(
           loop_,
           test::FakeReplicaOptions{
-              .address = net::parse_host_address(coordinate_.bind),
+              .address = net::parse_host_address(address_),
               .replica = replica,
               .incarnation = 1000 + replica,
               .beat = milliseconds(250),
@@ -177,7 +190,8 @@ class Load {
   std::int64_t record_bytes() const {
     sqlite3* opened = nullptr;
     sqlite3_open_v2(
-        coordinate_.log.c_str(), &opened, SQLITE_OPEN_READWRITE, nullptr);
+        (folder_ / "coordinator.db").c_str(), &opened, SQLITE_OPEN_READWRITE,
+        nullptr);
     const Database database(opened);
     Query query(
         opened,
@@ -229,13 +243,13 @@ class Load {
     (void)reach(before + 1);
     std::printf(
         "killed: it listens again after %.2f s, the next step is committed "
-        "after %.2f s\n",
-        up_s, seconds(loop_.now() - from));
+        "after %.2f s, for which it has worked %.2f s\n",
+        up_s, seconds(loop_.now() - from), process_->cpu_s());
   }
 
   const LoadOptions options_;
   fs::path folder_;
-  CoordinateOptions coordinate_;
+  std::string address_ = CoordinateOptions().bind;  // The coordinator's.
   net::Loop loop_;
   std::unique_ptr<CoordinatorProcess> process_;
   std::vector<std::unique_ptr<FakeReplica>> replicas_;
@@ -328,6 +342,10 @@ int main(int count, char** words) {
   const auto number = [&](int at, long otherwise) {
     return count > at ? std::atol(words[at]) : otherwise;
   };
+  if (count == 5 && std::string(words[1]) == "coordinate") {
+    return sherd::ft::coordinate(sherd::ft::coordinate_options(
+        words[2], static_cast<sherd::ft::ReplicaId>(number(3, 0)), words[4]));
+  }
   if (count > 1 && std::string(words[1]) == "log") {
     sherd::ft::measure_log(
         number(2, 10000000), static_cast<sherd::ft::ReplicaId>(number(3, 8)));

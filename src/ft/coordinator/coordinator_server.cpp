@@ -75,6 +75,9 @@ struct CoordinatorServer::Impl {
   std::map<ConnectionId, ReplicaConnection> connections;
   std::map<Life, ConnectionId> lives;  // Where each is reached.
   ViewWriter views;
+  // For the machine, which takes all that came in one turn of the loop at once.
+  std::vector<Report> reports;
+  net::Timer reports_timer;
   std::unique_ptr<net::Listener> listener;
   net::Timer tick_timer;
   net::Timer machine_timer;
@@ -99,6 +102,7 @@ struct CoordinatorServer::Impl {
 
   void connected(std::unique_ptr<net::Connection> connection);
   void received(ConnectionId id, const net::Frame& frame);
+  void take_reports();
   bool belongs(ConnectionId id, const Report& report);
   void refuse(ConnectionId id, const std::string& why);
   void refuse_version(ConnectionId id, std::uint16_t version);
@@ -207,6 +211,7 @@ void CoordinatorServer::Impl::schedule() {
   }
   const Duration wait = std::max(*next - clock.now(), Duration(0));
   machine_timer = loop.after(wait, [this] {
+    take_reports();
     if (machine) {
       decide(machine->tick(clock.now()));
     }
@@ -270,6 +275,7 @@ void CoordinatorServer::Impl::end(const Status& why) {
 
 void CoordinatorServer::Impl::tick() {
   tick_timer = loop.after(kTick, [this] { tick(); });
+  take_reports();
   const Instant now = clock.now();
   // A coordinator that was stopped and replaced may have nothing to write, which would show it.
   if (store && store->size() > 0 && now >= owner_asked + kAskOwner) {
@@ -424,8 +430,17 @@ void CoordinatorServer::Impl::received(
     detector.received(report, now);
   }
   board.received(report, entry.connection->peer(), real.now(), has_place);
-  if (machine) {
-    decide(machine->received(report, now));
+  if (reports.empty()) {
+    reports_timer = loop.after(Duration(0), [this] { take_reports(); });
+  }
+  reports.push_back(report);
+}
+
+// Before the machine hears of anything else, which came later.
+void CoordinatorServer::Impl::take_reports() {
+  const auto taken = std::exchange(reports, {});
+  if (machine && !taken.empty()) {
+    decide(machine->received(taken, clock.now()));
   }
 }
 
@@ -488,6 +503,7 @@ void CoordinatorServer::Impl::refuse_version(
 }
 
 void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
+  take_reports();
   const auto life = connections.at(id).life;
   const bool refused = connections.at(id).refused;
   connections.erase(id);

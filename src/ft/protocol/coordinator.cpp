@@ -90,7 +90,6 @@ bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
   if (!is_heartbeat && !waits_for_others(report)) {
     return false;
   }
-  tell(report.replica, "it has reported");
   return true;
 }
 
@@ -167,28 +166,38 @@ bool Coordinator::is_overtaken(const Report& report) const {
       report.serial < known->second.report.serial;
 }
 
-CoordinatorDecisions Coordinator::received(const Report& report, Instant now) {
+CoordinatorDecisions Coordinator::received(
+    std::span<const Report> reports, Instant now) {
   now_ = now;
-  if (!is_overtaken(report)) {
-    take(report);
+  bool decides = false;
+  for (const auto& report : reports) {
+    decides = (!is_overtaken(report) && take(report)) || decides;
+  }
+  if (decides) {
+    look_for_lost_log();
+    compare_digests();
+    advance();
+  }
+  for (const auto replica : std::exchange(to_answer_, {})) {
+    tell(replica, "it has reported");
   }
   return std::exchange(decisions_, {});
 }
 
-void Coordinator::take(const Report& report) {
+bool Coordinator::take(const Report& report) {
   const auto replica = report.replica;
   if (const auto reason = refusal(report); !reason.empty()) {
     fence(replica, report.incarnation, reason, false);
     if (history_.past.empty() && report.run != 0 &&
         report.run != history_.run) {
       other_runs_[replica] = {report.incarnation, report.run};
-      look_for_lost_log();
+      return true;
     }
-    return;
+    return false;
   }
   if (remembers_a_run(report)) {
     hear_memory(report);
-    return;
+    return true;
   }
   if (history_.lives[replica].current != report.incarnation) {
     write(
@@ -200,8 +209,9 @@ void Coordinator::take(const Report& report) {
   }
   config_ = report.config;
   auto& known = replicas_[replica];
+  to_answer_.push_back(replica);
   if (take_quietly(report, known)) {
-    return;
+    return false;
   }
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
       phase_ != Phase::kForming) {
@@ -218,8 +228,6 @@ void Coordinator::take(const Report& report) {
   if (report.leaving && is_undecided(replica)) {
     known.wrong = report.digest;  // Whoever asked it to leave trusts it less.
   }
-  look_for_lost_log();
-  compare_digests();
   if (report.finished && report.held) {
     finished_ = report.held;
   }
@@ -228,8 +236,7 @@ void Coordinator::take(const Report& report) {
         str("replica ", replica, " holds ", text_of(*report.held),
             ", which the log does not know: it has lost records");
   }
-  advance();
-  tell(replica, "it has reported");
+  return true;
 }
 
 // A replica of another run may be left over from it; or its log is the one that is missing here. It
@@ -504,6 +511,7 @@ void Coordinator::tell(ReplicaId replica, const std::string& reason) {
 
 void Coordinator::tell_all(const std::string& reason) {
   view_.reset();
+  to_answer_.clear();
   for (const auto& [replica, known] : replicas_) {
     tell(replica, reason);
   }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <variant>
@@ -99,9 +100,13 @@ class Coordinator {
       Instant now,
       CoordinatorDecisions& decisions);
 
-  // REQUIRES: reports of one replica come in the order of its connections; those that a former
+  // Reports that have come together: the rules, which look at all replicas, are applied once, after
+  // them. REQUIRES: reports of one replica come in the order of its connections; those that a former
   // connection still brings are dropped.
-  CoordinatorDecisions received(const Report& report, Instant now);
+  CoordinatorDecisions received(std::span<const Report> reports, Instant now);
+  CoordinatorDecisions received(const Report& report, Instant now) {
+    return received(std::span(&report, 1), now);
+  }
   // Its connection has ended, or nothing was heard of it for too long.
   CoordinatorDecisions lost(
       ReplicaId replica,
@@ -237,7 +242,8 @@ class Coordinator {
       std::vector<Member> members,
       const std::string& reason);
   void close_epoch(const std::string& reason, Duration settle);
-  void take(const Report& report);
+  // Whether the rules are to look at what it says.
+  bool take(const Report& report);
   void hear_memory(const Report& report);
   std::string recover();
   void go_on_from(const Recovery& recovery);
@@ -326,8 +332,9 @@ class Coordinator {
   // What is told to all; null: something has changed since it was made.
   std::shared_ptr<const RunView> view_;
   Instant rules_at_{};  // When the rules were last applied.
-  // Only during a call: its time, and what it has decided so far.
+  // Only during a call: its time, whose reports are not answered yet, and what it has decided so far.
   Instant now_{};
+  std::vector<ReplicaId> to_answer_;
   CoordinatorDecisions decisions_;
 };
 

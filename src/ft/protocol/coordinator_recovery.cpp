@@ -45,7 +45,6 @@ void Coordinator::hear_memory(const Report& report) {
              std::make_shared<const RunView>(std::move(question))},
          "the log is empty"});
   }
-  advance();
 }
 
 // Why nothing begins yet; empty: it may.
@@ -116,6 +115,7 @@ void Coordinator::go_on_from(const Recovery& recovery) {
   for (const auto& [life, report] : memories) {
     take(report);  // Those that were replaced.
   }
+  compare_digests();
   tell_all(why);
 }
 

@@ -56,6 +56,14 @@ class CoordinatorScript {
   void say(ReplicaId replica) {
     take(coordinator_.received(report(replica), now_));
   }
+  // They are heard before any rule is applied.
+  void say_together(std::initializer_list<ReplicaId> replicas) {
+    std::vector<Report> reports;
+    for (const auto replica : replicas) {
+      reports.push_back(report(replica));
+    }
+    take(coordinator_.received(reports, now_));
+  }
   void lose(ReplicaId replica) {
     take(coordinator_.lost(
         replica, report(replica).incarnation, "killed by the test", now_));
@@ -97,10 +105,14 @@ class CoordinatorScript {
     }
   }
   void vote(ReplicaId replica, std::uint64_t gradients = 5) {
+    reduce(replica, gradients);
+    say(replica);
+  }
+  // It has a vote, and does not say so yet.
+  void reduce(ReplicaId replica, std::uint64_t gradients = 5) {
     const auto& view = *orders_.at(replica);
     report(replica).vote =
         Vote{{view.epoch, view.canonical.step + 1}, view.canonical, gradients};
-    say(replica);
   }
   // They have applied what is canonical.
   void apply(std::initializer_list<ReplicaId> replicas) {
@@ -119,6 +131,8 @@ class CoordinatorScript {
   }
 
   Instant now() const { return now_; }
+  // That were sent so far.
+  int views() const { return views_; }
   const RunView& view(ReplicaId replica) const { return *orders_.at(replica); }
   const std::vector<Record>& log() const { return log_; }
   const std::vector<std::string>& reasons() const { return reasons_; }
@@ -140,6 +154,7 @@ class CoordinatorScript {
   void take(CoordinatorDecisions decisions) {
     for (auto& decision : decisions) {
       if (const auto* tell = std::get_if<SendView>(&decision.what)) {
+        ++views_;
         orders_[tell->replica] = tell->view;
       } else if (
           const auto* found = std::get_if<DetectedFault>(&decision.what)) {
@@ -156,6 +171,7 @@ class CoordinatorScript {
   CoordinatorDecisions decisions_;
   std::map<ReplicaId, Report> reports_;
   std::map<ReplicaId, std::shared_ptr<const RunView>> orders_;
+  int views_ = 0;
   std::vector<Record> log_;
   std::vector<std::string> reasons_;
   std::vector<std::string> notices_;

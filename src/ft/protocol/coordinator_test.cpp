@@ -344,6 +344,34 @@ TEST(Coordinator, ReportsThatDecideNothingAreAnsweredWithTheViewThatThereIs) {
   EXPECT_NE(&script.view(2), &script.view(0));
 }
 
+TEST(Coordinator, ReportsThatComeTogetherAreAnsweredOnce) {
+  CoordinatorScript script(options_of(3, 3));
+  script.say_together({0, 1, 2});
+  EXPECT_EQ(script.views(), 0);  // Nothing has begun.
+  script.wait(kSettle);
+  script.join({0, 1, 2});
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    script.reduce(replica);
+  }
+  const auto before = script.views();
+  script.say_together({0, 1, 2});
+  EXPECT_EQ(script.view(2).canonical.step, 1);
+  EXPECT_EQ(script.views(), before + 3);
+}
+
+// As when they come one by one, and the accusation last.
+TEST(Coordinator, AnAccusationThatComesWithTheLastVoteCostsNoStep) {
+  CoordinatorScript script(options_of(2, 3));
+  script.begin({0, 1, 2});
+  for (const ReplicaId replica : {0U, 1U, 2U}) {
+    script.reduce(replica);
+  }
+  script.report(1).suspicion = Suspicion{script.view(1).epoch, 2, "dead", 1};
+  script.say_together({1, 0, 2});
+  EXPECT_EQ(script.view(0).canonical.step, 1);
+  EXPECT_EQ(script.view(0).stage, EpochStage::kClosed);
+}
+
 TEST(Coordinator, MostMembersSayWhoseSumIsWrong) {
   CoordinatorScript script(options_of(1, 3));
   script.begin({0, 1, 2});

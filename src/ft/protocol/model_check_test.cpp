@@ -95,6 +95,19 @@ TEST(ProtocolModel, ConnectionsThatEndAndTimeouts) {
        .progress_every = 100});
 }
 
+TEST(ProtocolModel, ReportsThatAreHeardTogether) {
+  expect_safe(
+      {.replicas = 2,
+       .replicas_min = 1,
+       .steps = 1,
+       .epochs = 1,
+       .crashes = 1,
+       .false_losses = 1,
+       .latest_messages = true,
+       .reports_together = true,
+       .progress_every = 500});
+}
+
 TEST(ProtocolModel, GradientsThatAreBadOnSomeReplicasOrAll) {
   expect_safe(
       {.replicas = 2,
@@ -149,7 +162,8 @@ TEST(ProtocolModel, RandomWaysWithEveryFault) {
        .partitions = 4,
        .false_losses = 3,
        .timeouts = 6,
-       .latest_messages = true},
+       .latest_messages = true,
+       .reports_together = true},
       1500);
   expect_holds(result);
   EXPECT_GT(result.rollbacks_seen, 0);
@@ -164,7 +178,8 @@ TEST(ProtocolModel, RandomWaysWithOrdersLostRepeatedAndOvertaken) {
        .partitions = 2,
        .lost_messages = 4,
        .repeated_messages = 4,
-       .timeouts = 4},
+       .timeouts = 4,
+       .reports_together = true},
       400));
 }
 
@@ -212,7 +227,8 @@ TEST(ProtocolModel, RandomWaysWithLogsThatAreLost) {
        .log_losses = 2,
        .partitions = 2,
        .false_losses = 1,
-       .latest_messages = true},
+       .latest_messages = true,
+       .reports_together = true},
       1000));
 }
 
@@ -365,7 +381,8 @@ TEST(ProtocolModel, DISABLED_RandomWays) {
          .lost_messages = 4,
          .repeated_messages = 4,
          .timeouts = 8,
-         .latest_messages = seed % 3 != 0},
+         .latest_messages = seed % 3 != 0,
+         .reports_together = seed % 2 == 0},
         seed, 3000));
   }
 }

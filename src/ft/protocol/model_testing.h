@@ -47,6 +47,9 @@ struct ModelOptions {
   // Of messages from one to another only the last is under way: fewer orders of
   // events, of which deeper ones can be seen. Else they overtake each other.
   bool latest_messages = false;
+  // Two reports, or all that are under way, may also be heard together, before any
+  // rule is applied.
+  bool reports_together = false;
   Mutation mutation = Mutation::kNone;
   std::int64_t states_max = 20'000'000;
   // Of so many states one is asked whether training can go on from it, once

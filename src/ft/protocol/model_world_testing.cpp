@@ -3,8 +3,26 @@
 
 namespace sherd::ft {
 
-CoordinatorDecisions Model::hear(State& state, Report report) const {
-  auto& coordinator = *state.coordinator;
+CoordinatorDecisions Model::hear(
+    State& state,
+    const std::vector<std::shared_ptr<const Message>>& messages) const {
+  std::vector<Report> reports;
+  for (const auto& message : messages) {
+    // Connections of former lives end where a new one begins.
+    const auto ended = [&](const auto& one) {
+      return one->to_coordinator && one->replica == message->replica &&
+          one->incarnation < message->incarnation;
+    };
+    if (std::erase(state.network, message) > 0) {
+      std::erase_if(state.network, ended);
+      reports.push_back(heard(state, message->report));
+    }
+  }
+  return state.coordinator->received(reports, state.now);
+}
+
+Report Model::heard(const State& state, Report report) const {
+  const auto& coordinator = *state.coordinator;
   if (options_.mutation == Mutation::kRecoverFromSome && report.remembers) {
     report.remembers->lives = {{report.replica, report.incarnation}};
   }
@@ -17,7 +35,7 @@ CoordinatorDecisions Model::hear(State& state, Report report) const {
       report.vote->base = *canonical;
     }
   }
-  return coordinator.received(report, state.now);
+  return report;
 }
 
 void Model::deliver(State& state, const Message& message) const {
@@ -79,6 +97,44 @@ std::optional<Suspicion> Model::suspicion_of(
   return std::nullopt;
 }
 
+void Model::add_reports(
+    const State& state, std::vector<Choice>& choices) const {
+  std::vector<std::shared_ptr<const Message>> all;
+  for (const auto& message : state.network) {
+    if (message->to_coordinator) {
+      all.push_back(message);
+    }
+  }
+  const auto add = [&](std::vector<std::shared_ptr<const Message>> messages) {
+    std::string name = "report of";
+    for (const auto& message : messages) {
+      name += " " + std::to_string(message->replica);
+    }
+    add_event(
+        state, name,
+        [this, messages = std::move(messages)](State& next) {
+          return hear(next, messages);
+        },
+        choices);
+  };
+  for (const auto& message : all) {
+    add({message});
+  }
+  if (!options_.reports_together || all.size() < 2) {
+    return;
+  }
+  for (const auto& first : all) {
+    for (const auto& second : all) {
+      if (first->replica != second->replica) {
+        add({first, second});
+      }
+    }
+  }
+  if (all.size() > 2) {
+    add(all);
+  }
+}
+
 void Model::add_coordinator_choices(
     const State& state, std::vector<Choice>& choices) const {
   if (!state.coordinator) {
@@ -87,22 +143,7 @@ void Model::add_coordinator_choices(
                        }});
     return;
   }
-  for (const auto& message : state.network) {
-    if (message->to_coordinator) {
-      add_event(
-          state, "report of " + std::to_string(message->replica),
-          [this, message](State& next) {
-            // Connections of former lives end where a new one begins.
-            std::erase_if(next.network, [&](const auto& one) {
-              return one == message ||
-                  (one->to_coordinator && one->replica == message->replica &&
-                   one->incarnation < message->incarnation);
-            });
-            return hear(next, message->report);
-          },
-          choices);
-    }
-  }
+  add_reports(state, choices);
   const auto dead = dead_links(state, state.coordinator->history().members);
   if (state.coordinator->phase() == Coordinator::Phase::kRunning &&
       !dead.empty()) {

@@ -665,6 +665,7 @@ class Model {
 
   void add_coordinator_choices(
       const State& state, std::vector<Choice>& choices) const;
+  void add_reports(const State& state, std::vector<Choice>& choices) const;
   void add_replica_choices(
       const State& state,
       std::size_t r,
@@ -683,7 +684,11 @@ class Model {
   void add_link_cuts(const State& state, std::vector<Choice>& choices) const;
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
-  CoordinatorDecisions hear(State& state, Report report) const;
+  CoordinatorDecisions hear(
+      State& state,
+      const std::vector<std::shared_ptr<const Message>>& messages) const;
+  // As the mutation has it.
+  Report heard(const State& state, Report report) const;
   static bool is_informed(const State& state);
 };
 
