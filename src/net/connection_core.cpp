@@ -9,7 +9,10 @@
 namespace sherd::net {
 namespace {
 
-constexpr std::size_t kReadBytes = std::size_t{64} << 10U;
+// A buffer for reads grows while they fill it: of the thousands of connections of a leader or a
+// coordinator most carry short frames.
+constexpr std::size_t kReadBytesMin = std::size_t{4} << 10U;
+constexpr std::size_t kReadBytesMax = std::size_t{64} << 10U;
 // A buffer that grew above this for one large frame is given back.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
 // The limit of a greeting: longer than any greeting, so that a wrong one can be reported, and
@@ -37,7 +40,7 @@ ConnectionCore::ConnectionCore(
       side_(side),
       peer_(std::move(peer)),
       options_(options),
-      buffer_(kReadBytes),
+      buffer_(kReadBytesMin),
       reader_(limits_of(options)),
       last_received_(loop.now()) {}
 
@@ -174,6 +177,9 @@ void ConnectionCore::on_read(const std::error_code& error, std::size_t count) {
   const Status status = stage_ == Stage::kFinishing
       ? Status()
       : reader_.take({buffer_.data(), count}, received_);
+  if (count == buffer_.size() && count < kReadBytesMax) {
+    buffer_.resize(2 * count);
+  }
   std::move(
       received_.begin(), received_.end(), std::back_inserter(undelivered_));
   received_.clear();

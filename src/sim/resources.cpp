@@ -61,8 +61,9 @@ ControlTraffic traffic_of(
       per_s(sent.reports(), sent.heartbeat_bytes());
   traffic.coordinator_out_bytes_per_s =
       per_s(sent.views(), sent.answer_bytes());
-  const auto ranks = static_cast<double>(options.gpus / options.replicas);
-  const auto rank = rank_traffic(options.replicas);
+  const auto count = options.gpus / options.replicas;
+  const auto ranks = static_cast<double>(count);
+  const auto rank = rank_traffic(options.replicas, static_cast<int>(count));
   const double steps_per_s = static_cast<double>(run.commits) / s;
   traffic.leader_messages_per_s =
       ranks * (rank.messages_per_step * steps_per_s + rank.heartbeats_per_s) +

@@ -249,8 +249,8 @@ class SherdRun {
 }  // namespace
 
 WorldTimes times_of(const SimulationOptions& options) {
-  // What one message to or from a rank takes its leader: a system call and decoding.
-  constexpr Duration kRankMessage = std::chrono::microseconds(2);
+  // What one message to or from a rank takes its leader, as leader_load measures it.
+  constexpr Duration kRankMessage = std::chrono::microseconds(10);
   const auto ranks = options.gpus / options.replicas;
   WorldTimes times;
   times.step = seconds_of(step_s_of(options));

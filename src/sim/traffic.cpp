@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "ft/replica/agent_timeouts.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/record_codec.h"
@@ -109,7 +110,7 @@ void Traffic::record(const ft::Record& record, std::int64_t times) {
   members_ = ft::members_after(record, members_);
 }
 
-RankTraffic rank_traffic(int replicas) {
+RankTraffic rank_traffic(int replicas, int ranks) {
   ft::ReduceTask reduce;
   reduce.weights.assign(static_cast<std::size_t>(replicas), 1.0);
   ft::ComputeTask compute;
@@ -124,7 +125,7 @@ RankTraffic rank_traffic(int replicas) {
   add(ft::bytes_of(ft::RankTask(ft::ApplyTask())));
   add(ft::bytes_of(ft::RankEvent(ft::ReducedEvent())));
   add(ft::bytes_of(ft::RankEvent(ft::AppliedEvent())));
-  traffic.heartbeats_per_s = 1 / seconds(ft::kHeartbeatInterval);
+  traffic.heartbeats_per_s = 1 / seconds(ft::rank_heartbeat_interval(ranks));
   traffic.bytes_per_heartbeat = static_cast<double>(
       framed(ft::bytes_of(ft::RankEvent(usual_progress()))));
   return traffic;

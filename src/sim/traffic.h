@@ -74,6 +74,6 @@ struct RankTraffic {
   double heartbeats_per_s = 0;
   double bytes_per_heartbeat = 0;
 };
-RankTraffic rank_traffic(int replicas);
+RankTraffic rank_traffic(int replicas, int ranks);
 
 }  // namespace sherd::sim

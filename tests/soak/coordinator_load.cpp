@@ -12,12 +12,8 @@
 //   coordinator_load log [steps [replicas]]
 #include <sherd/ft/coordinator.h>
 
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -33,6 +29,7 @@
 #include "ft/coordinator/fake_replica_testing.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/sqlite_query.h"
+#include "load_process.h"
 #include "net/loop.h"
 
 namespace sherd::ft {
@@ -63,57 +60,6 @@ CoordinateOptions coordinate_options(
   return options;
 }
 
-// A process that does nothing but coordinate; killed with this one. It executes this program anew: a mere
-// fork would share the memory of a thousand replicas, and each page that either side
-// writes to would be copied.
-class CoordinatorProcess {
- public:
-  CoordinatorProcess(
-      const fs::path& folder, ReplicaId replicas, const std::string& bind)
-      : pid_(::fork()) {
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      ::execl(
-          "/proc/self/exe", "coordinator_load", "coordinate", folder.c_str(),
-          std::to_string(replicas).c_str(), bind.c_str(), nullptr);
-      ::_exit(127);
-    }
-  }
-  ~CoordinatorProcess() { kill(); }
-  CoordinatorProcess(const CoordinatorProcess&) = delete;
-  CoordinatorProcess& operator=(const CoordinatorProcess&) = delete;
-
-  void kill() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-      pid_ = 0;
-    }
-  }
-  // Such as "VmHWM", in MB.
-  double memory_mb(const std::string& what) const {
-    std::ifstream file(str("/proc/", pid_, "/status"));
-    for (std::string line; std::getline(file, line);) {
-      if (line.starts_with(what + ":")) {
-        return std::atof(line.c_str() + what.size() + 1) / 1024;
-      }
-    }
-    return 0;
-  }
-  double cpu_s() const {
-    std::ifstream file(str("/proc/", pid_, "/stat"));
-    std::string word;
-    double ticks = 0;
-    for (int i = 1; i <= 15 && file >> word; ++i) {
-      ticks += i >= 14 ? std::atof(word.c_str()) : 0;
-    }
-    return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
-  }
-
- private:
-  pid_t pid_;
-};
-
 class Load {
  public:
   explicit Load(const LoadOptions& options) : options_(options) {
@@ -141,8 +87,8 @@ class Load {
   void start() {
     const auto ready = folder_ / "ready";
     fs::remove(ready);
-    process_ = std::make_unique<CoordinatorProcess>(
-        folder_, options_.replicas, address_);
+    process_ = std::make_unique<LoadProcess>(std::vector<std::string>{
+        "coordinate", folder_.string(), str(options_.replicas), address_});
     (void)test::run_until(loop_, [&] { return fs::exists(ready); });
     std::ifstream(ready) >> address_;
   }
@@ -251,7 +197,7 @@ class Load {
   fs::path folder_;
   std::string address_ = CoordinateOptions().bind;  // The coordinator's.
   net::Loop loop_;
-  std::unique_ptr<CoordinatorProcess> process_;
+  std::unique_ptr<LoadProcess> process_;
   std::vector<std::unique_ptr<FakeReplica>> replicas_;
   std::map<std::int64_t, Instant> voted_;  // The last vote for each step.
   std::vector<std::pair<std::int64_t, Instant>> heard_;
@@ -351,11 +297,7 @@ int main(int count, char** words) {
         number(2, 10000000), static_cast<sherd::ft::ReplicaId>(number(3, 8)));
     return 0;
   }
-  rlimit files = {};
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    (void)::setrlimit(RLIMIT_NOFILE, &files);
-  }
+  sherd::ft::raise_file_limit();
   sherd::ft::Load(
       {.replicas = static_cast<sherd::ft::ReplicaId>(number(1, 1000)),
        .ranks = static_cast<std::size_t>(number(2, 8)),

@@ -42,10 +42,11 @@ struct LeaderThread::Impl {
     listening.security = options.leader.security;
     listening.connection.received_bytes_max = kEventBytesMax;
     listening.connection.user_timeout = options.leader.timeouts.link;
+    // All ranks dial at the same moment.
+    listening.unfinished_max = room();
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
-      const auto room = static_cast<std::size_t>(options.ranks) + kGuestsMax;
-      if (incoming.size() >= room) {
+      if (incoming.size() >= room()) {
         return;  // Destroying it closes it.
       }
       const auto number = ++connections;
@@ -66,6 +67,10 @@ struct LeaderThread::Impl {
     listener =
         net::Listener::listen(loop, {options.host, 0}, listening, handlers)
             .value();
+  }
+
+  std::size_t room() const {
+    return static_cast<std::size_t>(options.ranks) + kGuestsMax;
   }
 
   void on_frame(std::uint64_t number, const net::Frame& frame) {

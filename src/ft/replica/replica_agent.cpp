@@ -114,26 +114,36 @@ struct ReplicaAgent::Impl {
         loop, first, dialling,
         [this, first](Result<std::unique_ptr<net::Connection>> made) {
           if (made.ok()) {
-            greet_leader(std::move(made).value());
-            return;
+            greet_leader(first, std::move(made).value());
+          } else if (made.status().code() == ErrorCode::kUnavailable) {
+            lost_leader(made.status());  // Rank 0 listens as long as it lives.
+          } else {
+            dial_again(first, made.status());
           }
-          // Rank 0 listens as long as it lives.
-          if (made.status().code() == ErrorCode::kUnavailable) {
-            lost_leader(made.status());
-            return;
-          }
-          dial_problem = made.status().message();
-          retry = loop.after(
-              backoff.next_jittered(net::random_number()),
-              [this, first] { dial_once(first); });
         });
   }
 
-  void greet_leader(std::unique_ptr<net::Connection> made) {
+  void dial_again(const net::HostAddress& first, const Status& reason) {
+    dial_problem = reason.message();
+    retry = loop.after(
+        backoff.next_jittered(net::random_number()),
+        [this, first] { dial_once(first); });
+  }
+
+  // Until rank 0 has answered, a connection that ends is one that it had no room for: it greets before
+  // it knows whether it will keep the connection.
+  void greet_leader(
+      const net::HostAddress& first, std::unique_ptr<net::Connection> made) {
     to_leader = std::move(made);
     to_leader->start(
         {[this](const net::Frame& frame) { leader_says(frame); },
-         [this](const Status& reason) { lost_leader(reason); }});
+         [this, first](const Status& reason) {
+           if (deadline.pending()) {
+             dial_again(first, reason);
+           } else {
+             lost_leader(reason);
+           }
+         }});
     to_leader->send(
         type_of(RankFrame::kHello),
         str(options.rank.shard_rank, ' ', options.rank.incarnation));
@@ -178,8 +188,8 @@ struct ReplicaAgent::Impl {
 
   void send_heartbeat() {
     tell(rank.progress());
-    constexpr Duration kEvery = std::chrono::milliseconds(100);
-    beats = loop.after(kEvery, [this] { send_heartbeat(); });
+    beats = loop.after(
+        rank_heartbeat_interval(options.ranks), [this] { send_heartbeat(); });
   }
 
   void run() {

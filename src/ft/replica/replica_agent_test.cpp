@@ -18,6 +18,7 @@
 #include "base/hash.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/ring/socket.h"
+#include "net/listener.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -294,6 +295,33 @@ TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
         ::accept4(listening.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));
     EXPECT_TRUE(closed_at_once.open());
   }
+}
+
+// A listener that has no room for a rank may have greeted it before.
+TEST(ReplicaAgents, DialRank0AgainWhenItClosesWhatItHasGreeted) {
+  net::Loop loop;
+  int dialled = 0;
+  const auto listener =
+      net::Listener::listen(
+          loop, {"127.0.0.1", 0}, {},
+          {.on_connection =
+               [&](std::unique_ptr<net::Connection> /*ends here*/) {
+                 if (++dialled == 4) {
+                   loop.stop();
+                 }
+               }})
+          .value();
+  ReplicaAgentOptions options;
+  options.rank.incarnation = 100;
+  options.rank.shard_rank = 1;
+  options.rank.buckets = {10};
+  options.ranks = 2;
+  ReplicaAgent agent(std::move(options));
+  agent.start(
+      {str("127.0.0.1 1 1 ", listener->address().port), agent.address()});
+  const auto limit = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
+  loop.run();
+  EXPECT_EQ(dialled, 4);
 }
 
 TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {

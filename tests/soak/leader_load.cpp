@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many ranks one leader bears: the leader of a replica in a process of its own,
+// and as many ranks without models that make a step a second, over real connections.
+// Prints how long decisions take, bytes a step, the leader's memory and processor
+// time, and how soon training goes on after the coordinator was killed.
+//
+//   leader_load [ranks [steps [milliseconds of a step]]]
+#include <sherd/ft/coordinator.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/backoff.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "ft/replica/leader_thread.h"
+#include "ft/replica/rank_messages.h"
+#include "load_process.h"
+#include "net/authentication.h"
+#include "net/connector.h"
+#include "net/loop.h"
+
+namespace sherd::ft {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr Incarnation kIncarnation = 7;
+
+// It joins, reduces and applies when it is told to; a reduction takes a step's time.
+class ScriptedRank {
+ public:
+  using Tell = std::function<void(const RankEvent& event)>;
+
+  ScriptedRank(net::Loop& loop, int ranks, Duration step, Tell tell)
+      : loop_(loop),
+        beat_every_(rank_heartbeat_interval(ranks)),
+        step_(step),
+        tell_(std::move(tell)) {
+    beat();
+  }
+
+  void take(const RankTask& task) {
+    if (const auto* ring = std::get_if<RingMembership>(&task)) {
+      tell_(JoinedEvent{ring->epoch});
+    } else if (const auto* reduce = std::get_if<ReduceTask>(&task)) {
+      progress_.activity = Activity::kReducing;
+      reduction_ = loop_.after(step_, [this, attempt = reduce->attempt] {
+        tell_(ReducedEvent{
+            attempt, mix64(static_cast<std::uint64_t>(attempt.step))});
+      });
+    } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+      ++progress_.serial;
+      tell_(AppliedEvent{apply->commit.result});
+    }
+  }
+
+ private:
+  void beat() {
+    tell_(progress_);
+    beats_ = loop_.after(beat_every_, [this] { beat(); });
+  }
+
+  net::Loop& loop_;
+  const Duration beat_every_;
+  const Duration step_;
+  const Tell tell_;
+  TrainingProgress progress_;
+  net::Timer beats_;
+  net::Timer reduction_;
+};
+
+// ---- the process of rank 0 ----
+
+int lead(
+    const std::string& ready_file,
+    const std::string& coordinator,
+    int ranks,
+    Duration step) {
+  LeaderThreadOptions options;
+  options.leader.replica = {
+      .replica = 0,
+      .incarnation = kIncarnation,
+      .config = 1,
+      .held = StateId{0, first_lineage(1, 2)}};
+  options.leader.coordinator = net::parse_host_address(coordinator);
+  options.host = "127.0.0.1";
+  options.ranks = ranks;
+  net::Loop loop;
+  std::unique_ptr<ScriptedRank> first;
+  LeaderThread leader(std::move(options), [&](const RankTask& task) {
+    loop.post([&first, task] { first->take(task); });
+  });
+  first = std::make_unique<ScriptedRank>(
+      loop, ranks, step, [&](const RankEvent& event) { leader.tell(event); });
+  leader.start(std::vector<RankAddress>(
+      static_cast<std::size_t>(ranks), {"127.0.0.1", 20000, 40000}));
+  std::ofstream(ready_file + ".new") << leader.port() << "\n";
+  fs::rename(ready_file + ".new", ready_file);
+  loop.run();
+  return 0;
+}
+
+int coordinate_in(const fs::path& folder, const std::string& bind) {
+  CoordinateOptions options;
+  options.log = (folder / "coordinator.db").string();
+  options.ready_file = (folder / "coordinator").string();
+  options.bind = bind;
+  return coordinate(options);
+}
+
+// ---- the process of the others ----
+
+class Load {
+ public:
+  Load(int ranks, std::int64_t steps, int step_ms)
+      : ranks_(ranks), steps_(steps), step_ms_(step_ms) {
+    fs::create_directories(folder_);
+  }
+  ~Load() { fs::remove_all(folder_); }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
+
+  void run() {
+    start_coordinator();
+    leader_ = std::make_unique<LoadProcess>(std::vector<std::string>{
+        "lead", file("leader"), coordinator_address_, str(ranks_),
+        str(step_ms_)});
+    const auto port = read_when_ready("leader");
+    const Instant from = loop_.now();
+    for (int rank = 1; rank < ranks_; ++rank) {
+      dial(rank, static_cast<std::uint16_t>(std::stoi(port)));
+    }
+    if (!reach(2)) {
+      std::printf("no step was committed within two minutes\n");
+      return;
+    }
+    std::printf("first steps after %.1f s\n", seconds(loop_.now() - from));
+    measure_steps();
+    measure_restart();
+  }
+
+ private:
+  struct Sibling {
+    std::unique_ptr<net::Connector> dialled;
+    std::unique_ptr<net::Connection> connection;
+    std::unique_ptr<ScriptedRank> rank;
+    net::Timer again;
+    Backoff backoff{
+        {.first = std::chrono::milliseconds(100),
+         .longest = std::chrono::seconds(2)}};
+  };
+
+  std::string file(const std::string& name) const {
+    return (folder_ / name).string();
+  }
+
+  std::string read_when_ready(const std::string& name) {
+    std::string text;
+    (void)run_until([&] {
+      std::ifstream in(file(name));
+      return static_cast<bool>(std::getline(in, text));
+    });
+    return text;
+  }
+
+  bool run_until(const std::function<bool()>& done) {
+    const Instant until = loop_.now() + std::chrono::minutes(2);
+    net::Timer timer;
+    std::function<void()> look = [&] {
+      if (done() || loop_.now() >= until) {
+        loop_.stop();
+        return;
+      }
+      timer = loop_.after(std::chrono::milliseconds(3), look);
+    };
+    look();
+    loop_.run();
+    return done();
+  }
+
+  bool reach(std::int64_t step) {
+    return run_until([&] { return furthest_ >= step; });
+  }
+
+  void start_coordinator() {
+    fs::remove(file("coordinator"));
+    coordinator_ = std::make_unique<LoadProcess>(std::vector<std::string>{
+        "coordinate", folder_.string(), coordinator_address_});
+    coordinator_address_ = read_when_ready("coordinator");
+  }
+
+  // As ranks do, it comes again when the listener has no room.
+  void dial(int rank, std::uint16_t port) {
+    auto& one = siblings_[rank];
+    one.dialled = std::make_unique<net::Connector>(
+        loop_, net::HostAddress{"127.0.0.1", port}, net::ConnectorOptions(),
+        [this, rank, port](Result<std::unique_ptr<net::Connection>> made) {
+          if (made.ok()) {
+            greet(rank, port, std::move(made).value());
+          } else {
+            dial_again(rank, port);
+          }
+        });
+  }
+
+  void dial_again(int rank, std::uint16_t port) {
+    auto& one = siblings_[rank];
+    one.again = loop_.after(
+        one.backoff.next_jittered(net::random_number()),
+        [this, rank, port] { dial(rank, port); });
+  }
+
+  void greet(
+      int rank, std::uint16_t port, std::unique_ptr<net::Connection> made) {
+    auto& one = siblings_[rank];
+    one.connection = std::move(made);
+    one.connection->start(
+        {[this, rank](const net::Frame& frame) { heard(rank, frame); },
+         [this, rank, port](const Status&) { dial_again(rank, port); }});
+    send(rank, RankFrame::kHello, str(rank, ' ', kIncarnation));
+    one.rank = std::make_unique<ScriptedRank>(
+        loop_, ranks_, std::chrono::milliseconds(step_ms_),
+        [this, rank](const RankEvent& event) { tell(rank, event); });
+  }
+
+  void send(int rank, RankFrame type, const std::string& payload) {
+    bytes_ += net::kFrameHeaderBytes + payload.size();
+    siblings_[rank].connection->send(type_of(type), payload);
+  }
+
+  void tell(int rank, const RankEvent& event) {
+    if (const auto* reduced = std::get_if<ReducedEvent>(&event)) {
+      reduced_[reduced->attempt.step] = loop_.now();
+    }
+    send(rank, RankFrame::kEvent, bytes_of(event));
+  }
+
+  // A decision takes from the last rank's sum to where a rank hears of it.
+  void heard(int rank, const net::Frame& frame) {
+    bytes_ += net::kFrameHeaderBytes + frame.payload.size();
+    if (frame.type != type_of(RankFrame::kTask)) {
+      return;
+    }
+    const auto task = rank_task_of(frame.payload).value();
+    if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+      heard_.emplace_back(apply->commit.attempt.step, loop_.now());
+      furthest_ = std::max(furthest_, apply->commit.attempt.step);
+    }
+    siblings_[rank].rank->take(task);
+  }
+
+  void measure_steps() {
+    const auto first = furthest_;
+    const auto bytes_before = bytes_;
+    const double cpu_before = leader_->cpu_s();
+    const Instant from = loop_.now();
+    heard_.clear();
+    (void)reach(first + steps_);
+    const auto steps = static_cast<double>(furthest_ - first);
+    const double time_s = seconds(loop_.now() - from);
+    std::vector<double> latencies_ms;
+    for (const auto& [step, at] : heard_) {
+      latencies_ms.push_back(1e3 * seconds(at - reduced_[step]));
+    }
+    std::sort(latencies_ms.begin(), latencies_ms.end());
+    const auto quantile = [&](double share) {
+      return latencies_ms.empty()
+          ? 0
+          : latencies_ms[static_cast<std::size_t>(
+                share * static_cast<double>(latencies_ms.size() - 1))];
+    };
+    std::printf(
+        "one leader of %d ranks, %.0f steps in %.1f s\n"
+        "decision: median %.1f ms, p99 %.1f ms, longest %.1f ms\n"
+        "bytes a step: %.3f MB\n"
+        "leader: %.0f %% of a core, %.0f MB (most: %.0f MB)\n",
+        ranks_, steps, time_s, quantile(0.5), quantile(0.99), quantile(1),
+        static_cast<double>(bytes_ - bytes_before) / steps / 1e6,
+        100 * (leader_->cpu_s() - cpu_before) / time_s,
+        leader_->memory_mb("VmRSS"), leader_->memory_mb("VmHWM"));
+  }
+
+  void measure_restart() {
+    const auto before = furthest_;
+    const Instant from = loop_.now();
+    coordinator_->kill();
+    start_coordinator();
+    (void)reach(before + 1);
+    std::printf(
+        "coordinator killed: the next step is committed after %.2f s\n",
+        seconds(loop_.now() - from));
+  }
+
+  const int ranks_;
+  const std::int64_t steps_;
+  const int step_ms_;
+  const fs::path folder_ =
+      fs::temp_directory_path() / str("leader_load_", ::getpid());
+  net::Loop loop_;
+  std::string coordinator_address_ = CoordinateOptions().bind;
+  std::unique_ptr<LoadProcess> coordinator_;
+  std::unique_ptr<LoadProcess> leader_;
+  std::map<int, Sibling> siblings_;
+  std::map<std::int64_t, Instant> reduced_;  // The last rank's, by step.
+  std::vector<std::pair<std::int64_t, Instant>> heard_;
+  std::int64_t furthest_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace
+}  // namespace sherd::ft
+
+int main(int count, char** words) {
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  sherd::ft::raise_file_limit();
+  const auto number = [&](int at, int otherwise) {
+    return count > at ? std::atoi(words[at]) : otherwise;
+  };
+  if (count == 4 && std::string(words[1]) == "coordinate") {
+    return sherd::ft::coordinate_in(words[2], words[3]);
+  }
+  if (count == 6 && std::string(words[1]) == "lead") {
+    return sherd::ft::lead(
+        words[2], words[3], number(4, 0),
+        std::chrono::milliseconds(number(5, 0)));
+  }
+  sherd::ft::Load(number(1, 2048), number(2, 20), number(3, 1000)).run();
+  return 0;
+}
