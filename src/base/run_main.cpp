@@ -32,6 +32,8 @@ std::string without_backtrace(const std::string& message) {
 }
 
 int run_main(int argc, char** argv, const std::function<int()>& body) {
+  // Whoever watches a launcher's output, which is a pipe, sees each line when it is written.
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   int status = kFailed;
   std::string message;
   try {

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/base/run_main.h>
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <csignal>
+#include <cstdio>
 #include <stdexcept>
 #include <string>
 #include <gmock/gmock.h>
@@ -38,6 +44,27 @@ TEST(RunMain, AnErrorIsOneLineAndWrongUsageHasAStatusOfItsOwn) {
       []() -> int { throw Error("rank 1 was lost", ErrorCode::kPeerLost); });
   EXPECT_EQ(lost.status, 1);
   EXPECT_EQ(lost.shown, "my-train: rank 1 was lost\n");
+}
+
+TEST(RunMain, ALineIsSeenInAPipeBeforeTheProgramEnds) {
+  int out[2];
+  ASSERT_EQ(::pipe2(out, O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(out[1], STDOUT_FILENO);
+    char program[] = "my-train";
+    char* argv[] = {program, nullptr};
+    ::_exit(run_main(1, argv, [] {
+      std::printf("step 1\n");
+      return ::pause();  // Until it is killed.
+    }));
+  }
+  pollfd line{out[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&line, 1, 20000), 1);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(out[0]);
+  ::close(out[1]);
 }
 
 TEST(RunMain, LibTorchsFramesAreLeftOut) {

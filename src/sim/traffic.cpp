@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "ft/replica/agent_timeouts.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/record_codec.h"

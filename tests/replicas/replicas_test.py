@@ -155,19 +155,35 @@ def undisturbed(sherd, scratch):
 
 
 def coordinator_killed(sherd, scratch):
+    """First alone, then with its log: its replicas remember where the run was."""
     steps = STEPS_DISTURBED
     whole = plain(sherd, scratch / "plain", steps)
+    run = scratch / "ft"
 
-    def disturb(launcher, folders):
-        wait_for("five steps", lambda: 5 in records(folders[0]))
+    def kill_coordinator(launcher):
         coordinator = coordinator_below(launcher)
         if coordinator is None:
             sys.exit("expected a coordinator, found none")
         os.kill(coordinator, signal.SIGKILL)
 
+    def disturb(launcher, folders):
+        wait_for("five steps", lambda: 5 in records(folders[0]))
+        kill_coordinator(launcher)
+        last = max(records(folders[0]))
+        wait_for("more steps", lambda: max(records(folders[0])) > last + 2)
+        logs = list(run.glob("coordinator.db*"))
+        if not logs:
+            sys.exit(f"expected a log in {run}, found none")
+        for log in logs:
+            log.unlink()
+        kill_coordinator(launcher)
+
     # Nobody goes on alone.
     samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
-    expect_same(fault_tolerant(sherd, scratch / "ft", disturb, samples, steps=steps), whole)
+    options = ("--run-dir", str(run), "--recover-from-replicas")
+    expect_same(
+        fault_tolerant(sherd, run, disturb, samples, steps=steps, options=options), whole
+    )
 
 
 def rank_killed(sherd, scratch):

@@ -22,7 +22,8 @@ namespace sherd {
 
 // Returns what `body` returns. When it throws, prints "PROGRAM: MESSAGE" once, where PROGRAM is the
 // last part of argv[0], and returns 2 after an Error with kInvalidArgument, which the same command
-// line will bring again, and 1 after any other exception. Throws nothing.
+// line will bring again, and 1 after any other exception. Lines on stdout appear when they are complete,
+// also in a pipe. Throws nothing.
 int run_main(int argc, char** argv, const std::function<int()>& body);
 
 // What the message of an exception says, without the C++ stack that LibTorch appends to its own.

@@ -4,7 +4,6 @@
 // SessionOptions::timeouts. Thread rule: a value.
 #pragma once
 
-#include <algorithm>
 #include "base/clock.h"
 
 namespace sherd::ft {
@@ -23,14 +22,5 @@ struct AgentTimeouts {
   // How long a replica whose program has ended serves others that lack the last step.
   Duration linger = std::chrono::seconds(60);
 };
-
-// How often each rank of a replica tells its leader what it does. The leader hears a few thousand
-// such messages a second at most, however many ranks there are, up to where they would look silent
-// (kSilentAfterHeartbeats).
-inline Duration rank_heartbeat_interval(int ranks) {
-  constexpr int kRanksAtOnce = 256;
-  return std::chrono::milliseconds(
-      std::clamp(100 * ranks / kRanksAtOnce, 100, 500));
-}
 
 }  // namespace sherd::ft

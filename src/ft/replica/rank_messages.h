@@ -6,12 +6,15 @@
 // Thread rule: values.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
+#include "base/clock.h"
 #include "base/status.h"
 #include "ft/protocol/tasks.h"
 #include "ft/ring/ring_types.h"
@@ -105,6 +108,15 @@ using RankEvent = std::variant<
     LeaveEvent,
     FinishedEvent,
     BadGradientsEvent>;
+
+// How often each rank of a replica tells its leader what it does. The leader hears a few thousand
+// such messages a second at most, however many ranks there are, up to where they would look silent
+// (kSilentAfterHeartbeats).
+inline Duration rank_heartbeat_interval(int ranks) {
+  constexpr int kRanksAtOnce = 256;
+  return std::chrono::milliseconds(
+      std::clamp(100 * ranks / kRanksAtOnce, 100, 500));
+}
 
 // ---- encoding ----
 
