@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Streams and events of the checking device, as LibTorch asks for them.
+#include <array>
 #include <memory>
 #include <utility>
 
@@ -133,9 +134,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  // No operator of the device draws numbers of its own; torch::manual_seed() asks.
-  const at::Generator& getDefaultGenerator(DeviceIndex) const override {
-    return at::detail::getDefaultCPUGenerator();
+  const at::Generator& getDefaultGenerator(DeviceIndex index) const override {
+    return device_generator(index < 0 ? getCurrentDevice() : index);
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    return c10::GetAllocator(c10::kCPU);
   }
   DeviceIndex deviceCount() const override { return kCheckingDevices; }
   DeviceIndex getCurrentDevice() const override {
@@ -144,6 +147,17 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 };
 
 }  // namespace
+
+const at::Generator& device_generator(DeviceIndex index) {
+  static const auto generators = [] {
+    std::array<at::Generator, kCheckingDevices> made;
+    for (auto& generator : made) {
+      generator = at::make_generator<at::CPUGeneratorImpl>();
+    }
+    return made;
+  }();
+  return generators.at(static_cast<std::size_t>(index));
+}
 
 void register_guard() {
   static const Guard guard;

@@ -14,6 +14,7 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include "support/checking_device/checking_device.h"
 
@@ -98,6 +99,9 @@ ThreadState& thread_state();
 
 // As record_stream(): the memory is not free before what the stream does by then.
 void keep_for_stream(const c10::DataPtr& data, QueueId stream);
+
+// The device's own source of random numbers, from which operators draw where no other is given.
+const at::Generator& device_generator(c10::DeviceIndex index);
 
 // What checking_device() does once: device_guard.cpp, device_memory.cpp, operators.cpp.
 void register_guard();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -165,6 +166,39 @@ void take_back_results(
   }
 }
 
+// As on CUDA, an operand on the CPU is a number without dimensions; kernels that update many tensors take
+// none at all.
+void check_operand(const std::string& name, const at::Tensor& tensor) {
+  const bool of_many =
+      name.starts_with("aten::_fused_") || name.starts_with("aten::_amp_");
+  TORCH_CHECK(
+      !tensor.defined() || is_here(tensor) || (tensor.dim() == 0 && !of_many),
+      "[checking device] ", name, " has an operand on ", tensor.device(),
+      " of shape ", tensor.sizes(), "; expected all of them on the device");
+}
+
+void check_operands(const std::string& name, const c10::IValue& value) {
+  if (value.isTensor()) {
+    check_operand(name, value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      check_operand(name, tensor);
+    }
+  }
+}
+
+// As on CUDA, an operator draws random numbers from a generator of the device.
+void give_generator(
+    const c10::FunctionSchema& schema,
+    c10::Device device,
+    c10::IValue* arguments) {
+  for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (schema.arguments()[i].name() == "generator" && arguments[i].isNone()) {
+      arguments[i] = device_generator(device.index());
+    }
+  }
+}
+
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& name = schema.operator_name().name;
@@ -174,9 +208,11 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const auto* alias = schema.arguments()[i].alias_info();
     const bool writes = alias != nullptr && alias->isWrite();
     auto& value = (*stack)[first + i];
+    check_operands(name, value);
     value = lender.lend_argument(
         value, writes ? AccessKind::kWrite : AccessKind::kRead);
   }
+  give_generator(schema, lender.device(), stack->data() + first);
   const c10::DeviceGuard guard(lender.device());
   begin_operator(lender.device(), name, lender.accesses());
   op.callBoxed(stack);
@@ -263,6 +299,16 @@ at::Tensor& set_storage(
   return at::cpu::set_(tensor, std::move(storage), offset, sizes, strides);
 }
 
+// The CPU's kernel takes no generator.
+std::tuple<at::Tensor, at::Tensor> native_dropout(
+    const at::Tensor& input, double p, std::optional<bool> train) {
+  if (!train.value_or(true)) {
+    return {input.clone(), at::ones_like(input, at::kBool)};
+  }
+  const auto kept = at::empty_like(input).bernoulli_(1 - p);
+  return {input.mul(kept).div_(1 - p), kept.to(at::kBool)};
+}
+
 // LibTorch asks before set_data() lets a tensor become another; it knows the devices of its own.
 bool may_become(const at::Tensor& tensor, const at::Tensor& other) {
   return tensor.layout() == other.layout();
@@ -282,6 +328,7 @@ void register_operators() {
   aten.impl("view", view);
   aten.impl("_reshape_alias", reshape_alias);
   aten.impl("_has_compatible_shallow_copy_type", may_become);
+  aten.impl("native_dropout", native_dropout);
   aten.impl("set_.source_Storage_storage_offset", set_storage);
   static torch::Library others(
       torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/checking_device/thread_backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -82,15 +85,18 @@ void move_broadcast(std::vector<Part>& parts, int root) {
   }
 }
 
-// Of a rank: `input` and `output` may be one tensor.
+// Who takes part has an index among the members, which are ranks of the network.
 struct Collective {
+  std::string communicator;
   std::string what;
   Move move = nullptr;
   int root = 0;
+  std::vector<std::size_t> members;
   std::vector<Part> parts;
-  std::vector<std::unique_ptr<AnnouncedWork>> announced;  // By rank.
-  int arrived = 0;
+  std::vector<std::unique_ptr<AnnouncedWork>> announced;
+  std::size_t arrived = 0;
 };
+using CollectivePtr = std::shared_ptr<Collective>;
 
 class DoneWork final : public c10d::Work {
  public:
@@ -100,60 +106,144 @@ class DoneWork final : public c10d::Work {
 
 }  // namespace
 
+// Each rank makes the collectives that it has started one after the other, whatever their
+// communicators, and each is made when it is the next one of all its members. So orders in which
+// ranks wait for each other are found even where timing would hide them.
 struct ThreadNetwork::State {
   explicit State(int count)
-      : ranks(static_cast<std::size_t>(count)), next(ranks, 0) {}
+      : ranks(static_cast<std::size_t>(count)),
+        started(ranks, 0),
+        numbers(ranks),
+        queues(ranks) {}
 
   const std::size_t ranks;
   mutable std::mutex mu;
-  std::deque<Collective> collectives;  // In the order of the first to start.
-  std::vector<std::size_t> next;       // By rank.
-  std::string failure;
+  std::vector<std::int64_t> started;  // By rank.
+  // By rank and communicator, its next number; by both, those that not all members have started.
+  std::vector<std::map<std::string, std::size_t>> numbers;
+  std::map<std::pair<std::string, std::size_t>, CollectivePtr> open;
+  std::vector<std::deque<CollectivePtr>> queues;  // By rank, not made yet.
+  std::string failure;                            // Of all communicators.
+  std::map<std::string, std::string> aborted;     // By communicator: why.
 
-  // The rank has put it into its current stream.
+  // The rank, member `index`, has put it into its current stream.
   void start(
-      std::size_t rank,
+      std::size_t index,
       Collective mine,
       const Part& part,
       std::unique_ptr<AnnouncedWork> work) {
     const std::lock_guard lock(mu);
+    const auto communicator = mine.communicator;
     TORCH_CHECK(failure.empty(), failure);
-    const auto n = next[rank]++;
-    if (n == collectives.size()) {
-      collectives.push_back(std::move(mine));
-      collectives.back().parts.resize(ranks);
-      collectives.back().announced.resize(ranks);
-    } else if (collectives[n].what != mine.what) {
-      fail(
-          str("[checking device] ranks must start collectives in one order: "
-              "as number ",
-              n, " rank ", rank, " starts ", mine.what,
-              ", another rank has started ", collectives[n].what));
-      TORCH_CHECK(false, failure);
+    TORCH_CHECK(!aborted.contains(communicator), aborted[communicator]);
+    const auto rank = mine.members.at(index);
+    ++started[rank];
+    const std::pair key(communicator, numbers[rank][communicator]++);
+    auto& known = open[key];
+    if (known == nullptr) {
+      mine.parts.resize(mine.members.size());
+      mine.announced.resize(mine.members.size());
+      known = std::make_shared<Collective>(std::move(mine));
+    } else if (known->what != mine.what) {
+      refuse_order(rank, mine.what, known->what);
     }
-    auto& joined = collectives[n];
-    joined.parts[rank] = part;
-    joined.announced[rank] = std::move(work);
-    if (++joined.arrived == static_cast<int>(ranks)) {
-      joined.move(joined.parts, joined.root);
-      finish(joined, "");
-      joined.announced.clear();
-      joined.parts.clear();
+    const auto joined = known;
+    joined->parts[index] = part;
+    joined->announced[index] = std::move(work);
+    queues[rank].push_back(joined);
+    if (++joined->arrived == joined->members.size()) {
+      open.erase(key);
     }
+    while (make_one()) {
+    }
+    refuse_circle(rank);
   }
 
-  void abort(const std::string& why) {
+  // Ends the communicator's collectives on all members.
+  void abort(const std::string& communicator) {
     const std::lock_guard lock(mu);
-    if (failure.empty()) {
-      fail(why);
+    const auto why = str("[checking device] ", communicator, " was aborted");
+    aborted.emplace(communicator, why);
+    for (auto& queue : queues) {
+      std::erase_if(queue, [&](const CollectivePtr& collective) {
+        const bool ends = collective->communicator == communicator;
+        if (ends) {
+          finish(*collective, why);
+        }
+        return ends;
+      });
+    }
+    std::erase_if(open, [&](const auto& each) {
+      return each.first.first == communicator;
+    });
+    while (make_one()) {
     }
   }
 
  private:
+  bool is_next(std::size_t rank, const CollectivePtr& collective) const {
+    return !queues[rank].empty() && queues[rank].front() == collective;
+  }
+
+  // Makes a collective that is the next one of all its members. Returns whether there was one.
+  bool make_one() {
+    for (const auto& queue : queues) {
+      if (queue.empty()) {
+        continue;
+      }
+      const auto next = queue.front();
+      if (std::ranges::all_of(next->members, [&](std::size_t member) {
+            return is_next(member, next);
+          })) {
+        next->move(next->parts, next->root);
+        finish(*next, "");
+        for (const auto member : next->members) {
+          queues[member].pop_front();
+        }
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Who the rank waits for has begun with another collective, and so on, back to the rank.
+  void refuse_circle(std::size_t rank) {
+    std::vector<std::size_t> waiting = {rank};
+    for (std::size_t at = 0; at < waiting.size(); ++at) {
+      const auto who = waiting[at];
+      if (queues[who].empty()) {
+        continue;
+      }
+      const auto& next = queues[who].front();
+      for (const auto member : next->members) {
+        if (queues[member].empty() || is_next(member, next)) {
+          continue;
+        }
+        if (member == rank) {
+          refuse_order(rank, queues[rank].front()->what, next->what);
+        }
+        if (std::ranges::find(waiting, member) == waiting.end()) {
+          waiting.push_back(member);
+        }
+      }
+    }
+  }
+
+  void refuse_order(
+      std::size_t rank, const std::string& mine, const std::string& other) {
+    fail(
+        str("[checking device] ranks must start collectives in one order: "
+            "rank ",
+            rank, " starts ", mine, ", another rank has started ", other));
+    TORCH_CHECK(false, failure);
+  }
+
   void fail(const std::string& why) {
     failure = why;
-    for (const auto& collective : collectives) {
-      finish(collective, why);
+    for (const auto& queue : queues) {
+      for (const auto& collective : queue) {
+        finish(*collective, why);
+      }
     }
   }
   static void finish(const Collective& collective, const std::string& why) {
@@ -171,17 +261,17 @@ class ThreadBackend final : public c10d::Backend {
  public:
   ThreadBackend(
       std::shared_ptr<ThreadNetwork::State> network,
-      int rank,
+      int index,
+      std::vector<std::size_t> members,
       std::string communicator)
-      : Backend(rank, static_cast<int>(network->ranks)),
+      : Backend(index, static_cast<int>(members.size())),
         network_(std::move(network)),
+        members_(std::move(members)),
         communicator_(std::move(communicator)) {}
 
   const std::string getBackendName() const override { return "threads"; }
 
-  void abort() override {
-    network_->abort(str("[checking device] ", communicator_, " was aborted"));
-  }
+  void abort() override { network_->abort(communicator_); }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       at::Tensor& output,
@@ -250,9 +340,11 @@ class ThreadBackend final : public c10d::Backend {
          {output.const_data_ptr(), output.nbytes(), AccessKind::kWrite}});
     auto work = std::make_unique<AnnouncedWork>(device, what);
     Collective mine;
+    mine.communicator = communicator_;
     mine.what = what;
     mine.move = move;
     mine.root = root;
+    mine.members = members_;
     network_->start(
         static_cast<std::size_t>(getRank()), std::move(mine),
         {cpu_view(input), cpu_view(output)}, std::move(work));
@@ -260,6 +352,7 @@ class ThreadBackend final : public c10d::Backend {
   }
 
   const std::shared_ptr<ThreadNetwork::State> network_;
+  const std::vector<std::size_t> members_;
   const std::string communicator_;
 };
 
@@ -275,13 +368,23 @@ ThreadNetwork::~ThreadNetwork() = default;
 
 c10::intrusive_ptr<c10d::Backend> ThreadNetwork::backend(
     int rank, const std::string& communicator) {
-  return c10::make_intrusive<ThreadBackend>(state_, rank, communicator);
+  std::vector<int> all(state_->ranks);
+  std::iota(all.begin(), all.end(), 0);
+  return backend(rank, communicator, all);
+}
+
+c10::intrusive_ptr<c10d::Backend> ThreadNetwork::backend(
+    int rank, const std::string& communicator, const std::vector<int>& ranks) {
+  const auto place = std::ranges::find(ranks, rank);
+  SHERD_ASSERT(place != ranks.end());
+  return c10::make_intrusive<ThreadBackend>(
+      state_, static_cast<int>(place - ranks.begin()),
+      std::vector<std::size_t>(ranks.begin(), ranks.end()), communicator);
 }
 
 std::int64_t ThreadNetwork::started(int rank) const {
   const std::lock_guard lock(state_->mu);
-  return static_cast<std::int64_t>(
-      state_->next.at(static_cast<std::size_t>(rank)));
+  return state_->started.at(static_cast<std::size_t>(rank));
 }
 
 }  // namespace sherd::test

@@ -2,15 +2,16 @@
 //
 // Backends of c10d between ranks that are threads of one process, each with a checking device of
 // its own. A collective is put into the current stream and the call returns at once, as NCCL's
-// does; the bytes move when every rank has called. Ranks must start collectives in one order, over
-// all backends of a network: with NCCL, two communicators that start in different orders on two
-// ranks may wait for each other for ever. Thread rule: any thread; the backends of a rank one at a
+// does; the bytes move when every rank has called. Each rank makes its collectives one after the
+// other, over all backends of a network: with NCCL, communicators that start in different orders on
+// some ranks may wait for each other for ever, which is an error here. Thread rule: any thread; the backends of a rank one at a
 // time.
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -25,10 +26,12 @@ class ThreadNetwork {
   ThreadNetwork(const ThreadNetwork&) = delete;
   ThreadNetwork& operator=(const ThreadNetwork&) = delete;
 
-  // A rank's end of a communicator of all ranks. With asyncOp = false alone; sums only, made in
-  // rank order, in fp32 or, of larger dtypes, in theirs.
+  // A rank's end of a communicator of all ranks, or of some, ascending, of which it is one. With
+  // asyncOp = false alone; sums only, made in rank order, in fp32 or, of larger dtypes, in theirs.
   c10::intrusive_ptr<c10d::Backend> backend(
       int rank, const std::string& communicator);
+  c10::intrusive_ptr<c10d::Backend> backend(
+      int rank, const std::string& communicator, const std::vector<int>& ranks);
 
   // How many collectives that rank has started.
   std::int64_t started(int rank) const;

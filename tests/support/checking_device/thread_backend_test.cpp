@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include "base/check.h"
 #include "support/checking_device/checking_device.h"
 
 namespace sherd::test {
@@ -22,6 +23,9 @@ struct ThreadRank {
   c10::Device device;
   c10::intrusive_ptr<c10d::Backend> gather;
   c10::intrusive_ptr<c10d::Backend> reduce;
+  // Of rows {0, 1} and {2, 3}, and of columns {0, 2} and {1, 3}, where there are four ranks.
+  c10::intrusive_ptr<c10d::Backend> row;
+  c10::intrusive_ptr<c10d::Backend> column;
   c10::Stream compute;
   c10::Stream side;
 
@@ -34,6 +38,17 @@ struct ThreadRank {
     return at::full({numel}, value, at::device(device));
   }
 };
+
+c10::intrusive_ptr<c10d::Backend> line_of(
+    ThreadNetwork& network, int ranks, int rank, bool row) {
+  if (ranks != 4) {
+    return nullptr;
+  }
+  const int first = row ? rank / 2 * 2 : rank % 2;
+  return network.backend(
+      rank, str(row ? "row " : "column ", first),
+      {first, first + (row ? 1 : 2)});
+}
 
 // Returns what each rank threw.
 template <typename Body>
@@ -51,7 +66,9 @@ std::vector<std::string> run_ranks(
       try {
         body(ThreadRank{
             rank, device, network.backend(rank, "gathers"),
-            network.backend(rank, "reductions"), guard.getStream(device),
+            network.backend(rank, "reductions"),
+            line_of(network, ranks, rank, true),
+            line_of(network, ranks, rank, false), guard.getStream(device),
             guard.getNewStream(device, -1)});
       } catch (const c10::Error& error) {
         errors[static_cast<std::size_t>(rank)] = error.what_without_backtrace();
@@ -205,6 +222,53 @@ TEST(ThreadBackend, CommunicatorsInDifferentOrdersAreFound) {
             HasSubstr("ranks must start collectives in one order"),
             HasSubstr("an all-gather of 32 bytes of gathers"),
             HasSubstr("a reduce-scatter of 32 bytes of reductions")));
+  }
+}
+
+at::Tensor all_reduced(c10d::Backend& via, const at::Tensor& tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  via.allreduce(tensors, options);
+  return tensor;
+}
+
+TEST(ThreadBackend, SomeRanksMayHaveACommunicatorOfTheirOwn) {
+  run_well(4, [&](const ThreadRank& self) {
+    const auto row = self.full(1, self.rank);
+    const auto column = self.full(1, self.rank);
+    // Rows may differ in what they do first, as long as nobody waits in a circle.
+    for (const bool first : {true, false}) {
+      if (first == (self.rank < 2)) {
+        all_reduced(*self.row, row);
+      } else {
+        all_reduced(*self.column, column);
+      }
+    }
+    EXPECT_EQ(row.item<float>(), self.rank < 2 ? 1 : 5);
+    EXPECT_EQ(column.item<float>(), self.rank % 2 == 0 ? 2 : 4);
+  });
+}
+
+TEST(ThreadBackend, FourRanksThatWaitInACircleAreFound) {
+  const auto errors = run_ranks(4, kDeadline, [&](const ThreadRank& self) {
+    const auto row = self.full(1, self.rank);
+    const auto column = self.full(1, self.rank);
+    for (const bool first : {true, false}) {
+      if (first == (self.rank == 0 || self.rank == 3)) {
+        all_reduced(*self.row, row);
+      } else {
+        all_reduced(*self.column, column);
+      }
+    }
+    self.compute.synchronize();
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(
+        error,
+        AllOf(
+            HasSubstr("ranks must start collectives in one order"),
+            HasSubstr("of row "), HasSubstr("of column ")));
   }
 }
 
