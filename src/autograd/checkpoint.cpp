@@ -148,7 +148,8 @@ class CheckpointedRegion {
       : recompute_(std::move(recompute)),
         state_(ForwardState::now(
             options.preserve_rng_state ? RngState::kPreserve
-                                       : RngState::kIgnore)),
+                                       : RngState::kIgnore,
+            inputs)),
         early_stop_(options.early_stop) {
     for (const auto& input : inputs) {
       const bool defined = input.defined();

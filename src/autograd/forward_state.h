@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ForwardState is what a forward depends on besides its inputs: the state of the default CPU random
-// generator, and autocast. A recomputation restores it. A value. Thread rule: autocast belongs to
-// the calling thread; the generator is the process's and locked for each access alone.
+// ForwardState is what a forward depends on besides its inputs: the states of the default random
+// generators of the CPU and of the devices that its inputs lie on, and autocast. A recomputation
+// restores it. A value. Thread rule: autocast belongs to the calling thread; generators are the
+// process's and locked for each access alone.
 #pragma once
 
 #include <vector>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 namespace sherd::autograd {
@@ -14,11 +16,12 @@ enum class RngState { kPreserve, kIgnore };
 
 class ForwardState {
  public:
-  // The present state; with kIgnore without the generator.
-  static ForwardState now(RngState randomness);
+  // The present state; with kIgnore without the generators.
+  static ForwardState now(
+      RngState randomness, const std::vector<at::Tensor>& inputs = {});
+  // The present state of the same things.
+  ForwardState same_now() const;
   void apply() const;
-
-  bool has_rng_state() const { return generator_.defined(); }
 
  private:
   struct Autocast {
@@ -26,7 +29,14 @@ class ForwardState {
     bool enabled;
     at::ScalarType dtype;
   };
-  at::Tensor generator_;  // uint8 [about 5000]
+  struct Randomness {
+    at::Generator generator;
+    at::Tensor state;  // uint8, on the CPU.
+  };
+  void add(at::Generator generator);
+  void add_autocast();
+
+  std::vector<Randomness> randomness_;
   std::vector<Autocast> autocasts_;
   bool autocast_cache_ = false;
 };

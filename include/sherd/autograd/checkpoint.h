@@ -26,8 +26,9 @@
 namespace sherd {
 
 struct CheckpointOptions {
-  // Behaviour: the recomputation draws the same random numbers from the default CPU generator,
-  // whose state is then as if fn had run once. Costs 5 kB and some microseconds a call.
+  // Behaviour: the recomputation draws the same random numbers from the default generators of the CPU
+  // and of the devices that inputs lie on, whose states are then as if fn had run once. Costs 5 kB and
+  // some microseconds a call.
   bool preserve_rng_state = true;
   // Performance: an exception through fn ends the recomputation at the last tensor that backward
   // needs. With false fn always ends by itself, and saving more tensors than before is noticed,
