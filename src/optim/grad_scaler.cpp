@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <unordered_map>
+#include <vector>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
@@ -62,6 +64,10 @@ at::Tensor number(double value, at::ScalarType dtype) {
 }  // namespace
 
 struct GradScaler::Impl {
+  // Divides this rank's gradients by the scale. Returns whether all of them are finite, for which
+  // the host waits for each device once.
+  bool unscale_here() const;
+
   NamedParameters parameters;
   GradScalerOptions options;
   at::Tensor scale = number(options.init_scale, at::kFloat);
@@ -71,6 +77,25 @@ struct GradScaler::Impl {
   bool finite = true;  // Once unscaled: all gradients of all ranks.
   bool stepped = false;
 };
+
+bool GradScaler::Impl::unscale_here() const {
+  std::unordered_map<c10::Device, std::vector<at::Tensor>> by_device;
+  for (const auto& item : parameters.items) {
+    if (const auto& gradient = item.slice.grad(); gradient.defined()) {
+      by_device[gradient.device()].push_back(
+          gradient.is_sparse() ? gradient._values() : gradient);
+    }
+  }
+  const double factor = 1.0 / scale.item<double>();
+  bool all_finite = true;
+  for (auto& [device, gradients] : by_device) {
+    auto found = number(0, at::kFloat).to(device);
+    at::_amp_foreach_non_finite_check_and_unscale_(
+        gradients, found, number(factor, at::kFloat).to(device));
+    all_finite = found.item<double>() == 0.0 && all_finite;
+  }
+  return all_finite;
+}
 
 GradScaler::GradScaler(
     NamedParameters parameters, const GradScalerOptions& options) {
@@ -102,17 +127,9 @@ void GradScaler::unscale() {
       ": expected update() after a step's gradients were unscaled, found "
       "unscale() again");
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const auto& item : impl_->parameters.items) {
-    if (const auto& gradient = item.slice.grad(); gradient.defined()) {
-      gradients.push_back(gradient.is_sparse() ? gradient._values() : gradient);
-    }
-  }
-  auto found = number(0, at::kFloat);
-  at::_amp_foreach_non_finite_check_and_unscale_(
-      gradients, found, number(1.0 / get_scale(), at::kFloat));
   const auto any = at::full(
-      {1}, found.item<double>(), at::TensorOptions().dtype(at::kDouble));
+      {1}, impl_->unscale_here() ? 0.0 : 1.0,
+      at::TensorOptions().dtype(at::kDouble));
   if (impl_->parameters.all_reduce_max) {
     impl_->parameters.all_reduce_max(any);
   }

@@ -327,7 +327,11 @@ UpdateBatch SliceSet::part(
       tensor.detach().view({-1}).narrow(0, begin, gradient.numel())};
   batch.gradients = {gradient};
   if (options_.counts_updates) {
-    batch.steps = {steps_.select(0, static_cast<std::int64_t>(slice.item))};
+    const auto step = steps_.select(0, static_cast<std::int64_t>(slice.item));
+    batch.steps = {
+        tensor.is_cpu() ? step
+                        : at::full({}, step.item<double>(), step.options())
+                              .to(tensor.device())};
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
     batch.states[s] = {ranges_[slice.range].states[s].narrow(
