@@ -93,8 +93,8 @@ PARTS = {
          "sherd/optim/named_parameters.h"),
         torch=True),
     "ckpt": Part(
-        ("base", "compat", "plan", "world", "sherd/optim/named_parameters.h",
-         "sherd/models/lora.h"),
+        ("base", "compat", "plan", "world", "device/stream.h",
+         "sherd/optim/named_parameters.h", "sherd/models/lora.h"),
         torch=True),
     "ft/coordinator": Part(
         ("base", "net", "ft/protocol", "ft/wire", "sherd/ft/coordinator.h"),

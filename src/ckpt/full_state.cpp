@@ -159,7 +159,7 @@ class FullStateGather {
   void send(const std::vector<PieceSource>& sources) {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
-        via_->send(pieces_[source.piece].elements, 0, kTag)
+        via_->send(pieces_[source.piece].elements.cpu(), 0, kTag)
             ->wait(kGathering)
             .throw_if_failed();
       }
@@ -340,7 +340,7 @@ class FullStateScatter {
 
  private:
   void send(const at::Tensor& tensor, const std::vector<PieceSource>& to) {
-    const auto whole = tensor.contiguous().view({-1});
+    const auto whole = tensor.cpu().contiguous().view({-1});
     world::Transfers transfers;
     for (const auto& source : to) {
       const auto part =
@@ -360,9 +360,11 @@ class FullStateScatter {
         continue;
       }
       const auto& elements = targets_[source.piece].shard.elements;
-      const auto into = elements.is_contiguous()
+      const auto into = elements.is_contiguous() && elements.is_cpu()
           ? elements
-          : at::empty(elements.sizes(), elements.options());
+          : at::empty(
+                elements.sizes(),
+                at::TensorOptions().dtype(elements.scalar_type()));
       via_->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();
       take(source, into);
     }

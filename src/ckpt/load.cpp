@@ -18,6 +18,7 @@
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
+#include "device/stream.h"
 
 namespace sherd {
 namespace {
@@ -60,6 +61,10 @@ class CheckpointLoader {
   LoadReport run() {
     compare_names();
     auto targets = CheckpointAccess::targets(state_, rank_);
+    for (const auto& target : targets) {
+      streams_.push_back(
+          device::Stream::current(target.shard.elements.device()));
+    }
     std::atomic<std::size_t> next{0};
     std::vector<std::exception_ptr> failures(std::min(
         kThreadsMax, std::max<std::size_t>(1, allowed_cores().size())));
@@ -117,6 +122,7 @@ class CheckpointLoader {
     const at::NoGradGuard no_grad;
     for (auto i = next.fetch_add(1); i < targets.size();
          i = next.fetch_add(1)) {
+      const device::CurrentStream on(streams_[i]);
       read(targets[i]);
     }
   }
@@ -138,8 +144,8 @@ class CheckpointLoader {
     const auto dtype = ckpt::dtype_named(
         found->second.dtype,
         str(reader_.folder(), ": ", target.section, " ", shard.name));
-    const bool as_stored =
-        dtype == shard.elements.scalar_type() && shard.elements.is_contiguous();
+    const bool as_stored = dtype == shard.elements.scalar_type() &&
+        shard.elements.is_contiguous() && shard.elements.is_cpu();
     const auto into = as_stored
         ? shard.elements
         : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(dtype));
@@ -156,6 +162,8 @@ class CheckpointLoader {
     }
   }
 
+  // By target: the caller's, in which what was read goes to a device.
+  std::vector<device::Stream> streams_;
   const ckpt::CheckpointReader reader_;
   const CheckpointState& state_;
   const LoadOptions options_;

@@ -77,8 +77,9 @@ std::string file_of(const std::map<std::string, at::Tensor>& tensors) {
   }
   auto content = ckpt::header_bytes(infos, {{"format", "pt"}});
   for (const auto& [name, tensor] : tensors) {
+    const auto here = tensor.cpu();
     content.append(
-        static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+        static_cast<const char*>(here.const_data_ptr()), here.nbytes());
   }
   return content;
 }

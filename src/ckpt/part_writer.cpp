@@ -156,8 +156,8 @@ class PartWriter {
         .range = piece.range,
         .file = static_cast<int>(part_.files.size()),
         .offset = offset};
-    const auto* bytes =
-        static_cast<const char*>(piece.elements.const_data_ptr());
+    const auto elements = piece.elements.cpu();  // What lies on a device.
+    const auto* bytes = static_cast<const char*>(elements.const_data_ptr());
     for (std::int64_t at = 0; at < bytes_of(piece); at += kChunkBytes) {
       const auto count =
           static_cast<std::size_t>(std::min(kChunkBytes, bytes_of(piece) - at));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -119,7 +119,7 @@ struct CheckpointSaver::Impl {
     return read.ok() && there;
   }
 
-  // The memory of the copies is kept for the next save.
+  // The memory of the copies is kept for the next save, where a device can write it fast.
   void copy(std::vector<TensorPiece>& pieces) {
     const at::NoGradGuard no_grad;
     copies.resize(pieces.size());
@@ -127,7 +127,11 @@ struct CheckpointSaver::Impl {
       auto& elements = pieces[i].elements;
       if (!copies[i].defined() || copies[i].sizes() != elements.sizes() ||
           copies[i].scalar_type() != elements.scalar_type()) {
-        copies[i] = at::empty_like(elements);
+        copies[i] = at::empty(
+            elements.sizes(),
+            at::TensorOptions()
+                .dtype(elements.scalar_type())
+                .pinned_memory(!elements.is_cpu()));
       }
       copies[i].copy_(elements);
       elements = copies[i];

@@ -36,10 +36,10 @@ void check_shard(const NamedShard& shard) {
   const auto& elements = shard.elements;
   SHERD_CHECK(
       elements.defined() && elements.layout() == at::kStrided &&
-          elements.device().is_cpu() &&
-          !ckpt::name_of(elements.scalar_type()).empty(),
+          !elements.is_meta() && !ckpt::name_of(elements.scalar_type()).empty(),
       "[ckpt] ", shard.name,
-      ": expected a dense CPU tensor of a dtype that safetensors has, found ",
+      ": expected a dense tensor with memory, of a dtype that safetensors "
+      "has, found ",
       elements.defined() ? str(elements.layout(), " ", elements.device().str(),
                                " ", c10::toString(elements.scalar_type()))
                          : std::string("none"));

@@ -319,7 +319,7 @@ std::vector<std::pair<Spoil, std::string>> spoilt_states() {
       {[](sherd::FullState& full) {
          full["model"]["1.running_mean"] = torch::Tensor();
        },
-       "1.running_mean: expected a dense CPU tensor"},
+       "1.running_mean: expected a dense tensor with memory"},
       {[](sherd::FullState& full) { full["adamw"].erase("exp_avg_sq.0.bias"); },
        "found no adamw exp_avg_sq.0.bias"},
       {[](sherd::FullState& full) {
@@ -331,7 +331,7 @@ std::vector<std::pair<Spoil, std::string>> spoilt_states() {
       {[](sherd::FullState& full) {
          full["sgd"]["momentum.0.bias"] = torch::Tensor();
        },
-       "momentum.0.bias: expected a dense CPU tensor"}};
+       "momentum.0.bias: expected a dense tensor with memory"}};
 }
 
 TEST_P(FullState, T45WhatDoesNotFitIsNamedOnEveryRank) {

@@ -51,7 +51,7 @@ struct NamedShard {
   std::string name;
   std::vector<std::int64_t> shape;
   std::int64_t begin = 0;
-  // On the CPU, no element in the memory of another; read and written in the order of their
+  // On the CPU or on a device, no element in the memory of another; read and written in the order of their
   // indices, whatever their strides.
   at::Tensor elements;
   // How many neighbouring ranks hold the tensor together; other groups of as many ranks hold

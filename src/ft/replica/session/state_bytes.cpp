@@ -47,7 +47,7 @@ std::string state_bytes(const CheckpointState& state, int rank) {
   out.reserve(size_of(targets));
   out.count(targets.size());
   for (const auto& target : targets) {
-    const auto elements = target.shard.elements.contiguous();
+    const auto elements = target.shard.elements.cpu().contiguous();
     out.text(name_of(target));
     out.u64(bytes_of(elements));
     out.raw(
@@ -61,7 +61,7 @@ std::uint64_t state_digest(const CheckpointState& state, int rank) {
   const at::NoGradGuard no_grad;
   Hash64 hash;
   for (const auto& target : CheckpointAccess::targets(state, rank)) {
-    const auto elements = target.shard.elements.contiguous();
+    const auto elements = target.shard.elements.cpu().contiguous();
     hash.add(name_of(target));
     hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
   }
@@ -71,7 +71,7 @@ std::uint64_t state_digest(const CheckpointState& state, int rank) {
 std::uint64_t parameter_digest(const NamedParameters& parameters) {
   Hash64 hash;
   for (const auto& item : parameters.items) {
-    const auto elements = item.slice.contiguous();
+    const auto elements = item.slice.cpu().contiguous();
     hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
   }
   return hash.value();
@@ -101,9 +101,12 @@ void restore_state(
   for (std::size_t i = 0; i < targets.size(); ++i) {
     const auto& target = targets[i];
     const auto& place = target.shard.elements;
-    const bool direct = !target.loaded && place.is_contiguous();
-    const auto elements =
-        direct ? place : at::empty(place.sizes(), place.options());
+    const bool direct =
+        !target.loaded && place.is_contiguous() && place.is_cpu();
+    const auto elements = direct
+        ? place
+        : at::empty(
+              place.sizes(), at::TensorOptions().dtype(place.scalar_type()));
     if (!found[i].empty()) {
       std::memcpy(elements.data_ptr(), found[i].data(), found[i].size());
     }
