@@ -311,17 +311,6 @@ GraphTaskCallbacks& graph_task_callbacks() {
 
 bool install_backward_engine() { return engine_is_ours(); }
 
-std::string reason_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    const auto line = first_line_of(error);
-    return line.empty() ? "an exception without a message" : line;
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
-
 bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }

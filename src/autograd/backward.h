@@ -36,10 +36,6 @@ bool install_backward_engine();
 // ForeignBackward has been seen yet.
 bool arm(const std::weak_ptr<BackwardListener>& listener);
 
-// The first line of the exception's message, to be sent to peers. It is never empty, since they
-// take an empty one for success.
-std::string reason_of(const std::exception_ptr& failure);
-
 // Whether operators of this thread build graphs: neither NoGradGuard nor inference mode is active.
 bool records_gradients();
 

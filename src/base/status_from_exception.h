@@ -16,6 +16,19 @@ inline std::string first_line_of(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+// The first line of the exception's message, to be sent to peers. It is never empty, since they
+// take an empty one for success.
+inline std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    const auto line = first_line_of(error);
+    return line.empty() ? "an exception without a message" : line;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
 // Returns the action's status. An Error that it throws becomes a status with its code and sentence;
 // any other exception gets `code`, and `prefix` before its text.
 template <typename Action>

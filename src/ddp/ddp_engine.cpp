@@ -12,6 +12,7 @@
 
 #include "autograd/param_key.h"
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/sparse_gradients.h"
 #include "plan/buckets.h"
@@ -281,8 +282,7 @@ void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
   timer_.backward_ended(time_.now());
   add_accumulated();
   const auto changed = failure ? "" : changed_graph();
-  const auto status =
-      end_synchronised(failure ? autograd::reason_of(failure) : changed);
+  const auto status = end_synchronised(failure ? reason_of(failure) : changed);
   if (!failure) {
     SHERD_CHECK_AS(kFailedPrecondition, changed.empty(), changed);
     status.throw_if_failed();

@@ -45,6 +45,12 @@ class DdpEngine final : public autograd::ModelEngine,
   // Collective: synchronises initial values and sets hooks.
   void start();
 
+  // Throws Error for what is there for parameters on the CPU only.
+  static void check_on_device(
+      const ReplicatedModel& model,
+      const Mesh& mesh,
+      const ReplicateOptions& options);
+
   NamedParameters named_parameters();
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   void begin_no_sync();
@@ -91,7 +97,10 @@ class DdpEngine final : public autograd::ModelEngine,
   }
   // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
-  void check_on_device(const CommHookPtr& hook) const;
+  // Collective over the world of the mesh, before anything changes: throws on every rank where a rank
+  // is not between two steps, or has what its device cannot do.
+  void check_connection(
+      const char* call, const Mesh& mesh, const CommHookPtr& hook) const;
   void check_between_steps(const char* call) const;
   // Ends the exchange that there is, and starts on these ranks.
   void connect_again(const Mesh& mesh);

@@ -14,6 +14,7 @@
 #include "ddp/ddp_engine.h"
 #include "exchange/make_exchange.h"
 #include "world/device_backend.h"
+#include "world/on_all_or_none.h"
 
 namespace sherd::ddp {
 namespace {
@@ -40,7 +41,6 @@ void DdpEngine::connect(const Mesh& mesh) {
     buckets_ = make_buckets(model_.trainable, order, options_, 1);
     return;
   }
-  check_on_device(options_.hook);
   transport_ = world::make_c10d_transport(world(), name_, ranks_);
   if (options_.buffer_hook) {
     buffer_transport_ =
@@ -49,20 +49,22 @@ void DdpEngine::connect(const Mesh& mesh) {
   open(order);
 }
 
-// What is there for parameters on the CPU only.
-void DdpEngine::check_on_device(const CommHookPtr& hook) const {
-  if (model_.device.is_cpu()) {
+void DdpEngine::check_on_device(
+    const ReplicatedModel& model,
+    const Mesh& mesh,
+    const ReplicateOptions& options) {
+  if (model.device.is_cpu() || mesh.replicate_size() == 1) {
     return;
   }
   const auto refuse = [&](bool found, const char* option) {
     SHERD_CHECK(
-        !found, "[ddp] parameters are on ", model_.device.str(), ", where ",
+        !found, "[ddp] parameters are on ", model.device.str(), ", where ",
         option, " is not supported; expected none, or parameters on the CPU");
   };
-  refuse(hook != nullptr, "a communication hook");
-  refuse(options_.buffer_hook != nullptr, "options.buffer_hook");
-  refuse(!model_.sparse.empty(), "an embedding with sparse gradients");
-  world::check_device_backend(world(), model_.device);
+  refuse(options.hook != nullptr, "a communication hook");
+  refuse(options.buffer_hook != nullptr, "options.buffer_hook");
+  refuse(!model.sparse.empty(), "an embedding with sparse gradients");
+  world::check_device_backend(mesh.world(), model.device);
 }
 
 int DdpEngine::index() const {
@@ -143,16 +145,25 @@ void DdpEngine::run_hook(
   hook_bytes_ += group.bytes();
 }
 
+void DdpEngine::check_connection(
+    const char* call, const Mesh& mesh, const CommHookPtr& hook) const {
+  world::on_all_or_none(mesh.world(), "[ddp]", "connect", [&] {
+    check_between_steps(call);
+    auto options = options_;
+    options.hook = hook;
+    check_on_device(model_, mesh, options);
+  });
+}
+
 void DdpEngine::set_mesh(const Mesh& mesh) {
   const std::lock_guard lock(mu_);
-  check_between_steps("set_world()");
+  check_connection("set_world()", mesh, options_.hook);
   connect_again(mesh);
 }
 
 void DdpEngine::set_hook(const CommHookPtr& hook) {
   const std::lock_guard lock(mu_);
-  check_between_steps("set_hook()");
-  check_on_device(hook);
+  check_connection("set_hook()", mesh_, hook);
   options_.hook = hook;
   connect_again(Mesh(mesh_));
 }

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "ddp/ddp_engine.h"
 #include "ddp/replicated_model.h"
+#include "world/on_all_or_none.h"
 
 namespace sherd {
 namespace {
@@ -119,9 +120,13 @@ DistributedDataParallel replicate(
     torch::nn::Module& module,
     const Mesh& mesh,
     const ReplicateOptions& options) {
-  check_options(options);
-  auto model = ddp::collect_model(module, options.ignored);
-  ddp::check_delayed(model, options.delayed);
+  ddp::ReplicatedModel model;
+  world::on_all_or_none(mesh.world(), "[ddp]", "replicate its module", [&] {
+    check_options(options);
+    model = ddp::collect_model(module, options.ignored);
+    ddp::check_delayed(model, options.delayed);
+    ddp::DdpEngine::check_on_device(model, mesh, options);
+  });
   auto engine = std::make_shared<ddp::DdpEngine>(
       module.name(), std::move(model), mesh, options);
   engine->start();

@@ -14,6 +14,7 @@
 #include "autograd/param_key.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/status_from_exception.h"
 #include "fsdp/unit_report.h"
 
 namespace sherd::fsdp {
@@ -482,7 +483,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   if (!failure) {
     cache_->end_backward();
   }
-  const auto reason = failure ? autograd::reason_of(failure) : "";
+  const auto reason = failure ? reason_of(failure) : "";
   const bool synchronised = gradient_kind() != plan::JoinKind::kKeeps;
   if (join_) {
     join_->in_round = false;

@@ -24,6 +24,7 @@
 #include "fsdp/sharding_engine.h"
 #include "fsdp/single_rank_engine.h"
 #include "world/device_backend.h"
+#include "world/on_all_or_none.h"
 #include "world/transport.h"
 
 namespace sherd {
@@ -71,30 +72,6 @@ void check_not_sharded(const fsdp::ModelUnits& model) {
         " is sharded already; expected a module that no sharding handle "
         "manages");
   }
-}
-
-// Collective: what `build` returns. Throws its error, and where it succeeds, that of the first rank
-// where it failed.
-fsdp::ModelUnits on_all_or_none(
-    const World& world, const std::function<fsdp::ModelUnits()>& build) {
-  std::optional<fsdp::ModelUnits> built;
-  std::exception_ptr failure;
-  try {
-    built = build();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  const auto reasons =
-      world.all_gather_texts(failure ? autograd::reason_of(failure) : "");
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
-    SHERD_CHECK(
-        reasons[rank].empty(), "[fsdp] rank ", rank,
-        " cannot shard its module: ", reasons[rank]);
-  }
-  return std::move(*built);
 }
 
 std::optional<fsdp::MemoryLimit> memory_limit(
@@ -193,7 +170,6 @@ void check_on_device(
   if (!has_exchange(mesh.world(), model)) {
     return;
   }
-  refuse(mesh.replicate_size() > 1, "a mesh of several replicas", "one");
   refuse(options.hook != nullptr, "options.hook", "none");
   refuse(options.gather_hook != nullptr, "options.gather_hook", "none");
   refuse(options.secondary_ranks > 0, "options.secondary_ranks", "0");
@@ -564,14 +540,14 @@ FullyShardedDataParallel fully_shard(
       (mesh.shard_size() == 1 && !both);
   const int ranks = whole || both ? world.size() : mesh.shard_size();
   const auto shards = hooked_shards(mesh, options, whole);
-  auto model = on_all_or_none(world, [&] {
+  fsdp::ModelUnits model;
+  world::on_all_or_none(world, "[fsdp]", "shard its module", [&] {
     check_options(options);
     check_hook(options.hook, shards);
     check_secondary_ranks(mesh, options);
-    auto units = fsdp::build_units(module, ranks, options);
-    check_not_sharded(units);
-    check_on_device(mesh, options, units);
-    return units;
+    model = fsdp::build_units(module, ranks, options);
+    check_not_sharded(model);
+    check_on_device(mesh, options, model);
   });
   check_same_messages(world, options, model.device);
   fsdp::InitialValues values(module, model, world, options);

@@ -12,6 +12,7 @@
 
 #include "autograd/backward.h"
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "fsdp/unit_modules.h"
 
 namespace sherd::fsdp {
@@ -183,7 +184,7 @@ void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
     options_.initialise(items_[item].name, value);
   } catch (...) {
     failed_ = static_cast<std::ptrdiff_t>(item);
-    failure_ = autograd::reason_of(std::current_exception());
+    failure_ = reason_of(std::current_exception());
   }
 }
 

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For what one rank alone may find wrong before ranks connect: the others would wait for it until
+// the deadline. Thread rule: as World.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <sherd/world/world.h>
+
+namespace sherd::world {
+
+// Collective: calls `action` on every rank. Throws what it throws here, and where it succeeds, an
+// Error about the first rank where it failed: "[ddp] rank 1 cannot replicate its module: ...", of
+// the `part` "[ddp]" and the `purpose` "replicate its module".
+void on_all_or_none(
+    const World& world,
+    const std::string& part,
+    const std::string& purpose,
+    const std::function<void()>& action);
+
+}  // namespace sherd::world
