@@ -3,14 +3,19 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
 #include <set>
 #include <utility>
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "device/memory.h"
 #include "exchange/buffer_pool.h"
 #include "exchange/gradient_chunks.h"
 
@@ -28,6 +33,22 @@ void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
   }
 }
 
+// Memory of LibTorch's allocator, of the stream that is current when it is taken.
+BufferSource source_of_tensors(c10::Device device) {
+  auto taken = std::make_shared<std::map<void*, at::Tensor>>();
+  return {
+      .take = [=](std::int64_t bytes) -> void* {
+        const auto memory = at::empty(
+            {std::max<std::int64_t>(bytes, 1)},
+            at::TensorOptions().device(device).dtype(at::kByte));
+        auto* address = memory.mutable_data_ptr();
+        taken->emplace(address, memory);
+        return address;
+      },
+      .give_back = [=](void* memory,
+                       std::int64_t /*bytes*/) { taken->erase(memory); }};
+}
+
 // For a meeting that has nothing to say.
 at::Tensor number() {
   return at::zeros({1}, at::TensorOptions().dtype(c10::ScalarType::Double));
@@ -39,12 +60,18 @@ class HybridExchange final : public Exchange {
       std::unique_ptr<Exchange> within,
       std::unique_ptr<Exchange> across,
       const MeshPosition& position,
-      ReduceAcross reduce_across)
+      ReduceAcross reduce_across,
+      c10::Device device)
       : position_(position),
         scale_across_(
             reduce_across == ReduceAcross::kInOrder ? 1.0 / position.replicas
                                                     : 1.0),
-        in_order_(reduce_across == ReduceAcross::kInOrder),
+        reduce_across_(reduce_across),
+        device_(device),
+        partial_pool_(
+            0,
+            device.is_cpu() ? BufferSource::of_system()
+                            : source_of_tensors(device)),
         within_(std::move(within)),
         across_(std::move(across)) {}
   ~HybridExchange() override {
@@ -238,7 +265,8 @@ class HybridExchange final : public Exchange {
     }
     // A reduction may have let the other axis take what was there before for
     // published, too.
-    return status.ok() && position_.both_axes && within_->one_sided()
+    const bool reads_in_order = within_->one_sided() || !device_.is_cpu();
+    return status.ok() && position_.both_axes && reads_in_order
         ? within_->publish(0)
         : status;
   }
@@ -246,6 +274,12 @@ class HybridExchange final : public Exchange {
   Status gather_shards();
   const std::vector<at::Tensor>& partial(UnitId unit);
   void release(const std::vector<UnitId>& units);
+  // Once the caller's stream comes after all sums.
+  void release_all() {
+    std::vector<UnitId> all(units_.size());
+    std::iota(all.begin(), all.end(), 0);
+    release(all);
+  }
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
@@ -255,8 +289,9 @@ class HybridExchange final : public Exchange {
 
   const MeshPosition position_;
   const double scale_across_;  // The part of a reduction's scale.
-  const bool in_order_;        // Across.
-  ModelSpec model_;            // Of `across_`.
+  const ReduceAcross reduce_across_;
+  const c10::Device device_;
+  ModelSpec model_;  // Of `across_`.
   BufferPool partial_pool_;
   std::vector<UnitState> units_;
   std::unique_ptr<Exchange> within_;
@@ -282,10 +317,11 @@ const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
     for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
       const auto& flat = spec(unit).flats[f];
       now.partial.push_back(
-          flat.trainable ? at::from_blob(
+          flat.trainable ? device::tensor_at(
                                static_cast<char*>(now.memory) + offsets[f],
-                               {flat.layout.numel},
-                               at::TensorOptions().dtype(flat.gradient_dtype()))
+                               flat.layout.numel,
+                               at::TensorOptions().device(device_).dtype(
+                                   flat.gradient_dtype()))
                          : at::Tensor());
     }
   }
@@ -325,9 +361,9 @@ Status HybridExchange::gather_shards() {
     for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
       const auto& flat = spec(unit).flats[f];
       within_->shard_memory(unit, static_cast<int>(f))
-          .shard.copy_(at::from_blob(
-              whole.value()[f], {flat.layout.numel},
-              at::TensorOptions().dtype(flat.dtype)));
+          .shard.copy_(device::tensor_at(
+              whole.value()[f], flat.layout.numel,
+              at::TensorOptions().device(device_).dtype(flat.dtype)));
     }
     across_->reshard(unit);
   }
@@ -380,8 +416,15 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
 // for replicas before the end of backward could be in vain: they go on when
 // neighbours have come there that may need this rank.
 Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
+  const bool all_at_end = reduce_across_ == ReduceAcross::kAtEnd;
+  if (all_at_end && !at_end_) {
+    return {};
+  }
+  if (all_at_end) {
+    std::ranges::stable_sort(waiting_, std::greater<>(), &Waiting::unit);
+  }
   for (auto& waiting : waiting_) {
-    waiting.made = waiting.made ||
+    waiting.made = waiting.made || all_at_end ||
         std::find(ended.begin(), ended.end(), waiting.unit) != ended.end();
   }
   take_ended_across();
@@ -389,7 +432,7 @@ Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
     const bool room = next->under_way_max == 0 || at_end_ ||
         across_under_way_ < next->under_way_max;
     if (!next->made || !room) {
-      if (in_order_) {
+      if (reduce_across_ == ReduceAcross::kInOrder) {
         break;
       }
       ++next;
@@ -479,6 +522,9 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   }
   const auto outcome = settle(everywhere);
   take_ended_across();
+  if (reduce_across_ == ReduceAcross::kAtEnd) {
+    release_all();
+  }
   reducing_ = false;
   reduced_.clear();
   reduced_partially_.clear();
@@ -535,9 +581,10 @@ std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
     const MeshPosition& position,
-    ReduceAcross reduce_across) {
+    ReduceAcross reduce_across,
+    c10::Device device) {
   return std::make_unique<HybridExchange>(
-      std::move(within), std::move(across), position, reduce_across);
+      std::move(within), std::move(across), position, reduce_across, device);
 }
 
 }  // namespace sherd::exchange

@@ -19,6 +19,9 @@ enum class ReduceAcross {
   // By a communication hook, which gets means of replicas, in the order in which this rank has
   // started to reduce. That must be the same on all ranks.
   kInOrder,
+  // When a replica has ended its backward, from the last unit to the first: between devices, whose
+  // collectives must have one order over both axes.
+  kAtEnd,
 };
 
 // `across` must take ModelPlacement::kReplicate, or kShard with position.both_axes. Neither is open
@@ -27,6 +30,7 @@ std::unique_ptr<Exchange> make_hybrid_exchange(
     std::unique_ptr<Exchange> within,
     std::unique_ptr<Exchange> across,
     const MeshPosition& position,
-    ReduceAcross reduce_across = ReduceAcross::kInAnyOrder);
+    ReduceAcross reduce_across = ReduceAcross::kInAnyOrder,
+    c10::Device device = c10::kCPU);
 
 }  // namespace sherd::exchange

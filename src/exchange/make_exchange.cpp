@@ -194,6 +194,35 @@ std::unique_ptr<Exchange> connect_devices(
       log);
 }
 
+// The same over both axes of a mesh.
+std::unique_ptr<Exchange> connect_devices(
+    const Mesh& mesh,
+    const std::string& name,
+    const MeshExchangeOptions& options) {
+  const auto& world = mesh.world();
+  if (mesh.replicate_size() == 1) {
+    return make_exchange(
+        world, name, mesh.shard_ranks(), Kind::kCollective, options.device);
+  }
+  const auto log = log_of(world, name, Mesh(world).shard_ranks());
+  const auto replica = str(name, "/replica", mesh.replicate_index());
+  const auto shard = str(name, "/shard", mesh.shard_index());
+  auto within = connect_devices(
+      world, replica, mesh.shard_ranks(), options.device,
+      log.part(replica, mesh.shard_ranks()));
+  auto across = connect_devices(
+      world, shard, mesh.replicate_ranks(), options.device,
+      log_of(world, shard, mesh.replicate_ranks()));
+  return make_recorded_exchange(
+      make_hybrid_exchange(
+          std::move(within), std::move(across),
+          {.shard_index = mesh.shard_index(),
+           .replicas = mesh.replicate_size(),
+           .both_axes = options.both_axes},
+          ReduceAcross::kAtEnd, options.device),
+      log);
+}
+
 // What is special about messages.
 struct MessageOptions {
   std::optional<ReduceHook> hook = std::nullopt;
@@ -300,9 +329,7 @@ std::unique_ptr<Exchange> make_exchange(
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   if (!options.device.is_cpu()) {
-    SHERD_ASSERT(mesh.replicate_size() == 1);
-    return make_exchange(
-        world, name, mesh.shard_ranks(), Kind::kCollective, options.device);
+    return connect_devices(mesh, name, options);
   }
   const auto connect =
       [&](const std::string& axis_name, const std::vector<int>& ranks,

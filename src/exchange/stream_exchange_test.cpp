@@ -88,6 +88,9 @@ class Trainer {
     begin_use(unit, in_backward);
     exchange_.reshard(unit);
   }
+  std::int64_t gradient_bytes() const {
+    return exchange_.counters().gradient_bytes;
+  }
   void begin_use(UnitId unit, bool in_backward) {
     exchange_.start_unshard(unit, {.in_backward = in_backward})
         .throw_if_failed();
@@ -260,6 +263,69 @@ std::string run_assisted(int left_out) {
     EXPECT_TRUE(faults.empty() || left_out >= 0);
   }
   return fault;
+}
+
+// Rank 0 opens a slot between the start of a gather and the wait for it: when the gather, and with it a
+// reduction, has begun, or before rank 1 lets it begin.
+TEST(StreamExchange, HowManySlotsABackwardNeedsDoesNotDependOnTiming) {
+  const auto model = three_units(2);
+  test::ThreadNetwork network(2, std::chrono::seconds(10));
+  (void)test::checking_device();
+  test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
+    const auto device = test::checking_device(self.rank);
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    const auto exchange = make_collective_exchange_with(
+        self.network.transport(self.rank, "gather"),
+        self.network.transport(self.rank, "reduce"),
+        over_devices(
+            {.device = device,
+             .gather = network.backend(self.rank, "gathers"),
+             .reduce = network.backend(self.rank, "reductions")}));
+    Trainer trainer(*exchange, model, device);
+    std::int64_t bytes = 0;
+    for (const bool early : {true, false}) {
+      const auto before = network.started(self.rank);
+      trainer.reduce(2);
+      if (self.rank == 1 && !early) {
+        self.barrier.arrive_and_wait();
+      }
+      exchange->start_unshard(0, {.in_backward = true}).throw_if_failed();
+      if (self.rank == 0) {
+        while (early && network.started(0) < before + 2) {
+          std::this_thread::yield();
+        }
+        (void)exchange->progress();
+        trainer.fill(0);  // As large as the slot of unit 2.
+        if (!early) {
+          self.barrier.arrive_and_wait();
+        }
+      }
+      (void)exchange->wait_for_unshard(0).value();
+      exchange->reshard(0);
+      trainer.reduce(0);
+      trainer.reduce(1);
+      trainer.end_backward();
+      const auto now = exchange->counters().gradient_bytes;
+      EXPECT_TRUE(bytes == 0 || bytes == now) << bytes << " and then " << now;
+      bytes = now;
+    }
+    self.barrier.arrive_and_wait();
+  });
+}
+
+// A unit whose gather was waited for has made room.
+TEST(StreamExchange, SlotsAreUsedAgainOnceAGatherSaysThatTheirReductionsBegan) {
+  EXPECT_EQ(
+      run_alone([](auto& trainer, auto&) {
+        trainer.reduce(2);
+        trainer.use(1, true);
+        const auto before = trainer.gradient_bytes();
+        trainer.reduce(0);
+        EXPECT_EQ(trainer.gradient_bytes(), before);
+        trainer.reduce(1);
+        trainer.end_backward();
+      }),
+      "");
 }
 
 TEST(StreamExchange, ARankThatAssistsWritesItsShardAfterTheGather) {

@@ -2,6 +2,7 @@
 #include "exchange/stream_reductions.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -41,6 +42,7 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.slot = buffers_.places.take_gradients(unit);
   fill_slot(reduction);
   reduction.options.gradients.clear();
+  reduction.gathers_before = gathers_begun_;
   reduction.filled = device::Stream::current(buffers_.device).record();
   if (!model_.own_shards) {
     put_into_stream(reduction);
@@ -130,12 +132,22 @@ at::Tensor StreamReductions::sum_of(
 }
 
 void StreamReductions::reclaim() {
-  std::vector<Reduction> started;
+  release_started([this](const Reduction& reduction) {
+    return !model_.own_shards || reduction.gathers_before < gathers_over_;
+  });
+}
+
+void StreamReductions::release_started(
+    const std::function<bool(const Reduction&)>& which) {
+  std::vector<Reduction> taken;
   {
     const std::lock_guard lock(mu_);
-    started.swap(started_);
+    const auto rest = std::stable_partition(
+        started_.begin(), started_.end(), std::not_fn(which));
+    std::move(rest, started_.end(), std::back_inserter(taken));
+    started_.erase(rest, started_.end());
   }
-  for (auto& reduction : started) {
+  for (auto& reduction : taken) {
     buffers_.places.release(reduction.slot);
     reduction.options = {};
     ending_.push_back(std::move(reduction));
@@ -143,7 +155,7 @@ void StreamReductions::reclaim() {
 }
 
 void StreamReductions::finish() {
-  reclaim();
+  release_started([](const Reduction&) { return true; });
   device::Stream::current(buffers_.device)
       .wait(buffers_.reduce_stream.record());
 }

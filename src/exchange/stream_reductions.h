@@ -8,7 +8,9 @@
 // the caller's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -26,13 +28,22 @@ class StreamReductions {
   // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
   void start(UnitId unit, const ReduceOptions& options);
 
+  // The caller starts another gather, whose number it gets, and goes on after the one of a number.
+  // Who has waited for a gather knows that what was asked for before it has started, on all ranks.
+  std::uint64_t gather_begins() { return ++gathers_begun_; }
+  void gather_is_over(std::uint64_t number) {
+    gathers_over_ = std::max(gathers_over_, number);
+  }
+
   // By unit, one byte each: asked for here and still open.
   std::vector<std::uint8_t> open_units() const;
   // Puts those units' reductions into the stream. The same on all ranks, of units that all have open.
   void start_units(const std::vector<std::uint8_t>& units);
 
-  // Takes back the memory of what was started. The current stream goes on when all of it is done.
+  // Takes back the memory of what was started, and the current stream goes on when all of it is done.
   void finish();
+  // Takes back the memory of what has started for certain: how many slots a backward needs shall not
+  // depend on when the thread that gathers comes to start reductions.
   void reclaim();
 
   // Ends collectives that wait for peers, and forgets what was not started.
@@ -50,6 +61,7 @@ class StreamReductions {
     PrivateBuffers::Slot slot;
     device::Event filled;
     device::Event summed;
+    std::uint64_t gathers_before = 0;  // Begun when it was asked for.
   };
 
   const UnitSpec& spec(UnitId unit) const {
@@ -57,6 +69,7 @@ class StreamReductions {
   }
   void fill_slot(const Reduction& reduction) const;
   void put_into_stream(Reduction& reduction);
+  void release_started(const std::function<bool(const Reduction&)>& which);
   // What this rank keeps of the sum over ranks.
   at::Tensor sum_of(
       const at::Tensor& slot, const plan::FlatLayout& layout) const;
@@ -67,6 +80,8 @@ class StreamReductions {
   std::vector<Reduction>
       ending_;  // Memory is given back, the device is not done.
   std::int64_t under_way_peak_ = 0;
+  std::uint64_t gathers_begun_ = 0;
+  std::uint64_t gathers_over_ = 0;
   mutable std::mutex mu_;
   // Guarded by mu_:
   std::map<UnitId, Reduction> open_;

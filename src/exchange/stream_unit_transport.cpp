@@ -61,6 +61,7 @@ class StreamUnitTransport final : public UnitTransport {
       refresh(unit, generation);
       return unsharded;
     }
+    numbers_[unit] = reductions_.gather_begins();
     for (const auto& place : places_outside_pool(unit, *unsharded)) {
       buffers_.uses.record(place, compute());  // Whose memory it is.
     }
@@ -79,6 +80,7 @@ class StreamUnitTransport final : public UnitTransport {
     if (replicates()) {
       return;  // It lies where the caller's stream writes it.
     }
+    reductions_.gather_is_over(numbers_.at(unit));
     const std::lock_guard lock(mu_);
     const auto& gather = gathered_.at(unit);
     compute().wait(gather.done);
@@ -111,15 +113,24 @@ class StreamUnitTransport final : public UnitTransport {
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     const bool is_new = !buffers_.places.gradients_are_open(unit);
+    if (is_new) {
+      reductions_.reclaim();
+    }
     const auto& flats = buffers_.places.open_gradients(unit);
     if (is_new) {
       buffers_.uses.wait(place_of_slot(flats), compute());
     }
     return flats;
   }
+  // A failure is told at the end of the backward: where a peer has failed first, ranks learn there
+  // which one, and why.
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
     shards_are_written();
-    reductions_.start(unit, options);
+    if (reduce_failure_.ok()) {
+      reduce_failure_ = started("reduction of unit " + spec(unit).name, [&] {
+        reductions_.start(unit, options);
+      });
+    }
   }
   Status progress() override {
     reductions_.reclaim();
@@ -129,9 +140,12 @@ class StreamUnitTransport final : public UnitTransport {
 
   // All ranks are at the end of the same backward and have asked for the same reductions.
   Status finish() override {
-    auto status = started("reductions", [&] {
-      reductions_.start_units(reductions_.open_units());
-    });
+    auto status = reduce_failure_;
+    if (status.ok()) {
+      status = started("reductions", [&] {
+        reductions_.start_units(reductions_.open_units());
+      });
+    }
     reductions_.finish();
     // Shards may be written next, also those that were gathered for others.
     const std::lock_guard lock(mu_);
@@ -275,6 +289,8 @@ class StreamUnitTransport final : public UnitTransport {
   DeviceBuffers buffers_;
   StreamReductions reductions_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
+  std::map<UnitId, std::uint64_t> numbers_;   // Of the last gather of a unit.
+  Status reduce_failure_;
   std::mutex mu_;
   // Guarded by mu_:
   std::optional<device::Event> shards_written_;

@@ -11,7 +11,6 @@
 // What a body throws fails the test, and so does every access that no event orders.
 #pragma once
 
-#include <algorithm>
 #include <exception>
 #include <functional>
 #include <string>
@@ -55,8 +54,7 @@ inline void run_device_rank(
     world::set_device_backend(
         world, self.device.type(),
         [&](const std::string& name, const std::vector<int>& ranks) {
-          const auto place = std::ranges::find(ranks, world.rank());
-          return network.backend(static_cast<int>(place - ranks.begin()), name);
+          return network.backend(world.rank(), name, ranks);
         });
   }
   body(self);

@@ -13,8 +13,8 @@
 namespace sherd::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 enum class On { kDevice, kCpu };
 // AdamW updates slices that are neighbours in one kernel on the CPU, whose remainders may be rounded
@@ -179,7 +179,7 @@ void expect_trains_as_on_the_cpu(int ranks, const Recipe& recipe) {
 TEST(DeviceFullyShard, T30TrainsToTheBitsOfTheCpu) {
   for (auto recipe : recipes()) {
     for (const int ranks : {1, 2, 4}) {
-      SCOPED_TRACE(testing::Message() << recipe.name << " on " << ranks);
+      SCOPED_TRACE(::testing::Message() << recipe.name << " on " << ranks);
       recipe.update = Update::kByHand;
       expect_trains_as_on_the_cpu(ranks, recipe);
     }
@@ -199,7 +199,7 @@ TEST(DeviceFullyShard, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
       continue;  // Its norm is a number for the host.
     }
     for (const int ranks : {1, 2, 4}) {
-      SCOPED_TRACE(testing::Message() << recipe.name << " on " << ranks);
+      SCOPED_TRACE(::testing::Message() << recipe.name << " on " << ranks);
       run_device_ranks(ranks, [&](const DeviceRank& self) {
         ShardedTrainer trainer(self.world, self.device, recipe);
         for (int step = 0; step < 3; ++step) {
@@ -237,7 +237,7 @@ TEST(DeviceFullyShard, ANormIsOneWaitOfTheHost) {
 // What fully_shard() says on every rank.
 void expect_refused(
     const std::function<void(const DeviceRank&)>& call,
-    const testing::Matcher<const std::string&>& expected,
+    const ::testing::Matcher<const std::string&>& expected,
     DeviceRanksOptions options = {}) {
   options.disorderly = true;
   run_device_ranks(

@@ -12,8 +12,8 @@
 namespace sherd::test {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 struct ReplicaOutcome {
   std::vector<double> losses = {};
@@ -173,6 +173,43 @@ TEST(DeviceReplicate, T30EveryWaitIsNeeded) {
           << " of stream " << stream;
     }
   }
+}
+
+TEST(DeviceReplicate, WhatOneRankAloneCannotDoIsAnErrorOfAll) {
+  run_device_ranks(
+      2,
+      [&](const DeviceRank& self) {
+        auto model = mlp_on(self.device);
+        if (self.world.rank() == 1) {
+          model->third->to(c10::kCPU);
+        }
+        EXPECT_THAT(
+            error_of([&] { (void)replicate(*model, self.world); }),
+            AllOf(
+                HasSubstr("third.weight is on cpu"),
+                HasSubstr(
+                    self.world.rank() == 0
+                        ? "rank 1 cannot replicate its module"
+                        : "expected all parameters and buffers on one")));
+      },
+      {.disorderly = true});
+}
+
+TEST(DeviceReplicate, AHookOfOneRankAloneIsAnErrorOfAll) {
+  run_device_ranks(
+      2,
+      [&](const DeviceRank& self) {
+        auto model = mlp_on(self.device);
+        auto ddp = replicate(*model, self.world);
+        const auto hook = compress(torch::kBFloat16);
+        EXPECT_THAT(
+            error_of(
+                [&] { ddp.set_hook(self.world.rank() == 1 ? hook : nullptr); }),
+            HasSubstr("a communication hook is not supported"));
+        loss_of(model, batch_on(self.device, 0, self.world.rank())).backward();
+        EXPECT_TRUE(model->first->weight.grad().defined());
+      },
+      {.disorderly = true});
 }
 
 TEST(DeviceReplicate, ParametersOnTwoDevicesAreAnErrorThatNamesThem) {

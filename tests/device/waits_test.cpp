@@ -7,6 +7,7 @@
 #include <sherd/optim/adamw.h>
 #include "device/device_models.h"
 #include "exchange/collective_exchange.h"
+#include "exchange/hybrid_exchange.h"
 #include "exchange/stream_unit_transport.h"
 #include "fsdp/fsdp_engine.h"
 #include "support/checking_device/checking_device.h"
@@ -15,21 +16,41 @@
 namespace sherd::test {
 namespace {
 
+enum class Axes { kShard, kWithReplicas, kBothForOptimizers };
+
+struct WaitRecipe {
+  Axes axes = Axes::kShard;
+  FullyShardOptions options = {};
+};
+
+std::unique_ptr<exchange::Exchange> axis_over(
+    ThreadNetwork& network, const World& world, const std::string& name) {
+  return exchange::make_collective_exchange_with(
+      world::make_c10d_transport(world, name + "/gather", {0}),
+      world::make_c10d_transport(world, name + "/reduce", {0}),
+      exchange::over_devices(
+          {.device = checking_device(),
+           .gather = network.backend(0, name + "/gathers"),
+           .reduce = network.backend(0, name + "/reductions")}));
+}
+
 std::shared_ptr<fsdp::FsdpEngine> engine_over(
     const torch::nn::Module& module,
     ThreadNetwork& network,
-    const FullyShardOptions& options) {
+    const WaitRecipe& recipe) {
   const auto world = World::single();
-  auto exchange = exchange::make_collective_exchange_with(
-      world::make_c10d_transport(world, "gather", {0}),
-      world::make_c10d_transport(world, "reduce", {0}),
-      exchange::over_devices(
-          {.device = checking_device(),
-           .gather = network.backend(0, "gathers"),
-           .reduce = network.backend(0, "reductions")}));
+  const bool both = recipe.axes == Axes::kBothForOptimizers;
+  auto exchange = axis_over(network, world, "within");
+  if (recipe.axes != Axes::kShard) {
+    exchange = exchange::make_hybrid_exchange(
+        std::move(exchange), axis_over(network, world, "across"),
+        {.both_axes = both}, exchange::ReduceAcross::kAtEnd, checking_device());
+  }
+  fsdp::FsdpEngineOptions options;
+  options.both_axes = both;
   auto engine = std::make_shared<fsdp::FsdpEngine>(
-      fsdp::build_units(module, 1, options), std::move(exchange),
-      fsdp::FsdpEngineOptions{});
+      fsdp::build_units(module, 1, recipe.options), std::move(exchange),
+      options);
   engine->start();
   return engine;
 }
@@ -45,14 +66,14 @@ struct WaitCounts {
 // waits for their room waits for the shards, too.
 WaitCounts train(
     ThreadNetwork& network,
-    const FullyShardOptions& options,
+    const WaitRecipe& recipe,
     const StreamWaits& waits) {
   std::vector<torch::Tensor> batches;
   for (int batch = 0; batch < 5; ++batch) {
     batches.push_back(batch_on(checking_device(), batch, 0));
   }
   auto model = mlp_on(checking_device());
-  const auto engine = engine_over(*model, network, options);
+  const auto engine = engine_over(*model, network, recipe);
   AdamW optimizer(engine->named_parameters());
   const auto backward = [&](std::size_t step) {
     loss_of(model, batches[step]).backward();
@@ -77,13 +98,13 @@ WaitCounts train(
 
 // What was not in order.
 std::string fault_of_training(
-    const FullyShardOptions& options,
+    const WaitRecipe& recipe,
     const StreamWaits& waits,
     WaitCounts* counts = nullptr) {
   ThreadNetwork network(1);
   std::string fault;
   try {
-    const auto found = train(network, options, waits);
+    const auto found = train(network, recipe, waits);
     if (counts != nullptr) {
       *counts = found;
     }
@@ -96,40 +117,57 @@ std::string fault_of_training(
   return fault;
 }
 
-void expect_every_wait_is_needed(const FullyShardOptions& options) {
+void expect_every_wait_is_needed(const WaitRecipe& recipe) {
   WaitCounts counts;
   {
     const StreamWaits waits(checking_device());
-    ASSERT_EQ(fault_of_training(options, waits, &counts), "");
+    ASSERT_EQ(fault_of_training(recipe, waits, &counts), "");
   }
-  ASSERT_EQ(counts.at_end.size(), 3U);  // To compute, to gather, to reduce.
+  // To compute, and to gather and to reduce on each axis, the replicate axis first.
+  ASSERT_EQ(counts.at_end.size(), recipe.axes == Axes::kShard ? 3U : 5U);
   for (std::size_t stream = 0; stream < counts.at_end.size(); ++stream) {
     const int first = counts.when_planned[stream];
-    EXPECT_GE(counts.at_end[stream] - first, 3) << "stream " << stream;
+    // Nothing is gathered across equal replicas.
+    const bool idle = stream == 1 && recipe.axes == Axes::kWithReplicas;
+    EXPECT_GE(counts.at_end[stream] - first, idle ? 0 : 3)
+        << "stream " << stream;
     for (int wait = first; wait < counts.at_end[stream]; ++wait) {
       StreamWaits waits(checking_device());
       waits.leave_out(stream, wait);
       EXPECT_THAT(
-          fault_of_training(options, waits),
-          testing::HasSubstr("[checking device]"))
+          fault_of_training(recipe, waits),
+          ::testing::HasSubstr("[checking device]"))
           << "without wait " << wait << " of " << counts.at_end[stream]
           << " of stream " << stream;
     }
   }
 }
 
-TEST(DeviceWaits, T30EveryWaitOfTheEngineIsNeeded) {
+FullyShardOptions units_by_layer() {
   FullyShardOptions options;
   options.units = units::by_name("*");
-  expect_every_wait_is_needed(options);
+  return options;
+}
+
+TEST(DeviceWaits, T30EveryWaitOfTheEngineIsNeeded) {
+  expect_every_wait_is_needed({.options = units_by_layer()});
 }
 
 TEST(DeviceWaits, T30EveryWaitOfMixedPrecisionIsNeeded) {
-  FullyShardOptions options;
-  options.units = units::by_name("*");
+  auto options = units_by_layer();
   options.mixed_precision.param_dtype = torch::kBFloat16;
   options.mixed_precision.reduce_dtype = torch::kFloat;
-  expect_every_wait_is_needed(options);
+  expect_every_wait_is_needed({.options = options});
+}
+
+TEST(DeviceWaits, T30EveryWaitBetweenReplicasIsNeeded) {
+  expect_every_wait_is_needed(
+      {.axes = Axes::kWithReplicas, .options = units_by_layer()});
+}
+
+TEST(DeviceWaits, T30EveryWaitOfOptimizersOverBothAxesIsNeeded) {
+  expect_every_wait_is_needed(
+      {.axes = Axes::kBothForOptimizers, .options = units_by_layer()});
 }
 
 }  // namespace

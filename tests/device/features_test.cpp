@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stands beside an engine, on devices: batch norms over ranks, the scaler of gradients,
+// optimizers, join scopes, checkpointed activations and frozen parameters give what they give on the
+// CPU.
+#include <ATen/Context.h>
+#include <gmock/gmock.h>
+#include <sherd/autograd/checkpoint.h>
+#include <sherd/ddp/replicate.h>
+#include <sherd/ddp/sync_batch_norm.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/grad_scaler.h>
+#include <sherd/optim/muon.h>
+#include <sherd/optim/sgd.h>
+#include "device/device_parity.h"
+#include "support/error_of.h"
+
+namespace sherd::test {
+namespace {
+
+// AdamW updates slices that are neighbours in one kernel on the CPU, whose remainders may be rounded
+// otherwise.
+constexpr double kOfNeighbours = 1e-5;
+
+ReplicateOptions by_messages() {
+  ReplicateOptions options;
+  options.bucket_bytes = 512;
+  options.exchange = ExchangeKind::kCollective;
+  return options;
+}
+
+// ---- batch norms ----
+
+struct NormedImpl : torch::nn::Module {
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  SyncBatchNorm norm{nullptr};
+  NormedImpl() {
+    in = register_module("in", torch::nn::Linear(16, 6));
+    norm =
+        register_module("norm", SyncBatchNorm(torch::nn::BatchNormOptions(6)));
+    out = register_module("out", torch::nn::Linear(6, 1));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
+                          .mul(0.9)
+                          .sin()
+                          .view(parameter.sizes()));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return out(torch::tanh(norm(in(x))));
+  }
+};
+TORCH_MODULE(Normed);
+
+TEST(DeviceSyncBatchNorm, NormalisesOverRanksAsOnTheCpu) {
+  expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
+    Normed model;
+    model->to(device);
+    synchronise_batch_norm(*model, world);
+    auto ddp = replicate(*model, world, by_messages());
+    Sgd sgd(ddp.named_parameters(), {.learning_rate = 0.1});
+    Values values;
+    for (int step = 0; step < 3; ++step) {
+      auto x = batch_on(device, step, world.rank());
+      const auto rows = 1 + (step + world.rank()) % 2;
+      const auto loss = model->forward(x.narrow(0, 0, rows)).square().mean();
+      loss.backward();
+      values.push_back(loss.detach().cpu());
+      sgd.step();
+      sgd.zero_grad();
+    }
+    for (const auto& each : {model->parameters(), model->buffers()}) {
+      const auto more = values_of(each);
+      values.insert(values.end(), more.begin(), more.end());
+    }
+    return values;
+  });
+}
+
+// ---- the scaler ----
+
+// In the third step one rank alone has gradients that fp16 cannot hold.
+Values scaled_training(const World& world, c10::Device device, bool sharded) {
+  auto model = mlp_on(device);
+  std::optional<FullyShardedDataParallel> fsdp;
+  std::optional<DistributedDataParallel> ddp;
+  if (sharded) {
+    auto options = layers_by_messages();
+    options.mixed_precision.param_dtype = torch::kHalf;
+    options.mixed_precision.reduce_dtype = torch::kFloat;
+    fsdp.emplace(fully_shard(*model, world, options));
+  } else {
+    ddp.emplace(replicate(*model, world, by_messages()));
+  }
+  const auto named = [&] {
+    return fsdp ? fsdp->named_parameters() : ddp->named_parameters();
+  };
+  Sgd sgd(named(), {.learning_rate = 0.05});
+  GradScaler scaler(
+      named(),
+      {.init_scale = 1024, .growth_interval = 2, .uses_fp16 = !sharded});
+  Values values;
+  for (int step = 0; step < 5; ++step) {
+    auto loss = loss_of(model, batch_on(device, step, world.rank()));
+    if (step == 2 && world.rank() == 1) {
+      loss = loss * std::numeric_limits<float>::infinity();
+    }
+    scaler.scale(loss).backward();
+    values.push_back(value_of(scaler.step(sgd) ? 1 : 0));
+    scaler.update();
+    sgd.zero_grad();
+    values.push_back(value_of(scaler.get_scale()));
+  }
+  const auto parameters = fsdp ? whole_parameters_of(*fsdp, *model)
+                               : values_of(model->parameters());
+  values.insert(values.end(), parameters.begin(), parameters.end());
+  return values;
+}
+
+TEST(DeviceGradScaler, SkipsAStepOnAllRanksAsOnTheCpu) {
+  for (const bool sharded : {true, false}) {
+    SCOPED_TRACE(sharded);
+    expect_as_on_the_cpu(2, [&](const World& world, c10::Device device) {
+      auto values = scaled_training(world, device, sharded);
+      EXPECT_EQ(values[4].item<double>(), 0) << "the third step";
+      EXPECT_EQ(values[2].item<double>(), 1) << "the second step";
+      return values;
+    });
+  }
+}
+
+// ---- optimizers ----
+
+// A step for each batch.
+Values trained(
+    FullyShardedDataParallel& fsdp,
+    DeviceMlp& model,
+    const World& world,
+    c10::Device device,
+    const std::function<void()>& step) {
+  for (int batch = 0; batch < 4; ++batch) {
+    loss_of(model, batch_on(device, batch, world.rank())).backward();
+    step();
+  }
+  return whole_parameters_of(fsdp, *model);
+}
+
+TEST(DeviceOptimizers, SgdWithMomentumUpdatesShardsAsOnTheCpu) {
+  expect_as_on_the_cpu(
+      2,
+      [](const World& world, c10::Device device) {
+        auto model = mlp_on(device);
+        auto fsdp = fully_shard(*model, world, layers_by_messages());
+        Sgd sgd(
+            fsdp.named_parameters(),
+            {.learning_rate = 0.05, .momentum = 0.9, .nesterov = true});
+        return trained(fsdp, model, world, device, [&] {
+          sgd.step();
+          sgd.zero_grad();
+        });
+      },
+      kOfNeighbours);
+}
+
+TEST(DeviceOptimizers, TorchsAdamUpdatesShardsAsOnTheCpu) {
+  expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
+    auto model = mlp_on(device);
+    auto fsdp = fully_shard(*model, world, layers_by_messages());
+    torch::optim::Adam adam(fsdp.parameters(), 0.05);
+    return trained(fsdp, model, world, device, [&] {
+      adam.step();
+      adam.zero_grad();
+      fsdp.publish();
+    });
+  });
+}
+
+// Matrices are whole where they are replicated.
+TEST(DeviceOptimizers, MuonUpdatesReplicasAsOnTheCpu) {
+  for (const bool no_shard : {true, false}) {
+    SCOPED_TRACE(no_shard);
+    expect_as_on_the_cpu(2, [&](const World& world, c10::Device device) {
+      auto model = mlp_on(device);
+      auto options = layers_by_messages();
+      options.strategy = Strategy::kNoShard;
+      std::optional<FullyShardedDataParallel> fsdp;
+      std::optional<DistributedDataParallel> ddp;
+      if (no_shard) {
+        fsdp.emplace(fully_shard(*model, world, options));
+      } else {
+        ddp.emplace(replicate(*model, world, by_messages()));
+      }
+      auto parts = split(
+          fsdp ? fsdp->named_parameters() : ddp->named_parameters(),
+          {"*.weight"});
+      Muon muon(std::move(parts.matching), {.learning_rate = 0.02});
+      Sgd sgd(std::move(parts.rest), {.learning_rate = 0.02});
+      for (int batch = 0; batch < 3; ++batch) {
+        loss_of(model, batch_on(device, batch, world.rank())).backward();
+        muon.step();
+        sgd.step();
+        muon.zero_grad();
+        sgd.zero_grad();
+      }
+      return fsdp ? whole_parameters_of(*fsdp, *model)
+                  : values_of(model->parameters());
+    });
+  }
+}
+
+TEST(DeviceOptimizers, MuonOnShardsIsRefusedByName) {
+  run_device_ranks(2, [](const DeviceRank& self) {
+    auto model = mlp_on(self.device);
+    auto fsdp = fully_shard(*model, self.world, layers_by_messages());
+    auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    EXPECT_THAT(
+        error_of([&] { const Muon muon(std::move(parts.matching)); }),
+        ::testing::HasSubstr("share_gradients"));
+  });
+}
+
+// Sharded gradients are all reduced before an optimizer sees them, so that updates wait for step().
+TEST(DeviceOptimizers, UpdatesInBackwardAreThoseOfSteps) {
+  for (const bool sharded : {true, false}) {
+    SCOPED_TRACE(sharded);
+    const auto train = [&](bool in_backward) -> ParityBody {
+      return [=](const World& world, c10::Device device) {
+        auto model = mlp_on(device);
+        std::optional<FullyShardedDataParallel> fsdp;
+        std::optional<DistributedDataParallel> ddp;
+        if (sharded) {
+          fsdp.emplace(fully_shard(*model, world, layers_by_messages()));
+        } else {
+          ddp.emplace(replicate(*model, world, by_messages()));
+        }
+        AdamW adamw(
+            fsdp ? fsdp->named_parameters() : ddp->named_parameters(),
+            {.learning_rate = 0.05, .in_backward = in_backward});
+        for (int batch = 0; batch < 4; ++batch) {
+          loss_of(model, batch_on(device, batch, world.rank())).backward();
+          adamw.step();
+          adamw.zero_grad();
+        }
+        return fsdp ? whole_parameters_of(*fsdp, *model)
+                    : values_of(model->parameters());
+      };
+    };
+    const auto found = values_by_rank(2, true, train(true));
+    expect_equal_values(
+        found, values_by_rank(2, true, train(false)), kOfNeighbours);
+    expect_equal_values(
+        found, values_by_rank(2, false, train(true)), kOfNeighbours);
+  }
+}
+
+// ---- join scopes ----
+
+TEST(DeviceJoin, RanksWithDifferentNumbersOfInputsTrainAsOnTheCpu) {
+  for (const bool sharded : {true, false}) {
+    SCOPED_TRACE(sharded);
+    expect_as_on_the_cpu(2, [&](const World& world, c10::Device device) {
+      auto model = mlp_on(device);
+      std::optional<FullyShardedDataParallel> fsdp;
+      std::optional<DistributedDataParallel> ddp;
+      if (sharded) {
+        fsdp.emplace(fully_shard(*model, world, layers_by_messages()));
+      } else {
+        ddp.emplace(replicate(*model, world, by_messages()));
+      }
+      torch::optim::SGD sgd(
+          fsdp ? fsdp->parameters() : model->parameters(), 0.05);
+      const auto step = [&] {
+        sgd.step();
+        sgd.zero_grad();
+        if (fsdp) {
+          fsdp->publish();
+        }
+      };
+      {
+        auto join = fsdp ? fsdp->join() : ddp->join();
+        for (int batch = 0; batch < 2 + 2 * world.rank(); ++batch) {
+          loss_of(model, batch_on(device, batch, world.rank())).backward();
+          step();
+        }
+        join.finish(fsdp ? step : std::function<void()>());
+      }
+      return fsdp ? whole_parameters_of(*fsdp, *model)
+                  : values_of(model->parameters());
+    });
+  }
+}
+
+// ---- checkpointed activations ----
+
+// Dropout draws from the device's generator, which a recomputation must find as the forward did.
+TEST(DeviceActivationCheckpoints, RecomputationsDrawTheSameRandomNumbers) {
+  const auto train = [](bool checkpointed) -> ParityBody {
+    return [=](const World& world, c10::Device device) {
+      auto generator = at::globalContext().defaultGenerator(device);
+      generator.set_current_seed(7 + static_cast<std::uint64_t>(world.rank()));
+      auto model = mlp_on(device);
+      auto fsdp = fully_shard(*model, world, layers_by_messages());
+      Sgd sgd(fsdp.named_parameters(), {.learning_rate = 0.05});
+      const auto layers = model.ptr();
+      const auto first = [layers](const torch::Tensor& x) {
+        return torch::dropout(torch::tanh(layers->first(x)), 0.5, true);
+      };
+      const auto rest = [layers](const torch::Tensor& x) {
+        return layers->third(torch::dropout(
+            torch::tanh(layers->second(x)) + layers->offset, 0.5, true));
+      };
+      for (int batch = 0; batch < 3; ++batch) {
+        const auto x = batch_on(device, batch, world.rank());
+        const auto y = checkpointed ? checkpoint(rest, checkpoint(first, x))
+                                    : rest(first(x));
+        (y - x.sum(1, true)).square().mean().backward();
+        sgd.step();
+        sgd.zero_grad();
+      }
+      auto values = whole_parameters_of(fsdp, *model);
+      values.push_back(generator.get_state());
+      return values;
+    };
+  };
+  expect_equal_values(
+      values_by_rank(2, true, train(true)),
+      values_by_rank(2, true, train(false)));
+}
+
+// ---- frozen parameters ----
+
+TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
+  expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
+    auto model = mlp_on(device);
+    model->first->weight.requires_grad_(false);
+    auto fsdp = fully_shard(*model, world, layers_by_messages());
+    Values values;
+    torch::optim::SGD sgd(fsdp.parameters(), 0.05);
+    for (int batch = 0; batch < 6; ++batch) {
+      if (batch == 3) {
+        model->first->weight.requires_grad_(true);
+        model->second->weight.requires_grad_(false);
+      }
+      loss_of(model, batch_on(device, batch, world.rank())).backward();
+      sgd.step();
+      sgd.zero_grad();
+      fsdp.publish();
+    }
+    return whole_parameters_of(fsdp, *model);
+  });
+}
+
+TEST(DeviceSummons, GradientsAndValuesAreThoseOfTheCpu) {
+  expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
+    auto model = mlp_on(device);
+    auto fsdp = fully_shard(*model, world, layers_by_messages());
+    loss_of(model, batch_on(device, 0, world.rank())).backward();
+    Values values;
+    {
+      const auto whole = fsdp.summon_full_parameters({.with_gradients = true});
+      const torch::NoGradGuard no_grad;
+      for (const auto& item : model->named_parameters()) {
+        const auto gradient = whole.gradient(item.key());
+        if (gradient.defined()) {
+          values.push_back(gradient.cpu().clone());
+          whole.tensor(item.key()).sub_(gradient, 0.1);
+        }
+      }
+    }
+    const auto after = whole_parameters_of(fsdp, *model);
+    values.insert(values.end(), after.begin(), after.end());
+    return values;
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test

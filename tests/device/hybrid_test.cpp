@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Replicas that shard, on devices: the bits of the same mesh on the CPU, and errors that all ranks
+// hear of.
+#include <gmock/gmock.h>
+#include "device/device_parity.h"
+#include "support/error_of.h"
+
+namespace sherd::test {
+namespace {
+
+struct HybridRecipe {
+  const char* name = "";
+  FullyShardOptions options = layers_by_messages();
+  // Gradients of this many backwards are summed within a replica before they cross.
+  int partial_backwards = 0;
+  // `.grad()` has what an earlier backward brought.
+  bool accumulates = false;
+  std::optional<double> max_norm = std::nullopt;
+};
+
+std::vector<HybridRecipe> hybrid_recipes() {
+  std::vector<HybridRecipe> all;
+  all.push_back({.name = "full_shard"});
+  all.push_back({.name = "shard_grad_op"});
+  all.back().options.strategy = Strategy::kShardGradOp;
+  all.push_back({.name = "mixed precision"});
+  all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
+  all.back().options.mixed_precision.reduce_dtype = torch::kFloat;
+  all.push_back({.name = "both axes", .max_norm = 0.5});
+  all.back().options.optimizer_axes = OptimizerAxes::kBoth;
+  all.push_back({.name = "both axes in bf16"});
+  all.back().options.optimizer_axes = OptimizerAxes::kBoth;
+  all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
+  all.back().options.mixed_precision.reduce_dtype = torch::kFloat;
+  all.push_back({.name = "partial sums", .partial_backwards = 2});
+  all.push_back({.name = "accumulation", .accumulates = true});
+  return all;
+}
+
+class HybridTrainer {
+ public:
+  HybridTrainer(
+      const Mesh& mesh, c10::Device device, const HybridRecipe& recipe)
+      : recipe_(recipe),
+        model(mlp_on(device)),
+        fsdp(fully_shard(*model, mesh, recipe.options)) {
+    for (int batch = 0; batch < 4; ++batch) {
+      batches_.push_back(batch_on(device, batch, mesh.world().rank()));
+    }
+  }
+
+  torch::Tensor step(int number) {
+    {
+      const auto partial = fsdp.no_sync({.axis = NoSyncAxis::kReplicate});
+      for (int i = 0; i < recipe_.partial_backwards; ++i) {
+        (void)backward(number + i + 1);
+      }
+    }
+    if (recipe_.accumulates) {
+      (void)backward(number + 2);
+    }
+    const auto loss = backward(number);
+    if (recipe_.max_norm) {
+      norms.push_back(fsdp.clip_grad_norm(*recipe_.max_norm));
+    }
+    const torch::NoGradGuard no_grad;
+    for (const auto& slice : fsdp.parameters()) {
+      if (slice.grad().defined()) {
+        slice.sub_(slice.grad(), 0.05);
+        slice.mutable_grad().reset();
+      }
+    }
+    fsdp.publish();
+    return loss;
+  }
+
+ private:
+  torch::Tensor backward(int number) {
+    const auto loss =
+        loss_of(model, batches_[static_cast<std::size_t>(number % 4)]);
+    loss.backward();
+    return loss.detach();
+  }
+
+  const HybridRecipe& recipe_;
+  std::vector<torch::Tensor> batches_;
+
+ public:
+  DeviceMlp model;
+  FullyShardedDataParallel fsdp;
+  std::vector<double> norms;
+};
+
+ParityBody hybrid_training(const HybridRecipe& recipe, int replicas) {
+  return [&recipe, replicas](const World& world, c10::Device device) {
+    HybridTrainer trainer(Mesh(world, {.replicate = replicas}), device, recipe);
+    Values values;
+    for (int step = 0; step < 3; ++step) {
+      values.push_back(trainer.step(step).cpu());
+    }
+    for (const double norm : trainer.norms) {
+      values.push_back(value_of(norm));
+    }
+    const auto whole = whole_parameters_of(trainer.fsdp, *trainer.model);
+    values.insert(values.end(), whole.begin(), whole.end());
+    return values;
+  };
+}
+
+TEST(DeviceHybrid, T30TrainsToTheBitsOfTheCpu) {
+  for (const auto& recipe : hybrid_recipes()) {
+    SCOPED_TRACE(recipe.name);
+    expect_as_on_the_cpu(4, hybrid_training(recipe, 2));
+  }
+}
+
+// A rank alone on the shard axis shards nothing but its optimizer's state.
+TEST(DeviceHybrid, T30RanksThatAreReplicasByThemselvesTrainToTheBitsOfTheCpu) {
+  for (const auto& recipe : hybrid_recipes()) {
+    if (recipe.partial_backwards == 0) {
+      SCOPED_TRACE(recipe.name);
+      expect_as_on_the_cpu(2, hybrid_training(recipe, 2));
+    }
+  }
+}
+
+TEST(DeviceHybrid, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
+  for (const auto& recipe : hybrid_recipes()) {
+    if (recipe.max_norm) {
+      continue;  // Its norm is a number for the host.
+    }
+    SCOPED_TRACE(recipe.name);
+    run_device_ranks(4, [&](const DeviceRank& self) {
+      HybridTrainer trainer(
+          Mesh(self.world, {.replicate = 2}), self.device, recipe);
+      for (int step = 0; step < 3; ++step) {
+        trainer.step(step);
+      }
+      const auto before = host_synchronisations(self.device);
+      torch::Tensor loss;
+      {
+        const CaptureScope capture(self.device);
+        loss = trainer.step(3);
+      }
+      EXPECT_EQ(host_synchronisations(self.device), before);
+    });
+  }
+}
+
+TEST(DeviceHybrid, ABackwardThatFailsOnOneRankFailsOnAllAndTrainingGoesOn) {
+  const HybridRecipe recipe{.name = "full_shard"};
+  const auto train = [&](bool with_failure) -> ParityBody {
+    return [=, &recipe](const World& world, c10::Device device) {
+      HybridTrainer trainer(Mesh(world, {.replicate = 2}), device, recipe);
+      trainer.step(0);
+      if (with_failure) {
+        const auto loss =
+            loss_of(trainer.model, batch_on(device, 1, world.rank()));
+        if (world.rank() == 3) {
+          loss.register_hook([](const torch::Tensor&) -> torch::Tensor {
+            throw std::runtime_error("no gradient today");
+          });
+        }
+        EXPECT_THAT(
+            error_of([&] { loss.backward(); }),
+            ::testing::HasSubstr("no gradient today"));
+      }
+      trainer.step(1);
+      return whole_parameters_of(trainer.fsdp, *trainer.model);
+    };
+  };
+  expect_equal_values(
+      values_by_rank(4, true, train(true)),
+      values_by_rank(4, true, train(false)));
+}
+
+TEST(DeviceHybrid, HooksAreRefusedByName) {
+  run_device_ranks(
+      4,
+      [](const DeviceRank& self) {
+        auto options = layers_by_messages();
+        options.hook = compress(torch::kBFloat16);
+        auto model = mlp_on(self.device);
+        EXPECT_THAT(
+            error_of([&] {
+              (void)fully_shard(
+                  *model, Mesh(self.world, {.replicate = 2}), options);
+            }),
+            ::testing::AllOf(
+                ::testing::HasSubstr("parameters are on checking:"),
+                ::testing::HasSubstr("options.hook")));
+      },
+      {.disorderly = true});
+}
+
+}  // namespace
+}  // namespace sherd::test
