@@ -34,7 +34,7 @@ test: build
 train:
 	@scripts/setup --train
 	@scripts/build --train $(PRESET)
-	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(or $(ARGS),--steps 150)
+	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(or $(ARGS),--steps 110)
 
 bench: build
 	@$(SHERD) bench step --ranks $(RANKS) $(ARGS)

@@ -77,7 +77,7 @@ if(SHERD_TOOLS)
   endif()
   set_target_properties(${with_torch} PROPERTIES
     INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
-  install(TARGETS sherd sherd-bench ${with_torch} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS sherd sherd-bench sherd-simulate sherd-trace ${with_torch} DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(TARGET sherd-data)
     install(TARGETS sherd-data DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

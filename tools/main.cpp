@@ -3,8 +3,8 @@
 // The `sherd` command. A subcommand that starts or coordinates ranks is a line in
 // add_subcommands(). Every other one is a program of its own, sherd-NAME beside this one, and a
 // line in kPrograms: those that need LibTorch, because loading it takes 0.2 s and more, which the
-// launcher of a job should not pay before its ranks pay it again; and the benchmarks, because
-// most builds do without them.
+// launcher of a job should not pay before its ranks pay it again; and what the first
+// training of a newcomer, who waits for the compiler, does without.
 #include <unistd.h>
 #include <cerrno>
 #include <cstdio>
@@ -29,6 +29,7 @@ struct ExternalCommand {
   const char* description;
   const char* remedy;  // Where there is no such program.
 };
+constexpr const char* kMakeBuild = "'make build' builds it";
 constexpr ExternalCommand kPrograms[] = {
     {"train", "Train a model (one rank; `sherd run` starts several)",
      "'sherd train' needs a build with LibTorch"},
@@ -42,14 +43,17 @@ constexpr ExternalCommand kPrograms[] = {
     {"eval", "Measure how well a trained model predicts a text",
      "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
+    {"trace", "Show where ranks went apart, and where their time goes",
+     kMakeBuild},
+    {"simulate", "Simulate training on many GPUs that fail", kMakeBuild},
 };
 constexpr ExternalCommand kBench = {
-    "bench", "Compare speed and memory with others", "'make build' builds it"};
+    "bench", "Compare speed and memory with others", kMakeBuild};
 
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
   std::vector<Subcommand> added = {
-      add_run(app),     add_coordinate(app), add_replica(app), add_top(app),
-      add_metrics(app), add_trace(app),      add_simulate(app)};
+      add_run(app), add_coordinate(app), add_replica(app), add_top(app),
+      add_metrics(app)};
   app.add_subcommand(kBench.name, kBench.description);  // For the help.
   return added;
 }

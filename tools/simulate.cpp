@@ -3,15 +3,15 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include <sherd/base/run_main.h>
+#include "parse_arguments.h"
 #include "simulate/simulation_json.h"
 #include "simulate/simulation_page.h"
 #include "simulate/simulation_table.h"
-#include "subcommand.h"
 
 namespace sherd::tools {
 namespace {
@@ -236,20 +236,21 @@ int run(const SimulateArguments& arguments) {
   return 0;
 }
 
-}  // namespace
-
-Subcommand add_simulate(CLI::App& app) {
-  auto arguments = std::make_shared<SimulateArguments>();
-  CLI::App* simulate = app.add_subcommand(
-      "simulate", "Simulate training on many GPUs that fail");
-  simulate->footer(kSimulateExamples);
-  add_cluster(simulate, *arguments);
-  add_failures(simulate, *arguments);
-  add_times(simulate, *arguments);
-  add_output(simulate, *arguments);
-  return {.app = simulate, .run = [arguments](const std::vector<std::string>&) {
-            return run(*arguments);
-          }};
+int simulate_command(int argc, char** argv) {
+  CLI::App app("Simulate training on many GPUs that fail", "sherd simulate");
+  app.footer(kSimulateExamples);
+  SimulateArguments arguments;
+  add_cluster(&app, arguments);
+  add_failures(&app, arguments);
+  add_times(&app, arguments);
+  add_output(&app, arguments);
+  return parse_arguments(app, words_of(argc, argv)) ? run(arguments) : 0;
 }
 
+}  // namespace
 }  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::simulate_command(argc, argv); });
+}

@@ -30,13 +30,9 @@ Subcommand add_run(CLI::App& app);
 Subcommand add_replica(CLI::App& app);
 // sherd coordinate: decide for the replicas of a fault-tolerant run.
 Subcommand add_coordinate(CLI::App& app);
-// sherd simulate: training on GPUs that fail.
-Subcommand add_simulate(CLI::App& app);
 // sherd top: show a running job.
 Subcommand add_top(CLI::App& app);
 // sherd metrics: print those of a run as CSV.
 Subcommand add_metrics(CLI::App& app);
-// sherd trace: compare the events of ranks, or merge them into one trace.
-Subcommand add_trace(CLI::App& app);
 
 }  // namespace sherd::tools

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <fstream>
-#include <memory>
 #include <string>
-#include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include "subcommand.h"
+#include <sherd/base/run_main.h>
+#include "parse_arguments.h"
 #include "trace/chrome_trace.h"
 #include "trace/compare_ranks.h"
 #include "trace/flight_file.h"
@@ -60,20 +59,17 @@ int merge(const TraceArguments& arguments) {
   return 0;
 }
 
-}  // namespace
-
-Subcommand add_trace(CLI::App& app) {
-  auto arguments = std::make_shared<TraceArguments>();
-  CLI::App* trace = app.add_subcommand(
-      "trace", "Show where ranks went apart, and where their time goes");
-  trace->require_subcommand(1);
-  trace->footer(kExamples);
+int trace_command(int argc, char** argv) {
+  CLI::App app(
+      "Show where ranks went apart, and where their time goes", "sherd trace");
+  app.require_subcommand(1);
+  app.footer(kExamples);
+  TraceArguments arguments;
   const auto add = [&](const char* name, const char* description) {
-    CLI::App* added = trace->add_subcommand(name, description);
+    CLI::App* added = app.add_subcommand(name, description);
     added
         ->add_option(
-            "folder", arguments->folder,
-            "The folder with rank-0.json and so on")
+            "folder", arguments.folder, "The folder with rank-0.json and so on")
         ->type_name("FOLDER")
         ->required();
     return added;
@@ -83,15 +79,20 @@ Subcommand add_trace(CLI::App& app) {
       "Compare what ranks did before a failure, or a SIGUSR2, and name the\n"
       "first difference");
   add("merge", "Make one trace of a profile of all ranks")
-      ->add_option("-o,--output", arguments->output, "The trace, as JSON")
+      ->add_option("-o,--output", arguments.output, "The trace, as JSON")
       ->type_name("FILE")
       ->required();
-  return {
-      .app = trace,
-      .run = [arguments, flight](const std::vector<std::string>&) {
-        return flight->parsed() ? show_differences(arguments->folder)
-                                : merge(*arguments);
-      }};
+  if (!parse_arguments(app, words_of(argc, argv))) {
+    return 0;
+  }
+  return flight->parsed() ? show_differences(arguments.folder)
+                          : merge(arguments);
 }
 
+}  // namespace
 }  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::trace_command(argc, argv); });
+}
