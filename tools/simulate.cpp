@@ -117,6 +117,10 @@ void add_failures(CLI::App* app, SimulateArguments& arguments) {
       app, "--straggler-min", options.straggler_min, "MINUTES",
       "For how long it is slow (60)");
   add_number(
+      app, "--link-down-min", options.link_down_min, "MINUTES",
+      "How long nothing passes between two replicas whose\n"
+      "network fails (0: connections are made again)");
+  add_number(
       app, "--coordinator-mtbf-h", options.coordinator_mtbf_h, "HOURS",
       "Mean time between failures of the coordinator\n"
       "(0: it never fails)");

@@ -126,6 +126,13 @@ class Assumptions {
     } else if (options_.policy != FailurePolicy::kRestart) {
       add_causes();
     }
+    if (options_.policy == FailurePolicy::kSherd && !options_.stall_min) {
+      add("a network that fails carries nothing for",
+          with_unit(options_.link_down_min, "min"),
+          source_of(
+              options_.link_down_min, usual.link_down_min,
+              "assumed: connections are made again at once"));
+    }
   }
 
   void add_stragglers() {

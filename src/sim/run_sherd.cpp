@@ -140,10 +140,7 @@ class SherdRun {
 
   void fail(const Failure& failure) {
     if (!options_.stall_min && failure.kind == FailureKind::kLink) {
-      const auto next = (failure.replicas[0] + 1) % options_.replicas;
-      world_.reset_link(
-          static_cast<ft::ReplicaId>(failure.replicas[0]),
-          static_cast<ft::ReplicaId>(next));
+      fail_link(failure.replicas[0]);
       return;
     }
     for (const int replica : failure.replicas) {
@@ -152,6 +149,21 @@ class SherdRun {
           replica, spares_.replace(world_.now()) + minutes(options_.down_min),
           {});
     }
+  }
+
+  // With the next replica.
+  void fail_link(int replica) {
+    const auto one = static_cast<ft::ReplicaId>(replica);
+    const auto next =
+        static_cast<ft::ReplicaId>((replica + 1) % options_.replicas);
+    if (options_.link_down_min <= 0 || one == next) {
+      world_.reset_link(one, next);
+      return;
+    }
+    world_.cut_link(one, next);
+    world_.events().add_outside(
+        world_.now() + minutes(options_.link_down_min),
+        [this, one, next] { world_.mend_link(one, next); });
   }
 
   void lose(int replica, FailureKind kind) {

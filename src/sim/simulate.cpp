@@ -86,6 +86,7 @@ void check(const SimulationOptions& options) {
   check_not_negative(
       options.checkpoint_min, "a time between checkpoints, in minutes,");
   check_positive(options.repair_h, "a repair, in hours,");
+  check_not_negative(options.link_down_min, "a dead link, in minutes,");
   check_not_negative(
       options.coordinator_mtbf_h,
       "a time between failures of the coordinator, in hours,");

@@ -71,6 +71,9 @@ struct SimulationOptions {
   // Hosts that can take the place of failed ones, which are repaired. None: as many as are needed.
   std::optional<int> spares;
   double repair_h = 12;
+  // How long nothing passes between two neighbours whose network fails, which only rings that go round
+  // can do without. 0: it fails once, and connections are made again.
+  double link_down_min = 0;
   // Between two failures of the coordinator, and until it is there again. 0: it never fails.
   double coordinator_mtbf_h = 0;
   double coordinator_down_s = 2;

@@ -41,6 +41,26 @@ void expect_same(const SimulationResult& a, const SimulationResult& b) {
   }
 }
 
+// Rings of four and more go round it once it is noticed. Of two replicas one can train.
+TEST(Simulate, ADeadLinkCostsAsMuchAsRingsCannotGoRound) {
+  auto options = few_hosts();
+  options.two_replica_share = 0;
+  options.mtbf_min = 10;
+  options.runs = 1;
+  options.days = 1;
+  const auto lost_to_links = [&](int replicas) {
+    options.replicas = replicas;
+    options.link_down_min = 0;
+    const auto without = simulate(options);
+    options.link_down_min = 60;
+    return without.effective_training_time -
+        simulate(options).effective_training_time;
+  };
+  const double of_two = lost_to_links(2);
+  EXPECT_GT(of_two, 0.05);
+  EXPECT_LT(lost_to_links(8), of_two / 8);
+}
+
 TEST(Simulate, StepsMadeAsOneGiveTheSameAsEachByItself) {
   for (const bool stages : {true, false}) {
     auto options = few_hosts();
