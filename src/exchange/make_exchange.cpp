@@ -166,32 +166,50 @@ std::unique_ptr<Exchange> connect_exchange(
       world::make_model_transport(world, name + "/reduce", ranks), log);
 }
 
+// The so many neighbours among the ranks that `rank` is one of.
+std::vector<int> neighbours_of(
+    int rank, const std::vector<int>& ranks, int group_ranks) {
+  const auto place = std::ranges::find(ranks, rank) - ranks.begin();
+  const auto first = ranks.begin() + place / group_ranks * group_ranks;
+  return {first, first + group_ranks};
+}
+
 // The same, by collectives of devices; ranks agree by messages.
 std::unique_ptr<Exchange> connect_devices(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     c10::Device device,
+    int secondary_ranks,
     const FlightLog& log) {
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
   if (ranks.size() > 1) {
     check_all_chose(
         *transport, ranks,
         str("collectives of ", c10::DeviceTypeName(device.type(), true),
-            " devices"));
+            " devices",
+            secondary_ranks > 0
+                ? str(", secondary shards over ", secondary_ranks)
+                : std::string()));
   }
   auto reduce = ranks.size() == 1
       ? transport
       : world::make_model_transport(world, name + "/reduce", ranks);
+  DeviceBackends backends{
+      .device = device,
+      .gather =
+          world::make_device_backend(world, device, name + "/gather", ranks),
+      .reduce =
+          world::make_device_backend(world, device, name + "/reduce", ranks)};
+  if (secondary_ranks > 0 && ranks.size() > 1) {
+    const auto group = neighbours_of(world.rank(), ranks, secondary_ranks);
+    backends.secondary_ranks = secondary_ranks;
+    backends.secondary = world::make_device_backend(
+        world, device, str(name, "/group", group.front()), group);
+  }
   return make_collective_exchange_with(
       std::move(transport), std::move(reduce),
-      over_devices(
-          {.device = device,
-           .gather = world::make_device_backend(
-               world, device, name + "/gather", ranks),
-           .reduce = world::make_device_backend(
-               world, device, name + "/reduce", ranks)}),
-      log);
+      over_devices(std::move(backends)), log);
 }
 
 // The same over both axes of a mesh.
@@ -201,18 +219,22 @@ std::unique_ptr<Exchange> connect_devices(
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   if (mesh.replicate_size() == 1) {
-    return make_exchange(
-        world, name, mesh.shard_ranks(), Kind::kCollective, options.device);
+    const auto log = log_of(world, name, mesh.shard_ranks());
+    return make_recorded_exchange(
+        connect_devices(
+            world, name, mesh.shard_ranks(), options.device,
+            options.secondary_ranks, log),
+        log);
   }
   const auto log = log_of(world, name, Mesh(world).shard_ranks());
   const auto replica = str(name, "/replica", mesh.replicate_index());
   const auto shard = str(name, "/shard", mesh.shard_index());
   auto within = connect_devices(
       world, replica, mesh.shard_ranks(), options.device,
-      log.part(replica, mesh.shard_ranks()));
+      options.secondary_ranks, log.part(replica, mesh.shard_ranks()));
   auto across = connect_devices(
       world, shard, mesh.replicate_ranks(), options.device,
-      log_of(world, shard, mesh.replicate_ranks()));
+      /*secondary_ranks=*/0, log_of(world, shard, mesh.replicate_ranks()));
   return make_recorded_exchange(
       make_hybrid_exchange(
           std::move(within), std::move(across),
@@ -281,7 +303,7 @@ std::unique_ptr<Exchange> make_exchange(
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
       device.is_cpu() ? connect_exchange(world, name, ranks, kind, log)
-                      : connect_devices(world, name, ranks, device, log),
+                      : connect_devices(world, name, ranks, device, 0, log),
       log);
 }
 

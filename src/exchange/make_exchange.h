@@ -89,7 +89,7 @@ struct MeshExchangeOptions {
   std::shared_ptr<const ShardCoder> coder = nullptr;
   // GatherOptions of the shard axis, where `within` is kCollective or there is a hook.
   int secondary_ranks = 0;
-  // Where parameters lie. REQUIRES: no hook, coder or secondary_ranks, if not on the CPU.
+  // Where parameters lie. REQUIRES: no hook and no coder, if not on the CPU.
   c10::Device device = c10::kCPU;
 };
 

@@ -10,7 +10,7 @@
 namespace sherd::exchange {
 
 SecondaryShards::SecondaryShards(
-    const ModelSpec& model, int rank, int group_ranks)
+    const ModelSpec& model, int rank, int group_ranks, c10::Device device)
     : model_(model), rank_(rank), group_ranks_(group_ranks) {
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     auto& kept = units_.emplace_back();
@@ -19,7 +19,7 @@ SecondaryShards::SecondaryShards(
           part_of(static_cast<UnitId>(u), static_cast<int>(f), rank);
       kept.flats.push_back(at::empty(
           {part.numel()},
-          at::TensorOptions().dtype(
+          at::TensorOptions().device(device).dtype(
               model.units[u].flats[f].unsharded_dtype())));
       bytes_ += static_cast<std::int64_t>(kept.flats.back().nbytes());
     }
@@ -36,7 +36,9 @@ void SecondaryShards::keep(
   for (std::size_t f = 0; f < kept.flats.size(); ++f) {
     const auto part = part_of(unit, static_cast<int>(f), rank_);
     const auto from = unsharded.flats[f].narrow(0, part.begin, part.numel());
-    if (part.numel() > 0) {
+    if (!from.is_cpu()) {
+      kept.flats[f].copy_(from);
+    } else if (part.numel() > 0) {
       std::memcpy(
           kept.flats[f].mutable_data_ptr(), from.const_data_ptr(),
           from.nbytes());
@@ -48,6 +50,18 @@ void SecondaryShards::keep(
 const at::Tensor& SecondaryShards::own(UnitId unit, int flat) const {
   return units_[static_cast<std::size_t>(unit)]
       .flats[static_cast<std::size_t>(flat)];
+}
+
+plan::FlatLayout SecondaryShards::layout_of(UnitId unit, int flat) const {
+  auto layout = model_.units[static_cast<std::size_t>(unit)]
+                    .flats[static_cast<std::size_t>(flat)]
+                    .layout;
+  layout.cuts.clear();
+  for (int member = 0; member < group_ranks_; ++member) {
+    layout.cuts.push_back(part_of(unit, flat, member).begin);
+  }
+  layout.cuts.push_back(layout.numel);
+  return layout;
 }
 
 plan::ElementRange SecondaryShards::part_of(

@@ -21,20 +21,26 @@ class SecondaryShards {
  public:
   // The model must outlive it. `rank` is this one's position on the shard axis, which `group_ranks`
   // divides.
-  SecondaryShards(const ModelSpec& model, int rank, int group_ranks);
+  SecondaryShards(
+      const ModelSpec& model,
+      int rank,
+      int group_ranks,
+      c10::Device device = c10::kCPU);
 
   bool in_group(int peer) const {
     return peer / group_ranks_ == rank_ / group_ranks_;
   }
   // Whether keep() was called for the unit's values of this generation.
   bool has(UnitId unit, std::uint64_t generation) const;
-  // Copies this rank's part of a whole unit.
+  // Copies this rank's part of a whole unit, on the current stream.
   void keep(
       UnitId unit, std::uint64_t generation, const UnshardedUnit& unsharded);
   // This rank's part of the flat.
   const at::Tensor& own(UnitId unit, int flat) const;
   // The elements that a rank of the group keeps: the shards of `axis / G` neighbours.
   plan::ElementRange part_of(UnitId unit, int flat, int peer) const;
+  // The flat, cut over the group.
+  plan::FlatLayout layout_of(UnitId unit, int flat) const;
 
   std::int64_t bytes() const { return bytes_; }
 

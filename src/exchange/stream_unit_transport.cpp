@@ -15,6 +15,7 @@
 #include "base/status_from_exception.h"
 #include "exchange/device_buffers.h"
 #include "exchange/numbers.h"
+#include "exchange/secondary_shards.h"
 #include "exchange/stream_reductions.h"
 #include "world/collectives.h"
 
@@ -30,8 +31,15 @@ class StreamUnitTransport final : public UnitTransport {
       : model_(model),
         transport_(std::move(transport)),
         gather_backend_(backends.gather),
+        group_backend_(backends.secondary),
         buffers_(model, transport_->index(), backends.device),
-        reductions_(model, backends.reduce, buffers_) {}
+        reductions_(model, backends.reduce, buffers_) {
+    if (backends.secondary_ranks > 0) {
+      secondary_.emplace(
+          model, transport_->index(), backends.secondary_ranks,
+          backends.device);
+    }
+  }
 
   // Slots go back to these streams while the caller's may still use them, and shards to the caller's,
   // which those may still use where a backward was not ended.
@@ -74,6 +82,18 @@ class StreamUnitTransport final : public UnitTransport {
     return status.ok()
         ? started(gather.what, [&] { put_into_stream(gather, unsharded); })
         : status;
+  }
+
+  void gathered_by_all(
+      const UnitGather& gather, const UnshardedUnit& unsharded) override {
+    if (secondary_ && !gather.secondary &&
+        gather.precision == Precision::kParameter) {
+      const device::CurrentStream on(buffers_.gather_stream);
+      secondary_->keep(gather.unit, gather.generation, unsharded);
+    }
+  }
+  bool has_secondary(UnitId unit, std::uint64_t generation) const override {
+    return secondary_ && secondary_->has(unit, generation);
   }
 
   void use_unit(UnitId unit) override {
@@ -159,6 +179,9 @@ class StreamUnitTransport final : public UnitTransport {
 
   void abandon(const Status&) override {
     gather_backend_->abort();
+    if (group_backend_) {
+      group_backend_->abort();
+    }
     reductions_.abandon();
   }
 
@@ -166,6 +189,7 @@ class StreamUnitTransport final : public UnitTransport {
     buffers_.places.add_to(counters);
     counters.reduces_under_way_peak = reductions_.under_way_peak();
     counters.gather_sent_bytes = sent_bytes_;
+    counters.copied_shard_bytes = secondary_ ? secondary_->bytes() : 0;
   }
 
  private:
@@ -241,22 +265,34 @@ class StreamUnitTransport final : public UnitTransport {
       wait_for_room(gather.unit, *unsharded);
     }
     for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
-      const auto& layout = spec(gather.unit).flats[f].layout;
-      const auto shard = buffers_.places.published_shard(
-          gather.unit, static_cast<int>(f), gather.precision,
-          gather.generation);
-      const auto whole = unsharded != nullptr
-          ? unsharded->flats[f]
-          : at::empty({layout.numel}, shard.options());
-      gather_flat(gather_backend_, layout, shard, whole);
-      sent_bytes_ +=
-          static_cast<std::int64_t>(shard.nbytes()) * (transport_->size() - 1);
+      put_into_stream(gather, static_cast<int>(f), unsharded);
     }
     const std::lock_guard lock(mu_);
     ++gathers_;
     if (unsharded != nullptr) {
       gathered_[gather.unit] = {stream.record(), gathers_};
     }
+  }
+
+  // One flat, from all ranks, or from this rank's group.
+  void put_into_stream(
+      const UnitGather& gather, int flat, UnshardedUnit* unsharded) {
+    const auto f = static_cast<std::size_t>(flat);
+    const auto layout = gather.secondary
+        ? secondary_->layout_of(gather.unit, flat)
+        : spec(gather.unit).flats[f].layout;
+    const auto shard = gather.secondary
+        ? secondary_->own(gather.unit, flat)
+        : buffers_.places.published_shard(
+              gather.unit, flat, gather.precision, gather.generation);
+    const auto whole = unsharded != nullptr
+        ? unsharded->flats[f]
+        : at::empty({layout.numel}, shard.options());
+    gather_flat(
+        gather.secondary ? group_backend_ : gather_backend_, layout, shard,
+        whole);
+    sent_bytes_ +=
+        static_cast<std::int64_t>(shard.nbytes()) * (layout.ranks() - 1);
   }
 
   // The stream of gathers, once for each time that shards were written.
@@ -286,7 +322,9 @@ class StreamUnitTransport final : public UnitTransport {
   const ModelSpec& model_;
   const std::shared_ptr<world::Transport> transport_;
   const BackendPtr gather_backend_;
+  const BackendPtr group_backend_;  // For secondary shards; else null.
   DeviceBuffers buffers_;
+  std::optional<SecondaryShards> secondary_;
   StreamReductions reductions_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
   std::map<UnitId, std::uint64_t> numbers_;   // Of the last gather of a unit.

@@ -18,6 +18,9 @@ struct DeviceBackends {
   c10::Device device;
   BackendPtr gather;
   BackendPtr reduce;
+  // GatherOptions::secondary_ranks, and a backend over this rank's group, for gathers.
+  int secondary_ranks = 0;
+  BackendPtr secondary = {};
 };
 
 // For make_collective_exchange_with(). Opening such an exchange fails where gathers are coded.

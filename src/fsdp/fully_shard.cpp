@@ -172,7 +172,6 @@ void check_on_device(
   }
   refuse(options.hook != nullptr, "options.hook", "none");
   refuse(options.gather_hook != nullptr, "options.gather_hook", "none");
-  refuse(options.secondary_ranks > 0, "options.secondary_ranks", "0");
   refuse(options.share_gradients, "options.share_gradients", "false");
   (void)chosen_kind(mesh.world(), mesh.shard_ranks(), options, model.device);
   world::check_device_backend(mesh.world(), model.device);
@@ -188,7 +187,8 @@ std::string groups_of(int ranks) {
   return text.empty() ? "0, which is none" : "one of " + text + ", or 0: none";
 }
 
-void check_secondary_ranks(const Mesh& mesh, const FullyShardOptions& options) {
+void check_secondary_ranks(
+    const Mesh& mesh, const FullyShardOptions& options, c10::Device device) {
   const int group = options.secondary_ranks;
   if (group == 0) {
     return;
@@ -208,7 +208,7 @@ void check_secondary_ranks(const Mesh& mesh, const FullyShardOptions& options) {
       options.gather_hook || (options.hook && mesh.replicate_size() == 1);
   SHERD_CHECK(
       hooks ||
-          chosen_kind(mesh.world(), mesh.shard_ranks(), options) !=
+          chosen_kind(mesh.world(), mesh.shard_ranks(), options, device) !=
               ExchangeKind::kHierarchical,
       "[fsdp] options.secondary_ranks is ", group,
       ", but ranks exchange by shared memory inside hosts, where a whole unit "
@@ -544,10 +544,10 @@ FullyShardedDataParallel fully_shard(
   world::on_all_or_none(world, "[fsdp]", "shard its module", [&] {
     check_options(options);
     check_hook(options.hook, shards);
-    check_secondary_ranks(mesh, options);
     model = fsdp::build_units(module, ranks, options);
     check_not_sharded(model);
     check_on_device(mesh, options, model);
+    check_secondary_ranks(mesh, options, model.device);
   });
   check_same_messages(world, options, model.device);
   fsdp::InitialValues values(module, model, world, options);

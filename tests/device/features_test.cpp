@@ -351,6 +351,31 @@ TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
   });
 }
 
+// Units of equal and of unequal shards; every second gather of a unit stays within its group.
+TEST(DeviceSecondaryShards, TrainToTheBitsOfTheCpuAndSendAsMuch) {
+  for (const auto dtype :
+       {std::optional<torch::Dtype>(), std::optional(torch::kBFloat16)}) {
+    expect_as_on_the_cpu(4, [&](const World& world, c10::Device device) {
+      auto model = mlp_on(device);
+      auto options = layers_by_messages();
+      options.secondary_ranks = 2;
+      options.mixed_precision.param_dtype = dtype;
+      options.mixed_precision.reduce_dtype = torch::kFloat;
+      auto fsdp = fully_shard(*model, world, options);
+      torch::optim::SGD sgd(fsdp.parameters(), 0.05);
+      auto values = trained(fsdp, model, world, device, [&] {
+        sgd.step();
+        sgd.zero_grad();
+        fsdp.publish();
+      });
+      const auto report = fsdp.report();
+      EXPECT_GT(report.unshards, 0);
+      values.push_back(value_of(static_cast<double>(report.gather_sent_bytes)));
+      return values;
+    });
+  }
+}
+
 TEST(DeviceSummons, GradientsAndValuesAreThoseOfTheCpu) {
   expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
     auto model = mlp_on(device);

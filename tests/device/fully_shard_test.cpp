@@ -306,8 +306,6 @@ TEST(DeviceFullyShard, WhatIsForTheCpuAloneIsRefusedByName) {
       refused = {
           {"options.memory_bytes",
            [](auto& options) { options.memory_bytes = 1 << 30; }},
-          {"options.secondary_ranks",
-           [](auto& options) { options.secondary_ranks = 2; }},
           {"options.share_gradients",
            [](auto& options) { options.share_gradients = true; }},
           {"memory of the host", [](auto& options) {

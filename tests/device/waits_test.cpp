@@ -24,14 +24,19 @@ struct WaitRecipe {
 };
 
 std::unique_ptr<exchange::Exchange> axis_over(
-    ThreadNetwork& network, const World& world, const std::string& name) {
+    ThreadNetwork& network,
+    const World& world,
+    const std::string& name,
+    int secondary_ranks = 0) {
   return exchange::make_collective_exchange_with(
       world::make_c10d_transport(world, name + "/gather", {0}),
       world::make_c10d_transport(world, name + "/reduce", {0}),
       exchange::over_devices(
           {.device = checking_device(),
            .gather = network.backend(0, name + "/gathers"),
-           .reduce = network.backend(0, name + "/reductions")}));
+           .reduce = network.backend(0, name + "/reductions"),
+           .secondary_ranks = secondary_ranks,
+           .secondary = network.backend(0, name + "/group")}));
 }
 
 std::shared_ptr<fsdp::FsdpEngine> engine_over(
@@ -40,7 +45,8 @@ std::shared_ptr<fsdp::FsdpEngine> engine_over(
     const WaitRecipe& recipe) {
   const auto world = World::single();
   const bool both = recipe.axes == Axes::kBothForOptimizers;
-  auto exchange = axis_over(network, world, "within");
+  auto exchange =
+      axis_over(network, world, "within", recipe.options.secondary_ranks);
   if (recipe.axes != Axes::kShard) {
     exchange = exchange::make_hybrid_exchange(
         std::move(exchange), axis_over(network, world, "across"),
@@ -157,6 +163,12 @@ TEST(DeviceWaits, T30EveryWaitOfMixedPrecisionIsNeeded) {
   auto options = units_by_layer();
   options.mixed_precision.param_dtype = torch::kBFloat16;
   options.mixed_precision.reduce_dtype = torch::kFloat;
+  expect_every_wait_is_needed({.options = options});
+}
+
+TEST(DeviceWaits, T30EveryWaitWithSecondaryShardsIsNeeded) {
+  auto options = units_by_layer();
+  options.secondary_ranks = 1;
   expect_every_wait_is_needed({.options = options});
 }
 
