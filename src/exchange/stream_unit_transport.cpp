@@ -142,8 +142,7 @@ class StreamUnitTransport final : public UnitTransport {
     }
     return flats;
   }
-  // A failure is told at the end of the backward: where a peer has failed first, ranks learn there
-  // which one, and why.
+  // progress() tells a failure.
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
     shards_are_written();
     if (reduce_failure_.ok()) {
@@ -154,7 +153,7 @@ class StreamUnitTransport final : public UnitTransport {
   }
   Status progress() override {
     reductions_.reclaim();
-    return {};
+    return reduce_failure_;
   }
   std::vector<UnitId> take_ended() override { return reductions_.take_ended(); }
 

@@ -141,6 +141,10 @@ std::vector<Recipe> recipes() {
   all.back().options.strategy = Strategy::kShardGradOp;
   all.push_back({.name = "no_shard", .options = by_layer()});
   all.back().options.strategy = Strategy::kNoShard;
+  // Room for one layer more than a visit needs.
+  all.push_back({.name = "budget, two ahead", .options = by_layer()});
+  all.back().options.budget_bytes = 2048;
+  all.back().options.prefetch_visits = 2;
   all.push_back({.name = "mixed precision", .options = by_layer()});
   all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
   all.back().options.mixed_precision.reduce_dtype = torch::kFloat;

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -124,7 +125,8 @@ struct ThreadNetwork::State {
   std::map<std::pair<std::string, std::size_t>, CollectivePtr> open;
   std::vector<std::deque<CollectivePtr>> queues;  // By rank, not made yet.
   std::string failure;                            // Of all communicators.
-  std::map<std::string, std::string> aborted;     // By communicator: why.
+  std::map<std::string, std::set<std::size_t>>
+      aborted;  // By communicator, the ranks that did.
 
   // The rank, member `index`, has put it into its current stream.
   void start(
@@ -135,8 +137,12 @@ struct ThreadNetwork::State {
     const std::lock_guard lock(mu);
     const auto communicator = mine.communicator;
     TORCH_CHECK(failure.empty(), failure);
-    TORCH_CHECK(!aborted.contains(communicator), aborted[communicator]);
     const auto rank = mine.members.at(index);
+    if (const auto found = aborted.find(communicator); found != aborted.end()) {
+      TORCH_CHECK(!found->second.contains(rank), was_aborted(communicator));
+      work->finish("");
+      return;
+    }
     ++started[rank];
     const std::pair key(communicator, numbers[rank][communicator]++);
     auto& known = open[key];
@@ -159,16 +165,19 @@ struct ThreadNetwork::State {
     refuse_circle(rank);
   }
 
-  // Ends the communicator's collectives on all members.
-  void abort(const std::string& communicator) {
+  // Ends the communicator's collectives: with an error on that rank, and with bytes that nothing has
+  // moved on the others. These would not end on a GPU, where no host waits for them, and learn of the
+  // failure by messages.
+  void abort(std::size_t rank, const std::string& communicator) {
     const std::lock_guard lock(mu);
-    const auto why = str("[checking device] ", communicator, " was aborted");
-    aborted.emplace(communicator, why);
-    for (auto& queue : queues) {
-      std::erase_if(queue, [&](const CollectivePtr& collective) {
+    aborted[communicator].insert(rank);
+    for (std::size_t other = 0; other < ranks; ++other) {
+      std::erase_if(queues[other], [&](const CollectivePtr& collective) {
         const bool ends = collective->communicator == communicator;
         if (ends) {
-          finish(*collective, why);
+          finish_on(
+              *collective, other,
+              other == rank ? was_aborted(communicator) : "");
         }
         return ends;
       });
@@ -246,6 +255,17 @@ struct ThreadNetwork::State {
       }
     }
   }
+  static std::string was_aborted(const std::string& communicator) {
+    return str("[checking device] ", communicator, " was aborted");
+  }
+  static void finish_on(
+      const Collective& collective, std::size_t rank, const std::string& why) {
+    for (std::size_t i = 0; i < collective.members.size(); ++i) {
+      if (collective.members[i] == rank && collective.announced[i]) {
+        collective.announced[i]->finish(why);
+      }
+    }
+  }
   static void finish(const Collective& collective, const std::string& why) {
     for (const auto& work : collective.announced) {
       if (work) {
@@ -271,7 +291,10 @@ class ThreadBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "threads"; }
 
-  void abort() override { network_->abort(communicator_); }
+  void abort() override {
+    network_->abort(
+        members_.at(static_cast<std::size_t>(getRank())), communicator_);
+  }
 
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       at::Tensor& output,
