@@ -159,21 +159,14 @@ class Load {
     for (const auto& [step, at] : heard_) {
       latencies_ms.push_back(1e3 * seconds(at - voted_[step]));
     }
-    std::sort(latencies_ms.begin(), latencies_ms.end());
-    const auto quantile = [&](double share) {
-      return latencies_ms.empty()
-          ? 0
-          : latencies_ms[static_cast<std::size_t>(
-                share * static_cast<double>(latencies_ms.size() - 1))];
-    };
     std::printf(
         "%u replicas x %zu ranks, %.0f steps in %.1f s\n"
-        "decision: median %.1f ms, p99 %.1f ms, longest %.1f ms\n"
+        "%s\n"
         "bytes a step: %.3f MB\n"
         "coordinator: %.0f %% of a core, %.0f MB (most: %.0f MB), log %lld "
         "bytes a step\n",
-        options_.replicas, options_.ranks, steps, time_s, quantile(0.5),
-        quantile(0.99), quantile(1),
+        options_.replicas, options_.ranks, steps, time_s,
+        text_of_latencies(latencies_ms).c_str(),
         static_cast<double>(bytes() - bytes_before) / steps / 1e6,
         100 * (process_->cpu_s() - cpu_before) / time_s,
         process_->memory_mb("VmRSS"), process_->memory_mb("VmHWM"),

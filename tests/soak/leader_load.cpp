@@ -25,6 +25,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "ft/coordinator/fake_replica_testing.h"
 #include "ft/replica/leader_thread.h"
 #include "ft/replica/rank_messages.h"
 #include "load_process.h"
@@ -169,30 +170,16 @@ class Load {
 
   std::string read_when_ready(const std::string& name) {
     std::string text;
-    (void)run_until([&] {
+    (void)test::run_until(loop_, [&] {
       std::ifstream in(file(name));
       return static_cast<bool>(std::getline(in, text));
     });
     return text;
   }
 
-  bool run_until(const std::function<bool()>& done) {
-    const Instant until = loop_.now() + std::chrono::minutes(2);
-    net::Timer timer;
-    std::function<void()> look = [&] {
-      if (done() || loop_.now() >= until) {
-        loop_.stop();
-        return;
-      }
-      timer = loop_.after(std::chrono::milliseconds(3), look);
-    };
-    look();
-    loop_.run();
-    return done();
-  }
-
   bool reach(std::int64_t step) {
-    return run_until([&] { return furthest_ >= step; });
+    return test::run_until(
+        loop_, [&] { return furthest_ >= step; }, std::chrono::minutes(2));
   }
 
   void start_coordinator() {
@@ -275,19 +262,12 @@ class Load {
     for (const auto& [step, at] : heard_) {
       latencies_ms.push_back(1e3 * seconds(at - reduced_[step]));
     }
-    std::sort(latencies_ms.begin(), latencies_ms.end());
-    const auto quantile = [&](double share) {
-      return latencies_ms.empty()
-          ? 0
-          : latencies_ms[static_cast<std::size_t>(
-                share * static_cast<double>(latencies_ms.size() - 1))];
-    };
     std::printf(
         "one leader of %d ranks, %.0f steps in %.1f s\n"
-        "decision: median %.1f ms, p99 %.1f ms, longest %.1f ms\n"
+        "%s\n"
         "bytes a step: %.3f MB\n"
         "leader: %.0f %% of a core, %.0f MB (most: %.0f MB)\n",
-        ranks_, steps, time_s, quantile(0.5), quantile(0.99), quantile(1),
+        ranks_, steps, time_s, text_of_latencies(latencies_ms).c_str(),
         static_cast<double>(bytes_ - bytes_before) / steps / 1e6,
         100 * (leader_->cpu_s() - cpu_before) / time_s,
         leader_->memory_mb("VmRSS"), leader_->memory_mb("VmHWM"));
