@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What scripts/cuda_check.py links and starts: it counts CUDA devices, and where there is one, it
-// lets two streams wait for each other and gathers over NCCL with itself.
+// lets two streams wait for each other, gathers over NCCL with itself, and trains a small model on all
+// devices, a rank each, in every way that differs in what is moved, beside the same ranks on the CPU.
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
 
 #include "base/clock.h"
 #include "compat/nccl_backend.h"
@@ -70,6 +80,141 @@ double microseconds_of_a_wait(const c10::Device& device) {
   return took.count() / kTimes;
 }
 
+// ---- training ----
+
+struct Recipe {
+  const char* name = "";
+  sherd::FullyShardOptions options = {};
+  int replicas = 1;
+};
+
+std::vector<Recipe> recipes(int ranks) {
+  sherd::FullyShardOptions options;
+  options.units = sherd::units::by_name("*");
+  options.exchange = sherd::ExchangeKind::kCollective;
+  // Shards that are cast are gathered, also by a rank alone.
+  options.mixed_precision.param_dtype = at::kBFloat16;
+  options.mixed_precision.reduce_dtype = at::kFloat;
+  std::vector<Recipe> all = {{"full_shard", options}};
+  all.push_back({"shard_grad_op", options});
+  all.back().options.strategy = sherd::Strategy::kShardGradOp;
+  all.push_back({"no_shard", options});
+  all.back().options.strategy = sherd::Strategy::kNoShard;
+  if (ranks % 2 == 0 && ranks > 2) {
+    all.push_back({"two replicas", options, 2});
+    all.push_back({"two replicas, both axes", options, 2});
+    all.back().options.optimizer_axes = sherd::OptimizerAxes::kBoth;
+  }
+  return all;
+}
+
+torch::nn::Sequential small_model(const c10::Device& device) {
+  torch::nn::Sequential model(
+      torch::nn::Linear(64, 128), torch::nn::Tanh(), torch::nn::Linear(128, 37),
+      torch::nn::Tanh(), torch::nn::Linear(37, 1));
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : model->parameters()) {
+    parameter.copy_(at::arange(parameter.numel(), at::kFloat)
+                        .mul(1.7)
+                        .sin()
+                        .mul(0.2)
+                        .view(parameter.sizes()));
+  }
+  model->to(device);
+  return model;
+}
+
+// This rank's losses.
+std::vector<double> losses_of(
+    const sherd::World& world,
+    const c10::Device& device,
+    const Recipe& recipe) {
+  auto model = small_model(device);
+  auto fsdp = sherd::fully_shard(
+      *model, sherd::Mesh(world, {.replicate = recipe.replicas}),
+      recipe.options);
+  sherd::AdamW optimizer(fsdp.named_parameters(), {.learning_rate = 0.01});
+  std::vector<double> losses;
+  for (int step = 0; step < 8; ++step) {
+    const auto x = at::arange(8 * 64, at::kFloat)
+                       .mul(0.37)
+                       .add(5 * (step % 3) + world.rank())
+                       .cos()
+                       .view({8, 64})
+                       .to(device);
+    const auto loss =
+        (model->forward(x).to(at::kFloat) - x.mean(1, true)).square().mean();
+    loss.backward();
+    (void)fsdp.clip_grad_norm(1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    losses.push_back(loss.item<double>());
+  }
+  return losses;
+}
+
+// By rank; ranks are threads.
+std::vector<std::vector<double>> losses_by_rank(
+    int ranks, bool on_cuda, const Recipe& recipe) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks));
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const auto world = ranks == 1
+            ? sherd::World::single()
+            : sherd::World::from_store(store, rank, ranks);
+        const c10::Device device(
+            on_cuda ? c10::kCUDA : c10::kCPU,
+            static_cast<c10::DeviceIndex>(on_cuda ? rank : -1));
+        if (on_cuda) {
+          c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+        }
+        all[static_cast<std::size_t>(rank)] = losses_of(world, device, recipe);
+      } catch (const std::exception& error) {
+        std::printf("rank %d: %s\n", rank, error.what());
+      }
+    });
+  }
+  threads.clear();
+  return all;
+}
+
+// bf16 keeps 8 bits, and devices add in orders of their own.
+bool are_close(
+    const std::vector<std::vector<double>>& found,
+    const std::vector<std::vector<double>>& expected) {
+  for (std::size_t rank = 0; rank < expected.size(); ++rank) {
+    if (expected[rank].empty() || found[rank].size() != expected[rank].size()) {
+      return false;
+    }
+    for (std::size_t i = 0; i < expected[rank].size(); ++i) {
+      if (std::abs(found[rank][i] - expected[rank][i]) >
+          0.05 * std::abs(expected[rank][i]) + 1e-3) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool trains_as_on_the_cpu(int ranks) {
+  bool right = true;
+  for (const auto& recipe : recipes(ranks)) {
+    const auto found = losses_by_rank(ranks, true, recipe);
+    const auto expected = losses_by_rank(ranks, false, recipe);
+    const bool close = are_close(found, expected);
+    std::printf(
+        "%s on %d: %s; the last loss of rank 0 is %.6f, on the CPU %.6f\n",
+        recipe.name, ranks, close ? "right" : "WRONG",
+        found[0].empty() ? 0.0 : found[0].back(),
+        expected[0].empty() ? 0.0 : expected[0].back());
+    right = right && close;
+  }
+  return right;
+}
+
 int run() {
   const int devices = c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
   std::printf(
@@ -93,7 +238,7 @@ int run() {
   std::printf(
       "gathers in a stream of their own: %s; an event and a wait: %.2f us\n",
       right ? "right" : "WRONG", microseconds_of_a_wait(device));
-  return right ? 0 : 1;
+  return right && trains_as_on_the_cpu(devices) ? 0 : 1;
 }
 
 }  // namespace

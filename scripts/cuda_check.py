@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles what runs on devices against PyTorch's CUDA wheels, and links and starts a program, without a GPU.
+"""Compiles all that training on devices uses against PyTorch's CUDA wheels, and links and starts a program, without a GPU.
 
 Usage: cuda_check.py [--cache FOLDER] [--compiler c++]
        cuda_check.py --installed TORCH [--cuda FOLDER] [--compiler c++]
@@ -15,6 +15,7 @@ starts the program, which uses the GPU where there is one. docs/design/gpu.md
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -24,7 +25,7 @@ import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VERSIONS = ("2.11.0", "2.13.0")
+VERSIONS = ("2.12.0", "2.13.0")
 CUDA_PACKAGES = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*",
                  "nvidia-cuda-cccl==13.0.*", "nvidia-nccl-cu13==2.29.7")
 # Of these libraries' headers (1 GB of wheels) PyTorch's need these types alone.
@@ -37,15 +38,11 @@ STAND_INS = {
     "cusolver_common.h": "enum cusolverStatus_t : int {};\n",
     "cusolverDn.h": "typedef struct cusolverDnContext* cusolverDnHandle_t;\n",
 }
-# What the program is made of, and what else runs on devices.
-LINKED = ("scripts/cuda_check.cpp", "src/base/check.cpp",
-          "src/compat/nccl_backend.cpp", "src/device/last_use.cpp",
-          "src/device/memory.cpp", "src/device/stream.cpp",
-          "src/exchange/flat_collectives.cpp")
-COMPILED = ("src/exchange/device_buffers.cpp", "src/exchange/private_buffers.cpp",
-            "src/exchange/stream_reductions.cpp",
-            "src/exchange/stream_unit_transport.cpp")
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Wconversion",
+# The parts of the library that the program is made of: all that training on devices uses.
+PARTS = ("base", "net", "plan", "shm", "compat", "device", "world", "optim",
+         "autograd", "exchange", "ddp", "fsdp", "ckpt")
+BATCH = 8  # Files that are compiled as one, as CMake does it.
+FLAGS = ["-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wconversion",
          "-Wshadow", "-Wno-psabi", "-Werror", "-DUSE_DISTRIBUTED",
          "-DUSE_C10D_GLOO", "-DUSE_C10D_NCCL"]
 
@@ -102,6 +99,23 @@ def fetch_all(cache):
 # ---- what is compiled ----
 
 
+def sources_of(part):
+    """What CMakeLists.txt compiles into that part, in its order."""
+    text = (ROOT / "src" / part / "CMakeLists.txt").read_text(encoding="utf-8")
+    listed = re.search(r"\bSOURCES\b((?:\s+[\w/]+\.cpp)+)", text)[1]
+    return [f"src/{part}/{name}" for name in listed.split()]
+
+
+def units_of_all():
+    """What is compiled as one, by name."""
+    units = {"program": ["scripts/cuda_check.cpp"]}
+    for part in PARTS:
+        sources = sources_of(part)
+        for at in range(0, len(sources), BATCH):
+            units[f"{part}_{at // BATCH}"] = sources[at:at + BATCH]
+    return units
+
+
 class Toolchain:
     def __init__(self, compiler, torch, cuda_includes, work):
         self.compiler = compiler
@@ -123,21 +137,30 @@ class Toolchain:
                         encoding="utf-8")
         object_file = self.work / f"{name}.o"
         mode = ["-fsyntax-only"] if only_check else ["-c", "-o", object_file]
-        start = time.monotonic()
         run([self.compiler, *FLAGS, "-Wno-subobject-linkage", *self.includes,
              *mode, unit])
-        say(f"{name} compiles with {self.torch} "
-            f"({time.monotonic() - start:.0f} s)")
         return object_file
 
-    def link(self, object_file):
+    def compile_all(self, only_check):
+        """The program and the parts, as many at once as there are cores."""
+        units = units_of_all()
+        start = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(
+                lambda name: self.compile(name, units[name], only_check), units))
+        files = sum(map(len, units.values()))
+        say(f"{files} files compile with {self.torch} "
+            f"({time.monotonic() - start:.0f} s)")
+        return objects
+
+    def link(self, objects):
         program = self.work / "cuda_check"
         libraries = self.torch / "lib"
-        run([self.compiler, "-o", program, object_file,
+        run([self.compiler, "-o", program, *objects,
              "-Wl,-z,lazy", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed",
              *(libraries / f"lib{name}.so" for name in (
                  "torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")),
-             f"-Wl,-rpath,{libraries}"])
+             "-lssl", "-lcrypto", "-pthread", f"-Wl,-rpath,{libraries}"])
         return program
 
 
@@ -183,9 +206,8 @@ def check_wheels(cache, compiler):
         tools = Toolchain(compiler, cache / version / "torch", includes,
                           cache / version / "objects")
         if version != VERSIONS[-1]:
-            tools.compile("all", LINKED + COMPILED, only_check=True)
-    tools.compile("exchange", COMPILED, only_check=True)
-    program = tools.link(tools.compile("device", LINKED, only_check=False))
+            tools.compile_all(only_check=True)
+    program = tools.link(tools.compile_all(only_check=False))
     folders = [tools.torch / "lib", cuda / "cu13/lib", cuda / "nccl/lib"]
     stubs = cache / "stubs"
     make_stand_ins([*folders[0].glob("libtorch*.so"), folders[0] / "libc10_cuda.so"],
@@ -198,8 +220,7 @@ def check_installed(torch, cuda, compiler):
     includes = [cuda / "include", *packages.glob("*/include")]
     work = ROOT / "build/cuda_check"
     tools = Toolchain(compiler, torch, includes, work)
-    tools.compile("exchange", COMPILED, only_check=True)
-    program = tools.link(tools.compile("device", LINKED, only_check=False))
+    program = tools.link(tools.compile_all(only_check=False))
     start(program, [torch / "lib", *packages.glob("*/lib"), cuda / "lib64"])
 
 
