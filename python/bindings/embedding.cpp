@@ -143,6 +143,8 @@ void translate(std::exception_ptr thrown) {
     }
   } catch (const Error& error) {
     raise(error);
+  } catch (python_error& error) {
+    error.restore();  // What a hook of a slice has raised.
   }
 }
 

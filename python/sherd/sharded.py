@@ -15,7 +15,7 @@ from ._options import member, names_of, options_of
 from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
 from .hooks import Hook, comm_hook
-from .units import Units, named_units, split_output_dtypes
+from .units import Units, forward_casts, named_units
 from .world import Where, mesh_of
 
 _HANDLE = "_sherd_handle"  # An attribute of modules.
@@ -30,7 +30,7 @@ class FullyShardedDataParallel:
 
     def __init__(self, module: torch.nn.Module, core, mesh, hooks) -> None:
         self.module = module
-        self._hooks = [one.register_forward_hook(hook) for one, hook in hooks.items()]
+        self._hooks = [register() for register in hooks]
         self.mesh = mesh
         self._core = core
         self._named = core.named_parameters()
@@ -259,7 +259,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
         gather_hook=gather_hook, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
-    named, hooks = split_output_dtypes(module, named_units(module, units))
+    named, hooks = forward_casts(
+        module, named_units(module, units), mixed_precision)
     core = _core.fully_shard(module_tree(module), mesh, options, named)
     handle = FullyShardedDataParallel(module, core, mesh, hooks)
     setattr(module, _HANDLE, handle)

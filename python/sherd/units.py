@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Union
 
 import torch
@@ -105,24 +106,49 @@ def named_units(root, units):
     return named
 
 
-def _cast_outputs(dtype):
+def _cast_to(dtype):
     def cast(value):
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(dtype) if floating else value
 
-    return lambda module, inputs, outputs: tree_map(cast, outputs)
+    return lambda values: tree_map(cast, values)
 
 
-def split_output_dtypes(root, named):
-    """Options without output_dtype, and forward hooks by module that do the same. In
-    C++, which has no such hooks, the engine casts what operators return, and no
-    operator says that a module of several layers ends."""
-    modules = dict(root.named_modules(remove_duplicate=False))
-    options, hooks = {}, {}
-    for name, one in named.items():
-        if one.output_dtype is not None:
-            hooks[modules[name]] = _cast_outputs(one.output_dtype)
-            one = UnitOptions(
+def _input_hook(dtype):
+    cast = _cast_to(dtype)
+    return lambda module, args, kwargs: (cast(args), cast(kwargs))
+
+
+def _output_hook(dtype):
+    cast = _cast_to(dtype)
+    return lambda module, inputs, outputs: cast(outputs)
+
+
+def _input_dtype(name, module, named, precision):
+    """The dtype that a unit's forward takes its floating-point inputs in, or None."""
+    options = named.get(name, UnitOptions(own_unit=not name))
+    own = options.mixed_precision or (precision if options.own_unit else None)
+    # These keep their dtype, and a script has no hooks.
+    kept = getattr(module, "running_mean", None) is not None
+    if own is None or not own.cast_forward_inputs or kept or isinstance(
+            module, torch.jit.ScriptModule):
+        return None
+    return own.param_dtype
+
+
+def forward_casts(root, named, precision):
+    """Options without output_dtype, and what registers the hooks that cast inputs and
+    outputs of units as FSDP2 does, to be called once the module is sharded. In C++,
+    which has no such hooks, the engine casts what operators take and return."""
+    options, hooks = dict(named), []
+    for name, module in root.named_modules(remove_duplicate=False):
+        if dtype := _input_dtype(name, module, named, precision):
+            hooks.append(partial(module.register_forward_pre_hook, _input_hook(dtype),
+                                 prepend=True, with_kwargs=True))
+        one = named.get(name)
+        if one is not None and one.output_dtype is not None:
+            hooks.append(partial(
+                module.register_forward_hook, _output_hook(one.output_dtype)))
+            options[name] = UnitOptions(
                 one.name, one.own_unit, one.mixed_precision, None, one.keep_whole)
-        options[name] = one
     return options, hooks

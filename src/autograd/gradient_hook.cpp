@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <utility>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include "base/interrupt.h"
@@ -104,6 +105,15 @@ std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, std::function<void()> call) {
   return std::make_shared<PreAccumulationRegistration>(
       parameter, std::move(call));
+}
+
+bool has_post_accumulation_hook(const at::Tensor& leaf) {
+  return hook_of(leaf) != nullptr;
+}
+
+void call_post_accumulation_hook(const at::Tensor& leaf) {
+  const at::NoGradGuard no_grad;
+  (*hook_of(leaf))(leaf);
 }
 
 void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {

@@ -23,6 +23,12 @@ void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback);
 
 bool has_gradient_hook(const at::Tensor& parameter);
 
+// Whether the leaf has a hook that autograd would call after it has accumulated its gradient.
+bool has_post_accumulation_hook(const at::Tensor& leaf);
+// Calls it, with gradients off, for a gradient that was not accumulated by autograd.
+// REQUIRES: it has one.
+void call_post_accumulation_hook(const at::Tensor& leaf);
+
 // Restores the hook that was there before set_gradient_hook().
 void remove_gradient_hook(const at::Tensor& parameter);
 

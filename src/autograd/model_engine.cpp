@@ -28,10 +28,11 @@ void ModelEngine::note_use() {
 }
 
 void ModelEngine::backward_ended(std::exception_ptr failure) {
-  const std::lock_guard lock(mu_);
+  std::unique_lock lock(mu_);
   armed_ = false;
   armed_in_backward_ = false;
   end_of_backward(failure);
+  call_hooks(lock);
 }
 
 void ModelEngine::call_unlocked(

@@ -24,7 +24,7 @@ namespace sherd::autograd {
 class ModelEngine : public BackwardListener,
                     public std::enable_shared_from_this<ModelEngine> {
  public:
-  // Takes the lock, ends the frame, and calls end_of_backward().
+  // Takes the lock, ends the frame, and calls end_of_backward() and call_hooks().
   void backward_ended(std::exception_ptr failure) final;
 
   // JoinScope::finish(), and its end without that. Nothing to do without other ranks.
@@ -69,6 +69,8 @@ class ModelEngine : public BackwardListener,
   virtual void begin_training_forward() {}
   // `failure` is null unless the backward threw. Also called when not usable().
   virtual void end_of_backward(const std::exception_ptr& failure) = 0;
+  // What users want called once the backward is over, without the lock.
+  virtual void call_hooks(std::unique_lock<std::mutex>& /*lock*/) {}
   // Returns the failure with what this engine knows about it.
   virtual Status explained(const Status& status) const { return status; }
   // Closes the connections to other ranks, so that those fail, too.

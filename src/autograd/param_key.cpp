@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <sherd/autograd/touch.h>
 #include <torch/csrc/autograd/variable.h>
@@ -24,6 +25,11 @@ namespace {
 constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr c10::DispatchKeySet kBelow(
     c10::DispatchKeySet::FULL_AFTER, kParamKey);
+
+// Those of torch.func, such as grad() and vmap(), which would take part in what gathers a unit.
+constexpr c10::DispatchKeySet kTransforms(
+    {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+     c10::DispatchKey::FuncTorchDynamicLayerBackMode});
 
 using ParameterUses = c10::SmallVector<ParameterUse, 4>;
 
@@ -92,6 +98,7 @@ class ParameterUseScope {
             kFailedPrecondition, listener != nullptr, "[autograd] ", name,
             " uses a parameter whose sharding handle was "
             "destroyed; keep the handle as long as the model is used");
+        const c10::impl::ExcludeDispatchKeyGuard outside(kTransforms);
         listener->begin_use(group, name);
         entered_ += group.size();
       }
@@ -120,6 +127,7 @@ class ParameterUseScope {
 
   void leave() noexcept {
     std::size_t left = 0;
+    const c10::impl::ExcludeDispatchKeyGuard outside(kTransforms);
     while (left < entered_) {
       auto* listener = listener_of(uses_[left]);
       auto end = left;

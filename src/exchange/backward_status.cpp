@@ -64,6 +64,7 @@ at::Tensor BackwardStatus::encode(const ModelSpec& model) const {
     }
   }
   bytes.push_back(departed ? 1 : 0);
+  bytes.push_back(has_hooks ? 1 : 0);
   bytes.push_back(relayed_from_peer ? 1 : 0);
   const auto begin = bytes.size();
   bytes.resize(begin + kReasonBytes, 0);
@@ -99,6 +100,8 @@ Result<BackwardOutcome> combine_backward_statuses(
     }
     const bool departed_there = *byte++ != 0;
     outcome.diverged = outcome.diverged || departed_there;
+    const bool has_hooks_there = *byte++ != 0;
+    outcome.has_hooks = outcome.has_hooks || has_hooks_there;
     const bool relayed_from_peer = *byte++ != 0;
     if (*byte != 0) {
       const auto* reason = reinterpret_cast<const char*>(byte);

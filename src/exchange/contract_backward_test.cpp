@@ -317,6 +317,21 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatOneDeparted) {
   });
 }
 
+TEST_P(ExchangeBackward, EveryRankLearnsThatOneHasHooks) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    for (int hooked = 0; hooked <= ranks(); ++hooked) {
+      reduce_all(*seat.exchange, model, seat.rank);
+      auto end = backward_end(model);
+      end.has_hooks = seat.rank == hooked;
+      const auto outcome = seat.exchange->end_backward(end);
+      EXPECT_EQ(outcome.value().has_hooks, hooked < ranks());
+      EXPECT_FALSE(outcome.value().diverged);
+    }
+  });
+}
+
 TEST_P(ExchangeBackward, EveryRankLearnsThatGathersDiffered) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(owners());

@@ -192,6 +192,8 @@ struct BackwardEnd {
   std::vector<bool> late;
   // This rank gathered other units than was planned.
   bool departed = false;
+  // This rank has hooks of slices, which an optimizer may make its step in.
+  bool has_hooks = false;
   // By unit, or empty: marks as ReduceOptions::used, beside those.
   std::vector<std::vector<bool>> used = {};
   // Starts reductions while this rank already assists others that still gather; may be empty.
@@ -206,6 +208,7 @@ struct BackwardOutcome {
   // Some rank departed, or ranks gathered different units: they need not have
   // the same units whole.
   bool diverged = false;
+  bool has_hooks = false;  // Some rank has.
 };
 
 enum class ScalarReduceOp {

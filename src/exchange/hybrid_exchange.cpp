@@ -508,6 +508,7 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   if (here.ok()) {
     next.late = here.value().late;
     next.departed = here.value().diverged;
+    next.has_hooks = here.value().has_hooks;
     next.used = here.value().used;
   } else {
     next.aborted = here.status().message();

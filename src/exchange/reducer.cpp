@@ -390,11 +390,13 @@ Result<BackwardOutcome> Reducer::round(
   BackwardEnd end;
   end.aborted = aborted;
   end.departed = departed;
+  end.has_hooks = reduced_.has_hooks();
   end.reduce_meanwhile = std::move(reduce_meanwhile);
   for (const auto& unit : states_) {
     end.late.push_back(unit.wakes || (unit.reduced && !unit.slot.empty()));
   }
   auto outcome = exchange_.end_backward(end);
+  any_hooks_ = outcome.ok() && outcome.value().has_hooks;
   for (std::size_t u = 0; u < states_.size() && outcome.ok(); ++u) {
     const auto& used = outcome.value().used[u];
     reduced_.set_gradients(static_cast<UnitId>(u), used);

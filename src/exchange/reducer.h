@@ -30,6 +30,8 @@ class ReducedGradients {
   }
   // Whether an optimizer updates parameters in sinks.
   virtual bool updates_in_backward() const { return false; }
+  // As BackwardEnd::has_hooks.
+  virtual bool has_hooks() const { return false; }
 
   // After a round: by trainable parameter of the unit, whether some rank had a
   // gradient.
@@ -75,6 +77,8 @@ class Reducer {
     return dormant_[static_cast<std::size_t>(unit)];
   }
   bool partial() const { return partial_; }
+  // Whether some rank had hooks at the end of the last backward.
+  bool any_hooks() const { return any_hooks_; }
   // Whether this rank has no gradients in the next backwards, where others have some: it reduces
   // zeros while it assists the others, as their reductions make room. REQUIRES: the same order on all
   // such ranks.
@@ -176,6 +180,7 @@ class Reducer {
   std::size_t next_ = 0;  // In order_: the first unit not reduced.
   bool started_ = false;
   bool partial_ = false;
+  bool any_hooks_ = false;
   bool leaves_out_unused_ = false;
   bool without_inputs_ = false;
   // By unit. Idle ones come last in order_: no rank used them in the last backward.

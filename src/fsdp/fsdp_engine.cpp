@@ -503,6 +503,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     }
     if (synchronised && !gradients_->partial()) {
       synchronised_backward_ended();
+      hooks_due_ = gradients_->any_hooks();
     }
     if (!cache_->planned() && !compared_) {
       // No plan is compared there, and forwards may run on some ranks alone.

@@ -123,6 +123,7 @@ class FsdpEngine final : public ShardingEngine,
   // ModelEngine
   void begin_training_forward() override;
   void end_of_backward(const std::exception_ptr& failure) override;
+  void call_hooks(std::unique_lock<std::mutex>& lock) override;
   Status explained(const Status& status) const override;
   void abandon_exchange(const Status& failure) override {
     exchange_->close(failure);
@@ -213,6 +214,10 @@ class FsdpEngine final : public ShardingEngine,
   std::optional<Join> join_;
   int partial_sync_scopes_ = 0;  // Those that leave out the replicate axis.
   bool published_by_hand_ = false;
+  bool hooks_due_ = false;  // Some rank has hooks, and slices have gradients.
+  bool in_hooks_ = false;
+  // Whether frozen units stay as they are when what hooks have written is published; unset: nothing was.
+  std::optional<bool> written_in_hooks_;
   // Held by optimizers that publish at the end of their step.
   std::weak_ptr<void> publishers_;
   IdleOptimizerDetector idle_;

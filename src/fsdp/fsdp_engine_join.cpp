@@ -123,6 +123,7 @@ void FsdpEngine::finish_join(const std::function<void()>& after_backward) {
     }
     const auto kind = join_->round.kind;
     if (take_part_without_inputs() && kind == JoinKind::kReduces) {
+      call_hooks(lock);
       call_after_backward(lock, after_backward, "fsdp");
     }
   }

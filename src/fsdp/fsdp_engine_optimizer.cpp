@@ -2,9 +2,14 @@
 //
 // What optimizers see of FsdpEngine: slices, sums over ranks, clipping and publishing.
 #include <cmath>
+#include <exception>
 #include <utility>
 
+#include <ATen/ops/zeros.h>
+
+#include "autograd/gradient_hook.h"
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "fsdp/clip_gradients.h"
 #include "fsdp/fsdp_engine.h"
 
@@ -100,6 +105,10 @@ void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }
 void FsdpEngine::publish_now(bool keep_frozen) {
   const std::lock_guard lock(mu_);
   check_open();
+  if (in_hooks_) {
+    written_in_hooks_ = written_in_hooks_.value_or(true) && keep_frozen;
+    return;  // Other ranks may have other hooks: call_hooks() does it on all of them.
+  }
   SHERD_CHECK_AS(
       kFailedPrecondition, !summoned_parameters_->open(),
       "[fsdp] publish() inside summon_full_parameters(); end the scope first");
@@ -113,6 +122,42 @@ void FsdpEngine::publish_now(bool keep_frozen) {
       "summon_full_parameters()");
   published_by_hand_ = true;
   publish_locked(keep_frozen);
+}
+
+// Collective where some rank has hooks. Optimizers in them publish what they have written, but how
+// many do so differs by rank: all ranks publish once, if any rank has written.
+void FsdpEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
+  if (!std::exchange(hooks_due_, false)) {
+    return;
+  }
+  written_in_hooks_.reset();
+  in_hooks_ = true;
+  try {
+    const auto slices = slices_->hooked();
+    call_unlocked(lock, [&] {
+      for (const auto& slice : slices) {
+        autograd::call_post_accumulation_hook(slice);
+      }
+    });
+    in_hooks_ = false;
+  } catch (...) {
+    in_hooks_ = false;
+    (void)close_with_failure(
+        {ErrorCode::kAborted,
+         "[fsdp] a hook of a slice failed after backward: " +
+             reason_of(std::current_exception())});
+    throw;
+  }
+  const auto written =
+      at::zeros({2}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  auto* by = written.mutable_data_ptr<double>();
+  by[0] = written_in_hooks_ ? 1.0 : 0.0;
+  by[1] = written_in_hooks_.value_or(true) ? 0.0 : 1.0;
+  reduce_over_ranks(written, exchange::ScalarReduceOp::kMax);
+  if (by[0] != 0.0) {
+    published_by_hand_ = true;
+    publish_locked(/*keep_frozen=*/by[1] == 0.0);
+  }
 }
 
 void FsdpEngine::publish_locked(bool keep_frozen) {

@@ -55,6 +55,7 @@ void SingleRankEngine::start() {
     memory_ = std::make_unique<MemoryPlanner>(
         MemoryPlannerOptions{.limit = *memory_limit_});
   }
+  hook_due_.assign(slices_.size(), false);
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     parameter.tensor.mutable_grad().reset();
@@ -87,10 +88,41 @@ bool SingleRankEngine::has_gradient(int parameter) const {
   return slice.defined() && slice.grad().defined();
 }
 
-void SingleRankEngine::end_of_backward(const std::exception_ptr& /*failure*/) {
+void SingleRankEngine::begin_no_sync(NoSyncAxis axis) {
+  const std::lock_guard lock(mu_);
+  no_sync_scopes_ += axis == NoSyncAxis::kBoth ? 1 : 0;
+}
+
+void SingleRankEngine::end_no_sync(NoSyncAxis axis) {
+  const std::lock_guard lock(mu_);
+  no_sync_scopes_ -= axis == NoSyncAxis::kBoth ? 1 : 0;
+}
+
+void SingleRankEngine::end_of_backward(const std::exception_ptr& failure) {
+  if (failure) {
+    hook_due_.assign(slices_.size(), false);
+  }
   if (usable()) {
     show_module_gradients();
   }
+}
+
+void SingleRankEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
+  if (no_sync_scopes_ > 0 || !usable()) {
+    return;
+  }
+  std::vector<at::Tensor> hooked;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (hook_due_[p] && autograd::has_post_accumulation_hook(slices_[p])) {
+      hooked.push_back(slices_[p]);
+    }
+  }
+  hook_due_.assign(slices_.size(), false);
+  call_unlocked(lock, [&] {
+    for (const auto& slice : hooked) {
+      autograd::call_post_accumulation_hook(slice);
+    }
+  });
 }
 
 void SingleRankEngine::check_parameter(int parameter) const {
@@ -133,6 +165,7 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
     grad = std::move(flat);
   }
   ++gradients_;
+  hook_due_[static_cast<std::size_t>(parameter)] = true;
   idle_.note_gradients({slice});
   if (gradients_ == IdleOptimizerDetector::kBackwards * trainable()) {
     warn_if_idle();

@@ -41,9 +41,9 @@ class SingleRankEngine final : public ShardingEngine {
   void end_summon() override { summoned_ = false; }
   void begin_full_precision() override;  // Values are in no other.
   void end_full_precision() override { full_precision_ = false; }
-  // There is nothing to leave out: gradients are in their slices already.
-  void begin_no_sync(NoSyncAxis) override {}
-  void end_no_sync(NoSyncAxis) override {}
+  // There is nothing to leave out, as gradients are in their slices already, but hooks of slices wait.
+  void begin_no_sync(NoSyncAxis axis) override;
+  void end_no_sync(NoSyncAxis axis) override;
   void begin_join(const JoinOptions&) override {}  // Nobody to wait for.
   void unshard() override {}
   void reshard() override {}
@@ -64,6 +64,7 @@ class SingleRankEngine final : public ShardingEngine {
  private:
   // ModelEngine
   void end_of_backward(const std::exception_ptr& failure) override;
+  void call_hooks(std::unique_lock<std::mutex>& lock) override;
   // ShardingEngine
   bool has_gradient(int parameter) const override;
   void clear_gradient(int parameter) override;
@@ -76,6 +77,8 @@ class SingleRankEngine final : public ShardingEngine {
 
   const double gradient_scale_;
   std::vector<at::Tensor> slices_;  // By parameter; undefined for empty ones.
+  // By parameter: it has a gradient, and the hook of its slice was not called for it yet.
+  std::vector<bool> hook_due_;
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include "autograd/gradient_hook.h"
 #include "base/check.h"
 
 namespace sherd::fsdp {
@@ -210,6 +211,23 @@ void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
       slice.tensor.mutable_grad() = slice.gradient;
     }
   }
+}
+
+bool Slices::has_hooks() const {
+  return std::any_of(slices_.begin(), slices_.end(), [](const Slice& slice) {
+    return autograd::has_post_accumulation_hook(slice.tensor);
+  });
+}
+
+std::vector<at::Tensor> Slices::hooked() const {
+  std::vector<at::Tensor> hooked;
+  for (const auto& slice : slices_) {
+    if (used_[static_cast<std::size_t>(slice.parameter)] &&
+        autograd::has_post_accumulation_hook(slice.tensor)) {
+      hooked.push_back(slice.tensor);
+    }
+  }
+  return hooked;
 }
 
 std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {

@@ -71,6 +71,10 @@ class Slices : public exchange::ReducedGradients {
   // Whether an optimizer takes gradients in backward, and whether one writes slices there.
   bool updates_in_backward() const override;
   bool writes_in_backward() const;
+  // Whether some slice has a hook that is called after its gradient was accumulated.
+  bool has_hooks() const override;
+  // Those that have one and that the last backward brought a gradient.
+  std::vector<at::Tensor> hooked() const;
   // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::GradientSink> sinks(
       UnitId unit) const override;

@@ -181,6 +181,64 @@ class WorksWith(unittest.TestCase):
         handle.close()
         self.assertFalse(model._forward_hooks)
 
+    def test_inputs_of_units_are_cast(self):
+        """As FSDP2 does, before a module's own code sees them."""
+        seen = {}
+
+        class Block(nn.Module):
+            def __init__(self, name):
+                super().__init__()
+                self.name, self.inner = name, nn.Linear(4, 4)
+
+            def forward(self, values, *, other):
+                seen[self.name] = (values.dtype, other["float"].dtype, other["int"].dtype)
+                return self.inner(values.to(self.inner.weight.dtype)).float()
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cast, self.kept = Block("cast"), Block("kept")
+                self.norm = nn.BatchNorm1d(4)
+
+            def forward(self, values, other):
+                values = self.cast(values, other=other)
+                self.norm.register_forward_pre_hook(
+                    lambda _, args: seen.update(norm=args[0].dtype))
+                return self.kept(self.norm(values), other=other)
+
+        halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        as_they_are = self.sherd.UnitOptions(mixed_precision=self.sherd.MixedPrecision(
+            param_dtype=torch.bfloat16, cast_forward_inputs=False))
+        model = Net()
+        handle = self.sherd.fully_shard(
+            model, mixed_precision=halves,
+            units=lambda name, _: as_they_are if name == "kept" else name in (
+                "cast", "norm"))
+        other = {"float": torch.ones(1), "int": torch.ones(1, dtype=torch.int64)}
+        model(torch.randn(3, 4), dict(other)).sum().backward()
+        self.assertEqual(seen["cast"], (torch.bfloat16, torch.bfloat16, torch.int64))
+        self.assertEqual(seen["kept"], (torch.float32, torch.bfloat16, torch.int64))
+        self.assertEqual(seen["norm"], torch.float32)
+        handle.close()
+        self.assertFalse(model.cast._forward_pre_hooks)
+
+    def test_transforms_of_torch_func_may_gather(self):
+        halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        x = batch_of(0, 0)
+        for options in ({}, {"exchange": "messages"}, {"mixed_precision": halves}):
+            for transform in (
+                    lambda model: torch.func.jvp(model, (x,), (x,))[1],
+                    lambda model: torch.func.grad(lambda x: model(x).sum())(x),
+                    lambda model: torch.func.vmap(model)(x)):
+                plain, model = mlp(), mlp()
+                handle = self.sherd.fully_shard(model, **options)
+                tolerance = 1e-5 if "mixed_precision" not in options else 0.03
+                torch.testing.assert_close(
+                    transform(model).float(), transform(plain), rtol=tolerance,
+                    atol=tolerance)
+                model(x).sum().backward()
+                handle.close()
+
     def test_gradients_by_autograd_grad(self):
         """Neither autograd.grad with respect to inputs nor higher derivatives of
         them touch the slices' gradients."""

@@ -92,6 +92,17 @@ def unit_options(options, name):
     )
 
 
+def call_hooks(parts):
+    """Those that autograd would call after it has accumulated gradients."""
+    for part in parts:
+        for hook in list((part._post_accumulate_grad_hooks or {}).values()):
+            hook(part)
+
+
+def on_meta(module):
+    return any(parameter.is_meta for _, parameter in named_parameters(module))
+
+
 def name_in(handle, module):
     """The name of a module inside of the handle's, else None."""
     names = {inner: name for name, inner in handle.module.named_modules()}
@@ -119,7 +130,9 @@ class Calls:
             self._pending[module] = (options, name)
             extra = {"_calls": self}
             module.__class__ = type(f"FSDP{plain.__name__}", (FSDPModule, plain), extra)
-            module.register_forward_pre_hook(self._before_forward, prepend=True)
+            module.register_forward_pre_hook(
+                self._before_forward, prepend=True, with_kwargs=True
+            )
 
     def slice_of(self, parameter):
         """The parameter itself where it is not sharded, or whole by request."""
@@ -127,6 +140,10 @@ class Calls:
         if known is None or known.handle in self._unsharded:
             return parameter
         return known.part
+
+    def shard_all(self):
+        for root in list(self._pending):
+            self.shard(root)
 
     def shard(self, module):
         """Follows the calls that concern `module`, in it or around it."""
@@ -156,6 +173,8 @@ class Calls:
         options, _ = members[root]
         done = {module for module in tree if sherd.handle_of(module)}
         names = [name for name, module in root.named_modules() if module in done]
+        left_out = options.get("ignored_params") or ()
+        names += [name for name, one in named_parameters(root) if one in left_out]
         policy = options.get("mp_policy")
 
         def unit(name, module):
@@ -172,6 +191,7 @@ class Calls:
             else "full_shard",
             mixed_precision=mixed_precision_of(policy),
             ignored=names,
+            compare_initial_values=False,  # Tests may leave them uninitialised.
         )
         self._remember(handle, root, tree)
 
@@ -179,13 +199,19 @@ class Calls:
         slices = dict(handle.named_parameters())
         sharded = {id(parameter) for parameter in handle.module_parameters()}
         self._parts[handle] = {}
+        empty = []
         for name, parameter in named_parameters(root):
             if id(parameter) in sharded:
                 # A rank that has nothing of a parameter has no slice of it.
                 nothing = torch.empty(0, requires_grad=parameter.requires_grad)
                 part = slices.get(name, nothing)
+                if part is nothing:
+                    empty.append(part)
                 self._parts[handle][name] = part
                 self._slices[id(parameter)] = Slice(handle, parameter, part)
+        handle.parameters()[-1].register_post_accumulate_grad_hook(
+            lambda _part: call_hooks(empty)
+        )
         for module in tree:
             self._handles.setdefault(module, handle)
 
@@ -199,13 +225,18 @@ class Calls:
                 part.grad = torch.empty(0) if had and part.requires_grad else None
         return parts
 
-    def _before_forward(self, module, _inputs):
+    def _before_forward(self, module, inputs, keywords):
         """Slices that were frozen, or no longer are, take their parameters along."""
+        before = set(module._forward_pre_hooks)
         self.shard(module)
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if key not in before:  # PyTorch calls it from the next forward on.
+                inputs, keywords = hook(module, inputs, keywords)
         self._unsharded.clear()
         for known in self._slices.values():
             if known.parameter.requires_grad != known.part.requires_grad:
                 known.parameter.requires_grad_(known.part.requires_grad)
+        return inputs, keywords
 
     def handles(self):
         return set(self._handles.values())

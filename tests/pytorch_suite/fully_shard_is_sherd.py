@@ -11,7 +11,7 @@ DTensor has.
 
 import fsdp_parity
 import torch
-from fsdp_calls import Calls, FSDPModule
+from fsdp_calls import Calls, FSDPModule, on_meta
 from torch import nn
 
 calls = Calls()
@@ -26,14 +26,25 @@ def fully_shard(module, **options):
 
 def with_slices(module, *arguments, **options):
     """nn.Module.named_parameters, with slices."""
-    for handle in calls.handles_in(module):
-        calls.parts(handle)
+    if not on_meta(module):  # Else it has no values yet to be sharded.
+        for handle in calls.handles_in(module):
+            calls.parts(handle)
     for name, parameter in named_parameters(module, *arguments, **options):
         yield name, calls.slice_of(parameter)
 
 
 def register_fsdp_forward_method(_module, _name):
     """sherd notices whatever uses a parameter, in any method."""
+
+
+def once_sharded(transform):
+    """A transform of torch.func, within which no module can be sharded."""
+
+    def call(*arguments, **options):
+        calls.shard_all()
+        return transform(*arguments, **options)
+
+    return call
 
 
 def share_comm_ctx(_modules):
@@ -43,15 +54,17 @@ def share_comm_ctx(_modules):
 def install():
     from torch.distributed import fsdp
     from torch.distributed._composable import fsdp as composable
+    from torch.distributed.fsdp._fully_shard import _fully_shard as own
     from torch.testing._internal import common_fsdp
 
-    for package in (fsdp, composable):
+    for package in (fsdp, composable, own):
         package.fully_shard = fully_shard
         package.FSDPModule = FSDPModule
         package.register_fsdp_forward_method = register_fsdp_forward_method
     fsdp.share_comm_ctx = share_comm_ctx
     common_fsdp.fully_shard = fully_shard
     nn.Module.named_parameters = with_slices
+    torch.func.jvp = once_sharded(torch.func.jvp)
     common_fsdp.check_sharded_parity = fsdp_parity.checker(calls)
     torch.Tensor.to_local = lambda tensor: tensor
     torch.Tensor.full_tensor = fsdp_parity.full_tensor(calls)

@@ -3,7 +3,7 @@
 """Runs PyTorch's own tests over sherd and prints a table of what came of each.
 
   SHERD_PYTORCH_TESTS=~/pytorch/test run.py PACKAGES [--part PART] [--files PATTERN]
-      [--tests PATTERN]... [--limit SECONDS] [--report FILE] [--python PYTHON]
+      [--tests PATTERN]... [--limit SECONDS] [--report FILE] [--python PYTHON] [--own]
 
 PACKAGES is the folder that holds sherd's Python package (build/release/python).
 SHERD_PYTORCH_TESTS is the folder test/ of a checkout of PyTorch, at the release
@@ -42,6 +42,7 @@ def arguments():
     parser.add_argument("--limit", type=float, default=300, help="of each test")
     parser.add_argument("--report", type=pathlib.Path, help="a Markdown file")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--own", action="store_true", help="PyTorch without sherd")
     given = parser.parse_args()
     given.pytorch = os.environ.get("SHERD_PYTORCH_TESTS", "")
     return given
@@ -62,13 +63,13 @@ def environment_of(file, given):
 
 def job_of(file, given, logs, tests):
     job = {
-        "adapters": file.adapters,
+        "adapters": file.without_sherd() if given.own else file.adapters,
         "limit_s": given.limit,
         "logs": str(logs),
         "tests": tests,
         "of_file": file.tests,
         "without": file.without,
-        "reasons": not_applicable().of_file(file),
+        "reasons": [] if given.own else not_applicable().of_file(file),
     }
     if file.module:
         return {**job, "module": file.module, "folders": []}

@@ -37,6 +37,10 @@ class File:
         ranks = self.environment.get("WORLD_SIZE")
         return f"{self.name}, {ranks} ranks" if ranks else self.name
 
+    def without_sherd(self):
+        """The adapters with which PyTorch's own implementation is tested."""
+        return [name for name in self.adapters if "_is_sh" not in name]
+
     def at_hand(self, tests):
         return bool(self.module) or (tests and self.path(tests).is_file())
 
@@ -70,7 +74,7 @@ FILES = [
     File("distributed/test_c10d_gloo.py", "collectives", OVER_SHM),
     *composable("training", "state", "init", "frozen", "autograd"),
     *composable("mixed_precision", "clip_grad_norm_", "comm", "overlap"),
-    *composable("state_dict"),
+    *composable("state_dict", "grad_scaler", "ignore_params"),
 ]
 
 
