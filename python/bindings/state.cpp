@@ -18,6 +18,13 @@ namespace {
 using StateTensors =
     std::vector<std::tuple<std::string, std::string, at::Tensor>>;
 
+// Section, name, dtype and shape of each tensor.
+using ContentTensors = std::vector<std::tuple<
+    std::string,
+    std::string,
+    std::string,
+    std::vector<std::int64_t>>>;
+
 // The state of an optimizer of torch.optim, which Python has put together.
 struct ListedState {
   std::vector<OptimizerTensor> tensors(bool /*all*/) const { return listed; }
@@ -125,14 +132,12 @@ void bind_reports(py::module_& module) {
       .def_readonly("missing", &LoadReport::missing)
       .def_readonly("unexpected", &LoadReport::unexpected)
       .def_readonly("bytes_read", &LoadReport::bytes_read);
-  // Section, name, dtype and shape of each tensor, and the values.
+  // And the values.
   module.def(
       "checkpoint_content",
       [](const std::string& folder) {
         const auto content = checkpoint_content(folder);
-        std::vector<std::tuple<
-            std::string, std::string, std::string, std::vector<std::int64_t>>>
-            tensors;
+        ContentTensors tensors;
         for (const auto& tensor : content.tensors) {
           tensors.emplace_back(
               tensor.section, tensor.name, tensor.dtype, tensor.shape);
@@ -206,6 +211,29 @@ std::optional<LoadReport> load_newest(
   return report;
 }
 
+void bind_hook_state(py::module_& module) {
+  module.def(
+      "add_hook_state",
+      [](State& state, const HookState& hook, const Mesh& mesh) {
+        add_hook_state(state.state, hook, mesh);
+      },
+      WithoutGil());
+  // `tensors` as checkpoint_content() returns them.
+  module.def(
+      "room_for_hook_state",
+      [](const ContentTensors& tensors, const Mesh& mesh) {
+        CheckpointContent content;
+        for (const auto& [section, name, dtype, shape] : tensors) {
+          content.tensors.push_back(
+              {.section = section,
+               .name = name,
+               .dtype = dtype,
+               .shape = shape});
+        }
+        return room_for_hook_state(content, mesh);
+      });
+}
+
 void bind_folders(py::module_& module) {
   module.def(
       "load_newest_checkpoint", &load_newest,
@@ -251,6 +279,7 @@ void bind_state(py::module_& module) {
   bind_reports(module);
   bind_state_of_job(module);
   bind_full_state(module);
+  bind_hook_state(module);
   bind_folders(module);
 }
 

@@ -13,8 +13,8 @@ from . import _core
 from ._handles import handles
 from .errors import FailedPreconditionError
 
-# One for each process group, and one for the environment, under None: models of
-# one job share their connections.
+# One for each process group and each tuple of ranks, and one for the environment, under
+# None: models of one job share their connections.
 worlds = {}
 _forked = False
 

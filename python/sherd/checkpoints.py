@@ -19,7 +19,8 @@ from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
 from .state import placed, wait_for_readers
 
-_OPTIMIZER = "sherd.optimizer"  # The name of a value.
+_OPTIMIZER = "sherd.optimizer"  # Names of values.
+_HOOK = "sherd.hook"
 # In the words of safetensors.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
@@ -86,8 +87,8 @@ class CheckpointSaver:
 
 def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
          values: dict[str, str] | None = None, **options: Any) -> None:
-    """Saves FOLDER/step-STEP: parameters, persistent buffers and the state of an
-    optimizer. Collective, between two steps. `options` are CheckpointSaver's.
+    """Saves FOLDER/step-STEP: parameters, persistent buffers, the state of an optimizer
+    and what a hook of sherd.hooks remembers. Collective, between two steps. `options` are CheckpointSaver's.
 
         sherd.save("run/checkpoints", step, handle, optimizer, {"loss": str(loss)})
         report = sherd.load("run/checkpoints", handle, optimizer)
@@ -108,7 +109,8 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     Raises sherd.Error, on every rank, for other shapes, the state of another
     optimizer, a folder in which none can be read and, if `strict`, for names that
     only one side has. What was read before such an error stays. Without `strict`,
-    what the checkpoint does not have stays as it is.
+    what the checkpoint does not have stays as it is. What another communication hook, or
+    one of other ranks, has remembered is not used, and `unexpected`.
     """
     check_handle(handle)
     reports = []
@@ -157,6 +159,8 @@ def _described(options):
 def _state_of(handle, optimizer, generators, values):
     world, texts = handle.mesh.world, dict(values or {})
     mine = None
+    if name := handle.hook_of.name():
+        texts[_HOOK] = name
     if optimizer is not None:
         mine = on_every_rank(world, lambda: state_of(handle, optimizer))
         names = optimizer_state.named_groups(handle, mine)
@@ -175,7 +179,9 @@ def _state_of(handle, optimizer, generators, values):
             mine.add_to(state)
         state.values = texts
         return state
-    return on_every_rank(world, make)
+    state = on_every_rank(world, make)
+    handle.hook_of.add_to(state)
+    return state
 
 
 def _restored(group):
@@ -208,12 +214,14 @@ def _load_one(path, handle, optimizer, strict, generators):
         if not strict:
             mine.keep_others(_of_optimizer(tensors))
         on_every_rank(world, lambda: mine.add_to(state))
+    restore_hook = handle.hook_of.prepare(state, tensors, values.get(_HOOK))
     found = _core.load_checkpoint(world, path, state, False)
+    on_every_rank(world, restore_hook)
     if mine is not None:
         mine.finish()
         if groups is not None:
             mine.set_options([_restored(group) for group in groups])
-    texts = {name: text for name, text in values.items() if name != _OPTIMIZER}
+    texts = {name: text for name, text in values.items() if name not in (_OPTIMIZER, _HOOK)}
     return found, LoadReport(found.folder, found.step, found.world_size, texts,
                              found.missing, found.unexpected)
 

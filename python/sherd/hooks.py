@@ -93,6 +93,36 @@ def comm_hook(hook: Hook) -> _core.CommHook | None:
         _name_of(hook), getattr(hook, "reduces_to_shards", False), hook)
 
 
+class HookOf:
+    """The hook of a handle, and what it remembers in checkpoints: of each rank of the
+    mesh's replicate axis its own."""
+
+    def __init__(self, hook, mesh):
+        self._hook, self._mesh = hook, mesh
+
+    def add_to(self, state):
+        """Adds all there is to a CheckpointState. Collective."""
+        if self._hook is not None:
+            _core.add_hook_state(state, self._hook.state(), self._mesh)
+
+    def name(self):
+        """That of a hook which remembers something; else None."""
+        return self._hook.name if self._hook is not None and self._hook.state() else None
+
+    def prepare(self, state, tensors, name):
+        """Adds room for what a checkpoint with these tensors has of the hook of this
+        name, None where a C++ program saved it, and returns what restores this one once
+        they are loaded. Collective."""
+        mine = None if self._hook is None else self._hook.name
+        if mine is None or name not in (None, mine) or not (name or self.name()):
+            return lambda: None
+        room = _core.room_for_hook_state(tensors, self._mesh)
+        if not room:
+            return lambda: None  # None there, or that of other ranks.
+        _core.add_hook_state(state, room, self._mesh)
+        return lambda: self._hook.load(room)
+
+
 class _TorchBucket:
     """A bucket with the methods of torch.distributed.GradBucket."""
 

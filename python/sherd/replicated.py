@@ -14,7 +14,7 @@ from ._handles import handles
 from ._options import names_of, options_of
 from ._tree import SharedBuffers, check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
-from .hooks import Hook, comm_hook, torch_hook
+from .hooks import Hook, HookOf, comm_hook, torch_hook
 from .world import Where, mesh_of
 
 
@@ -36,8 +36,9 @@ class DistributedDataParallel:
     alive; after close() the module is a plain one again. Any optimizer over
     ``module.parameters()`` serves. Mirrors sherd::DistributedDataParallel."""
 
-    def __init__(self, module: torch.nn.Module, core, mesh, buffers) -> None:
+    def __init__(self, module: torch.nn.Module, core, mesh, buffers, hook) -> None:
         self.module = module
+        self.hook_of = HookOf(hook, mesh)  # For checkpoints.
         self.mesh = mesh
         self._core = core
         self._buffers = buffers  # Followed as long as this lives.
@@ -67,7 +68,9 @@ class DistributedDataParallel:
         torch.distributed.algorithms.ddp_comm_hooks fit, over a process group.
         Collective, between two steps. Mirrors DistributedDataParallel's method; those
         of sherd.hooks, which need no process group, are for replicate(hook=...)."""
-        self._core.set_hook(torch_hook(self.module, state, hook))
+        made = torch_hook(self.module, state, hook)
+        self._core.set_hook(made)
+        self.hook_of = HookOf(made, self.mesh)
 
     def average_parameters(self) -> None:
         """Every rank's trainable parameters become their mean. Collective."""
@@ -154,16 +157,17 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
             "[python] replicate: expected a module that is not replicated yet, found a "
             f"replicated {type(module).__name__}; close() of its handle ends that")
     mesh = _replicas_of(mesh_or_group)
+    hook = comm_hook(hook)
     options = options_of(
         _core.ReplicateOptions, bucket_bytes=bucket_bytes,
         first_bucket_bytes=first_bucket_bytes, static_graph=static_graph,
         exchange=exchange, reductions_under_way_max=reductions_under_way_max,
         init_sync=init_sync, broadcast_buffers=broadcast_buffers,
         gradient_as_bucket_view=gradient_as_bucket_view,
-        gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
+        gradient_divide_factor=gradient_divide_factor, hook=hook,
         buffer_hook=_by_name(buffer_hook), ignored=names_of(ignored))
     buffers = SharedBuffers(module)
     core = _core.replicate(module_tree(module, buffers.named()), mesh, options)
-    handle = DistributedDataParallel(module, core, mesh, buffers)
+    handle = DistributedDataParallel(module, core, mesh, buffers, hook)
     setattr(module, _KEPT, _Kept(handle))
     return handle

@@ -14,9 +14,9 @@ from ._handles import handles
 from ._options import member, names_of, options_of
 from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
-from .hooks import Hook, comm_hook
+from .hooks import Hook, HookOf, comm_hook
 from .units import Units, forward_casts, named_units
-from .world import Where, mesh_of
+from .world import Mesh, Where, mesh_of
 
 _HANDLE = "_sherd_handle"  # An attribute of modules.
 
@@ -28,8 +28,9 @@ class FullyShardedDataParallel:
     not while others use the module. Mirrors sherd::FullyShardedDataParallel.
     """
 
-    def __init__(self, module: torch.nn.Module, core, mesh, hooks) -> None:
+    def __init__(self, module: torch.nn.Module, core, mesh, hooks, hook_of) -> None:
         self.module = module
+        self.hook_of = hook_of  # For checkpoints.
         self._hooks = [register() for register in hooks]
         self.mesh = mesh
         self._core = core
@@ -248,6 +249,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         raise FailedPreconditionError(
             "[python] fully_shard: expected a module that is not sharded yet, found "
             f"a sharded {type(module).__name__}; sherd.handle_of(module) is its handle")
+    hook = comm_hook(hook)
     options = options_of(
         _core.FullyShardOptions, strategy=strategy, budget_bytes=budget_bytes,
         memory_bytes=memory_bytes, prefetch_visits=prefetch_visits,
@@ -256,12 +258,14 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         compare_initial_values=compare_initial_values,
         share_gradients=share_gradients, initialise=init_fn,
         reductions_under_way_max=reductions_under_way_max,
-        gradient_divide_factor=gradient_divide_factor, hook=comm_hook(hook),
+        gradient_divide_factor=gradient_divide_factor, hook=hook,
         gather_hook=gather_hook, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     named, hooks = forward_casts(
         module, named_units(module, units), mixed_precision)
     core = _core.fully_shard(module_tree(module), mesh, options, named)
-    handle = FullyShardedDataParallel(module, core, mesh, hooks)
+    replicas = Mesh(mesh.world, mesh.world.size, 1) if strategy == "no_shard" else mesh
+    handle = FullyShardedDataParallel(
+        module, core, mesh, hooks, HookOf(hook, replicas))
     setattr(module, _HANDLE, handle)
     return handle

@@ -145,13 +145,25 @@ def _of_device_mesh(mesh):
     if mesh.ndim == 1:
         return Mesh(World.from_process_group(mesh.get_group()))
     ranks = mesh.mesh.flatten().tolist()
-    if mesh.ndim != 2 or ranks != list(range(dist.get_world_size())):
+    if mesh.ndim != 2 or dist.get_rank() not in ranks:
         raise InvalidArgumentError(
             "[python] expected a DeviceMesh of one dimension, or of two, replicas "
-            "and shards, over all ranks in order, found "
-            f"{mesh.ndim} dimensions and ranks {ranks}")
+            f"and shards, with rank {dist.get_rank()} in it, found {mesh.ndim} "
+            f"dimensions and ranks {ranks}")
     replicate, shard = mesh.shape
-    return Mesh(World.from_process_group(), replicate, shard)
+    return Mesh(_world_of_ranks(tuple(ranks)), replicate, shard)
+
+
+def _world_of_ranks(ranks):
+    """Of these of the default process group, in this order, which no group may have."""
+    if ranks == tuple(range(dist.get_world_size())):
+        return World.from_process_group()
+    if ranks not in _worlds:
+        prefix = f"sherd-ranks-{'-'.join(map(str, ranks))}/{_closed[ranks]}"
+        _worlds[ranks] = _core.World.from_store(
+            dist.PrefixStore(prefix, _store_of(None)), ranks.index(dist.get_rank()),
+            len(ranks), _core.WorldOptions())
+    return _worlds[ranks]
 
 
 @atexit.register

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication hooks of sherd, of PyTorch and of a user, over replicas and shards."""
 
+import contextlib
 import importlib.util
+import shutil
+import tempfile
 import unittest
 
 import ranks
@@ -32,6 +35,18 @@ def of_all_ranks(world, gradients):
     """Whether all ranks have these bits."""
     bits = [int(g.view(torch.int32).to(torch.int64).sum()) for g in gradients]
     return len({tuple(numbers) for numbers in world.all_gather(bits)}) == 1
+
+
+@contextlib.contextmanager
+def shared_folder(world):
+    """One of all ranks, removed afterwards."""
+    from sherd import _together  # pylint: disable=import-outside-toplevel
+    mine = tempfile.mkdtemp() if world.rank == 0 else None
+    folder = _together.gathered(world, mine)[0]
+    yield folder
+    world.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder)
 
 
 class Hooks(unittest.TestCase):
@@ -196,6 +211,56 @@ class Hooks(unittest.TestCase):
         report = handle.report()
         handle.close()
         return gradients, report
+
+    def checkpointed(self, shard, make_hook, resumed):
+        """Gradients after 2 * STEPS steps, in the middle of which the model is saved; or
+        of a model with another hook object that goes on from there."""
+        model = make()
+        if not resumed:
+            torch.nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(1))
+        hook = make_hook()
+        handle = shard(model, hook)
+        parameters = (handle.parameters() if hasattr(handle, "parameters")
+                      else list(model.parameters()))
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        if resumed:
+            report = self.sherd.load(self.folder, handle, optimizer)
+            self.assertEqual((report.step, report.missing, report.unexpected), (1, [], []))
+        else:
+            train(model, parameters)
+            self.sherd.save(self.folder, 1, handle, optimizer)
+        gradients = train(model, parameters)
+        state = hook.state()
+        handle.close()
+        return gradients, state
+
+    def test_what_a_hook_remembers_is_in_checkpoints(self):
+        hooks = self.sherd.hooks
+        replicas = self.sherd.Mesh(self.world, ranks.size(), 1)
+        for name, shard, make_hook in (
+                ("replicate", lambda m, h: self.sherd.replicate(m, self.world, hook=h),
+                 lambda: hooks.power_sgd(start_step=1)),
+                ("replicas", lambda m, h: self.sherd.fully_shard(m, replicas, hook=h),
+                 hooks.quantise),
+                ("whole", lambda m, h: self.sherd.fully_shard(
+                    m, self.world, strategy="no_shard", hook=h),
+                 lambda: hooks.power_sgd(start_step=1))):
+            with self.subTest(over=name), shared_folder(self.world) as self.folder:
+                expected, mine = self.checkpointed(shard, make_hook, False)
+                found, theirs = self.checkpointed(shard, make_hook, True)
+                for ours, plain in zip(found, expected, strict=True):
+                    self.assertTrue(torch.equal(ours, plain))
+                self.assertGreater(len(mine), 1)
+                self.assertEqual([key for key, _ in mine], [key for key, _ in theirs])
+                for (_, ours), (_, plain) in zip(mine, theirs):
+                    self.assertTrue(torch.equal(ours, plain))
+                # Another hook does not want it.
+                other = make()
+                handle = shard(other, hooks.compress(torch.bfloat16))
+                report = self.sherd.load(self.folder, handle)
+                self.assertTrue(all("hook" in name for name in report.unexpected
+                                    if "optimizer" not in name), report.unexpected)
+                handle.close()
 
     def test_a_function_synchronises_buffers(self):
         model = torch.nn.BatchNorm1d(3)

@@ -95,6 +95,25 @@ class Where(unittest.TestCase):
         self.check(mesh["dp"], mesh.mesh[:, mesh.get_local_rank(1)].tolist(),
                    by=self.sherd.replicate)
 
+    def test_device_meshes_of_other_orders_and_of_a_part_of_all_ranks(self):
+        everybody = torch.arange(self.size)
+        mesh = dist.DeviceMesh("cpu", everybody.view(2, -1).t().contiguous())
+        self.check(mesh, range(self.size))
+        self.check(mesh, range(self.size), optimizer_axes="both", exchange="messages")
+        cube = dist.init_device_mesh(
+            "cpu", (2, 1, self.size // 2), mesh_dim_names=("other", "dp", "shard"))
+        mine = cube.mesh[cube.get_local_rank(0)].flatten().tolist()
+        self.check(cube["dp", "shard"], mine)
+        self.check(cube["dp", "shard"], mine)  # By the same world.
+        cube = dist.init_device_mesh(
+            "cpu", (2, self.size // 2, 1), mesh_dim_names=("dp", "other", "shard"))
+        mine = cube.mesh[:, cube.get_local_rank(1)].flatten().tolist()
+        self.check(cube["dp", "shard"], mine)
+        self.check(cube["dp", "shard"], mine, by=self.sherd.replicate)
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "of one dimension, or of two"):
+            self.sherd.fully_shard(mlp(), cube)
+
     def test_models_may_share_connections(self):
         world = self.sherd.World.from_process_group(
             dist.new_group(), share_connections=True)

@@ -9,7 +9,6 @@
 #include <sherd/models/llama.h>
 #include "base/hex.h"
 #include "generate/model_source.h"
-#include "train/hook_state.h"
 #include "train/saved_model.h"
 
 namespace sherd::tools {

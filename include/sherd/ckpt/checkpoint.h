@@ -303,6 +303,20 @@ struct CheckpointContent {
 };
 CheckpointContent checkpoint_content(const std::string& folder);
 
+// What a communication hook remembers, CommHook::state(), in a section of its own. The ranks that it
+// reduces among, those of a mesh's replicate axis, remember tensors of equal names and shapes with
+// different values. `mesh` is that of the handle, or one of replicas alone where every rank has whole
+// parameters.
+inline constexpr const char* kHookSection = "hook";
+using HookState = std::vector<std::pair<std::string, at::Tensor>>;
+// Collective.
+void add_hook_state(
+    CheckpointState& state, const HookState& hook, const Mesh& mesh);
+// Tensors for a rank's part of what the checkpoint has, to be added and loaded, and then given to
+// CommHook::load(). Empty when it has none, or that of another mesh.
+HookState room_for_hook_state(
+    const CheckpointContent& content, const Mesh& mesh);
+
 // Reads all of it, and checks every checksum, every file's header, and that no element is missing.
 // Returns the bytes of tensors.
 std::int64_t verify_checkpoint(

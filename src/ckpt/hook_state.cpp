@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/hook_state.h"
-
+//
+// How a checkpoint keeps what a communication hook remembers: a tensor of each replica as one of shape
+// [replicas, ...], of which each rank has a row. Where the model is sharded too, the number of the
+// shard stands before its name: "1/error.h.0.c_fc.weight".
 #include <set>
 #include <sstream>
 #include <string>
@@ -8,8 +10,9 @@
 #include <vector>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <sherd/ckpt/checkpoint.h>
 
-namespace sherd::tools {
+namespace sherd {
 namespace {
 
 std::string prefix_of(int shard, const Mesh& mesh) {
@@ -17,7 +20,7 @@ std::string prefix_of(int shard, const Mesh& mesh) {
 }
 
 // Names, dtypes and shapes, as text.
-std::string outline_of(const CommHook::State& hook) {
+std::string outline_of(const HookState& hook) {
   std::ostringstream text;
   for (const auto& [name, tensor] : hook) {
     text << name << ' ' << static_cast<int>(tensor.scalar_type()) << ' '
@@ -55,7 +58,7 @@ std::vector<Outline> outlines_in(const std::string& text) {
 
 // Every rank adds all tensors; it has nothing of those of other shards.
 void add_hook_state(
-    CheckpointState& state, const CommHook::State& hook, const Mesh& mesh) {
+    CheckpointState& state, const HookState& hook, const Mesh& mesh) {
   const auto outlines = mesh.world().all_gather_texts(outline_of(hook));
   for (int shard = 0; shard < mesh.shard_size(); ++shard) {
     const bool mine = shard == mesh.shard_index();
@@ -77,9 +80,9 @@ void add_hook_state(
   }
 }
 
-CommHook::State room_for_hook_state(
+HookState room_for_hook_state(
     const CheckpointContent& content, const Mesh& mesh) {
-  CommHook::State room;
+  HookState room;
   std::set<std::string> prefixes;
   for (const auto& tensor : content.tensors) {
     if (tensor.section != kHookSection) {
@@ -105,7 +108,7 @@ CommHook::State room_for_hook_state(
   for (int shard = 0; shard < mesh.shard_size(); ++shard) {
     expected.insert(prefix_of(shard, mesh));
   }
-  return prefixes == expected ? room : CommHook::State();
+  return prefixes == expected ? room : HookState();
 }
 
-}  // namespace sherd::tools
+}  // namespace sherd
