@@ -3,6 +3,7 @@
 
 #include <utility>
 #include <c10/core/StorageImpl.h>
+#include <torch/version.h>
 
 namespace sherd::autograd {
 namespace {
@@ -30,6 +31,22 @@ StorageTag* make_tag(
   tag->references.store(2, std::memory_order_relaxed);
   return tag;
 }
+
+// Before 2.12 a storage that was made unreadable cannot be made readable again. There whoever reads it
+// without the dispatcher finds a null pointer, and no error that names the reason.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
+void set_readable(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+void set_unreadable(c10::StorageImpl& storage, const std::string& why) {
+  // In spite of its name this frees nothing; it sets the access flag.
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+#else
+void set_readable(c10::StorageImpl& /*storage*/) {}
+void set_unreadable(c10::StorageImpl& /*storage*/, const std::string& /*why*/) {
+}
+#endif
 
 }  // namespace
 
@@ -80,16 +97,14 @@ void ManagedStorage::set_pointer(void* bytes) {
 }
 
 void ManagedStorage::fill(void* bytes) {
-  storage_.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+  set_readable(*storage_.unsafeGetStorageImpl());
   set_pointer(bytes);
   filled_ = true;
 }
 
 void ManagedStorage::empty(const std::string& why) {
   set_pointer(nullptr);
-  // In spite of its name this frees nothing; it sets the access flag.
-  storage_.unsafeGetStorageImpl()
-      ->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  set_unreadable(*storage_.unsafeGetStorageImpl(), why);
   filled_ = false;
 }
 
