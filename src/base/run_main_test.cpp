@@ -55,7 +55,9 @@ TEST(RunMain, ALineIsSeenInAPipeBeforeTheProgramEnds) {
     char program[] = "my-train";
     char* argv[] = {program, nullptr};
     ::_exit(run_main(1, argv, [] {
-      std::printf("step 1\n");
+      // Not a mere text, which the compiler gives to puts(): that minds only the buffering of a
+      // stream's first use, which was the test's own.
+      std::printf("step %d\n", 1);
       return ::pause();  // Until it is killed.
     }));
   }
