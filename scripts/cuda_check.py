@@ -25,7 +25,7 @@ import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VERSIONS = ("2.12.0", "2.13.0")
+VERSIONS = ("2.11.0", "2.13.0")
 CUDA_PACKAGES = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*",
                  "nvidia-cuda-cccl==13.0.*", "nvidia-nccl-cu13==2.29.7")
 # Of these libraries' headers (1 GB of wheels) PyTorch's need these types alone.
