@@ -212,39 +212,6 @@ std::unique_ptr<Exchange> connect_devices(
       over_devices(std::move(backends)), log);
 }
 
-// The same over both axes of a mesh.
-std::unique_ptr<Exchange> connect_devices(
-    const Mesh& mesh,
-    const std::string& name,
-    const MeshExchangeOptions& options) {
-  const auto& world = mesh.world();
-  if (mesh.replicate_size() == 1) {
-    const auto log = log_of(world, name, mesh.shard_ranks());
-    return make_recorded_exchange(
-        connect_devices(
-            world, name, mesh.shard_ranks(), options.device,
-            options.secondary_ranks, log),
-        log);
-  }
-  const auto log = log_of(world, name, Mesh(world).shard_ranks());
-  const auto replica = str(name, "/replica", mesh.replicate_index());
-  const auto shard = str(name, "/shard", mesh.shard_index());
-  auto within = connect_devices(
-      world, replica, mesh.shard_ranks(), options.device,
-      options.secondary_ranks, log.part(replica, mesh.shard_ranks()));
-  auto across = connect_devices(
-      world, shard, mesh.replicate_ranks(), options.device,
-      /*secondary_ranks=*/0, log_of(world, shard, mesh.replicate_ranks()));
-  return make_recorded_exchange(
-      make_hybrid_exchange(
-          std::move(within), std::move(across),
-          {.shard_index = mesh.shard_index(),
-           .replicas = mesh.replicate_size(),
-           .both_axes = options.both_axes},
-          ReduceAcross::kAtEnd, options.device),
-      log);
-}
-
 // What is special about messages.
 struct MessageOptions {
   std::optional<ReduceHook> hook = std::nullopt;
@@ -350,12 +317,15 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
-  if (!options.device.is_cpu()) {
-    return connect_devices(mesh, name, options);
-  }
+  const bool on_cpu = options.device.is_cpu();
   const auto connect =
       [&](const std::string& axis_name, const std::vector<int>& ranks,
           Kind kind, const MessageOptions& messages, const FlightLog& log) {
+        if (!on_cpu) {
+          return connect_devices(
+              world, axis_name, ranks, options.device,
+              messages.gathers.secondary_ranks, log);
+        }
         const bool special = has_hook(messages) ||
             (messages.gathers.secondary_ranks > 0 && kind == Kind::kCollective);
         return special && ranks.size() > 1
@@ -378,7 +348,7 @@ std::unique_ptr<Exchange> make_exchange(
   // A rank that is a replica by itself uses its units where it has them.
   const auto shard = str(name, "/shard", mesh.shard_index());
   const auto log_within = log.part(replica, mesh.shard_ranks());
-  auto within = options.both_axes && mesh.shard_size() == 1
+  auto within = on_cpu && options.both_axes && mesh.shard_size() == 1
       ? make_shared_memory_exchange(
             world, replica,
             world::make_model_transport(
@@ -390,13 +360,16 @@ std::unique_ptr<Exchange> make_exchange(
   auto across = connect(
       shard, mesh.replicate_ranks(), options.across, {.hook = options.hook},
       log_of(world, shard, mesh.replicate_ranks()));
+  const auto reduce_across = !on_cpu ? ReduceAcross::kAtEnd
+      : options.hook                 ? ReduceAcross::kInOrder
+                                     : ReduceAcross::kInAnyOrder;
   return make_recorded_exchange(
       make_hybrid_exchange(
           std::move(within), std::move(across),
           {.shard_index = mesh.shard_index(),
            .replicas = mesh.replicate_size(),
            .both_axes = options.both_axes},
-          options.hook ? ReduceAcross::kInOrder : ReduceAcross::kInAnyOrder),
+          reduce_across, options.device),
       log);
 }
 

@@ -6,6 +6,7 @@
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/hybrid_exchange.h"
+#include "exchange/stream_testing.h"
 #include "exchange/stream_unit_transport.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -19,13 +20,7 @@ std::unique_ptr<Exchange> make_on_device(
     test::FakeRank& self, test::ThreadNetwork& network) {
   const auto device = test::checking_device(self.rank);
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-  return make_collective_exchange_with(
-      self.network.transport(self.rank, "gather"),
-      self.network.transport(self.rank, "reduce"),
-      over_devices(
-          {.device = device,
-           .gather = network.backend(self.rank, "gathers"),
-           .reduce = network.backend(self.rank, "reductions")}));
+  return make_stream_exchange(self, network, device);
 }
 
 using MakeOnDevice =

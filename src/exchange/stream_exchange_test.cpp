@@ -4,6 +4,7 @@
 // and none that they do not.
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_testing.h"
+#include "exchange/stream_testing.h"
 #include "exchange/stream_unit_transport.h"
 
 #include <thread>
@@ -235,13 +236,7 @@ std::string run_assisted(int left_out) {
       waits.emplace(device);
       waits->leave_out(0, left_out);
     }
-    const auto exchange = make_collective_exchange_with(
-        self.network.transport(self.rank, "gather"),
-        self.network.transport(self.rank, "reduce"),
-        over_devices(
-            {.device = device,
-             .gather = network.backend(self.rank, "gathers"),
-             .reduce = network.backend(self.rank, "reductions")}));
+    const auto exchange = make_stream_exchange(self, network, device);
     Trainer trainer(*exchange, model, device);
     for (const UnitId unit : {2, 1, 0}) {
       trainer.reduce(unit);
@@ -274,13 +269,7 @@ TEST(StreamExchange, HowManySlotsABackwardNeedsDoesNotDependOnTiming) {
   test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
     const auto device = test::checking_device(self.rank);
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-    const auto exchange = make_collective_exchange_with(
-        self.network.transport(self.rank, "gather"),
-        self.network.transport(self.rank, "reduce"),
-        over_devices(
-            {.device = device,
-             .gather = network.backend(self.rank, "gathers"),
-             .reduce = network.backend(self.rank, "reductions")}));
+    const auto exchange = make_stream_exchange(self, network, device);
     Trainer trainer(*exchange, model, device);
     std::int64_t bytes = 0;
     for (const bool early : {true, false}) {

@@ -87,10 +87,7 @@ bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
   const bool holds_the_same = report.held == known.report.held;
   const bool is_heartbeat = holds_the_same && report.vote == known.report.vote;
   known.report = report;
-  if (!is_heartbeat && !waits_for_others(report)) {
-    return false;
-  }
-  return true;
+  return is_heartbeat || waits_for_others(report);
 }
 
 // Why the sender of the report is fenced; empty: it is not.

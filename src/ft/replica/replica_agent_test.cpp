@@ -279,15 +279,21 @@ TEST(ReplicaAgents, OpenNothingThatAChildProcessInherits) {
   other.wait();
 }
 
-TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
-  auto listening = std::move(ring::listen_on("127.0.0.1")).value();
+// Dials rank 0 at that port of this host.
+std::unique_ptr<ReplicaAgent> start_rank_1(std::uint16_t port_of_rank_0) {
   ReplicaAgentOptions options;
   options.rank.incarnation = 100;
   options.rank.shard_rank = 1;
   options.rank.buckets = {10};
   options.ranks = 2;
-  ReplicaAgent agent(std::move(options));
-  agent.start({str("127.0.0.1 1 1 ", listening.port), agent.address()});
+  auto agent = std::make_unique<ReplicaAgent>(std::move(options));
+  agent->start({str("127.0.0.1 1 1 ", port_of_rank_0), agent->address()});
+  return agent;
+}
+
+TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
+  auto listening = std::move(ring::listen_on("127.0.0.1")).value();
+  const auto agent = start_rank_1(listening.port);
   for (int i = 0; i < 4; ++i) {
     pollfd dialled{listening.socket.get(), POLLIN, 0};
     ASSERT_EQ(::poll(&dialled, 1, 20000), 1) << "dialled " << i << " times";
@@ -311,14 +317,7 @@ TEST(ReplicaAgents, DialRank0AgainWhenItClosesWhatItHasGreeted) {
                  }
                }})
           .value();
-  ReplicaAgentOptions options;
-  options.rank.incarnation = 100;
-  options.rank.shard_rank = 1;
-  options.rank.buckets = {10};
-  options.ranks = 2;
-  ReplicaAgent agent(std::move(options));
-  agent.start(
-      {str("127.0.0.1 1 1 ", listener->address().port), agent.address()});
+  const auto agent = start_rank_1(listener->address().port);
   const auto limit = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
   loop.run();
   EXPECT_EQ(dialled, 4);
