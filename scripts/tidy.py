@@ -55,8 +55,8 @@ PARTS = {
     "launch": Part(("base", "net", "plan"), torch=False),
     "ft/protocol": Part(("base",), torch=False),
     "ft/replica/session": Part(
-        ("base", "net", "world", "ckpt", "optim", "ft/protocol", "ft/replica",
-         "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
+        ("base", "net", "world", "ckpt", "optim", "device", "ft/protocol",
+         "ft/replica", "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
         torch=True),
     "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
     "ft/replica": Part(
@@ -93,8 +93,8 @@ PARTS = {
          "sherd/optim/named_parameters.h"),
         torch=True),
     "ckpt": Part(
-        ("base", "compat", "plan", "world", "device/stream.h",
-         "sherd/optim/named_parameters.h", "sherd/models/lora.h"),
+        ("base", "compat", "plan", "world", "device/host_memory.h",
+         "device/stream.h", "sherd/optim/named_parameters.h", "sherd/models/lora.h"),
         torch=True),
     "ft/coordinator": Part(
         ("base", "net", "ft/protocol", "ft/wire", "sherd/ft/coordinator.h"),

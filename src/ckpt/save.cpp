@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -16,6 +15,7 @@
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
+#include "device/host_memory.h"
 
 namespace sherd {
 
@@ -127,11 +127,8 @@ struct CheckpointSaver::Impl {
       auto& elements = pieces[i].elements;
       if (!copies[i].defined() || copies[i].sizes() != elements.sizes() ||
           copies[i].scalar_type() != elements.scalar_type()) {
-        copies[i] = at::empty(
-            elements.sizes(),
-            at::TensorOptions()
-                .dtype(elements.scalar_type())
-                .pinned_memory(!elements.is_cpu()));
+        copies[i] = device::empty_on_host(
+            elements.sizes(), elements.scalar_type(), elements.device());
       }
       copies[i].copy_(elements);
       elements = copies[i];

@@ -2,8 +2,8 @@
 //
 // Streams of a device, and moments in them, over LibTorch's generic interface, so that nothing here
 // names CUDA. The CPU is a device without streams: its work is done when the call returns, so it
-// has the null stream alone, which costs nothing. The host never waits here. docs/design/gpu.md
-// Thread rule: any thread; which stream is current belongs to a thread.
+// has the null stream alone, which costs nothing. The host waits in Event::synchronize() alone.
+// docs/design/gpu.md Thread rule: any thread; which stream is current belongs to a thread.
 #pragma once
 
 #include <memory>
@@ -22,6 +22,13 @@ class Event {
 
   // Whether the device has done all of it. Never waits.
   bool is_over() const { return event_ == nullptr || event_->query(); }
+
+  // The host waits until the device has done all of it.
+  void synchronize() const {
+    if (event_ != nullptr) {
+      event_->synchronize();
+    }
+  }
 
  private:
   friend class Stream;

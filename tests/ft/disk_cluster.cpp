@@ -108,9 +108,21 @@ void DiskCluster::start(int replica) {
     options.fault_at = options_.fault_at;
     options.kills_left = &kills_left_;
   }
-  for (options.rank = 0; options.rank < options_.ranks; ++options.rank) {
+  options.on_devices = options_.on_devices;
+  const int processes = options_.on_devices ? 1 : options_.ranks;
+  for (options.rank = 0; options.rank < processes; ++options.rank) {
     fork_rank(options);
   }
+}
+
+void DiskCluster::kill(int replica) {
+  std::erase_if(processes_, [&](const Process& one) {
+    if (one.replica == replica) {
+      ::kill(one.pid, SIGKILL);
+      ::waitpid(one.pid, nullptr, 0);
+    }
+    return one.replica == replica;
+  });
 }
 
 void DiskCluster::fork_rank(const DiskRankOptions& given) {
@@ -213,6 +225,9 @@ void DiskCluster::heard(const std::string& line) {
     const auto hash = rest.substr(0, space);
     const auto [known, added] = hashes_.emplace(str(rank, ' ', name), hash);
     EXPECT_EQ(known->second, hash) << line;  // Equal names, equal bits.
+    if (life == lives_.at(replica)) {
+      holds_[{replica, life}].insert(known->first);
+    }
     if (what == "loaded" && rank == 0) {
       loaded_.push_back(name);
     }
@@ -229,7 +244,8 @@ bool DiskCluster::run_until(const std::function<bool()>& enough) {
       return true;
     }
     if (clock.now() > until) {
-      ADD_FAILURE() << "not in time, at step " << made_ << ":\n" << said();
+      ADD_FAILURE() << "not in time, at step " << made_ << ":\n" << said()
+                    << failure_of_any();
       return false;
     }
     pollfd polled = {told_.get(), POLLIN, 0};
@@ -255,9 +271,35 @@ bool DiskCluster::run_until_failed(int replica) {
 
 // ---- questions ----
 
+std::string DiskCluster::failure_of_any() const {
+  std::string all;
+  for (const auto& [replica, why] : failures_) {
+    all += str("replica ", replica, ": ", why, '\n');
+  }
+  return all;
+}
+
 std::string DiskCluster::failure_of(int replica) const {
   const auto found = failures_.find(replica);
   return found == failures_.end() ? "" : found->second;
+}
+
+int DiskCluster::states_in_common(int replica, int other) const {
+  const auto of = [&](int one) {
+    const auto found = holds_.find({one, lives_.at(one)});
+    return found == holds_.end() ? std::set<std::string>() : found->second;
+  };
+  const auto others = of(other);
+  return static_cast<int>(std::ranges::count_if(
+      of(replica), [&](const auto& state) { return others.contains(state); }));
+}
+
+std::string DiskCluster::hash_at(std::int64_t step, int rank) const {
+  const auto begin = str(rank, " step ", step, " of ");
+  const auto found = hashes_.lower_bound(begin);
+  return found != hashes_.end() && found->first.starts_with(begin)
+      ? found->second
+      : "";
 }
 
 int DiskCluster::life_of(int replica) const { return lives_.at(replica); }

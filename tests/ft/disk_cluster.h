@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 #include <sherd/ft/coordinator.h>
 #include "base/clock.h"
@@ -27,6 +28,7 @@ struct DiskClusterOptions {
   std::string folder{};  // It is made; empty: one that goes with the cluster.
   int replicas = 3;
   int ranks = 1;
+  bool on_devices = false;
   std::int64_t steps = 30;
   std::int64_t save_every = 5;
   int keep = 0;  // Checkpoints; 0: all.
@@ -48,6 +50,7 @@ class DiskCluster {
 
   void start(int replica);
   void start_all();
+  void kill(int replica);
   void kill_all();
   void start_coordinator();
   void kill_coordinator();
@@ -75,10 +78,15 @@ class DiskCluster {
   // Names of states that replicas have loaded.
   const std::vector<std::string>& loaded() const { return loaded_; }
   std::string failure_of(int replica) const;
+  std::string failure_of_any() const;
   int life_of(int replica) const;
   std::size_t failures() const { return failures_.size(); }
   std::size_t ranks_alive() const { return processes_.size(); }
   bool is_done(int replica) const { return done_.contains({replica, 0}); }
+  // Of these lives of both, on any rank.
+  int states_in_common(int replica, int other) const;
+  // Of a rank's state at that step, of a run in which none was made twice; empty: it is not known.
+  std::string hash_at(std::int64_t step, int rank) const;
   bool saved(std::int64_t step) const;
   std::string path_of(std::int64_t step) const;
   std::string said() const;  // All that anybody wrote to stderr.
@@ -113,6 +121,8 @@ class DiskCluster {
   std::set<std::pair<int, int>> done_;  // Replica and rank.
   std::map<int, std::string> failures_;
   std::map<std::string, std::string> hashes_;  // By rank and state.
+  std::map<std::pair<int, int>, std::set<std::string>>
+      holds_;  // By replica and life, rank and state.
   std::vector<std::string> loaded_;
   std::int64_t made_ = 0;
   bool restarts_ = false;

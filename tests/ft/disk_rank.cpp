@@ -4,19 +4,24 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <string_view>
+#include <thread>
+#include <vector>
+#include <ATen/CPUGeneratorImpl.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/ft/replica_checkpoints.h>
-#include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "device/device_ranks.h"
 #include "support/delay.h"
 
 namespace {
@@ -83,18 +88,57 @@ int rename(const char* from, const char* to) noexcept {
 namespace sherd::ft::test {
 namespace {
 
+void tell(const DiskRankOptions& options, int rank, const std::string& what) {
+  auto line = str(options.replica, ' ', rank, ' ', options.life, ' ', what);
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  line += '\n';  // Short enough to stay in one piece.
+  ::syscall(SYS_write, options.tell, line.data(), line.size());
+}
+
+constexpr std::int64_t kVocabulary = 11;
+
+// Tells each token's successor. Its initial values are drawn by no generator, which threads would share.
+struct DiskModelImpl : torch::nn::Module {
+  torch::nn::Embedding tokens{nullptr};
+  torch::nn::Linear hidden{nullptr}, out{nullptr};
+  explicit DiskModelImpl(std::int64_t width)
+      : tokens(register_module(
+            "tokens", torch::nn::Embedding(kVocabulary, width))),
+        hidden(register_module("hidden", torch::nn::Linear(width, 2 * width))),
+        out(register_module("out", torch::nn::Linear(2 * width, kVocabulary))) {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
+                          .mul(1.7)
+                          .sin()
+                          .mul(0.4)
+                          .view(parameter.sizes()));
+    }
+  }
+  torch::Tensor loss(const torch::Tensor& ids) {
+    const auto guesses = out(torch::tanh(hidden(tokens(ids.slice(1, 0, -1)))));
+    return torch::nn::functional::cross_entropy(
+        guesses.flatten(0, 1), ids.slice(1, 1).flatten());
+  }
+};
+TORCH_MODULE(DiskModel);
+
+DiskModel model_on(c10::Device device, int width) {
+  DiskModel model(width);
+  model->to(device);
+  return model;
+}
+
 class DiskRank {
  public:
-  explicit DiskRank(const DiskRankOptions& options)
+  DiskRank(
+      const DiskRankOptions& options,
+      const World& world,
+      c10::Device device = c10::kCPU)
       : options_(options),
-        world_(World::from_environment()),
-        model_(models::GptConfig{
-            .layers = 1,
-            .width = options.width,
-            .heads = 2,
-            .sequence = 8,
-            .vocabulary = 11,
-            .seed = 5}),
+        world_(world),
+        device_(device),
+        model_(model_on(device, options.width)),
         fsdp_(fully_shard(*model_, world_)),
         adamw_(fsdp_.named_parameters(), {.learning_rate = 1e-2}) {
     state_.add(fsdp_.named_parameters());
@@ -116,7 +160,11 @@ class DiskRank {
     }
     ReplicaSession session(
         world_, fsdp_.named_parameters(), state_,
-        [this](std::int64_t) { adamw_.step(); }, options);
+        [this](std::int64_t) {
+          fsdp_.clip_grad_norm(1.0);
+          adamw_.step();
+        },
+        options);
     while (const auto plan = session.begin_step()) {
       tell(str("holds ", hash(), ' ', session.state_name()));
       checkpoints.save_if_due(session, *plan);
@@ -124,7 +172,7 @@ class DiskRank {
         break;
       }
       if (!plan->samples.empty()) {
-        compute(*plan);
+        compute(*plan, session);
       }
       (void)session.finish_step();
       tell(str("made ", session.step()));
@@ -137,50 +185,99 @@ class DiskRank {
   }
 
   void tell(const std::string& what) const {
-    auto line = str(
-        options_.replica, ' ', options_.rank, ' ', options_.life, ' ', what);
-    std::replace(line.begin(), line.end(), '\n', ' ');
-    line += '\n';  // Short enough to stay in one piece.
-    ::syscall(SYS_write, options_.tell, line.data(), line.size());
+    test::tell(options_, world_.rank(), what);
   }
 
  private:
-  void compute(const TrainingStep& plan) {
+  void compute(const TrainingStep& plan, ReplicaSession& session) {
     sherd::test::be_late(std::chrono::milliseconds(5));
-    torch::manual_seed(static_cast<std::uint64_t>(plan.samples.front().begin));
-    const auto ids = torch::randint(0, 11, {2, 9}, torch::kLong);
-    auto loss = model_->loss(
-        ids.slice(1, 0, 8).contiguous(), ids.slice(1, 1, 9).contiguous());
+    auto random = at::make_generator<at::CPUGeneratorImpl>(
+        static_cast<std::uint64_t>(plan.samples.front().begin));
+    const auto ids =
+        torch::randint(0, kVocabulary, {2, 9}, random, torch::kLong)
+            .to(device_);
+    auto loss = model_->loss(ids);
     if (plan.step == options_.nan_at) {
       loss = loss * std::numeric_limits<float>::quiet_NaN();
     }
+    session.last_backward();
     loss.backward();
   }
 
   // Of this rank's part of all that makes a step what it is.
   std::uint64_t hash() {
     Hash64 hash;
-    const auto add = [&hash](const at::Tensor& tensor) {
+    const auto add = [&hash](const at::Tensor& of) {
+      const auto tensor = of.detach().cpu();
       hash.add(
           {static_cast<const char*>(tensor.const_data_ptr()),
            static_cast<std::size_t>(tensor.nbytes())});
     };
     for (const auto& item : fsdp_.named_parameters().items) {
-      add(item.slice.detach());
+      add(item.slice);
     }
     for (const auto& one : adamw_.tensors(false)) {
-      add(one.tensor.detach());
+      add(one.tensor);
     }
     return hash.value();
   }
 
   const DiskRankOptions options_;
   const World world_;
-  models::Gpt model_;
+  const c10::Device device_;
+  DiskModel model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;
   CheckpointState state_;
 };
+
+// Runs a rank. Whether it ended in order; else it has told why.
+bool runs(
+    const DiskRankOptions& options,
+    int rank,
+    const std::function<void()>& body) {
+  try {
+    body();
+    return true;
+  } catch (const std::exception& error) {
+    tell(options, rank, str("failed ", error.what()));
+    return false;
+  }
+}
+
+// What was not in order on the devices, is told, too.
+bool runs_on_devices(const DiskRankOptions& options) {
+  using namespace sherd::test;
+  (void)checking_device();
+  ThreadNetwork network(options.ranks);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::atomic<bool> fine = true;
+  const auto run_rank = [&](int rank) {
+    fine = runs(
+               options, rank,
+               [&] {
+                 run_device_rank(
+                     World::from_store(store, rank, options.ranks), network, {},
+                     [&](const DeviceRank& self) {
+                       DiskRank(options, self.world, self.device).run();
+                     });
+               }) &&
+        fine;
+  };
+  {
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      ranks.emplace_back(run_rank, rank);
+    }
+  }
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    for (const auto& fault : take_faults(checking_device(rank))) {
+      tell(options, rank, "failed " + fault);
+      fine = false;
+    }
+  }
+  return fine;
+}
 
 void set(const char* name, const std::string& value) {
   ::setenv(name, value.c_str(), 1);
@@ -203,14 +300,12 @@ int run_disk_rank(const DiskRankOptions& options) {
   kills_left = options.kills_left;
   fault_release = options.release;
   torch::set_num_threads(1);
-  DiskRank rank(options);
-  try {
-    rank.run();
-    return 0;
-  } catch (const std::exception& error) {
-    rank.tell(str("failed ", error.what()));
-    return 1;
-  }
+  const bool fine = options.on_devices
+      ? runs_on_devices(options)
+      : runs(options, options.rank, [&] {
+          DiskRank(options, World::from_environment()).run();
+        });
+  return fine ? 0 : 1;
 }
 
 }  // namespace sherd::ft::test

@@ -3,7 +3,8 @@
 // A process that is one rank of a replica with checkpoints on a disk: a small
 // model, a ReplicaSession and ReplicaCheckpoints, as a user has them. What the
 // disk does to its checkpoints a test can order. It tells what it holds and does
-// in lines. Thread rule: one thread.
+// in lines. On devices a process is a whole replica, whose ranks are threads.
+// Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct DiskRankOptions {
   int replicas = 1;
   int rank = 0;
   int ranks = 1;
-  int port = 0;  // Where the ranks of the replica meet.
+  bool on_devices = false;  // All ranks, each on a checking device.
+  int port = 0;             // Where the ranks of the replica meet.
   int life = 1;
   std::int64_t steps = 0;
   std::int64_t save_every = 5;

@@ -55,6 +55,7 @@ struct LostRun {
   const char* id;
   int ranks = 1;
   bool coordinator_too = false;
+  bool on_devices = false;
 };
 
 class FaultsDiskOf : public FaultsDisk,
@@ -65,6 +66,7 @@ TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   DiskCluster cluster(
       {.folder = scratch_.path() + "/run",
        .ranks = GetParam().ranks,
+       .on_devices = GetParam().on_devices,
        .steps = kEndless});
   cluster.start_all();
   ASSERT_TRUE(cluster.run_until(
@@ -101,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         LostRun{"one_rank"},
         LostRun{"two_ranks", 2},
-        LostRun{"and_the_coordinator", 1, true}),
+        LostRun{"and_the_coordinator", 1, true},
+        LostRun{"on_devices", 2, false, true}),
     [](const auto& tested) { return std::string(tested.param.id); });
 
 TEST_F(FaultsDisk, CheckpointsAreSavedInTurnsAndOldOnesGo) {

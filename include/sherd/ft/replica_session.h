@@ -192,7 +192,7 @@ class ReplicaSession {
  public:
   // Collective over `world`, the ranks of this replica. Every replica has as many
   // ranks, equal first values, and adds the same to `state`: all that makes a
-  // step what it is, parameters included. `parameters` are fp32 on the CPU, and no
+  // step what it is, parameters included. `parameters` are fp32, all on the CPU or on one device, and no
   // optimizer updates them in backward. `update` makes a step of `.grad()` of
   // the parameters: clipping, schedule, optimizer; it is called for each step
   // once, also for those that this replica has missed. Throws Error for other
@@ -221,7 +221,8 @@ class ReplicaSession {
   // To be called before the last backward of a step (most programs have only
   // one): gradients are then summed across replicas while this backward runs,
   // and `.grad()` stays undefined. Without this call the reduction begins in
-  // finish_step(). It does not work for models in which one backward gives a
+  // finish_step(), as it always does where parameters are on a device, whose gradients are copied to
+  // the host there. It does not work for models in which one backward gives a
   // parameter two gradients, such as those of reentrant checkpoints: backward
   // throws.
   void last_backward();

@@ -18,8 +18,25 @@ std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
+// Hooks are to see the bytes.
 bool shares_memory(const RankAgentOptions& options) {
-  return options.shares_memory && !options.hooks.route && !options.hooks.spoil;
+  return options.memory.empty() && !options.hooks.route && !options.hooks.spoil;
+}
+
+// For gradients and their sum.
+std::size_t floats_of(const RankAgentOptions& options) {
+  return 2 * static_cast<std::size_t>(sum_of(options.buckets));
+}
+
+std::span<float> memory_of(
+    const RankAgentOptions& options,
+    std::optional<ring::SharedFloats>& shared) {
+  if (!options.memory.empty()) {
+    SHERD_ASSERT(options.memory.size() == floats_of(options));
+    return options.memory;
+  }
+  shared.emplace(floats_of(options));
+  return {shared->data(), shared->size()};
 }
 
 }  // namespace
@@ -32,9 +49,9 @@ RankAgent::RankAgent(
     : loop_(loop),
       options_(std::move(options)),
       tell_(std::move(tell)),
-      memory_(2 * static_cast<std::size_t>(sum_of(options_.buckets))),
-      own_gradients_(memory_.data(), memory_.size() / 2),
-      sum_(memory_.data() + own_gradients_.size(), own_gradients_.size()),
+      memory_(memory_of(options_, shared_)),
+      own_gradients_(memory_.first(memory_.size() / 2)),
+      sum_(memory_.last(memory_.size() / 2)),
       transfer_(std::make_unique<TransferServer>(
           loop,
           TransferServerOptions{
@@ -53,7 +70,7 @@ RankAgent::RankAgent(
               .shard_rank = options_.shard_rank,
               .connect_timeout = options_.timeouts.connect,
               .user_timeout = options_.timeouts.link,
-              .memory = shares_memory(options_) ? &memory_ : nullptr},
+              .memory = shares_memory(options_) ? &*shared_ : nullptr},
           ring_events())) {
   ring_->set_layout(options_.buckets);
 }

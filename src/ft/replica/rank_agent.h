@@ -61,9 +61,10 @@ struct RankAgentOptions {
 
   // ---- performance ----
 
-  // Counterparts on this host read this rank's gradients in place, if they share theirs. Off where
-  // a hook is to see the bytes.
-  bool shares_memory = true;
+  // Where gradients lie, and their sum behind them: twice as many floats as all buckets have, which
+  // outlive the agent. None: memory that counterparts on this host read in place, if they share
+  // theirs.
+  std::span<float> memory{};
   // Sums of past steps that are kept for replicas that lack them; and, while a replica catches up,
   // so many bytes of them here and there.
   int sums_kept = 2;
@@ -168,8 +169,9 @@ class RankAgent {
   net::Loop& loop_;
   const RankAgentOptions options_;
   const OnRankEvent tell_;
-  // Counterparts on this host may read it until ring_->forget().
-  ring::SharedFloats memory_;
+  // Counterparts on this host may read it until ring_->forget(). None where the options have memory.
+  std::optional<ring::SharedFloats> shared_;
+  const std::span<float> memory_;
   const std::span<float> own_gradients_;
   const std::span<float> sum_;
   TrainingQueue queue_;

@@ -91,6 +91,7 @@ void DeviceState::host_waited(
   ++of(index).host_synchronisations;
   wait_for_announced(lock, clock, why);
   of(index).host.merge(clock);
+  finish_host_copies(of(index));
 }
 
 bool DeviceState::count_wait(c10::DeviceIndex index, QueueId stream) {
@@ -109,6 +110,7 @@ StreamWaits::StreamWaits(c10::Device device) : device_(device) {
   auto& here = device_state().of(device_.index());
   here.watched = {device_.index()};
   here.waits = {0};
+  here.event_waits = 0;
 }
 
 StreamWaits::~StreamWaits() {
@@ -117,11 +119,22 @@ StreamWaits::~StreamWaits() {
   here.watched.clear();
   here.waits.clear();
   here.left_out = {0, -1};
+  here.left_out_event_wait = -1;
 }
 
 std::vector<int> StreamWaits::counts() const {
   const std::lock_guard lock(device_state().mu);
   return device_state().of(device_.index()).waits;
+}
+
+int StreamWaits::of_host() const {
+  const std::lock_guard lock(device_state().mu);
+  return device_state().of(device_.index()).event_waits;
+}
+
+void StreamWaits::leave_out_of_host(int wait) {
+  const std::lock_guard lock(device_state().mu);
+  device_state().of(device_.index()).left_out_event_wait = wait;
 }
 
 void StreamWaits::leave_out(std::size_t stream, int wait) {

@@ -35,7 +35,7 @@ c10::Device checking_device(int index = 0);
 std::int64_t host_synchronisations(c10::Device device);
 
 // What was wrong with frees since the last call. They cannot throw; the next operator of the device
-// does.
+// does. Also pinned memory that was written while the device might still read it.
 std::vector<std::string> take_faults(c10::Device device);
 
 // While it lives, it is an error on the device to wait on the host, and to allocate memory that no
@@ -65,6 +65,9 @@ class StreamWaits {
   std::vector<int> counts() const;  // By stream.
   // The stream's wait with that number, from 0, does nothing.
   void leave_out(std::size_t stream, int wait);
+  // Waits of the host for events, likewise.
+  int of_host() const;
+  void leave_out_of_host(int wait);
 
  private:
   const c10::Device device_;

@@ -292,6 +292,62 @@ TEST_F(CheckingDevice, AWaitThatAnotherOneImpliesDoesNotCount) {
   EXPECT_EQ(waits.counts(), (std::vector<int>{0, 1}));
 }
 
+// ---- pinned memory ----
+
+at::Tensor pinned_ones() {
+  return at::ones({4}, at::TensorOptions().pinned_memory(true));
+}
+
+TEST_F(CheckingDevice, WhatIsCopiedToPinnedMemoryComesWhenTheHostHasWaited) {
+  const auto values = at::full({4}, 7.0, at::device(device));
+  const auto host = pinned_ones();
+  const auto waits = host_synchronisations(device);
+  host.copy_(values, /*non_blocking=*/true);
+  EXPECT_EQ(host_synchronisations(device), waits);
+  EXPECT_TRUE(host.isnan().all().item<bool>());
+  c10::Event copied(c10::kPrivateUse1);
+  copied.record(compute);
+  copied.synchronize();
+  EXPECT_TRUE(at::equal(host, at::full({4}, 7.0)));
+}
+
+TEST_F(CheckingDevice, ACopyToPageableMemoryMakesTheHostWait) {
+  const auto values = at::full({4}, 7.0, at::device(device));
+  const auto host = at::ones({4});
+  host.copy_(values, /*non_blocking=*/true);
+  EXPECT_TRUE(at::equal(host, at::full({4}, 7.0)));
+}
+
+TEST_F(CheckingDevice, FindsPinnedMemoryThatIsWrittenWhileTheDeviceMayReadIt) {
+  for (const bool too_early : {false, true}) {
+    const auto values = at::empty({4}, at::device(device));
+    const auto host = pinned_ones();
+    values.copy_(host, /*non_blocking=*/true);
+    c10::Event copied(c10::kPrivateUse1);
+    copied.record(compute);
+    if (!too_early) {
+      copied.synchronize();
+    }
+    host.fill_(5);
+    copied.synchronize();
+    EXPECT_EQ(take_faults(device).size(), too_early ? 1U : 0U);
+  }
+}
+
+TEST_F(CheckingDevice, AWaitOfTheHostThatIsLeftOutIsMissed) {
+  StreamWaits waits(device);
+  waits.leave_out_of_host(0);
+  const auto host = pinned_ones();
+  host.copy_(at::zeros({4}, at::device(device)), /*non_blocking=*/true);
+  c10::Event copied(c10::kPrivateUse1);
+  copied.record(compute);
+  copied.synchronize();
+  EXPECT_EQ(waits.of_host(), 1);
+  EXPECT_TRUE(host.isnan().all().item<bool>());
+  copied.synchronize();
+  EXPECT_TRUE(at::equal(host, at::zeros({4})));
+}
+
 TEST_F(CheckingDevice, DevicesHaveStreamsOfTheirOwn) {
   const auto other = checking_device(3);
   const auto values = at::ones({4}, at::device(other));

@@ -103,11 +103,16 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return device_state().is_done(device_state().streams[stream.id()]);
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) {
-      std::unique_lock lock(device_state().mu);
+    if (event == nullptr) {
+      return;
+    }
+    std::unique_lock lock(device_state().mu);
+    auto& here = device_state().of(getDevice().index());
+    const auto& moment = *static_cast<VectorClock*>(event);
+    if (here.host.covers(moment) ||
+        here.event_waits++ != here.left_out_event_wait) {
       device_state().host_waited(
-          lock, getDevice().index(), *static_cast<VectorClock*>(event),
-          "a wait for an event");
+          lock, getDevice().index(), moment, "a wait for an event");
     }
   }
   void synchronizeStream(const Stream& stream) const override {
@@ -138,7 +143,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return device_generator(index < 0 ? getCurrentDevice() : index);
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
-    return c10::GetAllocator(c10::kCPU);
+    return pinned_allocator();
+  }
+  bool isPinnedPtr(const void* memory) const override {
+    return is_pinned(memory);
   }
   DeviceIndex deviceCount() const override { return kCheckingDevices; }
   DeviceIndex getCurrentDevice() const override {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,15 @@ struct AnnouncedWork::State {
   std::string failure;
 };
 
+// Between pinned memory and a device, not waited for by the host.
+struct HostCopy {
+  QueueId queue = 0;
+  std::uint64_t number = 0;
+  char* place = nullptr;  // In pinned memory.
+  bool to_host = false;
+  std::vector<char> bytes;
+};
+
 // Streams have numbers of their own over all devices; the default stream of a device has the device's.
 struct DeviceState {
   struct OneDevice {
@@ -39,6 +49,8 @@ struct DeviceState {
     std::vector<QueueId> watched;
     std::vector<int> waits;  // By watched stream.
     std::pair<std::size_t, int> left_out{0, -1};
+    int event_waits = 0;  // Of the host.
+    int left_out_event_wait = -1;
   };
 
   std::mutex mu;
@@ -48,6 +60,8 @@ struct DeviceState {
   QueueId next_stream = kCheckingDevices;
   AccessHistory history;
   std::list<std::shared_ptr<AnnouncedWork::State>> announced;
+  std::map<void*, std::size_t> pinned;  // Bytes.
+  std::list<HostCopy> host_copies;
   std::chrono::milliseconds deadline{20'000};
 
   OneDevice& of(c10::DeviceIndex index) {
@@ -66,6 +80,8 @@ struct DeviceState {
       c10::DeviceIndex index,
       const VectorClock& clock,
       const std::string& why);
+  // Those that the device's host has waited for.
+  void finish_host_copies(OneDevice& device);
   // A stream waits for an event; false: the wait is left out.
   bool count_wait(c10::DeviceIndex index, QueueId stream);
   // Returns a sentence if the access is not in order, else nothing.
@@ -102,6 +118,13 @@ void keep_for_stream(const c10::DataPtr& data, QueueId stream);
 
 // The device's own source of random numbers, from which operators draw where no other is given.
 const at::Generator& device_generator(c10::DeviceIndex index);
+
+// host_copies.cpp.
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* memory);
+// For the copy that this thread has begun and made.
+void note_host_copy(
+    c10::Device device, void* place, std::size_t bytes, bool to_host);
 
 // What checking_device() does once: device_guard.cpp, device_memory.cpp, operators.cpp.
 void register_guard();

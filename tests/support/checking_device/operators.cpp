@@ -245,7 +245,8 @@ at::Tensor make_empty_strided(
       c10::dtype_or_default(dtype));
 }
 
-// Copies to the host wait, and copies from it unless the caller says that its memory stays.
+// Copies to the host wait, and copies from it unless the caller says that its memory stays. Beside
+// the host goes a non-blocking copy of pinned memory, both ways.
 at::Tensor copy_from(
     const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const auto device = is_here(to) ? to.device() : from.device();
@@ -258,7 +259,11 @@ at::Tensor copy_from(
   }
   begin_operator(device, "aten::copy_", accesses);
   (is_here(to) ? lend(to) : to).copy_(is_here(from) ? lend(from) : from);
-  if (!is_here(to) || (!is_here(from) && !non_blocking)) {
+  const auto& host = is_here(to) ? from : to;
+  if (non_blocking && host.is_cpu() && host.is_contiguous() &&
+      is_pinned(host.const_data_ptr())) {
+    note_host_copy(device, host.data_ptr(), host.nbytes(), !is_here(to));
+  } else if (!is_here(to) || (!is_here(from) && !non_blocking)) {
     synchronise_with_host(device, "aten::copy_ between host and device");
   }
   return to;
@@ -269,6 +274,22 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
       tensor.device(), "aten::item", {access_of(tensor, AccessKind::kRead)});
   synchronise_with_host(tensor.device(), "aten::item");
   return lend(tensor).item();
+}
+
+// The CPU's kernel gives an empty result its size, which memory that was lent cannot have.
+at::Tensor& arange(
+    const at::Scalar& start,
+    const at::Scalar& end,
+    const at::Scalar& step,
+    at::Tensor& out) {
+  const auto on_host =
+      at::arange(start, end, step, at::dtype(out.scalar_type()));
+  const auto made = at::empty(on_host.sizes(), out.options());
+  begin_operator(
+      out.device(), "aten::arange", {access_of(made, AccessKind::kWrite)});
+  lend(made).copy_(on_host);
+  return at::cpu::set_(
+      out, made.storage(), made.storage_offset(), made.sizes(), made.strides());
 }
 
 at::Tensor as_strided(
@@ -324,6 +345,7 @@ void register_operators() {
   aten.impl("empty_strided", make_empty_strided);
   aten.impl("_copy_from", copy_from);
   aten.impl("_local_scalar_dense", read_scalar);
+  aten.impl("arange.start_out", arange);
   aten.impl("as_strided", as_strided);
   aten.impl("view", view);
   aten.impl("_reshape_alias", reshape_alias);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
 
@@ -14,12 +15,26 @@ std::vector<std::int64_t> sizes_of(const NamedParameters& parameters) {
   std::vector<std::int64_t> sizes;
   for (const auto& item : parameters.items) {
     SHERD_CHECK(
-        item.slice.scalar_type() == at::kFloat && item.slice.is_cpu(), "[ft] ",
-        item.name, ": expected an fp32 tensor on the CPU, found ",
+        item.slice.scalar_type() == at::kFloat, "[ft] ", item.name,
+        ": expected an fp32 tensor, found ",
         c10::toString(item.slice.scalar_type()));
     sizes.push_back(item.slice.numel());
   }
   return sizes;
+}
+
+c10::Device device_of(const NamedParameters& parameters) {
+  const auto& items = parameters.items;
+  const auto device =
+      items.empty() ? c10::Device(c10::kCPU) : items.front().slice.device();
+  for (const auto& item : items) {
+    SHERD_CHECK(
+        item.slice.device() == device,
+        "[ft] expected all parameters on one device, found ",
+        items.front().name, " on ", device.str(), " and ", item.name, " on ",
+        item.slice.device().str());
+  }
+  return device;
 }
 
 std::vector<std::string> names_of(const NamedParameters& parameters) {
@@ -34,11 +49,33 @@ std::size_t bytes_of(std::int64_t elements) {
   return static_cast<std::size_t>(elements) * sizeof(float);
 }
 
+// Into contiguous memory of the host.
+void copy_to_host(const at::Tensor& from, float* to) {
+  if (from.is_cpu()) {
+    std::memcpy(
+        to, from.contiguous().const_data_ptr<float>(), bytes_of(from.numel()));
+  } else {
+    at::from_blob(to, from.sizes(), at::kFloat)
+        .copy_(from.detach(), /*non_blocking=*/true);
+  }
+}
+
+void copy_from_host(const float* from, const at::Tensor& to) {
+  if (to.is_cpu()) {
+    std::memcpy(to.mutable_data_ptr<float>(), from, bytes_of(to.numel()));
+  } else {
+    to.copy_(
+        at::from_blob(const_cast<float*>(from), to.sizes(), at::kFloat),
+        /*non_blocking=*/true);
+  }
+}
+
 }  // namespace
 
 ReplicaGradients::ReplicaGradients(
     const NamedParameters& parameters, std::int64_t bucket_elements)
     : parameters_(parameters),
+      device_(device_of(parameters)),
       names_(names_of(parameters)),
       layout_(sizes_of(parameters), bucket_elements),
       slices_(parameters.items.size()),
@@ -59,6 +96,7 @@ BackwardUpdate ReplicaGradients::all_of(
 
 void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
   taken_.reset();
+  copied_.clear();
   clear();
   to_ = to;
   give_ = std::move(give);
@@ -72,7 +110,8 @@ void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
 }
 
 void ReplicaGradients::last_backward() {
-  if (!parameters_.update_in_backward || taken_) {
+  // The host would have to wait for a device within its backward.
+  if (!device_.is_cpu() || !parameters_.update_in_backward || taken_) {
     return;
   }
   for (std::size_t i = 0; i < slices_.size(); ++i) {
@@ -89,10 +128,7 @@ void ReplicaGradients::last_backward() {
 bool ReplicaGradients::copy_from_grad(std::size_t index) {
   const auto& gradient = slices_[index].parameter.grad();
   if (gradient.defined()) {
-    std::memcpy(
-        to_ + layout_.begin_of(index),
-        gradient.contiguous().const_data_ptr<float>(),
-        bytes_of(gradient.numel()));
+    copy_to_host(gradient, to_ + layout_.begin_of(index));
   }
   return gradient.defined();
 }
@@ -115,12 +151,17 @@ void ReplicaGradients::add_part(
   count(index, part.numel());
 }
 
-// Who brings the last of a bucket sees what others have brought.
+// Who brings the last of a bucket sees what others have brought. What a device brings is there later.
 void ReplicaGradients::count(std::size_t index, std::int64_t elements) {
   const auto bucket = layout_.bucket_of(index);
   auto& lacks = missing_elements_[static_cast<std::size_t>(bucket)];
-  if (lacks.fetch_sub(elements, std::memory_order_acq_rel) == elements) {
+  if (lacks.fetch_sub(elements, std::memory_order_acq_rel) != elements) {
+    return;
+  }
+  if (device_.is_cpu()) {
     give_(bucket);
+  } else {
+    copied_.emplace_back(bucket, device::Stream::current(device_).record());
   }
 }
 
@@ -142,6 +183,10 @@ void ReplicaGradients::finish() {
     }
     count(i, elements);
   }
+  for (const auto& [bucket, copied] : copied_) {
+    copied.synchronize();  // The device goes on with the next ones.
+    give_(bucket);
+  }
 }
 
 // Where ranks see each other's gradients, they expect them there. Contiguous, as
@@ -161,22 +206,23 @@ at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
 }
 
 void ReplicaGradients::show(const float* sum) {
+  const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     auto& slice = slices_[i];
     if (!slice.sum.defined()) {
       slice.sum = sum_tensor(i);
     }
-    std::memcpy(
-        slice.sum.mutable_data_ptr<float>(), sum + layout_.begin_of(i),
-        bytes_of(slice.parameter.numel()));
+    copy_from_host(sum + layout_.begin_of(i), slice.sum);
     slice.parameter.mutable_grad() = slice.sum;
   }
+  shown_ = device::Stream::current(device_).record();
 }
 
 void ReplicaGradients::clear() {
   for (const auto& slice : slices_) {
     slice.parameter.mutable_grad() = at::Tensor();
   }
+  std::exchange(shown_, {}).synchronize();
 }
 
 }  // namespace sherd::ft

@@ -2,7 +2,9 @@
 //
 // ReplicaGradients copies a rank's gradients into the buffer of the all-reduce across replicas,
 // bucket by bucket, during the step's last backward if that one is announced; and shows the sum as
-// `.grad()`. Thread rule: the one that trains; the threads of backward add their sums.
+// `.grad()`. Where they are on a device, copies both ways are in the current stream, gradients are
+// copied when backward is over, and the buffer should be pinned. Thread rule: the one that trains;
+// the threads of backward add their sums.
 #pragma once
 
 #include <atomic>
@@ -11,22 +13,25 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
+#include "device/stream.h"
 #include "ft/replica/session/gradient_layout.h"
 
 namespace sherd::ft {
 
 class ReplicaGradients {
  public:
-  // Throws Error for slices that are not fp32 on the CPU, or that an optimizer
-  // updates in backward.
+  // Throws Error for slices that are not fp32 or not all on one device, or that an optimizer updates
+  // in backward.
   ReplicaGradients(
       const NamedParameters& parameters, std::int64_t bucket_elements);
   ReplicaGradients(const ReplicaGradients&) = delete;
   ReplicaGradients& operator=(const ReplicaGradients&) = delete;
 
+  c10::Device device() const { return device_; }
   const GradientLayout& layout() const { return layout_; }
   // The names of the slices.
   const std::vector<std::string>& names() const { return names_; }
@@ -39,8 +44,10 @@ class ReplicaGradients {
   // Copies what backward has not copied. Throws Error when a backward broke off.
   void finish();
 
-  // The sum of all replicas, in the layout's order, becomes `.grad()`.
+  // The sum of all replicas, in the layout's order, becomes `.grad()`. It stays unchanged until
+  // clear(), since a device may still read it.
   void show(const float* sum);
+  // Clears `.grad()`.
   void clear();
 
  private:
@@ -57,6 +64,7 @@ class ReplicaGradients {
   void count(std::size_t index, std::int64_t elements);
 
   const NamedParameters parameters_;
+  const c10::Device device_;
   const std::vector<std::string> names_;
   const GradientLayout layout_;
   std::vector<SliceState> slices_;
@@ -65,6 +73,9 @@ class ReplicaGradients {
   float* to_ = nullptr;
   std::function<void(int bucket)> give_;
   std::shared_ptr<void> taken_;  // Backward's sums, while it lives.
+  // Where gradients are on a device:
+  std::vector<std::pair<int, device::Event>> copied_;  // Buckets, in order.
+  device::Event shown_;                                // The sum was read.
 };
 
 }  // namespace sherd::ft

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/replica/session/replica_gradients.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 #include "base/check.h"
+#include "device/host_memory.h"
+#include "device/stream.h"
+#include "support/checking_device/checking_device.h"
 #include "support/error_of.h"
 
 namespace sherd::ft {
@@ -188,12 +193,98 @@ TEST(ReplicaGradients, NoOptimizerUpdatesInBackward) {
   EXPECT_NE(error.find("another optimizer"), std::string::npos) << error;
 }
 
-TEST(ReplicaGradients, OnlyFloatsOnTheCpu) {
+TEST(ReplicaGradients, OnlyFloats) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2}, at::kDouble)});
   const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
   EXPECT_NE(error.find("w: expected an fp32 tensor"), std::string::npos)
       << error;
+}
+
+// ---- on a device ----
+
+TEST(ReplicaGradients, OnlyOfOneDevice) {
+  const auto device = sherd::test::checking_device();
+  NamedParameters named;
+  named.items.push_back({"v", at::zeros({2})});
+  named.items.push_back({"w", at::zeros({2}, at::device(device))});
+  const auto error = error_of([&] { ReplicaGradients gradients(named, 100); });
+  EXPECT_NE(
+      error.find("on one device, found v on cpu and w on " + device.str()),
+      std::string::npos)
+      << error;
+}
+
+void expect_floats(
+    const float* found, const Floats& expected, std::string& wrong) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (found[i] != expected[i]) {
+      wrong += "found " + std::to_string(found[i]) + ", expected " +
+          std::to_string(expected[i]) + "; ";
+    }
+  }
+}
+
+// Two steps, in a stream that is not the default one; adds what is not as expected in them.
+void make_two_steps_on(c10::Device device, std::string& wrong) {
+  const device::CurrentStream on(device::Stream::with_high_priority(device));
+  const auto numbers = at::device(device);
+  NamedParameters named;
+  named.items.push_back({"a", at::zeros({3}, numbers)});
+  named.items.push_back({"b", at::zeros({2}, numbers)});
+  ReplicaGradients gradients(named, 1);
+  const auto pinned = device::empty_on_host({10}, at::kFloat, device).zero_();
+  auto* mine = pinned.mutable_data_ptr<float>();
+  auto* sum = mine + 5;
+  for (const float step : {1.F, 2.F}) {
+    gradients.begin(mine, [&](int bucket) {
+      expect_floats(
+          bucket == 0 ? mine : mine + 2,
+          bucket == 0 ? Floats(2, step) : Floats(3, 2 * step), wrong);
+    });
+    named.items[0].slice.mutable_grad() = at::full({3}, 2 * step, numbers);
+    named.items[1].slice.mutable_grad() = at::full({2}, step, numbers);
+    gradients.last_backward();
+    gradients.finish();
+    std::ranges::transform(
+        std::span(mine, 5), sum, [](float value) { return value + 1; });
+    gradients.show(sum);
+    const auto update = named.items[0].slice.grad().mul(2);
+    gradients.clear();
+    std::fill_n(sum, 5, -1.F);  // The next sum may begin.
+    expect_floats(
+        update.cpu().const_data_ptr<float>(), Floats(3, 2 * (2 * step + 1)),
+        wrong);
+  }
+}
+
+std::string wrong_in_steps_on(c10::Device device) {
+  std::string wrong;
+  try {
+    make_two_steps_on(device, wrong);
+  } catch (const c10::Error& error) {
+    wrong += error.what_without_backtrace();
+  }
+  for (const auto& fault : sherd::test::take_faults(device)) {
+    wrong += fault;
+  }
+  return wrong;
+}
+
+TEST(ReplicaGradients, EveryWaitOfTheHostForADeviceIsNeeded) {
+  const auto device = sherd::test::checking_device();
+  int count = 0;
+  {
+    const sherd::test::StreamWaits waits(device);
+    ASSERT_EQ(wrong_in_steps_on(device), "");
+    count = waits.of_host();
+  }
+  EXPECT_EQ(count, 2 * (2 + 1)) << "for two buckets and a sum a step";
+  for (int wait = 0; wait < count; ++wait) {
+    sherd::test::StreamWaits waits(device);
+    waits.leave_out_of_host(wait);
+    EXPECT_NE(wrong_in_steps_on(device), "") << "without wait " << wait;
+  }
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 #include <atomic>
 #include <charconv>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <utility>
 
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/rank_environment.h"
+#include "device/host_memory.h"
 #include "ft/protocol/samples.h"
 #include "ft/replica/gradient_check.h"
 #include "ft/replica/replica_agent.h"
@@ -83,6 +85,18 @@ GradientCheckOptions check_options(const SessionOptions& options) {
       .norm_ratio_max = options.norm_ratio_max};
 }
 
+// For the agent, where gradients are on a device; else nothing, and it has memory of its own.
+at::Tensor pinned_floats(const ReplicaGradients& gradients) {
+  if (gradients.device().is_cpu()) {
+    return {};
+  }
+  const auto& buckets = gradients.layout().buckets();
+  const auto elements =
+      std::accumulate(buckets.begin(), buckets.end(), std::int64_t{0});
+  return device::empty_on_host({2 * elements}, at::kFloat, gradients.device())
+      .zero_();
+}
+
 net::Security security_of(const SessionOptions& options) {
   return net::security_of(
       options.secret_file,
@@ -135,6 +149,7 @@ struct ReplicaSession::Impl {
         options(given),
         parameters(trained),
         gradients(trained, kBucketElements),
+        pinned(pinned_floats(gradients)),
         check(check_options(given)) {
     ReplicaAgentOptions starting;
     starting.rank.replica = static_cast<ReplicaId>(options.replica);
@@ -145,6 +160,11 @@ struct ReplicaSession::Impl {
     starting.rank.buckets = gradients.layout().buckets();
     starting.rank.bucket_names =
         bucket_names(gradients.layout(), gradients.names());
+    if (pinned.defined()) {
+      starting.rank.memory = {
+          pinned.mutable_data_ptr<float>(),
+          static_cast<std::size_t>(pinned.numel())};
+    }
     SHERD_CHECK(
         options.sums_bytes_max >= 0 && options.fetch_bytes_per_s_max >= 0,
         "[ft] expected sums_bytes_max and fetch_bytes_per_s_max of 0 or more, "
@@ -223,6 +243,7 @@ struct ReplicaSession::Impl {
   const SessionOptions options;
   const NamedParameters parameters;
   ReplicaGradients gradients;
+  const at::Tensor pinned;  // The agent's gradients and sums.
   GradientCheck check;
   std::atomic<std::int64_t> step{0};
   StateId held;

@@ -3,13 +3,13 @@
 
 #include <cstring>
 #include <vector>
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/hash.h"
 #include "ckpt/state_access.h"
+#include "device/host_memory.h"
 #include "net/bytes.h"
 
 namespace sherd::ft {
@@ -47,7 +47,7 @@ std::string state_bytes(const CheckpointState& state, int rank) {
   out.reserve(size_of(targets));
   out.count(targets.size());
   for (const auto& target : targets) {
-    const auto elements = target.shard.elements.cpu().contiguous();
+    const auto elements = device::on_host(target.shard.elements);
     out.text(name_of(target));
     out.u64(bytes_of(elements));
     out.raw(
@@ -61,7 +61,7 @@ std::uint64_t state_digest(const CheckpointState& state, int rank) {
   const at::NoGradGuard no_grad;
   Hash64 hash;
   for (const auto& target : CheckpointAccess::targets(state, rank)) {
-    const auto elements = target.shard.elements.cpu().contiguous();
+    const auto elements = device::on_host(target.shard.elements);
     hash.add(name_of(target));
     hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
   }
@@ -71,7 +71,7 @@ std::uint64_t state_digest(const CheckpointState& state, int rank) {
 std::uint64_t parameter_digest(const NamedParameters& parameters) {
   Hash64 hash;
   for (const auto& item : parameters.items) {
-    const auto elements = item.slice.cpu().contiguous();
+    const auto elements = device::on_host(item.slice.detach());
     hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
   }
   return hash.value();
@@ -105,8 +105,8 @@ void restore_state(
         !target.loaded && place.is_contiguous() && place.is_cpu();
     const auto elements = direct
         ? place
-        : at::empty(
-              place.sizes(), at::TensorOptions().dtype(place.scalar_type()));
+        : device::empty_on_host(
+              place.sizes(), place.scalar_type(), place.device());
     if (!found[i].empty()) {
       std::memcpy(elements.data_ptr(), found[i].data(), found[i].size());
     }

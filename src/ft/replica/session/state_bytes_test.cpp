@@ -2,8 +2,11 @@
 #include "ft/replica/session/state_bytes.h"
 
 #include <cstring>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include "device/stream.h"
+#include "support/checking_device/checking_device.h"
 
 namespace sherd::ft {
 namespace {
@@ -110,6 +113,32 @@ TEST(StateBytes, AreInTheOrderOfIndicesWhateverTheStrides) {
           << from.strides() << " to " << to.strides();
     }
   }
+}
+
+// The same bytes and digests, and back, in the current stream.
+TEST(StateBytes, AreThoseOfTheCpuOnADevice) {
+  const auto device = sherd::test::checking_device();
+  const device::CurrentStream on(device::Stream::with_high_priority(device));
+  const auto values = torch::arange(12, torch::kFloat).view({3, 4});
+  const auto state_on = [&](const torch::Tensor& matrix) {
+    CheckpointState state;
+    state.add("model", {.name = "w", .shape = {3, 4}, .elements = matrix});
+    state.add("model", {.name = "v", .shape = {4, 3}, .elements = matrix.t()});
+    return state;
+  };
+  const auto there = state_on(values.to(device));
+  const auto bytes = state_bytes(state_on(values), 0);
+  EXPECT_EQ(state_bytes(there, 0), bytes);
+  EXPECT_EQ(state_digest(there, 0), state_digest(state_on(values), 0));
+  const auto place = torch::zeros({3, 4}, device);
+  restore_state(state_on(place), 0, bytes);
+  EXPECT_TRUE(torch::equal(place.cpu(), values));
+  NamedParameters here;
+  here.items.push_back({"w", values.view({-1})});
+  NamedParameters named;
+  named.items.push_back({"w", place.view({-1})});
+  EXPECT_EQ(parameter_digest(named), parameter_digest(here));
+  EXPECT_THAT(sherd::test::take_faults(device), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pinned memory of the checking device's host, and copies between it and the device for which
+// nobody has waited yet. Of those to the host the bytes come when the host has waited, and until
+// then there is something else; of those from the host the bytes must stay as they are until then.
+#include <algorithm>
+#include <cstring>
+
+#include <c10/core/impl/alloc_cpu.h>
+
+#include "support/checking_device/device_state.h"
+
+namespace sherd::test {
+namespace {
+
+// Floats of these bytes are not numbers.
+constexpr int kNotThereYet = 0xff;
+
+void free_pinned(void* memory) {
+  auto& state = device_state();
+  {
+    const std::lock_guard lock(state.mu);
+    const auto found = state.pinned.find(memory);
+    const auto* begin = static_cast<char*>(memory);
+    const auto* end = begin + found->second;
+    state.host_copies.remove_if([&](const HostCopy& copy) {
+      return copy.place >= begin && copy.place < end;
+    });
+    state.pinned.erase(found);
+  }
+  c10::free_cpu(memory);
+}
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) {
+      return {nullptr, c10::kCPU};
+    }
+    void* memory = c10::alloc_cpu(bytes);
+    const std::lock_guard lock(device_state().mu);
+    device_state().pinned[memory] = bytes;
+    return {memory, memory, &free_pinned, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* to, const void* from, std::size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+};
+
+}  // namespace
+
+c10::Allocator* pinned_allocator() {
+  static PinnedAllocator allocator;
+  return &allocator;
+}
+
+bool is_pinned(const void* memory) {
+  const auto& state = device_state();
+  const std::lock_guard lock(device_state().mu);
+  auto found = state.pinned.upper_bound(const_cast<void*>(memory));
+  return found != state.pinned.begin() &&
+      static_cast<const char*>(memory) <
+      static_cast<char*>((--found)->first) + found->second;
+}
+
+void note_host_copy(
+    c10::Device device, void* place, std::size_t bytes, bool to_host) {
+  auto& state = device_state();
+  const std::lock_guard lock(state.mu);
+  HostCopy copy;
+  copy.queue = thread_state().stream(device.index());
+  copy.number =
+      thread_state().last_number.at(static_cast<std::size_t>(device.index()));
+  copy.place = static_cast<char*>(place);
+  copy.to_host = to_host;
+  copy.bytes.assign(copy.place, copy.place + bytes);
+  if (to_host) {
+    std::memset(place, kNotThereYet, bytes);
+  }
+  state.host_copies.push_back(std::move(copy));
+}
+
+void DeviceState::finish_host_copies(OneDevice& device) {
+  for (auto copy = host_copies.begin(); copy != host_copies.end();) {
+    if (!device.host.covers(copy->queue, copy->number)) {
+      ++copy;
+      continue;
+    }
+    if (copy->to_host) {
+      std::ranges::copy(copy->bytes, copy->place);
+    } else if (!std::ranges::equal(
+                   copy->bytes, std::span(copy->place, copy->bytes.size()))) {
+      device.faults.push_back(
+          "[checking device] pinned memory that aten::copy_ reads was written "
+          "before the host had waited for it");
+    }
+    copy = host_copies.erase(copy);
+  }
+}
+
+}  // namespace sherd::test
