@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What scripts/cuda_check.py links and starts: it counts CUDA devices, and where there is one, it
-// lets two streams wait for each other, gathers over NCCL with itself, and trains a small model on all
-// devices, a rank each, in every way that differs in what is moved, beside the same ranks on the CPU.
+// lets two streams wait for each other, gathers over NCCL with itself, copies what fault-tolerant
+// replicas send, and trains a small model on all devices, a rank each, in every way that differs in
+// what is moved, beside the same ranks on the CPU.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sherd/fsdp/fully_shard.h>
@@ -25,9 +29,12 @@
 
 #include "base/clock.h"
 #include "compat/nccl_backend.h"
+#include "device/host_memory.h"
 #include "device/last_use.h"
 #include "device/stream.h"
 #include "exchange/flat_collectives.h"
+#include "ft/replica/session/replica_gradients.h"
+#include "ft/replica/session/state_bytes.h"
 
 namespace {
 
@@ -47,7 +54,7 @@ bool take_turns(const c10::Device& device) {
   layout.cuts = {0, kNumel};
   const auto compute = Stream::current(device);
   const auto gather = Stream::with_high_priority(device);
-  const auto options = at::TensorOptions().device(device);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto place = at::empty({kNumel}, options);
   LastUse uses;
   uses.record(Place::of(place), compute);
@@ -78,6 +85,100 @@ double microseconds_of_a_wait(const c10::Device& device) {
   }
   const std::chrono::duration<double, std::micro> took = clock.now() - start;
   return took.count() / kTimes;
+}
+
+// ---- fault-tolerant replicas ----
+
+// Whether all of these floats are that number.
+bool are_all(const float* floats, std::int64_t count, float number) {
+  return std::all_of(
+      floats, floats + count, [&](float one) { return one == number; });
+}
+
+// Some steps of a replica whose device is always busy: gradients go to pinned memory bucket by bucket,
+// and a sum comes back. Says how fast.
+bool sends_gradients(const c10::Device& device) {
+  constexpr int kSteps = 10;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  sherd::NamedParameters named;
+  for (const std::int64_t numel : {kNumel, kNumel / 3, std::int64_t{5}}) {
+    named.items.push_back(
+        {std::to_string(numel), at::full({numel}, 0, options)});
+  }
+  sherd::ft::ReplicaGradients gradients(named, std::int64_t{1} << 20U);
+  const auto& buckets = gradients.layout().buckets();
+  const auto all =
+      std::accumulate(buckets.begin(), buckets.end(), std::int64_t{0});
+  const auto pinned =
+      sherd::device::empty_on_host({2 * all}, at::kFloat, device);
+  auto* mine = pinned.mutable_data_ptr<float>();
+  auto* sum = mine + all;
+  const auto busy = at::full({2048, 2048}, 0.5, options);
+  bool right = pinned.is_pinned();
+  double seconds_there = 0;
+  double seconds_back = 0;
+  const sherd::SteadyClock clock;
+  const auto since = [&clock](sherd::Instant start) {
+    return std::chrono::duration<double>(clock.now() - start).count();
+  };
+  for (int step = 1; step <= kSteps; ++step) {
+    const auto number = static_cast<float>(step);
+    gradients.begin(mine, [&](int bucket) {
+      const auto begin = buckets.begin();
+      const auto at = std::accumulate(begin, begin + bucket, std::int64_t{0});
+      right = right && are_all(mine + at, begin[bucket], number);
+    });
+    (void)busy.mm(busy);
+    for (const auto& item : named.items) {
+      item.slice.mutable_grad() = at::full({item.slice.numel()}, step, options);
+    }
+    const auto finishing = clock.now();
+    gradients.finish();
+    seconds_there += since(finishing);
+    std::transform(mine, mine + all, sum, [](float one) { return 2 * one; });
+    (void)busy.mm(busy);
+    const auto showing = clock.now();
+    gradients.show(sum);
+    for (const auto& item : named.items) {
+      item.slice.add_(item.slice.grad());
+    }
+    gradients.clear();
+    seconds_back += since(showing);
+    std::fill_n(sum, all, -1.0F);  // As the next sum does.
+  }
+  for (const auto& item : named.items) {
+    const auto values = sherd::device::on_host(item.slice);
+    right = right &&
+        are_all(values.const_data_ptr<float>(), values.numel(),
+                kSteps * (kSteps + 1));
+  }
+  const double gigabytes = 4e-9 * static_cast<double>(all) * kSteps;
+  std::printf(
+      "gradients to replicas and back: %s; %.1f GB/s there, checked on the "
+      "host, %.1f GB/s back\n",
+      right ? "right" : "WRONG", gigabytes / seconds_there,
+      gigabytes / seconds_back);
+  return right;
+}
+
+// A state goes to another replica, which has its own.
+bool sends_a_state(const c10::Device& device) {
+  const auto state_of = [](const at::Tensor& values) {
+    sherd::CheckpointState state;
+    state.add(
+        "model",
+        {.name = "w", .shape = values.sizes().vec(), .elements = values});
+    return state;
+  };
+  const auto values = at::arange(kNumel, at::kFloat);
+  const auto donor = state_of(values.to(device));
+  const auto mine = at::full({kNumel}, 0.0, at::TensorOptions().device(device));
+  sherd::ft::restore_state(state_of(mine), 0, sherd::ft::state_bytes(donor, 0));
+  const bool right = at::equal(mine.cpu(), values) &&
+      sherd::ft::state_digest(donor, 0) ==
+          sherd::ft::state_digest(state_of(values), 0);
+  std::printf("a state to a replica: %s\n", right ? "right" : "WRONG");
+  return right;
 }
 
 // ---- training ----
@@ -238,7 +339,8 @@ int run() {
   std::printf(
       "gathers in a stream of their own: %s; an event and a wait: %.2f us\n",
       right ? "right" : "WRONG", microseconds_of_a_wait(device));
-  return right && trains_as_on_the_cpu(devices) ? 0 : 1;
+  const bool sends = sends_gradients(device) && sends_a_state(device);
+  return right && sends && trains_as_on_the_cpu(devices) ? 0 : 1;
 }
 
 }  // namespace

@@ -41,6 +41,9 @@ STAND_INS = {
 # The parts of the library that the program is made of: all that training on devices uses.
 PARTS = ("base", "net", "plan", "shm", "compat", "device", "world", "optim",
          "autograd", "exchange", "ddp", "fsdp", "ckpt")
+# What fault-tolerant replicas add on devices: copies to the host and back.
+SESSION = [f"src/ft/replica/session/{name}.cpp" for name in (
+    "gradient_layout", "replica_gradients", "state_bytes")]
 BATCH = 8  # Files that are compiled as one, as CMake does it.
 FLAGS = ["-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wconversion",
          "-Wshadow", "-Wno-psabi", "-Werror", "-DUSE_DISTRIBUTED",
@@ -108,7 +111,7 @@ def sources_of(part):
 
 def units_of_all():
     """What is compiled as one, by name."""
-    units = {"program": ["scripts/cuda_check.cpp"]}
+    units = {"program": ["scripts/cuda_check.cpp"], "session": SESSION}
     for part in PARTS:
         sources = sources_of(part)
         for at in range(0, len(sources), BATCH):

@@ -10,6 +10,7 @@
 namespace sherd::ft::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -64,10 +65,22 @@ TEST(DeviceReplicas, AKilledOneReturnsWithTheStateOfAnother) {
   ASSERT_TRUE(cluster.run_until_made(5));
   cluster.kill(1);
   ASSERT_TRUE(cluster.run_until_made(cluster.made() + 5));
+  const auto enough = cluster.made() + 5;
   cluster.start(1);
-  ASSERT_TRUE(
-      cluster.run_until([&] { return cluster.states_in_common(1, 0) >= 5; }));
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.held_by(1) >= enough; }));
   EXPECT_EQ(cluster.failure_of_any(), "");
+}
+
+TEST(DeviceReplicas, OneWithAWrongParameterCopiesTheStateOfAnother) {
+  DiskCluster cluster(
+      {.on_devices = true, .steps = kEndlessly, .save_every = 0, .flip_at = 6});
+  cluster.start_all();
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.held_by(1) >= 12; }));
+  EXPECT_EQ(cluster.failure_of_any(), "");
+  EXPECT_THAT(
+      cluster.said(),
+      ContainsRegex(
+          "replica 1: its bits at step 6 .* are not those of 2 others"));
 }
 
 TEST(DeviceReplicas, GradientsThatAreNoNumbersAreLeftOut) {

@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "ft/outcome.h"
+#include "ft/protocol/identity.h"
 #include "support/ranks.h"
 
 namespace sherd::ft::test {
@@ -103,6 +104,7 @@ void DiskCluster::start(int replica) {
   options.folder = own == checkpoints_of.end() ? checkpoints : own->second;
   options.width = width;
   options.nan_at = replica == 1 ? options_.nan_at : 0;
+  options.flip_at = replica == 1 ? options_.flip_at : 0;
   if (options.life == 1) {
     options.fault = options_.fault;
     options.fault_at = options_.fault_at;
@@ -225,8 +227,8 @@ void DiskCluster::heard(const std::string& line) {
     const auto hash = rest.substr(0, space);
     const auto [known, added] = hashes_.emplace(str(rank, ' ', name), hash);
     EXPECT_EQ(known->second, hash) << line;  // Equal names, equal bits.
-    if (life == lives_.at(replica)) {
-      holds_[{replica, life}].insert(known->first);
+    if (what == "holds" && rank == 0) {
+      held_[{replica, life}] = state_named(name).step;
     }
     if (what == "loaded" && rank == 0) {
       loaded_.push_back(name);
@@ -244,8 +246,8 @@ bool DiskCluster::run_until(const std::function<bool()>& enough) {
       return true;
     }
     if (clock.now() > until) {
-      ADD_FAILURE() << "not in time, at step " << made_ << ":\n" << said()
-                    << failure_of_any();
+      ADD_FAILURE() << "not in time, at step " << made_ << ":\n"
+                    << said() << failure_of_any();
       return false;
     }
     pollfd polled = {told_.get(), POLLIN, 0};
@@ -284,14 +286,9 @@ std::string DiskCluster::failure_of(int replica) const {
   return found == failures_.end() ? "" : found->second;
 }
 
-int DiskCluster::states_in_common(int replica, int other) const {
-  const auto of = [&](int one) {
-    const auto found = holds_.find({one, lives_.at(one)});
-    return found == holds_.end() ? std::set<std::string>() : found->second;
-  };
-  const auto others = of(other);
-  return static_cast<int>(std::ranges::count_if(
-      of(replica), [&](const auto& state) { return others.contains(state); }));
+std::int64_t DiskCluster::held_by(int replica) const {
+  const auto found = held_.find({replica, lives_.at(replica)});
+  return found == held_.end() ? -1 : found->second;
 }
 
 std::string DiskCluster::hash_at(std::int64_t step, int rank) const {

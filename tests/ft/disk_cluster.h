@@ -36,7 +36,9 @@ struct DiskClusterOptions {
   DiskFault fault = DiskFault::kNone;
   std::string fault_at{};
   std::int64_t kills_max = 1000;  // By the fault, of all replicas together.
-  std::int64_t nan_at = 0;        // Of replica 1; see DiskRankOptions.
+  // Of replica 1; see DiskRankOptions.
+  std::int64_t nan_at = 0;
+  std::int64_t flip_at = 0;
 };
 
 class DiskCluster {
@@ -83,8 +85,8 @@ class DiskCluster {
   std::size_t failures() const { return failures_.size(); }
   std::size_t ranks_alive() const { return processes_.size(); }
   bool is_done(int replica) const { return done_.contains({replica, 0}); }
-  // Of these lives of both, on any rank.
-  int states_in_common(int replica, int other) const;
+  // The last step of which its rank 0 held the state in this life; -1: none.
+  std::int64_t held_by(int replica) const;
   // Of a rank's state at that step, of a run in which none was made twice; empty: it is not known.
   std::string hash_at(std::int64_t step, int rank) const;
   bool saved(std::int64_t step) const;
@@ -120,9 +122,8 @@ class DiskCluster {
   std::map<int, int> lives_;
   std::set<std::pair<int, int>> done_;  // Replica and rank.
   std::map<int, std::string> failures_;
-  std::map<std::string, std::string> hashes_;  // By rank and state.
-  std::map<std::pair<int, int>, std::set<std::string>>
-      holds_;  // By replica and life, rank and state.
+  std::map<std::string, std::string> hashes_;         // By rank and state.
+  std::map<std::pair<int, int>, std::int64_t> held_;  // By replica and life.
   std::vector<std::string> loaded_;
   std::int64_t made_ = 0;
   bool restarts_ = false;

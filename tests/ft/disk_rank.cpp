@@ -22,6 +22,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "device/device_ranks.h"
+#include "device/stream.h"
 #include "support/delay.h"
 
 namespace {
@@ -160,13 +161,11 @@ class DiskRank {
     }
     ReplicaSession session(
         world_, fsdp_.named_parameters(), state_,
-        [this](std::int64_t) {
-          fsdp_.clip_grad_norm(1.0);
-          adamw_.step();
-        },
-        options);
+        [this](std::int64_t step) { update(step); }, options);
     while (const auto plan = session.begin_step()) {
-      tell(str("holds ", hash(), ' ', session.state_name()));
+      if (options_.flip_at == 0 || session.step() != options_.flip_at) {
+        tell(str("holds ", hash(), ' ', session.state_name()));
+      }
       checkpoints.save_if_due(session, *plan);
       if (plan->step > options_.steps) {
         break;
@@ -202,6 +201,15 @@ class DiskRank {
     }
     session.last_backward();
     loss.backward();
+  }
+
+  void update(std::int64_t step) {
+    fsdp_.clip_grad_norm(1.0);
+    if (step == options_.flip_at) {
+      const torch::NoGradGuard no_grad;
+      fsdp_.named_parameters().items.front().slice.narrow(0, 0, 1).add_(1);
+    }
+    adamw_.step();
   }
 
   // Of this rank's part of all that makes a step what it is.
@@ -259,6 +267,9 @@ bool runs_on_devices(const DiskRankOptions& options) {
                  run_device_rank(
                      World::from_store(store, rank, options.ranks), network, {},
                      [&](const DeviceRank& self) {
+                       // No order comes for nothing from the default stream.
+                       const device::CurrentStream on(
+                           device::Stream::with_high_priority(self.device));
                        DiskRank(options, self.world, self.device).run();
                      });
                }) &&

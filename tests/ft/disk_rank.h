@@ -34,8 +34,9 @@ struct DiskRankOptions {
   int keep = 0;  // All.
   std::string coordinator;
   std::string folder;
-  int width = 16;           // Of the model.
-  std::int64_t nan_at = 0;  // Step of which the gradients are not numbers.
+  int width = 16;            // Of the model.
+  std::int64_t nan_at = 0;   // Step of which the gradients are not numbers,
+  std::int64_t flip_at = 0;  // or after which a parameter is wrong.
   DiskFault fault = DiskFault::kNone;
   std::string fault_at;  // Part of the paths that it concerns.
   // How many processes it may still kill.
