@@ -42,18 +42,30 @@ std::string name_of_hook(const CommHook& hook, bool compares_calls) {
 }
 
 CommHookGroup::CommHookGroup(
-    world::Transport& transport, const std::string& what, bool compares_calls)
+    const exchange::HookTransport& transport,
+    const std::string& what,
+    bool compares_calls)
     : transport_(transport),
       what_(what),
-      all_(transport, what_, kTag),
+      all_(transport.messages, what_, kTag),
       compares_calls_(compares_calls) {}
+
+bool CommHookGroup::can_send(const at::Tensor& tensor) const {
+  const auto* collectives = transport_.collectives;
+  return tensor.defined() && tensor.is_contiguous() &&
+      (tensor.is_cpu() ||
+       (collectives != nullptr && tensor.device() == collectives->device()));
+}
 
 void CommHookGroup::take(
     world::Collectives& group, Call call, const at::Tensor& tensor) {
   SHERD_CHECK(
-      tensor.defined() && tensor.is_contiguous() && tensor.device().is_cpu(),
+      can_send(tensor),
       "[ddp] a hook gave a tensor to its group that cannot be sent; expected a "
-      "contiguous CPU tensor");
+      "contiguous CPU tensor",
+      transport_.collectives != nullptr
+          ? " or one on " + transport_.collectives->device().str()
+          : std::string());
   bytes_ += static_cast<std::int64_t>(tensor.nbytes());
   if (!compares_calls_ || group.size() == 1) {
     return;
@@ -69,15 +81,18 @@ void CommHookGroup::take(
     SHERD_CHECK_AS(
         kFailedPrecondition, theirs == numbers_of(mine),
         "[ddp] a hook's calls differ, for ", what_, ": rank ",
-        transport_.world_rank(transport_.index()), " has ",
-        text_of(numbers_of(mine)), ", rank ",
-        group.world_rank(static_cast<int>(member)), " ", text_of(theirs),
-        "; expected the same on all ranks");
+        group.world_rank(group.index()), " has ", text_of(numbers_of(mine)),
+        ", rank ", group.world_rank(static_cast<int>(member)), " ",
+        text_of(theirs), "; expected the same on all ranks");
   }
 }
 
 void CommHookGroup::all_reduce_mean(const at::Tensor& tensor) {
   take(all_, Call::kAllReduce, tensor);
+  if (!tensor.is_cpu()) {
+    transport_.collectives->all_reduce_mean(tensor);
+    return;
+  }
   all_.all_reduce(tensor, 1.0 / size()).throw_if_failed();
 }
 
@@ -90,9 +105,11 @@ void CommHookGroup::all_reduce_mean(
       "[ddp] a hook named ranks to reduce among; expected ascending ones of "
       "the ",
       size(), " with rank ", rank());
-  world::Collectives group(transport_, ranks, what_, kTag);
+  world::Collectives group(transport_.messages, ranks, what_, kTag);
   take(group, Call::kAllReduce, tensor);
-  if (group.size() > 1) {
+  if (!tensor.is_cpu()) {
+    transport_.collectives->all_reduce_mean(tensor, ranks);
+  } else if (group.size() > 1) {
     group.all_reduce(tensor, 1.0 / static_cast<double>(group.size()))
         .throw_if_failed();
   }
@@ -108,11 +125,18 @@ void CommHookGroup::reduce_scatter_mean(
       "[ddp] a hook's reduce_scatter_mean: expected a 1-D tensor and ",
       size() + 1, " cuts that ascend from 0 to its elements");
   take(all_, Call::kReduceScatter, tensor);
+  if (!tensor.is_cpu()) {
+    transport_.collectives->reduce_scatter_mean(tensor, cuts);
+    return;
+  }
   all_.reduce_scatter(tensor, cuts, 1.0 / size()).throw_if_failed();
 }
 
 std::vector<at::Tensor> CommHookGroup::all_gather(const at::Tensor& tensor) {
   take(all_, Call::kAllGather, tensor);
+  if (!tensor.is_cpu()) {
+    return transport_.collectives->all_gather(tensor);
+  }
   auto all = all_.all_gather(tensor);
   all.status().throw_if_failed();
   return std::move(all).value();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CommHookGroup gives a communication hook its collectives over an exchange's transport. Thread
-// rule: as HookGroup.
+// CommHookGroup gives a communication hook its collectives over an exchange's transport: those of
+// tensors on the CPU by messages, those of tensors on a device in its current stream. Thread rule: as
+// HookGroup.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 #include <sherd/ddp/comm_hook.h>
 #include "base/rank_environment.h"
+#include "exchange/make_exchange.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {
@@ -17,7 +19,7 @@ class CommHookGroup final : public HookGroup {
  public:
   // `what` is reduced, for error messages. `compares_calls` has the same value on all ranks.
   CommHookGroup(
-      world::Transport& transport,
+      const exchange::HookTransport& transport,
       const std::string& what,
       bool compares_calls);
 
@@ -37,8 +39,9 @@ class CommHookGroup final : public HookGroup {
   enum class Call : std::int64_t { kAllReduce, kAllGather, kReduceScatter };
   // Checks the tensor and, where calls are compared, that the group makes the same call.
   void take(world::Collectives& group, Call call, const at::Tensor& tensor);
+  bool can_send(const at::Tensor& tensor) const;
 
-  world::Transport& transport_;
+  const exchange::HookTransport transport_;
   const std::string what_;
   world::Collectives all_;
   const bool compares_calls_;

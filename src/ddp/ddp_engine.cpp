@@ -81,6 +81,7 @@ DdpEngine::DdpEngine(
       model_(std::move(model)),
       keyed_(all_trainable(model_)),
       updates_(model_.trainable),
+      hook_stream_(device::Stream::with_high_priority(model_.device)),
       states_(model_.trainable.size()),
       arrivals_(model_.trainable.size(), 0),
       used_(model_.trainable.size(), true) {
@@ -147,6 +148,9 @@ void DdpEngine::abandon_exchange(const Status& failure) {
   transport_->abandon(failure);
   if (buffer_transport_) {
     buffer_transport_->abandon(failure);
+  }
+  if (buffer_collectives_) {
+    buffer_collectives_->abort();
   }
 }
 

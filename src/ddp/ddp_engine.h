@@ -22,7 +22,9 @@
 #include "ddp/keyed_parameters.h"
 #include "ddp/replicated_model.h"
 #include "ddp/step_timer.h"
+#include "device/stream.h"
 #include "exchange/exchange.h"
+#include "exchange/make_exchange.h"
 #include "exchange/reducer.h"
 #include "world/transport.h"
 
@@ -46,10 +48,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void start();
 
   // Throws Error for what is there for parameters on the CPU only.
-  static void check_on_device(
-      const ReplicatedModel& model,
-      const Mesh& mesh,
-      const ReplicateOptions& options);
+  static void check_on_device(const ReplicatedModel& model, const Mesh& mesh);
 
   NamedParameters named_parameters();
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
@@ -99,8 +98,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void connect(const Mesh& mesh);
   // Collective over the world of the mesh, before anything changes: throws on every rank where a rank
   // is not between two steps, or has what its device cannot do.
-  void check_connection(
-      const char* call, const Mesh& mesh, const CommHookPtr& hook) const;
+  void check_connection(const char* call, const Mesh& mesh) const;
   void check_between_steps(const char* call) const;
   // Ends the exchange that there is, and starts on these ranks.
   void connect_again(const Mesh& mesh);
@@ -110,7 +108,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void run_hook(
       plan::UnitId unit,
       const at::Tensor& gradients,
-      world::Transport& transport);
+      const exchange::HookTransport& transport);
   void check_not_thawed() const;
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Returns whether all ranks take part in this backward; in a join scope it asks them.
@@ -160,7 +158,11 @@ class DdpEngine final : public autograd::ModelEngine,
   BackwardUpdateTable updates_;
   std::shared_ptr<world::Transport> transport_;
   std::shared_ptr<world::Transport> buffer_transport_;  // For buffer hooks.
-  bool compares_calls_ = false;                         // Calls of hooks.
+  // Likewise, of buffers on a device.
+  std::unique_ptr<exchange::DeviceCollectives> buffer_collectives_;
+  // Exchanges come and go, and what a hook keeps belongs to one stream.
+  const device::Stream hook_stream_;
+  bool compares_calls_ = false;  // Calls of hooks.
   Buckets buckets_;
   std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
   FlightLog log_;                                 // The exchange's.

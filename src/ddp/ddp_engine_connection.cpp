@@ -19,6 +19,8 @@
 namespace sherd::ddp {
 namespace {
 
+constexpr const char* kDevices = "devices";  // A kind of exchange.
+
 // Gradients come from the last layer to the first.
 std::vector<int> reversed(std::size_t parameters) {
   std::vector<int> order(parameters);
@@ -45,25 +47,23 @@ void DdpEngine::connect(const Mesh& mesh) {
   if (options_.buffer_hook) {
     buffer_transport_ =
         world::make_c10d_transport(world(), name_ + "/buffers", ranks_);
+    buffer_collectives_ = model_.device.is_cpu()
+        ? nullptr
+        : exchange::make_device_collectives(
+              world(), model_.device, name_ + "/buffers", ranks_);
   }
   open(order);
 }
 
 void DdpEngine::check_on_device(
-    const ReplicatedModel& model,
-    const Mesh& mesh,
-    const ReplicateOptions& options) {
+    const ReplicatedModel& model, const Mesh& mesh) {
   if (model.device.is_cpu() || mesh.replicate_size() == 1) {
     return;
   }
-  const auto refuse = [&](bool found, const char* option) {
-    SHERD_CHECK(
-        !found, "[ddp] parameters are on ", model.device.str(), ", where ",
-        option, " is not supported; expected none, or parameters on the CPU");
-  };
-  refuse(options.hook != nullptr, "a communication hook");
-  refuse(options.buffer_hook != nullptr, "options.buffer_hook");
-  refuse(!model.sparse.empty(), "an embedding with sparse gradients");
+  SHERD_CHECK(
+      model.sparse.empty(), "[ddp] parameters are on ", model.device.str(),
+      ", where an embedding with sparse gradients is not supported; expected "
+      "none, or parameters on the CPU");
   world::check_device_backend(mesh.world(), model.device);
 }
 
@@ -108,24 +108,28 @@ std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
     const auto kind = exchange::choose_kind(
         world(), ranks_, options_.exchange, process_environment(),
         model_.device);
-    kind_ = model_.device.is_cpu() ? exchange::text_of(kind) : "devices";
+    kind_ = model_.device.is_cpu() ? exchange::text_of(kind) : kDevices;
     return exchange::make_exchange(world(), name, ranks_, kind, model_.device);
   }
-  kind_ = exchange::text_of(ExchangeKind::kCollective);
+  kind_ = model_.device.is_cpu() ? exchange::text_of(ExchangeKind::kCollective)
+                                 : kDevices;
   return exchange::make_comm_hook_exchange(
       world(), name, ranks_,
       {.name = name_of_hook(*options_.hook, compares_calls_),
-       .reduce = [this](
-                     plan::UnitId unit, const std::vector<at::Tensor>& flats,
-                     world::Transport& transport) {
-         run_hook(unit, flats.at(0), transport);
-       }});
+       .reduce =
+           [this](
+               plan::UnitId unit, const std::vector<at::Tensor>& flats,
+               const exchange::HookTransport& transport) {
+             run_hook(unit, flats.at(0), transport);
+           },
+       .stream = hook_stream_},
+      model_.device);
 }
 
 void DdpEngine::run_hook(
     plan::UnitId unit,
     const at::Tensor& gradients,
-    world::Transport& transport) {
+    const exchange::HookTransport& transport) {
   const auto u = static_cast<std::size_t>(unit);
   GradientBucket bucket;
   bucket.index = unit;
@@ -145,25 +149,22 @@ void DdpEngine::run_hook(
   hook_bytes_ += group.bytes();
 }
 
-void DdpEngine::check_connection(
-    const char* call, const Mesh& mesh, const CommHookPtr& hook) const {
+void DdpEngine::check_connection(const char* call, const Mesh& mesh) const {
   world::on_all_or_none(mesh.world(), "[ddp]", "connect", [&] {
     check_between_steps(call);
-    auto options = options_;
-    options.hook = hook;
-    check_on_device(model_, mesh, options);
+    check_on_device(model_, mesh);
   });
 }
 
 void DdpEngine::set_mesh(const Mesh& mesh) {
   const std::lock_guard lock(mu_);
-  check_connection("set_world()", mesh, options_.hook);
+  check_connection("set_world()", mesh);
   connect_again(mesh);
 }
 
 void DdpEngine::set_hook(const CommHookPtr& hook) {
   const std::lock_guard lock(mu_);
-  check_connection("set_hook()", mesh_, hook);
+  check_connection("set_hook()", mesh_);
   options_.hook = hook;
   connect_again(Mesh(mesh_));
 }
@@ -193,6 +194,7 @@ void DdpEngine::connect_again(const Mesh& mesh) {
   exchange_.reset();
   transport_.reset();
   buffer_transport_.reset();
+  buffer_collectives_.reset();
   gradients_.clear();
   error_ = {};
   forget_forward();
@@ -233,7 +235,10 @@ void DdpEngine::run_buffer_hook() {
     buffers.emplace_back(buffer.name, buffer.tensor);
   }
   const autograd::ExcludeParamKeyScope no_announcements;
-  CommHookGroup group(*buffer_transport_, "buffers", compares_calls_);
+  CommHookGroup group(
+      {.messages = *buffer_transport_,
+       .collectives = buffer_collectives_.get()},
+      "buffers", compares_calls_);
   const auto status = status_of(
       [&] {
         options_.buffer_hook(buffers, group);

@@ -12,7 +12,9 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <sherd/ddp/comm_hook.h>
 
 #include "base/check.h"
@@ -112,7 +114,9 @@ class PowerSgd final : public CommHook {
           "[ddp] power_sgd: expected state named step, q.* or error.*, found '",
           name, "'");
       auto& memory = loaded[name.substr(dot + 1)];
-      (kind == "q" ? memory.q : memory.error) = tensor.clone();
+      // On the CPU until its gradients come, wherever those are.
+      (kind == "q" ? memory.q : memory.error) =
+          tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     }
     SHERD_CHECK(
         step.defined(),
@@ -138,6 +142,9 @@ class PowerSgd final : public CommHook {
     at::Tensor whole;     // [rows, columns], fp32: gradient plus error.
     at::Tensor p;         // [rows, rank]
     at::Tensor q;         // [columns, rank]
+    // What is kept if the result is not finite; an undefined error: none.
+    at::Tensor old_q;
+    at::Tensor old_error;
   };
 
   at::Tensor first_q(
@@ -186,21 +193,16 @@ class PowerSgd final : public CommHook {
       return;
     }
     const auto square =
-        at::zeros({side, side}, at::TensorOptions().dtype(at::kFloat));
+        at::zeros({side, side}, bucket.gradients.options().dtype(at::kFloat));
     const auto elements = square.view({-1}).narrow(0, 0, numel);
     elements.copy_(bucket.gradients);
-    const auto place_of = [&](const at::Tensor& gradient) {
-      return elements.as_strided(
-          gradient.sizes(), gradient.strides(),
-          gradient.storage_offset() - bucket.gradients.storage_offset());
-    };
-    for (const auto& [name, gradient] : bucket.parameters) {
-      if (const auto& error = memory_[name].error; error.defined()) {
-        place_of(gradient).add_(error.view(gradient.sizes()));
-      }
+    const auto errors = errors_of(bucket, square);
+    if (errors.defined()) {
+      square.add_(errors);
     }
     std::vector<LowRankMatrix> low = {
         begin("batch." + bucket.parameters[0].name, square, matrix, step)};
+    low[0].old_error = errors;
     reduce_p(low, {}, group);
     reduce_q(low, group);
     end(low[0]);
@@ -209,10 +211,34 @@ class PowerSgd final : public CommHook {
     if (!error.defined()) {
       return;
     }
-    elements.copy_(error.view({-1}).narrow(0, 0, numel));
     for (const auto& [name, gradient] : bucket.parameters) {
-      memory_[name].error = place_of(gradient).clone();
+      memory_[name].error = place_in(error, bucket, gradient).clone();
     }
+  }
+
+  // The gradient's elements of a square that has the bucket's.
+  static at::Tensor place_in(
+      const at::Tensor& square,
+      const GradientBucket& bucket,
+      const at::Tensor& gradient) {
+    return square.as_strided(
+        gradient.sizes(), gradient.strides(),
+        gradient.storage_offset() - bucket.gradients.storage_offset());
+  }
+
+  // As a square; undefined: there are none.
+  at::Tensor errors_of(
+      const GradientBucket& bucket, const at::Tensor& square) const {
+    at::Tensor errors;
+    for (const auto& [name, gradient] : bucket.parameters) {
+      const auto known = memory_.find(name);
+      if (known != memory_.end() && known->second.error.defined()) {
+        errors = errors.defined() ? errors : at::zeros_like(square);
+        place_in(errors, bucket, gradient)
+            .copy_(known->second.error.view(gradient.sizes()));
+      }
+    }
+    return errors;
   }
 
   LowRankMatrix begin(
@@ -227,11 +253,15 @@ class PowerSgd final : public CommHook {
     low.whole = gradient.reshape({matrix.rows, matrix.columns})
                     .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     if (memory.error.defined()) {
+      memory.error = memory.error.to(gradient.device());
       low.whole.add_(memory.error);
     }
     const bool kept = options_.warm_start && memory.q.defined() &&
         memory.q.size(0) == matrix.columns && memory.q.size(1) == options_.rank;
-    low.q = kept ? memory.q : first_q(name, matrix, step);
+    low.q =
+        (kept ? memory.q : first_q(name, matrix, step)).to(gradient.device());
+    low.old_q = low.q;
+    low.old_error = memory.error;
     low.p = low.whole.mm(low.q);
     return low;
   }
@@ -268,7 +298,7 @@ class PowerSgd final : public CommHook {
     if (numel == 0) {
       return;
     }
-    const auto pack = at::empty({numel}, at::TensorOptions().dtype(at::kFloat));
+    const auto pack = at::empty({numel}, all[0].options().dtype(at::kFloat));
     const auto each = [&](auto&& move) {
       std::int64_t offset = 0;
       for (const auto& one : all) {
@@ -285,13 +315,22 @@ class PowerSgd final : public CommHook {
     auto& memory = memory_[low.name];
     const auto approximation = low.p.mm(low.q.t());
     low.gradient.copy_(approximation.view(low.gradient.sizes()));
-    if (!at::isfinite(approximation).all().item<bool>()) {
-      return;  // On every rank: a step to be skipped, of which nothing is kept.
+    // If some of it is not, the step is to be skipped on every rank, and nothing of it is kept. On a
+    // device an operator decides that, because the host would have to wait for the answer.
+    const auto is_finite = at::isfinite(approximation).all();
+    if (is_finite.is_cpu() && !is_finite.item<bool>()) {
+      return;
     }
+    const auto kept = [&](const at::Tensor& value, const at::Tensor& old) {
+      return value.is_cpu()
+          ? value
+          : at::where(
+                is_finite, value, old.defined() ? old : at::zeros_like(value));
+    };
     if (options_.error_feedback) {
-      memory.error = low.whole.sub_(approximation);
+      memory.error = kept(low.whole.sub_(approximation), low.old_error);
     }
-    memory.q = low.q;
+    memory.q = kept(low.q, low.old_q);
   }
 
   const PowerSgdOptions options_;

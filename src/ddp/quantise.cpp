@@ -82,7 +82,9 @@ class Quantise final : public CommHook {
       SHERD_CHECK(
           name.starts_with(kError),
           "[ddp] quantise: expected state named error.*, found '", name, "'");
-      loaded[name.substr(std::string(kError).size())] = tensor.clone();
+      // On the CPU until its gradient comes, wherever that is.
+      loaded[name.substr(std::string(kError).size())] =
+          tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     }
     errors_ = std::move(loaded);
   }
@@ -106,7 +108,7 @@ class Quantise final : public CommHook {
       place.elements_begin = bytes;
       bytes += place.rows * place.columns;
     }
-    return at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+    return at::empty({bytes}, bucket.gradients.options().dtype(at::kByte));
   }
 
   void write(
@@ -117,7 +119,7 @@ class Quantise final : public CommHook {
                       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
     const auto known = errors_.find(parameter.name);
     if (known != errors_.end()) {
-      wanted.add_(known->second.view(wanted.sizes()));
+      wanted.add_(known->second.to(wanted.device()).view(wanted.sizes()));
     }
     const auto scales = place.scales(message);
     const auto elements = place.elements(message);

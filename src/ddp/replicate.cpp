@@ -125,7 +125,7 @@ DistributedDataParallel replicate(
     check_options(options);
     model = ddp::collect_model(module, options.ignored);
     ddp::check_delayed(model, options.delayed);
-    ddp::DdpEngine::check_on_device(model, mesh, options);
+    ddp::DdpEngine::check_on_device(model, mesh);
   });
   auto engine = std::make_shared<ddp::DdpEngine>(
       module.name(), std::move(model), mesh, options);

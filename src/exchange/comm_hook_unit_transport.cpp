@@ -170,7 +170,7 @@ class CommHookUnitTransport final : public UnitTransport {
     take_alone(unit, options, flats);
     if (auto status = status_of(
             [&] {
-              hook_.reduce(unit, flats, *transport_);
+              hook_.reduce(unit, flats, {.messages = *transport_});
               return Status();
             },
             ErrorCode::kFailedPrecondition,
@@ -200,10 +200,9 @@ class CommHookUnitTransport final : public UnitTransport {
     const auto kept =
         owned(model_, unit, static_cast<int>(f), transport_->index());
     const auto result = flat.narrow(0, kept.begin, kept.numel());
-    // The hook gives the mean, and the scale is that of the sum. It may be 1 but for rounding.
-    const double factor = options.scale * transport_->size();
-    if (std::abs(factor - 1.0) > kRounding) {
-      result.mul_(factor);
+    if (const auto scale = scale_of_mean(options, transport_->size());
+        scale != 1.0) {
+      result.mul_(scale);
     }
     const auto out = options.into.empty()
         ? inner_->shard(unit, static_cast<int>(f)).gradient
@@ -255,6 +254,12 @@ class CommHookUnitTransport final : public UnitTransport {
 };
 
 }  // namespace
+
+// The options' scale is that of the sum. The product may be 1 but for rounding.
+double scale_of_mean(const ReduceOptions& options, int ranks) {
+  const double scale = options.scale * ranks;
+  return std::abs(scale - 1.0) > kRounding ? scale : 1.0;
+}
 
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,

@@ -27,10 +27,15 @@ device::Place place_of_slot(const std::vector<at::Tensor>& flats) {
 }
 
 DeviceBuffers::DeviceBuffers(
-    const ModelSpec& model, int rank, c10::Device where)
+    const ModelSpec& model,
+    int rank,
+    c10::Device where,
+    const device::Stream& reductions)
     : device(where),
       gather_stream(device::Stream::with_high_priority(where)),
-      reduce_stream(device::Stream::with_high_priority(where)),
+      reduce_stream(
+          reductions.is_null() ? device::Stream::with_high_priority(where)
+                               : reductions),
       unit_memory(where, gather_stream, uses),
       gradient_memory(where, reduce_stream, uses),
       places(

@@ -13,7 +13,12 @@
 namespace sherd::exchange {
 
 struct DeviceBuffers {
-  DeviceBuffers(const ModelSpec& model, int rank, c10::Device where);
+  // A null `reductions`: a new stream.
+  DeviceBuffers(
+      const ModelSpec& model,
+      int rank,
+      c10::Device where,
+      const device::Stream& reductions = {});
   DeviceBuffers(const DeviceBuffers&) = delete;
   DeviceBuffers& operator=(const DeviceBuffers&) = delete;
 

@@ -64,8 +64,9 @@ class HybridExchange final : public Exchange {
       c10::Device device)
       : position_(position),
         scale_across_(
-            reduce_across == ReduceAcross::kInOrder ? 1.0 / position.replicas
-                                                    : 1.0),
+            reduce_across == ReduceAcross::kInAnyOrder
+                ? 1.0
+                : 1.0 / position.replicas),
         reduce_across_(reduce_across),
         device_(device),
         partial_pool_(

@@ -16,11 +16,11 @@ namespace sherd::exchange {
 
 enum class ReduceAcross {
   kInAnyOrder,
-  // By a communication hook, which gets means of replicas, in the order in which this rank has
-  // started to reduce. That must be the same on all ranks.
+  // Means of replicas, by a communication hook, in the order in which this rank has started to
+  // reduce. That must be the same on all ranks.
   kInOrder,
-  // When a replica has ended its backward, from the last unit to the first: between devices, whose
-  // collectives must have one order over both axes.
+  // Likewise, by a hook or not, when a replica has ended its backward, from the last unit to the
+  // first: between devices, whose collectives must have one order over both axes.
   kAtEnd,
 };
 

@@ -166,64 +166,19 @@ std::unique_ptr<Exchange> connect_exchange(
       world::make_model_transport(world, name + "/reduce", ranks), log);
 }
 
-// The so many neighbours among the ranks that `rank` is one of.
-std::vector<int> neighbours_of(
-    int rank, const std::vector<int>& ranks, int group_ranks) {
-  const auto place = std::ranges::find(ranks, rank) - ranks.begin();
-  const auto first = ranks.begin() + place / group_ranks * group_ranks;
-  return {first, first + group_ranks};
-}
-
-// The same, by collectives of devices; ranks agree by messages.
-std::unique_ptr<Exchange> connect_devices(
-    const World& world,
-    const std::string& name,
-    const std::vector<int>& ranks,
-    c10::Device device,
-    int secondary_ranks,
-    const FlightLog& log) {
-  auto transport = world::make_model_transport(world, name + "/gather", ranks);
-  if (ranks.size() > 1) {
-    check_all_chose(
-        *transport, ranks,
-        str("collectives of ", c10::DeviceTypeName(device.type(), true),
-            " devices",
-            secondary_ranks > 0
-                ? str(", secondary shards over ", secondary_ranks)
-                : std::string()));
-  }
-  auto reduce = ranks.size() == 1
-      ? transport
-      : world::make_model_transport(world, name + "/reduce", ranks);
-  DeviceBackends backends{
-      .device = device,
-      .gather =
-          world::make_device_backend(world, device, name + "/gather", ranks),
-      .reduce =
-          world::make_device_backend(world, device, name + "/reduce", ranks)};
-  if (secondary_ranks > 0 && ranks.size() > 1) {
-    const auto group = neighbours_of(world.rank(), ranks, secondary_ranks);
-    backends.secondary_ranks = secondary_ranks;
-    backends.secondary = world::make_device_backend(
-        world, device, str(name, "/group", group.front()), group);
-  }
-  return make_collective_exchange_with(
-      std::move(transport), std::move(reduce),
-      over_devices(std::move(backends)), log);
-}
-
-// What is special about messages.
-struct MessageOptions {
+// What is special about an axis.
+struct AxisOptions {
   std::optional<ReduceHook> hook = std::nullopt;
   GatherOptions gathers = {};
 };
 
-bool has_hook(const MessageOptions& options) {
+bool has_hook(const AxisOptions& options) {
   return options.hook || options.gathers.coder;
 }
 
-std::string describe_messages(const MessageOptions& options) {
-  std::string text = text_of(Kind::kCollective);
+// What ranks compare before they connect.
+std::string describe(const std::string& kind, const AxisOptions& options) {
+  std::string text = kind;
   if (options.hook) {
     text += ", hook " + options.hook->name;
   }
@@ -235,15 +190,84 @@ std::string describe_messages(const MessageOptions& options) {
       : text;
 }
 
+// The so many neighbours among the ranks that `rank` is one of.
+std::vector<int> neighbours_of(
+    int rank, const std::vector<int>& ranks, int group_ranks) {
+  const auto place = std::ranges::find(ranks, rank) - ranks.begin();
+  const auto first = ranks.begin() + place / group_ranks * group_ranks;
+  return {first, first + group_ranks};
+}
+
+// Makes backends over some of the ranks, by their positions.
+DeviceCollectives::Connect connector_among(
+    const World& world,
+    c10::Device device,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  return [=](const std::vector<int>& members) {
+    std::vector<int> some;
+    std::string text;
+    for (const int member : members) {
+      some.push_back(ranks.at(static_cast<std::size_t>(member)));
+      text += str("/", member);
+    }
+    return world::make_device_backend(
+        world, device, str(name, "/among", text), some);
+  };
+}
+
+// The same, by collectives of devices; ranks agree by messages.
+std::unique_ptr<Exchange> connect_devices(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    c10::Device device,
+    const AxisOptions& options,
+    const FlightLog& log) {
+  auto transport = world::make_model_transport(world, name + "/gather", ranks);
+  if (ranks.size() > 1) {
+    check_all_chose(
+        *transport, ranks,
+        describe(
+            str("collectives of ", c10::DeviceTypeName(device.type(), true),
+                " devices"),
+            options));
+  }
+  auto reduce = ranks.size() == 1
+      ? transport
+      : world::make_model_transport(world, name + "/reduce", ranks);
+  DeviceBackends backends{
+      .device = device,
+      .gather =
+          world::make_device_backend(world, device, name + "/gather", ranks),
+      .reduce =
+          world::make_device_backend(world, device, name + "/reduce", ranks)};
+  if (const int group_ranks = options.gathers.secondary_ranks;
+      group_ranks > 0 && ranks.size() > 1) {
+    const auto group = neighbours_of(world.rank(), ranks, group_ranks);
+    backends.secondary_ranks = group_ranks;
+    backends.secondary = world::make_device_backend(
+        world, device, str(name, "/group", group.front()), group);
+  }
+  if (options.hook && ranks.size() > 1) {
+    backends.hook = options.hook;
+    backends.connect = connector_among(world, device, name, ranks);
+  }
+  return make_collective_exchange_with(
+      std::move(transport), std::move(reduce),
+      over_devices(std::move(backends)), log);
+}
+
 // The same, by messages.
 std::unique_ptr<Exchange> connect_messages(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const MessageOptions& options,
+    const AxisOptions& options,
     const FlightLog& log) {
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
-  check_all_chose(*transport, ranks, describe_messages(options));
+  check_all_chose(
+      *transport, ranks, describe(text_of(Kind::kCollective), options));
   return make_collective_exchange_with(
       std::move(transport),
       world::make_model_transport(world, name + "/reduce", ranks),
@@ -270,7 +294,7 @@ std::unique_ptr<Exchange> make_exchange(
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
       device.is_cpu() ? connect_exchange(world, name, ranks, kind, log)
-                      : connect_devices(world, name, ranks, device, 0, log),
+                      : connect_devices(world, name, ranks, device, {}, log),
       log);
 }
 
@@ -306,10 +330,25 @@ std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const ReduceHook& hook) {
+    const ReduceHook& hook,
+    c10::Device device) {
   const auto log = log_of(world, name, ranks);
+  const AxisOptions options{.hook = hook};
   return make_recorded_exchange(
-      connect_messages(world, name, ranks, {.hook = hook}, log), log);
+      device.is_cpu()
+          ? connect_messages(world, name, ranks, options, log)
+          : connect_devices(world, name, ranks, device, options, log),
+      log);
+}
+
+std::unique_ptr<DeviceCollectives> make_device_collectives(
+    const World& world,
+    c10::Device device,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  return std::make_unique<DeviceCollectives>(
+      device, world::make_device_backend(world, device, name, ranks),
+      connector_among(world, device, name, ranks));
 }
 
 std::unique_ptr<Exchange> make_exchange(
@@ -318,20 +357,19 @@ std::unique_ptr<Exchange> make_exchange(
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   const bool on_cpu = options.device.is_cpu();
-  const auto connect =
-      [&](const std::string& axis_name, const std::vector<int>& ranks,
-          Kind kind, const MessageOptions& messages, const FlightLog& log) {
-        if (!on_cpu) {
-          return connect_devices(
-              world, axis_name, ranks, options.device,
-              messages.gathers.secondary_ranks, log);
-        }
-        const bool special = has_hook(messages) ||
-            (messages.gathers.secondary_ranks > 0 && kind == Kind::kCollective);
-        return special && ranks.size() > 1
-            ? connect_messages(world, axis_name, ranks, messages, log)
-            : connect_exchange(world, axis_name, ranks, kind, log);
-      };
+  const auto connect = [&](const std::string& axis_name,
+                           const std::vector<int>& ranks, Kind kind,
+                           const AxisOptions& axis, const FlightLog& log) {
+    if (!on_cpu) {
+      return connect_devices(
+          world, axis_name, ranks, options.device, axis, log);
+    }
+    const bool special = has_hook(axis) ||
+        (axis.gathers.secondary_ranks > 0 && kind == Kind::kCollective);
+    return special && ranks.size() > 1
+        ? connect_messages(world, axis_name, ranks, axis, log)
+        : connect_exchange(world, axis_name, ranks, kind, log);
+  };
   const GatherOptions gathers{
       .coder = options.coder, .secondary_ranks = options.secondary_ranks};
   if (mesh.replicate_size() == 1) {

@@ -71,25 +71,35 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
     std::shared_ptr<world::Transport> gather,
     FlightLog log = {});
 
-// As make_exchange() by messages: the hook reduces gradients instead of the exchange. Throws Error, on
-// all ranks, also when they differ in its name.
+// As make_exchange() by messages or, where parameters lie on a `device`, by its collectives: the hook
+// reduces gradients instead of the exchange. Throws Error, on all ranks, also when they differ in its
+// name.
 std::unique_ptr<Exchange> make_comm_hook_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
-    const ReduceHook& hook);
+    const ReduceHook& hook,
+    c10::Device device = c10::kCPU);
+
+// Collective over `ranks`, under a `name` unique in this world: for hooks that no exchange calls.
+std::unique_ptr<DeviceCollectives> make_device_collectives(
+    const World& world,
+    c10::Device device,
+    const std::string& name,
+    const std::vector<int>& ranks);
 
 struct MeshExchangeOptions {
   Kind within = Kind::kCollective;  // Of the shard axis.
   Kind across = Kind::kCollective;  // Of the replicate axis; not hierarchical.
   bool both_axes = false;           // As MeshPosition.
-  // Reduces gradients across replicas or, where there is one, on the shard axis, by messages.
+  // Reduces gradients across replicas or, where there is one, on the shard axis: on the CPU by
+  // messages.
   std::optional<ReduceHook> hook = std::nullopt;
   // Codes what gathers on the shard axis carry, by messages.
   std::shared_ptr<const ShardCoder> coder = nullptr;
   // GatherOptions of the shard axis, where `within` is kCollective or there is a hook.
   int secondary_ranks = 0;
-  // Where parameters lie. REQUIRES: no hook and no coder, if not on the CPU.
+  // Where parameters lie. REQUIRES: no coder, if not on the CPU.
   c10::Device device = c10::kCPU;
 };
 

@@ -5,9 +5,11 @@
 #include <iterator>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/check.h"
+#include "base/status_from_exception.h"
 
 namespace sherd::exchange {
 namespace {
@@ -31,8 +33,14 @@ void put_sum(
 }  // namespace
 
 StreamReductions::StreamReductions(
-    const ModelSpec& model, BackendPtr backend, DeviceBuffers& buffers)
-    : model_(model), backend_(std::move(backend)), buffers_(buffers) {}
+    const ModelSpec& model,
+    BackendPtr backend,
+    DeviceBuffers& buffers,
+    std::optional<StreamHook> hook)
+    : model_(model),
+      backend_(std::move(backend)),
+      buffers_(buffers),
+      hook_(std::move(hook)) {}
 
 void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reclaim();
@@ -107,25 +115,54 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
   const device::CurrentStream on(stream);
   stream.wait(reduction.filled);
   const auto& options = reduction.options;
+  if (hook_) {
+    call_hook(reduction);
+  }
+  const double scale =
+      hook_ ? scale_of_mean(options, backend_->getSize()) : options.scale;
   for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
     const auto& slot = reduction.slot.flats[f];
     if (!slot.defined()) {
       continue;
     }
-    const auto sum = sum_of(slot, spec(reduction.unit).flats[f].layout);
+    const auto flat = static_cast<int>(f);
     const auto into = options.into.empty()
-        ? buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient
+        ? buffers_.places.shard(reduction.unit, flat).gradient
         : options.into[f];
-    put_sum(sum, options.scale, options.accumulate.at(f), into);
+    put_sum(
+        result_of(reduction.unit, flat, slot), scale, options.accumulate.at(f),
+        into);
   }
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
   reduction.summed = stream.record();
 }
 
-at::Tensor StreamReductions::sum_of(
-    const at::Tensor& slot, const plan::FlatLayout& layout) const {
+void StreamReductions::call_hook(const Reduction& reduction) {
+  status_of(
+      [&] {
+        const at::NoGradGuard no_grad;
+        hook_->hook.reduce(
+            reduction.unit, reduction.slot.flats,
+            {.messages = *hook_->messages,
+             .collectives = hook_->collectives.get()});
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition,
+      "[exchange] the hook that reduces " + spec(reduction.unit).name +
+          " failed: ")
+      .throw_if_failed();
+}
+
+at::Tensor StreamReductions::result_of(
+    UnitId unit, int flat, const at::Tensor& slot) const {
+  if (hook_) {
+    const auto kept = owned(model_, unit, flat, backend_->getRank());
+    return slot.narrow(0, kept.begin, kept.numel());
+  }
   if (model_.placement == ModelPlacement::kShard) {
-    return sum_for_owner(backend_, layout, slot);
+    return sum_for_owner(
+        backend_, spec(unit).flats[static_cast<std::size_t>(flat)].layout,
+        slot);
   }
   sum_for_all(backend_, slot);
   return slot;
@@ -161,7 +198,11 @@ void StreamReductions::finish() {
 }
 
 void StreamReductions::abandon() {
-  backend_->abort();
+  if (hook_) {
+    hook_->collectives->abort();
+  } else {
+    backend_->abort();
+  }
   const std::lock_guard lock(mu_);
   open_.clear();
 }

@@ -4,26 +4,40 @@
 // backward goes on. Collectives must start in one order on all ranks, which may be ready in
 // different ones: so a reduction that was asked for stays open until all ranks know that all have
 // asked for it. Without whole units there is nothing that ranks would do in other orders: a reduction
-// starts at once. REQUIRES there: one order on all ranks. Thread rule: open_units() and start_units() of the thread that gathers, the rest of
-// the caller's.
+// starts at once. REQUIRES there: one order on all ranks. A communication hook takes the place of
+// the sum; the thread that starts a reduction calls it. Thread rule: open_units() and start_units() of
+// the thread that gathers, the rest of the caller's.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
+#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/device_buffers.h"
 #include "exchange/flat_collectives.h"
 
 namespace sherd::exchange {
 
+// A hook, and how it reaches the other ranks.
+struct StreamHook {
+  ReduceHook hook;
+  std::shared_ptr<world::Transport> messages;
+  std::unique_ptr<DeviceCollectives> collectives;
+};
+
 class StreamReductions {
  public:
-  // All must outlive it, save the backend.
+  // The model and the buffers must outlive it.
   StreamReductions(
-      const ModelSpec& model, BackendPtr backend, DeviceBuffers& buffers);
+      const ModelSpec& model,
+      BackendPtr backend,
+      DeviceBuffers& buffers,
+      std::optional<StreamHook> hook = std::nullopt);
 
   // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
   void start(UnitId unit, const ReduceOptions& options);
@@ -69,14 +83,16 @@ class StreamReductions {
   }
   void fill_slot(const Reduction& reduction) const;
   void put_into_stream(Reduction& reduction);
+  // Leaves this rank's part of the mean in the slot.
+  void call_hook(const Reduction& reduction);
   void release_started(const std::function<bool(const Reduction&)>& which);
-  // What this rank keeps of the sum over ranks.
-  at::Tensor sum_of(
-      const at::Tensor& slot, const plan::FlatLayout& layout) const;
+  // What this rank keeps of the sum over ranks or, with a hook, of their mean.
+  at::Tensor result_of(UnitId unit, int flat, const at::Tensor& slot) const;
 
   const ModelSpec& model_;
   const BackendPtr backend_;
   DeviceBuffers& buffers_;
+  const std::optional<StreamHook> hook_;
   std::vector<Reduction>
       ending_;  // Memory is given back, the device is not done.
   std::int64_t under_way_peak_ = 0;

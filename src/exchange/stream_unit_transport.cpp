@@ -22,18 +22,37 @@
 namespace sherd::exchange {
 namespace {
 
+std::optional<StreamHook> stream_hook(
+    const DeviceBackends& backends,
+    const std::shared_ptr<world::Transport>& messages) {
+  if (!backends.hook) {
+    return std::nullopt;
+  }
+  return StreamHook{
+      .hook = *backends.hook,
+      .messages = messages,
+      .collectives = std::make_unique<DeviceCollectives>(
+          backends.device, backends.reduce, backends.connect)};
+}
+
 class StreamUnitTransport final : public UnitTransport {
  public:
   StreamUnitTransport(
       const ModelSpec& model,
       std::shared_ptr<world::Transport> transport,
+      const std::shared_ptr<world::Transport>& reduce,
       const DeviceBackends& backends)
       : model_(model),
         transport_(std::move(transport)),
         gather_backend_(backends.gather),
         group_backend_(backends.secondary),
-        buffers_(model, transport_->index(), backends.device),
-        reductions_(model, backends.reduce, buffers_) {
+        buffers_(
+            model,
+            transport_->index(),
+            backends.device,
+            backends.hook ? backends.hook->stream : device::Stream()),
+        reductions_(
+            model, backends.reduce, buffers_, stream_hook(backends, reduce)) {
     if (backends.secondary_ranks > 0) {
       secondary_.emplace(
           model, transport_->index(), backends.secondary_ranks,
@@ -358,13 +377,13 @@ MakeUnitTransport over_devices(DeviceBackends backends) {
   return [backends = std::move(backends)](
              const ModelSpec& model,
              const std::shared_ptr<world::Transport>& gather,
-             const std::shared_ptr<world::Transport>& /*reduce*/)
+             const std::shared_ptr<world::Transport>& reduce)
              -> Result<std::unique_ptr<UnitTransport>> {
     if (auto status = check_supported(model); !status.ok()) {
       return status;
     }
     return std::unique_ptr<UnitTransport>(
-        std::make_unique<StreamUnitTransport>(model, gather, backends));
+        std::make_unique<StreamUnitTransport>(model, gather, reduce, backends));
   };
 }
 

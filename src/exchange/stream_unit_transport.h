@@ -7,7 +7,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <c10/core/Device.h>
+#include "exchange/coded_shards.h"
+#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/flat_collectives.h"
 #include "exchange/unit_transport.h"
 
@@ -21,6 +24,10 @@ struct DeviceBackends {
   // GatherOptions::secondary_ranks, and a backend over this rank's group, for gathers.
   int secondary_ranks = 0;
   BackendPtr secondary = {};
+  // Reduces gradients, over the backend of reductions, and over those that `connect` makes where it
+  // reduces among some ranks only.
+  std::optional<ReduceHook> hook = std::nullopt;
+  DeviceCollectives::Connect connect = {};
 };
 
 // For make_collective_exchange_with(). Opening such an exchange fails where gathers are coded.

@@ -170,7 +170,6 @@ void check_on_device(
   if (!has_exchange(mesh.world(), model)) {
     return;
   }
-  refuse(options.hook != nullptr, "options.hook", "none");
   refuse(options.gather_hook != nullptr, "options.gather_hook", "none");
   refuse(options.share_gradients, "options.share_gradients", "false");
   (void)chosen_kind(mesh.world(), mesh.shard_ranks(), options, model.device);
@@ -351,7 +350,7 @@ std::optional<exchange::ReduceHook> reduce_hook(
       .name = hook->name(),
       .reduce = [hook](
                     plan::UnitId unit, const std::vector<at::Tensor>& flats,
-                    world::Transport& transport) {
+                    const exchange::HookTransport& transport) {
         hook->reduce(unit, flats, transport);
       }};
 }
@@ -370,7 +369,7 @@ std::unique_ptr<exchange::Exchange> exchange_for(
     const auto all = Mesh(mesh.world()).shard_ranks();
     return hook
         ? exchange::make_comm_hook_exchange(
-              mesh.world(), next_name(mesh), all, *hook)
+              mesh.world(), next_name(mesh), all, *hook, device)
         : exchange::make_exchange(
               mesh.world(), next_name(mesh), all, kind_for(all), device);
   }

@@ -88,7 +88,7 @@ std::string HookReduction::name() const {
 void HookReduction::reduce(
     plan::UnitId unit,
     const std::vector<at::Tensor>& flats,
-    world::Transport& transport) {
+    const exchange::HookTransport& transport) {
   const auto u = static_cast<std::size_t>(unit);
   for (std::size_t f = 0; f < flats.size(); ++f) {
     const auto& flat = flats_[u][f];

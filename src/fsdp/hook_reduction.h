@@ -47,7 +47,7 @@ class HookReduction {
   void reduce(
       plan::UnitId unit,
       const std::vector<at::Tensor>& flats,
-      world::Transport& transport);
+      const exchange::HookTransport& transport);
 
   // The order in which every rank reduces units, whatever it visits.
   const std::vector<plan::UnitId>& order() const { return order_; }

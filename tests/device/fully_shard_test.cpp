@@ -27,6 +27,13 @@ struct Recipe {
   int micro_batches = 1;
   std::optional<double> max_norm = std::nullopt;
   Update update = Update::kAdamW;
+  std::function<CommHookPtr()> make_hook = nullptr;  // One for each rank.
+
+  FullyShardOptions options_of_rank() const {
+    auto mine = options;
+    mine.hook = make_hook ? make_hook() : nullptr;
+    return mine;
+  }
 };
 
 // What a rank knows after training.
@@ -49,7 +56,7 @@ class ShardedTrainer {
       : device_(device),
         rank_(world.rank()),
         recipe_(recipe),
-        fsdp(fully_shard(*model, world, recipe.options)),
+        fsdp(fully_shard(*model, world, recipe.options_of_rank())),
         optimizer(fsdp.named_parameters(), {.learning_rate = 0.05}) {
     for (int batch = 0; batch < kBatches; ++batch) {
       batches_.push_back(batch_on(device, batch, rank_));
@@ -151,6 +158,14 @@ std::vector<Recipe> recipes() {
   all.push_back(
       {.name = "micro-batches", .options = by_layer(), .micro_batches = 3});
   all.push_back({.name = "clipping", .options = by_layer(), .max_norm = 0.5});
+  all.push_back({.name = "bf16 hook", .options = by_layer()});
+  all.back().make_hook = [] { return compress(torch::kBFloat16); };
+  all.push_back({.name = "mean hook, mixed precision", .options = by_layer()});
+  all.back().make_hook = [] { return all_reduce_mean(); };
+  all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
+  all.push_back({.name = "PowerSGD, no_shard", .options = by_layer()});
+  all.back().options.strategy = Strategy::kNoShard;
+  all.back().make_hook = [] { return power_sgd({.start_step = 1}); };
   return all;
 }
 

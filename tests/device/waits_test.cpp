@@ -21,13 +21,15 @@ enum class Axes { kShard, kWithReplicas, kBothForOptimizers };
 struct WaitRecipe {
   Axes axes = Axes::kShard;
   FullyShardOptions options = {};
+  // Reduces gradients of the shard axis.
+  std::optional<exchange::ReduceHook> hook = std::nullopt;
 };
 
 std::unique_ptr<exchange::Exchange> axis_over(
     ThreadNetwork& network,
     const World& world,
     const std::string& name,
-    int secondary_ranks = 0) {
+    const WaitRecipe& recipe = {}) {
   return exchange::make_collective_exchange_with(
       world::make_c10d_transport(world, name + "/gather", {0}),
       world::make_c10d_transport(world, name + "/reduce", {0}),
@@ -35,8 +37,9 @@ std::unique_ptr<exchange::Exchange> axis_over(
           {.device = checking_device(),
            .gather = network.backend(0, name + "/gathers"),
            .reduce = network.backend(0, name + "/reductions"),
-           .secondary_ranks = secondary_ranks,
-           .secondary = network.backend(0, name + "/group")}));
+           .secondary_ranks = recipe.options.secondary_ranks,
+           .secondary = network.backend(0, name + "/group"),
+           .hook = recipe.hook}));
 }
 
 std::shared_ptr<fsdp::FsdpEngine> engine_over(
@@ -45,8 +48,7 @@ std::shared_ptr<fsdp::FsdpEngine> engine_over(
     const WaitRecipe& recipe) {
   const auto world = World::single();
   const bool both = recipe.axes == Axes::kBothForOptimizers;
-  auto exchange =
-      axis_over(network, world, "within", recipe.options.secondary_ranks);
+  auto exchange = axis_over(network, world, "within", recipe);
   if (recipe.axes != Axes::kShard) {
     exchange = exchange::make_hybrid_exchange(
         std::move(exchange), axis_over(network, world, "across"),
@@ -170,6 +172,23 @@ TEST(DeviceWaits, T30EveryWaitWithSecondaryShardsIsNeeded) {
   auto options = units_by_layer();
   options.secondary_ranks = 1;
   expect_every_wait_is_needed({.options = options});
+}
+
+TEST(DeviceWaits, EveryWaitWithAHookIsNeeded) {
+  const auto sent_in_bf16 = [](plan::UnitId,
+                               const std::vector<at::Tensor>& flats,
+                               const exchange::HookTransport& transport) {
+    for (const auto& flat : flats) {
+      if (flat.defined()) {
+        const auto sent = flat.to(torch::kBFloat16);
+        transport.collectives->all_reduce_mean(sent);
+        flat.copy_(sent);
+      }
+    }
+  };
+  expect_every_wait_is_needed(
+      {.options = units_by_layer(),
+       .hook = exchange::ReduceHook{.name = "bf16", .reduce = sent_in_bf16}});
 }
 
 TEST(DeviceWaits, T30EveryWaitBetweenReplicasIsNeeded) {

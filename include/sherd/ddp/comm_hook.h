@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Communication hooks replace the mean of gradients over ranks: a hook gets one bucket after
-// another, on a thread beside backward, and leaves in it what all ranks agree on. The mean itself
-// needs no hook.
+// another, on a thread beside backward or, on a device, in a stream beside it, and leaves in it what
+// all ranks agree on. The mean itself needs no hook.
 //
 //   auto ddp = sherd::replicate(*model, world, {
 //       .hook = sherd::power_sgd({.rank = 2})});
@@ -52,8 +52,9 @@ struct GradientBucket {
 };
 
 // Collectives among the ranks of a hook. Calls block and throw Error when a rank is lost. Every
-// rank must make the same calls in the same order, on contiguous CPU tensors of equal sizes and
-// dtypes; otherwise ranks hang or crash. With SHERD_DEBUG=detail in the environment of every rank
+// rank must make the same calls in the same order, on contiguous tensors of equal sizes and dtypes,
+// on the CPU or on the bucket's device; otherwise ranks hang or crash. Calls with tensors of a device
+// are put into the current stream and return at once. With SHERD_DEBUG=detail in the environment of every rank
 // calls are compared first, and one that differs is an Error naming it, at the price of a small
 // message each. Thread rule: the thread of the hook.
 class HookGroup {
@@ -63,8 +64,8 @@ class HookGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // In place: the mean of all ranks' tensors, with the same bits everywhere. Sums are made in the
-  // order of ranks, those of half-precision numbers in fp32.
+  // In place: the mean of all ranks' tensors, with the same bits everywhere. On the CPU sums are made
+  // in the order of ranks, those of half-precision numbers in fp32; on a device as its backend does.
   virtual void all_reduce_mean(const at::Tensor& tensor) = 0;
   // The same among the `ranks`, ascending, of which this is one.
   virtual void all_reduce_mean(
@@ -78,7 +79,8 @@ class HookGroup {
 };
 
 // One object per handle; it may keep state between calls. Thread rule: reduce() is called by one
-// thread at a time, not always the same; state() and load() between backwards.
+// thread at a time, not always the same, but on a device always with the same current stream; state()
+// and load() between backwards.
 class CommHook {
  public:
   virtual ~CommHook() = default;

@@ -108,6 +108,9 @@ class Lender {
     }
     for (const auto& [ours, lent] : lent_) {
       if (lent.is_same(result)) {
+        if (lent.numel() != ours.numel()) {
+          grow(ours, adopt_result(lent, device(), name));
+        }
         return ours;
       }
     }
@@ -135,8 +138,19 @@ class Lender {
     }
     device_ = tensor.device();
     accesses_.push_back(access_of(tensor, kind));
-    lent_.emplace_back(tensor, lend(tensor));
+    // An operator may give an empty result its size.
+    const bool may_grow = kind == AccessKind::kWrite && tensor.numel() == 0;
+    lent_.emplace_back(
+        tensor,
+        may_grow ? at::empty(tensor.sizes(), at::dtype(tensor.scalar_type()))
+                 : lend(tensor));
     return lent_.back().second;
+  }
+
+  static void grow(const at::Tensor& tensor, const at::Tensor& grown) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    impl->set_storage_keep_dtype(grown.storage());
+    impl->set_sizes_and_strides(grown.sizes(), grown.strides());
   }
 
   c10::Device device_{kDevice, thread_state().device};
