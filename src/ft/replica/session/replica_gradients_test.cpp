@@ -276,10 +276,13 @@ TEST(ReplicaGradients, EveryWaitOfTheHostForADeviceIsNeeded) {
   int count = 0;
   {
     const sherd::test::StreamWaits waits(device);
+    const auto before = sherd::test::host_synchronisations(device);
     ASSERT_EQ(wrong_in_steps_on(device), "");
     count = waits.of_host();
+    EXPECT_EQ(count, 2 * (2 + 1)) << "for two buckets and a sum a step";
+    EXPECT_EQ(sherd::test::host_synchronisations(device) - before, count + 2)
+        << "copies to and from pinned memory wait for nothing";
   }
-  EXPECT_EQ(count, 2 * (2 + 1)) << "for two buckets and a sum a step";
   for (int wait = 0; wait < count; ++wait) {
     sherd::test::StreamWaits waits(device);
     waits.leave_out_of_host(wait);
