@@ -73,7 +73,7 @@ class Bench:
 
     def train(self, options):
         """Times of the last half of the steps, the most resident of any rank, and
-        the time that --memory expected."""
+        the time that --memory expected at last."""
         self.runs += 1
         run = self.scratch / str(self.runs)
         process = subprocess.Popen(
@@ -91,8 +91,8 @@ class Bench:
             raise RuntimeError(f"{' '.join(options)}: {shown}")
         lines = (run / "metrics.jsonl").read_text().splitlines()
         times = [json.loads(line)["step_s"] for line in lines]
-        expected = re.search(r"([0-9.]+) s a step expected", shown)
-        return times[len(times) // 2 :], peak, float(expected[1]) if expected else None
+        expected = re.findall(r"([0-9.]+) s a step expected", shown)
+        return times[len(times) // 2 :], peak, float(expected[-1]) if expected else None
 
     def limits(self):
         """Limits in bytes, from `suggest()`."""

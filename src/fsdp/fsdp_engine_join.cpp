@@ -73,7 +73,7 @@ void FsdpEngine::begin_join(const JoinOptions& options) {
   SHERD_CHECK_AS(
       kFailedPrecondition, !memory_ || !memory_->measuring(),
       "[fsdp] join() before memory_bytes has led to a decision, for which "
-      "every rank's steps are measured; expected two steps before it");
+      "every rank's steps are measured; expected five steps before it");
   join_.emplace(Join{.options = options});
 }
 

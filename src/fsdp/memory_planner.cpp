@@ -12,14 +12,20 @@
 namespace sherd::fsdp {
 namespace {
 
-// Memory for an optimizer's state comes in the first.
-constexpr int kStepMeasured = 2;
-constexpr int kStepCorrectedLast = 8;
+// Memory for an optimizer's state comes in the first step. The second shows how much memory a step
+// needs, but makes its pages anew; the next three show how long one takes.
+constexpr int kStepMeasuredFirst = 2;
+constexpr int kStepMeasuredLast = 5;
+constexpr int kStepCorrectedLast = kStepMeasuredLast + 6;
 constexpr int kChoicesShown = 6;
 constexpr std::int64_t kLeftBytes = 2 << 20;
 
 std::vector<plan::UnitChoice> nothing_kept(const plan::StepMemory& step) {
   return std::vector<plan::UnitChoice>(step.units.size());
+}
+
+std::int64_t step_ns(const StepRecord& record) {
+  return record.events.empty() ? 0 : record.events.back().ns;
 }
 
 void give_back_free_memory() {
@@ -91,21 +97,27 @@ void refuse_limit_below(
       "must be whole at once");
 }
 
-bool MemoryPlanner::measuring() const { return steps_ < kStepMeasured; }
+bool MemoryPlanner::measuring() const { return steps_ < kStepMeasuredLast; }
 
 std::optional<std::int64_t> MemoryPlanner::step_ended(
     std::int64_t budget_bytes) {
+  const bool measuring_before = measuring();
   ++steps_;
   const auto now = SteadyClock().now();
   report_.last_step_s = seconds(now - step_began_);
   step_began_ = now;
-  if (steps_ < kStepMeasured) {
-    // What this step has left would add to what the next one needs.
-    give_back_free_memory();
+  if (steps_ >= kStepMeasuredFirst && measuring_before) {
+    records_.push_back(recorder_->finish_step());
+  }
+  if (measuring()) {
+    if (steps_ < kStepMeasuredFirst) {
+      // What this step has left would add to what the next one needs.
+      give_back_free_memory();
+    }
     recorder_->begin_step();
     return std::nullopt;
   }
-  if (steps_ == kStepMeasured) {
+  if (measuring_before) {
     budget_bytes_ = budget_bytes;
     return decide();
   }
@@ -114,13 +126,12 @@ std::optional<std::int64_t> MemoryPlanner::step_ended(
 }
 
 std::optional<std::int64_t> MemoryPlanner::decide() {
-  const auto record = recorder_->finish_step();
   recorder_->stop();
   give_back_free_memory();
   if (options_.limit.regions) {
     options_.limit.regions->set_recorder(nullptr);
   }
-  auto step = agreed_step(record);
+  auto step = agreed_step();
   if (!step) {
     log_info(
         "[fsdp] memory_bytes: ranks ran different regions, or the first steps "
@@ -135,9 +146,33 @@ std::optional<std::int64_t> MemoryPlanner::decide() {
   return carry_out(plan);
 }
 
-std::optional<plan::StepMemory> MemoryPlanner::agreed_step(
-    const StepRecord& record) {
-  auto mine = plan::recorded_memory(record.events, record.always_bytes);
+// The median of three times is that of a step which nothing held up. Where they ran other regions than
+// the step of memory, its own times count.
+std::pair<plan::RecordedMemory, std::vector<plan::GatheredUnit>>
+MemoryPlanner::measured() const {
+  const auto& memory = records_.front();
+  std::vector<const StepRecord*> timed;
+  for (std::size_t i = 1; i < records_.size(); ++i) {
+    timed.push_back(&records_[i]);
+  }
+  const auto median =
+      timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
+  std::nth_element(
+      timed.begin(), median, timed.end(),
+      [](const StepRecord* a, const StepRecord* b) {
+        return step_ns(*a) < step_ns(*b);
+      });
+  auto found = plan::recorded_memory(memory.events, memory.always_bytes);
+  const auto with_median = plan::with_times(
+      found, plan::recorded_memory((*median)->events, memory.always_bytes));
+  const auto& times = with_median ? **median : memory;
+  return {
+      with_median.value_or(std::move(found)),
+      gathered_units(times.gather_again_ns)};
+}
+
+std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
+  auto [mine, gathered] = measured();
   Agreement counts;
   const auto count = recorder_->counts()
       ? static_cast<std::int64_t>(mine.regions.size())
@@ -148,7 +183,7 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step(
   if (!counts.next_is_same() || count < 0) {
     return std::nullopt;
   }
-  plan::add_gathered_units(gathered_units(record.gather_again_ns), mine.step);
+  plan::add_gathered_units(gathered, mine.step);
   Agreement figures;
   for (const auto region : mine.regions) {
     figures.add(region);

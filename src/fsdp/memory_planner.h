@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryPlanner keeps a process within FullyShardOptions::memory_bytes: it has two steps run in
-// which nothing is kept, the second of them measured, agrees with the other ranks on the figures,
-// and decides (plan/memory_plan.h) which regions keep their activations and how many bytes of units
-// may be whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
+// MemoryPlanner keeps a process within FullyShardOptions::memory_bytes: it has five steps run in
+// which nothing is kept, measures them, agrees with the other ranks on the figures, and decides
+// (plan/memory_plan.h) which regions keep their activations and how many bytes of units may be
+// whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
 #include "fsdp/caching_allocator.h"
@@ -67,7 +68,9 @@ class MemoryPlanner {
  private:
   std::optional<std::int64_t> decide();
   // Empty when ranks ran different regions, or one could not count.
-  std::optional<plan::StepMemory> agreed_step(const StepRecord& record);
+  std::optional<plan::StepMemory> agreed_step();
+  std::pair<plan::RecordedMemory, std::vector<plan::GatheredUnit>> measured()
+      const;
   std::vector<plan::GatheredUnit> gathered_units(
       const std::vector<std::int64_t>& again_ns) const;
   plan::MemoryPlan plan_within_limit();
@@ -81,7 +84,8 @@ class MemoryPlanner {
   const MemoryPlannerOptions options_;
   const CachingAllocator allocator_;
   std::shared_ptr<StepRecorder> recorder_;
-  std::vector<int> regions_;  // In the order of forward.
+  std::vector<StepRecord> records_;  // The first one is that of memory.
+  std::vector<int> regions_;         // In the order of forward.
   plan::StepMemory step_;
   std::vector<plan::UnitChoice> choice_;  // As step_.units.
   std::int64_t budget_bytes_ = 0;         // While nothing is kept.

@@ -109,6 +109,18 @@ RecordedMemory recorded_memory(
   return reading.finish();
 }
 
+std::optional<RecordedMemory> with_times(
+    RecordedMemory memory, const RecordedMemory& times) {
+  if (memory.regions != times.regions) {
+    return std::nullopt;
+  }
+  memory.step.base_ns = times.step.base_ns;
+  for (std::size_t i = 0; i < memory.step.units.size(); ++i) {
+    memory.step.units[i].recompute_ns = times.step.units[i].recompute_ns;
+  }
+  return memory;
+}
+
 void add_gathered_units(std::span<const GatheredUnit> units, StepMemory& step) {
   std::vector<UnitMemory> first;
   for (const auto& unit : units) {

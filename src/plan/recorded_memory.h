@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 #include "plan/memory_plan.h"
@@ -40,6 +41,11 @@ struct RecordedMemory {
 // than one backward at a time counts as often.
 RecordedMemory recorded_memory(
     std::span<const MemoryEvent> events, std::int64_t always_bytes);
+
+// `memory` with the times of `times`, seen in another step, whose memory does not count. Nothing where
+// other regions ran, or in another order.
+std::optional<RecordedMemory> with_times(
+    RecordedMemory memory, const RecordedMemory& times);
 
 struct GatheredUnit {
   std::int64_t bytes = 0;

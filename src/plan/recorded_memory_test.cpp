@@ -121,6 +121,21 @@ TEST(RecordedMemory, GatheredUnitsCountAtEachMoment) {
   EXPECT_EQ(cost_of(found, whole).peak_bytes, memory_floor(found) + 5);
 }
 
+TEST(RecordedMemory, MayHaveTheTimesOfAnotherStep) {
+  const auto memory = Story().forward(0, 2).backward(0, 9, 2).end();
+  auto slower = Story().forward(0, 3).backward(0, 7, 3);
+  for (auto& event : slower.events) {
+    event.ns *= 3;
+  }
+  const auto both = with_times(memory, slower.end());
+  ASSERT_TRUE(both.has_value());
+  EXPECT_EQ(both->step.units[0].activation_bytes, 9);
+  EXPECT_EQ(both->step.units[0].recompute_ns, 30);
+  EXPECT_EQ(both->step.base_ns, 50 - 30);
+  EXPECT_EQ(both->step.base_bytes, memory.step.base_bytes);
+  EXPECT_FALSE(with_times(memory, Story().forward(1, 2).end()).has_value());
+}
+
 TEST(RecordedMemory, LeavesOutABackwardWhoseForwardCameBefore) {
   const auto found = Story().backward(4, 10, 0).forward(5, 2).end();
   EXPECT_THAT(found.regions, ElementsAre(5));

@@ -349,7 +349,7 @@ TEST(ShardedJoinOfTwo, WaitsForTheDecisionOfAMemoryLimit) {
     auto fsdp = fully_shard(*model, world, options);
     EXPECT_THAT(
         error_of([&] { (void)fsdp.join(); }),
-        HasSubstr("expected two steps before it"));
+        HasSubstr("expected five steps before it"));
   }));
 }
 

@@ -122,7 +122,7 @@ std::vector<OptionSpec> sharding_specs() {
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
       {"memory", "SIZE",
-       "Limit for the resident memory of each process, e.g. 6GiB: two steps "
+       "Limit for the resident memory of each process, e.g. 6GiB: five steps "
        "are\n"
        "measured, then as many activations and whole parameters are kept as "
        "it\n"

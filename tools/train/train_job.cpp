@@ -42,7 +42,7 @@ class TrainJob {
       profile_.begin_step();
       const auto record = take_step(step);
       report_.add(record);
-      say_memory_once();
+      say_new_memory_choice();
       // Before a checkpoint is made: the weights of such a step are of no use.
       check_loss(record);
       if (save_if_due(record.step)) {
@@ -98,20 +98,20 @@ class TrainJob {
     return record;
   }
 
-  // What --memory has decided.
-  void say_memory_once() {
-    if (trainer_.config().memory.count == 0 || memory_said_) {
+  // What --memory has decided, each time that it is something else.
+  void say_new_memory_choice() {
+    if (trainer_.config().memory.count == 0) {
       return;
     }
     const auto memory = trainer_.engine().report().memory;
-    if (memory.decided) {
-      memory_said_ = true;
+    const auto choice = "recomputes " + std::to_string(memory.recomputed) +
+        " of " + std::to_string(memory.regions) + " layers, keeps " +
+        format_memory(memory.budget_bytes) + " of units whole";
+    if (memory.decided && choice != memory_choice_said_) {
+      memory_choice_said_ = choice;
       report_.say(
           "memory " + format_memory(memory.peak_bytes) + " of " +
-          format_memory(memory.limit_bytes) + ": recomputes " +
-          std::to_string(memory.recomputed) + " of " +
-          std::to_string(memory.regions) + " layers, keeps " +
-          format_memory(memory.budget_bytes) + " of units whole; " +
+          format_memory(memory.limit_bytes) + ": " + choice + "; " +
           format("%.3f s a step expected", memory.step_s));
     }
   }
@@ -159,7 +159,7 @@ class TrainJob {
   StepProfile profile_;
   std::optional<RunCheckpoints> checkpoints_;
   std::string saved_;  // The last one.
-  bool memory_said_ = false;
+  std::string memory_choice_said_;
   int asked_ = 0;  // By signals, of any rank.
 };
 

@@ -221,10 +221,10 @@ struct MemoryChoice {
   double lower_bound_s = 0;  // No choice within the limit takes less.
 };
 
-// What FullyShardOptions::memory_bytes has led to. Figures are the largest of any rank, measured in the second
-// step.
+// What FullyShardOptions::memory_bytes has led to. Figures are the largest of any rank, measured in the
+// second to the fifth step.
 struct MemoryReport {
-  bool decided = false;  // After the second step.
+  bool decided = false;  // After the fifth step.
   std::int64_t limit_bytes = 0;
   std::int64_t floor_bytes = 0;  // What a step needs that keeps nothing.
   // What was decided, and what it is to cost.
@@ -443,7 +443,7 @@ class FullyShardedDataParallel {
 // all on the CPU, or all on one device for which sherd can exchange (docs/design/gpu.md);
 // something is on the meta device without options.initialise, or that one throws (then the module
 // is lost); a trainable parameter is no real floating-point tensor; the budget or the memory limit
-// is below its floor (the publish of the second step may be the first to tell the latter);
+// is below its floor (the publish of the fifth step may be the first to tell the latter);
 // gradients are to be shared by ranks that share no memory; a dtype of mixed_precision is not among
 // fp32, bf16 and fp16, or would narrow an fp64 parameter; ranks disagree on names, shapes, dtypes,
 // options or initial values (of those that initialise writes only when the module is lost).
@@ -457,7 +457,7 @@ FullyShardedDataParallel fully_shard(
     const FullyShardOptions& options = {});
 
 // A table of what limits of memory would cost, one line each: report.memory.choices. A sentence when
-// nothing was decided yet, which takes two steps with FullyShardOptions::memory_bytes.
+// nothing was decided yet, which takes five steps with FullyShardOptions::memory_bytes.
 std::string suggest(const ShardReport& report);
 
 }  // namespace sherd
