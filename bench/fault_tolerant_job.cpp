@@ -56,10 +56,9 @@ std::string make_folder(const std::string& given) {
   return path;
 }
 
-// The child of that process with this word in its command; 0: there is none.
-int child_with(pid_t parent, const std::string& word) {
+// The child of that process that runs the program of that name; 0: there is none.
+int child_that_runs(pid_t parent, const std::string& program) {
   const std::string of_parent = "\nPPid:\t" + std::to_string(parent) + "\n";
-  const std::string of_word = '\0' + word + '\0';
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
     const auto name = entry.path().filename().string();
@@ -67,7 +66,7 @@ int child_with(pid_t parent, const std::string& word) {
         name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
     if (number &&
         text_of(entry.path() / "status").find(of_parent) != std::string::npos &&
-        text_of(entry.path() / "cmdline").find(of_word) != std::string::npos) {
+        fs::read_symlink(entry.path() / "exe", error).filename() == program) {
       return std::atoi(name.c_str());
     }
   }
@@ -249,7 +248,7 @@ double FaultTolerantJob::kill_rank(int replica, int rank) {
 
 double FaultTolerantJob::kill_coordinator() {
   return kill_process(
-      child_with(launcher_->pid(), "coordinate"), "the coordinator");
+      child_that_runs(launcher_->pid(), "sherd-coordinate"), "the coordinator");
 }
 
 void FaultTolerantJob::open_until(std::int64_t step) {

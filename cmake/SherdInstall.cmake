@@ -71,13 +71,14 @@ install(FILES
 # copy of the library and, its own process, its own fallback; so do the ranks of
 # `sherd bench`. One of them is a script of PyTorch.
 if(SHERD_TOOLS)
-  set(with_torch sherd-train sherd-checkpoint sherd-bench-rank sherd-bench-collectives)
+  set(with_torch sherd-train sherd-train-replica sherd-checkpoint sherd-bench-rank sherd-bench-collectives)
   if(SHERD_TOKENIZER)
     list(APPEND with_torch sherd-generate sherd-eval)
   endif()
   set_target_properties(${with_torch} PROPERTIES
     INSTALL_RPATH "${SHERD_TORCH_ROOT}/lib")
-  install(TARGETS sherd sherd-bench sherd-simulate sherd-trace ${with_torch} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS sherd sherd-bench sherd-coordinate sherd-simulate sherd-trace ${with_torch}
+    DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(TARGET sherd-data)
     install(TARGETS sherd-data DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()

@@ -76,8 +76,8 @@ TEST(Command, AMisspeltOptionOrCommandGetsTheNearestOne) {
       "sherd run --help\n");
   EXPECT_EQ(
       shown("coordinate --replica-min=2"),
-      "sherd: there is no option --replica-min (did you mean --replicas-min?); "
-      "see sherd coordinate --help\n");
+      "sherd coordinate: there is no option --replica-min (did you mean "
+      "--replicas-min?); see sherd coordinate --help\n");
   EXPECT_THAT(shown("replcia"), HasSubstr("'replcia' (did you mean replica?)"));
   EXPECT_THAT(
       shown("replica drian 1"), HasSubstr("'drian' (did you mean drain?)"));
@@ -204,6 +204,19 @@ TEST(Command, BenchmarksThatAreNotBuiltAreNamedWithARemedy) {
       AllOf(HasSubstr(copy + "-bench"), HasSubstr("'make build'")));
   EXPECT_THAT(
       test::run_in_shell("'" + copy + "' --help").shown, HasSubstr("bench"));
+  // `make train` makes neither the coordinator nor what ranks of replicas run.
+  const auto replicas = test::run_in_shell(
+      "'" + copy + "' run --fault-tolerant --replicas 2 true");
+  EXPECT_NE(replicas.exit_status, 0);
+  EXPECT_THAT(
+      replicas.shown,
+      AllOf(HasSubstr(copy + "-coordinate"), HasSubstr("'make build'")));
+  const auto rank =
+      test::run_in_shell("SHERD_COORDINATOR=a:1 '" + copy + "' train --help");
+  EXPECT_EQ(rank.exit_status, 1);
+  EXPECT_THAT(
+      rank.shown,
+      AllOf(HasSubstr(copy + "-train-replica"), HasSubstr("'make build'")));
 }
 
 TEST(Command, ExitStatusIsThatOfTheRanks) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <memory>
+//
+// sherd-coordinate, which `sherd coordinate` becomes: decides for the replicas of a fault-tolerant
+// run.
 #include <string>
-#include <vector>
 #include <CLI/CLI.hpp>
+#include <sherd/base/run_main.h>
 #include <sherd/ft/coordinator.h>
 #include "coordinator_flags.h"
-#include "subcommand.h"
+#include "parse_arguments.h"
 
 namespace sherd::tools {
 namespace {
@@ -103,18 +105,21 @@ void add_rules(CLI::App* app, CoordinateOptions& options) {
   }
 }
 
-}  // namespace
-
-Subcommand add_coordinate(CLI::App& app) {
-  auto options = std::make_shared<CoordinateOptions>();
-  CLI::App* coordinate = app.add_subcommand(
-      "coordinate", "Decide for the replicas of a fault-tolerant run");
-  coordinate->footer(kCoordinateExamples);
-  add_addresses(coordinate, *options);
-  add_rules(coordinate, *options);
-  return {.app = coordinate, .run = [options](const std::vector<std::string>&) {
-            return ft::coordinate(*options);
-          }};
+int coordinate_command(int argc, char** argv) {
+  CLI::App app(
+      "Decide for the replicas of a fault-tolerant run", "sherd coordinate");
+  app.footer(kCoordinateExamples);
+  CoordinateOptions options;
+  add_addresses(&app, options);
+  add_rules(&app, options);
+  return parse_arguments(app, words_of(argc, argv)) ? ft::coordinate(options)
+                                                    : 0;
 }
 
+}  // namespace
 }  // namespace sherd::tools
+
+int main(int argc, char** argv) {
+  return sherd::run_main(
+      argc, argv, [&] { return sherd::tools::coordinate_command(argc, argv); });
+}

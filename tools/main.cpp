@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The `sherd` command. A subcommand that starts or coordinates ranks is a line in
+// The `sherd` command. A subcommand that starts ranks or watches a run is a line in
 // add_subcommands(). Every other one is a program of its own, sherd-NAME beside this one, and a
 // line in kPrograms: those that need LibTorch, because loading it takes 0.2 s and more, which the
 // launcher of a job should not pay before its ranks pay it again; and what the first
 // training of a newcomer, who waits for the compiler, does without.
 #include <unistd.h>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/run_main.h>
+#include "exec_program.h"
 #include "parse_arguments.h"
 #include "subcommand.h"
+#include "train/train_command.h"
 
 namespace sherd::tools {
 namespace {
@@ -43,6 +42,8 @@ constexpr ExternalCommand kPrograms[] = {
     {"eval", "Measure how well a trained model predicts a text",
      "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
+    {"coordinate", "Decide for the replicas of a fault-tolerant run",
+     kMakeBuild},
     {"trace", "Show where ranks went apart, and where their time goes",
      kMakeBuild},
     {"simulate", "Simulate training on many GPUs that fail", kMakeBuild},
@@ -52,30 +53,24 @@ constexpr ExternalCommand kBench = {
 
 std::vector<Subcommand> add_subcommands(CLI::App& app) {
   std::vector<Subcommand> added = {
-      add_run(app), add_coordinate(app), add_replica(app), add_top(app),
-      add_metrics(app)};
+      add_run(app), add_replica(app), add_top(app), add_metrics(app)};
   app.add_subcommand(kBench.name, kBench.description);  // For the help.
   return added;
 }
 
-// Where sherd-NAME would be.
-std::string path_of(const ExternalCommand& program) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path() / (std::string("sherd-") + program.name)).string();
+std::string program_of(const ExternalCommand& command) {
+  return std::string("sherd-") + command.name;
 }
 
 // Becomes sherd-NAME, whose messages begin with "sherd NAME"; returns only when
 // that cannot be.
-int exec_program(const ExternalCommand& program, char** argv) {
-  const std::string path = path_of(program);
-  std::string shown = std::string("sherd ") + program.name;
+int exec_program(const ExternalCommand& command, char** argv) {
+  std::string shown = std::string("sherd ") + command.name;
   argv[1] = shown.data();
-  ::execv(path.c_str(), argv + 1);
-  std::fprintf(
-      stderr, "sherd: cannot run '%s': %s; %s\n", path.c_str(),
-      std::strerror(errno), program.remedy);
-  return 1;
+  // A rank of a replica need not load LibTorch for sherd-train first.
+  const bool replica = std::strcmp(command.name, "train") == 0 && is_replica();
+  return replica ? exec_beside(kReplicaProgram, kReplicaProgramRemedy, argv + 1)
+                 : exec_beside(program_of(command), command.remedy, argv + 1);
 }
 
 // Where the words of the program begin: after "--", else at the first word that
@@ -137,7 +132,7 @@ int run_command(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], program.name) == 0) {
       return exec_program(program, argv);
     }
-    if (::access(path_of(program).c_str(), X_OK) == 0) {
+    if (::access(path_beside(program_of(program)).c_str(), X_OK) == 0) {
       app.add_subcommand(program.name, program.description);
       more += std::string("  sherd ") + program.name + " --help\n";
     }

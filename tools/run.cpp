@@ -2,7 +2,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -12,6 +11,7 @@
 #include <sherd/base/error.h>
 #include <sherd/launch/launch.h>
 #include "coordinator_flags.h"
+#include "exec_program.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -100,6 +100,17 @@ std::string timeouts_of(const RunArguments& arguments) {
   return text.str();
 }
 
+// Which `make train` does not build.
+std::string coordinator_program() {
+  const auto path = path_beside("sherd-coordinate");
+  if (::access(path.c_str(), X_OK) != 0) {
+    throw Error(
+        "--fault-tolerant: expected the program '" + path +
+        "', which 'make build' builds; found none");
+  }
+  return path;
+}
+
 void set_replicas(RunArguments& arguments) {
   LaunchOptions& options = arguments.launch;
   if (arguments.replicas_given->count() == 0) {
@@ -124,8 +135,7 @@ void set_replicas(RunArguments& arguments) {
     words.emplace_back(kRecoverFlag);
   }
   if (arguments.replicas.coordinator.empty()) {
-    options.replicas->coordinator_command = {
-        std::filesystem::read_symlink("/proc/self/exe").string(), "coordinate"};
+    options.replicas->coordinator_command = {coordinator_program()};
   }
 }
 

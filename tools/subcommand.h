@@ -28,8 +28,6 @@ struct Subcommand {
 Subcommand add_run(CLI::App& app);
 // sherd replica: ask a launcher to drain or admit one.
 Subcommand add_replica(CLI::App& app);
-// sherd coordinate: decide for the replicas of a fault-tolerant run.
-Subcommand add_coordinate(CLI::App& app);
 // sherd top: show a running job.
 Subcommand add_top(CLI::App& app);
 // sherd metrics: print those of a run as CSV.

@@ -88,7 +88,7 @@ def environment_of(pid):
 
 
 def coordinator_below(pid):
-    below = [child for child, words in processes_below(pid) if "coordinate" in words]
+    below = [child for child, words in processes_below(pid) if words[0].endswith("sherd-coordinate")]
     return below[0] if below else None
 
 

@@ -21,6 +21,7 @@
 #include "train/signal_request.h"
 #include "train/step_profile.h"
 #include "train/train_job.h"
+#include "train/trainer.h"
 
 namespace sherd::tools {
 namespace {
@@ -223,24 +224,6 @@ class ReplicaJob {
 };
 
 }  // namespace
-
-bool is_replica() { return std::getenv("SHERD_COORDINATOR") != nullptr; }
-
-void expect_batch_of_replica(std::int64_t batch) {
-  const auto number_in = [](const char* name) {
-    const char* text = std::getenv(name);
-    return text == nullptr ? 0 : std::atoll(text);
-  };
-  const std::int64_t samples = number_in("SHERD_SAMPLES");
-  const std::int64_t replicas = number_in("SHERD_REPLICAS");
-  if (samples > 0 && replicas > 0 && batch * replicas != samples) {
-    throw Error(
-        "--batch: expected none, since replicas have the samples that sherd "
-        "run --samples-per-replica or --global-batch gives them, or " +
-        std::to_string(samples / replicas) + ", found " +
-        std::to_string(batch));
-  }
-}
 
 int train_replica(Trainer& trainer) { return ReplicaJob(trainer).run(); }
 

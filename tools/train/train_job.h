@@ -4,9 +4,9 @@
 // save checkpoints on the way. Thread rule: one thread.
 #pragma once
 
-#include "train/trainer.h"
-
 namespace sherd::tools {
+
+class Trainer;
 
 // The exit status of a process that a signal ends.
 inline constexpr int kKilledBy = 128;

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// sherd-train-replica, which `sherd train` becomes under `sherd run --fault-tolerant`: one rank of
+// one replica.
+#include <sherd/base/run_main.h>
+#include "train/replica_job.h"
+#include "train/train_command.h"
+
+int main(int argc, char** argv) {
+  using namespace sherd::tools;
+  return sherd::run_main(
+      argc, argv, [&] { return train_command(argc, argv, train_replica); });
+}
