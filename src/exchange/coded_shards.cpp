@@ -34,11 +34,13 @@ CodedShards::CodedShards(
     const ModelSpec& model,
     PrivateBuffers& memories,
     std::shared_ptr<const ShardCoder> coder,
-    int rank)
+    int rank,
+    std::int64_t multiple)
     : model_(model),
       memories_(memories),
       coder_(std::move(coder)),
-      rank_(rank) {
+      rank_(rank),
+      multiple_(multiple) {
   for (const auto& unit : model.units) {
     own_.emplace_back(unit.flats.size());
   }
@@ -50,12 +52,30 @@ std::string CodedShards::failed(const CodedShard& which) const {
       model_.units[static_cast<std::size_t>(which.unit)].name, ": ");
 }
 
-at::Tensor CodedShards::room(const CodedShard& which) const {
+std::int64_t CodedShards::bytes_of(const CodedShard& which) const {
   const auto& flat = spec_of(which);
   const auto numel = flat.layout.shard(which.owner).numel();
-  const auto bytes =
-      numel == 0 ? 0 : coder_->bytes(numel, flat.unsharded_dtype());
-  return at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  return numel == 0 ? 0 : coder_->bytes(numel, flat.unsharded_dtype());
+}
+
+std::int64_t CodedShards::room_bytes(const CodedShard& which) const {
+  return (bytes_of(which) + multiple_ - 1) / multiple_ * multiple_;
+}
+
+at::Tensor CodedShards::room(const CodedShard& which) const {
+  const auto& shard = memories_.shard(which.unit, which.flat).shard;
+  return at::empty({room_bytes(which)}, shard.options().dtype(at::kByte));
+}
+
+plan::FlatLayout CodedShards::layout_of(UnitId unit, int flat) const {
+  CodedShard which{.unit = unit, .flat = flat};
+  plan::FlatLayout layout;
+  for (; which.owner < spec_of(which).layout.ranks(); ++which.owner) {
+    layout.cuts.push_back(layout.numel);
+    layout.numel += room_bytes(which);
+  }
+  layout.cuts.push_back(layout.numel);
+  return layout;
 }
 
 at::Tensor CodedShards::own(UnitId unit, int flat, std::uint64_t generation) {
@@ -74,7 +94,8 @@ at::Tensor CodedShards::own(UnitId unit, int flat, std::uint64_t generation) {
         if (spec_of(which).layout.shard(rank_).numel() > 0) {
           coder_->encode(
               which, memories_.shard(unit, flat).shard,
-              spec_of(which).unsharded_dtype(), own.coded);
+              spec_of(which).unsharded_dtype(),
+              own.coded.narrow(0, 0, bytes_of(which)));
         }
         return Status();
       },
@@ -82,6 +103,22 @@ at::Tensor CodedShards::own(UnitId unit, int flat, std::uint64_t generation) {
       .throw_if_failed();
   own.generation = generation;
   return own.coded;
+}
+
+void CodedShards::decode(
+    const CodedShard& which,
+    const at::Tensor& coded,
+    const at::Tensor& part) const {
+  status_of(
+      [&] {
+        const at::NoGradGuard no_grad;
+        if (part.numel() > 0) {
+          coder_->decode(which, coded.narrow(0, 0, bytes_of(which)), part);
+        }
+        return Status();
+      },
+      ErrorCode::kFailedPrecondition, failed(which))
+      .throw_if_failed();
 }
 
 std::unique_ptr<world::Transfer> CodedShards::decoded(
@@ -93,13 +130,10 @@ std::unique_ptr<world::Transfer> CodedShards::decoded(
       std::move(incoming), [this, which, coded, part] {
         return status_of(
             [&] {
-              const at::NoGradGuard no_grad;
-              if (part.numel() > 0) {
-                coder_->decode(which, coded, part);
-              }
+              decode(which, coded, part);
               return Status();
             },
-            ErrorCode::kFailedPrecondition, failed(which));
+            ErrorCode::kFailedPrecondition);
       });
 }
 

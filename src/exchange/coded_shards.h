@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CodedShards are what gathers carry where shards are coded before they are sent and decoded where they
-// arrive, as quantised ones are. This rank's are coded once a generation and kept. Thread rule: that of
-// the thread that gathers.
+// arrive, as quantised ones are. This rank's are coded once a generation and kept. On a device all of it
+// is in the current stream. Thread rule: that of the thread that gathers.
 #pragma once
 
 #include <cstdint>
@@ -42,17 +42,25 @@ struct ShardCoder {
 
 class CodedShards {
  public:
-  // Both must outlive it; `rank` is this one's position.
+  // Both must outlive it; `rank` is this one's position. Coded shards take a multiple of so many bytes.
   CodedShards(
       const ModelSpec& model,
       PrivateBuffers& memories,
       std::shared_ptr<const ShardCoder> coder,
-      int rank);
+      int rank,
+      std::int64_t multiple = 1);
 
   // This rank's, as others get it.
   at::Tensor own(UnitId unit, int flat, std::uint64_t generation);
   // Room for another's.
   at::Tensor room(const CodedShard& which) const;
+  // Where all ranks' lie, one after the other, in bytes.
+  plan::FlatLayout layout_of(UnitId unit, int flat) const;
+  // Fills a rank's part of the whole unit. Throws what the coder does, as an Error.
+  void decode(
+      const CodedShard& which,
+      const at::Tensor& coded,
+      const at::Tensor& part) const;
   // A transfer that is done when `coded`, which `incoming` brings (null: it is there), is decoded
   // into `part`.
   std::unique_ptr<world::Transfer> decoded(
@@ -70,12 +78,15 @@ class CodedShards {
     return model_.units[static_cast<std::size_t>(which.unit)]
         .flats[static_cast<std::size_t>(which.flat)];
   }
+  std::int64_t bytes_of(const CodedShard& which) const;
+  std::int64_t room_bytes(const CodedShard& which) const;
   std::string failed(const CodedShard& which) const;
 
   const ModelSpec& model_;
   PrivateBuffers& memories_;
   const std::shared_ptr<const ShardCoder> coder_;
   const int rank_;
+  const std::int64_t multiple_;
   std::vector<std::vector<Own>> own_;  // By unit, by flat.
 };
 

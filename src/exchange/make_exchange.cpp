@@ -249,6 +249,9 @@ std::unique_ptr<Exchange> connect_devices(
     backends.secondary = world::make_device_backend(
         world, device, str(name, "/group", group.front()), group);
   }
+  if (ranks.size() > 1) {
+    backends.coder = options.gathers.coder;
+  }
   if (options.hook && ranks.size() > 1) {
     backends.hook = options.hook;
     backends.connect = connector_among(world, device, name, ranks);

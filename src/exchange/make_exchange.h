@@ -95,11 +95,11 @@ struct MeshExchangeOptions {
   // Reduces gradients across replicas or, where there is one, on the shard axis: on the CPU by
   // messages.
   std::optional<ReduceHook> hook = std::nullopt;
-  // Codes what gathers on the shard axis carry, by messages.
+  // Codes what gathers on the shard axis carry: on the CPU by messages.
   std::shared_ptr<const ShardCoder> coder = nullptr;
   // GatherOptions of the shard axis, where `within` is kCollective or there is a hook.
   int secondary_ranks = 0;
-  // Where parameters lie. REQUIRES: no coder, if not on the CPU.
+  // Where parameters lie.
   c10::Device device = c10::kCPU;
 };
 

@@ -22,6 +22,9 @@
 namespace sherd::exchange {
 namespace {
 
+// Coded shards begin where tensors of their own would, and can be viewed in other dtypes.
+constexpr std::int64_t kCodedMultiple = 64;
+
 std::optional<StreamHook> stream_hook(
     const DeviceBackends& backends,
     const std::shared_ptr<world::Transport>& messages) {
@@ -57,6 +60,11 @@ class StreamUnitTransport final : public UnitTransport {
       secondary_.emplace(
           model, transport_->index(), backends.secondary_ranks,
           backends.device);
+    }
+    if (backends.coder) {
+      coded_.emplace(
+          model, buffers_.places, backends.coder, transport_->index(),
+          kCodedMultiple);
     }
   }
 
@@ -296,6 +304,13 @@ class StreamUnitTransport final : public UnitTransport {
   void put_into_stream(
       const UnitGather& gather, int flat, UnshardedUnit* unsharded) {
     const auto f = static_cast<std::size_t>(flat);
+    if (coded_ && !gather.secondary &&
+        gather.precision == Precision::kParameter) {
+      put_coded_into_stream(
+          gather, flat,
+          unsharded != nullptr ? unsharded->flats[f] : at::Tensor());
+      return;
+    }
     const auto layout = gather.secondary
         ? secondary_->layout_of(gather.unit, flat)
         : spec(gather.unit).flats[f].layout;
@@ -309,8 +324,32 @@ class StreamUnitTransport final : public UnitTransport {
     gather_flat(
         gather.secondary ? group_backend_ : gather_backend_, layout, shard,
         whole);
+    count_sent(shard, layout);
+  }
+
+  // `whole` is undefined on a rank that only assists.
+  void put_coded_into_stream(
+      const UnitGather& gather, int flat, const at::Tensor& whole) {
+    const auto own = coded_->own(gather.unit, flat, gather.generation);
+    const auto layout = coded_->layout_of(gather.unit, flat);
+    const auto sent = at::empty({layout.numel}, own.options());
+    gather_flat(gather_backend_, layout, own, sent);
+    count_sent(own, layout);
+    const auto& parts =
+        spec(gather.unit).flats[static_cast<std::size_t>(flat)].layout;
+    for (int owner = 0; whole.defined() && owner < layout.ranks(); ++owner) {
+      const auto from = layout.shard(owner);
+      const auto to = parts.shard(owner);
+      coded_->decode(
+          {.unit = gather.unit, .flat = flat, .owner = owner},
+          sent.narrow(0, from.begin, from.numel()),
+          whole.narrow(0, to.begin, to.numel()));
+    }
+  }
+
+  void count_sent(const at::Tensor& own, const plan::FlatLayout& layout) {
     sent_bytes_ +=
-        static_cast<std::int64_t>(shard.nbytes()) * (layout.ranks() - 1);
+        static_cast<std::int64_t>(own.nbytes()) * (layout.ranks() - 1);
   }
 
   // The stream of gathers, once for each time that shards were written.
@@ -343,6 +382,7 @@ class StreamUnitTransport final : public UnitTransport {
   const BackendPtr group_backend_;  // For secondary shards; else null.
   DeviceBuffers buffers_;
   std::optional<SecondaryShards> secondary_;
+  std::optional<CodedShards> coded_;
   StreamReductions reductions_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
   std::map<UnitId, std::uint64_t> numbers_;   // Of the last gather of a unit.
@@ -356,21 +396,6 @@ class StreamUnitTransport final : public UnitTransport {
   std::uint64_t gathers_seen_ = 0;  // The caller's stream has waited for them.
 };
 
-Status check_supported(const ModelSpec& model) {
-  for (const auto& unit : model.units) {
-    for (const auto& flat : unit.flats) {
-      if (flat.coded) {
-        return {
-            ErrorCode::kFailedPrecondition,
-            "[exchange] expected no gather hook on devices, found one for "
-            "unit " +
-                unit.name};
-      }
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 MakeUnitTransport over_devices(DeviceBackends backends) {
@@ -379,9 +404,6 @@ MakeUnitTransport over_devices(DeviceBackends backends) {
              const std::shared_ptr<world::Transport>& gather,
              const std::shared_ptr<world::Transport>& reduce)
              -> Result<std::unique_ptr<UnitTransport>> {
-    if (auto status = check_supported(model); !status.ok()) {
-      return status;
-    }
     return std::unique_ptr<UnitTransport>(
         std::make_unique<StreamUnitTransport>(model, gather, reduce, backends));
   };

@@ -24,13 +24,15 @@ struct DeviceBackends {
   // GatherOptions::secondary_ranks, and a backend over this rank's group, for gathers.
   int secondary_ranks = 0;
   BackendPtr secondary = {};
+  // GatherOptions::coder.
+  std::shared_ptr<const ShardCoder> coder = nullptr;
   // Reduces gradients, over the backend of reductions, and over those that `connect` makes where it
   // reduces among some ranks only.
   std::optional<ReduceHook> hook = std::nullopt;
   DeviceCollectives::Connect connect = {};
 };
 
-// For make_collective_exchange_with(). Opening such an exchange fails where gathers are coded.
+// For make_collective_exchange_with().
 MakeUnitTransport over_devices(DeviceBackends backends);
 
 }  // namespace sherd::exchange

@@ -170,7 +170,6 @@ void check_on_device(
   if (!has_exchange(mesh.world(), model)) {
     return;
   }
-  refuse(options.gather_hook != nullptr, "options.gather_hook", "none");
   refuse(options.share_gradients, "options.share_gradients", "false");
   (void)chosen_kind(mesh.world(), mesh.shard_ranks(), options, model.device);
   world::check_device_backend(mesh.world(), model.device);

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
 
 #include "base/check.h"
 
@@ -19,6 +23,11 @@ constexpr float kRounds = 12'582'912.0F;
 // LibTorch uses helper threads from 32,768 elements on, and the thread that gathers would get a set
 // of its own, beside those that compute.
 constexpr std::int64_t kChunkElements = 32'704;
+
+std::int64_t chunk_for(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? kChunkElements
+                         : std::max<std::int64_t>(tensor.numel(), 1);
+}
 
 template <typename Visit>
 void for_each_chunk(
@@ -46,6 +55,23 @@ float quantise_block(const float* from, std::int64_t count, std::int8_t* to) {
     to[i] = static_cast<std::int8_t>((element + kRounds) - kRounds);
   }
   return scale;
+}
+
+// The same by operators of a device: for each row of values, [rows, columns], its elements and scale.
+void quantise_rows(
+    const at::Tensor& values,
+    const at::Tensor& scales,
+    const at::Tensor& elements) {
+  const auto largest = values.abs().amax(1, /*keepdim=*/true);
+  const auto scale = at::where(
+      at::isfinite(largest), largest.div(kLargest),
+      at::full_like(largest, std::numeric_limits<float>::quiet_NaN()));
+  scales.copy_(scale);
+  // 0 where all are 0, and where some number is not finite.
+  elements.copy_(values.div(scale)
+                     .nan_to_num_(0.0, 0.0, 0.0)
+                     .clamp_(-kLargest, kLargest)
+                     .round_());
 }
 
 class QuantiseGathers final : public GatherHook {
@@ -79,6 +105,13 @@ class QuantiseGathers final : public GatherHook {
       GatherHook::pre_gather(which, shard, param_dtype, sent);
       return;
     }
+    if (!shard.is_cpu()) {
+      const auto values = shard.to(at::kFloat);
+      for (const auto& rows : rows_of(shard.numel())) {
+        quantise_rows(rows.in(values), rows.scales(sent), rows.elements(sent));
+      }
+      return;
+    }
     auto* scales = static_cast<float*>(sent.mutable_data_ptr());
     auto* elements = static_cast<std::int8_t*>(sent.mutable_data_ptr()) +
         scale_bytes(shard.numel());
@@ -102,6 +135,12 @@ class QuantiseGathers final : public GatherHook {
       GatherHook::post_gather(which, sent, part);
       return;
     }
+    if (!part.is_cpu()) {
+      for (const auto& rows : rows_of(part.numel())) {
+        rows.in(part).copy_(rows.elements(sent) * rows.scales(sent));
+      }
+      return;
+    }
     const auto* scales = static_cast<const float*>(sent.const_data_ptr());
     const auto* elements =
         static_cast<const std::int8_t*>(sent.const_data_ptr()) +
@@ -121,9 +160,53 @@ class QuantiseGathers final : public GatherHook {
   }
 
  private:
+  static constexpr std::int64_t kScaleBytes = sizeof(float);
+
+  // Blocks of equal size in a shard, and in what is sent of it.
+  struct Rows {
+    std::int64_t begin = 0;  // Of elements.
+    std::int64_t rows = 0;
+    std::int64_t columns = 0;
+    std::int64_t scales_begin = 0;    // In bytes.
+    std::int64_t elements_begin = 0;  // Likewise.
+
+    at::Tensor in(const at::Tensor& shard) const {
+      return shard.narrow(0, begin, rows * columns).view({rows, columns});
+    }
+    at::Tensor scales(const at::Tensor& sent) const {
+      return sent.narrow(0, scales_begin, rows * kScaleBytes)
+          .view(at::kFloat)
+          .view({rows, 1});
+    }
+    at::Tensor elements(const at::Tensor& sent) const {
+      return sent.narrow(0, elements_begin, rows * columns)
+          .view(at::kChar)
+          .view({rows, columns});
+    }
+  };
+  // The whole blocks, and a shorter one.
+  std::vector<Rows> rows_of(std::int64_t numel) const {
+    const auto whole = numel / block_;
+    const auto begin = whole * block_;
+    const auto elements = scale_bytes(numel);
+    std::vector<Rows> rows;
+    if (whole > 0) {
+      rows.push_back(
+          {.rows = whole, .columns = block_, .elements_begin = elements});
+    }
+    if (begin < numel) {
+      rows.push_back(
+          {.begin = begin,
+           .rows = 1,
+           .columns = numel - begin,
+           .scales_begin = whole * kScaleBytes,
+           .elements_begin = elements + begin});
+    }
+    return rows;
+  }
+
   std::int64_t scale_bytes(std::int64_t numel) const {
-    return (numel + block_ - 1) / block_ *
-        static_cast<std::int64_t>(sizeof(float));
+    return (numel + block_ - 1) / block_ * kScaleBytes;
   }
 
   const std::int64_t block_;
@@ -144,7 +227,7 @@ void GatherHook::pre_gather(
     const at::Tensor& sent) {
   const auto to = sent.view(param_dtype);
   for_each_chunk(
-      shard.numel(), kChunkElements,
+      shard.numel(), chunk_for(shard),
       [&](std::int64_t begin, std::int64_t count) {
         to.narrow(0, begin, count).copy_(shard.narrow(0, begin, count));
       });
@@ -156,7 +239,7 @@ void GatherHook::post_gather(
     const at::Tensor& part) {
   const auto from = sent.view(part.scalar_type());
   for_each_chunk(
-      part.numel(), kChunkElements,
+      part.numel(), chunk_for(part),
       [&](std::int64_t begin, std::int64_t count) {
         part.narrow(0, begin, count).copy_(from.narrow(0, begin, count));
       });

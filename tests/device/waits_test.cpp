@@ -23,6 +23,8 @@ struct WaitRecipe {
   FullyShardOptions options = {};
   // Reduces gradients of the shard axis.
   std::optional<exchange::ReduceHook> hook = std::nullopt;
+  // Codes what gathers carry.
+  std::shared_ptr<const exchange::ShardCoder> coder = nullptr;
 };
 
 std::unique_ptr<exchange::Exchange> axis_over(
@@ -39,6 +41,7 @@ std::unique_ptr<exchange::Exchange> axis_over(
            .reduce = network.backend(0, name + "/reductions"),
            .secondary_ranks = recipe.options.secondary_ranks,
            .secondary = network.backend(0, name + "/group"),
+           .coder = recipe.coder,
            .hook = recipe.hook}));
 }
 
@@ -56,9 +59,14 @@ std::shared_ptr<fsdp::FsdpEngine> engine_over(
   }
   fsdp::FsdpEngineOptions options;
   options.both_axes = both;
+  auto units = fsdp::build_units(module, 1, recipe.options);
+  for (auto& unit : units.units) {
+    for (auto& flat : unit.flats) {
+      flat.coded = recipe.coder != nullptr;
+    }
+  }
   auto engine = std::make_shared<fsdp::FsdpEngine>(
-      fsdp::build_units(module, 1, recipe.options), std::move(exchange),
-      options);
+      std::move(units), std::move(exchange), options);
   engine->start();
   return engine;
 }
@@ -189,6 +197,21 @@ TEST(DeviceWaits, EveryWaitWithAHookIsNeeded) {
   expect_every_wait_is_needed(
       {.options = units_by_layer(),
        .hook = exchange::ReduceHook{.name = "bf16", .reduce = sent_in_bf16}});
+}
+
+TEST(DeviceWaits, EveryWaitWithCodedGathersIsNeeded) {
+  auto coder = std::make_shared<exchange::ShardCoder>();
+  coder->name = "bf16";
+  coder->bytes = [](std::int64_t numel, at::ScalarType) { return 2 * numel; };
+  coder->encode = [](const exchange::CodedShard&, const at::Tensor& shard,
+                     at::ScalarType, const at::Tensor& coded) {
+    coded.view(torch::kBFloat16).copy_(shard);
+  };
+  coder->decode = [](const exchange::CodedShard&, const at::Tensor& coded,
+                     const at::Tensor& part) {
+    part.copy_(coded.view(torch::kBFloat16));
+  };
+  expect_every_wait_is_needed({.options = units_by_layer(), .coder = coder});
 }
 
 TEST(DeviceWaits, T30EveryWaitBetweenReplicasIsNeeded) {

@@ -26,7 +26,8 @@ struct GatheredShard {
 };
 
 // One object for each handle. Thread rule: called by one thread at a time, beside the model's; what
-// a function throws ends the training on every rank.
+// a function throws ends the training on every rank. On a device all tensors lie there, and the
+// current stream is that of gathers.
 class GatherHook {
  public:
   virtual ~GatherHook() = default;
