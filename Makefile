@@ -6,7 +6,8 @@ SHERD  := $(BUILD)/sherd
 ARGS   ?=
 RANKS  ?= 2
 
-.PHONY: help setup build test train bench soak docs wheel cuda-check tidy format lint clean
+.PHONY: help setup build test train bench soak docs wheel cuda-check gpu-test gpu-bench tidy \
+  format lint clean
 
 help:
 	@echo "make train   set up, build, train a GPT with two ranks (ARGS=\"--data PATH\")"
@@ -17,6 +18,8 @@ help:
 	@echo "make docs    make the API reference, build/docs/html/index.html"
 	@echo "make wheel   make the Python package for that torch, build/wheels/*.whl"
 	@echo "make cuda-check  compile what runs on GPUs, without one (downloads 1.3 GB once)"
+	@echo "make gpu-test    train on GPUs beside the CPU, with the CUDA torch of python3"
+	@echo "make gpu-bench   compare the speed of a step on a GPU with LibTorch's"
 	@echo "make setup   install what is missing of packages and LibTorch"
 	@echo "make lint    clang-format and clang-tidy on what changed"
 	@echo "make format  rewrite our sources with clang-format"
@@ -54,6 +57,14 @@ wheel: setup
 
 cuda-check: setup
 	@"$$(cat build/python)" scripts/cuda_check.py $(ARGS)
+
+# Neither set-up nor network: for a machine with a GPU, a compiler and a PyTorch for CUDA.
+gpu-test:
+	@python3 scripts/cuda_check.py --installed python3 $(ARGS)
+
+gpu-bench:
+	@python3 scripts/cuda_check.py --installed python3 --program gpu_step $(ARGS)
+	@python3 bench/gpu_fsdp2.py
 
 format:
 	@scripts/lint --fix

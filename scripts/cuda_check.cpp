@@ -2,23 +2,28 @@
 //
 // What scripts/cuda_check.py links and starts: it counts CUDA devices, and where there is one, it
 // lets two streams wait for each other, gathers over NCCL with itself, copies what fault-tolerant
-// replicas send, and trains a small model on all devices, a rank each, in every way that differs in
-// what is moved, beside the same ranks on the CPU.
+// replicas send, and trains a small model on all devices, a rank each, and with two and four ranks on
+// one device, in every way that differs in what is moved, beside the same ranks on the CPU.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <ATen/cuda/Sleep.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sherd/ddp/comm_hook.h>
+#include <sherd/ddp/replicate.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -35,6 +40,8 @@
 #include "exchange/flat_collectives.h"
 #include "ft/replica/session/replica_gradients.h"
 #include "ft/replica/session/state_bytes.h"
+#include "support/threads_on_device.h"
+#include "world/device_backend.h"
 
 namespace {
 
@@ -187,15 +194,20 @@ struct Recipe {
   const char* name = "";
   sherd::FullyShardOptions options = {};
   int replicas = 1;
+  bool replicated = false;  // By replicate().
+  bool hooked = false;      // Its gradients travel in bf16.
 };
 
-std::vector<Recipe> recipes(int ranks) {
+// LibTorch runs the backwards of all ranks of one device on one thread, so that only those of each
+// rank's own device may wait for each other there, as replicate() does.
+std::vector<Recipe> recipes(int ranks, bool share_device) {
   sherd::FullyShardOptions options;
   options.units = sherd::units::by_name("*");
   options.exchange = sherd::ExchangeKind::kCollective;
-  // Shards that are cast are gathered, also by a rank alone.
-  options.mixed_precision.param_dtype = at::kBFloat16;
-  options.mixed_precision.reduce_dtype = at::kFloat;
+  if (ranks == 1) {  // Shards that are cast are gathered, also by a rank alone.
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+  }
   std::vector<Recipe> all = {{"full_shard", options}};
   all.push_back({"shard_grad_op", options});
   all.back().options.strategy = sherd::Strategy::kShardGradOp;
@@ -205,6 +217,13 @@ std::vector<Recipe> recipes(int ranks) {
     all.push_back({"two replicas", options, 2});
     all.push_back({"two replicas, both axes", options, 2});
     all.back().options.optimizer_axes = sherd::OptimizerAxes::kBoth;
+  }
+  if (!share_device) {
+    all.push_back({.name = "replicate", .replicated = true});
+  }
+  if (ranks > 1 && !share_device) {
+    all.push_back(
+        {.name = "replicate, bf16 hook", .replicated = true, .hooked = true});
   }
   return all;
 }
@@ -225,16 +244,12 @@ torch::nn::Sequential small_model(const c10::Device& device) {
   return model;
 }
 
-// This rank's losses.
-std::vector<double> losses_of(
+std::vector<double> losses_of_steps(
+    torch::nn::Sequential& model,
     const sherd::World& world,
     const c10::Device& device,
-    const Recipe& recipe) {
-  auto model = small_model(device);
-  auto fsdp = sherd::fully_shard(
-      *model, sherd::Mesh(world, {.replicate = recipe.replicas}),
-      recipe.options);
-  sherd::AdamW optimizer(fsdp.named_parameters(), {.learning_rate = 0.01});
+    sherd::AdamW& optimizer,
+    const std::function<void()>& clip) {
   std::vector<double> losses;
   for (int step = 0; step < 8; ++step) {
     const auto x = at::arange(8 * 64, at::kFloat)
@@ -246,7 +261,7 @@ std::vector<double> losses_of(
     const auto loss =
         (model->forward(x).to(at::kFloat) - x.mean(1, true)).square().mean();
     loss.backward();
-    (void)fsdp.clip_grad_norm(1.0);
+    clip();
     optimizer.step();
     optimizer.zero_grad();
     losses.push_back(loss.item<double>());
@@ -254,23 +269,79 @@ std::vector<double> losses_of(
   return losses;
 }
 
-// By rank; ranks are threads.
+// This rank's losses.
+std::vector<double> losses_of(
+    const sherd::World& world,
+    const c10::Device& device,
+    const Recipe& recipe) {
+  auto model = small_model(device);
+  const sherd::AdamWOptions adamw{.learning_rate = 0.01};
+  if (recipe.replicated) {
+    auto ddp = sherd::replicate(
+        *model, world,
+        {.hook = recipe.hooked ? sherd::compress(at::kBFloat16) : nullptr});
+    sherd::AdamW optimizer(ddp.named_parameters(), adamw);
+    return losses_of_steps(model, world, device, optimizer, [] {});
+  }
+  auto fsdp = sherd::fully_shard(
+      *model, sherd::Mesh(world, {.replicate = recipe.replicas}),
+      recipe.options);
+  sherd::AdamW optimizer(fsdp.named_parameters(), adamw);
+  return losses_of_steps(
+      model, world, device, optimizer, [&] { (void)fsdp.clip_grad_norm(1.0); });
+}
+
+// Ranks are threads, on a device each or on one device together.
+struct Ranks {
+  int count = 1;
+  int devices = 0;  // 0: on the CPU.
+  bool delayed = false;
+};
+
+c10::Device device_of(const Ranks& ranks, int rank) {
+  return ranks.devices == 0
+      ? c10::Device(c10::kCPU)
+      : c10::Device(
+            c10::kCUDA, static_cast<c10::DeviceIndex>(rank % ranks.devices));
+}
+
+// Ranks that share a device have no NCCL.
+std::unique_ptr<sherd::test::ThreadsOnDevice> shared_device(
+    const Ranks& ranks) {
+  constexpr std::int64_t kDelayCycles = 500'000;  // 0.3 ms and more.
+  if (ranks.devices == 0 || ranks.count <= ranks.devices) {
+    return nullptr;
+  }
+  return std::make_unique<sherd::test::ThreadsOnDevice>(
+      std::chrono::seconds(5),
+      ranks.delayed
+          ? std::function<void()>([] { at::cuda::sleep(kDelayCycles); })
+          : std::function<void()>());
+}
+
+// By rank.
 std::vector<std::vector<double>> losses_by_rank(
-    int ranks, bool on_cuda, const Recipe& recipe) {
+    const Ranks& ranks, const Recipe& recipe) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks));
+  const auto shared = shared_device(ranks);
+  std::vector<std::vector<double>> all(static_cast<std::size_t>(ranks.count));
   std::vector<std::jthread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < ranks.count; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const auto world = ranks == 1
+        const auto world = ranks.count == 1
             ? sherd::World::single()
-            : sherd::World::from_store(store, rank, ranks);
-        const c10::Device device(
-            on_cuda ? c10::kCUDA : c10::kCPU,
-            static_cast<c10::DeviceIndex>(on_cuda ? rank : -1));
-        if (on_cuda) {
+            : sherd::World::from_store(store, rank, ranks.count);
+        const auto device = device_of(ranks, rank);
+        if (!device.is_cpu()) {
           c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
+        }
+        if (shared) {
+          sherd::world::set_device_backend(
+              world, c10::kCUDA,
+              [&](const std::string& name, const std::vector<int>& members) {
+                return shared->backend(rank, name, members);
+              });
         }
         all[static_cast<std::size_t>(rank)] = losses_of(world, device, recipe);
       } catch (const std::exception& error) {
@@ -282,17 +353,18 @@ std::vector<std::vector<double>> losses_by_rank(
   return all;
 }
 
-// bf16 keeps 8 bits, and devices add in orders of their own.
+// Devices add in orders of their own, which shows where bf16 keeps 8 bits.
 bool are_close(
     const std::vector<std::vector<double>>& found,
-    const std::vector<std::vector<double>>& expected) {
+    const std::vector<std::vector<double>>& expected,
+    double tolerance) {
   for (std::size_t rank = 0; rank < expected.size(); ++rank) {
     if (expected[rank].empty() || found[rank].size() != expected[rank].size()) {
       return false;
     }
     for (std::size_t i = 0; i < expected[rank].size(); ++i) {
       if (std::abs(found[rank][i] - expected[rank][i]) >
-          0.05 * std::abs(expected[rank][i]) + 1e-3) {
+          tolerance * (std::abs(expected[rank][i]) + 0.01)) {
         return false;
       }
     }
@@ -300,18 +372,34 @@ bool are_close(
   return true;
 }
 
-bool trains_as_on_the_cpu(int ranks) {
+bool trains_as_on_the_cpu(const Ranks& ranks) {
   bool right = true;
-  for (const auto& recipe : recipes(ranks)) {
-    const auto found = losses_by_rank(ranks, true, recipe);
-    const auto expected = losses_by_rank(ranks, false, recipe);
-    const bool close = are_close(found, expected);
+  for (const auto& recipe : recipes(ranks.count, ranks.count > ranks.devices)) {
+    const auto found = losses_by_rank(ranks, recipe);
+    const auto expected = losses_by_rank({.count = ranks.count}, recipe);
+    const bool close =
+        are_close(found, expected, ranks.count == 1 ? 0.3 : 1e-3);
     std::printf(
-        "%s on %d: %s; the last loss of rank 0 is %.6f, on the CPU %.6f\n",
-        recipe.name, ranks, close ? "right" : "WRONG",
+        "%s on %d ranks, %d devices%s: %s; the last loss of rank 0 is %.6f, on "
+        "the CPU %.6f\n",
+        recipe.name, ranks.count, ranks.devices,
+        ranks.delayed ? ", collectives delayed" : "", close ? "right" : "WRONG",
         found[0].empty() ? 0.0 : found[0].back(),
         expected[0].empty() ? 0.0 : expected[0].back());
     right = right && close;
+  }
+  return right;
+}
+
+// Each kind of run, also after one that was wrong.
+bool all_train_as_on_the_cpu(int devices) {
+  bool right = trains_as_on_the_cpu({.count = devices, .devices = devices});
+  for (const int count : {2, 4}) {
+    for (const bool delayed : {false, true}) {
+      right = trains_as_on_the_cpu(
+                  {.count = count, .devices = 1, .delayed = delayed}) &&
+          right;
+    }
   }
   return right;
 }
@@ -340,12 +428,14 @@ int run() {
       "gathers in a stream of their own: %s; an event and a wait: %.2f us\n",
       right ? "right" : "WRONG", microseconds_of_a_wait(device));
   const bool sends = sends_gradients(device) && sends_a_state(device);
-  return right && sends && trains_as_on_the_cpu(devices) ? 0 : 1;
+  const bool trains = all_train_as_on_the_cpu(devices);
+  return right && sends && trains ? 0 : 1;
 }
 
 }  // namespace
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   try {
     return run();
   } catch (const std::exception& error) {

@@ -3,15 +3,19 @@
 """Compiles all that training on devices uses against PyTorch's CUDA wheels, and links and starts a program, without a GPU.
 
 Usage: cuda_check.py [--cache FOLDER] [--compiler c++]
-       cuda_check.py --installed TORCH [--cuda FOLDER] [--compiler c++]
+       cuda_check.py --installed TORCH [--program NAME] [--cuda FOLDER] [--compiler c++]
+       cuda_check.py --bundle FOLDER [--cache FOLDER] [--compiler c++]
 
 The first form downloads the wheels of VERSIONS and the CUDA headers that they need, 1.3 GB, once, into
 FOLDER (default: sherd/cuda in $XDG_CACHE_HOME or ~/.cache), from where they are not removed. Without a network it says so and ends
 with success. The program is linked against the newest of them. Its libraries of CUDA that only kernels call are empty
 stand-ins: they are 2.9 GB, and without a GPU nothing calls them.
 
-The second form compiles against a PyTorch that is installed, with the CUDA toolkit in FOLDER (default: /usr/local/cuda), and
-starts the program, which uses the GPU where there is one. docs/design/gpu.md
+The second form compiles against a PyTorch that is installed, in the folder TORCH or that of "python3", with the CUDA toolkit in FOLDER (default: /usr/local/cuda), and
+starts a program, which uses the GPU where there is one: cuda_check, which tests, or gpu_step, which measures.
+
+The third form puts both programs, built for the oldest of VERSIONS, and what starts them into FOLDER, for a machine that has a
+GPU and that PyTorch, and neither compiler nor network: sh FOLDER/run.sh. docs/design/gpu.md
 """
 
 import argparse
@@ -19,15 +23,18 @@ import concurrent.futures
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import time
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VERSIONS = ("2.11.0", "2.13.0")
+# Of PyTorch, and of the NCCL that each was built with: c10d's types depend on NCCL's headers.
+VERSIONS = {"2.11.0": "2.28.9", "2.13.0": "2.29.7"}
+OLDEST, NEWEST = min(VERSIONS), max(VERSIONS)
 CUDA_PACKAGES = ("nvidia-cuda-runtime==13.0.*", "nvidia-cuda-crt==13.0.*",
-                 "nvidia-cuda-cccl==13.0.*", "nvidia-nccl-cu13==2.29.7")
+                 "nvidia-cuda-cccl==13.0.*")
 # Of these libraries' headers (1 GB of wheels) PyTorch's need these types alone.
 STAND_INS = {
     "cublas_v2.h": "typedef struct cublasContext* cublasHandle_t;\n"
@@ -40,12 +47,14 @@ STAND_INS = {
 }
 # The parts of the library that the program is made of: all that training on devices uses.
 PARTS = ("base", "net", "plan", "shm", "compat", "device", "world", "optim",
-         "autograd", "exchange", "ddp", "fsdp", "ckpt")
+         "autograd", "exchange", "ddp", "fsdp", "ckpt", "models")
+PROGRAMS = {"cuda_check": "scripts/cuda_check.cpp",
+            "gpu_step": "bench/gpu_step.cpp"}
 # What fault-tolerant replicas add on devices: copies to the host and back.
 SESSION = [f"src/ft/replica/session/{name}.cpp" for name in (
     "gradient_layout", "replica_gradients", "state_bytes")]
-BATCH = 8  # Files that are compiled as one, as CMake does it.
-FLAGS = ["-std=c++20", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wconversion",
+BATCH = 14  # Files that are compiled as one, as CMake does it.
+FLAGS = ["-std=c++20", "-fPIC", "-Wall", "-Wextra", "-Wconversion",
          "-Wshadow", "-Wno-psabi", "-Werror", "-DUSE_DISTRIBUTED",
          "-DUSE_C10D_GLOO", "-DUSE_C10D_NCCL"]
 
@@ -91,8 +100,9 @@ def fetch(package, cache, folder):
 def fetch_all(cache):
     for package in CUDA_PACKAGES:
         fetch(package, cache, cache / "cuda")
-    for version in VERSIONS:
+    for version, nccl in VERSIONS.items():
         fetch(f"torch==={version}", cache, cache / version)
+        fetch(f"nvidia-nccl-cu13=={nccl}", cache, cache / version)
     for name, text in STAND_INS.items():
         path = cache / "stand_ins" / name
         path.parent.mkdir(exist_ok=True)
@@ -110,8 +120,9 @@ def sources_of(part):
 
 
 def units_of_all():
-    """What is compiled as one, by name."""
-    units = {"program": ["scripts/cuda_check.cpp"], "session": SESSION}
+    """What is compiled as one, by name; without programs."""
+    units = {"session": SESSION,
+             "ranks": ["tests/support/threads_on_device.cpp"]}
     for part in PARTS:
         sources = sources_of(part)
         for at in range(0, len(sources), BATCH):
@@ -120,8 +131,9 @@ def units_of_all():
 
 
 class Toolchain:
-    def __init__(self, compiler, torch, cuda_includes, work):
+    def __init__(self, compiler, torch, cuda_includes, work, optimise="-O0"):
         self.compiler = compiler
+        self.optimise = optimise
         self.torch = torch
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
@@ -129,7 +141,7 @@ class Toolchain:
                   *cuda_includes]
         if not (torch / "include/gloo/context.h").exists():
             system.append(ROOT / "src/compat/gloo_declarations")
-        self.includes = [f"-I{ROOT}/src", f"-I{ROOT}/include"]
+        self.includes = [f"-I{ROOT}/src", f"-I{ROOT}/include", f"-I{ROOT}/tests"]
         for folder in system:
             self.includes += ["-isystem", str(folder)]
 
@@ -140,13 +152,13 @@ class Toolchain:
                         encoding="utf-8")
         object_file = self.work / f"{name}.o"
         mode = ["-fsyntax-only"] if only_check else ["-c", "-o", object_file]
-        run([self.compiler, *FLAGS, "-Wno-subobject-linkage", *self.includes,
-             *mode, unit])
+        run([self.compiler, *FLAGS, self.optimise, "-Wno-subobject-linkage",
+             *self.includes, *mode, unit])
         return object_file
 
-    def compile_all(self, only_check):
-        """The program and the parts, as many at once as there are cores."""
-        units = units_of_all()
+    def compile_all(self, programs, only_check):
+        """These programs and the parts, as many at once as there are cores."""
+        units = {name: [PROGRAMS[name]] for name in programs} | units_of_all()
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(
@@ -156,8 +168,10 @@ class Toolchain:
             f"({time.monotonic() - start:.0f} s)")
         return objects
 
-    def link(self, objects):
-        program = self.work / "cuda_check"
+    def link(self, name, objects):
+        program = self.work / name
+        others = {self.work / f"{other}.o" for other in PROGRAMS if other != name}
+        objects = [o for o in objects if o not in others]
         libraries = self.torch / "lib"
         run([self.compiler, "-o", program, *objects,
              "-Wl,-z,lazy", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed",
@@ -201,30 +215,64 @@ def start(program, folders):
     ended.check_returncode()
 
 
+def wheel_tools(cache, compiler, version, work, optimise="-O0"):
+    includes = [cache / "cuda/nvidia/cu13/include",
+                cache / version / "nvidia/nccl/include", cache / "stand_ins"]
+    return Toolchain(compiler, cache / version / "torch", includes,
+                     cache / version / work, optimise)
+
+
 def check_wheels(cache, compiler):
     cuda = cache / "cuda/nvidia"
-    includes = [cuda / "cu13/include", cuda / "nccl/include",
-                cache / "stand_ins"]
     for version in VERSIONS:
-        tools = Toolchain(compiler, cache / version / "torch", includes,
-                          cache / version / "objects")
-        if version != VERSIONS[-1]:
-            tools.compile_all(only_check=True)
-    program = tools.link(tools.compile_all(only_check=False))
-    folders = [tools.torch / "lib", cuda / "cu13/lib", cuda / "nccl/lib"]
+        tools = wheel_tools(cache, compiler, version, "objects")
+        if version != NEWEST:
+            tools.compile_all(PROGRAMS, only_check=True)
+    program = tools.link("cuda_check", tools.compile_all(PROGRAMS, only_check=False))
+    folders = [tools.torch / "lib", cuda / "cu13/lib",
+               cache / NEWEST / "nvidia/nccl/lib"]
     stubs = cache / "stubs"
     make_stand_ins([*folders[0].glob("libtorch*.so"), folders[0] / "libc10_cuda.so"],
                    folders, compiler, stubs)
     start(program, [*folders, stubs])
 
 
-def check_installed(torch, cuda, compiler):
+def installed_torch(named):
+    """Its folder; None where python3 has none that is built for CUDA."""
+    if named != pathlib.Path("python3"):
+        return named.resolve()
+    found = subprocess.run(
+        ["python3", "-c", "import torch; print(torch.version.cuda and torch.__path__[0] or '')"],
+        capture_output=True, text=True, check=False).stdout.strip()
+    return pathlib.Path(found) if found else None
+
+
+def check_installed(torch, cuda, compiler, name):
     packages = torch.parent / "nvidia"
     includes = [cuda / "include", *packages.glob("*/include")]
     work = ROOT / "build/cuda_check"
-    tools = Toolchain(compiler, torch, includes, work)
-    program = tools.link(tools.compile_all(only_check=False))
+    tools = Toolchain(compiler, torch, includes, work, "-O2")
+    program = tools.link(name, tools.compile_all([name], only_check=False))
     start(program, [torch / "lib", *packages.glob("*/lib"), cuda / "lib64"])
+
+
+# What starts them where the wheel's libraries lie in folders of their own.
+RUN = """S=$(python3 -c 'import torch,os;print(os.path.dirname(os.path.dirname(torch.__file__)))')
+export LD_LIBRARY_PATH=$S/torch/lib:$(ls -d $S/nvidia/*/lib | tr '\\n' ':')
+cd "$(dirname "$0")" && ./cuda_check && ./gpu_step && python3 gpu_fsdp2.py
+"""
+
+
+def bundle(cache, compiler, folder):
+    tools = wheel_tools(cache, compiler, OLDEST, "bundle", "-O2")
+    objects = tools.compile_all(PROGRAMS, only_check=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS:
+        run(["strip", "-o", folder / name, tools.link(name, objects)])
+    for script in ("gpu_fsdp2.py", "peer_rank.py"):
+        shutil.copy(ROOT / "bench" / script, folder)
+    (folder / "run.sh").write_text(RUN, encoding="utf-8")
+    say(f"{folder} has all: sh run.sh")
 
 
 def main():
@@ -235,12 +283,18 @@ def main():
                         default=pathlib.Path(default) / "sherd/cuda")
     parser.add_argument("--compiler", default="c++")
     parser.add_argument("--installed", type=pathlib.Path)
+    parser.add_argument("--program", choices=PROGRAMS, default="cuda_check")
+    parser.add_argument("--bundle", type=pathlib.Path)
     parser.add_argument("--cuda", type=pathlib.Path, default="/usr/local/cuda")
     arguments = parser.parse_args()
     start_time = time.monotonic()
     if arguments.installed:
-        check_installed(arguments.installed.resolve(), arguments.cuda,
-                        arguments.compiler)
+        torch = installed_torch(arguments.installed)
+        if torch is None:
+            say("skipped: python3 has no PyTorch for CUDA")
+            return
+        check_installed(torch, arguments.cuda,
+                        arguments.compiler, arguments.program)
     else:
         arguments.cache.mkdir(parents=True, exist_ok=True)
         try:
@@ -249,7 +303,10 @@ def main():
             say("skipped: PyTorch's CUDA wheels could not be downloaded")
             return
         say(f"wheels are there ({time.monotonic() - start_time:.0f} s)")
-        check_wheels(arguments.cache, arguments.compiler)
+        if arguments.bundle:
+            bundle(arguments.cache, arguments.compiler, arguments.bundle)
+        else:
+            check_wheels(arguments.cache, arguments.compiler)
     say(f"done in {time.monotonic() - start_time:.0f} s")
 
 

@@ -217,8 +217,9 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
     batches.push_back(empty_batch(kind));
   }
   const std::vector<SliceUpdate> pieces = this->pieces();
+  CountTensors counts;
   for (const UpdateRun& run : plan_update_runs(pieces)) {
-    add_run(run, pieces[run.first], batches);
+    add_run(run, pieces[run.first], batches, counts);
   }
   std::erase_if(
       batches, [](const UpdateBatch& b) { return b.parameters.empty(); });
@@ -281,7 +282,8 @@ std::vector<SliceUpdate> SliceSet::pieces() const {
 void SliceSet::add_run(
     const UpdateRun& run,
     const SliceUpdate& first,
-    std::vector<UpdateBatch>& batches) {
+    std::vector<UpdateBatch>& batches,
+    CountTensors& counts) {
   const SliceEntry& slice = slices_[run.first];
   const at::Tensor& tensor = tensor_of(slice);
   const auto elements =
@@ -290,9 +292,13 @@ void SliceSet::add_run(
   batch.parameters.push_back(strip(tensor, elements));
   batch.gradients.push_back(strip(slice.gradient, elements));
   if (options_.counts_updates) {
-    batch.steps.push_back(at::full(
-        {}, static_cast<double>(first.updates + 1),
-        tensor.options().dtype(at::kFloat).requires_grad(false)));
+    auto& count = counts[{slice.kind, first.updates + 1}];
+    if (!count.defined()) {
+      count = at::full(
+          {}, static_cast<double>(first.updates + 1),
+          tensor.options().dtype(at::kFloat).requires_grad(false));
+    }
+    batch.steps.push_back(count);
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
     batch.states[s].push_back(

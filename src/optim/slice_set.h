@@ -9,9 +9,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -112,10 +114,14 @@ class SliceSet {
   std::vector<SliceUpdate> pieces() const;
   // A batch with the settings of a kind and no run.
   UpdateBatch empty_batch(const UpdateSettings& kind) const;
+  // By kind of slice and number of updates: kernels only read a count, and making one costs a kernel
+  // on a device.
+  using CountTensors = std::map<std::pair<int, std::int64_t>, at::Tensor>;
   void add_run(
       const UpdateRun& run,
       const SliceUpdate& first,
-      std::vector<UpdateBatch>& batches);
+      std::vector<UpdateBatch>& batches,
+      CountTensors& counts);
   const SliceEntry& find(const std::string& name) const;
   float& updates_of(const SliceEntry& slice);
 

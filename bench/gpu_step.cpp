@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What sherd costs on one GPU: training steps of a GPT and a Llama by LibTorch alone and by fully_shard
+// on one rank, in blocks by turns. docs/design/gpu.md, *On a GPU*
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/models/gpt.h>
+#include <sherd/models/llama.h>
+#include <sherd/optim/adamw.h>
+
+#include "base/clock.h"
+
+namespace sherd::bench {
+namespace {
+
+constexpr double kLearningRate = 1e-4;
+constexpr int kStepsOfBlock = 5;
+constexpr int kRounds = 9;
+
+using models::LanguageModel;
+using MakeModel = std::function<std::shared_ptr<LanguageModel>()>;
+
+struct Batch {
+  at::Tensor inputs;
+  at::Tensor targets;
+};
+
+// One way to train, which makes a step and returns its loss.
+using Step = std::function<at::Tensor(const Batch&)>;
+
+const c10::Device kDevice(c10::kCUDA, 0);
+
+void synchronise() { at::accelerator::synchronizeDevice(0); }
+
+std::int64_t allocated_bytes_peak() {
+  return at::accelerator::getDeviceStats(0).allocated_bytes[0].peak;
+}
+
+std::int64_t reserved_bytes_peak() {
+  return at::accelerator::getDeviceStats(0).reserved_bytes[0].peak;
+}
+
+// The optimizer of LibTorch alone: one call of its fused kernel for all parameters.
+class FusedAdamW {
+ public:
+  explicit FusedAdamW(std::vector<at::Tensor> parameters)
+      : parameters_(std::move(parameters)) {
+    for (const auto& parameter : parameters_) {
+      mean_.push_back(at::zeros_like(parameter));
+      square_.push_back(at::zeros_like(parameter));
+      steps_.push_back(at::zeros({}, at::dtype(at::kFloat).device(kDevice)));
+    }
+  }
+
+  void step(const std::vector<at::Tensor>& gradients) {
+    for (auto& steps : steps_) {
+      steps.add_(1);
+    }
+    at::_fused_adamw_(
+        parameters_, gradients, mean_, square_, {}, steps_, kLearningRate, 0.9,
+        0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> mean_;
+  std::vector<at::Tensor> square_;
+  std::vector<at::Tensor> steps_;
+};
+
+std::vector<at::Tensor> gradients_of(
+    const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    gradients.push_back(parameter.grad());
+  }
+  return gradients;
+}
+
+void drop_gradients(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
+    parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+std::shared_ptr<LanguageModel> on_device(const MakeModel& make, bool bf16) {
+  auto model = make();
+  if (bf16) {
+    model->to(kDevice, at::kBFloat16);
+  } else {
+    model->to(kDevice);
+  }
+  return model;
+}
+
+// Parameters, gradients and optimizer state in bf16.
+Step libtorch_bf16(const MakeModel& make) {
+  auto model = on_device(make, true);
+  auto parameters = model->parameters();
+  auto adamw = std::make_shared<FusedAdamW>(parameters);
+  return [=](const Batch& batch) {
+    auto loss = model->loss(batch.inputs, batch.targets);
+    loss.backward();
+    adamw->step(gradients_of(parameters));
+    drop_gradients(parameters);
+    return loss;
+  };
+}
+
+// fp32 parameters and optimizer state, and a bf16 copy for forward and backward.
+Step libtorch_mixed(const MakeModel& make) {
+  auto model = on_device(make, true);
+  auto narrow = model->parameters();
+  std::vector<at::Tensor> wide;
+  for (const auto& parameter : narrow) {
+    wide.push_back(parameter.detach().to(at::kFloat));
+  }
+  auto adamw = std::make_shared<FusedAdamW>(wide);
+  return [=](const Batch& batch) {
+    auto loss = model->loss(batch.inputs, batch.targets);
+    loss.backward();
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter : narrow) {
+      gradients.push_back(parameter.grad().to(at::kFloat));
+    }
+    adamw->step(gradients);
+    drop_gradients(narrow);
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(narrow, wide);
+    return loss;
+  };
+}
+
+Step sherd_step(
+    const MakeModel& make, bool bf16, const FullyShardOptions& options) {
+  auto model = on_device(make, bf16);
+  auto fsdp = std::make_shared<FullyShardedDataParallel>(
+      fully_shard(*model, World::single(), options));
+  auto adamw = std::make_shared<AdamW>(
+      fsdp->named_parameters(), AdamWOptions{.learning_rate = kLearningRate});
+  return [model, fsdp, adamw](const Batch& batch) {
+    auto loss = model->loss(batch.inputs, batch.targets);
+    loss.backward();
+    adamw->step();
+    adamw->zero_grad();
+    return loss;
+  };
+}
+
+FullyShardOptions mixed(Strategy strategy) {
+  FullyShardOptions options;
+  options.strategy = strategy;
+  options.exchange = ExchangeKind::kCollective;
+  options.mixed_precision.param_dtype = at::kBFloat16;
+  options.mixed_precision.reduce_dtype = at::kFloat;
+  return options;
+}
+
+struct Timed {
+  double step_ms = 0;
+  double host_ms = 0;  // Until the host had given the device all of it.
+};
+
+Timed time_block(const Step& step, const Batch& batch) {
+  (void)step(batch);  // Another contender has filled the caches.
+  synchronise();
+  const SteadyClock clock;
+  const auto begin = clock.now();
+  for (int i = 0; i < kStepsOfBlock; ++i) {
+    (void)step(batch);
+  }
+  const auto given = clock.now();
+  synchronise();
+  const auto end = clock.now();
+  return {
+      .step_ms = 1e3 * seconds(end - begin) / kStepsOfBlock,
+      .host_ms = 1e3 * seconds(given - begin) / kStepsOfBlock};
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Contender {
+  std::string name;
+  std::function<Step()> make;
+  std::size_t beside = 0;  // The contender that its times are divided by.
+};
+
+void compare(
+    const char* title,
+    const std::vector<Contender>& contenders,
+    const Batch& batch) {
+  std::vector<Step> steps;
+  std::vector<std::vector<Timed>> times(contenders.size());
+  for (const auto& contender : contenders) {
+    synchronise();
+    at::accelerator::emptyCache();
+    const auto before =
+        at::accelerator::getDeviceStats(0).allocated_bytes[0].current;
+    at::accelerator::resetPeakStats(0);
+    steps.push_back(contender.make());
+    double loss = 0;
+    for (int i = 0; i < 5; ++i) {
+      loss = steps.back()(batch).item<double>();
+    }
+    std::printf(
+        "%s, %s: loss after 5 steps %.4f, %lld MiB allocated, %lld MiB "
+        "reserved in all\n",
+        title, contender.name.c_str(), loss,
+        static_cast<long long>((allocated_bytes_peak() - before) >> 20),
+        static_cast<long long>(reserved_bytes_peak() >> 20));
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const auto at = (i + static_cast<std::size_t>(round)) % steps.size();
+      times[at].push_back(time_block(steps[at], batch));
+    }
+  }
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    std::vector<double> step_ms;
+    std::vector<double> host_ms;
+    std::vector<double> ratios;
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      step_ms.push_back(times[i][round].step_ms);
+      host_ms.push_back(times[i][round].host_ms);
+      ratios.push_back(
+          times[i][round].step_ms / times[contenders[i].beside][round].step_ms);
+    }
+    std::sort(ratios.begin(), ratios.end());
+    // Of nine, the second and the eighth bound the median with 96 %.
+    std::printf(
+        "%s, %s: %.2f ms a step, host %.2f ms, %.4f (%.4f-%.4f) of %s\n", title,
+        contenders[i].name.c_str(), median(step_ms), median(host_ms),
+        ratios[kRounds / 2], ratios[1], ratios[kRounds - 2],
+        contenders[contenders[i].beside].name.c_str());
+  }
+}
+
+std::vector<Contender> contenders_for(const MakeModel& make) {
+  return {
+      {"LibTorch bf16", [=] { return libtorch_bf16(make); }, 0},
+      {"sherd bf16", [=] { return sherd_step(make, true, {}); }, 0},
+      {"LibTorch mixed", [=] { return libtorch_mixed(make); }, 2},
+      {"sherd mixed, full_shard",
+       [=] { return sherd_step(make, false, mixed(Strategy::kFullShard)); }, 2},
+      {"sherd mixed, shard_grad_op",
+       [=] { return sherd_step(make, false, mixed(Strategy::kShardGradOp)); },
+       2},
+  };
+}
+
+Batch batch_of(
+    std::int64_t rows, std::int64_t sequence, std::int64_t vocabulary) {
+  const auto ids = at::randint(
+      vocabulary, {rows, sequence + 1}, at::dtype(at::kLong).device(kDevice));
+  return {
+      ids.slice(1, 0, sequence).contiguous(),
+      ids.slice(1, 1, sequence + 1).contiguous()};
+}
+
+void run(const std::string& which) {
+  if (which == "tiny" || which == "all") {
+    // As good as nothing to compute: what is left is the host's work.
+    const models::GptConfig config{
+        .layers = 24,
+        .width = 64,
+        .heads = 2,
+        .sequence = 16,
+        .vocabulary = 256};
+    const MakeModel make = [=] { return models::Gpt(config).ptr(); };
+    compare("tiny, 25 units", contenders_for(make), batch_of(1, 16, 256));
+  }
+  if (which == "gpt" || which == "all") {
+    const models::GptConfig config{
+        .layers = 12,
+        .width = 768,
+        .heads = 12,
+        .sequence = 1024,
+        .vocabulary = 50304,
+        .tied_head = false};
+    const MakeModel make = [=] { return models::Gpt(config).ptr(); };
+    compare("GPT 124 M", contenders_for(make), batch_of(16, 1024, 50304));
+  }
+  if (which == "llama" || which == "all") {
+    const models::LlamaConfig config{
+        .layers = 22,
+        .width = 2048,
+        .heads = 32,
+        .kv_heads = 4,
+        .intermediate = 5632,
+        .sequence = 1024,
+        .vocabulary = 32000};
+    const MakeModel make = [=] { return models::Llama(config).ptr(); };
+    // In pairs, since more would not fit the memory.
+    const auto all = contenders_for(make);
+    compare("Llama 1.1 B", {all[0], all[1]}, batch_of(4, 1024, 32000));
+    compare(
+        "Llama 1.1 B",
+        {{all[2].name, all[2].make, 0}, {all[3].name, all[3].make, 0}},
+        batch_of(4, 1024, 32000));
+  }
+}
+
+}  // namespace
+}  // namespace sherd::bench
+
+int main(int argc, char** argv) {
+  try {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    sherd::bench::run(argc > 1 ? argv[1] : "all");
+    return 0;
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 1;
+  }
+}
