@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/device_collectives.h"
 
+#include <numeric>
 #include <utility>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -92,6 +94,24 @@ std::vector<at::Tensor> DeviceCollectives::all_gather(
                       .view(tensor.sizes()));
   }
   return all;
+}
+
+std::vector<at::Tensor> DeviceCollectives::all_to_all(
+    const std::vector<at::Tensor>& to,
+    const std::vector<std::int64_t>& numels) {
+  std::vector<std::int64_t> sent;
+  for (const auto& tensor : to) {
+    sent.push_back(tensor.numel());
+  }
+  auto received = numels;
+  auto input = at::cat(to);
+  auto output = at::empty(
+      {std::accumulate(numels.begin(), numels.end(), std::int64_t{0})},
+      input.options());
+  c10d::AllToAllOptions options;
+  options.asyncOp = false;
+  all_->alltoall_base(output, input, received, sent, options);
+  return output.split_with_sizes(numels);
 }
 
 BackendPtr DeviceCollectives::among(const std::vector<int>& members) {

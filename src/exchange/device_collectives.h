@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceCollectives are those of a communication hook, on tensors of a device: collectives of c10d in
-// the current stream, which must be the same one for all of a hook's work. The host never waits for
-// the device here. Thread rule: one thread at a time; abort() any.
+// DeviceCollectives are those of communication hooks and optimizers, on tensors of a device:
+// collectives of c10d in the current stream, which must be the same one for all of a hook's work. The
+// host never waits for the device here. Thread rule: one thread at a time; abort() any.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,12 @@ class DeviceCollectives {
   void reduce_scatter_mean(
       const at::Tensor& tensor, const std::vector<std::int64_t>& cuts);
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
+
+  // Gives each rank a 1-D tensor, all of one dtype, and returns what they give to this one, of so many
+  // elements.
+  std::vector<at::Tensor> all_to_all(
+      const std::vector<at::Tensor>& to,
+      const std::vector<std::int64_t>& numels);
 
   // Ends collectives that wait for peers.
   void abort();

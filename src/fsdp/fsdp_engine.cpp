@@ -652,6 +652,7 @@ void FsdpEngine::close() {
   closed_ = true;
   memory_.reset();
   summons_.reset();
+  collectives_.reset();
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }

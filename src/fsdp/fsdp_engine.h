@@ -19,6 +19,7 @@
 #include <sherd/world/world.h>
 #include "autograd/managed_storage.h"
 #include "exchange/exchange.h"
+#include "exchange/make_exchange.h"
 #include "exchange/reducer.h"
 #include "fsdp/full_precision_units.h"
 #include "fsdp/hook_reduction.h"
@@ -52,6 +53,10 @@ struct FsdpEngineOptions {
   std::optional<double> divide_factor;
   // Collective: connects the ranks that hold a gradient together, in the order of world ranks.
   std::function<std::shared_ptr<world::Transport>()> connect = nullptr;
+  // Collective: connects the devices of the shard group. Null where gradients are on the CPU, or are
+  // cut over both axes.
+  std::function<std::unique_ptr<exchange::DeviceCollectives>()>
+      connect_devices = nullptr;
   // The one by which the exchange reduces; null: none.
   std::shared_ptr<HookReduction> hook;
 };
@@ -127,6 +132,9 @@ class FsdpEngine final : public ShardingEngine,
   Status explained(const Status& status) const override;
   void abandon_exchange(const Status& failure) override {
     exchange_->close(failure);
+    if (collectives_) {
+      collectives_->abort();
+    }
   }
   // ShardingEngine
   bool has_gradient(int parameter) const override;
@@ -170,6 +178,10 @@ class FsdpEngine final : public ShardingEngine,
   std::shared_ptr<void> claim_publisher();
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   void all_reduce_max(const at::Tensor& numbers);
+  // As WholeParameters.
+  std::vector<at::Tensor> all_to_all(
+      const std::vector<at::Tensor>& to,
+      const std::vector<std::int64_t>& numels);
   void reduce_over_ranks(
       const at::Tensor& numbers, exchange::ScalarReduceOp op);
   void publish_now(bool keep_frozen);
@@ -189,6 +201,8 @@ class FsdpEngine final : public ShardingEngine,
   bool full_precision_scope_ =
       false;  // Opens full_precision_, if there is a difference.
   std::shared_ptr<world::Transport> summons_;  // Null until it is needed.
+  // Likewise, of optimizers.
+  std::unique_ptr<exchange::DeviceCollectives> collectives_;
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<ParameterIntegrity> integrity_;
 

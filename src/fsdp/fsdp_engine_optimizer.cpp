@@ -48,6 +48,14 @@ NamedParameters FsdpEngine::named_parameters() {
   named.whole.rank = owner();
   named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
   named.whole.gradients_are_shared = shares_gradients();
+  if (options_.connect_devices && options_.ranks > 1) {
+    named.whole.all_to_all = while_alive(
+        this,
+        [](FsdpEngine& self, const std::vector<at::Tensor>& to,
+           const std::vector<std::int64_t>& numels) {
+          return self.all_to_all(to, numels);
+        });
+  }
   return named;
 }
 
@@ -61,6 +69,29 @@ void FsdpEngine::all_reduce_max(const at::Tensor& numbers) {
   const std::lock_guard lock(mu_);
   check_open();
   reduce_over_ranks(numbers, exchange::ScalarReduceOp::kMax);
+}
+
+// Runs on the caller's thread, in its stream. An optimizer's ranks have just agreed on gradients by way
+// of the thread that gathers, so that this thread has nothing left to start on any of them.
+std::vector<at::Tensor> FsdpEngine::all_to_all(
+    const std::vector<at::Tensor>& to,
+    const std::vector<std::int64_t>& numels) {
+  const std::lock_guard lock(mu_);
+  check_open();
+  std::vector<at::Tensor> from;
+  const auto status = status_of(
+      [&] {
+        if (collectives_ == nullptr) {
+          collectives_ = options_.connect_devices();
+        }
+        from = collectives_->all_to_all(to, numels);
+        return Status();
+      },
+      ErrorCode::kUnavailable, "[fsdp] ranks could not exchange matrices: ");
+  if (!status.ok()) {
+    fail(status);
+  }
+  return from;
 }
 
 // Collective, in place.

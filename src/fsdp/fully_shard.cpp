@@ -107,6 +107,25 @@ std::function<std::shared_ptr<world::Transport>()> connector(
   };
 }
 
+// The same for devices, within a replica.
+std::function<std::unique_ptr<exchange::DeviceCollectives>()> device_connector(
+    const Mesh& mesh, const FullyShardOptions& options, c10::Device device) {
+  if (device.is_cpu() || over_both_axes(mesh, options)) {
+    return nullptr;
+  }
+  return [impl = std::weak_ptr(mesh.world().impl()), device,
+          ranks = mesh.shard_ranks(), replica = mesh.replicate_index()] {
+    const auto alive = impl.lock();
+    SHERD_CHECK_AS(
+        kFailedPrecondition, alive != nullptr,
+        "[fsdp] the world of this model has ended");
+    const World world(alive);
+    return exchange::make_device_collectives(
+        world, device, str("fsdp/", world.next_number(), "/owners/", replica),
+        ranks);
+  };
+}
+
 // `whole`: every rank is a replica.
 fsdp::HookedShards hooked_shards(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
@@ -274,6 +293,7 @@ fsdp::FsdpEngineOptions runtime_options(
     const Mesh& mesh,
     const FullyShardOptions& options,
     bool whole,
+    c10::Device device,
     const std::shared_ptr<fsdp::HookReduction>& hook) {
   fsdp::FsdpEngineOptions runtime;
   runtime.prefetch_visits = options.prefetch_visits;
@@ -282,6 +302,7 @@ fsdp::FsdpEngineOptions runtime_options(
   runtime.memory = memory_limit(options);
   runtime.divide_factor = options.gradient_divide_factor;
   runtime.connect = connector(mesh, options);
+  runtime.connect_devices = device_connector(mesh, options, device);
   runtime.hook = hook;
   if (whole) {
     runtime.rank = mesh.world().rank();
@@ -572,7 +593,7 @@ FullyShardedDataParallel fully_shard(
       std::move(model),
       exchange_for(
           mesh, options, whole, device, reduce_hook(hook), std::move(coder)),
-      runtime_options(mesh, options, whole, hook));
+      runtime_options(mesh, options, whole, device, hook));
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);
   }

@@ -31,6 +31,7 @@ Slices::Slices(
     bool owner_of_all)
     : model_(model),
       exchange_(exchange),
+      owner_of_all_(owner_of_all),
       by_unit_(model.units.size()),
       parameters_(model.units.size()),
       used_(model.parameters.size(), false) {
@@ -122,11 +123,17 @@ std::vector<WholeParameter> Slices::whole_parameters() const {
     item.name = parameter.name;
     item.shape = parameter.tensor.sizes().vec();
     item.slice_begin = parts_[p].begin;
-    const auto flat =
-        exchange_.shard_memory(parameter.unit, parameter.flat).whole_gradient;
-    if (flat.defined()) {
+    const auto memory = exchange_.shard_memory(parameter.unit, parameter.flat);
+    const auto begin = model_.offset_of(parameter);
+    item.options = memory.shard.options();
+    if (memory.whole_gradient.defined()) {
       item.gradient =
-          flat.narrow(0, model_.offset_of(parameter), numel).view(item.shape);
+          memory.whole_gradient.narrow(0, begin, numel).view(item.shape);
+    }
+    if (parameter.trainable >= 0 && !owner_of_all_) {
+      for (const auto cut : model_.flat_of(parameter).layout.cuts) {
+        item.cuts.push_back(std::clamp<std::int64_t>(cut - begin, 0, numel));
+      }
     }
   }
   return whole;

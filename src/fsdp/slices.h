@@ -102,6 +102,7 @@ class Slices : public exchange::ReducedGradients {
 
   const ModelUnits& model_;
   exchange::Exchange& exchange_;
+  const bool owner_of_all_;
   std::vector<Slice> slices_;
   std::unordered_map<std::string, std::size_t> by_name_;  // Indices in slices_.
   std::vector<std::weak_ptr<const BackwardUpdate>> updates_;

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros_like.h>
 #include "base/check.h"
 #include "optim/assign_by_cost.h"
+#include "optim/cut_matrices.h"
 #include "optim/newton_schulz.h"
 #include "optim/slice_set.h"
 
@@ -48,16 +49,27 @@ struct MuonMatrix {
   int owner = 0;
   at::Tensor slice = {};
   std::int64_t slice_begin = 0;
-  at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is whole.
-  at::Tensor momentum = {};         // On the owner, from its first update on.
+  std::vector<std::int64_t> cuts = {};  // As WholeParameter.
+  at::TensorOptions options = {};
+  at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is, or cut.
+  // Whole, on the owner, during a step: what ranks that share nothing have sent.
+  at::Tensor gathered_gradient = {};
+  at::Tensor momentum = {};  // On the owner, from its first update on.
 
   // The whole gradient, as a matrix. REQUIRES: there is one.
   at::Tensor gradient() const {
+    if (gathered_gradient.defined()) {
+      return gathered_gradient;
+    }
     return shared_gradient.defined() ? shared_gradient
                                      : slice.grad().view({rows, columns});
   }
+  bool is_cut() const { return !shared_gradient.defined() && !cuts.empty(); }
   // This rank's part of it, in the slice's shape.
   at::Tensor gradient_of_slice() const {
+    if (is_cut()) {
+      return slice.grad();
+    }
     return gradient()
         .view({-1})
         .narrow(0, slice_begin, slice.numel())
@@ -77,6 +89,8 @@ MuonMatrix matrix_of(const WholeParameter& parameter) {
   matrix.columns = parameter.shape[1];
   matrix.slice_begin = parameter.slice_begin;
   matrix.shared_gradient = parameter.gradient;
+  matrix.cuts = parameter.cuts;
+  matrix.options = parameter.options;
   return matrix;
 }
 
@@ -95,7 +109,8 @@ struct Muon::Impl {
         !whole.items.empty(), "[optim] ", kMuon,
         ": expected at least one parameter, found none");
     SHERD_CHECK(
-        whole.ranks == 1 || whole.gradients_are_shared, "[optim] ", kMuon,
+        whole.ranks == 1 || whole.gradients_are_shared || whole.all_to_all,
+        "[optim] ", kMuon,
         ": expected gradients that ranks share "
         "(FullyShardOptions::share_gradients), found \"",
         whole.items.front().name, "\" cut among ", whole.ranks,
@@ -104,7 +119,8 @@ struct Muon::Impl {
     std::vector<std::int64_t> costs;
     for (const auto& parameter : whole.items) {
       auto matrix = matrix_of(parameter);
-      if (whole.ranks > 1 && !matrix.shared_gradient.defined()) {
+      if (whole.ranks > 1 && !matrix.shared_gradient.defined() &&
+          matrix.cuts.empty()) {
         continue;  // Frozen.
       }
       matrices.push_back(std::move(matrix));
@@ -131,6 +147,9 @@ struct Muon::Impl {
     return matrix.owner == parameters.whole.rank;
   }
   std::vector<bool> agree_on_gradients() const;
+  // Where ranks share nothing: whole gradients to the owners, and back what these make of them.
+  std::vector<optim::CutMatrix> gather_gradients(const std::vector<bool>& due);
+  void scatter_updates(const std::vector<optim::CutMatrix>& moved);
   void make_update(MuonMatrix& matrix) const;
   void apply_update(const MuonMatrix& matrix) const;
   void all_reduce_max(const at::Tensor& numbers) const {
@@ -183,6 +202,40 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
   return due;
 }
 
+std::vector<optim::CutMatrix> Muon::Impl::gather_gradients(
+    const std::vector<bool>& due) {
+  std::vector<optim::CutMatrix> moved;
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    const auto& matrix = matrices[m];
+    if (due[m] && matrix.is_cut()) {
+      moved.push_back(
+          {.owner = matrix.owner,
+           .cuts = matrix.cuts,
+           .options = matrix.options,
+           .part = matrix.slice.defined() ? matrix.slice.grad() : at::Tensor(),
+           .whole = {}});
+    }
+  }
+  optim::gather_parts(parameters.whole, moved);
+  auto next = moved.begin();
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    if (due[m] && matrices[m].is_cut()) {
+      const auto& whole = (next++)->whole;
+      matrices[m].gathered_gradient = whole.defined()
+          ? whole.view({matrices[m].rows, matrices[m].columns})
+          : at::Tensor();
+    }
+  }
+  return moved;
+}
+
+void Muon::Impl::scatter_updates(const std::vector<optim::CutMatrix>& moved) {
+  optim::scatter_parts(parameters.whole, moved);
+  for (auto& matrix : matrices) {
+    matrix.gathered_gradient.reset();
+  }
+}
+
 // Writes the update over the gradient.
 void Muon::Impl::make_update(MuonMatrix& matrix) const {
   const auto gradient = matrix.gradient();
@@ -219,18 +272,24 @@ Muon::~Muon() = default;
 Muon::Muon(Muon&&) noexcept = default;
 Muon& Muon::operator=(Muon&&) noexcept = default;
 
-// Between the two all-reduces a matrix's gradient belongs to its owner, and
-// outside of them each rank's part to that rank: no rank writes what another reads.
+// Where ranks share gradients: between the two all-reduces a matrix's gradient belongs to its owner,
+// and outside of them each rank's part to that rank: no rank writes what another reads.
 void Muon::step() {
   const at::NoGradGuard no_grad;
   auto& matrices = impl_->matrices;
   const auto due = impl_->agree_on_gradients();
+  const auto moved = impl_->gather_gradients(due);
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     if (due[m] && impl_->owns(matrices[m])) {
       impl_->make_update(matrices[m]);
     }
   }
-  impl_->all_reduce_max(at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
+  if (moved.empty()) {
+    impl_->all_reduce_max(
+        at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
+  } else {
+    impl_->scatter_updates(moved);
+  }
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     if (due[m] && matrices[m].slice.defined()) {
       impl_->apply_update(matrices[m]);
@@ -279,9 +338,11 @@ at::Tensor Muon::momentum_buffer(const std::string& name) {
   if (!found->momentum.defined()) {
     found->momentum = at::zeros(
         {found->rows, found->columns},
-        (found->slice.defined() ? found->slice : found->shared_gradient)
-            .options()
-            .requires_grad(false));
+        found->is_cut()
+            ? found->options
+            : (found->slice.defined() ? found->slice : found->shared_gradient)
+                  .options()
+                  .requires_grad(false));
   }
   return found->momentum;
 }

@@ -3,6 +3,7 @@
 // What stands beside an engine, on devices: batch norms over ranks, the scaler of gradients,
 // optimizers, join scopes, checkpointed activations and frozen parameters give what they give on the
 // CPU.
+#include <array>
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <sherd/autograd/checkpoint.h>
@@ -209,10 +210,98 @@ TEST(DeviceOptimizers, MuonUpdatesReplicasAsOnTheCpu) {
   }
 }
 
-TEST(DeviceOptimizers, MuonOnShardsIsRefusedByName) {
-  run_device_ranks(2, [](const DeviceRank& self) {
+// Whole gradients travel to the matrices' owners; on the CPU every rank has them.
+Values trained_by_muon(
+    const World& world, c10::Device device, int replicas, bool frozen_first) {
+  auto model = mlp_on(device);
+  model->first->weight.set_requires_grad(!frozen_first);
+  auto options = layers_by_messages();
+  options.strategy =
+      device.is_cpu() ? Strategy::kNoShard : Strategy::kFullShard;
+  auto fsdp =
+      fully_shard(*model, Mesh(world, {.replicate = replicas}), options);
+  auto parts = split(fsdp.named_parameters(), {"*.weight"});
+  Muon muon(std::move(parts.matching), {.learning_rate = 0.02});
+  Sgd sgd(std::move(parts.rest), {.learning_rate = 0.02});
+  return trained(fsdp, model, world, device, [&] {
+    muon.step();
+    sgd.step();
+    muon.zero_grad();
+    sgd.zero_grad();
+  });
+}
+
+TEST(DeviceOptimizers, MuonUpdatesShardsAsItUpdatesWholeMatricesOnTheCpu) {
+  for (const int ranks : {2, 4}) {
+    for (const int replicas : {1, 2}) {
+      for (const bool frozen_first : {false, true}) {
+        if (replicas < ranks) {
+          SCOPED_TRACE(
+              ::testing::Message() << ranks << " ranks, " << replicas
+                                   << " replicas, frozen " << frozen_first);
+          expect_as_on_the_cpu(
+              ranks, [&](const World& world, c10::Device device) {
+                return trained_by_muon(world, device, replicas, frozen_first);
+              });
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceOptimizers, AStepOfMuonMakesTheHostNeitherWaitNorAllocate) {
+  run_device_ranks(4, [](const DeviceRank& self) {
     auto model = mlp_on(self.device);
     auto fsdp = fully_shard(*model, self.world, layers_by_messages());
+    auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    Muon muon(std::move(parts.matching));
+    const auto x = batch_on(self.device, 0, self.world.rank());
+    const auto step = [&] {
+      loss_of(model, x).backward();
+      muon.step();
+      for (const auto& slice : fsdp.parameters()) {
+        slice.mutable_grad().reset();
+      }
+    };
+    for (int warm_up = 0; warm_up < 4; ++warm_up) {
+      step();
+    }
+    const auto before = host_synchronisations(self.device);
+    {
+      const CaptureScope capture(self.device);
+      step();
+    }
+    EXPECT_EQ(host_synchronisations(self.device), before);
+  });
+}
+
+TEST(DeviceOptimizers, MuonKeepsTheMomentumOfAMatrixOnItsOwnerAlone) {
+  std::array<std::vector<std::string>, 2> names;
+  run_device_ranks(2, [&](const DeviceRank& self) {
+    auto model = mlp_on(self.device);
+    auto fsdp = fully_shard(*model, self.world, layers_by_messages());
+    auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    Muon muon(std::move(parts.matching));
+    loss_of(model, batch_on(self.device, 0, self.world.rank())).backward();
+    muon.step();
+    names[static_cast<std::size_t>(self.world.rank())] = muon.names();
+    for (const auto& state : muon.tensors(/*all=*/true)) {
+      EXPECT_EQ(state.tensor.device(), self.device);
+      EXPECT_EQ(state.tensor.dim(), 2);
+      EXPECT_GT(state.tensor.abs().max().item<float>(), 0) << state.parameter;
+    }
+  });
+  EXPECT_EQ(names[0].size() + names[1].size(), 3U);
+  EXPECT_FALSE(names[0].empty() || names[1].empty());
+}
+
+TEST(DeviceOptimizers, MuonOnShardsOverBothAxesIsRefusedByName) {
+  run_device_ranks(4, [](const DeviceRank& self) {
+    auto model = mlp_on(self.device);
+    auto options = layers_by_messages();
+    options.optimizer_axes = OptimizerAxes::kBoth;
+    auto fsdp =
+        fully_shard(*model, Mesh(self.world, {.replicate = 2}), options);
     auto parts = split(fsdp.named_parameters(), {"*.weight"});
     EXPECT_THAT(
         error_of([&] { const Muon muon(std::move(parts.matching)); }),

@@ -207,8 +207,10 @@ TEST(DeviceFullyShard, T30TrainsToTheBitsOfTheCpu) {
 
 TEST(DeviceFullyShard, TrainsWithAdamWAsOnTheCpu) {
   for (const auto& recipe : recipes()) {
-    SCOPED_TRACE(recipe.name);
-    expect_trains_as_on_the_cpu(2, recipe);
+    if (!recipe.make_hook) {  // Hooks know nothing of optimizers.
+      SCOPED_TRACE(recipe.name);
+      expect_trains_as_on_the_cpu(2, recipe);
+    }
   }
 }
 

@@ -3,10 +3,10 @@
 // Muon (Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose update is
 // made nearly orthogonal, matrix by matrix, by Newton-Schulz iterations. The numbers are
 // torch.optim.Muon's. An update needs the whole matrix, so each is assigned to one rank, which
-// keeps its momentum and reads its gradient where ranks share it. Muon is for the matrices inside a
-// network; other parameters take AdamW (split()). It shares the slices' memory with whoever made
-// them and owns its state. Thread rule: one thread. Who writes what when:
-// docs/design/shared_memory.md.
+// keeps its momentum and reads its gradient where ranks share it; on devices they send it in each
+// step. Muon is for the matrices inside a network; other parameters take AdamW (split()). It shares
+// the slices' memory with whoever made them and owns its state. Thread rule: one thread. Who writes
+// what when: docs/design/shared_memory.md.
 #pragma once
 
 #include <array>
@@ -46,8 +46,8 @@ class Muon {
   // The same parameters on every rank. State is allocated when the first gradient of a matrix
   // arrives. Throws Error, on every rank, when an option is out of range; when there is no
   // parameter, or one that is no matrix (split() takes those out); when slices are parts of
-  // parameters and ranks do not share gradients (FullyShardOptions::share_gradients). Throws Error
-  // for slices as AdamW does.
+  // parameters on the CPU and ranks do not share gradients (FullyShardOptions::share_gradients), or
+  // on devices with OptimizerAxes::kBoth. Throws Error for slices as AdamW does.
   explicit Muon(NamedParameters parameters, const MuonOptions& options = {});
   ~Muon();
   Muon(Muon&&) noexcept;
@@ -59,7 +59,7 @@ class Muon {
   // not change. Gradients are overwritten: their memory holds the update meanwhile, and `.grad()`
   // is undefined afterwards. Collective: every rank calls it, even one without slices. Throws Error
   // on every rank, with values unchanged, if only some ranks have a gradient of a matrix, or if a
-  // rank is lost before all updates are made.
+  // rank is lost before all updates are made; on devices the next step of all ranks finds that.
   void step();
 
   // Makes every gradient undefined.

@@ -47,6 +47,11 @@ struct WholeParameter {
   // The whole gradient, in that shape, in memory that all these ranks see; the `.grad()` of a slice
   // is its part of this. Undefined where frozen, or where nothing is shared.
   at::Tensor gradient = {};
+  // Dtype and device of slices.
+  at::TensorOptions options = {};
+  // Where each rank's slice begins in the flattened parameter, and last its elements. Empty where
+  // frozen, or where slices are whole.
+  std::vector<std::int64_t> cuts = {};
 };
 
 // For updates that need more than slices, e.g. Muon's.
@@ -58,6 +63,13 @@ struct WholeParameters {
   int ranks = 1;  // 1: slices are whole, and so are their gradients.
   // Every trainable one has its gradient where all these ranks see it.
   bool gradients_are_shared = false;
+  // Collective over these ranks: gives each a 1-D tensor, which may be empty, all of one dtype, and
+  // returns those that they give to this one, of so many elements. Empty where they cannot do that,
+  // or share gradients anyway.
+  std::function<std::vector<at::Tensor>(
+      const std::vector<at::Tensor>& to,
+      const std::vector<std::int64_t>& numels)>
+      all_to_all = nullptr;
 };
 
 struct NamedParameters {

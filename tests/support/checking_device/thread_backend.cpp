@@ -23,6 +23,7 @@ namespace {
 struct Part {
   at::Tensor input;   // On the CPU, over the device's bytes.
   at::Tensor output;  // Likewise.
+  std::vector<std::int64_t> splits = {};  // Of the input, by receiver.
 };
 
 using Move = void (*)(std::vector<Part>& parts, int root);
@@ -83,6 +84,22 @@ void move_broadcast(std::vector<Part>& parts, int root) {
     if (to.output.const_data_ptr() != from.const_data_ptr()) {
       to.output.copy_(from);
     }
+  }
+}
+
+void move_all_to_all(std::vector<Part>& parts, int /*root*/) {
+  std::vector<std::int64_t> read(parts.size(), 0);
+  for (std::size_t to = 0; to < parts.size(); ++to) {
+    std::int64_t written = 0;
+    for (std::size_t from = 0; from < parts.size(); ++from) {
+      const auto numel = parts[from].splits.at(to);
+      parts[to]
+          .output.narrow(0, written, numel)
+          .copy_(parts[from].input.narrow(0, read[from], numel));
+      written += numel;
+      read[from] += numel;
+    }
+    SHERD_ASSERT(written == parts[to].output.numel());
   }
 }
 
@@ -337,6 +354,19 @@ class ThreadBackend final : public c10d::Backend {
         "a broadcast", options.asyncOp, move_broadcast, tensors.at(0),
         tensors.at(0), static_cast<int>(options.rootRank));
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<std::int64_t>& output_splits,
+      std::vector<std::int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override {
+    TORCH_CHECK(
+        input_splits.size() == members_.size() &&
+        output_splits.size() == members_.size());
+    return start(
+        "an all-to-all", options.asyncOp, move_all_to_all, input, output, 0,
+        input_splits);
+  }
 
  private:
   static void check_sum(const c10d::ReduceOp& op) {
@@ -349,10 +379,13 @@ class ThreadBackend final : public c10d::Backend {
       Move move,
       const at::Tensor& input,
       const at::Tensor& output,
-      int root = 0) {
+      int root = 0,
+      const std::vector<std::int64_t>& splits = {}) {
     TORCH_CHECK(!async, "expected asyncOp = false, on the current stream");
     TORCH_CHECK(input.is_contiguous() && output.is_contiguous());
-    const auto whole = std::max(input.nbytes(), output.nbytes());
+    // With splits it differs by rank.
+    const auto whole =
+        splits.empty() ? std::max(input.nbytes(), output.nbytes()) : 0;
     const auto what =
         str(kind, " of ", whole, " bytes of ", communicator_,
             root > 0 ? str(" with root ", root) : "");
@@ -370,7 +403,7 @@ class ThreadBackend final : public c10d::Backend {
     mine.members = members_;
     network_->start(
         static_cast<std::size_t>(getRank()), std::move(mine),
-        {cpu_view(input), cpu_view(output)}, std::move(work));
+        {cpu_view(input), cpu_view(output), splits}, std::move(work));
     return c10::make_intrusive<DoneWork>();
   }
 
