@@ -81,13 +81,15 @@ PARTS = {
         ("base", "compat", "device", "plan", "world", "shm"), torch=True),
     "fsdp": Part(
         ("base", "compat", "plan", "autograd", "world", "device/memory.h",
-         "device/stream.h", "exchange/exchange.h", "exchange/make_exchange.h",
+         "device/host_memory.h", "device/stream.h",
+         "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",
          "ddp/comm_hook_group.h"),
         torch=True),
     "ddp": Part(
-        ("base", "compat", "plan", "autograd", "world", "device/stream.h",
+        ("base", "compat", "plan", "autograd", "world",
+         "device/host_memory.h", "device/stream.h",
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h"),

@@ -236,8 +236,7 @@ Status DdpEngine::reduce_sparse() {
       mine = summed_[p] && grad.defined() ? grad.mul(scale_of_summed()) : grad;
     }
     const auto sum = sum_sparse(
-        mine.defined() ? mine.coalesce() : mine, parameter.tensor,
-        1.0 / divisor(), *transport_, parameter.name);
+        mine, parameter.tensor, 1.0 / divisor(), *transport_, parameter.name);
     if (!sum.ok()) {
       return sum.status();
     }

@@ -57,14 +57,9 @@ void DdpEngine::connect(const Mesh& mesh) {
 
 void DdpEngine::check_on_device(
     const ReplicatedModel& model, const Mesh& mesh) {
-  if (model.device.is_cpu() || mesh.replicate_size() == 1) {
-    return;
+  if (!model.device.is_cpu() && mesh.replicate_size() > 1) {
+    world::check_device_backend(mesh.world(), model.device);
   }
-  SHERD_CHECK(
-      model.sparse.empty(), "[ddp] parameters are on ", model.device.str(),
-      ", where an embedding with sparse gradients is not supported; expected "
-      "none, or parameters on the CPU");
-  world::check_device_backend(mesh.world(), model.device);
 }
 
 int DdpEngine::index() const {

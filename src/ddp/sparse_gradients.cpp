@@ -9,16 +9,36 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "device/host_memory.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {
 namespace {
 
+at::Tensor sparse_of(
+    const at::Tensor& indices,
+    const at::Tensor& values,
+    at::IntArrayRef sizes) {
+  return at::_sparse_coo_tensor_unsafe(indices, values, sizes);
+}
+
+// Coalesced, on the CPU; the host waits for a device.
+at::Tensor coalesced_on_host(const at::Tensor& gradient) {
+  if (gradient.is_cpu()) {
+    return gradient.coalesce();
+  }
+  return sparse_of(
+             device::on_host(gradient._indices()),
+             device::on_host(gradient._values()), gradient.sizes())
+      .coalesce();
+}
+
 // Number of entries, their indices, their values; empty: no gradient.
-std::string packed(const at::Tensor& gradient) {
-  if (!gradient.defined()) {
+std::string packed(const at::Tensor& any) {
+  if (!any.defined()) {
     return {};
   }
+  const auto gradient = coalesced_on_host(any);
   const auto indices = gradient.indices().contiguous();
   const auto values = gradient.values().contiguous();
   const std::int64_t entries = indices.size(1);
@@ -81,10 +101,14 @@ Result<at::Tensor> sum_sparse(
   if (indices.empty()) {
     return at::Tensor();
   }
-  return at::_sparse_coo_tensor_unsafe(
-             at::cat(indices, 1), at::cat(values), like.sizes())
-      .coalesce()
-      .mul(scale);
+  const auto sum = sparse_of(at::cat(indices, 1), at::cat(values), like.sizes())
+                       .coalesce()
+                       .mul(scale);
+  return like.is_cpu() ? sum
+                       : sparse_of(
+                             sum.indices().to(like.device()),
+                             sum.values().to(like.device()), like.sizes())
+                             ._coalesced_(true);
 }
 
 }  // namespace sherd::ddp

@@ -2,7 +2,7 @@
 //
 // All-reduce of sparse gradients, those of embeddings with sparse(true), which have no place in
 // buckets: at the end of a backward ranks gather all indices and values, and each sums them in rank
-// order. Thread rule: one thread at a time.
+// order. That is done on the CPU, also where they lie on a device. Thread rule: one thread at a time.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace sherd::ddp {
 
-// Collective. `mine` is coalesced, or undefined where this rank has none; `like` is the parameter.
+// Collective. `mine` is undefined where this rank has none; `like` is the parameter.
 // Returns the sum over ranks times `scale`, coalesced, the same bits everywhere; undefined when no
 // rank has any.
 [[nodiscard]] Result<at::Tensor> sum_sparse(

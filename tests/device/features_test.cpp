@@ -79,6 +79,70 @@ TEST(DeviceSyncBatchNorm, NormalisesOverRanksAsOnTheCpu) {
   });
 }
 
+// ---- sparse gradients ----
+
+struct EmbeddedImpl : torch::nn::Module {
+  torch::nn::Embedding words{nullptr};
+  torch::nn::Linear out{nullptr};
+  EmbeddedImpl() {
+    words = register_module(
+        "words",
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(12, 4).sparse(true)));
+    out = register_module("out", torch::nn::Linear(4, 1));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
+                          .mul(0.9)
+                          .sin()
+                          .view(parameter.sizes()));
+    }
+  }
+  torch::Tensor loss(const torch::Tensor& ids) {
+    return out(torch::tanh(words(ids))).square().mean();
+  }
+};
+TORCH_MODULE(Embedded);
+
+// Ranks have some rows in common, and rank 1 has none in the second step.
+TEST(DeviceSparseGradients, AreSummedAsOnTheCpu) {
+  for (const int ranks : {2, 4}) {
+    expect_as_on_the_cpu(ranks, [](const World& world, c10::Device device) {
+      Embedded model;
+      model->to(device);
+      auto ddp = replicate(*model, world, by_messages());
+      Values values;
+      for (int step = 0; step < 3; ++step) {
+        const auto ids =
+            torch::arange(6, torch::kLong)
+                .mul(world.rank() + 1)
+                .add(step)
+                .remainder(12)
+                .narrow(0, 0, step == 1 && world.rank() == 1 ? 0 : 6)
+                .to(device);
+        auto loss = ids.numel() > 0
+            ? model->loss(ids)
+            : model->out(torch::ones({1, 4}, device)).square().mean();
+        loss.backward();
+        values.push_back(model->out->weight.grad().cpu().clone());
+        const auto& grad = model->words->weight.grad();
+        EXPECT_TRUE(grad.is_sparse() && grad.is_coalesced());
+        EXPECT_EQ(grad.device(), model->words->weight.device());
+        values.push_back(grad.indices().cpu());
+        values.push_back(grad.values().cpu());
+        // Plain gradient descent, row by row.
+        const torch::NoGradGuard no_grad;
+        model->words->weight.index_add_(
+            0, grad.indices()[0], grad.values(), -0.1);
+        model->words->weight.mutable_grad().reset();
+        model->out->zero_grad();
+      }
+      const auto parameters = values_of(model->parameters());
+      values.insert(values.end(), parameters.begin(), parameters.end());
+      return values;
+    });
+  }
+}
+
 // ---- the scaler ----
 
 // In the third step one rank alone has gradients that fp16 cannot hold.

@@ -147,6 +147,7 @@ c10::Device checking_device(int index) {
     register_allocator();
     register_guard();
     register_operators();
+    register_sparse_operators();
     return true;
   }();
   TORCH_CHECK(installed && index >= 0 && index < kCheckingDevices);

@@ -240,6 +240,28 @@ TEST_F(CheckingDevice, ForwardAndBackwardAreThoseOfTheCpu) {
 }
 
 // A gather into one of two places while the other is computed with, over and over: as a training step.
+TEST_F(CheckingDevice, AnOperatorGivesAnEmptyResultItsSize) {
+  const auto values = at::full({16}, -3.0, at::device(device));
+  auto result = at::empty({0}, values.options());
+  at::abs_out(result, values);
+  const auto fault = fault_of([&] {
+    const c10::StreamGuard on(side);
+    result.fill_(1);
+  });
+  EXPECT_THAT(fault, HasSubstr("no event orders them"));
+  order(side, compute);
+  EXPECT_TRUE(at::equal(result.cpu(), at::full({16}, 3.0)));
+}
+
+TEST_F(CheckingDevice, SparseTensorsGiveBackWhatTheyConsistOf) {
+  const auto indices = at::zeros({1, 3}, at::device(device).dtype(at::kLong));
+  const auto sparse = at::_sparse_coo_tensor_unsafe(
+      indices, at::ones({3, 2}, at::device(device)), {5, 2});
+  EXPECT_EQ(sparse.device(), device);
+  EXPECT_EQ(sparse._nnz(), 3);
+  EXPECT_TRUE(at::equal(sparse._values().cpu(), at::ones({3, 2})));
+}
+
 TEST_F(CheckingDevice, AProgramInOrderHasNoFault) {
   const auto arena = at::zeros({2, 32}, at::device(device));
   const auto input = at::ones({4, 8}, at::device(device));

@@ -130,5 +130,6 @@ void note_host_copy(
 void register_guard();
 void register_allocator();
 void register_operators();
+void register_sparse_operators();
 
 }  // namespace sherd::test
