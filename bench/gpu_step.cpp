@@ -246,7 +246,7 @@ void compare(
           times[i][round].step_ms / times[contenders[i].beside][round].step_ms);
     }
     std::sort(ratios.begin(), ratios.end());
-    // Of nine, the second and the eighth bound the median with 96 %.
+    // The second and the eighth of nine ratios bound the median with 96 %.
     std::printf(
         "%s, %s: %.2f ms a step, host %.2f ms, %.4f (%.4f-%.4f) of %s\n", title,
         contenders[i].name.c_str(), median(step_ms), median(host_ms),

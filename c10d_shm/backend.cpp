@@ -5,14 +5,13 @@
 #include <exception>
 #include <random>
 #include <utility>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
+#include "c10d_shm/c10d_window.h"
 #include "c10d_shm/collective_operation.h"
 #include "c10d_shm/p2p_worker.h"
 #include "c10d_shm/shm_group.h"
 #include "c10d_shm/work.h"
-#ifdef C10D_BACKEND_HAS_RECONFIGURE
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#endif
 
 namespace sherd::c10d_shm {
 namespace {
@@ -89,6 +88,8 @@ void ShmBackend::join(
     const c10::intrusive_ptr<c10d::Store>& store,
     std::chrono::milliseconds timeout) {
   group_ = join_shm_group(store, rank_, size_, *options_, timeout);
+  group_store_ = store;
+  memories_ = 0;
   queue_ =
       std::make_shared<WorkQueue>([g = group_] { g->communicator.abort(); });
   p2p_ = std::make_shared<P2pWorker>(
@@ -198,6 +199,27 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
       {c10d::OpType::BARRIER, "shm:barrier", {}, {}, only(std::move(part))},
       opts);
 }
+
+shm::HostSegment ShmBackend::join_memory(
+    const std::string& what, std::size_t bytes) {
+  expect_group();
+  return join_host_segment(
+      c10::make_intrusive<c10d::PrefixStore>(
+          str("memory/", memories_++, "/", what), group_store_),
+      rank_, size_, *options_, bytes, options_->timeout);
+}
+
+#ifdef C10D_BACKEND_HAS_WINDOW
+c10::intrusive_ptr<c10d::Window> ShmBackend::new_window(
+    const std::optional<at::Tensor>& tensor) {
+  auto window = std::make_shared<ShmWindow>(
+      c10::intrusive_ptr<ShmBackend>::reclaim_copy(this));
+  if (tensor) {
+    window->register_tensor(*tensor, /*owning=*/true);
+  }
+  return make_c10d_window(std::move(window));
+}
+#endif
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store,

@@ -21,6 +21,10 @@
 #include "c10d_shm/hook_table.h"
 #include "c10d_shm/newer_c10d.h"
 
+namespace sherd::shm {
+class HostSegment;  // In shm/join.h.
+}  // namespace sherd::shm
+
 namespace sherd::c10d_shm {
 
 class P2pWorker;
@@ -179,6 +183,15 @@ class ShmBackend final : public c10d::Backend {
       const c10d::ReconfigureOptions& opts) override;
 #endif
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(
+      const std::optional<at::Tensor>& tensor) override;
+#endif
+
+  // Collective: memory that the ranks of the group share, zeros at first. Throws sherd::Error.
+  shm::HostSegment join_memory(const std::string& what, std::size_t bytes);
+
   bool supportsSplitting() const override { return true; }
   // A backend for these ranks of this group; null on the others.
   c10::intrusive_ptr<Backend> split(
@@ -208,6 +221,8 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<WorkQueue> queue_;
   std::shared_ptr<P2pWorker> p2p_;
   std::uint64_t sequence_ = 0;
+  c10::intrusive_ptr<c10d::Store> group_store_;  // With which it was joined.
+  int memories_ = 0;                             // That the group has joined.
   const std::shared_ptr<HookTable<>> abort_hooks_ =
       std::make_shared<HookTable<>>();
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS

@@ -167,6 +167,26 @@ TEST(ShmReconfigure, AnAttemptThatFailsIsFollowedByAnother) {
 }
 #endif
 
+#ifdef C10D_BACKEND_HAS_WINDOW
+TEST(ShmC10dWindow, PutsSignalsAndWaits) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    c10d::Backend& backend = ranked.shm();
+    EXPECT_TRUE(backend.supportsWindow());
+    const auto mine = torch::zeros({4});
+    const auto window = backend.new_window(mine);
+    const int other = 1 - ranked.rank();
+    window->put(torch::ones({2}), other, 1, false, {})->wait();
+    window->signal(other, false, {});
+    const auto waits = window->wait_signal(other, true, {});
+    waits->wait();
+    EXPECT_TRUE(waits->isCompleted());
+    EXPECT_EQ(mine.sum().item<float>(), 2);
+    EXPECT_TRUE(window->map_remote_tensor(other).equal(mine));
+    window->tensor_deregister();
+  }));
+}
+#endif
+
 #ifdef C10D_BACKEND_HAS_HOOKS
 TEST(ShmHooks, C10dRegistersAbortHooks) {
   test::expect_all_ok(run_backend_ranks(1, {}, [](BackendRank& ranked, Rank&) {

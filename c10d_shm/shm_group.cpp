@@ -30,11 +30,12 @@ Bytes ShmGroup::p2p_memory() const {
       P2pChannel::bytes(communicator.ranks()));
 }
 
-std::shared_ptr<ShmGroup> join_shm_group(
+shm::HostSegment join_host_segment(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     int ranks,
     const ShmBackendOptions& options,
+    std::size_t bytes,
     std::chrono::milliseconds timeout) {
   const SteadyClock clock;
   JoinAttemptStore attempts(store, rank, clock);
@@ -46,13 +47,26 @@ std::shared_ptr<ShmGroup> join_shm_group(
   }
   join.key = JoinAttemptStore::kKey;
   join.store = attempts.strings();
-  join.segment.bytes = bytes_for(ranks, options.communicator);
+  join.segment.bytes = bytes;
   join.deadline = timeout;
-  auto group = std::make_shared<ShmGroup>(
-      shm::join_segment(join, clock).value(), options.communicator);
+  auto joined = shm::join_segment(join, clock).value();
   if (rank == 0 && ranks > 1) {
     attempts.end();
   }
+  return joined;
+}
+
+std::shared_ptr<ShmGroup> join_shm_group(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int ranks,
+    const ShmBackendOptions& options,
+    std::chrono::milliseconds timeout) {
+  auto group = std::make_shared<ShmGroup>(
+      join_host_segment(
+          store, rank, ranks, options, bytes_for(ranks, options.communicator),
+          timeout),
+      options.communicator);
   group->communicator.open(timeout).throw_if_failed();
   return group;
 }

@@ -24,6 +24,15 @@ struct ShmGroup {
   Bytes p2p_memory() const;
 };
 
+// Collective, as join_shm_group(): so many bytes that all ranks share.
+shm::HostSegment join_host_segment(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int ranks,
+    const ShmBackendOptions& options,
+    std::size_t bytes,
+    std::chrono::milliseconds timeout);
+
 // Collective over `ranks` ranks, of which `options` are the same; all join within `timeout`.
 // Throws sherd::Error.
 std::shared_ptr<ShmGroup> join_shm_group(
