@@ -16,6 +16,7 @@
 #include "ddp/broadcast_state.h"
 #include "ddp/sparse_gradients.h"
 #include "plan/buckets.h"
+#include "world/collectives.h"
 
 namespace sherd::ddp {
 namespace {
