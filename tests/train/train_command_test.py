@@ -198,7 +198,7 @@ class TrainCommand(unittest.TestCase):
         self.assertIn("0 of 1", self.shown(*words).splitlines()[-1])
 
     def test_a_limit_for_memory_is_carried_out_with_the_same_losses(self):
-        words = (*SMALL, "--data", "text", "--steps", "4")
+        words = (*SMALL, "--data", "text", "--steps", "7")  # It decides after five.
         self.shown(*words, "--run", "x")
         text = self.shown(*words, "--run", "y", "--memory", "64GiB")
         self.assertIn("of 64.0 GiB: recomputes 0 of 1 layers", text)
