@@ -40,6 +40,8 @@ def main():
     options = parser.parse_args()
     path = Path(options.text)
     files = [path] if path.is_file() else sorted(path.rglob("*.md"))
+    if not files:
+        parser.error(f"--text: expected a file or a folder with *.md files, found {path}")
     text = torch.frombuffer(
         bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
