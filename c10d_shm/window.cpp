@@ -16,7 +16,6 @@
 namespace sherd::c10d_shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::int64_t kDimensionsMax = 16;
 
 // What a rank tells the others about its tensor.
@@ -77,10 +76,6 @@ std::vector<Registered> gathered(ShmBackend& backend, const Registered& mine) {
   return all;
 }
 
-std::size_t round_up_to_pages(std::size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
-
 }  // namespace
 
 struct ShmWindow::Memory {
@@ -99,11 +94,12 @@ struct ShmWindow::Memory {
   static std::vector<std::size_t> begins_of(
       const std::vector<Registered>& tensors) {
     std::vector<std::size_t> begins;
-    auto at = round_up_to_pages(
+    auto at = shm::round_up_to_pages(
         tensors.size() * tensors.size() * sizeof(shm::CounterCell));
     for (const auto& tensor : tensors) {
       begins.push_back(at);
-      at += round_up_to_pages(static_cast<std::size_t>(tensor.storage_bytes));
+      at += shm::round_up_to_pages(
+          static_cast<std::size_t>(tensor.storage_bytes));
     }
     begins.push_back(at);  // Of all.
     return begins;

@@ -90,6 +90,15 @@ bool over_both_axes(const Mesh& mesh, const FullyShardOptions& options) {
       mesh.replicate_size() > 1;
 }
 
+// What connects ranks later holds the world weakly.
+World still_alive(const std::weak_ptr<World::Impl>& impl) {
+  const auto alive = impl.lock();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, alive != nullptr,
+      "[fsdp] the world of this model has ended");
+  return World(alive);
+}
+
 // Connects the ranks that hold a gradient together when it is called. Keeps no world alive.
 std::function<std::shared_ptr<world::Transport>()> connector(
     const Mesh& mesh, const FullyShardOptions& options) {
@@ -97,11 +106,7 @@ std::function<std::shared_ptr<world::Transport>()> connector(
   return [impl = std::weak_ptr(mesh.world().impl()),
           ranks = both ? Mesh(mesh.world()).shard_ranks() : mesh.shard_ranks(),
           replica = both ? 0 : mesh.replicate_index()] {
-    const auto alive = impl.lock();
-    SHERD_CHECK_AS(
-        kFailedPrecondition, alive != nullptr,
-        "[fsdp] the world of this model has ended");
-    const World world(alive);
+    const World world = still_alive(impl);
     return world::make_c10d_transport(
         world, str("fsdp/", world.next_number(), "/summon/", replica), ranks);
   };
@@ -115,11 +120,7 @@ std::function<std::unique_ptr<exchange::DeviceCollectives>()> device_connector(
   }
   return [impl = std::weak_ptr(mesh.world().impl()), device,
           ranks = mesh.shard_ranks(), replica = mesh.replicate_index()] {
-    const auto alive = impl.lock();
-    SHERD_CHECK_AS(
-        kFailedPrecondition, alive != nullptr,
-        "[fsdp] the world of this model has ended");
-    const World world(alive);
+    const World world = still_alive(impl);
     return exchange::make_device_collectives(
         world, device, str("fsdp/", world.next_number(), "/owners/", replica),
         ranks);

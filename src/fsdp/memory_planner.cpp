@@ -132,6 +132,7 @@ std::optional<std::int64_t> MemoryPlanner::decide() {
     options_.limit.regions->set_recorder(nullptr);
   }
   auto step = agreed_step();
+  records_.clear();  // Their events are of no more use.
   if (!step) {
     log_info(
         "[fsdp] memory_bytes: ranks ran different regions, or the first steps "
