@@ -7,6 +7,7 @@
 #include <sherd/base/error.h>
 #include "bench/collectives.h"
 #include "bench/command.h"
+#include "exec_program.h"
 
 namespace sherd::bench {
 namespace {
@@ -46,10 +47,10 @@ std::string quoted(const std::string& word) { return "'" + word + "'"; }
 
 // Every core for every rank: Gloo has threads of its own.
 std::string command_of(const CollectivesArguments& arguments) {
-  return quoted(path_of_program("sherd")) + " run --no-bind --no-prefix -n " +
-      std::to_string(arguments.ranks) + " -- " +
-      quoted(path_of_program("sherd-bench-collectives")) + " --rounds " +
-      std::to_string(arguments.rounds) + " --block-ms " +
+  return quoted(tools::path_beside("sherd")) +
+      " run --no-bind --no-prefix -n " + std::to_string(arguments.ranks) +
+      " -- " + quoted(tools::path_beside("sherd-bench-collectives")) +
+      " --rounds " + std::to_string(arguments.rounds) + " --block-ms " +
       std::to_string(arguments.block_ms) + " --bytes-min " +
       std::to_string(arguments.bytes_min) + " --bytes-max " +
       std::to_string(arguments.bytes_max) +

@@ -5,13 +5,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <sherd/base/error.h>
+#include "exec_program.h"
 
 namespace sherd::bench {
 namespace {
@@ -73,21 +72,15 @@ void expect_release_build() {
 #endif
 }
 
-std::string path_of_program(const char* name) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return (self.parent_path() / name).string();
-}
-
 void expect_program(const char* name) {
-  expect_file(path_of_program(name), X_OK, "it needs a build with LibTorch");
+  expect_file(tools::path_beside(name), X_OK, "it needs a build with LibTorch");
 }
 
 StepPrograms programs_of_ranks() {
   expect_program("sherd-bench-rank");
   StepPrograms found;
-  found.sherd = path_of_program("sherd");
-  found.rank = path_of_program("sherd-bench-rank");
+  found.sherd = tools::path_beside("sherd");
+  found.rank = tools::path_beside("sherd-bench-rank");
   for (char** variable = environ; *variable != nullptr; ++variable) {
     found.environment.emplace_back(*variable);
   }

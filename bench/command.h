@@ -29,8 +29,6 @@ BenchCommand add_faults(CLI::App& bench_app);
 void expect_release_build();
 // Throws where access(2) refuses `access` to `path`; the message ends with `remedy`.
 void expect_file(const std::string& path, int access, const char* remedy);
-// The path of a program that lies beside this one.
-std::string path_of_program(const char* name);
 void expect_program(const char* name);
 // The programs that start and run ranks, and their environment; throws when one is missing.
 StepPrograms programs_of_ranks();

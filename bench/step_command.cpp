@@ -7,6 +7,7 @@
 #include "bench/command.h"
 #include "bench/report.h"
 #include "bench/step_bench.h"
+#include "exec_program.h"
 
 namespace sherd::bench {
 namespace {
@@ -51,7 +52,8 @@ struct StepArguments {
 
 // Installed, or in the sources of the build.
 std::string peer_script() {
-  const auto installed = path_of_program("../share/sherd/bench/peer_rank.py");
+  const auto installed =
+      tools::path_beside("../share/sherd/bench/peer_rank.py");
   return ::access(installed.c_str(), R_OK) == 0 ? installed
                                                 : SHERD_BENCH_SOURCE
       "/bench/peer_rank.py";
@@ -60,7 +62,7 @@ std::string peer_script() {
 // The folder of the Python package in the build; empty if it is not there, and
 // then Python finds the installed one.
 std::string package_folder() {
-  auto folder = path_of_program("python");
+  auto folder = tools::path_beside("python");
   return ::access((folder + "/sherd").c_str(), R_OK) == 0 ? folder : "";
 }
 
