@@ -61,6 +61,7 @@ cuda-check: setup
 # Neither set-up nor network: for a machine with a GPU, a compiler and a PyTorch for CUDA.
 gpu-test:
 	@python3 scripts/cuda_check.py --installed python3 $(ARGS)
+	@python3 scripts/cuda_check.py --installed python3 --program gpu_contract $(ARGS)
 
 gpu-bench:
 	@python3 scripts/cuda_check.py --installed python3 --program gpu_step $(ARGS)

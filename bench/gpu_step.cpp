@@ -42,8 +42,13 @@ struct Batch {
   at::Tensor targets;
 };
 
-// One way to train, which makes a step and returns its loss.
-using Step = std::function<at::Tensor(const Batch&)>;
+// One way to train.
+using Step = std::function<at::Tensor(const Batch&)>;  // Returns the loss.
+struct Training {
+  Step step;
+  // Bytes that sherd has planned with: shards, whole units and gradients on their way.
+  std::function<std::int64_t()> engine_bytes = [] { return 0; };
+};
 
 const c10::Device kDevice(c10::kCUDA, 0);
 
@@ -111,21 +116,21 @@ std::shared_ptr<LanguageModel> on_device(const MakeModel& make, bool bf16) {
 }
 
 // Parameters, gradients and optimizer state in bf16.
-Step libtorch_bf16(const MakeModel& make) {
+Training libtorch_bf16(const MakeModel& make) {
   auto model = on_device(make, true);
   auto parameters = model->parameters();
   auto adamw = std::make_shared<FusedAdamW>(parameters);
-  return [=](const Batch& batch) {
+  return {[=](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();
     adamw->step(gradients_of(parameters));
     drop_gradients(parameters);
     return loss;
-  };
+  }};
 }
 
 // fp32 parameters and optimizer state, and a bf16 copy for forward and backward.
-Step libtorch_mixed(const MakeModel& make) {
+Training libtorch_mixed(const MakeModel& make) {
   auto model = on_device(make, true);
   auto narrow = model->parameters();
   std::vector<at::Tensor> wide;
@@ -133,7 +138,7 @@ Step libtorch_mixed(const MakeModel& make) {
     wide.push_back(parameter.detach().to(at::kFloat));
   }
   auto adamw = std::make_shared<FusedAdamW>(wide);
-  return [=](const Batch& batch) {
+  return {[=](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();
     std::vector<at::Tensor> gradients;
@@ -145,23 +150,28 @@ Step libtorch_mixed(const MakeModel& make) {
     const at::NoGradGuard no_grad;
     at::_foreach_copy_(narrow, wide);
     return loss;
-  };
+  }};
 }
 
-Step sherd_step(
+Training sherd_training(
     const MakeModel& make, bool bf16, const FullyShardOptions& options) {
   auto model = on_device(make, bf16);
   auto fsdp = std::make_shared<FullyShardedDataParallel>(
       fully_shard(*model, World::single(), options));
   auto adamw = std::make_shared<AdamW>(
       fsdp->named_parameters(), AdamWOptions{.learning_rate = kLearningRate});
-  return [model, fsdp, adamw](const Batch& batch) {
+  const auto step = [model, fsdp, adamw](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();
     adamw->step();
     adamw->zero_grad();
     return loss;
   };
+  return {step, [fsdp] {
+            const auto report = fsdp->report();
+            return report.shard_bytes + report.unsharded_bytes_peak +
+                report.gradient_slot_bytes_peak;
+          }};
 }
 
 FullyShardOptions mixed(Strategy strategy) {
@@ -201,7 +211,7 @@ double median(std::vector<double> values) {
 
 struct Contender {
   std::string name;
-  std::function<Step()> make;
+  std::function<Training()> make;
   std::size_t beside = 0;  // The contender that its times are divided by.
 };
 
@@ -209,7 +219,7 @@ void compare(
     const char* title,
     const std::vector<Contender>& contenders,
     const Batch& batch) {
-  std::vector<Step> steps;
+  std::vector<Training> trainings;
   std::vector<std::vector<Timed>> times(contenders.size());
   for (const auto& contender : contenders) {
     synchronise();
@@ -217,25 +227,26 @@ void compare(
     const auto before =
         at::accelerator::getDeviceStats(0).allocated_bytes[0].current;
     at::accelerator::resetPeakStats(0);
-    steps.push_back(contender.make());
+    trainings.push_back(contender.make());
     double loss = 0;
     for (int i = 0; i < 5; ++i) {
-      loss = steps.back()(batch).item<double>();
+      loss = trainings.back().step(batch).item<double>();
     }
     std::printf(
-        "%s, %s: loss after 5 steps %.4f, %lld MiB allocated, %lld MiB "
-        "reserved in all\n",
+        "%s, %s: loss after 5 steps %.4f, %lld MiB allocated, of which sherd "
+        "planned %lld MiB, %lld MiB reserved in all\n",
         title, contender.name.c_str(), loss,
         static_cast<long long>((allocated_bytes_peak() - before) >> 20),
+        static_cast<long long>(trainings.back().engine_bytes() >> 20),
         static_cast<long long>(reserved_bytes_peak() >> 20));
   }
   for (int round = 0; round < kRounds; ++round) {
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      const auto at = (i + static_cast<std::size_t>(round)) % steps.size();
-      times[at].push_back(time_block(steps[at], batch));
+    for (std::size_t i = 0; i < trainings.size(); ++i) {
+      const auto at = (i + static_cast<std::size_t>(round)) % trainings.size();
+      times[at].push_back(time_block(trainings[at].step, batch));
     }
   }
-  for (std::size_t i = 0; i < steps.size(); ++i) {
+  for (std::size_t i = 0; i < trainings.size(); ++i) {
     std::vector<double> step_ms;
     std::vector<double> host_ms;
     std::vector<double> ratios;
@@ -258,12 +269,15 @@ void compare(
 std::vector<Contender> contenders_for(const MakeModel& make) {
   return {
       {"LibTorch bf16", [=] { return libtorch_bf16(make); }, 0},
-      {"sherd bf16", [=] { return sherd_step(make, true, {}); }, 0},
+      {"sherd bf16", [=] { return sherd_training(make, true, {}); }, 0},
       {"LibTorch mixed", [=] { return libtorch_mixed(make); }, 2},
       {"sherd mixed, full_shard",
-       [=] { return sherd_step(make, false, mixed(Strategy::kFullShard)); }, 2},
+       [=] { return sherd_training(make, false, mixed(Strategy::kFullShard)); },
+       2},
       {"sherd mixed, shard_grad_op",
-       [=] { return sherd_step(make, false, mixed(Strategy::kShardGradOp)); },
+       [=] {
+         return sherd_training(make, false, mixed(Strategy::kShardGradOp));
+       },
        2},
   };
 }

@@ -2,7 +2,7 @@
 //
 // What scripts/cuda_check.py links and starts: it counts CUDA devices, and where there is one, it
 // lets two streams wait for each other, gathers over NCCL with itself, copies what fault-tolerant
-// replicas send, and trains a small model on all devices, a rank each, and with two and four ranks on
+// replicas send, replays a captured step, and trains a small model on all devices, a rank each, and with two and four ranks on
 // one device, in every way that differs in what is moved, beside the same ranks on the CPU.
 #include <algorithm>
 #include <chrono>
@@ -34,6 +34,7 @@
 
 #include "base/clock.h"
 #include "compat/nccl_backend.h"
+#include "cuda_graph.h"
 #include "device/host_memory.h"
 #include "device/last_use.h"
 #include "device/stream.h"
@@ -428,8 +429,9 @@ int run() {
       "gathers in a stream of their own: %s; an event and a wait: %.2f us\n",
       right ? "right" : "WRONG", microseconds_of_a_wait(device));
   const bool sends = sends_gradients(device) && sends_a_state(device);
+  const bool replays = sherd::cuda_check::replays_a_step(device);
   const bool trains = all_train_as_on_the_cpu(devices);
-  return right && sends && trains ? 0 : 1;
+  return right && sends && replays && trains ? 0 : 1;
 }
 
 }  // namespace

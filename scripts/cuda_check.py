@@ -12,9 +12,10 @@ with success. The program is linked against the newest of them. Its libraries of
 stand-ins: they are 2.9 GB, and without a GPU nothing calls them.
 
 The second form compiles against a PyTorch that is installed, in the folder TORCH or that of "python3", with the CUDA toolkit in FOLDER (default: /usr/local/cuda), and
-starts a program, which uses the GPU where there is one: cuda_check, which tests, or gpu_step, which measures.
+starts a program, which uses the GPU where there is one: cuda_check, which trains, gpu_contract, which has the contract suite of
+exchanges and needs GoogleTest, or gpu_step, which measures.
 
-The third form puts both programs, built for the oldest of VERSIONS, and what starts them into FOLDER, for a machine that has a
+The third form puts all programs, built for the oldest of VERSIONS, and what starts them into FOLDER, for a machine that has a
 GPU and that PyTorch, and neither compiler nor network: sh FOLDER/run.sh. docs/design/gpu.md
 """
 
@@ -48,8 +49,14 @@ STAND_INS = {
 # The parts of the library that the program is made of: all that training on devices uses.
 PARTS = ("base", "net", "plan", "shm", "compat", "device", "world", "optim",
          "autograd", "exchange", "ddp", "fsdp", "ckpt", "models")
-PROGRAMS = {"cuda_check": "scripts/cuda_check.cpp",
-            "gpu_step": "bench/gpu_step.cpp"}
+PROGRAMS = {
+    "cuda_check": ["scripts/cuda_check.cpp", "scripts/cuda_graph.cpp"],
+    "gpu_contract": [
+        "scripts/gpu_contract.cpp", "src/exchange/fake_transport_testing.cpp",
+        *(f"src/exchange/contract_{name}.cpp" for name in (
+            "testing", "backward_test", "mismatch_test", "reduce_test", "unshard_test"))],
+    "gpu_step": ["bench/gpu_step.cpp"],
+}
 # What fault-tolerant replicas add on devices: copies to the host and back.
 SESSION = [f"src/ft/replica/session/{name}.cpp" for name in (
     "gradient_layout", "replica_gradients", "state_bytes")]
@@ -81,7 +88,7 @@ def is_wanted(name):
 
 def fetch(package, cache, folder):
     """Unpacks a wheel into `folder`, once."""
-    done = cache / "done" / re.sub(r"[^\w.]", "_", package)
+    done = cache / "done" / re.sub(r"[^\w.]", "_", f"{folder.name} {package}")
     if done.exists():
         return
     wheels = cache / "wheels"
@@ -158,7 +165,7 @@ class Toolchain:
 
     def compile_all(self, programs, only_check):
         """These programs and the parts, as many at once as there are cores."""
-        units = {name: [PROGRAMS[name]] for name in programs} | units_of_all()
+        units = {name: PROGRAMS[name] for name in programs} | units_of_all()
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(
@@ -175,8 +182,9 @@ class Toolchain:
         libraries = self.torch / "lib"
         run([self.compiler, "-o", program, *objects,
              "-Wl,-z,lazy", "-Wl,--allow-shlib-undefined", "-Wl,--no-as-needed",
-             *(libraries / f"lib{name}.so" for name in (
+             *(libraries / f"lib{part}.so" for part in (
                  "torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")),
+             *(["-lgmock", "-lgtest"] if name == "gpu_contract" else []),
              "-lssl", "-lcrypto", "-pthread", f"-Wl,-rpath,{libraries}"])
         return program
 
@@ -259,7 +267,7 @@ def check_installed(torch, cuda, compiler, name):
 # What starts them where the wheel's libraries lie in folders of their own.
 RUN = """S=$(python3 -c 'import torch,os;print(os.path.dirname(os.path.dirname(torch.__file__)))')
 export LD_LIBRARY_PATH=$S/torch/lib:$(ls -d $S/nvidia/*/lib | tr '\\n' ':')
-cd "$(dirname "$0")" && ./cuda_check && ./gpu_step && python3 gpu_fsdp2.py
+cd "$(dirname "$0")" && ./cuda_check && ./gpu_contract --gtest_brief=1 && ./gpu_step && python3 gpu_fsdp2.py
 """
 
 

@@ -470,6 +470,14 @@ void DdpEngine::clear_gradients() {
 
 // ---- the rest ----
 
+void DdpEngine::synchronize() {
+  const std::lock_guard lock(mu_);
+  if (!alone()) {
+    check_open();
+    exchange_->synchronize();
+  }
+}
+
 void DdpEngine::average_parameters() {
   const std::lock_guard lock(mu_);
   if (alone()) {

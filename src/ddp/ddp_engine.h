@@ -58,6 +58,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void set_mesh(const Mesh& mesh);
   void set_hook(const CommHookPtr& hook);
   void average_parameters();
+  void synchronize();
   ReplicateReport report() const;
   void close();
 

@@ -95,6 +95,8 @@ void DistributedDataParallel::set_hook(const CommHookPtr& hook) {
   engine_->set_hook(hook);
 }
 
+void DistributedDataParallel::synchronize() { engine_->synchronize(); }
+
 void DistributedDataParallel::average_parameters() {
   engine_->average_parameters();
 }

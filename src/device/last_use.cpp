@@ -45,6 +45,11 @@ void LastUse::forget(const Place& place) {
       uses_, [&](const Use& use) { return contains(place, use.place); });
 }
 
+void LastUse::clear() {
+  const std::lock_guard lock(mu_);
+  uses_.clear();
+}
+
 std::size_t LastUse::size() const {
   const std::lock_guard lock(mu_);
   return uses_.size();

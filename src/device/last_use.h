@@ -41,6 +41,9 @@ class LastUse {
   // The memory is given back: later users of its addresses have nothing to do with those known here.
   void forget(const Place& place);
 
+  // The host has waited for every stream that was recorded.
+  void clear();
+
   // How many uses are known.
   std::size_t size() const;
 

@@ -20,9 +20,6 @@ class Event {
  public:
   Event() = default;
 
-  // Whether the device has done all of it. Never waits.
-  bool is_over() const { return event_ == nullptr || event_->query(); }
-
   // The host waits until the device has done all of it.
   void synchronize() const {
     if (event_ != nullptr) {

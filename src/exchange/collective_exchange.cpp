@@ -169,6 +169,12 @@ class CollectiveExchange final : public Exchange {
     return status.ok() ? status : fail(status);
   }
 
+  void synchronize() override {
+    if (unit_transport_ && error_.ok()) {
+      unit_transport_->synchronize();
+    }
+  }
+
   std::vector<UnitId> progress() override {
     look();
     return unit_transport_ ? unit_transport_->take_ended()

@@ -45,4 +45,12 @@ DeviceBuffers::DeviceBuffers(
            .units = source_of(unit_memory),
            .gradients = source_of(gradient_memory)}) {}
 
+void DeviceBuffers::synchronize() {
+  for (const auto& stream :
+       {device::Stream::current(device), gather_stream, reduce_stream}) {
+    stream.record().synchronize();
+  }
+  uses.clear();
+}
+
 }  // namespace sherd::exchange

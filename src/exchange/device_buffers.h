@@ -22,6 +22,9 @@ struct DeviceBuffers {
   DeviceBuffers(const DeviceBuffers&) = delete;
   DeviceBuffers& operator=(const DeviceBuffers&) = delete;
 
+  // The host waits for these streams and the current one, and no use of a place is known any more.
+  void synchronize();
+
   const c10::Device device;
   const device::Stream gather_stream;
   const device::Stream reduce_stream;

@@ -285,8 +285,13 @@ class Exchange {
   [[nodiscard]] virtual Status all_reduce(
       const at::Tensor& values, ScalarReduceOp op) = 0;
 
+  // Between two steps: the host waits until the device has done what it was given, and no later work
+  // waits for a moment before this one. Nothing on the CPU.
+  virtual void synchronize() {}
+
   // Does what can be done without waiting. Returns the units whose sums are
   // made here since the last call; replicas may lack other ranks' parts yet.
+  // On a device: that come before what its current stream is given next.
   virtual std::vector<UnitId> progress() = 0;
 
   // Ends it: every later call fails. With a failure as `reason`, that is what

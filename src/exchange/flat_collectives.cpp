@@ -57,11 +57,14 @@ void gather_flat(
 at::Tensor sum_for_owner(
     const BackendPtr& backend,
     const plan::FlatLayout& layout,
-    const at::Tensor& gradient) {
+    const at::Tensor& gradient,
+    const at::Tensor& into) {
   const int rank = backend->getRank();
   if (layout.numel > 0 && has_equal_shards(layout)) {
     auto input = gradient;
-    auto sum = at::empty({layout.shard(rank).numel()}, gradient.options());
+    auto sum = into.defined()
+        ? into
+        : at::empty({layout.shard(rank).numel()}, gradient.options());
     c10d::ReduceScatterOptions options;
     options.asyncOp = false;
     backend->_reduce_scatter_base(sum, input, options);

@@ -25,12 +25,14 @@ void gather_flat(
     const at::Tensor& shard,
     const at::Tensor& whole);
 
-// Returns the sum of all ranks' elements that this rank owns. Overwrites `gradient` or not. In what
-// order and precision it adds is the backend's choice.
+// Returns the sum of all ranks' elements that this rank owns: `into`, of their number and dtype, if it
+// is defined and all ranks own equally many. Overwrites `gradient` or not. In what order and precision
+// it adds is the backend's choice.
 at::Tensor sum_for_owner(
     const BackendPtr& backend,
     const plan::FlatLayout& layout,
-    const at::Tensor& gradient);
+    const at::Tensor& gradient,
+    const at::Tensor& into = {});
 
 // The same for all elements: every rank gets them, in place.
 void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient);

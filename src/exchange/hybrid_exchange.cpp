@@ -186,6 +186,11 @@ class HybridExchange final : public Exchange {
     return keep(status);
   }
 
+  void synchronize() override {
+    within_->synchronize();
+    across_->synchronize();
+  }
+
   std::vector<UnitId> progress() override {
     auto ended = within_->progress();
     if (error_.ok()) {

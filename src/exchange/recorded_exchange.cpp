@@ -117,6 +117,8 @@ class RecordedExchange final : public Exchange {
         {.step = step}, [&] { return next_->all_reduce(values, op); });
   }
 
+  void synchronize() override { next_->synchronize(); }
+
   std::vector<UnitId> progress() override {
     auto ended = std::exchange(ended_, {});
     const auto now = next_->progress();

@@ -24,7 +24,9 @@ void put_sum(
     gradient.add_(sum, scale);
     return;
   }
-  gradient.copy_(sum);
+  if (!sum.is_same(gradient)) {
+    gradient.copy_(sum);
+  }
   if (scale != 1.0) {
     gradient.mul_(scale);
   }
@@ -65,7 +67,7 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   under_way_peak_ = std::max(
       under_way_peak_,
       static_cast<std::int64_t>(
-          open_.size() + started_.size() + ending_.size()));
+          open_.size() + started_.size() + released_.size()));
 }
 
 // Copies gradients that lie elsewhere.
@@ -129,12 +131,13 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
     const auto into = options.into.empty()
         ? buffers_.places.shard(reduction.unit, flat).gradient
         : options.into[f];
+    const bool accumulate = options.accumulate.at(f);
+    const bool fits = !accumulate && into.scalar_type() == slot.scalar_type();
     put_sum(
-        result_of(reduction.unit, flat, slot), scale, options.accumulate.at(f),
-        into);
+        result_of(reduction.unit, flat, slot, fits ? into : at::Tensor()),
+        scale, accumulate, into);
   }
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
-  reduction.summed = stream.record();
 }
 
 void StreamReductions::call_hook(const Reduction& reduction) {
@@ -154,15 +157,18 @@ void StreamReductions::call_hook(const Reduction& reduction) {
 }
 
 at::Tensor StreamReductions::result_of(
-    UnitId unit, int flat, const at::Tensor& slot) const {
+    UnitId unit,
+    int flat,
+    const at::Tensor& slot,
+    const at::Tensor& into) const {
   if (hook_) {
     const auto kept = owned(model_, unit, flat, backend_->getRank());
     return slot.narrow(0, kept.begin, kept.numel());
   }
   if (model_.placement == ModelPlacement::kShard) {
     return sum_for_owner(
-        backend_, spec(unit).flats[static_cast<std::size_t>(flat)].layout,
-        slot);
+        backend_, spec(unit).flats[static_cast<std::size_t>(flat)].layout, slot,
+        into);
   }
   sum_for_all(backend_, slot);
   return slot;
@@ -186,15 +192,18 @@ void StreamReductions::release_started(
   }
   for (auto& reduction : taken) {
     buffers_.places.release(reduction.slot);
-    reduction.options = {};
-    ending_.push_back(std::move(reduction));
+    released_.push_back(reduction.unit);
   }
 }
 
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
-  device::Stream::current(buffers_.device)
-      .wait(buffers_.reduce_stream.record());
+  if (!released_.empty()) {
+    device::Stream::current(buffers_.device)
+        .wait(buffers_.reduce_stream.record());
+  }
+  ended_.insert(ended_.end(), released_.begin(), released_.end());
+  released_.clear();
 }
 
 void StreamReductions::abandon() {
@@ -205,18 +214,6 @@ void StreamReductions::abandon() {
   }
   const std::lock_guard lock(mu_);
   open_.clear();
-}
-
-std::vector<UnitId> StreamReductions::take_ended() {
-  std::vector<UnitId> ended;
-  std::erase_if(ending_, [&](const Reduction& reduction) {
-    const bool is_over = reduction.summed.is_over();
-    if (is_over) {
-      ended.push_back(reduction.unit);
-    }
-    return is_over;
-  });
-  return ended;
 }
 
 bool StreamReductions::under_way() const {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 #include "exchange/comm_hook_unit_transport.h"
 #include "exchange/device_buffers.h"
@@ -63,8 +64,9 @@ class StreamReductions {
   // Ends collectives that wait for peers, and forgets what was not started.
   void abandon();
 
-  // The units whose sums the device has made since the last call.
-  std::vector<UnitId> take_ended();
+  // The units whose sums come before what the current stream has been given since finish(); those
+  // since the last call.
+  std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
   bool under_way() const;
   std::int64_t under_way_peak() const { return under_way_peak_; }
 
@@ -74,7 +76,6 @@ class StreamReductions {
     ReduceOptions options;
     PrivateBuffers::Slot slot;
     device::Event filled;
-    device::Event summed;
     std::uint64_t gathers_before = 0;  // Begun when it was asked for.
   };
 
@@ -86,15 +87,20 @@ class StreamReductions {
   // Leaves this rank's part of the mean in the slot.
   void call_hook(const Reduction& reduction);
   void release_started(const std::function<bool(const Reduction&)>& which);
-  // What this rank keeps of the sum over ranks or, with a hook, of their mean.
-  at::Tensor result_of(UnitId unit, int flat, const at::Tensor& slot) const;
+  // What this rank keeps of the sum over ranks or, with a hook, of their mean; `into` itself where it
+  // is defined and the sum could be made there.
+  at::Tensor result_of(
+      UnitId unit,
+      int flat,
+      const at::Tensor& slot,
+      const at::Tensor& into) const;
 
   const ModelSpec& model_;
   const BackendPtr backend_;
   DeviceBuffers& buffers_;
   const std::optional<StreamHook> hook_;
-  std::vector<Reduction>
-      ending_;  // Memory is given back, the device is not done.
+  std::vector<UnitId> released_;  // Their memory is given back.
+  std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
   std::uint64_t gathers_begun_ = 0;
   std::uint64_t gathers_over_ = 0;

@@ -117,6 +117,10 @@ class StreamUnitTransport final : public UnitTransport {
         gather.precision == Precision::kParameter) {
       const device::CurrentStream on(buffers_.gather_stream);
       secondary_->keep(gather.unit, gather.generation, unsharded);
+      // Who waits for the gather waits for the copy, so that a captured step has all of it.
+      const auto kept = buffers_.gather_stream.record();
+      const std::lock_guard lock(mu_);
+      gathered_.at(gather.unit).done = kept;
     }
   }
   bool has_secondary(UnitId unit, std::uint64_t generation) const override {
@@ -202,6 +206,16 @@ class StreamUnitTransport final : public UnitTransport {
     return status;
   }
   bool reducing() const override { return reductions_.under_way(); }
+
+  void synchronize() override {
+    buffers_.synchronize();
+    const std::lock_guard lock(mu_);
+    shards_written_.reset();
+    gathers_wait_ = true;
+    for (auto& [unit, gather] : gathered_) {
+      gather.done = {};
+    }
+  }
 
   void abandon(const Status&) override {
     gather_backend_->abort();

@@ -91,6 +91,8 @@ class UnitTransport {
   // Waits until all that was started is done here.
   [[nodiscard]] virtual Status finish() = 0;
   virtual bool reducing() const = 0;
+  // As in Exchange.
+  virtual void synchronize() {}
   // Backward is over: the next reduction of each unit overwrites its gradient.
   virtual void backward_ended() {}
 

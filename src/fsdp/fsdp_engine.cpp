@@ -591,6 +591,12 @@ void FsdpEngine::end_no_sync(NoSyncAxis axis) {
   --scopes_of(axis);
 }
 
+void FsdpEngine::synchronize() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  exchange_->synchronize();
+}
+
 void FsdpEngine::unshard() {
   const std::lock_guard lock(mu_);
   check_open();

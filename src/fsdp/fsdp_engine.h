@@ -101,6 +101,7 @@ class FsdpEngine final : public ShardingEngine,
   void begin_join(const JoinOptions& options) override;
   void finish_join(const std::function<void()>& after_backward) override;
   void abandon_join() override;
+  void synchronize() override;
   void unshard() override;
   void reshard() override;
   std::vector<UnitId> begin_unshard(const std::string& module) override;

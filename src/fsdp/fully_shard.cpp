@@ -517,6 +517,8 @@ JoinScope FullyShardedDataParallel::join(const JoinOptions& options) {
   return JoinScope(engine_);
 }
 
+void FullyShardedDataParallel::synchronize() { engine_->synchronize(); }
+
 void FullyShardedDataParallel::unshard() { engine_->unshard(); }
 void FullyShardedDataParallel::reshard() { engine_->reshard(); }
 

@@ -61,6 +61,7 @@ class RecordingExchange final : public exchange::Exchange {
     recorded_.all.push_back(event("drop", unit));
     next_->reshard(unit);
   }
+  void synchronize() override { next_->synchronize(); }
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     return next_->gradient_slot(unit);
   }

@@ -34,6 +34,7 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void begin_no_sync(NoSyncAxis axis) = 0;
   virtual void end_no_sync(NoSyncAxis axis) = 0;
   virtual void begin_join(const JoinOptions& options) = 0;
+  virtual void synchronize() {}
   virtual void unshard() = 0;
   virtual void reshard() = 0;
   // Those of one module: the units whose gathers were begun.

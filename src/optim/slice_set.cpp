@@ -8,7 +8,6 @@
 #include <tuple>
 #include <unordered_set>
 #include <utility>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
 #include "optim/name_patterns.h"
@@ -123,15 +122,29 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
   return gradient.detach().to(parameter.slice.scalar_type()).contiguous();
 }
 
+namespace {
+
+// Undefined slices are refused afterwards.
+std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
+  std::vector<c10::Device> devices;
+  for (const auto& item : items) {
+    devices.push_back(
+        item.slice.defined() ? item.slice.device() : c10::Device(at::kCPU));
+  }
+  return devices;
+}
+
+}  // namespace
+
 SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
-    : parameters_(std::move(parameters)), options_(options) {
+    : parameters_(std::move(parameters)),
+      options_(options),
+      counts_(devices_of(parameters_.items)) {
   check_not_negative(options_.owner, "weight_decay", options_.weight_decay);
   for (const ParameterGroup& group : options_.groups) {
     check_group(options_.owner, group);
   }
   check_slices(options_.owner, parameters_.items);
-  const auto count = static_cast<std::int64_t>(parameters_.items.size());
-  steps_ = at::zeros({count}, at::TensorOptions().dtype(at::kFloat));
   lay_out_state();
   if (parameters_.claim) {
     claim_ = parameters_.claim();
@@ -216,19 +229,27 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
   for (const UpdateSettings& kind : kinds_) {
     batches.push_back(empty_batch(kind));
   }
+  if (options_.counts_updates) {
+    count_updates();
+  }
   const std::vector<SliceUpdate> pieces = this->pieces();
-  CountTensors counts;
   for (const UpdateRun& run : plan_update_runs(pieces)) {
-    add_run(run, pieces[run.first], batches, counts);
+    add_run(run, batches);
   }
   std::erase_if(
       batches, [](const UpdateBatch& b) { return b.parameters.empty(); });
+  return batches;
+}
+
+void SliceSet::count_updates() {
+  std::vector<std::size_t> updated;
   for (const SliceEntry& slice : slices_) {
-    if (options_.counts_updates && slice.gradient.defined()) {
-      updates_of(slice) += 1.0F;
+    if (slice.gradient.defined()) {
+      updated.push_back(slice.item);
     }
   }
-  return batches;
+  std::ranges::sort(updated);
+  counts_.count(updated);
 }
 
 UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
@@ -250,7 +271,6 @@ void SliceSet::allocate(Range& range) const {
 }
 
 std::vector<SliceUpdate> SliceSet::pieces() const {
-  const float* const updates = steps_.const_data_ptr<float>();
   std::vector<SliceUpdate> pieces;
   pieces.reserve(slices_.size());
   for (const SliceEntry& slice : slices_) {
@@ -269,7 +289,7 @@ std::vector<SliceUpdate> SliceSet::pieces() const {
             tensor.element_size()};
     piece.bytes = bytes_of(tensor);
     piece.kind = slice.kind;
-    piece.updates = static_cast<std::int64_t>(updates[slice.item]);
+    piece.updates = counts_.of(slice.item);
   }
   for (std::size_t i = 0; i + 1 < pieces.size(); ++i) {
     if (options_.joins_over_padding && tensor_of(slices_[i]).is_cpu()) {
@@ -280,10 +300,7 @@ std::vector<SliceUpdate> SliceSet::pieces() const {
 }
 
 void SliceSet::add_run(
-    const UpdateRun& run,
-    const SliceUpdate& first,
-    std::vector<UpdateBatch>& batches,
-    CountTensors& counts) {
+    const UpdateRun& run, std::vector<UpdateBatch>& batches) {
   const SliceEntry& slice = slices_[run.first];
   const at::Tensor& tensor = tensor_of(slice);
   const auto elements =
@@ -292,13 +309,7 @@ void SliceSet::add_run(
   batch.parameters.push_back(strip(tensor, elements));
   batch.gradients.push_back(strip(slice.gradient, elements));
   if (options_.counts_updates) {
-    auto& count = counts[{slice.kind, first.updates + 1}];
-    if (!count.defined()) {
-      count = at::full(
-          {}, static_cast<double>(first.updates + 1),
-          tensor.options().dtype(at::kFloat).requires_grad(false));
-    }
-    batch.steps.push_back(count);
+    batch.steps.push_back(counts_.for_kernel(slice.item));
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
     batch.states[s].push_back(
@@ -318,7 +329,7 @@ void SliceSet::update_in_backward(Kernel kernel) {
          const SliceEntry& slice = find(parameters_.items[item].name);
          if (begin == 0) {
            allocate(ranges_[slice.range]);
-           updates_of(slice) += 1.0F;
+           counts_.count_one(slice.item);
            tensor_of(slice).unsafeGetTensorImpl()->bump_version();
          }
          kernel(part(slice, begin, gradient));
@@ -333,11 +344,7 @@ UpdateBatch SliceSet::part(
       tensor.detach().view({-1}).narrow(0, begin, gradient.numel())};
   batch.gradients = {gradient};
   if (options_.counts_updates) {
-    const auto step = steps_.select(0, static_cast<std::int64_t>(slice.item));
-    batch.steps = {
-        tensor.is_cpu() ? step
-                        : at::full({}, step.item<double>(), step.options())
-                              .to(tensor.device())};
+    batch.steps = {counts_.for_kernel(slice.item)};
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
     batch.states[s] = {ranges_[slice.range].states[s].narrow(
@@ -386,7 +393,7 @@ at::Tensor SliceSet::state(const std::string& name, std::size_t which) {
 }
 
 at::Tensor SliceSet::step(const std::string& name) {
-  return steps_.select(0, static_cast<std::int64_t>(find(name).item));
+  return counts_.on_host(find(name).item);
 }
 
 const SliceSet::SliceEntry& SliceSet::find(const std::string& name) const {
@@ -395,10 +402,6 @@ const SliceSet::SliceEntry& SliceSet::find(const std::string& name) const {
       found != by_name_.end(), "[optim] ", options_.owner,
       ": expected the name of a slice of this rank, found \"", name, "\"");
   return slices_[found->second];
-}
-
-float& SliceSet::updates_of(const SliceEntry& slice) {
-  return steps_.mutable_data_ptr<float>()[slice.item];
 }
 
 }  // namespace sherd::optim

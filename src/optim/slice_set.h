@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -18,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
 #include <sherd/optim/parameter_group.h>
+#include "optim/update_counts.h"
 #include "optim/update_runs.h"
 
 namespace sherd::optim {
@@ -114,16 +114,9 @@ class SliceSet {
   std::vector<SliceUpdate> pieces() const;
   // A batch with the settings of a kind and no run.
   UpdateBatch empty_batch(const UpdateSettings& kind) const;
-  // By kind of slice and number of updates: kernels only read a count, and making one costs a kernel
-  // on a device.
-  using CountTensors = std::map<std::pair<int, std::int64_t>, at::Tensor>;
-  void add_run(
-      const UpdateRun& run,
-      const SliceUpdate& first,
-      std::vector<UpdateBatch>& batches,
-      CountTensors& counts);
+  void count_updates();
+  void add_run(const UpdateRun& run, std::vector<UpdateBatch>& batches);
   const SliceEntry& find(const std::string& name) const;
-  float& updates_of(const SliceEntry& slice);
 
   NamedParameters parameters_;
   std::shared_ptr<void> claim_;  // Held: this optimizer publishes.
@@ -132,7 +125,7 @@ class SliceSet {
   std::vector<SliceEntry> slices_;  // In order of memory.
   std::vector<Range> ranges_;
   std::unordered_map<std::string, std::size_t> by_name_;  // Indices in slices_.
-  at::Tensor steps_;  // One float per item, as PyTorch has it in checkpoints.
+  UpdateCounts counts_;                                   // By item.
   std::shared_ptr<void> in_backward_;  // Held while backward updates slices.
 };
 

@@ -330,12 +330,14 @@ TEST(DeviceOptimizers, AStepOfMuonMakesTheHostNeitherWaitNorAllocate) {
     for (int warm_up = 0; warm_up < 4; ++warm_up) {
       step();
     }
+    fsdp.synchronize();
     const auto before = host_synchronisations(self.device);
     {
       const CaptureScope capture(self.device);
       step();
     }
     EXPECT_EQ(host_synchronisations(self.device), before);
+    fsdp.synchronize();
   });
 }
 

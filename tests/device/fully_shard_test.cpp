@@ -227,6 +227,7 @@ TEST(DeviceFullyShard, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
           trainer.step(step);
         }
         const auto planned = trainer.fsdp.report().plan.steps_planned;
+        trainer.fsdp.synchronize();
         const auto before = host_synchronisations(self.device);
         torch::Tensor loss;
         {
@@ -234,6 +235,7 @@ TEST(DeviceFullyShard, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
           loss = trainer.step(3);
         }
         EXPECT_EQ(host_synchronisations(self.device), before);
+        trainer.fsdp.synchronize();
         if (ranks > 1 && recipe.options.strategy != Strategy::kNoShard) {
           EXPECT_EQ(trainer.fsdp.report().plan.steps_planned, planned + 1);
         }

@@ -155,6 +155,7 @@ TEST(DeviceGatherHooks, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
       for (int step = 0; step < 4; ++step) {
         trainer.step(step);
       }
+      trainer.fsdp->synchronize();
       const auto before = host_synchronisations(self.device);
       torch::Tensor loss;
       {
@@ -162,6 +163,7 @@ TEST(DeviceGatherHooks, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
         loss = trainer.step(4);
       }
       EXPECT_EQ(host_synchronisations(self.device), before);
+      trainer.fsdp->synchronize();
     });
   }
 }

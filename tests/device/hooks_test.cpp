@@ -188,6 +188,7 @@ TEST(DeviceHooks, MakeTheHostNeitherWaitNorAllocate) {
       for (int step = 0; step < 5; ++step) {
         replica.step(step);
       }
+      replica.ddp->synchronize();
       const auto before = host_synchronisations(self.device);
       torch::Tensor loss;
       {
@@ -195,6 +196,7 @@ TEST(DeviceHooks, MakeTheHostNeitherWaitNorAllocate) {
         loss = replica.step(5);
       }
       EXPECT_EQ(host_synchronisations(self.device), before);
+      replica.ddp->synchronize();
     });
   }
 }

@@ -153,6 +153,7 @@ TEST(DeviceHybrid, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
       for (int step = 0; step < 3; ++step) {
         trainer.step(step);
       }
+      trainer.fsdp.synchronize();
       const auto before = host_synchronisations(self.device);
       torch::Tensor loss;
       {
@@ -160,6 +161,7 @@ TEST(DeviceHybrid, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
         loss = trainer.step(3);
       }
       EXPECT_EQ(host_synchronisations(self.device), before);
+      trainer.fsdp.synchronize();
     });
   }
 }

@@ -112,6 +112,7 @@ TEST(DeviceReplicate, AStepMakesTheHostNeitherWaitNorAllocate) {
       for (int step = 0; step < 3; ++step) {
         trainer.step(step);
       }
+      trainer.ddp.synchronize();
       const auto before = host_synchronisations(self.device);
       torch::Tensor loss;
       {
@@ -119,6 +120,7 @@ TEST(DeviceReplicate, AStepMakesTheHostNeitherWaitNorAllocate) {
         loss = trainer.step(3);
       }
       EXPECT_EQ(host_synchronisations(self.device), before);
+      trainer.ddp.synchronize();
     });
   }
 }

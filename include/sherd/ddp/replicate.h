@@ -193,6 +193,9 @@ class DistributedDataParallel {
   // torch.distributed.algorithms.model_averaging.average_parameters.
   void average_parameters();
 
+  // As FullyShardedDataParallel::synchronize().
+  void synchronize();
+
   ReplicateReport report() const;
 
   // Ends replication, as the destructor does. Not collective; never waits.

@@ -396,6 +396,11 @@ class FullyShardedDataParallel {
   // not have.
   JoinScope join(const JoinOptions& options = {});
 
+  // Between two steps: waits until the device has done what was given to its streams, after which the
+  // next step depends on nothing that came before. A CUDA graph of a step is captured between two such
+  // calls, once steps are planned (docs/guide/gpus.md). Does nothing on the CPU.
+  void synchronize();
+
   // unshard() gathers units as far as the budget allows, reshard() drops all of them. Collective if
   // the exchange is. They are never needed, but useful before a measurement.
   void unshard();

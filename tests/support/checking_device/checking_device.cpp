@@ -86,7 +86,7 @@ void DeviceState::host_waited(
     const VectorClock& clock,
     const std::string& why) {
   TORCH_CHECK(
-      !of(index).capturing, "[checking device] ", why,
+      of(index).capture == 0, "[checking device] ", why,
       " makes the host wait, in a capture");
   ++of(index).host_synchronisations;
   wait_for_announced(lock, clock, why);
@@ -164,14 +164,48 @@ std::vector<std::string> take_faults(c10::Device device) {
   return std::exchange(device_state().of(device.index()).faults, {});
 }
 
+CaptureId DeviceState::capture_of(c10::DeviceIndex index, QueueId stream) {
+  const auto& here = of(index);
+  return here.captured.contains(stream) ? here.capture : 0;
+}
+
+void DeviceState::join_capture(
+    c10::DeviceIndex index, QueueId stream, const Moment& moment) {
+  auto& here = of(index);
+  if (moment.capture == 0) {
+    TORCH_CHECK(
+        !here.captured.contains(stream), "[checking device] stream ", stream,
+        " waits, in a capture, for what was put into a stream before it");
+    return;
+  }
+  TORCH_CHECK(
+      moment.capture == here.capture, "[checking device] stream ", stream,
+      " waits for a moment of a capture that has ended");
+  here.captured.insert(stream);
+}
+
 CaptureScope::CaptureScope(c10::Device device) : device_(device) {
+  const auto stream = thread_state().stream(device.index());
   const std::lock_guard lock(device_state().mu);
-  device_state().of(device_.index()).capturing = true;
+  auto& here = device_state().of(device_.index());
+  here.capture = ++device_state().captures;
+  here.captured = {stream};
 }
 
 CaptureScope::~CaptureScope() {
-  const std::lock_guard lock(device_state().mu);
-  device_state().of(device_.index()).capturing = false;
+  const auto origin = thread_state().stream(device_.index());
+  auto& state = device_state();
+  const std::lock_guard lock(state.mu);
+  auto& here = state.of(device_.index());
+  for (const auto stream : here.captured) {
+    if (!state.streams[origin].covers(state.streams[stream])) {
+      here.faults.push_back(
+          str("[checking device] at the end of a capture stream ", origin,
+              " has not waited for stream ", stream));
+    }
+  }
+  here.capture = 0;
+  here.captured.clear();
 }
 
 void begin_operator(
@@ -191,6 +225,9 @@ void begin_operator(
   const auto number = clock.tick(queue);
   thread_state().last_number.at(static_cast<std::size_t>(device.index())) =
       number;
+  TORCH_CHECK(
+      here.capture == 0 || here.captured.contains(queue), "[checking device] ",
+      name, " on stream ", queue, " is not in the capture that is under way");
   std::string fault;
   for (const auto& access : accesses) {
     auto found = state.note(queue, number, name, access);

@@ -38,8 +38,11 @@ std::int64_t host_synchronisations(c10::Device device);
 // does. Also pinned memory that was written while the device might still read it.
 std::vector<std::string> take_faults(c10::Device device);
 
-// While it lives, it is an error on the device to wait on the host, and to allocate memory that no
-// free of the same stream and size has given back: what a graph that is captured cannot do.
+// While it lives, the device's work is captured: what this thread's current stream is given, and
+// streams that wait for that. It is an error then to wait on the host, to allocate memory that no free
+// of the same stream and size has given back, to put work into another stream, and to wait for a moment
+// before the capture, and, afterwards, to wait for one in it. A stream that was not waited for at the
+// end is a fault.
 class CaptureScope {
  public:
   explicit CaptureScope(c10::Device device);

@@ -3,6 +3,8 @@
 // One test for each kind of fault that the device finds, and programs in order, in which it finds none.
 #include "support/checking_device/checking_device.h"
 
+#include <optional>
+
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -13,6 +15,7 @@ namespace sherd::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // What an operator says that is not in order; empty: it is.
@@ -219,6 +222,57 @@ TEST_F(CheckingDevice, InACaptureNoNewMemoryIsAllocated) {
   EXPECT_THAT(
       fault_of([&] { step(50'000); }),
       AllOf(HasSubstr("new memory"), HasSubstr("in a capture")));
+}
+
+TEST_F(CheckingDevice, ACaptureKnowsItsOwnMomentsAlone) {
+  const auto add = [](const c10::Stream& stream) {
+    const c10::StreamGuard on(stream);
+    (void)at::ones({4}, at::device(stream.device()));
+  };
+  const auto recorded = [](const c10::Stream& stream) {
+    c10::Event event(c10::kPrivateUse1);
+    event.record(stream);
+    return event;
+  };
+  add(compute);
+  add(side);
+  const auto before = recorded(side);
+  std::optional<c10::Event> inside;
+  {
+    const CaptureScope capture(device);
+    add(compute);
+    EXPECT_THAT(
+        fault_of([&] { before.block(compute); }),
+        HasSubstr("was put into a stream before it"));
+    EXPECT_THAT(
+        fault_of([&] { add(side); }), HasSubstr("is not in the capture"));
+    inside = recorded(compute);
+    inside->block(side);
+    add(side);
+    recorded(side).block(compute);
+  }
+  EXPECT_TRUE(take_faults(device).empty());
+  EXPECT_THAT(
+      fault_of([&] { inside->block(side); }),
+      HasSubstr("of a capture that has ended"));
+}
+
+TEST_F(CheckingDevice, AtTheEndOfACaptureEachOfItsStreamsWasWaitedFor) {
+  const auto add_to_side = [&] {
+    const c10::StreamGuard on(side);
+    (void)at::ones({4}, at::device(device));
+  };
+  add_to_side();
+  {
+    const CaptureScope capture(device);
+    c10::Event event(c10::kPrivateUse1);
+    event.record(compute);
+    event.block(side);
+    add_to_side();
+  }
+  EXPECT_THAT(
+      take_faults(device), ElementsAre(HasSubstr("has not waited for stream")));
+  side.synchronize();
 }
 
 TEST_F(CheckingDevice, ForwardAndBackwardAreThoseOfTheCpu) {

@@ -68,16 +68,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return kCheckingDevices; }
 
   void destroyEvent(void* event, DeviceIndex) const noexcept override {
-    const std::unique_ptr<VectorClock> owned(static_cast<VectorClock*>(event));
+    const std::unique_ptr<Moment> owned(static_cast<Moment*>(event));
   }
   void record(void** event, const Stream& stream, DeviceIndex, c10::EventFlag)
       const override {
     auto& state = device_state();
     const std::lock_guard lock(state.mu);
     if (*event == nullptr) {
-      *event = std::make_unique<VectorClock>().release();
+      *event = std::make_unique<Moment>().release();
     }
-    *static_cast<VectorClock*>(*event) = state.streams[stream.id()];
+    *static_cast<Moment*>(*event) = {
+        .clock = state.streams[stream.id()],
+        .capture = state.capture_of(stream.device_index(), stream.id())};
   }
   void block(void* event, const Stream& stream) const override {
     if (event != nullptr) {
@@ -86,17 +88,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       auto& clock = state.streams[stream.id()];
       // What the host has waited for comes before all that it starts later.
       clock.merge(state.of(stream.device_index()).host);
-      const auto& moment = *static_cast<VectorClock*>(event);
-      if (!clock.covers(moment) &&
+      const auto& moment = *static_cast<Moment*>(event);
+      state.join_capture(stream.device_index(), stream.id(), moment);
+      if (!clock.covers(moment.clock) &&
           state.count_wait(stream.device_index(), stream.id())) {
-        clock.merge(moment);
+        clock.merge(moment.clock);
       }
     }
   }
   bool queryEvent(void* event) const override {
     const std::lock_guard lock(device_state().mu);
     return event == nullptr ||
-        device_state().is_done(*static_cast<VectorClock*>(event));
+        device_state().is_done(static_cast<Moment*>(event)->clock);
   }
   bool queryStream(const Stream& stream) const override {
     const std::lock_guard lock(device_state().mu);
@@ -108,7 +111,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
     std::unique_lock lock(device_state().mu);
     auto& here = device_state().of(getDevice().index());
-    const auto& moment = *static_cast<VectorClock*>(event);
+    const auto& moment = static_cast<Moment*>(event)->clock;
     if (here.host.covers(moment) ||
         here.event_waits++ != here.left_out_event_wait) {
       device_state().host_waited(

@@ -115,7 +115,7 @@ class DeviceAllocator final : public c10::Allocator {
       return free_blocks.extract(found).mapped();
     }
     TORCH_CHECK(
-        !state.of(block.device).capturing, "[checking device] ", block.bytes,
+        state.of(block.device).capture == 0, "[checking device] ", block.bytes,
         " bytes on stream ", block.stream, " are new memory, in a capture");
     TORCH_CHECK(heap().used + block.bytes <= kArenaBytes, "out of memory");
     void* address = arena() + heap().used;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +21,12 @@
 #include "support/checking_device/checking_device.h"
 
 namespace sherd::test {
+
+// What a stream had been given up to a moment, in that capture or in none.
+struct Moment {
+  VectorClock clock;
+  CaptureId capture = 0;
+};
 
 struct AnnouncedWork::State {
   QueueId queue = 0;
@@ -43,7 +50,8 @@ struct DeviceState {
   struct OneDevice {
     VectorClock host;  // What the host has waited for.
     std::int64_t host_synchronisations = 0;
-    bool capturing = false;
+    CaptureId capture = 0;       // Under way.
+    std::set<QueueId> captured;  // The streams that take part in it.
     std::vector<std::string> faults;
     // StreamWaits.
     std::vector<QueueId> watched;
@@ -58,6 +66,7 @@ struct DeviceState {
   std::array<OneDevice, kCheckingDevices> devices;
   std::map<QueueId, VectorClock> streams;
   QueueId next_stream = kCheckingDevices;
+  CaptureId captures = 0;
   AccessHistory history;
   std::list<std::shared_ptr<AnnouncedWork::State>> announced;
   std::map<void*, std::size_t> pinned;  // Bytes.
@@ -82,6 +91,12 @@ struct DeviceState {
       const std::string& why);
   // Those that the device's host has waited for.
   void finish_host_copies(OneDevice& device);
+  // The capture in which the stream is.
+  CaptureId capture_of(c10::DeviceIndex index, QueueId stream);
+  // The stream waits for that moment, and is in its capture from then on. Throws where one of them is
+  // in a capture that the other one has nothing to do with.
+  void join_capture(
+      c10::DeviceIndex index, QueueId stream, const Moment& moment);
   // A stream waits for an event; false: the wait is left out.
   bool count_wait(c10::DeviceIndex index, QueueId stream);
   // Returns a sentence if the access is not in order, else nothing.

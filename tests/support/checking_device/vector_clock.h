@@ -11,6 +11,8 @@
 namespace sherd::test {
 
 using QueueId = std::int64_t;
+// Of a capture, from 1; 0: none.
+using CaptureId = std::int64_t;
 
 class VectorClock {
  public:

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_graph.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/randint.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/models/gpt.h>
+#include <sherd/optim/adamw.h>
+
+#include "base/clock.h"
+#include "device/stream.h"
+
+namespace sherd::cuda_check {
+namespace {
+
+constexpr int kWarmUp = 6;  // Plans are followed by then.
+constexpr int kSteps = 40;
+
+// As good as nothing to compute, so that what counts is the host's work.
+models::Gpt small_gpt(const c10::Device& device) {
+  torch::manual_seed(3);
+  models::Gpt gpt(models::GptConfig{
+      .layers = 24,
+      .width = 64,
+      .heads = 2,
+      .sequence = 16,
+      .vocabulary = 256});
+  gpt->to(device);
+  return gpt;
+}
+
+FullyShardOptions mixed() {
+  FullyShardOptions options;
+  options.exchange = ExchangeKind::kCollective;
+  options.mixed_precision.param_dtype = at::kBFloat16;
+  options.mixed_precision.reduce_dtype = at::kFloat;
+  return options;
+}
+
+// A rank that gathers from itself and reduces to itself over NCCL.
+class Trainer {
+ public:
+  explicit Trainer(const c10::Device& device)
+      : ids_(at::randint(256, {1, 17}, at::dtype(at::kLong).device(device))),
+        model_(small_gpt(device)),
+        fsdp(fully_shard(*model_, World::single(), mixed())),
+        adamw_(fsdp.named_parameters(), {.learning_rate = 1e-3}) {
+    ids_.fill_(7).slice(1, 3, 9).fill_(100);
+  }
+
+  at::Tensor step() {
+    auto loss = model_->loss(
+        ids_.slice(1, 0, 16).contiguous(), ids_.slice(1, 1, 17).contiguous());
+    loss.backward();
+    adamw_.step();
+    adamw_.zero_grad();
+    return loss.detach();
+  }
+
+ private:
+  at::Tensor ids_;
+  models::Gpt model_;
+
+ public:
+  FullyShardedDataParallel fsdp;
+
+ private:
+  AdamW adamw_;
+};
+
+template <typename Step>
+double milliseconds_of(const Step& step) {
+  const SteadyClock clock;
+  at::accelerator::synchronizeDevice(0);
+  const auto start = clock.now();
+  for (int i = 0; i < kSteps; ++i) {
+    step();
+  }
+  at::accelerator::synchronizeDevice(0);
+  return 1e3 * seconds(clock.now() - start) / kSteps;
+}
+
+}  // namespace
+
+bool replays_a_step(const c10::Device& device) {
+  // Graphs are captured on a stream that is not the default one.
+  const device::CurrentStream on(device::Stream::with_high_priority(device));
+  Trainer eager(device);
+  Trainer captured(device);
+  for (int i = 0; i < kWarmUp; ++i) {
+    (void)eager.step();
+    (void)captured.step();
+  }
+
+  captured.fsdp.synchronize();
+  at::cuda::CUDAGraph graph;
+  // Other threads, such as that which gathers, take part.
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
+  const auto loss = captured.step();
+  graph.capture_end();
+  captured.fsdp.synchronize();
+
+  const double eager_ms = milliseconds_of([&] { (void)eager.step(); });
+  const double replayed_ms = milliseconds_of([&] { graph.replay(); });
+  // Both have made as many steps; one more of each, and of the captured model one without its graph.
+  const double expected = eager.step().item<double>();
+  graph.replay();
+  const double found = loss.item<double>();
+  const double expected_next = eager.step().item<double>();
+  const double found_next = captured.step().item<double>();
+  const bool right = found == expected && found_next == expected_next;
+  std::printf(
+      "a captured step: %s; loss %.6f replayed, %.6f eager, then %.6f and "
+      "%.6f; %.2f ms a step replayed, %.2f ms eager\n",
+      right ? "right" : "WRONG", found, expected, found_next, expected_next,
+      replayed_ms, eager_ms);
+  return right;
+}
+
+}  // namespace sherd::cuda_check

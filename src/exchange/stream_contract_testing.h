@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The contract suite over ranks that are threads and have devices with streams: exchanges of all ranks
+// and of two replicas, over whatever backends of c10d connect the devices; test only.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+#include "exchange/collective_exchange.h"
+#include "exchange/contract_fakes_testing.h"
+#include "exchange/hybrid_exchange.h"
+#include "exchange/stream_unit_transport.h"
+
+namespace sherd::exchange::contract {
+
+// A rank's device, and how it gets a backend between some ranks, itself among them.
+struct RankDevice {
+  c10::Device device;
+  std::function<BackendPtr(const std::string& name, const std::vector<int>&)>
+      connect;
+};
+
+using MakeOnDevice = std::function<std::unique_ptr<Exchange>(
+    test::FakeRank&, const RankDevice&)>;
+
+// Runs a body on so many ranks, each of which makes its exchange.
+using RunOnDevices = std::function<std::vector<std::string>(
+    const MakeOnDevice&, int ranks, const RunOptions&, const Body&)>;
+
+inline std::unique_ptr<Exchange> make_among(
+    test::FakeRank& self,
+    const RankDevice& on,
+    const std::string& name,
+    const std::vector<int>& ranks) {
+  return make_collective_exchange_with(
+      self.network.transport(self.rank, name + "/gather", ranks),
+      self.network.transport(self.rank, name + "/reduce", ranks),
+      over_devices(
+          {.device = on.device,
+           .gather = on.connect(name + "/gathers", ranks),
+           .reduce = on.connect(name + "/reductions", ranks)}));
+}
+
+// Two replicas of two ranks each.
+inline std::unique_ptr<Exchange> make_hybrid_on_device(
+    test::FakeRank& self, const RankDevice& on, bool both_axes) {
+  const int first = self.rank / 2;   // Of two neighbours.
+  const int second = self.rank % 2;  // Of {0, 2} and {1, 3}.
+  auto rows =
+      make_among(self, on, str("rows", first), {2 * first, 2 * first + 1});
+  auto columns =
+      make_among(self, on, str("columns", second), {second, second + 2});
+  return make_hybrid_exchange(
+      std::move(both_axes ? columns : rows),
+      std::move(both_axes ? rows : columns),
+      {.shard_index = both_axes ? first : second,
+       .replicas = 2,
+       .both_axes = both_axes},
+      ReduceAcross::kAtEnd, on.device);
+}
+
+inline ExchangeUnderTest under_test(
+    const RunOnDevices& run, int ranks, const MakeOnDevice& make) {
+  ExchangeUnderTest with;
+  with.ranks = ranks;
+  with.run_on = [=](int count, const RunOptions& options, const Body& body) {
+    return run(make, count, options, body);
+  };
+  with.sums_in_rank_order = false;
+  with.reduces_meanwhile = false;
+  with.limits_reductions = false;
+  return with;
+}
+
+inline std::vector<ExchangeUnderTest> devices(const RunOnDevices& run) {
+  std::vector<ExchangeUnderTest> all;
+  for (const int ranks : {2, 3, 4}) {
+    all.push_back(under_test(
+        run, ranks, [ranks](test::FakeRank& self, const RankDevice& on) {
+          std::vector<int> everyone(static_cast<std::size_t>(ranks));
+          std::iota(everyone.begin(), everyone.end(), 0);
+          return make_among(self, on, "all", everyone);
+        }));
+    all.back().name = "On";
+  }
+  return all;
+}
+
+inline std::vector<ExchangeUnderTest> hybrid_devices(const RunOnDevices& run) {
+  std::vector<ExchangeUnderTest> all;
+  for (const bool both_axes : {false, true}) {
+    all.push_back(under_test(
+        run, 4, [both_axes](test::FakeRank& self, const RankDevice& on) {
+          return make_hybrid_on_device(self, on, both_axes);
+        }));
+    all.back().name = both_axes ? "BothAxes" : "TwoReplicas";
+    all.back().replicates = false;
+    all.back().replicas = 2;
+    all.back().both_axes = both_axes;
+  }
+  return all;
+}
+
+// All suites but that of failures: memory that a device still writes is not waited for after one.
+#define SHERD_DEVICE_CONTRACT(prefix, contenders)                          \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeUnshard, contenders, name_of);  \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeReduce, contenders, name_of);   \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeBackward, contenders, name_of); \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeNumbers, contenders, name_of);  \
+  INSTANTIATE_TEST_SUITE_P(prefix, ExchangeMismatch, contenders, name_of)
+
+}  // namespace sherd::exchange::contract

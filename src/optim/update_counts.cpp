@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "optim/update_counts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+namespace sherd::optim {
+namespace {
+
+// Graphs may know those of earlier steps.
+constexpr std::size_t kIncrementsMax = 8;
+
+}  // namespace
+
+UpdateCounts::UpdateCounts(const std::vector<c10::Device>& devices)
+    : counts_(at::zeros(
+          {static_cast<std::int64_t>(devices.size())},
+          at::TensorOptions().dtype(at::kFloat))),
+      positions_(devices.size()) {
+  for (std::size_t slice = 0; slice < devices.size(); ++slice) {
+    if (devices[slice].is_cpu()) {
+      continue;
+    }
+    auto copy = std::ranges::find(copies_, devices[slice], &Copy::device);
+    if (copy == copies_.end()) {
+      copy = copies_.insert(copies_.end(), Copy{.device = devices[slice]});
+    }
+    positions_[slice] = {
+        .copy = static_cast<std::size_t>(copy - copies_.begin()),
+        .at = copy->slices.size()};
+    copy->slices.push_back(slice);
+  }
+}
+
+void UpdateCounts::count(const std::vector<std::size_t>& slices) {
+  std::vector<std::vector<std::size_t>> on(copies_.size());
+  for (const auto slice : slices) {
+    if (positions_[slice]) {
+      on[positions_[slice]->copy].push_back(positions_[slice]->at);
+    } else {
+      value(slice) += 1;
+    }
+  }
+  for (std::size_t c = 0; c < copies_.size(); ++c) {
+    if (!on[c].empty()) {
+      add(copies_[c], on[c]);
+    }
+  }
+}
+
+// What is the same as in the step before costs one kernel and no copy.
+void UpdateCounts::add(Copy& copy, const std::vector<std::size_t>& slices) {
+  if (slices != copy.counted) {
+    // Replayed steps have counted other slices than this one does.
+    fetch(copy);
+    copy.counted = slices;
+  }
+  bring_up_to_date(copy);
+  copy.counts.add_(increments(copy, slices));
+  for (const auto at : slices) {
+    copy.known[at] = value(copy.slices[at]) += 1;
+  }
+}
+
+at::Tensor UpdateCounts::increments(
+    Copy& copy, const std::vector<std::size_t>& slices) {
+  const auto found =
+      std::ranges::find(copy.increments, slices, &Increments::slices);
+  if (found != copy.increments.end()) {
+    return found->ones;
+  }
+  std::vector<float> ones(copy.slices.size(), 0);
+  for (const auto at : slices) {
+    ones[at] = 1;
+  }
+  if (copy.increments.size() == kIncrementsMax) {
+    copy.increments.erase(copy.increments.begin());
+  }
+  copy.increments.push_back({slices, at::tensor(ones).to(copy.device)});
+  return copy.increments.back().ones;
+}
+
+void UpdateCounts::count_one(std::size_t slice) {
+  if (!positions_[slice]) {
+    value(slice) += 1;
+    return;
+  }
+  const auto at = positions_[slice]->at;
+  auto& copy = copies_[positions_[slice]->copy];
+  bring_up_to_date(copy);
+  copy.counts.select(0, static_cast<std::int64_t>(at)).add_(1);
+  copy.known[at] = value(slice) += 1;
+}
+
+void UpdateCounts::bring_up_to_date(Copy& copy) {
+  std::vector<float> now;
+  for (const auto slice : copy.slices) {
+    now.push_back(value(slice));
+  }
+  if (now == copy.known) {
+    return;
+  }
+  const auto written = at::tensor(now);
+  if (copy.counts.defined()) {
+    copy.counts.copy_(written);  // Where a graph may know them.
+  } else {
+    copy.counts = written.to(copy.device);
+  }
+  copy.known = std::move(now);
+}
+
+void UpdateCounts::fetch(Copy& copy) {
+  if (!copy.counts.defined()) {
+    return;
+  }
+  const auto counted = copy.counts.cpu();
+  for (std::size_t at = 0; at < copy.slices.size(); ++at) {
+    auto& here = value(copy.slices[at]);
+    if (here == copy.known[at]) {
+      here = copy.known[at] = counted.const_data_ptr<float>()[at];
+    }
+  }
+}
+
+at::Tensor UpdateCounts::for_kernel(std::size_t slice) const {
+  const auto& position = positions_[slice];
+  return position ? copies_[position->copy].counts.select(
+                        0, static_cast<std::int64_t>(position->at))
+                  : counts_.select(0, static_cast<std::int64_t>(slice));
+}
+
+at::Tensor UpdateCounts::on_host(std::size_t slice) {
+  if (positions_[slice]) {
+    fetch(copies_[positions_[slice]->copy]);
+  }
+  return counts_.select(0, static_cast<std::int64_t>(slice));
+}
+
+}  // namespace sherd::optim
