@@ -181,7 +181,8 @@ class Assumptions {
     add("a reduction that nothing hides", with_unit(seconds(times.reduce), "s"),
         options_.stall_min
             ? "in the stall"
-            : "gradients of --gradient-mb over --link-gbit-per-s");
+            : "gradients of --gradient-mb over --link-gbit-per-s, and a "
+              "message's time for each hop");
     add("a message to or from the coordinator",
         with_unit(seconds(times.message), "s"), kAssumed);
     add("a record on the disk", with_unit(seconds(times.sync), "s"), kMeasured);

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "ft/protocol/reduce_shape.h"
 #include "sim/failures.h"
 #include "sim/runs.h"
 #include "sim/stragglers.h"
@@ -151,11 +152,12 @@ class SherdRun {
     }
   }
 
-  // With the next replica.
+  // With the first one that it sends gradients to where all are members.
   void fail_link(int replica) {
     const auto one = static_cast<ft::ReplicaId>(replica);
+    const auto receivers = ft::receivers_of(options_.replicas, replica);
     const auto next =
-        static_cast<ft::ReplicaId>((replica + 1) % options_.replicas);
+        receivers.empty() ? one : static_cast<ft::ReplicaId>(receivers.front());
     if (options_.link_down_min <= 0 || one == next) {
       world_.reset_link(one, next);
       return;
@@ -269,9 +271,10 @@ WorldTimes times_of(const SimulationOptions& options) {
   times.leader_fan_out = static_cast<int>(ranks) * kRankMessage;
   if (!options.stall_min) {
     constexpr double kBitsPerMegabyte = 8e6;
-    const double sent = 2.0 * (options.replicas - 1) / options.replicas *
+    const double sent = ft::sent_share_of(options.replicas) *
         options.gradient_mb * kBitsPerMegabyte;
-    times.reduce = seconds_of(sent / (options.link_gbit_per_s * 1e9));
+    times.reduce = seconds_of(sent / (options.link_gbit_per_s * 1e9)) +
+        ft::reduce_hops_of(options.replicas) * times.message;
   }
   return times;
 }

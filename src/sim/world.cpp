@@ -175,7 +175,7 @@ void SimulatedWorld::lose(
   const auto after = noticed_after.value_or(options_.times.end_of_connection);
   events_.add(now() + after, [this, replica, incarnation, noticed_after] {
     if (!noticed_after) {
-      blame_by_neighbours(replica, "its connection has ended");
+      blame_by_peers(replica, "its connection has ended");
     }
     lost(replica, incarnation, "its connection has ended");
   });

@@ -36,7 +36,7 @@ struct WorldTimes {
   Duration sync = std::chrono::microseconds(93);
   // From a leader to all ranks of its replica, or back.
   Duration leader_fan_out = Duration(0);
-  // Until all members of an epoch are connected to their neighbours.
+  // Until all members of an epoch are connected.
   Duration connect = std::chrono::milliseconds(50);
   // A reduction that no computation hides.
   Duration reduce = Duration(0);
@@ -257,14 +257,15 @@ class SimulatedWorld {
   void send_report(Process& from, ft::Report report);
   void send(const Envelope& envelope, const EventQueue::Action& arrive);
   void join(Process& one, const ft::JoinTask& task);
-  bool neighbours_are_linked(
-      const std::vector<ft::Member>& ring, std::size_t at) const;
+  bool peers_are_linked(
+      const std::vector<ft::Member>& members, std::size_t at) const;
   void blame(ft::ReplicaId by, ft::ReplicaId accused, const std::string& why);
-  void blame_by_neighbours(ft::ReplicaId accused, const std::string& why);
+  void blame_by_peers(ft::ReplicaId accused, const std::string& why);
   void compute(Process& one, const ft::ComputeTask& task);
   void reduce(Process& one, const ft::ReduceTask& task);
   void enter_reduction(Process& one, const ft::Attempt& attempt);
-  bool ring_is_cut();
+  bool a_link_is_cut();
+  ft::ReplicaId waited_for_by(std::size_t at) const;
   void end_reduction(const ft::Attempt& attempt);
   void stop_reducing(Process& one);
   void fetch(Process& one, const ft::CatchUpTask& task);

@@ -304,7 +304,7 @@ ft::TrainingProgress SimulatedWorld::progress_of(const Process& one) const {
     const auto& ring = log_.members;
     for (std::size_t i = 0; i < ring.size(); ++i) {
       if (ring[i].replica == one.id) {
-        progress.waits_for = ring[(i + ring.size() - 1) % ring.size()].replica;
+        progress.waits_for = waited_for_by(i);
       }
     }
   }

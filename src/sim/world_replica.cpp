@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "ft/protocol/reduce_shape.h"
 #include "sim/world.h"
 #include "sim/world_process.h"
 
@@ -16,7 +17,7 @@ namespace {
 // A sum that some other replica has: it is as large as a bucket's, and comes over one link.
 constexpr Duration kFetchSum = std::chrono::milliseconds(1);
 constexpr Duration kRetryFetch = std::chrono::seconds(1);
-// The progress limit of a ring.
+// The progress limit of an all-reduce.
 constexpr Duration kRingTimeout = std::chrono::seconds(5);
 
 std::uint64_t contribution(
@@ -138,7 +139,7 @@ void SimulatedWorld::join(Process& one, const ft::JoinTask& task) {
     return;
   }
   for (std::size_t i = 0; i < task.members.size(); ++i) {
-    if (!neighbours_are_linked(task.members, i)) {
+    if (!peers_are_linked(task.members, i)) {
       continue;  // The coordinator notices.
     }
     after(
@@ -149,17 +150,17 @@ void SimulatedWorld::join(Process& one, const ft::JoinTask& task) {
   }
 }
 
-bool SimulatedWorld::neighbours_are_linked(
-    const std::vector<ft::Member>& ring, std::size_t at) const {
-  if (cut_links_.empty() || ring.size() < 2) {
+bool SimulatedWorld::peers_are_linked(
+    const std::vector<ft::Member>& members, std::size_t at) const {
+  if (cut_links_.empty()) {
     return true;
   }
-  const auto linked = [&](std::size_t other) {
-    return !cut_links_.contains(
-        std::minmax(ring[at].replica, ring[other].replica));
-  };
-  return linked((at + 1) % ring.size()) &&
-      linked((at + ring.size() - 1) % ring.size());
+  const auto peers =
+      ft::peers_of(static_cast<int>(members.size()), static_cast<int>(at));
+  return std::none_of(peers.begin(), peers.end(), [&](int peer) {
+    return cut_links_.contains(std::minmax(
+        members[at].replica, members[static_cast<std::size_t>(peer)].replica));
+  });
 }
 
 void SimulatedWorld::blame(
@@ -171,13 +172,15 @@ void SimulatedWorld::blame(
   }
 }
 
-void SimulatedWorld::blame_by_neighbours(
+void SimulatedWorld::blame_by_peers(
     ft::ReplicaId accused, const std::string& why) {
-  const auto ring = log_.members;
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    if (ring[i].replica == accused && ring.size() > 1) {
-      blame(ring[(i + 1) % ring.size()].replica, accused, why);
-      blame(ring[(i + ring.size() - 1) % ring.size()].replica, accused, why);
+  const auto members = log_.members;
+  const auto count = static_cast<int>(members.size());
+  for (int i = 0; i < count; ++i) {
+    if (members[static_cast<std::size_t>(i)].replica == accused) {
+      for (const int peer : ft::peers_of(count, i)) {
+        blame(members[static_cast<std::size_t>(peer)].replica, accused, why);
+      }
     }
   }
 }
@@ -236,7 +239,7 @@ void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
   if (reduction.ends || reduction.computed.size() < reduction.members) {
     return;
   }
-  if (!cut_links_.empty() && ring_is_cut()) {
+  if (!cut_links_.empty() && a_link_is_cut()) {
     return;
   }
   reduction.ends = true;
@@ -245,20 +248,48 @@ void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
       [this, attempt] { end_reduction(attempt); });
 }
 
-// The first neighbours that nothing passes between blame each other when the ring's limit has passed.
-bool SimulatedWorld::ring_is_cut() {
-  const auto& ring = log_.members;
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto one = ring[i].replica;
-    const auto next = ring[(i + 1) % ring.size()].replica;
-    if (cut_links_.contains(std::minmax(one, next))) {
-      events_.add(now() + kRingTimeout, [this, one, next] {
-        blame(next, one, "nothing has come for 5 s");
-      });
-      return true;
+// The first two that are connected and nothing passes between blame each other when the limit of
+// progress has passed.
+bool SimulatedWorld::a_link_is_cut() {
+  const auto& members = log_.members;
+  const auto count = static_cast<int>(members.size());
+  for (int i = 0; i < count; ++i) {
+    const auto one = members[static_cast<std::size_t>(i)].replica;
+    for (const int to : ft::receivers_of(count, i)) {
+      const auto other = members[static_cast<std::size_t>(to)].replica;
+      if (cut_links_.contains(std::minmax(one, other))) {
+        events_.add(now() + kRingTimeout, [this, one, other] {
+          blame(other, one, "nothing has come for 5 s");
+        });
+        return true;
+      }
     }
   }
   return false;
+}
+
+// In a ring, the previous member. In trees, the next one on the way to a member whose part is
+// missing: the child below which it is, or the parent.
+ft::ReplicaId SimulatedWorld::waited_for_by(std::size_t at) const {
+  const auto& members = log_.members;
+  const auto count = static_cast<int>(members.size());
+  const auto position = static_cast<int>(at);
+  if (ft::reduce_shape_of(count) == ft::ReduceShape::kRing) {
+    return members[(at + members.size() - 1) % members.size()].replica;
+  }
+  const auto missing = std::find_if(
+      members.begin(), members.end(),
+      [&](const ft::Member& one) { return !process(one.replica).computed; });
+  auto on_the_way = static_cast<int>(missing - members.begin()) % count;
+  auto up = ft::tree_node_of(count, 0, on_the_way).parent;
+  while (up && *up != position) {
+    on_the_way = *up;
+    up = ft::tree_node_of(count, 0, on_the_way).parent;
+  }
+  const auto next = up
+      ? on_the_way
+      : ft::tree_node_of(count, 0, position).parent.value_or(on_the_way);
+  return members[static_cast<std::size_t>(next)].replica;
 }
 
 void SimulatedWorld::end_reduction(const ft::Attempt& attempt) {

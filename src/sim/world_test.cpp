@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/world.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 #include <gtest/gtest.h>
@@ -204,6 +205,56 @@ TEST_F(SmallWorld, AllReplicasLostGoBackToWhatTheyBring) {
   EXPECT_EQ(world_.progress().rolled_back, made);
   EXPECT_GT(steps(), 0);
   EXPECT_LT(steps(), made);
+}
+
+// More replicas than a ring has.
+class LargeWorld : public ::testing::Test {
+ protected:
+  static constexpr ft::ReplicaId kReplicas = 20;
+
+  LargeWorld() {
+    for (ft::ReplicaId replica = 0; replica < kReplicas; ++replica) {
+      world_.start(replica, SimulatedWorld::first_state());
+    }
+    world_.run_until(world_.now() + minutes(1));
+  }
+  static SimulatedWorldOptions options() {
+    SimulatedWorldOptions options;
+    options.replicas = kReplicas;
+    options.times.step = seconds(2);
+    options.coordinator.replicas_start = kReplicas;
+    options.coordinator.recovers = true;
+    options.every_step = true;
+    return options;
+  }
+  std::size_t members() const { return world_.log().members.size(); }
+  bool is_member(ft::ReplicaId replica) const {
+    const auto& all = world_.log().members;
+    return std::any_of(all.begin(), all.end(), [&](const ft::Member& one) {
+      return one.replica == replica;
+    });
+  }
+
+  SimulatedWorld world_{options()};
+};
+
+TEST_F(LargeWorld, WhoHangsIsFoundWhereverItIsInTheTrees) {
+  for (const ft::ReplicaId hung : {0U, 7U, 15U}) {
+    ASSERT_TRUE(is_member(hung));
+    world_.lose(hung, LossKind::kHangs);
+    world_.run_until(world_.now() + minutes(2));
+    EXPECT_FALSE(is_member(hung)) << hung;
+  }
+  EXPECT_EQ(members(), kReplicas - 3);
+}
+
+TEST_F(LargeWorld, ADeadLinkOfTheTreesIsGoneRound) {
+  world_.cut_link(0, 1);  // Position 1 is the parent of 0.
+  world_.run_until(world_.now() + minutes(2));
+  EXPECT_EQ(members(), kReplicas);
+  const auto before = world_.progress().steps;
+  world_.run_until(world_.now() + minutes(1));
+  EXPECT_GT(world_.progress().steps, before + 20);
 }
 
 }  // namespace

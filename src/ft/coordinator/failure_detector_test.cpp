@@ -66,15 +66,14 @@ class Watched : public ::testing::Test {
   void says_rank(
       ReplicaId replica,
       const TrainingProgress& progress,
-      std::uint64_t frames_in,
-      std::uint64_t frames_out) {
+      std::uint32_t frames_in,
+      std::uint32_t frames_out) {
     auto rank = progress;
     rank.place = RingPosition{
         .epoch = {1, 1},
-        .previous = (replica + 2) % 3,
-        .next = (replica + 1) % 3,
-        .frames_in = frames_in,
-        .frames_out = frames_out};
+        .links = {
+            {.peer = (replica + 2) % 3, .frames_in = frames_in},
+            {.peer = (replica + 1) % 3, .frames_out = frames_out}}};
     ranks_[replica] = {rank};
   }
   std::vector<Finding> hangs_in(Duration duration) {

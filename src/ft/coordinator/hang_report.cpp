@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -108,10 +109,11 @@ std::string text_of_culprit(const ReplicaActivity& culprit) {
       first);
 }
 
-// Frames of this rank that `from` has sent and its counterpart in `to` has not got.
-std::uint64_t missing(
-    const ReplicaActivity& from,
+// Frames that this rank of `from` has sent on a link and its counterpart in `to` has not got.
+std::uint32_t missing(
+    ReplicaId from,
     const TrainingProgress& rank,
+    const RingLink& link,
     const ReplicaActivity& to) {
   const auto counterpart = std::find_if(
       to.ranks.begin(), to.ranks.end(),
@@ -119,13 +121,38 @@ std::uint64_t missing(
   if (counterpart == to.ranks.end() || !counterpart->progress.place) {
     return 0;
   }
-  const auto& sender = *rank.place;
   const auto& receiver = *counterpart->progress.place;
-  const bool is_link = sender.epoch == receiver.epoch &&
-      sender.next == to.replica && receiver.previous == from.replica;
-  return is_link && sender.frames_out > receiver.frames_in
-      ? sender.frames_out - receiver.frames_in
-      : 0;
+  const auto back = std::find_if(
+      receiver.links.begin(), receiver.links.end(),
+      [&](const RingLink& one) { return one.peer == from; });
+  if (rank.place->epoch != receiver.epoch || back == receiver.links.end()) {
+    return 0;
+  }
+  // Each is told at another moment: what came last may be newer than what went.
+  constexpr std::uint32_t kHalf = 1U << 31U;
+  const std::uint32_t frames = link.frames_out - back->frames_in;
+  return frames < kHalf ? frames : 0;
+}
+
+void add_dead_links(
+    const ReplicaActivity& from,
+    const std::map<ReplicaId, const ReplicaActivity*>& by_name,
+    std::vector<DeadLink>& links) {
+  std::set<ReplicaId> found;
+  for (const auto& rank : from.ranks) {
+    const auto& place = rank.progress.place;
+    for (const auto& link : place ? place->links : std::vector<RingLink>()) {
+      const auto to = by_name.find(link.peer);
+      const auto frames = to == by_name.end()
+          ? 0
+          : missing(from.replica, rank.progress, link, *to->second);
+      if (frames > 0 && found.insert(link.peer).second) {
+        links.push_back(
+            {place->epoch, from.replica, link.peer, rank.progress.rank,
+             frames});
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -231,19 +258,7 @@ std::vector<DeadLink> dead_links(const std::vector<ReplicaActivity>& replicas) {
     by_name[one.replica] = &one;
   }
   for (const auto& from : replicas) {
-    for (const auto& rank : from.ranks) {
-      const auto& place = rank.progress.place;
-      const auto to = by_name.find(place ? place->next : from.replica);
-      const auto frames = place && to != by_name.end()
-          ? missing(from, rank.progress, *to->second)
-          : 0;
-      if (frames > 0) {
-        links.push_back(
-            {place->epoch, from.replica, to->first, rank.progress.rank,
-             frames});
-        break;
-      }
-    }
+    add_dead_links(from, by_name, links);
   }
   return links;
 }

@@ -41,13 +41,12 @@ ReplicaActivity in_ring(
     ReplicaId replica,
     ReplicaId previous,
     ReplicaId next,
-    std::uint64_t frames_in,
-    std::uint64_t frames_out) {
+    std::uint32_t frames_in,
+    std::uint32_t frames_out) {
   auto view = waiting_rank(previous);
-  view.progress.place->previous = previous;
-  view.progress.place->next = next;
-  view.progress.place->frames_in = frames_in;
-  view.progress.place->frames_out = frames_out;
+  view.progress.place->links = {
+      {.peer = previous, .frames_in = frames_in},
+      {.peer = next, .frames_out = frames_out}};
   return {replica, {view}};
 }
 

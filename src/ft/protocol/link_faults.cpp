@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "ft/protocol/reduce_shape.h"
 
 namespace sherd::ft {
 namespace {
@@ -19,6 +20,65 @@ std::pair<ReplicaId, ReplicaId> key_of(ReplicaId one, ReplicaId other) {
 }
 
 using Members = std::vector<Member>;
+
+// By position, the positions of those that it is connected with.
+using Peers = std::vector<std::vector<int>>;
+
+Peers peers_of_all(const Members& members) {
+  const auto count = static_cast<int>(members.size());
+  Peers peers;
+  for (int position = 0; position < count; ++position) {
+    peers.push_back(peers_of(count, position));
+  }
+  return peers;
+}
+
+int bad_links_at(
+    const LinkFaults& links,
+    const Members& members,
+    const Peers& peers,
+    std::size_t at) {
+  return static_cast<int>(
+      std::count_if(peers[at].begin(), peers[at].end(), [&](int peer) {
+        return links.bad(
+            members[at].replica,
+            members[static_cast<std::size_t>(peer)].replica);
+      }));
+}
+
+// Two members change places so that fewer links are bad; false: nobody's place
+// is a better one for who is at `at`.
+bool swap(
+    const LinkFaults& links,
+    Members& members,
+    const Peers& peers,
+    std::size_t at) {
+  const auto bad = [&](std::size_t other) {
+    return bad_links_at(links, members, peers, at) +
+        bad_links_at(links, members, peers, other);
+  };
+  for (std::size_t other = 0; other < members.size(); ++other) {
+    const int before = bad(other);
+    std::swap(members[at], members[other]);
+    if (bad(other) < before) {
+      return true;
+    }
+    std::swap(members[at], members[other]);
+  }
+  return false;
+}
+
+// In trees. Fewer bad links; false: none can be mended.
+bool mend_by_swap(
+    const LinkFaults& links, Members& members, const Peers& peers) {
+  for (std::size_t at = 0; at < members.size(); ++at) {
+    if (bad_links_at(links, members, peers, at) > 0 &&
+        swap(links, members, peers, at)) {
+      return true;
+    }
+  }
+  return false;
+}
 
 // Ring links a-b and c-d become a-c and b-d when what lies from b to c is turned
 // round, and no other link changes. Here a is the last and b the first. False:
@@ -60,17 +120,18 @@ BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter) {
   return {suspicion.accused, suspicion.noticed_by.value_or(reporter)};
 }
 
-// Members that have not joined and say nothing about it. Of two neighbours it may be the link, whose
-// receiving end is left out first.
+// The receiving end of a link is left out first.
 std::vector<BrokenLink> links_of_silent(
     const std::vector<Member>& ring, const std::vector<ReplicaId>& late) {
-  constexpr std::size_t kOthers = 3;
-  for (std::size_t i = 0; late.size() == 2 && i < ring.size(); ++i) {
-    const auto one = ring[i].replica;
-    const auto next = ring[(i + 1) % ring.size()].replica;
-    if (ring.size() >= kOthers &&
-        std::minmax(one, next) == std::minmax(late[0], late[1])) {
-      return {{.accused = next, .noticed_by = one}};
+  constexpr int kOthers = 3;
+  const auto count = static_cast<int>(ring.size());
+  for (int i = 0; late.size() == 2 && count >= kOthers && i < count; ++i) {
+    const auto one = ring[static_cast<std::size_t>(i)].replica;
+    for (const int to : receivers_of(count, i)) {
+      const auto other = ring[static_cast<std::size_t>(to)].replica;
+      if (std::minmax(one, other) == std::minmax(late[0], late[1])) {
+        return {{.accused = other, .noticed_by = one}};
+      }
     }
   }
   std::vector<BrokenLink> links;
@@ -173,6 +234,12 @@ bool LinkFaults::bad(ReplicaId one, ReplicaId other) const {
 // members on.
 std::vector<Member> LinkFaults::ring_of(std::vector<Member> members) const {
   if (all_.empty() || members.size() < 4) {
+    return members;
+  }
+  if (reduce_shape_of(static_cast<int>(members.size())) != ReduceShape::kRing) {
+    const Peers peers = peers_of_all(members);
+    while (mend_by_swap(*this, members, peers)) {
+    }
     return members;
   }
   bool mended = false;

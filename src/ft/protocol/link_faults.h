@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Links between replicas that carry nothing: whom to leave out when a ring cannot be connected, and
-// how to order rings round them. LinkFaults remembers links for as long as both ends live: a link is
+// Links between replicas that carry nothing: whom to leave out when a ring, or the trees of more
+// members, cannot be connected, and how to order members round such links. LinkFaults remembers links for as long as both ends live: a link is
 // bad once it could not be connected, or was suspected in two epochs, and good again when one of its
 // ends starts anew. Thread rule: values.
 #pragma once
@@ -31,8 +31,8 @@ struct BrokenLink {
 
 // `reporter` tells of the suspicion.
 BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter);
-// Those of the members that have not joined, `late`, and say nothing about it. Of two neighbours it
-// may be the link.
+// Those of the members that have not joined, `late`, and say nothing about it. Of two that are
+// connected it may be the link.
 std::vector<BrokenLink> links_of_silent(
     const std::vector<Member>& ring, const std::vector<ReplicaId>& late);
 
@@ -57,8 +57,8 @@ class LinkFaults {
 
   bool bad(ReplicaId one, ReplicaId other) const;
 
-  // The members in an order with as few bad links as can be found; the given order if it has none.
-  // Deterministic.
+  // The members in an order with as few bad links of their ring or trees as can be found; the given
+  // order if it has none. Deterministic.
   std::vector<Member> ring_of(std::vector<Member> members) const;
 
   using All = std::map<std::pair<ReplicaId, ReplicaId>, SuspicionCount>;

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <random>
 #include <gmock/gmock.h>
+#include "ft/protocol/reduce_shape.h"
 
 namespace sherd::ft {
 namespace {
@@ -183,6 +184,72 @@ TEST(LinkFaults, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
     }
     EXPECT_EQ(bad_links(links, links.ring_of(members_of(count))), 0);
   }
+}
+
+int bad_links_of_trees(
+    const LinkFaults& links, const std::vector<Member>& members) {
+  const auto count = static_cast<int>(members.size());
+  int bad = 0;
+  for (int i = 0; i < count; ++i) {
+    for (const int peer : peers_of(count, i)) {
+      bad += i < peer &&
+              links.bad(
+                  members[static_cast<std::size_t>(i)].replica,
+                  members[static_cast<std::size_t>(peer)].replica)
+          ? 1
+          : 0;
+    }
+  }
+  return bad;
+}
+
+TEST(LinkFaults, TreesAreOrderedRoundAnyOneBadLink) {
+  for (const ReplicaId count : {17U, 18U, 24U}) {
+    for (ReplicaId one = 0; one < count; ++one) {
+      for (ReplicaId other = one + 1; other < count; ++other) {
+        LinkFaults links;
+        make_bad(links, one, other);
+        const auto members = links.ring_of(members_of(count));
+        EXPECT_EQ(bad_links_of_trees(links, members), 0)
+            << count << ": " << one << '-' << other;
+        auto sorted = names_of(members);
+        std::sort(sorted.begin(), sorted.end());
+        EXPECT_EQ(sorted, names_of(members_of(count)));
+        const auto peers =
+            peers_of(static_cast<int>(count), static_cast<int>(one));
+        if (std::count(peers.begin(), peers.end(), static_cast<int>(other)) ==
+            0) {
+          EXPECT_EQ(members, members_of(count)) << "it is not used";
+        }
+      }
+    }
+  }
+}
+
+TEST(LinkFaults, TreesAreOrderedRoundAFewBadLinks) {
+  const auto seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 100; ++i) {
+    const auto count = static_cast<ReplicaId>(17 + random() % 24);
+    LinkFaults links;
+    for (int bad = 0; bad < 4; ++bad) {
+      const auto one = static_cast<ReplicaId>(random() % count);
+      make_bad(links, one, static_cast<ReplicaId>((one + 1) % count));
+    }
+    EXPECT_EQ(bad_links_of_trees(links, links.ring_of(members_of(count))), 0);
+  }
+}
+
+TEST(BrokenLinks, OfTwoSilentMembersAreTheirLinkWhereTheyAreConnected) {
+  const auto members = members_of(17);
+  // Positions 0 and 1 are connected, 0 and 8 are not.
+  const auto links = links_of_silent(members, {0, 1});
+  EXPECT_THAT(links, ElementsAre(BrokenLink{.accused = 1, .noticed_by = 0}));
+  EXPECT_EQ(links_of_silent(members, {0, 8}).size(), 2U);
+  EXPECT_THAT(
+      links_of_silent(members_of(16), {0, 15}),
+      ElementsAre(BrokenLink{.accused = 0, .noticed_by = 15}));
 }
 
 TEST(LinkFaults, MadeUpOnesFillNoMemory) {

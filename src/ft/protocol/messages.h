@@ -110,15 +110,20 @@ enum class Activity {
   kFetching,
 };
 
+// A rank's connections with its counterpart in another replica, and the data frames received and sent
+// on them in this epoch, modulo 2^32: those that were sent and have not been received show which
+// link is dead.
+struct RingLink {
+  ReplicaId peer = 0;
+  std::uint32_t frames_in = 0;
+  std::uint32_t frames_out = 0;
+  bool operator==(const RingLink&) const = default;
+};
+
 // How far a rank is in the reduction with its counterparts.
 struct RingPosition {
   Epoch epoch;  // The one it is connected for.
-  ReplicaId previous = 0;
-  ReplicaId next = 0;
-  // Frames received and sent in this epoch: those that were sent and have not
-  // been received show which link is dead.
-  std::uint64_t frames_in = 0;
-  std::uint64_t frames_out = 0;
+  std::vector<RingLink> links{};
   // The attempt under way.
   std::uint32_t bucket = 0;
   std::string unit{};  // Whose gradients are in the bucket; empty: unknown.

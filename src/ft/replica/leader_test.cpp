@@ -263,10 +263,10 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
 // Neither will ever understand the other, however often it dials.
 TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
   const std::string of_coordinator =
-      "the coordinator speaks version 5 with its replicas, and this replica "
-      "version 4";
+      "the coordinator speaks version 6 with its replicas, and this replica "
+      "version 5";
   std::string view = bytes_of(order_of_run(1));
-  view[0] = 5;
+  view[0] = 6;
   const std::vector<net::Frame> answers = {
       {.type = static_cast<std::uint16_t>(FrameType::kRefusal),
        .payload = of_coordinator},
@@ -274,8 +274,8 @@ TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
        .payload = view}};
   const std::vector<std::string> reasons = {
       of_coordinator,
-      "this replica speaks version 4 with its coordinator, and the "
-      "coordinator version 5"};
+      "this replica speaks version 5 with its coordinator, and the "
+      "coordinator version 6"};
   for (std::size_t i = 0; i < answers.size(); ++i) {
     net::Loop loop;
     std::unique_ptr<net::Connection> connection;

@@ -147,10 +147,7 @@ std::optional<RingPosition> RankAgent::place_of(
   }
   RingPosition place;
   place.epoch = ring.neighbours->epoch;
-  place.previous = ring.neighbours->previous;
-  place.next = ring.neighbours->next;
-  place.frames_in = ring.neighbours->frames_in;
-  place.frames_out = ring.neighbours->frames_out;
+  place.links = ring.neighbours->links;
   place.bucket = static_cast<std::uint32_t>(ring.bucket);
   place.slices_done = ring.slices_done;
   place.slices = ring.slices;

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <vector>
-#include "ft/ring/ring_schedule.h"
+#include "ft/ring/reduce_schedule.h"
 
 namespace sherd::ft::ring {
 

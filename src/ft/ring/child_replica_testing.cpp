@@ -30,14 +30,14 @@ void ChildReplica::live(const Options& options, int channel) {
   TestMember self(
       ring, options.layout, 1000 + ring.incarnation, options.memory);
   const std::uint16_t port = self.ring.port();
-  std::vector<std::uint32_t> words(34);
+  std::vector<std::uint32_t> words(kWords);
   if (::write(channel, &port, sizeof port) < 0) {
     ::_exit(1);
   }
   while (::read(channel, words.data(), words.size() * sizeof(std::uint32_t)) >
          0) {
     RingMembership epoch{{1, words[0]}, {}};
-    for (std::size_t i = 0; i < words[33]; ++i) {
+    for (std::size_t i = 0; i < words[kWords - 1]; ++i) {
       epoch.members.push_back(
           {words[1 + 2 * i], 100 + words[1 + 2 * i], "127.0.0.1",
            static_cast<std::uint16_t>(words[2 + 2 * i])});

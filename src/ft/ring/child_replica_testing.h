@@ -42,7 +42,7 @@ class ChildReplica {
       words.push_back(member.replica);
       words.push_back(member.port);
     }
-    words.resize(33, 0);
+    words.resize(kWords - 1, 0);
     words.push_back(static_cast<std::uint32_t>(epoch.members.size()));
     EXPECT_GT(
         ::write(
@@ -52,6 +52,9 @@ class ChildReplica {
   void kill(int signal) { ::kill(pid_, signal); }
 
  private:
+  // An epoch's number, replica and port of up to 32 members, and how many these are.
+  static constexpr std::size_t kWords = 66;
+
   [[noreturn]] static void live(const Options& options, int channel);
 
   Options options_;

@@ -9,7 +9,8 @@
 namespace sherd::ft::ring {
 namespace {
 
-constexpr std::size_t kClosingMax = 16;
+// Those of two epochs, of up to eight connections each, and some that were refused.
+constexpr std::size_t kClosingMax = 32;
 constexpr Duration kCloseTimeout = std::chrono::milliseconds(200);
 
 }  // namespace

@@ -36,6 +36,23 @@ void add_two_scaled(
   }
 }
 
+void add(
+    float* __restrict out, const float* __restrict in, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = out[i] + in[i];
+  }
+}
+
+void add_scaled_to(
+    float* __restrict out,
+    const float* __restrict in,
+    float factor,
+    std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = out[i] + factor * in[i];
+  }
+}
+
 void scale_and_add_zeros(
     float* __restrict out,
     const float* __restrict in,

@@ -30,6 +30,13 @@ void add_two_scaled(
     float second_factor,
     std::int64_t count);
 
+// out = out + in
+void add(float* out, const float* in, std::int64_t count);
+
+// out = out + factor * in; the same bits as scale() of the second, then add().
+void add_scaled_to(
+    float* out, const float* in, float factor, std::int64_t count);
+
 // out = factor * in + 0; the same bits as scale(), then add_zeros().
 void scale_and_add_zeros(
     float* out, const float* in, float factor, std::int64_t count);

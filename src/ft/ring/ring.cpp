@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
+#include "ft/protocol/reduce_shape.h"
 #include "ft/ring/ring_loop.h"
 
 namespace sherd::ft {
@@ -130,14 +131,17 @@ void Ring::join(RingMembership epoch) {
   }
   ring::Route route;
   route.position = static_cast<int>(own - members.begin());
-  const auto& next =
-      members[(static_cast<std::size_t>(route.position) + 1) % members.size()];
   // Outside the lock: a name lookup may take a while.
-  auto address = ring::resolve(next.host, next.port);
-  if (address.ok()) {
-    route.next = address.value();
-  } else {
-    route.problem = address.status().message();
+  for (const int position :
+       receivers_of(static_cast<int>(members.size()), route.position)) {
+    const auto& receiver = members[static_cast<std::size_t>(position)];
+    auto& found = route.receivers.emplace_back();
+    auto address = ring::resolve(receiver.host, receiver.port);
+    if (address.ok()) {
+      found.address = address.value();
+    } else {
+      found.problem = address.status().message();
+    }
   }
   const std::lock_guard lock(impl_->mu_);
   SHERD_CHECK(

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ring is the ring all-reduce of gradient buckets between the replicas, at one shard rank: out of
-// place, over TCP and, within a host, through shared memory that neighbours read in place. An
-// epoch's members reduce together, and members change without a new process. Buckets stay given
-// until forget(), so that a failed reduction is repeated in the next epoch by begin() alone. The
-// ring's own thread moves the bytes and always reads, so that a rank that is busy computing never
-// looks dead. docs/design/ring_reduce.md has the algorithm and the conversation. Thread rule: any
-// thread, also events; but a caller of stop() or forget() must hold no lock that an event waits
-// for.
+// Ring is the all-reduce of gradient buckets between the replicas, at one shard rank: out of place,
+// over TCP and, within a host, through shared memory that peers read in place. Its members form a
+// ring, or a double binary tree where there are many (ft/protocol/reduce_shape.h). An epoch's
+// members reduce together, and members change without a new process. Buckets stay given until
+// forget(), so that a failed reduction is repeated in the next epoch by begin() alone. The ring's
+// own thread moves the bytes and always reads, so that a rank that is busy computing never looks
+// dead. docs/design/ring_reduce.md has the algorithm and the conversation. Thread rule: any thread,
+// also events; but a caller of stop() or forget() must hold no lock that an event waits for.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace sherd::ft {
 
 // Called from the ring's thread, in the order in which things happened. An exception is logged.
 struct RingEvents {
-  // Both neighbours of the epoch are connected.
+  // All peers of the epoch are connected.
   std::function<void(Epoch)> joined;
   // Every `out` has the weighted mean; equal digests are equal bits.
   std::function<void(Attempt, std::uint64_t digest)> reduced;
@@ -49,7 +49,7 @@ class Ring {
   void set_run(std::uint64_t run, const RingKey& key = {});
   void set_layout(std::vector<std::int64_t> elements);
 
-  // Connects to the neighbours in the background, while an older epoch may still reduce. Keeps the
+  // Connects to the peers in the background, while an older epoch may still reduce. Keeps the
   // oldest and the newest epoch: one between them is given up. REQUIRES: this rank is a member; the
   // epoch is later than all before.
   void join(RingMembership epoch);
@@ -61,11 +61,11 @@ class Ring {
 
   // Gives this rank's part of a bucket, before or after begin() and in any order; buckets are
   // reduced in the layout's order. Until forget(), `in` must stay as it is and `out` belongs to the
-  // ring, because neighbours on this host may still read both, also after reduced(). A null `in`
+  // ring, because peers on this host may still read both, also after reduced(). A null `in`
   // stands for zeros. REQUIRES: not given yet.
   void give(int bucket, const float* in, float* out);
 
-  // Ends the epoch here and tells its neighbours. When it returns, given memory is no longer
+  // Ends the epoch here and tells its peers. When it returns, given memory is no longer
   // touched and no event of the epoch begins. Does nothing for an unknown epoch.
   void stop(const Epoch& epoch);
 

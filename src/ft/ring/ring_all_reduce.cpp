@@ -10,6 +10,8 @@
 namespace sherd::ft::ring {
 namespace {
 
+using Use = ReceiveStep::Use;
+
 std::size_t bytes_of(const FloatRange& span) {
   return static_cast<std::size_t>(span.size()) * sizeof(float);
 }
@@ -31,12 +33,15 @@ Status mismatch(std::string reason) {
 }  // namespace
 
 RingAllReduce::RingAllReduce(
-    const RingSchedule& schedule,
+    const ReduceSchedule& schedule,
     const std::vector<Bucket>& buckets,
-    int window)
-    : schedule_(schedule), buckets_(buckets), digest_(schedule.elements()) {
-  if (schedule.steps() > 0) {
-    send_schedule_.emplace(schedule, window);
+    int slots)
+    : schedule_(schedule),
+      buckets_(buckets),
+      digest_(schedule.elements()),
+      coming_(schedule.senders().size()) {
+  if (!schedule.senders().empty()) {
+    send_schedule_.emplace(schedule, schedule.window(slots));
   }
 }
 
@@ -77,6 +82,16 @@ void RingAllReduce::begin_sum(const BucketRange& piece) {
 }
 
 void RingAllReduce::add_to_sum(const BucketRange& piece, const Input& part) {
+  float* out =
+      buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+  if (part.factor > 0) {
+    add_scaled_to(out, part.floats, part.factor, piece.span.size());
+  } else {
+    add(out, part.floats, piece.span.size());
+  }
+}
+
+void RingAllReduce::add_own_part(const BucketRange& piece, const Input& part) {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
   const auto count = piece.span.size();
   float* out = bucket.out + piece.span.begin;
@@ -98,52 +113,57 @@ void RingAllReduce::add_to_sum(const BucketRange& piece, const Input& part) {
 
 // ---- sending ----
 
-// This member's input itself, where the next member can read and scale it, which saves a pass over
+// This member's input itself, where the receiver can read and scale it, which saves a pass over
 // memory. Null: it cannot.
 const float* RingAllReduce::shared_input(
-    const BucketRange& piece, const SharedFloats* shared) const {
+    const BucketRange& piece, const SharedFloats* memory) const {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
-  if (shared == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
+  if (memory == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
     return nullptr;
   }
   const float* part = bucket.in + piece.span.begin;
   const auto count = static_cast<std::size_t>(piece.span.size());
-  return shared->place_of(part, count) ? part : nullptr;
+  return memory->place_of(part, count) ? part : nullptr;
 }
 
 std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
-    const SharedFloats* shared) {
+    const Receivers& receivers) {
   const auto item = begun_ && send_schedule_
-      ? send_schedule_->next_to_send(given())
+      ? send_schedule_->next_to_send(given(), receivers.free)
       : std::optional<SliceStep>();
   if (!item) {
     return std::nullopt;
   }
+  const SendStep& send = schedule_.send(*item);
   const BucketRange piece = schedule_.sent(*item);
+  const auto to = static_cast<std::size_t>(send.to);
+  const SharedFloats* memory =
+      receivers.read_memory[to] ? receivers.memory : nullptr;
   Outgoing frame;
+  frame.to = send.to;
   FrameHeader& header = frame.header;
-  if (item->step == 0) {
-    frame.payload = shared_input(piece, shared);
+  if (send.begins_sum) {
+    frame.payload = shared_input(piece, memory);
     header.factor = frame.payload == nullptr ? 0.0F : *factor_;
   }
   if (frame.payload == nullptr) {
     frame.payload =
         buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
-    if (item->step == 0) {
+    if (send.begins_sum) {
       begin_sum(piece);
     }
   }
   send_schedule_->sent(*item);
   header.step = *step_;
-  set_place(header, *item, piece);
-  const auto place = shared == nullptr
+  set_place(header, {item->slice, send.step}, piece);
+  const auto place = memory == nullptr
       ? std::nullopt
-      : shared->place_of(
+      : memory->place_of(
             frame.payload, static_cast<std::size_t>(piece.span.size()));
   if (place) {
     header.kind = FrameKind::kSharedData;
     header.place = *place;
-    header.lease = shared->lease();
+    header.lease = memory->lease();
   } else {
     // Shared data cannot be damaged on the way.
     header.payload_checksum = crc32c(frame.payload, bytes_of(piece.span));
@@ -153,21 +173,23 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
 
 // ---- receiving ----
 
+// What it needs of this member is there.
 bool RingAllReduce::can_take(const SliceStep& item) const {
   return begun_ &&
       buckets_[static_cast<std::size_t>(schedule_.bucket_of(item.slice))].given;
 }
 
-Status RingAllReduce::expect(const FrameHeader& header, BucketRange& piece) {
+Status RingAllReduce::expect(
+    const FrameHeader& header, int sender, BucketRange& piece) {
   SHERD_ASSERT(send_schedule_.has_value());
   if (step_ && header.step != *step_) {
     return mismatch(str("expected step ", *step_, ", found ", header.step));
   }
-  item_ = {header.slice, header.ring_step};
-  if (auto refusal = send_schedule_->refusal(item_); !refusal.empty()) {
+  const SliceStep item{header.slice, header.ring_step};
+  if (auto refusal = send_schedule_->refusal(item, sender); !refusal.empty()) {
     return mismatch(std::move(refusal));
   }
-  piece = schedule_.received(item_);
+  piece = schedule_.received(item);
   if (header.bucket != static_cast<std::uint32_t>(piece.bucket) ||
       header.segment != piece.segment ||
       header.first_element != piece.span.begin ||
@@ -178,36 +200,41 @@ Status RingAllReduce::expect(const FrameHeader& header, BucketRange& piece) {
             header.first_element, " of bucket ", header.bucket, " in segment ",
             header.segment));
   }
-  if (!schedule_.reduces(item_.step) && !can_take(item_)) {
+  if (schedule_.receive(item).use == Use::kCopy && !can_take(item)) {
     return mismatch(
         str("expected no sum of bucket ", piece.bucket,
             " before this member has given it, found ", text_of(piece)));
   }
-  step_ = header.step;
+  if (!step_) {
+    step_ = header.step;
+    told_by_ = sender;
+  }
+  coming_[static_cast<std::size_t>(sender)].item = item;
   return {};
 }
 
-Result<float*> RingAllReduce::place_for(const FrameHeader& header) {
+Result<float*> RingAllReduce::place_for(const FrameHeader& header, int sender) {
   BucketRange piece;
-  if (Status status = expect(header, piece); !status.ok()) {
+  if (Status status = expect(header, sender, piece); !status.ok()) {
     return status;
   }
+  DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
   float* place = nullptr;
-  if (schedule_.reduces(item_.step)) {
-    chunk_ = spare_chunk();
-    place = chunk_.get();
-  } else {
+  if (schedule_.receive(coming.item).use == Use::kCopy) {
     place =
         buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+  } else {
+    coming.sum = spare_chunk();
+    place = coming.sum.get();
   }
-  part_ = {.floats = place};
+  coming.part = {.floats = place};
   return place;
 }
 
 Status RingAllReduce::expect_shared_data(
-    const FrameHeader& header, const PeerFloats* memory) {
+    const FrameHeader& header, int sender, const PeerFloats* memory) {
   BucketRange piece;
-  if (Status status = expect(header, piece); !status.ok()) {
+  if (Status status = expect(header, sender, piece); !status.ok()) {
     return status;
   }
   const float* floats = memory == nullptr
@@ -218,18 +245,21 @@ Status RingAllReduce::expect_shared_data(
         str("expected ", text_of(piece), " in shared memory, found place ",
             header.place, " under lease ", header.lease));
   }
-  if (header.factor > 0 && item_.step != 0) {
-    return mismatch(
-        str("expected a sum at step ", item_.step, ", found a part of it"));
+  DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
+  if (header.factor > 0 && !schedule_.receive(coming.item).begins_sum) {
+    return mismatch(str(
+        "expected a sum at step ", coming.item.step, ", found a part of it"));
   }
-  part_ = {floats, memory, header.lease, header.factor};
+  coming.part = {floats, memory, header.lease, header.factor};
   return {};
 }
 
-void RingAllReduce::arrived() {
-  send_schedule_->arrived(item_);
-  if (schedule_.reduces(item_.step)) {
-    held_.push_back({item_, std::move(chunk_), part_});
+void RingAllReduce::arrived(int sender) {
+  DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
+  const SliceStep item = coming.item;
+  send_schedule_->arrived(item);
+  if (schedule_.receive(item).use != Use::kCopy) {
+    held_.push_back(std::move(coming));
     work();
     return;
   }
@@ -237,7 +267,7 @@ void RingAllReduce::arrived() {
   while (work()) {
   }
   if (!stale_) {
-    take(item_, part_);
+    take(item, coming.part);
   }
 }
 
@@ -245,9 +275,10 @@ bool RingAllReduce::work() {
   if (!send_schedule_) {
     return work_alone();
   }
-  const auto first = std::find_if(
-      held_.begin(), held_.end(),
-      [&](const DeferredInput& held) { return can_take(held.item); });
+  const auto first =
+      std::find_if(held_.begin(), held_.end(), [&](const DeferredInput& held) {
+        return can_take(held.item) && send_schedule_->may_take(held.item);
+      });
   if (first == held_.end() || stale_) {
     return false;
   }
@@ -274,7 +305,7 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
   }
   // Checked after all has been read; nothing of it has been sent on.
   if (part.memory != nullptr && !part.memory->holds(part.lease)) {
-    stale_ = true;
+    stale_ = schedule_.receive(item).from;
     return;
   }
   send_schedule_->taken(item);
@@ -282,14 +313,16 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
 
 void RingAllReduce::take_block(
     const SliceStep& item, const BucketRange& piece, const Input& part) {
-  const bool whole = !schedule_.reduces(item.step);
+  const ReceiveStep& receive = schedule_.receive(item);
   float* out = buckets_[static_cast<std::size_t>(piece.bucket)].out;
-  if (!whole) {
+  if (receive.use == Use::kAddOwn) {
+    add_own_part(piece, part);
+  } else if (receive.use == Use::kAdd) {
     add_to_sum(piece, part);
   } else if (part.memory != nullptr) {
     std::copy_n(part.floats, piece.span.size(), out + piece.span.begin);
   }
-  if (whole || schedule_.completes(item.step)) {
+  if (receive.use == Use::kCopy || receive.completes) {
     digest_.complete(piece.bucket, out, piece.span);
   }
 }
@@ -299,7 +332,7 @@ bool RingAllReduce::work_alone() {
       schedule_.bucket_of(alone_done_) >= given()) {
     return false;
   }
-  const BucketRange piece = schedule_.sent({alone_done_, 0});
+  const BucketRange piece = schedule_.own(alone_done_);
   begin_sum(piece);
   digest_.complete(
       piece.bucket, buckets_[static_cast<std::size_t>(piece.bucket)].out,
@@ -312,7 +345,7 @@ RingAllReduce::Chunk RingAllReduce::spare_chunk() {
   if (spare_.empty()) {
     // Not zeroed: it is read only where bytes have been received.
     return Chunk(std::make_unique_for_overwrite<float[]>(
-        static_cast<std::size_t>(schedule_.shape().chunk_elements)));
+        static_cast<std::size_t>(schedule_.options().chunk_elements)));
   }
   Chunk chunk = std::move(spare_.back());
   spare_.pop_back();

@@ -5,7 +5,8 @@
 // where they lie. `cpu_ns_per_byte` is what all members' processors spend, by the
 // byte of a member's bucket: on a busy machine it tells more than the time.
 // `memcpy` is the bound that TCP never beats: each byte copied into a socket and
-// out of it, once for each step of the ring.
+// out of it, once for each step of the ring. With a delay all members are called
+// through proxies that hold up each piece for so long, as a network would.
 #include <sys/resource.h>
 #include <algorithm>
 #include <condition_variable>
@@ -16,6 +17,7 @@
 #include <benchmark/benchmark.h>
 #include "ft/ring/ring.h"
 #include "ft/ring/shared_floats.h"
+#include "support/fault_proxy.h"
 
 namespace sherd::ft {
 namespace {
@@ -54,6 +56,28 @@ double cpu_seconds() {
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
+using Proxies = std::vector<std::unique_ptr<test::FaultProxy>>;
+
+Proxies proxies_of(std::size_t members, std::int64_t delay_us) {
+  Proxies proxies;
+  for (std::size_t m = 0; delay_us > 0 && m < members; ++m) {
+    proxies.push_back(
+        std::make_unique<test::FaultProxy>(test::FaultProxyOptions()));
+    proxies[m]->set_both({.delay = std::chrono::microseconds(delay_us)});
+  }
+  return proxies;
+}
+
+// Where the member is called.
+std::uint16_t port_of(
+    const Ring& ring, const Proxies& proxies, std::size_t member) {
+  if (proxies.empty()) {
+    return ring.port();
+  }
+  proxies[member]->set_target_port(ring.port());
+  return static_cast<std::uint16_t>(proxies[member]->port());
+}
+
 void reduce(benchmark::State& state) {
   const auto members = static_cast<std::size_t>(state.range(0));
   const auto bytes = static_cast<std::size_t>(state.range(1));
@@ -61,9 +85,11 @@ void reduce(benchmark::State& state) {
   const std::size_t count = bytes / sizeof(float);
   Gate joined;
   Gate reduced;
-  std::vector<std::unique_ptr<Ring>> rings;
-  // By member: its buckets, and then the places of their sums.
+  // Before there are threads.
+  const auto proxies = proxies_of(members, state.range(5));
+  // By member: its buckets, and then the places of their sums. They outlive the rings.
   std::vector<std::unique_ptr<ring::SharedFloats>> floats;
+  std::vector<std::unique_ptr<Ring>> rings;
   RingMembership epoch{{1, 1}, {}};
   for (std::size_t m = 0; m < members; ++m) {
     RingOptions options;
@@ -85,7 +111,7 @@ void reduce(benchmark::State& state) {
     rings[m]->set_layout(
         std::vector<std::int64_t>(buckets, static_cast<std::int64_t>(count)));
     epoch.members.push_back(
-        {options.replica, 0, "127.0.0.1", rings[m]->port()});
+        {options.replica, 0, "127.0.0.1", port_of(*rings[m], proxies, m)});
   }
   for (auto& ring : rings) {
     ring->join(epoch);
@@ -119,17 +145,28 @@ void reduce(benchmark::State& state) {
 }
 
 void sizes(benchmark::internal::Benchmark* bench) {
-  bench->ArgNames({"members", "bytes", "buckets", "chunk_KiB", "shared"});
+  bench->ArgNames(
+      {"members", "bytes", "buckets", "chunk_KiB", "shared", "delay_us"});
   for (const int shared : {0, 1}) {
     for (const int members : {2, 3}) {
       for (const std::int64_t kib : {64, 1024, 16384, 65536}) {
-        bench->Args({members, kib << 10U, 1, 512, shared});
+        bench->Args({members, kib << 10U, 1, 512, shared, 0});
       }
-      bench->Args({members, 64 << 10, 64, 512, shared});
-      bench->Args({members, 4 << 20, 8, 512, shared});
+      bench->Args({members, 64 << 10, 64, 512, shared, 0});
+      bench->Args({members, 4 << 20, 8, 512, shared, 0});
+    }
+    for (const int members : {16, 24}) {
+      for (const std::int64_t kib : {4, 64, 1024, 16384}) {
+        bench->Args({members, kib << 10U, 1, 512, shared, 0});
+      }
     }
     for (const std::int64_t chunk : {64, 128, 256, 1024, 2048}) {
-      bench->Args({2, 16 << 20, 1, chunk, shared});
+      bench->Args({2, 16 << 20, 1, chunk, shared, 0});
+    }
+  }
+  for (const int members : {16, 24}) {
+    for (const std::int64_t kib : {4, 64}) {
+      bench->Args({members, kib << 10U, 1, 512, 0, 2000});
     }
   }
 }

@@ -16,10 +16,28 @@ constexpr int kReadsMax = 8;
 // How long a peer that has ended may take to say why.
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
-RingShape shape_of(const RingContext& context, const Route& route) {
+ScheduleOptions schedule_options(
+    const RingContext& context, const Route& route) {
   return {
       static_cast<int>(route.epoch.members.size()), route.position,
       static_cast<std::int64_t>(context.options.chunk_bytes / sizeof(float))};
+}
+
+std::vector<PeerLink> links_of(const ReduceSchedule& schedule, Instant now) {
+  std::vector<PeerLink> links;
+  for (const auto peer : {PeerLink::Peer::kReceiver, PeerLink::Peer::kSender}) {
+    const auto& positions = peer == PeerLink::Peer::kReceiver
+        ? schedule.receivers()
+        : schedule.senders();
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      PeerLink& link = links.emplace_back();
+      link.peer = peer;
+      link.index = static_cast<int>(i);
+      link.position = positions[i];
+      link.dial_at = now;
+    }
+  }
+  return links;
 }
 
 }  // namespace
@@ -28,51 +46,53 @@ RingCommunicator::RingCommunicator(
     RingContext& context, Route route, Instant now)
     : context_(context),
       route_(std::move(route)),
-      schedule_(context.elements, shape_of(context, route_)),
-      dial_at_(now),
+      schedule_(context.elements, schedule_options(context, route_)),
+      links_(links_of(schedule_, now)),
       deadline_(now + context.options.connect_timeout),
-      joined_(schedule_.shape().members == 1),
-      now_(now) {
+      joined_(links_.empty()),
+      now_(now),
+      receivers_{
+          std::vector<bool>(schedule_.receivers().size()),
+          std::vector<bool>(schedule_.receivers().size()),
+          context.options.memory} {
   all_reduce_.emplace(schedule_, context.buckets, context.options.slots);
 }
 
 // ---- members ----
 
-const RingMember& RingCommunicator::member(int distance) const {
-  const int count = schedule_.shape().members;
-  return route_.epoch.members[static_cast<std::size_t>(
-      (route_.position + distance + count) % count)];
+const RingMember& RingCommunicator::member(const PeerLink& link) const {
+  return route_.epoch.members[static_cast<std::size_t>(link.position)];
 }
 
-std::optional<FramedSocket>& RingCommunicator::link(Side side) {
-  return side == Side::kPrev ? prev_ : next_;
+const PeerLink& RingCommunicator::sender(int index) const {
+  return links_[schedule_.receivers().size() + static_cast<std::size_t>(index)];
 }
 
-ReplicaId RingCommunicator::replica_of(Side side) const {
-  return member(side == Side::kPrev ? -1 : 1).replica;
+PeerLink& RingCommunicator::sender(int index) {
+  return links_[schedule_.receivers().size() + static_cast<std::size_t>(index)];
 }
 
 // ---- receiving ----
 
-bool RingCommunicator::read(Side side) {
+bool RingCommunicator::read(PeerLink& link) {
   bool moved = false;
-  for (int i = 0; i < kReadsMax && !ended_ && link(side); ++i) {
-    switch (link(side)->read()) {
+  for (int i = 0; i < kReadsMax && !ended_ && link.socket; ++i) {
+    switch (link.socket->read()) {
       case FramedSocket::ReadEvent::kNothing:
         return moved;
       case FramedSocket::ReadEvent::kSome:
         break;
       case FramedSocket::ReadEvent::kHeader:
-        read_header(side);
+        read_header(link);
         break;
       case FramedSocket::ReadEvent::kFrame:
-        read_frame(side);
-        if (read_large_shared_frame(side)) {
+        read_frame(link);
+        if (read_large_shared_frame(link)) {
           return true;  // It has been read: enough for a turn.
         }
         break;
       case FramedSocket::ReadEvent::kEnd:
-        on_connection_lost(side, link(side)->problem());
+        on_connection_lost(link, link.socket->problem());
         break;
     }
     moved = true;
@@ -80,52 +100,52 @@ bool RingCommunicator::read(Side side) {
   return moved;
 }
 
-bool RingCommunicator::read_large_shared_frame(Side side) {
-  if (ended_ || !link(side)) {
+bool RingCommunicator::read_large_shared_frame(const PeerLink& link) const {
+  if (ended_ || !link.socket) {
     return false;
   }
-  const FrameHeader& header = link(side)->header();
+  const FrameHeader& header = link.socket->header();
   return header.kind == FrameKind::kSharedData &&
       header.payload_bytes >= context_.options.chunk_bytes / 2;
 }
 
-void RingCommunicator::read_header(Side side) {
-  const FrameHeader& header = link(side)->header();
+void RingCommunicator::read_header(PeerLink& link) {
+  const FrameHeader& header = link.socket->header();
+  const bool dialled = link.peer == PeerLink::Peer::kReceiver;
   // It comes before this side has said which epoch it is for.
-  if (header.kind == FrameKind::kChallenge && side == Side::kNext &&
-      challenge_ == 0) {
-    next_->receive_text();
+  if (header.kind == FrameKind::kChallenge && dialled && link.challenge == 0) {
+    link.socket->receive_text();
     return;
   }
   if (header.epoch != epoch()) {
     ++context_.counters.stale_frames;
-    end(RingFault::kMismatch, replica_of(side),
-        str("replica ", replica_of(side), ": expected frames of ",
+    end(RingFault::kMismatch, replica_of(link),
+        str("replica ", replica_of(link), ": expected frames of ",
             text_of(epoch()), ", found one of ", text_of(header.epoch)));
     return;
   }
-  if (header.kind == FrameKind::kData && side == Side::kPrev) {
-    read_data_header();
+  if (header.kind == FrameKind::kData && !dialled) {
+    read_data_header(link);
     return;
   }
-  if (header.kind == FrameKind::kSharedData && side == Side::kPrev) {
-    read_shared_data_header();
+  if (header.kind == FrameKind::kSharedData && !dialled) {
+    read_shared_data_header(link);
     return;
   }
-  const bool answer = side == Side::kNext && challenge_ != 0 && !greeted_ &&
+  const bool answer = dialled && link.challenge != 0 && !link.connected &&
       (header.kind == FrameKind::kHandshake ||
        header.kind == FrameKind::kRefusal);
   if (header.kind == FrameKind::kEnding || answer) {
-    link(side)->receive_text();
+    link.socket->receive_text();
     return;
   }
-  end(RingFault::kMismatch, replica_of(side),
-      str("replica ", replica_of(side), ": found a frame of kind ",
+  end(RingFault::kMismatch, replica_of(link),
+      str("replica ", replica_of(link), ": found a frame of kind ",
           static_cast<int>(header.kind), ", expected another"));
 }
 
-void RingCommunicator::read_data_header() {
-  const FrameHeader& header = prev_->header();
+void RingCommunicator::read_data_header(PeerLink& link) {
+  const FrameHeader& header = link.socket->header();
   if (header.step <= finished_step_) {
     ++context_.counters.stale_frames;
   }
@@ -134,18 +154,18 @@ void RingCommunicator::read_data_header() {
             ErrorCode::kPeerMismatch,
             str("expected a step above ", finished_step_, ", found ",
                 header.step)))
-      : all_reduce_->place_for(header);
+      : all_reduce_->place_for(header, link.index);
   if (!place.ok()) {
-    end(RingFault::kMismatch, replica_of(Side::kPrev),
-        str("replica ", replica_of(Side::kPrev), ", step ", header.step, ": ",
+    end(RingFault::kMismatch, replica_of(link),
+        str("replica ", replica_of(link), ", step ", header.step, ": ",
             place.status().message()));
     return;
   }
-  prev_->receive_into(place.value());
+  link.socket->receive_into(place.value());
 }
 
-void RingCommunicator::read_shared_data_header() {
-  const FrameHeader& header = prev_->header();
+void RingCommunicator::read_shared_data_header(PeerLink& link) {
+  const FrameHeader& header = link.socket->header();
   Status status;
   if (header.step <= finished_step_) {
     ++context_.counters.stale_frames;
@@ -154,102 +174,106 @@ void RingCommunicator::read_shared_data_header() {
         str("expected a step above ", finished_step_, ", found ", header.step));
   } else if (!all_reduce_->stale()) {
     status = all_reduce_->expect_shared_data(
-        header, prev_memory_ ? &*prev_memory_ : nullptr);
+        header, link.index, link.memory ? &*link.memory : nullptr);
   } else if (header.step != all_reduce_->step()) {
-    end_late();
+    end_late(link.index);
     return;
   }
   if (!status.ok()) {
-    end(RingFault::kMismatch, replica_of(Side::kPrev),
-        str("replica ", replica_of(Side::kPrev), ", step ", header.step, ": ",
+    end(RingFault::kMismatch, replica_of(link),
+        str("replica ", replica_of(link), ", step ", header.step, ": ",
             status.message()));
     return;
   }
-  prev_->receive_into(nullptr);
+  link.socket->receive_into(nullptr);
 }
 
-void RingCommunicator::read_frame(Side side) {
-  const FrameHeader& header = link(side)->header();
-  if (!link(side)->intact()) {
-    end(RingFault::kChecksum, replica_of(side),
-        str("checksum of a frame of replica ", replica_of(side),
+void RingCommunicator::read_frame(PeerLink& link) {
+  const FrameHeader& header = link.socket->header();
+  if (!link.socket->intact()) {
+    end(RingFault::kChecksum, replica_of(link),
+        str("checksum of a frame of replica ", replica_of(link),
             " is wrong: step ", header.step, ", bucket ", header.bucket,
             ", from element ", header.first_element));
     return;
   }
   if (header.kind == FrameKind::kData ||
       header.kind == FrameKind::kSharedData) {
-    on_data();
+    on_data(link);
     return;
   }
   if (header.kind == FrameKind::kChallenge) {
-    read_challenge();
+    read_challenge(link);
     return;
   }
   if (header.kind != FrameKind::kEnding) {
-    read_answer();
+    read_answer(link);
     return;
   }
-  const auto ending = parse_ending(link(side)->text());
+  const auto ending = parse_ending(link.socket->text());
   if (!ending.ok()) {
-    on_connection_lost(side, ending.status());
+    on_connection_lost(link, ending.status());
     return;
   }
-  on_peer_ending(side, ending.value());
+  on_peer_ending(link, ending.value());
 }
 
 // No other member is to blame.
-void RingCommunicator::end_late() {
+void RingCommunicator::end_late(int index) {
   end(RingFault::kStopped, context_.options.replica,
-      str("replica ", replica_of(Side::kPrev), " has decided step ",
+      str("replica ", replica_of(sender(index)), " has decided step ",
           all_reduce_->step(), " before its sum was read here"));
 }
 
-void RingCommunicator::on_data() {
-  const FrameHeader& header = prev_->header();
-  ++frames_in_;
+void RingCommunicator::on_data(PeerLink& link) {
+  const FrameHeader& header = link.socket->header();
+  ++link.frames;
   if (all_reduce_->stale()) {
     return;
   }
   context_.counters.received_bytes += header.payload_bytes;
   context_.counters.shared_bytes +=
       header.kind == FrameKind::kSharedData ? header.payload_bytes : 0;
-  all_reduce_->arrived();
+  all_reduce_->arrived(link.index);
 }
 
-void RingCommunicator::on_connection_lost(Side side, Status problem) {
-  const ReplicaId replica = replica_of(side);
-  if (side == Side::kNext && !greeted_ &&
+void RingCommunicator::on_connection_lost(
+    PeerLink& link, const Status& problem) {
+  const ReplicaId replica = replica_of(link);
+  if (link.peer == PeerLink::Peer::kReceiver && !link.connected &&
       problem.code() == ErrorCode::kPeerLost) {
     // The peer may have had too many connections.
-    dial_again(now_, problem.message());
-    next_.reset();
-    challenge_ = 0;
+    dial_again(link, now_, problem.message());
+    link.socket.reset();
+    link.challenge = 0;
     return;
-  }
-  // An ending member says why on both sides: perhaps the other one has it.
-  const Side other = side == Side::kPrev ? Side::kNext : Side::kPrev;
-  if (!std::exchange(losing_, true)) {
-    while (!ended_ && link(other) && read(other)) {
-    }
   }
   const RingFault fault = problem.code() == ErrorCode::kPeerLost
       ? RingFault::kLost
       : problem.code() == ErrorCode::kAborted ? RingFault::kChecksum
                                               : RingFault::kMismatch;
-  end(fault, replica,
-      str("connection to replica ", replica, ": ", problem.message()));
+  std::string reason =
+      str("connection to replica ", replica, ": ", problem.message());
+  // An ending member tells all its peers why: perhaps another one has it.
+  if (!std::exchange(losing_, true)) {
+    for (auto& other : links_) {
+      while (!ended_ && &other != &link && other.socket && read(other)) {
+      }
+    }
+  }
+  end(fault, replica, std::move(reason));
 }
 
-void RingCommunicator::on_peer_ending(Side side, const Ending& ending) {
+void RingCommunicator::on_peer_ending(PeerLink& link, const Ending& ending) {
   // A member that has the whole sum may leave: it needs nothing more from here, and all it had to
   // send came before.
   if (ending.fault == RingFault::kStopped && begun() &&
       ending.finished_step >= all_reduce_->step() &&
-      (side == Side::kNext || all_reduce_->has_arrived())) {
+      (link.peer == PeerLink::Peer::kReceiver ||
+       all_reduce_->has_arrived_from(link.index))) {
     after_reduction_ = ending;
-    context_.closing.add(link(side)->detach({}));
-    link(side).reset();
+    context_.closing.add(link.socket->detach({}));
+    link.socket.reset();
     return;
   }
   end(ending);
@@ -287,27 +311,30 @@ void RingCommunicator::begin(const WeightedAttempt& weighted) {
       own > 0 ? std::optional<float>(static_cast<float>(own / sum))
               : std::nullopt);
   if (!why.empty()) {
-    end(RingFault::kMismatch, replica_of(Side::kPrev),
-        str("replica ", replica_of(Side::kPrev), ": ", why));
+    const ReplicaId other = replica_of(sender(all_reduce_->told_by()));
+    end(RingFault::kMismatch, other, str("replica ", other, ": ", why));
   }
   again_ = weighted.again;
 }
 
 bool RingCommunicator::send() {
   bool moved = false;
-  while (next_ && next_->can_send()) {
-    auto frame = all_reduce_->next_frame(
-        next_reads_ ? context_.options.memory : nullptr);
+  for (;;) {
+    for (std::size_t i = 0; i < receivers_.free.size(); ++i) {
+      receivers_.free[i] = links_[i].socket && links_[i].socket->can_send();
+    }
+    auto frame = all_reduce_->next_frame(receivers_);
     if (!frame) {
       break;
     }
+    PeerLink& link = links_[static_cast<std::size_t>(frame->to)];
     frame->header.epoch = epoch();
     const std::size_t bytes = frame->header.payload_bytes;
-    next_->send(
+    link.socket->send(
         bytes_of(frame->header), frame->payload, bytes_after(frame->header));
-    next_->write();
+    link.socket->write();
     context_.counters.sent_bytes += bytes;
-    ++frames_out_;
+    ++link.frames;
     context_.counters.resent_bytes += again_ ? bytes : 0;
     moved = true;
     if (bytes_after(frame->header) >= context_.options.chunk_bytes / 2) {
@@ -317,8 +344,15 @@ bool RingCommunicator::send() {
   return moved;
 }
 
+bool RingCommunicator::has_sent_all() const {
+  return std::all_of(links_.begin(), links_.end(), [](const PeerLink& link) {
+    return link.peer == PeerLink::Peer::kSender || !link.socket ||
+        link.socket->can_send();
+  });
+}
+
 void RingCommunicator::finish() {
-  if (!all_reduce_->finished() || (next_ && !next_->can_send())) {
+  if (!all_reduce_->finished() || !has_sent_all()) {
     return;
   }
   take_sum();
@@ -343,10 +377,8 @@ RingProgress RingCommunicator::progress() const {
   if (ended_ || !joined_) {
     return progress;
   }
-  if (schedule_.steps() > 0) {
-    progress.neighbours = RingProgress::Neighbours{
-        epoch(), replica_of(Side::kPrev), replica_of(Side::kNext), frames_in_,
-        frames_out_};
+  if (!links_.empty()) {
+    progress.neighbours = {epoch(), link_frames()};
   }
   if (!begun()) {
     return progress;
@@ -357,13 +389,36 @@ RingProgress RingCommunicator::progress() const {
   if (progress.slices_done < progress.slices) {
     progress.bucket = schedule_.bucket_of(progress.slices_done);
   }
-  if (next_ && next_->wants_to_write()) {
-    progress.waits_for = replica_of(Side::kNext);
+  const auto writes =
+      std::find_if(links_.begin(), links_.end(), [](const PeerLink& link) {
+        return link.peer == PeerLink::Peer::kReceiver && link.socket &&
+            link.socket->wants_to_write();
+      });
+  if (writes != links_.end()) {
+    progress.waits_for = replica_of(*writes);
     progress.to_read = true;
-  } else if (!all_reduce_->lacks_bucket() && schedule_.steps() > 0) {
-    progress.waits_for = replica_of(Side::kPrev);
+  } else if (const auto from = all_reduce_->waits_for();
+             from && !all_reduce_->lacks_bucket()) {
+    progress.waits_for = replica_of(sender(*from));
   }
   return progress;
+}
+
+// Data come from a peer, go to it, or both.
+std::vector<RingLink> RingCommunicator::link_frames() const {
+  std::vector<RingLink> frames;
+  for (const auto& link : links_) {
+    const ReplicaId peer = replica_of(link);
+    auto one = std::find_if(
+        frames.begin(), frames.end(),
+        [&](const RingLink& other) { return other.peer == peer; });
+    if (one == frames.end()) {
+      one = frames.insert(frames.end(), {.peer = peer});
+    }
+    (link.peer == PeerLink::Peer::kSender ? one->frames_in : one->frames_out) =
+        link.frames;
+  }
+  return frames;
 }
 
 // ---- running ----
@@ -374,10 +429,10 @@ bool RingCommunicator::advance(Instant now) {
   }
   now_ = now;
   bool moved = dial(now);
-  for (const Side side : {Side::kNext, Side::kPrev}) {
-    if (!ended_ && link(side)) {
-      link(side)->write();
-      moved = read(side) || moved;
+  for (auto& link : links_) {
+    if (!ended_ && link.socket) {
+      link.socket->write();
+      moved = read(link) || moved;
     }
   }
   if (!ended_) {
@@ -385,13 +440,14 @@ bool RingCommunicator::advance(Instant now) {
     moved = send() || moved;
     finish();
   }
-  // The previous member is about to say why, has died, or has gone on without this one.
-  if (!ended_ && all_reduce_->stale()) {
+  // The sender is about to say why, has died, or has gone on without this one.
+  const auto stale = ended_ ? std::nullopt : all_reduce_->stale();
+  if (stale) {
     late_until_ = late_until_.value_or(now + kLastWords);
-    if (!prev_) {
+    if (!sender(*stale).socket) {
       end(*after_reduction_);
     } else if (now >= *late_until_) {
-      end_late();
+      end_late(*stale);
     }
   }
   return moved;
@@ -402,12 +458,12 @@ void RingCommunicator::polls(std::vector<pollfd>& list) const {
     const int events = writes ? POLLIN | POLLOUT : POLLIN;
     list.push_back({fd, static_cast<short>(events), 0});
   };
-  if (dialling_.open()) {
-    add(dialling_.get(), true);
-  }
-  for (const auto* one : {&prev_, &next_}) {
-    if (one->has_value()) {
-      add((*one)->fd(), (*one)->wants_to_write());
+  for (const auto& link : links_) {
+    if (link.dialling.open()) {
+      add(link.dialling.get(), true);
+    }
+    if (link.socket) {
+      add(link.socket->fd(), link.socket->wants_to_write());
     }
   }
 }
@@ -419,7 +475,13 @@ std::optional<Instant> RingCommunicator::next_instant() const {
   if (ended_ || joined_) {
     return std::nullopt;
   }
-  return next_ ? deadline() : std::min(deadline(), dial_at_);
+  Instant next = deadline();
+  for (const auto& link : links_) {
+    if (link.peer == PeerLink::Peer::kReceiver && !link.socket) {
+      next = std::min(next, link.dial_at);
+    }
+  }
+  return next;
 }
 
 // ---- the end ----
@@ -439,7 +501,7 @@ void RingCommunicator::end(Ending ending) {
     return;
   }
   ended_ = true;
-  // The whole sum is here, although the next member may lack some of it.
+  // The whole sum is here, although other members may lack some of it.
   if (all_reduce_->complete()) {
     take_sum();
   }
@@ -450,13 +512,13 @@ void RingCommunicator::end(Ending ending) {
   ending.finished_step = finished_step_;
   ending_ = std::move(ending);
   const std::string words = frame_of(epoch(), ending_);
-  for (auto* one : {&prev_, &next_}) {
-    if (one->has_value()) {
-      context_.closing.add((*one)->detach(words));
-      one->reset();
+  for (auto& link : links_) {
+    if (link.socket) {
+      context_.closing.add(link.socket->detach(words));
+      link.socket.reset();
     }
+    link.dialling.close();
   }
-  dialling_.close();
 }
 
 }  // namespace sherd::ft::ring

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingCommunicator is one epoch's communicator at one member: the connections to its two neighbours
-// and the all-reduces on them. The first fault aborts it, and its connections end with it.
-// docs/design/ring_reduce.md says how two members end an epoch. Thread rule: one thread.
+// RingCommunicator is one epoch's communicator at one member: the connections to those it exchanges
+// data with, and the all-reduces on them. The first fault aborts it, and its connections end with
+// it. docs/design/ring_reduce.md says how members end an epoch. Thread rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -11,13 +11,13 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "base/backoff.h"
 #include "base/clock.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
 #include "ft/ring/graceful_close.h"
+#include "ft/ring/peer_link.h"
+#include "ft/ring/reduce_schedule.h"
 #include "ft/ring/ring_all_reduce.h"
-#include "ft/ring/ring_schedule.h"
 #include "ft/ring/ring_types.h"
 #include "ft/ring/shared_floats.h"
 #include "ft/ring/socket.h"
@@ -37,12 +37,15 @@ struct RingContext {
   GracefulClose closing;
 };
 
-// An epoch, and the next member's address.
+// An epoch, and the addresses of those that this member dials.
 struct Route {
+  struct Address {
+    SocketAddress address;
+    std::string problem;  // Why there is none.
+  };
   RingMembership epoch;
   int position = 0;
-  SocketAddress next;
-  std::string problem;  // Why there is no address.
+  std::vector<Address> receivers;  // By their index in the schedule.
 };
 
 struct WeightedAttempt {
@@ -56,20 +59,20 @@ class RingCommunicator {
   RingCommunicator(RingContext& context, Route route, Instant now);
 
   const Epoch& epoch() const { return route_.epoch.epoch; }
-  // True once, when both neighbours are connected.
+  // True once, when all peers are connected.
   bool take_joined() {
     return joined_ && !std::exchange(joined_reported_, true);
   }
 
-  // ---- the previous member's connection ----
-  // Why the connection is not the previous member's; empty: it is. The caller goes on with
-  // accept_previous() or end().
+  // ---- connections of senders ----
+  // Why the connection is not a sender's; empty: it is. The caller goes on with accept() or end().
   std::string identity_mismatch(const Handshake& handshake) const;
   // The differences in configuration, naming both sides; empty: none.
   std::string configuration_mismatch(const Handshake& handshake) const;
-  bool has_previous() const { return prev_.has_value(); }
-  // Opens the neighbour's memory, if it is on this host and both sides share theirs.
-  void accept_previous(FramedSocket link, const Handshake& handshake);
+  bool is_connected(ReplicaId sender) const;
+  // Opens the sender's memory, if it is on this host and both sides share theirs. REQUIRES: no
+  // mismatch, and the sender is not connected.
+  void accept(FramedSocket socket, const Handshake& handshake);
 
   // ---- reductions ----
   void begin(const WeightedAttempt& weighted);
@@ -82,77 +85,73 @@ class RingCommunicator {
   RingProgress progress() const;
 
   // ---- running ----
-  // Moves about one chunk each way; false: nothing could be moved.
+  // Moves about one chunk on each connection; false: nothing could be moved.
   bool advance(Instant now);
   void polls(std::vector<pollfd>& list) const;
   // When advance() has something to do although no socket is ready.
   std::optional<Instant> next_instant() const;
 
   // ---- the end ----
-  // Aborts the epoch and tells the neighbours. Given memory is no longer touched.
+  // Aborts the epoch and tells its peers. Given memory is no longer touched.
   void end(RingFault fault, ReplicaId accused, std::string reason);
   bool ended() const { return ended_; }
   const Ending& ending() const { return ending_; }  // REQUIRES: ended().
 
  private:
-  enum class Side { kPrev, kNext };
-  const RingMember& member(int distance) const;
-  std::optional<FramedSocket>& link(Side side);
-  ReplicaId replica_of(Side side) const;
+  const RingMember& member(const PeerLink& link) const;
+  ReplicaId replica_of(const PeerLink& link) const {
+    return member(link).replica;
+  }
+  PeerLink& sender(int index);
+  const PeerLink& sender(int index) const;
+  const PeerLink* sender_of(ReplicaId replica) const;
+  const Route::Address& address_of(const PeerLink& link) const;
+  bool receivers_answer() const;
   Handshake own_handshake() const;
 
   Instant deadline() const;
   bool dial(Instant now);
-  bool dialled(Instant now);
-  void dial_again(Instant now, const std::string& problem);
-  bool read(Side side);
-  bool read_large_shared_frame(Side side);
-  void read_header(Side side);
-  void read_frame(Side side);
-  void read_data_header();
-  void read_shared_data_header();
-  void on_data();
-  void end_late();
-  void read_challenge();
-  void read_answer();
-  void on_connection_lost(Side side, Status problem);
-  void on_peer_ending(Side side, const Ending& ending);
+  bool dial(PeerLink& link, Instant now);
+  bool dialled(PeerLink& link, Instant now);
+  void dial_again(PeerLink& link, Instant now, const std::string& problem);
+  void end_at_deadline();
+  void connected(PeerLink& link);
+  bool read(PeerLink& link);
+  bool read_large_shared_frame(const PeerLink& link) const;
+  void read_header(PeerLink& link);
+  void read_frame(PeerLink& link);
+  void read_data_header(PeerLink& link);
+  void read_shared_data_header(PeerLink& link);
+  void on_data(PeerLink& link);
+  void end_late(int sender);
+  void read_challenge(PeerLink& link);
+  void read_answer(PeerLink& link);
+  void on_connection_lost(PeerLink& link, const Status& problem);
+  void on_peer_ending(PeerLink& link, const Ending& ending);
   bool send();
+  bool has_sent_all() const;
+  std::vector<RingLink> link_frames() const;
   void finish();
   void take_sum();
   void end(Ending ending);
 
   RingContext& context_;
   const Route route_;
-  const RingSchedule schedule_;
-  // Connecting.
-  Descriptor dialling_;
-  Instant dial_at_;
-  Instant deadline_;
+  const ReduceSchedule schedule_;
+  std::vector<PeerLink>
+      links_;         // Receivers first, each in the schedule's order.
+  Instant deadline_;  // Until all are connected.
   std::optional<Instant> late_until_;  // A sum was not read in time.
-  Backoff dial_backoff_{
-      {.first = std::chrono::milliseconds(10),
-       .longest = std::chrono::milliseconds(200)}};
-  std::string dial_problem_;
-  std::uint64_t challenge_ =
-      0;  // For the next member's proof; 0: it has not sent its own yet.
-  bool greeted_ = false;  // The next member has answered.
   bool joined_ = false;
   bool joined_reported_ = false;
   Instant now_;
-  // Reset when the connection has ended in order.
-  std::optional<FramedSocket> prev_;
-  std::optional<FramedSocket> next_;
-  std::optional<PeerFloats> prev_memory_;  // Read in place.
-  bool next_reads_ = false;                // What lies in this member's.
   // Reducing.
   std::optional<RingAllReduce> all_reduce_;
+  RingAllReduce::Receivers receivers_;
   bool again_ = false;
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;
-  std::uint64_t frames_in_ = 0;  // Data frames.
-  std::uint64_t frames_out_ = 0;
-  // A neighbour is ending, but has done its part of the reduction under way.
+  // A peer is ending, but has done its part of the reduction under way.
   std::optional<Ending> after_reduction_;
   bool losing_ = false;
   bool ended_ = false;

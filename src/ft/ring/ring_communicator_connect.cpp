@@ -42,10 +42,10 @@ Handshake RingCommunicator::own_handshake() const {
   handshake.from = options.replica;
   handshake.from_incarnation = options.incarnation;
   handshake.shard_rank = static_cast<std::uint32_t>(options.shard_rank);
-  handshake.members = static_cast<std::uint32_t>(schedule_.shape().members);
+  handshake.members = static_cast<std::uint32_t>(schedule_.options().members);
   handshake.window = static_cast<std::uint32_t>(options.slots);
   handshake.chunk_elements =
-      static_cast<std::uint64_t>(schedule_.shape().chunk_elements);
+      static_cast<std::uint64_t>(schedule_.options().chunk_elements);
   handshake.buckets = context_.elements.size();
   handshake.elements = static_cast<std::uint64_t>(std::accumulate(
       context_.elements.begin(), context_.elements.end(), std::int64_t{0}));
@@ -53,17 +53,42 @@ Handshake RingCommunicator::own_handshake() const {
   return handshake;
 }
 
+const Route::Address& RingCommunicator::address_of(const PeerLink& link) const {
+  return route_.receivers[static_cast<std::size_t>(link.index)];
+}
+
+const PeerLink* RingCommunicator::sender_of(ReplicaId replica) const {
+  const auto found =
+      std::find_if(links_.begin(), links_.end(), [&](const PeerLink& link) {
+        return link.peer == PeerLink::Peer::kSender &&
+            replica_of(link) == replica;
+      });
+  return found == links_.end() ? nullptr : &*found;
+}
+
 std::string RingCommunicator::identity_mismatch(
     const Handshake& handshake) const {
-  const RingMember& prev = member(-1);
-  if (handshake.from != prev.replica ||
-      handshake.from_incarnation != prev.incarnation) {
-    return str(
-        "expected replica ", prev.replica, " in life ", prev.incarnation,
-        ", found replica ", handshake.from, " in life ",
-        handshake.from_incarnation);
+  const PeerLink* link = sender_of(handshake.from);
+  if (link != nullptr &&
+      member(*link).incarnation == handshake.from_incarnation) {
+    return {};
   }
-  return {};
+  std::string expected;
+  for (const auto& one : links_) {
+    if (one.peer == PeerLink::Peer::kSender) {
+      expected +=
+          str(expected.empty() ? "" : ", ", "replica ", replica_of(one),
+              " in life ", member(one).incarnation);
+    }
+  }
+  return str(
+      "expected ", expected, ", found replica ", handshake.from, " in life ",
+      handshake.from_incarnation);
+}
+
+bool RingCommunicator::is_connected(ReplicaId replica) const {
+  const PeerLink* link = sender_of(replica);
+  return link != nullptr && link->connected;
 }
 
 std::string RingCommunicator::configuration_mismatch(
@@ -86,160 +111,197 @@ std::string RingCommunicator::configuration_mismatch(
       handshake.from, " has ", layout_text(handshake));
 }
 
-void RingCommunicator::accept_previous(
-    FramedSocket link, const Handshake& caller) {
-  SHERD_ASSERT(!prev_.has_value());
+void RingCommunicator::accept(FramedSocket socket, const Handshake& caller) {
+  PeerLink& link = sender(sender_of(caller.from)->index);
+  SHERD_ASSERT(!link.connected);
   Handshake handshake = own_handshake();
-  handshake.to = member(-1).replica;
-  handshake.to_incarnation = member(-1).incarnation;
+  handshake.to = member(link).replica;
+  handshake.to_incarnation = member(link).incarnation;
   if (context_.options.memory != nullptr && caller.memory.bytes > 0) {
     auto opened = PeerFloats::open(caller.memory);
     if (opened.ok()) {
-      prev_memory_.emplace(std::move(opened).value());
-      handshake.memory_key = prev_memory_->key();
+      link.memory.emplace(std::move(opened).value());
+      handshake.memory_key = link.memory->key();
     }
   }
   handshake.proof =
       proof_of(epoch(), handshake, {context_.key, caller.challenge});
-  link.queue_frame(frame_of(epoch(), handshake));
-  link.write();
-  prev_.emplace(std::move(link));
-  joined_ = greeted_;
+  socket.queue_frame(frame_of(epoch(), handshake));
+  socket.write();
+  link.socket.emplace(std::move(socket));
+  connected(link);
 }
 
-// The one that was not answered knows which link fails, and tells it round the ring. One that waits
-// to be dialled accuses by itself only who does not say so either.
+void RingCommunicator::connected(PeerLink& link) {
+  link.connected = true;
+  joined_ = std::all_of(links_.begin(), links_.end(), [](const PeerLink& one) {
+    return one.connected;
+  });
+}
+
+bool RingCommunicator::receivers_answer() const {
+  return std::all_of(links_.begin(), links_.end(), [](const PeerLink& link) {
+    return link.peer == PeerLink::Peer::kSender || link.connected;
+  });
+}
+
+// The one that was not answered knows which link fails, and tells it to all. One that waits to be
+// dialled accuses by itself only who does not say so either.
 Instant RingCommunicator::deadline() const {
-  return greeted_ ? deadline_ + context_.options.connect_timeout / 4
-                  : deadline_;
+  return receivers_answer() ? deadline_ + context_.options.connect_timeout / 4
+                            : deadline_;
+}
+
+// Receivers come first.
+void RingCommunicator::end_at_deadline() {
+  const auto& missing = *std::find_if(
+      links_.begin(), links_.end(),
+      [](const PeerLink& link) { return !link.connected; });
+  const bool says_why = missing.peer == PeerLink::Peer::kReceiver &&
+      !missing.dial_problem.empty();
+  end(RingFault::kUnreachable, replica_of(missing),
+      str("replica ", replica_of(missing), " was not connected for ",
+          text_of(epoch()), " within ",
+          seconds(context_.options.connect_timeout), " s",
+          says_why ? "; it " : "", says_why ? missing.dial_problem : ""));
 }
 
 bool RingCommunicator::dial(Instant now) {
   if (joined_) {
     return false;
   }
-  if (!route_.problem.empty()) {
-    end(RingFault::kUnreachable, replica_of(Side::kNext), route_.problem);
-    return true;
+  for (const auto& link : links_) {
+    if (link.peer == PeerLink::Peer::kReceiver &&
+        !address_of(link).problem.empty()) {
+      end(RingFault::kUnreachable, replica_of(link), address_of(link).problem);
+      return true;
+    }
   }
   if (now >= deadline()) {
-    const Side side = greeted_ ? Side::kPrev : Side::kNext;
-    end(RingFault::kUnreachable, replica_of(side),
-        str("replica ", replica_of(side), " was not connected for ",
-            text_of(epoch()), " within ",
-            seconds(context_.options.connect_timeout), " s",
-            greeted_ || dial_problem_.empty() ? "" : "; it ", dial_problem_));
+    end_at_deadline();
     return true;
   }
-  if (next_ || (!dialling_.open() && now < dial_at_)) {
+  bool moved = false;
+  for (auto& link : links_) {
+    if (link.peer == PeerLink::Peer::kReceiver && !ended_) {
+      moved = dial(link, now) || moved;
+    }
+  }
+  return moved;
+}
+
+bool RingCommunicator::dial(PeerLink& link, Instant now) {
+  if (link.socket || (!link.dialling.open() && now < link.dial_at)) {
     return false;
   }
-  if (dialling_.open() && now < dial_at_) {
-    return dialled(now);
+  if (link.dialling.open() && now < link.dial_at) {
+    return dialled(link, now);
   }
-  auto begun = begin_connect(route_.next);
+  auto begun = begin_connect(address_of(link).address);
   if (begun.ok()) {
-    dialling_ = std::move(begun).value();
-    dial_at_ = now + kDialAgain;
+    link.dialling = std::move(begun).value();
+    link.dial_at = now + kDialAgain;
   } else if (begun.status().code() == ErrorCode::kUnavailable) {
     end(RingFault::kResources, context_.options.replica,
         begun.status().message());
   } else {
-    dial_again(now, begun.status().message());
+    dial_again(link, now, begun.status().message());
   }
   return true;
 }
 
-bool RingCommunicator::dialled(Instant now) {
-  pollfd ready{dialling_.get(), POLLOUT, 0};
+bool RingCommunicator::dialled(PeerLink& link, Instant now) {
+  pollfd ready{link.dialling.get(), POLLOUT, 0};
   if (::poll(&ready, 1, 0) <= 0) {
     return false;
   }
-  const int error = connect_error(dialling_.get());
+  const int error = connect_error(link.dialling.get());
   if (error != 0) {
-    dialling_.close();
-    dial_again(now, std::strerror(error));
+    link.dialling.close();
+    dial_again(link, now, std::strerror(error));
     return true;
   }
   set_peer_options(
-      dialling_.get(),
+      link.dialling.get(),
       {.user_timeout = context_.options.user_timeout,
        .keep_alive_idle = context_.options.keep_alive_idle});
-  next_.emplace(std::move(dialling_));  // Its challenge comes first.
+  link.socket.emplace(std::move(link.dialling));  // Its challenge comes first.
   return true;
 }
 
-void RingCommunicator::read_challenge() {
-  const auto theirs = parse_challenge(next_->text());
+void RingCommunicator::read_challenge(PeerLink& link) {
+  const auto theirs = parse_challenge(link.socket->text());
   if (!theirs.ok()) {
-    on_connection_lost(Side::kNext, theirs.status());
+    on_connection_lost(link, theirs.status());
     return;
   }
-  const RingMember& next = member(1);
-  challenge_ = net::random_number();
+  const RingMember& peer = member(link);
+  link.challenge = net::random_number();
   Handshake handshake = own_handshake();
-  handshake.to = next.replica;
-  handshake.to_incarnation = next.incarnation;
-  handshake.challenge = challenge_;
+  handshake.to = peer.replica;
+  handshake.to_incarnation = peer.incarnation;
+  handshake.challenge = link.challenge;
   if (context_.options.memory != nullptr) {
     handshake.memory = context_.options.memory->name();
   }
-  handshake.proof = proof_of(epoch(), handshake, {next.key, theirs.value()});
-  next_->queue_frame(frame_of(epoch(), handshake));
-  next_->write();
+  handshake.proof = proof_of(epoch(), handshake, {peer.key, theirs.value()});
+  link.socket->queue_frame(frame_of(epoch(), handshake));
+  link.socket->write();
 }
 
-void RingCommunicator::dial_again(Instant now, const std::string& problem) {
+void RingCommunicator::dial_again(
+    PeerLink& link, Instant now, const std::string& problem) {
+  const RingMember& peer = member(link);
   // A member listens as long as its process lives, so retrying a refused connection is useless.
   if (problem == std::strerror(ECONNREFUSED)) {
-    end(RingFault::kUnreachable, replica_of(Side::kNext),
-        str("replica ", replica_of(Side::kNext), " at ", member(1).host, ":",
-            member(1).port, ": ", problem));
+    end(RingFault::kUnreachable, peer.replica,
+        str("replica ", peer.replica, " at ", peer.host, ":", peer.port, ": ",
+            problem));
     return;
   }
-  dial_problem_ = problem;
-  dial_at_ = now + dial_backoff_.next();
+  link.dial_problem = problem;
+  link.dial_at = now + link.dial_backoff.next();
 }
 
-void RingCommunicator::read_answer() {
-  const ReplicaId next = replica_of(Side::kNext);
-  if (next_->header().kind == FrameKind::kRefusal) {
-    end(RingFault::kMismatch, next,
-        str("replica ", next, " refuses: ", parse_refusal(next_->text())));
+void RingCommunicator::read_answer(PeerLink& link) {
+  const RingMember& peer = member(link);
+  if (link.socket->header().kind == FrameKind::kRefusal) {
+    end(RingFault::kMismatch, peer.replica,
+        str("replica ", peer.replica,
+            " refuses: ", parse_refusal(link.socket->text())));
     return;
   }
-  const auto handshake = parse_handshake(next_->text());
+  const auto handshake = parse_handshake(link.socket->text());
   if (!handshake.ok()) {
-    on_connection_lost(Side::kNext, handshake.status());
+    on_connection_lost(link, handshake.status());
     return;
   }
-  const Proof expected{member(1).key, challenge_};
+  const Proof expected{peer.key, link.challenge};
   if (!net::same_code(
           handshake.value().proof,
           proof_of(epoch(), handshake.value(), expected))) {
-    end(RingFault::kMismatch, next,
-        str("expected replica ", next, " at ", member(1).host, ":",
-            member(1).port, ", found somebody who does not know its key"));
+    end(RingFault::kMismatch, peer.replica,
+        str("expected replica ", peer.replica, " at ", peer.host, ":",
+            peer.port, ", found somebody who does not know its key"));
     return;
   }
-  if (handshake.value().from != next ||
-      handshake.value().from_incarnation != member(1).incarnation) {
-    end(RingFault::kMismatch, next,
-        str("expected replica ", next, " in life ", member(1).incarnation,
-            " at ", member(1).host, ":", member(1).port, ", found replica ",
+  if (handshake.value().from != peer.replica ||
+      handshake.value().from_incarnation != peer.incarnation) {
+    end(RingFault::kMismatch, peer.replica,
+        str("expected replica ", peer.replica, " in life ", peer.incarnation,
+            " at ", peer.host, ":", peer.port, ", found replica ",
             handshake.value().from, " in life ",
             handshake.value().from_incarnation));
     return;
   }
   if (auto why = configuration_mismatch(handshake.value()); !why.empty()) {
-    end(RingFault::kMismatch, next, std::move(why));
+    end(RingFault::kMismatch, peer.replica, std::move(why));
     return;
   }
-  greeted_ = true;
   const SharedFloats* memory = context_.options.memory;
-  next_reads_ =
+  receivers_.read_memory[static_cast<std::size_t>(link.index)] =
       memory != nullptr && handshake.value().memory_key == memory->key();
-  joined_ = prev_.has_value();
+  connected(link);
 }
 
 }  // namespace sherd::ft::ring

@@ -431,7 +431,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
         str(text_of(caller.epoch), " is over here"));
   }
   auto why = communicator->identity_mismatch(handshake);
-  if (why.empty() && communicator->has_previous()) {
+  if (why.empty() && communicator->is_connected(handshake.from)) {
     why = str("replica ", handshake.from, " is connected already");
   }
   if (!why.empty()) {
@@ -441,7 +441,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
     communicator->end(RingFault::kMismatch, handshake.from, why);
     return refuse(caller, counters.refused_connections, why);
   }
-  communicator->accept_previous(std::move(caller.link), handshake);
+  communicator->accept(std::move(caller.link), handshake);
   return HandshakeQueue::Disposition::kDone;
 }
 

@@ -17,6 +17,7 @@
 #include <thread>
 #include <gtest/gtest.h>
 #include "base/check.h"
+#include "ft/protocol/reduce_shape.h"
 #include "ft/ring/block_digest.h"
 #include "ft/ring/socket.h"
 
@@ -72,6 +73,11 @@ bool EventRecorder::has_failed(const Epoch& epoch) {
   return failed_.contains(epoch);
 }
 
+bool EventRecorder::has_reduced(const Attempt& attempt) {
+  const std::lock_guard lock(mu_);
+  return reduced_.contains(attempt);
+}
+
 // ---- floats ----
 
 Floats random_buckets(const Layout& layout, std::uint64_t seed) {
@@ -98,35 +104,111 @@ Floats zero_buckets(const Layout& layout) {
   return buckets;
 }
 
-Floats reference(
-    const std::vector<const Floats*>& in, const std::vector<double>& weights) {
-  const std::size_t members = in.size();
-  double sum = 0;
-  for (const double weight : weights) {
-    sum += weight;
-  }
-  Floats out = *in[0];
-  for (std::size_t b = 0; b < out.size(); ++b) {
-    const std::size_t count = out[b].size();
-    // Which segment, by counting: the longer ones come first.
-    std::size_t segment = 0;
-    std::size_t left = count / members + (count % members > 0 ? 1 : 0);
-    for (std::size_t i = 0; i < count; ++i) {
-      while (left == 0) {
-        ++segment;
-        left = count / members + (segment < count % members ? 1 : 0);
-      }
-      --left;
-      for (std::size_t k = 0; k < members; ++k) {
-        const std::size_t m = (segment + k) % members;
-        // Volatile: no compiler fuses what the ring does not.
-        volatile float part = 0;
-        if (weights[m] > 0) {
-          part = static_cast<float>(weights[m] / sum) * (*in[m])[b][i];
-        }
-        out[b][i] = k == 0 ? part : out[b][i] + part;
-      }
+namespace {
+
+// What a member brings of an element.
+class Parts {
+ public:
+  Parts(
+      const std::vector<const Floats*>& in, const std::vector<double>& weights)
+      : in_(in) {
+    double sum = 0;
+    for (const double weight : weights) {
+      sum += weight;
     }
+    for (const double weight : weights) {
+      factors_.push_back(static_cast<float>(weight / sum));
+    }
+  }
+  float of(std::size_t member, std::size_t bucket, std::size_t i) const {
+    // Volatile: no compiler fuses what the ring does not.
+    volatile float part = 0;
+    if (factors_[member] > 0) {
+      part = factors_[member] * (*in_[member])[bucket][i];
+    }
+    return part;
+  }
+  int members() const { return static_cast<int>(in_.size()); }
+
+ private:
+  std::vector<const Floats*> in_;
+  std::vector<float> factors_;
+};
+
+void add_in_ring(const Parts& parts, std::size_t bucket, BucketValues& out) {
+  const std::size_t count = out.size();
+  const auto members = static_cast<std::size_t>(parts.members());
+  // Which segment, by counting: the longer ones come first.
+  std::size_t segment = 0;
+  std::size_t left = count / members + (count % members > 0 ? 1 : 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    while (left == 0) {
+      ++segment;
+      left = count / members + (segment < count % members ? 1 : 0);
+    }
+    --left;
+    for (std::size_t k = 0; k < members; ++k) {
+      const float part = parts.of((segment + k) % members, bucket, i);
+      out[i] = k == 0 ? part : out[i] + part;
+    }
+  }
+}
+
+// The first child's sum, the member's own part, the second child's sum.
+float tree_sum(
+    const Parts& parts,
+    int tree,
+    int position,
+    std::size_t bucket,
+    std::size_t i) {
+  float sum = parts.of(static_cast<std::size_t>(position), bucket, i);
+  for (const int child :
+       tree_node_of(parts.members(), tree, position).children) {
+    sum = tree_sum(parts, tree, child, bucket, i) + sum;
+  }
+  return sum;
+}
+
+int root_of(int members, int tree) {
+  int root = 0;
+  while (const auto parent = tree_node_of(members, tree, root).parent) {
+    root = *parent;
+  }
+  return root;
+}
+
+void add_in_trees(
+    const Parts& parts,
+    std::size_t bucket,
+    std::size_t chunk,
+    std::size_t slices_before,
+    BucketValues& out) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto tree = static_cast<int>((slices_before + i / chunk) % kTrees);
+    out[i] = tree_sum(parts, tree, root_of(parts.members(), tree), bucket, i);
+  }
+}
+
+}  // namespace
+
+Floats reference(
+    const std::vector<const Floats*>& in,
+    const std::vector<double>& weights,
+    std::size_t chunk_bytes) {
+  const Parts parts(in, weights);
+  const int members = parts.members();
+  Floats out = *in[0];
+  std::size_t slices = 0;  // In trees.
+  for (std::size_t b = 0; b < out.size(); ++b) {
+    if (reduce_shape_of(members) == ReduceShape::kRing) {
+      add_in_ring(parts, b, out[b]);
+      continue;
+    }
+    const auto chunk = static_cast<std::size_t>(tree_chunk_of(
+        static_cast<std::int64_t>(out[b].size()), members,
+        static_cast<std::int64_t>(chunk_bytes / sizeof(float))));
+    add_in_trees(parts, b, chunk, slices, out[b]);
+    slices += (out[b].size() + chunk - 1) / chunk;
   }
   return out;
 }
@@ -212,7 +294,8 @@ void TestMember::give_all() {
   }
 }
 
-RingGroup::RingGroup(int members, const RingGroupOptions& options) {
+RingGroup::RingGroup(int members, const RingGroupOptions& options)
+    : chunk_bytes_(options.chunk_bytes) {
   for (int i = 0; i < members; ++i) {
     RingOptions ring;
     ring.replica = static_cast<ReplicaId>(i);
@@ -276,7 +359,7 @@ Floats RingGroup::expected(
   for (const auto& member : epoch.members) {
     in.push_back(&(*this)[static_cast<int>(member.replica)].in);
   }
-  return reference(in, weights);
+  return reference(in, weights, chunk_bytes_);
 }
 
 void RingGroup::expect_reduced(

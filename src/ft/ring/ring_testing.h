@@ -36,6 +36,7 @@ class EventRecorder {
   bool reduced_unless_failed(const Attempt& attempt);
   // At this moment.
   bool has_failed(const Epoch& epoch);
+  bool has_reduced(const Attempt& attempt);
 
  private:
   template <typename Map, typename Key>
@@ -65,9 +66,12 @@ inline const auto kAllDataPaths =
 Floats random_buckets(const Layout& layout, std::uint64_t seed);
 Floats zero_buckets(const Layout& layout);
 
-// The weighted mean, in ring order: what every member must get, bit for bit.
+// The weighted mean, in the order of the shape that so many members have: what every member must
+// get, bit for bit. The chunk matters in trees alone, which take turns.
 Floats reference(
-    const std::vector<const Floats*>& in, const std::vector<double>& weights);
+    const std::vector<const Floats*>& in,
+    const std::vector<double>& weights,
+    std::size_t chunk_bytes = 4096);
 std::uint64_t digest_of(const Floats& floats);
 bool same_bits(const Floats& a, const Floats& b);
 
@@ -123,6 +127,7 @@ class RingGroup {
     return *members_[static_cast<std::size_t>(i)];
   }
   int size() const { return static_cast<int>(members_.size()); }
+  std::size_t chunk_bytes() const { return chunk_bytes_; }
   // With these replicas, in this order.
   RingMembership epoch(std::uint64_t number, const std::vector<int>& replicas);
   RingMembership epoch(std::uint64_t number);  // With all.
@@ -141,6 +146,7 @@ class RingGroup {
       const std::vector<double>& weights);
 
  private:
+  const std::size_t chunk_bytes_;
   std::vector<std::unique_ptr<TestMember>> members_;
 };
 

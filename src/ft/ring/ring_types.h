@@ -10,6 +10,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "ft/protocol/identity.h"
+#include "ft/protocol/messages.h"
 
 namespace sherd::ft {
 
@@ -23,21 +24,21 @@ struct RingOptions {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   int shard_rank = 0;
-  // The time until the next member of an epoch has answered. The previous one may dial for longer,
-  // since it says so first when it cannot. Both are over before the coordinator's join_timeout.
+  // The time until those that this member dials have answered. Those that dial it may take longer,
+  // since they say so first when they cannot. Both are over before the coordinator's join_timeout.
   Duration connect_timeout = std::chrono::milliseconds(700);
   // How long sent data may stay unacknowledged before the peer counts as lost. Longer than any
   // pause of a healthy peer.
   Duration user_timeout = std::chrono::seconds(5);
   // How long a connection is quiet before the kernel probes the peer, every second.
   Duration keep_alive_idle = std::chrono::seconds(2);
-  // Performance. Neighbours on this host read buckets that lie here in place, at a quarter of TCP's
+  // Performance. Peers on this host read buckets that lie here in place, at a quarter of TCP's
   // cost, when they have such memory too. Null: none. Outlives the ring.
   ring::SharedFloats* memory = nullptr;
   // The same at all members. The size of a frame's payload: smaller ones cost calls, larger ones
   // leave the cache.
   std::size_t chunk_bytes = std::size_t{512} << 10U;
-  // Slices in flight at once.
+  // Slices in flight at once; in trees at least as many as fill them.
   int slots = 8;
 };
 
@@ -51,7 +52,7 @@ struct RingMember {
 
 struct RingMembership {
   Epoch epoch;
-  std::vector<RingMember> members;  // In ring order.
+  std::vector<RingMember> members;  // In the order of sums.
 };
 
 // Why an epoch ended at this member.
@@ -99,13 +100,11 @@ struct RingProgress {
   std::optional<ReplicaId> waits_for;
   bool to_read = false;  // It waits for that member to read.
   int bucket = 0;        // The oldest unfinished slice's.
-  // The neighbours in the connected ring, also between reductions; none: not connected, or alone.
+  // The peers that are connected, also between reductions, with their data frames since the epoch
+  // began; none: not connected, or alone.
   struct Neighbours {
     Epoch epoch;
-    ReplicaId previous = 0;
-    ReplicaId next = 0;
-    std::uint64_t frames_in = 0;  // Data frames since the epoch began.
-    std::uint64_t frames_out = 0;
+    std::vector<RingLink> links;
   };
   std::optional<Neighbours> neighbours;
 };

@@ -21,7 +21,7 @@
 namespace sherd::ft {
 
 // It grows when a part changes its meaning or its fields. Bytes of another version are refused.
-inline constexpr std::uint16_t kWireVersion = 4;
+inline constexpr std::uint16_t kWireVersion = 5;
 
 // Types of frames between replicas and the coordinator.
 enum class FrameType : std::uint16_t {

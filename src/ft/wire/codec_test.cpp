@@ -74,7 +74,7 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
     EXPECT_THAT(
         report_of(bytes).status().message(),
         HasSubstr(
-            "a report: expected version 4, found " + std::to_string(version)));
+            "a report: expected version 5, found " + std::to_string(version)));
   }
 }
 
@@ -104,7 +104,7 @@ std::string bytes_of_hex(const std::string& hex) {
   return bytes;
 }
 
-// Bytes of version 4, kept: whoever changes what is written in it breaks replicas that run.
+// Bytes of version 5, kept: whoever changes what is written in it breaks replicas that run.
 TEST(Codec, BytesOfThisVersionAreReadForEver) {
   Report report;
   report.run = 7;
@@ -113,7 +113,7 @@ TEST(Codec, BytesOfThisVersionAreReadForEver) {
   report.held = StateId{5, {1, 2}};
   report.addresses = {{"h", 3, 4}};
   const std::string kept =
-      "040001000000ff0f00000700000000000000020000000900000000000000000000000000"
+      "050001000000ff0f00000700000000000000020000000900000000000000000000000000"
       "0000"
       "0000000000000000"
       "010500000000000000010000000000000002000000000000000000000000000000"

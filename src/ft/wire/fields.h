@@ -40,6 +40,7 @@ inline constexpr ListLimits kStateList{CodecLimits::kMembers, 24};
 inline constexpr ListLimits kTakenList{std::size_t{1} << 24U, 16};
 inline constexpr ListLimits kPeerList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kAddressList{CodecLimits::kAddresses, 24};
+inline constexpr ListLimits kLinkList{64, 12};
 inline constexpr ListLimits kCommitList{CodecLimits::kCommits, 80};
 
 struct FieldWriter {
@@ -213,12 +214,16 @@ void fields(Io& io, Field<Io, RankAddress>& address) {
 }
 
 template <typename Io>
+void fields(Io& io, Field<Io, RingLink>& link) {
+  io.number("a replica", link.peer);
+  io.number("frames that came", link.frames_in);
+  io.number("frames that went", link.frames_out);
+}
+
+template <typename Io>
 void fields(Io& io, Field<Io, RingPosition>& place) {
   fields(io, place.epoch);
-  io.number("a replica", place.previous);
-  io.number("a replica", place.next);
-  io.number("frames that came", place.frames_in);
-  io.number("frames that went", place.frames_out);
+  io.list("links", kLinkList, place.links);
   io.number("a bucket", place.bucket);
   io.reason("a unit", place.unit);
   io.number("slices that are done", place.slices_done);

@@ -139,8 +139,12 @@ class RandomMessages {
     progress.to_read = coin();
     progress.missed_heartbeats = half();
     progress.place = maybe<RingPosition>([&] {
-      return RingPosition{epoch(), half(), half(),     word(),    word(),
-                          half(),  text(), positive(), positive()};
+      return RingPosition{epoch(),
+                          some<RingLink>([&] { return RingLink{half(), half(), half()}; }),
+                          half(),
+                          text(),
+                          positive(),
+                          positive()};
     });
     progress.rank = half();
     return progress;

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReduceSchedule is the static schedule of an all-reduce at one member: which floats travel in which
+// frame, to and from whom, and in which order of members each element is summed. In a ring a bucket
+// is cut into one segment per member; segment s begins at member s, is summed on its way round
+// (reduce-scatter), and goes round again when it is complete (all-gather). In a double tree a bucket
+// is one segment, whose chunks go alternately up and down the one tree and the other. A slice is a
+// chunk of each segment of a bucket; several slices are in flight at once.
+// docs/design/ring_reduce.md has the picture. Thread rule: a value; pure.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sherd::ft::ring {
+
+// Elements [begin, end) of a bucket.
+struct FloatRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t size() const { return end - begin; }
+  bool operator==(const FloatRange&) const = default;
+};
+
+// Sizes differ by one at most and depend on nothing else, so that the member that begins the sum of
+// an element never changes with chunks or timing.
+FloatRange segment_of(std::int64_t elements, int segments, int segment);
+
+// One of the frames of a slice that a member sends, or one of those that it receives, counted from 0.
+struct SliceStep {
+  std::int64_t slice = 0;
+  int step = 0;
+  auto operator<=>(const SliceStep&) const = default;
+};
+
+// The location of a frame's floats.
+struct BucketRange {
+  int bucket = 0;
+  int segment = 0;
+  FloatRange span;
+  bool operator==(const BucketRange&) const = default;
+};
+
+// A frame of a slice that this member sends.
+struct SendStep {
+  int to = 0;    // An index into receivers().
+  int step = 0;  // Which of that member's frames it is.
+  int segment = 0;
+  int after = 0;  // So many frames of the slice must have been taken before.
+  bool begins_sum = false;  // It is this member's part alone.
+};
+
+// A frame of a slice that this member receives. Frames of a slice are taken in the order of the
+// pattern, which makes the order of each element's sum.
+struct ReceiveStep {
+  // What becomes of it. kAddOwn: the place of the sum gets it and this member's own part; kAdd: it
+  // is added to what is there; kCopy: it is the complete sum.
+  enum class Use { kAddOwn, kAdd, kCopy };
+  int from = 0;  // An index into senders().
+  int segment = 0;
+  Use use = Use::kCopy;
+  bool completes = false;   // The sum is complete with it.
+  bool begins_sum = false;  // It is the sender's part alone.
+};
+
+struct SlicePattern {
+  std::vector<SendStep> sends;
+  std::vector<ReceiveStep> receives;
+};
+
+struct ScheduleOptions {
+  int members = 1;
+  int position = 0;                 // This member's.
+  std::int64_t chunk_elements = 1;  // The limit for one frame.
+};
+
+class ReduceSchedule {
+ public:
+  // REQUIRES: no size is negative; 0 <= position < members; chunk_elements > 0.
+  ReduceSchedule(std::vector<std::int64_t> elements, ScheduleOptions options);
+
+  const std::vector<std::int64_t>& elements() const { return elements_; }
+  const ScheduleOptions& options() const { return options_; }
+  // Positions of those that it sends to, and receives from; none with one member, whose slices are
+  // chunks of its only segment.
+  const std::vector<int>& receivers() const { return receivers_; }
+  const std::vector<int>& senders() const { return senders_; }
+
+  std::int64_t slices() const { return first_slices_.back(); }
+  int bucket_of(std::int64_t slice) const;
+  const SlicePattern& pattern(std::int64_t slice) const {
+    return patterns_[static_cast<std::size_t>(slice) % patterns_.size()];
+  }
+  int sends(std::int64_t slice) const {
+    return static_cast<int>(pattern(slice).sends.size());
+  }
+  int receives(std::int64_t slice) const {
+    return static_cast<int>(pattern(slice).receives.size());
+  }
+  const SendStep& send(const SliceStep& item) const {
+    return pattern(item.slice).sends[static_cast<std::size_t>(item.step)];
+  }
+  const ReceiveStep& receive(const SliceStep& item) const {
+    return pattern(item.slice).receives[static_cast<std::size_t>(item.step)];
+  }
+  // The frames of all slices that come from one of the senders.
+  std::int64_t receives_from(int sender) const;
+
+  // What this member sends and receives.
+  BucketRange sent(const SliceStep& item) const {
+    return piece(item.slice, send(item).segment);
+  }
+  BucketRange received(const SliceStep& item) const {
+    return piece(item.slice, receive(item).segment);
+  }
+  // A chunk of this member's only segment. REQUIRES: it is alone.
+  BucketRange own(std::int64_t slice) const { return piece(slice, 0); }
+
+  // How many slices are under way at once, where a ring has room for `slots`: in trees at least as
+  // many as fill both, up and down.
+  int window(int slots) const;
+  // Frames may come of so many slices, counted from the first one that has not arrived as a whole.
+  int early_slices_max(int window) const;
+
+ private:
+  BucketRange piece(std::int64_t slice, int segment) const;
+
+  std::vector<std::int64_t> elements_;
+  ScheduleOptions options_;
+  int segments_ = 1;
+  std::vector<int> receivers_;
+  std::vector<int> senders_;
+  // Slices take turns.
+  std::vector<SlicePattern> patterns_;
+  // By bucket.
+  std::vector<std::int64_t> chunk_elements_;
+  // The slices before each bucket, and after the last.
+  std::vector<std::int64_t> first_slices_;
+};
+
+// "elements 0 to 99 of bucket 3".
+std::string text_of(const BucketRange& piece);
+
+}  // namespace sherd::ft::ring
