@@ -46,7 +46,8 @@ struct Batch {
 using Step = std::function<at::Tensor(const Batch&)>;  // Returns the loss.
 struct Training {
   Step step;
-  // Bytes that sherd has planned with: shards, whole units and gradients on their way.
+  // Bytes that sherd has planned with: shards, among which a rank alone has its whole units, and
+  // gradients on their way.
   std::function<std::int64_t()> engine_bytes = [] { return 0; };
 };
 
@@ -169,8 +170,7 @@ Training sherd_training(
   };
   return {step, [fsdp] {
             const auto report = fsdp->report();
-            return report.shard_bytes + report.unsharded_bytes_peak +
-                report.gradient_slot_bytes_peak;
+            return report.shard_bytes + report.gradient_slot_bytes_peak;
           }};
 }
 

@@ -19,6 +19,7 @@
 #include <ATen/cuda/Sleep.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -53,10 +54,24 @@ using sherd::device::Stream;
 
 constexpr std::int64_t kNumel = 1 << 24;
 
-// Gathers into one place and computes with it, by turns; returns whether the sum was right each time.
-bool take_turns(const c10::Device& device) {
-  const auto nccl = sherd::compat::make_nccl_backend(
-      c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::minutes(1));
+// NCCL's sum of one rank, in the current stream.
+at::Tensor sum_over(
+    const c10::intrusive_ptr<c10d::Backend>& nccl, at::Tensor values) {
+  std::vector<at::Tensor> all{values};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  nccl->allreduce(all, options);
+  auto sum = at::empty_like(values);
+  c10d::ReduceScatterOptions scatter;
+  scatter.asyncOp = false;
+  nccl->_reduce_scatter_base(sum, values, scatter);
+  return sum;
+}
+
+// Gathers into one place, sums it up and computes with it, by turns; returns whether the result was
+// right each time.
+bool take_turns(
+    const c10::intrusive_ptr<c10d::Backend>& nccl, const c10::Device& device) {
   sherd::plan::FlatLayout layout;
   layout.numel = kNumel;
   layout.cuts = {0, kNumel};
@@ -76,7 +91,8 @@ bool take_turns(const c10::Device& device) {
       sherd::exchange::gather_flat(nccl, layout, shard, place);
     }
     compute.wait(gather.record());
-    right = right && place.mean().item<float>() == static_cast<float>(turn);
+    right = right &&
+        sum_over(nccl, place).mean().item<float>() == static_cast<float>(turn);
     uses.record(Place::of(place), compute);
   }
   return right;
@@ -205,7 +221,7 @@ std::vector<Recipe> recipes(int ranks, bool share_device) {
   sherd::FullyShardOptions options;
   options.units = sherd::units::by_name("*");
   options.exchange = sherd::ExchangeKind::kCollective;
-  if (ranks == 1) {  // Shards that are cast are gathered, also by a rank alone.
+  if (ranks == 1) {  // A rank alone has an exchange where its shards are cast.
     options.mixed_precision.param_dtype = at::kBFloat16;
     options.mixed_precision.reduce_dtype = at::kFloat;
   }
@@ -424,9 +440,13 @@ int run() {
     return 1;
   }
   const c10::Device device(c10::kCUDA, 0);
-  const bool right = take_turns(device);
+  const auto nccl = sherd::compat::make_nccl_backend(
+      c10::make_intrusive<c10d::HashStore>(), 0, 1, std::chrono::minutes(1));
+  const bool right = take_turns(nccl, device) &&
+      sherd::cuda_check::replays_collectives(nccl, device);
   std::printf(
-      "gathers in a stream of their own: %s; an event and a wait: %.2f us\n",
+      "gathers in a stream of their own, sums, and both in a graph: %s; an "
+      "event and a wait: %.2f us\n",
       right ? "right" : "WRONG", microseconds_of_a_wait(device));
   const bool sends = sends_gradients(device) && sends_a_state(device);
   const bool replays = sherd::cuda_check::replays_a_step(device);

@@ -9,7 +9,9 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/zeros_like.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
@@ -44,7 +46,6 @@ FullyShardOptions mixed() {
   return options;
 }
 
-// A rank that gathers from itself and reduces to itself over NCCL.
 class Trainer {
  public:
   explicit Trainer(const c10::Device& device)
@@ -88,6 +89,43 @@ double milliseconds_of(const Step& step) {
 }
 
 }  // namespace
+
+bool replays_collectives(
+    const c10::intrusive_ptr<c10d::Backend>& nccl, const c10::Device& device) {
+  const auto compute = device::Stream::with_high_priority(device);
+  const auto gather = device::Stream::with_high_priority(device);
+  const device::CurrentStream on(compute);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  auto shard = at::full({1 << 20}, 1, options);
+  auto whole = at::zeros_like(shard);
+  const auto step = [&] {
+    shard.add_(1);
+    gather.wait(compute.record());
+    {
+      const device::CurrentStream in_gather(gather);
+      c10d::AllgatherOptions all_gather;
+      all_gather.asyncOp = false;
+      nccl->_allgather_base(whole, shard, all_gather);
+    }
+    compute.wait(gather.record());
+    std::vector<at::Tensor> sum{whole};
+    c10d::AllreduceOptions all_reduce;
+    all_reduce.asyncOp = false;
+    nccl->allreduce(sum, all_reduce);
+  };
+  step();
+  at::accelerator::synchronizeDevice(0);
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeRelaxed);
+  step();
+  graph.capture_end();
+  bool right = true;
+  for (int turn = 1; turn <= 5; ++turn) {
+    graph.replay();
+    right = right && whole.mean().item<float>() == 2.0F + turn;
+  }
+  return right;
+}
 
 bool replays_a_step(const c10::Device& device) {
   // Graphs are captured on a stream that is not the default one.

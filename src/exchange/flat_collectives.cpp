@@ -60,6 +60,9 @@ at::Tensor sum_for_owner(
     const at::Tensor& gradient,
     const at::Tensor& into) {
   const int rank = backend->getRank();
+  if (layout.ranks() == 1) {
+    return gradient;
+  }
   if (layout.numel > 0 && has_equal_shards(layout)) {
     auto input = gradient;
     auto sum = into.defined()
@@ -83,7 +86,7 @@ at::Tensor sum_for_owner(
 }
 
 void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient) {
-  if (gradient.numel() == 0) {
+  if (gradient.numel() == 0 || backend->getSize() == 1) {
     return;
   }
   std::vector<at::Tensor> whole{gradient};

@@ -203,27 +203,38 @@ TEST(StreamExchange, EndsInTheMiddleOfABackwardWithoutAFault) {
 }
 
 TEST(StreamExchange, AReductionStartsAtOnceWhereNoUnitIsEverGathered) {
-  const auto device = test::checking_device();
-  const auto world = World::single();
-  test::ThreadNetwork network(1);
-  auto model = three_units(1);
-  model.placement = ModelPlacement::kReplicate;
+  (void)test::checking_device();
   for (const bool own_shards : {false, true}) {
+    auto model = three_units(2);
+    model.placement = ModelPlacement::kReplicate;
     model.own_shards = own_shards;
-    const auto exchange = make_collective_exchange_with(
-        world::make_c10d_transport(world, str("gather", own_shards), {0}),
-        world::make_c10d_transport(world, str("reduce", own_shards), {0}),
-        over_devices(
-            {.device = device,
-             .gather = network.backend(0, "gathers"),
-             .reduce = network.backend(0, "reductions")}));
-    Trainer trainer(*exchange, model, device);
-    const auto before = network.started(0);
-    trainer.reduce(2);
-    EXPECT_EQ(network.started(0) - before, own_shards ? 0 : 1);
-    trainer.end_backward();
-    EXPECT_EQ(network.started(0) - before, 1);
+    test::ThreadNetwork network(2);
+    test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
+      const auto device = test::checking_device(self.rank);
+      c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+      const auto exchange = make_stream_exchange(self, network, device);
+      Trainer trainer(*exchange, model, device);
+      const auto before = network.started(self.rank);
+      trainer.reduce(2);
+      EXPECT_EQ(network.started(self.rank) - before, own_shards ? 0 : 1);
+      trainer.end_backward();
+      EXPECT_EQ(network.started(self.rank) - before, 1);
+      self.barrier.arrive_and_wait();
+    });
   }
+}
+
+// A rank alone starts each reduction at once, so that its slot is the next one, too.
+TEST(StreamExchange, ARankAloneNeedsOneGradientSlot) {
+  const auto fault = run_alone([](auto& trainer, auto&) {
+    trainer.reduce(2);
+    const auto bytes = trainer.gradient_bytes();
+    trainer.reduce(0);  // As large.
+    EXPECT_EQ(trainer.gradient_bytes(), bytes);
+    trainer.reduce(1);
+    trainer.end_backward();
+  });
+  EXPECT_EQ(fault, "");
 }
 
 // A rank that only assists another one's gather writes its shard afterwards. Returns what rank 1

@@ -42,7 +42,8 @@ StreamReductions::StreamReductions(
     : model_(model),
       backend_(std::move(backend)),
       buffers_(buffers),
-      hook_(std::move(hook)) {}
+      hook_(std::move(hook)),
+      starts_at_once_(!model.own_shards || backend_->getSize() == 1) {}
 
 void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reclaim();
@@ -54,15 +55,15 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.options.gradients.clear();
   reduction.gathers_before = gathers_begun_;
   reduction.filled = device::Stream::current(buffers_.device).record();
-  if (!model_.own_shards) {
+  if (starts_at_once_) {
     put_into_stream(reduction);
   }
   const std::lock_guard lock(mu_);
-  if (model_.own_shards) {
+  if (starts_at_once_) {
+    started_.push_back(std::move(reduction));
+  } else {
     const bool is_new = open_.emplace(unit, std::move(reduction)).second;
     SHERD_ASSERT(is_new, "a unit is reduced twice before its backward ended");
-  } else {
-    started_.push_back(std::move(reduction));
   }
   under_way_peak_ = std::max(
       under_way_peak_,
@@ -176,7 +177,7 @@ at::Tensor StreamReductions::result_of(
 
 void StreamReductions::reclaim() {
   release_started([this](const Reduction& reduction) {
-    return !model_.own_shards || reduction.gathers_before < gathers_over_;
+    return starts_at_once_ || reduction.gathers_before < gathers_over_;
   });
 }
 

@@ -3,8 +3,8 @@
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
 // backward goes on. Collectives must start in one order on all ranks, which may be ready in
 // different ones: so a reduction that was asked for stays open until all ranks know that all have
-// asked for it. Without whole units there is nothing that ranks would do in other orders: a reduction
-// starts at once. REQUIRES there: one order on all ranks. A communication hook takes the place of
+// asked for it. Without whole units there is nothing that ranks would do in other orders, and a rank
+// alone has no peers: a reduction starts at once. REQUIRES there: one order on all ranks. A communication hook takes the place of
 // the sum; the thread that starts a reduction calls it. Thread rule: open_units() and start_units() of
 // the thread that gathers, the rest of the caller's.
 #pragma once
@@ -99,6 +99,7 @@ class StreamReductions {
   const BackendPtr backend_;
   DeviceBuffers& buffers_;
   const std::optional<StreamHook> hook_;
+  const bool starts_at_once_;
   std::vector<UnitId> released_;  // Their memory is given back.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
