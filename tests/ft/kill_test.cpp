@@ -211,6 +211,37 @@ TEST(FaultsKilled, F12TwoAtOnceInReduceCostOneOrTwoEpochs) {
   EXPECT_EQ(outcome.members_at(11), 2);
 }
 
+// More members than a ring has reduce in trees. Sixteen are left, which form one.
+TEST(FaultsKilled, OfEighteenTwoAtOnceLeaveARingAndComeBackIntoTrees) {
+  ClusterOptions options;
+  options.replicas = 18;
+  options.restarts = true;
+  options.restart_after = milliseconds(300);
+  Cluster cluster(options);
+  cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
+    cluster.signal_all(1, SIGKILL);
+    cluster.signal_all(7, SIGKILL);
+    return std::string();
+  });
+  cluster.end_behind({.replica = 1});
+  cluster.end_behind({.replica = 7});
+  const auto outcome = cluster.run();
+  std::vector<ReplicaId> survivors;
+  for (ReplicaId one = 0; one < 18; ++one) {
+    if (one != 1 && one != 7) {
+      survivors.push_back(one);
+    }
+  }
+  outcome.check({.survivors = survivors, .gap_max = 2 * kGap});
+  EXPECT_EQ(outcome.members_at(9), 18);
+  EXPECT_EQ(outcome.members_at(11), 16);
+  for (const ReplicaId one : {1U, 7U}) {
+    const auto lives = outcome.lives_of(one);
+    ASSERT_EQ(lives.size(), 2U);
+    EXPECT_TRUE(outcome.committed_with(one, lives.back()->incarnation));
+  }
+}
+
 TEST(FaultsKilled, F13OneMoreDuringTheEpochChange) {
   Cluster cluster({.replicas = 4, .steps = 40});
   cluster.kill_at({.replica = 1, .point = "backward", .step = 10});

@@ -2,8 +2,10 @@
 #include "ft/toy_model.h"
 
 #include <cstring>
+#include <numeric>
 #include "base/check.h"
 #include "base/hash.h"
+#include "ft/protocol/reduce_shape.h"
 
 namespace sherd::ft::test {
 namespace {
@@ -76,17 +78,74 @@ void ToyModel::flip_bit(std::size_t element) {
   std::memcpy(&values_.at(element), &bits, sizeof bits);
 }
 
+namespace {
+
+// Each member's part of an element, with its weight.
+class WeightedParts {
+ public:
+  WeightedParts(
+      const std::vector<Floats>& gradients, const std::vector<double>& weights)
+      : gradients_(gradients) {
+    const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+    for (const double weight : weights) {
+      factors_.push_back(static_cast<float>(weight / sum));
+    }
+  }
+  int members() const { return static_cast<int>(gradients_.size()); }
+  float of(std::size_t member, std::size_t i) const {
+    volatile float part = 0;
+    if (factors_[member] > 0) {
+      part = factors_[member] * gradients_[member][i];
+    }
+    return part;
+  }
+
+ private:
+  const std::vector<Floats>& gradients_;
+  std::vector<float> factors_;
+};
+
+// From `first` on.
+float ring_sum(const WeightedParts& parts, std::size_t first, std::size_t i) {
+  const auto members = static_cast<std::size_t>(parts.members());
+  float sum = parts.of(first, i);
+  for (std::size_t k = 1; k < members; ++k) {
+    sum = sum + parts.of((first + k) % members, i);
+  }
+  return sum;
+}
+
+// The first child's, the member's own part, the second child's.
+float tree_sum(
+    const WeightedParts& parts, int tree, int position, std::size_t i) {
+  float sum = parts.of(static_cast<std::size_t>(position), i);
+  for (const int child :
+       tree_node_of(parts.members(), tree, position).children) {
+    sum = tree_sum(parts, tree, child, i) + sum;
+  }
+  return sum;
+}
+
+int root_of(int members, int tree) {
+  int root = 0;
+  while (const auto parent = tree_node_of(members, tree, root).parent) {
+    root = *parent;
+  }
+  return root;
+}
+
+}  // namespace
+
 Floats weighted_mean(
     const std::vector<Floats>& gradients,
     const std::vector<double>& weights,
     const std::vector<std::int64_t>& buckets) {
-  const std::size_t members = gradients.size();
-  double sum = 0;
-  for (const double weight : weights) {
-    sum += weight;
-  }
+  const WeightedParts parts(gradients, weights);
+  const auto members = static_cast<std::size_t>(parts.members());
+  const bool is_ring = reduce_shape_of(parts.members()) == ReduceShape::kRing;
   Floats mean(gradients.front().size());
   std::size_t at = 0;
+  int tree = 0;  // A bucket is one chunk: they take turns.
   for (const auto elements : buckets) {
     const auto count = static_cast<std::size_t>(elements);
     std::size_t segment = 0;  // Longer ones come first.
@@ -96,17 +155,12 @@ Floats weighted_mean(
         ++segment;
         left = count / members + (segment < count % members ? 1 : 0);
       }
-      for (std::size_t k = 0; k < members; ++k) {
-        const std::size_t member = (segment + k) % members;
-        volatile float part = 0;
-        if (weights[member] > 0) {
-          part =
-              static_cast<float>(weights[member] / sum) * gradients[member][i];
-        }
-        mean[i] = k == 0 ? part : mean[i] + part;
-      }
+      mean[i] = is_ring
+          ? ring_sum(parts, segment, i)
+          : tree_sum(parts, tree, root_of(parts.members(), tree), i);
     }
     at += count;
+    tree = (tree + 1) % kTrees;
   }
   return mean;
 }

@@ -38,7 +38,8 @@ class ToyModel {
 };
 
 // What the all-reduce has to make of gradients with these weights, by member in
-// ring order, bit for bit: by the book, one float after another.
+// the epoch's order, bit for bit: by the book, one float after another. No bucket
+// is longer than a chunk.
 Floats weighted_mean(
     const std::vector<Floats>& gradients,
     const std::vector<double>& weights,

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <algorithm>
 #include <csignal>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <gmock/gmock.h>
