@@ -264,6 +264,29 @@ TEST_F(Watched, InACircleItIsTheEndOfTheLinkThatIsDead) {
   }
 }
 
+// A parent waits for its child's part, and the child for the parent's sum.
+TEST_F(Watched, InTreesADeadLinkIsBetweenTwoThatWaitForEachOther) {
+  pass_steps(6);
+  ++serial_;
+  const std::vector<std::vector<RingLink>> links = {
+      {{.peer = 1, .frames_in = 5, .frames_out = 5},
+       {.peer = 2, .frames_in = 6, .frames_out = 5}},
+      {{.peer = 0, .frames_in = 5, .frames_out = 6}},
+      {{.peer = 0, .frames_in = 5, .frames_out = 6}}};
+  for (ReplicaId replica = 0; replica < 3; ++replica) {
+    says(replica, Activity::kReducing, serial_, replica == 0 ? 1 : 0);
+    auto rank = said_[replica];
+    rank.place = RingPosition{.epoch = {1, 1}, .links = links[replica]};
+    ranks_[replica] = {rank};
+  }
+  const auto hung = hangs_in(seconds(8));
+  ASSERT_THAT(hung, SizeIs(1));
+  EXPECT_EQ(hung[0].replica, 0U);
+  ASSERT_THAT(hung[0].links, SizeIs(1));
+  EXPECT_EQ(hung[0].links[0].from, 1U);
+  EXPECT_EQ(hung[0].links[0].to, 0U);
+}
+
 TEST_F(Watched, WhoLacksTheLastBytesOfOneThatIsDoneIsAtTheEndOfADeadLink) {
   pass_steps(6);
   ++serial_;

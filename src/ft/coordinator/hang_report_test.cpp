@@ -150,6 +150,25 @@ TEST(DeadLink, IsLookedForBetweenRanksOfOneNumber) {
   EXPECT_THAT(dead_links({from, to}), IsEmpty());
 }
 
+// In trees, where frames go both ways between two; counts begin anew at 2^32.
+TEST(DeadLink, IsLookedForToEachPeer) {
+  constexpr std::uint32_t kLast = 0xffffffffU;
+  auto from = in_ring(0, 2, 1, 5, 0);
+  from.ranks[0].progress.place->links = {
+      {.peer = 1, .frames_in = 9, .frames_out = 1},
+      {.peer = 2, .frames_in = 3, .frames_out = 4},
+      {.peer = 3, .frames_in = 3, .frames_out = 4}};
+  auto first = in_ring(1, 0, 0, kLast, 0);
+  first.ranks[0].progress.place->links = {
+      {.peer = 0, .frames_in = kLast, .frames_out = 9}};
+  const auto links =
+      dead_links({from, first, in_ring(2, 0, 1, 4, 3), in_ring(3, 0, 1, 3, 3)});
+  ASSERT_THAT(links, SizeIs(2));
+  EXPECT_EQ(links[0].to, 1U);
+  EXPECT_EQ(links[0].frames, 2U);
+  EXPECT_EQ(links[1].to, 3U);
+}
+
 TEST(DeadLink, NothingIsMissingBetweenThoseThatGotAll) {
   EXPECT_THAT(
       dead_links({in_ring(0, 1, 1, 5, 6), in_ring(1, 0, 0, 6, 5)}), IsEmpty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wire format between two neighbours of a ring: frames of a header and a payload,
+// The wire format between two peers of an all-reduce: frames of a header and a payload,
 // little-endian, each with its checksum. Every header names the epoch, so that late bytes of a
 // former epoch are never taken for the present one. docs/design/ring_reduce.md describes the
 // conversation. Thread rule: values and pure functions.
@@ -36,7 +36,7 @@ struct FrameHeader {
   std::int64_t slice = 0;
   std::uint32_t bucket = 0;
   std::uint16_t segment = 0;
-  std::uint16_t ring_step = 0;
+  std::uint16_t ring_step = 0;  // Which of the receiver's frames of the slice.
   std::int64_t first_element = 0;
 
   std::uint32_t payload_bytes = 0;

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include "ft/protocol/reduce_shape.h"
 #include "ft/ring/child_replica_testing.h"
+#include "ft/ring/reduce_schedule.h"
 #include "ft/ring/ring_testing.h"
 #include "ft/ring/socket.h"
 
