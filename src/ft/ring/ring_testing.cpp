@@ -154,27 +154,35 @@ void add_in_ring(const Parts& parts, std::size_t bucket, BucketValues& out) {
   }
 }
 
+struct Tree {
+  std::vector<TreeNode> nodes;  // By position.
+  std::size_t root = 0;
+};
+
+Tree tree_of(int members, int tree) {
+  Tree all;
+  for (int position = 0; position < members; ++position) {
+    all.nodes.push_back(tree_node_of(members, tree, position));
+    if (!all.nodes.back().parent) {
+      all.root = static_cast<std::size_t>(position);
+    }
+  }
+  return all;
+}
+
 // The first child's sum, the member's own part, the second child's sum.
 float tree_sum(
     const Parts& parts,
-    int tree,
-    int position,
+    const Tree& tree,
+    std::size_t position,
     std::size_t bucket,
     std::size_t i) {
-  float sum = parts.of(static_cast<std::size_t>(position), bucket, i);
-  for (const int child :
-       tree_node_of(parts.members(), tree, position).children) {
-    sum = tree_sum(parts, tree, child, bucket, i) + sum;
+  float sum = parts.of(position, bucket, i);
+  for (const int child : tree.nodes[position].children) {
+    sum =
+        tree_sum(parts, tree, static_cast<std::size_t>(child), bucket, i) + sum;
   }
   return sum;
-}
-
-int root_of(int members, int tree) {
-  int root = 0;
-  while (const auto parent = tree_node_of(members, tree, root).parent) {
-    root = *parent;
-  }
-  return root;
 }
 
 void add_in_trees(
@@ -183,9 +191,11 @@ void add_in_trees(
     std::size_t chunk,
     std::size_t slices_before,
     BucketValues& out) {
+  const Tree trees[kTrees] = {
+      tree_of(parts.members(), 0), tree_of(parts.members(), 1)};
   for (std::size_t i = 0; i < out.size(); ++i) {
-    const auto tree = static_cast<int>((slices_before + i / chunk) % kTrees);
-    out[i] = tree_sum(parts, tree, root_of(parts.members(), tree), bucket, i);
+    const Tree& tree = trees[(slices_before + i / chunk) % kTrees];
+    out[i] = tree_sum(parts, tree, tree.root, bucket, i);
   }
 }
 

@@ -139,7 +139,7 @@ TEST_P(Trees, ProgressLeadsToTheMemberThatIsWaitedFor) {
 
 TEST_P(Trees, AMemberThatBeginsLateIsWaitedForAndHoldsLittle) {
   // Far more slices than are under way at once.
-  RingGroup group(kMembers, {.layout = {400000}, .way = GetParam()});
+  RingGroup group(kMembers, {.layout = {200000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const int late = *tree_node_of(kMembers, 0, 0).parent;
@@ -151,7 +151,7 @@ TEST_P(Trees, AMemberThatBeginsLateIsWaitedForAndHoldsLittle) {
   }
   ASSERT_TRUE(wait_until(
       [&] { return group[late].ring.counters().received_bytes > 0; }));
-  const ReduceSchedule schedule({400000}, {kMembers, late, 1024});
+  const ReduceSchedule schedule({200000}, {kMembers, late, 1024});
   const auto window = static_cast<std::uint64_t>(schedule.window(4));
   EXPECT_LE(
       group[late].ring.counters().received_bytes,
@@ -220,7 +220,7 @@ TEST_P(Trees, StopsAtRandomMomentsLeaveNoWrongSumAndNothingBehind) {
     std::vector<int> order(kMembers);
     std::iota(order.begin(), order.end(), 0);
     give_all(group);
-    for (std::uint64_t n = 1; n <= 25; ++n) {
+    for (std::uint64_t n = 1; n <= 15; ++n) {
       const auto epoch = group.epoch(n);
       ASSERT_TRUE(group.join(epoch));
       const auto sent = group[0].ring.counters().sent_bytes;
@@ -250,7 +250,7 @@ TEST_P(Trees, StopsAtRandomMomentsLeaveNoWrongSumAndNothingBehind) {
       }
     }
     EXPECT_LE(descriptors_down_to(idle), idle);
-    const auto epoch = group.epoch(26);
+    const auto epoch = group.epoch(16);
     ASSERT_TRUE(group.join(epoch));
     group.begin(epoch, 1, weights);
     group.expect_reduced(epoch, 1, weights);
