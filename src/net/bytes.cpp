@@ -25,19 +25,12 @@ void ByteReader::fail(std::string reason) {
   }
 }
 
-std::string_view ByteReader::raw(const char* what, std::size_t count) {
-  if (!ok()) {
-    return {};
-  }
-  if (count > left()) {
+void ByteReader::fail_short(const char* what, std::size_t count) {
+  if (ok()) {
     fail(
         str("expected ", count, " bytes of ", what, " at offset ", at_,
             ", found ", left()));
-    return {};
   }
-  const std::string_view found = bytes_.substr(at_, count);
-  at_ += count;
-  return found;
 }
 
 bool ByteReader::boolean(const char* what) { return choice(what, 1) == 1; }

@@ -6,6 +6,7 @@
 // checks once, at its end. Thread rule: one thread.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -43,10 +44,12 @@ class ByteWriter {
   template <typename Unsigned>
   void put(Unsigned value) {
     static_assert(std::is_unsigned_v<Unsigned>);
+    std::array<char, sizeof value> bytes{};
     for (std::size_t i = 0; i < sizeof value; ++i) {
-      bytes_ += static_cast<char>(
+      bytes[i] = static_cast<char>(
           static_cast<unsigned char>(value >> (8 * i) & 0xffU));
     }
+    bytes_.append(bytes.data(), bytes.size());
   }
 
   std::string bytes_;
@@ -83,7 +86,15 @@ class ByteReader {
   std::size_t count(const char* what, const Limits& limits);
   std::string text(const char* what, std::size_t bytes_max);
   // A view of the next `count` bytes; empty when there are fewer.
-  std::string_view raw(const char* what, std::size_t count);
+  std::string_view raw(const char* what, std::size_t count) {
+    if (!ok() || count > left()) {
+      fail_short(what, count);
+      return {};
+    }
+    const std::string_view found = bytes_.substr(at_, count);
+    at_ += count;
+    return found;
+  }
 
   // Reports what the decoder itself finds wrong; only the first failure counts.
   void fail(std::string reason);
@@ -94,11 +105,15 @@ class ByteReader {
   Status finish(const std::string& message);
 
  private:
+  void fail_short(const char* what, std::size_t count);
   template <typename Unsigned>
   Unsigned get(const char* what) {
     const std::string_view from = raw(what, sizeof(Unsigned));
     std::uint64_t value = 0;
-    for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from.empty()) {
+      return 0;
+    }
+    for (std::size_t i = 0; i < sizeof(Unsigned); ++i) {
       value |= std::uint64_t{static_cast<unsigned char>(from[i])} << (8 * i);
     }
     return static_cast<Unsigned>(value);

@@ -11,10 +11,17 @@
 namespace sherd::net {
 
 struct Timer::State {
-  State(asio::io_context& context, std::function<void()> to_call)
-      : timer(std::in_place, context), function(std::move(to_call)) {}
+  explicit State(std::function<void()> to_call)
+      : function(std::move(to_call)) {}
 
-  std::optional<asio::steady_timer> timer;  // None: cancelled.
+  // Emptied first, because the function may destroy or replace its own timer.
+  void call() {
+    if (function != nullptr) {
+      std::exchange(function, nullptr)();
+    }
+  }
+
+  std::optional<asio::steady_timer> timer;  // None: due at once, or cancelled.
   std::function<void()> function;           // Empty: called or cancelled.
 };
 
@@ -79,17 +86,18 @@ void Loop::post(std::function<void()> function) {
 Timer Loop::after(Duration delay, std::function<void()> function) {
   SHERD_ASSERT(in_loop() && function != nullptr);
   Timer timer;
-  timer.state_ =
-      std::make_shared<Timer::State>(impl_->context, std::move(function));
-  timer.state_->timer->expires_after(delay);
-  timer.state_->timer->async_wait(
-      [state = timer.state_](const std::error_code& error) {
-        if (error || state->function == nullptr) {
-          return;
-        }
-        // Emptied first, because the function may destroy or replace its own timer.
-        std::exchange(state->function, nullptr)();
-      });
+  const auto state = timer.state_ =
+      std::make_shared<Timer::State>(std::move(function));
+  if (delay <= Duration(0)) {  // A timer of the kernel would cost a call.
+    post([state] { state->call(); });
+    return timer;
+  }
+  state->timer.emplace(impl_->context).expires_after(delay);
+  state->timer->async_wait([state](const std::error_code& error) {
+    if (!error) {
+      state->call();
+    }
+  });
   return timer;
 }
 

@@ -153,6 +153,22 @@ TEST(Timer, IsNotCalledOnceCancelledReplacedOrDestroyed) {
   EXPECT_FALSE(cancelled.pending());
 }
 
+TEST(Timer, OfNoDelayIsCalledInItsTurnUnlessItIsCancelled) {
+  Loop loop;
+  std::vector<int> order;
+  loop.post([&] { order.push_back(1); });
+  const Timer at_once = loop.after(0ms, [&] { order.push_back(2); });
+  Timer cancelled = loop.after(0ms, [] { FAIL(); });
+  loop.post([&] {
+    order.push_back(3);
+    loop.stop();
+  });
+  cancelled.cancel();
+  loop.run();
+  EXPECT_THAT(order, ElementsAre(1, 2, 3));
+  EXPECT_FALSE(at_once.pending());
+}
+
 TEST(Timer, MayReplaceItselfInItsOwnFunction) {
   Loop loop;
   int ticks = 0;

@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -26,6 +25,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "decision_times.h"
 #include "ft/coordinator/fake_replica_testing.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/sqlite_query.h"
@@ -60,13 +60,63 @@ CoordinateOptions coordinate_options(
   return options;
 }
 
+// Replicas that share a thread. Thread rule: its loop.
+class Replicas {
+ public:
+  explicit Replicas(net::Loop& loop) : loop_(loop) {}
+
+  void add(
+      ReplicaId replica, const LoadOptions& options, const std::string& to) {
+    replicas_.push_back(std::make_unique<FakeReplica>(
+        loop_,
+        test::FakeReplicaOptions{
+            .address = net::parse_host_address(to),
+            .replica = replica,
+            .incarnation = 1000 + replica,
+            .beat = milliseconds(250),
+            .step = options.step,
+            .ranks = options.ranks,
+            .on_task = [this](const Task& task) { on_task(task); }}));
+  }
+  const DecisionTimes& times() const { return times_; }
+  std::int64_t furthest() const { return furthest_; }
+  std::uint64_t bytes() const {
+    std::uint64_t all = 0;
+    for (const auto& one : replicas_) {
+      all += one->bytes();
+    }
+    return all;
+  }
+
+ private:
+  // A decision takes from the last vote to where a replica hears of it.
+  void on_task(const Task& task) {
+    if (const auto* report = std::get_if<ReportTask>(&task)) {
+      if (const auto& vote = report->report.vote) {
+        times_.asked[vote->attempt.step] = loop_.now();
+      }
+    } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+      times_.heard.emplace_back(apply->commit.attempt.step, loop_.now());
+      furthest_ = std::max(furthest_, apply->commit.attempt.step);
+    }
+  }
+
+  net::Loop& loop_;
+  std::vector<std::unique_ptr<FakeReplica>> replicas_;
+  DecisionTimes times_;
+  std::int64_t furthest_ = 0;
+};
+
 class Load {
  public:
   explicit Load(const LoadOptions& options) : options_(options) {
     folder_ = fs::temp_directory_path() / str("coordinator_load_", ::getpid());
     fs::create_directories(folder_);
   }
-  ~Load() { fs::remove_all(folder_); }
+  ~Load() {
+    thread_.stop();
+    fs::remove_all(folder_);
+  }
   Load(const Load&) = delete;
   Load& operator=(const Load&) = delete;
 
@@ -95,42 +145,20 @@ class Load {
 
   void add_replicas() {
     for (ReplicaId replica = 0; replica < options_.replicas; ++replica) {
-      replicas_.push_back(std::make_unique<FakeReplica>(
-          loop_,
-          test::FakeReplicaOptions{
-              .address = net::parse_host_address(address_),
-              .replica = replica,
-              .incarnation = 1000 + replica,
-              .beat = milliseconds(250),
-              .step = options_.step,
-              .ranks = options_.ranks,
-              .on_task = [this](const Task& task) { on_task(task); }}));
+      auto& its = replica % kPeersOfOneThatMeasures == 1 ? measuring_ : others_;
+      its.add(replica, options_, address_);
     }
-  }
-
-  // A decision takes from the last vote to where a replica hears of it.
-  void on_task(const Task& task) {
-    if (const auto* report = std::get_if<ReportTask>(&task)) {
-      if (const auto& vote = report->report.vote) {
-        voted_[vote->attempt.step] = loop_.now();
-      }
-    } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
-      heard_.emplace_back(apply->commit.attempt.step, loop_.now());
-      furthest_ = std::max(furthest_, apply->commit.attempt.step);
-    }
+    thread_.start();
   }
 
   bool reach(std::int64_t step) {
     return test::run_until(
-        loop_, [&] { return furthest_ >= step; }, std::chrono::minutes(2));
+        loop_, [&] { return others_.furthest() >= step; },
+        std::chrono::minutes(2));
   }
 
-  std::uint64_t bytes() const {
-    std::uint64_t all = 0;
-    for (const auto& one : replicas_) {
-      all += one->bytes();
-    }
-    return all;
+  std::uint64_t bytes() {
+    return others_.bytes() + thread_.ask([&] { return measuring_.bytes(); });
   }
   // The mean size of the last records.
   std::int64_t record_bytes() const {
@@ -147,26 +175,27 @@ class Load {
   }
 
   void measure_steps() {
-    const auto first = furthest_;
+    const auto first = others_.furthest();
     const auto bytes_before = bytes();
     const double cpu_before = process_->cpu_s();
     const Instant from = loop_.now();
-    heard_.clear();
     (void)reach(first + options_.steps);
-    const auto steps = static_cast<double>(furthest_ - first);
+    const auto last = others_.furthest();  // Not all have heard of it.
+    const auto steps = static_cast<double>(last - first);
     const double time_s = seconds(loop_.now() - from);
-    std::vector<double> latencies_ms;
-    for (const auto& [step, at] : heard_) {
-      latencies_ms.push_back(1e3 * seconds(at - voted_[step]));
-    }
+    const auto times = thread_.ask([&] { return measuring_.times(); });
+    const auto measured = times.latencies_ms(others_.times(), first, last);
     std::printf(
         "%u replicas x %zu ranks, %.0f steps in %.1f s\n"
-        "%s\n"
+        "decision: %s\n"
+        "read by all others on one thread: %s\n"
         "bytes a step: %.3f MB\n"
         "coordinator: %.0f %% of a core, %.0f MB (most: %.0f MB), log %lld "
         "bytes a step\n",
         options_.replicas, options_.ranks, steps, time_s,
-        text_of_latencies(latencies_ms).c_str(),
+        text_of_latencies(measured).c_str(),
+        text_of_latencies(others_.times().latencies_ms(times, first, last))
+            .c_str(),
         static_cast<double>(bytes() - bytes_before) / steps / 1e6,
         100 * (process_->cpu_s() - cpu_before) / time_s,
         process_->memory_mb("VmRSS"), process_->memory_mb("VmHWM"),
@@ -174,7 +203,7 @@ class Load {
   }
 
   void measure_restart() {
-    const auto before = furthest_;
+    const auto before = others_.furthest();
     const Instant from = loop_.now();
     process_->kill();
     start();
@@ -191,10 +220,9 @@ class Load {
   std::string address_ = CoordinateOptions().bind;  // The coordinator's.
   net::Loop loop_;
   std::unique_ptr<LoadProcess> process_;
-  std::vector<std::unique_ptr<FakeReplica>> replicas_;
-  std::map<std::int64_t, Instant> voted_;  // The last vote for each step.
-  std::vector<std::pair<std::int64_t, Instant>> heard_;
-  std::int64_t furthest_ = 0;
+  LoopThread thread_;
+  Replicas others_{loop_};
+  Replicas measuring_{thread_.loop()};
 };
 
 std::vector<Member> members_after(SampleSet taken, ReplicaId replicas) {

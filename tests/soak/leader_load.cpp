@@ -25,6 +25,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "decision_times.h"
 #include "ft/coordinator/fake_replica_testing.h"
 #include "ft/replica/leader_thread.h"
 #include "ft/replica/rank_messages.h"
@@ -124,34 +125,20 @@ int coordinate_in(const fs::path& folder, const std::string& bind) {
 
 // ---- the process of the others ----
 
-class Load {
+// Ranks that share a thread. Thread rule: its loop.
+class Ranks {
  public:
-  Load(int ranks, std::int64_t steps, int step_ms)
-      : ranks_(ranks), steps_(steps), step_ms_(step_ms) {
-    fs::create_directories(folder_);
-  }
-  ~Load() { fs::remove_all(folder_); }
-  Load(const Load&) = delete;
-  Load& operator=(const Load&) = delete;
+  Ranks(net::Loop& loop, int ranks, Duration step)
+      : loop_(loop), ranks_(ranks), step_(step) {}
 
-  void run() {
-    start_coordinator();
-    leader_ = std::make_unique<LoadProcess>(std::vector<std::string>{
-        "lead", file("leader"), coordinator_address_, str(ranks_),
-        str(step_ms_)});
-    const auto port = read_when_ready("leader");
-    const Instant from = loop_.now();
-    for (int rank = 1; rank < ranks_; ++rank) {
-      dial(rank, static_cast<std::uint16_t>(std::stoi(port)));
-    }
-    if (!reach(2)) {
-      std::printf("no step was committed within two minutes\n");
-      return;
-    }
-    std::printf("first steps after %.1f s\n", seconds(loop_.now() - from));
-    measure_steps();
-    measure_restart();
+  // As ranks do, it comes again when the listener has no room.
+  void add(int rank, std::uint16_t port) {
+    port_ = port;
+    dial(rank);
   }
+  const DecisionTimes& times() const { return times_; }
+  std::int64_t furthest() const { return furthest_; }
+  std::uint64_t bytes() const { return bytes_; }
 
  private:
   struct Sibling {
@@ -164,6 +151,113 @@ class Load {
          .longest = std::chrono::seconds(2)}};
   };
 
+  void dial(int rank) {
+    auto& one = siblings_[rank];
+    one.dialled = std::make_unique<net::Connector>(
+        loop_, net::HostAddress{"127.0.0.1", port_}, net::ConnectorOptions(),
+        [this, rank](Result<std::unique_ptr<net::Connection>> made) {
+          if (made.ok()) {
+            greet(rank, std::move(made).value());
+          } else {
+            dial_again(rank);
+          }
+        });
+  }
+
+  void dial_again(int rank) {
+    auto& one = siblings_[rank];
+    one.again = loop_.after(
+        one.backoff.next_jittered(net::random_number()),
+        [this, rank] { dial(rank); });
+  }
+
+  void greet(int rank, std::unique_ptr<net::Connection> made) {
+    auto& one = siblings_[rank];
+    one.connection = std::move(made);
+    one.connection->start(
+        {[this, rank](const net::Frame& frame) { heard(rank, frame); },
+         [this, rank](const Status&) { dial_again(rank); }});
+    send(rank, RankFrame::kHello, str(rank, ' ', kIncarnation));
+    one.rank = std::make_unique<ScriptedRank>(
+        loop_, ranks_, step_,
+        [this, rank](const RankEvent& event) { tell(rank, event); });
+  }
+
+  void send(int rank, RankFrame type, const std::string& payload) {
+    bytes_ += net::kFrameHeaderBytes + payload.size();
+    siblings_[rank].connection->send(type_of(type), payload);
+  }
+
+  void tell(int rank, const RankEvent& event) {
+    if (const auto* reduced = std::get_if<ReducedEvent>(&event)) {
+      times_.asked[reduced->attempt.step] = loop_.now();
+    }
+    send(rank, RankFrame::kEvent, bytes_of(event));
+  }
+
+  // A decision takes from the last rank's sum to where a rank hears of it.
+  void heard(int rank, const net::Frame& frame) {
+    bytes_ += net::kFrameHeaderBytes + frame.payload.size();
+    if (frame.type != type_of(RankFrame::kTask)) {
+      return;
+    }
+    const auto task = rank_task_of(frame.payload).value();
+    if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+      times_.heard.emplace_back(apply->commit.attempt.step, loop_.now());
+      furthest_ = std::max(furthest_, apply->commit.attempt.step);
+    }
+    siblings_[rank].rank->take(task);
+  }
+
+  net::Loop& loop_;
+  const int ranks_;
+  const Duration step_;
+  std::uint16_t port_ = 0;  // The leader's.
+  std::map<int, Sibling> siblings_;
+  DecisionTimes times_;
+  std::int64_t furthest_ = 0;
+  std::uint64_t bytes_ = 0;
+};
+
+class Load {
+ public:
+  Load(int ranks, std::int64_t steps, int step_ms)
+      : ranks_(ranks),
+        steps_(steps),
+        step_ms_(step_ms),
+        others_(loop_, ranks, std::chrono::milliseconds(step_ms)),
+        measuring_(thread_.loop(), ranks, std::chrono::milliseconds(step_ms)) {
+    fs::create_directories(folder_);
+  }
+  ~Load() {
+    thread_.stop();
+    fs::remove_all(folder_);
+  }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
+
+  void run() {
+    start_coordinator();
+    leader_ = std::make_unique<LoadProcess>(std::vector<std::string>{
+        "lead", file("leader"), coordinator_address_, str(ranks_),
+        str(step_ms_)});
+    const auto port = read_when_ready("leader");
+    const Instant from = loop_.now();
+    for (int rank = 1; rank < ranks_; ++rank) {
+      auto& its = rank % kPeersOfOneThatMeasures == 2 ? measuring_ : others_;
+      its.add(rank, static_cast<std::uint16_t>(std::stoi(port)));
+    }
+    thread_.start();
+    if (!reach(2)) {
+      std::printf("no step was committed within two minutes\n");
+      return;
+    }
+    std::printf("first steps after %.1f s\n", seconds(loop_.now() - from));
+    measure_steps();
+    measure_restart();
+  }
+
+ private:
   std::string file(const std::string& name) const {
     return (folder_ / name).string();
   }
@@ -179,7 +273,8 @@ class Load {
 
   bool reach(std::int64_t step) {
     return test::run_until(
-        loop_, [&] { return furthest_ >= step; }, std::chrono::minutes(2));
+        loop_, [&] { return others_.furthest() >= step; },
+        std::chrono::minutes(2));
   }
 
   void start_coordinator() {
@@ -189,92 +284,37 @@ class Load {
     coordinator_address_ = read_when_ready("coordinator");
   }
 
-  // As ranks do, it comes again when the listener has no room.
-  void dial(int rank, std::uint16_t port) {
-    auto& one = siblings_[rank];
-    one.dialled = std::make_unique<net::Connector>(
-        loop_, net::HostAddress{"127.0.0.1", port}, net::ConnectorOptions(),
-        [this, rank, port](Result<std::unique_ptr<net::Connection>> made) {
-          if (made.ok()) {
-            greet(rank, port, std::move(made).value());
-          } else {
-            dial_again(rank, port);
-          }
-        });
-  }
-
-  void dial_again(int rank, std::uint16_t port) {
-    auto& one = siblings_[rank];
-    one.again = loop_.after(
-        one.backoff.next_jittered(net::random_number()),
-        [this, rank, port] { dial(rank, port); });
-  }
-
-  void greet(
-      int rank, std::uint16_t port, std::unique_ptr<net::Connection> made) {
-    auto& one = siblings_[rank];
-    one.connection = std::move(made);
-    one.connection->start(
-        {[this, rank](const net::Frame& frame) { heard(rank, frame); },
-         [this, rank, port](const Status&) { dial_again(rank, port); }});
-    send(rank, RankFrame::kHello, str(rank, ' ', kIncarnation));
-    one.rank = std::make_unique<ScriptedRank>(
-        loop_, ranks_, std::chrono::milliseconds(step_ms_),
-        [this, rank](const RankEvent& event) { tell(rank, event); });
-  }
-
-  void send(int rank, RankFrame type, const std::string& payload) {
-    bytes_ += net::kFrameHeaderBytes + payload.size();
-    siblings_[rank].connection->send(type_of(type), payload);
-  }
-
-  void tell(int rank, const RankEvent& event) {
-    if (const auto* reduced = std::get_if<ReducedEvent>(&event)) {
-      reduced_[reduced->attempt.step] = loop_.now();
-    }
-    send(rank, RankFrame::kEvent, bytes_of(event));
-  }
-
-  // A decision takes from the last rank's sum to where a rank hears of it.
-  void heard(int rank, const net::Frame& frame) {
-    bytes_ += net::kFrameHeaderBytes + frame.payload.size();
-    if (frame.type != type_of(RankFrame::kTask)) {
-      return;
-    }
-    const auto task = rank_task_of(frame.payload).value();
-    if (const auto* apply = std::get_if<ApplyTask>(&task)) {
-      heard_.emplace_back(apply->commit.attempt.step, loop_.now());
-      furthest_ = std::max(furthest_, apply->commit.attempt.step);
-    }
-    siblings_[rank].rank->take(task);
+  std::uint64_t bytes() {
+    return others_.bytes() + thread_.ask([&] { return measuring_.bytes(); });
   }
 
   void measure_steps() {
-    const auto first = furthest_;
-    const auto bytes_before = bytes_;
+    const auto first = others_.furthest();
+    const auto bytes_before = bytes();
     const double cpu_before = leader_->cpu_s();
     const Instant from = loop_.now();
-    heard_.clear();
     (void)reach(first + steps_);
-    const auto steps = static_cast<double>(furthest_ - first);
+    const auto last = others_.furthest();  // Not all have heard of it.
+    const auto steps = static_cast<double>(last - first);
     const double time_s = seconds(loop_.now() - from);
-    std::vector<double> latencies_ms;
-    for (const auto& [step, at] : heard_) {
-      latencies_ms.push_back(1e3 * seconds(at - reduced_[step]));
-    }
+    const auto times = thread_.ask([&] { return measuring_.times(); });
+    const auto measured = times.latencies_ms(others_.times(), first, last);
     std::printf(
         "one leader of %d ranks, %.0f steps in %.1f s\n"
-        "%s\n"
+        "decision: %s\n"
+        "read by all others on one thread: %s\n"
         "bytes a step: %.3f MB\n"
         "leader: %.0f %% of a core, %.0f MB (most: %.0f MB)\n",
-        ranks_, steps, time_s, text_of_latencies(latencies_ms).c_str(),
-        static_cast<double>(bytes_ - bytes_before) / steps / 1e6,
+        ranks_, steps, time_s, text_of_latencies(measured).c_str(),
+        text_of_latencies(others_.times().latencies_ms(times, first, last))
+            .c_str(),
+        static_cast<double>(bytes() - bytes_before) / steps / 1e6,
         100 * (leader_->cpu_s() - cpu_before) / time_s,
         leader_->memory_mb("VmRSS"), leader_->memory_mb("VmHWM"));
   }
 
   void measure_restart() {
-    const auto before = furthest_;
+    const auto before = others_.furthest();
     const Instant from = loop_.now();
     coordinator_->kill();
     start_coordinator();
@@ -293,11 +333,9 @@ class Load {
   std::string coordinator_address_ = CoordinateOptions().bind;
   std::unique_ptr<LoadProcess> coordinator_;
   std::unique_ptr<LoadProcess> leader_;
-  std::map<int, Sibling> siblings_;
-  std::map<std::int64_t, Instant> reduced_;  // The last rank's, by step.
-  std::vector<std::pair<std::int64_t, Instant>> heard_;
-  std::int64_t furthest_ = 0;
-  std::uint64_t bytes_ = 0;
+  LoopThread thread_;
+  Ranks others_;
+  Ranks measuring_;
 };
 
 }  // namespace

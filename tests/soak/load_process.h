@@ -9,9 +9,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -28,21 +26,6 @@ inline void raise_file_limit() {
     files.rlim_cur = files.rlim_max;
     (void)::setrlimit(RLIMIT_NOFILE, &files);
   }
-}
-
-// How long decisions took, as text.
-inline std::string text_of_latencies(std::vector<double> ms) {
-  std::sort(ms.begin(), ms.end());
-  const auto quantile = [&](double share) {
-    const auto last = static_cast<double>(ms.size()) - 1;
-    return ms.empty() ? 0 : ms[static_cast<std::size_t>(share * last)];
-  };
-  char text[100];
-  std::snprintf(
-      text, sizeof text,
-      "decision: median %.1f ms, p99 %.1f ms, longest %.1f ms", quantile(0.5),
-      quantile(0.99), quantile(1));
-  return text;
 }
 
 class LoadProcess {

@@ -43,6 +43,7 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
   addresses_ = std::move(addresses);
   net::ReconnectingClientOptions redial;
   redial.dial.security = options.security;
+  redial.back_off_max = std::chrono::milliseconds(250);  // As leaders do.
   redial_ = std::make_unique<net::ReconnectingClient>(
       loop, options.address, redial, [this] { return random_(); },
       net::ReconnectingClientHandlers{

@@ -71,34 +71,42 @@ struct RankAddress {
 };
 
 // The addresses of a replica's ranks, by rank. They are many and the same in all that is said of an
-// incarnation, so that copies share them.
+// incarnation, so that copies share them; and ranks of one host differ in their ports alone, so that
+// who knows a thousand replicas has one name and key for each host.
 class RankAddresses {
  public:
+  struct Ports {
+    std::uint16_t reduce = 0;
+    std::uint16_t fetch = 0;
+    bool operator==(const Ports&) const = default;
+  };
+  // Ranks one after another that are reached at the same host with the same key.
+  struct HostRanks {
+    std::string host;
+    RingKey key;
+    std::vector<Ports> ports;
+    bool operator==(const HostRanks&) const = default;
+  };
+
   RankAddresses() = default;
-  RankAddresses(std::vector<RankAddress> all)
-      : all_(
-            all.empty() ? nullptr
-                        : std::make_shared<const std::vector<RankAddress>>(
-                              std::move(all))) {}
+  RankAddresses(const std::vector<RankAddress>& all);
   RankAddresses(std::initializer_list<RankAddress> all)
       : RankAddresses(std::vector<RankAddress>(all)) {}
+  // Leaves out hosts without ranks. REQUIRES: neighbours differ in host or key.
+  explicit RankAddresses(std::vector<HostRanks> hosts);
 
-  const std::vector<RankAddress>& all() const {
-    static const std::vector<RankAddress> kNone;
-    return all_ ? *all_ : kNone;
-  }
-  bool empty() const { return all_ == nullptr; }
-  std::size_t size() const { return all().size(); }
-  const RankAddress& operator[](std::size_t rank) const { return all()[rank]; }
-  const RankAddress& front() const { return all().front(); }
-  auto begin() const { return all().begin(); }
-  auto end() const { return all().end(); }
+  const std::vector<HostRanks>& hosts() const;
+  bool empty() const { return hosts_ == nullptr; }
+  std::size_t size() const;
+  // REQUIRES: rank < size().
+  RankAddress operator[](std::size_t rank) const;
+  RankAddress front() const { return (*this)[0]; }
   bool operator==(const RankAddresses& other) const {
-    return all_ == other.all_ || all() == other.all();
+    return hosts_ == other.hosts_ || hosts() == other.hosts();
   }
 
  private:
-  std::shared_ptr<const std::vector<RankAddress>> all_;  // Null: none.
+  std::shared_ptr<const std::vector<HostRanks>> hosts_;  // Null: none.
 };
 
 enum class Activity {

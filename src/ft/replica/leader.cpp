@@ -277,7 +277,7 @@ void Leader::on(const JoinTask& task) {
              str("it has not said where its ", ranks(), " ranks are")}));
         return;
       }
-      const auto& address = peer->addresses[rank];
+      const auto address = peer->addresses[rank];
       ring.members.push_back(
           {member.replica, member.incarnation, address.host,
            address.reduce_port, address.key});

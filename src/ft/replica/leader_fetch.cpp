@@ -131,7 +131,7 @@ void Leader::ask_snapshots() {
   options.snapshot_timeout = options_.timeouts.snapshot;
   options.security = options_.security;
   for (std::size_t i = 0; i < catch_up_->asked.size(); ++i) {
-    const auto& first = catch_up_->asked[i].addresses.front();
+    const auto first = catch_up_->asked[i].addresses.front();
     catch_up_->asked[i].fetch = ask_snapshot(
         loop_, net::HostAddress{first.host, first.fetch_port}, options,
         [this, i](const Result<StateId>& state) { heard_snapshot(i, state); });

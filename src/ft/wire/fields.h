@@ -275,60 +275,49 @@ void fields(Io& io, Field<Io, SampleSet>& set) {
   }
 }
 
-// Ranks one after another that are reached at the same host with the same key.
-struct HostRanks {
-  RankAddress first;
-  std::vector<RankAddress> ports;  // Only these of them.
-};
 inline constexpr ListLimits kHostList{CodecLimits::kAddresses, 24};
 inline constexpr ListLimits kPortList{CodecLimits::kAddresses, 4};
 
 inline void write_addresses(
-    FieldWriter& writer, const std::vector<RankAddress>& all) {
-  std::vector<HostRanks> hosts;
-  for (const auto& one : all) {
-    if (hosts.empty() || hosts.back().first.host != one.host ||
-        hosts.back().first.key != one.key) {
-      hosts.push_back({one, {}});
-    }
-    hosts.back().ports.push_back(one);
-  }
+    FieldWriter& writer, const RankAddresses& addresses) {
   SHERD_CHECK(
-      all.size() <= kPortList.elements_max, "[ft] expected at most ",
-      kPortList.elements_max, " addresses, found ", all.size());
-  writer.out.count(hosts.size());
-  for (const auto& host : hosts) {
-    writer.name("a host", host.first.host);
-    fields<FieldWriter>(writer, host.first.key);
-    writer.out.count(host.ports.size());
-    for (const auto& one : host.ports) {
-      writer.number("a port", one.reduce_port);
-      writer.number("a port", one.fetch_port);
+      addresses.size() <= kPortList.elements_max, "[ft] expected at most ",
+      kPortList.elements_max, " addresses, found ", addresses.size());
+  writer.out.count(addresses.hosts().size());
+  for (const auto& one : addresses.hosts()) {
+    writer.name("a host", one.host);
+    fields<FieldWriter>(writer, one.key);
+    writer.out.count(one.ports.size());
+    for (const auto& ports : one.ports) {
+      writer.number("a port", ports.reduce);
+      writer.number("a port", ports.fetch);
     }
   }
 }
 
-inline std::vector<RankAddress> read_addresses(FieldReader& reader) {
-  std::vector<RankAddress> all;
-  const auto hosts = reader.in.count(
+inline RankAddresses read_addresses(FieldReader& reader) {
+  std::vector<RankAddresses::HostRanks> hosts(reader.in.count(
       "hosts",
       {.elements_max = kHostList.elements_max,
-       .element_bytes = kHostList.element_bytes});
-  for (std::size_t i = 0; i < hosts && reader.in.ok(); ++i) {
-    RankAddress one;
+       .element_bytes = kHostList.element_bytes}));
+  std::size_t before = 0;
+  for (auto& one : hosts) {
     reader.name("a host", one.host);
     fields<FieldReader>(reader, one.key);
-    const auto ranks = reader.in.count(
+    one.ports.resize(reader.in.count(
         "addresses",
-        {.elements_max = kPortList.elements_max - all.size(),
-         .element_bytes = kPortList.element_bytes});
-    for (std::size_t j = 0; j < ranks; ++j) {
-      reader.number("a port", one.reduce_port);
-      reader.number("a port", one.fetch_port);
-      all.push_back(one);
+        {.elements_max = kPortList.elements_max - before,
+         .element_bytes = kPortList.element_bytes}));
+    before += one.ports.size();
+    for (auto& ports : one.ports) {
+      reader.number("a port", ports.reduce);
+      reader.number("a port", ports.fetch);
+    }
+    if (!reader.in.ok()) {
+      return {};
     }
   }
-  return all;
+  return RankAddresses(std::move(hosts));
 }
 
 template <typename Io>
@@ -336,7 +325,7 @@ void fields(Io& io, Field<Io, RankAddresses>& addresses) {
   if constexpr (std::is_same_v<Io, FieldReader>) {
     addresses = read_addresses(io);
   } else {
-    write_addresses(io, addresses.all());
+    write_addresses(io, addresses);
   }
 }
 

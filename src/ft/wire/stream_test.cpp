@@ -9,6 +9,7 @@
 #include "ft/wire/codec.h"
 #include "ft/wire/messages_testing.h"
 #include "ft/wire/report_stream.h"
+#include "ft/wire/view_parts.h"
 #include "ft/wire/view_stream.h"
 
 namespace sherd::ft {
@@ -218,6 +219,27 @@ TEST(ViewStream, OneWriterServesConnectionsThatKnowDifferentThings) {
     ASSERT_TRUE(status.ok()) << status.message();
     ASSERT_EQ(readers[who].view(), view);
   }
+}
+
+// As this version's writer never sends it.
+TEST(ViewStream, NewsOfPeersMayComeInAnyOrderAndTwice) {
+  const auto peer = [](ReplicaId replica, Incarnation incarnation) {
+    return LiveReplica{replica, incarnation, {}, addresses_of(1)};
+  };
+  std::vector<LiveReplica> peers = {peer(1, 1), peer(3, 1), peer(5, 1)};
+  wire::FieldWriter writer;
+  writer.flag("whether others stay", true);
+  writer.list(
+      "replicas that have gone", wire::kGoneList, std::vector<ReplicaId>{5, 3});
+  writer.list(
+      "peers", wire::kPeerList,
+      std::vector<LiveReplica>{peer(7, 2), peer(1, 2), peer(7, 3), peer(2, 2)});
+  const auto bytes = writer.out.take();
+  wire::FieldReader reader{net::ByteReader(bytes)};
+  wire::read_peers(reader, peers);
+  EXPECT_TRUE(reader.in.ok());
+  EXPECT_EQ(
+      peers, (std::vector<LiveReplica>{peer(1, 2), peer(2, 2), peer(7, 3)}));
 }
 
 // ---- what it costs ----

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -103,6 +102,46 @@ void read_kind_runs(FieldReader& reader, std::vector<HeldKind>& kinds) {
   }
 }
 
+bool is_before(const LiveReplica& one, const LiveReplica& other) {
+  return one.replica < other.replica;
+}
+
+// By number; of one that is named twice the last counts.
+void put_in_order(std::vector<LiveReplica>& peers) {
+  const auto is_not_before = [](const auto& one, const auto& other) {
+    return !is_before(one, other);
+  };
+  if (std::adjacent_find(peers.begin(), peers.end(), is_not_before) ==
+      peers.end()) {
+    return;  // As nearly always.
+  }
+  std::stable_sort(peers.begin(), peers.end(), is_before);
+  const auto first = std::unique(
+      peers.rbegin(), peers.rend(), [](const auto& one, const auto& other) {
+        return one.replica == other.replica;
+      });
+  peers.erase(peers.begin(), first.base());
+}
+
+// REQUIRES: `news` is in order.
+void merge_news(
+    std::vector<LiveReplica>& peers,
+    std::vector<ReplicaId> gone,
+    std::vector<LiveReplica> news) {
+  put_in_order(peers);
+  std::sort(gone.begin(), gone.end());
+  std::erase_if(peers, [&](const LiveReplica& one) {
+    return std::binary_search(gone.begin(), gone.end(), one.replica) ||
+        std::binary_search(news.begin(), news.end(), one, is_before);
+  });
+  const auto others = std::ssize(peers);
+  peers.insert(
+      peers.end(), std::make_move_iterator(news.begin()),
+      std::make_move_iterator(news.end()));
+  std::inplace_merge(
+      peers.begin(), peers.begin() + others, peers.end(), is_before);
+}
+
 }  // namespace
 
 void write_commits(
@@ -197,24 +236,12 @@ void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers) {
     peers = std::move(news);
     return;
   }
-  std::map<ReplicaId, LiveReplica> all;
-  for (auto& peer : peers) {
-    all[peer.replica] = std::move(peer);
-  }
-  for (const auto replica : gone) {
-    all.erase(replica);
-  }
-  for (auto& peer : news) {
-    all[peer.replica] = std::move(peer);
-  }
-  if (all.size() > kPeerList.elements_max) {
+  put_in_order(news);
+  merge_news(peers, gone, std::move(news));
+  if (peers.size() > kPeerList.elements_max) {
     reader.in.fail(
         str("expected at most ", kPeerList.elements_max, " peers, found ",
-            all.size()));
-  }
-  peers.clear();
-  for (auto& [replica, peer] : all) {
-    peers.push_back(std::move(peer));
+            peers.size()));
   }
 }
 

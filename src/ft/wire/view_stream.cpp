@@ -48,6 +48,25 @@ std::string bytes_of_held(const RunView& view) {
   return writer.out.take();
 }
 
+// Copied once: where a coordinator has started again, the addresses of a thousand replicas go to
+// each of them.
+std::string message_of(
+    std::uint32_t number,
+    wire::PartMask mask,
+    const std::vector<std::string_view>& parts) {
+  FieldWriter message;
+  wire::begin_message(message, number, mask);
+  std::size_t bytes = message.out.bytes().size();
+  for (const auto part : parts) {
+    bytes += part.size();
+  }
+  message.out.reserve(bytes);
+  for (const auto part : parts) {
+    message.out.raw(part);
+  }
+  return message.out.take();
+}
+
 }  // namespace
 
 std::string ViewWriter::bytes_for(
@@ -70,33 +89,32 @@ std::string ViewWriter::news_for(
   take(view);
   const bool is_first = !std::exchange(told.anything_, true);
   wire::PartMask mask = 0;
-  FieldWriter parts;
+  std::vector<std::string_view> parts;
   const auto add_shared = [&](std::size_t from, std::size_t end) {
     for (auto part = from; part < end; ++part) {
       auto& version = told.versions_[part];
       if (version != parts_[part].version) {
         mask |= wire::bit(part);
-        parts.out.raw(part_for(part, version));
+        parts.push_back(part_for(part, version));
         version = parts_[part].version;
       }
     }
   };
   add_shared(0, index_of(ViewPart::kWrong));
+  FieldWriter own;
   if (is_first || told.wrong_ != view->wrong) {
     mask |= wire::bit(index_of(ViewPart::kWrong));
-    parts.maybe("a digest", view->wrong);
+    own.maybe("a digest", view->wrong);
     told.wrong_ = view->wrong;
   }
   if (is_first) {
     mask |= wire::bit(index_of(ViewPart::kFenced));
-    parts.reason("a reason", view->fenced);
-    parts.flag("whether the run has ended", view->ended);
+    own.reason("a reason", view->fenced);
+    own.flag("whether the run has ended", view->ended);
   }
+  parts.push_back(own.out.bytes());
   add_shared(kFirstViewParts, kViewParts);
-  FieldWriter message;
-  wire::begin_message(message, number, mask);
-  message.out.raw(parts.out.bytes());
-  return message.out.take();
+  return message_of(number, mask, parts);
 }
 
 void ViewWriter::take(const std::shared_ptr<const RunView>& view) {
@@ -208,23 +226,30 @@ void ViewWriter::take_peers(const RunView& view) {
   const auto version = ++part.version;
   part.whole.clear();
   peer_news_.clear();
-  std::map<ReplicaId, Peer> before;
-  for (auto& one : std::exchange(peers_, {})) {
-    before.emplace(one.replica, std::move(one));
+  auto before = std::exchange(peers_, {});
+  const auto by_replica = [](const Peer& one, const Peer& other) {
+    return one.replica < other.replica;
+  };
+  if (!std::is_sorted(before.begin(), before.end(), by_replica)) {
+    std::sort(before.begin(), before.end(), by_replica);
   }
   for (const auto& one : view.peers) {
     Peer peer{one.replica, one.incarnation, one.addresses, version};
-    if (const auto known = before.find(one.replica); known != before.end()) {
-      if (known->second.incarnation == one.incarnation &&
-          known->second.addresses == one.addresses) {
-        peer.version = known->second.version;
+    const auto known =
+        std::lower_bound(before.begin(), before.end(), peer, by_replica);
+    if (known != before.end() && known->replica == one.replica) {
+      const auto since = std::exchange(known->version, 0);  // It stays.
+      if (since > 0 && known->incarnation == one.incarnation &&
+          known->addresses == one.addresses) {
+        peer.version = since;
       }
-      before.erase(known);
     }
     peers_.push_back(std::move(peer));
   }
-  for (const auto& [replica, gone] : before) {
-    gone_.emplace_back(version, replica);
+  for (const auto& one : before) {
+    if (one.version > 0) {
+      gone_.emplace_back(version, one.replica);
+    }
   }
   while (gone_.size() > kGoneMax) {
     peers_since_ = gone_.front().first;

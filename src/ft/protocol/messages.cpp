@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/protocol/messages.h"
+
+#include "base/check.h"
+
+namespace sherd::ft {
+
+RankAddresses::RankAddresses(const std::vector<RankAddress>& all) {
+  std::vector<HostRanks> hosts;
+  for (const auto& one : all) {
+    if (hosts.empty() || hosts.back().host != one.host ||
+        hosts.back().key != one.key) {
+      hosts.push_back({one.host, one.key, {}});
+    }
+    hosts.back().ports.push_back({one.reduce_port, one.fetch_port});
+  }
+  *this = RankAddresses(std::move(hosts));
+}
+
+RankAddresses::RankAddresses(std::vector<HostRanks> hosts) {
+  std::erase_if(hosts, [](const HostRanks& one) { return one.ports.empty(); });
+  if (!hosts.empty()) {
+    hosts_ = std::make_shared<const std::vector<HostRanks>>(std::move(hosts));
+  }
+}
+
+const std::vector<RankAddresses::HostRanks>& RankAddresses::hosts() const {
+  static const std::vector<HostRanks> kNone;
+  return hosts_ ? *hosts_ : kNone;
+}
+
+std::size_t RankAddresses::size() const {
+  std::size_t ranks = 0;
+  for (const auto& one : hosts()) {
+    ranks += one.ports.size();
+  }
+  return ranks;
+}
+
+RankAddress RankAddresses::operator[](std::size_t rank) const {
+  for (const auto& one : hosts()) {
+    if (rank < one.ports.size()) {
+      const auto& ports = one.ports[rank];
+      return {one.host, ports.reduce, ports.fetch, one.key};
+    }
+    rank -= one.ports.size();
+  }
+  SHERD_ASSERT(false, "a rank without an address");
+  return {};
+}
+
+}  // namespace sherd::ft
