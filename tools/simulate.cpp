@@ -158,6 +158,14 @@ void add_times(CLI::App* app, SimulateArguments& arguments) {
       app, "--repair-h", options.repair_h, "HOURS",
       "Until a failed host is a spare one (12)");
   add_number(
+      app, "--max-restarts", options.restarts_max, "N",
+      "As of sherd run: how often a replica is started\n"
+      "again within --restart-window (30)");
+  add_number(
+      app, "--restart-window", options.restart_window_s, "SECONDS",
+      "Until a restart does not count any more (3600; 0:\n"
+      "they all count)");
+  add_number(
       app, "--gradient-mb", options.gradient_mb, "MB",
       "Gradients that each GPU reduces across replicas\n"
       "(500)");

@@ -32,7 +32,12 @@ RestartPolicy::RestartPolicy(const RestartPolicyOptions& options)
   SHERD_ASSERT(options.spares >= 0 && options.restarts_max >= 0);
   for (int group = 0; group < options.replicas + options.spares; ++group) {
     Group& added = groups_.emplace_back(Group{
-        .replica = {}, .backoff = Backoff(options.backoff), .stop_policy = {}});
+        .replica = {},
+        .budget = RestartBudget(
+            {.restarts_max = options.restarts_max,
+             .window = options.restart_window}),
+        .backoff = Backoff(options.backoff),
+        .stop_policy = {}});
     if (group < options.replicas) {
       added.replica = group;
     }
@@ -214,7 +219,7 @@ Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
   }
   group.backoff.reset();
   group.restarts = 0;
-  group.recent_restarts.clear();
+  group.budget.renew();
   GroupActions actions;
   start(index, now, name(index) + " is admitted", actions);
   return actions;
@@ -374,13 +379,16 @@ void RestartPolicy::start_again(
       group.restarts_after_done++ == kRestartsAfterDone) {
     group.state = State::kFailed;
     reason += "; it is not started again, since others are done";
-  } else if (const std::string spent = spent_restarts(group, now);
-             !spent.empty()) {
+  } else if (!group.budget.take(now)) {
     group.state = State::kFailed;
-    reason += spent;
+    const Duration window = options_.restart_window;
+    reason +=
+        str("; it is not started again, since it was ", options_.restarts_max,
+            " times already",
+            window > Duration(0) ? str(" within ", seconds(window), " s") : "",
+            " (--max-restarts, --restart-window)");
   } else {
     ++group.restarts;
-    group.recent_restarts.push_back(now);
     reason += str("; ", name(index), " is started again ", in_words(wait));
     if (wait == Duration(0)) {
       start(index, now, reason, actions);
@@ -390,23 +398,6 @@ void RestartPolicy::start_again(
     group.start_at = now + wait;
   }
   actions.push_back({std::monostate(), reason});
-}
-
-std::string RestartPolicy::spent_restarts(Group& group, Instant now) const {
-  const Duration window = options_.restart_window;
-  std::deque<Instant>& recent = group.recent_restarts;
-  while (window > Duration(0) && !recent.empty() &&
-         now - recent.front() >= window) {
-    recent.pop_front();
-  }
-  if (std::ssize(recent) < options_.restarts_max) {
-    return {};
-  }
-  return str(
-      "; it is not started again, since it was ", options_.restarts_max,
-      " times already",
-      window > Duration(0) ? str(" within ", seconds(window), " s") : "",
-      " (--max-restarts, --restart-window)");
 }
 
 std::optional<std::size_t> RestartPolicy::running_spare() const {

@@ -24,13 +24,13 @@
 // runs or is to be restarted; once the last that ran was done, no restart is waited for.
 #pragma once
 
-#include <deque>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "base/restart_budget.h"
 #include "base/status.h"
 #include "launch/stop_policy.h"
 
@@ -136,8 +136,8 @@ class RestartPolicy {
     bool draining = false;
     bool hangs = false;  // A process of it outlived SIGKILL.
     int restarts = 0;
-    std::deque<Instant> recent_restarts{};  // Within the window.
-    int restarts_after_done = 0;            // In a row.
+    RestartBudget budget;
+    int restarts_after_done = 0;  // In a row.
     Instant started{};
     Instant start_at{};
     Backoff backoff;
@@ -166,8 +166,6 @@ class RestartPolicy {
       const std::string& what,
       Instant now,
       GroupActions& actions);
-  // Why the group has no restart left; empty: it has one.
-  std::string spent_restarts(Group& group, Instant now) const;
   std::optional<std::size_t> running_spare() const;
   void request_leave(std::size_t index, GroupActions& actions);
   // Ends what has no purpose any more: starts that wait for nothing, spares.

@@ -126,6 +126,15 @@ class Assumptions {
     } else if (options_.policy != FailurePolicy::kRestart) {
       add_causes();
     }
+    if (options_.policy == FailurePolicy::kSherd) {
+      add("a replica is given up after",
+          str(options_.restarts_max, " restarts within ",
+              number(options_.restart_window_s), " s"),
+          options_.restarts_max == usual.restarts_max &&
+                  options_.restart_window_s == usual.restart_window_s
+              ? kOwn
+              : kGiven);
+    }
     if (options_.policy == FailurePolicy::kSherd && !options_.stall_min) {
       add("a network that fails carries nothing for",
           with_unit(options_.link_down_min, "min"),

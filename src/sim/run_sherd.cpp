@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/restart_budget.h"
 #include "ft/protocol/reduce_shape.h"
 #include "sim/failures.h"
 #include "sim/runs.h"
@@ -37,6 +38,11 @@ class SherdRun {
         coordinator_failures_(seed, "coordinator failures"),
         spares_(options.spares, minutes(options.repair_h * 60)),
         returns_(static_cast<std::size_t>(options.replicas)),
+        budgets_(
+            static_cast<std::size_t>(options.replicas),
+            RestartBudget(
+                {.restarts_max = options.restarts_max,
+                 .window = seconds_of(options.restart_window_s)})),
         slow_hosts_(static_cast<std::size_t>(options.replicas)) {}
 
   RunOutcome run() {
@@ -145,11 +151,30 @@ class SherdRun {
       return;
     }
     for (const int replica : failure.replicas) {
+      if (given_up_.contains(replica)) {
+        continue;
+      }
       lose(replica, failure.kind);
+      if (!may_start_again(replica, failure.kind)) {
+        ++returns_[static_cast<std::size_t>(replica)];
+        ++outcome_.given_up;
+        given_up_.insert(replica);
+        continue;
+      }
       start_at(
           replica, spares_.replace(world_.now()) + minutes(options_.down_min),
           {});
     }
+  }
+
+  // A launcher that is lost with its host counts anew on the next one.
+  bool may_start_again(int replica, FailureKind kind) {
+    auto& budget = budgets_[static_cast<std::size_t>(replica)];
+    if (kind == FailureKind::kHost) {
+      budget.renew();
+      return true;
+    }
+    return budget.take(world_.now());
   }
 
   // With the first one that it sends gradients to where all are members.
@@ -220,8 +245,10 @@ class SherdRun {
     const auto away = there - world_.now() + minutes(options_.restart_min);
     const auto held = checkpoint_ ? checkpoint_ : world_.log().canonical;
     world_.stall(away);
+    given_up_.clear();
     for (int i = 0; i < options_.replicas; ++i) {
       const auto id = static_cast<ft::ReplicaId>(i);
+      budgets_[static_cast<std::size_t>(i)].renew();
       if (world_.runs(id)) {
         world_.lose(id, LossKind::kEnds, Duration(0));
       }
@@ -253,6 +280,8 @@ class SherdRun {
   Random coordinator_failures_;
   SparePool spares_;
   std::vector<std::uint64_t> returns_;  // How often each was to come back.
+  std::vector<RestartBudget> budgets_;  // Of each replica's launcher.
+  std::set<int> given_up_;              // Their budgets are spent.
   std::vector<int> slow_hosts_;         // Of each replica.
   std::set<ft::Incarnation> known_;     // Those that have been members.
   std::optional<ft::StateId> checkpoint_;

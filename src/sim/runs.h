@@ -24,7 +24,8 @@ struct RunOutcome {
   std::int64_t epochs = 0;
   double too_few_s = 0;
   // Only under kSherd.
-  double replica_s = 0;  // Of running replicas, all together.
+  double replica_s = 0;       // Of running replicas, all together.
+  std::int64_t given_up = 0;  // Replicas whose restarts were spent.
   std::optional<Traffic> traffic{};
 };
 

@@ -92,6 +92,11 @@ void check(const SimulationOptions& options) {
       "a time between failures of the coordinator, in hours,");
   check_not_negative(
       options.coordinator_down_s, "the coordinator's absence, in seconds,");
+  SHERD_CHECK(
+      options.restarts_max >= 0, "[sim] expected 0 restarts or more, found ",
+      options.restarts_max);
+  check_not_negative(
+      options.restart_window_s, "a window of restarts, in seconds,");
   check_positive(options.gradient_mb, "megabytes of gradients");
   check_positive(options.link_gbit_per_s, "a link's gigabits a second");
   SHERD_CHECK(
@@ -236,6 +241,7 @@ SimulationResult simulate(const SimulationOptions& options) {
       std::clamp(made / elapsed_s - result.effective_training_time, 0.0, 1.0);
   result.too_few_share =
       mean([](const auto& one) { return one.too_few_s; }) / elapsed_s;
+  result.replicas_given_up = mean([](const auto& one) { return one.given_up; });
   add_traffic(options, outcomes[0], result);
   result.assumptions = assumptions_of(options);
   return result;

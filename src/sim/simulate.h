@@ -78,6 +78,10 @@ struct SimulationOptions {
   double coordinator_mtbf_h = 0;
   double coordinator_down_s = 2;
   int replicas_min = 1;
+  // Under kSherd: a replica that its launcher has started again so often within the window is given up
+  // until the whole job starts again, as `sherd run` does it. A window of 0: within the run.
+  int restarts_max = 30;
+  double restart_window_s = 3600;
   // Bytes of gradients that each GPU reduces with its counterparts, and what one can send.
   double gradient_mb = 500;
   double link_gbit_per_s = 400;
@@ -149,6 +153,8 @@ struct SimulationResult {
   double epochs = 0;
   // The share of the time in which fewer than replicas_min replicas ran.
   double too_few_share = 0;
+  // Replicas that were given up because their restarts were spent. Only under kSherd.
+  double replicas_given_up = 0;
   double simulated_days = 0;
   int runs = 0;
   // Only under kSherd.

@@ -157,6 +157,32 @@ TEST(Simulate, AFailureOfTheWholeJobCostsTheStepsSinceTheCheckpoint) {
   EXPECT_LT(lost.effective_training_time, kept.effective_training_time);
 }
 
+// As the launcher does it. Each of two replicas fails every four minutes, a third of the times with
+// its host, whose successor counts anew.
+TEST(Simulate, AReplicaWhoseRestartsAreSpentIsGivenUp) {
+  auto options = few_hosts();
+  options.replicas = 2;
+  options.arrivals = Arrivals::kEven;
+  options.mtbf_min = 2;
+  options.down_min = 0.5;
+  options.days = 0.1;
+  options.two_replica_share = 0;
+  const auto none = simulate(options);
+  EXPECT_EQ(none.replicas_given_up, 0);
+  options.restarts_max = 1;
+  options.restart_window_s = 230;
+  const auto in_time = simulate(options);
+  EXPECT_EQ(in_time.replicas_given_up, 0);
+  EXPECT_DOUBLE_EQ(
+      in_time.effective_training_time, none.effective_training_time);
+  options.restart_window_s = 600;
+  const auto both = simulate(options);
+  EXPECT_EQ(both.replicas_given_up, 2);
+  EXPECT_LT(both.effective_training_time, none.effective_training_time / 2);
+  options.whole_job_share = 0.1;  // Then all start again.
+  EXPECT_GT(simulate(options).replicas_given_up, 2);
+}
+
 TEST(Simulate, ACoordinatorThatFailsCostsLittle) {
   auto options = few_hosts();
   options.mtbf_min = 1e9;

@@ -37,6 +37,7 @@ Json json_of(const SimulatedPolicy& simulated) {
       {"failures", result.failures},
       {"epochs", result.epochs},
       {"too_few_share", result.too_few_share},
+      {"replicas_given_up", result.replicas_given_up},
       {"simulated_days", result.simulated_days},
       {"runs", result.runs}};
   if (result.traffic) {

@@ -23,6 +23,16 @@ std::string policy_line(const SimulatedPolicy& one) {
       result.commits, result.discarded_steps);
 }
 
+std::string given_up_line(const SimulatedPolicy& one) {
+  const auto given_up = one.result.replicas_given_up;
+  return given_up > 0
+      ? format(
+            "%s: %.3g replicas a run are given up, since their restarts are "
+            "spent (--max-restarts, --restart-window).\n",
+            name_of(one.policy), given_up)
+      : "";
+}
+
 std::string control_lines(const sim::SimulationResult& result) {
   if (!result.traffic || result.resources.empty()) {
     return "";
@@ -82,6 +92,9 @@ std::string simulation_table(const std::vector<SimulatedPolicy>& all) {
       "  commits  discarded\n";
   for (const auto& one : all) {
     text += policy_line(one);
+  }
+  for (const auto& one : all) {
+    text += given_up_line(one);
   }
   for (const auto& one : all) {
     text += control_lines(one.result);

@@ -63,6 +63,17 @@ TEST(SimulationJson, HasAllPoliciesWhereThereAreSeveral) {
   EXPECT_EQ(json["policies"][1]["policy"], "restart");
 }
 
+TEST(SimulationTable, NamesReplicasThatWereGivenUp) {
+  auto all = simulated({sim::FailurePolicy::kSherd});
+  EXPECT_THAT(simulation_table(all), Not(HasSubstr("are given up")));
+  all[0].result.replicas_given_up = 1.5;
+  EXPECT_THAT(
+      simulation_table(all),
+      HasSubstr("sherd: 1.5 replicas a run are given up"));
+  const auto json = nlohmann::json::parse(simulation_json(all));
+  EXPECT_EQ(json["replicas_given_up"], 1.5);
+}
+
 TEST(SimulationTable, HasEachPolicyAndEachAssumptionOnce) {
   const auto text = simulation_table(
       simulated({sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft}));
