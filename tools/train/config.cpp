@@ -372,6 +372,20 @@ void check_ddp(const TrainConfig& config) {
   }
 }
 
+// What needs memory of the host.
+void check_cuda(const TrainConfig& config) {
+  if (config.memory.count != 0) {
+    refuse(
+        "--memory",
+        "none with --device cuda, since it counts memory of the host",
+        std::to_string(config.memory.count));
+  }
+  if (config.exchange != "auto" && config.exchange != "collective") {
+    refuse(
+        "--exchange", "auto or collective with --device cuda", config.exchange);
+  }
+}
+
 // It decides what these would say.
 void check_memory(const TrainConfig& config) {
   if (config.recompute_activations) {
@@ -407,6 +421,10 @@ void check_config(const TrainConfig& config) {
   one_of(
       "exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
+  one_of("device", {"cpu", "cuda"}, config.device);
+  if (config.device == "cuda") {
+    check_cuda(config);
+  }
   if (config.strategy == "ddp") {
     check_ddp(config);
   } else if (

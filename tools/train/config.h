@@ -63,6 +63,7 @@ struct TrainConfig {
 
   bool recompute_activations = false;
   std::string dtype = "fp32";
+  std::string device = "cpu";
   std::string strategy = "full_shard";
   ByteSize budget;  // 0: what the strategy says.
   ByteSize memory;  // Of a process; 0: no limit.

@@ -238,6 +238,24 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefused) {
       "--dtype: expected one of fp32, bf16, fp16, found 'int8'");
 }
 
+TEST(TrainConfig, WhatNeedsMemoryOfTheHostIsRefusedForAGpu) {
+  const auto refusal = [](Flags flags) {
+    flags["device"] = "cuda";
+    return call_refusal([&] { from_flags(flags); });
+  };
+  EXPECT_EQ(refusal({}), "accepted");
+  EXPECT_EQ(refusal({{"exchange", "collective"}}), "accepted");
+  EXPECT_THAT(
+      refusal({{"exchange", "shm"}}),
+      HasSubstr("--exchange: expected auto or collective with --device cuda"));
+  EXPECT_THAT(
+      refusal({{"memory", "1GiB"}}),
+      HasSubstr("--memory: expected none with --device cuda"));
+  EXPECT_EQ(
+      flag_refusal("device", "tpu"),
+      "--device: expected one of cpu, cuda, found 'tpu'");
+}
+
 std::string llama_refusal(Flags flags) {
   flags["model"] = "llama";
   return call_refusal([&] { from_flags(flags); });

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/model.h"
 
+#include <string>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <sherd/base/error.h>
 #include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
+#include <torch/cuda.h>
 
 namespace sherd::tools {
 namespace {
@@ -26,10 +30,11 @@ models::RopeScaling rope_scaling_of(const TrainConfig& config) {
 }
 
 std::shared_ptr<models::LanguageModel> make_plain_model(
-    const TrainConfig& config, std::int64_t vocabulary) {
+    const TrainConfig& config, std::int64_t vocabulary, at::Device where) {
   const auto seed = static_cast<std::uint64_t>(config.seed);
   // Shards get their values one parameter at a time.
-  const at::Device device = config.strategy == "ddp" ? at::kCPU : at::kMeta;
+  const at::Device device =
+      config.strategy == "ddp" || !where.is_cpu() ? at::kCPU : at::kMeta;
   if (config.model != "gpt") {
     return std::make_shared<models::LlamaImpl>(models::LlamaConfig{
         .layers = config.layers,
@@ -63,9 +68,31 @@ std::shared_ptr<models::LanguageModel> make_plain_model(
 
 }  // namespace
 
+at::Device device_of(const TrainConfig& config, const World& world) {
+  if (config.device == "cpu") {
+    return at::kCPU;
+  }
+  const auto have = static_cast<int>(torch::cuda::device_count());
+  if (world.local_rank() >= have) {
+    throw Error(
+        "--device: expected cpu, or a LibTorch for CUDA and a GPU for each "
+        "rank "
+        "of the host, found cuda for local rank " +
+        std::to_string(world.local_rank()) + " and " + std::to_string(have) +
+        " GPUs");
+  }
+  const at::Device device(
+      at::kCUDA, static_cast<c10::DeviceIndex>(world.local_rank()));
+  c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(device);
+  return device;
+}
+
 std::shared_ptr<models::LanguageModel> make_model(
-    const TrainConfig& config, std::int64_t vocabulary) {
-  auto model = make_plain_model(config, vocabulary);
+    const TrainConfig& config, std::int64_t vocabulary, at::Device device) {
+  auto model = make_plain_model(config, vocabulary, device);
+  if (!device.is_cpu()) {
+    model->to(device);
+  }
   if (config.recompute_activations) {
     model->run_layers_with(ActivationCheckpointing(*model));
   }

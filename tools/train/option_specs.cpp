@@ -128,6 +128,9 @@ std::vector<OptionSpec> sharding_specs() {
        "it\n"
        "allows; 0: no limit",
        "Sharding", &C::memory},
+      {"device", "NAME",
+       "cpu, or cuda: each rank trains on the GPU with its local rank",
+       "Sharding", &C::device},
       {"exchange", "NAME",
        "shm: memory of one host; collective: Gloo; hierarchical: shm inside "
        "of\n"

@@ -68,14 +68,15 @@ Trainer::Trainer(
            .seed = static_cast<std::uint64_t>(config_.seed),
            .rank = world.rank(),
            .world_size = world.size()}),
-      model_(make_model(config_, corpus_->vocabulary())),
+      device_(device_of(config_, world)),
+      model_(make_model(config_, corpus_->vocabulary(), device_)),
       engine_(*model_, mesh_, config_),
       flops_per_token_(flops_per_token(
           {.parameters = multiplied_parameters(*model_),
            .layers = config_.layers,
            .width = config_.width,
            .sequence = config_.seq})),
-      peak_flops_(peak_flops(world_, config_)) {}
+      peak_flops_(peak_flops(world_, config_, device_)) {}
 
 std::int64_t Trainer::last_step() const {
   return config_.stop_at > 0 ? config_.stop_at : config_.steps;
@@ -120,8 +121,8 @@ double Trainer::forward_backward(
   if (config_.dropout > 0.0) {
     torch::manual_seed(dropout_seed(config_.seed, first_sample));
   }
-  const auto inputs = batch.inputs.chunk(config_.micro_batches);
-  const auto targets = batch.targets.chunk(config_.micro_batches);
+  const auto inputs = batch.inputs.to(device_).chunk(config_.micro_batches);
+  const auto targets = batch.targets.to(device_).chunk(config_.micro_batches);
   const auto rows = static_cast<double>(batch.inputs.size(0));
   double loss = 0;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -179,7 +180,8 @@ double Trainer::validate() {
   double sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto batch = batches_.validation(i);
-    sum += model_->loss(batch.inputs, batch.targets).item<double>();
+    sum += model_->loss(batch.inputs.to(device_), batch.targets.to(device_))
+               .item<double>();
   }
   model_->train();
   return mean(world_.all_gather({sum / static_cast<double>(count)}), 0);

@@ -85,6 +85,7 @@ class Trainer {
   const Mesh mesh_;
   const std::unique_ptr<data::BlendedCorpus> corpus_;
   data::GlobalBatches batches_;
+  const at::Device device_;
   const std::shared_ptr<models::LanguageModel> model_;
   TrainingEngine engine_;
   const double flops_per_token_;

@@ -42,7 +42,8 @@ FullyShardOptions shard_options(
   options.exchange = tools::parse_exchange_kind(config.exchange);
   options.prefetch_visits = int_of(config.prefetch);
   options.secondary_ranks = int_of(config.secondary_ranks);
-  options.share_gradients = config.optimizer == "muon";
+  options.share_gradients =
+      config.optimizer == "muon" && config.device == "cpu";
   if (config.dtype != "fp32") {
     options.mixed_precision.param_dtype =
         config.dtype == "bf16" ? at::kBFloat16 : at::kHalf;
