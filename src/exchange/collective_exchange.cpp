@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/status_from_exception.h"
 #include "base/worker_thread.h"
 #include "exchange/backward_status.h"
 #include "exchange/collective_steps.h"
@@ -70,7 +71,13 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    auto unsharded = unit_transport_->open_unit(unit, options, generation_);
+    std::shared_ptr<UnshardedUnit> unsharded;
+    auto room = with_room_for(unit, [&] {
+      unsharded = unit_transport_->open_unit(unit, options, generation_);
+    });
+    if (!room.ok()) {
+      return room;
+    }
     const bool is_new = unsharded_.emplace(unit, unsharded).second;
     SHERD_ASSERT(is_new, "a unit is gathered that is whole");
     if (model_.placement == ModelPlacement::kReplicate) {
@@ -112,7 +119,11 @@ class CollectiveExchange final : public Exchange {
   }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
-    return unit_transport_->gradient_slot(unit);
+    std::vector<at::Tensor> slot;
+    with_room_for(unit, [&] {
+      slot = unit_transport_->gradient_slot(unit);
+    }).throw_if_failed();
+    return slot;
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
@@ -200,6 +211,20 @@ class CollectiveExchange final : public Exchange {
  private:
   const UnitSpec& spec(UnitId unit) const {
     return model_.units[static_cast<std::size_t>(unit)];
+  }
+
+  // Peers would wait in vain for a rank that has no memory for a unit.
+  template <typename Take>
+  Status with_room_for(UnitId unit, const Take& take) {
+    try {
+      take();
+      return {};
+    } catch (const std::exception& error) {
+      return fail(
+          {ErrorCode::kUnavailable,
+           str("[exchange] no memory for unit ", spec(unit).name, ", ",
+               unit_bytes(spec(unit)), " bytes: ", first_line_of(error))});
+    }
   }
 
   // What progress() does.

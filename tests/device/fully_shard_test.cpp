@@ -3,6 +3,7 @@
 // Sharded training on devices: the bits of training on CPUs, without a wait of the host and without new
 // memory once a step is planned, and errors for what cannot be.
 #include <mutex>
+#include <optional>
 #include <gmock/gmock.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
@@ -300,6 +301,46 @@ TEST(DeviceFullyShard, ParametersOnADeviceAndTheCpuAreAnErrorThatNamesThem) {
             HasSubstr("parameter second.weight of unit second is on cpu"),
             HasSubstr("of unit (root) on checking:")));
   }
+}
+
+// Rank 1 has no block of more than `bytes_max` bytes in that part of a step. Expects that both ranks
+// are told at once, and of the unit.
+enum class Part { kForward, kBackward };
+void expect_no_memory(Part part, std::size_t bytes_max) {
+  expect_refused(
+      [=](const DeviceRank& self) {
+        torch::nn::Sequential model(
+            torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
+        for (const auto& parameter : model->parameters()) {
+          torch::nn::init::constant_(parameter, 0.01);
+        }
+        model->to(self.device);
+        auto options = by_layer();
+        options.units = units::none();
+        const auto fsdp = fully_shard(*model, self.world, options);
+        const auto x = torch::ones({1, 64}, self.device);
+        std::optional<OutOfMemoryScope> full;
+        const auto begin = [&](Part now) {
+          if (now == part && self.world.rank() == 1) {
+            full.emplace(self.device, bytes_max);
+          }
+        };
+        begin(Part::kForward);
+        const auto loss = model->forward(x).sum();
+        begin(Part::kBackward);
+        loss.backward();
+      },
+      AllOf(
+          HasSubstr("no memory for unit (root), 33"), HasSubstr(" bytes"),
+          HasSubstr("out of memory")));
+}
+
+TEST(DeviceFullyShard, NoMemoryForAUnitIsAnErrorOfAllThatNamesIt) {
+  expect_no_memory(Part::kForward, 20'000);
+}
+
+TEST(DeviceFullyShard, NoMemoryForGradientsIsAnErrorOfAllThatNamesTheUnit) {
+  expect_no_memory(Part::kBackward, 20'000);
 }
 
 TEST(DeviceFullyShard, RanksWithOtherDevicesAreAnErrorOnAllOfThem) {

@@ -164,6 +164,17 @@ std::vector<std::string> take_faults(c10::Device device) {
   return std::exchange(device_state().of(device.index()).faults, {});
 }
 
+OutOfMemoryScope::OutOfMemoryScope(c10::Device device, std::size_t bytes_max)
+    : device_(device) {
+  const std::lock_guard lock(device_state().mu);
+  device_state().of(device_.index()).bytes_max = bytes_max;
+}
+
+OutOfMemoryScope::~OutOfMemoryScope() {
+  const std::lock_guard lock(device_state().mu);
+  device_state().of(device_.index()).bytes_max = kNoLimit;
+}
+
 CaptureId DeviceState::capture_of(c10::DeviceIndex index, QueueId stream) {
   const auto& here = of(index);
   return here.captured.contains(stream) ? here.capture : 0;

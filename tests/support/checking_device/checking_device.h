@@ -54,6 +54,18 @@ class CaptureScope {
   const c10::Device device_;
 };
 
+// While it lives, a block of more than so many bytes is more memory than the device has.
+class OutOfMemoryScope {
+ public:
+  OutOfMemoryScope(c10::Device device, std::size_t bytes_max);
+  ~OutOfMemoryScope();
+  OutOfMemoryScope(const OutOfMemoryScope&) = delete;
+  OutOfMemoryScope& operator=(const OutOfMemoryScope&) = delete;
+
+ private:
+  const c10::Device device_;
+};
+
 // Counts, from when it was made, how often each stream of the device waits for a moment that no earlier
 // wait, of the stream or of the host, implies, and can leave such a wait out: a program in which every wait is needed is in fault
 // without any one of them. Streams are numbered: 0 is the default one, those made since follow in

@@ -109,6 +109,9 @@ class DeviceAllocator final : public c10::Allocator {
         {block.address, block.bytes, AccessKind::kWrite});
   }
   static void* take(DeviceState& state, const Block& block) {
+    TORCH_CHECK(
+        block.bytes <= state.of(block.device).bytes_max,
+        "[checking device] out of memory");
     auto& free_blocks = heap().free_blocks;
     const auto found = free_blocks.find({block.stream, block.bytes});
     if (found != free_blocks.end()) {

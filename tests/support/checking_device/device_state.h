@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
+#include <limits>
 #include <list>
 #include <map>
 #include <memory>
@@ -45,13 +46,16 @@ struct HostCopy {
   std::vector<char> bytes;
 };
 
+inline constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
+
 // Streams have numbers of their own over all devices; the default stream of a device has the device's.
 struct DeviceState {
   struct OneDevice {
     VectorClock host;  // What the host has waited for.
     std::int64_t host_synchronisations = 0;
-    CaptureId capture = 0;       // Under way.
-    std::set<QueueId> captured;  // The streams that take part in it.
+    std::size_t bytes_max = kNoLimit;  // Of a block of memory.
+    CaptureId capture = 0;             // Under way.
+    std::set<QueueId> captured;        // The streams that take part in it.
     std::vector<std::string> faults;
     // StreamWaits.
     std::vector<QueueId> watched;
