@@ -2,8 +2,9 @@
 //
 // What scripts/cuda_check.py links and starts: it counts CUDA devices, and where there is one, it
 // lets two streams wait for each other, gathers over NCCL with itself, copies what fault-tolerant
-// replicas send, replays a captured step, and trains a small model on all devices, a rank each, and with two and four ranks on
-// one device, in every way that differs in what is moved, beside the same ranks on the CPU.
+// replicas send, replays a captured step, and trains a small model on all devices, a rank each, and
+// with two and four ranks on one device, in every way that differs in what is moved, beside the same
+// ranks on the CPU.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

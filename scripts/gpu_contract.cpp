@@ -30,13 +30,7 @@ std::vector<std::string> run_on_a_gpu(
         guard.setDevice(device);
         // For the rest of this thread, that is for the body.
         (void)guard.exchangeStream(guard.getStreamFromGlobalPool(device));
-        return make(
-            self,
-            {device,
-             [&network, rank = self.rank](
-                 const std::string& name, const std::vector<int>& members) {
-               return network.backend(rank, name, members);
-             }});
+        return make(self, rank_device(network, self.rank, device));
       },
       fake, ranks, options, body);
 }

@@ -213,13 +213,13 @@ class CollectiveExchange final : public Exchange {
     return model_.units[static_cast<std::size_t>(unit)];
   }
 
-  // Peers would wait in vain for a rank that has no memory for a unit.
+  // Peers would wait in vain for a rank whose allocator has no memory for a unit.
   template <typename Take>
   Status with_room_for(UnitId unit, const Take& take) {
     try {
       take();
       return {};
-    } catch (const std::exception& error) {
+    } catch (const c10::Error& error) {
       return fail(
           {ErrorCode::kUnavailable,
            str("[exchange] no memory for unit ", spec(unit).name, ", ",

@@ -26,13 +26,7 @@ std::vector<std::string> run_on_checking_devices(
       [&](test::FakeRank& self) {
         const auto device = test::checking_device(self.rank);
         c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-        return make(
-            self,
-            {device,
-             [&network, rank = self.rank](
-                 const std::string& name, const std::vector<int>& members) {
-               return network.backend(rank, name, members);
-             }});
+        return make(self, rank_device(network, self.rank, device));
       },
       fake, ranks, options, body);
   for (int rank = 0; rank < ranks; ++rank) {

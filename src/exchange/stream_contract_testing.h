@@ -24,6 +24,17 @@ struct RankDevice {
       connect;
 };
 
+// `network` outlives it and makes backends between ranks that are threads.
+template <typename Network>
+RankDevice rank_device(Network& network, int rank, c10::Device device) {
+  return {
+      device,
+      [&network, rank](
+          const std::string& name, const std::vector<int>& members) {
+        return network.backend(rank, name, members);
+      }};
+}
+
 using MakeOnDevice = std::function<std::unique_ptr<Exchange>(
     test::FakeRank&, const RankDevice&)>;
 
