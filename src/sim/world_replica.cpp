@@ -365,7 +365,8 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
           by.fetched = newest_copy_for(by);
           carry_out(
               by,
-              by.fetched ? by.machine->fetched() : by.machine->fetch_failed());
+              by.fetched ? by.machine->fetched(by.fetched->state)
+                         : by.machine->fetch_failed());
         }
       });
 }

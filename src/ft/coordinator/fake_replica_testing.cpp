@@ -162,7 +162,8 @@ void FakeReplica::carry_out_one(const Task& task) {
           },
           [&](const CatchUpTask& task_of) {
             fetched_ = task_of.target;
-            later(Duration(0), [this] { carry_out(machine_.fetched()); });
+            later(
+                Duration(0), [this] { carry_out(machine_.fetched(fetched_)); });
           },
           [&](const StopCatchUpTask&) {},
           [&](const InstallTask& install) {

@@ -252,6 +252,25 @@ TEST(ProtocolModel, RandomWaysWithLogsThatAreLostAroundRollbacks) {
   EXPECT_GT(result.rollbacks_seen, 0);
 }
 
+ModelOptions two_whose_log_is_often_lost() {
+  return {
+      .replicas = 2,
+      .replicas_min = 1,
+      .steps = 8,
+      .epochs = 1000,
+      .crashes = 8,
+      .log_losses = 4,
+      .partitions = 2,
+      .latest_messages = true};
+}
+
+// Who has fetched the last step may be the only one that is left.
+TEST(ProtocolModel, RandomWaysOfTwoWhoseLogIsOftenLost) {
+  const auto result = walks_of(two_whose_log_is_often_lost(), 1000);
+  EXPECT_THAT(result.violation, IsEmpty());
+  EXPECT_GT(result.commits_seen, 0);
+}
+
 // ---- rules that are wrong on purpose ----
 
 TEST(ProtocolModelFinds, ALostLogThatIsMadeFromWhoeverAnswers) {
@@ -266,6 +285,12 @@ TEST(ProtocolModelFinds, ALostLogThatIsMadeFromWhoeverAnswers) {
            .mutation = Mutation::kRecoverFromSome},
           20000),
       "S8: ");
+}
+
+TEST(ProtocolModelFinds, AReplicaThatHoldsWhatNoViewHasNamed) {
+  auto options = two_whose_log_is_often_lost();
+  options.mutation = Mutation::kHoldUnnamedStates;
+  expect_found(walks_of(options, 20000), "S8: ");
 }
 
 TEST(ProtocolModelFinds, AReplicaThatAppliesWithoutACommit) {

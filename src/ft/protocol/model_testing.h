@@ -22,6 +22,7 @@ enum class Mutation {
   kLogTakesOldTerms,    // A coordinator that was replaced still writes.
   kBadGradientsCount,   // A replica reduces what it has found to be of no use.
   kRecoverFromSome,     // A lost log is made from whoever answers first.
+  kHoldUnnamedStates,   // What was fetched is held before a view names it.
 };
 
 struct ModelOptions {

@@ -194,7 +194,11 @@ class ModelAccess {
     words.push_back(one.serial_ * 2 + (one.stopped_ ? 1U : 0U));
     add(words, one.reducing_);
     add(words, one.applying_);
-    add(words, one.catching_up_);
+    words.push_back(one.catching_up_ ? 1 : 0);
+    if (one.catching_up_) {
+      add(words, one.catching_up_->target);
+      add(words, one.catching_up_->fetched);
+    }
     words.push_back(one.asked_ ? 1 : 0);
     words.push_back(one.installs_ * 2 + (one.installing_ ? 1U : 0U));
   }

@@ -232,10 +232,13 @@ void Model::add_what_it_does(
     const auto& target = self.catching_up->target;
     if (const auto* donor = donor_for(state, self, target)) {
       add(" has fetched",
-          [bits = donor->bits, held = *donor->protocol.held()](Process& one) {
+          [bits = donor->bits, held = *donor->protocol.held(),
+           as_named = options_.mutation ==
+               Mutation::kHoldUnnamedStates](Process& one) {
             one.catching_up.reset();
             one.fetched = {held, bits};
-            return one.protocol.fetched();
+            return one.protocol.fetched(
+                as_named ? one.protocol.view().canonical : held);
           });
     } else if (target != self.protocol.view().canonical) {
       add(" cannot fetch", [](Process& one) {

@@ -497,6 +497,7 @@ class Model {
         self.catching_up = *catch_up;
       } else if (std::get_if<StopCatchUpTask>(&task)) {
         self.catching_up.reset();
+        self.fetched.reset();
       } else if (const auto* install = std::get_if<InstallTask>(&task)) {
         self.installing = *install;
       } else if (std::get_if<StopTask>(&task)) {

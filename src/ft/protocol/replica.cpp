@@ -25,6 +25,16 @@ bool is_older(const RunView& view, const RunView& than) {
        view.planned->epoch < than.planned->epoch);
 }
 
+// Whether the view tells of the state, or of so much later ones that it names it no more.
+bool names(const RunView& view, const StateId& state) {
+  const auto& first =
+      view.recent.empty() ? view.canonical : view.recent.front().base;
+  return state.step < first.step || state == first ||
+      std::any_of(
+             view.recent.begin(), view.recent.end(),
+             [&](const Commit& one) { return one.result == state; });
+}
+
 RunView memory_of(RunView view) {
   view.peers.clear();
   view.planned.reset();
@@ -74,7 +84,11 @@ Tasks Replica::finish(bool reports) {
 Tasks Replica::received(const RunView& view) {
   if (view.asks) {
     asked_ = run_ != 0 && !stopped_;
-    return asked_ ? finish() : Tasks();
+    if (!asked_) {
+      return {};
+    }
+    stop_catching_up();  // The run may go on without what is fetched.
+    return finish();
   }
   // A coordinator with another log has nothing to say here, and what is held may
   // be all that there is of the run.
@@ -91,6 +105,11 @@ Tasks Replica::received(const RunView& view) {
     return {};
   }
   const auto before = report();
+  // A new epoch may follow a rollback of what was fetched, which no view will name.
+  if (catching_up_ && catching_up_->fetched && view.epoch != view_.epoch &&
+      !names(view, *catching_up_->fetched)) {
+    stop_catching_up();
+  }
   run_ = view.run;
   view_ = view;
   asked_ = false;
@@ -138,9 +157,7 @@ void Replica::follow() {
     catch_up();
     return;
   }
-  if (std::exchange(catching_up_, std::nullopt)) {
-    tasks_.emplace_back(StopCatchUpTask());
-  }
+  stop_catching_up();
   const auto* mine = own_member();
   if (mine == nullptr) {
     return;
@@ -188,11 +205,33 @@ void Replica::join() {
 
 void Replica::catch_up() {
   forget_gradients();
-  if (catching_up_) {
-    return;  // One after another: it ends, or fails.
+  if (catching_up_ && catching_up_->fetched) {
+    install_what_is_named();
   }
-  catching_up_ = view_.canonical;
+  // One after another: it ends, or fails.
+  if (catching_up_ || asked_) {
+    return;
+  }
+  catching_up_ = CatchUp{view_.canonical};
   tasks_.emplace_back(CatchUpTask{held_, view_.canonical});
+}
+
+// Whoever it was fetched from may have heard of a later commit than this replica.
+void Replica::install_what_is_named() {
+  const auto& state = *catching_up_->fetched;
+  if (names(view_, state)) {
+    installing_ = true;
+    tasks_.emplace_back(InstallTask{++installs_});
+  } else if (state.step <= view_.canonical.step) {
+    stop_catching_up();  // It did not lead to canonical.
+  }
+}
+
+// What is being installed is installed.
+void Replica::stop_catching_up() {
+  if (!installing_ && std::exchange(catching_up_, std::nullopt)) {
+    tasks_.emplace_back(StopCatchUpTask());
+  }
 }
 
 void Replica::stop_reducing() {
@@ -270,17 +309,17 @@ Tasks Replica::applied(
   return hold(state, digest);
 }
 
-Tasks Replica::fetched() {
-  if (!catching_up_ || installing_ || stopped_) {
+Tasks Replica::fetched(const StateId& state) {
+  if (!catching_up_ || catching_up_->fetched || stopped_) {
     return {};
   }
-  installing_ = true;
-  tasks_.emplace_back(InstallTask{++installs_});
+  catching_up_->fetched = state;
+  follow();
   return finish(false);
 }
 
 Tasks Replica::fetch_failed() {
-  if (!catching_up_ || installing_ || stopped_) {
+  if (!catching_up_ || catching_up_->fetched || stopped_) {
     return {};
   }
   catching_up_.reset();

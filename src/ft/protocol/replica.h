@@ -38,8 +38,10 @@ class Replica {
       const StateId& state, const std::optional<StateDigest>& digest = {});
   // The gradients of the ComputeTask `serial` are not reduced.
   Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
-  // The end of the last CatchUpTask. After a failure the task is given anew.
-  Tasks fetched();
+  // The end of the last CatchUpTask. What was fetched is installed when a view has told that it was
+  // committed: a replica that holds a step also remembers it, for a log that is lost. After a
+  // failure the task is given anew.
+  Tasks fetched(const StateId& state);
   Tasks fetch_failed();
   Tasks installed(
       std::uint64_t serial,
@@ -56,7 +58,12 @@ class Replica {
   bool operator==(const Replica&) const = default;
 
  private:
-  friend class ModelAccess;          // The model checker's.
+  friend class ModelAccess;  // The model checker's.
+  struct CatchUp {
+    StateId target;
+    std::optional<StateId> fetched{};  // It waits for a view that names it.
+    bool operator==(const CatchUp&) const = default;
+  };
   const Member* own_member() const;  // In the last view; null: it is none.
   bool has_joined(const Epoch& epoch) const;
   void settle_vote();
@@ -64,6 +71,8 @@ class Replica {
   void join();
   void reduce();
   void catch_up();
+  void install_what_is_named();
+  void stop_catching_up();
   void stop_reducing();
   void forget_gradients();
   Tasks hold(const StateId& state, const std::optional<StateDigest>& digest);
@@ -86,7 +95,7 @@ class Replica {
   std::optional<Suspicion> suspicion_;
   std::optional<StateDigest> digest_;
   std::optional<BadGradients> bad_gradients_;  // Those of samples_.
-  std::optional<StateId> catching_up_;         // The target.
+  std::optional<CatchUp> catching_up_;
   std::uint64_t installs_ = 0;
   bool installing_ = false;  // Until it ends nobody knows what is held.
   bool asked_ = false;       // By a coordinator whose log is empty.

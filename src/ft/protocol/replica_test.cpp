@@ -283,7 +283,7 @@ TEST(Replica, CatchesUpAndInstallsWhatItFetched) {
   EXPECT_THAT(
       names(replica.received(view)), ElementsAre("stop reduce", "catch up 1"));
   EXPECT_THAT(names(replica.fetch_failed()), ElementsAre("catch up 1"));
-  EXPECT_THAT(names(replica.fetched()), ElementsAre("install"));
+  EXPECT_THAT(names(replica.fetched(kSecond)), ElementsAre("install"));
   EXPECT_EQ(replica.held(), kFirst);
   // Nothing else begins meanwhile, whatever is canonical.
   EXPECT_THAT(
@@ -305,8 +305,78 @@ TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
   EXPECT_THAT(
       names(replica.received(back)),
       UnorderedElementsAre("stop catching up", "join 2", "compute 1"));
-  EXPECT_THAT(names(replica.fetched()), IsEmpty());
+  EXPECT_THAT(names(replica.fetched(kSecond)), IsEmpty());
   EXPECT_EQ(replica.held(), kFirst);
+}
+
+// ---- a donor that has heard of a later commit ----
+
+const StateId kThird{2, {7, 8}};
+
+// It holds kFirst, knows of kSecond and has fetched kThird.
+Replica ahead_of_its_view() {
+  Replica replica(kIdentity);
+  auto view = committed();
+  view.members.pop_back();
+  EXPECT_THAT(
+      names(replica.received(view)), ElementsAre("catch up 1", "report"));
+  EXPECT_THAT(names(replica.fetched(kThird)), IsEmpty());
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());
+  return replica;
+}
+
+// A view of another member that leads from kSecond to `next`.
+RunView after_second(const StateId& next) {
+  auto view = committed();
+  view.members.pop_back();
+  view.canonical = next;
+  view.recent.push_back({{{1, 1}, 2}, kSecond, next, 98});
+  return view;
+}
+
+TEST(Replica, InstallsWhatItFetchedWhenAViewHasNamedIt) {
+  auto replica = ahead_of_its_view();
+  EXPECT_THAT(
+      names(replica.received(after_second(kThird))), ElementsAre("install"));
+  replica.installed(1, kThird);
+  EXPECT_EQ(replica.held(), kThird);
+}
+
+TEST(Replica, InstallsNothingThatAViewHasPassedBy) {
+  auto replica = ahead_of_its_view();
+  EXPECT_THAT(
+      names(replica.received(after_second({2, {9, 9}}))),
+      ElementsAre("stop catching up", "catch up 2"));
+}
+
+// Nobody may be left who holds it, and no view will name it.
+TEST(Replica, WaitsInNoLaterEpochForAViewThatNamesWhatItFetched) {
+  auto replica = ahead_of_its_view();
+  auto view = committed();
+  view.recent.clear();
+  view.epoch = {1, 2};
+  view.members.pop_back();
+  EXPECT_THAT(
+      names(replica.received(view)),
+      ElementsAre("stop catching up", "catch up 1"));
+}
+
+// The run goes on from what all remember.
+TEST(Replica, WhoIsAskedWhatItRemembersDropsWhatItFetches) {
+  auto replica = ahead_of_its_view();
+  RunView question;
+  question.asks = true;
+  EXPECT_THAT(
+      names(replica.received(question)),
+      ElementsAre("stop catching up", "report"));
+  EXPECT_EQ(replica.report().remembers->canonical, kSecond);
+  EXPECT_THAT(names(replica.fetched(kThird)), IsEmpty());
+  EXPECT_THAT(names(replica.fetch_failed()), IsEmpty());
+  auto view = committed();
+  view.term = 2;
+  view.members.pop_back();
+  EXPECT_THAT(
+      names(replica.received(view)), ElementsAre("catch up 1", "report"));
 }
 
 TEST(Replica, FollowsWithoutSamples) {
@@ -418,7 +488,7 @@ TEST(Replica, WhatIsDamagedIsFetchedAnewAndLeavesTheEpoch) {
   EXPECT_EQ(replica.report().held, std::nullopt);
   EXPECT_EQ(replica.report().suspicion->accused, kMe);
   // The same attempt is not reduced twice.
-  replica.fetched();
+  replica.fetched(kFirst);
   EXPECT_THAT(
       names(replica.installed(1, kFirst)), ElementsAre("compute 1", "report"));
 }

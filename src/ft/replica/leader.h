@@ -67,8 +67,9 @@ class Leader {
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
-    std::string failure{};                             // Of the last donor.
-    std::vector<SnapshotDonor> asked;                  // For a snapshot.
+    StateId state{};                   // That ranks fetch as a whole.
+    std::string failure{};             // Of the last donor.
+    std::vector<SnapshotDonor> asked;  // For a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };
 
@@ -123,7 +124,8 @@ class Leader {
   void heard_snapshot(std::size_t donor, const Result<StateId>& state);
   void fetch_state();
   void warm_up();
-  void fetch_done(bool ok);
+  void fetched(StateId state);
+  void fetch_failed();
 
   net::Loop& loop_;
   const LeaderOptions options_;

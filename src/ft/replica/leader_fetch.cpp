@@ -120,7 +120,7 @@ void Leader::ask_snapshots() {
     }
   }
   if (catch_up_->asked.empty()) {
-    fetch_done(false);
+    fetch_failed();
     return;
   }
   warm_up();
@@ -166,6 +166,7 @@ void Leader::fetch_state() {
     try_next_donor();
     return;
   }
+  catch_up_->state = *state;
   catch_up_->serial = ++fetches_;
   catch_up_->answers.assign(ranks(), std::nullopt);
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
@@ -230,7 +231,7 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
        (known == recent.end() || *known == first) &&
        first.gradients == digest_of_parts(digests));
   if (good && right) {
-    fetch_done(true);
+    fetched(catch_up_->wants_sum ? first.result : catch_up_->state);
     return;
   }
   for (const auto& answer : catch_up_->answers) {
@@ -241,17 +242,17 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
   try_next_donor();
 }
 
+void Leader::fetched(StateId state) {
+  catch_up_.reset();
+  fetch_backoff_.reset();
+  carry_out(machine_.fetched(state));
+}
+
 // Logs each failure once, since the same is tried again soon.
-void Leader::fetch_done(bool ok) {
+void Leader::fetch_failed() {
   const auto failure = std::exchange(catch_up_, std::nullopt)->failure;
-  if (!ok && !failure.empty() &&
-      std::exchange(fetch_failure_, failure) != failure) {
+  if (!failure.empty() && std::exchange(fetch_failure_, failure) != failure) {
     log_warning(str("[ft] not fetched: ", failure));
-  }
-  if (ok) {
-    fetch_backoff_.reset();
-    carry_out(machine_.fetched());
-    return;
   }
   retry_ = loop_.after(
       fetch_backoff_.next(), [this] { carry_out(machine_.fetch_failed()); });
