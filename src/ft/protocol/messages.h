@@ -294,7 +294,7 @@ struct RecoveryRecord {
   std::vector<IncarnationRecord> lives;
   StateId first;                // The oldest state that is known.
   std::vector<Commit> commits;  // That led on from it, oldest first.
-  // States that replicas hold and that did not lead to the last one.
+  // States that replicas hold, or have loaded, and that did not lead to the last one.
   std::vector<StateId> given_up;
   SampleSet consumed;  // By all steps that led to the last one.
   const StateId& canonical() const {

@@ -184,10 +184,18 @@ RecoveryRecord record_of(
   for (const auto& commit : record.commits) {
     known.insert(commit.result);
   }
+  const auto give_up = [&](const std::optional<StateId>& held) {
+    if (held && held->step > record.first.step && known.insert(*held).second) {
+      record.given_up.push_back(*held);
+    }
+  };
   for (const auto* one : question.answers) {
-    if (one->held && one->held->step > record.first.step &&
-        known.insert(*one->held).second) {
-      record.given_up.push_back(*one->held);
+    give_up(one->held);
+  }
+  // A checkpoint may be of a step that was rolled back.
+  for (const auto& [replica, loaded] : question.fresh) {
+    if (loaded && loaded->step <= view.canonical.step) {
+      give_up(loaded);
     }
   }
   return record;

@@ -195,6 +195,15 @@ TEST(Recovery, WhatWasGivenUpIsKnownAsSuch) {
   EXPECT_THAT(memories.recover().record->given_up, ElementsAre(other));
 }
 
+// A checkpoint of a step that was rolled back before the log was lost.
+TEST(Recovery, WhatWasLoadedAndLedNowhereIsGivenUpToo) {
+  auto former = after_one_step();
+  const StateId other{1, {7, 7}};
+  const auto last = former.view(0).canonical;
+  const auto recovery = Memories(former, {0}).recover({{1, last}, {2, other}});
+  EXPECT_THAT(recovery.record->given_up, ElementsAre(other));
+}
+
 TEST(Recovery, WhatCannotHaveBeenIsRefusedWithAReason) {
   auto former = after_one_step();
   Memories memories(former, {0, 1, 2});
@@ -398,6 +407,20 @@ TEST(Recovery, WhoHasStartedAnewAndGoneIsWaitedFor) {
   script.say(2);
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_EQ(script.view(0).canonical, former.view(0).canonical);
+}
+
+TEST(Recovery, WhoHasLoadedWhatLedNowhereCatchesUp) {
+  auto former = after_one_step();
+  CoordinatorScript script(recovering_options());
+  script.report(2).incarnation = 777;
+  script.report(2).held = StateId{1, {7, 7}};
+  script.say(2);
+  answer(script, former, {0, 1});
+  EXPECT_EQ(script.view(2).canonical, former.view(0).canonical);
+  script.report(2).run = 1;  // It has heard of it.
+  script.say(2);
+  EXPECT_EQ(script.coordinator().complaint(), "");
+  EXPECT_EQ(script.view(2).fenced, "");
 }
 
 // A life that the lost log had replaced is not known as such any more.
