@@ -2,9 +2,12 @@
 //
 // Links between replicas that are cut, slow, late or damaged. F40, F41 and F62 are
 // RingStrangers and RingDamage, F65 is RingStop of ft_ring_test.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"
 
@@ -84,6 +87,41 @@ TEST(FaultsNetwork, F36OneAtATenthOfTheBandwidthIsNotEvicted) {
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 1, 2}, .gap_max = kGap});
   EXPECT_EQ(outcome.epochs(), 1);
+}
+
+bool are_linked(
+    const std::vector<Member>& ring, ReplicaId one, ReplicaId other) {
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// In frames that are large enough to be measured.
+TEST(FaultsNetwork, ASlowLinkOfFourIsNotUsedInTheNextOrder) {
+  auto options = with_links();
+  options.replicas = 4;
+  options.steps = 24;
+  options.buckets = {131072};
+  options.coordinator.hang_after = milliseconds(5000);
+  options.coordinator.first_hang_after = milliseconds(5000);
+  Cluster cluster(options);
+  for (const auto& [from, to] : {std::pair(0U, 1U), std::pair(1U, 0U)}) {
+    cluster.link(from, to).set_both({.bytes_per_second = 5'000'000});
+  }
+  const auto outcome = cluster.run();
+  outcome.check(
+      {.survivors = {0, 1, 2, 3},
+       .gap_max = 2 * kGap,
+       .says = {"its link with replica 1 carries"}});
+  EXPECT_EQ(outcome.epochs(), 2);
+  const auto chain = outcome.chain();
+  EXPECT_TRUE(are_linked(chain.front()->participants, 0, 1));
+  EXPECT_FALSE(are_linked(chain.back()->participants, 0, 1));
+  EXPECT_EQ(chain.back()->participants.size(), 4U);
 }
 
 TEST(FaultsNetwork, F37DelayAndJitterEvictNobody) {

@@ -201,6 +201,7 @@ bool Coordinator::take(const Report& report) {
         IncarnationRecord{replica, report.incarnation},
         str("replica ", replica, " has started"));
     link_faults_.forget(replica);
+    slow_links_.forget(replica);
     forget_broken_links(replica);
     replicas_[replica].failed_joins = 0;
   }

@@ -20,7 +20,9 @@
 #include "base/clock.h"
 #include "ft/protocol/history.h"
 #include "ft/protocol/link_faults.h"
+#include "ft/protocol/member_order.h"
 #include "ft/protocol/messages.h"
+#include "ft/protocol/slow_links.h"
 
 namespace sherd::ft {
 
@@ -66,6 +68,8 @@ struct CoordinatorOptions {
   // How long a replica stays out that failed its peers for the second time, doubled each time.
   Duration backoff = std::chrono::seconds(1);
   Duration backoff_max = std::chrono::seconds(60);
+  // Members change their order for links that are slow so often at most.
+  Duration reorder_interval = std::chrono::seconds(30);
   // The longest time between two tries to connect one that the others cannot reach, which costs them
   // nothing.
   Duration rejoin_max = std::chrono::seconds(4);
@@ -262,6 +266,10 @@ class Coordinator {
   void postpone(ReplicaId replica, Duration wait, const std::string& why);
   Duration rejoin_wait(ReplicaId replica) const;
   void leave_out_culprits();
+  void judge_links();
+  LinkQualityOf link_quality() const;
+  std::vector<Member> in_order(std::vector<Member> members) const;
+  bool plan_other_order();
   bool drop_plan();
   // Who failed to be connected comes in alone.
   std::optional<ReplicaId> next_suspect() const;
@@ -305,6 +313,8 @@ class Coordinator {
       undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.
   std::vector<ReplicaId> undecided_replicas_;  // Between whom.
   LinkFaults link_faults_;
+  SlowLinks slow_links_;
+  Instant reorder_at_{};  // No other order is planned before.
   // Since the last epoch began to run. No new epoch has their culprits.
   std::vector<BrokenLink> broken_links_;
   Epoch started_;  // The last one that all had joined.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which links the coordinator suspects, and whom it leaves out for them.
+// Which links the coordinator suspects or finds slow, whom it leaves out for them, and how it orders
+// members round them.
 #include <algorithm>
 #include <utility>
 
@@ -92,6 +93,46 @@ void Coordinator::leave_out_culprits() {
     postpone(culprit, Duration(0), why_left_out(culprit, broken_links_));
   }
   broken_links_.clear();
+}
+
+// ---- links that are slow ----
+
+// Once a step, by what members have measured in this epoch.
+void Coordinator::judge_links() {
+  constexpr double kMega = 1e6;
+  std::vector<MeasuredLink> links;
+  for (const auto& member : history_.members) {
+    for (const auto& link : replicas_.at(member.replica).report.link_speeds) {
+      if (is_member(link.peer)) {
+        links.push_back({member.replica, link.peer, link.bytes_per_s});
+      }
+    }
+  }
+  for (const auto& link : slow_links_.judge(links)) {
+    decisions_.push_back(
+        {DetectedFault{"slow_links", name_of(link.one)},
+         str("its link with ", name_of(link.other), " carries ",
+             static_cast<std::int64_t>(
+                 static_cast<double>(link.bytes_per_s) / kMega),
+             " MB/s, half as much as most or less: orders of members avoid "
+             "it")});
+  }
+}
+
+LinkQualityOf Coordinator::link_quality() const {
+  return [this](ReplicaId one, ReplicaId other) {
+    if (link_faults_.bad(one, other)) {
+      return LinkQuality::kBad;
+    }
+    return slow_links_.slow(one, other) ? LinkQuality::kSlow
+                                        : LinkQuality::kGood;
+  };
+}
+
+std::vector<Member> Coordinator::in_order(std::vector<Member> members) const {
+  return link_faults_.all().empty() && !slow_links_.any()
+      ? members
+      : order_of(std::move(members), link_quality());
 }
 
 }  // namespace sherd::ft

@@ -206,6 +206,92 @@ TEST(CoordinatorLinks, ALinkIsSuspectedByWhatItsEndsSay) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 3, 2));
 }
 
+// ---- links that are slow ----
+
+// Each member tells how fast data come from the one before it; between 0 and 1 they are so fast.
+void measure(CoordinatorScript& script, std::uint64_t between_0_and_1) {
+  constexpr std::uint64_t kFast = 100'000'000;
+  const auto ring = script.members(0);
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto before = ring[(i + ring.size() - 1) % ring.size()];
+    const bool slow = std::max(before, ring[i]) == 1;
+    script.report(ring[i]).link_speeds = {
+        {before, slow ? between_0_and_1 : kFast}};
+  }
+}
+
+void make_step(CoordinatorScript& script, std::uint64_t between_0_and_1) {
+  measure(script, between_0_and_1);
+  for (const ReplicaId one : {0U, 1U, 2U, 3U}) {
+    script.vote(one);
+  }
+  script.apply({0, 1, 2, 3});
+}
+
+CoordinatorScript after_slow_steps() {
+  CoordinatorScript script(options_of(1, 4));
+  script.begin({0, 1, 2, 3});
+  for (int step = 1; step < SlowLinks::kStepsUntilSlow; ++step) {
+    make_step(script, 30'000'000);
+    EXPECT_THAT(planned(script), IsEmpty());
+  }
+  make_step(script, 30'000'000);
+  return script;
+}
+
+TEST(CoordinatorLinks, MembersGoRoundASlowLinkFromACommitOn) {
+  auto script = after_slow_steps();
+  EXPECT_THAT(
+      script.notices(),
+      ElementsAre("slow_links replica 0: its link with replica 1 carries 30 "
+                  "MB/s, half as much as most or less: orders of members avoid "
+                  "it"));
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 1, 3));
+  const auto epoch = script.view(0).planned->epoch;
+  script.join_plan({0, 1, 2, 3});
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2, 3));
+  make_step(script, 30'000'000);
+  EXPECT_EQ(script.view(0).epoch, epoch);
+  EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
+  EXPECT_THAT(script.members(0), ElementsAre(0, 2, 1, 3));
+  // Nobody missed a step.
+  for (const auto& member : script.view(0).members) {
+    EXPECT_FALSE(member.samples.empty());
+  }
+  EXPECT_EQ(script.view(0).canonical.step, SlowLinks::kStepsUntilSlow + 1);
+  for (int step = 0; step < 20; ++step) {
+    script.wait(kHold);
+    make_step(script, 30'000'000);
+    EXPECT_THAT(planned(script), IsEmpty());
+  }
+  EXPECT_EQ(script.view(0).epoch, epoch);
+}
+
+TEST(CoordinatorLinks, WhatComesBeforeTheOtherOrderHasThatOrder) {
+  auto script = after_slow_steps();
+  script.say(4);
+  script.lose(3);  // The epoch ends, and the next one is formed.
+  script.wait(kSettle);
+  script.join({0, 1, 2});
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));  // There is no other.
+  script.report(4).held = script.view(0).canonical;
+  script.say(4);
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 1, 4));
+}
+
+TEST(CoordinatorLinks, AnOrderThatCannotBeConnectedIsNotPlannedAgainAtOnce) {
+  auto script = after_slow_steps();
+  script.cannot_reach_as_planned(2, 1);
+  EXPECT_THAT(planned(script), IsEmpty());
+  make_step(script, 30'000'000);
+  EXPECT_THAT(planned(script), IsEmpty());
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2, 3));
+  script.pass(CoordinatorOptions().reorder_interval);
+  make_step(script, 30'000'000);
+  // A slow link is better than one that carries nothing.
+  EXPECT_THAT(planned(script), ElementsAre(0, 2, 3, 1));
+}
+
 TEST(CoordinatorLinks, WhoStartsAnewHasGoodLinksAgain) {
   CoordinatorScript script(options_of(1, 4));
   script.begin({0, 1, 2, 3});

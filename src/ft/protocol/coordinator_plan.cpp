@@ -164,6 +164,31 @@ std::optional<ReplicaId> Coordinator::next_suspect() const {
   return next;
 }
 
+// The same members, without slow links between them. They connect beside the epoch under way, and
+// a commit begins the new one, so that no step waits for it.
+bool Coordinator::plan_other_order() {
+  if (!slow_links_.any() || now_ < reorder_at_) {
+    return false;
+  }
+  reorder_at_ = now_ + options_.reorder_interval;
+  PlannedEpoch next;
+  for (const auto replica : member_ids_) {
+    next.members.push_back(
+        {replica, replicas_.at(replica).report.incarnation, {}});
+  }
+  next.members = in_order(std::move(next.members));
+  const auto quality = link_quality();
+  if (cost_of_order(next.members, quality) >=
+      cost_of_order(history_.members, quality)) {
+    return false;
+  }
+  next.epoch = next_epoch();
+  planned_ = std::move(next);
+  plan_until_ = now_ + options_.join_timeout;
+  tell_all("another order of members has fewer slow links");
+  return true;
+}
+
 bool Coordinator::plan() {
   // With the step that is under way the epoch ends, and whatever was planned.
   if (std::any_of(
@@ -185,7 +210,7 @@ bool Coordinator::plan() {
     return false;
   }
   if (replicas_.size() == history_.members.size()) {
-    return false;  // There is nobody else.
+    return plan_other_order();  // There is nobody else.
   }
   const auto is_welcome = [&](const auto& one) {
     return !is_member(one.first) && one.second.failed_joins == 0 &&
@@ -205,10 +230,10 @@ bool Coordinator::plan() {
     }
   }
   if (newcomer.empty()) {
-    return false;
+    return plan_other_order();
   }
   next.epoch = next_epoch();
-  next.members = link_faults_.ring_of(std::move(next.members));
+  next.members = in_order(std::move(next.members));
   planned_ = std::move(next);
   plan_until_ = now_ + options_.join_timeout;
   tell_all(str(newcomer, " has caught up"));

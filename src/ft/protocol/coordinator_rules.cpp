@@ -333,7 +333,7 @@ bool Coordinator::form() {
   if (somebody_will_hold() && now_ < form_at_ + options_.join_timeout) {
     return false;
   }
-  auto members = link_faults_.ring_of(next_members(*base));
+  auto members = in_order(next_members(*base));
   if (are_too_few(members)) {
     return false;
   }
@@ -574,6 +574,7 @@ void Coordinator::commit_step(
   auto members = switches ? members_of_plan(consumed) : std::vector<Member>();
   const auto committed = str(text_of(commit.attempt), " is committed");
   const auto result = commit.result;
+  judge_links();
   write(std::move(record), reason);
   first_vote_.reset();
   suspected_.clear();

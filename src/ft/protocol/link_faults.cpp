@@ -2,7 +2,6 @@
 #include "ft/protocol/link_faults.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <set>
 
 #include "base/check.h"
@@ -17,101 +16,6 @@ constexpr std::size_t kLinksMax = 4096;
 
 std::pair<ReplicaId, ReplicaId> key_of(ReplicaId one, ReplicaId other) {
   return std::minmax(one, other);
-}
-
-using Members = std::vector<Member>;
-
-// By position, the positions of those that it is connected with.
-using Peers = std::vector<std::vector<int>>;
-
-Peers peers_of_all(const Members& members) {
-  const auto count = static_cast<int>(members.size());
-  Peers peers;
-  for (int position = 0; position < count; ++position) {
-    peers.push_back(peers_of(count, position));
-  }
-  return peers;
-}
-
-int bad_links_at(
-    const LinkFaults& links,
-    const Members& members,
-    const Peers& peers,
-    std::size_t at) {
-  return static_cast<int>(
-      std::count_if(peers[at].begin(), peers[at].end(), [&](int peer) {
-        return links.bad(
-            members[at].replica,
-            members[static_cast<std::size_t>(peer)].replica);
-      }));
-}
-
-// Two members change places so that fewer links are bad; false: nobody's place
-// is a better one for who is at `at`.
-bool swap(
-    const LinkFaults& links,
-    Members& members,
-    const Peers& peers,
-    std::size_t at) {
-  const auto bad = [&](std::size_t other) {
-    return bad_links_at(links, members, peers, at) +
-        bad_links_at(links, members, peers, other);
-  };
-  for (std::size_t other = 0; other < members.size(); ++other) {
-    const int before = bad(other);
-    std::swap(members[at], members[other]);
-    if (bad(other) < before) {
-      return true;
-    }
-    std::swap(members[at], members[other]);
-  }
-  return false;
-}
-
-// In trees. Fewer bad links; false: none can be mended.
-bool mend_by_swap(
-    const LinkFaults& links, Members& members, const Peers& peers) {
-  for (std::size_t at = 0; at < members.size(); ++at) {
-    if (bad_links_at(links, members, peers, at) > 0 &&
-        swap(links, members, peers, at)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Ring links a-b and c-d become a-c and b-d when what lies from b to c is turned
-// round, and no other link changes. Here a is the last and b the first. False:
-// there is no place where both new ones are good.
-bool turn(const LinkFaults& links, Members& ring) {
-  for (std::size_t c = 1; c + 2 < ring.size(); ++c) {
-    if (!links.bad(ring.back().replica, ring[c].replica) &&
-        !links.bad(ring.front().replica, ring[c + 1].replica)) {
-      std::reverse(
-          ring.begin(), ring.begin() + static_cast<std::ptrdiff_t>(c) + 1);
-      return true;
-    }
-  }
-  return false;
-}
-
-// One bad link less; false: none can be mended.
-bool mend(const LinkFaults& links, Members& ring) {
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto before = (i + ring.size() - 1) % ring.size();
-    if (!links.bad(ring[before].replica, ring[i].replica)) {
-      continue;
-    }
-    Members turned = ring;
-    std::rotate(
-        turned.begin(), turned.begin() + static_cast<std::ptrdiff_t>(i),
-        turned.end());
-    if (turn(links, turned)) {
-      ring = std::move(turned);
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -226,35 +130,6 @@ void LinkFaults::forget(ReplicaId replica) {
 bool LinkFaults::bad(ReplicaId one, ReplicaId other) const {
   const auto found = all_.find(key_of(one, other));
   return found != all_.end() && found->second.epochs >= kBad;
-}
-
-// Each time there are fewer bad links, so it ends. Where each two replicas that
-// have a bad link have together good links to as many as there are members, all
-// can be mended (Palmer's proof of Ore's theorem): with one bad link, from four
-// members on.
-std::vector<Member> LinkFaults::ring_of(std::vector<Member> members) const {
-  if (all_.empty() || members.size() < 4) {
-    return members;
-  }
-  if (reduce_shape_of(static_cast<int>(members.size())) != ReduceShape::kRing) {
-    const Peers peers = peers_of_all(members);
-    while (mend_by_swap(*this, members, peers)) {
-    }
-    return members;
-  }
-  bool mended = false;
-  while (mend(*this, members)) {
-    mended = true;
-  }
-  if (mended) {
-    std::rotate(
-        members.begin(),
-        std::min_element(
-            members.begin(), members.end(),
-            [](const auto& a, const auto& b) { return a.replica < b.replica; }),
-        members.end());
-  }
-  return members;
 }
 
 }  // namespace sherd::ft

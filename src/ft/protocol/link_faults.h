@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Links between replicas that carry nothing: whom to leave out when a ring, or the trees of more
-// members, cannot be connected, and how to order members round such links. LinkFaults remembers links for as long as both ends live: a link is
+// members, cannot be connected. LinkFaults remembers links for as long as both ends live: a link is
 // bad once it could not be connected, or was suspected in two epochs, and good again when one of its
-// ends starts anew. Thread rule: values.
+// ends starts anew. member_order.h orders members round such links. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -56,10 +56,6 @@ class LinkFaults {
   void forget(ReplicaId replica);
 
   bool bad(ReplicaId one, ReplicaId other) const;
-
-  // The members in an order with as few bad links of their ring or trees as can be found; the given
-  // order if it has none. Deterministic.
-  std::vector<Member> ring_of(std::vector<Member> members) const;
 
   using All = std::map<std::pair<ReplicaId, ReplicaId>, SuspicionCount>;
   const All& all() const { return all_; }

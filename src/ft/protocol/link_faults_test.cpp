@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <random>
 #include <gmock/gmock.h>
-#include "ft/protocol/reduce_shape.h"
 
 namespace sherd::ft {
 namespace {
@@ -19,23 +18,6 @@ std::vector<Member> members_of(ReplicaId count) {
     members.push_back({replica, replica + 100, {{replica, replica + 1}}});
   }
   return members;
-}
-
-std::vector<ReplicaId> names_of(const std::vector<Member>& members) {
-  std::vector<ReplicaId> names;
-  for (const auto& member : members) {
-    names.push_back(member.replica);
-  }
-  return names;
-}
-
-int bad_links(const LinkFaults& links, const std::vector<Member>& ring) {
-  int bad = 0;
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto& next = ring[(i + 1) % ring.size()];
-    bad += links.bad(ring[i].replica, next.replica) ? 1 : 0;
-  }
-  return bad;
 }
 
 void make_bad(LinkFaults& links, ReplicaId one, ReplicaId other) {
@@ -112,133 +94,6 @@ TEST(LinkFaults, NobodyIsAtOddsWithItself) {
   LinkFaults links;
   make_bad(links, 1, 1);
   EXPECT_TRUE(links.all().empty());
-}
-
-TEST(LinkFaults, ARingOfGoodLinksStaysAsItIs) {
-  LinkFaults links;
-  make_bad(links, 0, 2);
-  EXPECT_EQ(links.ring_of(members_of(4)), members_of(4));
-}
-
-TEST(LinkFaults, FourMembersGoRoundABadLink) {
-  LinkFaults links;
-  make_bad(links, 0, 1);
-  const auto ring = links.ring_of(members_of(4));
-  EXPECT_THAT(names_of(ring), ElementsAre(0, 2, 1, 3));
-  // Each keeps what is its own.
-  EXPECT_EQ(ring[1], members_of(4)[2]);
-}
-
-TEST(LinkFaults, FewerThanFourHaveNoOtherRing) {
-  LinkFaults links;
-  make_bad(links, 0, 1);
-  for (ReplicaId count = 0; count < 4; ++count) {
-    EXPECT_EQ(links.ring_of(members_of(count)), members_of(count));
-  }
-}
-
-TEST(LinkFaults, AnyOneBadLinkIsAvoidedInAnyRing) {
-  for (ReplicaId count = 4; count <= 9; ++count) {
-    for (ReplicaId one = 0; one < count; ++one) {
-      for (ReplicaId other = one + 1; other < count; ++other) {
-        LinkFaults links;
-        make_bad(links, one, other);
-        const auto ring = links.ring_of(members_of(count));
-        EXPECT_EQ(bad_links(links, ring), 0)
-            << count << ": " << one << '-' << other;
-        auto sorted = names_of(ring);
-        std::sort(sorted.begin(), sorted.end());
-        EXPECT_EQ(sorted, names_of(members_of(count)));
-      }
-    }
-  }
-}
-
-TEST(LinkFaults, AReplicaWithoutGoodLinksSpoilsNoOthers) {
-  LinkFaults links;
-  for (ReplicaId other = 1; other < 6; ++other) {
-    make_bad(links, 0, other);
-  }
-  EXPECT_EQ(bad_links(links, links.ring_of(members_of(6))), 2);
-}
-
-// Ore: each has good links to half of the others at least.
-TEST(LinkFaults, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
-  const auto seed = std::random_device()();
-  std::printf("seed %u\n", seed);
-  std::mt19937 random(seed);
-  for (int i = 0; i < 300; ++i) {
-    const auto count = static_cast<ReplicaId>(4 + random() % 13);
-    LinkFaults links;
-    std::vector<ReplicaId> bad_of(count, 0);
-    for (int tries = 0; tries < 200; ++tries) {
-      const auto one = static_cast<ReplicaId>(random() % count);
-      const auto other = static_cast<ReplicaId>(random() % count);
-      const auto bad_max = count - 1 - (count + 1) / 2;
-      if (one != other && !links.bad(one, other) && bad_of[one] < bad_max &&
-          bad_of[other] < bad_max) {
-        ++bad_of[one];
-        ++bad_of[other];
-        make_bad(links, one, other);
-      }
-    }
-    EXPECT_EQ(bad_links(links, links.ring_of(members_of(count))), 0);
-  }
-}
-
-int bad_links_of_trees(
-    const LinkFaults& links, const std::vector<Member>& members) {
-  const auto count = static_cast<int>(members.size());
-  int bad = 0;
-  for (int i = 0; i < count; ++i) {
-    for (const int peer : peers_of(count, i)) {
-      bad += i < peer &&
-              links.bad(
-                  members[static_cast<std::size_t>(i)].replica,
-                  members[static_cast<std::size_t>(peer)].replica)
-          ? 1
-          : 0;
-    }
-  }
-  return bad;
-}
-
-TEST(LinkFaults, TreesAreOrderedRoundAnyOneBadLink) {
-  for (const ReplicaId count : {17U, 18U, 24U}) {
-    for (ReplicaId one = 0; one < count; ++one) {
-      for (ReplicaId other = one + 1; other < count; ++other) {
-        LinkFaults links;
-        make_bad(links, one, other);
-        const auto members = links.ring_of(members_of(count));
-        EXPECT_EQ(bad_links_of_trees(links, members), 0)
-            << count << ": " << one << '-' << other;
-        auto sorted = names_of(members);
-        std::sort(sorted.begin(), sorted.end());
-        EXPECT_EQ(sorted, names_of(members_of(count)));
-        const auto peers =
-            peers_of(static_cast<int>(count), static_cast<int>(one));
-        if (std::count(peers.begin(), peers.end(), static_cast<int>(other)) ==
-            0) {
-          EXPECT_EQ(members, members_of(count)) << "it is not used";
-        }
-      }
-    }
-  }
-}
-
-TEST(LinkFaults, TreesAreOrderedRoundAFewBadLinks) {
-  const auto seed = std::random_device()();
-  std::printf("seed %u\n", seed);
-  std::mt19937 random(seed);
-  for (int i = 0; i < 100; ++i) {
-    const auto count = static_cast<ReplicaId>(17 + random() % 24);
-    LinkFaults links;
-    for (int bad = 0; bad < 4; ++bad) {
-      const auto one = static_cast<ReplicaId>(random() % count);
-      make_bad(links, one, static_cast<ReplicaId>((one + 1) % count));
-    }
-    EXPECT_EQ(bad_links_of_trees(links, links.ring_of(members_of(count))), 0);
-  }
 }
 
 TEST(BrokenLinks, OfTwoSilentMembersAreTheirLinkWhereTheyAreConnected) {

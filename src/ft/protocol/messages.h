@@ -128,6 +128,13 @@ struct RingLink {
   bool operator==(const RingLink&) const = default;
 };
 
+// How fast data come from a neighbour: the slowest of the ranks' connections.
+struct LinkSpeed {
+  ReplicaId peer = 0;
+  std::uint64_t bytes_per_s = 0;
+  bool operator==(const LinkSpeed&) const = default;
+};
+
 // How far a rank is in the reduction with its counterparts.
 struct RingPosition {
   Epoch epoch;  // The one it is connected for.
@@ -247,6 +254,8 @@ struct Report {
   // Its last view, for a coordinator that asks. Without what is of no use any more: who is there,
   // what is planned, why it is fenced.
   std::optional<RunView> remembers{};
+  // Those of its links in the epoch whose speed is known.
+  std::vector<LinkSpeed> link_speeds{};
   bool operator==(const Report&) const = default;
 };
 

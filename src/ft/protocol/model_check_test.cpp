@@ -194,6 +194,21 @@ TEST(ProtocolModel, RandomWaysWithRingLinksThatAreDeadForGood) {
       400));
 }
 
+// Four members have another order; it is planned while they train.
+TEST(ProtocolModel, RandomWaysWithLinksThatAreFoundSlow) {
+  expect_holds(walks_of(
+      {.replicas = 4,
+       .steps = 6,
+       .epochs = 1000,
+       .crashes = 1,
+       .coordinator_crashes = 1,
+       .link_cuts = 1,
+       .slow_links = 2,
+       .timeouts = 4,
+       .latest_messages = true},
+      300));
+}
+
 TEST(ProtocolModel, RandomWaysToWhereNoTwoReplicasReachEachOther) {
   expect_holds(walks_of(
       {.replicas_min = 1,

@@ -42,6 +42,7 @@ struct ModelOptions {
   int false_losses = 0;  // Connections that end between live ones.
   // Ring links, in one direction, that carry nothing from then on.
   int link_cuts = 0;
+  int slow_links = 0;  // That the coordinator finds slow from then on.
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;

@@ -166,6 +166,11 @@ class ModelAccess {
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
     }
+    for (const auto& [ends, steps] : all.slow_links_.all()) {
+      words.insert(words.end(), {ends.first, ends.second});
+      add(words, static_cast<std::int64_t>(steps));
+    }
+    add(words, all.reorder_at_);
     for (const auto& link : all.broken_links_) {
       words.insert(words.end(), {link.accused, link.noticed_by});
     }
@@ -211,6 +216,13 @@ class ModelAccess {
       const Coordinator& one, ReplicaId replica, Incarnation incarnation) {
     return one.counts(replica, incarnation) ||
         one.memories_.contains({replica, incarnation});
+  }
+  static void find_slow(Coordinator& one, ReplicaId from, ReplicaId to) {
+    for (int step = 0; step < SlowLinks::kStepsUntilSlow; ++step) {
+      // Among others between replicas that there are not.
+      one.slow_links_.judge(
+          {{from, to, 1}, {from, 90, 9}, {to, 91, 9}, {92, 93, 9}});
+    }
   }
   static std::uint64_t serial(const Replica& one) { return one.serial_; }
   // Whether it takes no part any more in what is reduced under the epoch.

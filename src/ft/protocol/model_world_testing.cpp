@@ -446,8 +446,26 @@ void Model::add_link_cuts(
   }
 }
 
+void Model::add_slow_links(const State& state, std::vector<Choice>& choices) {
+  const auto count = static_cast<ReplicaId>(state.replicas.size());
+  if (state.slow_links == 0 || !state.coordinator) {
+    return;
+  }
+  for (ReplicaId one = 0; one < count; ++one) {
+    for (ReplicaId other = one + 1; other < count; ++other) {
+      choices.push_back(
+          {str("the link between ", one, " and ", other, " is found slow"),
+           [one, other](State& next) {
+             --next.slow_links;
+             ModelAccess::find_slow(*next.coordinator, one, other);
+           }});
+    }
+  }
+}
+
 void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   add_link_cuts(state, choices);
+  add_slow_links(state, choices);
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
     add_replica_faults(state, r, choices);
     const auto id = static_cast<ReplicaId>(r);

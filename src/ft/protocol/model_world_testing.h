@@ -104,6 +104,7 @@ struct State {
   int partitions = 0;
   int false_losses = 0;
   int link_cuts = 0;
+  int slow_links = 0;
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;
@@ -141,6 +142,7 @@ class Model {
     state.partitions = options_.partitions;
     state.false_losses = options_.false_losses;
     state.link_cuts = options_.link_cuts;
+    state.slow_links = options_.slow_links;
     state.lost_messages = options_.lost_messages;
     state.repeated_messages = options_.repeated_messages;
     state.timeouts = options_.timeouts;
@@ -186,6 +188,7 @@ class Model {
         state.partitions,
         state.false_losses,
         state.link_cuts,
+        state.slow_links,
         state.lost_messages,
         state.repeated_messages,
         state.timeouts};
@@ -683,6 +686,7 @@ class Model {
   void add_replica_faults(
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_link_cuts(const State& state, std::vector<Choice>& choices) const;
+  static void add_slow_links(const State& state, std::vector<Choice>& choices);
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
   CoordinatorDecisions hear(

@@ -71,6 +71,7 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
       send_(std::move(send)),
       machine_(options_.replica),
       progress_(ranks()),
+      link_speeds_(ranks()),
       missed_heartbeats_(ranks()),
       random_(options_.replica.incarnation),
       coordinator_(std::make_unique<net::ReconnectingClient>(
@@ -182,6 +183,7 @@ void Leader::on(const ReportTask& task) {
   report.addresses = options_.addresses;
   report.progress = progress();
   report.ranks = progress_of_ranks();
+  report.link_speeds = link_speeds();
   report.finished = finished_;
   connection->send(
       static_cast<std::uint16_t>(FrameType::kReport),
@@ -239,6 +241,23 @@ std::vector<TrainingProgress> Leader::progress_of_ranks() const {
     one.rank = static_cast<std::uint32_t>(rank);
   }
   return all;
+}
+
+// All ranks wait for the slowest.
+std::vector<LinkSpeed> Leader::link_speeds() const {
+  std::map<ReplicaId, std::uint64_t> slowest;
+  for (const auto& of_rank : link_speeds_) {
+    for (const auto& link : of_rank) {
+      auto& speed =
+          slowest.try_emplace(link.peer, link.bytes_per_s).first->second;
+      speed = std::min(speed, link.bytes_per_s);
+    }
+  }
+  std::vector<LinkSpeed> speeds;
+  for (const auto& [peer, speed] : slowest) {
+    speeds.push_back({peer, speed});
+  }
+  return speeds;
 }
 
 // ---- tasks ----
@@ -437,6 +456,10 @@ void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
   auto fault = event.fault;
   fault.reason = str("rank ", rank, ": ", fault.reason);
   carry_out(machine_.bad_gradients(event.serial, fault));
+}
+
+void Leader::on(std::size_t rank, const LinkSpeedsEvent& event) {
+  link_speeds_[rank] = event.links;
 }
 
 void Leader::on(std::size_t rank, const TrainingProgress& progress) {

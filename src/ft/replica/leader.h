@@ -102,6 +102,7 @@ class Leader {
   void on(std::size_t rank, const LeaveEvent& event);
   void on(std::size_t rank, const FinishedEvent& event);
   void on(std::size_t rank, const BadGradientsEvent& event);
+  void on(std::size_t rank, const LinkSpeedsEvent& event);
 
   void send_all(const RankTask& task);
   void received_view(const net::Frame& frame);
@@ -111,6 +112,7 @@ class Leader {
   void send_heartbeat();
   TrainingProgress progress() const;
   std::vector<TrainingProgress> progress_of_ranks() const;
+  std::vector<LinkSpeed> link_speeds() const;
   // Without a reason: in order.
   void stop(const std::string& reason);
   void leave_in_order();
@@ -144,7 +146,8 @@ class Leader {
   // The digests of the parts, by rank.
   std::map<std::size_t, std::optional<StateDigest>> applied_;
   std::map<std::size_t, std::optional<StateDigest>> installed_;
-  std::vector<TrainingProgress> progress_;        // By rank.
+  std::vector<TrainingProgress> progress_;           // By rank.
+  std::vector<std::vector<LinkSpeed>> link_speeds_;  // By rank.
   std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
   std::uint64_t recovered_ranks_ = 0;  // Of ranks that were quiet for long.
   std::int64_t beats_ = 0;

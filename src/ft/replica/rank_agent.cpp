@@ -140,6 +140,11 @@ TrainingProgress RankAgent::progress() const {
   return progress;
 }
 
+std::vector<LinkSpeed> RankAgent::link_speeds() const {
+  const auto ring = ring_->progress();
+  return ring.neighbours ? ring.neighbours->speeds : std::vector<LinkSpeed>();
+}
+
 std::optional<RingPosition> RankAgent::place_of(
     const RingProgress& ring) const {
   if (!ring.neighbours) {

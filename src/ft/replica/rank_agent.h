@@ -105,6 +105,7 @@ class RankAgent {
   RankAddress address() const;
   void take(const RankTask& task);
   TrainingProgress progress() const;
+  std::vector<LinkSpeed> link_speeds() const;
 
   // ---- the program's ----
 

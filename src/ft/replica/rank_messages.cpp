@@ -117,6 +117,10 @@ void fields(Io& io, Field<Io, InstalledEvent>& event) {
   io.maybe("a digest", event.digest);
 }
 template <typename Io>
+void fields(Io& io, Field<Io, LinkSpeedsEvent>& event) {
+  io.list("speeds of links", kLinkList, event.links);
+}
+template <typename Io>
 void fields(Io&, Field<Io, LeaveEvent>&) {}
 template <typename Io>
 void fields(Io&, Field<Io, FinishedEvent>&) {}

@@ -90,6 +90,11 @@ struct InstalledEvent {
   StateId state;
   std::optional<StateDigest> digest{};
 };
+// How fast data come from this rank's counterparts, as far as it is known.
+struct LinkSpeedsEvent {
+  std::vector<LinkSpeed> links;
+  bool operator==(const LinkSpeedsEvent&) const = default;
+};
 // The program of this rank wants the replica to leave.
 struct LeaveEvent {};
 // The program of this rank makes no more steps; others may still need what it has.
@@ -107,7 +112,8 @@ using RankEvent = std::variant<
     TrainingProgress,
     LeaveEvent,
     FinishedEvent,
-    BadGradientsEvent>;
+    BadGradientsEvent,
+    LinkSpeedsEvent>;
 
 // How often each rank of a replica tells its leader what it does. The leader hears a few thousand
 // such messages a second at most, however many ranks there are, up to where they would look silent

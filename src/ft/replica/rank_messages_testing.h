@@ -86,8 +86,11 @@ inline RankEvent random_event(RandomMessages& random) {
       return LeaveEvent{};
     case 8:
       return FinishedEvent{};
-    default:
+    case 9:
       return BadGradientsEvent{random.word(), random.fault()};
+    default:
+      return LinkSpeedsEvent{random.some<LinkSpeed>(
+          [&] { return LinkSpeed{random.half(), random.word()}; })};
   }
 }
 

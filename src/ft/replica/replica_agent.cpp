@@ -188,6 +188,11 @@ struct ReplicaAgent::Impl {
 
   void send_heartbeat() {
     tell(rank.progress());
+    LinkSpeedsEvent speeds{rank.link_speeds()};
+    if (!(speeds == told_speeds)) {
+      tell(speeds);
+      told_speeds = std::move(speeds);
+    }
     beats = loop.after(
         rank_heartbeat_interval(options.ranks), [this] { send_heartbeat(); });
   }
@@ -214,6 +219,7 @@ struct ReplicaAgent::Impl {
   std::string dial_problem;
   net::Timer beats;
   bool leaving = false;
+  LinkSpeedsEvent told_speeds;
   std::unique_ptr<LeaderThread> leader;  // In rank 0; ends before the rest.
   std::jthread thread;
 };

@@ -12,6 +12,7 @@
 #include "base/descriptor.h"
 #include "ft/ring/framed_socket.h"
 #include "ft/ring/shared_floats.h"
+#include "ft/ring/transfer_rate.h"
 
 namespace sherd::ft::ring {
 
@@ -26,7 +27,9 @@ struct PeerLink {
   bool connected = false;    // Both sides have proved who they are.
   std::uint32_t frames = 0;  // Data frames that came or went, modulo 2^32.
 
-  // A sender's: what it shares is read in place.
+  // A sender's.
+  TransferRate rate;
+  // What it shares is read in place.
   std::optional<PeerFloats> memory;
 
   // A receiver's.

@@ -161,6 +161,7 @@ void RingCommunicator::read_data_header(PeerLink& link) {
             place.status().message()));
     return;
   }
+  link.rate.begins(now_);
   link.socket->receive_into(place.value());
 }
 
@@ -228,6 +229,9 @@ void RingCommunicator::end_late(int index) {
 void RingCommunicator::on_data(PeerLink& link) {
   const FrameHeader& header = link.socket->header();
   ++link.frames;
+  if (header.kind == FrameKind::kData) {
+    link.rate.ends(header.payload_bytes, now_);
+  }
   if (all_reduce_->stale()) {
     return;
   }
@@ -378,7 +382,7 @@ RingProgress RingCommunicator::progress() const {
     return progress;
   }
   if (!links_.empty()) {
-    progress.neighbours = {epoch(), link_frames()};
+    progress.neighbours = {epoch(), link_frames(), link_speeds()};
   }
   if (!begun()) {
     return progress;
@@ -419,6 +423,16 @@ std::vector<RingLink> RingCommunicator::link_frames() const {
         link.frames;
   }
   return frames;
+}
+
+std::vector<LinkSpeed> RingCommunicator::link_speeds() const {
+  std::vector<LinkSpeed> speeds;
+  for (const auto& link : links_) {
+    if (const auto speed = link.rate.bytes_per_s()) {
+      speeds.push_back({replica_of(link), *speed});
+    }
+  }
+  return speeds;
 }
 
 // ---- running ----

@@ -131,6 +131,7 @@ class RingCommunicator {
   bool send();
   bool has_sent_all() const;
   std::vector<RingLink> link_frames() const;
+  std::vector<LinkSpeed> link_speeds() const;
   void finish();
   void take_sum();
   void end(Ending ending);

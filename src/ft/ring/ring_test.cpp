@@ -340,6 +340,30 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
 }
 
+// Where neighbours read memory nothing is measured.
+TEST_P(RingBy, TellsHowFastDataComeFromTheMemberBefore) {
+  RingGroup group(
+      3, {.layout = {4'000'000}, .chunk_bytes = 1U << 18U, .way = GetParam()});
+  const auto epoch = group.epoch(1);
+  ASSERT_TRUE(group.join(epoch));
+  EXPECT_TRUE(group[0].ring.progress().neighbours->speeds.empty());
+  for (int i = 0; i < 3; ++i) {
+    group[i].give_all();
+  }
+  group.begin(epoch, 1, {1, 1, 1});
+  group.expect_reduced(epoch, 1, {1, 1, 1});
+  for (int i = 0; i < 3; ++i) {
+    const auto speeds = group[i].ring.progress().neighbours->speeds;
+    if (GetParam() == DataPath::kShared) {
+      EXPECT_TRUE(speeds.empty());
+    } else if (GetParam() == DataPath::kTcp) {
+      ASSERT_EQ(speeds.size(), 1U);
+      EXPECT_EQ(speeds[0].peer, static_cast<ReplicaId>((i + 2) % 3));
+      EXPECT_GT(speeds[0].bytes_per_s, 0U);
+    }
+  }
+}
+
 TEST(Ring, AnEventMayCallTheRingAndThrow) {
   // The event of the first epoch's end joins the next one.
   RingGroup group(2, {.layout = {10}});

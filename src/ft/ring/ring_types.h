@@ -105,6 +105,8 @@ struct RingProgress {
   struct Neighbours {
     Epoch epoch;
     std::vector<RingLink> links;
+    // How fast data come from those that send to this one, as far as it is known.
+    std::vector<LinkSpeed> speeds;
   };
   std::optional<Neighbours> neighbours;
 };

@@ -221,6 +221,12 @@ void fields(Io& io, Field<Io, RingLink>& link) {
 }
 
 template <typename Io>
+void fields(Io& io, Field<Io, LinkSpeed>& link) {
+  io.number("a replica", link.peer);
+  io.number("bytes a second", link.bytes_per_s);
+}
+
+template <typename Io>
 void fields(Io& io, Field<Io, RingPosition>& place) {
   fields(io, place.epoch);
   io.list("links", kLinkList, place.links);

@@ -37,6 +37,8 @@ class RandomMessages {
     report.progress = progress();
     report.ranks = some<TrainingProgress>([&] { return progress(); });
     report.remembers = maybe<RunView>([&] { return memory(); });
+    report.link_speeds =
+        some<LinkSpeed>([&] { return LinkSpeed{half(), word()}; });
     return report;
   }
 

@@ -12,6 +12,7 @@ namespace wire {
 inline constexpr std::size_t kAddressesPart = 9;
 inline constexpr std::size_t kRanksPart = 11;
 inline constexpr std::size_t kRemembersPart = 12;
+inline constexpr std::size_t kLinkSpeedsPart = 13;
 // One for each rank that has something new to say, after its place in the list where not all have.
 inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 20};
 
@@ -62,6 +63,8 @@ void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
       return fields(io, report.addresses);
     case kRemembersPart:
       return io.maybe("what it remembers", report.remembers);
+    case kLinkSpeedsPart:
+      return io.list("speeds of links", kLinkList, report.link_speeds);
     default:
       return fields(io, report.progress);
   }
@@ -133,6 +136,10 @@ std::string ReportWriter::bytes_of(const Report& report) {
   for (std::size_t part = 0; part < kReportParts; ++part) {
     std::string said;
     if (part == wire::kRemembersPart && !remembered_ && !report.remembers) {
+      continue;
+    }
+    if (part == wire::kLinkSpeedsPart && said_[part].empty() &&
+        report.link_speeds.empty()) {
       continue;
     }
     if (part == wire::kRanksPart) {

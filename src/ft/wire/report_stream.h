@@ -19,7 +19,7 @@ namespace sherd::ft {
 // They are: who, serial, held, joined, vote, suspicion, digest, bad gradients, whether it ends,
 // addresses, progress, ranks. What it remembers came later: who is not asked says nothing of it.
 inline constexpr std::size_t kFirstReportParts = 12;
-inline constexpr std::size_t kReportParts = 13;
+inline constexpr std::size_t kReportParts = 14;
 
 class ReportWriter {
  public:

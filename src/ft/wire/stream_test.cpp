@@ -99,6 +99,8 @@ TEST(ReportStream, EachReportComesAsItWasSaid) {
       report.ranks = random.coin() ? other.ranks : report.ranks;
       report.leaving = random.coin();
       report.remembers = random.coin() ? other.remembers : report.remembers;
+      report.link_speeds =
+          random.coin() ? other.link_speeds : report.link_speeds;
       ASSERT_TRUE(reader.read(writer.bytes_of(report)).ok());
       ASSERT_EQ(reader.report(), report);
     }
