@@ -18,6 +18,7 @@
 #include <sherd/ddp/replicate.h>
 #include <sherd/ddp/sync_batch_norm.h>
 #include <sherd/fsdp/activation_checkpointing.h>
+#include <sherd/fsdp/cast_forward.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/units.h>
 #include <sherd/ft/replica_checkpoints.h>

@@ -151,6 +151,7 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
   if (!status.ok()) {  // Other ranks wait for the rest of the units.
     fail(status);
   }
+  cast_forwards(options.full_precision);
   read_since_backward_ = false;
 }
 
@@ -173,6 +174,7 @@ void FsdpEngine::end_summon() {
   }
   summoned_gradients_.reset();
   summoned_parameters_->end();
+  cast_forwards(/*full_precision=*/false);
   if (may_have_written && usable()) {
     publish_locked(/*keep_frozen=*/false);
   }
@@ -223,6 +225,7 @@ void FsdpEngine::begin_full_precision() {
   if (has_other_values_in_full_precision(model_)) {
     full_precision_->begin(budget);
   }
+  cast_forwards(/*full_precision=*/true);
   full_precision_scope_ = true;
 }
 
@@ -230,6 +233,7 @@ void FsdpEngine::end_full_precision() {
   const std::lock_guard lock(mu_);
   full_precision_->end();
   full_precision_scope_ = false;
+  cast_forwards(/*full_precision=*/false);
 }
 
 // ---- single units ----

@@ -584,6 +584,7 @@ FullyShardedDataParallel fully_shard(
         std::move(model), memory_limit(options),
         options.gradient_divide_factor.value_or(1.0));
     engine->start();
+    engine->cast_forwards(/*full_precision=*/false);
     return FullyShardedDataParallel(std::move(engine));
   }
   const auto hook = options.hook && world.size() > 1
@@ -604,6 +605,7 @@ FullyShardedDataParallel fully_shard(
   engine->start([&](int parameter) { values.initialise_parameter(parameter); });
   values.finish();
   cast_buffers(engine->model());
+  engine->cast_forwards(/*full_precision=*/false);
   return FullyShardedDataParallel(std::move(engine));
 }
 

@@ -27,6 +27,15 @@ bool has_running_statistics(const Module& module) {
 
 using Dtype = std::optional<c10::ScalarType>;
 
+// Null: its forward is called directly.
+const CastingModule* casting_module(const Module& module) {
+  return dynamic_cast<const CastingModule*>(&module);
+}
+
+bool casts_forward(const Module& module) {
+  return casting_module(module) != nullptr;
+}
+
 void check_precision_dtype(const char* what, Dtype dtype) {
   SHERD_CHECK(
       !dtype || *dtype == c10::ScalarType::Float ||
@@ -91,6 +100,9 @@ class UnitCollector {
   };
   const std::vector<Tied>& tied() const { return tied_; }
   const std::vector<CastBuffer>& cast_buffers() const { return cast_buffers_; }
+  const std::vector<ForwardCast>& forward_casts() const {
+    return forward_casts_;
+  }
 
   struct Unit {
     std::string name;
@@ -112,11 +124,12 @@ class UnitCollector {
     check_precision_dtype("output_dtype", module.options.output_dtype);
   }
 
-  // The layer whose result is what the module returns.
+  // The module whose result is what the module returns, and is seen to be cast.
   static const Module& layer_at_end(const UnitModule& taken) {
     const Module* last = taken.module;
     std::string name = taken.name;
-    while (last->as<torch::nn::SequentialImpl>() != nullptr &&
+    while (!casts_forward(*last) &&
+           last->as<torch::nn::SequentialImpl>() != nullptr &&
            !last->children().empty()) {
       const auto children = last->named_children();
       name = join_names(name, children.back().key());
@@ -125,14 +138,15 @@ class UnitCollector {
     const auto own = last->named_parameters(/*recurse=*/false).size();
     const auto all = last->named_parameters().size();
     SHERD_CHECK(
-        own > 0 && own == all, "[fsdp] options.units: module ", taken.name,
-        " has an output_dtype",
+        casts_forward(*last) || (own > 0 && own == all),
+        "[fsdp] options.units: module ", taken.name, " has an output_dtype",
         last == taken.module ? "" : " and ends with " + name + ", which has",
         last == taken.module ? " and " : " ", own, " of ", all,
         " parameters of its own; expected a single layer or a Sequential that "
         "ends with one, since sherd does not see where the forward of others "
-        "ends: name the layer that it ends with, or call .to() on what it "
-        "returns (in a Sequential by torch::nn::Functional)");
+        "ends: declare it as a sherd::CastForward, name the layer that it ends "
+        "with, or call .to() on what it returns (in a Sequential by "
+        "torch::nn::Functional)");
     return *last;
   }
 
@@ -172,6 +186,12 @@ class UnitCollector {
     const auto output = output_dtypes_.find(&module);
     options.output_dtype =
         output == output_dtypes_.end() ? std::nullopt : output->second;
+    if (const auto* casting = casting_module(module)) {
+      forward_casts_.push_back(
+          {casting->forward_dtypes(),
+           {.inputs = input_dtype(module, name, *options.precision),
+            .outputs = std::exchange(options.output_dtype, std::nullopt)}});
+    }
     for (const auto& own : module.named_parameters(/*recurse=*/false)) {
       const auto full_name = join_names(name, own.key());
       if (is_ignored(ignored_, full_name)) {
@@ -192,6 +212,21 @@ class UnitCollector {
     for (const auto& child : module.named_children()) {
       assign(*child.value(), join_names(name, child.key()), unit, options);
     }
+  }
+
+  // That of the inputs of a CastForward: units cast theirs, and what has a precision of its own.
+  Dtype input_dtype(
+      const Module& module,
+      const std::string& name,
+      const MixedPrecision& precision) const {
+    const auto taken = taken_.find(&module);
+    const bool casts = name.empty() ||
+        (taken != taken_.end() &&
+         (taken->second->own_unit || taken->second->mixed_precision));
+    return casts && precision.cast_forward_inputs &&
+            !has_running_statistics(module)
+        ? precision.param_dtype
+        : std::nullopt;
   }
 
   void collect_buffers(
@@ -226,6 +261,7 @@ class UnitCollector {
   std::vector<Entry> entries_;
   std::vector<Tied> tied_;
   std::vector<CastBuffer> cast_buffers_;
+  std::vector<ForwardCast> forward_casts_;
 };
 
 // Each name must be there, and nothing may be ignored under one name only.
@@ -625,6 +661,7 @@ ModelUnits build_units(
     }
   }
   model.cast_buffers = collector.cast_buffers();
+  model.forward_casts = collector.forward_casts();
   number_trainable(model);
   return model;
 }

@@ -5,10 +5,12 @@
 // keeps the parameter tensors alive. Thread rule: as for a value.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/fsdp/cast_forward.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/units.h>
 #include "autograd/managed_storage.h"
@@ -38,6 +40,12 @@ struct CastBuffer {
   at::ScalarType dtype;
 };
 
+// What the forward of a module casts while it is sharded, and where it looks that up.
+struct ForwardCast {
+  std::shared_ptr<ForwardDtypes> used;
+  ForwardDtypes dtypes;
+};
+
 struct ModelUnits {
   // By their first parameters. All parameters of one start trained, or all frozen.
   std::vector<exchange::UnitSpec> units;
@@ -45,6 +53,7 @@ struct ModelUnits {
   std::vector<ManagedParameter> parameters;  // In module order.
   std::optional<UnitId> root;                // Set when it owns anything.
   std::vector<CastBuffer> cast_buffers;
+  std::vector<ForwardCast> forward_casts;
   // Where all parameters lie that have memory.
   c10::Device device = c10::kCPU;
 

@@ -11,6 +11,15 @@ ShardingEngine::ShardingEngine(fsdp::ModelUnits model)
     : ModelEngine("[fsdp] this model's sharding handle was closed"),
       model_(std::move(model)) {}
 
+void ShardingEngine::cast_forwards(bool full_precision) {
+  for (const auto& cast : model_.forward_casts) {
+    *cast.used = cast.dtypes;
+    if (full_precision) {
+      cast.used->inputs = std::nullopt;
+    }
+  }
+}
+
 void ShardingEngine::check_summon_options(const SummonOptions& options) {
   SHERD_CHECK(
       options.read_only || !options.rank0_only,

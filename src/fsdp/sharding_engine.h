@@ -49,6 +49,9 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void close() = 0;
 
   const fsdp::ModelUnits& model() const { return model_; }
+  // From now on forwards of modules that are a CastForward cast what they return, and their inputs
+  // unless operators use parameters in full precision. REQUIRES: no forward runs.
+  void cast_forwards(bool full_precision);
 
  protected:
   explicit ShardingEngine(fsdp::ModelUnits model);

@@ -16,7 +16,6 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
-#include <sherd/optim/parameter_group.h>
 #include "optim/update_counts.h"
 #include "optim/update_runs.h"
 

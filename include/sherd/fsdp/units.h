@@ -69,11 +69,11 @@ struct UnitOptions {
   // Instead of FullyShardOptions::mixed_precision. Unset: that of the unit around a module that is
   // no unit, else that of FullyShardOptions.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
-  // What the module returns is cast to this dtype: kBFloat16, kHalf or kFloat. Only for a module
-  // whose parameters are all its own (a Linear, a norm, an embedding), or a Sequential that ends with
-  // one, since sherd sees operators and not where the forward of a larger module ends: what is cast is
-  // the result of each matrix product, norm, convolution or embedding on these parameters. Unset: as
-  // LibTorch computes it.
+  // What the module returns is cast to this dtype: kBFloat16, kHalf or kFloat. For any CastForward.
+  // LibTorch calls the forward of other modules directly, and sherd sees the operators in it: of these
+  // only a module whose parameters are all its own (a Linear, a norm, an embedding), or a Sequential
+  // that ends with one, may have it, and what is cast is the result of each matrix product, norm,
+  // convolution or embedding on these parameters. Unset: as LibTorch computes it.
   std::optional<at::ScalarType> output_dtype = std::nullopt;
   // Once gathered, the unit stays whole until its values change. Its bytes count as part of every
   // visit, so that they raise the least that a budget can be. All modules of a unit agree. Mirrors

@@ -12,7 +12,6 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
-#include <sherd/optim/parameter_group.h>
 
 namespace sherd {
 

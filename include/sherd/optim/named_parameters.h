@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -106,6 +107,21 @@ struct OptimizerTensor {
   std::string parameter;
   std::string key;    // "exp_avg"
   at::Tensor tensor;  // As the slice, or one number without dimensions.
+};
+
+// Gives some parameters other settings than the rest. It selects them by name, so that every rank puts
+// its slices of one parameter in the same group without asking the others.
+struct ParameterGroup {
+  // Shell patterns (`*`, `?`, `[ab]`) for the whole name; `*` also crosses dots: "*.bias",
+  // "h.*.ln_?.weight". A parameter belongs to the first group with a matching pattern, else it has
+  // the optimizer's own settings. A pattern may match nothing: a rank need not own a slice of each
+  // parameter.
+  std::vector<std::string> names;
+  // Multiplies the learning rate, also after set_learning_rate(). 0 freezes the values, while the
+  // state is still updated.
+  double learning_rate_scale = 1.0;
+  // Replaces the optimizer's own.
+  std::optional<double> weight_decay = std::nullopt;
 };
 
 struct SplitParameters {
