@@ -105,8 +105,8 @@ Tasks Replica::received(const RunView& view) {
     return {};
   }
   const auto before = report();
-  // A new epoch may follow a rollback of what was fetched, which no view will name.
-  if (catching_up_ && catching_up_->fetched && view.epoch != view_.epoch &&
+  // What was fetched may have been rolled back, so that no view will name it.
+  if (catching_up_ && catching_up_->fetched &&
       !names(view, *catching_up_->fetched)) {
     stop_catching_up();
   }
@@ -216,14 +216,12 @@ void Replica::catch_up() {
   tasks_.emplace_back(CatchUpTask{held_, view_.canonical});
 }
 
-// Whoever it was fetched from may have heard of a later commit than this replica.
+// Whoever it was fetched from may have heard of a later commit than this replica, whose next view
+// names it then.
 void Replica::install_what_is_named() {
-  const auto& state = *catching_up_->fetched;
-  if (names(view_, state)) {
+  if (names(view_, *catching_up_->fetched)) {
     installing_ = true;
     tasks_.emplace_back(InstallTask{++installs_});
-  } else if (state.step <= view_.canonical.step) {
-    stop_catching_up();  // It did not lead to canonical.
   }
 }
 

@@ -38,9 +38,9 @@ class Replica {
       const StateId& state, const std::optional<StateDigest>& digest = {});
   // The gradients of the ComputeTask `serial` are not reduced.
   Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
-  // The end of the last CatchUpTask. What was fetched is installed when a view has told that it was
-  // committed: a replica that holds a step also remembers it, for a log that is lost. After a
-  // failure the task is given anew.
+  // The end of the last CatchUpTask. What was fetched is installed if this view or the next one tells
+  // that it was committed: a replica that holds a step also remembers it, for a log that is lost.
+  // Else, and after a failure, the task is given anew.
   Tasks fetched(const StateId& state);
   Tasks fetch_failed();
   Tasks installed(
