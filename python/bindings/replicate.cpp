@@ -23,6 +23,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("exchange", &Options::exchange)
       .def_readwrite(
           "reductions_under_way_max", &Options::reductions_under_way_max)
+      .def_readwrite("param_dtype", &Options::param_dtype)
+      .def_readwrite("reduce_dtype", &Options::reduce_dtype)
       .def_readwrite("init_sync", &Options::init_sync)
       .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
       .def_readwrite(

@@ -91,8 +91,12 @@ std::unordered_set<c10::OperatorHandle> find_operators(
 }
 
 bool needs_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
-  return tensor.defined() && at::isFloatingType(tensor.scalar_type()) &&
-      tensor.scalar_type() != dtype && tag_of(tensor) == nullptr;
+  if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type()) ||
+      tensor.scalar_type() == dtype) {
+    return false;
+  }
+  const auto* tag = tag_of(tensor);
+  return tag == nullptr || tag->casts.parameters;
 }
 
 void cast_value(c10::IValue& value, c10::ScalarType dtype) {
@@ -114,13 +118,22 @@ void cast_value(c10::IValue& value, c10::ScalarType dtype) {
 
 }  // namespace
 
+bool keeps_parameters(const c10::OperatorHandle& op) {
+  static const auto kOfFirst = find_operators(kFirstOnly);
+  return kOfFirst.contains(op);
+}
+
+bool returns_rows_of_parameters(const c10::OperatorHandle& op) {
+  static const auto kRows = find_operators(kResultsOnly);
+  return kRows.contains(op);
+}
+
 void cast_results(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
   static const auto kOperators = find_operators(kCastOperators);
-  static const auto kOthers = find_operators(kResultsOnly);
-  if (!kOperators.contains(op) && !kOthers.contains(op)) {
+  if (!kOperators.contains(op) && !returns_rows_of_parameters(op)) {
     return;
   }
   for (auto i = stack.size() - op.schema().returns().size(); i < stack.size();
@@ -138,13 +151,12 @@ void cast_activations(
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
   static const auto kOperators = find_operators(kCastOperators);
-  static const auto kOfFirst = find_operators(kFirstOnly);
   if (!kOperators.contains(op)) {
     return;
   }
   const auto arguments = op.schema().arguments().size();
   const auto begin = stack.size() - arguments;
-  const auto end = kOfFirst.contains(op) ? begin + 1 : stack.size();
+  const auto end = keeps_parameters(op) ? begin + 1 : stack.size();
   for (auto i = begin; i < end; ++i) {
     cast_value(stack[i], dtype);
   }

@@ -14,8 +14,8 @@
 namespace sherd::autograd {
 
 // When `op` is on the list, replaces its floating-point arguments on the stack, lists included, by
-// casts to `dtype`, except those in managed storages; autograd records the casts. Operators that
-// write an argument are not on the list. REQUIRES: dispatch has not reached autograd.
+// casts to `dtype`, except those in managed storages whose parameters are not cast; autograd records
+// the casts. Operators that write an argument are not on the list. REQUIRES: dispatch has not reached autograd.
 void cast_activations(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
@@ -27,6 +27,11 @@ void cast_results(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack);
+
+// Whether `op` uses parameters in their own dtype: it writes running statistics beside them.
+bool keeps_parameters(const c10::OperatorHandle& op);
+// Whether `op` is an embedding.
+bool returns_rows_of_parameters(const c10::OperatorHandle& op);
 
 // The names on the list, without "aten::". A test compares them with what LibTorch has.
 std::span<const std::string_view> activation_cast_operators();

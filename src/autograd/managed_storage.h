@@ -27,6 +27,9 @@ struct ActivationCasts {
   bool inputs = false;
   // What the operator returns, to this dtype; an embedding counts, too. Unset: nothing.
   std::optional<c10::ScalarType> outputs = std::nullopt;
+  // The parameter itself, to this dtype, and what it meets: autograd records the cast, so that the
+  // gradient comes back in the parameter's own dtype. An embedding casts its rows only. Unset: nothing.
+  std::optional<c10::ScalarType> parameters = std::nullopt;
 
   bool operator==(const ActivationCasts&) const = default;
 };

@@ -155,13 +155,19 @@ void cast_inputs(
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack) {
   for (const auto& use : uses) {
-    if (use.tag->casts.inputs) {
-      const auto dtype = use.tag->instead.defined()
-          ? use.tag->instead.scalar_type()
-          : c10::typeMetaToScalarType(use.tensor->dtype());
-      cast_activations(op, dtype, stack);
-      return;
+    const auto& casts = use.tag->casts;
+    if (!casts.inputs && !casts.parameters) {
+      continue;
     }
+    const auto dtype = casts.parameters && !keeps_parameters(op)
+        ? *casts.parameters
+        : use.tag->instead.defined()
+        ? use.tag->instead.scalar_type()
+        : c10::typeMetaToScalarType(use.tensor->dtype());
+    // The parameters are announced already.
+    const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
+    cast_activations(op, dtype, stack);
+    return;
   }
 }
 
@@ -220,10 +226,14 @@ void cast_outputs(
     const c10::OperatorHandle& op,
     torch::jit::Stack& stack) {
   for (const auto& use : uses) {
-    if (use.tag->casts.outputs) {
+    const auto& casts = use.tag->casts;
+    const auto dtype = returns_rows_of_parameters(op) && !casts.outputs
+        ? casts.parameters
+        : casts.outputs;
+    if (dtype) {
       // A derivative is no layer's output; a recomputation records gradients.
       if (!in_backward() || records_gradients()) {
-        cast_results(op, *use.tag->casts.outputs, stack);
+        cast_results(op, *dtype, stack);
       }
       return;
     }

@@ -27,6 +27,13 @@ std::vector<ModuleTensor> all_trainable(const ReplicatedModel& model) {
   return all;
 }
 
+std::vector<ModuleTensor> floating(std::vector<ModuleTensor> tensors) {
+  std::erase_if(tensors, [](const ModuleTensor& item) {
+    return !at::isFloatingType(item.tensor.scalar_type());
+  });
+  return tensors;
+}
+
 // Returns the gradient laid out as the parameter, as the view of its average is.
 at::Tensor in_memory_order(
     const at::Tensor& gradient, const at::Tensor& parameter) {
@@ -56,6 +63,11 @@ bool trains(
              });
 }
 
+// Bytes of a bucket's gradients as they are sent.
+std::int64_t sent_bytes(const exchange::UnitSpec& bucket) {
+  return exchange::flat_offsets(bucket, &exchange::FlatSpec::slot_dtype).back();
+}
+
 std::string text_of(const std::vector<int>& numbers) {
   return {
       reinterpret_cast<const char*>(numbers.data()),
@@ -80,7 +92,8 @@ DdpEngine::DdpEngine(
       mesh_(mesh),
       options_(options),
       model_(std::move(model)),
-      keyed_(all_trainable(model_)),
+      keyed_(all_trainable(model_), {.parameters = options.param_dtype}),
+      frozen_(floating(model_.frozen), {.parameters = options.param_dtype}),
       updates_(model_.trainable),
       hook_stream_(device::Stream::with_high_priority(model_.device)),
       states_(model_.trainable.size()),
@@ -95,17 +108,29 @@ DdpEngine::DdpEngine(
 DdpEngine::~DdpEngine() { close(); }
 
 void DdpEngine::start() {
-  if (alone()) {
-    watch_accumulation();
-    return;
-  }
-  if (options_.init_sync) {
+  if (!alone() && options_.init_sync) {
     broadcast(
         state(/*with_buffers=*/true), *transport_, 0,
         "the first values of a replica")
         .throw_if_failed();
   }
-  autograd::install_param_key();
+  take_parameters();
+  watch_accumulation();
+}
+
+void DdpEngine::take_parameters() {
+  if (!alone() || options_.param_dtype) {
+    autograd::install_param_key();
+  }
+  if (options_.param_dtype) {
+    frozen_.take(*this, nullptr);
+  }
+  if (alone()) {
+    if (options_.param_dtype) {
+      keyed_.take(*this, nullptr);
+    }
+    return;
+  }
   autograd::install_backward_engine();
   keyed_.take(*this, [this](std::size_t p) -> autograd::GradientCallback {
     return while_alive(this, [p](DdpEngine& self, at::Tensor gradient) {
@@ -114,7 +139,11 @@ void DdpEngine::start() {
                 : self.sparse_arrived(p - dense, std::move(gradient));
     });
   });
-  watch_accumulation();
+}
+
+void DdpEngine::release_parameters() {
+  keyed_.release();
+  frozen_.release();
 }
 
 std::vector<at::Tensor> DdpEngine::state(bool with_buffers) const {
@@ -160,7 +189,8 @@ void DdpEngine::abandon_exchange(const Status& failure) {
 void DdpEngine::begin_use(
     std::span<const autograd::ParameterUse> uses, const char* operator_name) {
   const std::lock_guard lock(mu_);
-  if (!closed_ && (autograd::in_backward() || trains(uses, operator_name))) {
+  if (!alone() && !closed_ &&
+      (autograd::in_backward() || trains(uses, operator_name))) {
     note_use();
   }
 }
@@ -348,7 +378,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
     ++backwards_connected_;
     for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
       gradient_bytes_ +=
-          reducer_->left_out()[u] ? 0 : exchange::unit_bytes(buckets_.units[u]);
+          reducer_->left_out()[u] ? 0 : sent_bytes(buckets_.units[u]);
     }
     synchronise_buffers();
     timer_.step_ended(time_.now());
@@ -509,6 +539,8 @@ NamedParameters DdpEngine::named_parameters() {
     named.uses_fp16 =
         named.uses_fp16 || parameter.tensor.scalar_type() == at::kHalf;
   }
+  named.uses_fp16 = named.uses_fp16 || options_.param_dtype == at::kHalf ||
+      options_.reduce_dtype == at::kHalf;
   named.update_in_backward =
       while_alive(this, [](DdpEngine& self, BackwardUpdate update) {
         return self.register_backward_update(std::move(update));
@@ -543,10 +575,13 @@ void DdpEngine::end_no_sync() {
 void DdpEngine::close() {
   const std::lock_guard lock(mu_);
   accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
-  if (std::exchange(closed_, true) || alone()) {
+  if (std::exchange(closed_, true)) {
     return;
   }
-  keyed_.release();
+  release_parameters();
+  if (alone()) {
+    return;
+  }
   exchange_->close(Status());  // Changes nothing after a failure.
   transport_->leave();
   if (buffer_transport_) {

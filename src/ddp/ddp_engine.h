@@ -95,6 +95,10 @@ class DdpEngine final : public autograd::ModelEngine,
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
+  // Gives parameters keys, so that they announce their use and are cast, and, where there are other
+  // ranks, gradient hooks.
+  void take_parameters();
+  void release_parameters();
   // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
   // Collective over the world of the mesh, before anything changes: throws on every rank where a rank
@@ -155,7 +159,8 @@ class DdpEngine final : public autograd::ModelEngine,
   ReplicateOptions options_;
   std::string name_;  // Names its connections.
   ReplicatedModel model_;
-  KeyedParameters keyed_;  // The trainable ones, then the sparse ones.
+  KeyedParameters keyed_;   // The trainable ones, then the sparse ones.
+  KeyedParameters frozen_;  // Taken where parameters are cast.
   BackwardUpdateTable updates_;
   std::shared_ptr<world::Transport> transport_;
   std::shared_ptr<world::Transport> buffer_transport_;  // For buffer hooks.

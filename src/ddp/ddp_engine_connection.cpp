@@ -77,6 +77,10 @@ void DdpEngine::open(const std::vector<int>& order) {
   spec.own_shards = false;
   spec.overwrites_gradients = true;
   spec.agreed = describe(model_);
+  if (options_.param_dtype) {
+    spec.agreed.push_back(
+        str("parameters used as ", c10::toString(*options_.param_dtype)));
+  }
   if (options_.buffer_hook) {
     spec.agreed.push_back(
         str("buffer hook", compares_calls_ ? ", calls compared" : ""));
@@ -175,7 +179,7 @@ void DdpEngine::check_between_steps(const char* call) const {
 
 void DdpEngine::connect_again(const Mesh& mesh) {
   accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
-  keyed_.release();
+  release_parameters();
   for (const auto& parameter : model_.trainable) {
     if (parameter.tensor.grad().defined()) {  // It may view what goes now.
       parameter.tensor.mutable_grad() = parameter.tensor.grad().clone();

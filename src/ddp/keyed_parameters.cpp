@@ -10,8 +10,10 @@
 
 namespace sherd::ddp {
 
-KeyedParameters::KeyedParameters(const std::vector<ModuleTensor>& parameters)
-    : parameters_(parameters) {}
+KeyedParameters::KeyedParameters(
+    const std::vector<ModuleTensor>& parameters,
+    const autograd::ActivationCasts& casts)
+    : parameters_(parameters), casts_(casts) {}
 
 KeyedParameters::~KeyedParameters() { release(); }
 
@@ -28,13 +30,16 @@ void KeyedParameters::take(
     if (added) {
       auto managed = std::make_unique<autograd::ManagedStorage>(
           &listener, static_cast<int>(storages_.size()), 0,
-          static_cast<std::int64_t>(plain.nbytes()), parameter.device());
+          static_cast<std::int64_t>(plain.nbytes()), parameter.device(),
+          casts_);
       managed->fill(plain.mutable_data());
       storages_.push_back({plain, std::move(managed)});
     }
     storage_of_.push_back(place->second);
     autograd::adopt_in_place(parameter, *storages_[place->second].managed);
-    autograd::set_gradient_hook(parameter, callback_for(p));
+    if (callback_for) {
+      autograd::set_gradient_hook(parameter, callback_for(p));
+    }
   }
 }
 

@@ -17,13 +17,17 @@ namespace sherd::ddp {
 
 class KeyedParameters {
  public:
-  explicit KeyedParameters(const std::vector<ModuleTensor>& parameters);
+  // `casts`: what operators cast that use them.
+  explicit KeyedParameters(
+      const std::vector<ModuleTensor>& parameters,
+      const autograd::ActivationCasts& casts = {});
   // Gives them back to plain LibTorch.
   ~KeyedParameters();
   KeyedParameters(const KeyedParameters&) = delete;
   KeyedParameters& operator=(const KeyedParameters&) = delete;
 
-  // `listener` must outlive this; `callback_for` makes the gradient hook of each parameter.
+  // `listener` must outlive this; `callback_for`, if it is not null, makes the gradient hook of each
+  // parameter.
   void take(
       autograd::ParameterUseListener& listener,
       const std::function<autograd::GradientCallback(std::size_t)>&
@@ -53,6 +57,7 @@ class KeyedParameters {
   }
 
   const std::vector<ModuleTensor> parameters_;
+  const autograd::ActivationCasts casts_;
   std::vector<Storage> storages_;
   std::vector<std::size_t> storage_of_;  // By parameter; empty before take().
 };

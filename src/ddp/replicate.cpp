@@ -14,6 +14,28 @@
 namespace sherd {
 namespace {
 
+void check_precision(
+    const char* what,
+    std::optional<at::ScalarType> dtype,
+    const ddp::ReplicatedModel& model) {
+  SHERD_CHECK(
+      !dtype || *dtype == at::kFloat || *dtype == at::kBFloat16 ||
+          *dtype == at::kHalf,
+      "[ddp] options.", what, " is ",
+      c10::toString(dtype.value_or(at::ScalarType::Undefined)),
+      "; expected Float, BFloat16 or Half");
+  for (const auto* items : {&model.trainable, &model.sparse, &model.frozen}) {
+    for (const auto& item : *items) {
+      SHERD_CHECK(
+          !dtype || item.tensor.scalar_type() != at::kDouble,
+          "[ddp] parameter ", item.name, " is of type Double, which options.",
+          what,
+          " would narrow; expected Float, BFloat16 or Half "
+          "(module->to(torch::kFloat) before replicate)");
+    }
+  }
+}
+
 void check_options(const ReplicateOptions& options) {
   SHERD_CHECK(
       options.bucket_bytes > 0 && options.first_bucket_bytes > 0,
@@ -126,6 +148,8 @@ DistributedDataParallel replicate(
   world::on_all_or_none(mesh.world(), "[ddp]", "replicate its module", [&] {
     check_options(options);
     model = ddp::collect_model(module, options.ignored);
+    check_precision("param_dtype", options.param_dtype, model);
+    check_precision("reduce_dtype", options.reduce_dtype, model);
     ddp::check_delayed(model, options.delayed);
     ddp::DdpEngine::check_on_device(model, mesh);
   });

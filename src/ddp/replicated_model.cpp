@@ -89,6 +89,23 @@ std::set<const c10::TensorImpl*> with_sparse_gradients(
   return found;
 }
 
+bool has_running_statistics(
+    const torch::nn::Module& module, const std::string& parameter) {
+  const auto name = parameter.substr(0, parameter.rfind('.') + 1);
+  return module.named_buffers().contains(name + "running_mean");
+}
+
+// The dtype in which gradients of a parameter are sent, if it is not the parameter's.
+std::optional<at::ScalarType> reduce_dtype(
+    const ModuleTensor& parameter, const ReplicateOptions& options) {
+  const auto dtype =
+      options.reduce_dtype ? options.reduce_dtype : options.param_dtype;
+  const auto own = parameter.tensor.scalar_type();
+  return at::isFloatingType(own) && dtype != own && !parameter.keeps_dtype
+      ? dtype
+      : std::nullopt;
+}
+
 }  // namespace
 
 ReplicatedModel collect_model(
@@ -115,7 +132,8 @@ ReplicatedModel collect_model(
       auto& items = sparse.contains(tensor.unsafeGetTensorImpl())
           ? model.sparse
           : model.trainable;
-      items.push_back({item.key(), tensor});
+      items.push_back(
+          {item.key(), tensor, has_running_statistics(module, item.key())});
     } else {
       model.frozen.push_back({item.key(), tensor});
     }
@@ -182,8 +200,8 @@ Buckets make_buckets(
     const auto index = static_cast<int>(items.size());
     items.push_back(
         {.bytes = static_cast<std::int64_t>(parameter.tensor.nbytes()),
-         .kind = 2 * static_cast<int>(parameter.tensor.scalar_type()) +
-             (is_delayed(index) ? 1 : 0)});
+         .kind = 4 * static_cast<int>(parameter.tensor.scalar_type()) +
+             (parameter.keeps_dtype ? 2 : 0) + (is_delayed(index) ? 1 : 0)});
   }
   const std::vector<std::int64_t> limits = {
       options.first_bucket_bytes, options.bucket_bytes};
@@ -212,12 +230,14 @@ Buckets make_buckets(
       flat.names.push_back(parameter.name);
       flat.shapes.push_back(str(parameter.tensor.sizes()));
       flat.dtype = parameter.tensor.scalar_type();
+      flat.reduce_dtype = reduce_dtype(parameter, options);
     }
     flat.layout = plan::plan_flat_layout(
         places,
         {.ranks = ranks,
-         .element_bytes =
-             static_cast<std::int64_t>(c10::elementSize(flat.dtype))});
+         .element_bytes = static_cast<std::int64_t>(std::min(
+             c10::elementSize(flat.dtype),
+             c10::elementSize(flat.slot_dtype())))});
     buckets.units.push_back({.name = str("bucket ", unit), .flats = {flat}});
     buckets.members.push_back(bucket);
   }

@@ -17,6 +17,9 @@ namespace sherd::ddp {
 struct ModuleTensor {
   std::string name;  // The first one it is registered under.
   at::Tensor tensor;
+  // Its module has running statistics, whose kernels take parameters in fp32: mixed precision leaves
+  // it alone.
+  bool keeps_dtype = false;
 };
 
 // Tensors in module order; tied ones count once.

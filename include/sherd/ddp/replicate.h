@@ -51,6 +51,16 @@ struct ReplicateOptions {
   // Behaviour. How many buckets may be on their way at a time, which limits the memory beside
   // gradients. 0: no limit. Like FullyShardOptions::reductions_under_way_max.
   int reductions_under_way_max = 4;
+  // Behaviour. Mixed precision: matrix products, convolutions, norms and recurrent layers compute in
+  // this dtype, kBFloat16, kHalf or kFloat, with casts of the parameters and of what meets them, and
+  // embeddings return it. Parameters, their gradients and optimizer state stay in the dtype the module
+  // came with, and so do parameters of norms with running statistics. Element-wise operators follow
+  // LibTorch's rules. Costs a cast of each parameter a forward, and that copy's memory until backward.
+  // Unset: the module's. Mirrors DistributedDataParallel's _MixedPrecision.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // Behaviour. The dtype in which gradients are sent; they are added up in fp32. Unset: as
+  // param_dtype. Those of norms with running statistics are sent in their own.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // Behaviour. Parameters and buffers first get the values of rank 0; otherwise ranks must hold
   // equal values.
   bool init_sync = true;
