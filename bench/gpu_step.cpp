@@ -20,12 +20,11 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <sherd/fsdp/fully_shard.h>
-#include <sherd/models/gpt.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
 
 #include "base/clock.h"
+#include "gpu_workload.h"
 
 namespace sherd::bench {
 namespace {
@@ -174,15 +173,6 @@ Training sherd_training(
           }};
 }
 
-FullyShardOptions mixed(Strategy strategy) {
-  FullyShardOptions options;
-  options.strategy = strategy;
-  options.exchange = ExchangeKind::kCollective;
-  options.mixed_precision.param_dtype = at::kBFloat16;
-  options.mixed_precision.reduce_dtype = at::kFloat;
-  return options;
-}
-
 struct Timed {
   double step_ms = 0;
   double host_ms = 0;  // Until the host had given the device all of it.
@@ -272,11 +262,11 @@ std::vector<Contender> contenders_for(const MakeModel& make) {
       {"sherd bf16", [=] { return sherd_training(make, true, {}); }, 0},
       {"LibTorch mixed", [=] { return libtorch_mixed(make); }, 2},
       {"sherd mixed, full_shard",
-       [=] { return sherd_training(make, false, mixed(Strategy::kFullShard)); },
-       2},
+       [=] { return sherd_training(make, false, mixed_precision()); }, 2},
       {"sherd mixed, shard_grad_op",
        [=] {
-         return sherd_training(make, false, mixed(Strategy::kShardGradOp));
+         return sherd_training(
+             make, false, mixed_precision(Strategy::kShardGradOp));
        },
        2},
   };
@@ -293,14 +283,7 @@ Batch batch_of(
 
 void run(const std::string& which) {
   if (which == "tiny" || which == "all") {
-    // As good as nothing to compute: what is left is the host's work.
-    const models::GptConfig config{
-        .layers = 24,
-        .width = 64,
-        .heads = 2,
-        .sequence = 16,
-        .vocabulary = 256};
-    const MakeModel make = [=] { return models::Gpt(config).ptr(); };
+    const MakeModel make = [] { return models::Gpt(tiny_gpt()).ptr(); };
     compare("tiny, 25 units", contenders_for(make), batch_of(1, 16, 256));
   }
   if (which == "gpt" || which == "all") {

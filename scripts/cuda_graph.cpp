@@ -9,10 +9,9 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
-#include <sherd/fsdp/fully_shard.h>
-#include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 
+#include "../bench/gpu_workload.h"
 #include "base/clock.h"
 #include "device/stream.h"
 
@@ -22,33 +21,19 @@ namespace {
 constexpr int kWarmUp = 6;  // Plans are followed by then.
 constexpr int kSteps = 40;
 
-// As good as nothing to compute, so that what counts is the host's work.
-models::Gpt small_gpt(const c10::Device& device) {
+models::Gpt gpt_on(const c10::Device& device) {
   torch::manual_seed(3);
-  models::Gpt gpt(models::GptConfig{
-      .layers = 24,
-      .width = 64,
-      .heads = 2,
-      .sequence = 16,
-      .vocabulary = 256});
+  models::Gpt gpt(bench::tiny_gpt());
   gpt->to(device);
   return gpt;
-}
-
-FullyShardOptions mixed() {
-  FullyShardOptions options;
-  options.exchange = ExchangeKind::kCollective;
-  options.mixed_precision.param_dtype = at::kBFloat16;
-  options.mixed_precision.reduce_dtype = at::kFloat;
-  return options;
 }
 
 class Trainer {
  public:
   explicit Trainer(const c10::Device& device)
       : ids_(at::full({1, 17}, 7, at::dtype(at::kLong).device(device))),
-        model_(small_gpt(device)),
-        fsdp(fully_shard(*model_, World::single(), mixed())),
+        model_(gpt_on(device)),
+        fsdp(fully_shard(*model_, World::single(), bench::mixed_precision())),
         adamw_(fsdp.named_parameters(), {.learning_rate = 1e-3}) {
     ids_.slice(1, 3, 9).fill_(100);
   }

@@ -85,7 +85,7 @@ PARTS = {
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",
-         "ddp/comm_hook_group.h"),
+         "ddp/comm_hook_group.h", "ddp/quantised_rows.h"),
         torch=True),
     "ddp": Part(
         ("base", "compat", "plan", "autograd", "world",

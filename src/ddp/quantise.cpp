@@ -10,34 +10,14 @@
 #include <sherd/ddp/comm_hook.h>
 
 #include "base/check.h"
+#include "ddp/quantised_rows.h"
 
 namespace sherd {
 namespace {
 
-constexpr double kLargest = 127;
-constexpr std::int64_t kScaleBytes = sizeof(float);
+using ddp::QuantisedRows;
+
 constexpr const char* kError = "error.";
-
-// A parameter in a message: rows that have a scale each.
-struct Rows {
-  std::int64_t rows = 0;
-  std::int64_t columns = 0;
-  std::int64_t scales_begin = 0;    // In bytes.
-  std::int64_t elements_begin = 0;  // Likewise.
-
-  // [rows, 1], fp32.
-  at::Tensor scales(const at::Tensor& message) const {
-    return message.narrow(0, scales_begin, rows * kScaleBytes)
-        .view(at::kFloat)
-        .view({rows, 1});
-  }
-  // [rows, columns], int8.
-  at::Tensor elements(const at::Tensor& message) const {
-    return message.narrow(0, elements_begin, rows * columns)
-        .view(at::kChar)
-        .view({rows, columns});
-  }
-};
 
 class Quantise final : public CommHook {
  public:
@@ -50,7 +30,7 @@ class Quantise final : public CommHook {
   }
 
   void reduce(GradientBucket& bucket, HookGroup& group) override {
-    std::vector<Rows> places;
+    std::vector<QuantisedRows> places;
     const auto message = make_message(bucket, places);
     for (std::size_t p = 0; p < places.size(); ++p) {
       write(bucket.parameters[p], places[p], message);
@@ -60,8 +40,7 @@ class Quantise final : public CommHook {
       auto gradient = bucket.parameters[p].gradient;
       auto sum = at::Tensor();
       for (const auto& theirs : all) {
-        const auto values =
-            places[p].elements(theirs) * places[p].scales(theirs);
+        const auto values = places[p].values(theirs);
         sum = sum.defined() ? sum.add_(values) : values;
       }
       gradient.copy_(sum.div_(group.size()).view(gradient.sizes()));
@@ -91,7 +70,7 @@ class Quantise final : public CommHook {
 
  private:
   at::Tensor make_message(
-      const GradientBucket& bucket, std::vector<Rows>& places) const {
+      const GradientBucket& bucket, std::vector<QuantisedRows>& places) const {
     std::int64_t bytes = 0;
     for (const auto& parameter : bucket.parameters) {
       const auto& gradient = parameter.gradient;
@@ -102,7 +81,7 @@ class Quantise final : public CommHook {
           {.rows = rows,
            .columns = gradient.numel() / rows,
            .scales_begin = bytes});
-      bytes += rows * kScaleBytes;
+      bytes += rows * QuantisedRows::kScaleBytes;
     }
     for (auto& place : places) {
       place.elements_begin = bytes;
@@ -113,7 +92,7 @@ class Quantise final : public CommHook {
 
   void write(
       const BucketParameter& parameter,
-      const Rows& place,
+      const QuantisedRows& place,
       const at::Tensor& message) {
     auto wanted = parameter.gradient.reshape({place.rows, place.columns})
                       .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -122,20 +101,14 @@ class Quantise final : public CommHook {
       wanted.add_(known->second.to(wanted.device()).view(wanted.sizes()));
     }
     const auto scales = place.scales(message);
-    const auto elements = place.elements(message);
     if (wanted.numel() == 0) {
       scales.zero_();
       return;
     }
-    scales.copy_(wanted.abs().amax(1, /*keepdim=*/true).div_(kLargest));
-    // 0 where all are 0, and where some number is not finite.
-    elements.copy_((wanted / scales)
-                       .round_()
-                       .nan_to_num_(0.0)
-                       .clamp_(-kLargest, kLargest));
+    place.quantise(wanted, message);
     if (options_.error_feedback) {
       errors_[parameter.name] = at::where(
-          at::isfinite(scales), wanted.sub_(elements * scales),
+          at::isfinite(scales), wanted.sub_(place.values(message)),
           at::zeros_like(wanted));
     }
   }

@@ -56,6 +56,13 @@ inline std::unique_ptr<Exchange> make_among(
            .reduce = on.connect(name + "/reductions", ranks)}));
 }
 
+inline std::unique_ptr<Exchange> make_among_all(
+    test::FakeRank& self, const RankDevice& on, int ranks) {
+  std::vector<int> everyone(static_cast<std::size_t>(ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return make_among(self, on, "all", everyone);
+}
+
 // Two replicas of two ranks each.
 inline std::unique_ptr<Exchange> make_hybrid_on_device(
     test::FakeRank& self, const RankDevice& on, bool both_axes) {
@@ -92,9 +99,7 @@ inline std::vector<ExchangeUnderTest> devices(const RunOnDevices& run) {
   for (const int ranks : {2, 3, 4}) {
     all.push_back(under_test(
         run, ranks, [ranks](test::FakeRank& self, const RankDevice& on) {
-          std::vector<int> everyone(static_cast<std::size_t>(ranks));
-          std::iota(everyone.begin(), everyone.end(), 0);
-          return make_among(self, on, "all", everyone);
+          return make_among_all(self, on, ranks);
         }));
     all.back().name = "On";
   }

@@ -4,7 +4,7 @@
 // and none that they do not.
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_testing.h"
-#include "exchange/stream_testing.h"
+#include "exchange/stream_contract_testing.h"
 #include "exchange/stream_unit_transport.h"
 
 #include <thread>
@@ -212,7 +212,8 @@ TEST(StreamExchange, AReductionStartsAtOnceWhereNoUnitIsEverGathered) {
     test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
       const auto device = test::checking_device(self.rank);
       c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-      const auto exchange = make_stream_exchange(self, network, device);
+      const auto exchange = contract::make_among_all(
+          self, contract::rank_device(network, self.rank, device), 2);
       Trainer trainer(*exchange, model, device);
       const auto before = network.started(self.rank);
       trainer.reduce(2);
@@ -253,7 +254,8 @@ std::string run_assisted(int left_out) {
       waits.emplace(device);
       waits->leave_out(0, left_out);
     }
-    const auto exchange = make_stream_exchange(self, network, device);
+    const auto exchange = contract::make_among_all(
+        self, contract::rank_device(network, self.rank, device), 2);
     Trainer trainer(*exchange, model, device);
     for (const UnitId unit : {2, 1, 0}) {
       trainer.reduce(unit);
@@ -286,7 +288,8 @@ TEST(StreamExchange, HowManySlotsABackwardNeedsDoesNotDependOnTiming) {
   test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
     const auto device = test::checking_device(self.rank);
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-    const auto exchange = make_stream_exchange(self, network, device);
+    const auto exchange = contract::make_among_all(
+        self, contract::rank_device(network, self.rank, device), 2);
     Trainer trainer(*exchange, model, device);
     std::int64_t bytes = 0;
     for (const bool early : {true, false}) {

@@ -6,18 +6,17 @@
 #include <limits>
 #include <vector>
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/where.h>
 
 #include "base/check.h"
+#include "ddp/quantised_rows.h"
 
 namespace sherd {
 namespace {
 
-constexpr float kLargest = 127.0F;
+using ddp::QuantisedRows;
+
+constexpr float kLargest = QuantisedRows::kLargest;
 // A number of up to 2^22 that is added to it is rounded to an integer.
 constexpr float kRounds = 12'582'912.0F;
 
@@ -58,23 +57,6 @@ float quantise_block(const float* from, std::int64_t count, std::int8_t* to) {
   return scale;
 }
 
-// The same by operators of a device: for each row of values, [rows, columns], its elements and scale.
-void quantise_rows(
-    const at::Tensor& values,
-    const at::Tensor& scales,
-    const at::Tensor& elements) {
-  const auto largest = values.abs().amax(1, /*keepdim=*/true);
-  const auto scale = at::where(
-      at::isfinite(largest), largest.div(kLargest),
-      at::full_like(largest, std::numeric_limits<float>::quiet_NaN()));
-  scales.copy_(scale);
-  // 0 where all are 0, and where some number is not finite.
-  elements.copy_(values.div(scale)
-                     .nan_to_num_(0.0, 0.0, 0.0)
-                     .clamp_(-kLargest, kLargest)
-                     .round_());
-}
-
 class QuantiseGathers final : public GatherHook {
  public:
   explicit QuantiseGathers(const QuantiseGathersOptions& options)
@@ -108,8 +90,8 @@ class QuantiseGathers final : public GatherHook {
     }
     if (!shard.is_cpu()) {
       const auto values = shard.to(at::kFloat);
-      for (const auto& rows : rows_of(shard.numel())) {
-        quantise_rows(rows.in(values), rows.scales(sent), rows.elements(sent));
+      for (const auto& blocks : blocks_of(shard.numel())) {
+        blocks.sent.quantise(blocks.in(values), sent);
       }
       return;
     }
@@ -137,8 +119,8 @@ class QuantiseGathers final : public GatherHook {
       return;
     }
     if (!part.is_cpu()) {
-      for (const auto& rows : rows_of(part.numel())) {
-        rows.in(part).copy_(rows.elements(sent) * rows.scales(sent));
+      for (const auto& blocks : blocks_of(part.numel())) {
+        blocks.in(part).copy_(blocks.sent.values(sent));
       }
       return;
     }
@@ -161,53 +143,41 @@ class QuantiseGathers final : public GatherHook {
   }
 
  private:
-  static constexpr std::int64_t kScaleBytes = sizeof(float);
-
   // Blocks of equal size in a shard, and in what is sent of it.
-  struct Rows {
-    std::int64_t begin = 0;  // Of elements.
-    std::int64_t rows = 0;
-    std::int64_t columns = 0;
-    std::int64_t scales_begin = 0;    // In bytes.
-    std::int64_t elements_begin = 0;  // Likewise.
+  struct Blocks {
+    std::int64_t begin = 0;  // Of elements of the shard.
+    QuantisedRows sent;
 
     at::Tensor in(const at::Tensor& shard) const {
-      return shard.narrow(0, begin, rows * columns).view({rows, columns});
-    }
-    at::Tensor scales(const at::Tensor& sent) const {
-      return sent.narrow(0, scales_begin, rows * kScaleBytes)
-          .view(at::kFloat)
-          .view({rows, 1});
-    }
-    at::Tensor elements(const at::Tensor& sent) const {
-      return sent.narrow(0, elements_begin, rows * columns)
-          .view(at::kChar)
-          .view({rows, columns});
+      return shard.narrow(0, begin, sent.rows * sent.columns)
+          .view({sent.rows, sent.columns});
     }
   };
   // The whole blocks, and a shorter one.
-  std::vector<Rows> rows_of(std::int64_t numel) const {
+  std::vector<Blocks> blocks_of(std::int64_t numel) const {
     const auto whole = numel / block_;
     const auto begin = whole * block_;
     const auto elements = scale_bytes(numel);
-    std::vector<Rows> rows;
+    std::vector<Blocks> blocks;
     if (whole > 0) {
-      rows.push_back(
-          {.rows = whole, .columns = block_, .elements_begin = elements});
+      blocks.push_back(
+          {.sent = {
+               .rows = whole, .columns = block_, .elements_begin = elements}});
     }
     if (begin < numel) {
-      rows.push_back(
+      blocks.push_back(
           {.begin = begin,
-           .rows = 1,
-           .columns = numel - begin,
-           .scales_begin = whole * kScaleBytes,
-           .elements_begin = elements + begin});
+           .sent = {
+               .rows = 1,
+               .columns = numel - begin,
+               .scales_begin = whole * QuantisedRows::kScaleBytes,
+               .elements_begin = elements + begin}});
     }
-    return rows;
+    return blocks;
   }
 
   std::int64_t scale_bytes(std::int64_t numel) const {
-    return (numel + block_ - 1) / block_ * kScaleBytes;
+    return (numel + block_ - 1) / block_ * QuantisedRows::kScaleBytes;
   }
 
   const std::int64_t block_;
