@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include "base/check.h"
 
@@ -27,7 +28,8 @@ void zero_elements(
 }
 
 at::Tensor dense_of(const at::Tensor& gradient) {
-  return (gradient.is_sparse() ? gradient.to_dense() : gradient).detach();
+  const auto dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
+  return dense.requires_grad() ? dense.detach() : dense;
 }
 
 }  // namespace
@@ -215,12 +217,14 @@ void Reducer::fill_missing(UnitId unit) {
   }
 }
 
-at::Tensor Reducer::room(int parameter) {
+// The parameter's elements of the slot. One operator, since every small gradient takes it.
+at::Tensor Reducer::room(int parameter, at::IntArrayRef sizes) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
-  const auto& tensor = parameters_[static_cast<std::size_t>(parameter)].tensor;
-  return state(target.unit)
-      .slot[static_cast<std::size_t>(target.flat)]
-      .narrow(0, target.offset, tensor.numel());
+  const auto& slot =
+      state(target.unit).slot[static_cast<std::size_t>(target.flat)];
+  return slot.as_strided(
+      sizes, c10::contiguous_strides(sizes),
+      slot.storage_offset() + target.offset);
 }
 
 // A large gradient stays where autograd made it.
@@ -229,18 +233,18 @@ void Reducer::place(int parameter, const at::Tensor& gradient) {
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
   const auto dense = dense_of(gradient);
-  auto slot = room(parameter);
+  const auto& slot = unit.slot[static_cast<std::size_t>(target.flat)];
   auto& elsewhere = unit.elsewhere[t];
   if (unit.filled[t] && elsewhere.defined()) {
     elsewhere = elsewhere.add(dense.reshape({-1}));
   } else if (unit.filled[t]) {
-    slot.view(dense.sizes()).add_(dense);
+    room(parameter, dense.sizes()).add_(dense);
   } else if (
       target.alone && dense.is_contiguous() &&
       dense.scalar_type() == slot.scalar_type()) {
     elsewhere = dense.view({-1});
   } else {
-    slot.view(dense.sizes()).copy_(dense);
+    room(parameter, dense.sizes()).copy_(dense);
   }
 }
 
@@ -276,7 +280,7 @@ void Reducer::add_kept(UnitId unit) {
       // Rounded once, after the sum.
       elsewhere = elsewhere.add(sum.view({-1})).to(elsewhere.scalar_type());
     } else {
-      room(static_cast<int>(p)).add_(sum.view({-1}));
+      room(static_cast<int>(p), sum.sizes()).add_(sum);
     }
     now.used[t] = true;
   }

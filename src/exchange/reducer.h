@@ -146,7 +146,7 @@ class Reducer {
   }
   void open(UnitId unit);
   void place(int parameter, const at::Tensor& gradient);
-  at::Tensor room(int parameter);
+  at::Tensor room(int parameter, at::IntArrayRef sizes);
   void reset_arrivals(UnitId unit);
   void fill_missing(UnitId unit);
   void add_kept(UnitId unit);

@@ -80,13 +80,15 @@ UnitCache::UnitCache(
 void UnitCache::make_storages(autograd::ParameterUseListener* listener) {
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     auto& flats = storages_.emplace_back();
+    auto& why = why_empty_.emplace_back();
     for (std::size_t f = 0; f < model_.units[u].flats.size(); ++f) {
       const auto& flat = model_.units[u].flats[f];
       flats.push_back(std::make_unique<autograd::ManagedStorage>(
           listener, static_cast<int>(u), static_cast<int>(f),
           exchange::flat_bytes(flat), model_.device,
           model_.traits[u].casts[f]));
-      flats.back()->empty(why_empty(model_.units[u], f));
+      why.push_back(why_empty(model_.units[u], f));
+      flats.back()->empty(why.back());
     }
   }
 }
@@ -432,7 +434,7 @@ void UnitCache::fill(UnitId unit, const std::vector<void*>& addresses) {
 void UnitCache::empty(UnitId unit) {
   auto& flats = storages_[static_cast<std::size_t>(unit)];
   for (std::size_t f = 0; f < flats.size(); ++f) {
-    flats[f]->empty(why_empty(model_.unit(unit), f));
+    flats[f]->empty(why_empty_[static_cast<std::size_t>(unit)][f]);
   }
 }
 

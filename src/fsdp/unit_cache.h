@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
 #include "autograd/managed_storage.h"
@@ -149,7 +150,8 @@ class UnitCache {
   const UnitCacheOptions options_;
   const std::vector<std::int64_t> unit_bytes_;
   const std::int64_t all_bytes_;
-  Storages storages_;          // By unit, by flat.
+  Storages storages_;                                // By unit, by flat.
+  std::vector<std::vector<std::string>> why_empty_;  // Likewise: the error.
   plan::Residency residency_;  // Counts units being gathered as whole.
   plan::StepFollower follower_;
   std::set<UnitId> on_their_way_;
