@@ -108,6 +108,18 @@ TEST(ProtocolModel, ReportsThatAreHeardTogether) {
        .progress_every = 500});
 }
 
+TEST(ProtocolModel, SumsThatAreCopiedWhileTheyAreUndecided) {
+  expect_safe(
+      {.replicas = 2,
+       .replicas_min = 1,
+       .steps = 1,
+       .prepares = true,
+       .epochs = 2,
+       .crashes = 1,
+       .latest_messages = true,
+       .progress_every = 500});
+}
+
 TEST(ProtocolModel, GradientsThatAreBadOnSomeReplicasOrAll) {
   expect_safe(
       {.replicas = 2,
@@ -152,6 +164,7 @@ TEST(ProtocolModel, RandomWaysWithEveryFault) {
   const auto result = walks_of(
       {.replicas_min = 1,
        .steps = 6,
+       .prepares = true,
        .epochs = 1000,
        .crashes = 5,
        .coordinator_crashes = 2,
@@ -306,6 +319,22 @@ TEST(ProtocolModelFinds, AReplicaThatHoldsWhatNoViewHasNamed) {
   auto options = two_whose_log_is_often_lost();
   options.mutation = Mutation::kHoldUnnamedStates;
   expect_found(walks_of(options, 20000), "S8: ");
+}
+
+TEST(ProtocolModelFinds, ACopyOfASumThatWasGivenUpAndIsApplied) {
+  expect_found(
+      walks_of(
+          {.replicas_min = 1,
+           .steps = 4,
+           .prepares = true,
+           .epochs = 1000,
+           .crashes = 2,
+           .partitions = 2,
+           .timeouts = 4,
+           .latest_messages = true,
+           .mutation = Mutation::kApplyPreparedSums},
+          20000),
+      "S3: ");
 }
 
 TEST(ProtocolModelFinds, AReplicaThatAppliesWithoutACommit) {

@@ -23,6 +23,7 @@ enum class Mutation {
   kBadGradientsCount,   // A replica reduces what it has found to be of no use.
   kRecoverFromSome,     // A lost log is made from whoever answers first.
   kHoldUnnamedStates,   // What was fetched is held before a view names it.
+  kApplyPreparedSums,  // What was copied of a sum is applied, whatever is committed.
 };
 
 struct ModelOptions {
@@ -30,6 +31,8 @@ struct ModelOptions {
   int replicas_min = 2;
   // Bounds: beyond them nothing more happens.
   int steps = 2;
+  // What the update needs of a sum may be copied while it is undecided.
+  bool prepares = false;
   std::uint64_t epochs = 3;
   int crashes = 0;              // Of replicas, which may come back, fresh.
   int coordinator_crashes = 0;  // Which then starts again.

@@ -207,6 +207,26 @@ static const Process* donor_for(
   return best;
 }
 
+void Model::computed_badly(State& state, Process& self) const {
+  const auto task = self.computing.front();
+  self.computing.erase(self.computing.begin());
+  if (options_.mutation == Mutation::kBadGradientsCount) {
+    self.gradients = Contribution{task.serial, self.bits, task.samples, true};
+    contribute(state, self);
+  }
+  carry_out(
+      state, self,
+      self.protocol.bad_gradients(task.serial, {"not finite", false}));
+}
+
+std::uint64_t Model::applied_sum(Process& self) const {
+  const auto prepared = std::exchange(self.prepared, std::nullopt);
+  const bool is_right = prepared &&
+      (options_.mutation == Mutation::kApplyPreparedSums ||
+       prepared->first == self.applying->attempt);
+  return is_right ? prepared->second : self.sum;
+}
+
 void Model::add_what_it_does(
     const State& state, std::size_t r, std::vector<Choice>& choices) const {
   const auto& self = *state.replicas[r];
@@ -221,9 +241,18 @@ void Model::add_what_it_does(
         {std::to_string(r) + " has computed",
          [this, r](State& next) { computed(next, *next.replicas[r]); }});
   }
+  const auto vote =
+      options_.prepares ? self.protocol.report().vote : std::nullopt;
+  if (vote && !self.applying &&
+      !(self.prepared && self.prepared->first == vote->attempt)) {
+    add(" has copied its sum", [attempt = vote->attempt](Process& one) {
+      one.prepared = {attempt, one.sum};
+      return Tasks();
+    });
+  }
   if (self.applying) {
-    add(" has applied", [](Process& one) {
-      one.bits = mix64(one.bits ^ one.sum);
+    add(" has applied", [this](Process& one) {
+      one.bits = mix64(one.bits ^ applied_sum(one));
       one.gradients.reset();
       return one.protocol.applied(std::exchange(one.applying, {})->result);
     });

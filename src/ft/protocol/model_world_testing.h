@@ -42,6 +42,8 @@ struct Process {
   bool cut = false;        // Off from everybody.
   std::uint64_t bits = 1;  // What its parameters really are.
   std::uint64_t sum = 0;   // What it has reduced last.
+  // What it has copied of a sum, to apply it if it is committed.
+  std::optional<std::pair<Attempt, std::uint64_t>> prepared = {};
   // The one under way, and the one that was asked for meanwhile.
   std::vector<ComputeTask> computing = {};
   std::optional<Contribution> gradients = {};
@@ -274,6 +276,11 @@ class Model {
     ModelAccess::add(words, one.protocol);
     for (const auto& task : one.computing) {
       words.push_back(task.serial);
+    }
+    words.push_back(one.prepared ? 1 : 0);
+    if (one.prepared) {
+      ModelAccess::add(words, one.prepared->first);
+      words.push_back(one.prepared->second);
     }
     words.push_back(one.gradients ? 1 : 0);
     if (one.gradients) {
@@ -535,17 +542,7 @@ class Model {
   }
 
   // They are never given away, and it is told.
-  void computed_badly(State& state, Process& self) const {
-    const auto task = self.computing.front();
-    self.computing.erase(self.computing.begin());
-    if (options_.mutation == Mutation::kBadGradientsCount) {
-      self.gradients = Contribution{task.serial, self.bits, task.samples, true};
-      contribute(state, self);
-    }
-    carry_out(
-        state, self,
-        self.protocol.bad_gradients(task.serial, {"not finite", false}));
-  }
+  void computed_badly(State& state, Process& self) const;
 
   // As soon as there is both a reduction and what goes into it.
   void contribute(State& state, Process& self) const {
@@ -598,6 +595,9 @@ class Model {
       carry_out(state, self, self.protocol.received(forged));
     }
   }
+
+  // The sum that it applies.
+  std::uint64_t applied_sum(Process& self) const;
 
   // Links of the ring that carry nothing.
   static std::vector<BrokenLink> dead_links(

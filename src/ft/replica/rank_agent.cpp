@@ -103,8 +103,10 @@ RingEvents RankAgent::ring_events() {
               reach("reduced", attempt.step);
               const bool spoiled = options_.hooks.spoil &&
                   options_.hooks.spoil(attempt.step, sum_.data());
+              set_sum_of(attempt);
               tell_(ReducedEvent{
                   attempt, spoiled ? digest_of(sum_.data()) : digest});
+              queue_.push(UndecidedSumTask{attempt});
               reach("voted", attempt.step);
             });
           },
@@ -206,7 +208,13 @@ void RankAgent::on(const ComputeTask& task) {
   queue_.push(task);
 }
 
+void RankAgent::set_sum_of(const std::optional<Attempt>& attempt) {
+  const std::lock_guard lock(sum_mutex_);
+  sum_of_ = attempt;
+}
+
 void RankAgent::on(const ReduceTask& task) {
+  set_sum_of(std::nullopt);
   ring_->begin(task.attempt, task.weights);
   reach("reducing", task.attempt.step);
 }
@@ -290,7 +298,7 @@ std::optional<ComputeTask> RankAgent::next(const TrainingCallbacks& program) {
   }
 }
 
-// Whether it was a snapshot to take or something fetched to install.
+// False: it is none of those that may come at any time.
 bool RankAgent::serve(
     const TrainingTask& task, const TrainingCallbacks& program) {
   if (const auto* snapshot = std::get_if<SnapshotTask>(&task)) {
@@ -301,7 +309,8 @@ bool RankAgent::serve(
     execute(*install, program);
     return true;
   }
-  return false;
+  // A sum that is of no use any more.
+  return std::holds_alternative<UndecidedSumTask>(task);
 }
 
 void RankAgent::give(const ComputeTask& task, int bucket) {
@@ -340,14 +349,48 @@ bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
       set_idle();
       return true;
     }
-    const auto* snapshot = std::get_if<SnapshotTask>(&task);
-    if (snapshot == nullptr) {
+    if (const auto* snapshot = std::get_if<SnapshotTask>(&task)) {
+      queue_.pop();
+      execute(*snapshot, program);
+      continue;
+    }
+    const auto* sum = std::get_if<UndecidedSumTask>(&task);
+    if (sum == nullptr) {
       set_idle();
       return false;
     }
     queue_.pop();
-    execute(*snapshot, program);
+    prepare(sum->attempt, program);
   }
+}
+
+// Copies what others and the update need of the sum, while members vote and the coordinator writes. A
+// sum that is given up meanwhile was copied for nothing.
+void RankAgent::prepare(
+    const Attempt& attempt, const TrainingCallbacks& program) {
+  prepared_.reset();
+  PreparedSum prepared{attempt, {}};
+  if (options_.sums_kept > 0) {
+    prepared.bytes.reserve(sum_.size() * sizeof(float));
+  }
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
+    const std::lock_guard lock(sum_mutex_);
+    if (sum_of_ != attempt) {
+      return;
+    }
+    const auto elements = static_cast<std::size_t>(options_.buckets[i]);
+    if (options_.sums_kept > 0) {
+      prepared.bytes.append(
+          reinterpret_cast<const char*>(sum_.data() + at),
+          elements * sizeof(float));
+    }
+    if (program.prepare) {
+      program.prepare(static_cast<int>(i), sum_.data());
+    }
+    at += elements;
+  }
+  prepared_ = std::move(prepared);
 }
 
 void RankAgent::set_activity(Activity activity) {
@@ -379,10 +422,13 @@ void RankAgent::execute(
     const ApplyTask& task, const TrainingCallbacks& program) {
   set_activity(Activity::kApplying);
   reach("committed", task.commit.result.step);
+  if (!prepared_ || prepared_->attempt != task.commit.attempt) {
+    prepare(task.commit.attempt, program);
+  }
+  SHERD_ASSERT(prepared_.has_value(), "no sum is given up that is committed");
+  auto prepared = *std::exchange(prepared_, std::nullopt);
   if (options_.sums_kept > 0) {
-    auto bytes = std::make_shared<const std::string>(
-        reinterpret_cast<const char*>(sum_.data()),
-        sum_.size() * sizeof(float));
+    auto bytes = std::make_shared<const std::string>(std::move(prepared.bytes));
     loop_.post([this, commit = task.commit, bytes = std::move(bytes)] {
       transfer_->keep(commit, bytes);
     });
@@ -430,6 +476,10 @@ void RankAgent::execute(
   reach("installing", fetched.state.step);
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
+    for (std::size_t i = 0; program.prepare && i < options_.buckets.size();
+         ++i) {
+      program.prepare(static_cast<int>(i), sum_.data());
+    }
     program.update(fetched.commit, sum_.data());
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });

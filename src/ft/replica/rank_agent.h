@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -80,8 +81,12 @@ struct TrainingCallbacks {
   // This rank's whole state as bytes, and back.
   std::function<std::string()> snapshot;
   std::function<void(const StateId& state, std::string_view bytes)> restore;
-  // Makes the committed step with this sum of gradients, whose buckets lie one behind the other.
-  std::function<void(const Commit& commit, const float* gradients)> update;
+  // Copies a bucket of a sum, whose buckets lie one behind the other. Each is called for before
+  // update(), and while nobody has decided about the sum, which may be given up: then they are called
+  // for again, with another one. Changes nothing that is trained. None: update() does all.
+  std::function<void(int bucket, const float* sum)> prepare{};
+  // Makes the committed step with this sum.
+  std::function<void(const Commit& commit, const float* sum)> update;
   // A digest of what must be equal in all replicas; none: it is never compared.
   std::function<std::uint64_t()> digest{};
 };
@@ -155,6 +160,8 @@ class RankAgent {
   std::uint64_t digest_of(const float* sum) const;
   std::optional<StateDigest> digest_of(
       const StateId& state, const TrainingCallbacks& program);
+  void set_sum_of(const std::optional<Attempt>& attempt);
+  void prepare(const Attempt& attempt, const TrainingCallbacks& program);
   bool serve(const TrainingTask& task, const TrainingCallbacks& program);
   bool wait_for_decision(const TrainingCallbacks& program);
   void give(std::uint64_t serial, int bucket);
@@ -179,6 +186,17 @@ class RankAgent {
   std::uint64_t run_ = 0;
   std::uint64_t computing_ = 0;  // The serial of the last ComputeTask.
   std::vector<bool> given_;      // Its buckets.
+  // Whose sum is complete. The ring writes to sum_ only when there is none; while the program's thread
+  // reads a bucket of an undecided sum it holds the mutex, so that the loop waits before it lets the
+  // ring begin another one.
+  std::mutex sum_mutex_;
+  std::optional<Attempt> sum_of_;
+  // The program's: what was copied of a sum.
+  struct PreparedSum {
+    Attempt attempt;
+    std::string bytes;  // For replicas that lack it, if sums are kept.
+  };
+  std::optional<PreparedSum> prepared_;
   // The program's: the state was copied since the last digest.
   bool copied_ = false;
   std::unique_ptr<Fetch> fetch_;

@@ -6,6 +6,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -96,10 +97,16 @@ class ToyModel {
               std::memcpy(values_.data(), bytes.data(), kBytes);
               std::memcpy(momentum_.data(), bytes.data() + kBytes, kBytes);
             },
+        .prepare =
+            [this](int bucket, const float* sum) {
+              const auto begin = bucket == 0 ? 0 : kElements / 2;
+              const auto end = bucket == 0 ? kElements / 2 : kElements;
+              std::copy(sum + begin, sum + end, copied_.begin() + begin);
+            },
         .update =
-            [this](const Commit&, const float* gradients) {
+            [this](const Commit&, const float*) {
               for (std::size_t i = 0; i < kElements; ++i) {
-                momentum_[i] = 0.9F * momentum_[i] + gradients[i];
+                momentum_[i] = 0.9F * momentum_[i] + copied_[i];
                 values_[i] -= 0.1F * momentum_[i];
               }
             }};
@@ -116,6 +123,7 @@ class ToyModel {
   static constexpr std::size_t kBytes = kElements * sizeof(float);
   std::vector<float> values_;
   std::vector<float> momentum_;
+  std::vector<float> copied_ = std::vector<float>(kElements);  // Of a sum.
   int shard_;
 };
 

@@ -28,8 +28,18 @@ struct InstallFetchedTask {
   FetchedState fetched;
 };
 
-using TrainingTask = std::
-    variant<ComputeTask, ApplyTask, SnapshotTask, InstallFetchedTask, StopTask>;
+// The sum of this attempt is complete here, and nobody has decided about it.
+struct UndecidedSumTask {
+  Attempt attempt;
+};
+
+using TrainingTask = std::variant<
+    ComputeTask,
+    UndecidedSumTask,
+    ApplyTask,
+    SnapshotTask,
+    InstallFetchedTask,
+    StopTask>;
 
 class TrainingQueue {
  public:

@@ -205,9 +205,12 @@ at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
       : at::empty(parameter.sizes(), parameter.options().requires_grad(false));
 }
 
-void ReplicaGradients::show(const float* sum) {
+void ReplicaGradients::show(int bucket, const float* sum) {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < slices_.size(); ++i) {
+    if (layout_.bucket_of(i) != bucket) {
+      continue;
+    }
     auto& slice = slices_[i];
     if (!slice.sum.defined()) {
       slice.sum = sum_tensor(i);

@@ -44,9 +44,9 @@ class ReplicaGradients {
   // Copies what backward has not copied. Throws Error when a backward broke off.
   void finish();
 
-  // The sum of all replicas, in the layout's order, becomes `.grad()`. It stays unchanged until
-  // clear(), since a device may still read it.
-  void show(const float* sum);
+  // A bucket of the sum of all replicas, which lies in the layout's order, becomes `.grad()`. It stays
+  // unchanged until clear(), since a device may still read it.
+  void show(int bucket, const float* sum);
   // Clears `.grad()`.
   void clear();
 

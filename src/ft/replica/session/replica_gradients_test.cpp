@@ -152,7 +152,8 @@ TEST_F(GradientsOf, ABackwardThatBrokeOffIsAnError) {
 TEST_F(GradientsOf, TheSumIsShownInTheLayoutsOrder) {
   begin();
   const Floats sum = {1, 2, 3, 4, 5};
-  gradients_.show(sum.data());
+  gradients_.show(0, sum.data());
+  gradients_.show(1, sum.data());
   EXPECT_EQ(values_of(b_.grad()), (Floats{1, 2}));
   EXPECT_EQ(values_of(a_.grad()), (Floats{3, 4, 5}));
   gradients_.clear();
@@ -166,7 +167,7 @@ TEST(ReplicaGradients, TheSumIsShownWhereRanksSeeEachOthers) {
   named.whole.items.push_back({"w", {2, 3}, 1, whole});
   ReplicaGradients gradients(named, 100);
   const Floats sum = {8, 9};
-  gradients.show(sum.data());
+  gradients.show(0, sum.data());
   EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
 }
 
@@ -175,7 +176,7 @@ TEST(ReplicaGradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
   named.items.push_back({"w", at::zeros({2, 3}).t()});
   ReplicaGradients gradients(named, 100);
   const Floats sum = {1, 2, 3, 4, 5, 6};
-  gradients.show(sum.data());
+  gradients.show(0, sum.data());
   EXPECT_EQ(
       values_of(named.items[0].slice.grad().contiguous()),
       (Floats{1, 2, 3, 4, 5, 6}));
@@ -248,7 +249,8 @@ void make_two_steps_on(c10::Device device, std::string& wrong) {
     gradients.finish();
     std::ranges::transform(
         std::span(mine, 5), sum, [](float value) { return value + 1; });
-    gradients.show(sum);
+    gradients.show(0, sum);
+    gradients.show(1, sum);
     const auto update = named.items[0].slice.grad().mul(2);
     gradients.clear();
     std::fill_n(sum, 5, -1.F);  // The next sum may begin.

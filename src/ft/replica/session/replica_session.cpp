@@ -195,6 +195,7 @@ struct ReplicaSession::Impl {
               restore_state(state, world.rank(), bytes);
               now_holds(fetched);
             },
+        .prepare = early_copies(),
         .update = [this](
                       const Commit& commit,
                       const float* sum) { make_step(commit, sum); },
@@ -223,9 +224,21 @@ struct ReplicaSession::Impl {
     }
   }
 
+  // A device might still read a sum that was given up while the next one is written over it.
+  std::function<void(int, const float*)> early_copies() {
+    if (!gradients.device().is_cpu()) {
+      return {};
+    }
+    return
+        [this](int bucket, const float* sum) { gradients.show(bucket, sum); };
+  }
+
   // Makes the step from the replicas' sum, as if backward had left it in `.grad()`.
   void make_step(const Commit& commit, const float* sum) {
-    gradients.show(sum);
+    const auto buckets = static_cast<int>(gradients.layout().buckets().size());
+    for (int i = 0; !program.prepare && i < buckets; ++i) {
+      gradients.show(i, sum);
+    }
     samples = commit.samples;
     update(commit.result.step);
     gradients.clear();
@@ -309,8 +322,12 @@ bool ReplicaSession::finish_step() {
   all.gradients.finish();
   // A replica that follows contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
-  return fault ? all.agent->rank().refuse(task, *fault, all.program)
-               : all.agent->rank().finish(task, all.program);
+  const bool made = fault ? all.agent->rank().refuse(task, *fault, all.program)
+                          : all.agent->rank().finish(task, all.program);
+  if (!made) {
+    all.gradients.clear();  // Of a sum that was given up.
+  }
+  return made;
 }
 
 std::int64_t ReplicaSession::step() const {
