@@ -37,7 +37,7 @@ test: build
 train:
 	@scripts/setup --train
 	@scripts/build --train $(PRESET)
-	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 100 $(or $(ARGS),--steps 110)
+	@$(SHERD) run -n $(RANKS) -- $(SHERD) train --save-every 50 $(or $(ARGS),--steps 80)
 
 bench: build
 	@$(SHERD) bench step --ranks $(RANKS) $(ARGS)

@@ -18,9 +18,12 @@ endif()
 # What the library's files with LibTorch share, and all of LibTorch for tests and
 # benchmarks. With the first one such a file costs 3 s and its own code, 12 s and
 # its own code without (docs/design/build.md).
+# They belong to the top folder, whose targets Ninja begins first: much waits for them.
+sherd_add_precompiled(torch_module DEPS sherd_torch HEADERS <torch/nn/module.h>)
+sherd_add_precompiled(torch DEPS sherd_torch HEADERS <torch/torch.h>)
 function(sherd_use_torch_module_pch target)
-  sherd_use_precompiled(${target} torch_module DEPS sherd_torch HEADERS <torch/nn/module.h>)
+  sherd_use_precompiled(${target} torch_module)
 endfunction()
 function(sherd_use_torch_pch target)
-  sherd_use_precompiled(${target} torch DEPS sherd_torch HEADERS <torch/torch.h>)
+  sherd_use_precompiled(${target} torch)
 endfunction()
