@@ -55,7 +55,8 @@ std::optional<double> return_time_s(
 
 struct FaultMetrics {
   InjectedKill kill;
-  double gap_s = 0.0;  // The longest gap of a survivor.
+  double gap_s = 0.0;        // The longest gap of a survivor.
+  double into_step_s = 0.0;  // How long the survivors' step had been under way.
   // From the kill until its processes ran again, and until return_time_s().
   std::optional<double> restart_s{};
   std::optional<double> return_s{};

@@ -82,6 +82,7 @@ TEST(FaultMetrics, AKillHasAGapAReturnAndAThroughputMeanwhile) {
   EXPECT_DOUBLE_EQ(*metrics.return_s, 6.5);
   // The steps that ended at 7, 8.25, 9.5 and 10 took 4 s.
   EXPECT_DOUBLE_EQ(*metrics.throughput, 1.0);
+  EXPECT_DOUBLE_EQ(metrics.into_step_s, 0.5);
   EXPECT_EQ(metrics.survivors_lost, 0);
 }
 

@@ -44,19 +44,24 @@ FaultTolerantJobSpec hashed_setup(
   return setup;
 }
 
+Duration duration_of(double seconds) {
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(seconds));
+}
+
+// Each kill with the steps right before it, since a machine is not as fast all the time.
 std::vector<double> simulated_gaps_s(
     const FaultsConfig& config, const FaultsResult& result) {
-  const auto kills = gaps_of(result, KillTarget::kRank).size();
-  if (kills == 0 || config.replicas < 2) {
-    return {};
-  }
-  sim::WorldTimes times;
-  times.step = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(result.step_s));
   std::vector<double> gaps;
-  for (const auto gap : sim::gaps_of_losses(
-           config.replicas, config.ranks, times, static_cast<int>(kills))) {
-    gaps.push_back(sherd::seconds(gap));
+  for (const auto& fault : result.faults) {
+    if (fault.kill.target == KillTarget::kRank && config.replicas > 1) {
+      sim::WorldTimes times;
+      times.step = duration_of(fault.kill.usual_s);
+      const auto into_step =
+          duration_of(std::min(fault.into_step_s, fault.kill.usual_s));
+      gaps.push_back(sherd::seconds(
+          sim::gap_of_loss(config.replicas, config.ranks, times, into_step)));
+    }
   }
   return gaps;
 }

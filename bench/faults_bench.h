@@ -50,7 +50,7 @@ FaultTolerantJobSpec replica_setup(
 struct FaultsResult {
   std::vector<FaultMetrics> faults;
   double step_s = 0.0;  // Without faults.
-  // What the simulator says of kills of ranks with such steps.
+  // What the simulator says of each kill of a rank.
   std::vector<double> simulated_gaps_s{};
   int discarded_steps = 0;
   HashComparison hashes{};

@@ -8,18 +8,28 @@
 #include "base/check.h"
 
 namespace sherd::sim {
-namespace {
 
 Duration gap_of_loss(
-    const SimulatedWorldOptions& options,
-    ft::ReplicaId lost,
-    double part_of_step) {
+    int replicas,
+    int ranks_per_replica,
+    const WorldTimes& times,
+    Duration into_step) {
+  SHERD_CHECK(
+      replicas > 1, "[sim] expected replicas that stay, found ", replicas,
+      " replica in all");
+  SimulatedWorldOptions options;
+  options.replicas = replicas;
+  options.ranks_per_replica = ranks_per_replica;
+  options.times = times;
+  options.coordinator.replicas_start = replicas;
+  options.coordinator.recovers = true;
+  options.every_step = true;
   constexpr std::int64_t kUsualSteps = 20;
   constexpr int kStepsAfter = 10;
   // Longer than what a loss can take: until a replica that says nothing counts as lost.
   constexpr Duration kRecovers = std::chrono::seconds(5);
   SimulatedWorld world(options);
-  for (int i = 0; i < options.replicas; ++i) {
+  for (int i = 0; i < replicas; ++i) {
     world.start(static_cast<ft::ReplicaId>(i), SimulatedWorld::first_state());
   }
   std::int64_t steps = 0;
@@ -35,40 +45,15 @@ Duration gap_of_loss(
     }
     last = world.now();
     if (++steps == kUsualSteps) {
-      lost_at = last +
-          std::chrono::duration_cast<Duration>(
-                    part_of_step * options.times.step);
+      lost_at = last + into_step;
       world.events().add_outside(
-          *lost_at, [&] { world.lose(lost, LossKind::kEnds); });
+          *lost_at, [&] { world.lose(0, LossKind::kEnds); });
     }
   });
   world.run_until(
       Instant(std::chrono::seconds(1)) + kRecovers +
-      (kUsualSteps + kStepsAfter) * options.times.step);
+      (kUsualSteps + kStepsAfter) * times.step);
   return longest;
-}
-
-}  // namespace
-
-std::vector<Duration> gaps_of_losses(
-    int replicas, int ranks_per_replica, const WorldTimes& times, int losses) {
-  SHERD_CHECK(
-      replicas > 1, "[sim] expected replicas that stay, found ", replicas,
-      " replica in all");
-  SimulatedWorldOptions options;
-  options.replicas = replicas;
-  options.ranks_per_replica = ranks_per_replica;
-  options.times = times;
-  options.coordinator.replicas_start = replicas;
-  options.coordinator.recovers = true;
-  options.every_step = true;
-  std::vector<Duration> gaps;
-  for (int i = 0; i < losses; ++i) {
-    gaps.push_back(gap_of_loss(
-        options, static_cast<ft::ReplicaId>(i % replicas),
-        static_cast<double>(i) / losses));
-  }
-  return gaps;
 }
 
 }  // namespace sherd::sim
