@@ -95,6 +95,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)
       .def_readwrite("hook", &Options::hook)
       .def_readwrite("gather_hook", &Options::gather_hook)
+      .def_readwrite("cpu_offload", &Options::cpu_offload)
       .def_readwrite("ignored", &Options::ignored);
 }
 

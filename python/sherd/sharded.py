@@ -209,6 +209,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 gradient_divide_factor: float | None = None,
                 hook: Hook = None,
                 gather_hook: _core.GatherHook | None = None,
+                cpu_offload: bool = False,
                 ignored: Sequence[str] = ()) -> FullyShardedDataParallel:
     """Shards the parameters of `module` in place over all ranks and returns a
     handle. Collective.
@@ -239,6 +240,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         tensor of the meta device.
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
     gather_hook: what travels when units are gathered: sherd.hooks.quantise_gathers().
+    cpu_offload: of a module on a GPU, keep shards, their gradients and the optimizer's
+        state on the host.
     ignored: names or patterns of modules, parameters and buffers to leave alone.
 
     The others are those of sherd::FullyShardOptions. Raises sherd.Error, on every
@@ -259,7 +262,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         share_gradients=share_gradients, initialise=init_fn,
         reductions_under_way_max=reductions_under_way_max,
         gradient_divide_factor=gradient_divide_factor, hook=hook,
-        gather_hook=gather_hook, ignored=names_of(ignored))
+        gather_hook=gather_hook, cpu_offload=cpu_offload, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     named, hooks = forward_casts(
         module, named_units(module, units), mixed_precision)

@@ -80,6 +80,9 @@ struct ModelSpec {
   // Sharded gradients lie where every rank of the shard axis sees them, if the
   // exchange can do that: ShardMemory::whole_gradient.
   bool share_gradients = false;
+  // On a device: shards and their gradients lie in pinned memory of the host (CPU offload), and go to
+  // the device and come back as units are gathered and reduced. REQUIRES: kShard.
+  bool shards_on_host = false;
   // No reduction adds to a sharded gradient but in late rounds: an exchange may
   // give that memory as the first slot of a backward.
   bool overwrites_gradients = false;

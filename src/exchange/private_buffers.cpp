@@ -15,11 +15,11 @@ namespace sherd::exchange {
 namespace {
 
 at::Tensor gradient_zeros(
-    const FlatSpec& flat, std::int64_t numel, c10::Device device) {
-  const auto options =
-      at::TensorOptions().device(device).dtype(flat.gradient_dtype());
-  return flat.starts_frozen && device.is_cpu() ? untouched_zeros(numel, options)
-                                               : at::zeros({numel}, options);
+    const FlatSpec& flat, std::int64_t numel, const at::TensorOptions& where) {
+  const auto options = where.dtype(flat.gradient_dtype());
+  const bool pageable = options.device().is_cpu() && !options.pinned_memory();
+  return flat.starts_frozen && pageable ? untouched_zeros(numel, options)
+                                        : at::zeros({numel}, options);
 }
 
 // LibTorch uses helper threads from 32,768 elements on, and the thread that
@@ -54,14 +54,16 @@ PrivateBuffers::PrivateBuffers(
       const auto& flat = model.units[u].flats[f];
       const auto numel = owned(unit, static_cast<int>(f)).numel();
       const auto options =
-          at::TensorOptions().device(device_).dtype(flat.dtype);
+          (model.shards_on_host ? at::TensorOptions().pinned_memory(true)
+                                : at::TensorOptions().device(device_))
+              .dtype(flat.dtype);
       shards_[u].push_back(
           {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
            model.own_gradients && flat.trainable
-               ? gradient_zeros(flat, numel, device_)
+               ? gradient_zeros(flat, numel, options)
                : at::Tensor()});
       auto& cast = cast_shards_[u].emplace_back();
-      if (model.own_shards && flat.is_cast()) {
+      if (model.own_shards && flat.is_cast() && !model.shards_on_host) {
         cast.values = at::empty({numel}, options.dtype(flat.unsharded_dtype()));
       }
     }

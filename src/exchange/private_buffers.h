@@ -37,8 +37,8 @@ class PrivateBuffers {
     }
   }
   // What others get of this rank's shard: the shard, or its elements as whole
-  // units have them, cast once a `generation` and kept. Of the thread that
-  // gathers.
+  // units have them, cast once a `generation` and kept, but for shards on the
+  // host of a device. Of the thread that gathers.
   at::Tensor published_shard(
       UnitId unit, int flat, Precision precision, std::uint64_t generation);
   // A slot for the whole unit, as one 1-D tensor per flat. A replicated unit's

@@ -32,6 +32,23 @@ void put_sum(
   }
 }
 
+// The same into memory of the host, by copies that it does not wait for. `sum` may be overwritten.
+void put_sum_on_host(
+    const at::Tensor& sum,
+    double scale,
+    bool accumulate,
+    const at::Tensor& gradient) {
+  auto value = sum.to(gradient.scalar_type());
+  if (accumulate) {
+    const auto before = gradient.to(
+        sum.device(), gradient.scalar_type(), /*non_blocking=*/true);
+    value = before.add(value, scale);
+  } else if (scale != 1.0) {
+    value.mul_(scale);
+  }
+  gradient.copy_(value, /*non_blocking=*/true);
+}
+
 }  // namespace
 
 StreamReductions::StreamReductions(
@@ -134,6 +151,12 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
         : options.into[f];
     const bool accumulate = options.accumulate.at(f);
     const bool fits = !accumulate && into.scalar_type() == slot.scalar_type();
+    if (model_.shards_on_host) {
+      put_sum_on_host(
+          result_of(reduction.unit, flat, slot, at::Tensor()), scale,
+          accumulate, into);
+      continue;
+    }
     put_sum(
         result_of(reduction.unit, flat, slot, fits ? into : at::Tensor()),
         scale, accumulate, into);
@@ -200,8 +223,11 @@ void StreamReductions::release_started(
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
   if (!released_.empty()) {
-    device::Stream::current(buffers_.device)
-        .wait(buffers_.reduce_stream.record());
+    const auto done = buffers_.reduce_stream.record();
+    device::Stream::current(buffers_.device).wait(done);
+    if (model_.shards_on_host) {
+      done.synchronize();  // An optimizer on the host reads the sums.
+    }
   }
   ended_.insert(ended_.end(), released_.begin(), released_.end());
   released_.clear();

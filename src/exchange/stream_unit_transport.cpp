@@ -132,10 +132,17 @@ class StreamUnitTransport final : public UnitTransport {
       return;  // It lies where the caller's stream writes it.
     }
     reductions_.gather_is_over(numbers_.at(unit));
-    const std::lock_guard lock(mu_);
-    const auto& gather = gathered_.at(unit);
-    compute().wait(gather.done);
-    gathers_seen_ = std::max(gathers_seen_, gather.number);
+    device::Event done;
+    {
+      const std::lock_guard lock(mu_);
+      const auto& gather = gathered_.at(unit);
+      done = gather.done;
+      gathers_seen_ = std::max(gathers_seen_, gather.number);
+    }
+    compute().wait(done);
+    if (model_.shards_on_host) {
+      done.synchronize();  // The host may write shards at any time afterwards.
+    }
   }
 
   void drop_unit(UnitId unit, const UnshardedUnit& unsharded) override {
@@ -198,10 +205,17 @@ class StreamUnitTransport final : public UnitTransport {
     }
     reductions_.finish();
     // Shards may be written next, also those that were gathered for others.
-    const std::lock_guard lock(mu_);
-    if (gathers_seen_ < gathers_) {
-      compute().wait(buffers_.gather_stream.record());
-      gathers_seen_ = gathers_;
+    device::Event gathers;
+    {
+      const std::lock_guard lock(mu_);
+      if (gathers_seen_ < gathers_) {
+        gathers = buffers_.gather_stream.record();
+        compute().wait(gathers);
+        gathers_seen_ = gathers_;
+      }
+    }
+    if (model_.shards_on_host) {
+      gathers.synchronize();
     }
     return status;
   }
@@ -328,10 +342,8 @@ class StreamUnitTransport final : public UnitTransport {
     const auto layout = gather.secondary
         ? secondary_->layout_of(gather.unit, flat)
         : spec(gather.unit).flats[f].layout;
-    const auto shard = gather.secondary
-        ? secondary_->own(gather.unit, flat)
-        : buffers_.places.published_shard(
-              gather.unit, flat, gather.precision, gather.generation);
+    const auto shard = gather.secondary ? secondary_->own(gather.unit, flat)
+                                        : published_shard(gather, flat);
     const auto whole = unsharded != nullptr
         ? unsharded->flats[f]
         : at::empty({layout.numel}, shard.options());
@@ -339,6 +351,23 @@ class StreamUnitTransport final : public UnitTransport {
         gather.secondary ? group_backend_ : gather_backend_, layout, shard,
         whole);
     count_sent(shard, layout);
+  }
+
+  // On the device, of this rank.
+  at::Tensor published_shard(const UnitGather& gather, int flat) {
+    const auto shard = buffers_.places.published_shard(
+        gather.unit, flat, gather.precision, gather.generation);
+    if (!model_.shards_on_host) {
+      return shard;
+    }
+    // A copy that casts as well would be made on the host, which would wait for it.
+    const auto& spec_of_flat =
+        spec(gather.unit).flats[static_cast<std::size_t>(flat)];
+    return shard
+        .to(buffers_.device, spec_of_flat.shard_dtype(), /*non_blocking=*/true)
+        .to(gather.precision == Precision::kFull
+                ? spec_of_flat.shard_dtype()
+                : spec_of_flat.unsharded_dtype());
   }
 
   // `whole` is undefined on a rank that only assists.

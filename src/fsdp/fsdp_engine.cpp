@@ -80,6 +80,7 @@ FsdpEngine::FsdpEngine(
   model_spec.placement = replicate ? exchange::ModelPlacement::kReplicate
                                    : exchange::ModelPlacement::kShard;
   model_spec.share_gradients = options_.share_gradients;
+  model_spec.shards_on_host = options_.shards_on_host;
   model_spec.unsharded_bytes_max = budget.bytes.value_or(0);
   model_spec.agreed = agreed_lines(model_, options_);
   if (options_.memory) {

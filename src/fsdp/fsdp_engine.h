@@ -48,6 +48,7 @@ struct FsdpEngineOptions {
   int prefetch_visits = 1;
   int reductions_under_way_max = 0;
   bool share_gradients = false;  // Where the exchange can.
+  bool shards_on_host = false;   // Those of a model on a device.
   std::optional<MemoryLimit> memory;
   // What sums of gradients are divided by; unset: the number of all ranks.
   std::optional<double> divide_factor;

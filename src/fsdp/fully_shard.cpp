@@ -115,7 +115,7 @@ std::function<std::shared_ptr<world::Transport>()> connector(
 // The same for devices, within a replica.
 std::function<std::unique_ptr<exchange::DeviceCollectives>()> device_connector(
     const Mesh& mesh, const FullyShardOptions& options, c10::Device device) {
-  if (device.is_cpu() || over_both_axes(mesh, options)) {
+  if (device.is_cpu() || options.cpu_offload || over_both_axes(mesh, options)) {
     return nullptr;
   }
   return [impl = std::weak_ptr(mesh.world().impl()), device,
@@ -164,9 +164,17 @@ exchange::Kind chosen_kind(
       world, ranks, options.exchange, process_environment(), device);
 }
 
-// Whether ranks exchange anything.
-bool has_exchange(const World& world, const fsdp::ModelUnits& model) {
-  return world.size() > 1 || fsdp::is_mixed(model);
+// Whether shards lie elsewhere than the module's parameters.
+bool offloads(const FullyShardOptions& options, const fsdp::ModelUnits& model) {
+  return options.cpu_offload && !model.device.is_cpu();
+}
+
+// Whether ranks exchange anything, or a rank alone copies.
+bool has_exchange(
+    const World& world,
+    const FullyShardOptions& options,
+    const fsdp::ModelUnits& model) {
+  return world.size() > 1 || fsdp::is_mixed(model) || offloads(options, model);
 }
 
 // What is there for parameters on the CPU only.
@@ -187,12 +195,33 @@ void check_on_device(
       options.memory_bytes.has_value(),
       "options.memory_bytes, which counts memory of the host,",
       "options.budget_bytes");
-  if (!has_exchange(mesh.world(), model)) {
+  if (!has_exchange(mesh.world(), options, model)) {
     return;
   }
   refuse(options.share_gradients, "options.share_gradients", "false");
   (void)chosen_kind(mesh.world(), mesh.shard_ranks(), options, model.device);
   world::check_device_backend(mesh.world(), model.device);
+}
+
+// Where parameters lie makes no difference, so that a program fails on the CPU as on a device.
+void check_offload(const Mesh& mesh, const FullyShardOptions& options) {
+  if (!options.cpu_offload) {
+    return;
+  }
+  const auto refuse = [](bool found, const auto&... what) {
+    SHERD_CHECK(!found, "[fsdp] options.cpu_offload with ", what...);
+  };
+  refuse(
+      options.strategy == Strategy::kNoShard,
+      "Strategy::kNoShard, which has whole parameters on the device all the "
+      "time; expected kFullShard or kShardGradOp");
+  refuse(
+      mesh.replicate_size() > 1, mesh.replicate_size(),
+      " replicas, which sum gradients of shards on the device; expected a mesh "
+      "with one replica");
+  refuse(
+      options.gather_hook != nullptr,
+      "options.gather_hook, which codes shards on the device; expected null");
 }
 
 std::string groups_of(int ranks) {
@@ -241,14 +270,15 @@ void check_same_messages(
   const auto all = world.all_gather_texts(str(
       "hook ", options.hook ? options.hook->name() : "none", ", gather_hook ",
       options.gather_hook ? options.gather_hook->name() : "none",
-      ", secondary_ranks ", options.secondary_ranks, ", parameters on ",
+      ", secondary_ranks ", options.secondary_ranks, ", cpu_offload ",
+      options.cpu_offload ? "on" : "off", ", parameters on ",
       device.is_cpu() ? "the CPU"
                       : c10::DeviceTypeName(device.type(), true) + " devices"));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     SHERD_CHECK_AS(
         kPeerMismatch, all[rank] == all[0],
-        "[fsdp] ranks differ in options.hook, gather_hook or secondary_ranks, "
-        "or in where their parameters lie: rank 0 has ",
+        "[fsdp] ranks differ in options.hook, gather_hook, secondary_ranks or "
+        "cpu_offload, or in where their parameters lie: rank 0 has ",
         all[0], ", rank ", rank, " ", all[rank],
         "; expected the same on all ranks");
   }
@@ -558,7 +588,7 @@ FullyShardedDataParallel fully_shard(
   // rank on the shard axis there is nothing to gather all the same, and dropping
   // the cast would save half of it at most.
   const bool both = over_both_axes(mesh, options);
-  const bool whole = options.strategy == Strategy::kNoShard ||
+  bool whole = options.strategy == Strategy::kNoShard ||
       (mesh.shard_size() == 1 && !both);
   const int ranks = whole || both ? world.size() : mesh.shard_size();
   const auto shards = hooked_shards(mesh, options, whole);
@@ -568,12 +598,14 @@ FullyShardedDataParallel fully_shard(
     check_hook(options.hook, shards);
     model = fsdp::build_units(module, ranks, options);
     check_not_sharded(model);
+    check_offload(mesh, options);
     check_on_device(mesh, options, model);
     check_secondary_ranks(mesh, options, model.device);
   });
   check_same_messages(world, options, model.device);
+  whole = whole && !offloads(options, model);
   fsdp::InitialValues values(module, model, world, options);
-  if (!has_exchange(world, model)) {
+  if (!has_exchange(world, options, model)) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
       values.initialise_parameter(static_cast<int>(p));
@@ -593,11 +625,13 @@ FullyShardedDataParallel fully_shard(
   const bool gathers = !whole && mesh.shard_size() > 1;
   auto coder = coder_of(gathers ? options.gather_hook : nullptr, model);
   const auto device = model.device;
+  auto runtime = runtime_options(mesh, options, whole, device, hook);
+  runtime.shards_on_host = offloads(options, model);
   auto engine = std::make_shared<fsdp::FsdpEngine>(
       std::move(model),
       exchange_for(
           mesh, options, whole, device, reduce_hook(hook), std::move(coder)),
-      runtime_options(mesh, options, whole, device, hook));
+      runtime);
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);
   }

@@ -91,8 +91,10 @@ std::int64_t Slices::shard_bytes(
           memory.gradient.defined() && !frozen(static_cast<UnitId>(u))
           ? memory.gradient.nbytes()
           : 0;
+      const bool cast_is_kept =
+          flat.is_cast() && memory.shard.device() == model_.device;
       const auto cast_bytes =
-          flat.is_cast() ? c10::elementSize(flat.unsharded_dtype()) : 0;
+          cast_is_kept ? c10::elementSize(flat.unsharded_dtype()) : 0;
       bytes += static_cast<std::int64_t>(
           memory.shard.nbytes() + gradient_bytes +
           static_cast<std::size_t>(memory.shard.numel()) * cast_bytes);
@@ -160,7 +162,10 @@ void Slices::copy_changed_elements(
   const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
   const auto shard = slice->tensor.detach();
   const auto mine = [&](const at::Tensor& whole) {
-    return whole.detach().reshape({-1}).narrow(0, begin, shard.numel());
+    return whole.detach()
+        .reshape({-1})
+        .narrow(0, begin, shard.numel())
+        .to(shard.device());
   };
   const auto now = mine(full);
   const auto seen = mine(shown);

@@ -32,13 +32,16 @@ class SideStream {
 // A sharded model with an optimizer and a buffer.
 class SavedJob {
  public:
-  SavedJob(const World& world, c10::Device device)
+  SavedJob(
+      const World& world,
+      c10::Device device,
+      const FullyShardOptions& options = layers_by_messages())
       : world_(world),
         device_(device),
         stream_(device),
         model(mlp_on(device)),
         buffer_(model->register_buffer("steps", torch::zeros({3}, device))),
-        fsdp(fully_shard(*model, world, layers_by_messages())),
+        fsdp(fully_shard(*model, world, options)),
         adamw(fsdp.named_parameters(), {.learning_rate = 0.05}) {
     state.add(fsdp.named_parameters());
     state.add_buffers(*model);
@@ -121,6 +124,38 @@ TEST(DeviceCheckpoints, MoveBetweenDevicesAndTheCpu) {
     const auto expected = values_by_rank(2, !to_devices, saving(folder, false));
     expect_equal_values(
         values_by_rank(2, to_devices, loading(folder)), expected, 1e-5);
+  }
+}
+
+TEST(DeviceCheckpoints, MoveBetweenDevicesAndOffloadedShards) {
+  auto offloaded = layers_by_messages();
+  offloaded.cpu_offload = true;
+  const auto job_with = [](const FullyShardOptions& options, bool loads,
+                           const std::string& folder) -> ParityBody {
+    return [=](const World& world, c10::Device device) {
+      SavedJob job(world, device, options);
+      if (loads) {
+        (void)load_newest_checkpoint(world, folder, job.state);
+      } else {
+        job.step(0);
+        CheckpointSaver(world, folder, {.asynchronous = false})
+            .save(1, job.state);
+      }
+      job.step(1);
+      return job.values();
+    };
+  };
+  for (const bool to_device : {false, true}) {
+    SCOPED_TRACE(to_device);
+    const ScratchFolder scratch;
+    const auto folder = scratch.path() + "/run";
+    const auto plain = layers_by_messages();
+    const auto expected = values_by_rank(
+        2, true, job_with(to_device ? offloaded : plain, false, folder));
+    expect_equal_values(
+        values_by_rank(
+            2, true, job_with(to_device ? plain : offloaded, true, folder)),
+        expected, 1e-5);
   }
 }
 

@@ -410,6 +410,18 @@ TEST_F(CheckingDevice, FindsPinnedMemoryThatIsWrittenWhileTheDeviceMayReadIt) {
   }
 }
 
+TEST_F(CheckingDevice, PinnedMemoryThatAStreamHasReadItMayWrite) {
+  const auto host = pinned_ones();
+  const auto values = at::empty({4}, at::device(device));
+  values.copy_(host, /*non_blocking=*/true);
+  host.copy_(values.add(1), /*non_blocking=*/true);
+  c10::Event copied(c10::kPrivateUse1);
+  copied.record(compute);
+  copied.synchronize();
+  EXPECT_EQ(take_faults(device).size(), 0U);
+  EXPECT_TRUE(at::equal(host, at::full({4}, 2.0)));
+}
+
 TEST_F(CheckingDevice, AWaitOfTheHostThatIsLeftOutIsMissed) {
   StreamWaits waits(device);
   waits.leave_out_of_host(0);

@@ -76,6 +76,13 @@ void note_host_copy(
   copy.to_host = to_host;
   copy.bytes.assign(copy.place, copy.place + bytes);
   if (to_host) {
+    // What the device has read before, in an order that it knows, it may write.
+    const auto& before = state.streams[copy.queue];
+    state.host_copies.remove_if([&](const HostCopy& other) {
+      return !other.to_host && other.place < copy.place + bytes &&
+          copy.place < other.place + other.bytes.size() &&
+          before.covers(other.queue, other.number);
+    });
     std::memset(place, kNotThereYet, bytes);
   }
   state.host_copies.push_back(std::move(copy));

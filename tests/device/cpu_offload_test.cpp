@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CPU offload: shards, their gradients and the optimizer's state on the host of a device, which only
+// computes. The numbers are those of training on the CPU.
+#include <optional>
+#include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/grad_scaler.h>
+#include "device/device_parity.h"
+#include "support/error_of.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+FullyShardOptions offloaded_layers() {
+  auto options = layers_by_messages();
+  options.cpu_offload = true;
+  return options;
+}
+
+struct OffloadRecipe {
+  const char* name = "";
+  FullyShardOptions options = offloaded_layers();
+  bool micro_batches = false;  // Two a step, each of them reduced.
+  std::optional<double> max_norm = std::nullopt;
+  std::function<CommHookPtr()> make_hook = nullptr;  // One for each rank.
+  // What other recipes change is there on two ranks as on four.
+  std::vector<int> ranks = {1, 2};
+};
+
+std::vector<OffloadRecipe> offload_recipes() {
+  std::vector<OffloadRecipe> all;
+  all.push_back({.name = "full_shard", .ranks = {1, 2, 4}});
+  all.push_back({.name = "shard_grad_op"});
+  all.back().options.strategy = Strategy::kShardGradOp;
+  all.push_back({.name = "mixed precision"});
+  all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
+  all.back().options.mixed_precision.reduce_dtype = torch::kFloat;
+  all.push_back({.name = "narrow gradients"});
+  all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
+  all.back().options.mixed_precision.keep_low_precision_grads = true;
+  all.push_back({.name = "micro-batches", .micro_batches = true});
+  all.push_back({.name = "clipping", .max_norm = 0.5});
+  all.push_back({.name = "two ahead"});
+  all.back().options.prefetch_visits = 2;
+  all.push_back({.name = "hook"});
+  all.back().make_hook = [] { return compress(torch::kBFloat16); };
+  return all;
+}
+
+// By hand: kernels of optimizers round remainders of neighbouring slices otherwise.
+void descend_by_hand(FullyShardedDataParallel& fsdp) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& slice : fsdp.parameters()) {
+    if (slice.grad().defined()) {
+      slice.sub_(slice.grad(), 0.05);
+      slice.mutable_grad().reset();
+    }
+  }
+  fsdp.publish();
+}
+
+// Losses, norms and parameters.
+Values trained_offloaded(
+    const World& world, c10::Device device, const OffloadRecipe& recipe) {
+  auto model = mlp_on(device);
+  auto options = recipe.options;
+  options.hook = recipe.make_hook ? recipe.make_hook() : nullptr;
+  auto fsdp = fully_shard(*model, world, options);
+  Values values;
+  for (int step = 0; step < 4; ++step) {
+    for (int micro = 0; micro <= (recipe.micro_batches ? 1 : 0); ++micro) {
+      auto loss =
+          loss_of(model, batch_on(device, 2 * step + micro, world.rank()));
+      loss.backward();
+      values.push_back(loss.detach().cpu());
+    }
+    if (recipe.max_norm) {
+      values.push_back(value_of(fsdp.clip_grad_norm(*recipe.max_norm)));
+    }
+    for (const auto& slice : fsdp.parameters()) {
+      EXPECT_TRUE(slice.is_cpu());
+      EXPECT_TRUE(!slice.grad().defined() || slice.grad().is_cpu());
+    }
+    descend_by_hand(fsdp);
+  }
+  const auto more = whole_parameters_of(fsdp, *model);
+  values.insert(values.end(), more.begin(), more.end());
+  return values;
+}
+
+TEST(DeviceCpuOffload, T05TrainsToTheBitsOfTheCpu) {
+  for (const auto& recipe : offload_recipes()) {
+    for (const int ranks : recipe.ranks) {
+      SCOPED_TRACE(::testing::Message() << recipe.name << " on " << ranks);
+      expect_as_on_the_cpu(ranks, [&](const World& world, c10::Device device) {
+        return trained_offloaded(world, device, recipe);
+      });
+    }
+  }
+}
+
+TEST(DeviceCpuOffload, TrainsWithAdamWAndAScalerAsOnTheCpu) {
+  const auto body = [](const World& world, c10::Device device) {
+    auto model = mlp_on(device);
+    auto options = offloaded_layers();
+    options.mixed_precision.param_dtype = torch::kHalf;
+    auto fsdp = fully_shard(*model, world, options);
+    AdamW adamw(fsdp.named_parameters(), {.learning_rate = 0.05});
+    GradScaler scaler(fsdp.named_parameters(), {.init_scale = 1024});
+    for (int step = 0; step < 4; ++step) {
+      const auto loss = loss_of(model, batch_on(device, step, world.rank()));
+      scaler.scale(loss).backward();
+      scaler.step(adamw);
+      scaler.update();
+      adamw.zero_grad();
+    }
+    return whole_parameters_of(fsdp, *model);
+  };
+  expect_as_on_the_cpu(2, body, 1e-4);
+}
+
+// What is wrong after a step whose gradients the host reads at once, and an evaluation after which it
+// writes shards at once; empty: nothing.
+std::string wrong_where_the_host_does_not_wait() {
+  std::string wrong;
+  run_device_ranks(1, [&](const DeviceRank& self) {
+    auto model = mlp_on(self.device);
+    auto fsdp = fully_shard(*model, self.world, offloaded_layers());
+    const auto batch = batch_on(self.device, 0, 0);
+    loss_of(model, batch).backward();
+    for (const auto& slice : fsdp.parameters()) {
+      if (slice.grad().defined() && slice.grad().isnan().any().item<bool>()) {
+        wrong += "a gradient is not there yet; ";
+      }
+    }
+    descend_by_hand(fsdp);
+    const torch::NoGradGuard no_grad;
+    (void)loss_of(model, batch);
+    for (const auto& slice : fsdp.parameters()) {
+      slice.add_(1);
+    }
+    fsdp.publish();
+    synchronise_with_host(self.device, "the end");
+    for (const auto& fault : take_faults(self.device)) {
+      wrong += fault;
+    }
+  });
+  return wrong;
+}
+
+TEST(DeviceCpuOffload, T05TheHostWaitsBeforeItReadsGradientsAndWritesShards) {
+  const auto device = checking_device();
+  int count = 0;
+  {
+    const StreamWaits waits(device);
+    ASSERT_EQ(wrong_where_the_host_does_not_wait(), "");
+    count = waits.of_host();
+  }
+  std::string without_one;
+  for (int wait = 0; wait < count; ++wait) {
+    StreamWaits waits(device);
+    waits.leave_out_of_host(wait);
+    without_one += wrong_where_the_host_does_not_wait();
+  }
+  EXPECT_THAT(
+      without_one,
+      AllOf(
+          HasSubstr("a gradient is not there yet"),
+          HasSubstr("[checking device]")));
+}
+
+void expect_offload_refused(
+    const std::function<void(FullyShardOptions&)>& change,
+    const std::string& text,
+    int replicas = 1) {
+  SCOPED_TRACE(text);
+  for (const bool on_device : {true, false}) {
+    run_device_ranks(
+        2,
+        [&](const DeviceRank& self) {
+          auto options = offloaded_layers();
+          change(options);
+          EXPECT_THAT(
+              error_of([&] {
+                (void)fully_shard(
+                    *mlp_on(on_device ? self.device : c10::kCPU),
+                    Mesh(self.world, {.replicate = replicas}), options);
+              }),
+              AllOf(HasSubstr("options.cpu_offload"), HasSubstr(text)));
+        },
+        {.disorderly = true});
+  }
+}
+
+TEST(DeviceCpuOffload, WhatItDoesNotGoWithIsRefusedByName) {
+  expect_offload_refused(
+      [](auto& options) { options.strategy = Strategy::kNoShard; },
+      "Strategy::kNoShard");
+  expect_offload_refused(
+      [](auto& options) { options.gather_hook = quantise_gathers(); },
+      "options.gather_hook");
+  expect_offload_refused([](auto&) {}, "2 replicas", 2);
+}
+
+}  // namespace
+}  // namespace sherd::test
