@@ -44,9 +44,9 @@ FaultTolerantJobSpec hashed_setup(
   return setup;
 }
 
-Duration duration_of(double seconds) {
+Duration duration_of(double length_s) {
   return std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(seconds));
+      std::chrono::duration<double>(length_s));
 }
 
 // Each kill with the steps right before it, since a machine is not as fast all the time.
