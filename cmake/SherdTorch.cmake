@@ -18,9 +18,11 @@ endif()
 # What the library's files with LibTorch share, and all of LibTorch for tests and
 # benchmarks. With the first one such a file costs 3 s and its own code, 12 s and
 # its own code without (docs/design/build.md).
-# They belong to the top folder, whose targets Ninja begins first: much waits for them.
+# They belong to the top folder, whose targets Ninja begins first: all with LibTorch waits for them.
 sherd_add_precompiled(torch_module DEPS sherd_torch HEADERS <torch/nn/module.h>)
-sherd_add_precompiled(torch DEPS sherd_torch HEADERS <torch/torch.h>)
+if(SHERD_TOOLS)
+  sherd_add_precompiled(torch DEPS sherd_torch HEADERS <torch/torch.h>)
+endif()
 function(sherd_use_torch_module_pch target)
   sherd_use_precompiled(${target} torch_module)
 endfunction()
