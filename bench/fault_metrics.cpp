@@ -240,7 +240,7 @@ FaultMetrics metrics_of(
         gaps.begin(), gaps.end(),
         [](const Gap& a, const Gap& b) { return a.length() < b.length(); });
     metrics.gap_s = std::max(metrics.gap_s, longest.length());
-    // Where nothing was made since the kill began, a rank may be a moment behind.
+    // Ranks end a step at nearly the same time: since the first of them.
     metrics.into_step_s =
         std::max(metrics.into_step_s, kill.time_s - gaps.front().begin_s);
     const auto throughput = restart && back

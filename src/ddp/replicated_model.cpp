@@ -89,10 +89,12 @@ std::set<const c10::TensorImpl*> with_sparse_gradients(
   return found;
 }
 
-bool has_running_statistics(
-    const torch::nn::Module& module, const std::string& parameter) {
+// Whether its module has running statistics.
+bool is_beside_statistics(
+    const std::string& parameter,
+    const torch::OrderedDict<std::string, at::Tensor>& buffers) {
   const auto name = parameter.substr(0, parameter.rfind('.') + 1);
-  return module.named_buffers().contains(name + "running_mean");
+  return buffers.contains(name + "running_mean");
 }
 
 // The dtype in which gradients of a parameter are sent, if it is not the parameter's.
@@ -120,6 +122,7 @@ ReplicatedModel collect_model(
         seen.insert(tensor.unsafeGetTensorImpl()).second;
   };
   const auto sparse = with_sparse_gradients(module);
+  const auto buffers = module.named_buffers();
   ReplicatedModel model;
   for (const auto& item : module.named_parameters()) {
     const auto& tensor = item.value();
@@ -133,12 +136,12 @@ ReplicatedModel collect_model(
           ? model.sparse
           : model.trainable;
       items.push_back(
-          {item.key(), tensor, has_running_statistics(module, item.key())});
+          {item.key(), tensor, is_beside_statistics(item.key(), buffers)});
     } else {
       model.frozen.push_back({item.key(), tensor});
     }
   }
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : buffers) {
     if (taken(item.key(), item.value())) {
       check_replicable("buffer " + item.key(), item.value());
       model.buffers.push_back({item.key(), item.value()});

@@ -150,16 +150,12 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
         ? buffers_.places.shard(reduction.unit, flat).gradient
         : options.into[f];
     const bool accumulate = options.accumulate.at(f);
-    const bool fits = !accumulate && into.scalar_type() == slot.scalar_type();
-    if (model_.shards_on_host) {
-      put_sum_on_host(
-          result_of(reduction.unit, flat, slot, at::Tensor()), scale,
-          accumulate, into);
-      continue;
-    }
-    put_sum(
-        result_of(reduction.unit, flat, slot, fits ? into : at::Tensor()),
-        scale, accumulate, into);
+    const bool fits = !model_.shards_on_host && !accumulate &&
+        into.scalar_type() == slot.scalar_type();
+    const auto sum =
+        result_of(reduction.unit, flat, slot, fits ? into : at::Tensor());
+    const auto put = model_.shards_on_host ? put_sum_on_host : put_sum;
+    put(sum, scale, accumulate, into);
   }
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
 }

@@ -165,8 +165,8 @@ exchange::Kind chosen_kind(
 }
 
 // Whether shards lie elsewhere than the module's parameters.
-bool offloads(const FullyShardOptions& options, const fsdp::ModelUnits& model) {
-  return options.cpu_offload && !model.device.is_cpu();
+bool offloads(const FullyShardOptions& options, c10::Device device) {
+  return options.cpu_offload && !device.is_cpu();
 }
 
 // Whether ranks exchange anything, or a rank alone copies.
@@ -174,7 +174,8 @@ bool has_exchange(
     const World& world,
     const FullyShardOptions& options,
     const fsdp::ModelUnits& model) {
-  return world.size() > 1 || fsdp::is_mixed(model) || offloads(options, model);
+  return world.size() > 1 || fsdp::is_mixed(model) ||
+      offloads(options, model.device);
 }
 
 // What is there for parameters on the CPU only.
@@ -330,6 +331,7 @@ fsdp::FsdpEngineOptions runtime_options(
   runtime.prefetch_visits = options.prefetch_visits;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
   runtime.share_gradients = options.share_gradients;
+  runtime.shards_on_host = offloads(options, device);
   runtime.memory = memory_limit(options);
   runtime.divide_factor = options.gradient_divide_factor;
   runtime.connect = connector(mesh, options);
@@ -603,7 +605,7 @@ FullyShardedDataParallel fully_shard(
     check_secondary_ranks(mesh, options, model.device);
   });
   check_same_messages(world, options, model.device);
-  whole = whole && !offloads(options, model);
+  whole = whole && !offloads(options, model.device);
   fsdp::InitialValues values(module, model, world, options);
   if (!has_exchange(world, options, model)) {
     values.check();
@@ -625,13 +627,11 @@ FullyShardedDataParallel fully_shard(
   const bool gathers = !whole && mesh.shard_size() > 1;
   auto coder = coder_of(gathers ? options.gather_hook : nullptr, model);
   const auto device = model.device;
-  auto runtime = runtime_options(mesh, options, whole, device, hook);
-  runtime.shards_on_host = offloads(options, model);
   auto engine = std::make_shared<fsdp::FsdpEngine>(
       std::move(model),
       exchange_for(
           mesh, options, whole, device, reduce_hook(hook), std::move(coder)),
-      runtime);
+      runtime_options(mesh, options, whole, device, hook));
   if (!whole) {
     check_gradients_shared(mesh, options, *engine);
   }

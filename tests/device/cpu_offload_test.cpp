@@ -51,18 +51,6 @@ std::vector<OffloadRecipe> offload_recipes() {
   return all;
 }
 
-// By hand: kernels of optimizers round remainders of neighbouring slices otherwise.
-void descend_by_hand(FullyShardedDataParallel& fsdp) {
-  const torch::NoGradGuard no_grad;
-  for (const auto& slice : fsdp.parameters()) {
-    if (slice.grad().defined()) {
-      slice.sub_(slice.grad(), 0.05);
-      slice.mutable_grad().reset();
-    }
-  }
-  fsdp.publish();
-}
-
 // Losses, norms and parameters.
 Values trained_offloaded(
     const World& world, c10::Device device, const OffloadRecipe& recipe) {

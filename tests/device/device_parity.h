@@ -45,6 +45,19 @@ inline Values whole_parameters_of(
   return values;
 }
 
+// A step of gradient descent, and its publish. By hand: AdamW updates neighbouring slices in one kernel,
+// whose remainders may be rounded otherwise on the CPU.
+inline void descend_by_hand(FullyShardedDataParallel& fsdp) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& slice : fsdp.parameters()) {
+    if (slice.grad().defined()) {
+      slice.sub_(slice.grad(), 0.05);
+      slice.mutable_grad().reset();
+    }
+  }
+  fsdp.publish();
+}
+
 // Units by layer, by messages where parameters are on the CPU.
 inline FullyShardOptions layers_by_messages() {
   FullyShardOptions options;

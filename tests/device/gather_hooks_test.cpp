@@ -107,14 +107,7 @@ class GatheringTrainer {
     const auto loss =
         loss_of(model, batches_[static_cast<std::size_t>(number % 4)]);
     loss.backward();
-    const torch::NoGradGuard no_grad;
-    for (const auto& slice : fsdp->parameters()) {
-      if (slice.grad().defined()) {
-        slice.sub_(slice.grad(), 0.05);
-        slice.mutable_grad().reset();
-      }
-    }
-    fsdp->publish();
+    descend_by_hand(*fsdp);
     return loss.detach();
   }
 

@@ -80,14 +80,7 @@ class HybridTrainer {
     if (recipe_.max_norm) {
       norms.push_back(fsdp.clip_grad_norm(*recipe_.max_norm));
     }
-    const torch::NoGradGuard no_grad;
-    for (const auto& slice : fsdp.parameters()) {
-      if (slice.grad().defined()) {
-        slice.sub_(slice.grad(), 0.05);
-        slice.mutable_grad().reset();
-      }
-    }
-    fsdp.publish();
+    descend_by_hand(fsdp);
     return loss;
   }
 

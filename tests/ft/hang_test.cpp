@@ -3,7 +3,6 @@
 // Hangs are told with the rank that stands and those that wait for it; who works
 // for long in an agent is not taken for silent; a link that is dead is named, and
 // avoided where another ring is possible.
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -135,17 +134,6 @@ TEST(FaultsHang, AnAgentThatStandsForGoodIsEvictedAndComesBackWhenItWakes) {
            "replica 1: it hangs: one of its agents has said nothing for",
            "; rank 0 has an agent that has said nothing for"}});
   EXPECT_EQ(outcome.members_at(outcome.steps), 3);
-}
-
-bool are_neighbours(
-    const std::vector<Member>& ring, ReplicaId one, ReplicaId other) {
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto next = ring[(i + 1) % ring.size()].replica;
-    if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {
-      return true;
-    }
-  }
-  return false;
 }
 
 TEST(FaultsHang, F32AmongFourTheRingGoesRoundALinkThatDropsOneDirection) {

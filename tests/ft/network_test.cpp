@@ -2,7 +2,6 @@
 //
 // Links between replicas that are cut, slow, late or damaged. F40, F41 and F62 are
 // RingStrangers and RingDamage, F65 is RingStop of ft_ring_test.
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -89,17 +88,6 @@ TEST(FaultsNetwork, F36OneAtATenthOfTheBandwidthIsNotEvicted) {
   EXPECT_EQ(outcome.epochs(), 1);
 }
 
-bool are_linked(
-    const std::vector<Member>& ring, ReplicaId one, ReplicaId other) {
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const auto next = ring[(i + 1) % ring.size()].replica;
-    if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // In frames that are large enough to be measured.
 TEST(FaultsNetwork, ASlowLinkOfFourIsNotUsedInTheNextOrder) {
   auto options = with_links();
@@ -119,8 +107,8 @@ TEST(FaultsNetwork, ASlowLinkOfFourIsNotUsedInTheNextOrder) {
        .says = {"its link with replica 1 carries"}});
   EXPECT_EQ(outcome.epochs(), 2);
   const auto chain = outcome.chain();
-  EXPECT_TRUE(are_linked(chain.front()->participants, 0, 1));
-  EXPECT_FALSE(are_linked(chain.back()->participants, 0, 1));
+  EXPECT_TRUE(are_neighbours(chain.front()->participants, 0, 1));
+  EXPECT_FALSE(are_neighbours(chain.back()->participants, 0, 1));
   EXPECT_EQ(chain.back()->participants.size(), 4U);
 }
 

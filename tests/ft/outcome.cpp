@@ -425,4 +425,15 @@ int Outcome::check_survivor(const Life& life) const {
   return static_cast<int>(computed.size()) - participated;
 }
 
+bool are_neighbours(
+    const std::vector<Member>& ring, ReplicaId one, ReplicaId other) {
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const auto next = ring[(i + 1) % ring.size()].replica;
+    if (std::minmax(ring[i].replica, next) == std::minmax(one, other)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace sherd::ft::test

@@ -96,6 +96,10 @@ class Outcome {
   void tell_all() const;
 };
 
+// Whether the ring has a link between the two.
+bool are_neighbours(
+    const std::vector<Member>& ring, ReplicaId one, ReplicaId other);
+
 // Files of shared memory that have a name of sherd's.
 std::set<std::string> segments();
 
