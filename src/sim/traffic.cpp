@@ -85,8 +85,8 @@ void Traffic::report(const ft::Report& report, std::int64_t times) {
   const auto starts = starts_;
   auto& one = connection(report.replica, report.incarnation);
   const bool first = starts_ != starts;
-  const auto bytes = framed(one.reports.bytes_of(report)) + ranks_bytes_ +
-      (first ? addresses_bytes_ : 0);
+  const auto bytes = framed(one.reports.bytes_of(report)) +
+      (first ? ranks_bytes_ + addresses_bytes_ : 0);
   report_bytes_max_ = std::max(report_bytes_max_, bytes);
   reports_.add(bytes, static_cast<std::uint64_t>(times));
 }

@@ -54,7 +54,8 @@ class Traffic {
   Connection& connection(ft::ReplicaId replica, ft::Incarnation incarnation);
 
   std::uint64_t addresses_bytes_ = 0;  // A replica's, told once.
-  std::uint64_t ranks_bytes_ = 0;      // The progress of ranks, in each report.
+  // The progress of ranks, in the first report and in heartbeats.
+  std::uint64_t ranks_bytes_ = 0;
   std::uint64_t heartbeat_bytes_ = 0;
   std::uint64_t answer_bytes_ = 0;
   std::map<ft::ReplicaId, Connection> connections_;

@@ -30,6 +30,24 @@ class Replicate(unittest.TestCase):
             self.assertEqual(handle.report().backwards, len(found[0]))
             handle.close()
 
+    def test_parameters_are_used_in_the_dtype_asked_for(self):
+        plain = decoder()
+        expected = alone(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+        model = decoder()
+        handle = self.sherd.replicate(
+            model, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        used = set()
+        model[3].register_forward_hook(
+            lambda module, inputs, output: used.add(output.dtype))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for ours, theirs in zip(together(model, handle, optimizer)[0], expected[0]):
+            self.assertAlmostEqual(ours, theirs, delta=0.02 * abs(theirs))
+        self.assertEqual(used, {torch.bfloat16})
+        self.assertEqual({p.dtype for p in model.parameters()}, {torch.float32})
+        handle.close()
+        with self.assertRaisesRegex(self.sherd.Error, "reduce_dtype"):
+            self.sherd.replicate(decoder(), reduce_dtype=torch.int64)
+
     def test_no_sync_keeps_gradients_of_this_rank(self):
         plain = decoder()
         loss_of(plain, batch_of(0, ranks.rank())).backward()

@@ -62,18 +62,19 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
 
 void FakeReplica::beat() {
   ++beats_;
+  // Their serials move with what they reduce, whatever the replica's does.
+  ranks_.assign(options_.ranks, progress_);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].serial += beats_ * (rank + 1);
+    ranks_[rank].rank = static_cast<std::uint32_t>(rank);
+  }
   send(machine_.report());
   beat_timer_ = loop_.after(options_.beat, [this] { beat(); });
 }
 
 void FakeReplica::send(Report report) {
   report.progress = progress_;
-  // Their serials move with what they reduce, whatever the replica's does.
-  for (std::size_t rank = 0; rank < options_.ranks; ++rank) {
-    auto& one = report.ranks.emplace_back(progress_);
-    one.serial += beats_ * (rank + 1);
-    one.rank = static_cast<std::uint32_t>(rank);
-  }
+  report.ranks = ranks_;
   report.addresses = addresses_;
   if (!silent_ && connection() != nullptr) {
     const auto payload = reports_.bytes_of(report);

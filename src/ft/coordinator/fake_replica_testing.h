@@ -78,6 +78,8 @@ class FakeReplica {
   ViewReader views_;
   StateId fetched_;
   TrainingProgress progress_;
+  // As of the last beat, as leaders tell it.
+  std::vector<TrainingProgress> ranks_;
   bool silent_ = false;
   bool hangs_ = false;
   std::optional<Activity> hangs_in_;

@@ -168,6 +168,7 @@ void Leader::send_heartbeat() {
   for (auto& beats : missed_heartbeats_) {
     ++beats;
   }
+  reported_ranks_ = progress_of_ranks();
   report();
   leave_undecided();
   heartbeat_ = loop_.after(kHeartbeatInterval, [this] { send_heartbeat(); });
@@ -182,7 +183,7 @@ void Leader::on(const ReportTask& task) {
   report.serial = ++reports_;
   report.addresses = options_.addresses;
   report.progress = progress();
-  report.ranks = progress_of_ranks();
+  report.ranks = reported_ranks_;
   report.link_speeds = link_speeds();
   report.finished = finished_;
   connection->send(

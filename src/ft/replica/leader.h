@@ -150,6 +150,8 @@ class Leader {
   std::vector<std::vector<LinkSpeed>> link_speeds_;  // By rank.
   std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
   std::uint64_t recovered_ranks_ = 0;  // Of ranks that were quiet for long.
+  // As of the last heartbeat. Hangs last for seconds, and with every vote it would be half of a report.
+  std::vector<TrainingProgress> reported_ranks_;
   std::int64_t beats_ = 0;
   // What has happened so far, and since when nothing more has; while it leaves.
   struct Standstill {
