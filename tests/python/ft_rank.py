@@ -55,11 +55,11 @@ def set_learning_rate(optimizer, rate):
 
 class End:
     """The step with which the run ends: replica 1 says that it computes again, and
-    then replica 0 decides."""
+    then rank 0 of replica 0 decides."""
 
-    def __init__(self, folder, replica, first_life):
+    def __init__(self, folder, replica, rank, first_life):
         self.returned, self.file = folder / "returned", folder / "end"
-        self.decides = replica == 0
+        self.decides = replica == 0 and rank == 0
         self.returns = replica == 1 and not first_life
 
     def is_before(self, step):
@@ -86,7 +86,7 @@ def train(folder, kind, sherd):
         handle.clip_grad_norm(0.5)
         optimizer.step()
 
-    end = End(folder, replica, first_life)
+    end = End(folder, replica, rank, first_life)
     with sherd.ft.Session(handle, optimizer, update=update) as session:
         for step in session:
             # Collective, so that all ranks of the replica see the same end.

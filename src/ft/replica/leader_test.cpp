@@ -189,9 +189,7 @@ TEST(Leader, OfManyRanksReportsThoseThatHaveMovedLeast) {
     leader.received(
         rank, TrainingProgress{Activity::kReducing, late ? 5U : 9U, {}});
   }
-  // Ranks are told of with heartbeats, of which the second report is one.
-  coordinator.serve(2, [](const Report&) { return order_of_run(1); });
-  EXPECT_EQ(coordinator.reports().front().ranks.front().serial, 0U);
+  coordinator.serve(7, [](const Report&) { return order_of_run(1); });
   const auto told = coordinator.reports().back().ranks;
   EXPECT_EQ(told.size(), 16U);
   std::vector<std::uint32_t> late;
@@ -201,6 +199,24 @@ TEST(Leader, OfManyRanksReportsThoseThatHaveMovedLeast) {
     }
   }
   EXPECT_EQ(late, (std::vector<std::uint32_t>{3, 98}));
+}
+
+TEST(Leader, TellsOfRanksWithHeartbeatsAlone) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  Leader leader(
+      loop, options_of(coordinator, 1), [](std::size_t, const RankTask&) {});
+  leader.received(0, TrainingProgress{Activity::kReducing, 5U, {}});
+  coordinator.serve(7, [](const Report&) { return order_of_run(1); });
+  EXPECT_EQ(coordinator.reports().back().ranks.front().serial, 5U);
+  // That its program has made its last step cannot wait for the next one.
+  leader.received(0, TrainingProgress{Activity::kReducing, 6U, {}});
+  leader.received(0, FinishedEvent{});
+  coordinator.serve(8, [](const Report&) { return order_of_run(1); });
+  const auto& last = coordinator.reports().back();
+  EXPECT_TRUE(last.finished);
+  EXPECT_GE(last.progress.serial, 6U);
+  EXPECT_EQ(last.ranks.front().serial, 5U);
 }
 
 // ---- leaving ----
