@@ -43,9 +43,9 @@ Traffic::Traffic(int ranks_per_replica) {
   const std::vector<ft::RankAddress> addresses(
       static_cast<std::size_t>(ranks_per_replica), usual_address());
   ft::Report report;
-  const auto without = ft::bytes_of(report).size();
+  const auto without = ft::ReportWriter().bytes_of(report).size();
   report.addresses = addresses;
-  addresses_bytes_ = ft::bytes_of(report).size() - without;
+  addresses_bytes_ = ft::ReportWriter().bytes_of(report).size() - without;
   ft::ReportWriter writer;
   writer.bytes_of(report);
   ++report.serial;

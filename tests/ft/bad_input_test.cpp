@@ -20,6 +20,7 @@
 #include "ft/protocol/messages.h"
 #include "ft/ring/frame.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/messages_testing.h"
 #include "net/frame.h"
 #include "net/net_testing.h"
 #include "net/security.h"

@@ -18,6 +18,7 @@
 #include "ft/coordinator/http_testing.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/messages_testing.h"
 #include "net/connection_core.h"
 #include "support/scratch_folder.h"
 

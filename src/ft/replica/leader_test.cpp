@@ -19,6 +19,7 @@
 #include "ft/replica/replica_agent.h"
 #include "ft/ring/socket.h"
 #include "ft/wire/codec.h"
+#include "ft/wire/messages_testing.h"
 #include "ft/wire/report_stream.h"
 #include "ft/wire/view_stream.h"
 #include "net/frame.h"

@@ -12,11 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include "base/clock.h"
-#include "base/status.h"
-#include "ft/protocol/messages.h"
+#include "net/bytes.h"
 
 namespace sherd::ft {
 
@@ -48,16 +46,12 @@ struct CodecLimits {
 // shown.
 inline constexpr std::size_t kShownBytesMax = 1000;
 
-// Whole messages, as the first ones of a connection. Reasons that are too long are cut. Throws Error
-// for a list or a host name above its limit.
-std::string bytes_of(const Report& report);
-std::string bytes_of(const RunView& view);
-
-// A failure states what was expected and what was found. Texts are made printable.
-Result<Report> report_of(std::string_view bytes);
-Result<RunView> run_view_of(std::string_view bytes);
-
 // The version of a message, if it is not this one's.
-std::optional<std::uint16_t> other_version(std::string_view message);
+inline std::optional<std::uint16_t> other_version(std::string_view message) {
+  net::ByteReader reader(message);
+  const std::uint16_t version = reader.u16("the version");
+  return reader.ok() && version != kWireVersion ? std::optional(version)
+                                                : std::nullopt;
+}
 
 }  // namespace sherd::ft

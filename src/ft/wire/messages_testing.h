@@ -1,15 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random values of the protocol's messages and of what they are made of, for tests
-// and fuzzers. Thread rule: one thread.
+// Random values of the protocol's messages and of what they are made of, and whole messages, for
+// tests and fuzzers. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
+#include "base/status.h"
 #include "ft/protocol/messages.h"
+#include "ft/wire/report_stream.h"
+#include "ft/wire/view_stream.h"
+
+namespace sherd::ft {
+
+// Whole messages, as the first ones of a connection.
+inline std::string bytes_of(const Report& report) {
+  return ReportWriter().bytes_of(report);
+}
+
+inline std::string bytes_of(const RunView& view) {
+  ToldView told;
+  return ViewWriter().bytes_for(told, std::make_shared<const RunView>(view));
+}
+
+inline Result<Report> report_of(std::string_view bytes) {
+  ReportReader reader;
+  if (auto status = reader.read(bytes); !status.ok()) {
+    return status;
+  }
+  return reader.report();
+}
+
+inline Result<RunView> run_view_of(std::string_view bytes) {
+  ViewReader reader;
+  if (auto status = reader.read(bytes); !status.ok()) {
+    return status;
+  }
+  return reader.view();
+}
+
+}  // namespace sherd::ft
 
 namespace sherd::ft::test {
 
