@@ -38,9 +38,8 @@ std::vector<std::vector<int>> divide_cores(
   if (cores.size() < parts) {
     return {};
   }
-  std::sort(cores.begin(), cores.end(), [](const CpuCore& a, const CpuCore& b) {
-    return std::tie(a.package, a.physical, a.number) <
-        std::tie(b.package, b.physical, b.number);
+  std::ranges::sort(cores, {}, [](const CpuCore& one) {
+    return std::tie(one.package, one.physical, one.number);
   });
   std::vector<std::vector<int>> divided(parts);
   for (std::size_t part = 0; part < parts; ++part) {

@@ -25,10 +25,9 @@ std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
 
 const RankExit& first_to_fail(const std::vector<RankExit>& failures) {
   SHERD_ASSERT(!failures.empty());
-  const auto found =
-      std::find_if(failures.begin(), failures.end(), [](const RankExit& end) {
-        return end.blames.value_or(end.rank) == end.rank;
-      });
+  const auto found = std::ranges::find_if(failures, [](const RankExit& end) {
+    return end.blames.value_or(end.rank) == end.rank;
+  });
   return found == failures.end() ? failures.front() : *found;
 }
 

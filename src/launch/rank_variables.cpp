@@ -56,8 +56,8 @@ bool is_leftover(std::string_view name, const RankVariables& place) {
 
 std::optional<std::string> find_variable(
     const std::vector<std::string>& variables, std::string_view name) {
-  const auto found = std::find_if(
-      variables.begin(), variables.end(), [&](const std::string& entry) {
+  const auto found =
+      std::ranges::find_if(variables, [&](const std::string& entry) {
         return entry.size() > name.size() && name_of(entry) == name;
       });
   if (found == variables.end()) {

@@ -234,25 +234,23 @@ int RestartPolicy::exit_status() const {
   if (stop_signal_ != 0) {
     return 128 + stop_signal_;
   }
-  const bool failed =
-      std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
-        return group.replica && group.state == State::kFailed;
-      });
+  const bool failed = std::ranges::any_of(groups_, [](const Group& group) {
+    return group.replica && group.state == State::kFailed;
+  });
   return failed && !last_was_done_ ? failure_.value().status
       : all_left()                 ? kAllLeft
                                    : 0;
 }
 
 bool RestartPolicy::all_left() const {
-  return std::all_of(groups_.begin(), groups_.end(), [](const Group& group) {
+  return std::ranges::all_of(groups_, [](const Group& group) {
     return !group.replica || group.state == State::kDrained;
   });
 }
 
 std::size_t RestartPolicy::group_of(int replica) const {
-  const auto found = std::find_if(
-      groups_.begin(), groups_.end(),
-      [&](const Group& group) { return group.replica == replica; });
+  const auto found = std::ranges::find_if(
+      groups_, [&](const Group& group) { return group.replica == replica; });
   // A replica changes hands, it is never without a group.
   SHERD_ASSERT(found != groups_.end());
   return static_cast<std::size_t>(found - groups_.begin());
@@ -264,19 +262,18 @@ std::string RestartPolicy::name(std::size_t index) const {
 }
 
 bool RestartPolicy::any(State state) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const Group& group) {
-    return group.state == state;
-  });
+  return std::ranges::any_of(
+      groups_, [&](const Group& group) { return group.state == state; });
 }
 
 bool RestartPolicy::replica_runs() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+  return std::ranges::any_of(groups_, [](const Group& group) {
     return group.replica && group.state == State::kRunning;
   });
 }
 
 bool RestartPolicy::replicas_left() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+  return std::ranges::any_of(groups_, [](const Group& group) {
     return group.replica && group.state != State::kDone &&
         group.state != State::kDrained && group.state != State::kFailed;
   });

@@ -118,9 +118,8 @@ SignalRequest StopPolicy::kill(const std::string& why, Instant now) {
 // An end by a signal that was sent is no failure of the rank; one by anything
 // else is, say while it saves its state.
 bool StopPolicy::was_requested(const RankExit& end) const {
-  return std::any_of(sent_.begin(), sent_.end(), [&](int signal) {
-    return end.status() == 128 + signal;
-  });
+  return std::ranges::any_of(
+      sent_, [&](int signal) { return end.status() == 128 + signal; });
 }
 
 }  // namespace sherd::launch

@@ -250,7 +250,7 @@ std::vector<RankExit> Supervisor::reap_ended() {
 void Supervisor::flush() {
   while (output_pending()) {
     const Events events = poll_once(std::nullopt);
-    if (std::any_of(events.signals.begin(), events.signals.end(), ends_jobs)) {
+    if (std::ranges::any_of(events.signals, ends_jobs)) {
       abandon_output();
     }
   }

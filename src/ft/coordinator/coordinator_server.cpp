@@ -159,11 +159,9 @@ void CoordinatorServer::Impl::log_standstill(
     return;
   }
   standstill = why;
-  const bool is_told =
-      std::any_of(decisions.begin(), decisions.end(), [&](const auto& one) {
-        return std::holds_alternative<DetectedFault>(one.what) &&
-            one.reason == why;
-      });
+  const bool is_told = std::ranges::any_of(decisions, [&](const auto& one) {
+    return std::holds_alternative<DetectedFault>(one.what) && one.reason == why;
+  });
   if (why.empty()) {
     log_info("[ft] the run goes on");
   } else if (!is_told) {

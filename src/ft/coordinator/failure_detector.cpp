@@ -42,8 +42,8 @@ std::vector<FailureDetector::MonitoredRank> FailureDetector::monitored(
     Instant now) {
   std::vector<MonitoredRank> all;
   for (const auto& one : ranks) {
-    const auto known = std::find_if(
-        before.begin(), before.end(), [&](const MonitoredRank& other) {
+    const auto known =
+        std::ranges::find_if(before, [&](const MonitoredRank& other) {
           return other.progress.rank == one.rank;
         });
     const bool stands = known != before.end() &&
@@ -256,7 +256,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     }
     if (!is_new) {  // A circle.
       const auto limit = hard_limit(watched_.at(at));
-      if (std::any_of(path.begin(), path.end(), [&](const Life& one) {
+      if (std::ranges::any_of(path, [&](const Life& one) {
             return now - watched_.at(one).since <= limit;
           })) {
         return std::nullopt;

@@ -115,16 +115,14 @@ std::uint32_t missing(
     const TrainingProgress& rank,
     const RingLink& link,
     const ReplicaActivity& to) {
-  const auto counterpart = std::find_if(
-      to.ranks.begin(), to.ranks.end(),
+  const auto counterpart = std::ranges::find_if(
+      to.ranks,
       [&](const RankActivity& one) { return one.progress.rank == rank.rank; });
   if (counterpart == to.ranks.end() || !counterpart->progress.place) {
     return 0;
   }
   const auto& receiver = *counterpart->progress.place;
-  const auto back = std::find_if(
-      receiver.links.begin(), receiver.links.end(),
-      [&](const RingLink& one) { return one.peer == from; });
+  const auto back = std::ranges::find(receiver.links, from, &RingLink::peer);
   if (rank.place->epoch != receiver.epoch || back == receiver.links.end()) {
     return 0;
   }
@@ -212,10 +210,8 @@ std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
   if (!behind.empty() || ranks.empty()) {
     return behind;
   }
-  const auto least = std::min_element(
-      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-        return a.progress.serial < b.progress.serial;
-      });
+  const auto least = std::ranges::min_element(
+      ranks, {}, [](const RankActivity& one) { return one.progress.serial; });
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].progress.serial == least->progress.serial) {
       behind.push_back(rank);
@@ -239,8 +235,7 @@ std::string hang_report(
       }
     }
   }
-  std::move(
-      waiting.named.begin(), waiting.named.end(), std::back_inserter(all));
+  std::ranges::move(waiting.named, std::back_inserter(all));
   if (waiting.count > kNamedMax) {
     all.push_back(str(waiting.count - kNamedMax, " more ranks wait"));
   }

@@ -214,9 +214,8 @@ bool StatusServer::Impl::wait(std::vector<pollfd>& polled) const {
 bool StatusServer::Impl::accepts(Instant now) const {
   return now >= accept_again &&
       (clients.size() < kClientsMax ||
-       std::any_of(clients.begin(), clients.end(), [](const Client& one) {
-         return one.idle();
-       }));
+       std::ranges::any_of(
+           clients, [](const Client& one) { return one.idle(); }));
 }
 
 void StatusServer::Impl::accept() {
@@ -229,9 +228,8 @@ void StatusServer::Impl::accept() {
     return;
   }
   if (clients.size() >= kClientsMax) {
-    const auto oldest = std::find_if(
-        clients.begin(), clients.end(),
-        [](const Client& one) { return one.idle(); });
+    const auto oldest = std::ranges::find_if(
+        clients, [](const Client& one) { return one.idle(); });
     if (oldest == clients.end()) {
       return;
     }

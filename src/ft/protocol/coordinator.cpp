@@ -251,9 +251,8 @@ void Coordinator::look_for_lost_log() {
   if (other_runs_.empty()) {
     return;
   }
-  const auto connected = std::count_if(
-      replicas_.begin(), replicas_.end(),
-      [](const auto& one) { return one.second.connected; });
+  const auto connected = std::ranges::count_if(
+      replicas_, [](const auto& one) { return one.second.connected; });
   const auto enough = std::max<std::int64_t>(
       options_.replicas_start, std::ssize(other_runs_) + 1);
   if (connected < enough) {
@@ -456,7 +455,7 @@ void Coordinator::look_again() {
   for (const auto& member : history_.members) {
     member_ids_.push_back(member.replica);
   }
-  std::sort(member_ids_.begin(), member_ids_.end());
+  std::ranges::sort(member_ids_);
   look_for_vote_at_ = look_for_state_at_ = 0;
 }
 

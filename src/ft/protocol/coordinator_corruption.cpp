@@ -54,8 +54,7 @@ void Coordinator::stop_run(const std::string& why) {
 }
 
 bool Coordinator::is_undecided(ReplicaId replica) const {
-  return std::find(
-             undecided_replicas_.begin(), undecided_replicas_.end(), replica) !=
+  return std::ranges::find(undecided_replicas_, replica) !=
       undecided_replicas_.end();
 }
 

@@ -36,11 +36,9 @@ void Coordinator::accuse(const BrokenLink& link, const Epoch& epoch) {
   };
   const auto ends = std::minmax(link.accused, link.noticed_by);
   if (!is_there(link.accused) || !is_there(link.noticed_by) ||
-      std::any_of(
-          broken_links_.begin(), broken_links_.end(),
-          [&](const BrokenLink& one) {
-            return std::minmax(one.accused, one.noticed_by) == ends;
-          })) {
+      std::ranges::any_of(broken_links_, [&](const BrokenLink& one) {
+        return std::minmax(one.accused, one.noticed_by) == ends;
+      })) {
     return;
   }
   broken_links_.push_back(link);

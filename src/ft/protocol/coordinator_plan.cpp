@@ -46,12 +46,10 @@ bool Coordinator::plan_is_ready() const {
   const std::int64_t lag_max = now_ < plan_until_ ? 0 : kJoinLag;
   return planned_ && plan_broken().empty() &&
       unjoined_members(planned_->members, planned_->epoch).empty() &&
-      std::all_of(
-             planned_->members.begin(), planned_->members.end(),
-             [&](const Member& member) {
-               const auto lags = lag(replicas_.at(member.replica));
-               return is_member(member.replica) || (lags && *lags <= lag_max);
-             });
+      std::ranges::all_of(planned_->members, [&](const Member& member) {
+           const auto lags = lag(replicas_.at(member.replica));
+           return is_member(member.replica) || (lags && *lags <= lag_max);
+         });
 }
 
 // A newcomer lacks the step that is being committed, so it follows in the next one.
@@ -191,22 +189,18 @@ bool Coordinator::plan_other_order() {
 
 bool Coordinator::plan() {
   // With the step that is under way the epoch ends, and whatever was planned.
-  if (std::any_of(
-          history_.members.begin(), history_.members.end(),
-          [&](const Member& one) {
-            return replicas_.at(one.replica).report.leaving;
-          })) {
+  if (std::ranges::any_of(history_.members, [&](const Member& one) {
+        return replicas_.at(one.replica).report.leaving;
+      })) {
     return false;
   }
   if (planned_) {
     return drop_plan();
   }
   // Rings have room for two epochs: who has not begun this one would give it up.
-  if (std::any_of(
-          history_.members.begin(), history_.members.end(),
-          [&](const Member& one) {
-            return replicas_.at(one.replica).report.held != history_.canonical;
-          })) {
+  if (std::ranges::any_of(history_.members, [&](const Member& one) {
+        return replicas_.at(one.replica).report.held != history_.canonical;
+      })) {
     return false;
   }
   if (replicas_.size() == history_.members.size()) {
@@ -217,7 +211,7 @@ bool Coordinator::plan() {
         can_join(one.second);
   };
   // Those that could not be connected come in one after the other, so that they keep nobody out.
-  const bool some = std::any_of(replicas_.begin(), replicas_.end(), is_welcome);
+  const bool some = std::ranges::any_of(replicas_, is_welcome);
   const auto suspect = some ? std::nullopt : next_suspect();
   PlannedEpoch next;
   std::string newcomer;

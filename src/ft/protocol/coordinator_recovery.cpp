@@ -50,9 +50,8 @@ void Coordinator::hear_memory(const Report& report) {
 // Why nothing begins yet; empty: it may.
 std::string Coordinator::recover() {
   if (memories_.empty()) {
-    const auto here = std::count_if(
-        replicas_.begin(), replicas_.end(),
-        [](const auto& one) { return one.second.connected; });
+    const auto here = std::ranges::count_if(
+        replicas_, [](const auto& one) { return one.second.connected; });
     return here < options_.replicas_start && now_ >= start_at_
         ? str("the log is empty, and nothing begins before ",
               options_.replicas_start,

@@ -30,7 +30,7 @@ int Coordinator::replicas_min() const {
 }
 
 bool Coordinator::is_member(ReplicaId replica) const {
-  return std::binary_search(member_ids_.begin(), member_ids_.end(), replica);
+  return std::ranges::binary_search(member_ids_, replica);
 }
 
 // Begins where the last one was found, so that all reports of a step together look at each member
@@ -96,13 +96,12 @@ bool Coordinator::will_hold_canonical(
 }
 
 bool Coordinator::somebody_holds() const {
-  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
-    return holds_canonical(one.second);
-  });
+  return std::ranges::any_of(
+      replicas_, [&](const auto& one) { return holds_canonical(one.second); });
 }
 
 bool Coordinator::somebody_will_hold() const {
-  return std::any_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
+  return std::ranges::any_of(replicas_, [&](const auto& one) {
     return will_hold_canonical(one.first, one.second);
   });
 }
@@ -114,8 +113,8 @@ bool Coordinator::waits_for_members() const {
     return true;  // They may remember a run.
   }
   return now_ < reconnect_until_ && history_.epoch.term < history_.term &&
-      std::any_of(
-             history_.members.begin(), history_.members.end(),
+      std::ranges::any_of(
+             history_.members,
              [&](const Member& one) {
                const auto lives = history_.lives.find(one.replica);
                const bool over = lives != history_.lives.end() &&
@@ -140,8 +139,8 @@ Attempt Coordinator::attempt() const {
 }
 
 std::size_t Coordinator::live_members() const {
-  return static_cast<std::size_t>(std::count_if(
-      history_.members.begin(), history_.members.end(), [&](const Member& one) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(history_.members, [&](const Member& one) {
         const auto& known = replicas_.at(one.replica);
         return counts(one.replica, one.incarnation) && !known.hangs &&
             !known.wrong && !has_bad_gradients(one);
@@ -158,11 +157,9 @@ std::size_t Coordinator::votes_needed() const {
 // What has been reduced from wrong bits is of no use.
 bool Coordinator::can_salvage() const {
   return phase_ == Phase::kRunning && complaint().empty() &&
-      std::none_of(
-             history_.members.begin(), history_.members.end(),
-             [&](const Member& one) {
-               return replicas_.at(one.replica).wrong.has_value();
-             });
+      std::ranges::none_of(history_.members, [&](const Member& one) {
+           return replicas_.at(one.replica).wrong.has_value();
+         });
 }
 
 // Whether others may be about to vote in an epoch that ends, of which somebody has the sum.
@@ -191,8 +188,8 @@ Coordinator::Votes Coordinator::votes() const {
   if (sums.empty()) {
     return votes;
   }
-  const auto most = std::max_element(
-      sums.begin(), sums.end(), [](const auto& a, const auto& b) {
+  const auto most =
+      std::ranges::max_element(sums, [](const auto& a, const auto& b) {
         return a.second.size() < b.second.size();
       });
   votes.gradients = most->first;
@@ -263,7 +260,7 @@ std::vector<Member> Coordinator::next_members(const StateId& base) const {
   const auto culprits = culprits_of(broken_links_);
   for (const auto& [replica, known] : replicas_) {
     if (!can_train(known, base) ||
-        std::binary_search(culprits.begin(), culprits.end(), replica)) {
+        std::ranges::binary_search(culprits, replica)) {
       continue;
     }
     const auto* before =
@@ -302,7 +299,7 @@ bool Coordinator::are_too_few(const std::vector<Member>& members) {
   }
   // All programs have ended; who lacks the last step fetches it first.
   if (finished_ && finished_ == history_.canonical &&
-      std::all_of(replicas_.begin(), replicas_.end(), [&](const auto& one) {
+      std::ranges::all_of(replicas_, [&](const auto& one) {
         return !one.second.connected || one.second.report.held == finished_;
       })) {
     end_run();
@@ -323,9 +320,8 @@ bool Coordinator::form() {
   if (!base || !complaint().empty() || now_ < form_at_ || waits_for_members()) {
     return false;
   }
-  const auto connected = std::count_if(
-      replicas_.begin(), replicas_.end(),
-      [](const auto& one) { return one.second.connected; });
+  const auto connected = std::ranges::count_if(
+      replicas_, [](const auto& one) { return one.second.connected; });
   if (history_.past.empty() && connected < options_.replicas_start &&
       (now_ < start_at_ || is_recovering())) {
     return false;
@@ -344,9 +340,8 @@ bool Coordinator::form() {
     return false;
   }
   // A newcomer to a step that others have begun follows without samples.
-  if (std::all_of(members.begin(), members.end(), [](const Member& one) {
-        return one.samples.empty();
-      })) {
+  if (std::ranges::all_of(
+          members, [](const Member& one) { return one.samples.empty(); })) {
     auto taken = history_.consumed;
     bool bad = false;
     for (const auto& member : members) {
@@ -457,8 +452,8 @@ void Coordinator::salvage(const std::string& reason) {
 // When all replicas are connected, no other holder can come, so that the wait may be short; but a
 // replica that installs a state may be about to hold it.
 Duration Coordinator::hold_time() const {
-  const bool all_are_here = std::all_of(
-      history_.lives.begin(), history_.lives.end(), [&](const auto& one) {
+  const bool all_are_here =
+      std::ranges::all_of(history_.lives, [&](const auto& one) {
         return counts(one.first, one.second.current) &&
             replicas_.at(one.first).report.progress.activity !=
             Activity::kFetching;

@@ -27,9 +27,8 @@ std::string names_of(const Groups& groups) {
 }
 
 std::size_t own(const Claims& claims) {
-  return static_cast<std::size_t>(std::count_if(
-      claims.begin(), claims.end(),
-      [](const ReportedDigest& one) { return !one.digest->copied; }));
+  return static_cast<std::size_t>(std::ranges::count_if(
+      claims, [](const ReportedDigest& one) { return !one.digest->copied; }));
 }
 
 void judge(
@@ -83,9 +82,8 @@ DigestVerdict judge(const std::vector<ReportedDigest>& claims) {
       continue;
     }
     // Who is on its way there will say more.
-    const auto to_come = std::count_if(
-        claims.begin(), claims.end(),
-        [step = state.step](const ReportedDigest& one) {
+    const auto to_come = std::ranges::count_if(
+        claims, [step = state.step](const ReportedDigest& one) {
           return one.held && one.held->step < step;
         });
     judge(state, groups, static_cast<std::size_t>(to_come), verdict);

@@ -12,9 +12,8 @@ namespace {
 // By step, as they lie; none: not among them.
 std::vector<History::CommittedState>::const_iterator find(
     const std::vector<History::CommittedState>& past, const StateId& state) {
-  const auto found = std::lower_bound(
-      past.begin(), past.end(), state.step,
-      [](const auto& one, std::int64_t step) { return one.state.step < step; });
+  const auto found = std::ranges::lower_bound(
+      past, state.step, {}, [](const auto& one) { return one.state.step; });
   return found != past.end() && found->state == state ? found : past.end();
 }
 
@@ -214,7 +213,7 @@ std::vector<Commit> History::recent(std::size_t count) const {
        one != past.rend() && one->commit && commits.size() < count; ++one) {
     commits.push_back(*one->commit);
   }
-  std::reverse(commits.begin(), commits.end());
+  std::ranges::reverse(commits);
   return commits;
 }
 

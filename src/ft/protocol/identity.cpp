@@ -75,10 +75,9 @@ const Member* find(
     const std::vector<Member>& members,
     ReplicaId replica,
     Incarnation incarnation) {
-  const auto found =
-      std::find_if(members.begin(), members.end(), [&](const Member& one) {
-        return one.replica == replica && one.incarnation == incarnation;
-      });
+  const auto found = std::ranges::find_if(members, [&](const Member& one) {
+    return one.replica == replica && one.incarnation == incarnation;
+  });
   return found == members.end() ? nullptr : &*found;
 }
 

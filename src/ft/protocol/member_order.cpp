@@ -135,10 +135,7 @@ Members ring_of(Members members, const LinkQualityOf& quality) {
   if (mended) {
     std::rotate(
         members.begin(),
-        std::min_element(
-            members.begin(), members.end(),
-            [](const auto& a, const auto& b) { return a.replica < b.replica; }),
-        members.end());
+        std::ranges::min_element(members, {}, &Member::replica), members.end());
   }
   return members;
 }

@@ -21,9 +21,9 @@ auto age_of(const Report& report) {
 }
 
 const Report& newest_of(const Answers& answers) {
-  return **std::max_element(
-      answers.begin(), answers.end(),
-      [](const auto* a, const auto* b) { return age_of(*a) < age_of(*b); });
+  return **std::ranges::max_element(answers, [](const auto* a, const auto* b) {
+    return age_of(*a) < age_of(*b);
+  });
 }
 
 // Why the answers do not fit together; empty: they do.
@@ -54,8 +54,8 @@ const std::vector<IncarnationRecord>& lives_of(const Answers& answers) {
   const auto age = [](const Report* one) {
     return std::make_pair(one->remembers->term, one->remembers->starts);
   };
-  return (*std::max_element(
-              answers.begin(), answers.end(),
+  return (*std::ranges::max_element(
+              answers,
               [&](const auto* a, const auto* b) { return age(a) < age(b); }))
       ->remembers->lives;
 }
@@ -76,11 +76,8 @@ std::string names_of(const std::vector<ReplicaId>& replicas) {
 // Whether it is the last life of its replica.
 bool is_last(
     const Report& answer, const std::vector<IncarnationRecord>& lives) {
-  const auto found = std::lower_bound(
-      lives.begin(), lives.end(), answer.replica,
-      [](const auto& life, ReplicaId replica) {
-        return life.replica < replica;
-      });
+  const auto found = std::ranges::lower_bound(
+      lives, answer.replica, {}, &IncarnationRecord::replica);
   return found != lives.end() &&
       *found == IncarnationRecord{answer.replica, answer.incarnation};
 }
@@ -132,9 +129,8 @@ std::optional<CommitRecord> voted_commit(
   std::set<std::uint64_t> sums;
   int votes = 0;
   for (const auto& member : newest.members) {
-    const auto answer = std::find_if(
-        question.answers.begin(), question.answers.end(),
-        [&](const Report* one) {
+    const auto answer =
+        std::ranges::find_if(question.answers, [&](const Report* one) {
           return one->replica == member.replica &&
               one->incarnation == member.incarnation;
         });

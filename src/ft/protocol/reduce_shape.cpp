@@ -40,9 +40,9 @@ int parent_label(int members, int label) {
 }
 
 std::vector<int> sorted(std::vector<int> positions) {
-  std::sort(positions.begin(), positions.end());
-  positions.erase(
-      std::unique(positions.begin(), positions.end()), positions.end());
+  std::ranges::sort(positions);
+  const auto again = std::ranges::unique(positions);
+  positions.erase(again.begin(), again.end());
   return positions;
 }
 

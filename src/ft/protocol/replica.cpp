@@ -30,9 +30,8 @@ bool names(const RunView& view, const StateId& state) {
   const auto& first =
       view.recent.empty() ? view.canonical : view.recent.front().base;
   return state.step < first.step || state == first ||
-      std::any_of(
-             view.recent.begin(), view.recent.end(),
-             [&](const Commit& one) { return one.result == state; });
+      std::ranges::find(view.recent, state, &Commit::result) !=
+      view.recent.end();
 }
 
 RunView memory_of(RunView view) {
@@ -70,7 +69,7 @@ const Member* Replica::own_member() const {
 }
 
 bool Replica::has_joined(const Epoch& epoch) const {
-  return std::find(joined_.begin(), joined_.end(), epoch) != joined_.end();
+  return std::ranges::find(joined_, epoch) != joined_.end();
 }
 
 // The tasks of one call. What has changed goes to the coordinator at once.

@@ -45,7 +45,7 @@ void SampleSet::add(const SampleRange& range) {
   if (range.size() == 0) {
     return;
   }
-  auto next = std::lower_bound(ranges_.begin(), ranges_.end(), range);
+  auto next = std::ranges::lower_bound(ranges_, range);
   SHERD_CHECK(
       (next == ranges_.end() || range.end <= next->begin) &&
           (next == ranges_.begin() || std::prev(next)->end <= range.begin),

@@ -110,9 +110,8 @@ bool SlowLinks::slow(ReplicaId one, ReplicaId other) const {
 }
 
 bool SlowLinks::any() const {
-  return std::any_of(all_.begin(), all_.end(), [](const auto& one) {
-    return one.second >= kStepsUntilSlow;
-  });
+  return std::ranges::any_of(
+      all_, [](const auto& one) { return one.second >= kStepsUntilSlow; });
 }
 
 }  // namespace sherd::ft

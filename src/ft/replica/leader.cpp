@@ -197,7 +197,7 @@ TrainingProgress Leader::progress() const {
     constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
                                    Activity::kReducing, Activity::kFetching,
                                    Activity::kApplying, Activity::kComputing};
-    return std::find(std::begin(kOrder), std::end(kOrder), activity) - kOrder;
+    return std::ranges::find(kOrder, activity) - kOrder;
   };
   TrainingProgress all;
   all.serial = recovered_ranks_;
@@ -233,7 +233,7 @@ std::vector<TrainingProgress> Leader::progress_of_ranks() const {
       return order(one) < order(other);
     });
     told.erase(end, told.end());
-    std::sort(told.begin(), told.end());
+    std::ranges::sort(told);
   }
   std::vector<TrainingProgress> all;
   for (const auto rank : told) {
@@ -286,7 +286,7 @@ void Leader::on(const JoinTask& task) {
     RingMembership ring{task.epoch, {}};
     for (const auto& member : task.members) {
       const auto peer =
-          std::find_if(peers.begin(), peers.end(), [&](const LiveReplica& one) {
+          std::ranges::find_if(peers, [&](const LiveReplica& one) {
             return one.replica == member.replica &&
                 one.incarnation == member.incarnation &&
                 one.addresses.size() == ranks();
@@ -332,14 +332,13 @@ void Leader::leave_in_order() {
     return;
   }
   const auto id = options_.replica.incarnation;
-  const bool member = std::any_of(
-      view.members.begin(), view.members.end(),
-      [&](const Member& one) { return one.incarnation == id; });
-  const auto others = std::count_if(
-      view.peers.begin(), view.peers.end(),
+  const bool member = std::ranges::any_of(
+      view.members, [&](const Member& one) { return one.incarnation == id; });
+  const auto others = std::ranges::count_if(
+      view.peers,
       [&](const LiveReplica& one) { return one.incarnation != id; });
-  const bool held = std::any_of(
-      view.peers.begin(), view.peers.end(), [&](const LiveReplica& one) {
+  const bool held =
+      std::ranges::any_of(view.peers, [&](const LiveReplica& one) {
         return one.incarnation != id && one.held == view.canonical;
       });
   const bool is_first = view.term == 0;  // It has heard no coordinator.
@@ -387,7 +386,7 @@ void Leader::end_in_order() {
     return;
   }
   const auto& peers = machine_.view().peers;
-  if (std::all_of(peers.begin(), peers.end(), [&](const LiveReplica& peer) {
+  if (std::ranges::all_of(peers, [&](const LiveReplica& peer) {
         return peer.held && peer.held->step >= machine_.held()->step;
       })) {
     stop({});

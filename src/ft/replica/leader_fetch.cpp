@@ -23,10 +23,9 @@ constexpr Duration kOthersMax = std::chrono::milliseconds(300);
 // Only states that led to canonical are worth a fetch.
 bool is_on_the_way(const RunView& view, const StateId& state) {
   return state == view.canonical ||
-      std::any_of(
-             view.recent.begin(), view.recent.end(), [&](const Commit& one) {
-               return one.base == state || one.result == state;
-             });
+      std::ranges::any_of(view.recent, [&](const Commit& one) {
+           return one.base == state || one.result == state;
+         });
 }
 
 // Possible donors, those that have come furthest first; replicas begin with different ones. The view
@@ -48,9 +47,9 @@ std::vector<LiveReplica> donors_for(
     std::rotate(
         donors.begin(), donors.begin() + self % donors.size(), donors.end());
   }
-  std::stable_sort(
-      donors.begin(), donors.end(),
-      [](const auto& a, const auto& b) { return a.held->step > b.held->step; });
+  std::ranges::stable_sort(donors, [](const auto& a, const auto& b) {
+    return a.held->step > b.held->step;
+  });
   return donors;
 }
 
@@ -144,9 +143,8 @@ void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
   if (state.ok()) {
     asked[donor].state = state.value();
   }
-  const bool all = std::all_of(asked.begin(), asked.end(), [](const auto& one) {
-    return one.fetch == nullptr;
-  });
+  const bool all = std::ranges::all_of(
+      asked, [](const auto& one) { return one.fetch == nullptr; });
   if (all) {
     fetch_state();
   } else if (state.ok() && !others_.pending()) {
@@ -188,9 +186,8 @@ void Leader::warm_up() {
     return;
   }
   const auto& members = machine_.view().members;
-  const auto like = std::find_if(
-      members.begin(), members.end(),
-      [](const Member& one) { return !one.samples.empty(); });
+  const auto like = std::ranges::find_if(
+      members, [](const Member& one) { return !one.samples.empty(); });
   if (like == members.end()) {
     return;
   }
@@ -216,16 +213,13 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
     digests.push_back(answer->digest);
   }
   const auto& first = catch_up_->answers.front()->commit;
-  const bool good = std::all_of(
-      catch_up_->answers.begin(), catch_up_->answers.end(),
-      [&](const auto& answer) {
+  const bool good =
+      std::ranges::all_of(catch_up_->answers, [&](const auto& answer) {
         return answer->failure.empty() && answer->commit == first;
       });
   // A sum must be the one that was committed: a donor may be wrong about it.
   const auto& recent = machine_.view().recent;
-  const auto known = std::find_if(
-      recent.begin(), recent.end(),
-      [&](const Commit& one) { return one.base == first.base; });
+  const auto known = std::ranges::find(recent, first.base, &Commit::base);
   const bool right = !catch_up_->wants_sum ||
       (first.base == catch_up_->task.held &&
        (known == recent.end() || *known == first) &&

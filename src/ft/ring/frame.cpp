@@ -49,7 +49,7 @@ HeaderBytes bytes_of(const FrameHeader& header) {
   out.u32(crc32c(out.bytes()));
   SHERD_ASSERT(out.bytes().size() == kHeaderBytes);
   HeaderBytes bytes = {};
-  std::copy(out.bytes().begin(), out.bytes().end(), bytes.begin());
+  std::ranges::copy(out.bytes(), bytes.begin());
   return bytes;
 }
 
@@ -209,7 +209,7 @@ Result<Handshake> parse_handshake(std::string_view payload) {
   handshake.memory_key = in.u64("key of the memory");
   handshake.challenge = in.u64("challenge");
   const auto proof = in.raw("proof", handshake.proof.size());
-  std::copy(proof.begin(), proof.end(), handshake.proof.begin());
+  std::ranges::copy(proof, handshake.proof.begin());
   if (Status status = in.finish("hello of a ring"); !status.ok()) {
     return status;
   }

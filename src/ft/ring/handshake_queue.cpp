@@ -48,8 +48,8 @@ void HandshakeQueue::evict_oldest(Instant now) {
     return;
   }
   // Members send their handshake at once, so the oldest silent connection is hardly a member's.
-  auto oldest = std::find_if(
-      pending_.begin(), pending_.end(),
+  auto oldest = std::ranges::find_if(
+      pending_,
       [](const PendingHandshake& pending) { return !pending.caller; });
   if (oldest == pending_.end()) {
     oldest = pending_.begin();

@@ -36,8 +36,7 @@ SlicePattern ring_pattern(int members, int position) {
 
 int index_of(const std::vector<int>& positions, int position) {
   return static_cast<int>(
-      std::lower_bound(positions.begin(), positions.end(), position) -
-      positions.begin());
+      std::ranges::lower_bound(positions, position) - positions.begin());
 }
 
 // Which of its parent's frames a child sends: the children's come first, in their order.
@@ -45,7 +44,7 @@ int step_at_parent(int members, int tree, int position) {
   const int parent = *tree_node_of(members, tree, position).parent;
   const auto children = tree_node_of(members, tree, parent).children;
   return static_cast<int>(
-      std::find(children.begin(), children.end(), position) - children.begin());
+      std::ranges::find(children, position) - children.begin());
 }
 
 // The children's parts come first, then this member's sum goes up, then the complete one comes and
@@ -130,8 +129,7 @@ ReduceSchedule::ReduceSchedule(
 
 int ReduceSchedule::bucket_of(std::int64_t slice) const {
   SHERD_ASSERT(slice >= 0 && slice < slices());
-  const auto after =
-      std::upper_bound(first_slices_.begin(), first_slices_.end(), slice);
+  const auto after = std::ranges::upper_bound(first_slices_, slice);
   return static_cast<int>(after - first_slices_.begin()) - 1;
 }
 
@@ -140,9 +138,8 @@ std::int64_t ReduceSchedule::receives_from(int sender) const {
   std::int64_t frames = 0;
   for (std::int64_t p = 0; p < patterns; ++p) {
     const auto& receives = pattern(p).receives;
-    const auto of_slice = std::count_if(
-        receives.begin(), receives.end(),
-        [&](const ReceiveStep& one) { return one.from == sender; });
+    const auto of_slice = std::ranges::count_if(
+        receives, [&](const ReceiveStep& one) { return one.from == sender; });
     frames += of_slice * ((slices() + patterns - 1 - p) / patterns);
   }
   return frames;

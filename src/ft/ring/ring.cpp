@@ -113,11 +113,10 @@ void Ring::set_layout(std::vector<std::int64_t> elements) {
 
 void Ring::join(RingMembership epoch) {
   const auto& members = epoch.members;
-  const auto own = std::find_if(
-      members.begin(), members.end(), [&](const RingMember& member) {
-        return member.replica == impl_->options_.replica &&
-            member.incarnation == impl_->options_.incarnation;
-      });
+  const auto own = std::ranges::find_if(members, [&](const RingMember& member) {
+    return member.replica == impl_->options_.replica &&
+        member.incarnation == impl_->options_.incarnation;
+  });
   SHERD_CHECK(
       own != members.end(), "[ft] expected replica ", impl_->options_.replica,
       " among the members of ", text_of(epoch.epoch), ", found ",

@@ -276,7 +276,7 @@ bool RingAllReduce::work() {
     return work_alone();
   }
   const auto first =
-      std::find_if(held_.begin(), held_.end(), [&](const DeferredInput& held) {
+      std::ranges::find_if(held_, [&](const DeferredInput& held) {
         return can_take(held.item) && send_schedule_->may_take(held.item);
       });
   if (first == held_.end() || stale_) {

@@ -349,7 +349,7 @@ bool RingCommunicator::send() {
 }
 
 bool RingCommunicator::has_sent_all() const {
-  return std::all_of(links_.begin(), links_.end(), [](const PeerLink& link) {
+  return std::ranges::all_of(links_, [](const PeerLink& link) {
     return link.peer == PeerLink::Peer::kSender || !link.socket ||
         link.socket->can_send();
   });
@@ -393,11 +393,10 @@ RingProgress RingCommunicator::progress() const {
   if (progress.slices_done < progress.slices) {
     progress.bucket = schedule_.bucket_of(progress.slices_done);
   }
-  const auto writes =
-      std::find_if(links_.begin(), links_.end(), [](const PeerLink& link) {
-        return link.peer == PeerLink::Peer::kReceiver && link.socket &&
-            link.socket->wants_to_write();
-      });
+  const auto writes = std::ranges::find_if(links_, [](const PeerLink& link) {
+    return link.peer == PeerLink::Peer::kReceiver && link.socket &&
+        link.socket->wants_to_write();
+  });
   if (writes != links_.end()) {
     progress.waits_for = replica_of(*writes);
     progress.to_read = true;
@@ -413,9 +412,8 @@ std::vector<RingLink> RingCommunicator::link_frames() const {
   std::vector<RingLink> frames;
   for (const auto& link : links_) {
     const ReplicaId peer = replica_of(link);
-    auto one = std::find_if(
-        frames.begin(), frames.end(),
-        [&](const RingLink& other) { return other.peer == peer; });
+    auto one = std::ranges::find_if(
+        frames, [&](const RingLink& other) { return other.peer == peer; });
     if (one == frames.end()) {
       one = frames.insert(frames.end(), {.peer = peer});
     }

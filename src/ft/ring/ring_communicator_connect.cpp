@@ -58,11 +58,9 @@ const Route::Address& RingCommunicator::address_of(const PeerLink& link) const {
 }
 
 const PeerLink* RingCommunicator::sender_of(ReplicaId replica) const {
-  const auto found =
-      std::find_if(links_.begin(), links_.end(), [&](const PeerLink& link) {
-        return link.peer == PeerLink::Peer::kSender &&
-            replica_of(link) == replica;
-      });
+  const auto found = std::ranges::find_if(links_, [&](const PeerLink& link) {
+    return link.peer == PeerLink::Peer::kSender && replica_of(link) == replica;
+  });
   return found == links_.end() ? nullptr : &*found;
 }
 
@@ -134,13 +132,12 @@ void RingCommunicator::accept(FramedSocket socket, const Handshake& caller) {
 
 void RingCommunicator::connected(PeerLink& link) {
   link.connected = true;
-  joined_ = std::all_of(links_.begin(), links_.end(), [](const PeerLink& one) {
-    return one.connected;
-  });
+  joined_ = std::ranges::all_of(
+      links_, [](const PeerLink& one) { return one.connected; });
 }
 
 bool RingCommunicator::receivers_answer() const {
-  return std::all_of(links_.begin(), links_.end(), [](const PeerLink& link) {
+  return std::ranges::all_of(links_, [](const PeerLink& link) {
     return link.peer == PeerLink::Peer::kSender || link.connected;
   });
 }
@@ -154,9 +151,8 @@ Instant RingCommunicator::deadline() const {
 
 // Receivers come first.
 void RingCommunicator::end_at_deadline() {
-  const auto& missing = *std::find_if(
-      links_.begin(), links_.end(),
-      [](const PeerLink& link) { return !link.connected; });
+  const auto& missing = *std::ranges::find_if(
+      links_, [](const PeerLink& link) { return !link.connected; });
   const bool says_why = missing.peer == PeerLink::Peer::kReceiver &&
       !missing.dial_problem.empty();
   end(RingFault::kUnreachable, replica_of(missing),

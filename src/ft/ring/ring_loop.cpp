@@ -224,7 +224,7 @@ bool RingLoop::advance(RingCommunicator& communicator) {
   }
   if (!events.empty()) {
     Lock lock(mu_);
-    std::move(events.begin(), events.end(), std::back_inserter(untold_));
+    std::ranges::move(events, std::back_inserter(untold_));
   }
   return moved || !events.empty();
 }

@@ -83,9 +83,8 @@ std::optional<int> SendSchedule::waits_for() const {
 }
 
 std::int64_t SendSchedule::next_slice() const {
-  const auto begun = std::find_if(
-      slices_.begin(), slices_.end(),
-      [](const Slice& slice) { return slice.sent == 0; });
+  const auto begun = std::ranges::find_if(
+      slices_, [](const Slice& slice) { return slice.sent == 0; });
   return first_ + (begun - slices_.begin());
 }
 

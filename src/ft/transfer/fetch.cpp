@@ -191,9 +191,9 @@ void Fetch::Impl::receive_answer(
 }
 
 void Fetch::Impl::decide_when_all_have_answered() {
-  const bool all = std::all_of(
-      donors.begin(), donors.end(),
-      [](const Donor& one) { return one.connection == nullptr || one.answer; });
+  const bool all = std::ranges::all_of(donors, [](const Donor& one) {
+    return one.connection == nullptr || one.answer;
+  });
   if (all && !right) {
     decide();
   }
@@ -298,9 +298,8 @@ void Fetch::Impl::take(const Chunk& chunk) {
   if (bytes.size() < end) {
     bytes.resize(end);
   }
-  std::copy(
-      chunk.bytes.begin(), chunk.bytes.end(),
-      bytes.begin() + static_cast<std::ptrdiff_t>(place));
+  std::ranges::copy(
+      chunk.bytes, bytes.begin() + static_cast<std::ptrdiff_t>(place));
 }
 
 void Fetch::Impl::handle_damaged_chunk(std::size_t donor, std::uint64_t place) {
@@ -327,9 +326,8 @@ void Fetch::Impl::lose(
   const auto text =
       str("[ft] cannot fetch ", text_of(request), " from ",
           donors[donor].address.text(), ": ", reason);
-  const bool any = std::any_of(
-      donors.begin(), donors.end(),
-      [](const Donor& one) { return one.connection != nullptr; });
+  const bool any = std::ranges::any_of(
+      donors, [](const Donor& one) { return one.connection != nullptr; });
   if (!any) {
     finish(Status(code, text));
     return;

@@ -43,9 +43,8 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
 }
 
 const StoredSum* SumStore::find(const StateId& base) const {
-  const auto at = std::find_if(
-      sums_.begin(), sums_.end(),
-      [&](const StoredSum& sum) { return sum.commit.base == base; });
+  const auto at = std::ranges::find_if(
+      sums_, [&](const StoredSum& sum) { return sum.commit.base == base; });
   return at == sums_.end() ? nullptr : &*at;
 }
 

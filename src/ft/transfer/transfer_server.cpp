@@ -212,9 +212,8 @@ void TransferServer::Impl::ask_snapshot(RequesterConnection& requester) {
             " states to be fetched at a time, found one more"));
     return;
   }
-  const bool is_wanted = std::any_of(
-      requesters.begin(), requesters.end(),
-      [&](const std::unique_ptr<RequesterConnection>& other) {
+  const bool is_wanted = std::ranges::any_of(
+      requesters, [&](const std::unique_ptr<RequesterConnection>& other) {
         return other.get() != &requester && other->waits() &&
             other->request()->kind == RequestKind::kAskSnapshot;
       });
@@ -361,10 +360,9 @@ void TransferServer::Impl::send_chunks() {
 // limit, only when all are.
 Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   const auto find = [&](auto is_right) {
-    return std::find_if(
-        requesters.begin(), requesters.end(), [&](const auto& one) {
-          return one->has_chunk_requests() && is_right(*one);
-        });
+    return std::ranges::find_if(requesters, [&](const auto& one) {
+      return one->has_chunk_requests() && is_right(*one);
+    });
   };
   const auto may = [&](const RequesterConnection& requester) {
     return !states_wait || !requester.is_of_state();
@@ -511,10 +509,9 @@ void TransferServer::keep(
 std::uint64_t TransferServer::bytes_sent() const { return impl_->bytes_sent; }
 
 bool TransferServer::busy() const {
-  return std::any_of(
-      impl_->requesters.begin(), impl_->requesters.end(), [](const auto& one) {
-        return one->open() && (one->waits() || one->is_served());
-      });
+  return std::ranges::any_of(impl_->requesters, [](const auto& one) {
+    return one->open() && (one->waits() || one->is_served());
+  });
 }
 
 }  // namespace sherd::ft

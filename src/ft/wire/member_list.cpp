@@ -129,11 +129,9 @@ CutSamples read_cut(FieldReader& reader) {
 
 bool are_same_replicas(
     const std::vector<Member>& one, const std::vector<Member>& other) {
-  return std::equal(
-      one.begin(), one.end(), other.begin(), other.end(),
-      [](const Member& a, const Member& b) {
-        return a.replica == b.replica && a.incarnation == b.incarnation;
-      });
+  return std::ranges::equal(one, other, [](const Member& a, const Member& b) {
+    return a.replica == b.replica && a.incarnation == b.incarnation;
+  });
 }
 
 void write_members(FieldWriter& writer, const std::vector<Member>& members) {
@@ -176,9 +174,8 @@ void write_samples(FieldWriter& writer, const std::vector<Member>& members) {
       writer.list("ranges of samples", kRangeList, member.samples);
     }
   }
-  const bool any_left_out = std::any_of(
-      members.begin(), members.end(),
-      [](const Member& one) { return !one.left_out.empty(); });
+  const bool any_left_out = std::ranges::any_of(
+      members, [](const Member& one) { return !one.left_out.empty(); });
   writer.flag("whether some are left out", any_left_out);
   for (const auto& member : members) {
     if (any_left_out) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <ranges>
 #include <utility>
 
 namespace sherd::ft::wire {
@@ -102,25 +103,15 @@ void read_kind_runs(FieldReader& reader, std::vector<HeldKind>& kinds) {
   }
 }
 
-bool is_before(const LiveReplica& one, const LiveReplica& other) {
-  return one.replica < other.replica;
-}
-
 // By number; of one that is named twice the last counts.
 void put_in_order(std::vector<LiveReplica>& peers) {
-  const auto is_not_before = [](const auto& one, const auto& other) {
-    return !is_before(one, other);
-  };
-  if (std::adjacent_find(peers.begin(), peers.end(), is_not_before) ==
-      peers.end()) {
+  if (are_ascending(peers)) {
     return;  // As nearly always.
   }
-  std::stable_sort(peers.begin(), peers.end(), is_before);
-  const auto first = std::unique(
-      peers.rbegin(), peers.rend(), [](const auto& one, const auto& other) {
-        return one.replica == other.replica;
-      });
-  peers.erase(peers.begin(), first.base());
+  std::ranges::stable_sort(peers, {}, &LiveReplica::replica);
+  const auto rest = std::ranges::unique(
+      std::views::reverse(peers), {}, &LiveReplica::replica);
+  peers.erase(peers.begin(), rest.begin().base());
 }
 
 // REQUIRES: `news` is in order.
@@ -129,20 +120,27 @@ void merge_news(
     std::vector<ReplicaId> gone,
     std::vector<LiveReplica> news) {
   put_in_order(peers);
-  std::sort(gone.begin(), gone.end());
+  std::ranges::sort(gone);
   std::erase_if(peers, [&](const LiveReplica& one) {
-    return std::binary_search(gone.begin(), gone.end(), one.replica) ||
-        std::binary_search(news.begin(), news.end(), one, is_before);
+    return std::ranges::binary_search(gone, one.replica) ||
+        std::ranges::binary_search(
+               news, one.replica, {}, &LiveReplica::replica);
   });
   const auto others = std::ssize(peers);
   peers.insert(
       peers.end(), std::make_move_iterator(news.begin()),
       std::make_move_iterator(news.end()));
-  std::inplace_merge(
-      peers.begin(), peers.begin() + others, peers.end(), is_before);
+  std::ranges::inplace_merge(
+      peers, peers.begin() + others, {}, &LiveReplica::replica);
 }
 
 }  // namespace
+
+bool are_ascending(const std::vector<LiveReplica>& peers) {
+  return std::ranges::adjacent_find(
+             peers, std::ranges::greater_equal(), &LiveReplica::replica) ==
+      peers.end();
+}
 
 void write_commits(
     FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news) {

@@ -82,6 +82,8 @@ void read_commits(FieldReader& reader, std::vector<Commit>& commits);
 void write_held(FieldWriter& writer, const RunView& view);
 void read_held(FieldReader& reader, RunView& view);
 
+// By number, each once.
+bool are_ascending(const std::vector<LiveReplica>& peers);
 void read_members_part(FieldReader& reader, std::vector<Member>& members);
 void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers);
 

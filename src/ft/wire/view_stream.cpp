@@ -22,22 +22,9 @@ constexpr std::size_t index_of(ViewPart part) {
   return static_cast<std::size_t>(part);
 }
 
-bool are_ascending(const std::vector<LiveReplica>& peers) {
-  return std::is_sorted(
-             peers.begin(), peers.end(),
-             [](const auto& a, const auto& b) {
-               return a.replica < b.replica;
-             }) &&
-      std::adjacent_find(
-          peers.begin(), peers.end(), [](const auto& a, const auto& b) {
-            return a.replica == b.replica;
-          }) == peers.end();
-}
-
 bool holds_the_same(const RunView& one, const RunView& other) {
-  return std::equal(
-      one.peers.begin(), one.peers.end(), other.peers.begin(),
-      other.peers.end(), [](const auto& a, const auto& b) {
+  return std::ranges::equal(
+      one.peers, other.peers, [](const auto& a, const auto& b) {
         return a.replica == b.replica && a.held == b.held;
       });
 }
@@ -209,9 +196,8 @@ void ViewWriter::take_members(const RunView& view) {
 }
 
 bool ViewWriter::are_peers_same(const RunView& view) const {
-  return std::equal(
-      view.peers.begin(), view.peers.end(), peers_.begin(), peers_.end(),
-      [](const LiveReplica& one, const Peer& known) {
+  return std::ranges::equal(
+      view.peers, peers_, [](const LiveReplica& one, const Peer& known) {
         return one.replica == known.replica &&
             one.incarnation == known.incarnation &&
             one.addresses == known.addresses;
@@ -227,16 +213,13 @@ void ViewWriter::take_peers(const RunView& view) {
   part.whole.clear();
   peer_news_.clear();
   auto before = std::exchange(peers_, {});
-  const auto by_replica = [](const Peer& one, const Peer& other) {
-    return one.replica < other.replica;
-  };
-  if (!std::is_sorted(before.begin(), before.end(), by_replica)) {
-    std::sort(before.begin(), before.end(), by_replica);
+  if (!std::ranges::is_sorted(before, {}, &Peer::replica)) {
+    std::ranges::sort(before, {}, &Peer::replica);
   }
   for (const auto& one : view.peers) {
     Peer peer{one.replica, one.incarnation, one.addresses, version};
     const auto known =
-        std::lower_bound(before.begin(), before.end(), peer, by_replica);
+        std::ranges::lower_bound(before, peer.replica, {}, &Peer::replica);
     if (known != before.end() && known->replica == one.replica) {
       const auto since = std::exchange(known->version, 0);  // It stays.
       if (since > 0 && known->incarnation == one.incarnation &&
@@ -255,7 +238,7 @@ void ViewWriter::take_peers(const RunView& view) {
     peers_since_ = gone_.front().first;
     gone_.pop_front();
   }
-  if (!are_ascending(view.peers)) {
+  if (!wire::are_ascending(view.peers)) {
     peers_since_ = version;  // Who reads news puts them in order.
   }
 }

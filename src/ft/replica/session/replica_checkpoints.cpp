@@ -43,7 +43,7 @@ struct ReplicaCheckpoints::Impl {
     auto found = ckpt::complete_steps(ckpt::ranks_of(world), options.folder);
     found.status().throw_if_failed();
     auto steps = std::move(found).value();
-    std::reverse(steps.begin(), steps.end());
+    std::ranges::reverse(steps);
     return steps;
   }
 
@@ -67,9 +67,8 @@ struct ReplicaCheckpoints::Impl {
 
   bool any_rank(bool here) const {
     const auto all = world.all_gather({here ? 1.0 : 0.0});
-    return std::any_of(all.begin(), all.end(), [](const auto& one) {
-      return one.front() > 0;
-    });
+    return std::ranges::any_of(
+        all, [](const auto& one) { return one.front() > 0; });
   }
 
   void wait() {
