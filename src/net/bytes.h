@@ -103,6 +103,13 @@ class ByteReader {
   std::size_t left() const { return bytes_.size() - at_; }
   // Call last: a failure also when bytes are left. Its sentence is "[net] <message>: <reason>".
   Status finish(const std::string& message);
+  // The same for the value that was read.
+  template <typename T>
+  Result<T> finish(const std::string& message, T value) {
+    Status status = finish(message);
+    return status.ok() ? Result<T>(std::move(value))
+                       : Result<T>(std::move(status));
+  }
 
  private:
   void fail_short(const char* what, std::size_t count);

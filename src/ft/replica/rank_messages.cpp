@@ -141,10 +141,7 @@ Result<Variant> read(std::string_view bytes, const char* what) {
   wire::FieldReader reader{net::ByteReader(bytes)};
   Variant value;
   wire::read_kind(reader, what, value);
-  if (auto status = reader.in.finish(what); !status.ok()) {
-    return status;
-  }
-  return value;
+  return reader.in.finish(what, std::move(value));
 }
 
 }  // namespace

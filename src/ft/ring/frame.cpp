@@ -182,10 +182,7 @@ std::string frame_of(const Epoch& epoch, const Ending& ending) {
 Result<std::uint64_t> parse_challenge(std::string_view payload) {
   net::ByteReader in(payload);
   const std::uint64_t challenge = in.u64("a challenge");
-  if (Status status = in.finish("challenge of a ring"); !status.ok()) {
-    return status;
-  }
-  return challenge;
+  return in.finish("challenge of a ring", challenge);
 }
 
 Result<Handshake> parse_handshake(std::string_view payload) {
@@ -210,10 +207,7 @@ Result<Handshake> parse_handshake(std::string_view payload) {
   handshake.challenge = in.u64("challenge");
   const auto proof = in.raw("proof", handshake.proof.size());
   std::ranges::copy(proof, handshake.proof.begin());
-  if (Status status = in.finish("hello of a ring"); !status.ok()) {
-    return status;
-  }
-  return handshake;
+  return in.finish("hello of a ring", handshake);
 }
 
 Result<Ending> parse_ending(std::string_view payload) {
@@ -226,10 +220,7 @@ Result<Ending> parse_ending(std::string_view payload) {
   ending.finished_step = in.i64("finished step");
   ending.reason =
       printable(in.text("reason", kReasonBytesMax), kReasonBytesMax);
-  if (Status status = in.finish("ending of a ring"); !status.ok()) {
-    return status;
-  }
-  return ending;
+  return in.finish("ending of a ring", std::move(ending));
 }
 
 std::string parse_refusal(std::string_view payload) {

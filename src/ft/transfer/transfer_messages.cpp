@@ -8,31 +8,48 @@
 namespace sherd::ft::transfer {
 namespace {
 
+using wire::Field;
 using wire::FieldReader;
 using wire::FieldWriter;
 
-void read_version(net::ByteReader& in) {
-  const std::uint16_t version = in.u16("the version");
-  if (version != kTransferVersion) {
-    in.fail(str("expected version ", kTransferVersion, ", found ", version));
+void version(FieldWriter& io) { io.out.u16(kTransferVersion); }
+void version(FieldReader& io) {
+  const std::uint16_t found = io.in.u16("the version");
+  if (found != kTransferVersion) {
+    io.in.fail(str("expected version ", kTransferVersion, ", found ", found));
   }
 }
 
-template <typename Enum>
-Enum read_choice(net::ByteReader& in, const char* what, Enum last) {
-  return static_cast<Enum>(in.choice(what, static_cast<std::uint8_t>(last)));
+template <typename Io>
+void fields(Io& io, Field<Io, TransferRequest>& request) {
+  version(io);
+  io.choice("what is asked for", request.kind, RequestKind::kFetchSum);
+  io.number("a run", request.run);
+  io.number("a rank", request.shard_rank);
+  fields(io, request.state);
+  io.number("a time to wait", request.wait_ms_max);
 }
 
-template <typename T>
-Result<T> finished(net::ByteReader& in, const char* message, T value) {
-  if (auto status = in.finish(message); !status.ok()) {
-    return status;
+template <typename Io>
+void fields(Io& io, Field<Io, ChunkRequest>& want) {
+  io.number("a place", want.place);
+}
+
+void digests(FieldWriter& io, const TransferAnswer& answer) {
+  io.out.count(answer.digests.size());
+  for (const auto digest : answer.digests) {
+    io.out.u64(digest);
   }
-  return value;
 }
 
-// One digest for each chunk, in the answers that have digests.
-void read_digests(net::ByteReader& in, TransferAnswer& answer) {
+// One for each chunk, in the answers that have digests.
+void digests(FieldReader& io, TransferAnswer& answer) {
+  auto& in = io.in;
+  if (answer.chunk_bytes == 0 || answer.chunk_bytes > kChunkBytesMax) {
+    in.fail(
+        str("expected chunks of 1 to ", kChunkBytesMax, " bytes, found ",
+            answer.chunk_bytes));
+  }
   const auto count =
       in.count("digests", {.elements_max = kDigestsMax, .element_bytes = 8});
   for (std::size_t i = 0; i < count; ++i) {
@@ -50,46 +67,44 @@ void read_digests(net::ByteReader& in, TransferAnswer& answer) {
   }
 }
 
+template <typename Io>
+void fields(Io& io, Field<Io, TransferAnswer>& answer) {
+  version(io);
+  io.choice("what is answered", answer.kind, RequestKind::kFetchSum);
+  fields(io, answer.state);
+  fields(io, answer.commit);
+  io.number("a length", answer.bytes);
+  io.number("the length of a chunk", answer.chunk_bytes);
+  digests(io, answer);
+}
+
+template <typename T>
+std::string written(const T& value) {
+  FieldWriter io;
+  fields<FieldWriter>(io, value);
+  return io.out.take();
+}
+
+template <typename T>
+Result<T> read(std::string_view bytes, const char* message) {
+  FieldReader io{net::ByteReader(bytes)};
+  T value;
+  fields<FieldReader>(io, value);
+  return io.in.finish(message, std::move(value));
+}
+
 }  // namespace
 
 std::string bytes_of(const TransferRequest& request) {
-  FieldWriter io;
-  auto& out = io.out;
-  out.u16(kTransferVersion);
-  out.u8(static_cast<std::uint8_t>(request.kind));
-  out.u64(request.run);
-  out.u32(request.shard_rank);
-  fields<FieldWriter>(io, request.state);
-  out.u32(request.wait_ms_max);
-  return out.take();
+  return written(request);
 }
+std::string bytes_of(const TransferAnswer& answer) { return written(answer); }
+std::string bytes_of(const ChunkRequest& want) { return written(want); }
 
 std::string bytes_of(const Refusal& refusal) {
   net::ByteWriter out;
   out.u8(static_cast<std::uint8_t>(refusal.why));
   out.text(std::string_view(refusal.reason).substr(0, kReasonBytesMax));
-  return out.take();
-}
-
-std::string bytes_of(const TransferAnswer& answer) {
-  FieldWriter io;
-  auto& out = io.out;
-  out.u16(kTransferVersion);
-  out.u8(static_cast<std::uint8_t>(answer.kind));
-  fields<FieldWriter>(io, answer.state);
-  fields<FieldWriter>(io, answer.commit);
-  out.u64(answer.bytes);
-  out.u32(answer.chunk_bytes);
-  out.count(answer.digests.size());
-  for (const auto digest : answer.digests) {
-    out.u64(digest);
-  }
-  return out.take();
-}
-
-std::string bytes_of(const ChunkRequest& want) {
-  net::ByteWriter out;
-  out.u64(want.place);
   return out.take();
 }
 
@@ -102,50 +117,21 @@ std::string bytes_of(const Chunk& chunk) {
 }
 
 Result<TransferRequest> request_of(std::string_view bytes) {
-  FieldReader io{net::ByteReader(bytes)};
-  auto& in = io.in;
-  read_version(in);
-  TransferRequest request;
-  request.kind = read_choice(in, "what is asked for", RequestKind::kFetchSum);
-  request.run = in.u64("a run");
-  request.shard_rank = in.u32("a rank");
-  fields<FieldReader>(io, request.state);
-  request.wait_ms_max = in.u32("a time to wait");
-  return finished(in, "a request of a transfer", request);
+  return read<TransferRequest>(bytes, "a request of a transfer");
+}
+Result<TransferAnswer> answer_of(std::string_view bytes) {
+  return read<TransferAnswer>(bytes, "an answer of a transfer");
+}
+Result<ChunkRequest> chunk_request_of(std::string_view bytes) {
+  return read<ChunkRequest>(bytes, "a wish of a transfer");
 }
 
 Result<Refusal> refusal_of(std::string_view bytes) {
-  net::ByteReader in(bytes);
-  Refusal refusal;
-  refusal.why = read_choice(in, "why it is refused", RefusalReason::kBusy);
-  refusal.reason = in.text("a reason", kReasonBytesMax);
-  return finished(in, "a refusal of a transfer", std::move(refusal));
-}
-
-Result<TransferAnswer> answer_of(std::string_view bytes) {
   FieldReader io{net::ByteReader(bytes)};
-  auto& in = io.in;
-  read_version(in);
-  TransferAnswer answer;
-  answer.kind = read_choice(in, "what is answered", RequestKind::kFetchSum);
-  fields<FieldReader>(io, answer.state);
-  fields<FieldReader>(io, answer.commit);
-  answer.bytes = in.u64("a length");
-  answer.chunk_bytes = in.u32("the length of a chunk");
-  if (answer.chunk_bytes == 0 || answer.chunk_bytes > kChunkBytesMax) {
-    in.fail(
-        str("expected chunks of 1 to ", kChunkBytesMax, " bytes, found ",
-            answer.chunk_bytes));
-  }
-  read_digests(in, answer);
-  return finished(in, "an answer of a transfer", std::move(answer));
-}
-
-Result<ChunkRequest> chunk_request_of(std::string_view bytes) {
-  net::ByteReader in(bytes);
-  ChunkRequest want;
-  want.place = in.u64("a place");
-  return finished(in, "a wish of a transfer", want);
+  Refusal refusal;
+  io.choice("why it is refused", refusal.why, RefusalReason::kBusy);
+  refusal.reason = io.in.text("a reason", kReasonBytesMax);
+  return io.in.finish("a refusal of a transfer", std::move(refusal));
 }
 
 Result<Chunk> chunk_of(std::string_view bytes) {
@@ -159,7 +145,7 @@ Result<Chunk> chunk_of(std::string_view bytes) {
             in.left()));
   }
   chunk.bytes = in.raw("a chunk", in.ok() ? in.left() : 0);
-  return finished(in, "a chunk of a transfer", chunk);
+  return in.finish("a chunk of a transfer", chunk);
 }
 
 }  // namespace sherd::ft::transfer

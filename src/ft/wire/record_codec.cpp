@@ -227,10 +227,7 @@ Result<Record> record_of(
   } else if (reader.in.ok()) {
     wire::read_kind(reader, "the kind of a record", record);
   }
-  if (auto status = reader.in.finish("a record"); !status.ok()) {
-    return status;
-  }
-  return record;
+  return reader.in.finish("a record", std::move(record));
 }
 
 const std::vector<Member>& members_after(
@@ -273,10 +270,7 @@ Result<History> summary_of(std::string_view bytes) {
   for (auto& one : lost) {
     history.lost.emplace(one.state, std::move(one));
   }
-  if (auto status = reader.in.finish("a summary"); !status.ok()) {
-    return status;
-  }
-  return history;
+  return reader.in.finish("a summary", std::move(history));
 }
 
 std::string bytes_of(const PastPiece& piece) {
@@ -292,10 +286,7 @@ Result<PastPiece> past_piece_of(std::string_view bytes) {
   PastPiece piece;
   wire::fields<FieldReader>(reader, piece.before);
   reader.list("committed states", wire::kPastList, piece.states);
-  if (auto status = reader.in.finish("committed states"); !status.ok()) {
-    return status;
-  }
-  return piece;
+  return reader.in.finish("committed states", std::move(piece));
 }
 
 }  // namespace sherd::ft
