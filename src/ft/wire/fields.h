@@ -29,10 +29,7 @@ struct FieldReader;
 template <typename Io, typename T>
 using Field = std::conditional_t<std::is_same_v<Io, FieldWriter>, const T, T>;
 
-struct ListLimits {
-  std::size_t elements_max;
-  std::size_t element_bytes;  // At least.
-};
+using ListLimits = net::ByteReader::Limits;
 inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
 inline constexpr ListLimits kMemberList{CodecLimits::kMembers, 16};
 inline constexpr ListLimits kLifeList{CodecLimits::kMembers, 12};
@@ -284,54 +281,38 @@ void fields(Io& io, Field<Io, SampleSet>& set) {
 inline constexpr ListLimits kHostList{CodecLimits::kAddresses, 24};
 inline constexpr ListLimits kPortList{CodecLimits::kAddresses, 4};
 
-inline void write_addresses(
-    FieldWriter& writer, const RankAddresses& addresses) {
-  SHERD_CHECK(
-      addresses.size() <= kPortList.elements_max, "[ft] expected at most ",
-      kPortList.elements_max, " addresses, found ", addresses.size());
-  writer.out.count(addresses.hosts().size());
-  for (const auto& one : addresses.hosts()) {
-    writer.name("a host", one.host);
-    fields<FieldWriter>(writer, one.key);
-    writer.out.count(one.ports.size());
-    for (const auto& ports : one.ports) {
-      writer.number("a port", ports.reduce);
-      writer.number("a port", ports.fetch);
-    }
-  }
+template <typename Io>
+void fields(Io& io, Field<Io, RankAddresses::Ports>& ports) {
+  io.number("a port", ports.reduce);
+  io.number("a port", ports.fetch);
 }
 
-inline RankAddresses read_addresses(FieldReader& reader) {
-  std::vector<RankAddresses::HostRanks> hosts(reader.in.count(
-      "hosts",
-      {.elements_max = kHostList.elements_max,
-       .element_bytes = kHostList.element_bytes}));
-  std::size_t before = 0;
-  for (auto& one : hosts) {
-    reader.name("a host", one.host);
-    fields<FieldReader>(reader, one.key);
-    one.ports.resize(reader.in.count(
-        "addresses",
-        {.elements_max = kPortList.elements_max - before,
-         .element_bytes = kPortList.element_bytes}));
-    before += one.ports.size();
-    for (auto& ports : one.ports) {
-      reader.number("a port", ports.reduce);
-      reader.number("a port", ports.fetch);
-    }
-    if (!reader.in.ok()) {
-      return {};
-    }
-  }
-  return RankAddresses(std::move(hosts));
+template <typename Io>
+void fields(Io& io, Field<Io, RankAddresses::HostRanks>& host) {
+  io.name("a host", host.host);
+  fields(io, host.key);
+  io.list("addresses", kPortList, host.ports);
+}
+
+inline std::string too_many_addresses(std::size_t found) {
+  return str(
+      "expected at most ", kPortList.elements_max, " addresses, found ", found);
 }
 
 template <typename Io>
 void fields(Io& io, Field<Io, RankAddresses>& addresses) {
   if constexpr (std::is_same_v<Io, FieldReader>) {
-    addresses = read_addresses(io);
+    std::vector<RankAddresses::HostRanks> hosts;
+    io.list("hosts", kHostList, hosts);
+    addresses = RankAddresses(std::move(hosts));
+    if (addresses.size() > kPortList.elements_max) {
+      io.in.fail(too_many_addresses(addresses.size()));
+    }
   } else {
-    write_addresses(io, addresses);
+    SHERD_CHECK(
+        addresses.size() <= kPortList.elements_max, "[ft] ",
+        too_many_addresses(addresses.size()));
+    io.list("hosts", kHostList, addresses.hosts());
   }
 }
 
@@ -376,10 +357,7 @@ void FieldWriter::list(
 template <typename T>
 void FieldReader::list(
     const char* what, const ListLimits& limits, std::vector<T>& value) {
-  value.resize(in.count(
-      what,
-      {.elements_max = limits.elements_max,
-       .element_bytes = limits.element_bytes}));
+  value.resize(in.count(what, limits));
   for (T& one : value) {
     if (!in.ok()) {
       return;

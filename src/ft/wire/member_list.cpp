@@ -23,6 +23,19 @@ struct CutSamples {
 };
 
 constexpr ListLimits kRunList{CodecLimits::kMembers, 12};
+
+template <typename Io>
+void fields(Io& io, Field<Io, PieceRun>& run) {
+  io.number("members", run.members);
+  io.number("samples", run.samples);
+}
+
+template <typename Io>
+void fields(Io& io, Field<Io, CutSamples>& all) {
+  io.list("ranges of samples", kRangeList, all.ranges);
+  io.list("runs of members", kRunList, all.runs);
+}
+
 // Members, 12 bytes each.
 constexpr ListLimits kNameList{CodecLimits::kMembers, 12};
 
@@ -111,20 +124,6 @@ std::string fault_of(const CutSamples& all, std::size_t members) {
                          : "expected as many samples as members have";
 }
 
-CutSamples read_cut(FieldReader& reader) {
-  CutSamples all;
-  reader.list("ranges of samples", kRangeList, all.ranges);
-  all.runs.resize(reader.in.count(
-      "runs of members",
-      {.elements_max = kRunList.elements_max,
-       .element_bytes = kRunList.element_bytes}));
-  for (auto& run : all.runs) {
-    reader.number("members", run.members);
-    reader.number("samples", run.samples);
-  }
-  return all;
-}
-
 }  // namespace
 
 bool are_same_replicas(
@@ -134,81 +133,73 @@ bool are_same_replicas(
   });
 }
 
-void write_members(FieldWriter& writer, const std::vector<Member>& members) {
+void member_fields(FieldWriter& io, const std::vector<Member>& members) {
   SHERD_CHECK(
       members.size() <= kNameList.elements_max, "[ft] expected at most ",
       kNameList.elements_max, " members, found ", members.size());
-  writer.out.count(members.size());
+  io.out.count(members.size());
   for (const auto& member : members) {
-    writer.number("a replica", member.replica);
-    writer.number("an incarnation", member.incarnation);
+    io.number("a replica", member.replica);
+    io.number("an incarnation", member.incarnation);
   }
-  write_samples(writer, members);
+  sample_fields(io, members);
 }
 
-std::vector<Member> read_members(FieldReader& reader) {
-  std::vector<Member> members(reader.in.count(
-      "members",
-      {.elements_max = kNameList.elements_max,
-       .element_bytes = kNameList.element_bytes}));
+void member_fields(FieldReader& io, std::vector<Member>& members) {
+  members.resize(io.in.count("members", kNameList));
   for (auto& member : members) {
-    reader.number("a replica", member.replica);
-    reader.number("an incarnation", member.incarnation);
+    io.number("a replica", member.replica);
+    io.number("an incarnation", member.incarnation);
   }
-  read_samples(reader, members);
-  return members;
+  sample_fields(io, members);
 }
 
-void write_samples(FieldWriter& writer, const std::vector<Member>& members) {
+void sample_fields(FieldWriter& io, const std::vector<Member>& members) {
   const auto all = cut_of(members);
-  writer.flag("whether they are cut", all.has_value());
+  io.flag("whether samples are cut", all.has_value());
   if (all) {
-    writer.list("ranges of samples", kRangeList, all->ranges);
-    writer.out.count(all->runs.size());
-    for (const auto& run : all->runs) {
-      writer.number("members", run.members);
-      writer.number("samples", run.samples);
-    }
+    fields<FieldWriter>(io, *all);
   } else {
     for (const auto& member : members) {
-      writer.list("ranges of samples", kRangeList, member.samples);
+      io.list("ranges of samples", kRangeList, member.samples);
     }
   }
   const bool any_left_out = std::ranges::any_of(
       members, [](const Member& one) { return !one.left_out.empty(); });
-  writer.flag("whether some are left out", any_left_out);
+  io.flag("whether some are left out", any_left_out);
   for (const auto& member : members) {
     if (any_left_out) {
-      writer.list("ranges of samples", kRangeList, member.left_out);
+      io.list("ranges of samples", kRangeList, member.left_out);
     }
   }
 }
 
-void read_samples(FieldReader& reader, std::vector<Member>& members) {
+void sample_fields(FieldReader& io, std::vector<Member>& members) {
   bool is_cut = false;
-  reader.flag("whether samples are cut", is_cut);
+  io.flag("whether samples are cut", is_cut);
   for (auto& member : members) {
     member.samples.clear();
     member.left_out.clear();
-    if (!is_cut && reader.in.ok()) {
-      reader.list("ranges of samples", kRangeList, member.samples);
+    if (!is_cut && io.in.ok()) {
+      io.list("ranges of samples", kRangeList, member.samples);
     }
   }
   if (is_cut) {
-    const auto all = read_cut(reader);
+    CutSamples all;
+    fields<FieldReader>(io, all);
     if (const auto fault = fault_of(all, members.size());
-        reader.in.ok() && !fault.empty()) {
-      reader.in.fail(fault);
+        io.in.ok() && !fault.empty()) {
+      io.in.fail(fault);
     }
-    if (reader.in.ok()) {
+    if (io.in.ok()) {
       cut(all, members);
     }
   }
   bool any_left_out = false;
-  reader.flag("whether some are left out", any_left_out);
+  io.flag("whether some are left out", any_left_out);
   for (auto& member : members) {
-    if (any_left_out && reader.in.ok()) {
-      reader.list("ranges of samples", kRangeList, member.left_out);
+    if (any_left_out && io.in.ok()) {
+      io.list("ranges of samples", kRangeList, member.left_out);
     }
   }
 }

@@ -15,12 +15,11 @@ namespace sherd::ft::wire {
 bool are_same_replicas(
     const std::vector<Member>& one, const std::vector<Member>& other);
 
-void write_members(FieldWriter& writer, const std::vector<Member>& members);
-std::vector<Member> read_members(FieldReader& reader);
+void member_fields(FieldWriter& io, const std::vector<Member>& members);
+void member_fields(FieldReader& io, std::vector<Member>& members);
 
-// Without who they are.
-void write_samples(FieldWriter& writer, const std::vector<Member>& members);
-// Replaces those of the members.
-void read_samples(FieldReader& reader, std::vector<Member>& members);
+// Without who they are: a reader replaces the samples of the members that are there.
+void sample_fields(FieldWriter& io, const std::vector<Member>& members);
+void sample_fields(FieldReader& io, std::vector<Member>& members);
 
 }  // namespace sherd::ft::wire

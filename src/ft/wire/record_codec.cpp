@@ -42,11 +42,7 @@ template <typename Io>
 void fields(Io& io, Field<Io, RecoveryRecord>& record) {
   io.number("a configuration", record.config);
   fields(io, record.epoch);
-  if constexpr (std::is_same_v<Io, FieldReader>) {
-    record.members = read_members(io);
-  } else {
-    write_members(io, record.members);
-  }
+  member_fields(io, record.members);
   io.list("lives", kLifeList, record.lives);
   fields(io, record.first);
   io.list("commits", kCommitList, record.commits);
@@ -63,59 +59,52 @@ void fields(Io& io, Field<Io, History::CommittedState>& past) {
 }
 inline constexpr ListLimits kPastList{std::size_t{1} << 24U, 24 + 1 + 4};
 
-// ---- what a commit changes ----
+// ---- as versions from 4 on write it ----
 
-void write_commit(
-    FieldWriter& writer,
-    const CommitRecord& record,
+// What it changes.
+template <typename Io>
+void commit_fields(
+    Io& io,
+    Field<Io, CommitRecord>& record,
     const std::vector<Member>& before) {
-  fields<FieldWriter>(writer, record.commit);
-  const bool all = record.participants == before;
-  writer.flag("whether all members took part", all);
+  constexpr bool kReads = std::is_same_v<Io, FieldReader>;
+  fields(io, record.commit);
+  bool all = record.participants == before;
+  io.flag("whether all members took part", all);
   if (!all) {
-    write_members(writer, record.participants);
+    member_fields(io, record.participants);
+  } else if constexpr (kReads) {
+    record.participants = before;
   }
-  const bool stay = are_same_replicas(record.next, record.participants);
-  writer.flag("whether they stay", stay);
-  if (stay) {
-    write_samples(writer, record.next);
-  } else {
-    write_members(writer, record.next);
+  bool stay = are_same_replicas(record.next, record.participants);
+  io.flag("whether they stay", stay);
+  if (!stay) {
+    member_fields(io, record.next);
+    return;
   }
-}
-
-CommitRecord read_commit(
-    FieldReader& reader, const std::vector<Member>& before) {
-  CommitRecord record;
-  fields<FieldReader>(reader, record.commit);
-  bool all = false;
-  reader.flag("whether all members took part", all);
-  record.participants = all ? before : read_members(reader);
-  bool stay = false;
-  reader.flag("whether they stay", stay);
-  if (stay) {
+  if constexpr (kReads) {
     record.next = record.participants;
-    read_samples(reader, record.next);
-  } else {
-    record.next = read_members(reader);
   }
-  return record;
+  sample_fields(io, record.next);
 }
 
-void write_epoch(FieldWriter& writer, const EpochRecord& record) {
-  fields<FieldWriter>(writer, record.epoch);
-  fields<FieldWriter>(writer, record.base);
-  writer.number("a configuration", record.config);
-  write_members(writer, record.members);
+template <typename Io>
+void epoch_fields(Io& io, Field<Io, EpochRecord>& record) {
+  fields(io, record.epoch);
+  fields(io, record.base);
+  io.number("a configuration", record.config);
+  member_fields(io, record.members);
 }
 
-EpochRecord read_epoch(FieldReader& reader) {
-  EpochRecord record;
-  fields<FieldReader>(reader, record.epoch);
-  fields<FieldReader>(reader, record.base);
-  reader.number("a configuration", record.config);
-  record.members = read_members(reader);
-  return record;
+template <typename Io, typename Kind>
+void new_fields(Io& io, Kind& record, const std::vector<Member>& before) {
+  if constexpr (std::is_same_v<const Kind, const CommitRecord>) {
+    commit_fields(io, record, before);
+  } else if constexpr (std::is_same_v<const Kind, const EpochRecord>) {
+    epoch_fields(io, record);
+  } else {
+    fields(io, record);
+  }
 }
 
 // ---- what a history has come to ----
@@ -186,34 +175,13 @@ std::uint16_t read_version(FieldReader& reader) {
   return version;
 }
 
-void read_new(
-    FieldReader& reader, Record& record, const std::vector<Member>& before) {
-  wire::read_kind(reader, "the kind of a record", record, [&](auto& one) {
-    using Kind = std::remove_reference_t<decltype(one)>;
-    if constexpr (std::is_same_v<Kind, CommitRecord>) {
-      one = wire::read_commit(reader, before);
-    } else if constexpr (std::is_same_v<Kind, EpochRecord>) {
-      one = wire::read_epoch(reader);
-    } else {
-      wire::fields<FieldReader>(reader, one);
-    }
-  });
-}
-
 }  // namespace
 
 std::string bytes_of(const Record& record, const std::vector<Member>& before) {
   FieldWriter writer = begun();
   writer.out.u8(static_cast<std::uint8_t>(record.index()));
-  if (const auto* commit = std::get_if<CommitRecord>(&record)) {
-    wire::write_commit(writer, *commit, before);
-  } else if (const auto* epoch = std::get_if<EpochRecord>(&record)) {
-    wire::write_epoch(writer, *epoch);
-  } else {
-    std::visit(
-        [&](const auto& one) { wire::fields<FieldWriter>(writer, one); },
-        record);
-  }
+  std::visit(
+      [&](const auto& one) { wire::new_fields(writer, one, before); }, record);
   return writer.out.take();
 }
 
@@ -223,7 +191,9 @@ Result<Record> record_of(
   Record record;
   constexpr std::uint16_t kCommitsSayWhatChanges = 4;
   if (read_version(reader) >= kCommitsSayWhatChanges) {
-    read_new(reader, record, before);
+    wire::read_kind(reader, "the kind of a record", record, [&](auto& one) {
+      wire::new_fields(reader, one, before);
+    });
   } else if (reader.in.ok()) {
     wire::read_kind(reader, "the kind of a record", record);
   }
@@ -249,7 +219,7 @@ std::string bytes_of_summary(const History& history) {
   FieldWriter writer = begun();
   wire::summary_fields(writer, history);
   wire::write_lives(writer, history.lives);
-  wire::write_members(writer, history.members);
+  wire::member_fields(writer, history.members);
   std::vector<History::CommittedState> lost;
   for (const auto& [state, one] : history.lost) {
     lost.push_back(one);
@@ -264,7 +234,7 @@ Result<History> summary_of(std::string_view bytes) {
   History history;
   wire::summary_fields(reader, history);
   wire::read_lives(reader, history.lives);
-  history.members = wire::read_members(reader);
+  wire::member_fields(reader, history.members);
   std::vector<History::CommittedState> lost;
   reader.list("states that were rolled back", wire::kPastList, lost);
   for (auto& one : lost) {

@@ -25,11 +25,7 @@ void fields(Io& io, Field<Io, RunView>& view) {
     view_part(io, view, part);
   }
   io.list("commits", kCommitList, view.recent);
-  if constexpr (std::is_same_v<Io, FieldReader>) {
-    view.members = read_members(io);
-  } else {
-    write_members(io, view.members);
-  }
+  member_fields(io, view.members);
   io.maybe("a digest", view.wrong);
 }
 
@@ -73,10 +69,7 @@ void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
 // How many ranks there are, and those that say something else than before.
 void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
   const auto count = reader.in.u32("ranks");
-  const auto news = reader.in.count(
-      "progress of ranks",
-      {.elements_max = kNewsList.elements_max,
-       .element_bytes = kNewsList.element_bytes});
+  const auto news = reader.in.count("progress of ranks", kNewsList);
   if (count > CodecLimits::kAddresses || count > ranks.size() + news) {
     reader.in.fail(
         str("expected the progress of ", count, " ranks, found ",

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Parts of a view that are written in their own way, and how views are read. view_stream.cpp writes
+// them.
 #include "ft/wire/view_parts.h"
 
 #include <algorithm>
@@ -8,6 +11,9 @@
 #include <optional>
 #include <ranges>
 #include <utility>
+
+#include "ft/wire/parts.h"
+#include "ft/wire/view_stream.h"
 
 namespace sherd::ft::wire {
 namespace {
@@ -24,7 +30,14 @@ struct HeldRun {
   std::uint32_t peers = 0;
   HeldKind kind = HeldKind::kCanonical;
 };
-constexpr std::size_t kRunBytes = 5;
+constexpr ListLimits kHeldRunList{CodecLimits::kMembers, 5};
+
+template <typename Io>
+void fields(Io& io, Field<Io, HeldRun>& run) {
+  io.number("peers", run.peers);
+  io.choice("what is held", run.kind, HeldKind::kOther);
+}
+
 constexpr std::size_t kPeersInByte = 4;
 
 HeldKind kind_of(const std::optional<StateId>& held, const RunView& view) {
@@ -48,14 +61,10 @@ void write_kinds(FieldWriter& writer, const std::vector<HeldKind>& kinds) {
     ++runs.back().peers;
   }
   const auto packed_bytes = (kinds.size() + kPeersInByte - 1) / kPeersInByte;
-  const bool packs = packed_bytes < kRunBytes * runs.size();
+  const bool packs = packed_bytes < kHeldRunList.element_bytes * runs.size();
   writer.flag("whether they are packed", packs);
   if (!packs) {
-    writer.out.count(runs.size());
-    for (const auto& run : runs) {
-      writer.out.u32(run.peers);
-      writer.choice("what is held", run.kind, HeldKind::kOther);
-    }
+    writer.list("runs of peers", kHeldRunList, runs);
     return;
   }
   for (std::size_t i = 0; i < packed_bytes; ++i) {
@@ -81,25 +90,20 @@ void unpack_kinds(FieldReader& reader, std::vector<HeldKind>& kinds) {
 }
 
 void read_kind_runs(FieldReader& reader, std::vector<HeldKind>& kinds) {
-  const auto runs = reader.in.count(
-      "runs of peers",
-      {.elements_max = CodecLimits::kMembers, .element_bytes = kRunBytes});
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < runs && reader.in.ok(); ++i) {
-    const std::size_t peers = reader.in.u32("peers");
-    auto kind = HeldKind::kCanonical;
-    reader.choice("what is held", kind, HeldKind::kOther);
-    if (peers > kinds.size() - at) {
-      reader.in.fail(str(
-          "expected what ", kinds.size(), " peers hold, found ", at + peers));
-      return;
-    }
-    std::fill_n(kinds.begin() + static_cast<std::ptrdiff_t>(at), peers, kind);
-    at += peers;
+  std::vector<HeldRun> runs;
+  reader.list("runs of peers", kHeldRunList, runs);
+  std::size_t peers = 0;
+  for (const auto& run : runs) {
+    peers += run.peers;
   }
-  if (at != kinds.size()) {
+  if (peers != kinds.size()) {
     reader.in.fail(
-        str("expected what ", kinds.size(), " peers hold, found ", at));
+        str("expected what ", kinds.size(), " peers hold, found ", peers));
+    return;
+  }
+  auto at = kinds.begin();
+  for (const auto& run : runs) {
+    at = std::fill_n(at, run.peers, run.kind);
   }
 }
 
@@ -134,20 +138,6 @@ void merge_news(
       peers, peers.begin() + others, {}, &LiveReplica::replica);
 }
 
-}  // namespace
-
-bool are_ascending(const std::vector<LiveReplica>& peers) {
-  return std::ranges::adjacent_find(
-             peers, std::ranges::greater_equal(), &LiveReplica::replica) ==
-      peers.end();
-}
-
-void write_commits(
-    FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news) {
-  writer.out.count(stay);
-  writer.list("commits", kCommitList, news);
-}
-
 void read_commits(FieldReader& reader, std::vector<Commit>& commits) {
   const std::size_t stay = reader.in.u32("commits that stay");
   if (stay > commits.size()) {
@@ -167,19 +157,6 @@ void read_commits(FieldReader& reader, std::vector<Commit>& commits) {
     reader.in.fail(
         str("expected at most ", CodecLimits::kCommits, " commits, found ",
             commits.size()));
-  }
-}
-
-void write_held(FieldWriter& writer, const RunView& view) {
-  std::vector<HeldKind> kinds;
-  for (const auto& peer : view.peers) {
-    kinds.push_back(kind_of(peer.held, view));
-  }
-  write_kinds(writer, kinds);
-  for (const auto& peer : view.peers) {
-    if (kind_of(peer.held, view) == HeldKind::kOther) {
-      fields<FieldWriter>(writer, *peer.held);
-    }
   }
 }
 
@@ -215,9 +192,51 @@ void read_members_part(FieldReader& reader, std::vector<Member>& members) {
   bool same_replicas = false;
   reader.flag("whether they are the same replicas", same_replicas);
   if (same_replicas) {
-    read_samples(reader, members);
+    sample_fields(reader, members);
   } else {
-    members = read_members(reader);
+    member_fields(reader, members);
+  }
+}
+
+void read_part(FieldReader& reader, RunView& view, ViewPart part) {
+  switch (part) {
+    case ViewPart::kCommits:
+      return read_commits(reader, view.recent);
+    case ViewPart::kMembers:
+      return read_members_part(reader, view.members);
+    case ViewPart::kPeers:
+      return read_peers(reader, view.peers);
+    case ViewPart::kHeld:
+      return read_held(reader, view);
+    default:
+      return view_part(reader, view, part);
+  }
+}
+
+}  // namespace
+
+bool are_ascending(const std::vector<LiveReplica>& peers) {
+  return std::ranges::adjacent_find(
+             peers, std::ranges::greater_equal(), &LiveReplica::replica) ==
+      peers.end();
+}
+
+void write_commits(
+    FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news) {
+  writer.out.count(stay);
+  writer.list("commits", kCommitList, news);
+}
+
+void write_held(FieldWriter& writer, const RunView& view) {
+  std::vector<HeldKind> kinds;
+  for (const auto& peer : view.peers) {
+    kinds.push_back(kind_of(peer.held, view));
+  }
+  write_kinds(writer, kinds);
+  for (const auto& peer : view.peers) {
+    if (kind_of(peer.held, view) == HeldKind::kOther) {
+      fields<FieldWriter>(writer, *peer.held);
+    }
   }
 }
 
@@ -244,3 +263,24 @@ void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers) {
 }
 
 }  // namespace sherd::ft::wire
+
+namespace sherd::ft {
+
+Status ViewReader::read(std::string_view bytes) {
+  wire::FieldReader reader{net::ByteReader(bytes)};
+  reader.makes_printable = true;
+  const auto news = wire::begin_message(reader, kFirstViewParts, messages_);
+  has_news_ = news.value_or(0) != 0;
+  if (!news) {
+    return Status();
+  }
+  const auto mask = *news;
+  for (std::size_t part = 0; part < kViewParts && reader.in.ok(); ++part) {
+    if ((mask & wire::bit(part)) != 0) {
+      wire::read_part(reader, view_, static_cast<wire::ViewPart>(part));
+    }
+  }
+  return wire::end_message(reader, mask, kViewParts, "an order");
+}
+
+}  // namespace sherd::ft

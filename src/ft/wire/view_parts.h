@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 #include <vector>
 #include "ft/protocol/messages.h"
 #include "ft/wire/fields.h"
@@ -33,11 +32,7 @@ enum class ViewPart {
 template <typename Io>
 void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
   fields(io, planned.epoch);
-  if constexpr (std::is_same_v<Io, FieldReader>) {
-    planned.members = read_members(io);
-  } else {
-    write_members(io, planned.members);
-  }
+  member_fields(io, planned.members);
 }
 
 inline constexpr ListLimits kGoneList{2 * CodecLimits::kMembers, 4};
@@ -76,15 +71,14 @@ void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
 // The last `stay` of the commits that were told stay, and these follow.
 void write_commits(
     FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news);
-void read_commits(FieldReader& reader, std::vector<Commit>& commits);
 
 // What each of the peers holds: most hold the canonical state or the one before.
 void write_held(FieldWriter& writer, const RunView& view);
-void read_held(FieldReader& reader, RunView& view);
+
+// Who is there, as news or all of them.
+void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers);
 
 // By number, each once.
 bool are_ascending(const std::vector<LiveReplica>& peers);
-void read_members_part(FieldReader& reader, std::vector<Member>& members);
-void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers);
 
 }  // namespace sherd::ft::wire

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is written. view_reader.cpp reads it.
+// What is written. view_parts.cpp reads it.
 #include "ft/wire/view_stream.h"
 
 #include <algorithm>
@@ -184,13 +184,13 @@ void ViewWriter::take_members(const RunView& view) {
   ++part.version;
   FieldWriter whole;
   whole.flag("whether they are the same replicas", false);
-  wire::write_members(whole, view.members);
+  wire::member_fields(whole, view.members);
   part.whole = whole.out.take();
   part.news.clear();
   if (same_replicas) {
     FieldWriter news;
     news.flag("whether they are the same replicas", true);
-    wire::write_samples(news, view.members);
+    wire::sample_fields(news, view.members);
     part.news = news.out.take();
   }
 }
