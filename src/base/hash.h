@@ -40,4 +40,14 @@ class Hash64 {
   std::uint64_t state_ = 0xcbf29ce484222325ULL;
 };
 
+// The fingerprint of the fields of a list, in their order.
+template <typename List>
+std::uint64_t hash_of(const List& fields) {
+  Hash64 hash;
+  for (const auto& field : fields) {
+    hash.add(field);
+  }
+  return hash.value();
+}
+
 }  // namespace sherd

@@ -29,8 +29,6 @@ struct ReplicaActivity {
   std::optional<ReplicaId> waits_for{};
 };
 
-// Under load a heartbeat or two come late.
-inline constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 // How long the agent of the rank has been silent.
 inline Duration silence_of(const TrainingProgress& progress) {
   return progress.missed_heartbeats * kHeartbeatInterval;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -21,8 +22,6 @@ namespace {
 
 // Short, so that a coordinator that was started again is found at once.
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
-// Beats without a word of a rank, whose agent has something to say in each.
-constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 // What a report says of the ranks of a replica does not grow with their number.
 constexpr std::ptrdiff_t kRanksToldMax = 16;
 
@@ -36,18 +35,6 @@ net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
   return options;
 }
 
-}  // namespace
-
-std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts) {
-  Hash64 hash;
-  for (const auto part : parts) {
-    hash.add(part);
-  }
-  return hash.value();
-}
-
-namespace {
-
 // The replica's digest, if all ranks have made theirs.
 std::optional<StateDigest> digest_of_state(
     const std::map<std::size_t, std::optional<StateDigest>>& parts) {
@@ -59,7 +46,7 @@ std::optional<StateDigest> digest_of_state(
     digests.push_back(part->digest);
   }
   auto digest = parts.begin()->second;
-  digest->digest = digest_of_parts(digests);
+  digest->digest = hash_of(digests);
   return digest;
 }
 
@@ -421,11 +408,8 @@ void Leader::on(std::size_t rank, const ReducedEvent& event) {
   auto& digests = digests_[event.attempt];
   digests[rank] = event.digest;
   if (digests.size() == ranks()) {
-    std::vector<std::uint64_t> parts;
-    for (const auto& [one, digest] : digests) {
-      parts.push_back(digest);
-    }
-    carry_out(machine_.reduced(event.attempt, digest_of_parts(parts)));
+    carry_out(
+        machine_.reduced(event.attempt, hash_of(digests | std::views::values)));
   }
 }
 

@@ -179,7 +179,4 @@ class Leader {
   std::unique_ptr<net::ReconnectingClient> coordinator_;
 };
 
-// One digest for the digests of all parts, by rank.
-std::uint64_t digest_of_parts(const std::vector<std::uint64_t>& parts);
-
 }  // namespace sherd::ft

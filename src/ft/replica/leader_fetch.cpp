@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "ft/replica/leader.h"
 #include "ft/transfer/chunk_plan.h"
@@ -223,7 +224,7 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
   const bool right = !catch_up_->wants_sum ||
       (first.base == catch_up_->task.held &&
        (known == recent.end() || *known == first) &&
-       first.gradients == digest_of_parts(digests));
+       first.gradients == hash_of(digests));
   if (good && right) {
     fetched(catch_up_->wants_sum ? first.result : catch_up_->state);
     return;

@@ -105,7 +105,9 @@ RingEvents RankAgent::ring_events() {
                   options_.hooks.spoil(attempt.step, sum_.data());
               set_sum_of(attempt);
               tell_(ReducedEvent{
-                  attempt, spoiled ? digest_of(sum_.data()) : digest});
+                  attempt,
+                  spoiled ? ring::digest_of(options_.buckets, sum_.data())
+                          : digest});
               queue_.push(UndecidedSumTask{attempt});
               reach("voted", attempt.step);
             });
@@ -238,17 +240,6 @@ void RankAgent::on(const InstallTask& task) {
   ring_->forget();
   queue_.push(
       InstallFetchedTask{task.serial, *std::exchange(fetched_, std::nullopt)});
-}
-
-std::uint64_t RankAgent::digest_of(const float* sum) const {
-  std::vector<std::span<const float>> buckets;
-  std::size_t at = 0;
-  for (const auto elements : options_.buckets) {
-    const auto count = static_cast<std::size_t>(elements);
-    buckets.emplace_back(sum + at, count);
-    at += count;
-  }
-  return ring::digest_of(buckets);
 }
 
 // Only the last task counts; gradients of former ones are obsolete.

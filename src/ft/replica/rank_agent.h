@@ -157,7 +157,6 @@ class RankAgent {
   void set_idle();
   bool has_left(const TrainingTask& task) const;
   std::uint64_t digest_of(const std::string& sum) const;
-  std::uint64_t digest_of(const float* sum) const;
   std::optional<StateDigest> digest_of(
       const StateId& state, const TrainingCallbacks& program);
   void set_sum_of(const std::optional<Attempt>& attempt);

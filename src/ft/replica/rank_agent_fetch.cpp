@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "ft/replica/rank_agent.h"
+#include "ft/ring/block_digest.h"
 
 namespace sherd::ft {
 namespace {
@@ -132,7 +133,7 @@ void RankAgent::on(const StopCatchUpTask&) {
 std::uint64_t RankAgent::digest_of(const std::string& sum) const {
   std::vector<float> values(sum_.size());
   std::memcpy(values.data(), sum.data(), sum.size());
-  return digest_of(values.data());
+  return ring::digest_of(options_.buckets, values.data());
 }
 
 }  // namespace sherd::ft

@@ -46,15 +46,12 @@ std::uint64_t BlockDigest::value() const {
   return sherd::digest_of(hashes.data(), hashes.size() * sizeof(std::uint64_t));
 }
 
-std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets) {
-  std::vector<std::int64_t> elements;
-  elements.reserve(buckets.size());
-  for (const auto& bucket : buckets) {
-    elements.push_back(static_cast<std::int64_t>(bucket.size()));
-  }
+std::uint64_t digest_of(
+    const std::vector<std::int64_t>& elements, const float* sum) {
   BlockDigest digest(elements);
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
-    digest.complete(static_cast<int>(b), buckets[b].data(), {0, elements[b]});
+  for (std::size_t b = 0; b < elements.size(); ++b) {
+    digest.complete(static_cast<int>(b), sum, {0, elements[b]});
+    sum += elements[b];
   }
   return digest.value();
 }

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 #include "ft/ring/reduce_schedule.h"
 
@@ -34,7 +33,8 @@ class BlockDigest {
   std::vector<Block> blocks_;
 };
 
-// The digest of a sum that is there as a whole.
-std::uint64_t digest_of(const std::vector<std::span<const float>>& buckets);
+// The digest of a sum that is there as a whole, its buckets one behind the other.
+std::uint64_t digest_of(
+    const std::vector<std::int64_t>& elements, const float* sum);
 
 }  // namespace sherd::ft::ring

@@ -15,26 +15,6 @@
 
 namespace sherd::ft {
 
-const char* text_of(RingFault fault) {
-  switch (fault) {
-    case RingFault::kStopped:
-      return "stopped";
-    case RingFault::kLost:
-      return "lost";
-    case RingFault::kUnreachable:
-      return "unreachable";
-    case RingFault::kMismatch:
-      return "mismatch";
-    case RingFault::kChecksum:
-      return "checksum";
-    case RingFault::kWeights:
-      return "weights";
-    case RingFault::kResources:
-      return "resources";
-  }
-  return "unknown";
-}
-
 namespace {
 
 RingOptions checked(RingOptions options) {

@@ -14,14 +14,6 @@
 namespace sherd::ft::ring {
 namespace {
 
-std::uint64_t hash_of(const std::vector<std::int64_t>& elements) {
-  Hash64 hash;
-  for (const auto count : elements) {
-    hash.add(static_cast<std::uint64_t>(count));
-  }
-  return hash.value();
-}
-
 // A lost SYN is sent again after a second only: a new one costs less.
 constexpr Duration kDialAgain = std::chrono::milliseconds(300);
 

@@ -224,8 +224,13 @@ Floats reference(
 }
 
 std::uint64_t digest_of(const Floats& floats) {
-  std::vector<std::span<const float>> buckets(floats.begin(), floats.end());
-  return digest_of(buckets);
+  Layout elements;
+  BucketValues sum;
+  for (const auto& bucket : floats) {
+    elements.push_back(static_cast<std::int64_t>(bucket.size()));
+    sum.insert(sum.end(), bucket.begin(), bucket.end());
+  }
+  return digest_of(elements, sum.data());
 }
 
 bool same_bits(const Floats& a, const Floats& b) {

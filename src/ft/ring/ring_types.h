@@ -66,9 +66,6 @@ enum class RingFault : std::uint8_t {
   kResources,    // A member has no descriptor or memory left.
 };
 
-// "lost", "checksum".
-const char* text_of(RingFault fault);
-
 struct RingFailure {
   Epoch epoch;
   RingFault fault = RingFault::kLost;

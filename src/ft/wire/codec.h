@@ -33,6 +33,8 @@ enum class FrameType : std::uint16_t {
 // A replica reports whenever something changes, and at least this often: after four heartbeats
 // without a report the coordinator takes it for lost.
 inline constexpr Duration kHeartbeatInterval = std::chrono::milliseconds(250);
+// So many without a word of a rank, and its agent is silent: under load one or two come late.
+inline constexpr std::uint32_t kSilentAfterHeartbeats = 4;
 
 struct CodecLimits {
   static constexpr std::size_t kMembers = 4096;  // Also of peers.

@@ -2,6 +2,7 @@
 #include <sherd/ft/replica_session.h>
 
 #include <unistd.h>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <mutex>
@@ -50,14 +51,6 @@ std::string line_from(int descriptor) {
   throw Error(
       "[ft] the launcher ended before this spare was needed",
       ErrorCode::kAborted);
-}
-
-std::uint64_t hash_of(const std::vector<std::string>& texts) {
-  Hash64 hash;
-  for (const auto& text : texts) {
-    hash.add(text);
-  }
-  return hash.value();
 }
 
 // Rank 0 draws it for all ranks.
@@ -182,7 +175,7 @@ struct ReplicaSession::Impl {
     starting.warms_up = options.warm_up;
     starting.coordinator = net::parse_host_address(options.coordinator);
     starting.config =
-        hash_of({options.config, std::to_string(world.size())}) | 1U;
+        hash_of(std::array{options.config, std::to_string(world.size())}) | 1U;
     starting.held = options.held.empty() ? first_state(starting.config)
                                          : state_named(options.held);
     now_holds(starting.held);
