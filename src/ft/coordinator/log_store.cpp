@@ -12,7 +12,6 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "ft/coordinator/log_store_impl.h"
 #include "ft/wire/record_codec.h"
 #include "net/bytes.h"
 
@@ -35,36 +34,36 @@ std::uint32_t checksum_of(
 }
 
 // "[ft] log '/x/log.db': cannot append: database or disk is full (No space ...)".
-Status LogStore::Impl::failure(const char* what, int code) const {
+Status LogStore::failure(const char* what, int code) const {
   std::string cause = sqlite3_errstr(code);
-  if (database && sqlite3_errcode(database.get()) == code) {
-    cause = sqlite3_errmsg(database.get());
-    if (const int error = sqlite3_system_errno(database.get()); error != 0) {
+  if (database_ && sqlite3_errcode(database_.get()) == code) {
+    cause = sqlite3_errmsg(database_.get());
+    if (const int error = sqlite3_system_errno(database_.get()); error != 0) {
       cause += str(" (", std::strerror(error), ")");
     }
   }
   // SQLite tries to read what it cannot write, and tells of that alone.
-  const auto folder = std::filesystem::path(path).parent_path();
+  const auto folder = std::filesystem::path(path_).parent_path();
   if (::access(folder.c_str(), W_OK) != 0) {
     cause += str("; its folder: ", std::strerror(errno));
   }
   return {
       ErrorCode::kUnavailable,
-      str("[ft] log '", path, "': cannot ", what, ": ", cause)};
+      str("[ft] log '", path_, "': cannot ", what, ": ", cause)};
 }
 
-Status LogStore::Impl::refused(const std::string& why) const {
-  return {ErrorCode::kFailedPrecondition, str("[ft] log '", path, "': ", why)};
+Status LogStore::refused(const std::string& why) const {
+  return {ErrorCode::kFailedPrecondition, str("[ft] log '", path_, "': ", why)};
 }
 
-Status LogStore::Impl::run(const char* what, const char* text) const {
+Status LogStore::run(const char* what, const char* text) const {
   const int code =
-      sqlite3_exec(database.get(), text, nullptr, nullptr, nullptr);
+      sqlite3_exec(database_.get(), text, nullptr, nullptr, nullptr);
   return code == SQLITE_OK ? Status() : failure(what, code);
 }
 
-Result<std::int64_t> LogStore::Impl::number(const char* text) const {
-  Query query(database.get(), text);
+Result<std::int64_t> LogStore::number(const char* text) const {
+  Query query(database_.get(), text);
   if (!query.step()) {
     if (query.code() == SQLITE_NOTADB) {
       return refused("expected an SQLite file, found something else");
@@ -76,22 +75,22 @@ Result<std::int64_t> LogStore::Impl::number(const char* text) const {
 
 // ---- opening ----
 
-Status LogStore::Impl::prepare() {
+Status LogStore::prepare() {
   std::error_code none;
-  if (!std::filesystem::exists(path, none) &&
-      std::filesystem::exists(path + ".rescued", none)) {
+  if (!std::filesystem::exists(path_, none) &&
+      std::filesystem::exists(path_ + ".rescued", none)) {
     return refused(str(
         "it is not there, but what a coordinator could rescue of it is in '",
-        path, ".rescued': move that to '", path,
+        path_, ".rescued': move that to '", path_,
         "', or delete it to begin a new run"));
   }
   sqlite3* opened = nullptr;
   const int code = sqlite3_open_v2(
-      path.c_str(), &opened,
+      path_.c_str(), &opened,
       SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX |
           SQLITE_OPEN_EXRESCODE,
       nullptr);
-  database.reset(opened);
+  database_.reset(opened);
   if (code != SQLITE_OK) {
     return failure("open", code);
   }
@@ -100,7 +99,7 @@ Status LogStore::Impl::prepare() {
 }
 
 // Nothing is written to a file of somebody else.
-Status LogStore::Impl::recognise() {
+Status LogStore::recognise() {
   const auto id = number("PRAGMA application_id");
   const auto version = number("PRAGMA user_version");
   const auto tables = number("SELECT count(*) FROM sqlite_master");
@@ -122,10 +121,10 @@ Status LogStore::Impl::recognise() {
         str("expected version ", kLogVersionMin, " to ", kLogVersion,
             ", found ", version.value()));
   }
-  if (sqlite3_db_readonly(database.get(), "main") == 1) {
+  if (sqlite3_db_readonly(database_.get(), "main") == 1) {
     return {
         ErrorCode::kUnavailable,
-        str("[ft] log '", path, "': cannot write: it is read-only")};
+        str("[ft] log '", path_, "': cannot write: it is read-only")};
   }
   for (const auto& [pragma, value, found] :
        {std::tuple("journal_mode", "WAL", "wal"),
@@ -139,13 +138,13 @@ Status LogStore::Impl::recognise() {
 }
 
 // SQLite goes on without what it cannot do. `found`: what it says when it could.
-Status LogStore::Impl::set(
+Status LogStore::set(
     const char* pragma, const char* value, const char* found) const {
   if (auto status = run("open", str("PRAGMA ", pragma, " = ", value).c_str());
       !status.ok()) {
     return status;
   }
-  Query query(database.get(), str("PRAGMA ", pragma).c_str());
+  Query query(database_.get(), str("PRAGMA ", pragma).c_str());
   const std::string is(query.step() ? query.bytes(0) : "nothing");
   if (query.failed()) {
     return failure("open", query.code());
@@ -154,13 +153,13 @@ Status LogStore::Impl::set(
       ? Status()
       : Status(
             ErrorCode::kUnavailable,
-            str("[ft] log '", path, "': cannot open: expected ", pragma, " ",
+            str("[ft] log '", path_, "': cannot open: expected ", pragma, " ",
                 found, ", found ", is, ": is it on a disk of this host?"));
 }
 
 // Makes the tables where they are missing. Each start writes, so that it does not read a long log
 // for nothing while the disk fails.
-Status LogStore::Impl::make() const {
+Status LogStore::make() const {
   const std::string text =
       str("BEGIN IMMEDIATE;"
           "CREATE TABLE IF NOT EXISTS records (sequence INTEGER PRIMARY KEY,"
@@ -172,59 +171,60 @@ Status LogStore::Impl::make() const {
           "PRAGMA application_id = ",
           kApplicationId, "; PRAGMA user_version = ", kLogVersion, "; COMMIT");
   auto status = run("write", text.c_str());
-  if (!status.ok() && sqlite3_get_autocommit(database.get()) == 0) {
+  if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
     (void)run("undo", "ROLLBACK");
   }
   return status;
 }
 
-Status LogStore::Impl::note_file() {
+Status LogStore::note_file() {
   struct stat file = {};
-  if (::stat(path.c_str(), &file) != 0) {
+  if (::stat(path_.c_str(), &file) != 0) {
     return refused(str("it is gone: ", std::strerror(errno)));
   }
-  device = file.st_dev;
-  inode = file.st_ino;
+  device_ = file.st_dev;
+  inode_ = file.st_ino;
   return {};
 }
 
-Status LogStore::Impl::read() {
+Status LogStore::read() {
   for (const auto step :
-       {&Impl::read_summary, &Impl::read_past, &Impl::read_records}) {
+       {&LogStore::read_summary, &LogStore::read_past,
+        &LogStore::read_records}) {
     if (auto status = (this->*step)(); !status.ok()) {
       return status;
     }
   }
-  members = history.members;
+  members_ = history_.members;
   return {};
 }
 
-Status LogStore::Impl::read_summary() {
+Status LogStore::read_summary() {
   Query query(
-      database.get(),
+      database_.get(),
       "SELECT sequence, term, crc32c, bytes FROM summary WHERE part = 0");
   if (!query.step()) {
     return query.failed() ? failure("read", query.code()) : Status();
   }
-  sequence = query.number(0);
-  term = static_cast<std::uint64_t>(query.number(1));
+  sequence_ = query.number(0);
+  term_ = static_cast<std::uint64_t>(query.number(1));
   const auto bytes = query.bytes(3);
-  if (query.number(2) != checksum_of(sequence, term, bytes)) {
+  if (query.number(2) != checksum_of(sequence_, term_, bytes)) {
     return refused("the checksum of its summary is wrong");
   }
   auto summary = summary_of(bytes);
   if (!summary.ok()) {
     return refused(str("its summary: ", summary.status().message()));
   }
-  history = std::move(summary).value();
-  summarised = sequence;
+  history_ = std::move(summary).value();
+  summarised_ = sequence_;
   return {};
 }
 
 // The committed states that the summary covers, in pieces.
-Status LogStore::Impl::read_past() {
+Status LogStore::read_past() {
   Query query(
-      database.get(),
+      database_.get(),
       "SELECT part, sequence, term, crc32c, bytes FROM summary WHERE part > 0 "
       "ORDER BY part");
   bool is_first = true;
@@ -240,46 +240,46 @@ Status LogStore::Impl::read_past() {
           str("piece ", query.number(0), " of its summary is damaged"));
     }
     if (std::exchange(is_first, false)) {
-      history.before_past = piece.value().before;
+      history_.before_past = piece.value().before;
     }
     for (auto& one : piece.value().states) {
-      if (!history.past.empty() &&
-          (!one.commit || one.commit->base != history.past.back().state)) {
+      if (!history_.past.empty() &&
+          (!one.commit || one.commit->base != history_.past.back().state)) {
         return refused(
             str(text_of(one.state), " of its summary cannot follow ",
-                text_of(history.past.back().state)));
+                text_of(history_.past.back().state)));
       }
-      history.past.push_back(std::move(one));
+      history_.past.push_back(std::move(one));
     }
   }
   if (query.failed()) {
     return failure("read", query.code());
   }
-  const auto last = history.past.empty()
+  const auto last = history_.past.empty()
       ? std::nullopt
-      : std::optional(history.past.back().state);
-  if (last != history.canonical) {
+      : std::optional(history_.past.back().state);
+  if (last != history_.canonical) {
     return refused(
         str("expected its summary to end with ",
-            history.canonical ? text_of(*history.canonical) : "nothing",
+            history_.canonical ? text_of(*history_.canonical) : "nothing",
             ", found ", last ? text_of(*last) : "nothing"));
   }
-  past_end = history.past.empty() ? -1 : history.past.back().state.step;
+  past_end_ = history_.past.empty() ? -1 : history_.past.back().state.step;
   return {};
 }
 
-Status LogStore::Impl::read_records() {
+Status LogStore::read_records() {
   Query query(
-      database.get(),
+      database_.get(),
       "SELECT sequence, term, crc32c, bytes FROM records WHERE sequence > ?1 "
       "ORDER BY sequence");
-  query.bind(1, summarised);
+  query.bind(1, summarised_);
   while (query.step()) {
     const auto found = query.number(0);
     const auto bytes = query.bytes(3);
     const auto its_term = static_cast<std::uint64_t>(query.number(1));
-    if (found != sequence + 1) {
-      return refused(str("expected record ", sequence + 1, ", found ", found));
+    if (found != sequence_ + 1) {
+      return refused(str("expected record ", sequence_ + 1, ", found ", found));
     }
     if (query.number(2) != checksum_of(found, its_term, bytes)) {
       return refused(str("the checksum of record ", found, " is wrong"));
@@ -291,33 +291,33 @@ Status LogStore::Impl::read_records() {
   return query.failed() ? failure("read", query.code()) : Status();
 }
 
-Status LogStore::Impl::take_record(
+Status LogStore::take_record(
     std::int64_t number, std::uint64_t its_term, std::string_view bytes) {
-  const auto record = record_of(bytes, history.members);
+  const auto record = record_of(bytes, history_.members);
   if (!record.ok()) {
     return refused(str("record ", number, ": ", record.status().message()));
   }
   try {
-    ft::append(history, record.value());
+    ft::append(history_, record.value());
   } catch (const Error& error) {
     return refused(str("record ", number, " cannot follow: ", error.what()));
   }
-  if (its_term != history.term) {
+  if (its_term != history_.term) {
     return refused(
-        str("record ", number, ": expected term ", history.term, ", found ",
+        str("record ", number, ": expected term ", history_.term, ", found ",
             its_term));
   }
-  past_has_changed = past_has_changed ||
+  past_has_changed_ = past_has_changed_ ||
       std::holds_alternative<RollbackRecord>(record.value());
-  sequence = number;
-  term = its_term;
+  sequence_ = number;
+  term_ = its_term;
   return {};
 }
 
 // ---- the store ----
 
-LogStore::LogStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-LogStore::~LogStore() = default;
+LogStore::LogStore(std::string path, const LogStoreOptions& options)
+    : path_(std::move(path)), options_(options) {}
 
 Result<std::unique_ptr<LogStore>> LogStore::open(
     const std::string& path, const LogStoreOptions& options) {
@@ -327,19 +327,16 @@ Result<std::unique_ptr<LogStore>> LogStore::open(
           options.past_min >= 1,
       "[ft] expected to keep 1 record or more of a log, found ",
       options.records_kept);
-  auto impl = std::make_unique<Impl>();
-  // Also keeps SQLite from finding a meaning in ":memory:".
-  impl->path = std::filesystem::absolute(path).string();
-  impl->options = options;
-  for (const auto step : {&Impl::prepare, &Impl::note_file, &Impl::read}) {
-    if (auto status = (impl.get()->*step)(); !status.ok()) {
+  // An absolute path also keeps SQLite from finding a meaning in ":memory:".
+  std::unique_ptr<LogStore> store(
+      new LogStore(std::filesystem::absolute(path).string(), options));
+  for (const auto step :
+       {&LogStore::prepare, &LogStore::note_file, &LogStore::read}) {
+    if (auto status = (store.get()->*step)(); !status.ok()) {
       return status;
     }
   }
-  return std::unique_ptr<LogStore>(new LogStore(std::move(impl)));
+  return store;
 }
-
-History LogStore::take_history() { return std::move(impl_->history); }
-std::int64_t LogStore::size() const { return impl_->sequence; }
 
 }  // namespace sherd::ft

@@ -10,7 +10,7 @@
 #include <variant>
 
 #include "base/check.h"
-#include "ft/coordinator/log_store_impl.h"
+#include "ft/coordinator/log_store.h"
 #include "ft/wire/record_codec.h"
 
 namespace sherd::ft {
@@ -24,16 +24,16 @@ constexpr std::size_t kPieceStates = 4096;
 // ---- whose log it is ----
 
 // What is written to a file that was deleted is lost with this process.
-Status LogStore::Impl::check_file() const {
+Status LogStore::check_file() const {
   struct stat file = {};
-  const bool there = ::stat(path.c_str(), &file) == 0;
-  if (there && file.st_dev == device && file.st_ino == inode) {
+  const bool there = ::stat(path_.c_str(), &file) == 0;
+  if (there && file.st_dev == device_ && file.st_ino == inode_) {
     return {};
   }
   if (!there && errno != ENOENT && errno != ENOTDIR) {
     return {
         ErrorCode::kUnavailable,
-        str("[ft] log '", path, "': cannot find it: ", std::strerror(errno))};
+        str("[ft] log '", path_, "': cannot find it: ", std::strerror(errno))};
   }
   return refused(
       str("it was ", there ? "replaced" : "deleted",
@@ -41,9 +41,9 @@ Status LogStore::Impl::check_file() const {
 }
 
 // The file that was opened still has all records.
-std::string LogStore::Impl::rescued() const {
-  const std::string to = path + ".rescued";
-  Query query(database.get(), "VACUUM INTO ?1");
+std::string LogStore::rescued() const {
+  const std::string to = path_ + ".rescued";
+  Query query(database_.get(), "VACUUM INTO ?1");
   query.bind_text(1, to);
   (void)query.step();
   if (query.failed()) {
@@ -51,18 +51,18 @@ std::string LogStore::Impl::rescued() const {
         failure(str("write '", to, "'").c_str(), query.code()).message();
   }
   return str(
-      "what it had is in '", to, "': move that to '", path,
+      "what it had is in '", to, "': move that to '", path_,
       "' and start the coordinator again");
 }
 
 // In the transaction: a coordinator that was stopped and woken finds here that
 // it has a successor, whatever it still believes.
-Status LogStore::Impl::check_owner() const {
+Status LogStore::check_owner() const {
   if (auto status = check_file(); !status.ok()) {
     return status;
   }
   Query query(
-      database.get(),
+      database_.get(),
       "SELECT sequence, term FROM records ORDER BY sequence DESC LIMIT 1");
   const bool any = query.step();
   if (query.failed()) {
@@ -70,16 +70,16 @@ Status LogStore::Impl::check_owner() const {
   }
   const std::int64_t last = any ? query.number(0) : 0;
   const auto owner = any ? static_cast<std::uint64_t>(query.number(1)) : 0;
-  if (last == sequence && owner == term) {
+  if (last == sequence_ && owner == term_) {
     return {};
   }
   return refused(
       str("the log belongs to term ", owner, " now; this coordinator is of ",
-          "term ", term, " and knows ", sequence, " of ", last, " records"));
+          "term ", term_, " and knows ", sequence_, " of ", last, " records"));
 }
 
 template <typename Write>
-Status LogStore::Impl::transact(const char* what, const Write& write) {
+Status LogStore::transact(const char* what, const Write& write) {
   // VACUUM, which rescues, cannot run in a transaction.
   if (auto status = check_file(); !status.ok()) {
     return status;
@@ -95,7 +95,7 @@ Status LogStore::Impl::transact(const char* what, const Write& write) {
     status = run(what, "COMMIT");
   }
   // A COMMIT that failed may have ended the transaction by itself.
-  if (!status.ok() && sqlite3_get_autocommit(database.get()) == 0) {
+  if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
     (void)run("undo", "ROLLBACK");
   }
   return status;
@@ -103,14 +103,14 @@ Status LogStore::Impl::transact(const char* what, const Write& write) {
 
 // ---- records ----
 
-Status LogStore::Impl::insert(const std::vector<Record>& records) {
+Status LogStore::insert(const std::vector<Record>& records) {
   Query query(
-      database.get(),
+      database_.get(),
       "INSERT INTO records (sequence, term, crc32c, bytes) "
       "VALUES (?1, ?2, ?3, ?4)");
-  std::int64_t at = sequence;
-  std::uint64_t its_term = term;
-  const auto* before = &members;
+  std::int64_t at = sequence_;
+  std::uint64_t its_term = term_;
+  const auto* before = &members_;
   for (const auto& record : records) {
     ++at;
     if (const auto* begins = std::get_if<TermRecord>(&record)) {
@@ -135,46 +135,45 @@ Status LogStore::append(const std::vector<Record>& records) {
   if (records.empty()) {
     return {};
   }
-  auto status =
-      impl_->transact("append", [&] { return impl_->insert(records); });
+  auto status = transact("append", [&] { return insert(records); });
   if (!status.ok()) {
     return status;
   }
   for (const auto& record : records) {
     if (const auto* begins = std::get_if<TermRecord>(&record)) {
-      impl_->term = begins->term;
+      term_ = begins->term;
     }
-    impl_->past_has_changed = impl_->past_has_changed ||
-        std::holds_alternative<RollbackRecord>(record);
-    const auto& after = members_after(record, impl_->members);
-    if (&after != &impl_->members) {
-      impl_->members = after;
+    past_has_changed_ =
+        past_has_changed_ || std::holds_alternative<RollbackRecord>(record);
+    const auto& after = members_after(record, members_);
+    if (&after != &members_) {
+      members_ = after;
     }
   }
-  impl_->sequence += static_cast<std::int64_t>(records.size());
+  sequence_ += static_cast<std::int64_t>(records.size());
   return {};
 }
 
 // ---- the summary ----
 
-Status LogStore::Impl::put(std::int64_t part, std::string_view bytes) const {
+Status LogStore::put(std::int64_t part, std::string_view bytes) const {
   Query query(
-      database.get(),
+      database_.get(),
       "INSERT OR REPLACE INTO summary (part, sequence, term, crc32c, bytes) "
       "VALUES (?1, ?2, ?3, ?4, ?5)");
   query.bind(1, part);
-  query.bind(2, sequence);
-  query.bind(3, static_cast<std::int64_t>(term));
-  query.bind(4, checksum_of(sequence, term, bytes));
+  query.bind(2, sequence_);
+  query.bind(3, static_cast<std::int64_t>(term_));
+  query.bind(4, checksum_of(sequence_, term_, bytes));
   query.bind(5, bytes);
   (void)query.step();
   return query.failed() ? failure("summarise", query.code()) : Status();
 }
 
 // The states since the last summary; after a rollback, which changes what was before, all.
-Status LogStore::Impl::write_past(const History& folded) {
-  auto written = past_end;
-  if (past_has_changed) {
+Status LogStore::write_past(const History& folded) {
+  auto written = past_end_;
+  if (past_has_changed_) {
     written = -1;
     if (auto status = run("summarise", "DELETE FROM summary WHERE part > 0");
         !status.ok()) {
@@ -206,9 +205,9 @@ Status LogStore::Impl::write_past(const History& folded) {
 }
 
 // The pieces before those that have to be known, and the oldest records.
-Status LogStore::Impl::forget(const History& folded) const {
+Status LogStore::forget(const History& folded) const {
   const auto step = folded.canonical ? folded.canonical->step : 0;
-  const auto first = step - static_cast<std::int64_t>(options.past_min) + 1;
+  const auto first = step - static_cast<std::int64_t>(options_.past_min) + 1;
   if (auto status =
           run("summarise",
               str("DELETE FROM summary WHERE part > 0 AND part < (SELECT "
@@ -221,11 +220,11 @@ Status LogStore::Impl::forget(const History& folded) const {
   return run(
       "summarise",
       str("DELETE FROM records WHERE sequence <= ",
-          sequence - options.records_kept)
+          sequence_ - options_.records_kept)
           .c_str());
 }
 
-Status LogStore::Impl::write_summary(const History& folded) {
+Status LogStore::write_summary(const History& folded) {
   if (auto status = write_past(folded); !status.ok()) {
     return status;
   }
@@ -236,20 +235,16 @@ Status LogStore::Impl::write_summary(const History& folded) {
 }
 
 Status LogStore::summarise(const History& history) {
-  Impl& impl = *impl_;
-  if (impl.sequence - impl.summarised < impl.options.summary_every) {
+  if (sequence_ - summarised_ < options_.summary_every) {
     return {};
   }
-  auto status =
-      impl.transact("summarise", [&] { return impl.write_summary(history); });
+  auto status = transact("summarise", [&] { return write_summary(history); });
   if (status.ok()) {
-    impl.summarised = impl.sequence;
-    impl.past_end = history.past.empty() ? -1 : history.past.back().state.step;
-    impl.past_has_changed = false;
+    summarised_ = sequence_;
+    past_end_ = history.past.empty() ? -1 : history.past.back().state.step;
+    past_has_changed_ = false;
   }
   return status;
 }
-
-Status LogStore::check_owner() const { return impl_->check_owner(); }
 
 }  // namespace sherd::ft
