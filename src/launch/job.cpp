@@ -9,31 +9,17 @@
 #include "launch/start_limits.h"
 
 namespace sherd::launch {
-namespace {
-
-StopPolicyOptions policy_options(const LaunchOptions& options) {
-  StopPolicyOptions result;
-  result.ranks = options.ranks;
-  result.stop_grace = options.stop_grace;
-  return result;
-}
-
-}  // namespace
 
 Job::Job(const LaunchOptions& options, const Clock& clock)
     : options_(options),
       clock_(clock),
       supervisor_(clock),
-      policy_(policy_options(options)) {}
+      policy_({.ranks = options.ranks, .stop_grace = options.stop_grace}) {}
 
 int Job::run() {
   const StartFailure failure = start_all();
   if (!failure.message.empty()) {
-    supervisor_.kill_all();
-    supervisor_.end_orphans();
-    supervisor_.say_error(failure.message);
-    supervisor_.flush();
-    return failure.exit_status;
+    return supervisor_.give_up(failure);
   }
   watch();
   supervisor_.end_orphans();

@@ -15,17 +15,6 @@
 namespace sherd::launch {
 namespace {
 
-RestartPolicyOptions policy_options(const LaunchOptions& options) {
-  RestartPolicyOptions result;
-  result.replicas = options.replicas->replicas;
-  result.spares = options.replicas->spares;
-  result.restarts_max = options.replicas->restarts_max;
-  result.restart_window = options.replicas->restart_window;
-  result.ranks = options.ranks;
-  result.stop_grace = options.stop_grace;
-  return result;
-}
-
 // The samples of a step in which all replicas take part.
 std::int64_t full_samples(const ReplicaOptions& replicas) {
   return replicas.global_batch > 0
@@ -45,7 +34,13 @@ ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
       replicas_(*options.replicas),
       clock_(clock),
       supervisor_(clock),
-      policy_(policy_options(options)),
+      policy_(
+          {.replicas = replicas_.replicas,
+           .spares = replicas_.spares,
+           .ranks = options.ranks,
+           .restarts_max = replicas_.restarts_max,
+           .restart_window = replicas_.restart_window,
+           .stop_grace = options.stop_grace}),
       secret_file_(options.replicas->secret_file) {}
 
 int ReplicaJob::run() {
@@ -54,7 +49,7 @@ int ReplicaJob::run() {
     failure = wait_for_coordinator();
   }
   if (!failure.message.empty()) {
-    return give_up(failure);
+    return supervisor_.give_up(failure);
   }
   carry_out(policy_.begin(clock_.now()));
   while (!policy_.finished()) {
@@ -136,14 +131,6 @@ StartFailure ReplicaJob::wait_for_coordinator() {
     step();
   }
   return coordinator_->failure();
-}
-
-int ReplicaJob::give_up(const StartFailure& failure) {
-  supervisor_.kill_all();
-  supervisor_.end_orphans();
-  supervisor_.say_error(failure.message);
-  supervisor_.flush();
-  return failure.exit_status;
 }
 
 void ReplicaJob::step() {

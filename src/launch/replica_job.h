@@ -40,7 +40,6 @@ class ReplicaJob {
   Status prepare_coordinator();
   // With a message: the job cannot begin.
   StartFailure wait_for_coordinator();
-  int give_up(const StartFailure& failure);
   // Waits for something to happen, and deals with it.
   void step();
   void ended(const std::vector<RankExit>& ends);

@@ -45,16 +45,16 @@ RestartPolicy::RestartPolicy(const RestartPolicyOptions& options)
 }
 
 GroupActions RestartPolicy::begin(Instant now) {
-  GroupActions actions;
+  now_ = now;
   for (std::size_t i = 0; i < groups_.size() && stop_signal_ == 0; ++i) {
-    start(i, now, "", actions);
+    start(i, "");
   }
-  return actions;
+  return std::exchange(actions_, {});
 }
 
 GroupActions RestartPolicy::ranks_ended(
     const std::vector<GroupRankExit>& ends, Instant now) {
-  GroupActions actions;
+  now_ = now;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     std::vector<RankExit> of_group;
     for (const GroupRankExit& each : ends) {
@@ -66,26 +66,23 @@ GroupActions RestartPolicy::ranks_ended(
       continue;
     }
     SHERD_ASSERT(groups_[i].state == State::kRunning);
-    const auto action = groups_[i].stop_policy->ranks_ended(of_group, now);
-    if (action) {  // Its reason is told when all have ended, which is soon.
-      actions.push_back({SignalGroup{static_cast<int>(i), *action}});
-    }
+    // Its reason is told when all have ended, which is soon.
+    signal(i, groups_[i].stop_policy->ranks_ended(of_group, now));
     if (groups_[i].stop_policy->finished()) {
-      group_ended(i, now, actions);
+      group_ended(i);
     }
   }
-  end_purposeless_groups(now, actions);
-  return actions;
+  return end_purposeless_groups();
 }
 
 GroupActions RestartPolicy::start_failed(
     int group, int status, const std::string& why, Instant now) {
-  GroupActions actions;
+  now_ = now;
   const auto index = static_cast<std::size_t>(group);
   SHERD_ASSERT(groups_[index].state == State::kRunning);
   if (stop_signal_ != 0) {
     groups_[index].state = State::kFailed;
-    return actions;
+    return {};
   }
   const std::string what = str(name(index), " could not be started: ", why);
   if (groups_[index].replica) {
@@ -93,68 +90,54 @@ GroupActions RestartPolicy::start_failed(
   }
   if (groups_[index].restarts == 0) {
     groups_[index].state = State::kFailed;
-    actions.push_back({std::monostate(), what});
+    say(what);
   } else {
-    start_again(index, what, now, actions);
+    start_again(index, what);
   }
-  end_purposeless_groups(now, actions);
-  return actions;
+  return end_purposeless_groups();
 }
 
-GroupActions RestartPolicy::signal_received(int signal, Instant now) {
-  GroupActions actions;
-  if (signal == SIGUSR1) {
+GroupActions RestartPolicy::signal_received(int number, Instant now) {
+  now_ = now;
+  if (number == SIGUSR1) {
     for (std::size_t i = 0; i < groups_.size(); ++i) {
       if (groups_[i].replica) {
-        request_leave(i, actions);
+        request_leave(i);
       }
     }
-    end_purposeless_groups(now, actions);
-    return actions;
+    return end_purposeless_groups();
   }
-  if (signal != SIGUSR2 && stop_signal_ == 0) {
-    stop_signal_ = signal;
-    for (Group& group : groups_) {
-      group.state =
-          group.state == State::kWaiting ? State::kFailed : group.state;
-    }
+  if (number != SIGUSR2 && stop_signal_ == 0) {
+    stop_signal_ = number;
+    give_up_waiting();
   }
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     if (group.state == State::kRunning &&
-        (group.replica || signal != SIGUSR2)) {
-      const auto action = group.stop_policy->signal_received(signal, now);
-      if (action) {
-        // The same for all of them: one sentence is enough.
-        actions.push_back(
-            {SignalGroup{static_cast<int>(i), *action},
-             actions.empty() ? action->reason : ""});
-      }
+        (group.replica || number != SIGUSR2)) {
+      const auto request = group.stop_policy->signal_received(number, now);
+      // The same for all of them: one sentence is enough.
+      signal(i, request, request && actions_.empty() ? request->reason : "");
     }
   }
-  return actions;
+  return std::exchange(actions_, {});
 }
 
 GroupActions RestartPolicy::time_passed(Instant now) {
-  GroupActions actions;
+  now_ = now;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     Group& group = groups_[i];
     if (group.state == State::kWaiting && now >= group.start_at) {
-      start(i, now, name(i) + " is started again", actions);
+      start(i, name(i) + " is started again");
     } else if (group.state == State::kRunning) {
-      const auto action = group.stop_policy->time_passed(now);
-      if (action) {
-        actions.push_back(
-            {SignalGroup{static_cast<int>(i), *action},
-             name(i) + ": " + action->reason});
-      }
+      const auto request = group.stop_policy->time_passed(now);
+      signal(i, request, request ? name(i) + ": " + request->reason : "");
       if (group.stop_policy->finished()) {  // It gave up waiting.
-        group_ended(i, now, actions);
+        group_ended(i);
       }
     }
   }
-  end_purposeless_groups(now, actions);
-  return actions;
+  return end_purposeless_groups();
 }
 
 std::optional<Instant> RestartPolicy::deadline() const {
@@ -173,17 +156,21 @@ std::optional<Instant> RestartPolicy::deadline() const {
   return first;
 }
 
-Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
+Status RestartPolicy::can_ask_about(int replica) const {
   if (replica < 0 || replica >= options_.replicas) {
     return refusal(
         str("expected a replica from 0 to ", options_.replicas - 1, ", found ",
             replica));
   }
+  return stop_signal_ != 0 || over_ ? refusal("the job is ending") : Status();
+}
+
+Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
+  if (Status status = can_ask_about(replica); !status.ok()) {
+    return status;
+  }
   const std::size_t index = group_of(replica);
   const State state = groups_[index].state;
-  if (stop_signal_ != 0 || over_) {
-    return refusal("the job is ending");
-  }
   if (state != State::kRunning && state != State::kWaiting) {
     return refusal(
         str("replica ", replica,
@@ -191,23 +178,17 @@ Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
                 : state == State::kDone ? " is done"
                                         : " is not running"));
   }
-  GroupActions actions;
-  request_leave(index, actions);
-  end_purposeless_groups(now, actions);
-  return actions;
+  now_ = now;
+  request_leave(index);
+  return end_purposeless_groups();
 }
 
 Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
-  if (replica < 0 || replica >= options_.replicas) {
-    return refusal(
-        str("expected a replica from 0 to ", options_.replicas - 1, ", found ",
-            replica));
+  if (Status status = can_ask_about(replica); !status.ok()) {
+    return status;
   }
   const std::size_t index = group_of(replica);
   Group& group = groups_[index];
-  if (stop_signal_ != 0 || over_) {
-    return refusal("the job is ending");
-  }
   if (group.state == State::kRunning) {
     return refusal(
         str("replica ", replica,
@@ -220,9 +201,9 @@ Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
   group.backoff.reset();
   group.restarts = 0;
   group.budget.renew();
-  GroupActions actions;
-  start(index, now, name(index) + " is admitted", actions);
-  return actions;
+  now_ = now;
+  start(index, name(index) + " is admitted");
+  return std::exchange(actions_, {});
 }
 
 bool RestartPolicy::finished() const {
@@ -279,27 +260,36 @@ bool RestartPolicy::replicas_left() const {
   });
 }
 
-void RestartPolicy::start(
+void RestartPolicy::say(const std::string& reason) {
+  actions_.push_back({std::monostate(), reason});
+}
+
+// Nothing without a request.
+void RestartPolicy::signal(
     std::size_t index,
-    Instant now,
-    const std::string& reason,
-    GroupActions& actions) {
+    const std::optional<SignalRequest>& request,
+    const std::string& reason) {
+  if (request) {
+    actions_.push_back(
+        {SignalGroup{static_cast<int>(index), *request}, reason});
+  }
+}
+
+void RestartPolicy::start(std::size_t index, const std::string& reason) {
   Group& group = groups_[index];
-  StopPolicyOptions life;
-  life.ranks = options_.ranks;
-  life.failure_grace = options_.failure_grace;
-  life.cause_grace = Duration(0);  // Who starts again soon needs no cause.
-  life.stop_grace = options_.stop_grace;
-  group.stop_policy.emplace(life);
+  group.stop_policy.emplace(StopPolicyOptions{
+      .ranks = options_.ranks,
+      .failure_grace = options_.failure_grace,
+      .cause_grace = Duration(0),  // Who starts again soon needs no cause.
+      .stop_grace = options_.stop_grace});
   group.state = State::kRunning;
   group.draining = false;
-  group.started = now;
-  actions.push_back(
+  group.started = now_;
+  actions_.push_back(
       {StartGroup{static_cast<int>(index), group.replica}, reason});
 }
 
-void RestartPolicy::group_ended(
-    std::size_t index, Instant now, GroupActions& actions) {
+void RestartPolicy::group_ended(std::size_t index) {
   Group& group = groups_[index];
   const std::optional<RankExit> end = group.stop_policy->first_failure();
   const std::string what = name(index) + ": " +
@@ -314,59 +304,45 @@ void RestartPolicy::group_ended(
   if (stop_signal_ != 0 || over_ || group.hangs) {
     group.state = State::kFailed;
     if (end && group.replica) {
-      actions.push_back(
-          {std::monostate(),
-           what +
-               (group.hangs ? "; a process of it outlives SIGKILL"
-                            : " after it was told to end")});
+      say(what +
+          (group.hangs ? "; a process of it outlives SIGKILL"
+                       : " after it was told to end"));
     }
   } else if (!group.replica) {
     // A spare that ends has not waited, whatever it returned.
-    start_again(index, what, now, actions);
+    start_again(index, what);
   } else if (group.draining) {
     group.state = State::kDrained;
-    actions.push_back(
-        {std::monostate(),
-         end ? what + "; it had been asked to leave"
-             : name(index) + " has left"});
+    say(end ? what + "; it had been asked to leave"
+            : name(index) + " has left");
   } else if (!end) {
     group.state = State::kDone;
   } else if (end->exit_code == kWrongUsage && group.restarts == 0) {
     group.state = State::kFailed;
-    actions.push_back(
-        {std::monostate(),
-         what + ", which is wrong usage; it is not started again"});
+    say(what + ", which is wrong usage; it is not started again");
   } else {
-    failed(index, what, now, actions);
+    failed(index, what);
   }
 }
 
-void RestartPolicy::failed(
-    std::size_t index,
-    const std::string& what,
-    Instant now,
-    GroupActions& actions) {
+void RestartPolicy::failed(std::size_t index, const std::string& what) {
   const std::optional<std::size_t> spare = running_spare();
   if (!spare) {
-    start_again(index, what, now, actions);
+    start_again(index, what);
     return;
   }
   const int replica = *std::exchange(groups_[index].replica, std::nullopt);
   groups_[*spare].replica = replica;
-  actions.push_back(
+  actions_.push_back(
       {PromoteSpare{static_cast<int>(*spare), replica},
        str(what, "; spare ", *spare, " takes its place")});
-  start_again(index, "what was replica " + str(replica), now, actions);
+  start_again(index, "what was replica " + str(replica));
 }
 
-void RestartPolicy::start_again(
-    std::size_t index,
-    const std::string& what,
-    Instant now,
-    GroupActions& actions) {
+void RestartPolicy::start_again(std::size_t index, const std::string& what) {
   Group& group = groups_[index];
   std::string reason = what;
-  if (now - group.started >= options_.well_after) {
+  if (now_ - group.started >= options_.well_after) {
     group.backoff.reset();
   }
   const Duration wait = group.backoff.next();
@@ -376,7 +352,7 @@ void RestartPolicy::start_again(
       group.restarts_after_done++ == kRestartsAfterDone) {
     group.state = State::kFailed;
     reason += "; it is not started again, since others are done";
-  } else if (!group.budget.take(now)) {
+  } else if (!group.budget.take(now_)) {
     group.state = State::kFailed;
     const Duration window = options_.restart_window;
     reason +=
@@ -388,63 +364,61 @@ void RestartPolicy::start_again(
     ++group.restarts;
     reason += str("; ", name(index), " is started again ", in_words(wait));
     if (wait == Duration(0)) {
-      start(index, now, reason, actions);
+      start(index, reason);
       return;
     }
     group.state = State::kWaiting;
-    group.start_at = now + wait;
+    group.start_at = now_ + wait;
   }
-  actions.push_back({std::monostate(), reason});
+  say(reason);
 }
 
 std::optional<std::size_t> RestartPolicy::running_spare() const {
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const Group& group = groups_[i];
-    if (!group.replica && group.state == State::kRunning &&
-        !group.stop_policy->first_failure()) {
-      return i;
-    }
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find_if(groups_, [](const Group& group) {
+    return !group.replica && group.state == State::kRunning &&
+        !group.stop_policy->first_failure();
+  });
+  return found == groups_.end()
+      ? std::nullopt
+      : std::optional(static_cast<std::size_t>(found - groups_.begin()));
 }
 
-void RestartPolicy::request_leave(std::size_t index, GroupActions& actions) {
+void RestartPolicy::request_leave(std::size_t index) {
   Group& group = groups_[index];
   if (group.state == State::kWaiting) {
     group.state = State::kDrained;
-    actions.push_back({std::monostate(), name(index) + " stays away"});
+    say(name(index) + " stays away");
   } else if (group.state == State::kRunning) {
     group.draining = true;
-    actions.push_back(
-        {SignalGroup{
-             static_cast<int>(index), {SIGUSR1, SignalTarget::kFirstRank, ""}},
-         name(index) + " was asked to leave"});
+    signal(
+        index, SignalRequest{SIGUSR1, SignalTarget::kFirstRank, ""},
+        name(index) + " was asked to leave");
   }
 }
 
-void RestartPolicy::end_purposeless_groups(Instant now, GroupActions& actions) {
-  // The run has ended: who waits would hear no more than that.
-  if (last_was_done_ && !replica_runs()) {
-    for (Group& group : groups_) {
-      group.state =
-          group.state == State::kWaiting ? State::kFailed : group.state;
-    }
-  }
-  if (over_ || stop_signal_ != 0 || replicas_left()) {
-    return;
-  }
-  over_ = true;
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    Group& group = groups_[i];
-    if (group.state == State::kRunning) {
-      const auto action = group.stop_policy->signal_received(SIGTERM, now);
-      if (action) {
-        actions.push_back({SignalGroup{static_cast<int>(i), *action}});
-      }
-    } else if (group.state == State::kWaiting) {
+void RestartPolicy::give_up_waiting() {
+  for (Group& group : groups_) {
+    if (group.state == State::kWaiting) {
       group.state = State::kFailed;
     }
   }
+}
+
+GroupActions RestartPolicy::end_purposeless_groups() {
+  // The run has ended: who waits would hear no more than that.
+  if (last_was_done_ && !replica_runs()) {
+    give_up_waiting();
+  }
+  if (!over_ && stop_signal_ == 0 && !replicas_left()) {
+    over_ = true;
+    give_up_waiting();
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      if (groups_[i].state == State::kRunning) {
+        signal(i, groups_[i].stop_policy->signal_received(SIGTERM, now_));
+      }
+    }
+  }
+  return std::exchange(actions_, {});
 }
 
 }  // namespace sherd::launch

@@ -101,7 +101,7 @@ class RestartPolicy {
       int group, int status, const std::string& why, Instant now);
   // SIGUSR1 asks every replica to leave, so that the job ends in order; SIGUSR2
   // is passed on to the ranks; the others end the job.
-  GroupActions signal_received(int signal, Instant now);
+  GroupActions signal_received(int number, Instant now);
   // Does nothing before deadline().
   GroupActions time_passed(Instant now);
   std::optional<Instant> deadline() const;
@@ -150,26 +150,24 @@ class RestartPolicy {
   bool replica_runs() const;
   // Some replica is, or will be, at work.
   bool replicas_left() const;
-  void start(
+  // Why nobody can be asked about the replica; success: it can.
+  Status can_ask_about(int replica) const;
+
+  void say(const std::string& reason);
+  void signal(
       std::size_t index,
-      Instant now,
-      const std::string& reason,
-      GroupActions& actions);
-  void group_ended(std::size_t index, Instant now, GroupActions& actions);
-  void failed(
-      std::size_t index,
-      const std::string& what,
-      Instant now,
-      GroupActions& actions);
-  void start_again(
-      std::size_t index,
-      const std::string& what,
-      Instant now,
-      GroupActions& actions);
+      const std::optional<SignalRequest>& request,
+      const std::string& reason = {});
+  void start(std::size_t index, const std::string& reason);
+  void group_ended(std::size_t index);
+  void failed(std::size_t index, const std::string& what);
+  void start_again(std::size_t index, const std::string& what);
   std::optional<std::size_t> running_spare() const;
-  void request_leave(std::size_t index, GroupActions& actions);
-  // Ends what has no purpose any more: starts that wait for nothing, spares.
-  void end_purposeless_groups(Instant now, GroupActions& actions);
+  void request_leave(std::size_t index);
+  void give_up_waiting();
+  // Ends what has no purpose any more, starts that wait for nothing and spares, and returns all that
+  // was decided.
+  GroupActions end_purposeless_groups();
 
   const RestartPolicyOptions options_;
   std::vector<Group> groups_;
@@ -178,6 +176,9 @@ class RestartPolicy {
   // Whether the replica that ended last, drained ones apart, has succeeded.
   bool last_was_done_ = false;
   std::optional<Failure> failure_;
+  // Only during a call: its time, and what it has decided so far.
+  Instant now_{};
+  GroupActions actions_;
 };
 
 }  // namespace sherd::launch

@@ -283,10 +283,14 @@ void Supervisor::kill_and_reap(int slot) {
   }
 }
 
-void Supervisor::kill_all() {
+int Supervisor::give_up(const StartFailure& failure) {
   for (const auto& [slot, child] : children_) {
     kill_and_reap(slot);
   }
+  end_orphans();
+  say_error(failure.message);
+  flush();
+  return failure.exit_status;
 }
 
 void Supervisor::say(const std::string& sentence) {

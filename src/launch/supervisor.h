@@ -73,7 +73,8 @@ class Supervisor {
   // Both do nothing for a slot without a process.
   void signal(int slot, const SignalRequest& action) const;
   void kill_and_reap(int slot);
-  void kill_all();
+  // Ends all that runs, says why the job cannot begin, and returns its exit status.
+  int give_up(const StartFailure& failure);
 
   // To the user, on stderr.
   void say(const std::string& sentence);
