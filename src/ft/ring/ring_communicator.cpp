@@ -16,6 +16,11 @@ constexpr int kReadsMax = 8;
 // How long a peer that has ended may take to say why.
 constexpr Duration kLastWords = std::chrono::milliseconds(100);
 
+bool is_data(const FrameHeader& header) {
+  return header.kind == FrameKind::kData ||
+      header.kind == FrameKind::kSharedData;
+}
+
 ScheduleOptions schedule_options(
     const RingContext& context, const Route& route) {
   return {
@@ -124,12 +129,8 @@ void RingCommunicator::read_header(PeerLink& link) {
             text_of(epoch()), ", found one of ", text_of(header.epoch)));
     return;
   }
-  if (header.kind == FrameKind::kData && !dialled) {
+  if (is_data(header) && !dialled) {
     read_data_header(link);
-    return;
-  }
-  if (header.kind == FrameKind::kSharedData && !dialled) {
-    read_shared_data_header(link);
     return;
   }
   const bool answer = dialled && link.challenge != 0 && !link.connected &&
@@ -146,33 +147,18 @@ void RingCommunicator::read_header(PeerLink& link) {
 
 void RingCommunicator::read_data_header(PeerLink& link) {
   const FrameHeader& header = link.socket->header();
-  if (header.step <= finished_step_) {
-    ++context_.counters.stale_frames;
-  }
-  const auto place = header.step <= finished_step_
-      ? Result<float*>(Status(
-            ErrorCode::kPeerMismatch,
-            str("expected a step above ", finished_step_, ", found ",
-                header.step)))
-      : all_reduce_->place_for(header, link.index);
-  if (!place.ok()) {
-    end(RingFault::kMismatch, replica_of(link),
-        str("replica ", replica_of(link), ", step ", header.step, ": ",
-            place.status().message()));
-    return;
-  }
-  link.rate.begins(now_);
-  link.socket->receive_into(place.value());
-}
-
-void RingCommunicator::read_shared_data_header(PeerLink& link) {
-  const FrameHeader& header = link.socket->header();
+  const bool is_shared = header.kind == FrameKind::kSharedData;
   Status status;
+  float* place = nullptr;
   if (header.step <= finished_step_) {
     ++context_.counters.stale_frames;
     status = Status(
         ErrorCode::kPeerMismatch,
         str("expected a step above ", finished_step_, ", found ", header.step));
+  } else if (!is_shared) {
+    const auto found = all_reduce_->place_for(header, link.index);
+    status = found.status();
+    place = found.ok() ? found.value() : nullptr;
   } else if (!all_reduce_->stale()) {
     status = all_reduce_->expect_shared_data(
         header, link.index, link.memory ? &*link.memory : nullptr);
@@ -186,7 +172,10 @@ void RingCommunicator::read_shared_data_header(PeerLink& link) {
             status.message()));
     return;
   }
-  link.socket->receive_into(nullptr);
+  if (!is_shared) {
+    link.rate.begins(now_);
+  }
+  link.socket->receive_into(place);
 }
 
 void RingCommunicator::read_frame(PeerLink& link) {
@@ -198,8 +187,7 @@ void RingCommunicator::read_frame(PeerLink& link) {
             ", from element ", header.first_element));
     return;
   }
-  if (header.kind == FrameKind::kData ||
-      header.kind == FrameKind::kSharedData) {
+  if (is_data(header)) {
     on_data(link);
     return;
   }

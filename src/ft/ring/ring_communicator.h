@@ -121,7 +121,6 @@ class RingCommunicator {
   void read_header(PeerLink& link);
   void read_frame(PeerLink& link);
   void read_data_header(PeerLink& link);
-  void read_shared_data_header(PeerLink& link);
   void on_data(PeerLink& link);
   void end_late(int sender);
   void read_challenge(PeerLink& link);
