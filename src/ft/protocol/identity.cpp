@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cinttypes>
-#include <cstdio>
 #include <string_view>
 #include <system_error>
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/hex.h"
 
 namespace sherd::ft {
 namespace {
@@ -88,12 +87,8 @@ std::string text_of(const Epoch& epoch) {
 }
 
 std::string text_of(const StateId& state) {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string lineage;
-  for (int shift = 60; shift >= 32; shift -= 4) {
-    lineage += kHex[(state.lineage.high >> shift) & 15U];
-  }
-  return str("step ", state.step, " (", lineage, ")");
+  return str(
+      "step ", state.step, " (", hex(state.lineage.high).substr(0, 8), ")");
 }
 
 std::string text_of(const Attempt& attempt) {
@@ -101,11 +96,9 @@ std::string text_of(const Attempt& attempt) {
 }
 
 std::string name_of(const StateId& state) {
-  char digits[2 * kHalf + 1];
-  std::snprintf(
-      digits, sizeof digits, "%016" PRIx64 "%016" PRIx64, state.lineage.high,
-      state.lineage.low);
-  return str("step ", state.step, " of ", digits);
+  return str(
+      "step ", state.step, " of ", hex(state.lineage.high),
+      hex(state.lineage.low));
 }
 
 StateId state_named(const std::string& name) {

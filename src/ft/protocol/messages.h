@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -231,6 +232,12 @@ struct RunView {
   bool asks = false;
   bool operator==(const RunView&) const = default;
 };
+
+// What makes a view later than another one, but for its plan.
+inline auto age_of(const RunView& view) {
+  return std::make_tuple(
+      view.term, view.epoch, view.canonical.step, view.stage);
+}
 
 // A replica tells the coordinator all that it knows.
 struct Report {

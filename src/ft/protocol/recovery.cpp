@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -14,15 +13,9 @@ namespace {
 
 using Answers = std::vector<const Report*>;
 
-auto age_of(const Report& report) {
-  const auto& view = *report.remembers;
-  return std::make_tuple(
-      view.term, view.epoch, view.canonical.step, view.stage);
-}
-
 const Report& newest_of(const Answers& answers) {
   return **std::ranges::max_element(answers, [](const auto* a, const auto* b) {
-    return age_of(*a) < age_of(*b);
+    return age_of(*a->remembers) < age_of(*b->remembers);
   });
 }
 

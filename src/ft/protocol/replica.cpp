@@ -2,18 +2,12 @@
 #include "ft/protocol/replica.h"
 
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "ft/protocol/samples.h"
 
 namespace sherd::ft {
 namespace {
-
-auto age_of(const RunView& view) {
-  return std::make_tuple(
-      view.term, view.epoch, view.canonical.step, view.stage);
-}
 
 // A plan may be taken back, and no later one has a lower number.
 bool is_older(const RunView& view, const RunView& than) {
