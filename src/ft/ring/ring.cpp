@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -42,63 +39,45 @@ ring::ListeningSocket listening(const std::string& host) {
 
 }  // namespace
 
-// Arguments are checked on the caller's thread, against a copy of what was set before; RingLoop
-// does the rest.
-class Ring::Impl {
- public:
-  Impl(RingOptions options, RingEvents events)
-      : options_(checked(std::move(options))),
-        loop_(options_, listening(options_.bind_host), std::move(events)) {}
-
-  const RingOptions options_;
-  mutable std::mutex mu_;
-  // Guarded by mu_, which also keeps calls in one order.
-  std::uint64_t run_ = 0;
-  std::vector<std::int64_t> elements_;
-  std::vector<bool> given_;
-  std::optional<Epoch> newest_;
-  std::map<Epoch, std::size_t> members_;  // Epochs that may be begun.
-
-  ring::RingLoop loop_;
-};
-
 Ring::Ring(RingOptions options, RingEvents events)
-    : impl_(std::make_unique<Impl>(std::move(options), std::move(events))) {}
+    : options_(checked(std::move(options))),
+      loop_(std::make_unique<ring::RingLoop>(
+          options_, listening(options_.bind_host), std::move(events))) {}
 Ring::~Ring() = default;
 
-std::uint16_t Ring::port() const { return impl_->loop_.port(); }
+std::uint16_t Ring::port() const { return loop_->port(); }
 
 void Ring::set_run(std::uint64_t run, const RingKey& key) {
-  const std::lock_guard lock(impl_->mu_);
+  const std::lock_guard lock(mu_);
   SHERD_CHECK(run != 0, "[ft] expected a run, found 0");
   SHERD_CHECK(
-      !impl_->newest_ || run == impl_->run_,
+      !newest_ || run == run_,
       "[ft] expected the run before the first epoch, found it after");
-  impl_->run_ = run;
-  impl_->loop_.set_run(run, key);
+  run_ = run;
+  loop_->set_run(run, key);
 }
 
 void Ring::set_layout(std::vector<std::int64_t> elements) {
-  const std::lock_guard lock(impl_->mu_);
+  const std::lock_guard lock(mu_);
   for (const auto count : elements) {
     SHERD_CHECK(count >= 0, "[ft] expected sizes of buckets, found ", count);
   }
   SHERD_CHECK(
-      !impl_->newest_ || elements == impl_->elements_,
+      !newest_ || elements == elements_,
       "[ft] expected the layout before the first epoch, found it after");
-  impl_->elements_ = elements;
-  impl_->given_.assign(elements.size(), false);
-  impl_->loop_.set_layout(std::move(elements));
+  elements_ = elements;
+  given_.assign(elements.size(), false);
+  loop_->set_layout(std::move(elements));
 }
 
 void Ring::join(RingMembership epoch) {
   const auto& members = epoch.members;
   const auto own = std::ranges::find_if(members, [&](const RingMember& member) {
-    return member.replica == impl_->options_.replica &&
-        member.incarnation == impl_->options_.incarnation;
+    return member.replica == options_.replica &&
+        member.incarnation == options_.incarnation;
   });
   SHERD_CHECK(
-      own != members.end(), "[ft] expected replica ", impl_->options_.replica,
+      own != members.end(), "[ft] expected replica ", options_.replica,
       " among the members of ", text_of(epoch.epoch), ", found ",
       members.size(), " others");
   std::set<ReplicaId> names;
@@ -122,26 +101,23 @@ void Ring::join(RingMembership epoch) {
       found.problem = address.status().message();
     }
   }
-  const std::lock_guard lock(impl_->mu_);
+  const std::lock_guard lock(mu_);
   SHERD_CHECK(
-      impl_->run_ != 0,
-      "[ft] expected the run to be set before an epoch is joined");
+      run_ != 0, "[ft] expected the run to be set before an epoch is joined");
   SHERD_CHECK(
-      !impl_->newest_ || epoch.epoch > *impl_->newest_,
-      "[ft] expected an epoch after ", text_of(*impl_->newest_), ", found ",
-      text_of(epoch.epoch));
-  impl_->newest_ = epoch.epoch;
-  impl_->members_[epoch.epoch] = members.size();
+      !newest_ || epoch.epoch > *newest_, "[ft] expected an epoch after ",
+      text_of(*newest_), ", found ", text_of(epoch.epoch));
+  newest_ = epoch.epoch;
+  members_[epoch.epoch] = members.size();
   route.epoch = std::move(epoch);
-  impl_->loop_.join(std::move(route));
+  loop_->join(std::move(route));
 }
 
 void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
-  const std::lock_guard lock(impl_->mu_);
-  const auto known = impl_->members_.find(attempt.epoch);
+  const std::lock_guard lock(mu_);
+  const auto known = members_.find(attempt.epoch);
   SHERD_CHECK(
-      known != impl_->members_.end(),
-      "[ft] expected an epoch that was joined, ",
+      known != members_.end(), "[ft] expected an epoch that was joined, ",
       "and none later begun, found ", text_of(attempt));
   SHERD_CHECK(
       weights.size() == known->second, "[ft] expected ", known->second,
@@ -151,40 +127,40 @@ void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
         std::isfinite(weight) && weight >= 0,
         "[ft] expected weights of 0 and more, found ", weight);
   }
-  impl_->members_.erase(impl_->members_.begin(), known);
-  impl_->loop_.begin(attempt, std::move(weights));
+  members_.erase(members_.begin(), known);
+  loop_->begin(attempt, std::move(weights));
 }
 
 void Ring::give(int bucket, const float* in, float* out) {
-  const std::lock_guard lock(impl_->mu_);
+  const std::lock_guard lock(mu_);
   const auto b = static_cast<std::size_t>(bucket);
   SHERD_CHECK(
-      bucket >= 0 && b < impl_->elements_.size(), "[ft] expected a bucket of ",
-      impl_->elements_.size(), ", found ", bucket);
+      bucket >= 0 && b < elements_.size(), "[ft] expected a bucket of ",
+      elements_.size(), ", found ", bucket);
   SHERD_CHECK(
-      !impl_->given_[b], "[ft] expected bucket ", bucket,
+      !given_[b], "[ft] expected bucket ", bucket,
       " once until it is forgotten, found it twice");
   SHERD_CHECK(
-      out != nullptr || impl_->elements_[b] == 0,
+      out != nullptr || elements_[b] == 0,
       "[ft] expected a place for the sum of bucket ", bucket, ", found none");
-  impl_->given_[b] = true;
-  impl_->loop_.give(bucket, in, out);
+  given_[b] = true;
+  loop_->give(bucket, in, out);
 }
 
-void Ring::stop(const Epoch& epoch) { impl_->loop_.stop(epoch); }
+void Ring::stop(const Epoch& epoch) { loop_->stop(epoch); }
 
 void Ring::forget() {
   // Posted under the lock, for one order with give(), which an event may call while this waits.
   std::uint64_t request = 0;
   {
-    const std::lock_guard lock(impl_->mu_);
-    impl_->given_.assign(impl_->given_.size(), false);
-    request = impl_->loop_.ask_to_forget();
+    const std::lock_guard lock(mu_);
+    given_.assign(given_.size(), false);
+    request = loop_->ask_to_forget();
   }
-  impl_->loop_.wait(request);
+  loop_->wait(request);
 }
 
-RingCounters Ring::counters() const { return impl_->loop_.counters(); }
-RingProgress Ring::progress() const { return impl_->loop_.progress(); }
+RingCounters Ring::counters() const { return loop_->counters(); }
+RingProgress Ring::progress() const { return loop_->progress(); }
 
 }  // namespace sherd::ft

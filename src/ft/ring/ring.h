@@ -12,13 +12,19 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
-#include <string>
+#include <mutex>
+#include <optional>
 #include <vector>
 #include "ft/protocol/identity.h"
 #include "ft/ring/ring_types.h"
 
 namespace sherd::ft {
+
+namespace ring {
+class RingLoop;
+}
 
 // Called from the ring's thread, in the order in which things happened. An exception is logged.
 struct RingEvents {
@@ -76,8 +82,18 @@ class Ring {
   RingProgress progress() const;
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  // Arguments are checked on the caller's thread, against a copy of what was set before; the loop
+  // does the rest.
+  const RingOptions options_;
+  std::mutex mu_;
+  // Guarded by mu_, which also keeps calls in one order.
+  std::uint64_t run_ = 0;
+  std::vector<std::int64_t> elements_;
+  std::vector<bool> given_;
+  std::optional<Epoch> newest_;
+  std::map<Epoch, std::size_t> members_;  // Epochs that may be begun.
+
+  const std::unique_ptr<ring::RingLoop> loop_;
 };
 
 }  // namespace sherd::ft
