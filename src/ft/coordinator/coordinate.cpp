@@ -3,12 +3,10 @@
 
 #include <sys/resource.h>
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -17,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/replace_file.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
 #include "net/loop.h"
@@ -177,19 +176,6 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   return service;
 }
 
-// Atomic: a reader of the file sees all of it.
-Status write_ready_file(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  std::ofstream file(part, std::ios::trunc);
-  file << text << std::flush;
-  if (!file.good() || std::rename(part.c_str(), path.c_str()) != 0) {
-    return {
-        ErrorCode::kUnavailable,
-        str("[ft] cannot write '", path, "': ", std::strerror(errno))};
-  }
-  return {};
-}
-
 class CoordinatorMain {
  public:
   explicit CoordinatorMain(const CoordinateOptions& options)
@@ -235,7 +221,7 @@ class CoordinatorMain {
     if (options_.ready_file.empty()) {
       return {};
     }
-    return write_ready_file(
+    return replace_file(
         options_.ready_file,
         address + "\n" + (page_ ? page_->address() + "\n" : ""));
   }
