@@ -96,40 +96,22 @@ Result<Supervisor::Channels> Supervisor::open_channels(
     process.standard[1] = process.standard[2] = to_close[0].get();
     return channels;
   }
-  if (setup->owns_stdout) {
-    process.standard[1] = STDOUT_FILENO;
-  } else {
-    const Status opened = open_pipe(
-        &process.standard[1], &to_close[1], &stdout_, *setup, last,
-        &channels.streams);
-    if (!opened.ok()) {
-      return opened;
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (stream == STDOUT_FILENO && setup->owns_stdout) {
+      process.standard[stream] = STDOUT_FILENO;
+      continue;
     }
-  }
-  const Status opened = open_pipe(
-      &process.standard[2], &to_close[2], &error_sink(), *setup, last,
-      &channels.streams);
-  if (!opened.ok()) {
-    return opened;
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC) != 0) {
+      return unavailable(str("cannot start ", setup->name));
+    }
+    to_close[stream] = Descriptor(ends[1]);
+    process.standard[stream] = ends[1];
+    channels.streams.emplace_back(
+        Descriptor(ends[0]), setup->prefix,
+        stream == STDOUT_FILENO ? &stdout_ : &error_sink(), last);
   }
   return channels;
-}
-
-Status Supervisor::open_pipe(
-    int* child_fd,
-    Descriptor* child_end,
-    LineWriter* to,
-    const SupervisedProcessSpec& setup,
-    OutputTail* last,
-    std::vector<OutputForwarder>* streams) {
-  int ends[2] = {-1, -1};
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    return unavailable(str("cannot start ", setup.name));
-  }
-  *child_end = Descriptor(ends[1]);
-  *child_fd = ends[1];
-  streams->emplace_back(Descriptor(ends[0]), setup.prefix, to, last);
-  return {};
 }
 
 Supervisor::Events Supervisor::poll_once(

@@ -102,13 +102,6 @@ class Supervisor {
 
   Result<Channels> open_channels(
       SupervisedProcessSpec* setup, OutputTail* last);
-  Status open_pipe(
-      int* child_fd,
-      Descriptor* child_end,
-      LineWriter* to,
-      const SupervisedProcessSpec& setup,
-      OutputTail* last,
-      std::vector<OutputForwarder>* streams);
   static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();
   std::set<pid_t> own_processes() const;
