@@ -6,6 +6,7 @@
 
 #include <exception>
 #include <string>
+#include <type_traits>
 #include "base/status.h"
 
 namespace sherd {
@@ -29,13 +30,18 @@ inline std::string reason_of(const std::exception_ptr& failure) {
   }
 }
 
-// Returns the action's status. An Error that it throws becomes a status with its code and sentence;
-// any other exception gets `code`, and `prefix` before its text.
+// Returns the action's status, or success for an action without one. An Error that it throws becomes
+// a status with its code and sentence; any other exception gets `code`, and `prefix` before its text.
 template <typename Action>
 Status status_of(
     Action&& action, ErrorCode code, const std::string& prefix = {}) {
   try {
-    return action();
+    if constexpr (std::is_void_v<std::invoke_result_t<Action>>) {
+      action();
+      return {};
+    } else {
+      return action();
+    }
   } catch (const Error& error) {
     return {error.code(), error.what()};
   } catch (const std::exception& error) {

@@ -187,12 +187,8 @@ void RankAgent::on(const RingMembership& ring) {
   }
   // The look-up of a name may take many seconds, and what holds up this loop holds up heartbeats.
   joins_thread_.post([this, routed = std::move(routed)]() noexcept {
-    const auto joined = status_of(
-        [&]() -> Status {
-          ring_->join(routed);
-          return {};
-        },
-        ErrorCode::kUnavailable);
+    const auto joined =
+        status_of([&] { ring_->join(routed); }, ErrorCode::kUnavailable);
     if (!joined.ok()) {
       loop_.post([joined] { joined.throw_if_failed(); });
     }

@@ -69,12 +69,8 @@ struct DonorConnection::Impl
 // Connector throws for an address that security does not allow, and another process named this one.
 void DonorConnection::Impl::begin() {
   SHERD_ASSERT(loop.in_loop());
-  const Status begun = status_of(
-      [this]() -> Status {
-        dial_donor();
-        return {};
-      },
-      ErrorCode::kUnavailable);
+  const Status begun =
+      status_of([this] { dial_donor(); }, ErrorCode::kUnavailable);
   if (begun.ok()) {
     return;
   }

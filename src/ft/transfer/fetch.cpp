@@ -239,11 +239,8 @@ Status Fetch::Impl::take_room() {
             right->bytes)};
   }
   return status_of(
-      [this]() -> Status {
-        bytes.reserve(right->bytes);
-        return {};
-      },
-      ErrorCode::kUnavailable, str("no memory for ", right->bytes, " bytes: "));
+      [this] { bytes.reserve(right->bytes); }, ErrorCode::kUnavailable,
+      str("no memory for ", right->bytes, " bytes: "));
 }
 
 void Fetch::Impl::use(std::size_t donor) {

@@ -66,10 +66,23 @@ struct FieldWriter {
     out.text(value);
   }
   template <typename T>
-  void maybe(const char* what, const std::optional<T>& value);
+  void maybe(const char*, const std::optional<T>& value) {
+    out.boolean(value.has_value());
+    if (value) {
+      fields(*this, *value);
+    }
+  }
   template <typename T>
   void list(
-      const char* what, const ListLimits& limits, const std::vector<T>& value);
+      const char* what, const ListLimits& limits, const std::vector<T>& value) {
+    SHERD_CHECK(
+        value.size() <= limits.elements_max, "[ft] expected at most ",
+        limits.elements_max, " ", what, ", found ", value.size());
+    out.count(value.size());
+    for (const T& one : value) {
+      fields(*this, one);
+    }
+  }
 };
 
 struct FieldReader {
@@ -109,9 +122,22 @@ struct FieldReader {
     }
   }
   template <typename T>
-  void maybe(const char* what, std::optional<T>& value);
+  void maybe(const char* what, std::optional<T>& value) {
+    value.reset();
+    if (in.boolean(what)) {
+      fields(*this, value.emplace());
+    }
+  }
   template <typename T>
-  void list(const char* what, const ListLimits& limits, std::vector<T>& value);
+  void list(const char* what, const ListLimits& limits, std::vector<T>& value) {
+    value.resize(in.count(what, limits));
+    for (T& one : value) {
+      if (!in.ok()) {
+        return;
+      }
+      fields(*this, one);
+    }
+  }
 };
 
 // ---- the values of identity.h and messages.h ----
@@ -322,48 +348,6 @@ void fields(Io& io, Field<Io, LiveReplica>& peer) {
   io.number("a replica", peer.replica);
   io.number("an incarnation", peer.incarnation);
   fields(io, peer.addresses);
-}
-
-// ---- lists and what may be missing ----
-
-template <typename T>
-void FieldWriter::maybe(const char*, const std::optional<T>& value) {
-  out.boolean(value.has_value());
-  if (value) {
-    fields<FieldWriter>(*this, *value);
-  }
-}
-
-template <typename T>
-void FieldReader::maybe(const char* what, std::optional<T>& value) {
-  value.reset();
-  if (in.boolean(what)) {
-    fields<FieldReader>(*this, value.emplace());
-  }
-}
-
-template <typename T>
-void FieldWriter::list(
-    const char* what, const ListLimits& limits, const std::vector<T>& value) {
-  SHERD_CHECK(
-      value.size() <= limits.elements_max, "[ft] expected at most ",
-      limits.elements_max, " ", what, ", found ", value.size());
-  out.count(value.size());
-  for (const T& one : value) {
-    fields<FieldWriter>(*this, one);
-  }
-}
-
-template <typename T>
-void FieldReader::list(
-    const char* what, const ListLimits& limits, std::vector<T>& value) {
-  value.resize(in.count(what, limits));
-  for (T& one : value) {
-    if (!in.ok()) {
-      return;
-    }
-    fields<FieldReader>(*this, one);
-  }
 }
 
 // ---- one of several kinds: which, and its fields ----
