@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/core_binding.h"
+#include "launch/start_plan.h"
 
 #include <algorithm>
 #include <set>

@@ -13,8 +13,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
-#include "launch/core_binding.h"
 #include "launch/launcher_under_test.h"
+#include "launch/start_plan.h"
 
 namespace sherd::launch {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/lines.h"
+#include "launch/output_forwarder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,16 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OutputForwarder copies one stream (stdout or stderr) of one rank from its pipe to a LineWriter,
-// line by line, so that lines of ranks do not mix, and remembers the last lines for the report
-// about a failure. Thread rule: one thread.
+// OutputForwarder copies one stream (stdout or stderr) of one rank from its pipe to a LineWriter, line
+// by line, so that lines of ranks do not mix, and remembers the last lines for the report about a
+// failure. Its LineSplitter and OutputTail bound their memory whatever a rank writes. Thread rule: one
+// thread.
 #pragma once
 
+#include <cstddef>
+#include <deque>
 #include <string>
+#include <string_view>
+#include <vector>
 #include "base/descriptor.h"
 #include "launch/line_writer.h"
-#include "launch/lines.h"
 
 namespace sherd::launch {
+
+// A line ends at \n, \r or \r\n: each state of a progress bar is a line,
+// because several ranks cannot redraw one line of the terminal. Longer lines
+// than kLineBytesMax are cut.
+class LineSplitter {
+ public:
+  static constexpr std::size_t kLineBytesMax = std::size_t{64} << 10U;
+
+  // Lines that `bytes` completes, without their ends.
+  std::vector<std::string> add(std::string_view bytes);
+  // What was begun and never ended; nothing after a line end.
+  std::vector<std::string> finish();
+
+ private:
+  std::string begun_;
+  bool after_return_ = false;  // A \n now belongs to the \r before it.
+};
+
+// The end of a rank's output.
+class OutputTail {
+ public:
+  static constexpr std::size_t kCount = 20;
+  static constexpr std::size_t kLineBytesMax = 1000;
+
+  void add(const std::string& line);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
 
 class OutputForwarder {
  public:

@@ -17,7 +17,6 @@
 #include "base/process.h"
 #include "base/status.h"
 #include "launch/line_writer.h"
-#include "launch/lines.h"
 #include "launch/orphans.h"
 #include "launch/output_forwarder.h"
 #include "launch/program.h"
