@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/transfer_rate.h"
+#include "ft/ring/peer_link.h"
 
 #include <gtest/gtest.h>
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cmath>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -99,6 +100,27 @@ net::Security security_of(const SessionOptions& options) {
 }
 
 }  // namespace
+
+double learning_rate_factor(
+    LearningRateScaling scaling,
+    std::int64_t samples,
+    std::int64_t samples_full) {
+  SHERD_CHECK(
+      samples > 0 && samples_full > 0,
+      "[ft] expected samples of a step and of a full one, found ", samples,
+      " and ", samples_full);
+  const auto share =
+      static_cast<double>(samples) / static_cast<double>(samples_full);
+  switch (scaling) {
+    case LearningRateScaling::kNone:
+      return 1.0;
+    case LearningRateScaling::kLinear:
+      return share;
+    case LearningRateScaling::kSquareRoot:
+      return std::sqrt(share);
+  }
+  SHERD_ASSERT(false, "each scaling has a factor");
+}
 
 SessionOptions SessionOptions::from_environment() {
   const auto lookup = process_environment();
