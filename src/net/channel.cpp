@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/channel.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <algorithm>
-#include <chrono>
 #include <utility>
-#include "base/check.h"
 #include "net/asio_headers.h"
 #include "net/host_address.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::net {
 namespace {
@@ -49,33 +44,6 @@ class PlainChannel final : public Channel {
   Tcp::socket socket_;
 };
 
-int seconds_of(Duration time) {
-  const auto whole = std::chrono::ceil<std::chrono::seconds>(time).count();
-  return static_cast<int>(std::max<std::int64_t>(1, whole));
-}
-
-void set_option(int socket, int level, int name, int value) {
-  // Linux has had these options for long, so only a mistake of sherd's can fail.
-  const int result = ::setsockopt(socket, level, name, &value, sizeof value);
-  SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
-}
-
-void set_options(int socket, const ConnectionOptions& options) {
-  const auto user_timeout_ms =
-      std::chrono::ceil<std::chrono::milliseconds>(options.user_timeout);
-  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set_option(
-      socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
-      static_cast<int>(user_timeout_ms.count()));
-  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(
-      socket, IPPROTO_TCP, TCP_KEEPIDLE, seconds_of(options.keep_alive_idle));
-  set_option(
-      socket, IPPROTO_TCP, TCP_KEEPINTVL,
-      seconds_of(options.keep_alive_interval));
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, options.keep_alive_probes);
-}
-
 }  // namespace
 
 std::unique_ptr<Channel> make_channel(
@@ -83,7 +51,12 @@ std::unique_ptr<Channel> make_channel(
     const ConnectionOptions& options,
     std::shared_ptr<TlsContext> tls,
     Side side) {
-  set_options(socket.native_handle(), options);
+  set_peer_options(
+      socket.native_handle(),
+      {.user_timeout = options.user_timeout,
+       .keep_alive_idle = options.keep_alive_idle,
+       .keep_alive_interval = options.keep_alive_interval,
+       .keep_alive_probes = options.keep_alive_probes});
   if (tls != nullptr) {
     return make_tls_channel(std::move(socket), std::move(tls), side);
   }

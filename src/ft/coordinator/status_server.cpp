@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/status_server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -22,6 +20,8 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "net/host_address.h"
+#include "net/security.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft {
 namespace {
@@ -38,45 +38,16 @@ constexpr Duration kFreshFor = std::chrono::milliseconds(100);
 // How long a client waits for a new status: who makes it may be waiting for the disk.
 constexpr Duration kAskedFor = std::chrono::milliseconds(500);
 
-struct SocketAddress {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
 // Throws Error unless it is this host's own.
-SocketAddress loopback_of(const net::HostAddress& address) {
-  SocketAddress found;
+net::SocketAddress loopback_of(const net::HostAddress& address) {
   const std::string host =
       address.host == "localhost" ? "127.0.0.1" : address.host;
-  auto* v4 = reinterpret_cast<sockaddr_in*>(&found.storage);
-  auto* v6 = reinterpret_cast<sockaddr_in6*>(&found.storage);
-  bool loopback = false;
-  if (::inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
-    loopback = ntohl(v4->sin_addr.s_addr) >> 24U == 127;
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(address.port);
-    found.size = sizeof(sockaddr_in);
-  } else if (::inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
-    loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(address.port);
-    found.size = sizeof(sockaddr_in6);
-  }
   SHERD_CHECK(
-      loopback,
+      net::is_loopback(host),
       "[ft] expected the status page on 127.0.0.1 or [::1], since it "
       "asks nobody who they are, found '",
       address.text(), "'");
-  return found;
-}
-
-std::uint16_t port_of(int socket) {
-  SocketAddress address;
-  address.size = sizeof(address.storage);
-  SHERD_ASSERT(::getsockname(socket, address.get(), &address.size) == 0);
-  // At the same place in both families.
-  return ntohs(reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port);
+  return net::resolve(host, address.port).value();
 }
 
 std::string bytes_of(const HttpAnswer& answer) {
@@ -322,26 +293,20 @@ void StatusServer::Impl::answer_waiting(Instant now) {
 Result<std::unique_ptr<StatusServer>> StatusServer::listen(
     const std::string& address, std::function<void()> ask) {
   auto where = net::parse_host_address(address);
-  SocketAddress bound = loopback_of(where);
+  auto listening = net::listen_on(loopback_of(where));
   auto impl = std::make_unique<Impl>();
   impl->ask = std::move(ask);
-  impl->listener = Descriptor(::socket(
-      bound.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   impl->stop = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   impl->shows = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  const int on = 1;
-  if (!impl->listener.open() || !impl->stop.open() || !impl->shows.open() ||
-      ::setsockopt(
-          impl->listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) !=
-          0 ||
-      ::bind(impl->listener.get(), bound.get(), bound.size) != 0 ||
-      ::listen(impl->listener.get(), SOMAXCONN) != 0) {
+  if (!listening.ok() || !impl->stop.open() || !impl->shows.open()) {
     return Status(
         ErrorCode::kUnavailable,
         str("[ft] cannot show the status at ", where.text(), ": ",
-            std::strerror(errno)));
+            listening.ok() ? std::strerror(errno)
+                           : listening.status().message()));
   }
-  where.port = port_of(impl->listener.get());
+  where.port = listening.value().port;
+  impl->listener = std::move(listening).value().socket;
   impl->address = where.text();
   // Signals are for those who wait for them.
   sigset_t all;

@@ -17,7 +17,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/replica/replica_agent.h"
-#include "ft/ring/socket.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/messages_testing.h"
 #include "ft/wire/report_stream.h"
@@ -25,6 +24,7 @@
 #include "net/frame.h"
 #include "net/listener.h"
 #include "net/loop.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft {
 namespace {
@@ -334,7 +334,7 @@ class NewerCoordinator {
  public:
   explicit NewerCoordinator(net::Loop& loop)
       : loop_(loop),
-        listening_(std::move(ring::listen_on("127.0.0.1")).value()),
+        listening_(std::move(net::listen_on("127.0.0.1")).value()),
         thread_([this] { serve(); }) {}
   net::HostAddress address() const { return {"127.0.0.1", listening_.port}; }
   // Of the last report.
@@ -386,7 +386,7 @@ class NewerCoordinator {
   }
 
   net::Loop& loop_;
-  ring::ListeningSocket listening_;
+  net::ListeningSocket listening_;
   // Nothing else is read because of it.
   std::atomic<std::uint64_t> run_{0};
   std::jthread thread_;

@@ -18,8 +18,8 @@
 #include <gmock/gmock.h>
 #include "base/hash.h"
 #include "ft/coordinator/coordinator_server.h"
-#include "ft/ring/socket.h"
 #include "net/listener.h"
+#include "net/tcp_socket.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -300,7 +300,7 @@ std::unique_ptr<ReplicaAgent> start_rank_1(std::uint16_t port_of_rank_0) {
 }
 
 TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
-  auto listening = std::move(ring::listen_on("127.0.0.1")).value();
+  auto listening = std::move(net::listen_on("127.0.0.1")).value();
   const auto agent = start_rank_1(listening.port);
   for (int i = 0; i < 4; ++i) {
     pollfd dialled{listening.socket.get(), POLLIN, 0};

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 #include "base/check.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -28,7 +28,7 @@ void HandshakeQueue::accept_waiting(int listener, Instant now) {
       closed_until_ = exhausted ? now + kExhaustedPause : Instant{};
       return;
     }
-    set_peer_options(
+    net::set_peer_options(
         socket.get(),
         {.user_timeout = options_.user_timeout,
          .keep_alive_idle = options_.keep_alive_idle});
@@ -67,7 +67,7 @@ void HandshakeQueue::warn(
     const FramedSocket& link, Instant now, const std::string& what) {
   log_.warn(
       now,
-      str("[ft] ", peer_of(link.fd()), ", at the port of the all-reduce, ",
+      str("[ft] ", net::peer_of(link.fd()), ", at the port of the all-reduce, ",
           what));
 }
 

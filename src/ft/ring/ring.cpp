@@ -31,8 +31,8 @@ RingOptions checked(RingOptions options) {
   return options;
 }
 
-ring::ListeningSocket listening(const std::string& host) {
-  auto result = ring::listen_on(host);
+net::ListeningSocket listening(const std::string& host) {
+  auto result = net::listen_on(host);
   SHERD_CHECK_AS(kUnavailable, result.ok(), "[ft] ", result.status().message());
   return std::move(result).value();
 }
@@ -94,7 +94,7 @@ void Ring::join(RingMembership epoch) {
        receivers_of(static_cast<int>(members.size()), route.position)) {
     const auto& receiver = members[static_cast<std::size_t>(position)];
     auto& found = route.receivers.emplace_back();
-    auto address = ring::resolve(receiver.host, receiver.port);
+    auto address = net::resolve(receiver.host, receiver.port);
     if (address.ok()) {
       found.address = address.value();
     } else {

@@ -20,7 +20,7 @@
 #include "ft/ring/ring_all_reduce.h"
 #include "ft/ring/ring_types.h"
 #include "ft/ring/shared_floats.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 
@@ -40,7 +40,7 @@ struct RingContext {
 // An epoch, and the addresses of those that this member dials.
 struct Route {
   struct Address {
-    SocketAddress address;
+    net::SocketAddress address;
     std::string problem;  // Why there is none.
   };
   RingMembership epoch;

@@ -185,7 +185,7 @@ bool RingCommunicator::dial(PeerLink& link, Instant now) {
   if (link.dialling.open() && now < link.dial_at) {
     return dialled(link, now);
   }
-  auto begun = begin_connect(address_of(link).address);
+  auto begun = net::begin_connect(address_of(link).address);
   if (begun.ok()) {
     link.dialling = std::move(begun).value();
     link.dial_at = now + kDialAgain;
@@ -203,13 +203,13 @@ bool RingCommunicator::dialled(PeerLink& link, Instant now) {
   if (::poll(&ready, 1, 0) <= 0) {
     return false;
   }
-  const int error = connect_error(link.dialling.get());
+  const int error = net::connect_error(link.dialling.get());
   if (error != 0) {
     link.dialling.close();
     dial_again(link, now, std::strerror(error));
     return true;
   }
-  set_peer_options(
+  net::set_peer_options(
       link.dialling.get(),
       {.user_timeout = context_.options.user_timeout,
        .keep_alive_idle = context_.options.keep_alive_idle});

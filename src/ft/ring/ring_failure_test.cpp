@@ -17,7 +17,7 @@
 #include "ft/ring/child_replica_testing.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/ring_testing.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -367,7 +367,7 @@ const std::size_t kChallengeBytes = challenge_frame(1).size();
 class ScriptedPeer {
  public:
   explicit ScriptedPeer(RingGroup& group) : group_(group) {
-    listening_ = std::move(listen_on("127.0.0.1")).value();
+    listening_ = std::move(net::listen_on("127.0.0.1")).value();
     hello_.run = kTestRun;
     hello_.from = 1;
     hello_.from_incarnation = 101;
@@ -421,7 +421,7 @@ class ScriptedPeer {
 
  private:
   RingGroup& group_;
-  ListeningSocket listening_;
+  net::ListeningSocket listening_;
   Handshake hello_;
   Connected from_;
 };
@@ -626,7 +626,7 @@ TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
   RingGroup group(2, {.layout = {10}});
   std::uint16_t nobody = 0;
   {
-    nobody = std::move(listen_on("127.0.0.1")).value().port;
+    nobody = std::move(net::listen_on("127.0.0.1")).value().port;
   }
   auto epoch = group.epoch(1);
   epoch.members.push_back({9, 1, "127.0.0.1", nobody});
@@ -643,7 +643,7 @@ TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
 }
 
 TEST(RingJoin, AMemberThatNeverAnswersIsAccusedAfterTheTimeout) {
-  const auto silent = std::move(listen_on("127.0.0.1")).value();
+  const auto silent = std::move(net::listen_on("127.0.0.1")).value();
   TestMember member(
       {.replica = 0, .connect_timeout = std::chrono::milliseconds(200)}, {10},
       1);

@@ -9,7 +9,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/log.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -31,7 +31,7 @@ Descriptor make_wake() {
 }  // namespace
 
 RingLoop::RingLoop(
-    RingOptions options, ListeningSocket listening, RingEvents events)
+    RingOptions options, net::ListeningSocket listening, RingEvents events)
     : events_(std::move(events)),
       listener_(std::move(listening.socket)),
       port_(listening.port),
@@ -399,7 +399,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
         clock_.now(),
         str("[ft] expected a member of this run at the port of the all-reduce, "
             "found ",
-            peer_of(caller.link.fd()), ", which does not know the key"));
+            net::peer_of(caller.link.fd()), ", which does not know the key"));
     return refuse(
         caller, counters.refused_connections, "the key is another one");
   }

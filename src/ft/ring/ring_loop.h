@@ -22,13 +22,14 @@
 #include "ft/ring/handshake_queue.h"
 #include "ft/ring/ring.h"
 #include "ft/ring/ring_communicator.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 
 class RingLoop {
  public:
-  RingLoop(RingOptions options, ListeningSocket listening, RingEvents events);
+  RingLoop(
+      RingOptions options, net::ListeningSocket listening, RingEvents events);
   ~RingLoop();
   RingLoop(const RingLoop&) = delete;
   RingLoop& operator=(const RingLoop&) = delete;

@@ -19,7 +19,7 @@
 #include "base/check.h"
 #include "ft/protocol/reduce_shape.h"
 #include "ft/ring/block_digest.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 
@@ -427,7 +427,7 @@ std::size_t descriptors_down_to(std::size_t count) {
 Connected connect_to(std::uint16_t port) {
   Connected connected{
       Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
-  const auto address = resolve("127.0.0.1", port).value();
+  const auto address = net::resolve("127.0.0.1", port).value();
   EXPECT_EQ(
       0,
       ::connect(
@@ -469,7 +469,7 @@ std::string Connected::receive(std::size_t bytes) {
 // ---- the proxy ----
 
 struct Proxy::State {
-  ListeningSocket listening;
+  net::ListeningSocket listening;
   Descriptor quit;
   std::uint16_t target = 0;
   InjectedFault fault;
@@ -567,7 +567,7 @@ void Proxy::State::run() {
 
 Proxy::Proxy(std::uint16_t target, InjectedFault fault)
     : state_(std::make_unique<State>()) {
-  state_->listening = std::move(listen_on("127.0.0.1")).value();
+  state_->listening = std::move(net::listen_on("127.0.0.1")).value();
   state_->quit = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->go = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->target = target;

@@ -15,7 +15,7 @@
 #include "ft/ring/child_replica_testing.h"
 #include "ft/ring/reduce_schedule.h"
 #include "ft/ring/ring_testing.h"
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -392,7 +392,7 @@ TEST(TreesJoin, AMemberWithoutAProcessIsAccusedByAll) {
   RingGroup group(kMembers, {.layout = {10}});
   std::uint16_t nobody = 0;
   {
-    nobody = std::move(listen_on("127.0.0.1")).value().port;
+    nobody = std::move(net::listen_on("127.0.0.1")).value().port;
   }
   auto epoch = group.epoch(1);
   epoch.members.insert(epoch.members.begin() + 9, {99, 1, "127.0.0.1", nobody});
@@ -409,7 +409,7 @@ TEST(TreesJoin, AMemberWithoutAProcessIsAccusedByAll) {
 }
 
 TEST(TreesJoin, AMemberThatNeverAnswersIsAccusedByAll) {
-  const auto silent = std::move(listen_on("127.0.0.1")).value();
+  const auto silent = std::move(net::listen_on("127.0.0.1")).value();
   RingGroup group(
       kMembers - 1,
       {.layout = {10}, .connect_timeout = std::chrono::milliseconds(400)});

@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/socket.h"
+#include "net/tcp_socket.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <utility>
+#include "base/check.h"
 
-namespace sherd::ft::ring {
+namespace sherd::net {
 namespace {
 
-constexpr int kBacklog = 64;
-
+// It is at the same place in both families.
 std::uint16_t port_of(const sockaddr_storage& storage) {
-  // At the same place in both families.
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
-}
-
-Status failed(const std::string& what, int error) {
-  return {ErrorCode::kUnavailable, what + ": " + std::strerror(error)};
+  sockaddr_in address = {};
+  std::memcpy(&address, &storage, sizeof address);
+  return ntohs(address.sin_port);
 }
 
 void set(int socket, int level, int name, int value) {
-  ::setsockopt(socket, level, name, &value, sizeof value);
+  // Linux has had these options for long, so only a mistake of sherd's can fail.
+  const int result = ::setsockopt(socket, level, name, &value, sizeof value);
+  SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
 }
 
-int whole_seconds(Duration d) {
-  const auto count =
-      std::chrono::duration_cast<std::chrono::seconds>(d).count();
-  return count < 1 ? 1 : static_cast<int>(count);
+int whole_seconds(Duration time) {
+  const auto whole = std::chrono::ceil<std::chrono::seconds>(time).count();
+  return static_cast<int>(std::max<std::int64_t>(1, whole));
 }
 
 }  // namespace
@@ -56,32 +57,40 @@ Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
   return address;
 }
 
+Result<ListeningSocket> listen_on(const SocketAddress& address) {
+  sockaddr_storage storage = address.storage;
+  socklen_t bytes = address.bytes;
+  auto* name = reinterpret_cast<sockaddr*>(&storage);
+  const int reuse = port_of(storage) != 0 ? 1 : 0;
+  Descriptor socket(::socket(
+      storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int fd = socket.get();
+  if (fd < 0 ||
+      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0 ||
+      ::bind(fd, name, bytes) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
+      ::getsockname(fd, name, &bytes) != 0) {
+    return Status(ErrorCode::kUnavailable, std::strerror(errno));
+  }
+  return ListeningSocket{std::move(socket), port_of(storage)};
+}
+
 Result<ListeningSocket> listen_on(const std::string& host) {
   const auto address = resolve(host, 0);
   if (!address.ok()) {
     return address.status();
   }
-  sockaddr_storage storage = address.value().storage;
-  socklen_t bytes = address.value().bytes;
-  ListeningSocket listening;
-  listening.socket = Descriptor(::socket(
-      storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int fd = listening.socket.get();
-  auto* name = reinterpret_cast<sockaddr*>(&storage);
-  if (fd < 0 || ::bind(fd, name, bytes) != 0 || ::listen(fd, kBacklog) != 0) {
-    return failed("cannot listen on " + host, errno);
+  auto listening = listen_on(address.value());
+  if (!listening.ok()) {
+    return Status(
+        ErrorCode::kUnavailable,
+        "cannot listen on " + host + ": " + listening.status().message());
   }
-  bytes = sizeof storage;
-  if (::getsockname(fd, name, &bytes) != 0) {
-    return failed("cannot listen on " + host, errno);
-  }
-  listening.port = port_of(storage);
   return listening;
 }
 
 void set_peer_options(int socket, const TcpTimeouts& timers) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-      timers.user_timeout);
+  const auto ms =
+      std::chrono::ceil<std::chrono::milliseconds>(timers.user_timeout);
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms.count()));
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -96,7 +105,9 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
       address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
       0));
   if (!socket.open()) {
-    return failed("no socket", errno);
+    return Status(
+        ErrorCode::kUnavailable,
+        std::string("no socket: ") + std::strerror(errno));
   }
   if (::connect(
           socket.get(), reinterpret_cast<const sockaddr*>(&address.storage),
@@ -131,4 +142,4 @@ int connect_error(int socket) {
       : errno;
 }
 
-}  // namespace sherd::ft::ring
+}  // namespace sherd::net

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Non-blocking TCP sockets with the options that detect a lost peer. Thread rule: any thread.
+// Non-blocking TCP sockets for those who move bytes without a Connection, and the options that detect
+// a lost peer. Thread rule: any thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -10,7 +11,7 @@
 #include "base/descriptor.h"
 #include "base/status.h"
 
-namespace sherd::ft::ring {
+namespace sherd::net {
 
 struct SocketAddress {
   sockaddr_storage storage{};
@@ -24,6 +25,8 @@ struct ListeningSocket {
   Descriptor socket;
   std::uint16_t port = 0;
 };
+// Port 0: any. A port that only lingers after an earlier process counts as free.
+Result<ListeningSocket> listen_on(const SocketAddress& address);
 Result<ListeningSocket> listen_on(const std::string& host);
 
 // Both are needed: the user timeout detects nothing while the connection is quiet, keep-alive
@@ -44,4 +47,4 @@ int connect_error(int socket);
 // "10.0.0.7:52133", for sentences.
 std::string peer_of(int socket);
 
-}  // namespace sherd::ft::ring
+}  // namespace sherd::net
