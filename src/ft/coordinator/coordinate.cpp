@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/replace_file.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
@@ -39,15 +40,12 @@ class BlockedSignals {
     ::sigemptyset(&held_);
     ::sigaddset(&held_, SIGINT);
     ::sigaddset(&held_, SIGTERM);
-    ::pthread_sigmask(SIG_BLOCK, &held_, &before_);
+    ::pthread_sigmask(SIG_BLOCK, &held_, &before_.mask);
     struct sigaction ignore = {};
     ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignore, &pipe_before_);
+    ::sigaction(SIGPIPE, &ignore, &before_.pipe);
   }
-  ~BlockedSignals() {
-    ::sigaction(SIGPIPE, &pipe_before_, nullptr);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
+  ~BlockedSignals() { before_.restore(); }
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
@@ -60,8 +58,7 @@ class BlockedSignals {
 
  private:
   sigset_t held_{};
-  sigset_t before_{};
-  struct sigaction pipe_before_ = {};
+  SignalState before_;
 };
 
 // Each connection of a replica takes a descriptor, the log, the page and the loop some more. With too

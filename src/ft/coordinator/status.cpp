@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/hex.h"
+#include "ft/coordinator/hang_report.h"
 #include "net/authentication.h"
 
 namespace sherd::ft {
@@ -19,18 +20,21 @@ nlohmann::json json_of(const StateId& state) {
 }
 
 nlohmann::json json_of(const RankStatus& one) {
+  const auto& progress = one.progress;
+  const auto place = progress.place.value_or(RingPosition());
   return {
-      {"rank", one.rank},
-      {"activity", one.activity},
+      {"rank", progress.rank},
+      {"activity", text_of(progress.activity)},
       {"since_s", one.since_s},
       {"quiet_s", one.quiet_s},
       {"waits_for",
-       one.waits_for ? nlohmann::json(*one.waits_for) : nlohmann::json()},
-      {"to_read", one.to_read},
-      {"bucket", one.bucket},
-      {"unit", one.unit},
-      {"slices_done", one.slices_done},
-      {"slices", one.slices},
+       progress.waits_for ? nlohmann::json(*progress.waits_for)
+                          : nlohmann::json()},
+      {"to_read", progress.to_read},
+      {"bucket", place.bucket},
+      {"unit", place.unit},
+      {"slices_done", place.slices_done},
+      {"slices", place.slices},
       {"does", one.does}};
 }
 

@@ -10,22 +10,14 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "ft/protocol/identity.h"
+#include "ft/protocol/messages.h"
 
 namespace sherd::ft {
 
 struct RankStatus {
-  std::uint32_t rank = 0;
-  std::string activity{};
+  TrainingProgress progress{};
   double since_s = 0;  // How long it has made no progress.
   double quiet_s = 0;  // How long its agent has been silent.
-  std::optional<ReplicaId> waits_for{};
-  bool to_read = false;  // It waits for a reader, else for bytes.
-  // The reduction under way; none: 0 slices.
-  std::uint32_t bucket = 0;
-  std::string unit{};  // Whose gradients are in the bucket.
-  std::int64_t slices_done = 0;
-  std::int64_t slices = 0;
   std::string does{};  // The same as a sentence without its subject.
 };
 

@@ -18,23 +18,13 @@ constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
 RankStatus status_of(const RankActivity& rank) {
   const auto& progress = rank.progress;
-  RankStatus status;
-  status.rank = progress.rank;
-  status.activity = text_of(progress.activity);
-  status.since_s = seconds(rank.standing);
-  status.quiet_s = progress.missed_heartbeats >= kSilentAfterHeartbeats
-      ? seconds(silence_of(progress))
-      : 0;
-  status.waits_for = progress.waits_for;
-  status.to_read = progress.to_read;
-  if (const auto& place = progress.place) {
-    status.bucket = place->bucket;
-    status.unit = place->unit;
-    status.slices_done = place->slices_done;
-    status.slices = place->slices;
-  }
-  status.does = text_of(rank);
-  return status;
+  return {
+      .progress = progress,
+      .since_s = seconds(rank.standing),
+      .quiet_s = progress.missed_heartbeats >= kSilentAfterHeartbeats
+          ? seconds(silence_of(progress))
+          : 0,
+      .does = text_of(rank)};
 }
 
 }  // namespace

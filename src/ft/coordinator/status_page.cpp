@@ -110,7 +110,7 @@ void replicas(std::ostream& out, const RunStatus& status) {
 // Ranks that wait or stand: a step that goes on shows none.
 bool stands(const RankStatus& one) {
   constexpr double kStandsS = 1;
-  return (one.since_s > kStandsS && one.waits_for) || one.quiet_s > 0;
+  return (one.since_s > kStandsS && one.progress.waits_for) || one.quiet_s > 0;
 }
 
 void waits(std::ostream& out, const RunStatus& status) {
@@ -120,7 +120,7 @@ void waits(std::ostream& out, const RunStatus& status) {
     for (const auto& one : replica.ranks) {
       if (stands(one)) {
         out << (any ? "" : "<ul>\n") << "<li>Replica " << replica.replica
-            << " rank " << one.rank << ' ' << html_escaped(one.does)
+            << " rank " << one.progress.rank << ' ' << html_escaped(one.does)
             << ", since " << span_of(one.since_s) << "</li>\n";
         any = true;
       }

@@ -32,15 +32,19 @@ RunStatus example() {
        .activity = "reducing",
        .address = "127.0.0.1:4711",
        .ranks =
-           {{.activity = "idle", .since_s = 5},
-            {.rank = 1,
-             .activity = "reducing",
+           {{.since_s = 5},
+            {.progress =
+                 {.activity = Activity::kReducing,
+                  .waits_for = 1,
+                  .place =
+                      RingPosition{
+                          .epoch = {},
+                          .bucket = 3,
+                          .unit = "layers.4",
+                          .slices_done = 41,
+                          .slices = 96},
+                  .rank = 1},
              .since_s = 6.2,
-             .waits_for = 1,
-             .bucket = 3,
-             .unit = "layers.4",
-             .slices_done = 41,
-             .slices = 96,
              .does = "waits for the bytes of replica 1"}}},
       {.replica = 1,
        .state = "behind",

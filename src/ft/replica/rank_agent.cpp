@@ -219,16 +219,12 @@ void RankAgent::on(const ReduceTask& task) {
 
 void RankAgent::on(const StopReduceTask& task) { ring_->stop(task.epoch); }
 
-void RankAgent::on(const ApplyTask& task) { queue_.push(task); }
-
 // The requester learns at once which state it will get, and asks other donors for the same.
 void RankAgent::on(const SnapshotTask& task) {
   if (transfer_->promise(task.state)) {
     queue_.push(task);
   }
 }
-
-void RankAgent::on(const StopTask& task) { queue_.push(task); }
 
 void RankAgent::on(const InstallTask& task) {
   SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");

@@ -137,18 +137,21 @@ class RankAgent {
   void end(const TrainingCallbacks& program);
 
  private:
+  // What is the program's to carry out.
+  template <typename T>
+  void on(const T& task) {
+    queue_.push(task);
+  }
   void on(const StartRunTask& task);
   void on(const RingMembership& ring);
   void on(const ComputeTask& task);
   void on(const ReduceTask& task);
   void on(const StopReduceTask& task);
-  void on(const ApplyTask& task);
   void on(const SnapshotTask& task);
   void on(const FetchStateTask& task);
   void on(const FetchSumTask& task);
   void on(const StopCatchUpTask& task);
   void on(const InstallTask& task);
-  void on(const StopTask& task);
   void reach(const char* point, std::int64_t step) const;
   std::optional<RingPosition> place_of(const RingProgress& ring) const;
   RingEvents ring_events();

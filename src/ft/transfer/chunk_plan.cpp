@@ -30,14 +30,10 @@ void ChunkPlan::damaged(std::uint64_t chunk) {
 }
 
 void ChunkPlan::lost(std::size_t donor) {
-  for (auto at = asked_.begin(); at != asked_.end();) {
-    if (at->second == donor) {
-      again_.insert(at->first);
-      at = asked_.erase(at);
-    } else {
-      ++at;
-    }
-  }
+  std::erase_if(asked_, [&](const auto& one) {
+    const auto& [chunk, asked] = one;
+    return asked == donor && again_.insert(chunk).second;
+  });
 }
 
 }  // namespace sherd::ft::transfer
