@@ -27,7 +27,7 @@ struct Collecting {
     for (auto& donor : donors) {
       donor.emplace(loop, TransferServerOptions{}, [] {});
       donor->set_run(kRun);
-      donor->offer(state_of(10), random_bytes(10, 1));
+      offer(*donor, state_of(10), random_bytes(10, 1));
     }
     FetchOptions options;
     options.run = kRun;

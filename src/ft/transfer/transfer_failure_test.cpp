@@ -75,7 +75,7 @@ void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
   net::Loop loop;
   TransferServer server(loop, {.bytes_per_s_max = kMebi}, [] {});
   server.set_run(kRun);
-  server.offer(state_of(1), random_bytes(4 * kMebi, 1));
+  offer(server, state_of(1), random_bytes(4 * kMebi, 1));
   tell_port(server.port());
   run_for(loop, 60s);
 }
@@ -104,7 +104,7 @@ struct SlowDonor {
   explicit SlowDonor(net::Loop& loop, std::uint64_t seed = 1)
       : server(loop, {.bytes_per_s_max = kMebi}, [] {}) {
     server.set_run(kRun);
-    server.offer(state_of(1), random_bytes(4 * kMebi, seed));
+    offer(server, state_of(1), random_bytes(4 * kMebi, seed));
   }
   net::HostAddress address() const { return {"127.0.0.1", server.port()}; }
   TransferServer server;
@@ -195,7 +195,7 @@ TEST(DonorsThatDisagree, AreReportedWhenOneAnswersLate) {
       heard.done());
   EXPECT_TRUE(
       run_until(loop, [&] { return first.server.bytes_sent() > 0; }, 10s));
-  late.offer(state_of(1), random_bytes(4 * kMebi, 2));
+  offer(late, state_of(1), random_bytes(4 * kMebi, 2));
   EXPECT_TRUE(heard.comes(loop));
   EXPECT_THAT(
       ::testing::internal::GetCapturedStderr(), HasSubstr("it disagrees with"));
@@ -247,7 +247,7 @@ void check_that_it_frees_the_snapshot(int signal) {
     run_for(own, 60s);
   });
   ASSERT_TRUE(run_until(loop, [&] { return server.busy(); }));
-  server.offer(state_of(1), std::move(bytes));
+  offer(server, state_of(1), std::move(bytes));
   ASSERT_TRUE(run_until(loop, [&] { return server.bytes_sent() > 0; }));
   run_for(loop, 500ms);
   EXPECT_FALSE(still.expired());
@@ -292,7 +292,7 @@ TEST(FlippedBit, IsNeverDelivered) {
   net::Loop loop;
   TransferServer server(loop, {}, [] {});
   server.set_run(kRun);
-  server.offer(state_of(1), random_bytes(3 * kMebi, seed));
+  offer(server, state_of(1), random_bytes(3 * kMebi, seed));
   test::FaultProxy proxy({.target_port = server.port(), .seed = seed});
   const net::HostAddress address{
       "127.0.0.1", static_cast<std::uint16_t>(proxy.port())};
@@ -503,8 +503,9 @@ struct TestRequester {
       net::Loop& its_loop, const TransferServerOptions& options = {})
       : loop(its_loop), server(its_loop, options, [] {}) {
     server.set_run(kRun);
-    server.offer(
-        state_of(1), std::make_shared<const std::string>(64 * kMebi, 'x'));
+    offer(
+        server, state_of(1),
+        std::make_shared<const std::string>(64 * kMebi, 'x'));
   }
   void connect() {
     EXPECT_EQ(net::testing::dial(loop, {"127.0.0.1", server.port()}, end), "");

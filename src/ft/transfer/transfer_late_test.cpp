@@ -188,7 +188,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   server.set_run(kRun);
   const auto bytes = std::make_shared<std::string>(*random_bytes(kBytes, 1));
   if (is_state()) {
-    server.offer(state_of(1), bytes);
+    offer(server, state_of(1), bytes);
   } else {
     server.keep(commit_of(1), bytes);
   }
@@ -201,7 +201,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   const auto newer = random_bytes(1, 2);
   ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
   if (is_state()) {
-    server.offer(state_of(9), newer);
+    offer(server, state_of(9), newer);
   } else {
     server.keep(commit_of(2), newer);
   }
@@ -229,7 +229,7 @@ void be_a_donor(What what, int channel) {
   TransferServer server(
       loop, {.bytes_per_s_max = what == What::kState ? 20 * kBytes : 0}, [] {});
   server.set_run(kRun);
-  server.offer(state_of(1), random_bytes(kBytes, 1));
+  offer(server, state_of(1), random_bytes(kBytes, 1));
   server.keep(commit_of(1), random_bytes(kBytes, 1));
   const std::uint16_t port = server.port();
   SHERD_CHECK(::write(channel, &port, sizeof port) == sizeof port, "no parent");

@@ -485,13 +485,6 @@ void TransferServer::offer(
   impl_->answer_waiting(RequestKind::kFetchSnapshot);
 }
 
-void TransferServer::offer(
-    const StateId& state, std::shared_ptr<const std::string> bytes) {
-  SHERD_ASSERT(bytes != nullptr);
-  auto digests = digests_of(*bytes);
-  offer(state, std::move(bytes), std::move(digests));
-}
-
 std::vector<std::uint64_t> TransferServer::digests_of(
     const std::string& bytes) const {
   return digests_of_chunks(

@@ -78,8 +78,6 @@ class TransferServer {
       const StateId& state,
       std::shared_ptr<const std::string> bytes,
       std::vector<std::uint64_t> digests);
-  // The same; computes the digests before it returns.
-  void offer(const StateId& state, std::shared_ptr<const std::string> bytes);
   // From any thread; reads all bytes.
   std::vector<std::uint64_t> digests_of(const std::string& bytes) const;
   // Keeps the sum that led from commit.base to commit.result, and answers those who wait for it.

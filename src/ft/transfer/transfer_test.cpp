@@ -81,7 +81,7 @@ TEST(FetchSnapshot, BringsTheBytesWhateverTheirNumber) {
         21 * kMebi + 12345}) {
     SCOPED_TRACE(count);
     const auto bytes = random_bytes(count, count);
-    donor.server.offer(state_of(++step), bytes);
+    offer(donor.server, state_of(++step), bytes);
     const auto heard = donor.fetch(state_of(step));
     ASSERT_EQ(heard.failure(), "");
     EXPECT_TRUE(heard.value() == *bytes);
@@ -94,7 +94,7 @@ TEST(FetchSnapshot, BringsTheBytesWhateverTheirNumber) {
 TEST(FetchSnapshot, BringsTheSameToSeveralAtATime) {
   Donor donor;
   const auto bytes = random_bytes(5 * kMebi + 1, 1);
-  donor.server.offer(state_of(3), bytes);
+  offer(donor.server, state_of(3), bytes);
   std::vector<CapturedResult<std::string>> heard(5);
   std::vector<std::unique_ptr<Fetch>> fetches;
   fetches.reserve(heard.size());
@@ -112,7 +112,7 @@ TEST(FetchSnapshot, BringsTheSameToSeveralAtATime) {
 TEST(FetchSnapshot, IsEncryptedWhereThereIsASecret) {
   const auto secret = net::shared_secret("sixteen bytes at least");
   Donor donor({.security = secret});
-  donor.server.offer(state_of(3), random_bytes(3 * kMebi, 1));
+  offer(donor.server, state_of(3), random_bytes(3 * kMebi, 1));
   EXPECT_NE(donor.fetch(state_of(3)).failure(), "");
   donor.options.security = net::shared_secret("another one of some bytes");
   EXPECT_NE(donor.fetch(state_of(3)).failure(), "");
@@ -128,10 +128,10 @@ TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
       donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
   run_for(donor.loop, 300ms);
   EXPECT_TRUE(donor.server.busy());
-  donor.server.offer(state_of(4), random_bytes(10, 4));  // To be waited on.
+  offer(donor.server, state_of(4), random_bytes(10, 4));  // To be waited on.
   run_for(donor.loop, 1500ms);
   EXPECT_FALSE(heard.any()) << heard.failure();
-  donor.server.offer(state_of(5), random_bytes(10, 5));
+  offer(donor.server, state_of(5), random_bytes(10, 5));
   ASSERT_TRUE(heard.comes(donor.loop));
   EXPECT_EQ(heard.value(), *random_bytes(10, 5));
   EXPECT_EQ(donor.wanted, 0);
@@ -151,7 +151,7 @@ TEST(FetchSnapshot, GoesOnAfterThisProcessStoodStill) {
   }
   run_for(donor.loop, 500ms);
   EXPECT_FALSE(heard.any()) << heard.failure();
-  donor.server.offer(state_of(5), random_bytes(10, 5));
+  offer(donor.server, state_of(5), random_bytes(10, 5));
   ASSERT_TRUE(heard.comes(donor.loop));
   EXPECT_EQ(heard.value(), *random_bytes(10, 5));
 }
@@ -159,7 +159,7 @@ TEST(FetchSnapshot, GoesOnAfterThisProcessStoodStill) {
 TEST(FetchSnapshot, FailsNamingWhatIsThereWhenItIsNotOfferedInTime) {
   Donor donor;
   donor.options.snapshot_timeout = 300ms;
-  donor.server.offer(state_of(4), random_bytes(10, 4));
+  offer(donor.server, state_of(4), random_bytes(10, 4));
   const auto heard = donor.fetch(state_of(5));
   EXPECT_EQ(heard.code(), ErrorCode::kFailedPrecondition);
   EXPECT_THAT(
@@ -172,14 +172,14 @@ TEST(FetchSnapshot, FailsNamingWhatIsThereWhenItIsNotOfferedInTime) {
 TEST(FetchSnapshot, GoesOnWithTheOldBytesWhenANewerIsOffered) {
   Donor donor;
   auto old = random_bytes(16 * kMebi, 1);
-  donor.server.offer(state_of(1), old);
+  offer(donor.server, state_of(1), old);
   CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(1), heard.done());
   ASSERT_TRUE(
       run_until(donor.loop, [&] { return donor.server.bytes_sent() > 0; }));
   ASSERT_LT(donor.server.bytes_sent(), old->size());
-  donor.server.offer(state_of(2), random_bytes(10, 2));
+  offer(donor.server, state_of(2), random_bytes(10, 2));
   const auto late = donor.fetch(state_of(1));
   EXPECT_EQ(late.code(), ErrorCode::kFailedPrecondition);
   EXPECT_THAT(late.failure(), HasSubstr("found a snapshot of step 2"));
@@ -199,7 +199,7 @@ TEST(FetchSnapshot, OfAThirdStateAtATimeDropsTheClientsOfTheOldest) {
   for (const std::int64_t step : {1, 2, 3}) {
     auto bytes = random_bytes(kMebi, 1);
     copies.push_back(bytes);
-    donor.server.offer(state_of(step), std::move(bytes));
+    offer(donor.server, state_of(step), std::move(bytes));
     fetches.push_back(fetch_snapshot(
         donor.loop, {donor.address()}, donor.options, state_of(step),
         heard[fetches.size()].done()));
@@ -221,7 +221,7 @@ TEST(AskSnapshot, GetsTheLastOneWhileOthersFetchAsManyAsThereIsRoomFor) {
   std::vector<CapturedResult<std::string>> heard(2);
   std::vector<std::unique_ptr<Fetch>> fetches;
   for (const std::int64_t step : {1, 2}) {
-    donor.server.offer(state_of(step), random_bytes(kMebi, 1));
+    offer(donor.server, state_of(step), random_bytes(kMebi, 1));
     fetches.push_back(fetch_snapshot(
         donor.loop, {donor.address()}, donor.options, state_of(step),
         heard[fetches.size()].done()));
@@ -235,7 +235,7 @@ TEST(AskSnapshot, GetsTheLastOneWhileOthersFetchAsManyAsThereIsRoomFor) {
 
 TEST(AskSnapshot, OfAStateThatIsOfferedCopiesNothing) {
   Donor donor({.fresh = Duration(0)});
-  donor.server.offer(state_of(5), random_bytes(1000, 1));
+  offer(donor.server, state_of(5), random_bytes(1000, 1));
   donor.on_wanted = [&] {
     EXPECT_FALSE(donor.server.promise(state_of(5))) << "it is there";
   };
@@ -247,7 +247,7 @@ TEST(AskSnapshot, OfAStateThatIsOfferedCopiesNothing) {
 
 TEST(FetchSnapshot, OfAnotherLineageIsRefused) {
   Donor donor;
-  donor.server.offer(state_of(4, 1), random_bytes(10, 4));
+  offer(donor.server, state_of(4, 1), random_bytes(10, 4));
   EXPECT_EQ(donor.fetch(state_of(4, 2)).code(), ErrorCode::kFailedPrecondition);
 }
 
@@ -256,7 +256,7 @@ TEST(Snapshot, IsKeptForAWhileAndWhileSomebodyFetchesIt) {
   auto bytes = random_bytes(2 * kMebi, 1);
   const std::weak_ptr<const std::string> still = bytes;
   const std::string copy = *bytes;
-  donor.server.offer(state_of(1), std::move(bytes));
+  offer(donor.server, state_of(1), std::move(bytes));
   EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);  // Longer than that.
   EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
   EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }, 5s));
@@ -268,12 +268,12 @@ TEST(FetchSnapshot, TakesChunksOfAllWhoHaveTheState) {
   const auto bytes = random_bytes(21 * kMebi + 5, 1);
   std::vector<std::unique_ptr<TransferServer>> others;
   std::vector<net::HostAddress> addresses{donor.address()};
-  donor.server.offer(state_of(1), bytes);
+  offer(donor.server, state_of(1), bytes);
   for (int i = 0; i < 2; ++i) {
     others.push_back(std::make_unique<TransferServer>(
         donor.loop, TransferServerOptions{.shard_rank = 1}, [] {}));
     others.back()->set_run(kRun);
-    others.back()->offer(state_of(1), bytes);
+    offer(*others.back(), state_of(1), bytes);
     addresses.push_back({"127.0.0.1", others.back()->port()});
   }
   CapturedResult<std::string> heard;
@@ -293,7 +293,7 @@ TEST(FetchSnapshot, TakesChunksOfAllWhoHaveTheState) {
 TEST(FetchSnapshot, DoesNotWaitLongForASecondDonor) {
   Donor donor;
   donor.options.others_timeout = 100ms;
-  donor.server.offer(state_of(1), random_bytes(10, 1));
+  offer(donor.server, state_of(1), random_bytes(10, 1));
   TransferServer late(
       donor.loop, TransferServerOptions{.shard_rank = 1}, [] {});
   late.set_run(kRun);
@@ -317,7 +317,7 @@ TEST(AskSnapshot, IsToldAtOnceOfOneThatIsPromised) {
   run_for(donor.loop, 50ms);
   EXPECT_FALSE(heard.any());
   donor.keep(9, 13);  // Sums since the promise stay.
-  donor.server.offer(state_of(8), random_bytes(10, 8));
+  offer(donor.server, state_of(8), random_bytes(10, 8));
   ASSERT_TRUE(heard.comes(donor.loop));
   EXPECT_EQ(heard.value(), *random_bytes(10, 8));
   EXPECT_EQ(donor.sum_after(state_of(8)).failure(), "");
@@ -335,7 +335,7 @@ TEST(AskSnapshot, IsAnsweredByTheNextOfferAndCallsOnce) {
   ASSERT_TRUE(run_until(donor.loop, [&] { return donor.wanted > 0; }));
   run_for(donor.loop, 50ms);
   EXPECT_EQ(donor.wanted, 1);
-  donor.server.offer(state_of(8), random_bytes(10, 1));
+  offer(donor.server, state_of(8), random_bytes(10, 1));
   for (auto& one : heard) {
     ASSERT_TRUE(one.comes(donor.loop));
     EXPECT_EQ(one.value(), state_of(8));
@@ -345,7 +345,7 @@ TEST(AskSnapshot, IsAnsweredByTheNextOfferAndCallsOnce) {
 TEST(AskSnapshot, MayBeAnsweredInsideTheCall) {
   Donor donor;
   donor.on_wanted = [&] {
-    donor.server.offer(state_of(8), random_bytes(10, 1));
+    offer(donor.server, state_of(8), random_bytes(10, 1));
   };
   EXPECT_EQ(donor.ask().value(), state_of(8));
   EXPECT_EQ(donor.fetch(state_of(8)).failure(), "");
@@ -354,7 +354,7 @@ TEST(AskSnapshot, MayBeAnsweredInsideTheCall) {
 TEST(AskSnapshot, TakesOneOfThisMomentAndNoOlderOne) {
   Donor donor({.fresh = 2500ms});
   donor.on_wanted = [&] {
-    donor.server.offer(state_of(10 + donor.wanted), random_bytes(10, 1));
+    offer(donor.server, state_of(10 + donor.wanted), random_bytes(10, 1));
   };
   EXPECT_EQ(donor.ask().value(), state_of(11));
   EXPECT_EQ(donor.ask().value(), state_of(11));
@@ -424,14 +424,14 @@ TEST(FetchSum, WaitsForOneThatIsToComeWhenAskedTo) {
 TEST(FetchSum, WorksForAllStepsSinceASnapshotThatWasFetched) {
   Donor donor({.bytes_per_s_max = 4 * kMebi});
   donor.keep(1, 3);
-  donor.server.offer(state_of(3), random_bytes(kMebi, 1));
+  offer(donor.server, state_of(3), random_bytes(kMebi, 1));
   CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(3), heard.done());
   ASSERT_TRUE(
       run_until(donor.loop, [&] { return donor.server.bytes_sent() > 0; }));
   donor.keep(4, 10);
-  donor.server.offer(state_of(10), random_bytes(10, 1));
+  offer(donor.server, state_of(10), random_bytes(10, 1));
   ASSERT_TRUE(heard.comes(donor.loop));
   donor.keep(11, 13);
   for (std::int64_t step = 4; step <= 13; ++step) {
@@ -441,7 +441,7 @@ TEST(FetchSum, WorksForAllStepsSinceASnapshotThatWasFetched) {
 
 TEST(FetchSum, FindsNoMoreOnceNobodyHasCaughtUpForAWhile) {
   Donor donor({.kept = 900ms});
-  donor.server.offer(state_of(0), random_bytes(10, 1));
+  offer(donor.server, state_of(0), random_bytes(10, 1));
   donor.keep(1, 6);
   EXPECT_EQ(donor.sum_after(state_of(0)).failure(), "");
   run_for(donor.loop, 1500ms);
@@ -452,7 +452,7 @@ TEST(FetchSum, FindsNoMoreOnceNobodyHasCaughtUpForAWhile) {
 
 TEST(Fetch, OfAnotherRunOrRankIsRefusedNamingBoth) {
   Donor donor;
-  donor.server.offer(state_of(1), random_bytes(10, 1));
+  offer(donor.server, state_of(1), random_bytes(10, 1));
   donor.options.run = 5;
   EXPECT_THAT(
       donor.fetch(state_of(1)).failure(),
@@ -469,7 +469,7 @@ TEST(Fetch, OfAnotherRunOrRankIsRefusedNamingBoth) {
 
 TEST(Fetch, TakesNoMoreThanItsLimit) {
   Donor donor;
-  donor.server.offer(state_of(1), random_bytes(1001, 1));
+  offer(donor.server, state_of(1), random_bytes(1001, 1));
   donor.options.bytes_max = 1000;
   const auto heard = donor.fetch(state_of(1));
   EXPECT_EQ(heard.code(), ErrorCode::kPeerMismatch);
@@ -483,7 +483,7 @@ TEST(Fetch, TakesNoMoreThanItsLimit) {
 TEST(Fetch, MayBeDestroyedAtAnyTimeAndThenCallsNobody) {
   Donor donor;
   const auto bytes = random_bytes(16 * kMebi, 1);
-  donor.server.offer(state_of(1), bytes);
+  offer(donor.server, state_of(1), bytes);
   for (const std::uint64_t least : {0U, 1U, 3U << 20U, 12U << 20U}) {
     const std::uint64_t before = donor.server.bytes_sent();
     CapturedResult<std::string> heard;
@@ -504,7 +504,7 @@ TEST(Fetch, MayBeDestroyedAtAnyTimeAndThenCallsNobody) {
 
 TEST(Fetch, MayBeDestroyedInItsOwnCall) {
   Donor donor;
-  donor.server.offer(state_of(1), random_bytes(10, 1));
+  offer(donor.server, state_of(1), random_bytes(10, 1));
   std::unique_ptr<Fetch> fetch;
   int calls = 0;
   const auto done = [&](const Result<std::string>&) {
@@ -527,7 +527,7 @@ TEST(TransferServer, RefusesNumbersOfSumsThatCannotBe) {
 TEST(Bandwidth, IsLimited) {
   Donor donor({.bytes_per_s_max = kMebi});
   const auto bytes = random_bytes(kMebi, 1);
-  donor.server.offer(state_of(1), bytes);
+  offer(donor.server, state_of(1), bytes);
   const Instant begin = donor.loop.now();
   EXPECT_TRUE(donor.fetch(state_of(1)).value() == *bytes);
   // But for what was saved up and the last chunk: 0.1 s and an eighth.
@@ -536,7 +536,7 @@ TEST(Bandwidth, IsLimited) {
 
 TEST(Bandwidth, OfSumsIsNotLimited) {
   Donor donor({.bytes_per_s_max = 5000});
-  donor.server.offer(state_of(1), random_bytes(50'000, 1));
+  offer(donor.server, state_of(1), random_bytes(50'000, 1));
   CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       donor.loop, {donor.address()}, donor.options, state_of(1), heard.done());
@@ -551,7 +551,7 @@ TEST(Bandwidth, OfSumsIsNotLimited) {
 TEST(Bandwidth, ThatIsLowStillLetsSomethingComeBeforeATimeout) {
   Donor donor({.bytes_per_s_max = 40'000});
   donor.options.timeout_without_progress = 800ms;
-  donor.server.offer(state_of(1), random_bytes(60'000, 1));
+  offer(donor.server, state_of(1), random_bytes(60'000, 1));
   EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
 }
 

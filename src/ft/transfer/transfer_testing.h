@@ -14,7 +14,21 @@
 #include <gtest/gtest.h>
 #include "base/status.h"
 #include "ft/protocol/messages.h"
+#include "ft/transfer/transfer_server.h"
 #include "net/net_testing.h"
+
+namespace sherd::ft {
+
+// Computes the digests before it returns.
+inline void offer(
+    TransferServer& server,
+    const StateId& state,
+    std::shared_ptr<const std::string> bytes) {
+  auto digests = server.digests_of(*bytes);
+  server.offer(state, std::move(bytes), std::move(digests));
+}
+
+}  // namespace sherd::ft
 
 namespace sherd::ft::testing {
 
