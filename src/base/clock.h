@@ -4,7 +4,10 @@
 // invent time. Thread rule: any thread.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <optional>
 
 namespace sherd {
 
@@ -29,6 +32,23 @@ class SteadyClock final : public Clock {
 
 inline double seconds(Duration d) {
   return std::chrono::duration<double>(d).count();
+}
+
+// The earlier of two times; none is later than all.
+inline std::optional<Instant> earlier(
+    const std::optional<Instant>& a, const std::optional<Instant>& b) {
+  return a && b ? std::min(*a, *b) : a ? a : b;
+}
+
+// The timeout of a poll() that waits until then, rounded up so that it never spins; none: for ever.
+inline int poll_ms(Instant now, const std::optional<Instant>& until) {
+  constexpr std::int64_t kMost = 1 << 30;
+  if (!until) {
+    return -1;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+      std::max(*until - now, Duration(0)));
+  return static_cast<int>(std::min<std::int64_t>(left.count(), kMost));
 }
 
 }  // namespace sherd

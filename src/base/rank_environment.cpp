@@ -2,30 +2,19 @@
 #include "base/rank_environment.h"
 
 #include <algorithm>
-#include <charconv>
 #include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
-#include <system_error>
 #include <vector>
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/parse_number.h"
 
 namespace sherd {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
-
-std::optional<int> parse_int(std::string_view text) {
-  int value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) {
-    return std::nullopt;
-  }
-  return value;
-}
 
 // Reads variables through a lookup and checks their ranges.
 class EnvironmentReader {
@@ -45,7 +34,7 @@ class EnvironmentReader {
     if (!value) {
       return std::nullopt;
     }
-    const std::optional<int> number = parse_int(*value);
+    const std::optional<int> number = parse_number<int>(*value);
     SHERD_CHECK(
         number && *number >= low && *number <= high, "[base] expected ", name,
         " to be an integer", range(low, high), ", found '", *value, "'");
@@ -167,10 +156,11 @@ std::vector<int> parse_tasks_per_node(std::string_view text) {
     const std::string_view entry = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), entry.size() + 1));
     const auto open = entry.find("(x");
-    const auto count = parse_int(entry.substr(0, open));
+    const auto count = parse_number<int>(entry.substr(0, open));
     std::optional<int> nodes = 1;
     if (open != std::string_view::npos && entry.ends_with(")")) {
-      nodes = parse_int(entry.substr(open + 2, entry.size() - open - 3));
+      nodes =
+          parse_number<int>(entry.substr(open + 2, entry.size() - open - 3));
     }
     if (!count || !nodes || *nodes < 1 || *nodes > kNodesMax) {
       break;

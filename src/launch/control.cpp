@@ -6,11 +6,12 @@
 #include <unistd.h>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <utility>
 #include "base/check.h"
+#include "base/parse_number.h"
 
 namespace sherd::launch {
 namespace {
@@ -72,24 +73,20 @@ Status clear(const std::string& path, const sockaddr_un& address) {
 Result<ControlRequest> parse_control_request(const std::string& text) {
   const std::size_t space = text.find(' ');
   const std::string verb = text.substr(0, space);
-  ControlRequest request;
-  bool good = space != std::string::npos &&
-      (verb == "drain" || verb == "admit") && text.size() <= kTextBytesMax;
-  if (good) {
-    const char* end = text.data() + text.size();
-    const auto [stop, error] =
-        std::from_chars(text.data() + space + 1, end, request.replica);
-    good = error == std::errc() && stop == end;
-  }
-  if (!good) {
+  const auto replica = space == std::string::npos
+      ? std::nullopt
+      : parse_number<int>(std::string_view(text).substr(space + 1));
+  if (!replica || (verb != "drain" && verb != "admit") ||
+      text.size() > kTextBytesMax) {
     return Status(
         ErrorCode::kInvalidArgument,
         str("expected 'drain N' or 'admit N', found '", text.substr(0, 50),
             "'"));
   }
-  request.what = verb == "drain" ? ControlRequest::What::kDrain
-                                 : ControlRequest::What::kAdmit;
-  return request;
+  return ControlRequest{
+      verb == "drain" ? ControlRequest::What::kDrain
+                      : ControlRequest::What::kAdmit,
+      *replica};
 }
 
 Result<ControlSocket> ControlSocket::open(const std::string& path) {

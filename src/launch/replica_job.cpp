@@ -22,11 +22,6 @@ std::int64_t full_samples(const ReplicaOptions& replicas) {
       : replicas.samples_per_replica * replicas.replicas;
 }
 
-std::optional<Instant> earlier(
-    const std::optional<Instant>& a, const std::optional<Instant>& b) {
-  return a && b ? std::min(*a, *b) : a ? a : b;
-}
-
 }  // namespace
 
 ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)

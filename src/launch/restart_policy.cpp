@@ -143,14 +143,10 @@ GroupActions RestartPolicy::time_passed(Instant now) {
 std::optional<Instant> RestartPolicy::deadline() const {
   std::optional<Instant> first;
   for (const Group& group : groups_) {
-    std::optional<Instant> mine;
     if (group.state == State::kWaiting) {
-      mine = group.start_at;
+      first = earlier(first, group.start_at);
     } else if (group.state == State::kRunning) {
-      mine = group.stop_policy->deadline();
-    }
-    if (mine && (!first || *mine < *first)) {
-      first = mine;
+      first = earlier(first, group.stop_policy->deadline());
     }
   }
   return first;

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <limits>
 #include <utility>
 #include "base/check.h"
 
@@ -129,7 +128,8 @@ Supervisor::Events Supervisor::poll_once(
       polled.push_back({stream.poll_fd(), POLLIN, 0});
     }
   }
-  if (::poll(polled.data(), polled.size(), poll_timeout_ms(deadline)) < 0) {
+  const int wait_ms = poll_ms(clock_.now(), earlier(deadline, sweep_at_));
+  if (::poll(polled.data(), polled.size(), wait_ms) < 0) {
     SHERD_ASSERT(errno == EINTR, "poll: ", std::strerror(errno));
     return {};
   }
@@ -196,18 +196,6 @@ void Supervisor::sweep_orphans() {
 }
 
 void Supervisor::end_orphans() { orphans_.end_all(own_processes()); }
-
-int Supervisor::poll_timeout_ms(const std::optional<Instant>& deadline) const {
-  const Instant until = std::min(
-      deadline.value_or(Instant::max()), sweep_at_.value_or(Instant::max()));
-  if (until == Instant::max()) {
-    return -1;
-  }
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-      std::max(Duration(0), until - clock_.now()));
-  return static_cast<int>(
-      std::min<std::int64_t>(left.count(), std::numeric_limits<int>::max()));
-}
 
 std::vector<RankExit> Supervisor::reap_ended() {
   std::vector<RankExit> ends;

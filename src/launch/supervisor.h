@@ -105,7 +105,6 @@ class Supervisor {
   std::vector<RankExit> reap_ended();
   std::set<pid_t> own_processes() const;
   void sweep_orphans();
-  int poll_timeout_ms(const std::optional<Instant>& deadline) const;
   bool output_pending() const { return stdout_.pending() || stderr_.pending(); }
   LineWriter& error_sink() { return one_sink_ ? stdout_ : stderr_; }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/host_address.h"
 
-#include <charconv>
-#include <system_error>
 #include "base/check.h"
+#include "base/parse_number.h"
 
 namespace sherd::net {
 namespace {
@@ -12,14 +11,11 @@ constexpr const char* kExpected =
     "[net] expected host:port, as in 10.0.0.7:4300 or [::1]:4300, found \"";
 
 std::uint16_t parse_port(std::string_view digits, std::string_view text) {
-  unsigned port = 0;
-  const char* begin = digits.data();
-  const char* end = begin + digits.size();
-  const auto [stop, error] = std::from_chars(begin, end, port);
+  const auto port = parse_number<std::uint16_t>(digits);
   SHERD_CHECK(
-      error == std::errc() && stop == end && port <= 65535, kExpected, text,
-      "\", whose port \"", digits, "\" is no number from 0 to 65535");
-  return static_cast<std::uint16_t>(port);
+      port.has_value(), kExpected, text, "\", whose port \"", digits,
+      "\" is no number from 0 to 65535");
+  return *port;
 }
 
 }  // namespace

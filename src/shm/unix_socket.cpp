@@ -86,16 +86,6 @@ union Control {
 
 }  // namespace
 
-int poll_ms(Instant now, Instant until) {
-  if (until <= now) {
-    return 0;
-  }
-  constexpr std::int64_t kMost = 1 << 30;
-  const auto rest =
-      std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
-  return static_cast<int>(std::min<std::int64_t>(rest, kMost));
-}
-
 Result<UnixConnection> UnixConnection::connect(
     const std::string& text, const Clock& clock, Instant until) {
   const auto address = abstract_address(text);

@@ -69,8 +69,4 @@ class UnixListener {
   std::string address_;
 };
 
-// How long poll() may sleep until `until`: at least 1 ms so that rounding
-// never spins, 0 when it is past.
-int poll_ms(Instant now, Instant until);
-
 }  // namespace sherd::shm

@@ -169,15 +169,12 @@ bool StatusServer::Impl::wait(std::vector<pollfd>& polled) const {
       {stop.get(), POLLIN, 0},
       {listener.get(), static_cast<short>(accepts(from) ? POLLIN : 0), 0},
       {shows.get(), POLLIN, 0}};
-  Instant next =
-      from < accept_again ? accept_again : from + std::chrono::hours(1);
+  auto next = from < accept_again ? std::optional(accept_again) : std::nullopt;
   for (const Client& client : clients) {
     polled.push_back({client.socket.get(), client.events(), 0});
-    next = std::min({next, client.until, client.waits_until.value_or(next)});
+    next = earlier(earlier(next, client.until), client.waits_until);
   }
-  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(
-      std::max(next - clock.now(), Duration(0)));
-  (void)::poll(polled.data(), polled.size(), static_cast<int>(wait.count()));
+  (void)::poll(polled.data(), polled.size(), poll_ms(clock.now(), next));
   return polled[0].revents == 0;
 }
 

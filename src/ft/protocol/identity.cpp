@@ -2,13 +2,12 @@
 #include "ft/protocol/identity.h"
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/hex.h"
+#include "base/parse_number.h"
 
 namespace sherd::ft {
 namespace {
@@ -33,13 +32,6 @@ class Hash128 {
 };
 
 constexpr std::size_t kHalf = 16;  // Hexadecimal digits of 64 bits.
-
-template <typename Number>
-bool read(std::string_view text, int base, Number& value) {
-  const auto* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.begin(), end, value, base);
-  return error == std::errc() && stop == end;
-}
 
 }  // namespace
 
@@ -106,15 +98,15 @@ StateId state_named(const std::string& name) {
   constexpr std::string_view kMiddle = " of ";
   const std::string_view text = name;
   const auto middle = text.find(kMiddle);
-  StateId state;
   if (text.starts_with(kBegin) && middle != std::string_view::npos &&
       text.size() == middle + kMiddle.size() + 2 * kHalf) {
-    const auto step = text.substr(kBegin.size(), middle - kBegin.size());
     const auto lineage = text.substr(middle + kMiddle.size());
-    if (read(step, 10, state.step) &&
-        read(lineage.substr(0, kHalf), 16, state.lineage.high) &&
-        read(lineage.substr(kHalf), 16, state.lineage.low) &&
-        name_of(state) == name && state.step >= 0) {
+    const auto step = parse_number<std::int64_t>(
+        text.substr(kBegin.size(), middle - kBegin.size()));
+    const auto high = parse_number<std::uint64_t>(lineage.substr(0, kHalf), 16);
+    const auto low = parse_number<std::uint64_t>(lineage.substr(kHalf), 16);
+    const StateId state{step.value_or(-1), {high.value_or(0), low.value_or(0)}};
+    if (state.step >= 0 && name_of(state) == name) {
       return state;
     }
   }

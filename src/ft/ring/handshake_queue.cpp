@@ -153,7 +153,7 @@ std::optional<Instant> HandshakeQueue::next_instant() const {
     next = closed_until_;
   }
   for (const auto& pending : pending_) {
-    next = std::min(next.value_or(pending.until), pending.until);
+    next = earlier(next, pending.until);
   }
   return next;
 }

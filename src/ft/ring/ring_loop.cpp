@@ -280,25 +280,14 @@ void RingLoop::sleep(bool moved) {
   polls_.push_back({accepts ? listener_.get() : -1, POLLIN, 0});
   handshakes_.polls(polls_);
   context_.closing.polls(polls_);
-  std::optional<Instant> until;
-  const auto no_later_than = [&](std::optional<Instant> instant) {
-    if (instant) {
-      until = std::min(until.value_or(*instant), *instant);
-    }
-  };
-  no_later_than(handshakes_.next_instant());
-  no_later_than(context_.closing.next_instant());
+  std::optional<Instant> until =
+      earlier(handshakes_.next_instant(), context_.closing.next_instant());
   for (const auto& [epoch, communicator] : communicators_) {
     communicator->polls(polls_);
-    no_later_than(communicator->next_instant());
+    until = earlier(until, communicator->next_instant());
   }
-  int timeout_ms = moved ? 0 : -1;
-  if (!moved && until) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        std::max(*until - clock_.now(), Duration{}));
-    timeout_ms = static_cast<int>(left.count());
-  }
-  ::poll(polls_.data(), polls_.size(), timeout_ms);
+  ::poll(
+      polls_.data(), polls_.size(), moved ? 0 : poll_ms(clock_.now(), until));
   if ((polls_[0].revents & POLLIN) != 0) {
     std::uint64_t count = 0;
     [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);

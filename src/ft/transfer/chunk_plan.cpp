@@ -30,10 +30,12 @@ void ChunkPlan::damaged(std::uint64_t chunk) {
 }
 
 void ChunkPlan::lost(std::size_t donor) {
-  std::erase_if(asked_, [&](const auto& one) {
-    const auto& [chunk, asked] = one;
-    return asked == donor && again_.insert(chunk).second;
-  });
+  for (const auto& [chunk, asked] : asked_) {
+    if (asked == donor) {
+      again_.insert(chunk);
+    }
+  }
+  std::erase_if(asked_, [&](const auto& one) { return one.second == donor; });
 }
 
 }  // namespace sherd::ft::transfer

@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <cmath>
 #include <mutex>
 #include <numeric>
@@ -13,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/parse_number.h"
 #include "base/rank_environment.h"
 #include "device/host_memory.h"
 #include "ft/protocol/samples.h"
@@ -30,13 +30,11 @@ namespace {
 constexpr std::int64_t kBucketElements = std::int64_t{1} << 20U;
 
 int number_of(const char* name, const std::string& text) {
-  int value = 0;
-  const auto* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const auto number = parse_number<int>(text);
   SHERD_CHECK(
-      error == std::errc() && stop == end && value >= 0, "[ft] ", name,
+      number && *number >= 0, "[ft] ", name,
       ": expected a number from 0 on, found \"", text, "\"");
-  return value;
+  return *number;
 }
 
 // A spare waits here until the launcher writes the number of the replica it replaces.

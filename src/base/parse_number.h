@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Numbers from text. Thread rule: pure functions.
+#pragma once
+
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+namespace sherd {
+
+// The number that the whole text is; none: it is no such number, or out of the type's range.
+template <typename Number>
+std::optional<Number> parse_number(std::string_view text, int base = 10) {
+  Number value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+  return error == std::errc() && stop == end ? std::optional(value)
+                                             : std::nullopt;
+}
+
+}  // namespace sherd
