@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "base/replace_file.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
+#include "net/authentication.h"
 #include "net/loop.h"
 #include "net/security.h"
 
@@ -130,12 +130,6 @@ void check_limits(const CoordinateOptions& options) {
       " s or more, found ", seconds(options.log_retry_max), " s");
 }
 
-std::uint64_t random_run() {
-  std::random_device random;
-  const std::uint64_t run = std::uint64_t{random()} << 32U | random();
-  return std::max(run, std::uint64_t{1});
-}
-
 CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   CoordinatorServerOptions service;
   service.address = net::parse_host_address(options.bind);
@@ -148,7 +142,7 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   // All replicas come back at once when a coordinator was started again.
   service.listen.unfinished_max = kGreetingsMax;
   service.log = options.log;
-  service.coordinator.run = random_run();
+  service.coordinator.run = net::random_number();
   service.coordinator.recovers = options.recover_from_replicas;
   service.coordinator.replicas_min = options.replicas_min;
   service.coordinator.samples_per_replica = options.samples_per_replica;

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <mutex>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include "base/check.h"
@@ -21,6 +20,7 @@
 #include "ft/replica/session/replica_gradients.h"
 #include "ft/replica/session/session_timeouts.h"
 #include "ft/replica/session/state_bytes.h"
+#include "net/authentication.h"
 #include "net/security.h"
 
 namespace sherd::ft {
@@ -54,9 +54,8 @@ std::string line_from(int descriptor) {
 
 // Rank 0 draws it for all ranks.
 Incarnation new_life(const World& world) {
-  std::random_device random;
-  const auto drawn = (std::uint64_t{random()} << 32U | random()) | 1U;
-  return std::stoull(world.all_gather_texts(std::to_string(drawn)).front());
+  const auto drawn = std::to_string(net::random_number());
+  return std::stoull(world.all_gather_texts(drawn).front());
 }
 
 GradientCheckOptions check_options(const SessionOptions& options) {
