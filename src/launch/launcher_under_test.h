@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -133,6 +134,7 @@ class LauncherProcess {
     auto [err_in, err_out] = make_pipe();
     // Not closed by exec: every process below the launcher holds it open.
     auto [alive_in, alive_out] = make_pipe(0);
+    std::fflush(nullptr);  // Else a launcher that ends in order prints it, too.
     pid_ = ::fork();
     if (pid_ == 0) {
       become_launcher(
