@@ -422,6 +422,25 @@ TEST_F(CheckingDevice, PinnedMemoryThatAStreamHasReadItMayWrite) {
   EXPECT_TRUE(at::equal(host, at::full({4}, 2.0)));
 }
 
+TEST_F(CheckingDevice, WhatIsCopiedToPinnedMemoryIsThereForALaterCopyBack) {
+  const auto host = pinned_ones();
+  host.copy_(at::full({4}, 7.0, at::device(device)), /*non_blocking=*/true);
+  const auto ordered = at::empty({4}, at::device(device));
+  ordered.copy_(host, /*non_blocking=*/true);
+  at::Tensor unordered;
+  {
+    const c10::StreamGuard on(side);
+    unordered = at::empty({4}, at::device(device));
+    unordered.copy_(host, /*non_blocking=*/true);
+  }
+  EXPECT_TRUE(host.isnan().all().item<bool>());
+  EXPECT_TRUE(at::equal(ordered.cpu(), at::full({4}, 7.0)));
+  EXPECT_TRUE(at::equal(host, at::full({4}, 7.0)));
+  order(side, compute);
+  EXPECT_TRUE(unordered.cpu().isnan().all().item<bool>());
+  EXPECT_EQ(take_faults(device).size(), 1U);  // It was written meanwhile.
+}
+
 TEST_F(CheckingDevice, AWaitOfTheHostThatIsLeftOutIsMissed) {
   StreamWaits waits(device);
   waits.leave_out_of_host(0);

@@ -141,9 +141,16 @@ const at::Generator& device_generator(c10::DeviceIndex index);
 // host_copies.cpp.
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* memory);
-// For the copy that this thread has begun and made.
+// What pinned memory holds for a copy that this thread has begun: also what copies brought there that
+// come before it in its stream, and for which the host has not waited.
+std::vector<char> bytes_for_device(
+    c10::Device device, const void* place, std::size_t bytes);
+// For the copy that this thread has begun and made, of these bytes.
 void note_host_copy(
-    c10::Device device, void* place, std::size_t bytes, bool to_host);
+    c10::Device device,
+    void* place,
+    const std::vector<char>& bytes,
+    bool to_host);
 
 // What checking_device() does once: device_guard.cpp, device_memory.cpp, operators.cpp.
 void register_guard();

@@ -2,7 +2,8 @@
 //
 // Pinned memory of the checking device's host, and copies between it and the device for which
 // nobody has waited yet. Of those to the host the bytes come when the host has waited, and until
-// then there is something else; of those from the host the bytes must stay as they are until then.
+// then there is something else, save for copies that the device makes after them; of those from the
+// host the bytes must stay as they are until then.
 #include <algorithm>
 #include <cstring>
 
@@ -64,8 +65,33 @@ bool is_pinned(const void* memory) {
       static_cast<char*>((--found)->first) + found->second;
 }
 
+std::vector<char> bytes_for_device(
+    c10::Device device, const void* place, std::size_t bytes) {
+  auto& state = device_state();
+  const std::lock_guard lock(state.mu);
+  const auto& stream = state.streams[thread_state().stream(device.index())];
+  const auto* begin = static_cast<const char*>(place);
+  const auto* end = begin + bytes;
+  std::vector<char> seen(begin, end);
+  for (const auto& copy : state.host_copies) {
+    const char* from = std::max<const char*>(begin, copy.place);
+    const char* until =
+        std::min<const char*>(end, copy.place + copy.bytes.size());
+    if (copy.to_host && from < until &&
+        stream.covers(copy.queue, copy.number)) {
+      std::copy_n(
+          copy.bytes.begin() + (from - copy.place), until - from,
+          seen.begin() + (from - begin));
+    }
+  }
+  return seen;
+}
+
 void note_host_copy(
-    c10::Device device, void* place, std::size_t bytes, bool to_host) {
+    c10::Device device,
+    void* place,
+    const std::vector<char>& bytes,
+    bool to_host) {
   auto& state = device_state();
   const std::lock_guard lock(state.mu);
   HostCopy copy;
@@ -74,16 +100,16 @@ void note_host_copy(
       thread_state().last_number.at(static_cast<std::size_t>(device.index()));
   copy.place = static_cast<char*>(place);
   copy.to_host = to_host;
-  copy.bytes.assign(copy.place, copy.place + bytes);
+  copy.bytes = bytes;
   if (to_host) {
     // What the device has read before, in an order that it knows, it may write.
     const auto& before = state.streams[copy.queue];
     state.host_copies.remove_if([&](const HostCopy& other) {
-      return !other.to_host && other.place < copy.place + bytes &&
+      return !other.to_host && other.place < copy.place + bytes.size() &&
           copy.place < other.place + other.bytes.size() &&
           before.covers(other.queue, other.number);
     });
-    std::memset(place, kNotThereYet, bytes);
+    std::memset(place, kNotThereYet, bytes.size());
   }
   state.host_copies.push_back(std::move(copy));
 }

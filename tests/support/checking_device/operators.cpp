@@ -259,6 +259,28 @@ at::Tensor make_empty_strided(
       c10::dtype_or_default(dtype));
 }
 
+bool is_pinned_block(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() &&
+      is_pinned(tensor.const_data_ptr());
+}
+
+// From pinned memory, or to it, beside the host.
+void copy_beside_host(
+    c10::Device device, const at::Tensor& from, const at::Tensor& to) {
+  const bool to_host = !is_here(to);
+  if (to_host) {
+    to.copy_(lend(from));
+    const auto* first = static_cast<const char*>(to.const_data_ptr());
+    note_host_copy(
+        device, to.data_ptr(), {first, first + to.nbytes()}, to_host);
+    return;
+  }
+  auto bytes = bytes_for_device(device, from.const_data_ptr(), from.nbytes());
+  lend(to).copy_(
+      at::from_blob(bytes.data(), from.sizes(), at::dtype(from.scalar_type())));
+  note_host_copy(device, from.data_ptr(), bytes, to_host);
+}
+
 // Copies to the host wait, and copies from it unless the caller says that its memory stays. Beside
 // the host goes a non-blocking copy of pinned memory, both ways.
 at::Tensor copy_from(
@@ -272,12 +294,12 @@ at::Tensor copy_from(
     accesses.push_back(access_of(to, AccessKind::kWrite));
   }
   begin_operator(device, "aten::copy_", accesses);
+  if (non_blocking && is_pinned_block(is_here(to) ? from : to)) {
+    copy_beside_host(device, from, to);
+    return to;
+  }
   (is_here(to) ? lend(to) : to).copy_(is_here(from) ? lend(from) : from);
-  const auto& host = is_here(to) ? from : to;
-  if (non_blocking && host.is_cpu() && host.is_contiguous() &&
-      is_pinned(host.const_data_ptr())) {
-    note_host_copy(device, host.data_ptr(), host.nbytes(), !is_here(to));
-  } else if (!is_here(to) || (!is_here(from) && !non_blocking)) {
+  if (!is_here(to) || (!is_here(from) && !non_blocking)) {
     synchronise_with_host(device, "aten::copy_ between host and device");
   }
   return to;
