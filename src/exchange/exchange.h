@@ -81,8 +81,13 @@ struct ModelSpec {
   // exchange can do that: ShardMemory::whole_gradient.
   bool share_gradients = false;
   // On a device: shards and their gradients lie in pinned memory of the host (CPU offload), and go to
-  // the device and come back as units are gathered and reduced. REQUIRES: kShard.
+  // the device and come back as units are gathered and reduced; so does all that sums go into
+  // (ReduceOptions::into). REQUIRES: kShard, or no shards of its own.
   bool shards_on_host = false;
+  // There: the host writes shards, and reads what sums have gone into, as soon as it may. So it waits
+  // for the device at each use of a unit, and at the end of backward.
+  bool host_writes_shards = true;
+  bool host_reads_sums = true;
   // No reduction adds to a sharded gradient but in late rounds: an exchange may
   // give that memory as the first slot of a backward.
   bool overwrites_gradients = false;

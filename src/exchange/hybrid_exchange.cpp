@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "device/host_memory.h"
 #include "device/memory.h"
 #include "exchange/buffer_pool.h"
 #include "exchange/gradient_chunks.h"
@@ -229,9 +230,10 @@ class HybridExchange final : public Exchange {
  private:
   struct UnitState {
     // By flat: sums within this replica that may not go to the sharded gradient,
-    // as that has others', or other elements. Made when first needed.
+    // as that has others', or other elements. Made when first needed, and on the host where sharded
+    // gradients are.
     std::vector<at::Tensor> partial;
-    void* memory = nullptr;  // Of `partial`.
+    void* memory = nullptr;  // Of `partial`, from the pool; else null.
     bool kept = false;       // `partial` has what partial reductions left.
     std::vector<bool> kept_used;
   };
@@ -279,6 +281,7 @@ class HybridExchange final : public Exchange {
   Status barrier_across_owners();
   Status gather_shards();
   const std::vector<at::Tensor>& partial(UnitId unit);
+  void take_partial_from_pool(UnitId unit);
   void release(const std::vector<UnitId>& units);
   // Once the caller's stream comes after all sums.
   void release_all() {
@@ -287,6 +290,13 @@ class HybridExchange final : public Exchange {
     release(all);
   }
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
+  // A sum that lies on the host comes to the device by a copy that does not cast, which the host would
+  // have to make.
+  at::Tensor where_slots_are(const at::Tensor& sum) const {
+    return model_.shards_on_host
+        ? sum.to(device_, sum.scalar_type(), /*non_blocking=*/true)
+        : sum;
+  }
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
   void take_ended_across();
@@ -317,21 +327,38 @@ class HybridExchange final : public Exchange {
 
 const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
   auto& now = state(unit);
-  if (now.partial.empty()) {
-    const auto offsets = flat_offsets(spec(unit), &FlatSpec::gradient_dtype);
-    now.memory = partial_pool_.borrow(offsets.back());
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-      const auto& flat = spec(unit).flats[f];
-      now.partial.push_back(
-          flat.trainable ? device::tensor_at(
-                               static_cast<char*>(now.memory) + offsets[f],
-                               flat.layout.numel,
-                               at::TensorOptions().device(device_).dtype(
-                                   flat.gradient_dtype()))
-                         : at::Tensor());
-    }
+  if (!now.partial.empty()) {
+    return now.partial;
+  }
+  if (!model_.shards_on_host) {
+    take_partial_from_pool(unit);
+    return now.partial;
+  }
+  // LibTorch keeps pinned memory itself, and knows which copies still use it.
+  for (const auto& flat : spec(unit).flats) {
+    now.partial.push_back(
+        flat.trainable
+            ? device::empty_on_host(
+                  {flat.layout.numel}, flat.gradient_dtype(), device_)
+            : at::Tensor());
   }
   return now.partial;
+}
+
+void HybridExchange::take_partial_from_pool(UnitId unit) {
+  auto& now = state(unit);
+  const auto offsets = flat_offsets(spec(unit), &FlatSpec::gradient_dtype);
+  now.memory = partial_pool_.borrow(offsets.back());
+  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    const auto& flat = spec(unit).flats[f];
+    now.partial.push_back(
+        flat.trainable ? device::tensor_at(
+                             static_cast<char*>(now.memory) + offsets[f],
+                             flat.layout.numel,
+                             at::TensorOptions().device(device_).dtype(
+                                 flat.gradient_dtype()))
+                       : at::Tensor());
+  }
 }
 
 // Where every reduction needs a buffer, others can have it once its sum across
@@ -341,7 +368,9 @@ void HybridExchange::release(const std::vector<UnitId>& units) {
     auto& now = state(unit);
     if (position_.both_axes && !now.partial.empty() && !now.kept) {
       now.partial.clear();
-      partial_pool_.give_back(std::exchange(now.memory, nullptr));
+      if (now.memory != nullptr) {
+        partial_pool_.give_back(std::exchange(now.memory, nullptr));
+      }
     }
   }
 }
@@ -367,9 +396,11 @@ Status HybridExchange::gather_shards() {
     for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
       const auto& flat = spec(unit).flats[f];
       within_->shard_memory(unit, static_cast<int>(f))
-          .shard.copy_(device::tensor_at(
-              whole.value()[f], flat.layout.numel,
-              at::TensorOptions().device(device_).dtype(flat.dtype)));
+          .shard.copy_(
+              device::tensor_at(
+                  whole.value()[f], flat.layout.numel,
+                  at::TensorOptions().device(device_).dtype(flat.dtype)),
+              /*non_blocking=*/model_.shards_on_host);
     }
     across_->reshard(unit);
   }
@@ -483,7 +514,9 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
         options.gradients[first + static_cast<std::size_t>(chunk.parameter)] =
             from;
       } else {
-        slot[f].narrow(0, chunk.range.begin, chunk.range.numel()).copy_(from);
+        slot[f]
+            .narrow(0, chunk.range.begin, chunk.range.numel())
+            .copy_(where_slots_are(from));
       }
     }
   }

@@ -52,6 +52,9 @@ plan::FlatLayout layout_across(
 ModelSpec model_within(const ModelSpec& model, const MeshPosition& position) {
   ModelSpec within = model;
   within.own_gradients = !position.both_axes;
+  // Sums go on across, and on both axes shards come from there.
+  within.host_reads_sums = false;
+  within.host_writes_shards = !position.both_axes;
   if (position.both_axes) {
     within.agreed = describe(model);  // Cuts that are none of these two models.
   }

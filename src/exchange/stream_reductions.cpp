@@ -98,7 +98,7 @@ void StreamReductions::fill_slot(const Reduction& reduction) const {
       if (trainable < given.size() && given[trainable].defined()) {
         reduction.slot.flats[f]
             .narrow(0, flat.layout.offsets[p], flat.layout.numels[p])
-            .copy_(given[trainable]);
+            .copy_(given[trainable], /*non_blocking=*/model_.shards_on_host);
       }
       ++trainable;
     }
@@ -221,7 +221,7 @@ void StreamReductions::finish() {
   if (!released_.empty()) {
     const auto done = buffers_.reduce_stream.record();
     device::Stream::current(buffers_.device).wait(done);
-    if (model_.shards_on_host) {
+    if (model_.shards_on_host && model_.host_reads_sums) {
       done.synchronize();  // An optimizer on the host reads the sums.
     }
   }

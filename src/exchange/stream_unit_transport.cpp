@@ -140,7 +140,7 @@ class StreamUnitTransport final : public UnitTransport {
       gathers_seen_ = std::max(gathers_seen_, gather.number);
     }
     compute().wait(done);
-    if (model_.shards_on_host) {
+    if (model_.shards_on_host && model_.host_writes_shards) {
       done.synchronize();  // The host may write shards at any time afterwards.
     }
   }
@@ -214,7 +214,7 @@ class StreamUnitTransport final : public UnitTransport {
         gathers_seen_ = gathers_;
       }
     }
-    if (model_.shards_on_host) {
+    if (model_.shards_on_host && model_.host_writes_shards) {
       gathers.synchronize();
     }
     return status;

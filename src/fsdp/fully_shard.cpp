@@ -205,7 +205,7 @@ void check_on_device(
 }
 
 // Where parameters lie makes no difference, so that a program fails on the CPU as on a device.
-void check_offload(const Mesh& mesh, const FullyShardOptions& options) {
+void check_offload(const FullyShardOptions& options) {
   if (!options.cpu_offload) {
     return;
   }
@@ -215,11 +215,8 @@ void check_offload(const Mesh& mesh, const FullyShardOptions& options) {
   refuse(
       options.strategy == Strategy::kNoShard,
       "Strategy::kNoShard, which has whole parameters on the device all the "
-      "time; expected kFullShard or kShardGradOp");
-  refuse(
-      mesh.replicate_size() > 1, mesh.replicate_size(),
-      " replicas, which sum gradients of shards on the device; expected a mesh "
-      "with one replica");
+      "time; expected kFullShard or kShardGradOp, on a mesh with as many "
+      "replicas as ranks where each rank is to own whole parameters");
   refuse(
       options.gather_hook != nullptr,
       "options.gather_hook, which codes shards on the device; expected null");
@@ -593,19 +590,23 @@ FullyShardedDataParallel fully_shard(
   bool whole = options.strategy == Strategy::kNoShard ||
       (mesh.shard_size() == 1 && !both);
   const int ranks = whole || both ? world.size() : mesh.shard_size();
-  const auto shards = hooked_shards(mesh, options, whole);
+  const auto shards = [&] { return hooked_shards(mesh, options, whole); };
   fsdp::ModelUnits model;
   world::on_all_or_none(world, "[fsdp]", "shard its module", [&] {
     check_options(options);
-    check_hook(options.hook, shards);
+    check_offload(options);
+    check_hook(options.hook, shards());
     model = fsdp::build_units(module, ranks, options);
+    if (whole && offloads(options, model.device)) {
+      // Shards are elsewhere than units: each rank gathers from itself.
+      whole = false;
+      model = fsdp::build_units(module, mesh.shard_size(), options);
+    }
     check_not_sharded(model);
-    check_offload(mesh, options);
     check_on_device(mesh, options, model);
     check_secondary_ranks(mesh, options, model.device);
   });
   check_same_messages(world, options, model.device);
-  whole = whole && !offloads(options, model.device);
   fsdp::InitialValues values(module, model, world, options);
   if (!has_exchange(world, options, model)) {
     values.check();
@@ -622,7 +623,7 @@ FullyShardedDataParallel fully_shard(
     return FullyShardedDataParallel(std::move(engine));
   }
   const auto hook = options.hook && world.size() > 1
-      ? std::make_shared<fsdp::HookReduction>(model, shards, options.hook)
+      ? std::make_shared<fsdp::HookReduction>(model, shards(), options.hook)
       : nullptr;
   const bool gathers = !whole && mesh.shard_size() > 1;
   auto coder = coder_of(gathers ? options.gather_hook : nullptr, model);

@@ -2,11 +2,12 @@
 //
 // CPU offload: shards, their gradients and the optimizer's state on the host of a device, which only
 // computes. The numbers are those of training on the CPU.
+#include <mutex>
 #include <optional>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/grad_scaler.h>
-#include "device/device_parity.h"
+#include "device/hybrid_recipes.h"
 #include "support/error_of.h"
 
 namespace sherd::test {
@@ -111,48 +112,133 @@ TEST(DeviceCpuOffload, TrainsWithAdamWAndAScalerAsOnTheCpu) {
   expect_as_on_the_cpu(2, body, 1e-4);
 }
 
-// What is wrong after a step whose gradients the host reads at once, and an evaluation after which it
-// writes shards at once; empty: nothing.
-std::string wrong_where_the_host_does_not_wait() {
-  std::string wrong;
-  run_device_ranks(1, [&](const DeviceRank& self) {
+// Also to the bits of a device without offload.
+void expect_replicas_as_elsewhere(
+    int ranks, const HybridRecipe& plain, int replicas) {
+  SCOPED_TRACE(::testing::Message() << plain.name << " on " << ranks);
+  auto recipe = plain;
+  recipe.options.cpu_offload = true;
+  const auto offloaded =
+      values_by_rank(ranks, true, hybrid_training(recipe, replicas));
+  expect_equal_values(
+      offloaded,
+      values_by_rank(ranks, false, hybrid_training(recipe, replicas)));
+  expect_equal_values(
+      offloaded, values_by_rank(ranks, true, hybrid_training(plain, replicas)));
+}
+
+TEST(DeviceCpuOffload, T05ReplicasThatShardTrainToTheBitsOfTheCpu) {
+  for (const auto& recipe : hybrid_recipes()) {
+    expect_replicas_as_elsewhere(4, recipe, 2);
+  }
+}
+
+TEST(DeviceCpuOffload, T05RanksThatAreReplicasTrainToTheBitsOfTheCpu) {
+  for (const auto& recipe : hybrid_recipes()) {
+    if (recipe.partial_backwards == 0 && recipe.options.secondary_ranks == 0) {
+      expect_replicas_as_elsewhere(2, recipe, 2);
+      expect_replicas_as_elsewhere(4, recipe, 4);
+    }
+  }
+}
+
+TEST(DeviceCpuOffload, TheHostHasTheSumOfAllReplicas) {
+  run_device_ranks(4, [](const DeviceRank& self) {
     auto model = mlp_on(self.device);
-    auto fsdp = fully_shard(*model, self.world, offloaded_layers());
-    const auto batch = batch_on(self.device, 0, 0);
-    loss_of(model, batch).backward();
-    for (const auto& slice : fsdp.parameters()) {
-      if (slice.grad().defined() && slice.grad().isnan().any().item<bool>()) {
-        wrong += "a gradient is not there yet; ";
+    auto options = offloaded_layers();
+    auto fsdp =
+        fully_shard(*model, Mesh(self.world, {.replicate = 2}), options);
+    auto alone = mlp_on(c10::kCPU);
+    for (int rank = 0; rank < 4; ++rank) {
+      (loss_of(alone, batch_on(c10::kCPU, 0, rank)) / 4).backward();
+    }
+    loss_of(model, batch_on(self.device, 0, self.world.rank())).backward();
+    const auto whole = fsdp.summon_full_parameters(
+        {.read_only = true, .with_gradients = true});
+    for (const auto& item : alone->named_parameters()) {
+      const auto& expected = item.value().grad();
+      EXPECT_EQ(whole.gradient(item.key()).defined(), expected.defined());
+      if (expected.defined()) {
+        EXPECT_TRUE(torch::allclose(whole.gradient(item.key()).cpu(), expected))
+            << item.key();
       }
     }
-    descend_by_hand(fsdp);
-    const torch::NoGradGuard no_grad;
-    (void)loss_of(model, batch);
+    for (const auto& slice : fsdp.parameters()) {
+      EXPECT_TRUE(slice.is_cpu());
+      EXPECT_TRUE(!slice.grad().defined() || slice.grad().is_cpu());
+    }
+  });
+}
+
+// A step whose gradients the host reads at once, and a publish and an evaluation after which it writes
+// shards at once. Returns what is wrong; empty: nothing.
+std::string hasty_step(
+    const DeviceRank& self, int replicas, OptimizerAxes axes) {
+  std::string wrong;
+  auto model = mlp_on(self.device);
+  auto options = offloaded_layers();
+  options.optimizer_axes = axes;
+  auto fsdp =
+      fully_shard(*model, Mesh(self.world, {.replicate = replicas}), options);
+  const auto batch = batch_on(self.device, 0, 0);
+  loss_of(model, batch).backward();
+  for (const auto& slice : fsdp.parameters()) {
+    if (slice.grad().defined() && slice.grad().isnan().any().item<bool>()) {
+      wrong += "a gradient is not there yet; ";
+    }
+  }
+  descend_by_hand(fsdp);
+  const torch::NoGradGuard no_grad;
+  const auto write_shards = [&] {
     for (const auto& slice : fsdp.parameters()) {
       slice.add_(1);
     }
     fsdp.publish();
-    synchronise_with_host(self.device, "the end");
-    for (const auto& fault : take_faults(self.device)) {
-      wrong += fault;
-    }
-  });
+  };
+  write_shards();  // With owners on both axes a publish has read them.
+  (void)loss_of(model, batch);
+  write_shards();
+  synchronise_with_host(self.device, "the end");
   return wrong;
 }
 
-TEST(DeviceCpuOffload, T05TheHostWaitsBeforeItReadsGradientsAndWritesShards) {
+std::string wrong_where_the_host_does_not_wait(
+    int replicas, OptimizerAxes axes) {
+  std::string wrong;
+  std::mutex mu;
+  run_device_ranks(
+      replicas,
+      [&](const DeviceRank& self) {
+        std::string mine;
+        try {
+          mine = hasty_step(self, replicas, axes);
+        } catch (const std::exception& error) {
+          mine = error.what();
+        }
+        const std::lock_guard lock(mu);
+        wrong += mine;
+        for (const auto& fault : take_faults(self.device)) {
+          wrong += fault;
+        }
+      },
+      {.disorderly = true});
+  return wrong;
+}
+
+void expect_the_host_waits(
+    int replicas, OptimizerAxes axes = OptimizerAxes::kShard) {
   const auto device = checking_device();
   int count = 0;
   {
     const StreamWaits waits(device);
-    ASSERT_EQ(wrong_where_the_host_does_not_wait(), "");
+    ASSERT_EQ(wrong_where_the_host_does_not_wait(replicas, axes), "");
     count = waits.of_host();
   }
   std::string without_one;
   for (int wait = 0; wait < count; ++wait) {
     StreamWaits waits(device);
     waits.leave_out_of_host(wait);
-    without_one += wrong_where_the_host_does_not_wait();
+    without_one += wrong_where_the_host_does_not_wait(replicas, axes);
   }
   EXPECT_THAT(
       without_one,
@@ -161,10 +247,18 @@ TEST(DeviceCpuOffload, T05TheHostWaitsBeforeItReadsGradientsAndWritesShards) {
           HasSubstr("[checking device]")));
 }
 
+TEST(DeviceCpuOffload, T05TheHostWaitsBeforeItReadsGradientsAndWritesShards) {
+  expect_the_host_waits(1);
+}
+
+TEST(DeviceCpuOffload, T05TheHostWaitsForSumsAcrossReplicas) {
+  expect_the_host_waits(2);
+  expect_the_host_waits(2, OptimizerAxes::kBoth);
+}
+
 void expect_offload_refused(
     const std::function<void(FullyShardOptions&)>& change,
-    const std::string& text,
-    int replicas = 1) {
+    const std::string& text) {
   SCOPED_TRACE(text);
   for (const bool on_device : {true, false}) {
     run_device_ranks(
@@ -175,8 +269,8 @@ void expect_offload_refused(
           EXPECT_THAT(
               error_of([&] {
                 (void)fully_shard(
-                    *mlp_on(on_device ? self.device : c10::kCPU),
-                    Mesh(self.world, {.replicate = replicas}), options);
+                    *mlp_on(on_device ? self.device : c10::kCPU), self.world,
+                    options);
               }),
               AllOf(HasSubstr("options.cpu_offload"), HasSubstr(text)));
         },
@@ -191,7 +285,6 @@ TEST(DeviceCpuOffload, WhatItDoesNotGoWithIsRefusedByName) {
   expect_offload_refused(
       [](auto& options) { options.gather_hook = quantise_gathers(); },
       "options.gather_hook");
-  expect_offload_refused([](auto&) {}, "2 replicas", 2);
 }
 
 }  // namespace

@@ -93,9 +93,10 @@ struct FullyShardOptions {
   // For a module on a GPU: parameters(), their gradients and with them the optimizer's state lie in
   // pinned memory of the host. Each gather copies this rank's shard to the device, and each reduction
   // its sum back, beside computation; the end of backward waits for the sums, and the optimizer runs
-  // on the CPU. For models of which 1/W of parameters and state does not fit a GPU. No effect where
-  // parameters are on the CPU. Not for kNoShard, several replicas or gather hooks. Mirrors
-  // CPUOffloadPolicy of FSDP2 and CPUOffload(offload_params=True) of FSDP1.
+  // on the CPU. With several replicas each sum goes to the device once more, for the sum across, and
+  // where a replica is one rank it gathers from itself. For models of which 1/W of parameters and
+  // state does not fit a GPU. No effect where parameters are on the CPU. Not for kNoShard or gather
+  // hooks. Mirrors CPUOffloadPolicy of FSDP2 and CPUOffload(offload_params=True) of FSDP1.
   bool cpu_offload = false;
   // Parameters and buffers first get the values of rank 0; otherwise ranks must hold equal values.
   // Mirrors FSDP(sync_module_states=True).
