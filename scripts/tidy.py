@@ -81,7 +81,7 @@ PARTS = {
         ("base", "compat", "device", "plan", "world", "shm"), torch=True),
     "fsdp": Part(
         ("base", "compat", "plan", "autograd", "world", "device/memory.h",
-         "device/host_memory.h", "device/stream.h",
+         "device/memory_use.h", "device/host_memory.h", "device/stream.h",
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
          "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",

@@ -230,7 +230,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         or UnitOptions. []: one unit of all.
     strategy: "full_shard", "shard_grad_op" or "no_shard"; how much stays whole.
     budget_bytes: bytes of whole units instead of the strategy's.
-    memory_bytes: a limit for the resident memory of the process.
+    memory_bytes: a limit for the resident memory of the process, of a module on a GPU
+        for what LibTorch takes of that GPU.
     prefetch_visits: how many visits before its use a unit may be gathered.
     secondary_ranks: gather again inside groups of so many neighbouring ranks, such as
         those of a host, what was gathered over all of them; 0: over all. By messages.

@@ -67,7 +67,8 @@ FsdpEngine::FsdpEngine(
       visits_(model_.units.size(), 0),
       was_visited_(model_.units.size(), false) {
   if (options_.memory) {
-    resident_bytes_before_ = resident_bytes_in_use();
+    meter_ = make_memory_meter(model_.device);
+    total_bytes_before_ = meter_->total_bytes_in_use();
   }
   auto budget = exchange_->one_sided()
       ? plan::Budget()
@@ -97,6 +98,12 @@ FsdpEngine::FsdpEngine(
           .fail = [this](const Status& status) { fail(status); },
           .all_ranks_agree =
               [this](std::uint64_t print) { return all_ranks_agree(print); },
+          .settle =
+              [this] {
+                if (memory_ && cache_->planned()) {
+                  memory_->recorder().settle();
+                }
+              },
           .note_gather =
               [this](UnitId unit, StepRecorder::Gather gather, Duration time) {
                 if (memory_ && cache_->planned()) {
@@ -162,7 +169,7 @@ void FsdpEngine::start(
 // holds their memory, and shards come; the rest stays.
 void FsdpEngine::refuse_hopeless_limit() {
   const auto options = memory_planner_options();
-  auto least = resident_bytes_before_ + options.budget_bytes;
+  auto least = total_bytes_before_ + options.budget_bytes;
   for (const auto& parameter : model_.parameters) {
     for (const auto& freed : {parameter.tensor, parameter.tensor.grad()}) {
       least -= freed.defined() && !freed.is_meta()
@@ -170,15 +177,18 @@ void FsdpEngine::refuse_hopeless_limit() {
           : 0;
     }
   }
-  for (const auto& slice : slices_->all()) {
-    least += static_cast<std::int64_t>(slice.tensor.nbytes());
+  // With CPU offload they come elsewhere.
+  if (!options_.shards_on_host) {
+    for (const auto& slice : slices_->all()) {
+      least += static_cast<std::int64_t>(slice.tensor.nbytes());
+    }
+    least += exchange_->counters().copied_shard_bytes;
   }
-  least += exchange_->counters().copied_shard_bytes;
   refuse_limit_below(options, least);
 }
 
 MemoryPlannerOptions FsdpEngine::memory_planner_options() {
-  MemoryPlannerOptions options{.limit = *options_.memory};
+  MemoryPlannerOptions options{.limit = *options_.memory, .meter = meter_};
   if (cache_->planned()) {
     options.unit_bytes = bytes_by_unit(model_);
     options.budget_bytes = cache_->budget_bytes();

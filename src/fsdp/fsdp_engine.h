@@ -237,8 +237,10 @@ class FsdpEngine final : public ShardingEngine,
   // Held by optimizers that publish at the end of their step.
   std::weak_ptr<void> publishers_;
   IdleOptimizerDetector idle_;
-  std::unique_ptr<MemoryPlanner> memory_;   // Null without a limit.
-  std::int64_t resident_bytes_before_ = 0;  // With a limit: shards and units.
+  // With a limit, else null.
+  std::shared_ptr<MemoryMeter> meter_;
+  std::unique_ptr<MemoryPlanner> memory_;
+  std::int64_t total_bytes_before_ = 0;  // Shards and units were made.
   std::int64_t backwards_planned_ = 0;
 };
 

@@ -16,6 +16,7 @@
 #include "autograd/managed_storage.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "device/memory_use.h"
 #include "exchange/make_exchange.h"
 #include "fsdp/fsdp_engine.h"
 #include "fsdp/hook_reduction.h"
@@ -193,8 +194,8 @@ void check_on_device(
         ", or parameters on the CPU");
   };
   refuse(
-      options.memory_bytes.has_value(),
-      "options.memory_bytes, which counts memory of the host,",
+      options.memory_bytes && !device::memory_use(model.device),
+      "options.memory_bytes, as LibTorch's allocator of it counts nothing,",
       "options.budget_bytes");
   if (!has_exchange(mesh.world(), options, model)) {
     return;

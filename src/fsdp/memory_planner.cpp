@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/memory_planner.h"
 
-#include <malloc.h>
 #include <algorithm>
 #include <numeric>
 #include <utility>
 #include "base/check.h"
 #include "base/log.h"
-#include "base/resident_memory.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -26,11 +24,6 @@ std::vector<plan::UnitChoice> nothing_kept(const plan::StepMemory& step) {
 
 std::int64_t step_ns(const StepRecord& record) {
   return record.events.empty() ? 0 : record.events.back().ns;
-}
-
-void give_back_free_memory() {
-  CachingAllocator::release_cached();
-  ::malloc_trim(0);
 }
 
 // Numbers that ranks agree on, in both directions, so that each value is the largest of all ranks.
@@ -59,9 +52,12 @@ class Agreement {
 MemoryPlanner::MemoryPlanner(MemoryPlannerOptions options)
     : options_(std::move(options)) {
   report_.limit_bytes = options_.limit.bytes;
-  refuse_limit_below(options_, resident_bytes() + options_.budget_bytes);
+  const auto least_bytes =
+      options_.meter->total_bytes_in_use() + options_.budget_bytes;
+  refuse_limit_below(options_, least_bytes);
+  options_.meter->start();
   recorder_ = std::make_shared<StepRecorder>(
-      static_cast<int>(options_.unit_bytes.size()));
+      static_cast<int>(options_.unit_bytes.size()), options_.meter);
   if (options_.limit.regions) {
     report_.regions = options_.limit.regions->size();
     report_.recomputed = report_.regions;
@@ -76,11 +72,7 @@ MemoryPlanner::~MemoryPlanner() {
     options_.limit.regions->set_recorder(nullptr);
   }
   recorder_->stop();
-}
-
-std::int64_t resident_bytes_in_use() {
-  give_back_free_memory();
-  return resident_bytes();
+  options_.meter->stop();
 }
 
 void refuse_limit_below(
@@ -112,7 +104,7 @@ std::optional<std::int64_t> MemoryPlanner::step_ended(
   if (measuring()) {
     if (steps_ < kStepMeasuredFirst) {
       // What this step has left would add to what the next one needs.
-      give_back_free_memory();
+      options_.meter->give_back_free_memory();
     }
     recorder_->begin_step();
     return std::nullopt;
@@ -127,7 +119,7 @@ std::optional<std::int64_t> MemoryPlanner::step_ended(
 
 std::optional<std::int64_t> MemoryPlanner::decide() {
   recorder_->stop();
-  give_back_free_memory();
+  options_.meter->give_back_free_memory();
   if (options_.limit.regions) {
     options_.limit.regions->set_recorder(nullptr);
   }
@@ -201,7 +193,7 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
   for (const auto bytes : mine.step.base_bytes) {
     figures.add(bytes);
   }
-  figures.add(resident_bytes_peak());
+  figures.add(options_.meter->total_bytes_peak());
   figures.add(plan::cost_of(mine.step, nothing_kept(mine.step)).step_ns);
   figures.reduce(options_.max_over_ranks);
   for (std::size_t i = 0; i < mine.regions.size(); ++i) {
@@ -313,7 +305,7 @@ void MemoryPlanner::note_choices() {
 // not seen, three quarters are given every second step.
 std::optional<std::int64_t> MemoryPlanner::correct() {
   Agreement agreement;
-  agreement.add(resident_bytes_peak());
+  agreement.add(options_.meter->total_bytes_peak());
   agreement.reduce(options_.max_over_ranks);
   const auto seen = agreement.next();
   const auto over = seen - options_.limit.bytes;
@@ -321,7 +313,7 @@ std::optional<std::int64_t> MemoryPlanner::correct() {
   std::int64_t change = 0;
   if (over > 0 && seen > seen_bytes_) {
     change = over + over / 4;
-    give_back_free_memory();
+    options_.meter->give_back_free_memory();
   } else if (unseen > 0 && steps_ % 2 == 0) {
     change = -unseen * 3 / 4;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryPlanner keeps a process within FullyShardOptions::memory_bytes: it has five steps run in
+// MemoryPlanner keeps a process, or its device, within FullyShardOptions::memory_bytes: it has five steps run in
 // which nothing is kept, measures them, agrees with the other ranks on the figures, and decides
 // (plan/memory_plan.h) which regions keep their activations and how many bytes of units may be
 // whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
-#include "fsdp/caching_allocator.h"
 #include "fsdp/checkpoint_regions.h"
+#include "fsdp/memory_meter.h"
 #include "fsdp/step_recorder.h"
 #include "plan/recorded_memory.h"
 
@@ -29,6 +29,7 @@ struct MemoryLimit {
 
 struct MemoryPlannerOptions {
   MemoryLimit limit;
+  std::shared_ptr<MemoryMeter> meter;
   // By unit, when whole; empty where nothing is gathered.
   std::vector<std::int64_t> unit_bytes = {};
   // The budget of whole units at first.
@@ -36,9 +37,6 @@ struct MemoryPlannerOptions {
   // Collective, in place.
   std::function<void(std::span<double>)> max_over_ranks = [](auto) {};
 };
-
-// What this process has in memory, once what is free was given back to the kernel.
-std::int64_t resident_bytes_in_use();
 
 // Collective. Throws Error, on every rank, when the limit is below what a process needs at least, the
 // most of any rank.
@@ -82,7 +80,6 @@ class MemoryPlanner {
   void note_choices();
 
   const MemoryPlannerOptions options_;
-  const CachingAllocator allocator_;
   std::shared_ptr<StepRecorder> recorder_;
   std::vector<StepRecord> records_;  // The first one is that of memory.
   std::vector<int> regions_;         // In the order of forward.
@@ -90,7 +87,7 @@ class MemoryPlanner {
   std::vector<plan::UnitChoice> choice_;  // As step_.units.
   std::int64_t budget_bytes_ = 0;         // While nothing is kept.
   int steps_ = 0;
-  std::int64_t seen_bytes_ = 0;  // The kernel's peak, the most of any rank.
+  std::int64_t seen_bytes_ = 0;  // The meter's peak, the most of any rank.
   Instant step_began_{0};
   MemoryReport report_;
 };

@@ -52,8 +52,8 @@ SingleRankEngine::~SingleRankEngine() { close(); }
 
 void SingleRankEngine::start() {
   if (memory_limit_) {
-    memory_ = std::make_unique<MemoryPlanner>(
-        MemoryPlannerOptions{.limit = *memory_limit_});
+    memory_ = std::make_unique<MemoryPlanner>(MemoryPlannerOptions{
+        .limit = *memory_limit_, .meter = make_memory_meter(model_.device)});
   }
   hook_due_.assign(slices_.size(), false);
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {

@@ -2,10 +2,9 @@
 #include "fsdp/step_recorder.h"
 
 #include <algorithm>
-#include <atomic>
+#include <set>
+#include <string>
 #include <utility>
-#include "base/resident_memory.h"
-#include "fsdp/caching_allocator.h"
 
 namespace sherd::fsdp {
 
@@ -13,14 +12,32 @@ using plan::MemoryMoment;
 
 namespace {
 
-std::atomic<bool> one_records{false};  // Pairs with itself.
+// The devices whose memory somebody records.
+class Claims {
+ public:
+  static Claims& instance() {
+    static Claims only;
+    return only;
+  }
+  bool take(c10::Device device) {
+    const std::lock_guard lock(mu_);
+    return taken_.insert(device.str()).second;
+  }
+  void give_back(c10::Device device) {
+    const std::lock_guard lock(mu_);
+    taken_.erase(device.str());
+  }
+
+ private:
+  std::mutex mu_;
+  std::set<std::string> taken_;  // Guarded by mu_.
+};
 
 }  // namespace
 
-StepRecorder::StepRecorder(int units)
-    : counts_(
-          CachingAllocator::installed() &&
-          !one_records.exchange(true, std::memory_order_acq_rel)),
+StepRecorder::StepRecorder(int units, std::shared_ptr<MemoryMeter> meter)
+    : meter_(std::move(meter)),
+      counts_(meter_->counts() && Claims::instance().take(meter_->device())),
       claimed_(counts_),
       gathers_(static_cast<std::size_t>(units), 0) {}
 
@@ -30,7 +47,7 @@ void StepRecorder::stop() {
   const std::lock_guard lock(mu_);
   recording_ = false;
   if (std::exchange(claimed_, false)) {
-    one_records.store(false, std::memory_order_release);
+    Claims::instance().give_back(meter_->device());
   }
 }
 
@@ -40,24 +57,28 @@ void StepRecorder::begin_step() {
   record_ = {};
   record_.gather_again_ns.assign(gathers_.size(), 0);
   std::fill(gathers_.begin(), gathers_.end(), 0);
-  begin_ = SteadyClock().now();
   gather_ns_ = 0;
-  CachingAllocator::take_peak();  // That of earlier steps.
-  bytes_max_ = CachingAllocator::bytes();
-  resident_bytes_max_ = resident_bytes();
-  resident_peak_before_ = resident_bytes_peak();
+  if (recording_) {
+    meter_->settle();
+    (void)meter_->take_peak();  // That of earlier steps.
+    bytes_max_ = meter_->bytes();
+    total_bytes_max_ = meter_->total_bytes();
+    total_peak_before_ = meter_->total_bytes_peak();
+  }
+  begin_ = SteadyClock().now();
 }
 
 void StepRecorder::add(MemoryMoment moment, int region) {
+  meter_->settle();
   record_.events.push_back(
       {.moment = moment,
        .region = region,
        .ns = (SteadyClock().now() - begin_).count(),
        .gather_ns = gather_ns_,
-       .bytes = CachingAllocator::bytes(),
-       .peak_bytes = CachingAllocator::take_peak()});
+       .bytes = meter_->bytes(),
+       .peak_bytes = meter_->take_peak()});
   bytes_max_ = std::max(bytes_max_, record_.events.back().peak_bytes);
-  resident_bytes_max_ = std::max(resident_bytes_max_, resident_bytes());
+  total_bytes_max_ = std::max(total_bytes_max_, meter_->total_bytes());
 }
 
 bool StepRecorder::begin_region(int region, MemoryMoment moment) {
@@ -75,6 +96,13 @@ void StepRecorder::end_region(int region, MemoryMoment moment) {
   inside_region_ = false;
   if (recording_) {
     add(moment, region);
+  }
+}
+
+void StepRecorder::settle() const {
+  const std::lock_guard lock(mu_);
+  if (recording_) {
+    meter_->settle();
   }
 }
 
@@ -97,12 +125,12 @@ StepRecord StepRecorder::finish_step() {
     add(MemoryMoment::kStepEnds, -1);
   }
   recording_ = false;
-  // What is in use most and what is resident most come about together. The kernel's peak counts if
-  // it is from this step.
-  if (const auto peak = resident_bytes_peak(); peak > resident_peak_before_) {
-    resident_bytes_max_ = peak;
+  // What is in use most and what there is most come about together. The peak counts if it is from
+  // this step.
+  if (const auto peak = meter_->total_bytes_peak(); peak > total_peak_before_) {
+    total_bytes_max_ = peak;
   }
-  record_.always_bytes = resident_bytes_max_ - bytes_max_;
+  record_.always_bytes = total_bytes_max_ - bytes_max_;
   return std::move(record_);
 }
 

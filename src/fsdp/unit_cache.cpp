@@ -286,6 +286,7 @@ void UnitCache::start(const Visit& units, exchange::UnshardOptions options) {
 void UnitCache::start_within(
     const Visit& units, const exchange::UnshardOptions& options) {
   for (const auto unit : units) {
+    options_.settle();
     const auto begin = SteadyClock().now();
     if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
       options_.fail(status);
@@ -306,11 +307,13 @@ void UnitCache::finish(UnitId unit) {
 
 // Waits for the unit's gather.
 std::vector<void*> UnitCache::addresses_of(UnitId unit) {
+  options_.settle();
   const auto begin = SteadyClock().now();
   auto addresses = exchange_.wait_for_unshard(unit);
   if (!addresses.ok()) {
     options_.fail(addresses.status());
   }
+  options_.settle();
   options_.note_gather(
       unit, StepRecorder::Gather::kGoesOn, SteadyClock().now() - begin);
   return std::move(addresses).value();

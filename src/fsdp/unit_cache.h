@@ -37,6 +37,8 @@ struct UnitCacheOptions {
   std::function<void(const Status&)> fail;
   // Collective, at the beginning of a step: whether all ranks passed this number.
   std::function<bool(std::uint64_t)> all_ranks_agree;
+  // Called before and after what note_gather() is told the time of.
+  std::function<void()> settle = [] {};
   // Told how long the thread that uses a unit was kept by its gather.
   std::function<void(UnitId, StepRecorder::Gather, Duration)> note_gather =
       [](UnitId, StepRecorder::Gather, Duration) {};

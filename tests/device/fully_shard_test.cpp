@@ -357,8 +357,6 @@ TEST(DeviceFullyShard, WhatIsForTheCpuAloneIsRefusedByName) {
   const std::vector<
       std::pair<std::string, std::function<void(FullyShardOptions&)>>>
       refused = {
-          {"options.memory_bytes",
-           [](auto& options) { options.memory_bytes = 1 << 30; }},
           {"options.share_gradients",
            [](auto& options) { options.share_gradients = true; }},
           {"memory of the host", [](auto& options) {

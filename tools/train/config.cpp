@@ -374,12 +374,6 @@ void check_ddp(const TrainConfig& config) {
 
 // What needs memory of the host.
 void check_cuda(const TrainConfig& config) {
-  if (config.memory.count != 0) {
-    refuse(
-        "--memory",
-        "none with --device cuda, since it counts memory of the host",
-        std::to_string(config.memory.count));
-  }
   if (config.exchange != "auto" && config.exchange != "collective") {
     refuse(
         "--exchange", "auto or collective with --device cuda", config.exchange);

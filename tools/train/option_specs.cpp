@@ -122,8 +122,9 @@ std::vector<OptionSpec> sharding_specs() {
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
        "Sharding", &C::budget},
       {"memory", "SIZE",
-       "Limit for the resident memory of each process, e.g. 6GiB: five steps "
-       "are\n"
+       "Limit for the resident memory of each process, with --device cuda for "
+       "what\n"
+       "LibTorch takes of its GPU, e.g. 6GiB: five steps are\n"
        "measured, then as many activations and whole parameters are kept as "
        "it\n"
        "allows; 0: no limit",

@@ -60,10 +60,11 @@ struct FullyShardOptions {
   // A budget instead of the strategy's; at least the largest set of units that one operator uses.
   // Not for kNoShard.
   std::optional<std::int64_t> budget_bytes = std::nullopt;
-  // A limit for the resident memory of each process. Two steps are taken in which all regions of
-  // `checkpointing` are recomputed, and units as kFullShard says. Then the choice of what is kept,
-  // of activations and of whole units, that takes least time within the limit holds for the rest;
-  // report().memory has it. Values are the same either way. With kFullShard or kNoShard, and without
+  // A limit for the resident memory of each process; for a module on a GPU, for what LibTorch's
+  // allocator takes of that GPU. Five steps are taken in which all regions of `checkpointing` are
+  // recomputed, and units as kFullShard says. Then the choice of what is kept, of activations and of
+  // whole units, that takes least time within the limit holds for the rest; report().memory has it.
+  // Values are the same either way. With kFullShard or kNoShard, and without
   // budget_bytes. Guide: docs/guide/memory.md.
   std::optional<std::int64_t> memory_bytes = std::nullopt;
   // How many visits before its use a unit may be gathered, in forward and backward, from the second

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory of the checking device, ordered by streams as the CUDA caching allocator's is: a block
-// belongs to the stream it was allocated on, and once freed serves that stream again at once.
+// belongs to the stream it was allocated on, and once freed serves that stream again at once. It
+// counts bytes as that one does.
 #include <sys/mman.h>
 
+#include <array>
 #include <cstring>
 #include <map>
 #include <tuple>
 
-#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include "base/check.h"
 #include "support/checking_device/device_state.h"
@@ -44,10 +46,26 @@ struct Block {
   std::vector<QueueId> kept_for;  // recordDataPtrOnStream().
 };
 
+struct FreeBlock {
+  void* address = nullptr;
+  c10::DeviceIndex device = 0;
+};
+
+// In bytes, of a device.
+struct Counted {
+  c10::CachingAllocator::Stat in_use, reserved;
+};
+
 // Guarded by DeviceState::mu.
 struct Heap {
-  std::multimap<std::pair<QueueId, std::size_t>, void*> free_blocks;
+  std::multimap<std::pair<QueueId, std::size_t>, FreeBlock> free_blocks;
+  std::multimap<std::size_t, void*> given_back;  // No stream's, by bytes.
   std::size_t used = 0;
+  std::array<Counted, kCheckingDevices> counted;
+
+  Counted& of(c10::DeviceIndex device) {
+    return counted.at(static_cast<std::size_t>(device));
+  }
 };
 
 Heap& heap() {
@@ -70,11 +88,22 @@ void free_block(void* context) {
   if (!fault.empty()) {
     state.of(block->device).faults.push_back(std::move(fault));
   }
+  heap().of(block->device).in_use.decrease(block->bytes);
   heap().free_blocks.emplace(
-      std::pair(block->stream, block->bytes), block->address);
+      std::pair(block->stream, block->bytes),
+      FreeBlock{block->address, block->device});
 }
 
-class DeviceAllocator final : public c10::Allocator {
+// As LibTorch counts it.
+c10::CachingAllocator::StatArray sum_of(
+    const c10::CachingAllocator::Stat& stat) {
+  c10::CachingAllocator::StatArray stats{};
+  stats[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)] =
+      stat;
+  return stats;
+}
+
+class CheckingAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t wanted) override {
     const auto index = thread_state().device;
@@ -85,6 +114,7 @@ class DeviceAllocator final : public c10::Allocator {
     auto& state = device_state();
     const std::lock_guard lock(state.mu);
     block->address = take(state, *block);
+    heap().of(index).in_use.increase(block->bytes);
     allocated(state, *block);
     void* address = wanted == 0 ? nullptr : block->address;
     return {
@@ -94,6 +124,42 @@ class DeviceAllocator final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, std::size_t count) const override {
     std::memcpy(host_view(to), host_view(from), count);
+  }
+
+  bool initialized() override { return true; }
+  // What the current device has free.
+  void emptyCache(c10::MempoolId_t /*pool*/) override {
+    const std::lock_guard lock(device_state().mu);
+    std::erase_if(heap().free_blocks, [](const auto& item) {
+      const auto& [key, block] = item;
+      const bool mine = block.device == thread_state().device;
+      if (mine) {
+        heap().of(block.device).reserved.decrease(key.second);
+        heap().given_back.emplace(key.second, block.address);
+      }
+      return mine;
+    });
+  }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    keep_for_stream(data, stream.id());
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(
+      c10::DeviceIndex device) override {
+    const std::lock_guard lock(device_state().mu);
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.allocated_bytes = sum_of(heap().of(device).in_use);
+    stats.reserved_bytes = sum_of(heap().of(device).reserved);
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    const std::lock_guard lock(device_state().mu);
+    heap().of(device).in_use.reset_accumulated();
+    heap().of(device).reserved.reset_accumulated();
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    const std::lock_guard lock(device_state().mu);
+    heap().of(device).in_use.reset_peak();
+    heap().of(device).reserved.reset_peak();
   }
 
  private:
@@ -115,11 +181,17 @@ class DeviceAllocator final : public c10::Allocator {
     auto& free_blocks = heap().free_blocks;
     const auto found = free_blocks.find({block.stream, block.bytes});
     if (found != free_blocks.end()) {
-      return free_blocks.extract(found).mapped();
+      return free_blocks.extract(found).mapped().address;
     }
     TORCH_CHECK(
         state.of(block.device).capture == 0, "[checking device] ", block.bytes,
         " bytes on stream ", block.stream, " are new memory, in a capture");
+    heap().of(block.device).reserved.increase(block.bytes);
+    auto& given_back = heap().given_back;
+    if (const auto again = given_back.find(block.bytes);
+        again != given_back.end()) {
+      return given_back.extract(again).mapped();
+    }
     TORCH_CHECK(heap().used + block.bytes <= kArenaBytes, "out of memory");
     void* address = arena() + heap().used;
     heap().used += block.bytes;
@@ -144,7 +216,7 @@ void keep_for_stream(const c10::DataPtr& data, QueueId stream) {
 }
 
 void register_allocator() {
-  static DeviceAllocator allocator;
+  static CheckingAllocator allocator;
   c10::SetAllocator(c10::kPrivateUse1, &allocator);
 }
 

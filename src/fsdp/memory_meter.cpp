@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fsdp/memory_meter.h"
+
+#include <malloc.h>
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include "base/resident_memory.h"
+#include "device/memory_use.h"
+#include "device/stream.h"
+#include "fsdp/caching_allocator.h"
+
+namespace sherd::fsdp {
+namespace {
+
+class HostMeter final : public MemoryMeter {
+ public:
+  c10::Device device() const override { return c10::kCPU; }
+  void start() override {
+    if (!allocator_) {
+      allocator_.emplace();
+    }
+  }
+  void stop() override { allocator_.reset(); }
+  bool counts() const override { return CachingAllocator::installed(); }
+  std::int64_t bytes() const override { return CachingAllocator::bytes(); }
+  std::int64_t take_peak() override { return CachingAllocator::take_peak(); }
+  std::int64_t total_bytes() const override { return resident_bytes(); }
+  std::int64_t total_bytes_peak() const override {
+    return resident_bytes_peak();
+  }
+  std::int64_t total_bytes_in_use() override {
+    give_back_free_memory();
+    return resident_bytes();
+  }
+  void give_back_free_memory() override {
+    CachingAllocator::release_cached();
+    ::malloc_trim(0);
+  }
+
+ private:
+  std::optional<CachingAllocator> allocator_;
+};
+
+// The allocator keeps both peaks together, so that taking one of them would lose the other.
+class DeviceMeter final : public MemoryMeter {
+ public:
+  explicit DeviceMeter(c10::Device device) : device_(device) {}
+
+  c10::Device device() const override { return device_; }
+  void start() override {
+    give_back_free_memory();
+    const std::lock_guard lock(mu_);
+    device::reset_memory_peaks(device_);
+    total_bytes_peak_ = 0;
+  }
+  void stop() override {}
+  bool counts() const override {
+    return device::memory_use(device_).has_value();
+  }
+  std::int64_t bytes() const override { return use().in_use; }
+  std::int64_t take_peak() override {
+    const std::lock_guard lock(mu_);
+    const auto now = use();
+    total_bytes_peak_ = std::max(total_bytes_peak_, now.reserved_peak);
+    device::reset_memory_peaks(device_);
+    return now.in_use_peak;
+  }
+  std::int64_t total_bytes() const override { return use().reserved; }
+  std::int64_t total_bytes_peak() const override {
+    const std::lock_guard lock(mu_);
+    return std::max(total_bytes_peak_, use().reserved_peak);
+  }
+  // What is free may lie in blocks of which a part is in use.
+  std::int64_t total_bytes_in_use() override {
+    give_back_free_memory();
+    return use().in_use;
+  }
+  void give_back_free_memory() override {
+    device::give_back_free_memory(device_);
+  }
+  void settle() const override {
+    device::Stream::current(device_).record().synchronize();
+  }
+
+ private:
+  device::MemoryUse use() const { return device::memory_use(device_).value(); }
+
+  const c10::Device device_;
+  mutable std::mutex mu_;
+  std::int64_t total_bytes_peak_ =
+      0;  // Guarded by mu_. Until peaks were reset.
+};
+
+}  // namespace
+
+std::shared_ptr<MemoryMeter> make_memory_meter(c10::Device device) {
+  if (device.is_cpu()) {
+    return std::make_shared<HostMeter>();
+  }
+  return std::make_shared<DeviceMeter>(device);
+}
+
+}  // namespace sherd::fsdp
