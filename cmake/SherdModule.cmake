@@ -148,11 +148,11 @@ function(sherd_add_test name)
     endif()
     if(ARG_TORCH AND NOT waits AND NOT suite IN_LIST skipping)
       list(APPEND others ${filter})
-    else()
+    elseif(waits)
       sherd_add_test_entry(${name}.${suite} ${name} ${filter})
-    endif()
-    if(waits)
       sherd_take_turns(${name}.${suite})
+    else()
+      sherd_add_test_entry(${name}.${suite} ${name} ${filter} ${SHERD_NICE})
     endif()
   endforeach()
   if(NOT others)
@@ -169,12 +169,16 @@ function(sherd_add_test name)
   foreach(part RANGE 1 ${ARG_PARTS})
     set(entry ${name}.${part}of${ARG_PARTS})
     math(EXPR index "${part} - 1")
-    sherd_add_test_entry(${entry} ${name} ${filter})
+    sherd_add_test_entry(${entry} ${name} ${filter} ${SHERD_NICE})
     # Long ones start first, so that they do not end last.
     set_tests_properties(${entry} PROPERTIES COST ${ARG_PARTS} ENVIRONMENT
       "GTEST_TOTAL_SHARDS=${ARG_PARTS};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()
+
+# What entries that compute begin with: those that must notice something in time, and run
+# beside them, come first wherever both want a core.
+set(SHERD_NICE nice -n 10)
 
 # These entries wait for most of their time. One for each core runs at a time, and
 # from the start, beside entries that compute: after those, cores would be idle.
@@ -196,9 +200,10 @@ function(sherd_set_timeout entry seconds)
   set_tests_properties(${entry} PROPERTIES TIMEOUT ${seconds})
 endfunction()
 
-# One ctest entry; LABELS and TIMEOUT are those of the caller.
+# One ctest entry, after `ARGN`; LABELS and TIMEOUT are those of the caller.
 function(sherd_add_test_entry entry name filter)
-  add_test(NAME ${entry} COMMAND ${name} "--gtest_filter=${filter}" --gtest_color=no)
+  add_test(NAME ${entry} COMMAND ${ARGN} $<TARGET_FILE:${name}>
+    "--gtest_filter=${filter}" --gtest_color=no)
   sherd_set_timeout(${entry} ${ARG_TIMEOUT})
   set_tests_properties(${entry} PROPERTIES
     LABELS "${ARG_LABELS}"

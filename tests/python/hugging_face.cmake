@@ -6,14 +6,14 @@ sherd_add_python_test(peft SOAK 2)
 sherd_add_python_test(accelerate SOAK 2)
 foreach(case trainer accelerate_example)
   add_test(NAME python.${case}
-    COMMAND ${SHERD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${case}_test.py
+    COMMAND ${SHERD_NICE} ${SHERD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${case}_test.py
       ${package} $<TARGET_FILE:sherd> ${CMAKE_BINARY_DIR}/tests/python.${case})
 endforeach()
 
 # examples/python, by launcher and by name.
 foreach(case torchrun sherd_run train_lora train_trainer)
   add_test(NAME python.examples.${case}
-    COMMAND ${SHERD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/examples_test.py
+    COMMAND ${SHERD_NICE} ${SHERD_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/examples_test.py
       ${case} ${package} $<TARGET_FILE:sherd>)
   list(APPEND examples python.examples.${case})
 endforeach()
