@@ -142,6 +142,7 @@ void ShmBackend::shutdown() {
     return;
   }
   queue_->stop();
+  p2p_->flush();
   p2p_->stop();
   group_->segment.peers().leave();
 }

@@ -12,6 +12,8 @@ namespace {
 // and at all: the doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
+// A peer that is alive takes what lies in its ring long before.
+constexpr Duration kFlush = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -103,6 +105,25 @@ void P2pWorker::serve() {
     if (!doorbell.reached(rung + 1) && !channel_.idle()) {
       channel_.check_peers();
     }
+  }
+}
+
+void P2pWorker::flush() {
+  std::unique_lock lock(mutex_);
+  const shm::Counter doorbell = channel_.doorbell();
+  const Instant until = group_->clock.now() + kFlush;
+  while (!stopped_ && thread_.joinable() &&
+         group_->segment.peers().check().ok() && group_->clock.now() < until) {
+    const std::uint64_t rung = doorbell.value();
+    while (channel_.progress()) {
+    }
+    complete_ended(lock);
+    if (channel_.has_posted_all()) {
+      return;
+    }
+    lock.unlock();
+    doorbell.sleep_below(rung + 1, kLook);
+    lock.lock();
   }
 }
 

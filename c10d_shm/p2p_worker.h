@@ -27,6 +27,10 @@ class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
   void receive(
       P2pMessage message, const WorkPtr& work, std::function<void()> received);
 
+  // Waits, for a second or two at most, until peers can find each message that was sent in full, and
+  // learn of each one that was received: their sends would fail otherwise, when this rank has left.
+  void flush();
+
   // Ends what is under way, with an error; joins the thread. REQUIRES: called
   // before the last reference goes.
   void stop();

@@ -152,7 +152,7 @@ function(sherd_add_test name)
       sherd_add_test_entry(${name}.${suite} ${name} ${filter})
       sherd_take_turns(${name}.${suite})
     else()
-      sherd_add_test_entry(${name}.${suite} ${name} ${filter} ${SHERD_NICE})
+      sherd_add_test_entry(${name}.${suite} ${name} ${filter})
     endif()
   endforeach()
   if(NOT others)
@@ -176,7 +176,7 @@ function(sherd_add_test name)
   endforeach()
 endfunction()
 
-# What entries that compute begin with: those that must notice something in time, and run
+# What entries that compute for long begin with: those that must notice something in time, and run
 # beside them, come first wherever both want a core.
 set(SHERD_NICE nice -n 10)
 

@@ -114,6 +114,17 @@ bool P2pChannel::idle() const {
          });
 }
 
+bool P2pChannel::has_posted_all() const {
+  for (int r = 0; r < peers_->ranks(); ++r) {
+    const PeerQueues& peer = others_[index(r)];
+    if (!(peer.headers_waiting.empty() && peer.replies_waiting.empty()) &&
+        !peers_->has_left(r)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool P2pChannel::progress() {
   bool moved = false;
   for (int r = 0; r < peers_->ranks(); ++r) {

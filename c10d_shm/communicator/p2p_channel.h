@@ -81,6 +81,8 @@ class P2pChannel {
   // Ends everything, and revokes the memory that this rank lent.
   void end_all(const Status& why);
   bool idle() const;
+  // Whether all that this rank has to tell ranks that are there lies where they find it.
+  bool has_posted_all() const;
   // The messages that have ended since the last call. The caller calls each one's
   // `done`, which may issue other messages.
   struct Ended {
