@@ -27,7 +27,7 @@ class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
   void receive(
       P2pMessage message, const WorkPtr& work, std::function<void()> received);
 
-  // Waits, for a second or two at most, until peers can find each message that was sent in full, and
+  // Waits, for two seconds at most, until peers can find each message that was sent in full, and
   // learn of each one that was received: their sends would fail otherwise, when this rank has left.
   void flush();
 

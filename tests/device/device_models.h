@@ -10,6 +10,20 @@
 
 namespace sherd::test {
 
+// Waves around 0, none like another.
+inline void fill_parameters(torch::nn::Module& module, double height) {
+  const torch::NoGradGuard no_grad;
+  int salt = 0;
+  for (auto& parameter : module.parameters()) {
+    parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
+                        .mul(1.7)
+                        .add(++salt)
+                        .sin()
+                        .mul(height)
+                        .view(parameter.sizes()));
+  }
+}
+
 struct DeviceMlpImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
   torch::Tensor offset;
@@ -21,16 +35,7 @@ struct DeviceMlpImpl : torch::nn::Module {
     third = register_module("third", torch::nn::Linear(5, 1));
     offset = register_parameter(
         "offset", torch::full({5}, 0.25F), /*requires_grad=*/false);
-    const torch::NoGradGuard no_grad;
-    int salt = 0;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
-                          .mul(1.7)
-                          .add(++salt)
-                          .sin()
-                          .mul(0.4)
-                          .view(parameter.sizes()));
-    }
+    fill_parameters(*this, 0.4);
   }
   torch::Tensor forward(const torch::Tensor& x) {
     return third(torch::tanh(second(torch::tanh(first(x))) + offset));

@@ -44,16 +44,7 @@ struct WideModelImpl : torch::nn::Module {
       list->push_back(layers.back());
     }
     register_module("layers", list);
-    const torch::NoGradGuard no_grad;
-    int salt = 0;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat)
-                          .mul(1.7)
-                          .add(++salt)
-                          .sin()
-                          .mul(0.1)
-                          .view(parameter.sizes()));
-    }
+    fill_parameters(*this, 0.1);
   }
   torch::Tensor forward(torch::Tensor x) {
     for (const auto& layer : layers) {
