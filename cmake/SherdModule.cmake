@@ -178,7 +178,7 @@ endfunction()
 
 # What entries that compute for long begin with: those that must notice something in time, and run
 # beside them, come first wherever both want a core.
-set(SHERD_NICE nice -n 10)
+set(SHERD_NICE nice -n 5)
 
 # These entries wait for most of their time. One for each core runs at a time, and
 # from the start, beside entries that compute: after those, cores would be idle.

@@ -37,7 +37,9 @@ using Rank = ChildLink;
 WorldOptions test_world_options();
 
 struct RankOptions {
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  // Generous: ranks that are nice get little of a machine that is busy with other
+  // tests.
+  std::chrono::milliseconds timeout = std::chrono::seconds(120);
   // Deadlines of 20 s unless given: a test that hangs fails by itself.
   WorldOptions world = test_world_options();
   std::vector<Strike> strikes{};

@@ -468,6 +468,8 @@ std::string Connected::receive(std::size_t bytes) {
 
 // ---- the proxy ----
 
+constexpr int kHeldMax = 64 << 10;
+
 struct Proxy::State {
   net::ListeningSocket listening;
   Descriptor quit;
@@ -483,6 +485,8 @@ struct Proxy::State {
   Descriptor go;  // An eventfd: holds them back no longer.
 
   void run();
+  // More of them stay with the caller.
+  bool holds_enough() const { return fault.hold_at && held.size() >= kHeldMax; }
   // False: nothing comes from there any more.
   bool forward(int from, int to, bool of_caller);
   // How much of what the dialler has sent is forwarded, changed.
@@ -541,7 +545,9 @@ void Proxy::State::run() {
       {called.socket.get(), POLLIN, 0},
       {quit.get(), POLLIN, 0},
       {go.get(), POLLIN, 0}};
-  while (all[0].fd >= 0 || all[1].fd >= 0 || ended) {
+  bool reads_caller = true;
+  while (reads_caller || all[1].fd >= 0 || ended) {
+    all[0].fd = reads_caller && !holds_enough() ? caller.get() : -1;
     ::poll(all, 4, -1);
     if (all[2].revents != 0) {
       return;
@@ -556,7 +562,7 @@ void Proxy::State::run() {
     }
     if (all[0].revents != 0 &&
         !forward(caller.get(), called.socket.get(), true)) {
-      all[0].fd = -1;
+      reads_caller = false;
     }
     if (all[1].revents != 0 &&
         !forward(called.socket.get(), caller.get(), false)) {
@@ -568,6 +574,12 @@ void Proxy::State::run() {
 Proxy::Proxy(std::uint16_t target, InjectedFault fault)
     : state_(std::make_unique<State>()) {
   state_->listening = std::move(net::listen_on("127.0.0.1")).value();
+  // Its connections have the same; otherwise the system holds megabytes, too.
+  EXPECT_EQ(
+      0,
+      ::setsockopt(
+          state_->listening.socket.get(), SOL_SOCKET, SO_RCVBUF, &kHeldMax,
+          sizeof kHeldMax));
   state_->quit = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->go = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->target = target;

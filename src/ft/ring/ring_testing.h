@@ -172,7 +172,8 @@ Connected connect_to(std::uint16_t port);
 // do with those of the first one that it gets from its caller's side.
 struct InjectedFault {
   std::optional<std::size_t> flip_at = {};  // Inverts this byte.
-  // Forwards nothing from here on, until it is told to.
+  // Forwards nothing from here on, until it is told to, and reads no more than it
+  // must to see that something was held back.
   std::optional<std::size_t> hold_at = {};
   bool holds_end = false;  // Nor that the caller has closed.
 };
