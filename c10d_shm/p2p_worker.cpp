@@ -12,7 +12,8 @@ namespace {
 // and at all: the doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
-// A peer that is alive takes what lies in its ring long before.
+// A peer that has sent or received a message takes what lies in its ring long before. One that
+// has not takes nothing, and loses what does not fit.
 constexpr Duration kFlush = std::chrono::seconds(2);
 
 }  // namespace

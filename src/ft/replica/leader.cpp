@@ -449,9 +449,11 @@ void Leader::on(std::size_t rank, const LinkSpeedsEvent& event) {
 void Leader::on(std::size_t rank, const TrainingProgress& progress) {
   progress_[rank] = progress;
   // The serial moves, so that a coordinator that took the rank for hung notices.
-  recovered_ranks_ +=
-      std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats ? 1
-                                                                           : 0;
+  if (std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats) {
+    ++recovered_ranks_;
+    // Beside its old silence the moved serial would be taken for another hang.
+    reported_ranks_ = progress_of_ranks();
+  }
 }
 
 void Leader::on(std::size_t /*rank*/, const LeaveEvent&) {

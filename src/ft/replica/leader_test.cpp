@@ -171,11 +171,15 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   EXPECT_LE(last.ranks[0].missed_heartbeats, 2U);
   EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
   EXPECT_GE(last.ranks[1].missed_heartbeats, 4U);
-  // Who speaks again has moved, whatever it does.
+  // Who speaks again has moved, whatever it does, and no report tells of its old
+  // silence, be it a heartbeat or not.
   leader.received(1, waiting);
+  leader.received(0, FinishedEvent{});
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
-  EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
+  EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 0U);
   EXPECT_GT(coordinator.reports().back().progress.serial, last.progress.serial);
+  coordinator.serve(9, [](const Report&) { return order_of_run(1); });
+  EXPECT_EQ(coordinator.reports().back().ranks[1].missed_heartbeats, 1U);
 }
 
 TEST(Leader, OfManyRanksReportsThoseThatHaveMovedLeast) {
