@@ -75,18 +75,26 @@ ParameterUses uses_of(
   return uses;
 }
 
+// Uses of one listener then follow each other, and listeners have the order in which
+// the arguments name them, so that all ranks begin gathers of several models in one
+// order. Almost always there is one; a teacher and a student may share an operator.
+void group_by_listener(ParameterUses& uses) {
+  auto rest = uses.begin();
+  while (rest != uses.end()) {
+    const auto* listener = listener_of(*rest);
+    rest = std::stable_partition(
+        rest, uses.end(), [listener](const ParameterUse& use) {
+          return listener_of(use) == listener;
+        });
+  }
+}
+
 // Calls begin_use() of the listeners of all uses, one after the other, and
 // end_use() of those when it goes out of scope.
 class ParameterUseScope {
  public:
   ParameterUseScope(ParameterUses& uses, const char* name) : uses_(uses) {
-    // Almost always there is one listener; a teacher and a student may share one
-    // operator.
-    std::stable_sort(
-        uses.begin(), uses.end(),
-        [](const ParameterUse& a, const ParameterUse& b) {
-          return listener_of(a) < listener_of(b);
-        });
+    group_by_listener(uses);
     if (!uses_.empty()) {
       check_may_use_parameters(name);
     }

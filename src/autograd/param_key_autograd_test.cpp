@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The ways to use autograd and threads that are not plain forward + backward.
+#include <array>
 #include <thread>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -239,6 +240,23 @@ TEST(TwoListeners, MeetInOneOperator) {
   EXPECT_EQ(ours.enters(), 2);
   EXPECT_EQ(theirs.enters(), 2);
   EXPECT_EQ(ours.pins() + theirs.pins(), 0);
+}
+
+// Which lies lower in memory may differ between ranks.
+TEST(TwoListeners, AreToldInTheOrderOfTheArguments) {
+  std::array<FakeUnitCache, 2> caches;
+  std::array<at::Tensor, 2> weights;
+  std::vector<std::size_t> told;
+  for (std::size_t i = 0; i < 2; ++i) {
+    weights[i] = at::ones({2});
+    caches[i].add_unit({weights[i]});
+    caches[i].on_enter = [&told, i](const char*) { told.push_back(i); };
+  }
+  for (const std::size_t first : {0, 1}) {
+    told.clear();
+    at::mse_loss(weights[first], weights[1 - first]);
+    EXPECT_THAT(told, ::testing::ElementsAre(first, 1 - first));
+  }
 }
 
 TEST(TwoListeners, AreEachToldOnceOfInterleavedArguments) {
