@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 #include <utility>
-
+#include <c10/core/InferenceMode.h>
 #include "base/check.h"
 #include "base/status_from_exception.h"
 #include "base/worker_thread.h"
@@ -73,6 +73,8 @@ class CollectiveExchange final : public Exchange {
     }
     std::shared_ptr<UnshardedUnit> unsharded;
     auto room = with_room_for(unit, [&] {
+      // Other threads write its tensors, and they outlive an evaluation.
+      const c10::InferenceMode off(false);
       unsharded = unit_transport_->open_unit(unit, options, generation_);
     });
     if (!room.ok()) {

@@ -234,6 +234,28 @@ TEST(DeviceFullyShard, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
   }
 }
 
+// Three ranks have shards of different sizes.
+TEST(DeviceFullyShard, EvaluatesUnderInferenceMode) {
+  for (const bool by_hand : {false, true}) {
+    run_device_ranks(3, [&](const DeviceRank& self) {
+      auto model = mlp_on(self.device);
+      auto fsdp = fully_shard(*model, self.world, by_layer());
+      const auto batch = batch_on(self.device, 0, self.world.rank());
+      torch::Tensor evaluated;
+      {
+        const c10::InferenceMode inference;
+        if (by_hand) {
+          (void)fsdp.summon_full_parameters({.read_only = true});
+        }
+        evaluated = loss_of(model, batch);
+      }
+      const auto trained = loss_of(model, batch);
+      trained.backward();
+      EXPECT_TRUE(torch::equal(evaluated.cpu(), trained.detach().cpu()));
+    });
+  }
+}
+
 TEST(DeviceFullyShard, ANormIsOneWaitOfTheHost) {
   const Recipe recipe{.options = by_layer(), .max_norm = 0.5};
   run_device_ranks(2, [&](const DeviceRank& self) {
