@@ -420,6 +420,7 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
   for (std::size_t u = 0; leaves_out_unused_ && u < idle_.size(); ++u) {
     idle_[u] = result.ok() && !used_by_any_[u];
   }
+  const auto dormant_before = dormant_;
   for (std::size_t u = 0; result.ok() && u < dormant_.size(); ++u) {
     // Partial sums wait for a reduction that is none.
     dormant_[u] = starts_frozen_[u] && !used_by_any_[u] &&
@@ -427,6 +428,9 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
   }
   if (leaves_out_unused_) {
     set_order({});
+  } else if (dormant_ != dormant_before) {
+    // The next backward may come without a forward, and so without an order of its own.
+    set_order(std::vector(order_));
   }
   reset();
   if (!result.ok() && !partial_) {

@@ -52,8 +52,9 @@ class Reducer {
       double scale,
       int under_way_max = 0);
 
-  // The order in which units are reduced, for the next backward; units left
-  // out come last. REQUIRES: no gradient has come since the last finish().
+  // The order in which units are reduced, from the next backward on; units left
+  // out come last, and so do those that finish() finds no longer dormant.
+  // REQUIRES: no gradient has come since the last finish().
   void set_order(const std::vector<UnitId>& order);
   // The scale of the next backward's sums. REQUIRES: as set_order().
   void set_scale(double scale) { scale_ = scale; }

@@ -149,6 +149,34 @@ TEST(Gradients, T15AUnitThatStartsFrozenIsReducedFromItsFirstGradientOn) {
   });
 }
 
+// As with retain_graph: no forward, and so no new order, between the two.
+TEST(Gradients, T15AUnitThatHasThawedIsReducedInABackwardThatFollowsAtOnce) {
+  on_each_rank([](FakeRank& self) {
+    World w(self);
+    const auto finish = [&] {
+      w.gradients.finish("", false).status().throw_if_failed();
+      return w.exchange->counters().reduces;
+    };
+    w.gradients.set_order({3, 2, 1});
+    w.arrive_all(1);
+    w.arrive("offset", 1);
+    EXPECT_EQ(finish(), 4);
+    w.arrive("third.bias", 1);
+    w.arrive("third.weight", 1);
+    EXPECT_EQ(w.exchange->counters().reduces, 5);  // Still the first to go.
+    if (self.rank == 1) {
+      w.arrive("offset", 2);
+    }
+    EXPECT_EQ(finish(), 8);
+    EXPECT_FALSE(w.gradients.dormant(0));
+    w.expect("offset", kRanks + 2);
+    w.expect("third.bias", 2 * kRanks);
+    EXPECT_EQ(finish(), 12);  // Nobody used it:
+    EXPECT_TRUE(w.gradients.dormant(0));
+    EXPECT_EQ(finish(), 15);  // it is left out again.
+  });
+}
+
 TEST(Gradients, MayArriveInAnotherOrderOnEachRank) {
   on_each_rank([](FakeRank& self) {
     World w(self);

@@ -351,6 +351,38 @@ TEST_P(DivergentGradients, T15WhatStartedFrozenTrainsOnceItIsThawed) {
   }));
 }
 
+// No forward lies between the backward that thaws a unit and the next one.
+TEST_P(DivergentGradients, T15WhatWasThawedHasTheGradientsOfTwoBackwards) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto thawed_loss = [](IntegerMlp& model, int batch, int rank) {
+      model->second->weight.requires_grad_(true);
+      return integer_loss(model, batch, rank);
+    };
+    for (const auto exchange :
+         {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      for (const auto strategy :
+           {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
+        FullyShardOptions options;
+        options.units = units::by_name("*");
+        options.strategy = strategy;
+        options.exchange = exchange;
+        auto reference = partly_frozen();
+        auto model = partly_frozen();
+        const auto leaves = unique_parameters(*reference);
+        const Slicing slicing(*reference, world, options);
+        auto fsdp = fully_shard(*model, world, options);
+        const auto loss = thawed_loss(model, 0, world.rank());
+        for (const bool retain_graph : {true, false}) {
+          reference_backward<IntegerMlp>(
+              reference, leaves, thawed_loss, 0, world, options);
+          loss.backward({}, retain_graph);
+          expect_gradients(slicing, leaves, fsdp, 0.0);
+        }
+      }
+    }
+  }));
+}
+
 TEST_P(DivergentGradients, T15ShardBytesHaveTheGradientsOfWhatWasThawed) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto exchange :
