@@ -433,8 +433,13 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
     set_order(std::vector(order_));
   }
   reset();
-  if (!result.ok() && !partial_) {
-    reduced_.clear_gradients();
+  if (!result.ok()) {
+    // What was kept of ordinary units is in the sums that were dropped; what was kept of dormant ones
+    // has waited for a late round.
+    kept_.assign(kept_.size(), {});
+    if (!partial_) {
+      reduced_.clear_gradients();
+    }
   }
   return result;
 }

@@ -117,9 +117,10 @@ class Reducer {
 
   // Completes and starts everything, waits for every rank, agrees on late
   // rounds, and sets the slices' `.grad()`. With a reason in `aborted`, slices
-  // have no gradients afterwards, here and on every rank; after partial
-  // reductions what those have added up is dropped instead. Returns whether ranks
-  // may have different units whole; `departed` says that of this one.
+  // have no gradients afterwards and nothing is kept, here and on every rank;
+  // after partial reductions what those have added up is dropped instead of
+  // slices' gradients. Returns whether ranks may have different units whole;
+  // `departed` says that of this one.
   Result<bool> finish(const std::string& aborted, bool departed);
 
  private:

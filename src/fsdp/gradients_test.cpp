@@ -302,6 +302,31 @@ TEST(Gradients, AnAbortIsToldToAllAndTheNextBackwardIsClean) {
   });
 }
 
+TEST(Gradients, AnAbortDropsWhatWasKeptAlsoOfAUnitThatStartsFrozen) {
+  on_each_rank([](FakeRank& self) {
+    World w(self);
+    const auto keep_all = [&] {
+      for (const auto* name : {"offset", "first.bias"}) {
+        const int p = w.parameter(name);
+        w.gradients.keep(p, torch::ones_like(w.tensor(p)));
+      }
+    };
+    keep_all();
+    const auto status =
+        w.gradients.finish(self.rank == 0 ? "the loss is NaN" : "", false)
+            .status();
+    EXPECT_EQ(status.code(), ErrorCode::kAborted);
+    for (const auto* name : {"offset", "first.bias"}) {
+      EXPECT_FALSE(w.gradients.keeps(w.parameter(name))) << name;
+    }
+    keep_all();
+    w.gradients.finish("", false).status().throw_if_failed();
+    w.expect("offset", kRanks);
+    w.expect("first.bias", kRanks);
+    w.expect("second.bias", std::nullopt);
+  });
+}
+
 TEST(Gradients, ComeInAnyLayout) {
   on_each_rank([](FakeRank& self) {
     World w(self);
