@@ -50,7 +50,7 @@ class Agreement {
 }  // namespace
 
 MemoryPlanner::MemoryPlanner(MemoryPlannerOptions options)
-    : options_(std::move(options)) {
+    : options_(std::move(options)), step_began_(SteadyClock().now()) {
   report_.limit_bytes = options_.limit.bytes;
   const auto least_bytes =
       options_.meter->total_bytes_in_use() + options_.budget_bytes;

@@ -88,7 +88,7 @@ class MemoryPlanner {
   std::int64_t budget_bytes_ = 0;         // While nothing is kept.
   int steps_ = 0;
   std::int64_t seen_bytes_ = 0;  // The meter's peak, the most of any rank.
-  Instant step_began_{0};
+  Instant step_began_;           // At first, when the planner was made.
   MemoryReport report_;
 };
 

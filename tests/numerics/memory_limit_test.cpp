@@ -15,6 +15,7 @@
 #include <sherd/models/gpt.h>
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
+#include "base/clock.h"
 #include "base/resident_memory.h"
 
 namespace sherd::test {
@@ -229,6 +230,27 @@ TEST(MemoryLimit, DecidesTheBudgetSoThatNoOtherIsTaken) {
     });
     EXPECT_THAT(error, HasSubstr("expected neither budget_bytes nor"));
   }));
+}
+
+// The first step's time too, although no step has ended before it.
+TEST(MemoryLimit, ReportsWhatEachStepTook) {
+  for (const int ranks : {1, 2}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      const auto began = SteadyClock().now();
+      auto model = layered_gpt();
+      auto fsdp = fully_shard(*model, world, {.memory_bytes = kMuch});
+      AdamW adamw(fsdp.named_parameters());
+      for (int step = 0; step < 2; ++step) {
+        layered_loss(model, step, world.rank()).backward();
+        adamw.step();
+        adamw.zero_grad();
+        const auto took_s = fsdp.report().memory.last_step_s;
+        EXPECT_GT(took_s, 0.0) << "step " << step;
+        EXPECT_LE(took_s, seconds(SteadyClock().now() - began))
+            << "step " << step;
+      }
+    }));
+  }
 }
 
 TEST(MemoryLimit, HasNothingToSuggestBeforeAMeasurement) {
