@@ -263,21 +263,24 @@ void check_secondary_ranks(
       "ExchangeKind::kCollective");
 }
 
-// Collective. The ranks that a hook connects compare it, too, but others would wait for them.
+// Collective. The ranks that a hook connects compare it, too, but others would wait for them; and the
+// first messages about initial values differ with sync_module_states.
 void check_same_messages(
     const World& world, const FullyShardOptions& options, c10::Device device) {
   const auto all = world.all_gather_texts(str(
       "hook ", options.hook ? options.hook->name() : "none", ", gather_hook ",
       options.gather_hook ? options.gather_hook->name() : "none",
       ", secondary_ranks ", options.secondary_ranks, ", cpu_offload ",
-      options.cpu_offload ? "on" : "off", ", parameters on ",
+      options.cpu_offload ? "on" : "off", ", sync_module_states ",
+      options.sync_module_states ? "on" : "off", ", parameters on ",
       device.is_cpu() ? "the CPU"
                       : c10::DeviceTypeName(device.type(), true) + " devices"));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     SHERD_CHECK_AS(
         kPeerMismatch, all[rank] == all[0],
-        "[fsdp] ranks differ in options.hook, gather_hook, secondary_ranks or "
-        "cpu_offload, or in where their parameters lie: rank 0 has ",
+        "[fsdp] ranks differ in options.hook, gather_hook, secondary_ranks, "
+        "cpu_offload or sync_module_states, or in where their parameters lie: "
+        "rank 0 has ",
         all[0], ", rank ", rank, " ", all[rank],
         "; expected the same on all ranks");
   }

@@ -5,6 +5,7 @@
 #include <exception>
 #include <set>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -70,15 +71,25 @@ bool InitialValues::lacks_a_source(const Item& item) const {
   return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
 }
 
+// Values are written element by element, which LibTorch refuses for an expanded tensor: on the ranks
+// that write, while the others would wait for them. On the meta device it gets memory for each element.
+bool InitialValues::cannot_receive(const Item& item) const {
+  return synchronised() && world_.rank() != 0 && !item.tensor.is_meta() &&
+      at::has_internal_overlap(item.tensor) == at::MemOverlap::Yes;
+}
+
 void InitialValues::check() {
   if (synchronised()) {
     check_buffers();
+    refuse_items(
+        [&](const Item& item) { return cannot_receive(item); },
+        "has elements that share memory",
+        ", so that options.sync_module_states cannot write rank 0's values to "
+        "it; expected a tensor that holds each element once, as contiguous() "
+        "returns it");
   }
-  const auto found = std::find_if(
-      items_.begin(), items_.end(),
-      [&](const Item& item) { return lacks_a_source(item); });
-  throw_where_found(
-      found == items_.end() ? -1 : found - items_.begin(),
+  refuse_items(
+      [&](const Item& item) { return lacks_a_source(item); },
       "is on the meta device",
       "; expected options.initialise, which writes its value, or a tensor with "
       "memory");
@@ -202,6 +213,15 @@ void InitialValues::finish() {
 
 const char* InitialValues::kind_of(std::size_t item) const {
   return item < parameters_ ? "parameter " : "buffer ";
+}
+
+void InitialValues::refuse_items(
+    const std::function<bool(const Item&)>& is_wrong,
+    const std::string& what,
+    const std::string& reason) const {
+  const auto found = std::find_if(items_.begin(), items_.end(), is_wrong);
+  throw_where_found(
+      found == items_.end() ? -1 : found - items_.begin(), what, reason);
 }
 
 void InitialValues::throw_where_found(

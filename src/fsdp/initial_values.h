@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -29,8 +30,8 @@ class InitialValues {
       const FullyShardOptions& options);
 
   // Collective. Throws Error, on every rank, when on any rank something is on the meta device
-  // without a source of values, and when ranks hold different values of what has memory on all of
-  // them.
+  // without a source of values, or cannot take rank 0's with sync_module_states, and when ranks hold
+  // different values of what has memory on all of them.
   void check();
 
   // The parameter, by its index in ModelUnits, has memory and its value on return; it stays the
@@ -55,9 +56,15 @@ class InitialValues {
   void agree_when_to_compare();
   void add_digest(std::size_t item);
   bool lacks_a_source(const Item& item) const;
+  bool cannot_receive(const Item& item) const;
   const char* kind_of(std::size_t item) const;
   void initialise_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);
+  // Collective. Throws, on every rank, when `is_wrong` is true of an item on some rank.
+  void refuse_items(
+      const std::function<bool(const Item&)>& is_wrong,
+      const std::string& what,
+      const std::string& reason) const;
   // `mine` is an item or -1. Throws, on every rank, when some rank names an item.
   void throw_where_found(
       std::ptrdiff_t mine,

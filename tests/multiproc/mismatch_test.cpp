@@ -481,6 +481,31 @@ TEST_P(Disagreement, InitialValuesAreNamedBeforeAnythingChanges) {
   }));
 }
 
+TEST_P(Disagreement, WhetherRankZeroGivesValuesIsNamedBeforeAnythingChanges) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const int last = world.size() - 1;
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      for (const int other : {0, last}) {
+        auto model = two_layers(0);
+        EXPECT_THAT(
+            sharding_error(
+                model, Mesh(world),
+                {.strategy = strategy,
+                 .sync_module_states = world.rank() == other}),
+            AllOf(
+                HasSubstr("[fsdp] ranks differ in options.hook"),
+                HasSubstr("sync_module_states on"),
+                HasSubstr("sync_module_states off")));
+        EXPECT_EQ(
+            sharding_error(
+                model, Mesh(world),
+                {.strategy = strategy, .sync_module_states = true}),
+            "no error");
+      }
+    }
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     Disagreement,

@@ -183,6 +183,57 @@ TEST_P(Layouts, RanksWithOtherStridesTakeTheValuesOfRankZero) {
   }));
 }
 
+// A parameter and a buffer, of which all rows may be one row in memory.
+struct RowsImpl : torch::nn::Module {
+  torch::Tensor weight, mask;
+  RowsImpl(bool expand_weight, bool expand_mask) {
+    const auto rows = [](bool expand, int salt) {
+      const auto all = small_integers({1, 6}, salt).expand({4, 6});
+      return expand ? all : all.contiguous();
+    };
+    weight = register_parameter("weight", rows(expand_weight, 1));
+    mask = register_buffer("mask", rows(expand_mask, 2));
+  }
+};
+TORCH_MODULE(Rows);
+
+TEST_P(Layouts, OneElementInSeveralPlacesTakesNoValuesOfRankZero) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const int last = world.size() - 1;
+    const auto expect_sharded = [&](Rows model, bool sync) {
+      const auto error = error_of([&] {
+        fully_shard(*model, world, {.sync_module_states = sync}).close();
+      });
+      EXPECT_EQ(error, "no error");
+    };
+    for (const bool weight : {false, true}) {
+      Rows model(weight, !weight);
+      if (last > 0) {
+        const auto error = error_of([&] {
+          (void)fully_shard(*model, world, {.sync_module_states = true});
+        });
+        EXPECT_NE(
+            error.find(
+                weight ? "[fsdp] parameter weight has elements that share"
+                       : "[fsdp] buffer mask has elements that share"),
+            std::string::npos)
+            << error;
+        EXPECT_NE(
+            error.find("expected a tensor that holds each element once"),
+            std::string::npos)
+            << error;
+        // Nothing has changed.
+        EXPECT_EQ(model->weight.strides()[0], weight ? 0 : 6);
+        EXPECT_EQ(model->mask.strides()[0], weight ? 6 : 0);
+      }
+      expect_sharded(model, /*sync=*/last == 0);
+    }
+    // Rank 0 gives values only.
+    const bool first = world.rank() == 0;
+    expect_sharded(Rows(first, first), /*sync=*/true);
+  }));
+}
+
 // What no gradient is for yet adds up beside.
 TEST_P(Layouts, MicroBatchesUnderNoSyncAddUp) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
