@@ -75,6 +75,10 @@ ParameterUses uses_of(
   return uses;
 }
 
+ParameterUseListener* listener_of(const ParameterUse& use) {
+  return use.tag->listener.load(std::memory_order_acquire);
+}
+
 // Uses of one listener then follow each other, and listeners have the order in which
 // the arguments name them, so that all ranks begin gathers of several models in one
 // order. Almost always there is one; a teacher and a student may share an operator.
@@ -120,10 +124,6 @@ class ParameterUseScope {
   ParameterUseScope& operator=(const ParameterUseScope&) = delete;
 
  private:
-  static ParameterUseListener* listener_of(const ParameterUse& use) {
-    return use.tag->listener.load(std::memory_order_acquire);
-  }
-
   std::span<const ParameterUse> next_group() const {
     const auto* begin = uses_.data() + entered_;
     const auto* end = uses_.data() + uses_.size();
