@@ -14,12 +14,26 @@
 namespace sherd::exchange {
 namespace {
 
+// Of a parameter that starts frozen it takes memory only when it is written: the kernel sees to that,
+// but for devices and pinned memory, where it has none before give_memory().
 at::Tensor gradient_zeros(
     const FlatSpec& flat, std::int64_t numel, const at::TensorOptions& where) {
   const auto options = where.dtype(flat.gradient_dtype());
+  if (!flat.starts_frozen || numel == 0) {
+    return at::zeros({numel}, options);
+  }
   const bool pageable = options.device().is_cpu() && !options.pinned_memory();
-  return flat.starts_frozen && pageable ? untouched_zeros(numel, options)
-                                        : at::zeros({numel}, options);
+  return pageable ? untouched_zeros(numel, options)
+                  : device::tensor_at(nullptr, numel, options);
+}
+
+// For all that share its storage.
+void give_memory(const at::Tensor& gradient, bool pinned) {
+  const auto zeros =
+      at::zeros_like(gradient, gradient.options().pinned_memory(pinned));
+  auto memory =
+      zeros.storage().set_data_ptr(at::DataPtr(nullptr, gradient.device()));
+  gradient.storage().set_data_ptr(std::move(memory));
 }
 
 // LibTorch uses helper threads from 32,768 elements on, and the thread that
@@ -173,6 +187,13 @@ void PrivateBuffers::drop_unit(UnitId unit) {
 const std::vector<at::Tensor>& PrivateBuffers::open_gradients(UnitId unit) {
   auto found = gradients_.find(unit);
   if (found == gradients_.end()) {
+    for (const auto& memory : shards_.at(static_cast<std::size_t>(unit))) {
+      const auto& gradient = memory.gradient;
+      if (gradient.defined() && gradient.numel() > 0 &&
+          gradient.storage().data() == nullptr) {
+        give_memory(gradient, model_.shards_on_host);
+      }
+    }
     found = gradients_.emplace(unit, gradient_slot(unit)).first;
   }
   return found->second.flats;

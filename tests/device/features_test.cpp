@@ -14,6 +14,7 @@
 #include <sherd/optim/muon.h>
 #include <sherd/optim/sgd.h>
 #include "device/device_parity.h"
+#include "device/memory_use.h"
 #include "support/error_of.h"
 
 namespace sherd::test {
@@ -504,6 +505,27 @@ TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
     }
     return whole_parameters_of(fsdp, *model);
   });
+}
+
+TEST(DeviceFrozenUnits, WhatStartsFrozenHasNoMemoryForGradients) {
+  for (const bool on_host : {false, true}) {
+    run_device_ranks(2, [&](const DeviceRank& self) {
+      const auto bytes_with = [&](bool frozen) {
+        const auto before = device::memory_use(self.device)->in_use;
+        auto model = mlp_on(self.device);
+        model->first->weight.requires_grad_(!frozen);
+        auto options = layers_by_messages();
+        options.cpu_offload = on_host;
+        auto fsdp = fully_shard(*model, self.world, options);
+        const auto bytes = device::memory_use(self.device)->in_use - before;
+        loss_of(model, batch_on(self.device, 0, self.world.rank())).backward();
+        return bytes;
+      };
+      // Half of the weight, or what lies on the host.
+      const std::int64_t saved = on_host ? 0 : 16 * 16 * 4 / 2;
+      EXPECT_EQ(bytes_with(false) - bytes_with(true), saved);
+    });
+  }
 }
 
 // Units of equal and of unequal shards; every second gather of a unit stays within its group.
