@@ -3,8 +3,10 @@
 
 #include <malloc.h>
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include "base/resident_memory.h"
 #include "device/memory_use.h"
 #include "device/stream.h"
@@ -42,19 +44,26 @@ class HostMeter final : public MemoryMeter {
   std::optional<CachingAllocator> allocator_;
 };
 
-// The allocator keeps both peaks together, so that taking one of them would lose the other.
+// One for each device, whoever asks: the allocator keeps both peaks together and for everybody, so
+// that taking one of them would lose the other.
 class DeviceMeter final : public MemoryMeter {
  public:
   explicit DeviceMeter(c10::Device device) : device_(device) {}
 
   c10::Device device() const override { return device_; }
   void start() override {
-    give_back_free_memory();
     const std::lock_guard lock(mu_);
+    if (++models_ > 1) {
+      return;  // The peaks are those of another model, too.
+    }
+    give_back_free_memory();
     device::reset_memory_peaks(device_);
     total_bytes_peak_ = 0;
   }
-  void stop() override {}
+  void stop() override {
+    const std::lock_guard lock(mu_);
+    --models_;
+  }
   bool counts() const override {
     return device::memory_use(device_).has_value();
   }
@@ -87,10 +96,24 @@ class DeviceMeter final : public MemoryMeter {
   device::MemoryUse use() const { return device::memory_use(device_).value(); }
 
   const c10::Device device_;
+  // The rest is guarded by mu_.
   mutable std::mutex mu_;
-  std::int64_t total_bytes_peak_ =
-      0;  // Guarded by mu_. Until peaks were reset.
+  int models_ = 0;                     // That have started and not stopped.
+  std::int64_t total_bytes_peak_ = 0;  // Until peaks were reset.
 };
+
+std::shared_ptr<MemoryMeter> meter_of(c10::Device device) {
+  static std::mutex mu;
+  static std::map<std::string, std::weak_ptr<MemoryMeter>> meters;
+  const std::lock_guard lock(mu);
+  auto& known = meters[device.str()];
+  auto meter = known.lock();
+  if (meter == nullptr) {
+    meter = std::make_shared<DeviceMeter>(device);
+    known = meter;
+  }
+  return meter;
+}
 
 }  // namespace
 
@@ -98,7 +121,7 @@ std::shared_ptr<MemoryMeter> make_memory_meter(c10::Device device) {
   if (device.is_cpu()) {
     return std::make_shared<HostMeter>();
   }
-  return std::make_shared<DeviceMeter>(device);
+  return meter_of(device);
 }
 
 }  // namespace sherd::fsdp

@@ -18,7 +18,7 @@ class MemoryMeter {
   // Where the memory is; one recorder at a time may measure it.
   virtual c10::Device device() const = 0;
 
-  // Counts what is in use, and peaks, from now on, until stop(). Idempotent both.
+  // Counts what is in use, and peaks, from now on, until stop(). Each model calls both once.
   virtual void start() = 0;
   virtual void stop() = 0;
   // False where what is in use cannot be counted: it is 0 then.

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include "device/device_parity.h"
 #include "device/memory_use.h"
+#include "fsdp/memory_meter.h"
 #include "support/error_of.h"
 
 namespace sherd::test {
@@ -174,6 +175,21 @@ TEST(DeviceMemoryLimit, IsKeptBesideReplicasAndWithShardsOnTheHost) {
     offloaded.replicas = 2;
     expect_limit_kept(self, offloaded);
   });
+}
+
+// Its allocator has one peak for everybody.
+TEST(DeviceMemoryLimit, AnotherModelOfTheDeviceLosesNoPeak) {
+  const auto device = checking_device();
+  const auto first = fsdp::make_memory_meter(device);
+  first->start();
+  const auto before = first->total_bytes();
+  constexpr std::int64_t kBytes = 1 << 20;
+  (void)torch::zeros({kBytes}, torch::dtype(torch::kByte).device(device));
+  const auto second = fsdp::make_memory_meter(device);
+  second->start();
+  EXPECT_GE(first->total_bytes_peak(), before + kBytes);
+  second->stop();
+  first->stop();
 }
 
 TEST(DeviceMemoryLimit, BelowWhatADeviceHasIsRefusedOnEveryRank) {
