@@ -511,27 +511,6 @@ TEST(GatherHooksOfRanks, B28FullParametersAreThoseOfTheShards) {
   }));
 }
 
-// The thread that gathers is not in that mode, and the step after it uses the same places.
-TEST(GatherHooksOfRanks, B28EvaluateUnderInferenceMode) {
-  expect_all_ok(run_ranks(2, [](World world) {
-    FullyShardOptions options;
-    options.gather_hook = quantise_gathers();
-    Chain model(2, 20);
-    auto fsdp = fully_shard(*model, world, options);
-    const auto loss = [&] {
-      return model->forward(integer_rows(0, world.rank(), 20)).sum();
-    };
-    torch::Tensor evaluated;
-    {
-      const c10::InferenceMode inference;
-      evaluated = loss();
-    }
-    const auto trained = loss();
-    trained.backward();
-    EXPECT_EQ(evaluated.item<float>(), trained.item<float>());
-  }));
-}
-
 // Forward and backward see rounded weights, which the optimizer's do not become.
 TEST(GatherHooksOfRanks, B28QuantisedGathersTrainAsWholeOnes) {
   expect_all_ok(run_ranks(4, [](World world) {
