@@ -14,8 +14,8 @@
 namespace sherd::exchange {
 namespace {
 
-// Of a parameter that starts frozen it takes memory only when it is written: the kernel sees to that,
-// but for devices and pinned memory, where it has none before give_memory().
+// The gradient of a parameter that starts frozen takes memory only once it is written. The kernel
+// sees to that for pageable memory; elsewhere the gradient has none until give_memory().
 at::Tensor gradient_zeros(
     const FlatSpec& flat, std::int64_t numel, const at::TensorOptions& where) {
   const auto options = where.dtype(flat.gradient_dtype());
