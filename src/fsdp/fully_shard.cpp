@@ -658,8 +658,8 @@ FullyShardedDataParallel fully_shard(
 std::string suggest(const ShardReport& report) {
   const auto& memory = report.memory;
   if (memory.choices.empty()) {
-    return "nothing is measured yet: with memory_bytes, two steps tell what "
-           "limits cost\n";
+    return "nothing is measured yet: with memory_bytes, the first five steps "
+           "tell what limits cost\n";
   }
   constexpr double kMiB = 1 << 20;
   std::string text =
