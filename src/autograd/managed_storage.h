@@ -66,7 +66,7 @@ class ParameterUseListener {
   virtual void begin_use(
       std::span<const ParameterUse> uses, const char* operator_name) = 0;
 
-  // Called with the same uses after the operator, also when it threw.
+  // Called with the same uses, at the same address, after the operator, also when it threw.
   virtual void end_use(std::span<const ParameterUse> uses) noexcept = 0;
 };
 

@@ -281,20 +281,8 @@ void FsdpEngine::begin_use(
     }
   }
   if (summoned_parameters_->open()) {
-    for (const auto& use : uses) {
-      SHERD_CHECK_AS(
-          kFailedPrecondition, summoned_parameters_->has(use.tag->unit),
-          "[fsdp] ", operator_name, " uses parameter ", parameter_at(use),
-          ", which stays sharded in the summon scope of another module or of "
-          "rank 0 only");
-    }
-    SHERD_CHECK_AS(
-        kFailedPrecondition,
-        !summoned_parameters_->full_precision() ||
-            !autograd::records_gradients(),
-        "[fsdp] ", operator_name, " uses parameter ", parameter_at(uses[0]),
-        " inside summon_full_parameters({.full_precision = true}) and records "
-        "gradients; expected a torch::NoGradGuard there");
+    check_summoned_use(uses, operator_name);
+    uses_in_scopes_[uses.data()] = scopes_opened_;
     return;  // Its units are whole.
   }
   std::sort(visit.begin(), visit.end());
@@ -312,6 +300,7 @@ void FsdpEngine::begin_use(
     note_visit(visit);
     last_visited_ = visit.back();
     full_precision_->visit(visit);
+    uses_in_scopes_[uses.data()] = scopes_opened_;
     return;
   }
   note_phase(operator_name);
@@ -326,8 +315,11 @@ void FsdpEngine::begin_use(
 void FsdpEngine::end_use(
     std::span<const autograd::ParameterUse> uses) noexcept {
   const std::lock_guard lock(mu_);
-  if (summoned_parameters_->open()) {
-    return;
+  const auto in_scope = uses_in_scopes_.extract(uses.data());
+  const bool in_full_precision = in_scope && full_precision_->open() &&
+      in_scope.mapped() == scopes_opened_;
+  if (in_scope && !in_full_precision) {
+    return;  // It pinned nothing, or the end of its scope has dropped that.
   }
   for (std::size_t i = 0; i < uses.size(); ++i) {
     const auto same_unit = [&](const autograd::ParameterUse& other) {
@@ -336,7 +328,9 @@ void FsdpEngine::end_use(
     const auto* before = uses.data() + i;
     if (std::none_of(uses.data(), before, same_unit)) {
       const auto unit = uses[i].tag->unit;
-      if (!full_precision_->unpin(unit)) {
+      if (in_scope) {
+        full_precision_->unpin(unit);
+      } else {
         cache_->unpin(unit);
       }
     }

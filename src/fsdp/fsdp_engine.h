@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 #include <sherd/world/world.h>
 #include "autograd/managed_storage.h"
@@ -159,6 +160,9 @@ class FsdpEngine final : public ShardingEngine,
   void refuse_unless_same(const char* what, const Status& mine, double number);
   // Collective: compares the options.
   std::vector<UnitId> summoned_units(const SummonOptions& options);
+  void check_summoned_use(
+      std::span<const autograd::ParameterUse> uses,
+      const char* operator_name) const;
   void refuse_in_full_precision(const char* what) const;
   plan::Budget full_precision_budget() const;
   void summon_gradients(
@@ -200,6 +204,11 @@ class FsdpEngine final : public ShardingEngine,
   std::unique_ptr<SummonedParameters> summoned_parameters_;
   std::unique_ptr<SummonedGradients> summoned_gradients_;  // In a scope.
   std::unique_ptr<FullPrecisionUnits> full_precision_;
+  // Uses that began in a summon scope or a full precision scope, which they may outlive, by the
+  // address of the first, and the number of that scope.
+  std::unordered_map<const autograd::ParameterUse*, std::int64_t>
+      uses_in_scopes_;
+  std::int64_t scopes_opened_ = 0;
   bool full_precision_scope_ =
       false;  // Opens full_precision_, if there is a difference.
   std::shared_ptr<world::Transport> summons_;  // Null until it is needed.

@@ -65,6 +65,7 @@ std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
       [&] {
         check_summon_options(options);
         units = units_of(model_, options.module);
+        cache_->refuse_in_use("summon_full_parameters()");
         return Status();
       },
       ErrorCode::kInvalidArgument);
@@ -151,8 +152,28 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
   if (!status.ok()) {  // Other ranks wait for the rest of the units.
     fail(status);
   }
+  ++scopes_opened_;
   cast_forwards(options.full_precision);
   read_since_backward_ = false;
+}
+
+// An operator uses these inside the scope.
+void FsdpEngine::check_summoned_use(
+    std::span<const autograd::ParameterUse> uses,
+    const char* operator_name) const {
+  for (const auto& use : uses) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, summoned_parameters_->has(use.tag->unit),
+        "[fsdp] ", operator_name, " uses parameter ", parameter_at(use),
+        ", which stays sharded in the summon scope of another module or of "
+        "rank 0 only");
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !summoned_parameters_->full_precision() || !autograd::records_gradients(),
+      "[fsdp] ", operator_name, " uses parameter ", parameter_at(uses[0]),
+      " inside summon_full_parameters({.full_precision = true}) and records "
+      "gradients; expected a torch::NoGradGuard there");
 }
 
 at::Tensor FsdpEngine::summoned(const std::string& name) {
@@ -213,6 +234,9 @@ void FsdpEngine::begin_full_precision() {
             !autograd::in_backward() && !gradients_->started() && !join_,
             "[fsdp] full_precision() inside a ",
             join_ ? "join scope" : "backward", "; call it before or after");
+        if (has_other_values_in_full_precision(model_)) {
+          cache_->refuse_in_use("full_precision()");
+        }
         budget = full_precision_budget();
         return Status();
       },
@@ -224,6 +248,7 @@ void FsdpEngine::begin_full_precision() {
   }
   if (has_other_values_in_full_precision(model_)) {
     full_precision_->begin(budget);
+    ++scopes_opened_;
   }
   cast_forwards(/*full_precision=*/true);
   full_precision_scope_ = true;

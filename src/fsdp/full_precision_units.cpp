@@ -94,25 +94,11 @@ void FullPrecisionUnits::drop(UnitId unit) {
   cache_.drop_fetched(unit);
 }
 
-bool FullPrecisionUnits::unpin(UnitId unit) {
-  if (open() && residency_->pinned(unit)) {
-    residency_->unpin(unit);
-    return true;
-  }
-  const auto outlived = outlived_.find(unit);
-  if (outlived == outlived_.end() || outlived->second == 0) {
-    return false;
-  }
-  --outlived->second;
-  return true;
-}
-
 void FullPrecisionUnits::end() {
   if (!open()) {
     return;
   }
   for (UnitId unit = 0; unit < residency_->units(); ++unit) {
-    outlived_[unit] += residency_->pins(unit);
     drop(unit);
   }
   residency_.reset();

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <vector>
@@ -31,8 +30,8 @@ class FullPrecisionUnits {
   // Makes the units whole, and pins them. Collective, as gathers are. Throws Error on every rank when
   // they do not fit a budget that is final.
   void visit(const UnitCache::Visit& units);
-  // False where the pin is not from visit(). It may be unpinned after end(), too.
-  bool unpin(UnitId unit);
+  // REQUIRES: visit() has pinned it, since begin().
+  void unpin(UnitId unit) { residency_->unpin(unit); }
   // Drops all, pinned or not. Never waits. Nothing if not open().
   void end();
 
@@ -48,7 +47,6 @@ class FullPrecisionUnits {
   UnitCache& cache_;
   std::optional<plan::Residency> residency_;  // While open.
   std::set<UnitId> whole_;
-  std::map<UnitId, int> outlived_;  // Pins that were left at end().
   std::int64_t resident_bytes_peak_ = 0;
 };
 

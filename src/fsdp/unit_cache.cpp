@@ -388,6 +388,15 @@ void UnitCache::pin(const Visit& units) {
 
 void UnitCache::unpin(UnitId unit) { residency_.unpin(unit); }
 
+void UnitCache::refuse_in_use(const char* what) const {
+  const auto used = pinned_by_operators();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, used.empty(), "[fsdp] ", what, " while unit ",
+      model_.unit(used.front()).name,
+      " is in use by an operator or sherd::touch(); expected no use that goes "
+      "on");
+}
+
 void UnitCache::assert_within_budget() {
   resident_bytes_peak_ =
       std::max(resident_bytes_peak_, residency_.resident_bytes());

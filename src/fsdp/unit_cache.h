@@ -70,6 +70,9 @@ class UnitCache {
   // Whole units stay so while pinned.
   void pin(const Visit& units);
   void unpin(UnitId unit);
+  // Throws Error when an operator uses a unit, which release_all() could not drop; `what` is what the
+  // user asked for.
+  void refuse_in_use(const char* what) const;
 
   // At the end of a backward: does what the plan has up to there.
   void end_backward();
@@ -99,7 +102,7 @@ class UnitCache {
   // From now on steps change it; leaves the plan, and forgets those that carried it. On all ranks.
   void thaw(UnitId unit);
 
-  // Leaves the plan, and drops replicated units, too.
+  // Leaves the plan, and drops replicated units, too. REQUIRES: no operator uses a unit.
   void release_all();
   // Gathers a unit in full precision past the cache, until drop_fetched(). Returns the addresses of
   // its flats. The exchange keeps `slot_bytes_max` bytes in slots at most, 0: any number; what is cast

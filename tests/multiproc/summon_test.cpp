@@ -5,7 +5,9 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <optional>
 #include <gmock/gmock.h>
+#include <sherd/autograd/touch.h>
 
 namespace sherd::test {
 namespace {
@@ -404,6 +406,93 @@ TEST_P(Summon, T43WithGradients) {
       EXPECT_THAT(
           error_of([&] { (void)without.gradient("head.weight"); }),
           HasSubstr("expected SummonOptions::with_gradients"));
+    }
+  }));
+}
+
+// Its uses end with it, whenever that is.
+TEST_P(Summon, T43AParameterTouchedInAScopeMayBeReleasedAfterIt) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      const Slicing slicing(*reference, world, options);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto leaves = unique_parameters(*reference);
+      {
+        auto scope = fsdp.summon_full_parameters({.read_only = true});
+        const auto whole = touch(model->layer(1).weight);
+        scope.close();
+      }
+      std::optional<TouchScope> in_next_scope;
+      std::optional<TouchScope> after_a_step;
+      {
+        const auto scope = fsdp.summon_full_parameters({.read_only = true});
+        in_next_scope.emplace(model->layer(0).weight);
+        after_a_step.emplace(model->layer(1).weight);
+      }
+      {
+        const auto scope = fsdp.summon_full_parameters({.read_only = true});
+        in_next_scope.reset();
+      }
+      for (int batch = 0; batch < 2; ++batch) {
+        reference_backward<Chain>(
+            reference, leaves, chain_loss, batch, world, options);
+        chain_loss(model, batch, world.rank()).backward();
+        expect_gradients(slicing, leaves, fsdp, 0.0);
+        sign_steps()(tensors_of(leaves))();
+        sign_steps()(fsdp.parameters())();
+        fsdp.publish();
+        after_a_step.reset();
+      }
+      expect_parameters(leaves, *model, fsdp, 0.0);
+    }
+  }));
+}
+
+// Also where one rank alone has it in use. The model goes on.
+TEST_P(Summon, T43AParameterInUseIsRefusedOnEveryRank) {
+  if (GetParam() == 1) {
+    return;  // Nothing is gathered or dropped.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      const Slicing slicing(*reference, world, options);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto leaves = unique_parameters(*reference);
+      const int last = world.size() - 1;
+      const bool odd = world.rank() == last;
+      reference_backward<Chain>(
+          reference, leaves, chain_loss, 0, world, options);
+      chain_loss(model, 0, world.rank()).backward();
+      {
+        const torch::NoGradGuard no_grad;
+        fsdp.publish();
+        std::optional<TouchScope> whole(std::in_place, model->layer(1).weight);
+        const auto refusal = [&] {
+          return error_of([&] { (void)fsdp.summon_full_parameters(); });
+        };
+        const char* in_use =
+            "summon_full_parameters() while unit layers.1 is in use by";
+        EXPECT_THAT(refusal(), HasSubstr(in_use));
+        if (!odd) {
+          whole.reset();
+        }
+        EXPECT_THAT(
+            refusal(),
+            HasSubstr(
+                odd ? in_use : "refused on rank " + std::to_string(last)));
+      }
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      reference_backward<Chain>(
+          reference, leaves, chain_loss, 1, world, options);
+      chain_loss(model, 1, world.rank()).backward();
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      expect_parameters(leaves, *model, fsdp, 0.0);
     }
   }));
 }

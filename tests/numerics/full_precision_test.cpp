@@ -339,6 +339,18 @@ TEST_P(FullPrecision, A20AParameterInUseIsRefusedAndLocksNothing) {
           error_of([&] { (void)run.fsdp.full_precision(); }),
           HasSubstr("in use by"));
     }
+    const int last = world.size() - 1;
+    std::optional<TouchScope> on_last_rank(
+        std::in_place, run.model->layer(1).weight);
+    if (world.rank() != last) {
+      on_last_rank.reset();
+    }
+    EXPECT_THAT(
+        error_of([&] { (void)run.fsdp.full_precision(); }),
+        HasSubstr(
+            world.rank() == last ? "in use by"
+                                 : "refused on rank " + std::to_string(last)));
+    on_last_rank.reset();
     run.step(0);
     {
       const torch::NoGradGuard no_grad;
