@@ -189,16 +189,25 @@ void FsdpEngine::end_summon() {
   if (!summoned_parameters_->open()) {
     return;
   }
-  const bool may_have_written = summoned_parameters_->may_write();
-  if (summoned_gradients_ && may_have_written) {
-    summoned_gradients_->take_back();
+  const auto status = status_of(
+      [&] {
+        const bool may_have_written = summoned_parameters_->may_write();
+        if (summoned_gradients_ && may_have_written) {
+          summoned_gradients_->take_back();
+        }
+        summoned_gradients_.reset();
+        summoned_parameters_->end();
+        cast_forwards(/*full_precision=*/false);
+        if (may_have_written && usable()) {
+          publish_locked(/*keep_frozen=*/false);
+        }
+      },
+      ErrorCode::kAborted,
+      "[fsdp] a summon scope could not be ended on a rank: ");
+  if (!status.ok() && error_.ok()) {
+    fail(status);
   }
-  summoned_gradients_.reset();
-  summoned_parameters_->end();
-  cast_forwards(/*full_precision=*/false);
-  if (may_have_written && usable()) {
-    publish_locked(/*keep_frozen=*/false);
-  }
+  status.throw_if_failed();
 }
 
 // ---- full precision ----

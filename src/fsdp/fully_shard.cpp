@@ -15,7 +15,9 @@
 #include "autograd/gradient_hook.h"
 #include "autograd/managed_storage.h"
 #include "base/check.h"
+#include "base/log.h"
 #include "base/rank_environment.h"
+#include "base/status_from_exception.h"
 #include "device/memory_use.h"
 #include "exchange/make_exchange.h"
 #include "fsdp/fsdp_engine.h"
@@ -445,7 +447,12 @@ std::unique_ptr<exchange::Exchange> exchange_for(
 SummonScope::SummonScope(std::shared_ptr<ShardingEngine> engine)
     : engine_(std::move(engine)) {}
 SummonScope::SummonScope(SummonScope&&) noexcept = default;
-SummonScope::~SummonScope() { close(); }
+SummonScope::~SummonScope() {
+  const auto status = status_of([this] { close(); }, ErrorCode::kAborted);
+  if (!status.ok()) {  // The engine keeps it.
+    log_error(status.message());
+  }
+}
 
 at::Tensor SummonScope::tensor(const std::string& name) const {
   SHERD_CHECK_AS(

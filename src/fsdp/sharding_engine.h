@@ -28,6 +28,7 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void begin_summon(const SummonOptions& options) = 0;
   virtual at::Tensor summoned(const std::string& name) = 0;
   virtual at::Tensor summoned_gradient(const std::string& name) = 0;
+  // Nothing where no scope is open. The engine has failed for good when it throws.
   virtual void end_summon() = 0;
   virtual void begin_full_precision() = 0;
   virtual void end_full_precision() = 0;

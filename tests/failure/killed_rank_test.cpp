@@ -219,5 +219,55 @@ TEST(AfterALoss, TheHandleKeepsItsFirstErrorAndClosesQuietly) {
   EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
 }
 
+// Its end gathers what was written from the ranks of the other replica, of which
+// one is lost.
+class ScopeWithoutAPeer : public testing::TestWithParam<bool> {};
+
+TEST_P(ScopeWithoutAPeer, EndsWithAnErrorThatTheNextCallHas) {
+  const bool close = GetParam();
+  RankOptions options;
+  options.close_world = false;
+  options.strikes = {{.child = 3, .point = "in scope", .signal = SIGKILL}};
+  const auto report = run_ranks(
+      4,
+      [&](World world, Rank& self) {
+        Chain model(kLayers, 6);
+        FullyShardOptions shard;
+        shard.optimizer_axes = OptimizerAxes::kBoth;
+        auto fsdp = fully_shard(*model, Mesh(world, {.replicate = 2}), shard);
+        std::string at_end = "no error";
+        {
+          auto scope = fsdp.summon_full_parameters();
+          self.reach("in scope");
+          if (close) {
+            at_end = error_of([&] { scope.close(); });
+          }
+        }
+        if (world.rank() == 1) {  // The same shard in the other replica.
+          EXPECT_THAT(at_end, HasSubstr(close ? "rank 3" : "no error"));
+        }
+        const auto next = error_of(
+            [&] { model->forward(integer_rows(0, 0, 6)).sum().backward(); });
+        EXPECT_THAT(next, HasSubstr("rank 3"));
+        EXPECT_EQ(error_of([&] { fsdp.clip_grad_norm(1); }), next);
+      },
+      options);
+  EXPECT_EQ(report[3].signal, SIGKILL);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(report[rank].exit_code, 0)
+        << "rank " << rank << ", signal " << report[rank].signal << ":\n"
+        << report[rank].output;
+    EXPECT_LT(report.after_strike(rank), 2s) << "rank " << rank;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    WhereItEnds,
+    ScopeWithoutAPeer,
+    testing::Bool(),
+    [](const testing::TestParamInfo<bool>& tested) {
+      return tested.param ? "InClose" : "InTheDestructor";
+    });
+
 }  // namespace
 }  // namespace sherd::test

@@ -281,10 +281,12 @@ std::string to_json(const ShardReport& report);
 class ShardingEngine;
 
 // While it lives, every rank has a private full copy of all parameters, readable and writable.
-// Every rank makes and ends the scope; ending waits for nobody. Each rank keeps what was written
-// into the slice it owns, so all ranks must write the same values. In mixed precision the module
-// shows the values that forward sees, and tensor() those of the shards. Elements written through
-// either are kept; if both were written, tensor() wins. All other elements keep every bit.
+// Every rank makes and ends the scope. Ending waits for nobody, with one exception: unless read_only,
+// with OptimizerAxes::kBoth, it gathers the new values across replicas, which fails when a rank is
+// lost. Each rank keeps what was written into the slice it owns, so all ranks must write the same
+// values. In mixed precision the module shows the values that forward sees, and tensor() those of the
+// shards. Elements written through either are kept; if both were written, tensor() wins. All other
+// elements keep every bit.
 // Backwards, second scopes and optimizer steps inside are errors, and so is any use of a parameter
 // that SummonOptions leave sharded.
 class SummonScope {
@@ -300,7 +302,8 @@ class SummonScope {
   // undefined where no rank has one. Throws likewise, and without SummonOptions::with_gradients.
   at::Tensor gradient(const std::string& name) const;
 
-  // Ends the scope now; the destructor does the same.
+  // Ends the scope now, if it has not ended. Throws Error when that fails; the model is lost then. The
+  // destructor does the same, but logs the failure, which the next call of the handle throws.
   void close();
 
  private:
