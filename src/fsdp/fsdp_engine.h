@@ -163,6 +163,7 @@ class FsdpEngine final : public ShardingEngine,
   void check_summoned_use(
       std::span<const autograd::ParameterUse> uses,
       const char* operator_name) const;
+  void refuse_in_gradient_summon(const char* what) const;
   void refuse_in_full_precision(const char* what) const;
   plan::Budget full_precision_budget() const;
   void summon_gradients(

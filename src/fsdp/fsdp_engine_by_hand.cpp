@@ -86,7 +86,8 @@ void FsdpEngine::summon_gradients(
   GradientSummon summon{
       .parameters = {},
       .rank0_only = options.rank0_only,
-      .keep = !options.rank0_only || world_rank() == 0};
+      .keep = !options.rank0_only || world_rank() == 0,
+      .writable = !options.read_only};
   for (std::size_t p = 0; p < count; ++p) {
     if (any[p] != 0.0 &&
         std::ranges::find(units, model_.parameters[p].unit) != units.end()) {
@@ -119,6 +120,16 @@ at::Tensor FsdpEngine::summoned_gradient(const std::string& name) {
   const auto& parameter = summoned_parameters_->parameter(name);
   return summoned_gradients_->gradient(
       static_cast<int>(&parameter - model_.parameters.data()));
+}
+
+void FsdpEngine::refuse_in_gradient_summon(const char* what) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !summoned_gradients_ || !summoned_parameters_->may_write(), "[fsdp] ",
+      what,
+      " inside summon_full_parameters({.with_gradients = true}), whose end "
+      "writes the whole gradients back as they are there; end the scope "
+      "first, or open it read_only");
 }
 
 void FsdpEngine::begin_summon(const SummonOptions& options) {

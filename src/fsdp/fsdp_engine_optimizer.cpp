@@ -36,6 +36,11 @@ NamedParameters FsdpEngine::named_parameters() {
   });
   named.claim = while_alive(
       this, [](FsdpEngine& self) { return self.claim_publisher(); });
+  named.check_gradients_writable =
+      while_alive(this, [](FsdpEngine& self, const char* what) {
+        const std::lock_guard lock(self.mu_);
+        self.refuse_in_gradient_summon(what);
+      });
   named.uses_fp16 = uses_fp16(model_);
   named.whole.items = slices_->whole_parameters();
   if (options_.strategy == Strategy::kNoShard) {
@@ -105,6 +110,7 @@ void FsdpEngine::reduce_over_ranks(
 double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
   const std::lock_guard lock(mu_);
   check_open();
+  refuse_in_gradient_summon("clip_grad_norm()");
   SHERD_CHECK_AS(
       kFailedPrecondition, !slices_->updates_in_backward(),
       "[fsdp] clip_grad_norm() with an optimizer that updates in backward: "

@@ -329,20 +329,32 @@ bool Slices::slice_has_gradient(int parameter) const {
       slices_[static_cast<std::size_t>(index)].tensor.grad().defined();
 }
 
-void Slices::copy_gradient(int parameter, const at::Tensor& full) {
-  auto* slice = find(parameter);
-  if (slice == nullptr) {
+at::Tensor Slices::part_of(int parameter, const at::Tensor& full) const {
+  const auto& part = parts_[static_cast<std::size_t>(parameter)];
+  if (part.slice < 0) {
+    return {};
+  }
+  const auto& slice = slices_[static_cast<std::size_t>(part.slice)];
+  return full.detach().reshape({-1}).narrow(
+      0, part.begin, slice.tensor.numel());
+}
+
+void Slices::copy_changed_gradient(
+    int parameter, const at::Tensor& now, const at::Tensor& before) {
+  const at::NoGradGuard no_grad;
+  auto& gradient = find(parameter)->tensor.mutable_grad();
+  if (!gradient.defined()) {
+    gradient = find(parameter)->gradient;
+    gradient.copy_(now);
     return;
   }
-  const at::NoGradGuard no_grad;
-  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
-  const auto mine =
-      full.detach().reshape({-1}).narrow(0, begin, slice->tensor.numel());
-  auto& gradient = slice->tensor.mutable_grad();
-  if (!gradient.defined()) {
-    gradient = slice->gradient;
-  }
-  gradient.copy_(mine.view(gradient.sizes()));
+  // A NaN that stays one was not written.
+  const auto written = now.ne(before).logical_and_(
+      now.isnan().logical_and_(before.isnan()).logical_not_());
+  const auto found = gradient.detach();
+  gradient.copy_(at::where(
+      written.to(found.device()).view(found.sizes()),
+      now.to(found.options()).view(found.sizes()), found));
 }
 
 void Slices::clear_gradient(int parameter) {

@@ -87,8 +87,12 @@ class Slices : public exchange::ReducedGradients {
   at::Tensor gradient_of(int parameter) const;
   // Whether this rank's slice has one; false where it has no slice.
   bool slice_has_gradient(int parameter) const;
-  // Copies this rank's part of a full gradient into its slice's.
-  void copy_gradient(int parameter, const at::Tensor& full);
+  // This rank's part of a full tensor, 1-D, sharing its memory; undefined where it owns nothing.
+  at::Tensor part_of(int parameter, const at::Tensor& full) const;
+  // Copies those elements of `now` that differ from `before`, both of this rank's slice, into the
+  // gradient of the slice; all of them where it has none. REQUIRES: it owns some.
+  void copy_changed_gradient(
+      int parameter, const at::Tensor& now, const at::Tensor& before);
   // Forgets the gradient of one parameter, or all.
   void clear_gradient(int parameter);
   void clear_gradients() override;

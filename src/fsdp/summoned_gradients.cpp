@@ -23,16 +23,21 @@ SummonedGradients::SummonedGradients(
     : model_(model),
       slices_(slices),
       full_(model.parameters.size()),
+      before_(model.parameters.size()),
       had_gradient_(model.parameters.size()) {
   const at::NoGradGuard no_grad;
   for (const int parameter : summon.parameters) {
-    had_gradient_[static_cast<std::size_t>(parameter)] =
-        slices_.slice_has_gradient(parameter);
+    const auto p = static_cast<std::size_t>(parameter);
+    had_gradient_[p] = slices_.slice_has_gradient(parameter);
     const auto whole = gather(parameter, owners, summon);
-    if (whole.defined()) {
-      full_[static_cast<std::size_t>(parameter)] =
-          whole.to(model_.device)
-              .view(model_.parameter(parameter).tensor.sizes());
+    if (!whole.defined()) {
+      continue;
+    }
+    full_[p] = whole.to(model_.device)
+                   .view(model_.parameter(parameter).tensor.sizes());
+    const auto mine = slices_.part_of(parameter, full_[p]);
+    if (summon.writable && mine.defined()) {
+      before_[p] = mine.clone();
     }
   }
 }
@@ -87,8 +92,9 @@ void SummonedGradients::take_back() {
     const int parameter = static_cast<int>(p);
     const bool cleared =
         had_gradient_[p] && !slices_.slice_has_gradient(parameter);
-    if (full_[p].defined() && !cleared) {
-      slices_.copy_gradient(parameter, full_[p]);
+    if (before_[p].defined() && !cleared) {
+      slices_.copy_changed_gradient(
+          parameter, slices_.part_of(parameter, full_[p]), before_[p]);
     }
   }
 }

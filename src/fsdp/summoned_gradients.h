@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SummonedGradients holds full copies of sharded gradients while a SummonScope with gradients lives,
-// and copies what was written to them back. Ranks send each other their slices, one parameter after
+// and copies the elements that were written back. Ranks send each other their slices, one parameter after
 // another. Thread rule: the engine's lock.
 #pragma once
 
@@ -26,7 +26,8 @@ struct GradientOwners {
 struct GradientSummon {
   std::vector<int> parameters;  // Those that have a gradient on some rank.
   bool rank0_only = false;
-  bool keep = true;  // This rank has the copies.
+  bool keep = true;      // This rank has the copies.
+  bool writable = true;  // take_back() is called.
 };
 
 class SummonedGradients {
@@ -42,7 +43,9 @@ class SummonedGradients {
   const at::Tensor& gradient(int parameter) const {
     return full_[static_cast<std::size_t>(parameter)];
   }
-  // This rank's slices take what was written, but for gradients that were cleared meanwhile.
+  // This rank's slices take the elements that were written, but for gradients that were cleared
+  // meanwhile. Other elements stay as they are in the slices, which may have been written, too.
+  // REQUIRES: writable.
   void take_back();
 
  private:
@@ -53,7 +56,9 @@ class SummonedGradients {
 
   const ModelUnits& model_;
   Slices& slices_;
-  std::vector<at::Tensor> full_;    // By parameter.
+  std::vector<at::Tensor> full_;  // By parameter.
+  std::vector<at::Tensor>
+      before_;  // This rank's part of each, as it was, if writable.
   std::vector<bool> had_gradient_;  // Of this rank's slices, at first.
 };
 

@@ -126,6 +126,9 @@ void GradScaler::unscale() {
       kFailedPrecondition, !impl_->unscaled, "[optim] ", kScaler,
       ": expected update() after a step's gradients were unscaled, found "
       "unscale() again");
+  if (impl_->parameters.check_gradients_writable) {
+    impl_->parameters.check_gradients_writable("GradScaler::unscale()");
+  }
   const at::NoGradGuard no_grad;
   const auto any = at::full(
       {1}, impl_->unscale_here() ? 0.0 : 1.0,

@@ -8,6 +8,8 @@
 #include <optional>
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/grad_scaler.h>
 
 namespace sherd::test {
 namespace {
@@ -493,6 +495,80 @@ TEST_P(Summon, T43AParameterInUseIsRefusedOnEveryRank) {
       chain_loss(model, 1, world.rank()).backward();
       expect_gradients(slicing, leaves, fsdp, 0.0);
       expect_parameters(leaves, *model, fsdp, 0.0);
+    }
+  }));
+}
+
+// What would be undone at the end of the scope is refused before it changes anything.
+TEST_P(Summon, T43AScopeThatWritesGradientsRefusesToClipAndToUnscale) {
+  if (GetParam() == 1) {
+    return;  // There they are the gradients themselves.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      GradScaler scaler(
+          fsdp.named_parameters(), {.init_scale = 2, .uses_fp16 = true});
+      AdamW adamw(fsdp.named_parameters());
+      reference_backward<Chain>(
+          reference, leaves, chain_loss, 0, world, options);
+      chain_loss(model, 0, world.rank()).backward();
+      {
+        const auto scope =
+            fsdp.summon_full_parameters({.with_gradients = true});
+        const auto inside = HasSubstr(
+            " inside summon_full_parameters({.with_gradients = true})");
+        EXPECT_THAT(error_of([&] { fsdp.clip_grad_norm(0.5); }), inside);
+        EXPECT_THAT(error_of([&] { scaler.unscale(); }), inside);
+        EXPECT_THAT(error_of([&] { scaler.step(adamw); }), inside);
+      }
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      expect_parameters(leaves, *model, fsdp, 0.0);
+      scaler.unscale();
+      for (const auto& leaf : leaves) {
+        leaf.tensor.grad().mul_(0.5);
+      }
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      {
+        const auto scope = fsdp.summon_full_parameters(
+            {.read_only = true, .with_gradients = true});
+        EXPECT_GT(fsdp.clip_grad_norm(0.5), 0.5);
+      }
+      EXPECT_NEAR(fsdp.clip_grad_norm(1.0), 0.5, 1e-4);
+    }
+  }));
+}
+
+// As zero_grad(false) of a foreign optimizer does, or one on each rank's slices.
+TEST_P(Summon, T43WhatIsWrittenToGradientsOfSlicesIsKeptBesideTheWholeOnes) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : kAll) {
+      FullyShardOptions options;
+      options.strategy = strategy;
+      Chain reference(3, 6), model(3, 6);
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      reference_backward<Chain>(
+          reference, leaves, chain_loss, 0, world, options);
+      chain_loss(model, 0, world.rank()).backward();
+      {
+        const auto scope =
+            fsdp.summon_full_parameters({.with_gradients = true});
+        for (const auto& slice : fsdp.parameters()) {
+          slice.grad().zero_();
+        }
+        scope.gradient("layers.2.weight").fill_(3);
+      }
+      for (const auto& leaf : leaves) {
+        leaf.tensor.grad().fill_(leaf.name == "layers.2.weight" ? 3 : 0);
+      }
+      expect_gradients(slicing, leaves, fsdp, 0.0);
     }
   }));
 }

@@ -159,8 +159,11 @@ struct SummonOptions {
   // Rank 0 alone has the copies. Other ranks gather along, and hold one unit at a time meanwhile;
   // their parameters stay sharded. Needs read_only. Mirrors rank0_only of FSDP1.
   bool rank0_only = false;
-  // Gradients are whole, too: SummonScope::gradient(). What is written to them is kept, unless
-  // read_only. Mirrors with_grads of FSDP1.
+  // Gradients are whole, too: SummonScope::gradient(). Elements written to them are kept, unless
+  // read_only; each rank holds a second copy of its sharded gradients for that. Elements written to
+  // the gradients of slices meanwhile are kept, too. Unless read_only, clip_grad_norm() and
+  // GradScaler::unscale() are errors inside: they would not see what is written to whole gradients.
+  // Mirrors with_grads of FSDP1.
   bool with_gradients = false;
   // The name of a module or of a unit: only the units that hold its parameters are whole, those of
   // modules inside it included. A tied parameter counts under its first name. Empty: all units.

@@ -57,7 +57,8 @@ class GradScaler {
 
   // Divides the gradients by the scale, in place, and finds out whether any rank has one that is
   // infinite or not a number. Collective where parameters are sharded. Throws Error the second time
-  // before update().
+  // before update(), and inside a summon scope that writes whole gradients back; nothing has changed
+  // then.
   void unscale();
 
   // Calls unscale() if that is still to be done, and then step() of each optimizer, in this order.

@@ -95,6 +95,10 @@ struct NamedParameters {
   // contiguous) becomes the largest of all ranks. Where gradients are shared, others see afterwards
   // what a rank wrote into them before. Empty: every rank has the same gradients, all of them.
   std::function<void(const at::Tensor& numbers)> all_reduce_max;
+  // Called before gradients of slices are changed, with the name of what does it. Throws Error, on
+  // every rank, inside a summon scope that writes its whole gradients back, which would undo the
+  // change. May be empty.
+  std::function<void(const char* what)> check_gradients_writable;
   // Whether forward and backward use some of them in fp16, or gradients are sent in fp16; the same
   // on every rank.
   bool uses_fp16 = false;
