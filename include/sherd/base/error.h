@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Error is what sherd throws: for a mistake of the caller (wrong argument, wrong
-// order of calls) and, out of calls that cannot return a status, for an
-// operating failure (a rank was lost, a deadline passed). what() is one
-// sentence that starts with the part in brackets and names what was expected
-// and what was found. Unlike c10::Error it carries no C++ backtrace, which
-// would bury the sentence. Thread rule: a value.
+// Error is what sherd throws: for a mistake of the caller (a wrong argument, calls in the wrong
+// order) and, from calls that cannot return a status, for an operation that failed (a rank was
+// lost, a deadline passed). what() is one sentence that starts with the part of sherd in brackets
+// and says what was expected and what was found. Unlike c10::Error it carries no C++ backtrace,
+// which would bury the sentence. Thread rule: a value.
 #pragma once
 
 #include <stdexcept>
@@ -14,12 +13,12 @@
 namespace sherd {
 
 enum class ErrorCode {
-  kInvalidArgument,     // The call can never work as written.
-  kFailedPrecondition,  // Right call, wrong moment.
+  kInvalidArgument,     // The call can never succeed as written.
+  kFailedPrecondition,  // The call is right, but not at this moment.
   kPeerLost,            // Another rank died or closed its connection.
-  kPeerMismatch,        // Another rank does something else than this one.
-  kDeadlineExceeded,    // Nobody answered in time.
-  kUnavailable,         // A file, port or other resource could not be had.
+  kPeerMismatch,        // Another rank does something different from this one.
+  kDeadlineExceeded,    // No answer came in time.
+  kUnavailable,         // A file, port or other resource is not available.
   kAborted,             // Another rank gave up this step and said why.
 };
 

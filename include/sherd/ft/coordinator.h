@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coordinator of a fault-tolerant run: one small process, without LibTorch,
-// that decides which replicas train together and which steps are committed, and
-// remembers it in a file. Replicas find it by its address. When it dies, replicas
-// finish what they compute and wait; started again with the same file it goes on
-// where it was. `sherd coordinate` is this function. What it decides and why:
-// docs/design/fault_tolerance.md.
+// The coordinator of a fault-tolerant run is one small process without LibTorch. It decides which
+// replicas train together and which steps are committed, and keeps its decisions in a file.
+// Replicas find it by its address. If it dies, replicas finish what they are computing and wait;
+// started again with the same file, it continues where it was. The command `sherd coordinate` is
+// this function. What it decides and why: docs/design/fault_tolerance.md.
 #pragma once
 
 #include <chrono>
@@ -17,96 +16,91 @@ namespace sherd::ft {
 struct CoordinateOptions {
   // ---- behaviour ----
 
-  // Where replicas connect; port 0 takes a free one. Another address
-  // than this host's own needs a secret or certificates.
+  // Where replicas connect; with port 0 a free port is taken. An address other than this host's own
+  // needs a secret or certificates.
   std::string bind = "127.0.0.1:0";
-  // The file of the log, on a disk of this host; it is made with its
-  // folder when it does not exist. One file for each run, never deleted while the
-  // run lasts: without it nobody knows what was committed.
+  // The file of the log, on a disk of this host; it and its folder are made if they do not exist.
+  // Use one file for each run, and never delete it while the run lasts: without it nobody knows
+  // what was committed.
   std::string log;
-  // Where the status page, /metrics and /status.json are served; this
-  // host only. Empty: nowhere.
+  // Where the status page, /metrics and /status.json are served, to this host only. Empty: nowhere.
   std::string status;
-  // A file that is written atomically as soon as the coordinator listens. It
-  // has its address, "host:port", and on a second line that of the status page
-  // if there is one. Empty: no file.
+  // A file that is written atomically as soon as the coordinator listens. Its first line is the
+  // coordinator's address, "host:port"; the second line, if there is a status page, is that page's
+  // address. Empty: no file.
   std::string ready_file;
 
-  // No step is committed by fewer replicas. With a lower number, training
-  // survives more failures, with fewer samples per step.
+  // A step is committed only by at least this many replicas. With a lower number, training survives
+  // more failures, with fewer samples per step.
   int replicas_min = 1;
-  // The first step waits until this many replicas, at least replicas_min, are
-  // there, or until start_timeout has passed.
+  // The first step waits until this many replicas have come, at least replicas_min, or until
+  // start_timeout has passed.
   int replicas_start = 1;
   std::chrono::milliseconds start_timeout = std::chrono::seconds(60);
-  // For when the log of the run is lost. A new log goes on with the run where its
-  // replicas are, once all that were ever in it have answered, or have started
-  // anew, and replicas_start are there. If none has heard of a run, it begins with
-  // the newest checkpoint that they have loaded, behind the samples that its steps
-  // took. False: with a new log a run begins at its first step, and replicas that
-  // have loaded a later one are refused.
+  // For when the log of the run is lost. A new log continues the run where its replicas are, once
+  // all replicas that were ever in the run have answered or started again, and replicas_start are
+  // present. If none of them knows of a run, it begins with the newest checkpoint that they have
+  // loaded, after the samples that its steps took. False: with a new log the run begins at its
+  // first step, and replicas that have loaded a later one are refused.
   bool recover_from_replicas = false;
-  // How many each replica trains in each step; while replicas are missing, a step
-  // has fewer.
+  // How many samples each replica trains on in a step. While replicas are missing, a step has
+  // fewer.
   std::int64_t samples_per_replica = 1;
-  // How many all replicas together train in each step, whoever is missing: each
-  // takes its share, in multiples of the second, a replica's number of ranks. 0:
-  // samples_per_replica counts.
+  // How many samples all replicas together train on in a step, also while some are missing. Each
+  // takes its share, in multiples of samples_multiple, which is a replica's number of ranks. 0:
+  // samples_per_replica is used instead.
   std::int64_t global_batch = 0;
   std::int64_t samples_multiple = 1;
 
-  // Who may connect: processes that have the bytes of this file, or a
-  // certificate of this authority with the name "sherd-replica" (PEM files).
-  // Set one of the two. This one's name is "sherd-coordinator".
+  // Who may connect: processes that have the bytes of secret_file, or a certificate of
+  // tls_authority with the name "sherd-replica" (PEM files). Set one of the two. The coordinator's
+  // own certificate has the name "sherd-coordinator".
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_authority;
 
-  // When no holder of the last step was connected for so long, the run goes back to the newest state
-  // that a connected replica holds.
+  // If no replica that has the last step was connected for this long, the run goes back to the
+  // newest state that a connected replica has.
   std::chrono::milliseconds hold_time = std::chrono::seconds(60);
 
   // ---- performance ----
 
-  // A replica that sends nothing for this long counts as lost. A shorter time
-  // may take a slow replica for a lost one.
+  // A replica that sends nothing for this long counts as lost. With a shorter time a slow replica
+  // may be taken for a lost one.
   std::chrono::milliseconds dead_after = std::chrono::seconds(1);
-  // Failures that come together within it make one new epoch.
+  // Failures within this time of each other make one new epoch.
   std::chrono::milliseconds settle = std::chrono::milliseconds(30);
-  // Members of a new epoch that are not connected to each other by
-  // then are left out.
+  // Members of a new epoch that are not connected to each other after this time are left out.
   std::chrono::milliseconds join_timeout = std::chrono::seconds(1);
-  // A replica that made no progress for ten times as long as usual, and for at
-  // least this long, counts as hanging and is left out.
+  // A replica that made no progress for ten times as long as usual, and for at least this long,
+  // counts as hanging and is left out.
   std::chrono::milliseconds hang_after = std::chrono::seconds(5);
-  // The same for the first computations, which warm up, for an activity that was not seen before, as a
-  // first optimizer step or a restore, and for what the program does between steps.
+  // The same for the first computations, which warm up; for activities that were not seen before,
+  // such as a first optimizer step or a restore; and for what the program does between steps.
   std::chrono::milliseconds first_hang_after = std::chrono::seconds(60);
-  // One that made none for three times as long as usual, and for at least this
-  // long, is shown as slow.
+  // A replica that made no progress for three times as long as usual, and for at least this long,
+  // is shown as slow.
   std::chrono::milliseconds slow_after = std::chrono::milliseconds(500);
-  // How long a coordinator that was started again waits for the members of the
-  // last epoch.
+  // How long a coordinator that was started again waits for the members of the last epoch.
   std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(1);
-  // How long after the first vote the votes that are there make the step.
+  // When this time has passed after the first vote, the votes that have come make the step.
   std::chrono::milliseconds vote_timeout = std::chrono::seconds(2);
-  // How long a replica that fails the others for the second time is left out,
-  // twice as long each time.
+  // How long a replica is left out that fails the others for the second time; twice as long each
+  // time after that.
   std::chrono::milliseconds left_out_min = std::chrono::seconds(1);
   std::chrono::milliseconds left_out_max = std::chrono::seconds(60);
-  // A connection on which no report has come by then is closed.
+  // A connection on which no report has come after this time is closed.
   std::chrono::milliseconds first_report_timeout = std::chrono::seconds(5);
   // The longest time between two attempts to write a log that cannot be written.
   std::chrono::milliseconds log_retry_max = std::chrono::seconds(2);
 };
 
-// Runs until SIGINT or SIGTERM and returns 0. Returns 1, having said why on
-// stderr, when the log or an address cannot be had, or when the log belongs to
-// another coordinator that was started later. Throws Error when an option makes
-// no sense. REQUIRES: one thread, and the process has no other: signals are
-// blocked or ignored while this runs, and as before when it returns. It raises the
-// process's soft limit of descriptors to the hard one, and leaves it there.
+// Runs until SIGINT or SIGTERM and returns 0. Returns 1, with the reason on stderr, if the log or
+// an address is not available, or if the log belongs to another coordinator that was started later.
+// Throws Error if an option makes no sense. REQUIRES: the process has no other thread. Signals are
+// blocked or ignored while this runs; when it returns, they are as before. Raises the process's
+// soft limit of descriptors to the hard one, and leaves it there.
 int coordinate(const CoordinateOptions& options);
 
 }  // namespace sherd::ft

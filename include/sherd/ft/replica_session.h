@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fault-tolerant training: several replicas of a model, each of one or more ranks
-// with a World of their own, train in lock step; one may die, hang or be cut off
-// while the others go on, and come back while they train.
+// Fault-tolerant training: several replicas of a model, each of one or more ranks with a World of
+// their own, train in lock step. A replica may die, hang or be cut off while the others go on, and
+// come back while they train.
 //
 //   auto world = sherd::World::from_environment();   // The ranks of this replica.
 //   auto fsdp = sherd::fully_shard(*model, world);
@@ -15,7 +15,7 @@
 //       [&](std::int64_t step) { fsdp.clip_grad_norm(1.0); adamw.step(); },
 //       sherd::ft::SessionOptions::from_environment());
 //   while (auto step = session.begin_step()) {
-//     if (!step->samples.empty()) {  // Else it follows.
+//     if (!step->samples.empty()) {  // Otherwise this replica only follows.
 //       auto loss = model->loss(rows(step->samples));  // One batch of all.
 //       session.last_backward();
 //       loss.backward();
@@ -23,11 +23,10 @@
 //     session.finish_step();
 //   }
 //
-// Gradients are summed across replicas and a step is made only when the
-// coordinator has committed it (`sherd coordinate`): replicas that hold the same
-// step hold the same bits. A failure costs the others one repeated all-reduce, no
-// forward or backward. What was published: FT-HSDP, arXiv 2602.00277; what is done
-// here: docs/design/fault_tolerance.md, docs/guide/fault_tolerance.md.
+// Gradients are summed across replicas, and a step is made only when the coordinator (`sherd
+// coordinate`) has committed it, so replicas that have the same step have the same bits. A failure
+// costs the others one repeated all-reduce, but no forward or backward. Related work: FT-HSDP,
+// arXiv 2602.00277. How it works: docs/design/fault_tolerance.md, docs/guide/fault_tolerance.md.
 #pragma once
 
 #include <chrono>
@@ -45,32 +44,32 @@ namespace sherd::ft {
 
 // What happens to gradients that a replica has found to be unusable.
 enum class GradientPolicy {
-  kGive,      // They are reduced like others.
-  kLeaveOut,  // The step is made without this replica's, on all of them; its
-              // samples count as taken. As a gradient scaler skips a step.
-  kStop,      // Nothing is committed any more until somebody has looked.
+  kGive,  // They are reduced like others.
+  // All replicas make the step without this replica's gradients, as a gradient scaler
+  kLeaveOut,
+  // skips a step. Its samples count as taken.
+  kStop,  // Nothing is committed any more until an operator has intervened.
 };
 
 // How long a replica waits for others. Longer times suit slow networks and busy
 // hosts; shorter ones notice failures sooner.
 struct SessionTimeouts {
-  // When a replica has been told to leave and its ranks have nothing to do, it
-  // waits this long for the coordinator's decision. Then it leaves with the state
-  // that it holds, so that the program can save it.
+  // When a replica was asked to leave and its ranks have nothing to do, it waits this long for the
+  // coordinator's decision. Then it leaves with the state that it has, so that the program can save
+  // it.
   std::chrono::milliseconds leave = std::chrono::seconds(10);
-  // A replica to which no connection was made in this time counts as lost. Less
-  // than two thirds of the coordinator's join_timeout.
+  // A replica to which no connection was made within this time counts as lost. Must be less than
+  // two thirds of the coordinator's join_timeout.
   std::chrono::milliseconds connect = std::chrono::milliseconds(700);
-  // A connection counts as lost when sent bytes were not acknowledged for this
-  // long.
+  // A connection counts as lost if sent bytes were not acknowledged for this long.
   std::chrono::milliseconds link = std::chrono::seconds(5);
-  // A replica that sends nothing of a state for this long is not waited for.
+  // When fetching a state, a donor that sends nothing for this long is given up.
   std::chrono::milliseconds fetch = std::chrono::seconds(5);
-  // How long one may take to finish its step and to copy its state.
+  // How long a donor may take to finish its step and to copy its state.
   std::chrono::milliseconds snapshot = std::chrono::seconds(60);
-  // How long rank 0 waits for the other ranks of its replica at the start.
+  // How long, at the start, rank 0 waits for the other ranks of its replica.
   std::chrono::milliseconds siblings = std::chrono::seconds(60);
-  // How long a replica that has made the last step waits for others that lack it.
+  // How long a replica that has made the last step waits for others that have not.
   std::chrono::milliseconds linger = std::chrono::seconds(60);
 };
 
@@ -79,125 +78,117 @@ struct SessionOptions {
 
   // Where `sherd coordinate` listens, "host:port".
   std::string coordinator;
-  // The number of this replica; each has its own, below 4096.
+  // The number of this replica, from 0 to 4095; each replica has its own.
   int replica = 0;
-  // The number of replicas that the job is meant to have. Only the program uses
-  // it.
+  // The number of replicas that the job is meant to have. Only the program uses it.
   int replicas = 1;
   // An address of this host at which the other replicas reach it.
   std::string host = "127.0.0.1";
-  // How coordinator and replicas authenticate each other: the file of a secret
-  // that all of them have, or a certificate with the name "sherd-replica", its
-  // key and the certificate of the common authority (PEM files). Without either, all must be on one host.
+  // How coordinator and replicas authenticate each other: by the file of a secret that all of them
+  // have, or by a certificate with the name "sherd-replica", its key and the certificate of the
+  // common authority (PEM files). Without either, all must be on one host.
   std::string secret_file;
   std::string tls_certificate;
   std::string tls_key;
   std::string tls_authority;
-  // A text that must be the same for all replicas; those with another text are
-  // refused.
+  // A text that must be the same for all replicas; a replica with another text is refused.
   std::string config;
-  // What ReplicaCheckpoints::load() has returned: the state that this replica
-  // begins with. Empty: it begins with the initial values.
+  // What ReplicaCheckpoints::load() returned: the name of the state with which this replica begins.
+  // Empty: it begins with the initial values.
   std::string held;
-  // Samples of a step in which no replica is missing; 0: unknown.
+  // The number of samples in a step when no replica is missing. 0: unknown.
   std::int64_t samples_full = 0;
-  // What happens to gradients with an element that is infinite or not a number,
-  // on any rank of the replica. The check reads each gradient once, when it is
-  // copied.
+  // What happens if a gradient, on any rank of the replica, has an element that is infinite or NaN.
+  // The check reads each gradient once, when it is copied.
   GradientPolicy non_finite_gradients = GradientPolicy::kLeaveOut;
-  // What happens to gradients whose norm on a rank is more than norm_ratio_max
-  // times its moving average in this process, for example because memory is
-  // damaged. With a ratio of 0 no norm is too large.
+  // What happens if the norm of the gradients on a rank is more than norm_ratio_max times its
+  // moving average in this process, for example because memory is damaged. With a ratio of 0 no
+  // norm is too large.
   GradientPolicy outlier_gradients = GradientPolicy::kLeaveOut;
   double norm_ratio_max = 1e4;
-  // A process that has to fetch a state computes gradients of the initial
-  // values meanwhile, from samples like those of the others, so that work that
-  // a program does only once, such as compiling, is done before the others wait
-  // for it. The first begin_step() says so (`warms_up`), and finish_step()
-  // returns false. What forward changes by itself, such as running statistics,
-  // changes once more.
+  // While a process has to fetch a state, it computes gradients of the initial values, from samples
+  // like those of the others. Work that a program does only once, such as compiling, is thus done
+  // before the others wait for this process. The first begin_step() says so (`warms_up`), and
+  // finish_step() returns false. Whatever forward changes as a side effect, such as running
+  // statistics, changes once more.
   bool warm_up = false;
-  // Replicas compare digests of their parameters after each this many steps. A
-  // replica that differs from the majority drops its state and copies
-  // another's. If there is no majority, training stops. The price is reading
-  // the parameters once. 0: never.
+  // Replicas compare digests of their parameters each time this many steps have passed. A replica
+  // that differs from the majority drops its state and copies another's. If there is no majority,
+  // training stops. Each comparison reads the parameters once. 0: never.
   int digest_every = 100;
   SessionTimeouts timeouts;
   // ---- performance ----
 
-  // The number of sums of past steps that are kept for replicas that lack them.
-  // Each takes the memory of this rank's gradients, and each step copies them
-  // once. With 0, a replica that missed a step fetches a whole state.
+  // The number of past steps whose sums are kept for replicas that lack them. Each takes the memory
+  // of this rank's gradients, and each step copies the gradients once. With 0, a replica that
+  // missed a step fetches a whole state.
   int sums_kept = 2;
-  // While another replica catches up, at most this many bytes of sums are kept;
-  // while this replica catches up, it collects as many. A replica never catches
-  // up if fetching its state takes longer than the steps of which both together
-  // keep the sums.
+  // While another replica catches up, at most this many bytes of sums are kept; while this replica
+  // catches up, it collects as many. A replica can only catch up if fetching its state takes no
+  // longer than the steps whose sums are kept on both sides together.
   std::int64_t sums_bytes_max = std::int64_t{4} << 30U;
-  // The rate at which all replicas that catch up may together fetch this rank's
-  // state; 0: no limit. The default costs a twentieth of one core's time.
-  // Replicas fetch from up to four others at once. Sums have no limit.
+  // The total rate at which replicas that catch up may fetch this rank's state, in bytes per
+  // second. 0: no limit. The default costs a twentieth of one core's time. A replica fetches from
+  // up to four others at once. There is no limit for sums.
   std::int64_t fetch_bytes_per_s_max = 50'000'000;
 
-  // Reads SHERD_COORDINATOR and SHERD_REPLICA and, if they are set,
-  // SHERD_REPLICAS, SHERD_SAMPLES (samples_full), SHERD_HOST,
-  // SHERD_SECRET_FILE, SHERD_TLS_CERT, SHERD_TLS_KEY, SHERD_TLS_CA and
-  // SHERD_TIMEOUTS ("leave=10,fetch=2.5", names of SessionTimeouts, in seconds).
-  // `sherd run --fault-tolerant` sets those that it knows. A spare (SHERD_SPARE) waits
-  // here until it takes the place of a replica, so call this when everything
-  // else is ready. Throws Error if a variable is missing or not a number.
+  // Reads SHERD_COORDINATOR and SHERD_REPLICA and, if they are set, SHERD_REPLICAS, SHERD_SAMPLES
+  // (samples_full), SHERD_HOST, SHERD_SECRET_FILE, SHERD_TLS_CERT, SHERD_TLS_KEY, SHERD_TLS_CA and
+  // SHERD_TIMEOUTS ("leave=10,fetch=2.5": names of SessionTimeouts, in seconds). `sherd run
+  // --fault-tolerant` sets those that it knows. A spare (SHERD_SPARE) waits here until it takes the
+  // place of a replica, so call this when everything else is ready. Throws Error if a variable is
+  // missing or not a number.
   static SessionOptions from_environment();
 };
 
-// Samples [begin, end) of the run's order, which is endless: each is in one
-// committed step.
+// Samples [begin, end) of the run's endless order, in which each sample belongs to one committed
+// step.
 struct SampleSpan {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
 
 struct TrainingStep {
-  std::int64_t step = 0;  // That it makes, counted from 1.
-  // The samples of this rank; each rank of the replica has the same number.
-  // Empty: the replica only follows this step and computes nothing. After
-  // failures the samples may lie in several spans, in more spans on one rank
-  // than on another: make one batch of them, or micro-batches whose number
-  // depends only on how many samples there are.
+  std::int64_t step = 0;  // The step to be made, counted from 1.
+  // The samples of this rank; each rank of the replica has equally many. Empty: the replica only
+  // follows this step and computes nothing. After failures the samples may lie in several spans,
+  // and in more spans on one rank than on another, so make one batch of them, or micro-batches
+  // whose number depends only on how many samples there are.
   std::vector<SampleSpan> samples;
-  std::int64_t replica_samples = 0;  // Of all its ranks.
-  int replicas = 0;                  // In it, also those that follow.
-  int place = 0;                     // Of this one among them, from 0.
-  // Only of SessionOptions::warm_up: its gradients are thrown away.
+  std::int64_t replica_samples = 0;  // Those of all ranks of this replica.
+  int replicas = 0;  // In this step, including those that only follow.
+  int place = 0;     // This replica's index among them, from 0.
+  // Only with SessionOptions::warm_up: the gradients of this step are thrown away.
   bool warms_up = false;
 };
 
-// How the learning rate changes while replicas are missing and steps have fewer
-// samples. The authors of FT-HSDP found the square root best.
+// How the learning rate changes while replicas are missing and steps have fewer samples. The
+// authors of FT-HSDP found the square root to work best.
 enum class LearningRateScaling {
-  kNone,        // It stays.
-  kLinear,      // As the number of samples.
-  kSquareRoot,  // As its square root, as the noise of the gradient does.
+  kNone,    // It does not change.
+  kLinear,  // In proportion to the number of samples.
+  // In proportion to its square root, like the noise of the gradient.
+  kSquareRoot,
 };
 
-// The factor of the learning rate of a step; 1 for a step of `samples_full`
-// samples. It is the same on all replicas if `samples` is
-// ReplicaSession::samples_of_update(). Throws Error unless both are positive.
+// The factor for the learning rate of a step of `samples` samples; 1 if they are `samples_full`. It
+// is the same on all replicas if `samples` is ReplicaSession::samples_of_update(). Throws Error
+// unless both numbers are positive.
 double learning_rate_factor(
     LearningRateScaling scaling,
     std::int64_t samples,
     std::int64_t samples_full);
 
-// Thread rule: one thread, the one that trains; leave() from any.
+// Thread rule: the thread that trains; leave() from any.
 class ReplicaSession {
  public:
-  // Collective over `world`, the ranks of this replica. Every replica has as many
-  // ranks, equal first values, and adds the same to `state`: all that makes a
-  // step what it is, parameters included. `parameters` are fp32, all on the CPU or on one device, and no
-  // optimizer updates them in backward. `update` makes a step of `.grad()` of
-  // the parameters: clipping, schedule, optimizer; it is called for each step
-  // once, also for those that this replica has missed. Throws Error for other
-  // parameters, for options that make no sense, for files that cannot be read, and
-  // for a host or a coordinator beyond this host without a secret or certificates.
+  // Collective over `world`, the ranks of this replica. Every replica has as many ranks and equal
+  // first values, and adds the same to `state`: everything that determines a step, parameters
+  // included. `parameters` are fp32, all on the CPU or on one device, and no optimizer updates them
+  // in backward. `update` makes a step from `.grad()` of the parameters: clipping, schedule,
+  // optimizer. It is called once for each step, also for those that this replica has missed. Throws
+  // Error for other parameters, if options make no sense, if a file cannot be read, and if the host
+  // or the coordinator is not on this host and there is neither a secret nor certificates.
   ReplicaSession(
       const World& world,
       const NamedParameters& parameters,
@@ -208,51 +199,46 @@ class ReplicaSession {
   ReplicaSession& operator=(const ReplicaSession&) = delete;
   ~ReplicaSession();
 
-  // Collective. Returns what to compute next, with `.grad()` cleared, or
-  // nothing if the replica has left or the run ended before it came. Waits
-  // while the coordinator is away or there are too few replicas. When it
-  // returns, state that the replica lacked has been fetched. Throws Error
-  // (kAborted) when the replica cannot take part any more: a newer process has
-  // the same replica number, the configuration differs, the log does not know
-  // the state, or one of its ranks was lost; (kInvalidArgument) when the
-  // samples cannot be divided among its ranks; and what `update` throws.
+  // Collective. Returns what to compute next, with `.grad()` cleared, or nothing if the replica has
+  // left or the run ended before it joined. Waits while the coordinator is away or there are too
+  // few replicas. If the replica lacked state, it has fetched it when this returns. Throws Error
+  // (kAborted) if the replica can no longer take part: a newer process has the same replica number,
+  // the configuration differs, the log does not know the state, or one of its ranks was lost.
+  // Throws Error (kInvalidArgument) if the samples cannot be divided among its ranks. Also throws
+  // what `update` throws.
   std::optional<TrainingStep> begin_step();
 
-  // To be called before the last backward of a step (most programs have only
-  // one): gradients are then summed across replicas while this backward runs,
-  // and `.grad()` stays undefined. Without this call the reduction begins in
-  // finish_step(), as it always does where parameters are on a device, whose gradients are copied to
-  // the host there. It does not work for models in which one backward gives a
-  // parameter two gradients, such as those of reentrant checkpoints: backward
-  // throws.
+  // Call it before the last backward of a step (most programs have only one): gradients are then
+  // summed across replicas while this backward runs, and `.grad()` stays undefined. Without this
+  // call the reduction begins in finish_step(). It also does so if parameters are on a device,
+  // where gradients are first copied to the host. Do not call it for models in which one backward
+  // gives a parameter two gradients, as reentrant checkpoints do: backward throws.
   void last_backward();
 
-  // Collective. Sums what backward has put into `.grad()`, this rank's shard of
-  // the mean over the replica's samples, weighted by samples, and waits for the
-  // decision. Returns true if the step was made and `update` was called.
-  // Returns false if nothing was changed; the next begin_step() then says what
-  // to do. Throws what `update` throws, and Error if a backward did not end.
+  // Collective. Sums what backward has put into `.grad()`, this rank's shard of the mean over the
+  // replica's samples, weighted by samples, and waits for the decision. Returns true if the step
+  // was made and `update` was called. Returns false if nothing was changed; the next begin_step()
+  // then says what to do. Throws what `update` throws, and Error if a backward did not end.
   bool finish_step();
 
-  // The last step that this replica has.
+  // The last step that this replica has made.
   std::int64_t step() const;
-  // The name of the state that this replica holds: "step 300 of " and 32
-  // hexadecimal digits. Equal names mean equal bits.
+  // The name of the state that this replica has: "step 300 of " and 32 hexadecimal digits. Equal
+  // names mean equal bits.
   std::string state_name() const;
-  // Inside `update`: how many samples are in the step that it makes, over all replicas; 0 before the
-  // first. All replicas see the same number for a step, whenever they make it, so that a learning
-  // rate may follow it while replicas are missing.
+  // Inside `update`: how many samples are in the step being made, over all replicas; 0 before the
+  // first. All replicas see the same number for a step, whenever they make it, so a learning rate
+  // may follow it while replicas are missing.
   std::int64_t samples_of_update() const;
 
-  // May be called at any time: the replica finishes its current step, and then
-  // begin_step() returns nothing. After close() it has no effect.
+  // May be called at any time: the replica finishes its current step, and then begin_step() returns
+  // nothing. After close() it has no effect.
   void leave();
 
-  // Collective. Ends the session: waits until the others have the last step,
-  // for at most timeouts.linger, and closes the connections. The destructor closes
-  // them without waiting. Afterwards all methods throw Error
-  // (kFailedPrecondition) except leave(), close() and those that only return a
-  // value.
+  // Collective. Ends the session: waits until the others have the last step, for at most
+  // timeouts.linger, and closes the connections. The destructor closes them without waiting.
+  // Afterwards all methods throw Error (kFailedPrecondition), except leave(), close() and those
+  // that only return a value.
   void close();
 
  private:

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks exchange bytes: by messages, or through memory they share.
+// How ranks exchange bytes: by messages, or through memory that they share.
 #pragma once
 
 namespace sherd {
 
 // How ranks exchange parameters and gradients.
 enum class ExchangeKind {
-  // What the environment variable SHERD_EXCHANGE says (auto, collective, shm
-  // or hierarchical); else what suits the hosts: kSharedMemory on one,
-  // kHierarchical where some of several have more than one rank.
+  // As the environment variable SHERD_EXCHANGE says (auto, collective, shm or hierarchical).
+  // Without it: kSharedMemory on one host, kHierarchical on several of which one has more than one
+  // rank.
   kAuto,
-  kCollective,  // Messages over a c10d process group: any ranks.
-  // Memory that all ranks map, who must run on one host: every unit lies there
-  // whole, once, and nothing is gathered. Resharding has nothing to free then,
-  // so that any byte budget is met.
+  kCollective,  // Messages over a c10d process group. Works for any ranks.
+  // Memory that all ranks map; they must run on one host. Every unit lies there whole, once, and
+  // nothing is gathered. Resharding frees nothing then, so any byte budget is kept.
   kSharedMemory,
-  // Several hosts: a host has one copy of each unit that is whole there, and
-  // receives every byte of it once; gradients leave a host as their sum. Sums
-  // are made host by host, so bits depend on which ranks share one.
+  // For several hosts. A host has one copy of each unit that is whole there, and receives each byte
+  // of it once; gradients are summed on a host before they leave it. Since sums are made host by
+  // host, their bits depend on which ranks share a host.
   kHierarchical,
 };
 
