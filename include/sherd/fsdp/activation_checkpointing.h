@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ActivationCheckpointing runs those modules of a model as checkpoints that a policy of units
-// chooses. LibTorch's modules have no forward hooks, so the code that calls a layer calls it
+// ActivationCheckpointing runs some modules of a model, chosen by a policy of units, as
+// checkpoints. LibTorch's modules have no forward hooks, so the code that calls a layer calls it
 // through this object:
 //
 //   sherd::ActivationCheckpointing run(*model, units::every_nth_of_lists(2));
 //   x = run(*layer, [layer](const at::Tensor& x) { return layer->forward(x); },
 //           x);
 //
-// sherd's own models do: model->run_layers_with(run). Mirrors
-// apply_activation_checkpointing(model, check_fn) of torch.distributed.
-// Guide: docs/guide/checkpointing.md.
+// sherd's own models do so after model->run_layers_with(run). Mirrors
+// apply_activation_checkpointing(model, check_fn) of torch.distributed. Guide:
+// docs/guide/checkpointing.md.
 #pragma once
 
 #include <memory>
@@ -32,12 +32,12 @@ class CheckpointRegions;
 class StepRecorder;
 }  // namespace fsdp
 
-// A value; knows modules by their addresses, so a clone of the model needs one
-// of its own. Thread rule: any thread.
+// A value. It knows modules by their addresses, so a clone of the model needs an object of its own.
+// Thread rule: any thread.
 class ActivationCheckpointing {
  public:
-  // Asks the policy about every module below `model`, now. A module that it takes becomes a
-  // checkpoint only where it is called through this object; one within another nests.
+  // Asks the policy about every module below `model` at once. A module that it takes becomes a
+  // checkpoint only where it is called through this object; a checkpoint within another one nests.
   explicit ActivationCheckpointing(
       const torch::nn::Module& model,
       const units::Policy& policy = units::children_of_lists(),
@@ -45,11 +45,12 @@ class ActivationCheckpointing {
 
   bool takes(const torch::nn::Module& module) const;
 
-  // The names of the modules taken, children before parents.
+  // The names of the chosen modules, children before parents.
   const std::vector<std::string>& names() const;
 
-  // Returns checkpoint(fn, inputs...) when the policy took `module`, else fn(inputs...). Where
-  // FullyShardOptions::memory_bytes decides, that is also so for a module that keeps its activations.
+  // Returns checkpoint(fn, inputs...) if the policy took `module`, otherwise fn(inputs...). If
+  // FullyShardOptions::memory_bytes decides, a module that keeps its activations also goes through
+  // checkpoint().
   template <typename Function, typename... Inputs>
   auto operator()(
       const torch::nn::Module& module,
@@ -72,7 +73,7 @@ class ActivationCheckpointing {
         inputs...);
   }
 
-  // For fully_shard. Copies share it.
+  // For fully_shard(). Copies share it.
   const std::shared_ptr<fsdp::CheckpointRegions>& regions() const {
     return regions_;
   }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CastForward gives a module a place before and after its forward, at which fully_shard() casts as FSDP2
-// does in hooks of modules, which LibTorch's do not have:
+// CastForward wraps a module's forward, so that fully_shard() can cast before and after it. FSDP2
+// does that in module hooks, which LibTorch's modules do not have:
 //
 //   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x); };
 //   using Block = torch::nn::ModuleHolder<sherd::CastForward<BlockImpl>>;  // For TORCH_MODULE(Block).
 //
 // If such a module is a unit, or the model itself, its floating-point inputs are cast to the unit's
-// param_dtype (unless cast_forward_inputs is false or it has running statistics), so that its own code
-// sees the dtype in which it computes; and UnitOptions::output_dtype may be given for it, whatever it
-// consists of. Casts are recorded by autograd. Without fully_shard() nothing is cast.
+// param_dtype, so that its own code sees the dtype in which it computes (unless cast_forward_inputs
+// is false or it has running statistics). UnitOptions::output_dtype may then be given for it,
+// whatever it consists of. Autograd records the casts. Without fully_shard() nothing is cast.
 //
-// It casts tensors, also in optionals, vectors, tuples and pairs of them; references that forward may
-// write through stay as they are. Impl has one forward, which is no template; its default arguments
-// are not those of CastForward's. Thread rule: as for the module; no forward runs in fully_shard().
+// It casts tensors, also in optionals, vectors, tuples and pairs; references through which forward
+// may write stay as they are. Impl must have exactly one forward, which is not a template;
+// CastForward does not have its default arguments. Thread rule: as for the module; no forward runs
+// in fully_shard().
 #pragma once
 
 #include <memory>
@@ -26,13 +27,13 @@
 
 namespace sherd::fsdp {
 
-// What one module's forward casts; unset: nothing.
+// The dtypes to which one module's forward casts; unset: no cast.
 struct ForwardDtypes {
   std::optional<at::ScalarType> inputs = std::nullopt;
   std::optional<at::ScalarType> outputs = std::nullopt;
 };
 
-// The base by which fully_shard() finds such modules. A copy of one is not sharded.
+// The base class by which fully_shard() finds such modules. A copy of such a module is not sharded.
 class CastingModule {
  public:
   CastingModule() = default;
@@ -40,7 +41,7 @@ class CastingModule {
   CastingModule& operator=(const CastingModule&) { return *this; }
   virtual ~CastingModule() = default;
 
-  // Written when no forward runs.
+  // Written only while no forward runs.
   const std::shared_ptr<ForwardDtypes>& forward_dtypes() const {
     return forward_dtypes_;
   }
@@ -89,7 +90,7 @@ Value cast_floating(Value value, std::optional<at::ScalarType> dtype) {
   }
 }
 
-// The argument that forward takes as an Argument.
+// Returns the argument as forward takes it, as an Argument.
 template <typename Argument>
 decltype(auto) cast_argument(
     std::remove_reference_t<Argument>& argument,
