@@ -135,7 +135,7 @@ struct ReplicateReport {
   // Bytes of all buckets reduced so far, and of what a hook has passed to its group.
   std::int64_t gradient_bytes = 0;
   std::int64_t hook_bytes = 0;
-  // Reductions, including those after backward.
+  // Reductions, including repeated ones for gradients that came late in a backward.
   std::int64_t reduces = 0;
   std::int64_t reduces_under_way_peak = 0;
   std::int64_t gradient_slot_bytes_peak = 0;

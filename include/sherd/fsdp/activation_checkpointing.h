@@ -49,8 +49,8 @@ class ActivationCheckpointing {
   const std::vector<std::string>& names() const;
 
   // Returns checkpoint(fn, inputs...) if the policy took `module`, otherwise fn(inputs...). If
-  // FullyShardOptions::memory_bytes decides, a module that keeps its activations also goes through
-  // checkpoint().
+  // FullyShardOptions::memory_bytes decided that `module` keeps its activations, also returns
+  // fn(inputs...).
   template <typename Function, typename... Inputs>
   auto operator()(
       const torch::nn::Module& module,
