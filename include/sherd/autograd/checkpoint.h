@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Activation checkpointing: the activations of a region of the forward are not kept but recomputed
-// in backward. All regions together need the memory of their inputs and of one region's
-// activations; the price is another forward. Losses and gradients keep their bits.
+// in backward. All regions together need the memory of their inputs and of the activations of one
+// region; the price is a second forward. Losses and gradients keep their bits.
 //
 //   x = sherd::checkpoint(
 //       [layer](const at::Tensor& x) { return layer->forward(x); }, x);
 //
-// Mirrors torch.utils.checkpoint.checkpoint(use_reentrant=False): Chen et al.,
-// "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. With and
-// without fully_shard. Thread rule: any thread; backward may run on another.
-// Guide: docs/guide/checkpointing.md, mechanism: docs/design/autograd.md.
+// Mirrors torch.utils.checkpoint.checkpoint(use_reentrant=False): Chen et al., "Training Deep Nets
+// with Sublinear Memory Cost", arXiv 1604.06174. Works with and without fully_shard. Thread rule:
+// any thread; backward may run on another one. Guide: docs/guide/checkpointing.md, mechanism:
+// docs/design/autograd.md.
 #pragma once
 
 #include <concepts>
@@ -26,20 +26,20 @@
 namespace sherd {
 
 struct CheckpointOptions {
-  // Behaviour: the recomputation draws the same random numbers from the default generators of the CPU
-  // and of the devices that inputs lie on, whose states are then as if fn had run once. Costs 5 kB and
-  // some microseconds a call.
+  // Behaviour: the recomputation draws the same random numbers as the forward, from the default
+  // generators of the CPU and of the devices of the inputs. Afterwards the generators' states are
+  // as if fn had run once. Costs 5 kB and some microseconds per call.
   bool preserve_rng_state = true;
-  // Performance: an exception through fn ends the recomputation at the last tensor that backward
-  // needs. With false fn always ends by itself, and saving more tensors than before is noticed,
-  // too.
+  // Performance: an exception thrown through fn ends the recomputation at the last tensor that
+  // backward needs. If false, fn always runs to its end, and it is also noticed if it saves more
+  // tensors than before.
   bool early_stop = true;
 };
 
 namespace autograd {
 
 // The scope of a region's forward: while it lives, what autograd saves on this thread is not kept.
-// It does nothing where gradients are off.
+// It does nothing if gradients are off.
 class CheckpointedForward {
  public:
   using Recompute = std::function<void(std::span<const at::Tensor> inputs)>;
@@ -68,15 +68,15 @@ void call_with_inputs(
 }  // namespace autograd
 
 // Returns fn(inputs...), computed now. Backward runs fn again, on the thread and at the moment that
-// first needs one of its tensors, with detached inputs, gradients on, and autocast as now. fn must
-// do the same each time; it is copied and kept until the graph is gone, so it should capture by
-// value, for example the modules' shared_ptrs. Side effects (running statistics, counters) happen
-// twice. Inputs may be undefined or without gradient; anything else is captured. Regions may be
-// nested. Parameters are read again, not kept. With gradients off this is just fn(inputs...).
-// Throws Error at once where another autograd engine than sherd's is installed (a Python process),
-// and in backward when the recomputation saves other tensors than the forward did (naming both), or
-// when a parameter or an input was changed in place meanwhile. What fn throws there reaches the
-// caller of backward().
+// first needs one of its tensors, with detached inputs, gradients on, and autocast as it is now. fn
+// must do the same each time; it is copied and kept until the graph is gone, so it should capture
+// by value, for example the modules' shared_ptrs. Side effects (running statistics, counters)
+// happen twice. Inputs may be undefined or without gradient; whatever else fn needs, it captures.
+// Regions may be nested. Parameters are read again, not kept. With gradients off this is just
+// fn(inputs...). Throws Error at once if an autograd engine other than sherd's is installed (a
+// Python process). Throws Error in backward if the recomputation saves other tensors than the
+// forward did (it names both), or if a parameter or an input was changed in place meanwhile. What
+// fn throws there reaches the caller of backward().
 template <typename Function, typename... Inputs>
   requires std::invocable<Function&, const Inputs&...>
 auto checkpoint(

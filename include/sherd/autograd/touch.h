@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TouchScope keeps a sharded parameter whole for kernels written by hand. LibTorch's operators
+// TouchScope keeps a sharded parameter whole for hand-written kernels. LibTorch's operators
 // announce their use of a parameter by themselves; a raw pointer cannot. The scope acts like an
-// operator that runs as long as it lives:
+// operator that runs as long as the scope lives:
 //
 //   sherd::TouchScope whole(linear->weight);
 //   my_kernel(linear->weight.const_data_ptr<float>());
@@ -20,7 +20,7 @@ namespace sherd {
 
 class TouchScope {
  public:
-  // Gathers the parameter's unit; collective where the exchange is. Throws as an operator would.
+  // Gathers the parameter's unit; collective if the exchange is. Throws as an operator would.
   explicit TouchScope(const at::Tensor& tensor);
   ~TouchScope();
   TouchScope(const TouchScope&) = delete;
@@ -31,24 +31,24 @@ class TouchScope {
   std::unique_ptr<State> state_;
 };
 
-// A scope around one tensor: `auto whole = sherd::touch(w);`
+// Returns a scope around one tensor: `auto whole = sherd::touch(w);`
 inline TouchScope touch(const at::Tensor& tensor) { return TouchScope(tensor); }
 
-// Brackets a backward that another autograd engine than sherd's runs, as Python's does: from before the
-// engine's execute() until after it, not around autograd::grad. Without it a model does not learn that
-// a backward has failed, and learns too early of its end where checkpoints run backwards within it.
-// Within another backward, or where sherd's engine runs, it does nothing. Thread rule: one thread,
-// that which calls execute().
+// Brackets a backward that runs on an autograd engine other than sherd's, such as Python's: from
+// before the engine's execute() until after it, but not around autograd::grad. Without it a model
+// does not learn that a backward has failed, and, if checkpoints run backwards within it, believes
+// too early that it has ended. Within another backward, or if sherd's engine runs, it does nothing.
+// Thread rule: the thread that calls execute().
 class ForeignBackward {
  public:
   ForeignBackward();
-  // A backward whose end() was not called has failed for an unknown reason.
+  // Without a call of end() the backward counts as failed for an unknown reason.
   ~ForeignBackward();
   ForeignBackward(const ForeignBackward&) = delete;
   ForeignBackward& operator=(const ForeignBackward&) = delete;
 
-  // Tells the models that took part. `failure` is null where the backward has succeeded; then what
-  // goes wrong at its end is thrown.
+  // Tells the models that took part that backward has ended. `failure` is null if it succeeded;
+  // then errors at its end are thrown here.
   void end(const std::exception_ptr& failure);
 
  private:

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GlobalBatches cuts a corpus into training batches. The global batch of a step is a function of
-// seed and step alone, so a run with another number of ranks, or one that resumes, sees the same
-// rows in the same steps; each rank takes its own part of the rows.
+// GlobalBatches cuts a corpus into training batches. The global batch of a step depends only on
+// seed and step, so a run with another number of ranks, or one that resumes, sees the same rows in
+// the same steps. Each rank takes its own part of the rows.
 //
-// Several weighted sources take turns: in 4096 samples each has its share of them, in an order drawn
-// from the seed, and goes through its own text as if it were alone.
+// If there are several weighted sources, they take turns: each has its share of every 4096 samples,
+// in an order drawn from the seed, and goes through its own text as if it were the only one.
 //
-// A corpus is cut into up to 64 equal stripes; the last tenth of each is kept for validation, so
-// that both texts are of the same kind also where the corpus changes along the way, as folders do.
-// Where there is a corpus to validate on, nothing of the others is kept.
-// The rest, stripe after stripe, is cut into windows of sequence + 1 tokens (neighbours share one:
-// the last target of one is the first input of the next). An epoch takes every window once, in an
-// order drawn from seed and epoch, and cuts at another offset than the epoch before. Thread rule:
-// one thread for next() and restore(), any for the rest.
+// A corpus is cut into up to 64 equal stripes. The last tenth of each is kept for validation, so
+// that both texts are of the same kind even if the corpus changes along the way, as folders do. If
+// there is a separate corpus for validation, nothing is kept from the others. The rest, stripe
+// after stripe, is cut into windows of sequence + 1 tokens; neighbours share one token, because the
+// last target of a window is the first input of the next. An epoch takes every window once, in an
+// order drawn from seed and epoch, and its windows start at another offset than those of the epoch
+// before.
+//
+// Thread rule: one thread for next() and restore(), any thread for the rest.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +33,7 @@ struct Batch {
 };
 
 struct BatchOptions {
-  // Rows of the global batch; the world size must divide it.
+  // The number of rows of the global batch, a multiple of the world size.
   std::int64_t batch = 12;
   std::int64_t sequence = 128;
   std::uint64_t seed = 0;
@@ -39,7 +41,7 @@ struct BatchOptions {
   int world_size = 1;
 };
 
-// Where a run is in its data, and what must be equal to resume from there.
+// The position of a run in its data, and what must be equal to resume from there.
 struct Position {
   std::int64_t step = 0;  // The step whose batch next() returns next.
   std::uint64_t seed = 0;
@@ -52,39 +54,39 @@ struct Position {
 
 class GlobalBatches {
  public:
-  // `corpus` must outlive this object. Throws Error naming expected and found
-  // when the world size does not divide the batch, a size is below 1, the rank
-  // is outside the world, or the corpus is too short to train and to validate
-  // on one window each.
+  // `corpus` must outlive this object. Throws Error, saying what was expected and found, if the
+  // batch is not a multiple of the world size, a size is below 1, the rank is outside the world, or
+  // the corpus is too short for one training window and one validation window.
   GlobalBatches(const Corpus& corpus, const BatchOptions& options);
-  // Throws Error, too, when a weight is so small that its source has no sample of 4096.
+  // The same for several sources. Also throws Error if a weight is so small that its source has
+  // none of 4096 samples.
   GlobalBatches(const BlendedCorpus& corpus, const BatchOptions& options);
 
   // This rank's rows of the global batch of a step, counted from 0: rows
   // [rank * batch / world_size, (rank + 1) * batch / world_size).
   Batch at(std::int64_t step) const;
 
-  // Rows by their numbers in the run's endless order; at(step) has those from step * batch on. For
-  // fault-tolerant runs, where a coordinator assigns samples.
+  // Returns rows by their numbers in the run's endless order; at(step) has those from step * batch
+  // on. For fault-tolerant runs, in which a coordinator assigns samples.
   Batch samples(const std::vector<std::int64_t>& numbers) const;
 
-  // Returns at(position().step) and advances by one step. Lets the system read the step after it
-  // from disk meanwhile.
+  // Returns at(position().step) and advances by one step. Makes the system read the step after it
+  // from disk in the background.
   Batch next();
 
   Position position() const;
-  // Continues a run: next() returns what it would have returned there. Throws Error, changing
-  // nothing, when anything but the step differs: seed, sizes or text.
+  // Continues a run at a position: next() returns what it would have returned there. Throws Error,
+  // and changes nothing, if anything but the step differs: seed, sizes or text.
   void restore(const Position& position);
 
-  // The number of validation batches there are, at least 1.
+  // The number of validation batches, at least 1.
   std::int64_t validation_batches() const;
-  // This rank's rows of validation batch `index`, spread evenly over the validation text. Neither
-  // seed nor world size changes the rows; when there is less text than rows, rows repeat. REQUIRES:
-  // 0 <= index < validation_batches().
+  // This rank's rows of validation batch `index`. The rows are spread evenly over the validation
+  // text and depend on neither seed nor world size; if there is less text than rows, rows repeat.
+  // REQUIRES: 0 <= index < validation_batches().
   Batch validation(std::int64_t index) const;
 
-  // Lengths of the two texts. The few tokens that equal stripes leave over are in neither.
+  // Lengths of the two texts. The few tokens that do not fill equal stripes are in neither.
   std::int64_t training_tokens() const;
   std::int64_t validation_tokens() const;
 
@@ -95,7 +97,7 @@ class GlobalBatches {
 
  private:
   // A text made of the same part of every stripe of a corpus: its token i is token (i / part) *
-  // stripe + skipped + i % part there.
+  // stripe + skipped + i % part of the corpus.
   struct StripedText {
     const Corpus* corpus = nullptr;
     std::int64_t stripes = 1;
@@ -141,7 +143,8 @@ class GlobalBatches {
   const BatchOptions options_;
   const std::uint64_t hash_;
   std::vector<StripedText> training_;  // One for each source.
-  // How many samples of a block belong to the sources before each one; at the end, to all.
+  // How many samples of a block belong to the sources before each source; the last entry is for
+  // all.
   std::vector<std::int64_t> samples_before_;
   std::vector<StripedText> validation_;
   std::int64_t step_ = 0;

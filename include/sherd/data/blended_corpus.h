@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlendedCorpus is what a run trains on: one corpus or several with weights, and a corpus to
-// validate on where there is one. Thread rule: any thread, nothing changes after construction.
+// BlendedCorpus is what a run trains on: one corpus or several with weights, and optionally a
+// corpus for validation. Thread rule: any thread, nothing changes after construction.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ class BlendedCorpus {
 
   // `path` is what Corpus takes, or a file whose name ends in "blend.json": {"sources": [{"path":
   // "web", "weight": 0.7}, ...], "validation": "news"}, with paths relative to its folder.
-  // "validation" may be missing; in a folder of `sherd data prepare`, validation.tokens is it. The
-  // byte limit is one for each source. Throws Error like Corpus, and when a weight is not above 0,
-  // or the sources differ in tokenizer or vocabulary.
+  // "validation" may be missing; for a folder of `sherd data prepare` it is validation.tokens. The
+  // byte limit applies to each source. Throws Error like Corpus, and if a weight is not above 0, or
+  // if sources differ in tokenizer or vocabulary.
   explicit BlendedCorpus(
       const std::string& path, const CorpusOptions& options = {});
 
@@ -32,10 +32,10 @@ class BlendedCorpus {
   const Corpus* validation() const { return validation_.get(); }  // Or null.
   std::int64_t vocabulary() const;
   std::int64_t tokens() const;  // Of all sources.
-  // Changes with every token, with the weights and with the validation corpus. Of one corpus alone
-  // it is that one's.
+  // A hash that changes with every token, with the weights and with the validation corpus. For a
+  // single corpus it is the hash of that corpus.
   std::uint64_t hash() const;
-  // The folder of a source in which its tokenizer lies; "" when none has one.
+  // The folder of a source that contains its tokenizer; "" if no source has one.
   std::string tokenizer_folder() const;
 
  private:

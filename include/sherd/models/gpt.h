@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gpt is GPT-2 (Radford et al. 2019) as a plain torch::nn::Module: learned
-// positions, pre-norm blocks, tanh GELU, biases, a head tied to the token
-// embedding. Parameter names and layouts are those of Hugging Face's GPT-2
-// without the leading "transformer." ("h.0.attn.c_attn.weight" is [in, out]),
-// so that its checkpoints load as they are. Nothing here knows about ranks or
-// sharding. Thread rule: that of a torch module, one thread at a time.
+// Gpt is GPT-2 (Radford et al. 2019) as a plain torch::nn::Module: learned positions, pre-norm
+// blocks, tanh GELU, biases, and a head tied to the token embedding. Parameter names and layouts
+// are those of Hugging Face's GPT-2 without the leading "transformer." ("h.0.attn.c_attn.weight" is
+// [in, out]), so its checkpoints load as they are. Nothing here knows about ranks or sharding.
+// Thread rule: that of a torch module, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -25,21 +24,21 @@ struct GptConfig {
   std::int64_t layers = 8;
   std::int64_t width = 256;
   std::int64_t heads = 8;         // Must divide width.
-  std::int64_t sequence = 128;    // Longest input, and positions learned.
+  std::int64_t sequence = 128;    // The longest input, and learned positions.
   std::int64_t vocabulary = 256;  // 256: bytes.
-  // After embeddings, attention weights and each residual branch.
+  // Applied after embeddings, attention weights and each residual branch.
   double dropout = 0.0;
   // False adds "lm_head.weight" [vocabulary, width].
   bool tied_head = true;
-  // Initial values depend on this and on each parameter's name only, not on
-  // the order of construction nor on LibTorch's global generator.
+  // Initial values depend only on this and on each parameter's name, not on the order of
+  // construction or on LibTorch's global generator.
   std::uint64_t seed = 0;
-  // at::kMeta: parameters have shapes but neither memory nor values. Whoever
-  // gives them memory calls reset_parameter() for the values.
+  // With at::kMeta parameters have shapes but neither memory nor values. Give them memory, and then
+  // values with reset_parameter().
   at::Device device = at::kCPU;
 };
 
-// x W + b with W as [in, out], the layout GPT-2's checkpoints have.
+// x W + b with W as [in, out], the layout in GPT-2's checkpoints.
 class ProjectionImpl : public torch::nn::Module {
  public:
   ProjectionImpl(std::int64_t in, std::int64_t out, at::Device device);
@@ -53,8 +52,8 @@ TORCH_MODULE(Projection);
 class AttentionImpl : public torch::nn::Module {
  public:
   explicit AttentionImpl(const GptConfig& config);
-  // Each position sees itself and those before it, also those in `cache` unless
-  // it is null. [B, T, C] to the same.
+  // [B, T, C] to [B, T, C]. Each position attends to itself and those before it, including those in
+  // `cache` unless it is null.
   at::Tensor forward(const at::Tensor& x, LayerKeyValues* cache = nullptr);
 
  private:
@@ -93,8 +92,8 @@ TORCH_MODULE(Block);
 
 class GptImpl : public LanguageModel {
  public:
-  // Throws sherd::Error on a configuration that makes no model: a size below
-  // 1, a width that heads do not divide, dropout outside [0, 1).
+  // Throws sherd::Error for an invalid configuration: a size below 1, a width that is not a
+  // multiple of heads, dropout outside [0, 1).
   explicit GptImpl(const GptConfig& config);
 
   at::Tensor forward(const at::Tensor& ids) override;
@@ -105,7 +104,7 @@ class GptImpl : public LanguageModel {
 
  private:
   double initial_deviation(const std::string& name) const override;
-  // All but the head.
+  // Everything but the head.
   at::Tensor transform(const at::Tensor& ids, KeyValueCache* cache);
   at::Tensor head(const at::Tensor& x);
   std::int64_t layers() const override { return config_.layers; }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LanguageModel is what decoders that predict the next token have in common: the loss, decoding
-// with a cache of keys and values, and initial values that depend on a seed and on each
-// parameter's name only. A plain
-// torch::nn::Module that knows nothing of ranks or sharding. Thread rule: that of a torch module,
-// one thread at a time.
+// LanguageModel is the base class of decoders that predict the next token: the loss, decoding with
+// a cache of keys and values, and initial values that depend only on a seed and on each parameter's
+// name. It is a plain torch::nn::Module that knows nothing of ranks or sharding. Thread rule: that
+// of a torch module, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +19,22 @@ namespace sherd::models {
 struct GenerateOptions {
   std::int64_t tokens = 0;   // How many to add at most.
   double temperature = 1.0;  // 0: always the likeliest token.
-  // Draws from so many of the likeliest tokens only; 0: from all.
+  // Samples only from this many of the likeliest tokens. 0: from all.
   std::int64_t top_k = 0;
-  // Draws only from the fewest of the likeliest tokens that together have this probability, in
-  // (0, 1]; after top_k.
+  // Samples only from the smallest set of likeliest tokens whose probabilities sum to at least
+  // this, in (0, 1]. Applied after top_k.
   double top_p = 1.0;
   std::uint64_t seed = 0;
-  // Ends after any of these; the last token is then one of them.
+  // Generation ends after any of these tokens, which is then the last one.
   std::vector<std::int64_t> stop_ids = {};
-  // Gets each new token as it is made, and returns the one to go on with. Ranks that hold a model
-  // together can so take rank 0's, where hosts that round differently would draw others.
+  // Called with each new token; returns the token to continue with. Ranks that hold a model
+  // together can use it to take rank 0's tokens, because hosts that round differently might sample
+  // others.
   std::function<std::int64_t(std::int64_t id)> on_token = nullptr;
 };
 
-// The keys and values of one layer for all positions so far, so that no position is computed
-// twice. Heads that share keys share them here, too.
+// The keys and values of one layer for all positions so far, so that no position is computed twice.
+// If heads share keys and values, they share them here, too.
 class LayerKeyValues {
  public:
   explicit LayerKeyValues(std::int64_t positions_max)
@@ -44,8 +44,9 @@ class LayerKeyValues {
     at::Tensor keys;  // [B, K, S, D]
     at::Tensor values;
   };
-  // Appends those of T positions, [B, K, T, D] each, and returns all so far; they share the
-  // memory. REQUIRES: room for them, and the B, K, D and dtype of the first call.
+  // Appends the keys and values of T positions, [B, K, T, D] each, and returns all so far, which
+  // share the cache's memory. REQUIRES: there is room for them; B, K, D and dtype are those of the
+  // first call.
   KeysValues append(const at::Tensor& keys, const at::Tensor& values);
 
   std::int64_t positions() const { return positions_; }
@@ -54,15 +55,15 @@ class LayerKeyValues {
  private:
   std::int64_t positions_max_;
   std::int64_t positions_ = 0;
-  KeysValues memory_;  // From the first append() on, for all positions.
+  KeysValues memory_;  // For all positions; made by the first append().
 };
 
-// Those of all layers of a model, in their order.
+// The keys and values of all layers of a model, in order.
 using KeyValueCache = std::vector<LayerKeyValues>;
 
-// Runs one layer: returns forward(x), x [B, T, C] to the same. `forward` may be copied and called
-// again later, as activation checkpointing does, as long as the layer's parameters have not
-// changed.
+// Runs one layer: returns forward(x), where x and the result are [B, T, C]. `forward` may be copied
+// and called again later, as activation checkpointing does, as long as the layer's parameters have
+// not changed.
 using LayerRunner = std::function<at::Tensor(
     const torch::nn::Module& layer,
     const std::function<at::Tensor(const at::Tensor& x)>& forward,
@@ -70,42 +71,43 @@ using LayerRunner = std::function<at::Tensor(
 
 class LanguageModel : public torch::nn::Module {
  public:
-  // Token ids [B, T] (int64, T <= positions_max()) to logits
-  // [B, T, vocabulary] in the dtype of the parameters. Each position sees
-  // itself and those before it. Throws sherd::Error on other shapes.
+  // Token ids [B, T] (int64, T <= positions_max()) to logits [B, T, vocabulary] in the dtype of the
+  // parameters. Each position attends to itself and those before it. Throws sherd::Error for other
+  // shapes.
   virtual at::Tensor forward(const at::Tensor& ids) = 0;
 
-  // Room for so many positions, in all layers; at most positions_max(). Memory is taken as
-  // decode() first needs it.
+  // Returns a cache for this many positions, at most positions_max(), in all layers. The memory is
+  // allocated when decode() first needs it.
   KeyValueCache make_cache(std::int64_t positions) const;
 
-  // Token ids [B, T] (int64) that follow those that `cache` has seen, to the logits of the token
-  // after them, [B, vocabulary]. Adds theirs to the cache. Runs without gradients. Throws
-  // sherd::Error on other shapes and where the cache lacks room; it is then as before. Mirrors
-  // transformers' forward(past_key_values=cache, logits_to_keep=1).
+  // Token ids [B, T] (int64) that follow those in `cache` to the logits of the next token, [B,
+  // vocabulary]. Adds the ids' keys and values to the cache. Runs without gradients. Throws
+  // sherd::Error for other shapes, or if the cache has too little room; it is then unchanged.
+  // Mirrors transformers' forward(past_key_values=cache, logits_to_keep=1).
   virtual at::Tensor decode(const at::Tensor& ids, KeyValueCache& cache) = 0;
 
   // The longest input, in tokens.
   virtual std::int64_t positions_max() const = 0;
 
-  // Has forward() run each of its layers by `run`; null: by a plain call.
+  // Makes forward() run each of its layers through `run`; null: by a plain call.
   void run_layers_with(LayerRunner run);
 
-  // Mean cross entropy, in nats, of the logits for `inputs` against `targets`,
-  // both [B, T]. A scalar, in fp32 where the logits have fewer bits.
+  // The mean cross entropy, in nats, of the logits for `inputs` against `targets`, both [B, T]. A
+  // scalar, in fp32 if the logits have fewer bits.
   at::Tensor loss(const at::Tensor& inputs, const at::Tensor& targets);
 
-  // `prompt` (at least one id) followed by options.tokens sampled ones, fewer after a stop id.
-  // Tokens beyond positions_max() see the last positions_max() before them, which costs a whole
-  // forward each. Runs without gradients and in evaluation mode; the mode is put back after. Same
-  // model, prompt and options: same ids. Throws sherd::Error for options outside their ranges.
+  // Returns `prompt` (at least one id) followed by options.tokens sampled ids, or fewer if a stop
+  // id comes. Tokens beyond positions_max() see only the last positions_max() before them, and each
+  // of them costs a whole forward. Runs without gradients and in evaluation mode, and restores the
+  // mode. The same model, prompt and options give the same ids. Throws sherd::Error if an option is
+  // out of range.
   std::vector<std::int64_t> generate(
       const std::vector<std::int64_t>& prompt, const GenerateOptions& options);
 
   // Writes into `parameter` the value that the constructor gives the parameter of that name, e.g.
   // "h.0.attn.c_attn.weight". Parameters made on the meta device get their values this way once
-  // they have memory, in any order. Throws sherd::Error when the model has no parameter of that
-  // name and shape, and while `parameter` is on the meta device.
+  // they have memory, in any order. Throws sherd::Error if the model has no parameter of that name
+  // and shape, or if `parameter` is still on the meta device.
   void reset_parameter(
       const std::string& name, const at::Tensor& parameter) const;
 
@@ -120,7 +122,7 @@ class LanguageModel : public torch::nn::Module {
  private:
   void write_initial_value(
       const std::string& name, const at::Tensor& parameter) const;
-  // Standard deviation of a matrix around 0.
+  // The standard deviation of a matrix, whose mean is 0.
   virtual double initial_deviation(const std::string& name) const = 0;
   virtual std::int64_t layers() const = 0;
   at::Tensor next_logits(
