@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backoff is the exponential backoff between tries of something that failed: each wait is twice as
-// long as the one before, up to a limit. It only counts; its owner waits. Thread rule: a value.
+// Backoff computes the exponential backoff between attempts at something that failed: each wait is
+// twice as long as the one before, up to a limit. It only computes; its owner waits. Thread rule: a
+// value.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ class Backoff {
     reset();
   }
 
-  // How long to wait before the next try.
+  // How long to wait before the next attempt.
   Duration next() {
     const Duration wait = next_;
     next_ = wait == Duration(0) ? options_.first
@@ -35,15 +36,15 @@ class Backoff {
     return wait;
   }
 
-  // At least half of that wait, and as much of the rest as `random` gives, so that the many clients
-  // of a lost peer do not come back together.
+  // Like next(), but with jitter: at least half of that wait, and a part of the rest that `random`
+  // chooses, so that the many clients of a lost peer do not come back at once.
   Duration next_jittered(std::uint64_t random) {
     const Duration full = next();
     const auto half = static_cast<std::uint64_t>(full.count()) / 2;
     return full - Duration(static_cast<std::int64_t>(random % (half + 1)));
   }
 
-  // A try has succeeded.
+  // Call it when an attempt has succeeded.
   void reset() {
     next_ = options_.starts_at_zero ? Duration(0) : options_.first;
   }

@@ -9,7 +9,7 @@
 namespace sherd {
 namespace {
 
-// Inlined where wider vectors are allowed.
+// Inlined into functions that are compiled for wider vectors.
 #define SHERD_INLINE __attribute__((always_inline)) inline
 
 SHERD_INLINE float widened(std::uint16_t number) {
@@ -37,9 +37,9 @@ SHERD_INLINE void narrow(
   }
 }
 
-// Two neighbours are summed as one word of 32 bits: the upper half is an fp32 but
-// for its last bits, the lower half one after a shift. So no vector is ever
-// rearranged, which costs more than the sums.
+// Two neighbours are summed as one 32-bit word: the upper half is an fp32 except for its last bits,
+// and the lower half is one after a shift. So vectors are never rearranged, which would cost more
+// than the sums.
 static_assert(
     std::endian::native == std::endian::little,
     "the lower half of a word comes first");
@@ -63,7 +63,7 @@ SHERD_INLINE FloatPair widened_pair(std::uint32_t word) {
       std::bit_cast<float>(word & kUpperHalf)};
 }
 
-// In the upper half; the lower one is left over.
+// The result is in the upper half; the lower half is undefined.
 SHERD_INLINE std::uint32_t narrowed_in_place(float number) {
   const auto bits = std::bit_cast<std::uint32_t>(number);
   const std::uint32_t nearest = bits + 0x7fffU + ((bits >> 16U) & 1U);
@@ -87,7 +87,7 @@ SHERD_INLINE void put(float number, std::uint16_t& to) {
 }
 SHERD_INLINE void put(float number, float& to) { to = number; }
 
-// What is held in fp32 from input to input, in the first-level cache.
+// How many pairs are kept in fp32 from input to input, in the first-level cache.
 constexpr std::size_t kPairsAtATime = 512;
 
 // All inputs are read before anything is written, so `to` may be one of them.
@@ -117,8 +117,8 @@ SHERD_INLINE void sum_pairs(
   }
 }
 
-// Two inputs need no memory in between. No iteration reads what another one
-// writes: `to` is one of the inputs or apart from both.
+// Two inputs need no memory in between. No iteration reads what another one writes, because `to` is
+// either one of the inputs or overlaps neither.
 template <typename Out>
 SHERD_INLINE void sum_pairs_of_two(
     const std::uint16_t* a,

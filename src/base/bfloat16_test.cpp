@@ -15,7 +15,7 @@ float widened(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
 }
 
-// The claim in words: of the two neighbours the nearer one, else the even one.
+// The definition: of the two neighbours the nearer one, or the even one if both are equally near.
 std::uint16_t nearest(float value) {
   if (std::isnan(value)) {
     return 0x7fc0;
@@ -26,7 +26,7 @@ std::uint16_t nearest(float value) {
     return below;
   }
   const auto above = static_cast<std::uint16_t>(below + 1);
-  // Beyond the largest number the next step would have been as wide.
+  // Above the largest number, the next step would have been as wide.
   const double step = std::isinf(widened(above))
       ? std::abs(widened(below)) - std::abs(widened(below - 1))
       : std::abs(static_cast<double>(widened(above)) - widened(below));
@@ -79,7 +79,7 @@ TEST(BFloat16, RoundsToTheNearestAndTiesToTheEvenOne) {
   }
 }
 
-// Vectors end where the array does.
+// Vectors must stop at the end of the array.
 TEST(BFloat16, NothingBeyondTheCountIsWritten) {
   for (std::size_t count = 0; count < 40; ++count) {
     const std::vector<std::uint16_t> from(count + 1, 0x3f80);
@@ -95,7 +95,7 @@ TEST(BFloat16, NothingBeyondTheCountIsWritten) {
   }
 }
 
-// As one after another in fp32, whatever vectors there are; also in place.
+// Sums are made one after another in fp32, whatever vectors there are; also in place.
 TEST(BFloat16, SumsAreRoundedOnce) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -132,7 +132,7 @@ TEST(BFloat16, SumsAreRoundedOnce) {
       }
       std::vector<std::uint16_t> found(count + 1, 7);
       sum_bfloat16(pointers, count, found.data());
-      EXPECT_EQ(found.back(), 7);  // Nothing beyond the count is written.
+      EXPECT_EQ(found.back(), 7);  // Nothing after the count is written.
       found.pop_back();
       EXPECT_EQ(found, expected);
       sum_bfloat16(pointers, count, numbers.back().data());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two ways to say "this must hold". SHERD_CHECK is for a user's mistake and throws
-// sherd::Error. SHERD_ASSERT is for a bug in sherd: it prints and aborts, in release builds too,
-// because a rank that goes on with a broken invariant would spread wrong numbers to all others.
+// sherd::Error. SHERD_ASSERT is for a bug in sherd: it prints and aborts, also in release builds,
+// because a rank that continues with a broken invariant would spread wrong numbers to all others.
 #pragma once
 
 #include <sstream>
@@ -12,7 +12,7 @@
 
 namespace sherd {
 
-// Concatenates the arguments of a message with operator<<.
+// Concatenates the parts of a message with operator<<.
 template <typename... Args>
 std::string str(Args&&... args) {
   std::ostringstream out;

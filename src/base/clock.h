@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time as an argument: code that waits or stamps takes a Clock, so that tests and the simulator can
-// invent time. Thread rule: any thread.
+// Time as an argument: code that waits or takes timestamps gets a Clock, so that tests and the
+// simulator can control time. Thread rule: any thread.
 #pragma once
 
 #include <algorithm>
@@ -34,13 +34,14 @@ inline double seconds(Duration d) {
   return std::chrono::duration<double>(d).count();
 }
 
-// The earlier of two times; none is later than all.
+// The earlier of two times; an empty time is later than all others.
 inline std::optional<Instant> earlier(
     const std::optional<Instant>& a, const std::optional<Instant>& b) {
   return a && b ? std::min(*a, *b) : a ? a : b;
 }
 
-// The timeout of a poll() that waits until then, rounded up so that it never spins; none: for ever.
+// The timeout of a poll() that waits until then, rounded up so that it never spins. Empty: no
+// timeout.
 inline int poll_ms(Instant now, const std::optional<Instant>& until) {
   constexpr std::int64_t kMost = 1 << 30;
   if (!until) {

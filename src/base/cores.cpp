@@ -19,7 +19,7 @@ std::vector<int> allowed_cores() {
       }
     }
   }
-  if (cores.empty()) {  // More cores than the set holds.
+  if (cores.empty()) {  // The host has more cores than the set holds.
     cores.resize(std::max(1U, std::thread::hardware_concurrency()));
     std::iota(cores.begin(), cores.end(), 0);
   }

@@ -56,11 +56,11 @@ constexpr std::uint32_t shifted_by_a_run(std::uint32_t crc) {
   return crc;
 }
 
-// shift[k][b] is for byte b at place k of the value.
+// shift[k][b] is the value for byte b at position k.
 constexpr std::array<Table, 4> make_shift() {
   std::array<Table, 4> shift = {};
   for (std::uint32_t k = 0; k < 4; ++k) {
-    // The function is linear: powers of two come first, the others are their sums.
+    // The function is linear: compute the powers of two first, then their sums.
     for (std::uint32_t bit = 0; bit < 8; ++bit) {
       const std::uint32_t power = shifted_by_a_run(1U << (8 * k + bit));
       for (std::uint32_t below = 0; below < (1U << bit); ++below) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CRC32C (Castagnoli) checksums of messages. They detect damage, such as every error burst of up to
-// 32 bits, and do not protect against people. Uses the processor's instruction where there is one.
-// Thread rule: pure functions.
+// CRC32C (Castagnoli) checksums of messages. They detect damage, including every error burst of up
+// to 32 bits, but not deliberate changes. Uses the processor's instruction if there is one. Thread
+// rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace sherd {
 
-// Continues `before`, the checksum of preceding bytes: crc32c(b, n, crc32c(a, m)) is the checksum
-// of a followed by b.
+// Continues from `before`, the checksum of the preceding bytes: crc32c(b, n, crc32c(a, m)) is the
+// checksum of a followed by b.
 std::uint32_t crc32c(
     const void* bytes, std::size_t count, std::uint32_t before = 0);
 

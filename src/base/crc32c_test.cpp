@@ -16,7 +16,7 @@ std::string random_bytes(std::size_t count, std::mt19937_64& random) {
   return bytes;
 }
 
-// Bit by bit, as the polynomial says.
+// The checksum bit by bit, by its definition.
 std::uint32_t by_definition(const std::string& bytes) {
   std::uint32_t crc = 0xffffffff;
   for (const char byte : bytes) {

@@ -11,7 +11,7 @@ namespace sherd {
 class Descriptor {
  public:
   Descriptor() = default;
-  // Takes ownership; a negative number is no descriptor.
+  // Takes ownership; a negative number stands for no descriptor.
   explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
@@ -27,7 +27,7 @@ class Descriptor {
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
-  // Gives up ownership.
+  // Gives up ownership and returns the number.
   int release() { return std::exchange(fd_, -1); }
   void close() {
     if (fd_ >= 0) {

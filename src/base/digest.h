@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3 digests with 64 bits (https://xxhash.com) of large memory: states, sums, tensors and files.
-// They find damage and differences, and do not protect against people. Fingerprints of a few fields
-// are base/hash.h's. Thread rule: pure functions.
+// 64-bit XXH3 digests (https://xxhash.com) of large memory: states, sums, tensors and files. They
+// detect damage and differences, but not deliberate changes. For fingerprints of a few fields use
+// base/hash.h. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ inline std::uint64_t digest_of(std::string_view bytes) {
   return digest_of(bytes.data(), bytes.size());
 }
 
-// One digest for each chunk, in their order; the last chunk may be shorter.
+// One digest for each chunk, in order; the last chunk may be shorter.
 std::vector<std::uint64_t> digests_of_chunks(
     std::string_view bytes, std::uint32_t chunk_bytes);
 

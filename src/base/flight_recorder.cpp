@@ -32,7 +32,7 @@ bool is_unshard(FlightStep step) {
       step == FlightStep::kUnshardInBackward;
 }
 
-// Unix time beside the monotonic one, for people.
+// Unix time beside the monotonic time, for readers of the file.
 std::int64_t unix_time_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())
@@ -200,7 +200,7 @@ Status FlightRecorder::write() const {
 }
 
 Status FlightRecorder::write_to(const std::string& folder) const {
-  // A file that is written first must not replace one that knows more.
+  // An older state of the file must not replace a newer one.
   const std::lock_guard writing(write_mu_);
   std::error_code error;
   std::filesystem::create_directories(folder, error);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FlightRecorder remembers what the exchanges of a rank did last, and adds up what that says about
-// each unit. It is always on, and writes a file for `sherd trace` when an exchange fails or somebody
-// asks. World owns the recorder of its rank; exchanges write into it through a FlightLog. Mirrors the
+// FlightRecorder keeps the last events of a rank's exchanges, and sums up what they say about each
+// unit. It is always on, and writes a file for `sherd trace` when an exchange fails or on request.
+// World owns the recorder of its rank; exchanges write into it through a FlightLog. Mirrors the
 // flight recorder of PyTorch's NCCL backend. Thread rule: any thread. docs/design/recorder.md
 #pragma once
 
@@ -22,25 +22,25 @@
 
 namespace sherd {
 
-// In the files they are text: text_of().
+// The files contain them as text, see text_of().
 enum class FlightEvent : std::uint8_t {
-  kAsked,      // The engine wants a unit whole.
-  kStarted,    // The thread that gathers begins with it.
+  kAsked,      // The engine asks for a unit.
+  kStarted,    // The thread that gathers starts with it.
   kGathered,   // The unit is whole.
   kPosted,     // A unit's gradients are complete; its reduction may start.
-  kReduced,    // Their sum is known to be made here.
+  kReduced,    // This rank knows that their sum is complete.
   kRequested,  // This rank has come to a step of all ranks; with `sequence`.
   kAgreed,     // All ranks have come to it.
-  kWaiting,    // The thread that trains begins to wait for other ranks.
+  kWaiting,    // The training thread starts to wait for other ranks.
   kResumed,
-  kVisited,  // An operator uses the unit; in a profile only.
+  kVisited,  // An operator uses the unit. Only in a profile.
   kBackwardEnded,
   kDeparted,  // The backward gathered other units than the plan says.
   kPublished,
   kFailed,
 };
 
-// What ranks do together. kForward and kBackward are parts of a step that a visit is in.
+// What ranks do together. kForward and kBackward are the parts of a step to which a visit belongs.
 enum class FlightStep : std::uint8_t {
   kNone,
   kUnshardInForward,
@@ -48,12 +48,12 @@ enum class FlightStep : std::uint8_t {
   kBeginStep,
   kAllReduce,
   kEndBackward,
-  kPublish,  // Its sequence is the generation.
+  kPublish,  // Its `sequence` is the generation.
   kForward,
   kBackward,
 };
 
-// "gathered", "unshard in forward".
+// Returns texts such as "gathered" and "unshard in forward".
 std::string_view text_of(FlightEvent event);
 std::string_view text_of(FlightStep step);
 
@@ -61,26 +61,26 @@ struct FlightRecord {
   std::int64_t time_ns = 0;    // By the monotonic clock of the host.
   std::uint64_t sequence = 0;  // Of a kRequested, kAgreed or kPublished.
   std::int64_t bytes = 0;
-  std::int32_t unit = -1;  // -1: none in particular.
+  std::int32_t unit = -1;  // -1: no particular unit.
   std::uint16_t group = 0;
   FlightEvent event = FlightEvent::kAsked;
   FlightStep step = FlightStep::kNone;
 };
 static_assert(sizeof(FlightRecord) == 32);
 
-// What one rank has seen of one unit so far.
+// Totals of one rank for one unit so far.
 struct UnitTimes {
   std::int64_t gathers = 0;
   std::int64_t reduces = 0;
   Duration gathering{0};  // From kStarted to kGathered.
-  Duration waited{0};     // The thread that trains, for gathers.
+  Duration waited{0};     // How long the training thread waited for gathers.
   Duration reducing{0};   // From kPosted to kReduced.
 };
 
 struct FlightOptions {
   int rank = 0;
   int world_size = 1;
-  std::string host{};  // Equal where the monotonic clock is the same.
+  std::string host{};  // Equal for ranks with the same monotonic clock.
   std::size_t records_max = 1000;
 };
 
@@ -91,9 +91,9 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  // Returns the number of a new exchange between these world ranks. Those that exchange with each
-  // other give it the same name.
-  // Gathers of one that is a part of another, `whole`, are added up for that, too.
+  // Registers an exchange between these world ranks and returns its number. Ranks that exchange
+  // with each other give it the same name. If it is a part of another exchange, `whole`, its
+  // gathers are also counted there.
   std::uint16_t add_group(
       std::string name,
       std::vector<int> ranks,
@@ -102,24 +102,24 @@ class FlightRecorder {
 
   // Sets the time of the record and keeps it.
   void record(FlightRecord record);
-  // By unit of the group.
+  // Totals by unit of the group.
   std::vector<UnitTimes> unit_times(std::uint16_t group) const;
 
-  // Forgets what there is, and keeps up to `records_max` records from now on, until end_profile().
+  // Drops all records, and keeps up to `records_max` records from now on, until end_profile().
   void begin_profile(std::size_t records_max);
   void end_profile();
   // Whether visits are recorded, too.
   bool profiling() const { return profiling_.load(std::memory_order_relaxed); }
 
-  // Where write() puts its file; empty: nowhere. Removes what an earlier run has left there under
-  // this rank's name.
+  // Sets the folder into which write() puts its file; empty: none. Renames a file that an earlier
+  // run has left there for this rank.
   void set_folder(const std::string& folder);
   std::string folder() const;  // Empty: none.
 
-  // Remembers why this rank failed, and writes the file. The first reason stays. A file that cannot
-  // be written is a warning.
+  // Remembers why this rank failed, and writes the file. Only the first reason is kept. If the file
+  // cannot be written, logs a warning.
   void fail(std::uint16_t group, const std::string& reason);
-  // Writes FOLDER/rank-N.json, in one move. kOk without a folder.
+  // Writes FOLDER/rank-N.json atomically. Returns kOk if there is no folder.
   [[nodiscard]] Status write() const;
   [[nodiscard]] Status write_to(const std::string& folder) const;
 
@@ -131,7 +131,7 @@ class FlightRecorder {
     std::vector<int> ranks;
     std::optional<std::uint16_t> whole{};
     std::vector<std::string> units{};
-    std::vector<UnitTimes> times{};  // By unit, as the following.
+    std::vector<UnitTimes> times{};  // By unit, like the following lists.
     std::vector<std::int64_t> gather_began_ns{};
     std::vector<std::int64_t> reduce_began_ns{};
     std::int64_t wait_began_ns = 0;
@@ -141,21 +141,21 @@ class FlightRecorder {
 
   const FlightOptions options_;
   const Clock& clock_;
-  mutable std::mutex write_mu_;  // Before mu_.
+  mutable std::mutex write_mu_;  // Locked before mu_.
   mutable std::mutex mu_;
   // Guarded by mu_:
   std::vector<Group> groups_;
-  std::deque<FlightRecord> records_;  // The oldest first.
+  std::deque<FlightRecord> records_;  // From the oldest to the newest.
   std::size_t records_max_;
-  std::uint64_t forgotten_ = 0;  // Older ones.
+  std::uint64_t forgotten_ = 0;  // The number of dropped records.
   std::string folder_;
   std::string reason_;
-  // Alone: a visit that sees a change late is only left out.
+  // Relaxed, paired with nothing: a visit that sees a change late is only left out.
   std::atomic<bool> profiling_{false};
 };
 
-// What an exchange writes into: one group of a recorder. A copy stands for the same group; one made
-// by default records nothing. Thread rule: any thread.
+// What an exchange writes into: one group of a recorder. A copy writes into the same group; a
+// default-constructed log records nothing. Thread rule: any thread.
 class FlightLog {
  public:
   FlightLog() = default;
@@ -166,7 +166,7 @@ class FlightLog {
       : recorder_(std::move(recorder)),
         group_(recorder_->add_group(std::move(name), std::move(ranks))) {}
 
-  // That of an exchange which gathers for this one.
+  // Returns the log of an exchange that gathers for this one.
   FlightLog part(std::string name, std::vector<int> ranks) const {
     FlightLog log;
     log.recorder_ = recorder_;

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A millisecond later each time.
+// Each reading is a millisecond later.
 class TickingClock final : public Clock {
  public:
   Instant now() const override { return now_ += 1ms; }
@@ -182,7 +182,7 @@ TEST_F(FlightRecorderTest, Sigusr2WritesTheFileAndEndsNothing) {
     }
     EXPECT_THAT(written(), HasSubstr("\"reason\":\"\""));
   }
-  ::raise(SIGUSR2);  // Late; it does not end the process either.
+  ::raise(SIGUSR2);  // This comes late, but does not end the process either.
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{50};
 
-// Signals so far: all that a handler may safely touch.
+// The number of signals so far: the only thing that a handler may safely touch.
 std::atomic<int> asked{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 

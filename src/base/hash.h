@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hash64 is a fingerprint of fields: it folds integers and short texts into 64 bits, the same on
-// every machine (FNV-1a with a final mix). Fingerprints lie on disk and decide the order of data,
-// so the function never changes; digests of large memory are base/digest.h's. It does not protect
-// against people. Thread rule: a value.
+// every machine (FNV-1a with a final mix). Fingerprints are stored on disk and decide the order of
+// data, so the function never changes. For digests of large memory use base/digest.h. It does not
+// detect deliberate changes. Thread rule: a value.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class Hash64 {
   std::uint64_t state_ = 0xcbf29ce484222325ULL;
 };
 
-// The fingerprint of the fields of a list, in their order.
+// The fingerprint of the fields of a list, in order.
 template <typename List>
 std::uint64_t hash_of(const List& fields) {
   Hash64 hash;

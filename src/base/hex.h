@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-// All 16 digits.
+// The value as 16 hexadecimal digits.
 inline std::string hex(std::uint64_t value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%016" PRIx64, value);

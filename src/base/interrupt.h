@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What waits for other ranks know of the program's wish that they end (sherd/base/run_main.h).
+// Lets waits for other ranks end when the program wants it (sherd/base/run_main.h).
 #pragma once
 
 #include <exception>
@@ -10,8 +10,9 @@
 
 namespace sherd {
 
-// Polled by one wait while it lasts. Once the check has said yes, waits of all threads end, since
-// the thread that was asked may wait for another of ours. Thread rule: one thread.
+// A wait polls its own InterruptibleWait while it lasts. Once the check has returned true, waits of
+// all threads end, because the interrupted thread may itself be waiting for another thread of
+// sherd. Thread rule: one thread.
 class InterruptibleWait {
  public:
   InterruptibleWait() = default;
@@ -21,12 +22,12 @@ class InterruptibleWait {
 
   // How long a wait may sleep between two polls.
   static constexpr Duration kPeriod = std::chrono::milliseconds(50);
-  // Whether there is a check at all.
+  // Whether a check is set.
   static bool possible();
-  // Some wait was interrupted and has not returned yet.
+  // Whether some wait was interrupted and has not returned yet.
   static bool under_way();
 
-  // kAborted when this wait shall end. Calls the check once in kPeriod at most.
+  // Returns kAborted if this wait should end. Calls the check at most once in kPeriod.
   Status poll();
 
  private:
@@ -34,11 +35,12 @@ class InterruptibleWait {
   bool interrupted_ = false;
 };
 
-// Throws Error where no parameter may be used: in a process that was forked, and inside the check of a
-// wait. `what` begins the sentence.
+// Throws Error if parameters must not be used here: in a forked process, or inside the check of a
+// wait. `what` is the start of the sentence.
 void check_may_use_parameters(const char* what);
 
-// Gives the translator what an Error is; rethrows what it is. REQUIRES: called in a catch clause.
+// Calls the translator with an Error; rethrows the current exception. REQUIRES: called in a catch
+// clause.
 [[noreturn]] void rethrow_translated(const Error& error);
 
 }  // namespace sherd

@@ -38,7 +38,7 @@ TEST_F(Interrupts, PollsFollowTheCheckAndForgetWhenTheWaitEnds) {
     while (wait.poll().ok()) {
     }
     EXPECT_EQ(wait.poll().code(), ErrorCode::kAborted);
-    InterruptibleWait other;  // Of whoever does the waiting for that one.
+    InterruptibleWait other;  // That of a thread that does the waiting.
     EXPECT_FALSE(other.poll().ok());
   }
   wish = false;
@@ -73,7 +73,7 @@ TEST_F(Interrupts, NobodyIsAskedWithoutACheck) {
 }
 
 TEST_F(Interrupts, WhoWaitsForAThreadInterruptsWhatThatWaitsFor) {
-  // Python's handlers run on one thread only, which waits for another here.
+  // Python's handlers run on one thread only, which waits for another one here.
   static const auto asked = std::this_thread::get_id();
   set_interrupt_check([] { return std::this_thread::get_id() == asked; });
   WorkerThread worker("test");
@@ -89,7 +89,7 @@ TEST_F(Interrupts, WhoWaitsForAThreadInterruptsWhatThatWaitsFor) {
 }
 
 TEST_F(Interrupts, AWishIsNotLostWhenTheJobSucceedsAllTheSame) {
-  // The check says it once: afterwards the program believes that its wait is over.
+  // The check says so only once: afterwards the program believes that its wait is over.
   set_interrupt_check([] { return calls++ == 0; });
   WorkerThread worker("test");
   const auto ends_after_the_check = [] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LimitedLog writes warnings about what somebody else can repeat at will: one each second at most,
-// which says how many were left out before it. Thread rule: one thread.
+// LimitedLog limits warnings that a peer can cause as often as it likes: it writes at most one per
+// second, which says how many were left out before it. Thread rule: one thread.
 #pragma once
 
 #include <chrono>

@@ -13,7 +13,7 @@ void log_line(LogLevel level, const std::string& message) {
     line += "error: ";
   }
   line += message + "\n";
-  // One write call, so that lines of several threads and ranks do not mix. A closed stderr is
+  // A single write call, so that lines of several threads and ranks do not mix. A closed stderr is
   // ignored.
   [[maybe_unused]] const auto written =
       ::write(STDERR_FILENO, line.data(), line.size());

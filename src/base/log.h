@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Log lines on stderr: "sherd: warning: ...". The launcher's prefix tells ranks apart. Thread rule:
-// any thread; a line is written whole.
+// Log lines on stderr: "sherd: warning: ...". The launcher's prefix shows which rank wrote a line.
+// Thread rule: any thread; each line is written as a whole.
 #pragma once
 
 #include <string>

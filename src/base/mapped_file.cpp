@@ -24,7 +24,7 @@ Status unavailable(const std::string& path, const char* action) {
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  // Non-blocking: opening a named pipe would wait until somebody writes.
+  // Non-blocking, because opening a named pipe would wait for a writer.
   const Descriptor file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {

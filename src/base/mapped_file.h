@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MappedFile is the read-only content of one file, mapped into memory: pages come in when they are
-// read and leave when memory is short. Thread rule: a value; reading from any thread.
+// MappedFile is the read-only content of one file, mapped into memory: pages are loaded when they
+// are read and dropped when memory is short. Thread rule: a value; reading from any thread.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace sherd {
 
 class MappedFile {
  public:
-  // Maps the file as long as it is now; an empty one as no bytes. Returns kUnavailable, with the
-  // path and the system's reason, when the file is missing, not regular, or cannot be read.
+  // Maps the file in its current length; an empty file has no bytes. Returns kUnavailable, with the
+  // path and the system's reason, if the file is missing, not regular, or cannot be read.
   [[nodiscard]] static Result<MappedFile> open(const std::string& path);
 
   MappedFile() = default;
@@ -23,8 +23,8 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Valid while this object lives. Shortening the file meanwhile ends the process on access
-  // (SIGBUS).
+  // Valid while this object lives. If somebody shortens the file meanwhile, an access ends the
+  // process (SIGBUS).
   std::string_view bytes() const { return bytes_; }
 
  private:

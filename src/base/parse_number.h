@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers from text. Thread rule: pure functions.
+// Parses numbers. Thread rule: pure functions.
 #pragma once
 
 #include <charconv>
@@ -10,7 +10,8 @@
 
 namespace sherd {
 
-// The number that the whole text is; none: it is no such number, or out of the type's range.
+// The number that the whole text stands for; empty if it is not a number or out of the type's
+// range.
 template <typename Number>
 std::optional<Number> parse_number(std::string_view text, int base = 10) {
   Number value = 0;

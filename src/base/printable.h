@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts from other processes, made safe for a log and a terminal. Thread rule: pure functions.
+// Makes texts from other processes safe for a log and a terminal. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 namespace sherd {
 
 // The first `bytes_max` bytes, with "?" for each byte that is not a printable ASCII character, so
-// that the result holds neither line ends nor terminal sequences.
+// the result contains neither line breaks nor terminal sequences.
 std::string printable(std::string_view text, std::size_t bytes_max);
 
-// The text as a string of JSON, quotes included, with "?" likewise.
+// The text as a JSON string, including the quotes, with "?" for the same bytes.
 std::string json_string(std::string_view text);
 
 }  // namespace sherd

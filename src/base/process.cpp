@@ -16,8 +16,8 @@
 namespace sherd {
 namespace {
 
-// exec wants arrays of pointers, made before fork: allocating after it could
-// wait for a lock that nobody holds any more.
+// exec needs arrays of pointers. They are made before fork, because allocating after it could wait
+// for a lock that no thread of the child will release.
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
   std::vector<char*> result;
   result.reserve(strings.size() + 1);
@@ -42,22 +42,22 @@ struct ExecArguments {
   std::vector<char*> environment;
   cpu_set_t cores;
   pid_t parent;
-  int error_fd;  // Closed by exec; gets errno when that fails.
+  int error_fd;  // Closed by exec; gets errno if exec fails.
 };
 
-// In the child; only calls that are safe between fork and exec.
+// Runs in the child; uses only calls that are safe between fork and exec.
 [[noreturn]] void exec_child(
     const ProcessSpec& spec,
     const ExecArguments& arguments,
     const SignalState& signals) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have died before the call above: then nobody is told.
+  // If the parent died before the call above, the child was not told.
   if (::getppid() != arguments.parent) {
     ::_exit(128 + SIGKILL);
   }
   ::setpgid(0, 0);
   if (!spec.cores.empty()) {
-    // A refusal costs speed, not correctness.
+    // If this is refused, it costs speed, not correctness.
     ::sched_setaffinity(0, sizeof arguments.cores, &arguments.cores);
   }
   ::dup2(spec.standard[0], STDIN_FILENO);
@@ -67,8 +67,8 @@ struct ExecArguments {
     ::fcntl(spec.inherited_fd, F_SETFD, 0);
   }
   if (::isatty(STDOUT_FILENO) == 1) {
-    // The child is in the background of the terminal it owns; without this,
-    // setting the terminal up would stop it.
+    // The child is in the background of the terminal that it owns; without this, configuring the
+    // terminal would stop it.
     ::signal(SIGTTOU, SIG_IGN);
   }
   signals.restore();
@@ -81,7 +81,7 @@ struct ExecArguments {
   ::_exit(126);
 }
 
-// errno of the child's exec; 0: its program runs, which closes the other end.
+// errno of the child's exec, or 0 if its program runs, which closes the other end.
 int exec_error(int fd) {
   int error = 0;
   ssize_t count = 0;
@@ -147,7 +147,7 @@ std::optional<ProcessExit> ChildProcess::reap(int flags) {
   if (failed != 0 || info.si_pid == 0) {
     return std::nullopt;
   }
-  // Before the reaping: until then the number is certainly this group's.
+  // Before reaping, because until then the number certainly belongs to this group.
   signal_group(SIGKILL);
   ::waitid(P_PID, id, &info, WEXITED);
   pid_ = -1;
@@ -186,7 +186,7 @@ SpawnResult spawn_process(const ProcessSpec& spec, const SignalState& signals) {
   if (pid == 0) {
     exec_child(spec, arguments, signals);
   }
-  // Also here, so that the group exists whichever of the two runs first.
+  // Done here, too, so that the group exists whichever of the two processes runs first.
   ::setpgid(pid, pid);
   error_out.close();
   ChildProcess process(pid, open_pidfd(pid));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Child processes, and telling processes of this host apart, whose ids may be recycled. This is
-// the one place that forks and executes a program: the launcher's ranks and the benchmarks' jobs
-// start here. A child leads a process group of its own, so that Ctrl-C reaches the parent alone,
-// and is killed when the thread that started it ends. Thread rule: spawn_process() and a
-// ChildProcess belong to one thread; the rest is for any thread.
+// Child processes, and process identities that survive the recycling of ids. This is the only place
+// that forks and executes a program: the launcher's ranks and the benchmarks' jobs start here. A
+// child leads a process group of its own, so Ctrl-C reaches only the parent, and it is killed when
+// the thread that started it ends. Thread rule: spawn_process() and a ChildProcess belong to one
+// thread; the rest is for any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -19,14 +19,14 @@
 
 namespace sherd {
 
-// A descriptor that becomes readable when process `pid` ends. It is not open, and errno is set,
-// when there is no such process (ESRCH) or the system has no descriptor left.
+// A descriptor that becomes readable when process `pid` ends. It is not open, and errno is set, if
+// there is no such process (ESRCH) or the system has no descriptor left.
 Descriptor open_pidfd(int pid);
 
-// When process `pid` started, in clock ticks since the host's start; 0 when that is unknown.
+// When process `pid` started, in clock ticks since the host started; 0 if that is unknown.
 std::uint64_t process_start_ticks(int pid);
 
-// The settings that a process with a signalfd has changed and its children must not inherit.
+// The settings that a process with a signalfd has changed, and that its children must not inherit.
 struct SignalState {
   sigset_t mask = {};
   struct sigaction pipe = {};  // The action on SIGPIPE.
@@ -47,13 +47,14 @@ struct ProcessSpec {
 
 struct ProcessExit {
   int code = 0;
-  int signal = 0;  // Not 0: killed by it, and `code` means nothing.
+  // If not 0, the signal that killed it; `code` is then unused.
+  int signal = 0;
 
-  // By the convention of shells: 128 + signal for a process that was killed.
+  // The exit status by the convention of shells: 128 + signal for a process that was killed.
   int status() const { return signal != 0 ? 128 + signal : code; }
 };
 
-// Destruction leaves the process alone: end it first.
+// The destructor does not end the process: end it first.
 class ChildProcess {
  public:
   ChildProcess(pid_t pid, Descriptor exit_event)
@@ -64,14 +65,14 @@ class ChildProcess {
   // -1 once reaped: the number may belong to another process.
   pid_t pid() const { return pid_; }
 
-  // Both do nothing once the process is reaped.
+  // The following two do nothing once the process is reaped.
   void signal_process(int signal) const;
   void signal_group(int signal) const;
 
-  // Kills what is left of the group of a process that has ended, releases its id, and tells how
-  // it ended. Nothing while it runs, and once it is reaped.
+  // If the process has ended, kills what is left of its group, releases its id, and returns how it
+  // ended. Returns nothing while it runs, or if it is already reaped.
   std::optional<ProcessExit> try_reap();
-  // The same, but waits for the end. REQUIRES: not reaped.
+  // The same, but waits for the end. REQUIRES: not yet reaped.
   ProcessExit wait();
   // Kills the group first; does nothing once the process is reaped.
   void kill_and_reap();
@@ -90,7 +91,7 @@ struct SpawnResult {
       false;  // The error is execve()'s, else one of a lack of resources.
 };
 
-// Returns once the program runs, or cannot. The child gets the settings of `signals`.
+// Returns when the program runs or could not be started. The child gets the settings in `signals`.
 SpawnResult spawn_process(const ProcessSpec& spec, const SignalState& signals);
 
 }  // namespace sherd

@@ -48,7 +48,7 @@ TEST(Process, StartTicksAreTheSameForEverybodyAndUnknownForNobody) {
   EXPECT_EQ(process_start_ticks(-1), 0U);
 }
 
-// The name of a program is its own choice and stands before the start time.
+// A program chooses its own name, which precedes the start time.
 TEST(Process, StartTicksDoNotDependOnTheNameOfTheProgram) {
   const std::uint64_t before =
       process_start_ticks(static_cast<int>(::getpid()));
@@ -101,7 +101,7 @@ TEST(ChildProcess, TakesItsGroupAlong) {
   ASSERT_TRUE(started.process);
   out.close();
   EXPECT_EQ(started.process->wait().code, 3);
-  // The other end closes when `sleep`, too, has ended.
+  // The other end is closed when `sleep` has ended, too.
   char byte = 0;
   while (::read(in.get(), &byte, 1) == 1) {
   }

@@ -24,7 +24,7 @@ class EnvironmentReader {
 
   std::optional<std::string> text(const char* name) const {
     std::optional<std::string> value = lookup_(name);
-    // Batch systems and wrappers export empty variables for "not given".
+    // Batch systems and wrappers export empty variables to say "not given".
     return value && value->empty() ? std::nullopt : value;
   }
   bool has(const char* name) const { return text(name).has_value(); }
@@ -57,8 +57,8 @@ class EnvironmentReader {
   const EnvironmentLookup& lookup_;
 };
 
-// Every rank computes the same port from the job's id without communication. The range lies below
-// the usual ephemeral ports (from 32768), so that outgoing connections rarely hold it.
+// Every rank computes the same port from the job's id, without communication. The range lies below
+// the usual ephemeral ports (from 32768), so outgoing connections rarely use it.
 int port_of_job(const std::string& job) {
   constexpr std::uint64_t kFirst = 20000;
   constexpr std::uint64_t kCount = 10000;
@@ -84,7 +84,8 @@ void take_local_of_torchrun(
   env->local_world_size = size.value_or(env->world_size);
   const auto local = read.integer("LOCAL_RANK", 0, env->local_world_size - 1);
   env->local_rank = local.value_or(env->rank);
-  // One unset variable is filled in only where nothing has to be guessed: all ranks on one host.
+  // A single unset variable is filled in only if nothing has to be guessed: all ranks are on one
+  // host.
   SHERD_CHECK(
       size || env->local_rank == env->rank,
       "[base] expected LOCAL_WORLD_SIZE to be set because LOCAL_RANK ",
@@ -147,8 +148,8 @@ RankEnvironment from_open_mpi(const EnvironmentReader& read) {
   return env;
 }
 
-// "4", "2(x3),1": tasks on each node, in order of nodes. An entry that cannot be parsed ends the
-// list: the caller has a default.
+// Parses "4", "2(x3),1": the number of tasks on each node, in the order of nodes. An entry that
+// cannot be parsed ends the list, because the caller has a default.
 std::vector<int> parse_tasks_per_node(std::string_view text) {
   constexpr int kNodesMax = 1 << 20;  // Limits what a malformed count costs.
   std::vector<int> tasks;
@@ -170,8 +171,8 @@ std::vector<int> parse_tasks_per_node(std::string_view text) {
   return tasks;
 }
 
-// "node[03-05,7],x" -> "node03"; nothing for less plain lists, such as a name that goes on after
-// the bracket.
+// "node[03-05,7],x" -> "node03". Returns nothing for less simple lists, such as a name that
+// continues after the bracket.
 std::optional<std::string> first_host(const std::string& nodes) {
   const auto open = nodes.find_first_of("[,");
   if (open == std::string::npos || nodes[open] == ',') {

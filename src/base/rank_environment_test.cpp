@@ -25,7 +25,7 @@ RankEnvironment read(const Variables& variables) {
   return read_rank_environment(lookup_in(variables));
 }
 
-// The sentence of the error, or "" when there was none.
+// The sentence of the error, or "" if there was none.
 std::string refusal(const Variables& variables) {
   try {
     read(variables);

@@ -40,7 +40,7 @@ bool sync(const std::string& path) {
 }  // namespace
 
 Status replace_file(const std::string& path, std::string_view content) {
-  // Processes of several hosts may write the same path.
+  // Processes on several hosts may write the same path.
   const auto draft = str(path, ".", std::random_device()(), ".new");
   Descriptor file(
       ::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writing whole files so that a reader, also one after a power loss, finds the old content or the
-// new one, never a part. Failures are kUnavailable and name path, action and the system's reason.
-// Thread rule: any thread; of several that write one path the last wins.
+// Writes whole files so that a reader, even one after a power loss, finds either the old content or
+// the new one, never a part. Failures are kUnavailable and name the path, the action and the
+// system's reason. Thread rule: any thread; if several write the same path, the last one wins.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace sherd {
 
-// Writes the file under another name beside `path`, makes it durable, and moves it there. What was
-// there stays on failure.
+// Writes the file under another name beside `path`, makes it durable, and renames it to `path`. On
+// failure the old file stays.
 Status replace_file(const std::string& path, std::string_view content);
 
-// The second half, for a file that was written in pieces: makes `draft`, which lies in the folder of
-// `path`, durable and moves it there.
+// The second half of replace_file(), for a file that was written in pieces: makes `draft`, which is
+// in the folder of `path`, durable and renames it.
 Status publish_file(const std::string& draft, const std::string& path);
 
 }  // namespace sherd

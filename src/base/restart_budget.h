@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RestartBudget counts how often something was started again within a window of time, as systemd
-// does: the launcher gives up a replica whose budget is spent, and the simulator its replica. Thread
-// rule: a value.
+// RestartBudget counts how often something was restarted within a window of time, as systemd does.
+// The launcher uses it to give up a replica whose budget is spent, and the simulator does the same.
+// Thread rule: a value.
 #pragma once
 
 #include <deque>
@@ -12,7 +12,7 @@ namespace sherd {
 
 struct RestartBudgetOptions {
   int restarts_max = 30;
-  // 0: they count for ever.
+  // 0: restarts count for ever.
   Duration window = std::chrono::hours(1);
 };
 
@@ -21,13 +21,14 @@ class RestartBudget {
   explicit RestartBudget(const RestartBudgetOptions& options)
       : options_(options) {}
 
-  // Takes one restart. False, and nothing is taken: none is left. REQUIRES: times do not go back.
+  // Takes one restart. Returns false, and takes nothing, if none is left. REQUIRES: times do not go
+  // back.
   bool take(Instant now);
   void renew() { recent_.clear(); }
 
  private:
   RestartBudgetOptions options_;
-  std::deque<Instant> recent_;  // Within the window.
+  std::deque<Instant> recent_;  // Restarts within the window.
 };
 
 }  // namespace sherd

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr int kUsageError = 2;
-// How what() of c10::Error and c10::EnforceNotMet go on behind their message.
+// How what() of c10::Error and c10::EnforceNotMet continues after the message.
 constexpr const char* kBacktraces[] = {
     "\nException raised from ", "\nframe #0: "};
 
@@ -32,7 +32,7 @@ std::string without_backtrace(const std::string& message) {
 }
 
 int run_main(int argc, char** argv, const std::function<int()>& body) {
-  // Whoever watches a launcher's output, which is a pipe, sees each line when it is written.
+  // Line-buffered, so that a launcher's pipe shows each line as soon as it is complete.
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   int status = kFailed;
   std::string message;

@@ -55,8 +55,8 @@ TEST(RunMain, ALineIsSeenInAPipeBeforeTheProgramEnds) {
     char program[] = "my-train";
     char* argv[] = {program, nullptr};
     ::_exit(run_main(1, argv, [] {
-      // Not a mere text, which the compiler gives to puts(): that minds only the buffering of a
-      // stream's first use, which was the test's own.
+      // Not a plain text, which the compiler would give to puts(); puts() only respects the
+      // buffering of the stream's first use, which was the test's own.
       std::printf("step %d\n", 1);
       return ::pause();  // Until it is killed.
     }));

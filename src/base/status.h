@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status is the outcome of an operation that can fail in normal running (a peer, a disk, a
-// deadline): success, or a code with one sentence. Result<T> is a value or such a failure. Success
-// allocates nothing. Thread rule: values.
+// Status is the outcome of an operation that can fail in normal operation (a peer, a disk, a
+// deadline): success, or a code with one sentence. Result<T> is a value or such a failure. A
+// success does not allocate memory. Thread rule: values.
 #pragma once
 
 #include <optional>
@@ -58,7 +58,7 @@ class [[nodiscard]] Result {
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
 
-  // Throws the failure when there is no value.
+  // Throws the failure if there is no value.
   const T& value() const& {
     status_.throw_if_failed();
     return *value_;

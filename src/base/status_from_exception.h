@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Turns exceptions into statuses and sentences, where foreign code runs on a thread that must go
-// on. Thread rule: any thread.
+// Turns exceptions into statuses and sentences, for threads that run foreign code and must
+// continue. Thread rule: any thread.
 #pragma once
 
 #include <exception>
@@ -11,14 +11,14 @@
 
 namespace sherd {
 
-// What LibTorch says goes on with a C++ backtrace; the first line is enough.
+// LibTorch appends a C++ backtrace to its messages, so only the first line is used.
 inline std::string first_line_of(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
 }
 
-// The first line of the exception's message, to be sent to peers. It is never empty, since they
-// take an empty one for success.
+// The first line of the exception's message, to be sent to peers. It is never empty, because peers
+// take an empty reason for success.
 inline std::string reason_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -30,8 +30,9 @@ inline std::string reason_of(const std::exception_ptr& failure) {
   }
 }
 
-// Returns the action's status, or success for an action without one. An Error that it throws becomes
-// a status with its code and sentence; any other exception gets `code`, and `prefix` before its text.
+// Returns the action's status, or success if the action returns none. An Error that it throws
+// becomes a status with its code and sentence; any other exception becomes one with `code` and its
+// text after `prefix`.
 template <typename Action>
 Status status_of(
     Action&& action, ErrorCode code, const std::string& prefix = {}) {

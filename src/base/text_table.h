@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines of text whose columns lie below each other. Thread rule: pure functions.
+// Formats lines of text in columns. Thread rule: pure functions.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace sherd {
 
-// The text with spaces behind it, up to `width`.
+// The text, padded with spaces on the right to `width`.
 inline std::string padded(const std::string& text, std::size_t width) {
   return text + std::string(width - std::min(width, text.size()), ' ');
 }
 
-// As printf; at most 159 characters.
+// Formats as printf does; at most 159 characters.
 template <typename... Values>
 std::string columns(const char* format, Values... values) {
   char text[160];

@@ -43,7 +43,7 @@ Status WorkerThread::wait(std::uint64_t number) {
   while (InterruptibleWait::possible() &&
          !changed_.wait_for(lock, InterruptibleWait::kPeriod, ended)) {
     lock.unlock();
-    // What the job waits for ends, and the job with it, unless it was about to end anyway.
+    // The interrupt ends what the job waits for, and so the job, unless it was about to end anyway.
     if (auto status = interrupts.poll(); interrupted.ok()) {
       interrupted = std::move(status);
     }
