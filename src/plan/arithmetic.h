@@ -8,10 +8,10 @@
 
 namespace sherd::plan {
 
-// Above every size a plan accepts, and low enough that two of them can be added.
+// Larger than every size that a plan accepts, and small enough that two of them can be added.
 inline constexpr std::int64_t kSizeCeiling = std::int64_t{1} << 61;
 
-// REQUIRES of both: value >= 0, step >= 1, value + step fits.
+// Both functions: REQUIRES: value >= 0, step >= 1, and value + step does not overflow.
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gradient buckets: which gradients are reduced together. A few large messages cost less than many
-// small ones, and the first one should leave while backward still runs; so parameters fill buckets
-// in the order in which their gradients are expected, up to a limit each, and the first bucket is
-// small. Equal arguments give equal buckets on every rank. Mirrors c10d's
+// small ones, and the first one should be sent while backward still runs. So parameters fill
+// buckets in the order in which their gradients are expected, up to a limit each, and the first
+// bucket is small. Equal arguments give equal buckets on every rank. Mirrors c10d's
 // compute_bucket_assignment_by_size (PyTorch Distributed, arXiv 2006.15704, section 4.2). Thread
 // rule: pure functions and values.
 #pragma once
@@ -16,25 +16,25 @@ namespace sherd::plan {
 
 struct BucketItem {
   std::int64_t bytes = 0;
-  // Items share a bucket only with their own kind: one dtype and device.
+  // A bucket has items of one kind only, that is of one dtype and device.
   int kind = 0;
-  // A bucket of its own, for a sparse gradient.
+  // The item gets a bucket of its own, as a sparse gradient does.
   bool alone = false;
 };
 
-// Buckets in the order in which they fill up when items come in `order`; each lists its items in
-// that order. A bucket is full when its bytes reach its limit, so it may exceed it by one item.
-// Each kind takes the limits one after another and then repeats the last one. Buckets that never
-// fill come last, in the order of their first items. Throws Error unless `order` has each item once
-// and there is a limit, all of them positive.
+// Buckets in the order in which they fill up if items come in `order`; each lists its items in that
+// order. A bucket is full when its bytes reach its limit, so it may exceed it by one item. Each
+// kind uses the limits one after another and then repeats the last one. Buckets that never fill
+// come last, in the order of their first items. Throws Error unless `order` has each item once and
+// there are limits, all of them positive.
 std::vector<std::vector<int>> assign_buckets(
     std::span<const BucketItem> items,
     std::span<const std::int64_t> limits,
     std::span<const int> order);
 
-// One order for all ranks, from the orders in which each saw its gradients become ready: by mean
-// position, ties by item. Items that a rank's list leaves out count as its last. Throws Error for
-// an item that does not exist or comes twice in a list.
+// One order for all ranks, from the orders in which each rank saw its gradients become ready: by
+// mean position, ties by item. Items that are missing in a rank's list count as its last. Throws
+// Error for an item that does not exist or appears twice in a list.
 std::vector<int> common_order(
     int items, std::span<const std::vector<int>> order_by_rank);
 

@@ -41,7 +41,7 @@ Buckets assign(
 
 TEST(Buckets, T52AreFullWhenTheyReachTheirLimit) {
   EXPECT_EQ(assign(of_bytes({4, 4, 4, 4}), {8}), (Buckets{{0, 1}, {2, 3}}));
-  // By one item more than the limit.
+  // It exceeds the limit by one item.
   EXPECT_EQ(assign(of_bytes({4, 100, 4}), {8}), (Buckets{{0, 1}, {2}}));
   EXPECT_EQ(assign(of_bytes({8, 8}), {8}), (Buckets{{0}, {1}}));
   EXPECT_EQ(assign(of_bytes({0, 0, 3}), {8}), (Buckets{{0, 1, 2}}));
@@ -77,8 +77,8 @@ TEST(Buckets, T52FollowTheOrder) {
       (Buckets{{3}, {2, 1}, {0}}));
 }
 
-// What must hold whatever the items: each is in one bucket, in order, one kind
-// per bucket, and no bucket but the last of its kind stays below its limit.
+// This holds for all items: each is in one bucket, in order, one kind per bucket, and no bucket but
+// the last of its kind stays below its limit.
 TEST(Buckets, T52HoldEveryItemOnceAndFillUp) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -101,7 +101,7 @@ TEST(Buckets, T52HoldEveryItemOnceAndFillUp) {
       return std::find(order.begin(), order.end(), item) - order.begin();
     };
     std::vector<int> seen;
-    std::vector<std::size_t> made(3, 0);  // By kind: full ones.
+    std::vector<std::size_t> made(3, 0);  // Full buckets by kind.
     for (const auto& bucket : assign_buckets(items, limits, order)) {
       const auto& first = items.at(static_cast<std::size_t>(bucket.at(0)));
       std::int64_t bytes = 0;
@@ -120,7 +120,7 @@ TEST(Buckets, T52HoldEveryItemOnceAndFillUp) {
         const auto limit = limits[std::min(before, limits.size() - 1)];
         const auto last = items[static_cast<std::size_t>(bucket.back())].bytes;
         EXPECT_LT(bytes - last, limit);
-        // Below the limit: no bucket of this kind follows.
+        // If a bucket is below the limit, no bucket of this kind follows.
         EXPECT_LE(before, items.size());
         before = bytes >= limit ? before + 1 : items.size() + 1;
       }

@@ -58,7 +58,7 @@ std::int64_t total_unit_bytes(const UnitSizes& units) {
   return total;
 }
 
-// A visit is a set, so the root does not count twice.
+// A visit is a set, so the root is not counted twice.
 std::int64_t budget_floor(const UnitSizes& units) {
   check_units(units);
   std::int64_t always = 0;
@@ -82,7 +82,8 @@ Budget full_shard_budget(const UnitSizes& units, int ahead) {
   std::int64_t bytes = std::min(total, root_bytes(units) + visit);
   for (int units_ahead = 0; units_ahead < ahead && bytes < total;
        ++units_ahead) {
-    bytes = std::min(total, bytes + largest);  // Never above M, nor too large.
+    // At most M, so it cannot overflow.
+    bytes = std::min(total, bytes + largest);
   }
   return {.bytes = bytes, .assumed_visit_bytes = visit};
 }

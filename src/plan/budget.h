@@ -16,37 +16,38 @@ namespace sherd::plan {
 struct Budget {
   // Empty: unlimited.
   std::optional<std::int64_t> bytes = std::nullopt;
-  // Set by a preset that assumed this largest visit: a larger one raises `bytes` by the difference.
-  // Empty: `bytes` is final.
+  // Set by a preset that assumed this largest visit; a larger visit raises `bytes` by the
+  // difference. Empty: `bytes` is final.
   std::optional<std::int64_t> assumed_visit_bytes = std::nullopt;
 };
 
 struct UnitSizes {
   // By unit: its bytes when whole.
   std::span<const std::int64_t> bytes;
-  // The unit of what no policy matched; empty when that is nothing.
+  // The unit of the parameters that no policy took; empty if there are none.
   std::optional<UnitId> root = std::nullopt;
-  // By unit, or empty: it stays whole from its first visit on, and so is part of later ones.
+  // By unit, or empty: whether it stays whole after its first visit, and so counts in later visits.
   std::vector<bool> kept = {};
 };
 
-// The functions below throw when a size is negative, their sum overflows, the root is no unit, or
-// `kept` has another length.
+// The functions below throw if a size is negative, the sum of sizes overflows, the root is not a
+// unit, or `kept` has another length.
 
-// All units at once, called M.
+// The bytes of all units, called M below.
 std::int64_t total_unit_bytes(const UnitSizes& units);
 
-// The least any budget can be: the largest visit, which is assumed to be the root unit, all kept
-// units and the largest other unit.
+// The smallest possible budget: the largest visit, which is assumed to consist of the root unit,
+// all kept units and the largest other unit.
 std::int64_t budget_floor(const UnitSizes& units);
 
-// root unit + largest visit + `ahead` times the largest unit that is not kept, at most M. Grows.
+// root unit + largest visit + `ahead` times the largest unit that is not kept, at most M. It may
+// grow.
 Budget full_shard_budget(const UnitSizes& units, int ahead = 1);
 
 // M: what was gathered in forward is still whole in backward.
 Budget shard_grad_op_budget(const UnitSizes& units);
 
-// The bytes given; throws, naming the floor, when they are fewer than budget_floor().
+// The given bytes; throws if they are fewer than budget_floor(), which it names.
 Budget explicit_budget(const UnitSizes& units, std::int64_t bytes);
 
 }  // namespace sherd::plan

@@ -56,7 +56,7 @@ TEST(Budget, KeptUnitsArePartOfEveryVisit) {
   EXPECT_EQ(full_shard_budget(sizes).assumed_visit_bytes, 35);
   EXPECT_THROW((void)explicit_budget(sizes, 34), Error);
   EXPECT_EQ(explicit_budget(sizes, 35).bytes, 35);
-  // All of them: nothing is left that could be gathered ahead.
+  // All units: nothing is left to gather ahead.
   const std::vector<std::int64_t> pair{10, 20};
   EXPECT_EQ(full_shard_budget({.bytes = pair, .kept = {true, true}}).bytes, 30);
   EXPECT_THROW((void)budget_floor({.bytes = pair, .kept = {true}}), Error);

@@ -17,7 +17,7 @@ struct Candidate {
   int piece = 0;
 };
 
-// The candidates that reach furthest so far.
+// The candidates that reach farthest so far.
 struct FurthestCandidates {
   std::int64_t end = 0;
   std::vector<int> pieces;
@@ -67,10 +67,10 @@ std::vector<Candidate> candidates_of(
 }
 
 // Chooses among n equal candidates by the digit sum of `reader` in base n. The plain remainder
-// would send ranks 0, n, 2n, ... to one file, and these want the same where n divides the shard
-// axis. Ranks kn to kn + n - 1 differ in the last digit alone. For n = 2^b the digit sum is the sum
-// of 2^(i mod b) over the set bits i, so n ranks that differ in b neighbouring bits get each
-// remainder once.
+// would send ranks 0, n, 2n, ... to one file, and these want the same elements if n divides the
+// shard axis. Ranks kn to kn + n - 1 differ only in the last digit. For n = 2^b the digit sum is
+// the sum of 2^(i mod b) over the set bits i, so n ranks that differ in b neighbouring bits get
+// each remainder once.
 std::size_t spread_choice(int reader, std::size_t n) {
   std::size_t sum = 0;
   if (n > 1) {
@@ -83,8 +83,8 @@ std::size_t spread_choice(int reader, std::size_t n) {
 
 }  // namespace
 
-// Taking the candidate that reaches furthest at each position is optimal: what follows in any other
-// cover also covers what is left.
+// Taking the candidate that reaches farthest at each position is optimal: whatever follows in any
+// other cover also covers what is left.
 ReadPlan plan_reads(
     std::span<const SavedPiece> pieces, ElementRange wanted, int reader) {
   check_range(wanted, "the range wanted");

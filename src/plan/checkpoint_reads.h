@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Read planning for checkpoints that another number of ranks saved. A checkpoint holds each tensor
-// as pieces: ranges of its flattened elements, in files. What a rank wants may begin within one
-// piece and end within another; where replicas saved the same elements, pieces overlap and one copy
-// must be chosen. All numbers count elements, and results depend on the arguments only. Thread
-// rule: pure functions and values.
+// Plans the reads of a checkpoint that another number of ranks saved. A checkpoint holds each
+// tensor as pieces: ranges of its flattened elements, in files. The range that a rank wants may
+// begin within one piece and end within another; where replicas saved the same elements, pieces
+// overlap and one copy must be chosen. All numbers count elements, and results depend only on the
+// arguments. Thread rule: pure functions and values.
 #pragma once
 
 #include <span>
@@ -19,36 +19,36 @@ struct SavedPiece {
   int file = 0;        // Number of the file.
 };
 
-// What to read of a piece.
+// A range to read from a piece.
 struct PieceRead {
-  int piece = 0;       // Position in the pieces given.
-  ElementRange range;  // Elements of the tensor, within piece and wanted.
+  int piece = 0;  // Index among the pieces given.
+  // Elements of the tensor, inside both piece and `wanted`.
+  ElementRange range;
 
   bool operator==(const PieceRead&) const = default;
 };
 
 struct ReadPlan {
-  // Ascending, none empty: each wanted element that a piece has, exactly once.
+  // Ascending, none empty; covers each wanted element that a piece has exactly once.
   std::vector<PieceRead> reads;
-  // Ascending, none empty and no two of them touch: the wanted elements that no
-  // piece has. A checkpoint is complete when there are none.
+  // Ascending, none empty, no two adjacent: the wanted elements that no piece has. A checkpoint is
+  // complete if there are none.
   std::vector<ElementRange> missing;
 
   bool operator==(const ReadPlan&) const = default;
 };
 
-// The fewest reads that cover `wanted`. Pieces may overlap, be empty, and come in any order. Where
-// n pieces reach equally far, the rank `reader` decides which is read, so that ranks 0 to n - 1
-// read n different ones, and so do n ranks along an axis of a mesh where n and the axes are powers
-// of two. Takes O(p log p) for p pieces. Throws Error for a range that ends before it begins or
-// begins below 0, and for a negative reader.
+// The fewest reads that cover `wanted`. Pieces may overlap, be empty, and come in any order. If n
+// pieces reach equally far, `reader`, a rank, decides which is read, so that ranks 0 to n - 1 read
+// n different ones, and so do n ranks along an axis of a mesh if n and the axes are powers of two.
+// Takes O(p log p) for p pieces. Throws Error for a range that ends before it begins or begins
+// below 0, and for a negative reader.
 ReadPlan plan_reads(
     std::span<const SavedPiece> pieces, ElementRange wanted, int reader);
 
-// The part of `range` that one of `replicas` ranks saves when each of them holds all of it. The
-// parts follow one another in the order of the replicas and cover the range; the first ones are
-// longer by at most one element. Throws Error for such a range as above and unless 0 <= replica <
-// replicas.
+// The part of `range` that one of `replicas` ranks saves if each of them holds all of it. The parts
+// follow one another in the order of the replicas and cover the range; the first ones may be longer
+// by one element. Throws Error for such a range as above, and unless 0 <= replica < replicas.
 ElementRange share_of(ElementRange range, int replica, int replicas);
 
 }  // namespace sherd::plan

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a checkpoint and a range wanted of it. Ranges that make no
-// sense must be refused; of the others each wanted element must be read once or
-// be missing, in as few reads as any other way takes, also far from element 0.
+// Any bytes stand for a checkpoint and a wanted range of it. Invalid ranges must be refused;
+// otherwise each wanted element must be read once or be missing, in as few reads as any other way
+// needs, also far from element 0.
 #include "plan/checkpoint_reads.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 using test::FuzzBytes;
 
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() - 128;
-// Bounds what the check of the fewest reads costs.
+// Limits what the check of the fewest reads costs.
 constexpr std::size_t kPiecesMax = 40;
 
 struct Load {
@@ -31,7 +31,7 @@ struct Load {
   bool valid = true;
 };
 
-// Mostly a load that makes sense; one of 16 has whatever the bytes say.
+// Mostly a valid load; one of 16 takes the bytes as they are.
 Load load_of(FuzzBytes bytes) {
   const std::uint8_t kind = bytes.next();
   const bool wild = kind % 16 == 15;
@@ -63,7 +63,7 @@ bool any_holds(const Load& load, std::int64_t element) {
       [&](const SavedPiece& piece) { return holds(piece.range, element); });
 }
 
-// From the end backwards, over every piece and every place to stop reading it.
+// From the end backwards, over every piece and every place at which to stop reading it.
 std::size_t fewest_reads(const Load& load) {
   const auto& [begin, end] = load.wanted;
   const auto numel = static_cast<std::size_t>(load.wanted.numel());
@@ -117,7 +117,7 @@ void check_reads(const Load& load, const ReadPlan& plan) {
   SHERD_ASSERT(plan.reads.size() == fewest_reads(load), "too many reads");
 }
 
-// As many readers as there are copies read each of them.
+// If there are as many readers as copies, together they read each copy.
 void check_spread(const Load& load) {
   const int copies = 1 + load.reader % 8;
   const std::vector<SavedPiece> pieces(

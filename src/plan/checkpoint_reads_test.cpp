@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 
 using Pieces = std::vector<SavedPiece>;
 
-// A file each.
+// Each piece in a file of its own.
 Pieces pieces_of(const std::vector<ElementRange>& ranges) {
   Pieces pieces;
   for (const auto& range : ranges) {
@@ -35,7 +35,7 @@ std::string text_of(const ElementRange& range) {
   return str("[", range.begin, ",", range.end, ")");
 }
 
-// "1[0,4) 0[4,6) missing [6,8)": the pieces read, each with its range.
+// Text such as "1[0,4) 0[4,6) missing [6,8)": the pieces read, each with its range.
 std::string text_of(const ReadPlan& plan) {
   std::string text;
   for (const auto& read : plan.reads) {
@@ -61,7 +61,7 @@ bool any_holds(const Pieces& pieces, std::int64_t element) {
   });
 }
 
-// From the end backwards, over every piece and every place to stop reading it.
+// From the end backwards, over every piece and every place at which to stop reading it.
 int fewest_reads(const Pieces& pieces, const ElementRange& wanted) {
   std::vector<int> least(static_cast<std::size_t>(wanted.numel()) + 1, 0);
   const auto least_from = [&](std::int64_t element) -> int& {
@@ -83,7 +83,7 @@ int fewest_reads(const Pieces& pieces, const ElementRange& wanted) {
   return least_from(wanted.begin);
 }
 
-// What must hold whatever the pieces.
+// What must hold for all pieces.
 void expect_promises(
     const Pieces& pieces, const ElementRange& wanted, const ReadPlan& plan) {
   SCOPED_TRACE(text_of(wanted) + " by " + text_of(plan));
@@ -196,7 +196,7 @@ TEST(Reshard, KeepsItsPromisesForAnyPieces) {
   });
 }
 
-// Who reads which file does not depend on how the pieces were listed.
+// Which file a rank reads does not depend on the order of the pieces.
 TEST(Reshard, TheOrderOfThePiecesDoesNotMatter) {
   for_seeds(200, [](TestRandom& random) {
     Pieces pieces;
@@ -234,14 +234,14 @@ TEST(Reshard, ReadersSpreadOverCopies) {
   }
 }
 
-// Equal within what is wanted is enough; then they are ordered by file.
+// It suffices to be equal within the wanted range; such pieces are ordered by file.
 TEST(Reshard, ReadersSpreadOverPiecesThatReachFurtherThanWanted) {
   const auto pieces = pieces_of({{1, 9}, {0, 6}});
   EXPECT_EQ(text_of(plan_reads(pieces, {2, 5}, 0)), "0[2,5)");
   EXPECT_EQ(text_of(plan_reads(pieces, {2, 5}, 1)), "1[2,5)");
 }
 
-// Ranks that want the same shard lie a shard axis apart.
+// Ranks that want the same shard are a shard axis apart.
 TEST(Reshard, RanksOfAMeshOfPowersOfTwoReadAFileEach) {
   constexpr std::int64_t kNumel = 67;
   for (const int replicas : {1, 2, 4, 8}) {
@@ -266,7 +266,7 @@ TEST(Reshard, RanksOfAMeshOfPowersOfTwoReadAFileEach) {
   }
 }
 
-// A save by `saved` ranks, a load by `loaded`, both in equal cuts.
+// A save by `saved` ranks and a load by `loaded`, both with equal cuts.
 void expect_reshard(std::int64_t numel, int saved, int loaded) {
   SCOPED_TRACE(
       ::testing::Message() << numel << ": " << saved << " to " << loaded);

@@ -10,12 +10,12 @@
 namespace sherd::plan {
 namespace {
 
-// Where gaps cross the step boundary the bound is the mean over this many steps, whose outer ends
+// If gaps cross the step boundary, the bound is the mean over this many steps, whose outer ends
 // count nothing.
 constexpr int kBoundSteps = 32;
 
-// The gaps bridged at one visit, by their ends. When there is no room, the one that ends last gives
-// way: those that end sooner free their bytes sooner.
+// The gaps bridged at one visit, ordered by their ends. If there is no room, the one that ends last
+// is given up, because those that end sooner free their bytes sooner.
 class OpenGaps {
  public:
   struct Open {
@@ -72,7 +72,7 @@ void add_gaps_over_step_boundary(const GapProblem& problem, OpenGaps& open) {
 }  // namespace
 
 // A gap over the step boundary is bridged at both ends of the step or not at all: if its tail,
-// which comes first, gave way, its head is not begun.
+// which comes first, was given up, its head is not begun.
 std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem) {
   std::vector<bool> kept(problem.gaps.size(), true);
   OpenGaps open;
@@ -92,9 +92,9 @@ std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem) {
   return kept;
 }
 
-// Walks over several steps in a row, where what the first one finds whole and what the last one
-// leaves cost nothing. A schedule repeated so often misses at least as much as that walk; so the
-// mean per step, rounded up, is a bound for one step.
+// Walks over several steps in a row, where whatever is whole before the first and after the last
+// costs nothing. A schedule that is repeated that often misses at least as much as this walk, so
+// the mean per step, rounded up, is a bound for one step.
 std::int64_t missed_bytes_lower_bound(const GapProblem& problem) {
   OpenGaps open;
   add_gaps_over_step_boundary(problem, open);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layout of a flat parameter: where each parameter starts in it, and where
-// it is cut into one shard per rank. Parameters keep module order, start
-// aligned, and may name a granularity: blocks of elements that no cut splits.
-// Shards may differ in size, so that only alignment costs padding. All numbers
-// count elements unless their name says bytes. Equal arguments give equal
-// layouts, so ranks need not exchange them.
-// Thread rule: pure functions and values.
+// The layout of a flat parameter: where each parameter starts in it, and where it is cut into one
+// shard per rank. Parameters keep module order, start aligned, and may have a granularity: blocks
+// of elements that no cut splits. Shards may differ in size, so only alignment costs padding. All
+// numbers count elements unless their name says bytes. Equal arguments give equal layouts, so ranks
+// need not exchange them. Thread rule: pure functions and values.
 #pragma once
 
 #include <cstddef>
@@ -20,21 +18,21 @@ namespace sherd::plan {
 struct FlatParameter {
   std::string name;
   std::int64_t numel = 0;
-  // No cut falls inside a block of this many elements, counted from the
-  // parameter's start (the last block may be shorter). At least numel: whole.
+  // No cut falls inside a block of this many elements, counted from the parameter's start (the last
+  // block may be shorter). If it is at least numel, the parameter stays whole.
   std::int64_t granularity = 1;
 };
 
 struct FlatLayoutOptions {
   int ranks = 1;
   std::int64_t element_bytes = 4;
-  // Where parameters start; costs up to this much each.
+  // Parameters start at multiples of this; each may cost up to this much padding.
   std::int64_t parameter_alignment_bytes = 64;
-  // Where shards start, as long as the balance hardly suffers.
+  // Shards start at multiples of this, as long as the balance hardly suffers.
   std::int64_t slice_alignment_bytes = 128;
 };
 
-// [begin, end); empty when they are equal.
+// [begin, end); empty if they are equal.
 struct ElementRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -45,14 +43,14 @@ struct ElementRange {
 };
 
 struct FlatLayout {
-  // By parameter, in the order given. Offsets ascend; one of an empty
-  // parameter may equal the next one's, or the end of the flat. Elements
-  // between two parameters are padding, which is zero.
+  // By parameter, in the order given, ascending. The offset of an empty parameter may equal that of
+  // the next one, or the end of the flat. Elements between two parameters are padding, which is
+  // zero.
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> numels;
-  std::int64_t numel = 0;  // Padding included.
-  // ranks + 1 values, ascending from 0 to numel; rank r owns
-  // [cuts[r], cuts[r + 1]), which may be empty.
+  std::int64_t numel = 0;  // Including padding.
+  // ranks + 1 values, ascending from 0 to numel; rank r owns [cuts[r], cuts[r + 1]), which may be
+  // empty.
   std::vector<std::int64_t> cuts;
 
   int ranks() const { return static_cast<int>(cuts.size()) - 1; }
@@ -64,21 +62,21 @@ struct FlatLayout {
   }
 };
 
-// A rank's part of one parameter, seen from both sides; equally long.
+// A rank's part of one parameter, as two ranges of the same length.
 struct ParameterSlice {
   int parameter = 0;
   ElementRange in_parameter;  // From the parameter's first element.
   ElementRange in_shard;      // From the shard's first element.
 };
 
-// Throws Error when an option or a parameter makes no sense, or when the flat
-// would not fit 2^56 bytes.
+// Throws Error if an option or a parameter makes no sense, or if the flat would be larger than 2^56
+// bytes.
 FlatLayout plan_flat_layout(
     std::span<const FlatParameter> parameters,
     const FlatLayoutOptions& options);
 
-// The part of `parameter` that `rank` owns; both ranges are [0, 0) when it owns
-// none. Throws unless both exist in the layout.
+// The part of `parameter` that `rank` owns; both ranges are [0, 0) if it owns none. Throws unless
+// both exist in the layout.
 ParameterSlice parameter_slice(
     const FlatLayout& layout, int parameter, int rank);
 

@@ -53,14 +53,14 @@ void expect_cuts_are_legal(const FlatLayout& layout, const Parameters& all) {
   }
 }
 
-// What parameters leave of the flat.
+// The elements of the flat that no parameter uses.
 std::int64_t padding(const FlatLayout& layout) {
   return std::accumulate(
       layout.numels.begin(), layout.numels.end(), layout.numel, std::minus<>());
 }
 
-// Every element of every parameter lies in exactly one slice, at the place that
-// offsets and cuts say.
+// Every element of every parameter lies in exactly one slice, at the place given by offsets and
+// cuts.
 void expect_slices_cover(const FlatLayout& layout) {
   std::vector<int> owners(static_cast<std::size_t>(layout.numel));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
@@ -152,7 +152,7 @@ TEST(FlatLayout, AWholeParameterHasOneOwner) {
     owners += parameter_slice(layout, 1, rank).in_shard.empty() ? 0 : 1;
   }
   EXPECT_EQ(owners, 1);
-  // A granularity beyond the parameter costs nothing.
+  // A granularity larger than the parameter costs nothing.
   EXPECT_EQ(layout.numel, 112 + 5008 + 100);
 }
 

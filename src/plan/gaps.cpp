@@ -34,7 +34,7 @@ UnitSets present_units(const ScheduleInput& input) {
     room.push_back(
         input.budget_bytes[visit] - bytes_of(present[visit], input.unit_bytes));
   }
-  // One distance after another, so that nearer uses get the room.
+  // One distance after another, so that nearer uses get the room first.
   const std::size_t ahead = static_cast<std::size_t>(input.ahead_visits);
   for (std::size_t distance = 1; distance <= ahead && distance < present.size();
        ++distance) {

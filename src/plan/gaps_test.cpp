@@ -53,7 +53,7 @@ TEST(Gaps, UnitsOfTheNextVisitsArePresentWhereTheyFit) {
 }
 
 TEST(Gaps, AUnitThatDoesNotFitInBetweenIsNotPresentEarlier) {
-  // Unit 3 would fit at the first visit, not at the second.
+  // Unit 3 would fit at the first visit, but not at the second.
   EXPECT_THAT(
       present({{0}, {2}, {3}}, {13, 11, 8}, 2),
       ElementsAre(ElementsAre(0, 2), ElementsAre(2), ElementsAre(3)));

@@ -52,7 +52,7 @@ TEST(KeepGaps, StaysWithinTheRoomAndBetweenRuleAndBound) {
   });
 }
 
-// A list as in docs/design/plan.md: any order, 4 to 8 units.
+// A list as in docs/design/plan.md: in any order, 4 to 8 units.
 ScheduleInput random_list(TestRandom& random, bool carried) {
   std::vector<std::int64_t> sizes;
   std::int64_t total = 0;
@@ -141,7 +141,7 @@ TEST(KeepGaps, ExchangesFindWhatTheRuleMissesOverTheStepBoundary) {
   EXPECT_LE(lists.exchanges.worst, 50);
 }
 
-// 48 to 96 units, some three times as large, the first one tied to the last.
+// 48 to 96 units, some of them three times as large, the first one tied to the last.
 TEST(KeepGaps, LongListsEndWithinTwoThousandthsOfTheBound) {
   Distance rule;
   Distance exchanges;

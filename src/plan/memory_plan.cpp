@@ -56,7 +56,7 @@ void check(const StepMemory& step) {
   }
 }
 
-// At number k: how many bytes the first k units may keep. What they keep stays for all that follows.
+// At index k: how many bytes the first k units may keep. What they keep stays for all later units.
 std::vector<std::int64_t> room_of(
     const StepMemory& step, std::int64_t bytes_max) {
   std::vector<std::int64_t> room(step.base_bytes.size());
@@ -79,7 +79,7 @@ struct State {
 
 enum class Rounding { kUp, kDown };
 
-// Leaves those that no other state beats in bytes and time, by bytes.
+// Leaves only states that no other state beats in both bytes and time, sorted by bytes.
 void keep_best(std::vector<State>& states) {
   std::stable_sort(
       states.begin(), states.end(), [](const State& a, const State& b) {
@@ -146,7 +146,8 @@ class Search {
     layers_.push_back(std::move(states));
   }
 
-  // Rounded up, states that fit still fit, and rounded down none that fits is lost.
+  // With bytes rounded up, states that fit still fit; with bytes rounded down, no state that fits
+  // is lost.
   void round(std::int64_t room, std::vector<State>& states) {
     rounded_ = true;
     const auto grain =
@@ -155,7 +156,7 @@ class Search {
       state.bytes = state.bytes / grain * grain +
           (rounding_ == Rounding::kUp && state.bytes % grain > 0 ? grain : 0);
     }
-    // The state that keeps nothing has no bytes to round, so that one is left.
+    // The state that keeps nothing has no bytes to round, so at least one is left.
     std::erase_if(
         states, [&](const State& state) { return state.bytes > room; });
     keep_best(states);
@@ -165,7 +166,7 @@ class Search {
   const MemoryPlanOptions& options_;
   const Rounding rounding_;
   const std::vector<std::int64_t> room_;
-  std::vector<std::vector<State>> layers_;  // After so many units.
+  std::vector<std::vector<State>> layers_;  // After each unit.
   bool rounded_ = false;
 };
 

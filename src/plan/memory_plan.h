@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One limit for the memory of a step: for each unit, whether it stays whole from its forward to its
-// backward or is gathered again, and whether its activations are kept or computed again. The choice
-// takes the least time among all that stay within the limit. How: docs/design/memory.md. Thread
-// rule: pure functions and values; the same input gives the same plan on every machine (integers
-// only, no time limit).
+// Plans a step within a memory limit: for each unit, whether it stays whole from its forward to its
+// backward or is gathered again, and whether its activations are kept or recomputed. The plan takes
+// the least time among all that stay within the limit. How: docs/design/memory.md. Thread rule:
+// pure functions and values; the same input gives the same plan on every machine (integers only, no
+// time limit).
 #pragma once
 
 #include <cstddef>
@@ -15,23 +15,23 @@
 
 namespace sherd::plan {
 
-// What one unit costs, over all micro-batches of a step.
+// The costs of one unit, over all micro-batches of a step.
 struct UnitMemory {
   std::int64_t whole_bytes = 0;  // While it is kept whole.
   std::int64_t gather_ns = 0;    // To gather it again instead.
-  std::int64_t activation_bytes =
-      0;                          // More than what stays for a recomputation.
-  std::int64_t recompute_ns = 0;  // To compute them again instead.
+  // Beyond what a recomputation needs to keep.
+  std::int64_t activation_bytes = 0;
+  std::int64_t recompute_ns = 0;  // To recompute its activations instead.
 };
 
 // A step in which nothing was kept.
 struct StepMemory {
   // In the order of forward. Backward has the reverse order.
   std::vector<UnitMemory> units;
-  // At number k, from 0 to the number of units: the most bytes in use while k units have had their
+  // At index k, from 0 to the number of units: the most bytes in use while k units have had their
   // forward and wait for their backward.
   std::vector<std::int64_t> base_bytes;
-  // The time of the step if everything were kept.
+  // The time that the step would take if everything were kept.
   std::int64_t base_ns = 0;
 };
 
@@ -43,7 +43,7 @@ struct UnitChoice {
 };
 
 struct MemoryPlan {
-  std::vector<UnitChoice> units;  // As StepMemory::units.
+  std::vector<UnitChoice> units;  // In the order of StepMemory::units.
   std::int64_t peak_bytes = 0;
   std::int64_t step_ns = 0;
   // No choice within the limit takes less. Equal to `step_ns` unless there were too many states to
@@ -53,14 +53,14 @@ struct MemoryPlan {
 
 struct MemoryPlanOptions {
   std::int64_t bytes_max = 0;
-  // How many partial choices are kept after each unit. Where there are more, bytes are rounded to
-  // as many steps.
+  // How many partial choices are kept after each unit. If there are more, bytes are rounded to that
+  // many steps.
   std::size_t states_max = 20'000;
 };
 
-// The functions below throw when a figure is negative, a sum overflows or lists do not match.
+// The functions below throw if a figure is negative, a sum overflows or lists do not match.
 
-// The peak when nothing is kept: no limit below it can be met.
+// The peak when nothing is kept. No lower limit can be met.
 std::int64_t memory_floor(const StepMemory& step);
 
 // The peak and the time of a choice.
@@ -71,7 +71,7 @@ struct MemoryCost {
 MemoryCost cost_of(
     const StepMemory& step, const std::vector<UnitChoice>& choice);
 
-// Returns kInvalidArgument, naming the floor, when bytes_max is below it.
+// Returns kInvalidArgument, naming the floor, if bytes_max is below it.
 Result<MemoryPlan> plan_memory(
     const StepMemory& step, const MemoryPlanOptions& options);
 

@@ -33,7 +33,7 @@ StepMemory random_step_memory(TestRandom& random, std::int64_t units_max) {
   return step;
 }
 
-// Every choice of every unit.
+// Tries every choice of every unit.
 std::optional<std::int64_t> least_ns(
     const StepMemory& step, std::int64_t bytes_max) {
   std::optional<std::int64_t> least;

@@ -11,7 +11,7 @@ std::int64_t places(const MeshShape& shape) {
   return std::int64_t{shape.replicate} * shape.shard;
 }
 
-// "replicate 2 x shard 4".
+// Returns text such as "replicate 2 x shard 4".
 std::string describe(const MeshShape& shape) {
   return str("replicate ", shape.replicate, " x shard ", shape.shard);
 }

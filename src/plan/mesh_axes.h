@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The mesh of data-parallel ranks: `replicate` x `shard`, the shard axis innermost, so that the
-// ranks of one shard group are neighbours and usually on one host: rank = replicate_index * shard +
-// shard_index. Thread rule: pure functions and values.
+// The mesh of data-parallel ranks, `replicate` x `shard`, with the shard axis innermost, so that
+// the ranks of one shard group are neighbours and usually on one host: rank = replicate_index *
+// shard + shard_index. Thread rule: pure functions and values.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 namespace sherd::plan {
 
 enum class MeshAxis {
-  kReplicate,  // Ranks along it hold the same shard.
-  kShard,      // Ranks along it hold the shards of one replica.
+  kReplicate,  // The ranks along it hold the same shard.
+  kShard,      // The ranks along it hold the shards of one replica.
 };
 
 struct MeshShape {
@@ -20,12 +20,11 @@ struct MeshShape {
   int shard = 1;
 };
 
-// Throws unless both axes have at least one rank and their product is
-// `world_size`.
+// Throws unless both axes have at least one rank and their product is `world_size`.
 void check_mesh(const MeshShape& shape, int world_size);
 
-// The ranks of the group of `rank` along the axis, itself included, ascending.
-// Throws when the mesh has no such rank. REQUIRES: check_mesh() accepts `shape`.
+// The ranks of the group of `rank` along the axis, ascending, including `rank`. Throws if the mesh
+// has no such rank. REQUIRES: check_mesh() accepts `shape`.
 std::vector<int> ranks_along(const MeshShape& shape, MeshAxis axis, int rank);
 
 }  // namespace sherd::plan

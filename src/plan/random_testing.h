@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Support for property tests: a seeded source of small numbers. for_seeds runs a body for a row of
-// seeds; it stops at the first one that fails and prints it. Thread rule: one thread.
+// Support for property tests: a seeded source of small numbers. for_seeds runs a body for a series
+// of seeds; it stops at the first one that fails and prints it. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>

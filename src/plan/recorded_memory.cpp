@@ -60,7 +60,7 @@ class Reading {
     }
   }
 
-  // Backward has the reverse order of forward: so many of the first regions wait, or fewer.
+  // Backward has the reverse order of forward, so at most this many of the first regions wait.
   std::size_t waiting() const {
     std::size_t count = 0;
     for (const auto& [number, region] : regions_) {

@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Writes the events of a step: each takes 10 ns and the bytes given.
+// Writes the events of a step; each event takes 10 ns and the given bytes.
 struct Story {
   std::vector<MemoryEvent> events;
   std::int64_t bytes = 0;
@@ -54,7 +54,7 @@ TEST(RecordedMemory, OfAChain) {
   EXPECT_EQ(found.step.units[1].activation_bytes, 50);
   EXPECT_EQ(found.step.units[0].recompute_ns, 10);
   EXPECT_EQ(found.step.base_ns, 90 - 20);
-  // While none waits region 7 is computed again, while one waits region 3.
+  // While no region waits, region 7 is recomputed; while one waits, region 3.
   EXPECT_THAT(found.step.base_bytes, ElementsAre(1043, 1056, 1006));
 }
 

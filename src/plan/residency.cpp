@@ -52,7 +52,8 @@ Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
   for (const UnitId unit : units) {
     State& visited = state(unit);
     if (!visited.resident) {
-      visited.resident = true;  // Also so that a repetition is not fetched.
+      // Also prevents a repetition from being fetched.
+      visited.resident = true;
       fetch_bytes += visited.bytes;
       decision.fetch.push_back(unit);
     }
@@ -101,7 +102,7 @@ Status Residency::check_floor(std::int64_t needed_bytes) const {
           " or cut the model into smaller units")};
 }
 
-// A preset grows by what the visit exceeds the assumed one, up to the bytes of all units.
+// A preset grows by as much as the visit exceeds the assumed one, up to the bytes of all units.
 void Residency::grow_budget(
     std::int64_t needed_bytes, ResidencyDecision& decision) {
   if (!budget_.bytes || !budget_.assumed_visit_bytes ||

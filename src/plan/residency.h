@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An LRU cache policy for whole units: a visit brings its units in, and the least recently used
-// ones make room within a byte budget. It serves steps without a plan. It only decides; the caller
+// An LRU cache policy for whole units: a visit brings in its units, and the least recently used
+// ones make room within a byte budget. It is for steps without a plan. It only decides; the caller
 // gathers and frees in the order returned. Ranks that make the same calls get the same decisions.
 // Thread rule: one thread, or the caller's lock.
 #pragma once
@@ -18,33 +18,34 @@
 namespace sherd::plan {
 
 struct ResidencyDecision {
-  // To reshard before the first fetch, least recently used first.
+  // Units to reshard before the first fetch, least recently used first.
   std::vector<UnitId> evict;
-  // To unshard, in the order of the visit.
+  // Units to unshard, in the order of the visit.
   std::vector<UnitId> fetch;
-  // Set when a preset's budget grew for this visit: its new size.
+  // Set if a preset's budget grew for this visit: its new size.
   std::optional<std::int64_t> grown_budget_bytes;
-  // One sentence, short enough not to allocate when nothing is to do.
+  // One sentence, short enough not to allocate if there is nothing to do.
   std::string reason;
 };
 
 class Residency {
  public:
-  // Begins with no unit whole. Throws when a size is negative, the sum overflows, or the budget is
+  // At first no unit is whole. Throws if a size is negative, the sum overflows, or the budget is
   // below what it assumes.
   Residency(std::vector<std::int64_t> unit_bytes, Budget budget);
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
-  // Makes the set (repetitions count once) whole and most recently used, the last one named most.
-  // Evicts neither a pinned unit nor one of the set; resident_bytes() ends within the budget. If
-  // the set and the pinned units exceed what a preset assumed, its budget grows. If they exceed a
-  // fixed budget, returns kInvalidArgument, naming the bytes needed, the units, the budget and the
-  // remedy, and changes nothing. Throws when a unit does not exist, and changes nothing.
+  // Makes the units of the set whole and most recently used, the last one named most of all;
+  // repetitions count once. Evicts neither pinned units nor units of the set; afterwards
+  // resident_bytes() is within the budget. If the set and the pinned units exceed what a preset
+  // assumed, its budget grows. If they exceed a fixed budget, changes nothing and returns
+  // kInvalidArgument, naming the bytes needed, the units, the budget and the remedy. Throws, and
+  // changes nothing, if a unit does not exist.
   Result<ResidencyDecision> visit(std::span<const UnitId> units);
 
-  // A pinned unit stays whole until it is unpinned as often. REQUIRES of pin: resident. REQUIRES of
-  // unpin: pinned.
+  // A pinned unit stays whole until it is unpinned as often as it was pinned. REQUIRES for pin:
+  // resident. REQUIRES for unpin: pinned.
   void pin(UnitId unit);
   void unpin(UnitId unit);
 
@@ -52,14 +53,14 @@ class Residency {
   // resident, and within the budget.
   void admit(UnitId unit);
 
-  // Records that the caller reshards a unit; false when it was not whole. Throws, and changes
-  // nothing, when it is pinned.
+  // Records that the caller reshards a unit; returns false if it was not whole. Throws, and changes
+  // nothing, if it is pinned.
   bool drop(UnitId unit);
 
-  // Later visits stay within this budget; where a preset assumed a larger visit, within that. REQUIRES:
-  // at least resident_bytes().
+  // Later visits stay within this budget; if a preset assumed a larger visit, within that.
+  // REQUIRES: at least resident_bytes().
   void set_budget_bytes(std::int64_t bytes);
-  // Another budget altogether. REQUIRES: no unit is whole.
+  // Replaces the budget. REQUIRES: no unit is whole.
   void set_budget(Budget budget);
 
   bool resident(UnitId unit) const { return state(unit).resident; }
@@ -68,7 +69,7 @@ class Residency {
   std::vector<UnitId> pinned_units() const;  // Ascending.
   int units() const { return static_cast<int>(states_.size()); }
   std::int64_t resident_bytes() const { return resident_bytes_; }
-  // resident_bytes() never exceeds it; empty: unlimited.
+  // resident_bytes() never exceeds this; empty: unlimited.
   std::optional<std::int64_t> budget_bytes() const { return budget_.bytes; }
   const Budget& budget() const { return budget_; }
 
@@ -77,7 +78,7 @@ class Residency {
     std::int64_t bytes = 0;
     int pins = 0;
     bool resident = false;
-    std::uint64_t last_use = 0;  // Value of clock_ at the last visit.
+    std::uint64_t last_use = 0;  // The value of clock_ at the last visit.
     std::uint64_t marked = 0;    // Equal to mark_: in the set being visited.
   };
 

@@ -99,13 +99,13 @@ TEST(Residency, AVisitAboveAFixedBudgetNamesTheFloorAndChangesNothing) {
           HasSubstr("the budget is 50 bytes; raise it to at least 60")));
   EXPECT_EQ(residency.resident_bytes(), 30);
   EXPECT_FALSE(residency.resident(2));
-  // The order of use is unchanged as well: 0 is still the oldest.
+  // The order of use is unchanged, too: 0 is still the oldest.
   residency.unpin(1);
   EXPECT_THAT(visit(residency, {2}).evict, ElementsAre(0));
 }
 
 TEST(Residency, ALargerVisitThanAssumedGrowsAPreset) {
-  // Without a root: one unit of 10 assumed, budget 20.
+  // Without a root: one unit of 10 bytes is assumed, so the budget is 20.
   const Bytes units{10, 10, 10, 10};
   Residency residency(units, full_shard_budget({.bytes = units}));
   EXPECT_FALSE(visit(residency, {0}).grown_budget_bytes.has_value());
@@ -117,7 +117,7 @@ TEST(Residency, ALargerVisitThanAssumedGrowsAPreset) {
   EXPECT_THAT(
       larger.reason, HasSubstr("grown because a visit of 20 bytes is larger"));
   EXPECT_FALSE(visit(residency, {0, 3}).grown_budget_bytes.has_value());
-  // Never above all units.
+  // Never more than all units.
   EXPECT_EQ(visit(residency, {0, 1, 2, 3}).grown_budget_bytes, 40);
 }
 
@@ -200,7 +200,7 @@ TEST(ResidencyDeathTest, WrongPinsAreBrokenInvariants) {
   EXPECT_DEATH(residency.unpin(0), "unpinned too often");
 }
 
-// A list in order of use, searched from its old end.
+// A list in order of use, searched from its oldest end.
 class ReferenceLru {
  public:
   ReferenceLru(Bytes bytes, std::int64_t budget)
@@ -216,7 +216,7 @@ class ReferenceLru {
         [&](std::int64_t sum, UnitId unit) { return sum + size(unit); });
   }
 
-  // False when it cannot fit.
+  // Returns false if it cannot fit.
   bool visit(const Units& units, Units& evicted, Units& fetched) {
     std::set<UnitId> keep(units.begin(), units.end());
     keep.insert(pins.begin(), pins.end());

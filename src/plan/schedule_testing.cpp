@@ -51,7 +51,7 @@ Visits random_visits(
   if (visits.size() > static_cast<std::size_t>(options.visits_max)) {
     visits.resize(static_cast<std::size_t>(options.visits_max));
   }
-  // A second unit, e.g. a tied embedding or an operator over two units.
+  // A second unit, such as a tied embedding, or an operator over two units.
   if (random.in(0, 1) == 1) {
     const UnitId tied = static_cast<UnitId>(random.in(0, units - 1));
     for (std::vector<UnitId>& set : visits) {
@@ -64,7 +64,7 @@ Visits random_visits(
   return visits;
 }
 
-// Masks of units, so that all states of a visit can be walked through.
+// Sets of units as bit masks, so that all states of a visit can be enumerated.
 class BruteForce {
  public:
   explicit BruteForce(const ScheduleInput& input) : input_(input) {
@@ -116,7 +116,7 @@ class BruteForce {
         if (cost[from] == kNever) {
           continue;
         }
-        // Any part of what is there and not needed may stay.
+        // Any part of what is whole and not needed may stay.
         const unsigned free = from & ~needed;
         for (unsigned stays = free;; stays = (stays - 1) & free) {
           const unsigned to = needed | stays;
@@ -143,7 +143,7 @@ class BruteForce {
   std::vector<std::int64_t> bytes_;
 };
 
-// Plays the actions of a step and remembers what was wrong first.
+// Plays the actions of a step and remembers the first mistake.
 class Player {
  public:
   Player(const ScheduleInput& input, const UnitSchedule& schedule)
@@ -232,7 +232,7 @@ Visits chain_visits(int units, int micro_batches) {
   return segment_visits(units, 1, micro_batches);
 }
 
-// With segments of one unit the repeated forward is the backward's own visit.
+// With segments of one unit the recomputed forward is the backward's own visit.
 Visits segment_visits(int units, int segment, int micro_batches) {
   Visits visits;
   for (int batch = 0; batch < micro_batches; ++batch) {

@@ -14,14 +14,14 @@ namespace sherd::plan {
 
 using Visits = std::vector<std::vector<UnitId>>;
 
-// Forward over units 0, ..., units - 1, then backward, `micro_batches` times.
-// Neighbouring equal visits are one.
+// Forward over units 0, ..., units - 1, then backward, `micro_batches` times. Equal neighbouring
+// visits are merged.
 Visits chain_visits(int units, int micro_batches);
 
 // The same with checkpoint segments: backward runs each segment forward again.
 Visits segment_visits(int units, int segment, int micro_batches);
 
-// No unit carried, the same budget at each visit.
+// No unit is carried, and the budget is the same at each visit.
 ScheduleInput schedule_input(
     std::vector<std::int64_t> unit_bytes,
     Visits visits,
@@ -36,15 +36,15 @@ struct RandomSteps {
   int ahead_visits_max = 0;
 };
 
-// Chains, segments, micro-batches, tied units and plain disorder; visits with
-// several units; budgets from the floor up, of one height or by visit.
+// Chains, segments, micro-batches, tied units and arbitrary orders; visits with several units;
+// budgets from the floor up, constant or by visit.
 ScheduleInput random_step(TestRandom& random, const RandomSteps& options);
 
-// Least bytes gathered per step in a row of steps, over every way to keep and
-// drop units at every visit. For up to 8 units.
+// The least bytes gathered per step in a series of steps, over every way to keep and drop units at
+// every visit. For up to 8 units.
 std::int64_t least_gathered_bytes(const ScheduleInput& input);
 
-// Empty, or the first promise that is broken.
+// The first broken promise; empty if there is none.
 std::string broken_promise(
     const ScheduleInput& input, const UnitSchedule& schedule);
 

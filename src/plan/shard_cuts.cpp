@@ -9,10 +9,10 @@ namespace sherd::plan {
 namespace {
 
 // A cut moves to an aligned place only if that shifts it by at most this part of an even share, so
-// that tiny flats are spread and large ones aligned.
+// tiny flats are spread evenly and large ones are aligned.
 constexpr std::int64_t kAlignedCutShift = 16;
 
-// The last parameter that starts at or before `element`, which must exist.
+// The last parameter that starts at or before `element`; there must be one.
 std::size_t parameter_at(const FlatLayout& layout, std::int64_t element) {
   const auto after =
       std::upper_bound(layout.offsets.begin(), layout.offsets.end(), element);
@@ -33,8 +33,8 @@ class ShardCuts {
         slice_alignment_(slice_alignment) {}
 
   // Ascends with rank. Proof: nearest_legal() ascends with its target and keeps a legal target. An
-  // aligned cut is legal and less than a share from its target, so neighbouring targets lie on its
-  // two sides.
+  // aligned cut is legal and less than a share away from its target, so neighbouring targets lie on
+  // both sides of it.
   std::int64_t cut(int rank) const {
     const std::int64_t target = ideal(rank);
     const std::int64_t aligned = nearest_aligned(target);
@@ -69,8 +69,8 @@ class ShardCuts {
          inside % parameters_[p].granularity == 0);
   }
 
-  // Inside a parameter, one of the two block boundaries around the target; instead of its end, and
-  // in the padding after it, the next parameter's start.
+  // Inside a parameter: one of the two block boundaries around the target. Instead of the
+  // parameter's end, and in the padding after it: the start of the next parameter.
   std::int64_t nearest_legal(std::int64_t target) const {
     const std::size_t p = parameter_at(layout_, target);
     const std::int64_t offset = layout_.offsets[p];

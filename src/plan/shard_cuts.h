@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cuts a packed flat into one shard per rank: each cut goes to the legal place nearest to its even
-// share, so that no shard exceeds an even one by more than about one block. On large flats cuts
+// Cuts a packed flat into one shard per rank: each cut is at the legal place nearest to its even
+// share, so that no shard exceeds an even one by more than about one block. In large flats cuts
 // prefer aligned places. Thread rule: a pure function.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace sherd::plan {
 
-// ranks + 1 ascending values from 0 to layout.numel; reads offsets, numels and
-// numel of `layout`. REQUIRES: `parameters` are the layout's own.
+// ranks + 1 ascending values from 0 to layout.numel. Reads offsets, numels and numel of `layout`.
+// REQUIRES: `parameters` are the layout's own.
 std::vector<std::int64_t> shard_cuts(
     const FlatLayout& layout,
     std::span<const FlatParameter> parameters,

@@ -12,8 +12,8 @@ namespace {
 
 using Parameters = std::vector<FlatParameter>;
 
-// Places a cut may have, by definition; the starts of padding left out, since
-// they part the parameters as its end does.
+// The places where a cut is legal, by definition. Starts of padding are left out, because they
+// separate the same parameters as its ends.
 std::vector<std::int64_t> legal_places(
     const FlatLayout& layout, const Parameters& parameters) {
   std::vector<std::int64_t> places{layout.numel};
@@ -82,7 +82,7 @@ TEST(ShardCuts, EachCutIsTheLegalPlaceNearestToItsEvenShareOrAligned) {
       for (const std::int64_t place : places) {
         nearest = std::min(nearest, std::abs(place - ideal));
       }
-      // Padding has no places of its own, so a cut in it moves to its end.
+      // No cut lies in padding, so a cut there moves to its end.
       const std::int64_t slack = std::max(
           layout.numel / c.options.ranks / 16,
           c.options.parameter_alignment_bytes - 1);

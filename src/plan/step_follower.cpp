@@ -30,7 +30,7 @@ bool StepFollower::begins_step(
   } else if (
       in_step_ && record_.backward_ends.empty() && !training &&
       record_.training) {
-    drop_step();  // A training step broken off.
+    drop_step();  // An aborted training step.
   } else if (in_step_ && training && !record_.training) {
     end_step(budget_bytes);
   }
@@ -118,7 +118,7 @@ DueActions StepFollower::visit(
   return due;
 }
 
-// Looks no further than the next end of a backward, which all ranks pass together.
+// Looks no farther than the next end of a backward, which all ranks pass together.
 std::optional<std::size_t> StepFollower::find_ahead(
     const StepVisit& visit) const {
   for (std::size_t v = next_; v < segment_end(); ++v) {

@@ -4,7 +4,7 @@
 // and makes plans of the steps that had none. It only decides; the caller gathers and drops.
 //
 // Ranks that follow plans must issue the same gathers in the same order. So they compare
-// fingerprint() before each step and follow only when all are equal; within a step, the actions
+// fingerprint() before each step and follow plans only if all are equal; within a step, the actions
 // between two ends of a backward are always the same ones, whatever visits a rank left out. Thread
 // rule: one thread, or the caller's lock.
 #pragma once
@@ -20,12 +20,12 @@ namespace sherd::plan {
 
 struct PlannedActions {
   const VisitActions* actions = nullptr;  // Valid until the step ends.
-  bool in_backward = false;               // Whether their visit is in backward.
+  bool in_backward = false;               // Whether the visit is in backward.
 };
 
 // What the caller must do now: first reach `whole`, then take the actions.
 struct DueActions {
-  // Set where a plan begins: exactly these units must be whole.
+  // Set when a plan begins: exactly these units must be whole.
   std::optional<std::vector<UnitId>> whole;
   std::vector<PlannedActions> actions;
 };
@@ -34,7 +34,7 @@ struct FollowerCounters {
   std::int64_t plans_made = 0;
   std::int64_t steps = 0;
   std::int64_t steps_planned = 0;  // Planned from the first visit to the last.
-  std::int64_t deviations = 0;     // Visits that were not ahead in the plan.
+  std::int64_t deviations = 0;     // Visits that the plan did not have ahead.
 };
 
 class StepFollower {
@@ -43,44 +43,47 @@ class StepFollower {
   StepFollower(const StepFollower&) = delete;
   StepFollower& operator=(const StepFollower&) = delete;
 
-  // Whether this visit is the first of a step; units that stay whole anyway are left out. Ends a step that had no publish: outside training
-  // when its first visit comes round again, or when the other mode begins.
+  // Whether this visit is the first of a step; units that stay whole anyway are left out. Ends a
+  // step that had no publish: outside training when its first visit comes again, or when the other
+  // mode begins.
   bool begins_step(
       const std::vector<UnitId>& units,
       bool training,
       std::int64_t budget_bytes);
   // A digest of all known plans.
   std::uint64_t fingerprint() const;
-  // `follow`: the ranks' fingerprints are equal. REQUIRES: between steps.
+  // `follow`: whether the ranks' fingerprints are equal. REQUIRES: between steps.
   void begin_step(bool training, bool follow);
 
-  // What the plan does before this visit; nothing without a plan. When the visit is not ahead in
-  // the plan, the rest of the step follows another plan with the same beginning, or none. REQUIRES:
-  // in a step; units ascending, not empty.
+  // What the plan does before this visit; nothing without a plan. If the visit is not ahead in the
+  // plan, the rest of the step follows another plan with the same beginning, or none. REQUIRES: in
+  // a step; units ascending, not empty.
   DueActions visit(const std::vector<UnitId>& units, bool in_backward);
-  // What the plan does up to the end of this backward, whether visited or not.
+  // What the plan does up to the end of this backward, including actions before visits that did not
+  // happen.
   DueActions end_backward();
   // The rest of the step has no plan, on all ranks.
   void leave();
   // Ends the step without learning from it.
   void drop_step();
-  // leave() on this rank alone; the caller must tell the others.
+  // leave() only on this rank; the caller must tell the others.
   void depart();
-  // For ranks that know different plans: they would never become equal by themselves.
+  // For ranks that know different plans, which would never become equal by themselves.
   void forget_plans() { plans_.clear(); }
   bool frozen(UnitId unit) const {
     return options_.frozen[static_cast<std::size_t>(unit)];
   }
-  // From now on steps change the unit's values. Forgets all plans. REQUIRES: follows none.
+  // From now on steps change the unit's values. Forgets all plans. REQUIRES: no plan is being
+  // followed.
   void thaw(UnitId unit);
-  // Makes all known plans anew for another budget, without those that do not fit it. REQUIRES: between
-  // steps.
+  // Makes new versions of all known plans for another budget, and drops those that do not fit it.
+  // REQUIRES: between steps.
   void replan(std::int64_t budget_bytes);
-  // Ends the step, and makes a plan of it if it followed none throughout.
+  // Ends the step; makes a plan of it unless it followed one throughout.
   void end_step(std::int64_t budget_bytes);
 
   bool following() const { return plan_ != nullptr; }
-  // This rank departed from the plan it began with, in this step.
+  // Whether this rank departed in this step from the plan with which it began.
   bool departed() const { return departed_; }
   // The plan of the last step, if it had one.
   const StepPlan* latest() const {
@@ -96,15 +99,15 @@ class StepFollower {
   std::vector<PlannedActions> advance(std::size_t next);
 
   StepPlanOptions options_;
-  std::list<StepPlan> plans_;  // Latest used first.
+  std::list<StepPlan> plans_;  // The most recently used first.
   StepTrace record_;
-  std::vector<UnitId> first_;  // Those of the visit that began the step.
+  std::vector<UnitId> first_;  // The units of the visit that began the step.
   bool in_step_ = false;
   bool ranks_agree_ = false;
   bool departed_ = false;
   bool planned_throughout_ = false;
   const StepPlan* plan_ = nullptr;
-  std::size_t next_ = 0;  // The first position whose actions are to come.
+  std::size_t next_ = 0;  // The first position whose actions are still due.
   FollowerCounters counters_;
 };
 

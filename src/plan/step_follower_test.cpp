@@ -17,8 +17,8 @@ StepPlanOptions four_units() {
   return {.unit_bytes = {1, 1, 1, 1}, .frozen = std::vector<bool>(4, false)};
 }
 
-// What a runtime would do with the moves: keeps a set whole, gathers what is
-// missing, and remembers the order of gathers.
+// What an engine would do with the actions: keeps a set whole, gathers what is missing, and
+// remembers the order of gathers.
 struct Rank {
   explicit Rank(const StepPlanOptions& options = four_units())
       : follower(options) {}
@@ -83,7 +83,7 @@ struct Rank {
     train();
     end_step();
   }
-  // 0 1 2 3 without gradients. Returns the steps that began.
+  // Visits 0 1 2 3 without gradients. Returns the number of steps that began.
   int evaluate() {
     int steps = 0;
     for (const UnitId unit : {0, 1, 2, 3}) {
@@ -122,7 +122,7 @@ TEST(StepFollower, LearnsNothingFromAStepThatIsDropped) {
 TEST(StepFollower, PlansAreMadeAnewForAnotherBudgetAndFollowedAtOnce) {
   Rank rank;
   rank.train_step();
-  rank.follower.replan(4);  // Room for all.
+  rank.follower.replan(4);  // Room for all units.
   rank.gathers.clear();
   rank.begin();
   EXPECT_TRUE(rank.train());
@@ -133,7 +133,7 @@ TEST(StepFollower, PlansAreMadeAnewForAnotherBudgetAndFollowedAtOnce) {
   EXPECT_NE(rank.follower.fingerprint(), known);
   rank.follower.replan(0);  // No visit fits.
   EXPECT_EQ(rank.follower.latest(), nullptr);
-  rank.train_step();  // And is recorded again.
+  rank.train_step();  // It is recorded again.
   EXPECT_NE(rank.follower.latest(), nullptr);
 }
 
@@ -161,7 +161,7 @@ TEST(StepFollower, DoesNotFollowWhereRanksDiffer) {
   rank.follower.begin_step(true, false);
   EXPECT_FALSE(rank.train());
   rank.end_step();
-  EXPECT_EQ(rank.follower.counters().plans_made, 1);  // The same one.
+  EXPECT_EQ(rank.follower.counters().plans_made, 1);  // Still the same one.
   rank.begin();
   EXPECT_TRUE(rank.train());
 }
@@ -179,7 +179,7 @@ TEST(StepFollower, GathersTheSameWhateverIsLeftOut) {
   EXPECT_EQ(some.gathers, all.gathers);
   EXPECT_EQ(some.whole, all.whole);
   EXPECT_FALSE(some.follower.departed());
-  // And goes on being the same in the next micro-batch's place.
+  // It stays the same in the place of the next micro-batch.
   all.train();
   some.train();
   EXPECT_EQ(some.gathers, all.gathers);
@@ -225,7 +225,7 @@ TEST(StepFollower, AnotherPlanThatBeganAlikeTakesOver) {
   rank.begin();
   rank.visit({0});
   rank.visit({2});
-  rank.visit({1});  // Another order.
+  rank.visit({1});  // In another order.
   rank.visit({1}, true);
   rank.end_backward();
   rank.end_step();
@@ -253,7 +253,7 @@ TEST(StepFollower, EvaluationEndsWhereItsFirstVisitComesRound) {
     EXPECT_EQ(rank.evaluate(), 1);
     EXPECT_TRUE(rank.follower.following());
   }
-  // Nothing changes meanwhile: what is kept stays over the end.
+  // Nothing changes meanwhile, so what is kept stays over the end.
   ASSERT_NE(rank.follower.latest(), nullptr);
   EXPECT_FALSE(rank.follower.latest()->schedule.initial.empty());
 }
@@ -311,7 +311,7 @@ TEST(StepFollower, RanksThatForgetWhatTheyKnowAgreeAgain) {
     }
     return agree;
   };
-  // Backward visits that only one rank recorded: other plans.
+  // Backward visits that only one rank recorded lead to different plans.
   EXPECT_TRUE(step({1}));
   EXPECT_FALSE(step({}));
   EXPECT_TRUE(step({}));
@@ -319,8 +319,8 @@ TEST(StepFollower, RanksThatForgetWhatTheyKnowAgreeAgain) {
   EXPECT_EQ(ranks[1].follower.counters().steps_planned, 1);
 }
 
-// Ranks that compare fingerprints and leave out different visits in backward
-// always gather the same, and nothing is ever over the budget.
+// Ranks that compare fingerprints and leave out different visits in backward always gather the
+// same, and never exceed the budget.
 TEST(StepFollower, RanksStayTogetherInRandomPrograms) {
   for (unsigned seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A recorded step and the plan made of it: which visits happened, and the unit schedule for them.
+// A recorded step and the plan made from it: which visits happened, and the unit schedule for them.
 // Thread rule: pure functions and values.
 #pragma once
 
@@ -20,7 +20,7 @@ struct StepVisit {
   bool operator==(const StepVisit&) const = default;
 };
 
-// The visits from one publish to the next or, without a backward, until the first visit came round
+// The visits from one publish to the next or, without a backward, until the first visit comes
 // again.
 struct StepTrace {
   bool training = true;  // The first visit recorded gradients.
@@ -43,13 +43,13 @@ struct StepPlanOptions {
   int ahead_visits = 1;
 };
 
-// Empty when a visit does not fit the budget.
+// Empty if a visit does not fit the budget.
 std::optional<StepPlan> make_step_plan(
     const StepTrace& record,
     const StepPlanOptions& options,
     std::int64_t budget_bytes);
 
-// The units whole or on their way before the actions of visit `position`, ascending.
+// The units that are whole or being gathered before the actions of visit `position`, ascending.
 std::vector<UnitId> whole_before(const StepPlan& plan, std::size_t position);
 
 }  // namespace sherd::plan

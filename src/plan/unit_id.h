@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A unit's number in its model: 0, 1, ... in the order in which units were made, equal on every
+// A unit's number in its model: 0, 1, ... in the order in which units were made, the same on every
 // rank. Thread rule: a value.
 #pragma once
 

@@ -15,7 +15,7 @@
 namespace sherd::plan {
 namespace {
 
-// Raise this with any change that gives an equal input another schedule.
+// Raise this with any change that gives an equal input a different schedule.
 constexpr std::uint64_t kVersion = 1;
 
 void check_input(const ScheduleInput& input) {
@@ -70,10 +70,10 @@ Status check_floor(const ScheduleInput& input) {
 
 struct Residents {
   std::vector<UnitId> initial;
-  UnitSets at;  // By visit, while it runs.
+  UnitSets at;  // By visit: the residents while it runs.
 };
 
-// The units present in any case and those kept over gaps.
+// The units that are present in any case and those that are kept over gaps.
 Residents residents_of(
     const GapProblem& problem,
     const std::vector<bool>& kept,
@@ -119,7 +119,7 @@ void take(
   pending = without(pending, set);
 }
 
-// In the order of need; every gather is issued at most `ahead_visits` early.
+// Sorts by need; every gather is issued at most `ahead_visits` early.
 std::vector<UnitId> by_need(
     const ScheduleInput& input, std::size_t visit, std::vector<UnitId> units) {
   std::vector<UnitId> ordered;
@@ -159,7 +159,7 @@ UnitSchedule solve(const ScheduleInput& input) {
   return schedule;
 }
 
-// First gathers, which no budget saves, and the gaps that cannot be bridged.
+// The first gathers, which no budget avoids, and the gaps that cannot be bridged.
 std::int64_t lower_bound(const ScheduleInput& input) {
   std::vector<bool> seen(input.unit_bytes.size(), false);
   std::int64_t first_bytes = 0;
@@ -176,7 +176,7 @@ std::int64_t lower_bound(const ScheduleInput& input) {
       missed_bytes_lower_bound(gap_problem(input.visits, input));
 }
 
-// More than all units together is as good as all of them.
+// A budget for more than all units is as good as one for all of them.
 ScheduleInput with_a_tenth_more(ScheduleInput input) {
   const std::int64_t total = total_unit_bytes({.bytes = input.unit_bytes});
   for (std::int64_t& bytes : input.budget_bytes) {

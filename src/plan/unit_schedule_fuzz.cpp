@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a step to plan. Inputs that contradict themselves must be refused;
-// schedules of the others must keep their promises, tiny ones also beside every
-// other way to keep and drop units.
+// Any bytes stand for a step to plan. Inputs that contradict themselves must be refused; schedules
+// of the others must keep their promises. Tiny ones are also compared with every other way to keep
+// and drop units.
 #include "plan/unit_schedule.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct Step {
   bool valid = false;
 };
 
-// Mostly a step that fits; one of 16 has whatever the bytes say.
+// Mostly a step that fits; one of 16 takes the bytes as they are.
 Step step_of(FuzzBytes bytes) {
   const std::uint8_t kind = bytes.next();
   const bool wild = kind % 16 == 15;

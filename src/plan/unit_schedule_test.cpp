@@ -42,7 +42,7 @@ ScheduleInput chain(int units, int batches, int slots, int ahead = 0) {
       equal_units(units), chain_visits(units, batches), slots, ahead);
 }
 
-// Gathers issued at the visit that needs them.
+// The gathers issued at the visit that needs them.
 int gathers_on_demand(
     const ScheduleInput& input, const UnitSchedule& schedule) {
   int count = 0;
@@ -74,8 +74,8 @@ TEST(UnitSchedule, TrafficOfAnEqualChainFollowsTheClosedForm) {
   }
 }
 
-// At the turn, where kept units are many, the next use is one of them; away from
-// it there is room. Only a budget of one unit has none.
+// At the turn, where many units are kept, the next use is one of them; away from it there is room.
+// Only a budget of one unit has none.
 TEST(UnitSchedule, GatheringAheadCostsAnEqualChainNothing) {
   for (const int batches : {1, 2, 4}) {
     for (int slots = 2; slots <= 32; ++slots) {
@@ -92,7 +92,7 @@ TEST(UnitSchedule, GatheringAheadCostsAnEqualChainNothing) {
   }
 }
 
-// As large as 4 of 32 layers, used first and last; room for 16 layers.
+// It is as large as 4 of 32 layers and used first and last; there is room for 16 layers.
 TEST(UnitSchedule, TiedEmbeddingAtSixteenLayersCosts156Percent) {
   std::vector<std::int64_t> sizes = equal_units(33);
   sizes[32] = 4;
@@ -117,8 +117,8 @@ TEST(UnitSchedule, SegmentsOfFourLayersAtHalfBudgetCostLikeAChain) {
       144);  // 4.50 M
 }
 
-// 32 layers of 4, room for 36, each layer's activations are 3 and live from its
-// forward to its backward.
+// 32 layers of 4 and room for 36. Each layer's activations are 3, and live from its forward to its
+// backward.
 ScheduleInput with_activations(int batches, bool by_visit) {
   ScheduleInput input = schedule_input(
       equal_units(32, 4), chain_visits(32, batches), 36 * 4 - 32 * 3);
@@ -153,7 +153,7 @@ TEST(UnitSchedule, FrozenLayersThatFitAreNeverGatheredAgain) {
   const UnitSchedule schedule = schedule_of(input);
   EXPECT_EQ(schedule.initial.size(), 32U);
   EXPECT_EQ(schedule.report.gathered_bytes, 32);  // The adapters.
-  // Room for 15 of them: they stay, the others come in each direction.
+  // With room for 15 layers, those stay, and the others are gathered in each direction.
   input.budget_bytes.assign(visits.size(), 1600);
   EXPECT_EQ(traffic_of(input), 2 * (32 - 15) * 100 + 32);
 }
@@ -167,7 +167,8 @@ TEST(UnitSchedule, GathersEqualUnitsAsSeldomAsPossible) {
   });
 }
 
-// Not proven, as a circle of gaps has no optimal greedy rule; found in each.
+// This is not proven, because no greedy rule is optimal for a circle of gaps, but it held in each
+// case.
 TEST(UnitSchedule, GathersEqualCarriedUnitsAsSeldomAsPossible) {
   for_seeds(2000, [](TestRandom& random) {
     const ScheduleInput input =
@@ -225,7 +226,7 @@ TEST(UnitSchedule, LowerBoundIsWhatTheSameBytesGatherAsUnitsOfOne) {
     }
     if (std::any_of(
             bytes.visits.begin(), bytes.visits.end(), [](const auto& v) {
-              return v.empty();  // A unit of no bytes.
+              return v.empty();  // The unit has no bytes.
             })) {
       return;
     }
@@ -244,8 +245,8 @@ TEST(UnitSchedule, KeepsItsPromisesOnAnyStep) {
   });
 }
 
-// A gather stays on demand only where no more fits beside what the visit before
-// uses and what is set aside for nearer gathers.
+// A gather stays on demand only if no more fits beside what the visit before uses and what is
+// reserved for nearer gathers.
 TEST(UnitSchedule, GathersAheadWhereverThereIsRoom) {
   for_seeds(3000, [](TestRandom& random) {
     ScheduleInput input = random_step(random, kAnyStep);
@@ -293,7 +294,7 @@ TEST(UnitSchedule, EqualInputsHaveEqualSchedulesAndFingerprints) {
   for_seeds(300, [](TestRandom& random) {
     const ScheduleInput input = random_step(random, kAnyStep);
     ScheduleInput copy = input;
-    copy.visits.shrink_to_fit();  // Elsewhere in memory, equal.
+    copy.visits.shrink_to_fit();  // Equal, but elsewhere in memory.
     ASSERT_EQ(fingerprint(input), fingerprint(copy));
     const UnitSchedule one = schedule_of(input);
     const UnitSchedule other = schedule_of(copy);
@@ -313,7 +314,7 @@ TEST(UnitSchedule, EachFieldChangesTheFingerprint) {
   others[2].carried[0] = true;
   others[3].budget_bytes[1] = 12;
   others[4].ahead_visits = 0;
-  others[5].visits = {{0}, {0}, {1, 1}};  // As many names, cut elsewhere.
+  others[5].visits = {{0}, {0}, {1, 1}};  // As many names, but cut elsewhere.
   for (const ScheduleInput& other : others) {
     EXPECT_NE(fingerprint(input), fingerprint(other));
   }
