@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an operator costs more because a parameter announces its use: the boxed
-// fallback and a listener that does nothing, without any unit moving. Each
-// operator runs on a plain weight, on a managed one, and on a plain weight
-// while another one is managed, which must cost nothing.
+// Measures what an operator costs more because a parameter announces its use: the boxed fallback
+// and a listener that does nothing, without any unit moving. Each operator runs on a plain weight,
+// on a managed one, and on a plain weight while another one is managed, which must cost nothing.
 //
-//   t           reads no bytes: redispatched without telling the listener
+//   t           reads no bytes, so it is redispatched without a call of the listener
 //   mm, add     one managed argument
-//   layer_norm  two of them
+//   layer_norm  two managed arguments
 //   linear      made of other operators, which are not announced again
 //
 // One thread, tensors of 16 x 16. Run with --benchmark_repetitions=9
-// --benchmark_report_aggregates_only for figures to compare.
+// --benchmark_report_aggregates_only to get figures for comparison.
 #include <array>
 #include <functional>
 #include <memory>
@@ -39,7 +38,7 @@ struct Weights {
   torch::Tensor matrix = torch::randn({kWidth, kWidth});
   torch::Tensor vector = torch::randn({kWidth});
 
-  // The storage's bytes stay for as long as this lives.
+  // The storage's bytes stay as long as this object lives.
   void manage() {
     install_param_key();
     constexpr std::int64_t kNumel = kWidth * kWidth + kWidth;

@@ -58,17 +58,17 @@ constexpr auto kCastOperators = std::to_array<std::string_view>({
     "rnn_relu_cell",
     "rnn_tanh",
     "rnn_tanh_cell",
-    // The rest that refuses mixed arguments.
+    // The other operators that refuse mixed arguments.
     "embedding_bag",
     "prelu",
 });
 
-// For these only the first argument is cast: they write their running statistics although their
+// Only the first argument of these is cast: they write their running statistics although their
 // schema does not say so, and a cast would lose that.
 constexpr auto kFirstOnly =
     std::to_array<std::string_view>({"batch_norm", "instance_norm"});
 
-// Has no activations to cast, but results.
+// These have no activations to cast, but results.
 constexpr auto kResultsOnly = std::to_array<std::string_view>({"embedding"});
 
 constexpr std::string_view kCastOperatorspace = "aten::";
@@ -105,7 +105,7 @@ void cast_value(c10::IValue& value, c10::ScalarType dtype) {
       value = value.toTensor().to(dtype);
     }
   } else if (value.isTensorList()) {
-    // A list of its own: the caller may hold on to the one on the stack.
+    // A copy of the list, because the caller may keep the one on the stack.
     auto cast = value.toTensorList().copy();
     for (std::size_t i = 0; i < cast.size(); ++i) {
       if (const at::Tensor tensor = cast.get(i); needs_cast(tensor, dtype)) {

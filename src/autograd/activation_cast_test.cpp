@@ -13,13 +13,13 @@ namespace {
 namespace nn = torch::nn;
 using ::testing::HasSubstr;
 
-// Gradients of the inputs, then of parameters, after the output.
+// The output, then gradients of the inputs, then gradients of parameters.
 using Results = std::vector<at::Tensor>;
 
 struct Layer {
   const char* name;
   std::function<std::shared_ptr<nn::Module>()> make;
-  // On fp32 inputs.
+  // Runs on fp32 inputs.
   std::function<at::Tensor(nn::Module&, const std::vector<at::Tensor>&)> run;
   std::vector<std::vector<std::int64_t>> inputs;
 };
@@ -173,7 +173,7 @@ TEST_P(CastActivations, EqualsCastingByHandInEveryBit) {
   for (std::size_t i = 0; i < found.size(); ++i) {
     const bool of_input = i >= 1 && i <= inputs.size();
     ASSERT_TRUE(found[i].defined()) << "result " << i;
-    // The caller's dtype comes back to the caller.
+    // The caller's inputs get gradients in their own dtype.
     EXPECT_EQ(found[i].scalar_type(), of_input ? at::kFloat : at::kBFloat16)
         << "result " << i;
     EXPECT_TRUE(at::equal(found[i].to(at::kFloat), expected[i].to(at::kFloat)))
@@ -233,7 +233,7 @@ TEST(CastActivationsRules, OutputsOfLayersAreCastAndOthersAreNot) {
   EXPECT_EQ(table.grad().scalar_type(), at::kBFloat16);
 }
 
-// Rounded, it would lose what a gradient has beyond the output's dtype.
+// If they were rounded, precision beyond the output's dtype would be lost.
 TEST(CastActivationsRules, GradientsOfInputsAreNotCastToTheOutputsDtype) {
   const auto value = at::randn({3, 3});
   const auto w = value.clone().requires_grad_();
@@ -246,7 +246,7 @@ TEST(CastActivationsRules, GradientsOfInputsAreNotCastToTheOutputsDtype) {
   EXPECT_TRUE(at::equal(x.grad(), at::ones({2, 3}).mm(value)));
 }
 
-// A cast of running statistics would take the update with it.
+// A cast of running statistics would lose the update.
 TEST(CastActivationsRules, BatchNormUpdatesItsRunningStatistics) {
   const auto w = at::ones({3}).requires_grad_();
   const auto b = at::zeros({3}).requires_grad_();

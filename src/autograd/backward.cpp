@@ -34,29 +34,29 @@ void add_once(
   }
 }
 
-// Listeners that training forwards of this thread have armed.
+// The listeners that training forwards of this thread have armed.
 Listeners& waiting() {
   thread_local Listeners listeners;
   return listeners;
 }
 
-// One outermost backward under way.
+// One outermost backward that is running.
 struct OutermostBackward {
   Listeners listeners;
   std::thread::id thread = std::this_thread::get_id();
 };
 
-// Which backward each running graph task belongs to. Nodes run on the thread
-// that called backward, on device threads, or on pool threads (deep
-// reentrancy), so a thread-local would not do; the graph task is known on all
-// of them. A task of autograd::grad is in here only within a backward.
+// Which backward each running graph task belongs to. Nodes run on the thread that called backward,
+// on device threads, or on pool threads (deep reentrancy), so a thread-local variable would not do;
+// the graph task is known on all of them. A task of autograd::grad is in here only within a
+// backward.
 class BackwardRegistry {
  public:
   void add_task(int task, OutermostBackward* scope) {
     const std::lock_guard lock(mu_);
     by_task_.emplace(task, scope);
   }
-  // Null when the task belongs to no backward.
+  // Returns null if the task belongs to no backward.
   OutermostBackward* find(int task) {
     const std::lock_guard lock(mu_);
     const auto found = by_task_.find(task);
@@ -67,7 +67,7 @@ class BackwardRegistry {
     std::erase_if(
         by_task_, [scope](const auto& task) { return task.second == scope; });
   }
-  // False when the task belongs to no backward.
+  // Returns false if the task belongs to no backward.
   bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
     const auto found = by_task_.find(task);
@@ -87,8 +87,8 @@ BackwardRegistry& backward_registry() {
   return all;
 }
 
-// The outermost backward this thread is about to start: execute() leaves it
-// here for its own execute_with_graph_task(), which knows the task.
+// The outermost backward that this thread is about to start: execute() sets it for its own
+// execute_with_graph_task(), which knows the task.
 OutermostBackward*& starting() {
   thread_local OutermostBackward* scope = nullptr;
   return scope;
@@ -116,7 +116,7 @@ std::atomic<int>& backwards_under_way() {
   return count;
 }
 
-// The backwards of another engine that are bracketed.
+// The bracketed backwards of another engine.
 class ForeignBackwards {
  public:
   void begin(OutermostBackward* scope) {
@@ -129,8 +129,9 @@ class ForeignBackwards {
     std::erase(under_way_, scope);
   }
   bool seen() const { return seen_; }
-  // To that of this thread, or to the only one where an engine's own thread runs the node, as for
-  // devices and in deep reentrancy. False: to none. `grad`: the node belongs to autograd::grad.
+  // Adds the listener to the bracketed backward of this thread or, if one of the engine's own
+  // threads runs the node, as for devices and in deep reentrancy, to the only one. Returns false if
+  // there is none. `grad`: the node belongs to autograd::grad.
   bool add(bool grad, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
     const auto own = std::find_if(
@@ -158,7 +159,7 @@ ForeignBackwards& foreign_backwards() {
   return all;
 }
 
-// The root is an intrusive_ptr or, in older LibTorch, a shared_ptr.
+// The root is an intrusive_ptr or, in older versions of LibTorch, a shared_ptr.
 template <typename Method>
 struct TypesOf;
 template <typename Result, typename Task, typename Root, typename Buffer>
@@ -196,9 +197,9 @@ class BackwardEngine final : public torch::autograd::Engine {
     } catch (...) {
       failure = std::current_exception();
     }
-    starting() = nullptr;  // Set still if no task was ever made.
+    starting() = nullptr;  // Still set if no task was ever made.
     backward_registry().end(&scope);
-    // Release pairs with any_backward(), after which gradients are in place.
+    // Release pairs with any_backward(), after which gradients must be in place.
     backwards_under_way().fetch_sub(1, std::memory_order_release);
     notify(scope.listeners, failure);
     if (failure) {
@@ -226,9 +227,9 @@ class BackwardEngine final : public torch::autograd::Engine {
   }
 
  private:
-  // LibTorch starts device and pool threads for the first engine of a process
-  // that runs. If that was another one, because a backward ran before our
-  // installation, deep reentrancy would find a null pool here.
+  // LibTorch starts device and pool threads for the first engine of a process that runs. If that
+  // was another one, because a backward ran before our engine was installed, deep reentrancy would
+  // find a null pool here.
   void start_threads() {
     std::call_once(started_, [this] {
       initialize_device_threads_pool();
@@ -258,7 +259,7 @@ bool engine_is_ours() {
   return ours;
 }
 
-// autograd::grad captures gradients, backward() accumulates them.
+// autograd::grad captures gradients, whereas backward() accumulates them.
 bool in_autograd_grad() {
   const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
   return nodes != nullptr &&
@@ -267,9 +268,9 @@ bool in_autograd_grad() {
          });
 }
 
-// With another engine a callback of the graph task stands in for the end of the
-// scope. The callback owns the listeners, so that those of a backward that
-// failed, whose callbacks never run, are dropped with its graph task.
+// With another engine, a callback of the graph task is used instead of the end of the scope. The
+// callback owns the listeners, so those of a backward that failed, whose callbacks never run, are
+// dropped with its graph task.
 class GraphTaskCallbacks {
  public:
   bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
@@ -371,7 +372,7 @@ struct ForeignBackward::State {
       return;
     }
     autograd::foreign_backwards().end(&scope);
-    // Release pairs with any_backward(), after which gradients are in place.
+    // Release pairs with any_backward(), after which gradients must be in place.
     autograd::backwards_under_way().fetch_sub(1, std::memory_order_release);
   }
 

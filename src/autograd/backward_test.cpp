@@ -47,7 +47,7 @@ void plain_backward() {
   leaf().sum().backward();
 }
 
-// Runs a callback in its backward; the gradient passes through.
+// Runs a callback in its backward; the gradient passes through unchanged.
 struct AtNode : torch::autograd::Function<AtNode> {
   static at::Tensor forward(
       torch::autograd::AutogradContext* context,
@@ -65,7 +65,7 @@ struct AtNode : torch::autograd::Function<AtNode> {
   }
 };
 
-// Backwards nested `depth` deep, one within a node of the other.
+// Backwards nested `depth` deep, each within a node of another.
 void backward_of_depth(int depth, const std::function<void()>& innermost) {
   std::function<void()> act = [&] {
     if (depth > 1) {
@@ -173,7 +173,7 @@ TEST(BackwardEnd, NeverComesForAutogradGrad) {
   (void)torch::autograd::grad({AtNode::apply(x, &act).sum()}, {x});
   EXPECT_EQ(counter->ends, 0);
   EXPECT_EQ(late->ends, 0);
-  leaf().sum().backward();  // The one it was armed for.
+  leaf().sum().backward();  // The one for which it was armed.
   EXPECT_EQ(counter->ends, 1);
   EXPECT_EQ(late->ends, 0);
 }
@@ -190,7 +190,7 @@ TEST(BackwardEnd, ComesOnceWhenANodeCallsAutogradGrad) {
   };
   AtNode::apply(leaf(), &act).sum().backward();
   EXPECT_EQ(counter->ends, 1);
-  EXPECT_EQ(late->ends, 1);  // Used within the backward that ended.
+  EXPECT_EQ(late->ends, 1);  // It was used within the backward that ended.
 }
 
 // ---- Threads ----
@@ -249,7 +249,7 @@ TEST(BackwardThreads, AutogradGradBesideABackwardBelongsToNobody) {
   EXPECT_EQ(counter->ends, 0);
 }
 
-// Below depth 60 nodes run on pool threads, which must find their own backward.
+// Below depth 60, nodes run on pool threads, which must find their own backward.
 TEST(BackwardThreads, DeepBackwardFindsItsOwnEndBesideANewerOne) {
   install_backward_engine();
   const auto counter = std::make_shared<Counter>();
@@ -305,7 +305,7 @@ TEST(BackwardListeners, ThatThrowReachTheCallerAfterAllWereTold) {
   second->complaint = "second";
   EXPECT_EQ(thrown_by([] { leaf().sum().backward(); }), "first");
   EXPECT_EQ(first->ends + second->ends + third->ends, 3);
-  leaf().sum().backward();  // Nothing is left over.
+  leaf().sum().backward();  // No listener is left over.
   EXPECT_EQ(first->ends + second->ends + third->ends, 3);
 }
 

@@ -35,7 +35,7 @@ std::string text_of(const TensorMetadata& kind) {
       kind.device.str());
 }
 
-// These live anyway: keeping them costs nothing and needs no recomputation.
+// Parameters and their views live anyway: keeping them costs nothing and needs no recomputation.
 bool is_parameter_or_view(const at::Tensor& tensor) {
   const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
   return tag_of(tensor) != nullptr ||
@@ -46,7 +46,7 @@ bool is_parameter_or_view(const at::Tensor& tensor) {
 struct SavedTensorSlot {
   TensorMetadata kind;
   bool awaited;       // Some node may still ask for it.
-  at::Tensor tensor;  // Defined from a recomputation until it is asked for.
+  at::Tensor tensor;  // Defined from a recomputation until a node takes it.
 };
 
 // Ends a recomputation early. Not a std::exception, which fn might catch.
@@ -94,7 +94,7 @@ class Recomputation final : public SavedTensorHookFactory {
     }
   }
 
-  // What it took, where the slot awaited something. REQUIRES: fn has ended.
+  // The tensors taken, in the slots that awaited one. REQUIRES: fn has ended.
   std::vector<SavedTensorSlot> finish() {
     SHERD_CHECK(
         missing_ == 0 &&
@@ -118,7 +118,7 @@ class Recomputation final : public SavedTensorHookFactory {
 };
 
 // The hooks of a tensor in the graph of a recomputation, which is dropped with it. They keep the
-// tensor, since fn may run backwards of its own.
+// tensor, because fn may itself run backwards.
 class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit RecomputedTensorHooks(Recomputation* run) : run_(run) {}
@@ -137,8 +137,8 @@ SavedTensorHooks Recomputation::make_hooks() {
   return std::make_unique<RecomputedTensorHooks>(this);
 }
 
-// One call of checkpoint(): how to run it again, and slots for what autograd would have kept of the
-// forward. The nodes of its graph own it. Thread rule: any thread.
+// One call of checkpoint(): how to run it again, and slots for the tensors that autograd would have
+// kept of the forward. The nodes of its graph own it. Thread rule: any thread.
 class CheckpointedRegion {
  public:
   CheckpointedRegion(
@@ -153,8 +153,8 @@ class CheckpointedRegion {
         early_stop_(options.early_stop) {
     for (const auto& input : inputs) {
       const bool defined = input.defined();
-      // Saved as a node would save it, so that an enclosing region takes it.
-      // Detached, since an input may become part of this graph, in place.
+      // Saved as a node would save it, so that an enclosing region takes it. Detached, because an
+      // input may become part of this graph, in place.
       inputs_.push_back(
           {torch::autograd::SavedVariable(
                defined ? input.detach() : input, /*is_output=*/false),
@@ -162,7 +162,7 @@ class CheckpointedRegion {
     }
   }
 
-  // Returns the number of its slot. kLater: some node will ask for it.
+  // Returns the number of the new slot. kLater: some node will ask for it.
   enum class Unpack { kLater, kNever };
   std::size_t add(const at::Tensor& tensor, Unpack asked) {
     const std::lock_guard lock(mu_);
@@ -182,7 +182,7 @@ class CheckpointedRegion {
     first_ = Recomputation::ForwardStatus::kComplete;
   }
 
-  // A tensor is returned once; for a second request (retain_graph) fn runs again.
+  // A tensor is returned once; on a second request (retain_graph) fn runs again.
   at::Tensor take(std::size_t number) {
     {
       const std::lock_guard lock(mu_);
@@ -212,7 +212,7 @@ class CheckpointedRegion {
     return inputs;
   }
 
-  // Another thread's run may have found the tensor since it was missed here.
+  // Another thread's run may have found the tensor since this thread missed it.
   Recomputation begin(std::size_t number) {
     const std::lock_guard lock(mu_);
     auto slots = slots_;
@@ -221,8 +221,8 @@ class CheckpointedRegion {
     return {std::move(slots), first_, early_stop_};
   }
 
-  // fn runs without the lock: it may wait for other ranks, and other threads may
-  // run it at the same time.
+  // fn runs without the lock, because it may wait for other ranks, and other threads may run it at
+  // the same time.
   at::Tensor run_for(std::size_t number) {
     auto run = begin(number);
     {
@@ -285,7 +285,7 @@ class CheckpointedTensorHooks final
     if (!kept_.defined()) {
       return region_->take(slot_);
     }
-    // LibTorch checks the same for what it saves without hooks.
+    // LibTorch checks the same for tensors that it saves without hooks.
     SHERD_CHECK_AS(
         kFailedPrecondition, kept_._version() == version_,
         "[autograd] checkpoint: a parameter of shape ", kept_.sizes(),

@@ -49,8 +49,8 @@ at::Tensor layer_by_layer(
   return x.square().sum();
 }
 
-// Claims that forward() changes no bit of loss and gradients when its layers
-// are checkpoints, plain and with units that come and go.
+// Claims that forward() changes no bit of loss and gradients if its layers are checkpoints, plain
+// and with units that come and go.
 void expect_unchanged(
     const std::function<at::Tensor(const Layers&, Mode)>& forward) {
   const OneThread one_thread;
@@ -152,8 +152,8 @@ TEST(Checkpoint, T08AnUnusedRegionAndOneWithoutInputsAreEqualInBits) {
 TEST(Checkpoint, T08GradientsTakenWithinARegionAreEqualInBits) {
   for (const bool early_stop : {true, false}) {
     expect_unchanged([early_stop](const Layers& net, Mode mode) {
-      // A gradient penalty: fn runs a backward of its own, through tensors that
-      // were left out a moment ago.
+      // A gradient penalty: fn itself runs a backward, through tensors that were left out a moment
+      // ago.
       const auto penalty = [net](const at::Tensor& in) {
         const auto x = in.detach().requires_grad_();
         const auto y = net->layer(1, net->layer(0, x));
@@ -195,7 +195,7 @@ TEST(Checkpoint, T08AScriptedModuleIsEqualInBitsOnceItHasBeenOptimised) {
     return torch::autograd::grad({y.sum()}, {x, script.attr("w").toTensor()});
   };
   const auto x = rows().requires_grad_();
-  // It saves other tensors while LibTorch watches what to optimise.
+  // It saves other tensors while LibTorch observes what to optimise.
   EXPECT_THAT(
       thrown_by([&] { gradients(checkpoint(run, x), x); }),
       HasSubstr("when it is run again"));
@@ -206,7 +206,7 @@ TEST(Checkpoint, T08AScriptedModuleIsEqualInBitsOnceItHasBeenOptimised) {
   }
 }
 
-// Saves an input and an output, and asks for them twice.
+// Saves an input and an output, and asks for each twice.
 struct Squares : torch::autograd::Function<Squares> {
   static at::Tensor forward(
       torch::autograd::AutogradContext* context, const at::Tensor& x) {
@@ -233,7 +233,7 @@ TEST(Checkpoint, T08CustomFunctionsAreEqualInBits) {
   });
 }
 
-// A user's own checkpoint: a backward within the node.
+// A user's own checkpoint, with a backward within the node.
 struct Reentrant : torch::autograd::Function<Reentrant> {
   static at::Tensor forward(
       torch::autograd::AutogradContext* context,
@@ -366,7 +366,7 @@ TEST(Checkpoint, T08HooksOfSharedWeightsRunOnce) {
 
 // ---- How often, and for how long ----
 
-// Counts its runs, and how many of the tensors it made are alive.
+// Counts its runs, and how many of the tensors it made are still alive.
 struct Probe {
   int begun = 0;
   int ended = 0;
@@ -434,8 +434,8 @@ TEST(Checkpoint, T08FreesATensorAsSoonAsBackwardHasUsedIt) {
   x.reset();
   EXPECT_EQ(probe->alive(), kRegions - 1);  // The inputs of regions.
   loss.backward();
-  // A hook runs before its node asks for the tensor: inputs of regions still to
-  // come, then what the recomputation of this one has left.
+  // A hook runs before its node asks for the tensor: then the inputs of the remaining regions are
+  // alive, and what the recomputation of this one has left.
   std::vector<int> expected;
   for (int inputs = kRegions - 1; inputs >= 0; --inputs) {
     expected.push_back(inputs);
@@ -458,7 +458,7 @@ TEST(Checkpoint, T08KeepsNothingForNodesThatAreGone) {
     SCOPED_TRACE(early);
     auto [used, dropped, kept] = checkpoint(three, rows().requires_grad_());
     if (early) {
-      dropped.reset();  // Before the recomputation: not collected.
+      dropped.reset();  // Before the recomputation, which does not collect it.
     }
     used.sum().backward();
     used.reset();
@@ -561,7 +561,7 @@ TEST(Checkpoint, T08FrozenShardedParametersNeedNoSecondRunEither) {
 
 // ---- What goes wrong ----
 
-// What backward says of a region that behaves otherwise the second time.
+// What backward says about a region that behaves differently the second time.
 std::string refusal(
     const std::function<at::Tensor(const at::Tensor&, bool again)>& fn,
     const CheckpointOptions& options = {}) {

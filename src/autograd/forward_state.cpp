@@ -75,7 +75,7 @@ ForwardStateScope::ForwardStateScope(const ForwardState& then)
 
 ForwardStateScope::~ForwardStateScope() {
   if (at::autocast::decrement_nesting() == 0) {
-    at::autocast::clear_cache();  // Casts of weights made meanwhile.
+    at::autocast::clear_cache();  // Drops casts of weights made meanwhile.
   }
   before_.apply();
   at::GradMode::set_enabled(grad_mode_before_);

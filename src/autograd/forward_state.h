@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ForwardState is what a forward depends on besides its inputs: the states of the default random
-// generators of the CPU and of the devices that its inputs lie on, and autocast. A recomputation
-// restores it. A value. Thread rule: autocast belongs to the calling thread; generators are the
-// process's and locked for each access alone.
+// generators of the CPU and of the devices of its inputs, and autocast. A recomputation restores
+// it. A value. Thread rule: autocast belongs to the calling thread; generators belong to the
+// process and are locked only for each access.
 #pragma once
 
 #include <vector>
@@ -41,7 +41,7 @@ class ForwardState {
   bool autocast_cache_ = false;
 };
 
-// Restores the state, with gradients on, while it lives; the destructor puts back what was before.
+// Restores the state, with gradients on, while it lives; the destructor puts back the state before.
 class ForwardStateScope {
  public:
   explicit ForwardStateScope(const ForwardState& then);

@@ -43,8 +43,8 @@ class GradientHook final : public PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> before_;
 };
 
-// The parameter's hook, or null. A tensor that was never trainable has no
-// place for one yet, and LibTorch asserts there.
+// The parameter's hook, or null. A tensor that was never trainable has no place for a hook yet, and
+// LibTorch would fail an assertion there.
 PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
   return impl::get_autograd_meta(parameter) == nullptr
       ? nullptr
@@ -59,7 +59,7 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
     if (!gradients.at(0).defined()) {
-      return gradients;  // Nothing is added, and nobody told that it was.
+      return gradients;  // Nothing is added, and nobody was told so.
     }
     try {
       call_();
@@ -73,8 +73,8 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
   const std::function<void()> call_;
 };
 
-// A hook of the node that accumulates. It keeps the node, which LibTorch forgets
-// between two backwards.
+// A hook of the node that accumulates. It keeps the node alive, which LibTorch drops between two
+// backwards.
 class PreAccumulationRegistration {
  public:
   PreAccumulationRegistration(
@@ -94,7 +94,7 @@ class PreAccumulationRegistration {
       delete;
 
  private:
-  // An intrusive_ptr or, in older LibTorch, a shared_ptr.
+  // An intrusive_ptr or, in older versions of LibTorch, a shared_ptr.
   const decltype(impl::grad_accumulator(at::Tensor())) accumulator_;
   const torch::autograd::FunctionPreHook* hook_;
 };

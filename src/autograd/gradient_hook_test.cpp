@@ -93,7 +93,7 @@ TEST(GradientHook, FiresInEachOfTwoBackwardsThroughARetainedGraph) {
   EXPECT_TRUE(bit_equal(taken.of[0][0], taken.of[0][1]));
 }
 
-// A function without a gradient for its weight.
+// A function that gives its weight no gradient.
 struct NoGradient : torch::autograd::Function<NoGradient> {
   static at::Tensor forward(
       torch::autograd::AutogradContext*, const at::Tensor& w) {
@@ -249,8 +249,7 @@ TEST(TakenGradient, ArrivesSparseOnlyWhenAllUsesAre) {
   EXPECT_FALSE(taken.of[0][2].is_sparse());
 }
 
-// Nobody else holds the gradient or its bytes: autograd made no copy, or made
-// one for us alone.
+// Nothing else holds the gradient or its bytes: autograd made no copy, or one that only we hold.
 void expect_unshared(
     const char* name,
     const Tensors& parameters,
@@ -296,7 +295,7 @@ TEST(TakenGradient, SharesItsStorageWithNobody) {
   });
 }
 
-// cat hands out parts of its own gradient, and autograd steals those.
+// cat returns parts of its own gradient, and autograd takes those without a copy.
 TEST(TakenGradient, OfConcatenatedParametersLiesApartInOneStorage) {
   const auto a = parameter();
   const auto b = parameter();
@@ -309,7 +308,7 @@ TEST(TakenGradient, OfConcatenatedParametersLiesApartInOneStorage) {
   EXPECT_EQ(first.storage_offset() + first.numel(), second.storage_offset());
 }
 
-// The gradient is born where the taker gets it: same bytes, no copy between.
+// The gradient reaches the callback with the bytes in which it was computed, without a copy.
 TEST(TakenGradient, IsTheTensorThatTheNodeMade) {
   const auto w = parameter();
   const void* born = nullptr;

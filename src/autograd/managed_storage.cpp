@@ -11,7 +11,7 @@ namespace {
 // The deleter of every tagged DataPtr; its address identifies managed storages.
 void release_tag(void* context) {
   auto* tag = static_cast<StorageTag*>(context);
-  // acq_rel: the last owner must see what the others wrote before deleting.
+  // acq_rel: the last owner must see, before it deletes, what the others wrote.
   if (tag->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     delete tag;  // NOLINT: counted by hand, a DataPtr cannot hold a shared_ptr.
   }
@@ -32,14 +32,14 @@ StorageTag* make_tag(
   return tag;
 }
 
-// Before 2.12 a storage that was made unreadable cannot be made readable again. There whoever reads it
-// without the dispatcher finds a null pointer, and no error that names the reason.
+// Before version 2.12, a storage that was made unreadable cannot be made readable again. There a
+// read without the dispatcher finds a null pointer instead of an error that names the reason.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
 void set_readable(c10::StorageImpl& storage) {
   storage.clear_data_ptr_access_error_msg_();
 }
 void set_unreadable(c10::StorageImpl& storage, const std::string& why) {
-  // In spite of its name this frees nothing; it sets the access flag.
+  // Despite its name this frees nothing; it sets the access flag.
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
 }
 #else

@@ -118,7 +118,7 @@ TEST(Filling, LeavesTheSavedTensorCheckToRealWrites) {
 TEST(Filling, ShowsTheBytesAtTheirNewAddressToEveryView) {
   std::vector<float> here = {1, 2, 3, 4};
   std::vector<float> there = {5, 6, 7, 8};
-  FakeUnitCache listener;  // Only its key is needed.
+  FakeUnitCache listener;  // Only needed for its key.
   ManagedStorage storage(nullptr, 0, 0, 16, at::kCPU);
   const auto w = parameter({2, 2});
   adopt(w, storage, 0, at::kFloat);

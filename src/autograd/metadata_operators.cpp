@@ -19,8 +19,8 @@ constexpr auto kMetadataOperators = std::to_array<std::string_view>({
     "numpy_T", "permute", "select", "slice", "split", "split_with_sizes",
     "squeeze", "swapaxes", "swapdims", "t", "transpose",
     "unbind", "unfold", "unsqueeze", "view", "view_as", "vsplit",
-    // Shape, dtype or autograd metadata only. The first is what set_data()
-    // asks: adoption itself must visit nobody.
+    // These read only shape, dtype or autograd metadata. set_data() calls the first: adoption
+    // itself must announce nothing.
     "_has_compatible_shallow_copy_type", "_version", "can_cast", "dim",
     "empty_like", "full_like", "is_complex", "is_contiguous",
     "is_floating_point", "is_inference",
@@ -32,7 +32,7 @@ constexpr auto kMetadataOperators = std::to_array<std::string_view>({
     "sym_storage_offset", "sym_stride", "zeros_like",
 });
 
-// Both tensors of these lend only their shape or dtype.
+// Of both tensors of these, only the shape or dtype is read.
 constexpr auto kTwoTensors = std::to_array<std::string_view>({
     "_has_compatible_shallow_copy_type", "expand_as", "is_same_size",
     "result_type", "view_as",
@@ -40,11 +40,11 @@ constexpr auto kTwoTensors = std::to_array<std::string_view>({
 
 // clang-format on
 
-// These write flags of the tensor, no bytes.
+// These write flags of the tensor, but no bytes.
 constexpr auto kFlagWriters =
     std::to_array<std::string_view>({"requires_grad_", "retain_grad"});
 
-// An overload may differ from its namesakes: zeros_like.out writes, narrow by a
+// An overload may differ from others of the same name: zeros_like.out writes, and narrow by a
 // tensor reads that tensor.
 bool is_plain_overload(
     std::string_view name, const c10::FunctionSchema& schema) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of operators that read no bytes of their arguments. The parameter key lets them
-// through, since announcing them would gather a unit for nothing. An operator missing from the list
-// costs traffic only; one wrongly on it would read an empty storage. Thread rule: any thread.
+// The list of operators that read no bytes of their arguments. The parameter key does not announce
+// them, because that would gather a unit for nothing. An operator missing from the list only costs
+// traffic; one that is on it by mistake would read an empty storage. Thread rule: any thread.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace sherd::autograd {
 
-// True for pure views (t, narrow, detach, ...) and for operators that look only at shape and dtype
+// True for pure views (t, narrow, detach, ...) and for operators that only look at shape and dtype
 // (zeros_like, new_empty, ...); false for those that may copy, such as reshape, contiguous or to.
 bool uses_metadata_only(const c10::OperatorHandle& op);
 

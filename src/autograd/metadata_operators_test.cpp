@@ -15,7 +15,7 @@ struct Use {
   std::function<void(const at::Tensor& w)> run;
 };
 
-// How many announcements each use of a fresh 4 x 4 parameter makes.
+// Expects each use of a fresh 4 x 4 parameter to make an announcement, or none.
 void expect_announcements(const std::vector<Use>& uses, bool expected) {
   for (const auto& use : uses) {
     FakeUnitCache cache;
@@ -104,7 +104,7 @@ TEST(OperatorsThatMayCopy, Visit) {
       true);
 }
 
-// Overloads that share a name with a metadata operator but read or write.
+// Overloads that have the name of a metadata operator but read or write.
 TEST(OperatorsThatMayCopy, IncludeOverloadsWithOtherTensors) {
   expect_announcements(
       {{"zeros_like.out",
@@ -138,7 +138,7 @@ TEST(OperatorsThatMayCopy, IncludeRandintBelowATensor) {
   const auto op =
       c10::Dispatcher::singleton().findSchema({"aten::randint_like", "Tensor"});
   if (!op) {
-    return;  // Younger than the oldest LibTorch we support.
+    return;  // It is newer than the oldest version of LibTorch that we support.
   }
   EXPECT_FALSE(uses_metadata_only(*op));
 }
@@ -156,7 +156,7 @@ TEST(MetadataOperators, AllExistInThisLibTorch) {
   }
 }
 
-// Only self may be a tensor whose bytes are not needed; nothing is written.
+// Only `self` may be a tensor whose bytes are not needed; nothing is written.
 TEST(MetadataOperators, WriteNothing) {
   auto& dispatcher = c10::Dispatcher::singleton();
   int found = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelEngine is the base of the engines behind the handles of sharded and replicated models. It
-// holds their lock, knows whether they are closed or have failed, and follows the frame of a
-// training step, which begins when a training forward first uses a parameter and is over when the
-// outermost backward has ended. Engines differ in what they do at these moments, not in when they
-// come.
+// ModelEngine is the base class of the engines behind the handles of sharded and replicated models.
+// It has their lock, knows whether they are closed or have failed, and follows the frame of a
+// training step, which begins when a training forward first uses a parameter and ends when the
+// outermost backward has ended. Engines differ in what they do at these moments, not in when the
+// moments come.
 //
 // Thread rule: uses, gradients and ends of backwards come from any thread; protected members are
 // used under the lock, unless they say otherwise.
@@ -27,53 +27,54 @@ class ModelEngine : public BackwardListener,
   // Takes the lock, ends the frame, and calls end_of_backward() and call_hooks().
   void backward_ended(std::exception_ptr failure) final;
 
-  // JoinScope::finish(), and its end without that. Nothing to do without other ranks.
+  // Does the work of JoinScope::finish(), or ends the scope without it. Does nothing without other
+  // ranks.
   virtual void finish_join(const std::function<void()>& /*after_backward*/) {}
   virtual void abandon_join() {}
 
  protected:
-  // `when_closed` is what check_open() says of a closed engine.
+  // `when_closed` is the message of check_open() for a closed engine.
   explicit ModelEngine(const char* when_closed) : when_closed_(when_closed) {}
 
-  // Whether the engine is neither closed nor failed. The end of a backward asks this and returns
-  // quietly if not, since whoever caused the failure has thrown it.
+  // Whether the engine is neither closed nor failed. The end of a backward asks this and, if false,
+  // returns quietly, because the failure was already thrown where it happened.
   bool usable() const { return !closed_ && error_.ok(); }
-  // Throws Error when the engine is closed, or else the first failure.
+  // Throws Error if the engine is closed, or else throws the first failure.
   void check_open() const;
 
   // Notes that an operator uses a parameter. The first use in a training forward calls
-  // begin_training_forward(); it and uses in a backward arm the end of that backward.
+  // begin_training_forward(). That use, and uses in a backward, arm the end of the backward.
   void note_use();
-  // The same for what happens only in a backward, such as the arrival of a gradient.
+  // The same for events that only happen in a backward, such as the arrival of a gradient.
   void note_backward();
-  // Makes the next training use begin a new frame.
+  // Makes the next use in training begin a new frame.
   void forget_forward() { armed_ = false; }
 
-  // Calls it without the lock.
+  // Calls the function without the lock.
   static void call_unlocked(
       std::unique_lock<std::mutex>& lock, const std::function<void()>& call);
 
-  // The same with what a join scope's finish() was told to do after a backward. Its failure is that
-  // of all ranks, which would wait for this one.
+  // The same for the function that a join scope's finish() calls after a backward. If it fails,
+  // that is a failure of all ranks, because they would wait for this one.
   void call_after_backward(
       std::unique_lock<std::mutex>& lock,
       const std::function<void()>& call,
       const char* part);
 
-  // Remembers the first failure and abandons the exchange then. Returns explained(status).
+  // On the first failure, remembers it and abandons the exchange. Returns explained(status).
   Status close_with_failure(const Status& status);
-  // The same, and throws what that returns.
+  // The same, and throws the result.
   void fail(const Status& status);
 
-  // Checks the model. A throw refuses the use, and the next use calls this again.
+  // Checks the model. An exception refuses the use, and the next use calls this again.
   virtual void begin_training_forward() {}
   // `failure` is null unless the backward threw. Also called when not usable().
   virtual void end_of_backward(const std::exception_ptr& failure) = 0;
-  // What users want called once the backward is over, without the lock.
+  // Calls the users' hooks once the backward is over, without the lock.
   virtual void call_hooks(std::unique_lock<std::mutex>& /*lock*/) {}
   // Returns the failure with what this engine knows about it.
   virtual Status explained(const Status& status) const { return status; }
-  // Closes the connections to other ranks, so that those fail, too.
+  // Closes the connections to other ranks, so that they fail, too.
   virtual void abandon_exchange(const Status& /*failure*/) {}
 
   // Returns a function that makes `call(engine, arguments...)` while the engine lives, and returns
@@ -96,12 +97,12 @@ class ModelEngine : public BackwardListener,
 
   mutable std::mutex mu_;
   Status error_;            // The first failure.
-  bool closed_ = false;     // The user closed the handle.
+  bool closed_ = false;     // The user has closed the handle.
   int no_sync_scopes_ = 0;  // Open scopes in which backwards exchange nothing.
 
  private:
   const char* const when_closed_;
-  bool armed_ = false;  // A training forward has armed the backward to come.
+  bool armed_ = false;  // A training forward has armed the next backward.
   bool armed_in_backward_ = false;
 };
 

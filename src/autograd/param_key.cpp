@@ -20,13 +20,14 @@
 namespace sherd::autograd {
 namespace {
 
-// The key lies above autograd, so that one operator is one announcement, and
-// LibTorch uses it in its own tests only.
+// The key is above autograd, so that one operator makes one announcement. LibTorch itself uses this
+// key only in its own tests.
 constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 constexpr c10::DispatchKeySet kBelow(
     c10::DispatchKeySet::FULL_AFTER, kParamKey);
 
-// Those of torch.func, such as grad() and vmap(), which would take part in what gathers a unit.
+// The keys of torch.func, such as for grad() and vmap(), which would take part in what gathers a
+// unit.
 constexpr c10::DispatchKeySet kTransforms(
     {c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
      c10::DispatchKey::FuncTorchDynamicLayerBackMode});
@@ -51,7 +52,7 @@ void add_uses(ParameterUses& uses, const c10::IValue& value, bool written) {
       if (element.isTensor()) {
         add_use(uses, element.toTensor(), written);
       } else if (!element.isNone()) {
-        return;  // A list of numbers.
+        return;  // It is a list of numbers.
       }
     }
   } else if (value.isGenericDict()) {
@@ -79,9 +80,9 @@ ParameterUseListener* listener_of(const ParameterUse& use) {
   return use.tag->listener.load(std::memory_order_acquire);
 }
 
-// Uses of one listener then follow each other, and listeners have the order in which
-// the arguments name them, so that all ranks begin gathers of several models in one
-// order. Almost always there is one; a teacher and a student may share an operator.
+// Afterwards the uses of one listener are adjacent, and listeners are in the order in which the
+// arguments name them, so that all ranks start gathers of several models in one order. Almost
+// always there is one listener, but a teacher and a student may share an operator.
 void group_by_listener(ParameterUses& uses) {
   auto rest = uses.begin();
   while (rest != uses.end()) {
@@ -93,8 +94,8 @@ void group_by_listener(ParameterUses& uses) {
   }
 }
 
-// Calls begin_use() of the listeners of all uses, one after the other, and
-// end_use() of those when it goes out of scope.
+// Calls begin_use() of the listeners of all uses, one after the other, and end_use() of those that
+// were called when it goes out of scope.
 class ParameterUseScope {
  public:
   ParameterUseScope(ParameterUses& uses, const char* name) : uses_(uses) {
@@ -187,7 +188,7 @@ at::Tensor shown(const at::Tensor& tensor) {
       : tensor;
 }
 
-// Replaces the operator's arguments where a storage shows other values.
+// Replaces the operator's arguments whose storage shows other values.
 void show_instead(
     const ParameterUses& uses,
     const c10::OperatorHandle& op,
@@ -211,8 +212,8 @@ void show_instead(
   }
 }
 
-// A result may be the argument itself, as that of `to` is. What a storage shows instead may go when
-// the operator has ended, so such a result gets memory of its own.
+// A result may be the argument itself, as that of `to`. What a storage shows instead may be freed
+// when the operator has ended, so such a result gets memory of its own.
 void keep_results(
     const ParameterUses& uses,
     const c10::OperatorHandle& op,
@@ -239,7 +240,7 @@ void cast_outputs(
         ? casts.parameters
         : casts.outputs;
     if (dtype) {
-      // A derivative is no layer's output; a recomputation records gradients.
+      // A derivative is not the output of a layer; a recomputation records gradients.
       if (!in_backward() || records_gradients()) {
         cast_results(op, *dtype, stack);
       }
@@ -262,11 +263,11 @@ void announce_and_call(
   cast_inputs(uses, op, *stack);
   show_instead(uses, op, *stack);
   if (is_builtin(op)) {
-    // The operators that this one is made of use the same, announced tensors.
+    // The operators of which this one is made use the same, already announced tensors.
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
     op.redispatchBoxed(keys & kBelow, stack);
   } else {
-    // A custom operator may use further weights inside; those must announce.
+    // A custom operator may use further weights inside, which must be announced.
     op.redispatchBoxed(keys & kBelow, stack);
   }
   keep_results(uses, op, *stack);
@@ -323,8 +324,8 @@ class Placeholder final : public c10::TensorImpl {
         dropped_(std::move(dropped)) {
     set_sizes_contiguous(like.sizes());
   }
-  // Without weak references LibTorch destroys it at once, with them it releases
-  // first.
+  // LibTorch destroys it at once if there are no weak references; otherwise it releases the
+  // resources first.
   ~Placeholder() override { tell(); }
   Placeholder(const Placeholder&) = delete;
   Placeholder& operator=(const Placeholder&) = delete;
@@ -350,7 +351,7 @@ Placeholder* placeholder_of(const at::Tensor& tensor) {
   return dynamic_cast<Placeholder*>(tensor.unsafeGetTensorImpl());
 }
 
-// Older LibTorch has no such fields.
+// Older versions of LibTorch have no such fields.
 void move_grad_dtype(auto& from, auto& to) {
   if constexpr (requires { from.grad_dtype_; }) {
     to.grad_dtype_ = from.grad_dtype_;
@@ -399,7 +400,7 @@ void adopt(
     const ManagedStorage& storage,
     std::int64_t offset,
     c10::ScalarType dtype) {
-  // In inference mode new tensors would be inference tensors and never train.
+  // In inference mode, new tensors would be inference tensors, which can never be trained.
   const c10::InferenceMode off(false);
   auto impl = keyed(
       parameter.options().dtype(dtype).requires_grad(false), storage, offset);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ways to use autograd and threads that are not plain forward + backward.
+// Uses of autograd and threads other than plain forward and backward.
 #include <array>
 #include <thread>
 #include <ATen/Parallel.h>
@@ -17,8 +17,8 @@ namespace nn = torch::nn;
 using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
-// Three weights in a chain; what `use` makes of them is compared between a
-// plain copy and one with a unit per weight.
+// Three weights in a chain; the results of `use` are compared between a plain copy and one with a
+// unit per weight.
 void expect_same(const std::function<Tensors(const Tensors&)>& use) {
   const auto made = [] {
     torch::manual_seed(kSeed);
@@ -132,8 +132,8 @@ TEST(ShardedAutograd, ViewsKeptAcrossSteps) {
   });
 }
 
-// As register_parameter("w", x.t()) makes it. Autograd makes the history of a view
-// anew, from the end of a chain of views, when the version has moved meanwhile.
+// As register_parameter("w", x.t()) makes it. Autograd builds the history of a view again, from the
+// end of a chain of views, if the version has changed meanwhile.
 TEST(ShardedAutograd, AParameterMadeAsAViewIsNoneAnyMore) {
   auto base = at::randn({4, 3});
   const auto w = base.t().requires_grad_();
@@ -152,7 +152,7 @@ TEST(ShardedAutograd, AParameterMadeAsAViewIsNoneAnyMore) {
   EXPECT_FALSE(w.is_view());
   EXPECT_TRUE(w.is_leaf() && w.requires_grad());
   const auto view = w.t();
-  w.unsafeGetTensorImpl()->bump_version();  // Publishing does.
+  w.unsafeGetTensorImpl()->bump_version();  // Publishing does this.
   at::ones({2, 4}).mm(view).sum().backward();
   ASSERT_TRUE(w.grad().defined());
   EXPECT_TRUE(w.grad().equal(at::full({3, 4}, 2.0)));
@@ -242,7 +242,7 @@ TEST(TwoListeners, MeetInOneOperator) {
   EXPECT_EQ(ours.pins() + theirs.pins(), 0);
 }
 
-// Which lies lower in memory may differ between ranks.
+// Which listener has the lower address may differ between ranks.
 TEST(TwoListeners, AreToldInTheOrderOfTheArguments) {
   std::array<FakeUnitCache, 2> caches;
   std::array<at::Tensor, 2> weights;
@@ -291,8 +291,8 @@ TEST(ShardedThreads, ParallelForBodiesAnnounceFromTheirThreads) {
   });
 }
 
-// Not tried before sherd: forwards and backwards through one model at once,
-// with one unit whole, so that the threads take each other's bytes away.
+// Forwards and backwards through one model at once, with one unit whole, so that the threads take
+// each other's bytes away.
 TEST(ShardedThreads, ForwardAndBackwardThroughOneModelAtOnce) {
   expect_same([](const Tensors& w) {
     constexpr std::size_t kThreads = 4;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators outside namespace aten: they may use weights that are not among
-// their arguments.
+// Operators outside namespace aten, which may use weights that are not among their arguments.
 #include <gmock/gmock.h>
 #include <torch/library.h>
 #include "autograd/testing.h"
@@ -13,7 +12,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What scale_by_hidden uses without being given it.
+// The tensor that scale_by_hidden uses without getting it as an argument.
 at::Tensor& hidden() {
   static at::Tensor weight;
   return weight;
@@ -45,7 +44,7 @@ void fill_with_ones(at::Tensor w) {
   w.fill_(1);
 }
 
-// Reads by pointer what it was given: announced, so the bytes are there.
+// Reads its argument by pointer; the argument was announced, so the bytes are there.
 double read_first(const at::Tensor& w) { return w.const_data_ptr<float>()[0]; }
 
 TORCH_LIBRARY(sherd_test, library) {
@@ -106,7 +105,7 @@ TEST_F(CustomOperator, KeepsItsArgumentsWholeWhileItsInnerOperatorsRun) {
   cache.on_enter = [&](const char*) { whole.push_back(cache.whole(0)); };
   (void)call<at::Tensor, const at::Tensor&, const at::Tensor&>(
       "sherd_test::scale_by_hidden", at::ones({2, 2}), a);
-  // Before it; before mm(a); before mm(b).
+  // Before the operator; before mm(a); before mm(b).
   EXPECT_THAT(whole, ElementsAre(false, true, true));
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sharding changes no bit of what a layer computes, whatever the layer. Every
-// case runs with all its parameters in one unit, with a unit per child and with
-// a unit per parameter.
+// Sharding changes no bit of what any layer computes. Every case runs with all its parameters in
+// one unit, with a unit per child and with a unit per parameter.
 #include "autograd/testing.h"
 
 namespace sherd::autograd::testing {
@@ -27,7 +26,7 @@ at::Tensor loss_of(const at::Tensor& output) {
   return (output * output.cos()).mean();
 }
 
-// The layer on one input that itself wants a gradient where it can have one.
+// The layer on one input, which itself requires a gradient if it can have one.
 template <typename Layer>
 Trainable on(Layer layer, at::Tensor input) {
   if (input.is_floating_point()) {
@@ -94,7 +93,7 @@ struct TiedImpl : nn::Module {
 };
 TORCH_MODULE(Tied);
 
-// Operators that take lists of parameters of several units.
+// Operators that take lists of parameters from several units.
 struct ListsImpl : nn::Module {
   std::vector<at::Tensor> w;
   ListsImpl() {
@@ -224,7 +223,7 @@ TEST(ShardedBatchNorm, UpdatesItsStatisticsAlike) {
   EXPECT_TRUE(bit_equal(sharded->running_var, plain->running_var));
 }
 
-// One layer of each family under a runtime that keeps exactly one unit.
+// One layer of each family with a cache that keeps exactly one unit.
 TEST(ShardedModel, NeverHasMoreThanItsUnitsWhole) {
   torch::manual_seed(kSeed);
   nn::Sequential model(nn::Linear(4, 4), nn::Linear(4, 4), nn::Linear(4, 4));
@@ -234,9 +233,8 @@ TEST(ShardedModel, NeverHasMoreThanItsUnitsWhole) {
   loss_of(model->forward(at::randn({2, 4}))).backward();
 
   EXPECT_EQ(cache.whole(0) + cache.whole(1) + cache.whole(2), 1);
-  // Forward, then backward in the other direction; the last unit of forward
-  // is the first of backward and was kept. The first layer's weight is not
-  // needed in backward.
+  // Forward, then backward in the other direction. The last unit of forward is the first of
+  // backward and was kept. The first layer's weight is not needed in backward.
   EXPECT_EQ(cache.fills(0), 1);
   EXPECT_EQ(cache.fills(1), 2);
   EXPECT_EQ(cache.fills(2), 1);

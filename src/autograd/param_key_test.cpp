@@ -103,7 +103,8 @@ TEST(Adoption, LeavesAGraphBuiltBeforeItToItsOldBytes) {
   loss.backward();
 
   EXPECT_TRUE(bit_equal(x.grad(), at::ones({2, 4}).mm(before)));
-  EXPECT_EQ(w.grad().scalar_type(), at::kFloat);  // FINDINGS: cleared after.
+  // The old graph keeps its dtype.
+  EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
 }
 
 TEST(Release, GivesAPlainTensorBack) {
@@ -179,7 +180,7 @@ TEST(Key, IsNotOnAViewTakenBeforeAdoption) {
   const auto old = w.detach().view({2, 2});
   cache.add_unit({w});
   EXPECT_FALSE(announces(cache, old));
-  EXPECT_EQ(old.sum().item<float>(), 4.0F);  // Its own, older bytes.
+  EXPECT_EQ(old.sum().item<float>(), 4.0F);  // It has its own, older bytes.
   EXPECT_NE(tag_of(w), nullptr);
   EXPECT_EQ(tag_of(old), nullptr);
 }

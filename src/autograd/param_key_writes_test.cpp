@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whoever writes a parameter says so in its schema; the listener is told.
+// An operator that writes a parameter says so in its schema, and the listener is told.
 #include <gmock/gmock.h>
 #include "autograd/testing.h"
 
@@ -65,7 +65,7 @@ const std::vector<Write>& writes() {
   return all;
 }
 
-// A fresh parameter, written once.
+// The announcements for one write to a fresh parameter.
 std::vector<Announcement> announced_by(const Write& write) {
   torch::manual_seed(kSeed);
   FakeUnitCache cache;

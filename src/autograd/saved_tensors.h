@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hooks for the tensors that autograd saves for backward. LibTorch asks its engine for hooks
-// whenever it saves one, and sherd's engine asks the innermost SavedTensorHookScope of the thread.
-// Mirrors torch.autograd.graph.saved_tensors_hooks, whose C++ side takes Python functions only.
-// Thread rule: a scope affects the thread that made it.
+// whenever it saves a tensor, and sherd's engine asks the innermost SavedTensorHookScope of the
+// thread. Mirrors torch.autograd.graph.saved_tensors_hooks, whose C++ side takes only Python
+// functions. Thread rule: a scope affects the thread that made it.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ using SavedTensorHooks = std::unique_ptr<torch::autograd::SavedVariableHooks>;
 class SavedTensorHookFactory {
  public:
   virtual ~SavedTensorHookFactory() = default;
-  // Returns the hooks of a tensor that is about to be saved. They may be dropped unused.
+  // Returns hooks for a tensor that is about to be saved. They may be dropped unused.
   virtual SavedTensorHooks make_hooks() = 0;
 };
 
@@ -32,7 +32,8 @@ class SavedTensorHookScope {
   SavedTensorHookFactory* const before_;
 };
 
-// Returns hooks of the innermost scope, or null outside any, where autograd keeps tensors itself.
+// Returns hooks of the innermost scope, or null outside any scope; autograd then keeps tensors
+// itself.
 SavedTensorHooks saved_tensor_hooks();
 
 }  // namespace sherd::autograd

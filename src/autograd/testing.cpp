@@ -297,7 +297,7 @@ void expect_unchanged_when_sharded(const std::function<Trainable()>& make) {
       EXPECT_TRUE(bit_equal(train_once(sharded), expected));
       EXPECT_TRUE(bit_equal(train_once(sharded), expected)) << "second step";
     }
-    EXPECT_GT(cache.fills(0), 1);  // The claim is not empty.
+    EXPECT_GT(cache.fills(0), 1);  // The units really came and went.
     EXPECT_EQ(cache.pins(), 0);
     EXPECT_EQ(cache.enters(), cache.leaves());
   }
