@@ -38,7 +38,7 @@ struct AdamW::Impl {
             {.owner = kAdamW,
              .state_tensors = 2,
              .counts_updates = true,
-             // With epsilon 0 padding would become 0 / 0.
+             // With an epsilon of 0, padding would become 0 / 0.
              .joins_over_padding = given.epsilon > 0.0,
              .weight_decay = given.weight_decay,
              .groups = given.groups}) {

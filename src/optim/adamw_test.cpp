@@ -125,7 +125,7 @@ TEST_P(AdamWParity, EqualsTorchForRandomShapes) {
   }
 }
 
-// With epsilon 0 padding must not become 0 / 0.
+// With an epsilon of 0, padding must not become 0 / 0.
 TEST_P(AdamWParity, LeavesPaddingAloneWithoutEpsilon) {
   OptimizerTwin twin(kNames, kSizes, GetParam(), 4);
   AdamW ours(twin.slices, {.epsilon = 0.0});
@@ -226,7 +226,7 @@ TEST(AdamW, ZeroGradMakesGradientsUndefinedAndKeepsTheirMemory) {
   AdamW adamw(one("w", slice));
   adamw.zero_grad();
   EXPECT_FALSE(slice.grad().defined());
-  adamw.step();  // Skips it.
+  adamw.step();  // The slice is skipped.
   EXPECT_TRUE(torch::equal(slice, torch::ones({2})));
   EXPECT_TRUE(torch::equal(gradient, torch::ones({2})));
 }

@@ -9,13 +9,13 @@
 
 namespace sherd::optim {
 
-// Multiplications of one Newton-Schulz iteration: with m the shorter side and n
-// the longer, X X' (m m n), A A (m m m) and B X (m m n).
+// The multiplications of one Newton-Schulz iteration: with m the shorter side and n the longer,
+// those of X X^T (m m n), A A (m m m) and B X (m m n).
 std::int64_t newton_schulz_cost(std::int64_t rows, std::int64_t columns);
 
 // Returns the owner of each item. Items are assigned in order of falling cost, each to the rank
-// with the least so far (Graham 1969: at most 4/3 of the best assignment's time); ties go by index
-// and by rank. REQUIRES: ranks >= 1, costs >= 0.
+// with the least cost so far (Graham 1969: at most 4/3 of the time of the best assignment); ties go
+// by index and by rank. REQUIRES: ranks >= 1, costs >= 0.
 std::vector<int> assign_by_cost(
     const std::vector<std::int64_t>& costs, int ranks);
 

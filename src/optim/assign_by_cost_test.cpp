@@ -24,7 +24,7 @@ std::vector<std::int64_t> loads_of(
   return loads;
 }
 
-// The largest load of the best assignment, by trying all.
+// The largest load of the best assignment, found by trying all.
 std::int64_t best_makespan(const std::vector<std::int64_t>& costs, int ranks) {
   std::vector<std::size_t> owners(costs.size(), 0);
   auto best = std::accumulate(costs.begin(), costs.end(), std::int64_t{0});

@@ -37,8 +37,8 @@ at::Tensor joined(
   return parts.empty() ? at::empty({0}, options) : at::cat(parts);
 }
 
-// What goes to each rank, and where that lies which comes from each: undefined where nothing does.
-// Both have the order of matrices.
+// `outgoing` says which part of a matrix goes to a rank, and `incoming` where the part that comes
+// from a rank is written; undefined: none. Parts are in the order of matrices.
 void exchange_parts(
     const WholeParameters& ranks,
     const std::vector<CutMatrix>& matrices,

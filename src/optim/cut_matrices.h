@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrices of which each rank has a part and one rank, the owner, needs the whole for a while: two
-// all-to-alls, to the owners and back, in which each element is sent once. Thread rule: one thread.
+// Matrices of which each rank has a part, and which one rank, the owner, needs as a whole for a
+// while: two all-to-alls, to the owners and back, in which each element is sent once. Thread rule:
+// one thread.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@ namespace sherd::optim {
 
 struct CutMatrix {
   int owner = 0;
-  std::vector<std::int64_t> cuts;  // As WholeParameter.
-  at::TensorOptions options;       // Likewise.
+  std::vector<std::int64_t> cuts;  // As in WholeParameter.
+  at::TensorOptions options;       // As in WholeParameter.
   at::Tensor part;   // 1-D, contiguous. Undefined: this rank has none.
-  at::Tensor whole;  // Likewise, on the owner.
+  at::Tensor whole;  // 1-D, contiguous. Only on the owner.
 };
 
-// Collective, of the same matrices on every rank: fills `whole` on the owners, which it makes, from
-// all ranks' parts.
+// Collective; every rank passes the same matrices. Makes and fills `whole` on the owners from the
+// parts of all ranks.
 void gather_parts(
     const WholeParameters& ranks, std::vector<CutMatrix>& matrices);
-// Collective: fills all ranks' parts from `whole`.
+// Collective: fills the parts of all ranks from `whole`.
 void scatter_parts(
     const WholeParameters& ranks, const std::vector<CutMatrix>& matrices);
 

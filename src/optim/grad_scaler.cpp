@@ -39,7 +39,7 @@ GradScalerOptions checked(const GradScalerOptions& options) {
   return options;
 }
 
-// The same on every rank, so that all of them throw or none.
+// The same on every rank, so either all of them throw or none.
 void check_fp16(const NamedParameters& parameters) {
   const auto& items = parameters.items;
   SHERD_CHECK(
@@ -72,9 +72,9 @@ struct GradScaler::Impl {
   GradScalerOptions options;
   at::Tensor scale = number(options.init_scale, at::kFloat);
   at::Tensor growth_tracker = number(0, at::kInt);
-  // Since the last update().
+  // These three are since the last update().
   bool unscaled = false;
-  bool finite = true;  // Once unscaled: all gradients of all ranks.
+  bool finite = true;  // Once unscaled: whether all gradients are, on any rank.
   bool stepped = false;
 };
 
@@ -117,7 +117,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
       ": an optimizer updates in backward, from gradients that are still "
       "scaled and before it is known whether all of them are finite; construct "
       "it without in_backward");
-  // fp32 without dimensions: the product is fp32 where the loss is fp16.
+  // A 0-D fp32 tensor, because the product with an fp16 loss is then fp32.
   return loss.mul(number(get_scale(), at::kFloat));
 }
 
@@ -151,13 +151,13 @@ bool GradScaler::step_with(const std::function<void()>& make_step) {
   if (impl_->finite) {
     make_step();
   } else if (impl_->parameters.publish) {
-    // As the optimizer would: parameters that nobody publishes count as stale.
+    // As the optimizer would have done: parameters that are not published count as stale.
     impl_->parameters.publish();
   }
   return impl_->finite;
 }
 
-// The arithmetic of torch.amp.GradScaler.
+// Uses the arithmetic of torch.amp.GradScaler.
 void GradScaler::update() {
   SHERD_CHECK_AS(
       kFailedPrecondition, impl_->unscaled, "[optim] ", kScaler,

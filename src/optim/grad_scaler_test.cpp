@@ -19,7 +19,7 @@ using ::testing::ThrowsMessage;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// One fp32 parameter of three elements that forward has in fp16.
+// One fp32 parameter of three elements that forward uses in fp16.
 NamedParameters half_parameters() {
   NamedParameters parameters;
   parameters.items.push_back(
@@ -37,7 +37,7 @@ struct CountedSteps {
   void step() { ++count; }
 };
 
-// A step whose gradient is that of a scaled loss.
+// Makes a step whose gradient is that of a scaled loss.
 bool take_step(
     GradScaler& scaler, const NamedParameters& parameters, double gradient) {
   set_gradient(
@@ -72,7 +72,7 @@ TEST(GradScaler, TheScaledLossOfFp16IsFp32) {
   EXPECT_EQ(loss.item<float>(), 4.0F * 65536.0F);
 }
 
-// What torch.amp.GradScaler does with these gradients, grows after three steps.
+// torch.amp.GradScaler does the same with these gradients when it grows after three steps.
 TEST(GradScaler, GrowsAfterFiniteStepsInARowAndHalvesWhenOneIsNot) {
   const auto parameters = half_parameters();
   GradScaler scaler(parameters, {.init_scale = 64.0, .growth_interval = 3});

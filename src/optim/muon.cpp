@@ -17,7 +17,7 @@ namespace sherd {
 namespace {
 
 constexpr const char* kMuon = "Muon";
-constexpr int kIterationsEnd = 100;  // PyTorch's.
+constexpr int kIterationsEnd = 100;  // As in PyTorch.
 
 MuonOptions checked(const MuonOptions& options) {
   optim::check_not_negative(kMuon, "learning_rate", options.learning_rate);
@@ -41,7 +41,7 @@ MuonOptions checked(const MuonOptions& options) {
   return options;
 }
 
-// A matrix as this rank sees it. Without a slice, nothing of it lies here.
+// A matrix as this rank sees it. If this rank has no slice, no part of the matrix lies here.
 struct MuonMatrix {
   std::string name;
   std::int64_t rows = 0;
@@ -49,14 +49,14 @@ struct MuonMatrix {
   int owner = 0;
   at::Tensor slice = {};
   std::int64_t slice_begin = 0;
-  std::vector<std::int64_t> cuts = {};  // As WholeParameter.
+  std::vector<std::int64_t> cuts = {};  // As in WholeParameter.
   at::TensorOptions options = {};
   at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is, or cut.
-  // Whole, on the owner, during a step: what ranks that share nothing have sent.
+  // Whole, on the owner, during a step: what ranks that share no gradients have sent.
   at::Tensor gathered_gradient = {};
   at::Tensor momentum = {};  // On the owner, from its first update on.
 
-  // The whole gradient, as a matrix. REQUIRES: there is one.
+  // The whole gradient as a matrix. REQUIRES: there is one.
   at::Tensor gradient() const {
     if (gathered_gradient.defined()) {
       return gathered_gradient;
@@ -65,7 +65,7 @@ struct MuonMatrix {
                                      : slice.grad().view({rows, columns});
   }
   bool is_cut() const { return !shared_gradient.defined() && !cuts.empty(); }
-  // This rank's part of it, in the slice's shape.
+  // This rank's part of the gradient, in the slice's shape.
   at::Tensor gradient_of_slice() const {
     if (is_cut()) {
       return slice.grad();
@@ -147,7 +147,8 @@ struct Muon::Impl {
     return matrix.owner == parameters.whole.rank;
   }
   std::vector<bool> agree_on_gradients() const;
-  // Where ranks share nothing: whole gradients to the owners, and back what these make of them.
+  // If ranks share no gradients: the first makes gradients whole on the owners, the second sends
+  // back the updates that the owners made of them.
   std::vector<optim::CutMatrix> gather_gradients(const std::vector<bool>& due);
   void scatter_updates(const std::vector<optim::CutMatrix>& moved);
   void make_update(MuonMatrix& matrix) const;
@@ -160,12 +161,12 @@ struct Muon::Impl {
 
   MuonOptions options;
   NamedParameters parameters;
-  std::shared_ptr<void> claim;  // Publishing is this optimizer's.
+  std::shared_ptr<void> claim;  // While held, this optimizer publishes.
   std::vector<MuonMatrix> matrices;
 };
 
-// Returns by matrix whether it is updated. Every rank has come here when it
-// returns, so that no rank still writes its part of a gradient, as clipping does.
+// Returns, by matrix, whether it is updated. When it returns, every rank has come here, so no rank
+// still writes its part of a gradient, as clipping does.
 std::vector<bool> Muon::Impl::agree_on_gradients() const {
   const auto count = static_cast<std::int64_t>(matrices.size());
   const auto numbers =
@@ -187,7 +188,7 @@ std::vector<bool> Muon::Impl::agree_on_gradients() const {
       matrix.slice.mutable_grad() = gradient;
     } else if (const auto place = matrix.gradient_of_slice();
                place.const_data_ptr() != gradient.const_data_ptr()) {
-      place.copy_(gradient);  // Set by the user.
+      place.copy_(gradient);  // The user has set it.
     }
   }
   all_reduce_max(numbers);
@@ -236,7 +237,7 @@ void Muon::Impl::scatter_updates(const std::vector<optim::CutMatrix>& moved) {
   }
 }
 
-// Writes the update over the gradient.
+// Writes the update into the memory of the gradient.
 void Muon::Impl::make_update(MuonMatrix& matrix) const {
   const auto gradient = matrix.gradient();
   if (!matrix.momentum.defined()) {
@@ -272,8 +273,8 @@ Muon::~Muon() = default;
 Muon::Muon(Muon&&) noexcept = default;
 Muon& Muon::operator=(Muon&&) noexcept = default;
 
-// Where ranks share gradients: between the two all-reduces a matrix's gradient belongs to its owner,
-// and outside of them each rank's part to that rank: no rank writes what another reads.
+// If ranks share gradients: between the two all-reduces a matrix's gradient belongs to its owner,
+// and outside of them each rank's part belongs to that rank, so no rank writes what another reads.
 void Muon::step() {
   const at::NoGradGuard no_grad;
   auto& matrices = impl_->matrices;

@@ -24,7 +24,7 @@ constexpr int kSteps = 3;
 const std::vector<std::vector<std::int64_t>> kShapes = {
     {6, 10}, {12, 5}, {8, 8}, {1, 7}};
 
-// The rules of muon_reference.py.
+// The same values as in muon_reference.py.
 torch::Tensor value_at(std::size_t number) {
   const auto& shape = kShapes[number];
   const auto i = torch::arange(shape[0] * shape[1], torch::kDouble);
@@ -81,7 +81,7 @@ MuonOptions options_named(const std::string& name) {
 struct Golden {
   const char* name;
   at::ScalarType dtype;
-  // For each matrix: the first element, the one in the middle, the last, norm.
+  // For each matrix: the first element, the middle one, the last one, and the norm.
   std::vector<float> numbers;
 };
 
@@ -140,8 +140,8 @@ TEST_P(MuonGolden, EqualsTorch) {
     set_gradients(parameters, step);
     muon.step();
   }
-  // Processors add bf16 products in different orders, and iterations multiply
-  // what that makes; a matrix moves by up to 0.06.
+  // Processors add bf16 products in different orders, and iterations amplify the difference; a
+  // matrix moves by up to 0.06.
   const float tolerance = GetParam().dtype == at::kFloat ? 1e-5F : 2e-3F;
   const auto& numbers = GetParam().numbers;
   ASSERT_EQ(numbers.size(), 4 * kShapes.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matching of parameter names against patterns, for groups and split(). Thread rule: pure, any
-// thread.
+// Matches parameter names against patterns, for groups and split(). Thread rule: pure functions,
+// any thread.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace sherd::optim {
 
-// Whether the whole name matches one of the shell patterns; `*` crosses dots.
+// Whether the whole name matches one of the shell patterns; `*` also matches dots.
 bool matches_any(
     const std::vector<std::string>& patterns, const std::string& name);
 

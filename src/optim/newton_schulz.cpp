@@ -7,11 +7,11 @@
 
 namespace sherd::optim {
 
-// As torch.optim.Muon does it, operator by operator.
+// The same operators as in torch.optim.Muon.
 at::Tensor orthogonalised(
     const at::Tensor& matrix, const NewtonSchulzOptions& iteration) {
   const auto [a, b, c] = iteration.coefficients;
-  // The products of rows are the smaller square.
+  // Products of rows must give the smaller square.
   const bool tall = matrix.size(0) > matrix.size(1);
   auto x = matrix.to(iteration.dtype);
   x = tall ? x.t() : x;

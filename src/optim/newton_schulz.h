@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Newton-Schulz iterations towards the nearest orthogonal matrix, U V' for U S V'; singular values
-// end near 1 rather than at it. Muon's updates are made of them. Thread rule: pure, any thread.
+// Newton-Schulz iterations towards the nearest orthogonal matrix, U V^T for U S V^T; singular
+// values end near 1 rather than at it. Muon's updates are made of them. Thread rule: pure
+// functions, any thread.
 #pragma once
 
 #include <array>
@@ -12,7 +13,7 @@ namespace sherd::optim {
 struct NewtonSchulzOptions {
   std::array<double, 3> coefficients = {3.4445, -4.775, 2.0315};
   int iterations = 5;
-  double epsilon = 1e-7;  // The norm divided by is at least this.
+  double epsilon = 1e-7;  // The norm used as a divisor is at least this.
   at::ScalarType dtype = at::kBFloat16;
 };
 

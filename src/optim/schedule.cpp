@@ -27,8 +27,7 @@ void check_schedule(const LearningRateSchedule& schedule) {
       schedule.warmup_steps, ", found ", schedule.total_steps);
 }
 
-// The part of the way from floor to peak that is left after `progress` in
-// [0, 1) of the decay.
+// The part of the way from floor to peak that is left after `progress`, in [0, 1), of the decay.
 double remaining(Decay decay, double progress) {
   switch (decay) {
     case Decay::kConstant:

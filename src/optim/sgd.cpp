@@ -47,9 +47,9 @@ void Sgd::step() {
   const at::NoGradGuard no_grad;
   const SgdOptions& options = impl_->options;
   for (optim::UpdateBatch& batch : impl_->slices.begin_update()) {
-    // PyTorch starts the buffer as the first gradient. A buffer of zeros gives
-    // the same, momentum * 0 + gradient, as there is no dampening; so slices at
-    // their first and at later updates go in one call.
+    // PyTorch initialises the buffer with the first gradient. A buffer of zeros gives the same,
+    // momentum * 0 + gradient, because there is no dampening, so first and later updates of slices
+    // go into one call.
     const at::TensorList buffers =
         batch.states.empty() ? at::TensorList() : batch.states.front();
     at::_fused_sgd_(

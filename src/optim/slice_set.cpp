@@ -26,7 +26,7 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
-// One dimension over `elements` from the first element of `first` on.
+// A 1-D view of `elements` elements from the first element of `first` on.
 at::Tensor strip(const at::Tensor& first, std::int64_t elements) {
   return first.detach().as_strided({elements}, {1}, first.storage_offset());
 }
@@ -38,9 +38,8 @@ bool all_zero(std::uintptr_t address, std::int64_t bytes) {
   return std::memcmp(memory, kZeros, static_cast<std::size_t>(bytes)) == 0;
 }
 
-// The padding between two neighbours when it can be run over, else 0. Reads
-// only bytes with slices of this rank on both sides: others may be written by
-// another rank meanwhile.
+// The padding between two neighbours if a kernel may run over it, else 0. Reads only bytes that
+// have slices of this rank on both sides, because another rank may write the others meanwhile.
 std::int64_t zero_padding(const SliceUpdate& before, const SliceUpdate& after) {
   if (!before.has_gradient || !after.has_gradient ||
       before.parameter.storage != after.parameter.storage ||
@@ -124,7 +123,7 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
 
 namespace {
 
-// Undefined slices are refused afterwards.
+// Undefined slices are refused later.
 std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
   std::vector<c10::Device> devices;
   for (const auto& item : items) {
@@ -169,8 +168,8 @@ int SliceSet::kind_of(const NamedParameter& parameter) {
   return index;
 }
 
-// State has the distances of the slices, small gaps included: whether such a
-// gap is padding is known only when a step reads it.
+// State tensors keep the distances of the slices, including small gaps, because only a step can
+// tell whether such a gap is padding.
 void SliceSet::lay_out_state() {
   const auto& items = parameters_.items;
   std::vector<std::size_t> order(items.size());
@@ -282,7 +281,7 @@ std::vector<SliceUpdate> SliceSet::pieces() const {
     }
     piece.parameter = location_of(tensor);
     piece.gradient = location_of(slice.gradient);
-    // Ranges never touch each other's state: the range is the storage.
+    // Ranges never touch each other's state, so the range serves as the storage.
     piece.state = {
         .storage = slice.range,
         .address = static_cast<std::uintptr_t>(slice.range_offset) *
@@ -361,7 +360,7 @@ void SliceSet::end_update() {
     slice.gradient.reset();
   }
   if (in_backward_ != nullptr) {
-    zero_grad();  // Clears what is not updated in backward.
+    zero_grad();  // Clears the gradients that were not used in backward.
   }
   if (parameters_.publish) {
     parameters_.publish();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SliceSet is what sherd's elementwise optimizers have in common: the named slices with their
-// groups, state tensors laid out as the slices are, and for each step the fewest tensors that cover
-// all slices with a gradient. Optimizers add the arithmetic. It shares the slices and owns the
-// state. Thread rule: one thread.
+// groups, state tensors with the same layout as the slices, and for each step the fewest tensors
+// that cover all slices with a gradient. Optimizers add the arithmetic. It shares the slices and
+// owns the state. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -21,24 +21,24 @@
 
 namespace sherd::optim {
 
-// Throws Error "[optim] `owner`: expected `what` ..., found `value`" unless
-// value is finite and at least 0.
+// Throws Error "[optim] `owner`: expected `what` ..., found `value`" unless the value is finite and
+// at least 0.
 void check_not_negative(const char* owner, const char* what, double value);
 
-// Throws Error when a name appears twice, or a slice is undefined, empty, not
-// contiguous or not of a floating-point type.
+// Throws Error if a name appears twice, or if a slice is undefined, empty, not contiguous or not of
+// a floating-point type.
 void check_slices(const char* owner, const std::vector<NamedParameter>& slices);
 
-// Returns the slice's gradient, contiguous and in its dtype, or undefined when it has none. Throws
-// Error when the gradient is sparse, or of another shape or device.
+// Returns the slice's gradient, contiguous and in its dtype, or an undefined tensor if there is
+// none. Throws Error if the gradient is sparse, or has another shape or device.
 at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 
 struct SliceSetOptions {
   const char* owner = "";          // Name of the optimizer, for messages.
-  std::size_t state_tensors = 0;   // How many per slice.
+  std::size_t state_tensors = 0;   // The number per slice.
   bool counts_updates = false;     // Slices have step counts, which cut runs.
-  bool joins_over_padding = true;  // Zero padding survives the arithmetic.
-  double weight_decay = 0.0;       // Where no group says otherwise.
+  bool joins_over_padding = true;  // The arithmetic keeps zero padding zero.
+  double weight_decay = 0.0;       // Unless a group has its own.
   std::vector<ParameterGroup> groups = {};
 };
 
@@ -63,13 +63,13 @@ class SliceSet {
   // with nothing changed when a gradient does not fit.
   std::vector<UpdateBatch> begin_update();
 
-  // Has backward call `kernel`, where it can, with one run of one slice at a time, counted as an
-  // update.
+  // Makes backward, if it can, call `kernel` with one run of one slice at a time; each call counts
+  // as an update.
   using Kernel = std::function<void(const UpdateBatch&)>;
   void update_in_backward(Kernel kernel);
 
-  // After the kernels: publishes, and makes backward over graphs of the old values LibTorch's usual
-  // error.
+  // Call it after the kernels: publishes, and makes backward over graphs of the old values throw
+  // LibTorch's usual error.
   void end_update();
 
   void zero_grad();
@@ -92,9 +92,9 @@ class SliceSet {
     int kind;
     std::size_t range;
     std::int64_t range_offset;  // Elements from the start of its range.
-    at::Tensor gradient;        // Set between begin_update and end_update only.
+    at::Tensor gradient;  // Only set between begin_update() and end_update().
   };
-  // Adjacent slices share one allocation per state tensor, so that a run of slices is a run of
+  // Adjacent slices share one allocation per state tensor, so that a run of slices is also a run of
   // state.
   struct Range {
     std::int64_t elements;
@@ -111,14 +111,14 @@ class SliceSet {
   UpdateBatch part(
       const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
   std::vector<SliceUpdate> pieces() const;
-  // A batch with the settings of a kind and no run.
+  // A batch with the settings of a kind and without runs.
   UpdateBatch empty_batch(const UpdateSettings& kind) const;
   void count_updates();
   void add_run(const UpdateRun& run, std::vector<UpdateBatch>& batches);
   const SliceEntry& find(const std::string& name) const;
 
   NamedParameters parameters_;
-  std::shared_ptr<void> claim_;  // Held: this optimizer publishes.
+  std::shared_ptr<void> claim_;  // While held, this optimizer publishes.
   const SliceSetOptions options_;
   std::vector<UpdateSettings> kinds_;
   std::vector<SliceEntry> slices_;  // In order of memory.

@@ -10,7 +10,7 @@
 namespace sherd::optim {
 namespace {
 
-// Graphs may know those of earlier steps.
+// Graphs may refer to those of earlier steps.
 constexpr std::size_t kIncrementsMax = 8;
 
 }  // namespace
@@ -51,10 +51,10 @@ void UpdateCounts::count(const std::vector<std::size_t>& slices) {
   }
 }
 
-// What is the same as in the step before costs one kernel and no copy.
+// If it is the same as in the step before, it costs one kernel and no copy.
 void UpdateCounts::add(Copy& copy, const std::vector<std::size_t>& slices) {
   if (slices != copy.counted) {
-    // Replayed steps have counted other slices than this one does.
+    // Replayed steps have counted other slices than this step does.
     fetch(copy);
     copy.counted = slices;
   }
@@ -105,7 +105,7 @@ void UpdateCounts::bring_up_to_date(Copy& copy) {
   }
   const auto written = at::tensor(now);
   if (copy.counts.defined()) {
-    copy.counts.copy_(written);  // Where a graph may know them.
+    copy.counts.copy_(written);  // In place, because a graph may refer to it.
   } else {
     copy.counts = written.to(copy.device);
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UpdateCounts says how often each slice was updated, as floats, since that is what PyTorch keeps in
-// checkpoints and its kernels read. For slices on a device the kernels read a copy there, to which a
-// kernel adds, so that a step captured in a graph counts on when it is replayed. The host learns of
-// that when it is asked. Thread rule: one thread at a time.
+// UpdateCounts says how often each slice was updated, as floats, because PyTorch keeps floats in
+// checkpoints and its kernels read them. For slices on a device, the kernels read a copy there, to
+// which a kernel adds, so that a step captured in a graph continues to count when it is replayed.
+// The host reads the copy only when it is asked. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,20 @@ namespace sherd::optim {
 
 class UpdateCounts {
  public:
-  // By slice. All 0.
+  // `devices` is by slice. All counts are 0.
   explicit UpdateCounts(const std::vector<c10::Device>& devices);
 
-  // One update more of each of these slices, in ascending order, or of one of them.
+  // Counts one more update of each of these slices, in ascending order, or of one slice.
   void count(const std::vector<std::size_t>& slices);
   void count_one(std::size_t slice);
 
-  // Without replayed updates since the last on_host().
+  // The count without updates replayed since the last on_host().
   std::int64_t of(std::size_t slice) const {
     return static_cast<std::int64_t>(counts_.const_data_ptr<float>()[slice]);
   }
   // A scalar on the slice's device, valid until the next count().
   at::Tensor for_kernel(std::size_t slice) const;
-  // The scalar that goes into checkpoints; what is written to it counts. The host waits for a device.
+  // The scalar for checkpoints; writing it sets the count. The host waits for a device.
   at::Tensor on_host(std::size_t slice);
 
  private:
@@ -38,12 +38,13 @@ class UpdateCounts {
     std::vector<std::size_t> slices;
     at::Tensor ones;  // 0 for the other slices.
   };
-  // Slices of one device that is not the CPU. Within it they are known by their places in `slices`.
+  // The slices of one device other than the CPU. Inside it they are known by their indices in
+  // `slices`.
   struct Copy {
     c10::Device device;
     std::vector<std::size_t> slices = {};
     at::Tensor counts = {};         // Undefined before the first update.
-    std::vector<float> known = {};  // What the host takes them for.
+    std::vector<float> known = {};  // The counts as the host knows them.
     std::vector<std::size_t> counted = {};  // By the last update.
     std::vector<Increments> increments = {};
   };
@@ -55,9 +56,9 @@ class UpdateCounts {
   float& value(std::size_t slice) {
     return counts_.mutable_data_ptr<float>()[slice];
   }
-  // Takes over what the device has counted, save where the host's count was written meanwhile.
+  // Takes over the device's counts, except where the host's count was written meanwhile.
   void fetch(Copy& copy);
-  // What the host has written goes to the device.
+  // Sends what the host has written to the device.
   void bring_up_to_date(Copy& copy);
   void add(Copy& copy, const std::vector<std::size_t>& slices);
   static at::Tensor increments(

@@ -26,7 +26,7 @@ TEST(UpdateCounts, CountEachSliceOnTheCpu) {
 // Three slices, of which the second is on the CPU.
 class DeviceUpdateCounts : public testing::Test {
  protected:
-  // What a graph does that was captured in an update of the first slice.
+  // Does what a graph does that was captured in an update of the first slice.
   void replay(int times) {
     for (int i = 0; i < times; ++i) {
       counts.for_kernel(0).add_(1);

@@ -4,8 +4,8 @@
 namespace sherd::optim {
 namespace {
 
-// Bytes between the end of `before` and the start of `after`; negative when
-// they overlap or belong to different storages.
+// The bytes between the end of `before` and the start of `after`; negative if they overlap or
+// belong to different storages.
 std::int64_t gap_bytes(
     const MemoryLocation& before,
     std::int64_t bytes,
@@ -16,7 +16,7 @@ std::int64_t gap_bytes(
   return static_cast<std::int64_t>(after.address - before.address) - bytes;
 }
 
-// Empty when one kernel call may go from `before` on to `after`.
+// Empty if one kernel call may continue from `before` to `after`.
 std::string_view why_apart(
     const SliceUpdate& before, const SliceUpdate& after) {
   if (!after.has_gradient) {
@@ -50,7 +50,7 @@ std::string_view why_apart(
 std::vector<UpdateRun> plan_update_runs(
     const std::vector<SliceUpdate>& pieces) {
   std::vector<UpdateRun> runs;
-  bool open = false;  // The last run may go on.
+  bool open = false;  // Whether the last run may continue.
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const SliceUpdate& piece = pieces[i];
     if (!piece.has_gradient) {

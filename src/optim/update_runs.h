@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decides which slices one kernel call can update together. Small parameters (norms, biases) lie
-// between large ones in a flat, and a call each would cost more than their arithmetic. Looks at
-// addresses and counts only. Thread rule: pure functions, any thread.
+// between large ones in a flat, and a call for each would cost more than their arithmetic. Looks
+// only at addresses and counts. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace sherd::optim {
 
-// Flats align parameters to 64 bytes, so no padding is longer.
+// Flats align parameters to 64 bytes, so padding is never longer.
 inline constexpr std::int64_t kPaddingBytesMax = 64;
 
 struct MemoryLocation {
-  std::uintptr_t storage = 0;  // Addresses compare within one storage only.
+  std::uintptr_t storage = 0;  // Addresses compare only within a storage.
   std::uintptr_t address = 0;
 };
 
@@ -25,11 +25,11 @@ struct SliceUpdate {
   MemoryLocation gradient;
   MemoryLocation state;
   std::int64_t bytes = 0;
-  // How many bytes behind the piece are zero in parameter and gradient alike. Their state is zero,
-  // and zeros stay zero through weight decay, momentum and Adam (0 / (0 + epsilon), epsilon > 0),
-  // so a kernel may run over them.
+  // How many bytes after the piece are zero in both parameter and gradient. Their state is zero,
+  // too, and zeros stay zero through weight decay, momentum and Adam (0 / (0 + epsilon), epsilon >
+  // 0), so a kernel may run over them.
   std::int64_t zero_bytes_after = 0;
-  int kind = 0;  // Pieces of two kinds need two calls: settings, dtype.
+  int kind = 0;  // Pieces of two kinds (settings, dtype) need two calls.
   std::int64_t updates = 0;  // Two different counts need two calls, too.
   bool has_gradient = false;
 };
@@ -37,12 +37,12 @@ struct SliceUpdate {
 struct UpdateRun {
   std::size_t first = 0;   // Index of its first piece.
   std::size_t count = 0;   // Consecutive pieces.
-  std::int64_t bytes = 0;  // From the first byte to the last, padding included.
+  std::int64_t bytes = 0;  // From the first byte to the last, with padding.
   std::string_view ends_because;  // Why the next piece is not part of it.
 };
 
-// Returns maximal runs, in order; a piece without gradient is in none. Pieces should be in order of
-// parameter memory; otherwise runs are merely shorter.
+// Returns maximal runs, in order; a piece without a gradient is in none. Pieces should be in order
+// of parameter memory; otherwise runs are merely shorter.
 std::vector<UpdateRun> plan_update_runs(const std::vector<SliceUpdate>& pieces);
 
 }  // namespace sherd::optim

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Pieces of the given sizes in one storage, `gap` zero bytes between them.
+// Pieces of the given sizes in one storage, with `gap` zero bytes between them.
 std::vector<SliceUpdate> row(
     const std::vector<std::int64_t>& sizes, std::int64_t gap = 0) {
   std::vector<SliceUpdate> pieces;
@@ -98,8 +98,8 @@ TEST(UpdateRuns, BytesThatAreNotZeroCut) {
   EXPECT_EQ(counts(pieces), (std::vector<std::size_t>{1, 2}));
 }
 
-// Whatever comes in: runs keep the order, cover exactly the pieces with a
-// gradient, and could not be longer.
+// For any input, runs keep the order, cover exactly the pieces with a gradient, and could not be
+// longer.
 TEST(UpdateRuns, CoverEveryGradientOnceAndAreMaximal) {
   std::mt19937 random(1);
   const auto draw = [&](int below) {
