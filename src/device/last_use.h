@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LastUse knows, by place of memory, up to which moment each stream may use it. Who writes there
-// next, on whatever stream, waits for those moments. It takes the place of record_stream(), which
-// tells the allocator alone, and only when the memory is freed. Without streams it keeps nothing.
-// docs/design/gpu.md Thread rule: any thread.
+// LastUse knows, by memory range, until which moment each stream may use it. The next writer of the
+// range, on any stream, waits for those moments. It replaces record_stream(), which only tells the
+// allocator, and only when the memory is freed. Without streams it stores nothing.
+// docs/design/gpu.md. Thread rule: any thread.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace sherd::device {
 
-// [begin, end), addresses.
+// The addresses [begin, end).
 struct Place {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
@@ -32,19 +32,19 @@ struct Place {
 
 class LastUse {
  public:
-  // The stream may use the place with what it was given up to now.
+  // Records that the work queued on the stream so far may use the place.
   void record(const Place& place, const Stream& stream);
 
-  // The stream goes on when every other stream is done with all bytes of the place.
+  // Makes the stream wait until every other stream is done with all bytes of the place.
   void wait(const Place& place, const Stream& stream) const;
 
-  // The memory is given back: later users of its addresses have nothing to do with those known here.
+  // The memory is returned: later uses of its addresses are unrelated to those recorded.
   void forget(const Place& place);
 
-  // The host has waited for every stream that was recorded.
+  // Call it after the host has waited for every stream that was recorded.
   void clear();
 
-  // How many uses are known.
+  // The number of recorded uses.
   std::size_t size() const;
 
  private:
@@ -55,7 +55,7 @@ class LastUse {
   };
 
   mutable std::mutex mu_;
-  std::vector<Use> uses_;  // Guarded by mu_. One a stream and place; few.
+  std::vector<Use> uses_;  // Guarded by mu_. One per stream and place; few.
 };
 
 }  // namespace sherd::device

@@ -59,7 +59,7 @@ TEST_F(DeviceLastUse, AnOverlapIsEnough) {
 }
 
 TEST_F(DeviceLastUse, NobodyWaitsForOtherPlaces) {
-  gather.wait(compute.record());  // Of the zeros.
+  gather.wait(compute.record());  // Waits for the zeros.
   compute_with(0, 32);
   uses.wait(place(32, 64), gather);
   EXPECT_TRUE(may_write(gather, 32, 64));

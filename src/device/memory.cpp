@@ -29,7 +29,7 @@ void* StreamMemory::take(std::int64_t bytes) {
   auto data = c10::GetAllocator(device_.type())->allocate(size);
   void* address = data.get();
   blocks_.insert_or_assign(address, Block{std::move(data), size});
-  // The owner may still work with what the block held before.
+  // The owner may still be working with the former content of the block.
   uses_.record(Place::at(address, size), owner_);
   return address;
 }
@@ -41,7 +41,7 @@ void StreamMemory::give_back(void* address) {
   blocks_.erase(found);
 }
 
-// The block is the owner's again as soon as it is freed.
+// The owner may use the block again as soon as it is freed.
 void StreamMemory::release(void* address, std::size_t bytes) {
   const auto place = Place::at(address, bytes);
   uses_.wait(place, owner_);

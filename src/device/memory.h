@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamMemory takes memory of a device from LibTorch's allocator, by address, for places that
-// several streams use. LibTorch gives a block to one stream and, once freed, to that stream again,
-// so all blocks belong to one stream here, the owner, which knows by LastUse when the others are
-// done. Thread rule: one thread.
+// several streams use. LibTorch assigns a block to one stream and reuses it, once freed, for that
+// stream. So here all blocks belong to one stream, the owner, which learns from LastUse when the
+// others are done. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace sherd::device {
 
-// A 1-D tensor over memory that somebody else owns.
+// A 1-D tensor over memory that it does not own.
 at::Tensor tensor_at(
     void* address, std::int64_t numel, const at::TensorOptions& options);
 
@@ -28,10 +28,10 @@ class StreamMemory {
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;
 
-  // A block of at least one byte, content undefined. Whoever uses it first waits for what LastUse
-  // says. Throws c10::Error when there is no memory.
+  // Returns a block of at least one byte with undefined content. Its first user waits for what
+  // LastUse says. Throws c10::Error if there is no memory.
   void* take(std::int64_t bytes);
-  // Uses of it are recorded in LastUse. REQUIRES: taken from here.
+  // Returns a block; its uses are recorded in LastUse. REQUIRES: taken from here.
   void give_back(void* address);
 
  private:

@@ -15,7 +15,7 @@ at::Tensor numbers_at(void* address, const c10::Device& device) {
       .make_tensor();
 }
 
-// Returns what is wrong with frees when a block that another stream used is given back.
+// Returns what goes wrong when a block that another stream used is given back.
 std::vector<std::string> give_back_after_use(bool recorded) {
   const auto device = test::checking_device();
   const auto compute = Stream::current(device);
@@ -45,7 +45,7 @@ TEST(DeviceMemory, ABlockThatTheOwnerUsedBeforeIsWaitedFor) {
   const auto owner = Stream::with_high_priority(device);
   {
     const CurrentStream on(owner);
-    (void)at::ones({256}, at::device(device));  // And frees it.
+    (void)at::ones({256}, at::device(device));  // It is freed at once.
   }
   for (const bool waits : {false, true}) {
     LastUse uses;

@@ -6,7 +6,7 @@
 namespace sherd::device {
 namespace {
 
-// As all devices of LibTorch have it: lower numbers go first.
+// On all devices of LibTorch, lower numbers mean higher priority.
 constexpr int kHighPriority = -1;
 
 }  // namespace

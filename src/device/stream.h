@@ -2,8 +2,8 @@
 //
 // Streams of a device, and moments in them, over LibTorch's generic interface, so that nothing here
 // names CUDA. The CPU is a device without streams: its work is done when the call returns, so it
-// has the null stream alone, which costs nothing. The host waits in Event::synchronize() alone.
-// docs/design/gpu.md Thread rule: any thread; which stream is current belongs to a thread.
+// has only the null stream, which costs nothing. The host waits only in Event::synchronize().
+// docs/design/gpu.md. Thread rule: any thread; each thread has its own current stream.
 #pragma once
 
 #include <memory>
@@ -15,12 +15,13 @@
 
 namespace sherd::device {
 
-// What a stream had been given up to a moment. A copy is the same moment. Null: nothing.
+// A moment in a stream: all work that was queued before it. A copy is the same moment. Null: no
+// work.
 class Event {
  public:
   Event() = default;
 
-  // The host waits until the device has done all of it.
+  // The host waits until the device has done all of this work.
   void synchronize() const {
     if (event_ != nullptr) {
       event_->synchronize();
@@ -39,17 +40,17 @@ class Stream {
  public:
   Stream() = default;  // Null.
 
-  // This thread's, of the device.
+  // The current stream of this thread on the device.
   static Stream current(c10::Device device);
-  // A new one, whose work goes before that of other streams where the device is short of room.
+  // A new stream whose work has priority when the device is busy.
   static Stream with_high_priority(c10::Device device);
 
   bool is_null() const { return !stream_; }
   bool operator==(const Stream&) const = default;
 
-  // The moment now.
+  // Returns the current moment.
   Event record() const;
-  // What this stream is given from now on begins after the event's work is done.
+  // Work queued on this stream from now on begins after the event's work is done.
   void wait(const Event& event) const;
 
  private:

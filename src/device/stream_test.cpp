@@ -50,7 +50,7 @@ TEST(DeviceStream, AWaitOrdersTheStreams) {
   compute.wait(other.record());
   const auto waits = test::host_synchronisations(device);
   EXPECT_EQ(values.add(1)[3].item<float>(), 2);
-  EXPECT_EQ(test::host_synchronisations(device), waits + 1);  // item() alone.
+  EXPECT_EQ(test::host_synchronisations(device), waits + 1);  // Only item().
 }
 
 TEST(DeviceStream, AnEventIsTheMomentOfItsRecord) {
