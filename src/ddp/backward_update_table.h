@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // BackwardUpdateTable holds, by parameter, the updates that optimizers make in a replica's
-// backward: an averaged gradient is used up by its update instead of being shown. Thread rule: the
+// backward: an averaged gradient is consumed by its update instead of being shown. Thread rule: the
 // caller's lock.
 #pragma once
 
@@ -21,22 +21,22 @@ class BackwardUpdateTable {
   // `parameters` are the dense ones; updates of others are ignored.
   explicit BackwardUpdateTable(const std::vector<ModuleTensor>& parameters);
 
-  // As NamedParameters::update_in_backward: registered while the result lives.
+  // Like NamedParameters::update_in_backward: registered while the result lives.
   std::shared_ptr<void> take(BackwardUpdate update);
 
-  // Whether one is registered that writes parameters.
+  // Whether an update is registered that writes parameters.
   bool writes() const;
 
-  // Updates the parameter by its average. Returns false where no update is registered.
+  // Updates the parameter with its average. Returns false if no update is registered for it.
   bool run(std::size_t parameter, const at::Tensor& average) const;
 
  private:
   struct Place {
     std::weak_ptr<const BackwardUpdate> update = {};
-    std::size_t index = 0;  // Among the update's names.
+    std::size_t index = 0;  // In the update's list of names.
   };
   const std::vector<ModuleTensor>& parameters_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // Parameters.
+  std::unordered_map<std::string, std::size_t> by_name_;  // To parameters.
   std::vector<Place> places_;                             // By parameter.
 };
 

@@ -13,7 +13,7 @@
 namespace sherd::ddp {
 namespace {
 
-// Below this size a copy costs less than a message.
+// Smaller tensors are copied together, because a copy costs less than a message.
 constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 
 at::Tensor bytes_of(const at::Tensor& tensor) {
@@ -22,7 +22,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       at::TensorOptions().dtype(at::kByte));
 }
 
-// Messages go from the CPU.
+// Messages are sent from the CPU.
 Status broadcast_on_host(
     const std::vector<at::Tensor>& tensors,
     world::Transport& via,
@@ -74,9 +74,9 @@ Status broadcast(
     int root,
     const std::string& what) {
   const at::NoGradGuard no_grad;
-  // The model's lock may be held, for which a parameter that announces itself would wait.
+  // The model's lock may be held; a parameter that announces itself would wait for it.
   const autograd::ExcludeParamKeyScope no_announcements;
-  std::vector<at::Tensor> on_host;  // Those that lie there, and copies.
+  std::vector<at::Tensor> on_host;  // Tensors on the host, and copies there.
   for (const auto& tensor : tensors) {
     on_host.push_back(tensor.is_cpu() ? tensor : tensor.detach().cpu());
   }

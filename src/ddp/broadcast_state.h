@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Broadcast of one rank's parameters and buffers before training, and of its buffers after a
-// backward. Thread rule: one thread at a time.
+// Broadcasts one rank's parameters and buffers before training, and its buffers after a backward.
+// Thread rule: one thread at a time.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace sherd::ddp {
 
-// Collective. Replaces values in place; small tensors travel together. REQUIRES: dense tensors of
+// Collective. Replaces values in place; small tensors are sent together. REQUIRES: dense tensors of
 // the same shapes, dtypes and strides on every rank. `what` is for error messages.
 [[nodiscard]] Status broadcast(
     const std::vector<at::Tensor>& tensors,

@@ -10,10 +10,10 @@
 namespace sherd::ddp {
 namespace {
 
-// Only hooks use the transport.
+// Only the hook uses the transport, so one tag is enough.
 constexpr int kTag = 0;
 
-// Numbers that a call of all ranks has in common.
+// The numbers that must be the same in a call on all ranks.
 std::vector<std::int64_t> numbers_of(const at::Tensor& fingerprint) {
   const auto* first = fingerprint.const_data_ptr<std::int64_t>();
   return {first, first + fingerprint.numel()};

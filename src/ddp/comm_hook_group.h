@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CommHookGroup gives a communication hook its collectives over an exchange's transport: those of
-// tensors on the CPU by messages, those of tensors on a device in its current stream. Thread rule: as
-// HookGroup.
+// CommHookGroup gives a communication hook its collectives over an exchange's transport: for
+// tensors on the CPU by messages, for tensors on a device in its current stream. Thread rule: as
+// for HookGroup.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace sherd::ddp {
 
 class CommHookGroup final : public HookGroup {
  public:
-  // `what` is reduced, for error messages. `compares_calls` has the same value on all ranks.
+  // `what` is being reduced; for error messages. `compares_calls` has the same value on all ranks.
   CommHookGroup(
       const exchange::HookTransport& transport,
       const std::string& what,
@@ -37,7 +37,7 @@ class CommHookGroup final : public HookGroup {
 
  private:
   enum class Call : std::int64_t { kAllReduce, kAllGather, kReduceScatter };
-  // Checks the tensor and, where calls are compared, that the group makes the same call.
+  // Checks the tensor and, if calls are compared, that the group makes the same call.
   void take(world::Collectives& group, Call call, const at::Tensor& tensor);
   bool can_send(const at::Tensor& tensor) const;
 
@@ -48,11 +48,10 @@ class CommHookGroup final : public HookGroup {
   std::int64_t bytes_ = 0;
 };
 
-// What ranks compare before they reduce by the hook.
+// The text that ranks compare before the hook reduces.
 std::string name_of_hook(const CommHook& hook, bool compares_calls);
 
-// Whether SHERD_DEBUG is "detail"; false for "off" and where it is not set. Throws Error for
-// anything else.
+// Whether SHERD_DEBUG is "detail"; false if it is "off" or unset. Throws Error for any other value.
 bool asks_to_compare_calls(const EnvironmentLookup& environment);
 
 }  // namespace sherd::ddp

@@ -34,7 +34,7 @@ std::vector<ModuleTensor> floating(std::vector<ModuleTensor> tensors) {
   return tensors;
 }
 
-// Returns the gradient laid out as the parameter, as the view of its average is.
+// Returns the gradient in the memory layout of the parameter, which the view of its average has.
 at::Tensor in_memory_order(
     const at::Tensor& gradient, const at::Tensor& parameter) {
   if (!gradient.defined() || gradient.is_sparse() ||
@@ -50,9 +50,9 @@ at::Tensor in_memory_order(
   return dense.as_strided({dense.numel()}, {1});
 }
 
-// Whether a forward computes with them. Copies are no training: a deepcopy of the module, or
-// `parameter.clone()` beside a step, would otherwise have this rank alone take part in the next
-// backward. Where a forward does clone a parameter, its gradient tells.
+// Whether a forward computes with them. Copies do not count: otherwise a deepcopy of the module, or
+// `parameter.clone()` beside a step, would make only this rank take part in the next backward. If a
+// forward does clone a parameter, its gradient will show it.
 bool trains(
     std::span<const autograd::ParameterUse> uses,
     std::string_view operator_name) {
@@ -63,7 +63,7 @@ bool trains(
              });
 }
 
-// Bytes of a bucket's gradients as they are sent.
+// The bytes of a bucket's gradients as they are sent.
 std::int64_t sent_bytes(const exchange::UnitSpec& bucket) {
   return exchange::flat_offsets(bucket, &exchange::FlatSpec::slot_dtype).back();
 }
@@ -198,7 +198,7 @@ void DdpEngine::begin_use(
 void DdpEngine::begin_training_forward() {
   keyed_.check();
   check_not_thawed();
-  watch_accumulation();  // Of what was frozen before.
+  watch_accumulation();  // For parameters that were frozen before.
   timer_.forward_began(time_.now());
   log_.record({.event = FlightEvent::kVisited, .step = FlightStep::kForward});
 }
@@ -277,7 +277,7 @@ Status DdpEngine::reduce_sparse() {
   return {};
 }
 
-// Adds gradients of earlier backwards where this one brought none.
+// Adds gradients of earlier backwards for parameters to which this one brought none.
 void DdpEngine::add_accumulated() {
   for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
     auto& grad = tensor(p).mutable_grad();
@@ -286,7 +286,7 @@ void DdpEngine::add_accumulated() {
     }
     auto waiting = std::move(grad);
     grad.reset();
-    // The tensor may lie where averages go, so that it is copied.
+    // Copied, because the tensor may lie where averages go.
     states_[p].kept = states_[p].unsynced ? at::Tensor() : waiting.clone();
     if (summed_[p]) {
       waiting = waiting.mul(scale_of_summed());
@@ -307,7 +307,7 @@ void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
   const at::NoGradGuard no_grad;
   if (join_ && std::exchange(join_->terminated, false)) {
-    return;  // All ranks have left it at its beginning.
+    return;  // All ranks have left this backward at its beginning.
   }
   if (!reducer_->started() && !begin_synchronised(/*has_inputs=*/true)) {
     join_->terminated = false;
@@ -396,7 +396,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
 }
 
 void DdpEngine::learn_order(const std::vector<int>& ready) {
-  std::vector<int> mine;  // A gradient may come in parts.
+  std::vector<int> mine;  // Without repetitions: a gradient may come in parts.
   for (const int p : ready) {
     if (std::find(mine.begin(), mine.end(), p) == mine.end()) {
       mine.push_back(p);
@@ -442,8 +442,7 @@ at::Tensor DdpEngine::reduced(std::size_t p) const {
       gradients_[static_cast<std::size_t>(buckets_.parameters[p].unit)], p);
 }
 
-// Not a view for autograd, which would refuse to detach it in place, as
-// LibTorch's zero_grad() does.
+// Not an autograd view, which LibTorch's zero_grad() could not detach in place.
 at::Tensor DdpEngine::place_in(
     const at::Tensor& gradients, std::size_t p) const {
   const auto& place = buckets_.parameters[p];
@@ -472,7 +471,7 @@ void DdpEngine::update_in_backward() {
 }
 
 std::vector<bool> DdpEngine::accumulation(plan::UnitId /*unit*/) {
-  return {false};  // What was there is part of what was reduced.
+  return {false};  // The earlier values are part of what was reduced.
 }
 
 void DdpEngine::set_gradients(
@@ -549,7 +548,7 @@ NamedParameters DdpEngine::named_parameters() {
     const std::lock_guard lock(self.mu_);
     return self.updates_.writes();
   });
-  // Nothing to publish; it tells a profile when the optimizer has ended.
+  // There is nothing to publish, but this tells a profile when the optimizer has ended.
   named.publish = while_alive(this, [](DdpEngine& self) {
     self.log_.record({.event = FlightEvent::kPublished});
   });
@@ -582,7 +581,7 @@ void DdpEngine::close() {
   if (alone()) {
     return;
   }
-  exchange_->close(Status());  // Changes nothing after a failure.
+  exchange_->close(Status());  // Does nothing after a failure.
   transport_->leave();
   if (buffer_transport_) {
     buffer_transport_->leave();

@@ -34,7 +34,7 @@ class DdpEngine final : public autograd::ModelEngine,
                         public autograd::ParameterUseListener,
                         public exchange::ReducedGradients {
  public:
-  // Collective: compares models and opens the exchange. The module does not change before start().
+  // Collective: compares models and opens the exchange. The module does not change until start().
   DdpEngine(
       std::string module,
       ReplicatedModel model,
@@ -47,7 +47,7 @@ class DdpEngine final : public autograd::ModelEngine,
   // Collective: synchronises initial values and sets hooks.
   void start();
 
-  // Throws Error for what is there for parameters on the CPU only.
+  // Throws Error for options that work only for parameters on the CPU.
   static void check_on_device(const ReplicatedModel& model, const Mesh& mesh);
 
   NamedParameters named_parameters();
@@ -78,8 +78,9 @@ class DdpEngine final : public autograd::ModelEngine,
  private:
   // The state of one trainable parameter in a backward.
   struct State {
-    bool unsynced = false;  // `.grad()` has what this rank alone accumulated.
-    at::Tensor kept;  // What `.grad()` was where this backward brought none.
+    bool unsynced = false;  // `.grad()` has what only this rank accumulated.
+    // The `.grad()` from before, if this backward brought none.
+    at::Tensor kept;
   };
 
   // ModelEngine
@@ -89,23 +90,23 @@ class DdpEngine final : public autograd::ModelEngine,
 
   bool alone() const { return exchange_ == nullptr; }
   const World& world() const { return mesh_.world(); }
-  // The number of replicas, and which of them this is.
+  // The number of replicas, and the index of this one.
   int size() const { return static_cast<int>(ranks_.size()); }
   int index() const;
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
-  // Gives parameters keys, so that they announce their use and are cast, and, where there are other
+  // Gives parameters keys, so that they announce their use and are cast, and, if there are other
   // ranks, gradient hooks.
   void take_parameters();
   void release_parameters();
   // Connects to the ranks of the mesh and opens an exchange with the first buckets.
   void connect(const Mesh& mesh);
-  // Collective over the world of the mesh, before anything changes: throws on every rank where a rank
-  // is not between two steps, or has what its device cannot do.
+  // Collective over the world of the mesh, before anything changes: throws on every rank if some
+  // rank is not between two steps, or has options that its device does not support.
   void check_connection(const char* call, const Mesh& mesh) const;
   void check_between_steps(const char* call) const;
-  // Ends the exchange that there is, and starts on these ranks.
+  // Ends the current exchange, and starts one among these ranks.
   void connect_again(const Mesh& mesh);
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
@@ -118,21 +119,21 @@ class DdpEngine final : public autograd::ModelEngine,
   void gradient_arrived(std::size_t p, at::Tensor gradient);
   // Returns whether all ranks take part in this backward; in a join scope it asks them.
   bool begin_synchronised(bool has_inputs);
-  // In a join scope: returns whether ranks with inputs go on.
+  // In a join scope: returns whether ranks with inputs continue.
   bool ask_for_inputs(bool has_inputs);
   void sparse_arrived(std::size_t s, at::Tensor gradient);
   [[nodiscard]] Status reduce_sparse();
-  // Why this backward breaks options.static_graph; empty: it does not.
+  // Why this backward breaks options.static_graph; empty if it does not.
   std::string changed_graph() const;
   bool ends_early() const;
   void end_join_scope();
-  // What sums are divided by: always, and in this backward.
+  // What sums are divided by: in general, and in this backward.
   double divide_factor() const {
     return options_.gradient_divide_factor.value_or(size());
   }
   double divisor() const;
-  // By what a gradient that ranks have summed already is multiplied, so that it stays what it is when
-  // they sum it again.
+  // The factor for a gradient that ranks have already summed, so that it stays the same when they
+  // sum it again.
   double scale_of_summed() const { return divide_factor() / size(); }
   void watch_accumulation();
   void before_accumulation(std::size_t p);
@@ -144,13 +145,13 @@ class DdpEngine final : public autograd::ModelEngine,
   std::vector<at::Tensor> state(bool with_buffers) const;
   void synchronise_buffers();
   void run_buffer_hook();
-  // Ranks agree on buckets for good, from the order in which gradients became ready.
+  // Makes ranks agree on the final buckets, from the order in which gradients became ready.
   void learn_order(const std::vector<int>& ready);
-  // The parameter's part of its bucket's averages, and of any tensor laid out like the bucket.
+  // The parameter's part of its bucket's averages, or of any tensor with the layout of the bucket.
   at::Tensor reduced(std::size_t p) const;
   at::Tensor place_in(const at::Tensor& gradients, std::size_t p) const;
   void show(std::size_t p);
-  // Makes the updates of optimizers in backward, once it can no longer fail.
+  // Makes the updates of optimizers in backward, once backward can no longer fail.
   void update_in_backward();
 
   const std::string module_;  // The type of the module.
@@ -160,13 +161,13 @@ class DdpEngine final : public autograd::ModelEngine,
   std::string name_;  // Names its connections.
   ReplicatedModel model_;
   KeyedParameters keyed_;   // The trainable ones, then the sparse ones.
-  KeyedParameters frozen_;  // Taken where parameters are cast.
+  KeyedParameters frozen_;  // Only taken if parameters are cast.
   BackwardUpdateTable updates_;
   std::shared_ptr<world::Transport> transport_;
   std::shared_ptr<world::Transport> buffer_transport_;  // For buffer hooks.
-  // Likewise, of buffers on a device.
+  // The same for buffers on a device.
   std::unique_ptr<exchange::DeviceCollectives> buffer_collectives_;
-  // Exchanges come and go, and what a hook keeps belongs to one stream.
+  // Outlives exchanges, because what a hook keeps belongs to one stream.
   const device::Stream hook_stream_;
   bool compares_calls_ = false;  // Calls of hooks.
   Buckets buckets_;
@@ -180,8 +181,8 @@ class DdpEngine final : public autograd::ModelEngine,
   std::vector<int> arrivals_;
   std::vector<int> graph_;
   std::vector<at::Tensor> sparse_;  // Gradients in this backward.
-  // By parameter of keyed_, where a sum is not divided by the number of replicas: `.grad()` is what
-  // ranks have summed, and what is called before autograd adds to it.
+  // By parameter of keyed_, if sums are not divided by the number of replicas: whether `.grad()` is
+  // what ranks have summed, and the hook that is called before autograd adds to it.
   std::vector<bool> summed_;
   std::vector<std::shared_ptr<void>> accumulation_hooks_;
 
@@ -190,7 +191,7 @@ class DdpEngine final : public autograd::ModelEngine,
   std::int64_t backwards_connected_ = 0;  // Those since connect().
   std::int64_t gradient_bytes_ = 0;
   std::atomic<std::int64_t> hook_bytes_ = 0;  // Written beside backward.
-  std::int64_t reduces_before_ = 0;           // By earlier exchanges.
+  std::int64_t reduces_before_ = 0;           // Those of earlier exchanges.
   struct Join {
     JoinOptions options;
     std::vector<int> active = {};  // Ranks with inputs, in the last backward.
@@ -201,7 +202,7 @@ class DdpEngine final : public autograd::ModelEngine,
   std::vector<int> ready_;
   std::vector<int> ready_before_;
   std::vector<int> arrivals_before_;
-  bool same_graph_ = true;  // Every backward had equal arrivals.
+  bool same_graph_ = true;  // Every backward had equally many gradients.
   std::vector<bool> used_;  // Used by some rank in the last backward.
   std::string kind_;        // The exchange's kind, for reports.
   const SteadyClock time_;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // DdpEngine's part for sums that are not divided by the number of replicas.
 //
-// A backward gives its ranks' `.grad()` to be summed, with what earlier ones have left there. What
-// was left under no_sync() is this rank's own. What ranks have summed already is the same on all of
-// them: a mean stays what it is, and for any other factor it is scaled before autograd adds to it.
+// In a backward each rank gives its `.grad()` to the sum, including what earlier backwards have
+// left there. What no_sync() has left is this rank's own. What ranks have already summed is the
+// same on all of them: a mean does not change when it is averaged again; with any other factor it
+// is scaled before autograd adds to it.
 #include <ATen/core/grad_mode.h>
 
 #include "autograd/gradient_hook.h"
@@ -12,7 +13,8 @@
 namespace sherd::ddp {
 namespace {
 
-// Multiplies what autograd is about to add to the parameter's `.grad()`, while the result lives.
+// While the result lives, multiplies gradients by `scale` before autograd adds them to the
+// parameter's `.grad()`.
 std::shared_ptr<void> scale_gradients(
     const at::Tensor& parameter, double scale) {
   const auto hook = parameter.register_hook(

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kDevices = "devices";  // A kind of exchange.
 
-// Gradients come from the last layer to the first.
+// The reverse order, because gradients come from the last layer to the first.
 std::vector<int> reversed(std::size_t parameters) {
   std::vector<int> order(parameters);
   std::iota(order.rbegin(), order.rend(), 0);
@@ -140,7 +140,7 @@ void DdpEngine::run_hook(
     bucket.parameters.push_back(
         {model_.trainable[index].name, place_in(gradients, index)});
   }
-  // The model's lock may be held meanwhile, which a parameter that announces itself would wait for.
+  // The model's lock may be held meanwhile; a parameter that announces itself would wait for it.
   const autograd::ExcludeParamKeyScope no_announcements;
   CommHookGroup group(
       transport, "gradients of " + buckets_.units[u].name, compares_calls_);
@@ -181,7 +181,8 @@ void DdpEngine::connect_again(const Mesh& mesh) {
   accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
   release_parameters();
   for (const auto& parameter : model_.trainable) {
-    if (parameter.tensor.grad().defined()) {  // It may view what goes now.
+    // A gradient may view memory that is freed below.
+    if (parameter.tensor.grad().defined()) {
       parameter.tensor.mutable_grad() = parameter.tensor.grad().clone();
     }
   }

@@ -35,7 +35,7 @@ bool DdpEngine::ask_for_inputs(bool has_inputs) {
     }
   }
   if (active.empty()) {
-    return false;  // join_ keeps those who had inputs last.
+    return false;  // join_ keeps the ranks that had inputs last.
   }
   join_->active = std::move(active);
   if (ends_early()) {
@@ -54,7 +54,7 @@ double DdpEngine::divisor() const {
 
 void DdpEngine::refuse_early_termination() const {
   const auto& active = join_->active;
-  int first = 0;  // Without inputs.
+  int first = 0;  // The first rank without inputs.
   while (std::find(active.begin(), active.end(), first) != active.end()) {
     ++first;
   }
@@ -84,7 +84,7 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
   }
   error_.throw_if_failed();
   while (begin_synchronised(/*has_inputs=*/false)) {
-    // Who gave a backward up has thrown there.
+    // A rank that gave a backward up has thrown there.
     if (end_synchronised("").ok() && after_backward) {
       call_after_backward(lock, after_backward, "ddp");
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HookStepCounter counts the steps of a hook across handles, for CommHook::state();
-// GradientBucket::step begins at 0 in each handle. Thread rule: as CommHook.
+// HookStepCounter counts the steps of a hook across handles, for CommHook::state(), because
+// GradientBucket::step begins at 0 in each handle. Thread rule: as for CommHook.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ class HookStepCounter {
   void reset() { *this = {}; }
 
  private:
-  std::int64_t next_ = 0;    // The next step of the present handle.
-  std::int64_t before_ = 0;  // Steps in earlier handles.
+  std::int64_t next_ = 0;    // The next step of the current handle.
+  std::int64_t before_ = 0;  // The steps of earlier handles.
 };
 
 }  // namespace sherd::ddp

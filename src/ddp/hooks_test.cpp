@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Key;
 
-// One rank; remembers what it was asked for.
+// A group of one rank that remembers its calls.
 class AloneGroup final : public HookGroup {
  public:
   int rank() const override { return 0; }
@@ -100,7 +100,7 @@ TEST(Hooks, CompressionWrapsAnyOther) {
   EXPECT_EQ(hook->name(), "compress(BFloat16, power_sgd(rank 1))");
   const auto gradient = at::ones({20, 30});
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 0.02));
-  EXPECT_EQ(hook->state().size(), 3U);  // A step, Q and error.
+  EXPECT_EQ(hook->state().size(), 3U);  // The step, Q and the error.
 }
 
 TEST(PowerSgd, T57IsTheMeanBeforeItsStart) {
@@ -113,7 +113,7 @@ TEST(PowerSgd, T57IsTheMeanBeforeItsStart) {
 
 TEST(PowerSgd, T57AMatrixOfItsRankSurvives) {
   const auto gradient =
-      matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;  // Rank 2 has this one.
+      matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;  // Its rank is 2.
   const auto hook = power_sgd({.rank = 2, .start_step = 0});
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 1e-4, 1e-4));
 }
@@ -130,11 +130,11 @@ TEST(PowerSgd, T57LeavesVectorsAndSmallMatricesAlone) {
   const auto hook = power_sgd({.rank = 1, .start_step = 0});
   const auto vector = torch::arange(40).to(at::kFloat);
   EXPECT_TRUE(at::equal(reduced(*hook, {vector, matrix(20, 30, 1)}), vector));
-  const auto small = matrix(3, 4, 1);  // 12 numbers, 7 compressed.
+  const auto small = matrix(3, 4, 1);  // 12 numbers; 7 if compressed.
   EXPECT_TRUE(at::equal(reduced(*hook, {small}), small));
 }
 
-// What has not been sent is in the error: nothing is lost over steps.
+// What was not sent is in the error, so nothing is lost over several steps.
 TEST(PowerSgd, T57ErrorsAreFedBack) {
   const auto hook = power_sgd({.rank = 1, .start_step = 0});
   auto given = at::zeros({20, 30});
@@ -160,7 +160,7 @@ TEST(PowerSgd, T57ErrorsAreFedBack) {
   EXPECT_EQ(without->state().size(), 2U);
 }
 
-// As when a scaled loss overflows: later steps are as if it had not been.
+// This happens when a scaled loss overflows: later steps must be as if it had not.
 TEST(PowerSgd, T57KeepsNothingOfAStepThatIsNotFinite) {
   for (const bool batched : {false, true}) {
     const auto after = [&](bool overflow) {
@@ -179,7 +179,7 @@ TEST(PowerSgd, T57KeepsNothingOfAStepThatIsNotFinite) {
   }
 }
 
-// A constant gradient is met better and better.
+// A constant gradient is approximated better and better.
 TEST(PowerSgd, T57WarmStartGoesOnFromTheLastQ) {
   const auto gradient =
       matrix(20, 1, 1).mm(matrix(1, 30, 5)) * 3 + matrix(20, 30, 2) * 0.3;
@@ -217,7 +217,7 @@ TEST(PowerSgd, T57GoesOnFromItsState) {
       AllOf(HasSubstr("all_reduce_mean"), HasSubstr("no state")));
 }
 
-// What the hook's rounding does to one row.
+// The result of the hook's rounding of one row.
 at::Tensor rounded(const at::Tensor& row) {
   const auto scale = row.abs().max().item<float>() / 127;
   return (row / scale).round() * scale;
@@ -303,12 +303,12 @@ TEST(Quantise, CompressionMayWrapIt) {
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 0.02, 0.02));
 }
 
-// PyTorch's batched_powerSGD_hook, of one rank and by hand.
+// PyTorch's batched_powerSGD_hook for one rank, computed by hand.
 TEST(PowerSgdBatched, T57IsTheBestOfItsRankOfTheWholeBucket) {
   const auto hook = power_sgd(
       {.rank = 2, .start_step = 0, .error_feedback = false, .batched = true});
   EXPECT_EQ(hook->name(), "power_sgd(rank 2, batched)");
-  const auto square = matrix(20, 2, 3).mm(matrix(2, 20, 4));  // Of rank 2.
+  const auto square = matrix(20, 2, 3).mm(matrix(2, 20, 4));  // Its rank is 2.
   const auto flat = square.view({-1});
   AloneGroup group;
   auto bucket = bucket_of(
@@ -317,7 +317,7 @@ TEST(PowerSgdBatched, T57IsTheBestOfItsRankOfTheWholeBucket) {
   EXPECT_TRUE(at::allclose(bucket.gradients, flat, 1e-4, 1e-4));
   EXPECT_EQ(group.bytes, (20 + 20) * 2 * 4);
   EXPECT_THAT(hook->state(), ElementsAre(Key("step"), Key("q.batch.p0")));
-  // 390 numbers leave 10 places free.
+  // 390 numbers leave 10 places of the square unused.
   auto ragged = bucket_of({matrix(13, 30, 1)}, 1);
   hook->reduce(ragged, group);
   EXPECT_TRUE(ragged.gradients.isfinite().all().item<bool>());
@@ -326,7 +326,7 @@ TEST(PowerSgdBatched, T57IsTheBestOfItsRankOfTheWholeBucket) {
   EXPECT_TRUE(at::equal(small.parameters[0].gradient, matrix(2, 3, 1)));
 }
 
-// Buckets change in between: errors belong to parameters.
+// Buckets change in between, so errors must belong to parameters.
 TEST(PowerSgdBatched, T57ErrorsAreFedBackAndKept) {
   const PowerSgdOptions options{.start_step = 0, .batched = true};
   auto hook = power_sgd(options);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KeyedParameters gives parameters that keep their place the parameter key, a storage tag and a
+// KeyedParameters gives parameters, which keep their place, the parameter key, a storage tag and a
 // gradient hook for as long as a handle lives, so that they announce their own use. Thread rule:
 // one thread, while no operator uses them.
 #pragma once
@@ -17,7 +17,7 @@ namespace sherd::ddp {
 
 class KeyedParameters {
  public:
-  // `casts`: what operators cast that use them.
+  // `casts`: what operators that use them cast.
   explicit KeyedParameters(
       const std::vector<ModuleTensor>& parameters,
       const autograd::ActivationCasts& casts = {});
@@ -26,7 +26,7 @@ class KeyedParameters {
   KeyedParameters(const KeyedParameters&) = delete;
   KeyedParameters& operator=(const KeyedParameters&) = delete;
 
-  // `listener` must outlive this; `callback_for`, if it is not null, makes the gradient hook of each
+  // `listener` must outlive this; `callback_for`, unless null, makes the gradient hook of each
   // parameter.
   void take(
       autograd::ParameterUseListener& listener,
@@ -36,10 +36,10 @@ class KeyedParameters {
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
 
-  // Throws Error naming the first parameter that was given another storage, and the remedy.
+  // Throws Error if a parameter was given another storage; names the first one, and the remedy.
   void check() const;
 
-  // A graph of the old values must not be run backward over the new ones.
+  // Makes sure that a graph of the old values is not run backward over the new ones.
   void bump_version(std::size_t parameter) const {
     parameters_[parameter].tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -49,7 +49,7 @@ class KeyedParameters {
 
  private:
   struct Storage {
-    c10::Storage plain;  // Keeps the bytes.
+    c10::Storage plain;  // Keeps the bytes alive.
     std::unique_ptr<autograd::ManagedStorage> managed;
   };
   const Storage& storage_of(std::size_t parameter) const {

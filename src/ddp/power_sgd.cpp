@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, arXiv
-// 1905.13727: algorithm 1 on each matrix of a bucket, with the error feedback of
-// algorithm 2. Two messages a bucket: all P with what is not compressed, all Q. Batched, the bucket is
-// the only matrix.
+// Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, arXiv 1905.13727: algorithm 1
+// on each matrix of a bucket, with the error feedback of algorithm 2. There are two messages per
+// bucket: all P together with what is not compressed, and all Q. If batched, the bucket is the only
+// matrix.
 #include <cmath>
 #include <map>
 #include <utility>
@@ -114,7 +114,7 @@ class PowerSgd final : public CommHook {
           "[ddp] power_sgd: expected state named step, q.* or error.*, found '",
           name, "'");
       auto& memory = loaded[name.substr(dot + 1)];
-      // On the CPU until its gradients come, wherever those are.
+      // It stays on the CPU until gradients come and show the device.
       (kind == "q" ? memory.q : memory.error) =
           tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     }
@@ -135,14 +135,14 @@ class PowerSgd final : public CommHook {
     at::Tensor q;      // [columns, rank]; undefined: none.
     at::Tensor error;  // [rows, columns]; undefined: none.
   };
-  // One matrix that is being reduced.
+  // A matrix that is being reduced.
   struct LowRankMatrix {
     std::string name;
-    at::Tensor gradient;  // Takes the result.
+    at::Tensor gradient;  // The result is written here.
     at::Tensor whole;     // [rows, columns], fp32: gradient plus error.
     at::Tensor p;         // [rows, rank]
     at::Tensor q;         // [columns, rank]
-    // What is kept if the result is not finite; an undefined error: none.
+    // Kept if the result is not finite; an undefined error: there was none.
     at::Tensor old_q;
     at::Tensor old_error;
   };
@@ -180,8 +180,8 @@ class PowerSgd final : public CommHook {
     }
   }
 
-  // Buckets may change, so that errors are kept by parameter. Q belongs to the bucket, which goes by
-  // the name of its first parameter.
+  // Buckets may change, so errors are kept by parameter. Q belongs to the bucket and is stored
+  // under the name of the bucket's first parameter.
   void reduce_batch(
       const GradientBucket& bucket, std::int64_t step, HookGroup& group) {
     const auto numel = bucket.gradients.numel();
@@ -216,7 +216,7 @@ class PowerSgd final : public CommHook {
     }
   }
 
-  // The gradient's elements of a square that has the bucket's.
+  // The gradient's elements of a square that holds the bucket's elements.
   static at::Tensor place_in(
       const at::Tensor& square,
       const GradientBucket& bucket,
@@ -226,7 +226,7 @@ class PowerSgd final : public CommHook {
         gradient.storage_offset() - bucket.gradients.storage_offset());
   }
 
-  // As a square; undefined: there are none.
+  // The errors as a square; undefined: there are none.
   at::Tensor errors_of(
       const GradientBucket& bucket, const at::Tensor& square) const {
     at::Tensor errors;
@@ -289,7 +289,7 @@ class PowerSgd final : public CommHook {
     mean_of(all, group);
   }
 
-  // As one message.
+  // Averages the tensors in one message.
   static void mean_of(const std::vector<at::Tensor>& all, HookGroup& group) {
     std::int64_t numel = 0;
     for (const auto& one : all) {
@@ -315,8 +315,9 @@ class PowerSgd final : public CommHook {
     auto& memory = memory_[low.name];
     const auto approximation = low.p.mm(low.q.t());
     low.gradient.copy_(approximation.view(low.gradient.sizes()));
-    // If some of it is not, the step is to be skipped on every rank, and nothing of it is kept. On a
-    // device an operator decides that, because the host would have to wait for the answer.
+    // If some number is not finite, the step will be skipped on every rank, and nothing of it is
+    // kept. On a device an operator decides that, because otherwise the host would have to wait for
+    // the answer.
     const auto is_finite = at::isfinite(approximation).all();
     if (is_finite.is_cpu() && !is_finite.item<bool>()) {
       return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients as int8. One message a bucket: the scales of all parameters, then their elements.
+// Gradients as int8. One message per bucket: the scales of all parameters, then their elements.
 #include <map>
 #include <utility>
 
@@ -61,7 +61,7 @@ class Quantise final : public CommHook {
       SHERD_CHECK(
           name.starts_with(kError),
           "[ddp] quantise: expected state named error.*, found '", name, "'");
-      // On the CPU until its gradient comes, wherever that is.
+      // It stays on the CPU until its gradient comes and shows the device.
       loaded[name.substr(std::string(kError).size())] =
           tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     }

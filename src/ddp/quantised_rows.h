@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// QuantisedRows is where a tensor lies in a message of int8: rows of so many elements, each with a scale
-// in fp32, its largest magnitude / 127. Thread rule: any thread; operators run where the tensors are.
+// QuantisedRows says where a tensor lies in an int8 message: rows of equally many elements, each
+// with a scale in fp32, its largest magnitude / 127. Thread rule: any thread; operators run where
+// the tensors are.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct QuantisedRows {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t scales_begin = 0;    // In bytes.
-  std::int64_t elements_begin = 0;  // Likewise.
+  std::int64_t elements_begin = 0;  // In bytes.
 
   // [rows, 1], fp32.
   at::Tensor scales(const at::Tensor& message) const {
@@ -35,12 +36,12 @@ struct QuantisedRows {
     return elements(message) * scales(message);
   }
 
-  // Writes what values(), up to rounding, gives back. A row with a number that is not finite becomes
-  // NaN. REQUIRES: [rows, columns] in fp32, with columns.
+  // Writes `from` so that values() returns it, up to rounding. A row with a number that is not
+  // finite becomes NaN. REQUIRES: [rows, columns] in fp32, with at least one column.
   void quantise(const at::Tensor& from, const at::Tensor& message) const {
     const auto to = scales(message);
     to.copy_(from.abs().amax(1, /*keepdim=*/true).div_(kLargest));
-    // 0 where all are 0, and where some number is not finite.
+    // 0 if all numbers are 0, or if some number is not finite.
     elements(message).copy_(
         (from / to).round_().nan_to_num_(0.0).clamp_(-kLargest, kLargest));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A ReplicateReport for people and for programs.
+// Formats a ReplicateReport for people and for programs.
 #include <string>
 #include <vector>
 #include <sherd/ddp/replicate.h>

@@ -43,8 +43,8 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
       " belongs to another handle; expected a module that none manages");
 }
 
-// Strides that are equal where elements lie alike: the stride of a dimension of
-// one element may be any number.
+// Strides that are equal if elements have the same order in memory: the stride of a dimension of
+// size one is arbitrary.
 std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
   auto strides = tensor.strides().vec();
   const auto contiguous = c10::contiguous_strides(tensor.sizes());
@@ -56,7 +56,7 @@ std::vector<std::int64_t> memory_strides(const at::Tensor& tensor) {
   return strides;
 }
 
-// That of the first tensor, and of all others.
+// The device of all tensors, taken from the first one.
 c10::Device common_device(const ReplicatedModel& model) {
   const ModuleTensor* first = nullptr;
   for (const auto* items :
@@ -97,7 +97,7 @@ bool is_beside_statistics(
   return buffers.contains(name + "running_mean");
 }
 
-// The dtype in which gradients of a parameter are sent, if it is not the parameter's.
+// The dtype in which gradients of a parameter are sent, if it differs from the parameter's.
 std::optional<at::ScalarType> reduce_dtype(
     const ModuleTensor& parameter, const ReplicateOptions& options) {
   const auto dtype =

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplicatedModel is what a replica manages of a module, and Buckets say how its gradients travel:
-// each bucket is a unit of an exchange, with one flat. Values that keep tensors alive, the same on
-// every rank that has an equal module.
+// ReplicatedModel is what a replica manages of a module, and Buckets say how its gradients are
+// sent: each bucket is a unit of an exchange, with one flat. Values that keep tensors alive, the
+// same on all ranks that have equal modules.
 #pragma once
 
 #include <string>
@@ -15,10 +15,10 @@
 namespace sherd::ddp {
 
 struct ModuleTensor {
-  std::string name;  // The first one it is registered under.
+  std::string name;  // The first name under which it is registered.
   at::Tensor tensor;
-  // Its module has running statistics, whose kernels take parameters in fp32: mixed precision leaves
-  // it alone.
+  // Set if its module has running statistics, whose kernels take parameters in fp32; mixed
+  // precision then leaves it alone.
   bool keeps_dtype = false;
 };
 
@@ -36,12 +36,12 @@ struct ReplicatedModel {
 ReplicatedModel collect_model(
     const torch::nn::Module& module, const std::vector<std::string>& ignored);
 
-// Throws Error for a name that is not among model.trainable.
+// Throws Error for a name that is not in model.trainable.
 void check_delayed(
     const ReplicatedModel& model, const std::vector<std::string>& delayed);
 
-// Lines that describe all tensors, for ranks to agree on. They include strides, since values and
-// gradients travel in the order of memory.
+// Lines that describe all tensors, for ranks to compare. They include strides, because values and
+// gradients are sent in the order of memory.
 std::vector<std::string> describe(const ReplicatedModel& model);
 
 struct Buckets {

@@ -22,7 +22,7 @@ at::Tensor sparse_of(
   return at::_sparse_coo_tensor_unsafe(indices, values, sizes);
 }
 
-// Coalesced, on the CPU; the host waits for a device.
+// The gradient, coalesced, on the CPU; the host waits for a device.
 at::Tensor coalesced_on_host(const at::Tensor& gradient) {
   if (gradient.is_cpu()) {
     return gradient.coalesce();
@@ -33,7 +33,7 @@ at::Tensor coalesced_on_host(const at::Tensor& gradient) {
       .coalesce();
 }
 
-// Number of entries, their indices, their values; empty: no gradient.
+// The number of entries, their indices, their values; empty: no gradient.
 std::string packed(const at::Tensor& any) {
   if (!any.defined()) {
     return {};

@@ -8,11 +8,11 @@ double ms(Instant from, Instant to) { return 1e3 * seconds(to - from); }
 
 }  // namespace
 
-// A rank whose backward reaches no parameter has no gradient, and buckets that
-// wait for the end leave there.
+// If a rank's backward reaches no parameter, it has no gradient, and buckets that wait for the end
+// are sent there.
 void StepTimer::step_ended(Instant at) {
   if (!ended_) {
-    return drop_step();  // For ranks with inputs, by one without.
+    return drop_step();  // This rank takes part without inputs.
   }
   const auto ended = *ended_;
   const auto gradient = gradient_.value_or(ended);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepTimer measures the phases of a replica's steps as c10d::Logger defines them. Events may
-// repeat; the first of a step counts. Thread rule: the caller's lock.
+// repeat; the first one of a step counts. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class StepTimer {
   void gradient_came(Instant at) { set(gradient_, at); }
   void bucket_left(Instant at) { set(left_, at); }
   void backward_ended(Instant at) { set(ended_, at); }
-  // The last average is there: the step counts.
+  // The last average has arrived: the step counts.
   void step_ended(Instant at);
   // The step failed or was not reduced: it does not count.
   void drop_step();

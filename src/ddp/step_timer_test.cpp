@@ -12,7 +12,7 @@ TEST(StepTimer, T61TimesAreThoseBetweenEvents) {
   StepTimer clock;
   clock.forward_began(at(100));
   clock.gradient_came(at(130));
-  clock.gradient_came(at(135));  // The first counts.
+  clock.gradient_came(at(135));  // The first one counts.
   clock.bucket_left(at(140));
   clock.backward_ended(at(190));
   clock.step_ended(at(200));
@@ -38,7 +38,7 @@ TEST(StepTimer, T61MeansAreOfStepsThatCount) {
   EXPECT_DOUBLE_EQ(clock.mean().backward_ms, 0);
   for (const int length : {10, 20}) {
     clock.forward_began(at(0));
-    clock.drop_step();  // A backward that failed.
+    clock.drop_step();  // The backward failed.
     clock.forward_began(at(100));
     clock.gradient_came(at(100));
     clock.backward_ended(at(100 + length));

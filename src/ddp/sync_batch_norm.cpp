@@ -29,8 +29,8 @@ namespace sherd {
 namespace ddp {
 
 // The ranks that normalise together, and their connections, which nothing else uses. Every message
-// says which layer it belongs to, and has room for the largest, so that ranks that run different
-// layers can tell.
+// names its layer and has room for the largest layer, so that ranks that run different layers
+// notice it.
 class BatchNormGroup {
  public:
   enum class Pass { kForward, kBackward };
@@ -46,7 +46,7 @@ class BatchNormGroup {
             str("batch_norm/", world.next_number()),
             Mesh(world).shard_ranks())) {}
 
-  // Collective: the values of every rank, by rank. Throws Error.
+  // Collective: returns the values of every rank, by rank. Throws Error.
   std::vector<std::vector<double>> all_gather(
       int layer, Pass pass, const std::vector<double>& values) {
     failure_.throw_if_failed();
@@ -82,7 +82,7 @@ class BatchNormGroup {
         " of batch norm '", layers_.at(static_cast<std::size_t>(row[0])), "'");
   }
 
-  // All ranks find the same, and so go on together.
+  // All ranks find the same, so either all continue or none.
   void check_same_layer(const std::vector<at::Tensor>& rows) {
     const auto* first = rows[0].const_data_ptr<double>();
     for (std::size_t rank = 1; rank < rows.size(); ++rank) {
@@ -99,7 +99,7 @@ class BatchNormGroup {
   }
 
   const std::vector<std::string> layers_;
-  const std::int64_t numel_;  // Of a message.
+  const std::int64_t numel_;  // The size of a message.
   const std::shared_ptr<world::Transport> transport_;
   Status failure_;  // The first one.
 };
@@ -116,11 +116,11 @@ using GroupPtr = std::shared_ptr<BatchNormGroup>;
 // The moments of each channel over all ranks, 1-D.
 struct Moments {
   at::Tensor mean;
-  at::Tensor variance;  // Divided by count.
-  double count = 0;     // Of values.
+  at::Tensor variance;  // With the divisor `count`.
+  double count = 0;     // The number of values.
 };
 
-// Where nothing narrower than fp32 is.
+// The options of statistics, which are never narrower than fp32.
 at::TensorOptions statistics_options(const at::Tensor& input) {
   return at::TensorOptions()
       .device(input.device())
@@ -136,7 +136,8 @@ at::Tensor tensor_of(
   return tensor.to(options);
 }
 
-// Two tensors of the same device in one copy, for which the host waits where that is not the CPU.
+// Appends two tensors of the same device in one copy; the host waits for it unless the device is
+// the CPU.
 void append(
     std::vector<double>& numbers,
     const at::Tensor& first,
@@ -146,7 +147,7 @@ void append(
   numbers.insert(numbers.end(), begin, begin + wide.numel());
 }
 
-// As a factor of [batch, channels, ...].
+// The values shaped as a factor of [batch, channels, ...].
 at::Tensor by_channel(const at::Tensor& values, std::int64_t dimensions) {
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(dimensions), 1);
   sizes[1] = values.numel();
@@ -161,14 +162,14 @@ std::vector<std::int64_t> all_but_channels(std::int64_t dimensions) {
   return dims;
 }
 
-// Collective. Sums are made in fp64 in the order of ranks.
+// Collective. Sums are made in fp64, in rank order.
 Moments moments_of_all(
     const at::Tensor& input, BatchNormGroup& group, int layer) {
   const auto channels = input.size(1);
   const auto options = statistics_options(input);
   std::vector<double> mine = {static_cast<double>(input.numel() / channels)};
   if (input.numel() > 0) {
-    // Running statistics of no weight make it compute in their dtype.
+    // Empty running statistics make it compute in their dtype.
     const auto [mean, variance] = at::batch_norm_update_stats(
         input, at::zeros({channels}, options), at::ones({channels}, options),
         /*momentum=*/0.0);
@@ -205,15 +206,16 @@ Moments moments_of_all(
   return moments;
 }
 
-// What a backward needs beside tensors.
+// What a backward needs besides tensors.
 struct Normalised final : torch::CustomClassHolder {
   GroupPtr group;
   int layer = 0;
   double count = 0;
 };
 
-// Each channel minus its mean, over its standard deviation. Its gradient needs the result only:
-// with y = (x - mean) / s, dx = (dy - mean(dy) - y mean(dy y)) / s, means over all ranks.
+// Each channel minus its mean, divided by its standard deviation. Its gradient needs only the
+// result: with y = (x - mean) / s, dx = (dy - mean(dy) - y mean(dy y)) / s, where means are over
+// all ranks.
 class Normalise : public torch::autograd::Function<Normalise> {
  public:
   static at::Tensor forward(
@@ -351,7 +353,7 @@ bool is_batch_norm(const torch::nn::Module& module) {
 
 struct BatchNormHolders {
   std::set<SequentialImpl*> sequentials;
-  std::string others;  // The names of layers that no Sequential holds.
+  std::string others;  // The names of layers outside any Sequential.
 };
 
 BatchNormHolders holders_of_batch_norms(const torch::nn::Module& root) {
@@ -390,7 +392,7 @@ int convert_sync_batch_norm(torch::nn::Module& module) {
       holders.others,
       ", which C++ code calls as the type that it names; let that code name "
       "sherd::SyncBatchNorm");
-  // A layer that several Sequentials hold stays one.
+  // A layer that several Sequentials hold is converted once.
   std::map<const torch::nn::Module*, std::shared_ptr<SyncBatchNormImpl>> made;
   for (auto* sequential : holders.sequentials) {
     const auto children = sequential->named_children();
