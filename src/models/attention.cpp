@@ -13,7 +13,7 @@
 namespace sherd::models {
 namespace {
 
-// Where query t, which is at position S - T + t, sees position s: [T, S].
+// Whether query t, which is at position S - T + t, attends to position s: [T, S].
 at::Tensor visible(
     const AttentionInputs& inputs, const AttentionOptions& options) {
   const auto queries = inputs.queries.size(2);
@@ -44,7 +44,7 @@ at::Tensor attend(
   const auto keys = inputs.keys.size(2);
   const bool all = options.window == 0 || keys <= options.window;
   const bool causal = all && queries == keys;
-  // A single query sees all that it is given.
+  // A single query attends to everything that it is given.
   const auto seen = queries == 1 && !all ? options.window : keys;
   const auto mask = causal || queries == 1
       ? std::nullopt

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Causal attention of several heads, for training and for decoding with a cache. Pure functions;
-// any thread.
+// Causal multi-head attention, for training and for decoding with a cache. Thread rule: pure
+// functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace sherd::models {
 
-// B rows; T queries, which are the last of S positions; H heads, each K-th part of which shares
-// keys and values; D numbers a head.
+// B rows; T queries, which are the last of S positions; H heads of queries, groups of H / K of
+// which share keys and values; D numbers per head.
 struct AttentionInputs {
   at::Tensor queries;  // [B, H, T, D]
   at::Tensor keys;     // [B, K, S, D]
@@ -24,13 +24,13 @@ struct AttentionOptions {
       0;  // How many positions a query sees, with its own; 0: all.
 };
 
-// Each query sees its own position and those before it. Returns [B, H, T, D]. Keys and values of
-// shared heads are not copied.
+// Each query attends to its own position and those before it. Returns [B, H, T, D]. Shared keys and
+// values are not copied.
 at::Tensor attend(
     const AttentionInputs& inputs, const AttentionOptions& options = {});
 
-// The inputs of these queries, keys and values, with what `cache` has before them, and adds them
-// to it; null: as they are.
+// Returns the inputs with the keys and values in `cache` put before their own, and adds their own
+// to the cache. Null: returns them unchanged.
 AttentionInputs with_cache(AttentionInputs inputs, LayerKeyValues* cache);
 
 }  // namespace sherd::models

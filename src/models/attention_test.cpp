@@ -21,8 +21,7 @@ AttentionInputs random_inputs(
       .values = torch::randn({2, kv_heads, positions, kWidth}, torch::kDouble)};
 }
 
-// Softmax of the products, with the positions that a query must not see hidden
-// one by one.
+// Softmax of the products; the positions that a query must not attend to are masked one by one.
 torch::Tensor attended_by_hand(const AttentionInputs& in, std::int64_t window) {
   const auto shared = in.queries.size(1) / in.keys.size(1);
   const auto keys = in.keys.repeat_interleave(shared, 1);

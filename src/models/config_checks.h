@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks that the decoders make of their configurations and inputs. Each throws sherd::Error with
-// expected and found. Pure functions; any thread.
+// The checks that the decoders make of their configurations and inputs. Each throws sherd::Error,
+// saying what was expected and found. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,11 @@ struct DecoderSizes {
 // Checks that all are at least 1.
 void check_sizes(const DecoderSizes& sizes);
 
-// Checks for two dimensions and no more positions than `positions_max`.
+// Checks that there are two dimensions and no more positions than `positions_max`.
 void check_ids(const at::Tensor& ids, std::int64_t positions_max);
 
-// Checks for two dimensions, at least one position, and room for all in a cache of so many layers.
+// Checks that there are two dimensions, at least one position, and room for all in a cache with
+// this number of layers.
 void check_decoding(
     const at::Tensor& ids, const KeyValueCache& cache, std::int64_t layers);
 

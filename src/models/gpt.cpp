@@ -37,7 +37,7 @@ GptConfig checked(const GptConfig& config) {
   return config;
 }
 
-// Moves a layer, since LibTorch makes its layers on the CPU.
+// Moves a layer to the device, because LibTorch makes its layers on the CPU.
 template <typename Layer>
 Layer on(at::Device device, Layer layer) {
   for (const auto& parameter : layer->parameters(/*recurse=*/false)) {
@@ -188,8 +188,8 @@ at::Tensor GptImpl::decode(const at::Tensor& ids, KeyValueCache& cache) {
   return head(transform(ids, &cache).select(1, -1));
 }
 
-// GPT-2's: every matrix normal(0, 0.02), the two that write into the residual
-// stream scaled down by the number of such writes.
+// The values of GPT-2: every matrix is normal(0, 0.02), and the two that write into the residual
+// stream are scaled down by the square root of the number of such writes.
 double GptImpl::initial_deviation(const std::string& name) const {
   return name.ends_with("c_proj.weight")
       ? kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config_.layers))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model against numbers that other code computed: a forward written out
-// here in elementary operators, and PyTorch in Python (gpt_reference.py).
+// Compares the model with numbers computed by other code: a forward written here in elementary
+// operators, and PyTorch in Python (gpt_reference.py).
 #include <sherd/models/gpt.h>
 
 #include <cmath>
@@ -23,8 +23,7 @@ GptConfig tiny() {
       .layers = 2, .width = 12, .heads = 3, .sequence = 7, .vocabulary = 11};
 }
 
-// Value i of parameter number p, in module order: the rule gpt_reference.py
-// follows too.
+// Value i of parameter number p, in module order. gpt_reference.py uses the same formula.
 void fill_by_rule(GptImpl& model) {
   const torch::NoGradGuard no_grad;
   std::int64_t number = 0;
@@ -46,7 +45,7 @@ Tensor gelu_by_hand(const Tensor& x) {
       (1.0 + (std::sqrt(2.0 / M_PI) * (x + 0.044715 * x.pow(3))).tanh());
 }
 
-// GPT-2 in matmul and exp, head by head and row by row.
+// GPT-2 written with matmul and exp, head by head and row by row.
 Tensor forward_by_hand(GptImpl& model, const Tensor& ids) {
   const auto p = model.named_parameters();
   const auto config = model.config();

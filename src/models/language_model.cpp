@@ -18,8 +18,8 @@
 namespace sherd::models {
 namespace {
 
-// FNV-1a over the name, then SplitMix64's finaliser: close seeds and names
-// give unrelated generators.
+// FNV-1a over the name, then the finaliser of SplitMix64, so that similar seeds and names give
+// unrelated generators.
 std::uint64_t stream_of(const std::string& name, std::uint64_t seed) {
   std::uint64_t hash = 0xcbf29ce484222325ULL ^ (seed * 0x9e3779b97f4a7c15ULL);
   for (const char c : name) {
@@ -30,7 +30,7 @@ std::uint64_t stream_of(const std::string& name, std::uint64_t seed) {
   return hash ^ (hash >> 31U);
 }
 
-// Puts a module's training mode back on scope exit, also by an exception.
+// Restores a module's training mode at the end of the scope, also after an exception.
 class EvaluationScope {
  public:
   explicit EvaluationScope(torch::nn::Module& module)
@@ -116,7 +116,7 @@ void LanguageModel::reset_parameter(
   const auto all = named_parameters();
   const auto* own = all.find(name);
   expect(own != nullptr, "the name of a parameter", "name", name);
-  // A matrix that came flat would be taken for a norm.
+  // A matrix that was passed as 1-D would be taken for a norm.
   expect(
       own->sizes() == parameter.sizes(), "the shape of the parameter", "shape",
       parameter.sizes());
@@ -141,7 +141,7 @@ void LanguageModel::write_initial_value(
     parameter.fill_(name.ends_with(".weight") ? 1.0 : 0.0);  // Norms; biases.
     return;
   }
-  // Drawn in fp32 on the CPU: the same values on every device.
+  // Drawn in fp32 on the CPU, so that every device gets the same values.
   const bool in_place = parameter.device().is_cpu() &&
       parameter.scalar_type() == at::kFloat && parameter.is_contiguous();
   auto value =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every decoder promises, for each of them.
+// Promises that hold for every decoder, tested for each of them.
 #include <sherd/models/language_model.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ Family llama() {
           }};
 }
 
-// All that options of Llama add.
+// Everything that options add to Llama.
 Family qwen() {
   return {"Qwen", [](std::int64_t layers, std::uint64_t seed) {
             return Llama(LlamaConfig{
@@ -114,7 +114,7 @@ TEST_P(LanguageModels, GenerateTheSameFromTheSameSeedAndPutTheModeBack) {
   const auto again = model->generate(prompt, {.tokens = 20, .seed = 4});
   const auto other = model->generate(prompt, {.tokens = 20, .seed = 5});
 
-  ASSERT_EQ(once.size(), 22U);  // Longer than the 7 positions it can see.
+  ASSERT_EQ(once.size(), 22U);  // More than the model's 7 positions.
   EXPECT_EQ(once[0], 1);
   EXPECT_EQ(once[1], 2);
   EXPECT_EQ(once, again);
@@ -149,7 +149,7 @@ TEST_P(LanguageModels, DecodeWithACacheAsForwardWithoutOne) {
     EXPECT_FALSE(logits.requires_grad());
     EXPECT_EQ(cache.front().positions(), 7);
   }
-  // Several tokens behind others.
+  // Several tokens after others.
   auto cache = model->make_cache(7);
   (void)model->decode(ids.slice(1, 0, 2), cache);
   EXPECT_TRUE(torch::allclose(
@@ -243,7 +243,7 @@ TEST_P(LanguageModels, InitialValuesFollowSeedAndNameOnly) {
   torch::manual_seed(1);
   const auto model = make();
   torch::manual_seed(2);
-  // Another order of construction, the same first names.
+  // Another order of construction, but the same first names.
   const auto deeper = GetParam().make(3, 0);
   const auto reseeded = GetParam().make(3, 1);
 

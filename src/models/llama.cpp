@@ -50,7 +50,7 @@ void check_scaling(const RopeScaling& scaling) {
       "original_positions", scaling.original_positions);
 }
 
-// Checks the configuration and fills in the values that 0 stands for.
+// Checks the configuration and replaces zeros by the values they stand for.
 LlamaConfig checked(LlamaConfig config) {
   check_sizes(
       {.layers = config.layers,
@@ -240,7 +240,7 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
 
 at::Tensor LlamaModelImpl::forward(
     const at::Tensor& ids, const LayerRunner& run_layer, KeyValueCache* cache) {
-  // Once for all layers, and not a buffer: `to(dtype)` must not round it.
+  // Made once for all layers. Not a buffer, because `to(dtype)` must not round it.
   const auto rotary = rotary_table(
       {.first = cache != nullptr ? cache->front().positions() : 0,
        .positions = ids.size(1),

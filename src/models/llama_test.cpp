@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model against numbers that other code computed: Hugging Face's
-// LlamaForCausalLM (llama_reference.py), and a forward written out here in
-// elementary operators.
+// Compares the model with numbers computed by other code: Hugging Face's LlamaForCausalLM
+// (llama_reference.py), and a forward written here in elementary operators.
 #include <sherd/models/llama.h>
 
 #include <algorithm>
@@ -35,8 +34,7 @@ LlamaConfig tiny(std::int64_t kv_heads = 2) {
       .vocabulary = 11};
 }
 
-// Value i of parameter number p, in module order: the rule llama_reference.py
-// follows too.
+// Value i of parameter number p, in module order. llama_reference.py uses the same formula.
 void fill_by_rule(LlamaImpl& model) {
   const torch::NoGradGuard no_grad;
   std::int64_t number = 0;
@@ -49,7 +47,7 @@ void fill_by_rule(LlamaImpl& model) {
   }
 }
 
-// What llama_reference.py wrote for one configuration.
+// What llama_reference.py printed for one configuration.
 struct Golden {
   LlamaConfig config;
   std::vector<double> logits;
@@ -182,7 +180,7 @@ Tensor norm_by_hand(const Tensor& x, const Tensor& weight, double epsilon) {
   return x / (x * x).mean(-1, true).add(epsilon).sqrt() * weight;
 }
 
-// One head [B, T, D] turned position by position, by complex numbers.
+// One head [B, T, D] rotated position by position, with complex numbers.
 Tensor turned_by_hand(const Tensor& x, double theta) {
   const auto half = x.size(-1) / 2;
   const auto wavelength = torch::pow(
@@ -194,7 +192,7 @@ Tensor turned_by_hand(const Tensor& x, double theta) {
   return torch::cat({torch::real(turned), torch::imag(turned)}, -1);
 }
 
-// Llama in matmul and exp, head by head. In fp64.
+// Llama written with matmul and exp, head by head, in fp64.
 Tensor forward_by_hand(LlamaImpl& model, const Tensor& ids) {
   const auto p = model.named_parameters();
   const auto config = model.config();
@@ -256,7 +254,7 @@ TEST(Llama, ForwardAndGradientsAreThoseOfTheFormWrittenOut) {
     const auto expected =
         torch::autograd::grad({loss_by_hand(by_hand, targets)}, parameters);
 
-    // Not 1e-12: the model's angles are fp32.
+    // Not 1e-12, because the model's angles are fp32.
     EXPECT_TRUE(torch::allclose(model->forward(ids), by_hand, 1e-6, 1e-6));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       EXPECT_TRUE(torch::allclose(found[i], expected[i], 1e-6, 1e-6))
@@ -265,7 +263,8 @@ TEST(Llama, ForwardAndGradientsAreThoseOfTheFormWrittenOut) {
   }
 }
 
-// Every head of keys and values written out once for each query that shares it.
+// Copies the parameters, with each head of keys and values repeated for every query head that
+// shares it.
 void copy_with_heads_repeated(LlamaImpl& grouped, LlamaImpl& full) {
   const torch::NoGradGuard no_grad;
   const auto config = grouped.config();
@@ -372,8 +371,8 @@ TEST(Llama, OnMetaItHasShapesAndNoMemory) {
   expect_shapes_without_memory(*ghost, *real);
 }
 
-// Memory for a parameter on the meta device, which stays the same object.
-// set_data() refuses another kind of device; this is what it does below.
+// Gives memory to a parameter on the meta device, which stays the same object. set_data() refuses
+// another kind of device, so this does what it does inside.
 void give_memory(const Tensor& parameter) {
   parameter.unsafeGetTensorImpl()->shallow_copy_from(
       torch::empty(parameter.sizes()).getIntrusivePtr());
@@ -385,7 +384,7 @@ TEST(Llama, ValuesGivenModuleByModuleAreThoseOfTheConstructor) {
   Llama expected(config);
   config.device = torch::kMeta;
   Llama model(config);
-  // Last module first: the order must not matter.
+  // The last module first, because the order must not matter.
   auto modules = model->named_modules().pairs();
   std::reverse(modules.begin(), modules.end());
   for (auto& [name, module] : modules) {

@@ -12,8 +12,8 @@
 namespace sherd::models {
 namespace {
 
-// Wavelengths up to original / high stay, those above original / low become
-// factor times as long, and those between go over smoothly.
+// Wavelengths up to original / high stay, those above original / low become factor times as long,
+// and those in between are interpolated smoothly.
 at::Tensor llama3_turns(const at::Tensor& turns, const RopeScaling& scaling) {
   const auto waves = turns *
       (static_cast<double>(scaling.original_positions) /
@@ -24,9 +24,9 @@ at::Tensor llama3_turns(const at::Tensor& turns, const RopeScaling& scaling) {
   return turns * kept + turns / scaling.factor * (1.0 - kept);
 }
 
-// Pairs before the one whose wave turns beta_fast times stay, those behind the
-// one that turns beta_slow times become factor times as long, and those between
-// go over by their number.
+// Pairs before the one whose wave turns beta_fast times stay, those after the one that turns
+// beta_slow times become factor times as long, and those in between are interpolated by their
+// number.
 at::Tensor yarn_turns(const at::Tensor& turns, const RotaryOptions& options) {
   const auto& scaling = options.scaling;
   const auto width = static_cast<double>(options.head_width);
@@ -69,8 +69,8 @@ double attention_factor(const RopeScaling& scaling) {
 
 }  // namespace
 
-// In fp32 throughout, rounding as Hugging Face's does: at position 8000 the
-// angle itself is off by 5e-4, and checkpoints were trained with that.
+// In fp32 throughout, with the same rounding as Hugging Face's: at position 8000 the angle itself
+// is off by 5e-4, and checkpoints were trained with that.
 RotaryTable rotary_table(const RotaryOptions& options, at::Device device) {
   const auto fp32 = at::TensorOptions(at::kFloat).device(device);
   const auto exponents = at::arange(0, options.head_width, 2, fp32) /

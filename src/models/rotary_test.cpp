@@ -8,7 +8,7 @@
 namespace sherd::models {
 namespace {
 
-// The pair (x[i], x[i + D / 2]) as a complex number, turned by exp(i angle).
+// The pair (x[i], x[i + D / 2]) as a complex number, multiplied by exp(i angle).
 torch::Tensor rotate_by_hand(const torch::Tensor& x, double theta) {
   const auto positions = x.size(-2);
   const auto half = x.size(-1) / 2;
@@ -60,7 +60,7 @@ TEST(Rotary, ProductsDependOnTheDistanceOnly) {
     EXPECT_NEAR(equal.max().item<double>(), equal.min().item<double>(), 1e-4)
         << "distance " << distance;
   }
-  // And on the distance they do depend.
+  // They do depend on the distance.
   EXPECT_GT(scores[0].std().item<double>(), 1e-3);
 }
 

@@ -40,7 +40,7 @@ at::Tensor token_probabilities(
   }
   const auto [sorted, tokens] =
       at::sort(probabilities, /*dim=*/-1, /*descending=*/true);
-  // Kept while those before have not reached top_p: the likeliest always is.
+  // A token is kept if those before it have not reached top_p, so the likeliest one always is.
   const auto kept = sorted.cumsum(-1) - sorted < options.top_p;
   return at::zeros_like(probabilities).scatter(-1, tokens, sorted * kept);
 }

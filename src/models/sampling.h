@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the next token is chosen among those that a model thinks likely. Pure functions but for the
+// Chooses the next token from a model's logits. Thread rule: pure functions, except for the
 // generator; any thread.
 #pragma once
 
@@ -11,16 +11,15 @@
 
 namespace sherd::models {
 
-// Throws sherd::Error for a temperature, top_k or top_p outside its range.
+// Throws sherd::Error if temperature, top_k or top_p is out of range.
 void check_sampling(const GenerateOptions& options);
 
-// Logits [vocabulary] in fp32 to what tokens are drawn with, up to a common factor: a softmax at
-// the temperature, and 0 for the tokens that top_k and top_p leave out. REQUIRES: a temperature
-// above 0.
+// Logits [vocabulary] in fp32 to the weights for sampling, up to a common factor: a softmax at the
+// temperature, with 0 for the tokens that top_k and top_p exclude. REQUIRES: a temperature above 0.
 at::Tensor token_probabilities(
     const at::Tensor& logits, const GenerateOptions& options);
 
-// The likeliest token where the temperature is 0, else a drawn one.
+// Returns the likeliest token if the temperature is 0, otherwise a sampled one.
 std::int64_t choose_token(
     const at::Tensor& logits,
     const GenerateOptions& options,

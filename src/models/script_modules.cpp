@@ -20,11 +20,11 @@ std::string class_of(const torch::jit::Module& script) {
   return name ? name->name() : "";
 }
 
-// A module of the script's kind, empty.
+// An empty module of the same kind as the script.
 ModulePtr empty_module(const torch::jit::Module& script) {
   const auto kind = class_of(script);
   const auto name = script.type()->name();
-  // It goes on where several classes have the name.
+  // A suffix follows if several classes have the name.
   constexpr auto kPrefix = "__torch__.torch.nn.modules.container";
   if (name && name->prefix().starts_with(kPrefix)) {
     if (kind == "ModuleList") {
@@ -40,7 +40,7 @@ ModulePtr empty_module(const torch::jit::Module& script) {
   return std::make_shared<torch::nn::Module>(kind);
 }
 
-// The tree of one call of script_modules().
+// The tree that one call of script_modules() builds.
 class ScriptTree {
  public:
   ModulePtr module_of(const torch::jit::Module& script) {

@@ -13,7 +13,7 @@
 
 namespace sherd::models {
 
-// Ids [rows, positions] below `vocabulary`: the rule of the Python references.
+// Ids [rows, positions] below `vocabulary`, by the formula of the Python references.
 inline torch::Tensor ids_by_rule(
     std::int64_t rows, std::int64_t positions, std::int64_t vocabulary) {
   return (torch::arange(rows * positions) * 5 + 3)
@@ -21,14 +21,14 @@ inline torch::Tensor ids_by_rule(
       .view({rows, positions});
 }
 
-// Softmax over the last dimension, where `hidden` is true excluded.
+// Softmax over the last dimension without the elements at which `hidden` is true.
 inline torch::Tensor softmax_by_hand(
     const torch::Tensor& scores, const torch::Tensor& hidden) {
   const auto e = scores.masked_fill(hidden, -INFINITY).exp();
   return e / e.sum(-1, true);
 }
 
-// Positions [T, T] that a position must not see.
+// A mask [T, T] of the positions that a position must not attend to.
 inline torch::Tensor future(std::int64_t positions) {
   return torch::ones({positions, positions}, torch::kBool).triu(1);
 }
@@ -39,7 +39,7 @@ inline torch::Tensor loss_by_hand(
   return -log_p.gather(-1, targets.unsqueeze(-1)).mean();
 }
 
-// `ghost` was made on the meta device of the configuration of `real`.
+// `ghost` was made on the meta device with the configuration of `real`.
 inline void expect_shapes_without_memory(
     const torch::nn::Module& ghost, const torch::nn::Module& real) {
   const auto shapes = ghost.named_parameters();
@@ -53,7 +53,7 @@ inline void expect_shapes_without_memory(
   EXPECT_TRUE(ghost.buffers().empty());
 }
 
-// What making a model of this configuration says.
+// The error message for a model of this configuration.
 template <typename Model, typename Config>
 std::string refusal(const Config& config) {
   try {
