@@ -14,12 +14,12 @@
 namespace sherd::data {
 namespace {
 
-constexpr std::int64_t kValidationShare = 10;  // One token in so many.
-// Enough to sample every large folder, few enough that hardly a window crosses
-// from one stripe into the next.
+constexpr std::int64_t kValidationShare = 10;  // One token of this many.
+// Enough to sample every large folder, but so few that hardly any window crosses from one stripe
+// into the next.
 constexpr std::int64_t kStripesMax = 64;
 constexpr std::int64_t kValidationWindowsPerStripe = 64;
-// Several sources take turns in blocks of so many samples.
+// Several sources take turns in blocks of this many samples.
 constexpr std::int64_t kBlock = 4096;
 
 template <typename Texts>
@@ -117,8 +117,8 @@ void GlobalBatches::add_striped(const Corpus& corpus) {
   validation_.push_back(text);
 }
 
-// Each source has the whole samples of its share of a block; those left over go to the largest
-// remainders, and among equal ones to the first.
+// Each source gets the whole samples of its share of a block. The remaining samples go to the
+// largest remainders, and among equal ones to the first.
 void GlobalBatches::share_out(const std::vector<WeightedCorpus>& sources) {
   double sum = 0;
   for (const auto& source : sources) {
@@ -206,7 +206,7 @@ void GlobalBatches::copy_validation(
   }
 }
 
-// Rows split into inputs and targets.
+// Splits rows into inputs and targets.
 Batch GlobalBatches::batch_of(const std::vector<Row>& rows) const {
   const auto count = static_cast<std::int64_t>(rows.size());
   const auto length = options_.sequence;
@@ -232,8 +232,8 @@ std::int64_t GlobalBatches::row_count() const {
   return options_.batch / options_.world_size;
 }
 
-// Sample number s of a source is window s % n of epoch s / n, shuffled. An epoch
-// cuts the text at an offset below `sequence` at which all n windows fit.
+// Sample number s of a source is window s % n of epoch s / n, shuffled. An epoch cuts the text at
+// an offset below `sequence` at which all n windows fit.
 GlobalBatches::Row GlobalBatches::window(
     std::size_t source, std::int64_t sample) const {
   const auto& text = training_[source];
@@ -252,8 +252,9 @@ GlobalBatches::Row GlobalBatches::window(
       &text, offset + Permutation(windows, key).at(sample % windows) * length};
 }
 
-// Where sample s of the run lies in its shuffled block says whose it is and how many of the block
-// that source has had before. So the answer for any sample needs none of the samples before it.
+// The place of sample s in its shuffled block says to which source it belongs and how many samples
+// of the block that source has had before. So the answer for any sample does not need the samples
+// before it.
 GlobalBatches::Row GlobalBatches::row_of(std::int64_t sample) const {
   if (training_.size() == 1) {
     return window(0, sample);
@@ -361,7 +362,7 @@ Batch GlobalBatches::validation(std::int64_t index) const {
   const auto total = validation_batches() * options_.batch;
   std::vector<Row> rows;
   for (std::int64_t i = 0; i < row_count(); ++i) {
-    // Batches interleave, so that a few of them see all of the text.
+    // Batches interleave, so even a few of them cover all of the text.
     const auto row = (first_row() + i) * validation_batches() + index;
     rows.push_back(validation_window(row * windows / total));
   }

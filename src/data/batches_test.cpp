@@ -18,7 +18,7 @@ using sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Token i of the row is i: a window shows where it was cut.
+// Token i of the text is i, so a window shows where it was cut.
 class BatchesTest : public ::testing::Test {
  protected:
   std::string counting(std::int64_t tokens) const {
@@ -84,7 +84,7 @@ TEST_F(BatchesTest, RanksTakeDisjointRowsOfTheSameGlobalBatch) {
 }
 
 TEST_F(BatchesTest, AnEpochTakesEachWindowOnceAndThenCutsElsewhere) {
-  // 90 training windows of 10 tokens fit once an offset is left: 89.
+  // There is room for 90 training windows of 10 tokens; one is left for the offset, so 89.
   const Corpus corpus(counting(1000));
   const GlobalBatches batches(corpus, {.batch = 1, .sequence = 10});
   constexpr std::int64_t kWindows = 89;
@@ -174,7 +174,7 @@ TEST_F(BatchesTest, ALongTextIsStripedAndEveryTokenIsInOneOfTheTwoTexts) {
     for (int i = 0; i < 4; ++i) {
       ASSERT_TRUE(seen.insert(ids[i]).second);
       ASSERT_FALSE(held_out(ids[i]));
-      // The next token, save where the text steps over a part held out.
+      // The next token, except where the text skips a validation part.
       ASSERT_TRUE(next[i] == ids[i] + 1 || next[i] == ids[i] + 326);
     }
   }
@@ -234,7 +234,7 @@ TEST_F(BatchesTest, ARestoredPositionContinuesTheRun) {
   const Position saved = first.position();
   EXPECT_EQ(saved.step, 7);
 
-  // Another world size goes on with the same global batch.
+  // Another world size continues with the same global batches.
   auto halved = options;
   halved.rank = 1;
   halved.world_size = 2;

@@ -93,7 +93,7 @@ void BlendedCorpus::check_alike() const {
   if (validation_) {
     all.push_back(validation_.get());
   }
-  const Corpus* tokenized = nullptr;  // A file of ids alone has no digest.
+  const Corpus* tokenized = nullptr;  // A `.bin` file has no digest.
   for (const auto* corpus : all) {
     check_vocabulary(*all.front(), *corpus);
     if (corpus->tokenizer_digest() != 0) {

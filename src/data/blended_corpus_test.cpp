@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kVocabulary = 100'000;
 
-// Folders of `sherd data prepare` whose token i is `first` + i.
+// Makes folders like those of `sherd data prepare`, in which token i is `first` + i.
 class BlendedCorpusTest : public ::testing::Test {
  protected:
   void prepared(
@@ -83,7 +83,7 @@ TEST_F(BlendedCorpusTest, SourcesTakeTurnsByTheirWeightsAndMissNothing) {
       {"path": "b", "weight": 1}], "validation": "news.tokens"})");
   const BlendedCorpus corpus(path("blend.json"));
   const GlobalBatches batches(corpus, {.batch = 64, .sequence = 8});
-  std::map<bool, std::int64_t> rows;  // From b?
+  std::map<bool, std::int64_t> rows;  // By whether they are from b.
   std::set<std::int64_t> of_b;
   for (std::int64_t step = 0; step < 128; ++step) {  // Two blocks.
     const auto inputs = batches.at(step).inputs;
@@ -115,7 +115,7 @@ TEST_F(BlendedCorpusTest, TheOrderIsTheSameOnAnyNumberOfRanksAndWhenResumed) {
       mine.world_size = ranks;
       GlobalBatches batches(corpus, mine);
       if (ranks > 1) {
-        batches.restore(saved);  // From a run of other ranks.
+        batches.restore(saved);  // Saved by a run with other ranks.
       }
       for (auto step = batches.position().step; step < 9 * ranks; ++step) {
         const auto found = batches.next();

@@ -33,7 +33,7 @@ constexpr std::int64_t kIdBytes = 2;
 
 bool holds_ids(const fs::path& path) { return path.extension() == ".bin"; }
 
-// The token file that a path stands for; "" when it stands for none.
+// The token file that a path stands for; "" if it does not stand for one.
 std::string token_file_of(const std::string& path) {
   const auto inside = fs::path(path) / "train.tokens";
   std::error_code missing;
@@ -43,7 +43,7 @@ std::string token_file_of(const std::string& path) {
   return fs::path(path).extension() == ".tokens" ? path : "";
 }
 
-// The ids of a file must be those of the tokenizer that lies beside it.
+// Checks that the ids of a file are those of the tokenizer beside it.
 void check_tokenizer(const std::string& path, std::uint64_t digest) {
   const auto folder = fs::path(path).parent_path().string();
   const auto beside = tokenizer_file(folder);
@@ -57,7 +57,7 @@ void check_tokenizer(const std::string& path, std::uint64_t digest) {
       beside, ", found another one (digest ", found, ")");
 }
 
-// In byte order of the path below the folder, which no locale changes.
+// In byte order of the path below the folder, which does not depend on the locale.
 std::vector<std::string> files_below(const fs::path& folder) {
   std::vector<std::string> files;
   try {
@@ -93,7 +93,7 @@ std::vector<std::string> files_of(const std::string& path) {
   return files;
 }
 
-// Folds a stream of pieces into a hash that does not see where they end.
+// Hashes a stream of pieces; the hash does not depend on where they end.
 class StreamHash {
  public:
   void add(std::string_view bytes) {
@@ -141,7 +141,7 @@ std::uint16_t id_at(std::string_view bytes, std::int64_t index) {
   return id;
 }
 
-// Writes ids of `Word`s from there on to `to`, and returns the largest.
+// Writes ids stored as `Word`s to `to`, and returns the largest.
 template <typename Word>
 std::int64_t copy_words(
     const char* from, std::int64_t count, std::int64_t* to) {
@@ -175,12 +175,12 @@ std::int64_t copy_ids(
 }  // namespace
 
 struct Corpus::Impl {
-  // One file's part of the row.
+  // The part of the text that comes from one file.
   struct MappedText {
     MappedFile file;
     std::string path;
     std::string_view bytes;  // The file, up to bytes_max.
-    std::int64_t first = 0;  // Index of its first token in the row.
+    std::int64_t first = 0;  // The index of its first token in the text.
   };
 
   std::string path;
@@ -194,7 +194,7 @@ struct Corpus::Impl {
 
   void open_text(const CorpusOptions& options);
   void open_token_file(const std::string& name, const CorpusOptions& options);
-  // Calls `each` with the bytes and the number of the tokens of every piece in the range.
+  // Calls `each` with the bytes and the number of tokens of every piece in the range.
   template <typename Function>
   void for_range(
       std::int64_t first, std::int64_t count, const Function& each) const;
@@ -380,7 +380,7 @@ void Corpus::copy(
     std::int64_t first, std::int64_t count, std::int64_t* to) const {
   impl_->for_range(first, count, [&](const char* from, std::int64_t taken) {
     const auto largest = copy_ids(from, impl_->token_bytes, taken, to);
-    // Other files were checked when they were opened.
+    // The ids of other files were checked when they were opened.
     SHERD_CHECK(
         impl_->token_file == nullptr || largest < impl_->vocabulary, "[data] ",
         impl_->path, ": expected ids below the vocabulary ", impl_->vocabulary,
@@ -397,7 +397,7 @@ void Corpus::read_ahead(std::int64_t first, std::int64_t count) const {
     const auto end =
         begin + static_cast<std::uintptr_t>(taken * impl_->token_bytes);
     const auto page = begin / kPage * kPage;
-    // A hint; where the system has no use for it nothing is lost.
+    // A hint; if the system cannot use it, nothing is lost.
     ::madvise(reinterpret_cast<void*>(page), end - page, MADV_WILLNEED);
   });
 }

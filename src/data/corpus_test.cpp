@@ -52,7 +52,7 @@ TEST(Corpus, AFolderIsItsFilesInPathOrder) {
   folder.file("a/y", "2");
   folder.file("a/B", "1");  // Byte order: capitals first, in every locale.
   folder.file("empty", "");
-  folder.file("z.bin", "4");  // Among other files, bytes like them.
+  folder.file("z.bin", "4");  // Read as bytes, like the other files.
   EXPECT_EQ(text(Corpus(folder.path())), "1234");
 }
 
@@ -83,7 +83,7 @@ TEST(Corpus, ABinHoldsLittleEndianWords) {
   EXPECT_EQ(corpus.vocabulary(), 513);  // The largest id + 1.
   EXPECT_EQ(Corpus(path, {.vocabulary = 50257}).vocabulary(), 50257);
   EXPECT_EQ(Corpus(path, {.bytes_max = 5}).tokens(), 2);
-  EXPECT_EQ(corpus.tokenizer_digest(), 0U);  // It does not tell.
+  EXPECT_EQ(corpus.tokenizer_digest(), 0U);  // A `.bin` does not say.
 }
 
 TEST(Corpus, AFolderOfBinsHoldsWords) {
@@ -148,7 +148,7 @@ TEST(Corpus, TheHashSeesEveryByteAndTheLength) {
   }
   EXPECT_NE(
       Corpus(folder.file("two", whole + std::string(1, '\0'))).hash(), hash);
-  // The same bytes read as ids are another row.
+  // The same bytes read as ids are another text.
   EXPECT_NE(
       Corpus(folder.file("4", "abcd")).hash(),
       Corpus(folder.file("4.bin", "abcd")).hash());

@@ -15,11 +15,11 @@ struct DistributedSampler::State {
   std::int64_t size = 0;
   DistributedSamplerOptions options;
   std::int64_t epoch = 0;
-  std::int64_t first = 0;  // Samples of the epoch before those dealt out here.
-  std::int64_t given = 0;  // By next(), to this rank, of those.
+  std::int64_t first = 0;  // Samples of the epoch before these.
+  std::int64_t given = 0;  // Samples that next() gave to this rank.
   bool restored = false;   // The next reset() keeps `first`.
-  std::vector<std::int64_t>
-      order{};  // Of the whole epoch; empty until it is needed.
+  // The order of the whole epoch; empty until it is needed.
+  std::vector<std::int64_t> order{};
 
   std::int64_t left() const { return std::max<std::int64_t>(0, size - first); }
   std::int64_t per_rank() const;
@@ -32,7 +32,7 @@ std::int64_t DistributedSampler::State::per_rank() const {
   return options.drop_last ? left() / ranks : (left() + ranks - 1) / ranks;
 }
 
-// As PyTorch's: torch.randperm with a generator of seed + epoch.
+// The order of PyTorch: torch.randperm with a generator of seed + epoch.
 void DistributedSampler::State::make_order() {
   order.resize(static_cast<std::size_t>(size));
   if (!options.shuffle) {
@@ -45,7 +45,7 @@ void DistributedSampler::State::make_order() {
   std::copy_n(drawn.const_data_ptr<std::int64_t>(), size, order.begin());
 }
 
-// The places behind the last sample, which make the ranks' shares equal, have the first ones.
+// The places after the last sample, which make the ranks' shares equal, repeat the first samples.
 std::int64_t DistributedSampler::State::index_at(std::int64_t place) const {
   return order[static_cast<std::size_t>(place % size)];
 }

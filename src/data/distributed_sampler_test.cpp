@@ -32,7 +32,7 @@ Indices epoch_of(
   return rest_of(sampler);
 }
 
-// list(torch.utils.data.DistributedSampler(range(10), 3, RANK, seed=7)) of torch 2.13.
+// From list(torch.utils.data.DistributedSampler(range(10), 3, RANK, seed=7)) of torch 2.13.
 TEST(DistributedSampler, GivesPyTorchsIndices) {
   DistributedSamplerOptions options{.num_replicas = 3, .seed = 7};
   EXPECT_THAT(epoch_of(10, options), ElementsAre(5, 4, 9, 2));
@@ -68,7 +68,7 @@ TEST(DistributedSampler, AnEpochGoesOnAtOnceOnAnyNumberOfRanks) {
     const auto position = stopped.position();
     EXPECT_EQ(position.samples, 5 * before);
     for (const std::int64_t after : {1, 2, 3, 4}) {
-      Indices dealt;  // As all ranks together see them, round by round.
+      Indices dealt;  // What all ranks together get, round by round.
       std::vector<Indices> ranks;
       for (std::int64_t rank = 0; rank < after; ++rank) {
         DistributedSampler sampler(
@@ -86,7 +86,7 @@ TEST(DistributedSampler, AnEpochGoesOnAtOnceOnAnyNumberOfRanks) {
       }
       const auto left = whole.size() - static_cast<std::size_t>(5 * before);
       ASSERT_GE(dealt.size(), left);
-      dealt.resize(left);  // Behind them the first ones repeat.
+      dealt.resize(left);  // After them the first ones are repeated.
       EXPECT_EQ(dealt, Indices(whole.begin() + 5 * before, whole.end()));
     }
   }

@@ -18,8 +18,8 @@ Permutation::Permutation(std::int64_t size, std::uint64_t key)
   }
 }
 
-// A Feistel network: each round can be undone whatever mix64 returns, so the
-// whole is a bijection of [0, 4^half_bits).
+// A Feistel network: each round can be undone whatever mix64 returns, so the whole is a bijection
+// of [0, 4^half_bits).
 std::uint64_t Permutation::encrypt(std::uint64_t x) const {
   const std::uint64_t mask = (1ULL << half_bits_) - 1;
   std::uint64_t left = x >> half_bits_;
@@ -32,9 +32,9 @@ std::uint64_t Permutation::encrypt(std::uint64_t x) const {
   return (left << half_bits_) | right;
 }
 
-// Walks the cycle until it is back inside [0, size): it must come back, because
-// it started there, and two starts never meet. The range of the network is less
-// than 4 sizes (8 for the smallest), so that many steps are expected at most.
+// Walks the cycle until it is back inside [0, size). It must come back, because it started there,
+// and two starts never meet. The range of the network is less than 4 sizes (8 for the smallest), so
+// at most that many steps are expected.
 std::int64_t Permutation::at(std::int64_t index) const {
   auto x = static_cast<std::uint64_t>(index);
   SHERD_ASSERT(x < size_, "index outside the permutation");

@@ -40,15 +40,15 @@ TEST(Permutation, KeysGiveUnrelatedOrders) {
     }
     return count;
   };
-  // One is expected by chance; ten would be a fault with odds of 1e7 to 1.
+  // One is expected by chance; ten would be wrong with odds of 1e7 to 1.
   EXPECT_LT(fixed_points(a, b), 10);
   EXPECT_LT(fixed_points(a, ascending), 10);
   EXPECT_EQ(a, order(1000, 1));
 }
 
 TEST(Permutation, NeighboursLandAllOverTheRange) {
-  // Bucket the images of the first tenth: each tenth of the range gets its
-  // share. Binomial(5000, 0.1): 500 +- 21; six deviations allowed.
+  // Counts in which tenth of the range the images of the first tenth lie: each gets its share.
+  // Binomial(5000, 0.1): 500 +- 21; six deviations are allowed.
   const Permutation permutation(50'000, 3);
   std::vector<int> tenths(10);
   for (std::int64_t i = 0; i < 5000; ++i) {

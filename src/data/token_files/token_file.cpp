@@ -44,7 +44,7 @@ std::uint64_t digest_of_header(const Header& header) {
   return digest_of(&header, offsetof(Header, header_digest));
 }
 
-// Offsets start at a multiple of their size.
+// Offsets start at a multiple of their size, so ids are padded.
 std::uint64_t padding(std::uint64_t ids_bytes) {
   return (kOffsetBytes - ids_bytes % kOffsetBytes) % kOffsetBytes;
 }
@@ -196,7 +196,8 @@ void TokenFile::Impl::read_header() {
   }
 }
 
-// Whoever writes a header can write its digest, too. Afterwards sizes do not overflow.
+// Checked even though the header has a digest, because its author could write that, too. Afterwards
+// sizes cannot overflow.
 void TokenFile::Impl::check_counts() const {
   if (header.id_bytes != 2 && header.id_bytes != 4) {
     refuse("ids of 2 or 4 bytes", std::to_string(header.id_bytes));

@@ -78,7 +78,7 @@ TEST(TokenFile, LargeVocabulariesTakeFourBytes) {
   EXPECT_THAT(file.document(1), ElementsAre(1));
 }
 
-// docs/design/data.md: other programs read it by this table.
+// Other programs read the file by the table in docs/design/data.md.
 TEST(TokenFile, HasTheDocumentedLayout) {
   const ScratchFolder folder;
   const auto path = folder.path() + "/a.tokens";

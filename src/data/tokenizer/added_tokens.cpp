@@ -8,7 +8,7 @@
 namespace sherd::data {
 namespace {
 
-// Where the character before `at` starts.
+// The start of the character before `at`.
 std::size_t character_before(std::string_view text, std::size_t at) {
   do {
     --at;
@@ -31,7 +31,7 @@ void AddedTokens::compile(const std::string& where) {
   if (contents.empty()) {
     return;
   }
-  // The first alternative that matches wins: the longest first.
+  // The first alternative that matches wins, so the longest come first.
   std::sort(contents.begin(), contents.end(), [](const auto& a, const auto& b) {
     return a.size() != b.size() ? a.size() > b.size() : a < b;
   });
@@ -105,7 +105,7 @@ AddedVocabulary added_vocabulary_of(
     const bool special = token.json.value("special", false);
     const bool normalizes = token.json.value("normalized", !special);
     std::string content = token.json.at("content");
-    if (normalizes) {  // Decoding shows it so, too.
+    if (normalizes) {  // Decoding shows it normalized, too.
       content = normalized(normalizer, content);
     }
     set_token(tokens, id, content, token);

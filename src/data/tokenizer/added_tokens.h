@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The "added_tokens" of tokenizer.json, special ones among them: where a text spells one out it is
-// cut there, before or after it is normalized, and the token becomes its id without the model.
-// Thread rule: used by one thread at a time.
+// The "added_tokens" of tokenizer.json, including the special ones: a text is cut where it spells
+// one out, before or after it is normalized, and the token becomes its id without the model. Thread
+// rule: used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@
 
 namespace sherd::data {
 
-// A part of a text: one added token, or text between them.
+// A part of a text: one added token, or text between added tokens.
 struct TextPart {
   std::string_view text;
   std::optional<std::int64_t> id;
-  bool at_start = false;  // The part is the first of the text.
+  bool at_start = false;  // Whether it is the first part of the text.
 };
 
 class AddedTokens {
@@ -30,18 +30,18 @@ class AddedTokens {
   AddedTokens() = default;
   void add(const std::string& content, std::int64_t id, bool left, bool right);
 
-  // To be called after the last add(), before cut().
+  // Call it after the last add() and before cut().
   void compile(const std::string& where);
 
-  // The parts in their order, none of them empty. Of tokens that start at the same place the
-  // longest counts. REQUIRES: text is UTF-8.
+  // The parts in order, none of them empty. If several tokens start at the same place, the longest
+  // counts. REQUIRES: text is UTF-8.
   std::vector<TextPart> cut(const TextPart& part) const;
 
  private:
   struct Token {
     std::int64_t id;
     bool strips_left;   // White space before it belongs to it.
-    bool strips_right;  // And after it.
+    bool strips_right;  // White space after it belongs to it.
   };
   TextRange widened(
       std::string_view text,
@@ -50,16 +50,16 @@ class AddedTokens {
       const Token& token) const;
 
   TextMap<Token> tokens_;
-  std::optional<Regex> pattern_;  // None without tokens.
+  std::optional<Regex> pattern_;  // Empty without tokens.
 };
 
-// Those looked for in the text as it is, and those looked for in the normalized text.
+// The tokens searched for in the original text, and those searched for in the normalized text.
 struct AddedVocabulary {
   AddedTokens raw;
   AddedTokens normalized;
 };
 
-// Enters the tokens into `tokens`, too. Throws Error, naming token and flag, for what is not
+// Also enters the added tokens into `tokens`. Throws Error, naming token and flag, for what is not
 // supported.
 AddedVocabulary added_vocabulary_of(
     const Component& component,

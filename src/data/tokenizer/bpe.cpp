@@ -17,7 +17,7 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
       static_cast<std::uint32_t>(right);
 }
 
-// The two tokens of an entry: "a b" or ["a", "b"].
+// The two tokens of an entry, "a b" or ["a", "b"].
 std::pair<std::string, std::string> parts_of(const Component& merge) {
   if (merge.json.is_array() && merge.json.size() == 2) {
     return {merge.json[0], merge.json[1]};
@@ -92,7 +92,7 @@ const ByteLevelBpe::Merge* ByteLevelBpe::merge_of(
   return found == merges_.end() ? nullptr : &found->second;
 }
 
-// The pair of the symbol and the next one.
+// Adds the pair of a symbol and the next one, if it can be merged.
 void ByteLevelBpe::add_candidate(std::int32_t at) {
   if (at < 0 || symbols_[static_cast<std::size_t>(at)].next < 0) {
     return;
@@ -105,8 +105,8 @@ void ByteLevelBpe::add_candidate(std::int32_t at) {
   }
 }
 
-// Unless the pair has become another one since. One that merges to the same token counts as the
-// same, as in `tokenizers`.
+// Merges the pair, unless it has changed since it was found. A pair that merges to the same token
+// counts as unchanged, as in `tokenizers`.
 void ByteLevelBpe::merge_at(const Candidate& candidate) {
   auto& left = symbols_[static_cast<std::size_t>(candidate.at)];
   if (left.id < 0 || left.next < 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte-level BPE: a piece starts as its bytes, and neighbours merge, those first whose merge stands
-// first in the table (Sennrich et al. 2016; Radford et al. 2019). Thread rule: one thread at a time.
+// Byte-level BPE: a piece starts as its bytes, and neighbours are merged, in the order of the table
+// of merges (Sennrich et al. 2016; Radford et al. 2019). Thread rule: one thread at a time.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@ namespace sherd::data {
 
 class ByteLevelBpe : public TokenizerModel {
  public:
-  // `model` is of type BPE. Throws Error, naming the field, for what is not supported, a byte
-  // without a token, and a merge of or to what is no token.
+  // `model` is of type BPE. Throws Error, naming the field, for what is not supported, for a byte
+  // without a token, and for a merge whose parts or result are not tokens.
   explicit ByteLevelBpe(const Component& model);
 
   void encode(std::string_view piece, std::vector<std::int64_t>& ids) override;
@@ -33,13 +33,13 @@ class ByteLevelBpe : public TokenizerModel {
   struct PairHash {
     std::size_t operator()(std::uint64_t pair) const { return mix64(pair); }
   };
-  // A token of the piece in the making; a list, so that a merge moves nothing.
+  // A token of the piece while it is merged; in a linked list, so that a merge moves nothing.
   struct Symbol {
     std::int32_t id;  // -1: merged into the one before it.
     std::int32_t previous;
     std::int32_t next;
   };
-  // A pair that could merge, as it was when it was found.
+  // A pair that could be merged, as it was when it was found.
   struct Candidate {
     std::uint32_t rank;
     std::int32_t at;
@@ -59,7 +59,7 @@ class ByteLevelBpe : public TokenizerModel {
   std::vector<std::string> tokens_;
   std::array<std::int32_t, 256> byte_ids_{};
   std::unordered_map<std::uint64_t, Merge, PairHash> merges_;
-  TextMap<std::int64_t> whole_pieces_;  // With ignore_merges only.
+  TextMap<std::int64_t> whole_pieces_;  // Only with ignore_merges.
   PieceCache cache_;
   // Scratch of merge_piece().
   std::vector<Symbol> symbols_;

@@ -23,7 +23,7 @@ std::array<std::uint32_t, 256> alphabet() {
   return characters;
 }
 
-// -1 where no byte has the character.
+// -1 for characters that stand for no byte.
 std::array<int, kAlphabetEnd> bytes() {
   std::array<int, kAlphabetEnd> result{};
   result.fill(-1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Charsmap is SentencePiece's table of characters and what replaces them ("Precompiled" in
-// tokenizer.json): a double array as darts-clone lays it out, and the replacements after it.
+// Charsmap is SentencePiece's table of characters and their replacements ("Precompiled" in
+// tokenizer.json): a double array in the layout of darts-clone, followed by the replacements.
 // Thread rule: any thread, nothing changes after construction.
 #pragma once
 
@@ -15,16 +15,16 @@ namespace sherd::data {
 
 class Charsmap {
  public:
-  // `base64` as tokenizer.json has it. Throws Error prefixed by `where` when it is cut.
+  // `base64` is the text in tokenizer.json. Throws Error, prefixed by `where`, if it is cut off.
   Charsmap(const std::string& base64, const std::string& where);
 
-  // What `tokenizers` makes of a text: each grapheme of less than six bytes is replaced as a whole
-  // by what the shortest entry that it starts with says, else each of its characters is.
-  // REQUIRES: text is UTF-8.
+  // Returns what `tokenizers` makes of a text: a grapheme of fewer than six bytes is replaced as a
+  // whole if an entry is a prefix of it (the shortest such entry counts); otherwise each of its
+  // characters is replaced. REQUIRES: text is UTF-8.
   std::string normalize(std::string_view text) const;
 
  private:
-  // The replacement of the shortest entry that `key` starts with.
+  // The replacement of the shortest entry that is a prefix of `key`.
   std::optional<std::string_view> replacement(std::string_view key) const;
   void normalize_grapheme(std::string_view grapheme, std::string& to) const;
 

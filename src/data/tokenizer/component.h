@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Component is a part of a tokenizer.json, together with where it stands there, for messages.
-// Thread rule: a value; it refers to the JSON, which must outlive it.
+// Component is a part of a tokenizer.json together with its place there, for messages. Thread rule:
+// a value; it refers to the JSON, which must outlive it.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Component {
   bool present() const { return !json.is_null(); }
   std::string type() const { return present() ? json.at("type") : "null"; }
 
-  // Throws json::exception when there is no such field.
+  // Throws json::exception if there is no such field.
   Component field(const char* name) const {
     return {json.at(name), where + "." + name};
   }
@@ -31,7 +31,7 @@ struct Component {
     throw Error(where + ": expected " + expected + ", found " + found);
   }
 
-  // Refuses a field that is there, not null and something else than the only value supported.
+  // Throws Error if the field exists, is not null and differs from the only supported value.
   void expect(const char* name, const nlohmann::json& wanted) const {
     if (json.contains(name) && !json[name].is_null() && json[name] != wanted) {
       refuse(
@@ -41,7 +41,8 @@ struct Component {
   }
 };
 
-// `each` for this component, or for those of a sequence: {"type": "Sequence", LIST: [...]}.
+// Calls `each` for this component or, if it is a sequence, {"type": "Sequence", LIST: [...]}, for
+// its components.
 template <typename Function>
 void for_each_component(
     const Component& component, const char* list, const Function& each) {

@@ -16,7 +16,7 @@ std::string from_bytes(const std::vector<std::string>& tokens) {
   return text;
 }
 
-// With marks as spaces; those of the first token go where encoding adds one.
+// Turns marks into spaces, and drops those of the first token if encoding adds one there.
 Decoder metaspace_decoder(const Component& component) {
   const std::string mark = component.json.at("replacement");
   const bool prepends =

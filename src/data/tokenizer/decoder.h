@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tokenizer.json's "decoder" does: it joins tokens to text. Thread rule: any thread.
+// The "decoder" of tokenizer.json, which joins tokens to text. Thread rule: any thread.
 #pragma once
 
 #include <functional>
@@ -10,10 +10,10 @@
 
 namespace sherd::data {
 
-// Text that may be cut inside of a character, from tokens as tokenizer.json writes them.
+// From tokens as tokenizer.json writes them to text, which may end inside a character.
 using Decoder = std::function<std::string(const std::vector<std::string>&)>;
 
-// Throws Error for a decoder that is not supported, by its name.
+// Throws Error, naming the decoder, if it is not supported.
 Decoder decoder_of(const Component& component);
 
 }  // namespace sherd::data

@@ -30,7 +30,7 @@ Component part(const Json& json, const std::string& path, const char* name) {
 
 std::unique_ptr<TokenizerModel> model_of(
     const Component& model, const PreTokenizer& pre_tokenizer) {
-  // Old files do not say their type.
+  // Old files do not name their type.
   const auto type = model.json.value(
       "type", model.json.contains("merges") ? "BPE" : "Unigram");
   if (type == "BPE") {
@@ -97,7 +97,7 @@ class HuggingFaceTokenizer : public Tokenizer {
   const SpecialTokens& special() const override { return special_; }
   std::uint64_t digest() const override { return digest_; }
 
-  // The id of a token that a settings file names, if there is one.
+  // The id of a token that a settings file names, if there is such a token.
   std::optional<std::int64_t> id_of(const std::string& token) const {
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
       if (tokens_[id] == token) {
@@ -113,7 +113,7 @@ class HuggingFaceTokenizer : public Tokenizer {
   }
 
  private:
-  // Text without raw added tokens.
+  // Encodes text without added tokens that are searched in the original text.
   void encode_part(const TextPart& raw, std::vector<std::int64_t>& ids) {
     std::string changed;
     auto text = raw;
@@ -133,8 +133,8 @@ class HuggingFaceTokenizer : public Tokenizer {
     }
   }
 
-  // Whether something of the first character is left in the normalized text: if not, that one does
-  // not start where the document starts, as "prepend_scheme": "first" means it.
+  // Whether normalization keeps a part of the first character. If not, what follows does not count
+  // as the start of the document for "prepend_scheme": "first".
   bool keeps_first_character(std::string_view text) const {
     const std::string first(text.substr(0, character_bytes(text, 0)));
     return normalized(normalizer_, first + "x") != normalized(normalizer_, "x");
@@ -144,13 +144,13 @@ class HuggingFaceTokenizer : public Tokenizer {
   const PreTokenizer pre_tokenizer_;
   const std::unique_ptr<TokenizerModel> model_;
   const Decoder decoder_;
-  std::vector<std::string> tokens_;  // By id, added ones among them.
+  std::vector<std::string> tokens_;  // By id, including added ones.
   const AddedVocabulary added_;
   SpecialTokens special_;
   const std::uint64_t digest_;
 };
 
-// The content of a token in a settings file: a text, or an object with one.
+// The content of a token in a settings file: a text, or an object that contains one.
 std::string token_text(const Json& settings, const char* name) {
   const auto& token = settings.contains(name) ? settings[name] : kNull;
   if (token.is_object()) {
@@ -159,7 +159,7 @@ std::string token_text(const Json& settings, const char* name) {
   return token.is_string() ? token.get<std::string>() : "";
 }
 
-// The first of the files that names a token decides; one may be missing.
+// The first of the files that names the token decides; one may be missing.
 std::optional<std::int64_t> named_token(
     const HuggingFaceTokenizer& tokenizer,
     const std::string& folder,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The models of tokenizer.json: each turns a piece of text into ids. Thread rule: one thread at a
-// time.
+// The models of tokenizer.json, each of which turns a piece of text into ids. Thread rule: one
+// thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class TokenizerModel {
   TokenizerModel(const TokenizerModel&) = delete;
   TokenizerModel& operator=(const TokenizerModel&) = delete;
 
-  // Appends the ids of a piece. REQUIRES: the piece is UTF-8, of whole characters.
+  // Appends the ids of a piece. REQUIRES: the piece is UTF-8 and consists of whole characters.
   virtual void encode(
       std::string_view piece, std::vector<std::int64_t>& ids) = 0;
 
-  // The tokens as tokenizer.json writes them, by id; empty where an id has none.
+  // The tokens as tokenizer.json writes them, by id; empty for an id without a token.
   virtual const std::vector<std::string>& tokens() const = 0;
 };
 
@@ -39,10 +39,10 @@ template <typename Value>
 using TextMap =
     std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
 
-// Ids of pieces met before: text repeats itself. It forgets all when it is full.
+// A cache of the ids of pieces, because text repeats itself. It is cleared when it is full.
 class PieceCache {
  public:
-  // Whether the piece was there and its ids were appended.
+  // If the piece is cached, appends its ids and returns true.
   bool append(std::string_view piece, std::vector<std::int64_t>& ids) const {
     const auto found = places_.find(piece);
     if (found == places_.end()) {
@@ -53,7 +53,8 @@ class PieceCache {
     return true;
   }
 
-  // Keeps the ids behind `from` for the piece, unless it is long: long pieces seldom return.
+  // Caches the ids from index `from` on for the piece, unless the piece is long: long pieces seldom
+  // come again.
   void keep(
       std::string_view piece,
       const std::vector<std::int64_t>& ids,

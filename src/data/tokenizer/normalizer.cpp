@@ -13,8 +13,8 @@
 namespace sherd::data {
 namespace {
 
-// All characters below U+0300 are in form NFC however they follow each other; this byte starts the
-// first of the others.
+// Characters below U+0300 are in form NFC in any order; this byte starts the first of the other
+// characters.
 constexpr unsigned char kFirstToCompose = 0xCC;
 
 std::string normal_form(std::string_view text, int options) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tokenizer.json's "normalizer" does to a text before it is cut into pieces. Thread rule: a
-// normalizer is used by one thread at a time.
+// The "normalizer" of tokenizer.json, which changes a text before it is cut into pieces. Thread
+// rule: a normalizer is used by one thread at a time.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@ namespace sherd::data {
 
 using TextStep = std::function<std::string(std::string_view)>;
 
-// The steps in their order; none when the component is null. Throws Error for a normalizer that is
-// not supported, by its name.
+// The steps in order; none if the component is null. Throws Error, naming the normalizer, if it is
+// not supported.
 std::vector<TextStep> normalizer_steps(const Component& component);
 
 // REQUIRES: text is UTF-8.

@@ -32,7 +32,7 @@ void read_post_processor(const Component& component, SpecialTokens& to) {
     } else if (type == "RobertaProcessing" || type == "BertProcessing") {
       to.before = {each.json.at("cls").at(1).get<std::int64_t>()};
       to.after = {each.json.at("sep").at(1).get<std::int64_t>()};
-    } else if (type != "ByteLevel") {  // That one moves offsets only.
+    } else if (type != "ByteLevel") {  // It only moves offsets.
       each.refuse(
           "a post-processor of BertProcessing, ByteLevel, RobertaProcessing, "
           "Sequence and TemplateProcessing",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tokenizer.json's "post_processor" puts around a text. Thread rule: pure function.
+// The "post_processor" of tokenizer.json, which puts tokens around a text. Thread rule: a pure
+// function.
 #pragma once
 
 #include <sherd/data/tokenizer.h>
@@ -8,7 +9,7 @@
 
 namespace sherd::data {
 
-// Sets `before` and `after`. Throws Error for a post-processor that is not supported, by its name.
+// Sets `before` and `after`. Throws Error, naming the post-processor, if it is not supported.
 void read_post_processor(const Component& component, SpecialTokens& to);
 
 }  // namespace sherd::data

@@ -9,12 +9,12 @@
 namespace sherd::data {
 namespace {
 
-// What GPT-2 was trained with, and ByteLevel means by "use_regex".
+// GPT-2 was trained with this pattern, and ByteLevel means it by "use_regex".
 constexpr const char* kByteLevelPattern =
     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
     "\\s+(?!\\S)|\\s+";
 
-// What becomes of the matches of a pattern, or with "invert" of what lies between them.
+// What happens to the matches of a pattern or, with "invert", to the text between them.
 enum class MatchBehavior { kIsolate, kRemove };
 
 struct Split {
@@ -86,7 +86,7 @@ std::string prepend_scheme(const Component& component) {
   return component.json.value("add_prefix_space", true) ? "always" : "never";
 }
 
-// Spaces become a mark, which begins the piece after it.
+// Replaces spaces by a mark, which begins the following piece.
 void add_metaspace(const Component& component, PreTokenizer& to) {
   const std::string mark = component.json.at("replacement");
   const auto scheme = prepend_scheme(component);
@@ -151,7 +151,7 @@ void PreTokenizer::cut(
     sink(piece);
     return;
   }
-  if (step + 1 == steps.size()) {  // The usual depth, without a detour.
+  if (step + 1 == steps.size()) {  // The usual case, without recursion.
     steps[step](piece, sink);
     return;
   }

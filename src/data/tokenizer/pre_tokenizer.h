@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tokenizer.json's "pre_tokenizer" does: it cuts a normalized text into pieces, which the model
-// encodes one by one. Thread rule: used by one thread at a time.
+// The "pre_tokenizer" of tokenizer.json, which cuts a normalized text into pieces; the model
+// encodes them one by one. Thread rule: used by one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace sherd::data {
 
 struct Piece {
   std::string_view text;
-  bool at_start = false;  // It is the start of its document.
+  bool at_start = false;  // Whether it is the start of its document.
 };
 
-// Called with each piece in order, whose text is gone after the call.
+// Called with each piece in order; the piece's text is invalid after the call.
 using PieceSink = std::function<void(const Piece&)>;
 // Cuts a piece into smaller ones.
 using PieceStep = std::function<void(const Piece&, const PieceSink&)>;
@@ -26,12 +26,13 @@ struct PreTokenizer {
   std::vector<PieceStep> steps;
   bool has_byte_level = false;  // The model sees bytes, not characters.
 
-  // Calls `sink` with what the steps from `step` on, one after the other, make of a piece.
+  // Applies the steps from `step` on, one after the other, to a piece, and calls `sink` with the
+  // results.
   void cut(
       const Piece& piece, const PieceSink& sink, std::size_t step = 0) const;
 };
 
-// Throws Error for a pre-tokenizer that is not supported, by its name.
+// Throws Error, naming the pre-tokenizer, if it is not supported.
 PreTokenizer pre_tokenizer_of(const Component& component);
 
 }  // namespace sherd::data

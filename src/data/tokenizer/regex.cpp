@@ -12,12 +12,12 @@ namespace {
 constexpr std::size_t kStackBytesMin = 32 << 10;
 constexpr std::size_t kStackBytesMax = 64 << 20;
 
-// White space as Unicode has it, for inside of [...]. PCRE2's own \s has U+180E, too.
+// White space as in Unicode, for use inside [...]. PCRE2's own \s also has U+180E.
 constexpr std::string_view kSpaces =
     "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}"
     "\\x{202F}\\x{205F}\\x{3000}";
 
-// Oniguruma's pattern for PCRE2.
+// Translates Oniguruma's pattern for PCRE2.
 std::string translated(const std::string& pattern, const std::string& where) {
   std::string result;
   bool in_class = false;
@@ -89,7 +89,7 @@ Regex::Regex(const std::string& pattern, const std::string& where)
   SHERD_CHECK(
       impl_->code != nullptr, where, ": expected a pattern, found ", pattern,
       ": ", message_of(error));
-  // Where there is no compiler for this machine, matches are interpreted.
+  // If PCRE2 has no compiler for this machine, it interprets patterns.
   pcre2_jit_compile(impl_->code, PCRE2_JIT_COMPLETE);
   impl_->found = pcre2_match_data_create(1, nullptr);
   impl_->context = pcre2_match_context_create(nullptr);

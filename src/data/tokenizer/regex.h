@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Regex finds the patterns of tokenizer.json by PCRE2. They are written for Oniguruma, with which
-// `tokenizers` reads them; where the two differ the pattern is rewritten or refused. Both know the
-// characters of Unicode 14. Thread rule: one thread at a time, a search writes to scratch memory.
+// Regex finds the patterns of tokenizer.json with PCRE2. They are written for Oniguruma, which
+// `tokenizers` uses; where the two differ, a pattern is translated or refused. Both know the
+// characters of Unicode 14. Thread rule: one thread at a time, because a search writes to scratch
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +21,14 @@ struct TextRange {
 
 class Regex {
  public:
-  // Throws Error naming the pattern, prefixed by `where`, when it has a construct that is not
-  // supported or is no pattern.
+  // Throws Error, naming the pattern and prefixed by `where`, if it has a construct that is not
+  // supported or is not a valid pattern.
   Regex(const std::string& pattern, const std::string& where);
   ~Regex();
   Regex(Regex&&) noexcept;
 
-  // The leftmost match that starts at `from` or later and is not empty. REQUIRES: text is UTF-8 and
-  // a character starts at `from`, or the text ends there. Throws Error when the match needs more
+  // The leftmost match that starts at `from` or later and is not empty. REQUIRES: text is UTF-8,
+  // and a character starts at `from` or the text ends there. Throws Error if the match needs more
   // memory than 64 MiB.
   std::optional<TextRange> find(std::string_view text, std::size_t from) const;
 
@@ -36,7 +37,7 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// A pattern that matches this text and nothing else.
+// A pattern that matches exactly this text.
 std::string quoted_pattern(std::string_view text);
 
 }  // namespace sherd::data

@@ -86,7 +86,7 @@ class TokenizerTest : public ::testing::Test {
 
 TEST_F(TokenizerTest, MergesInTheOrderOfTheirRanks) {
   const auto tokenizer = load(byte_level());
-  // "l l" stands before "he l", so "hel" never comes about here.
+  // "l l" comes before "he l", so "hel" is never formed here.
   EXPECT_THAT(tokenizer->encode("hello"), ElementsAre(256, 259));
   EXPECT_THAT(tokenizer->encode("help"), ElementsAre(257, 'p'));
   EXPECT_THAT(tokenizer->encode("lll"), ElementsAre(258, 'l'));
@@ -140,7 +140,7 @@ TEST_F(TokenizerTest, UnigramTakesTheBestSum) {
   // "\u2581a" + "b" = -6.7 beats "\u2581" + "ab" = -7 and three single tokens.
   EXPECT_THAT(tokenizer->encode("ab"), ElementsAre(5, 3));
   EXPECT_THAT(tokenizer->encode("ab b"), ElementsAre(5, 3, 1, 3));
-  // Neighbours that are unknown are one.
+  // Adjacent unknown characters become one token.
   EXPECT_THAT(tokenizer->encode("xyb"), ElementsAre(1, 0, 3));
   EXPECT_EQ(tokenizer->decode({5, 3, 1, 3}), "ab b");
 }

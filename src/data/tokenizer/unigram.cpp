@@ -12,10 +12,10 @@
 namespace sherd::data {
 namespace {
 
-// How much less likely an unknown character is than the least likely token.
+// The difference in score between the least likely token and an unknown character.
 constexpr double kUnknownPenalty = 10.0;
 
-// A token for each byte, or nothing when one is missing.
+// The token of each byte, or nothing if one is missing.
 std::vector<std::int64_t> byte_tokens(const TextMap<std::int64_t>& ids) {
   std::vector<std::int64_t> result;
   for (unsigned byte = 0; byte < 256; ++byte) {
@@ -166,7 +166,7 @@ void Unigram::encode(std::string_view piece, std::vector<std::int64_t>& ids) {
     const auto& cut = cuts_[end];
     const bool unknown = unknown_.has_value() && cut.id == *unknown_;
     if (unknown && after_unknown) {
-      ranges.back().first = cut.begin;  // Neighbours that are unknown are one.
+      ranges.back().first = cut.begin;  // Adjacent unknown parts are merged.
     } else {
       ranges.emplace_back(cut.begin, end);
     }

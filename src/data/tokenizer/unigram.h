@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Unigram: of all ways to cut a piece into tokens the one with the largest sum of scores (Kudo
-// 2018). The sums are taken in the order and precision of `tokenizers`, since ways with equal sums
-// are common (runs of one character) and rounding then decides. Thread rule: one thread at a time.
+// Unigram: among all ways to cut a piece into tokens, chooses the one with the largest sum of
+// scores (Kudo 2018). Sums are made in the order and precision of `tokenizers`, because ways with
+// equal sums are common (runs of one character) and rounding then decides. Thread rule: one thread
+// at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +18,19 @@ namespace sherd::data {
 
 class Unigram : public TokenizerModel {
  public:
-  // `model` is of type Unigram. Throws Error, naming the field, for what cannot be.
+  // `model` is of type Unigram. Throws Error, naming the field, if it is not valid.
   explicit Unigram(const Component& model);
 
   void encode(std::string_view piece, std::vector<std::int64_t>& ids) override;
   const std::vector<std::string>& tokens() const override { return tokens_; }
 
  private:
-  // The children of a node of the trie lie next to each other, in the order of their bytes.
+  // The children of a node of the trie are adjacent, in the order of their bytes.
   struct Node {
     std::uint32_t children = 0;
     std::uint16_t child_count = 0;
-    unsigned char byte = 0;  // That leads here.
-    std::int32_t id = -1;    // Of the token that ends here.
+    unsigned char byte = 0;  // The byte that leads here.
+    std::int32_t id = -1;    // The token that ends here; -1: none.
   };
   // The best way to cut the text up to here, which ends with token `id` from `begin` on.
   struct Cut {

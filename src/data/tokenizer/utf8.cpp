@@ -12,14 +12,14 @@ unsigned byte_at(std::string_view text, std::size_t at) {
   return static_cast<unsigned char>(text[at]);
 }
 
-// How many bytes from `at` on belong together, and whether they are a character.
+// How many bytes from `at` on belong together, and whether they are a whole character.
 struct Prefix {
   std::size_t bytes;
   bool complete;
 };
 
 struct LeadByte {
-  std::size_t bytes;  // Of the character; 0: no character starts so.
+  std::size_t bytes;  // Of the character; 0: not a valid first byte.
   unsigned second_min;
   unsigned second_max;
 };

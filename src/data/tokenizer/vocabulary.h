@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of tokens by id. Thread rule: pure function.
+// The table of tokens by id. Thread rule: a pure function.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace sherd::data {
 
-// No vocabulary is near it; an id above is damage, and would take all memory.
+// Far above any vocabulary; a larger id means damage, and would take all memory.
 inline constexpr std::int64_t kIdsMax = 1 << 24;
 
-// Enters a token under its id. Throws Error, naming `where`, when the id is none.
+// Enters a token under its id. Throws Error, naming `where`, if the id is out of range.
 inline void set_token(
     std::vector<std::string>& tokens,
     std::int64_t id,
