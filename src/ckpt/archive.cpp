@@ -14,12 +14,12 @@
 namespace sherd::ckpt {
 namespace {
 
-// A module as an archive nests it.
+// A module, nested as in an archive.
 struct ModuleNode {
   std::map<std::string, std::unique_ptr<ModuleNode>> children;
   std::map<std::string, at::Tensor> tensors;
 
-  // The module of that name, which is made where there is none.
+  // The child module of that name, which is made if it does not exist.
   ModuleNode& at(const std::string& name) {
     if (name.empty()) {
       return *this;

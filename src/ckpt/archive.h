@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Archives that torch::save() makes of modules, read and written as names: those of a child
-// "a" are "a.NAME". Thread rule: any thread, one file each.
+// Reads and writes archives that torch::save() makes of modules, as flat names: the tensors of a
+// child "a" are named "a.NAME". Thread rule: any thread, one file each.
 #pragma once
 
 #include <string>
@@ -16,15 +16,15 @@ struct ModuleArchive {
   std::vector<std::string> modules;  // Those with neither tensors nor children.
 };
 
-// Whether the file begins as such an archive does (a zip archive).
+// Whether the file begins like such an archive (a zip archive).
 bool is_archive(const std::string& path);
 
-// Its tensors are in the archive's order, on the CPU, contiguous. Throws Error naming the path for
-// a file that is no such archive.
+// The tensors are in the archive's order, on the CPU, contiguous. Throws Error, naming the path, if
+// the file is not such an archive.
 ModuleArchive read_archive(const std::string& path);
 
-// Writes what torch::load() reads into a module with these names. Throws Error when a name is also
-// a module's ("a" and "a.b"), and when writing fails.
+// Writes an archive that torch::load() reads into a module with these names. Throws Error if the
+// name of a tensor is also a module's ("a" and "a.b"), or if writing fails.
 void write_archive(const std::string& path, const ModuleArchive& content);
 
 }  // namespace sherd::ckpt

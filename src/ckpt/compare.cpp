@@ -23,11 +23,11 @@ constexpr std::int64_t kChunk = std::int64_t{1} << 20;  // Elements.
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() &&
-      (a.nbytes() == 0 ||  // Then there is no memory.
+      (a.nbytes() == 0 ||  // There may be no memory then.
        std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-// NaNs are equal to each other, and infinitely far from numbers.
+// NaNs count as equal to each other, and as infinitely far from numbers.
 void add_differences(
     const at::Tensor& first, const at::Tensor& second, Changed& changed) {
   const bool complex = first.is_complex() || second.is_complex();

@@ -55,7 +55,7 @@ void write_section(
   out->sync().throw_if_failed();
 }
 
-// The modules without tensors, with a warning when the checkpoint does not know them.
+// The modules without tensors; warns if the checkpoint does not know them.
 std::vector<std::string> modules_in(const ckpt::CheckpointReader& reader) {
   for (const auto& part : reader.parts()) {
     if (part.modules) {
@@ -70,7 +70,7 @@ std::vector<std::string> modules_in(const ckpt::CheckpointReader& reader) {
   return {};
 }
 
-// Writes it as an archive of torch::save().
+// Writes a section as an archive like those of torch::save().
 void archive_section(
     const ckpt::CheckpointReader& reader,
     const Sections::value_type& section,

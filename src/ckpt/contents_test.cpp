@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is done with checkpoints without a job: comparing, archives, progress.
+// Operations on checkpoints without a job: comparison, archives, progress.
 #include <cmath>
 #include <limits>
 #include <ATen/CPUGeneratorImpl.h>
@@ -92,7 +92,7 @@ TEST(CompareCheckpoints, NamesEverythingThatDiffers) {
   EXPECT_EQ(small.largest_difference, 0.5);
 }
 
-// With children of all kinds: with tensors, with none, with undefined ones, and functions.
+// With children of all kinds: with tensors, without, with undefined ones, and functions.
 struct DeepImpl : torch::nn::Module {
   torch::nn::Sequential layers;
   torch::Tensor scale, count;
@@ -187,7 +187,7 @@ TEST(Archives, OfACheckpointThatNamesNoSuchChildrenComeWithAWarning) {
       HasSubstr("No such serialized submodule"));
 }
 
-// Files of two tensors, one each, and the state of a model that has both.
+// Two files of one tensor each, and the state of a model that has both.
 struct TwoFiles {
   explicit TwoFiles(const ScratchFolder& scratch) {
     for (const auto& [name, tensor] : Tensors{{"a", first}, {"b", second}}) {

@@ -33,7 +33,7 @@ Status failed_by_errno(const std::string& action, const std::string& path) {
   return failed(action, path, std::strerror(errno));
 }
 
-// Linux writes at most this much at once.
+// Linux writes at most this many bytes at once.
 constexpr std::size_t kWriteMax = std::size_t{1} << 30;
 
 class PosixFile final : public OutputFile {

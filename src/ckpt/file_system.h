@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file-system interface with just the operations that saving a checkpoint needs, so that tests
-// can simulate power loss. What was written survives one once its file is synced, and its name once
-// the folder is. Thread rule: one thread.
+// A file-system interface with only the operations that saving a checkpoint needs, so that tests
+// can simulate power loss. What was written to a file survives a power loss once the file is
+// synced; its name survives once the folder is synced. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // Makes those above it too. An existing folder is fine.
+  // Also makes the folders above it. An existing folder is not an error.
   [[nodiscard]] virtual Status make_folder(const std::string& path) = 0;
   // Makes an empty file. REQUIRES: the folder exists, the file does not.
   [[nodiscard]] virtual Result<std::unique_ptr<OutputFile>> create(
@@ -40,11 +40,11 @@ class FileSystem {
   // Atomic. REQUIRES: `to` does not exist.
   [[nodiscard]] virtual Status rename(
       const std::string& from, const std::string& to) = 0;
-  // Removes a file, or a folder with all that is in it. A missing one is fine.
+  // Removes a file, or a folder with everything in it. A missing one is not an error.
   [[nodiscard]] virtual Status remove(const std::string& path) = 0;
-  // When the answer cannot be found out, that is a failure, not false.
+  // If the answer cannot be found out, that is a failure, not false.
   [[nodiscard]] virtual Result<bool> exists(const std::string& path) = 0;
-  // The names in the folder, sorted; none where there is no folder.
+  // The names in the folder, sorted; none if there is no folder.
   [[nodiscard]] virtual Result<std::vector<std::string>> list(
       const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::int64_t> free_bytes(
@@ -53,7 +53,7 @@ class FileSystem {
 
 std::unique_ptr<FileSystem> make_posix_file_system();
 
-// A lock on a folder that only one process holds; it ends with the process, however that ends.
+// A lock on a folder, which only one process holds; it ends with the process, however that ends.
 class FolderLock {
  public:
   explicit FolderLock(Descriptor file) : file_(std::move(file)) {}
@@ -61,7 +61,7 @@ class FolderLock {
  private:
   Descriptor file_;
 };
-// kUnavailable, naming the folder, when another process has it.
+// Returns kUnavailable, naming the folder, if another process holds the lock.
 Result<FolderLock> lock_folder(const std::string& path);
 
 }  // namespace sherd::ckpt

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A state's tensors, whole, on rank 0: from there and to there.
+// Sends the whole tensors of a state to rank 0, and from rank 0 to all ranks.
 #include <map>
 #include <optional>
 #include <set>
@@ -37,7 +37,7 @@ struct PieceSource {
   int rank = 0;
   std::size_t piece = 0;  // Index in the rank's pieces.
   std::string dtype;
-  std::vector<std::int64_t> shape;  // The whole tensor's.
+  std::vector<std::int64_t> shape;  // Of the whole tensor.
   plan::ElementRange range;
 };
 using Sources = std::map<TensorKey, std::vector<PieceSource>>;
@@ -52,7 +52,7 @@ std::string text_of(const std::vector<TensorPiece>& pieces) {
   return json.dump();
 }
 
-// Reads the texts of text_of(), given by rank.
+// Parses the texts of text_of(), given by rank.
 Sources sources_of(const std::vector<std::string>& texts) {
   Sources sources;
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -104,7 +104,7 @@ std::shared_ptr<world::Transport> connect(const World& world) {
 
 // ---- from all ranks to rank 0 ----
 
-// Every rank comes to the same result.
+// Every rank gets the same result.
 void check(const Sources& sources) {
   for (const auto& [key, pieces] : sources) {
     const auto& first = pieces.front();
@@ -134,7 +134,7 @@ class FullStateGather {
         sources_(std::move(sources)),
         via_(connect(world)) {}
 
-  // When a visit throws, all other messages are received nevertheless.
+  // If a visit throws, all other messages are still received.
   Status run(const FullTensorVisitor& visit) {
     Status visited;
     for (const auto& [key, sources] : sources_) {
@@ -167,7 +167,7 @@ class FullStateGather {
   }
 
   at::Tensor receive(const std::vector<PieceSource>& sources) {
-    const at::NoGradGuard no_grad;  // Reading is no forward.
+    const at::NoGradGuard no_grad;  // Reading is not a forward.
     const auto& first = sources.front();
     auto whole = at::empty(
         first.shape,
@@ -194,7 +194,7 @@ class FullStateGather {
 
 // ---- from rank 0 to all ranks ----
 
-// As a state that one rank has whole. Throws Error for what cannot be saved.
+// A state of tensors that are whole on one rank. Throws Error for what cannot be saved.
 CheckpointState state_of(const FullState& full) {
   CheckpointState state;
   for (const auto& [section, tensors] : full) {
@@ -216,7 +216,7 @@ std::vector<TensorPiece> pieces_of(const std::vector<LoadTarget>& targets) {
   return pieces;
 }
 
-// What rank 0 has.
+// The tensors that rank 0 has.
 struct Offer {
   std::set<std::string> sections;
   Sources tensors;
@@ -238,18 +238,18 @@ Offer offer_of(const std::string& text) {
       .tensors = sources_of({json[1].get<std::string>()})};
 }
 
-// Section and NAME of an optimizer's tensor "exp_avg.NAME".
+// For an optimizer's tensor "exp_avg.NAME": its section and NAME.
 TensorKey parameter_of(const TensorKey& key) {
   return {key.section, key.name.substr(key.name.find('.') + 1)};
 }
 
-// Whether it is a generator of the state, of a rank that exists now or of another.
+// Whether the key is a generator of the state, of a rank that exists now or of another.
 bool is_generator(const CheckpointState& state, const TensorKey& key) {
   return key.section == kGenerators &&
       CheckpointAccess::may_contain(state, key);
 }
 
-// Every rank comes to the same result, save in `bytes_read`.
+// Every rank gets the same result, except for `bytes_read`.
 LoadReport compare_names(
     const Sources& wanted, const Offer& offer, const CheckpointState& state) {
   const auto required = CheckpointAccess::required_names(state);
@@ -295,7 +295,7 @@ void check(const Sources& wanted, const Offer& offer) {
 
 class FullStateScatter {
  public:
-  // `full` has the tensors of the offer, on rank 0 alone.
+  // `full` has the tensors of the offer, on rank 0 only.
   FullStateScatter(
       const World& world,
       std::vector<LoadTarget> targets,
@@ -307,9 +307,9 @@ class FullStateScatter {
         wanted_(std::move(wanted)),
         via_(connect(world)) {}
 
-  // Returns what this rank could not take first; all other messages are received nevertheless.
+  // Returns what this rank could not take first; all other messages are still received.
   Status run(const Offer& offer) {
-    const at::NoGradGuard no_grad;  // Writing is no forward.
+    const at::NoGradGuard no_grad;  // Writing is not a forward.
     for (const auto& [key, whole] : offer.tensors) {
       const auto sources = wanted_.find(key);
       if (sources == wanted_.end()) {
@@ -324,10 +324,11 @@ class FullStateScatter {
     return taken_;
   }
 
-  // Those that this rank got.
+  // The number of bytes that this rank got.
   std::int64_t bytes() const { return bytes_; }
 
-  // What an optimizer has of a parameter of which `full` has nothing: as before its first update.
+  // Clears an optimizer's state of parameters for which `full` has none, so that it is as before
+  // its first update.
   void clear_rest(const Offer& offer, const std::vector<std::string>& missing) {
     for (auto& [section, shard, optional, loaded] : targets_) {
       const TensorKey key{section, shard.name};
@@ -370,7 +371,7 @@ class FullStateScatter {
     }
   }
 
-  // A rank that received no more would let rank 0 wait until the deadline.
+  // Never returns early: if this rank stopped receiving, rank 0 would wait until the deadline.
   void take(const PieceSource& source, const at::Tensor& part) {
     auto& target = targets_[source.piece];
     const auto taken = status_of(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a checkpoint keeps what a communication hook remembers: a tensor of each replica as one of shape
-// [replicas, ...], of which each rank has a row. Where the model is sharded too, the number of the
-// shard stands before its name: "1/error.h.0.c_fc.weight".
+// How a checkpoint keeps the state of a communication hook: one tensor of each replica becomes a
+// tensor of shape [replicas, ...], of which each rank has a row. If the model is sharded, too, the
+// number of the shard precedes the name: "1/error.h.0.c_fc.weight".
 #include <set>
 #include <sstream>
 #include <string>
@@ -56,7 +56,7 @@ std::vector<Outline> outlines_in(const std::string& text) {
 
 }  // namespace
 
-// Every rank adds all tensors; it has nothing of those of other shards.
+// Every rank adds all tensors; it has no part of those of other shards.
 void add_hook_state(
     CheckpointState& state, const HookState& hook, const Mesh& mesh) {
   const auto outlines = mesh.world().all_gather_texts(outline_of(hook));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names in messages. Thread rule: pure functions.
+// Lists of names in messages. Thread rule: pure functions.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace sherd::ckpt {
 
-// The first five, and how many more there are.
+// The first five names, and how many more there are.
 inline std::string list_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
   std::string text;

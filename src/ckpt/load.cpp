@@ -25,11 +25,11 @@ namespace {
 
 using LoadTarget = CheckpointAccess::LoadTarget;
 
-// Disks are faster when several requests are under way.
+// Disks are faster with several requests in flight.
 constexpr std::size_t kThreadsMax = 4;
 
-// Makes the errors of reading kUnavailable: a checkpoint that cannot be read is told from one that
-// does not fit the state by that code.
+// Gives errors of reading the code kUnavailable, which distinguishes a checkpoint that cannot be
+// read from one that does not fit the state.
 template <typename Action>
 auto unavailable_unless_read(Action&& action) {
   try {
@@ -162,7 +162,7 @@ class CheckpointLoader {
     }
   }
 
-  // By target: the caller's, in which what was read goes to a device.
+  // By target: the caller's stream, in which what was read is copied to a device.
   std::vector<device::Stream> streams_;
   const ckpt::CheckpointReader reader_;
   const CheckpointState& state_;

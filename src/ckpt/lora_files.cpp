@@ -37,7 +37,7 @@ std::string tensors_path(const std::string& folder) {
   return folder + "/adapter_model.safetensors";
 }
 
-// The adapters among them.
+// The adapters among the parameters.
 NamedParameters adapters_of(NamedParameters parameters) {
   const auto is_other = [](const auto& item) {
     return !models::is_lora_parameter(item.name);
@@ -100,15 +100,15 @@ Status write_files(
                      : status;
 }
 
-// Fields that may have any value: the reader looks at them itself, or they change nothing about what
-// adapters compute.
+// Fields that may have any value, because the reader checks them itself or because they do not
+// change what adapters compute.
 constexpr auto kFieldsWithAnyValue = std::to_array<std::string_view>(
     {"peft_type", "r", "lora_alpha", "target_modules",
      "base_model_name_or_path", "bias", "init_lora_weights", "peft_version",
      "task_type", "auto_mapping", "revision", "lora_dropout", "inference_mode",
      "megatron_core", "qalora_group_size"});
 
-// Whether that is how PEFT says that it does without.
+// Whether this value means, in PEFT, that a feature is not used.
 bool is_off(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
       (value.is_string() && value.get<std::string>().empty()) ||
@@ -169,11 +169,11 @@ class ConfigReader {
         ", found ", json_.contains(field) ? value(field).dump() : "none");
   }
 
-  // That nothing asks for what sherd's adapters do not do.
+  // Checks that nothing asks for what sherd's adapters do not support.
   void check_supported() const {
     const auto bias = value("bias");
     expect(bias.is_null() || bias == "none", "bias", "\"none\"");
-    // Others change the weights of the base, too.
+    // Other initialisations change the weights of the base, too.
     const auto first = value("init_lora_weights");
     expect(
         first.is_null() || first.is_boolean() || first == "gaussian",
@@ -192,7 +192,7 @@ class ConfigReader {
   const std::string& path_;
 };
 
-// That the config is that of these adapters.
+// Checks that the config belongs to these adapters.
 Status check_ranks(
     const std::map<std::string, at::Tensor>& tensors,
     const LoraConfig& config) {
@@ -208,7 +208,7 @@ Status check_ranks(
   return Status();
 }
 
-// What rank 0 does with all adapters.
+// Done by rank 0 with all adapters.
 Status check_and_write(
     const std::string& folder,
     const std::map<std::string, at::Tensor>& tensors,

@@ -54,7 +54,7 @@ class JsonFields {
     SHERD_CHECK(at(key).is_array(), wrong(key, "a list"));
     return at(key);
   }
-  // The name of a file in the checkpoint's folder.
+  // Reads the name of a file in the checkpoint's folder.
   std::string file_name(const char* key) const {
     auto name = text(key);
     SHERD_CHECK(
@@ -99,7 +99,7 @@ Json parse(const std::string& text, const std::string& path) {
     throw Error(
         str("[ckpt] ", path, ": expected JSON, found something else at byte ",
             error.byte));
-  } catch (const Json::exception&) {  // 1e999, for one.
+  } catch (const Json::exception&) {  // For example 1e999.
     throw Error(
         str("[ckpt] ", path, ": expected JSON, found a number out of range"));
   }
@@ -278,7 +278,7 @@ PartManifest parse_part(const std::string& text, const std::string& path) {
             .second,
         tensor.wrong("name", "a name that comes once"));
   }
-  if (json.contains("modules")) {  // Not in those of older versions.
+  if (json.contains("modules")) {  // Older versions lack it.
     part.modules.emplace();
     for (const auto& name : fields.list("modules")) {
       SHERD_CHECK(name.is_string(), fields.wrong("modules", "names"));

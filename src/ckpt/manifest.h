@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manifests of a checkpoint, as values and as JSON: checkpoint.json, whose presence makes it
-// complete, and the part-00000.json of each rank. docs/design/checkpoints.md describes them to the
-// byte. Thread rule: pure functions and values.
+// The manifests of a checkpoint, as values and as JSON: checkpoint.json, whose presence makes the
+// checkpoint complete, and the part-00000.json of each rank. docs/design/checkpoints.md specifies
+// them to the byte. Thread rule: pure functions and values.
 #pragma once
 
 #include <compare>
@@ -16,7 +16,7 @@
 namespace sherd::ckpt {
 
 constexpr const char* kManifestName = "checkpoint.json";
-constexpr const char* kModelSection = "model";  // Whose modules a part names.
+constexpr const char* kModelSection = "model";  // Parts name its modules.
 constexpr std::int64_t kFormatVersion = 1;
 
 // Names a tensor of a checkpoint.
@@ -32,8 +32,8 @@ struct TensorKey {
 struct SavedTensor {
   std::string section;  // "model", "optimizer".
   std::string name;
-  std::string dtype;                // In the words of safetensors.
-  std::vector<std::int64_t> shape;  // The whole tensor's.
+  std::string dtype;                // As safetensors names it.
+  std::vector<std::int64_t> shape;  // Of the whole tensor.
   plan::ElementRange range;
   int file = 0;             // Index in the files of the part.
   std::int64_t offset = 0;  // Bytes from the beginning of the file.
@@ -50,13 +50,13 @@ struct SavedFile {
 struct PartManifest {
   std::vector<SavedFile> files;
   std::vector<SavedTensor> tensors;
-  // Rank 0's alone: modules without tensors and children, as ReLU is, by name. Tensors name the
-  // others. None: the checkpoint does not know them.
+  // Only in rank 0's part: the names of modules without tensors and children, such as ReLU. Names
+  // of tensors show the others. Unset: the checkpoint does not know them.
   std::optional<std::vector<std::string>> modules = {};
   bool operator==(const PartManifest&) const = default;
 };
 
-// What checkpoint.json says of the JSON of one part.
+// What checkpoint.json says about the JSON of one part.
 struct PartEntry {
   std::string name;
   std::int64_t bytes = 0;
@@ -79,8 +79,8 @@ std::string to_json(const PartManifest& part);
 std::string to_json(const Manifest& manifest);
 
 // Throw Error, naming `path`, what was expected and what was found, for anything that to_json()
-// does not make: also names that lead out of the folder, and ranges that do not fit their tensor or
-// file.
+// does not make, including names that lead out of the folder, and ranges that do not fit their
+// tensor or file.
 PartManifest parse_part(const std::string& text, const std::string& path);
 Manifest parse_manifest(const std::string& text, const std::string& path);
 

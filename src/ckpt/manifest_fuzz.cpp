@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The first byte chooses part or manifest, and how the rest is taken: as JSON as
-// it is; or as recipe for one that is right, whose bytes or values are then
-// damaged. Only Error may be thrown, naming the path. What is read must be what
-// is written again, and its numbers must fit each other.
+// The first byte chooses a part or a manifest, and how the rest is used: as the JSON itself, or as
+// a recipe for valid JSON, whose bytes or values are then damaged. Only Error may be thrown, naming
+// the path. What is read must be the same when it is written again, and its numbers must fit each
+// other.
 #include "ckpt/manifest.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void check_promises(const Manifest& manifest) {
       "numbers");
 }
 
-// Whether it was read.
+// Returns whether the text was read.
 template <auto parse_text>
 bool check_text(const std::string& text) {
   try {
@@ -115,7 +115,7 @@ std::string manifest_text(FuzzBytes& bytes) {
   return to_json(manifest);
 }
 
-// Another value in the place of one.
+// Replaces one value by another.
 bool damage_value(std::string& text, FuzzBytes& bytes) {
   auto flat = Json::parse(text).flatten();
   auto found = flat.begin();

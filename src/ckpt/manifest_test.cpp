@@ -74,7 +74,7 @@ std::string manifest_refused(const std::string& text) {
   return error_of([&] { (void)parse_manifest(text, "run/checkpoint.json"); });
 }
 
-// What is right, but for one value.
+// A valid text, except for one value.
 template <typename Described>
 std::string manifest_with(
     const Described& described,
@@ -93,7 +93,7 @@ std::string manifest_without(
   return json.dump();
 }
 
-// Each of the values in that place is refused, naming path and field.
+// Expects each of the values in that place to be refused, with an error that names path and field.
 template <typename Described>
 void manifest_expect_refused_by(
     std::string (*refusal)(const std::string&),
@@ -385,7 +385,7 @@ TEST(Manifest, NoDamagedBitChangesAValue) {
     auto damaged = text;
     damaged[at / 8] = static_cast<char>(damaged[at / 8] ^ (1 << at % 8));
     try {
-      // Where a bit says nothing, upper case or kind of space, it may differ.
+      // Where a bit changes only upper case or the kind of space, the result is the same.
       EXPECT_EQ(parse_manifest(damaged, "path"), manifest) << at;
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), StartsWith("[ckpt] path: "));

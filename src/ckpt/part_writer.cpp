@@ -54,7 +54,7 @@ std::vector<Group> files_of(
   return all;
 }
 
-// Metadata with which the file explains itself: a part of a tensor is saved as a row of numbers.
+// Metadata that explains the file: a part of a tensor is saved as 1-D numbers.
 std::map<std::string, std::string> metadata_of(const Group& group) {
   auto parts = nlohmann::ordered_json::object();
   for (const auto* piece : group) {
@@ -156,7 +156,7 @@ class PartWriter {
         .range = piece.range,
         .file = static_cast<int>(part_.files.size()),
         .offset = offset};
-    const auto elements = piece.elements.cpu();  // What lies on a device.
+    const auto elements = piece.elements.cpu();  // If it is on a device.
     const auto* bytes = static_cast<const char*>(elements.const_data_ptr());
     for (std::int64_t at = 0; at < bytes_of(piece); at += kChunkBytes) {
       const auto count =

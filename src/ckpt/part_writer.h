@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The writer of one rank's part of a checkpoint: its tensors go into safetensors files of bounded
-// size, straight from where they lie, followed by the JSON that describes them. All of it is synced
-// when it returns. Thread rule: one thread; nobody changes the tensors meanwhile.
+// Writes one rank's part of a checkpoint: its tensors go into safetensors files of bounded size,
+// straight from their memory, followed by the JSON that describes them. Everything is synced when
+// it returns. Thread rule: one thread; nobody changes the tensors meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@ namespace sherd::ckpt {
 struct TensorPiece {
   std::string section;
   std::string name;
-  std::vector<std::int64_t> shape;  // The whole tensor's.
+  std::vector<std::int64_t> shape;  // Of the whole tensor.
   plan::ElementRange range;
   at::Tensor elements;  // Those of the range: 1-D, contiguous, on the CPU.
 };
 
 struct PartOptions {
   int rank = 0;
-  std::int64_t file_bytes_max = 0;  // A tensor above it has a file of its own.
-  // Goes into PartManifest::modules.
+  std::int64_t file_bytes_max = 0;  // Larger tensors get their own file.
+  // Written into PartManifest::modules.
   std::optional<std::vector<std::string>> modules = {};
   CheckpointProgress progress = nullptr;
 };

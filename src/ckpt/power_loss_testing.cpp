@@ -21,7 +21,7 @@ Status power_loss_failed(
       str("[ckpt] cannot ", action, " ", path, ": ", why)};
 }
 
-// Of the path's parts, without those that lead nowhere.
+// The components of the path, without those that change nothing.
 std::vector<std::string> power_loss_names(const std::string& path) {
   std::vector<std::string> names;
   for (const auto& part : fs::path(path).relative_path()) {
@@ -34,15 +34,15 @@ std::vector<std::string> power_loss_names(const std::string& path) {
 
 }  // namespace
 
-// A file or a folder. One whose name was moved is the same node.
+// A file or a folder. After a rename it is the same node.
 struct PowerLossFileSystem::Node {
   using Names = std::map<std::string, Handle>;
 
   bool folder = false;
-  // Of a file.
+  // If it is a file.
   std::string content;
   std::string content_on_disk;
-  // Of a folder: as shown, on the disk, and after each change since.
+  // If it is a folder: the names as shown, on the disk, and after each change since.
   Names names;
   Names names_on_disk;
   std::vector<Names> changes;
@@ -51,9 +51,9 @@ struct PowerLossFileSystem::Node {
 };
 
 struct PowerLossFileSystem::PathEntry {
-  Handle parent;  // None: there is no such folder.
+  Handle parent;  // Null: there is no such folder.
   std::string name;
-  Handle node;  // None: there is nothing of that name.
+  Handle node;  // Null: there is nothing of that name.
 };
 
 class PowerLossFileSystem::Output final : public OutputFile {
@@ -242,7 +242,7 @@ Status PowerLossFileSystem::remove(const std::string& path) {
   return place.node ? remove_tree(place, path) : count("remove", path);
 }
 
-// What is in a folder first, in any order, as systems do it.
+// Removes what is in a folder first, in any order, as systems do.
 Status PowerLossFileSystem::remove_tree(
     const PathEntry& place, const std::string& path) {
   std::vector<PathEntry> below;

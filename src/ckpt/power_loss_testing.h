@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PowerLossFileSystem is a file system in memory that loses power. A file's content
-// and the names in a folder each have two versions: what the kernel shows, and
-// what is on the disk, which only sync() and sync_folder() bring up to date. The
-// root, which all paths begin at, is always there. Thread rule: any thread.
+// PowerLossFileSystem is a file system in memory that can lose power. A file's content and the
+// names in a folder each have two versions: what the kernel shows, and what is on the disk, which
+// only sync() and sync_folder() update. The root, at which all paths begin, always exists. Thread
+// rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,24 @@
 namespace sherd::ckpt {
 
 struct PowerLossOptions {
-  // Operations are what changes or syncs something; removing a folder is one for
-  // each thing in it. -1: none is.
-  std::int64_t lost_at = -1;     // It and all later ones fail.
-  std::int64_t failing_at = -1;  // It alone fails.
+  // Operations change or sync something; removing a folder is one operation for each thing in it.
+  // -1: none.
+  std::int64_t lost_at = -1;     // This one and all later ones fail.
+  std::int64_t failing_at = -1;  // Only this one fails.
   // Creating a file with this in its name fails. Empty: no file.
   std::string refused = {};
   std::int64_t free_bytes = std::int64_t{1} << 40;
-  // How much of a write that failed is in the file; see also kSome.
+  // Decides how much of a failed write is in the file; see also kSome.
   std::uint64_t seed = 1;
 };
 
-// Of what nobody has synced: what is on the disk after a loss of power.
+// How much of what was not synced is on the disk after a power loss.
 enum class Unsynced {
   kNothing,
-  // The first few of the changes in each folder, and of the bytes of each file,
-  // as chance will have it: POSIX promises no more.
+  // A random number of the first changes in each folder, and of the first bytes of each file: POSIX
+  // promises no more.
   kSome,
-  kAll,  // The power stayed; the process was killed.
+  kAll,  // The power stayed; only the process was killed.
 };
 
 class PowerLossFileSystem final : public FileSystem {
@@ -44,12 +44,12 @@ class PowerLossFileSystem final : public FileSystem {
   PowerLossFileSystem(const PowerLossFileSystem&) = delete;
   PowerLossFileSystem& operator=(const PowerLossFileSystem&) = delete;
 
-  // The next process, on the same kernel: counts from 0 again.
+  // Begins the next process on the same kernel: counts from 0 again.
   void go_on(const PowerLossOptions& options);
-  // How many there were, failed ones included.
+  // The number of operations, including failed ones.
   std::int64_t operations() const;
 
-  // Writes what is left into a real folder. Does not touch what is here.
+  // Writes what is left into a real folder. Does not change this file system.
   void materialise(const std::string& folder, Unsynced unsynced);
   void materialise(const std::string& folder, bool everything) {
     materialise(folder, everything ? Unsynced::kAll : Unsynced::kNothing);
@@ -70,7 +70,7 @@ class PowerLossFileSystem final : public FileSystem {
   struct PathEntry;
   using Handle = std::shared_ptr<Node>;
 
-  // All of them under mutex_.
+  // Call these while holding mutex_.
   Status count(const std::string& action, const std::string& path);
   bool lost() const;
   Handle find(const std::string& path) const;

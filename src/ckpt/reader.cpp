@@ -90,7 +90,7 @@ void CheckpointReader::open_files() {
           " bytes, found ",
           S_ISREG(facts.st_mode) ? str(facts.st_size, " of them")
                                  : std::string("no regular file"));
-      // Ranges are read mostly in order: the kernel may read further ahead.
+      // Ranges are mostly read in order, so the kernel may read further ahead.
       (void)::posix_fadvise(found.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
       opened.push_back(std::move(found));
     }
@@ -220,7 +220,7 @@ std::int64_t CheckpointReader::verify(
   return bytes;
 }
 
-// Checks that programs which know safetensors alone see what sherd does.
+// Checks that programs that only know safetensors see the same as sherd.
 void CheckpointReader::compare_header(
     std::size_t part, std::size_t file) const {
   const auto path = folder_ + "/" + parts_[part].files[file].name;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CheckpointReader opens a complete checkpoint and reads ranges of its tensors, comparing every
-// byte with its checksum. It owns the files that it has opened. Thread rule: one thread, but any
-// number of threads may call read() at a time.
+// CheckpointReader opens a complete checkpoint and reads ranges of its tensors, verifying every
+// byte by a checksum. It owns the files that it has opened. Thread rule: one thread, but any number
+// of threads may call read() at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace sherd::ckpt {
 
-// A tensor of the checkpoint, put together from all parts.
+// A tensor of the checkpoint, assembled from all parts.
 struct StoredTensor {
   std::string dtype;
   std::vector<std::int64_t> shape;
@@ -30,9 +30,8 @@ struct StoredTensor {
 
 class CheckpointReader {
  public:
-  // Throws Error, naming the file, for a folder that holds no checkpoint, an
-  // incomplete one, one whose JSON is damaged, and parts that contradict each
-  // other. Tensors are not read.
+  // Throws Error, naming the file, if the folder has no checkpoint or an incomplete one, if JSON is
+  // damaged, or if parts contradict each other. Does not read tensors.
   explicit CheckpointReader(const std::string& folder);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
@@ -44,9 +43,9 @@ class CheckpointReader {
   const std::map<TensorKey, StoredTensor>& tensors() const { return tensors_; }
 
   // Writes the elements of the range, in the tensor's dtype, to `to`. The rank `reader` decides
-  // which of several copies is read. Returns the bytes read: those wanted, rounded to whole chunks.
-  // Throws Error, naming file and byte, when a file is missing, shorter than it was, or damaged,
-  // and when elements are in no part.
+  // which of several copies is read. Returns the number of bytes read: those wanted, rounded up to
+  // whole chunks. Throws Error, naming file and byte, if a file is missing, shorter than it was, or
+  // damaged, and if elements are in no part.
   std::int64_t read(
       const TensorKey& key,
       plan::ElementRange range,
@@ -57,11 +56,11 @@ class CheckpointReader {
   // REQUIRES: it is in tensors().
   at::Tensor read_whole(const TensorKey& key) const;
 
-  // Reads everything and checks it, file headers included. Returns the tensors' bytes. Throws Error
-  // as read() does.
+  // Reads and verifies everything, including file headers. Returns the number of bytes of tensors.
+  // Throws Error as read() does.
   std::int64_t verify(const CheckpointProgress& progress = nullptr) const;
 
-  // The bytes of tensors in all parts.
+  // The number of bytes of tensors in all parts.
   std::int64_t tensor_bytes() const;
 
  private:

@@ -27,12 +27,12 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-// A real checkpoint of two ranks: a tensor of four chunks, two of each rank.
+// A real checkpoint of two ranks: a tensor of four chunks, two on each rank.
 class CheckpointReading : public ::testing::Test {
  protected:
   CheckpointReading() {
     auto pieces = save_shares({{key_, whole_}}, 2);
-    for (auto& mine : pieces) {  // Of which both have copies.
+    for (auto& mine : pieces) {  // Both have copies of this one.
       mine.push_back(save_piece({"optimizer", "step"}, step_, {0, 3}));
     }
     const SaveJob job{.folder = scratch_.path(), .step = 1};
@@ -41,7 +41,7 @@ class CheckpointReading : public ::testing::Test {
     offset_ = reader.parts()[1].tensors[0].offset;
   }
 
-  // What reading everything says after the damage.
+  // The result of reading everything after the damage.
   std::string after(const std::function<void(const std::string&)>& damage) {
     const auto copy = scratch_.path() + "/copy";
     fs::remove_all(copy);
@@ -65,7 +65,7 @@ class CheckpointReading : public ::testing::Test {
   const TensorKey key_ = {"model", "weight"};
   const at::Tensor whole_ = at::arange(360'000, at::kLong);
   const at::Tensor step_ = at::full({3}, 5, at::kFloat);
-  std::int64_t offset_ = 0;  // Of rank 1's in its file.
+  std::int64_t offset_ = 0;  // Of rank 1's part, in its file.
 };
 
 constexpr const char* kReaderFile0 = "/model-00000-000.safetensors";

@@ -29,7 +29,7 @@ constexpr const char* kDtype = "dtype";
 constexpr const char* kShape = "shape";
 constexpr const char* kOffsets = "data_offsets";
 
-// A text for messages: short, in ASCII and on one line whatever the bytes are.
+// A text for messages: short, in ASCII and on one line, whatever its bytes are.
 std::string in_quotes(std::string_view text) {
   constexpr std::size_t kShown = 80;
   const Json start = std::string(text.substr(0, kShown));
@@ -51,7 +51,7 @@ void check_name(const std::string& name, const std::string& where) {
       in_quotes(name));
 }
 
-// The bytes that dtype and shape ask for, checked.
+// The number of bytes for dtype and shape, checked.
 std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
   std::int64_t bytes = element_bytes(info.dtype);
   SHERD_CHECK(
@@ -66,7 +66,7 @@ std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
         size >= 0, where, "expected sizes of 0 or more, found ", size,
         of_tensor(info));
     empty = empty || size == 0;
-    // Strides are products of sizes, with 1 for 0, and must fit as well.
+    // Strides are products of sizes, with 1 instead of 0, and must not overflow either.
     bytes = plan::multiply_capped(bytes, std::max<std::int64_t>(size, 1));
   }
   SHERD_CHECK(
@@ -75,15 +75,15 @@ std::int64_t tensor_bytes(const TensorInfo& info, const std::string& where) {
   return empty ? 0 : bytes;
 }
 
-// A parser of the part of JSON that the format uses. Nothing nests deeper than the caller asks for,
-// and a list that is too long is refused before it is stored. Texts with their escapes are left to
-// the JSON library.
+// A parser for the part of JSON that the format uses. It accepts no deeper nesting than the caller
+// asks for, and refuses a list that is too long before storing it. The JSON library reads texts and
+// their escapes.
 class HeaderParser {
  public:
   HeaderParser(std::string_view json, std::string where)
       : json_(json), where_(std::move(where)) {}
 
-  // Calls `value`, which reads the value, with each key and its place.
+  // Calls `value` with each key and its position; `value` reads the value.
   template <typename Value>
   void object(const Value& value);
   std::vector<std::int64_t> whole_numbers(std::size_t count_max);
@@ -91,13 +91,13 @@ class HeaderParser {
   // Checks that only padding follows.
   void end() const;
 
-  // `at` is a place in the JSON.
+  // `at` is a position in the JSON.
   void check(bool right, std::string_view expected, std::size_t at) const;
 
  private:
-  // Skips white space, and returns the place behind it.
+  // Skips white space, and returns the position after it.
   std::size_t skip_space();
-  // Whether the next byte is `c`; if so, passes it.
+  // Returns whether the next byte is `c`; if so, skips it.
   bool take(char c);
   void expect(const char* quoted);
   std::int64_t whole_number();
@@ -198,7 +198,7 @@ void HeaderParser::end() const {
   check(left == json_.npos, "only spaces behind the JSON", left);
 }
 
-// Reads and checks one tensor; check_cover() checks its place among the others.
+// Reads and checks one tensor; check_cover() checks its position among the others.
 TensorInfo read_tensor(
     HeaderParser& parser, const std::string& name, const std::string& where) {
   check_name(name, where);
@@ -248,7 +248,7 @@ SafetensorsHeader read_json(std::string_view json, const std::string& where) {
   return header;
 }
 
-// Checks that tensors cover the data without hole or overlap. REQUIRES: sorted as in a header.
+// Checks that tensors cover the data without gap or overlap. REQUIRES: sorted as in a header.
 void check_cover(
     const std::vector<TensorInfo>& tensors,
     std::int64_t data_bytes,
@@ -270,7 +270,7 @@ void check_cover(
       " bytes of data, as many as tensors have, found ", data_bytes);
 }
 
-// Checks the tensors, and puts them one after another in the data.
+// Checks the tensors, and lays them out one after another in the data.
 std::vector<TensorInfo> place(std::vector<TensorInfo> tensors) {
   std::set<std::string> names;
   std::int64_t covered = 0;

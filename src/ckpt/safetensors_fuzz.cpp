@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a file. They are taken three ways: as they are; as the JSON of a
-// header whose length and data fit; and as recipe for tensors whose header is
-// then damaged at some bytes, or left as it is and must be read back. Only Error
-// may be thrown, and what is read must be what is written again, and JSON to the
-// JSON library too.
+// Any bytes stand for a file, in three ways: as they are; as the JSON of a header whose length and
+// data fit; and as a recipe for tensors whose header is then damaged at some bytes, or left as it
+// is and must be read back. Only Error may be thrown. What is read must be the same when it is
+// written again, and must be JSON for the JSON library, too.
 #include "ckpt/safetensors.h"
 
 #include <array>
@@ -20,7 +19,7 @@ namespace {
 
 using test::FuzzBytes;
 
-// Whether it was read.
+// Returns whether the file was read.
 bool check_file(std::string_view bytes, std::int64_t file_bytes) {
   SafetensorsHeader header;
   try {
@@ -51,7 +50,7 @@ std::string length_bytes(std::size_t length) {
   return bytes;
 }
 
-// The first byte: how many bytes of data, mostly few.
+// The first byte gives the number of bytes of data, mostly few.
 void check_json(std::string_view bytes) {
   if (bytes.empty()) {
     return;

@@ -51,12 +51,12 @@ SafetensorsHeader parse(const std::string& file) {
   return parse_header(file, std::ssize(file), "model.st");
 }
 
-// Why a file with this JSON is refused.
+// Returns why a file with this JSON is refused.
 std::string refused(const std::string& json, std::size_t data_bytes = 24) {
   return error_of([&] { (void)parse(file_of(json, data_bytes)); });
 }
 
-// Each of them is, with this in the sentence.
+// Expects each file to be refused, with `reason` in the sentence.
 void expect_refused(
     const std::string& reason,
     const std::vector<std::string>& jsons,
@@ -69,7 +69,7 @@ void expect_refused(
   }
 }
 
-// Parts of the JSON of a header with one tensor.
+// The parts of the JSON of a valid header with one tensor.
 struct Parts {
   std::string name = "a";
   std::string dtype = "\"F32\"";
@@ -82,7 +82,7 @@ std::string json_of(const Parts& parts) {
       parts.shape + R"(,"data_offsets":)" + parts.offsets + "}}";
 }
 
-// Each is, in the place of one part that is right.
+// Expects each of the values to be refused in the place of one valid part.
 void expect_refused(
     const std::string& reason,
     std::string Parts::* part,
@@ -94,7 +94,7 @@ void expect_refused(
   }
 }
 
-// A tensor of so many U8, without the braces around all.
+// A tensor of U8 elements, without the braces around all.
 std::string bytes_at(const std::string& name, int begin, int end) {
   return "\"" + name + R"(":{"dtype":"U8","shape":[)" +
       std::to_string(end - begin) + R"(],"data_offsets":[)" +
@@ -169,7 +169,7 @@ TEST(HeaderBytes, HoldAnyTextInNamesAndMetadata) {
 TEST(HeaderBytes, PlaceTensorsInTheOrderGiven) {
   std::vector<TensorInfo> tensors = {
       info("z", "F32", {2, 3}), info("e", "F32", {0, 3}), info("a", "I8", {5})};
-  tensors[0].begin = 99;  // Means nothing.
+  tensors[0].begin = 99;  // It is ignored.
   (void)header_bytes(tensors, {});
   EXPECT_EQ(tensors[0].begin, 0);
   EXPECT_EQ(tensors[0].end, 24);
@@ -278,7 +278,7 @@ TEST(HeaderLength, RefusesAFileWithoutLength) {
 }
 
 TEST(ParseHeader, ReadsWhatOthersWrite) {
-  // Any order of keys, white space, escapes, and data at any place.
+  // Any order of keys, white space, escapes, and data at any position.
   const std::string json =
       "{ \"b\" :\t{\"data_offsets\": [4 , 4], \"shape\":[0, 9],\r\n\"dtype\" :"
       "\"U8\" } , "
@@ -428,7 +428,7 @@ TEST(ParseHeader, RefusesShapesThatOverflow) {
       "[9223372036854775807]", "[4294967296,4294967296]",
       "[2305843009213693952]", "[576460752303423488]",
       "[0,9223372036854775807,2]", "[9223372036854775807,2,0]",
-      // 2^64 + 24 bytes: 24, were the product to wrap.
+      // 2^64 + 24 bytes, which would be 24 if the product wrapped around.
       "[4611686018427387910]"};
   expect_refused("fewer than 2^61 bytes", &Parts::shape, bad);
 }
@@ -489,7 +489,7 @@ TEST(ParseHeader, RefusesOverlaps) {
       EndsWith("tensor \"b\" at 8 of data, found 7, an overlap"));
   const auto a = "{" + bytes_at("a", 0, 24) + ",";
   expect_refused("an overlap", {a + bytes_at("b", 0, 24) + "}"});
-  // No bytes, but inside another one.
+  // It has no bytes, but lies inside another one.
   expect_refused("an overlap", {a + bytes_at("b", 9, 9) + "}"});
 }
 
@@ -527,7 +527,7 @@ TEST(ParseHeader, SaysLittleAboutLongTexts) {
   EXPECT_LT(refused("{\"" + text).size(), 300U);
 }
 
-// Whatever one wrong byte does: Error, or a header that a writer could have
+// Whatever one wrong byte does, the result is an Error or a header that a writer could have
 // written.
 TEST(ParseHeader, HoldsWithAnyByteFlipped) {
   std::vector<TensorInfo> tensors = {

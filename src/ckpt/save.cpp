@@ -26,7 +26,7 @@ namespace {
 // How long to wait for another job's save into a shared folder.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
 constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
-// Rank 0's text when the checkpoint exists.
+// Rank 0's text if the checkpoint already exists.
 constexpr const char* kAlreadySaved = "there";
 
 }  // namespace
@@ -56,7 +56,7 @@ struct CheckpointSaver::Impl {
         : status;
   }
 
-  // Locks the folder, as soon as others leave it, and cleans it up.
+  // Locks the folder once others have unlocked it, and cleans it up.
   Status take_folder(Instant deadline) {
     auto locked = ckpt::lock_folder(context.folder);
     while (!locked.ok() && SteadyClock().now() < deadline) {
@@ -70,7 +70,7 @@ struct CheckpointSaver::Impl {
     return clean_up(*files, context.folder);
   }
 
-  // Collective. All of a save but copying the tensors.
+  // Collective. Everything in a save except copying the tensors.
   Status write(
       std::int64_t step,
       const std::vector<TensorPiece>& pieces,
@@ -104,7 +104,7 @@ struct CheckpointSaver::Impl {
     return save_pieces(context, step, pieces, metadata);
   }
 
-  // Whether another job has saved it; one that cannot be read does not count.
+  // Whether another job has saved the checkpoint; one that cannot be read does not count.
   bool is_already_saved(
       std::int64_t step,
       const std::map<std::string, std::string>& values) const {
@@ -119,7 +119,7 @@ struct CheckpointSaver::Impl {
     return read.ok() && there;
   }
 
-  // The memory of the copies is kept for the next save, where a device can write it fast.
+  // The memory of the copies is kept for the next save, and is fast to write from a device.
   void copy(std::vector<TensorPiece>& pieces) {
     const at::NoGradGuard no_grad;
     copies.resize(pieces.size());
@@ -145,11 +145,11 @@ struct CheckpointSaver::Impl {
 
   const std::unique_ptr<ckpt::FileSystem> files;
   const ckpt::SaveContext context;
-  // On rank 0: held for life, or, in a shared folder, while it saves.
+  // On rank 0: held for life or, for a shared folder, while it saves.
   std::optional<ckpt::FolderLock> lock;
   std::vector<at::Tensor> copies;
   Status outcome;  // Set by the writer when it ends.
-  // Only a hint: `outcome` is read after join() alone, which orders memory.
+  // Only a hint: `outcome` is read only after join(), which orders memory.
   std::atomic<bool> writes{false};
   std::thread writer;
 };

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kSaving = ".saving-";  // Not complete yet.
 constexpr const char* kOld = ".old-";        // About to be replaced.
 constexpr const char* kRemoving = ".removing-";
-// For headers and JSON, beside the tensors.
+// Reserved for headers and JSON, besides the tensors.
 constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 
 // What a rank tells the others at the end of a stage.
@@ -66,14 +66,14 @@ void warn_if_failed(const Status& status) {
   }
 }
 
-// Turns an exception, as for a name that is not UTF-8, into a status: it would leave the other
-// ranks waiting.
+// Turns an exception, for instance because a name is not UTF-8, into a status, because an exception
+// would leave the other ranks waiting.
 template <typename Action>
 Status guarded(Action&& action) {
   return status_of(action, ErrorCode::kInvalidArgument, "[ckpt] ");
 }
 
-// The outcomes of all ranks when none has failed, else the first failure.
+// The outcomes of all ranks if none has failed, otherwise the first failure.
 Result<std::vector<RankOutcome>> all_gather_outcomes(
     const CheckpointRanks& ranks,
     const RankOutcome& mine,
@@ -121,7 +121,7 @@ class SaveProtocol {
       status = complete(parts, metadata.values);
     }
     if (!status.ok() && is_rank_zero()) {
-      // A failure here adds nothing to the first one, and the next start tries again.
+      // A failure here adds nothing to the first one; the next start tries again.
       (void)files_.remove(temporary_);
     }
     return status;
@@ -223,7 +223,7 @@ class SaveProtocol {
     status = status.ok() ? found.status() : status;
     const bool replaces = status.ok() && found.value();
     if (replaces) {
-      status = files_.remove(old);  // One that could not be removed.
+      status = files_.remove(old);  // A former one that could not be removed.
       status = status.ok() ? files_.rename(place, old) : status;
     }
     if (!status.ok()) {
@@ -240,13 +240,13 @@ class SaveProtocol {
       warn_if_failed(
           status.ok() ? files_.remove(old) : files_.rename(old, place));
     }
-    if (!status.ok()) {  // Before the files of what was in place are removed.
+    if (!status.ok()) {  // Before the replaced files are removed.
       warn_if_failed(files_.sync_folder(context_.folder));
     }
     return status;
   }
 
-  // A checkpoint that cannot be removed is no reason to fail. Each loses its name first, durably,
+  // If a checkpoint cannot be removed, that is not a failure. Each first loses its name, durably,
   // so that a folder of that name is whole whenever power is lost.
   void remove_old_ones() {
     const auto& options = context_.options;
@@ -258,7 +258,7 @@ class SaveProtocol {
     std::erase_if(steps, [&](std::int64_t step) {
       const bool special =
           options.keep_every > 0 && step % options.keep_every == 0;
-      return special || step > step_;  // Of a run that began again before it.
+      return special || step > step_;  // Later steps of an earlier run.
     });
     const auto keep = static_cast<std::size_t>(options.keep_last);
     std::vector<std::string> gone;
@@ -266,7 +266,7 @@ class SaveProtocol {
     for (std::size_t i = 0; i + keep < steps.size() && status.ok(); ++i) {
       const auto name = folder_name(steps[i]);
       gone.push_back(context_.folder + "/" + kRemoving + name);
-      status = files_.remove(gone.back());  // One that could not be removed.
+      status = files_.remove(gone.back());  // One not removed before.
       status = status.ok()
           ? files_.rename(context_.folder + "/" + name, gone.back())
           : status;
@@ -378,7 +378,7 @@ Status make_durable_folder(FileSystem& files, const std::string& path) {
        missing = missing.parent_path()) {
     const auto found = files.exists(missing.string());
     if (!found.ok() || found.value()) {
-      break;  // make_folder() fails below if it cannot be looked at.
+      break;  // make_folder() will fail below if it cannot be accessed.
     }
     const auto parent = missing.parent_path().string();
     above.push_back(parent.empty() ? "." : parent);
@@ -395,7 +395,7 @@ Status clean_up(FileSystem& files, const std::string& folder) {
   if (!names.ok() || names.value().empty()) {
     return names.status();
   }
-  // Otherwise power loss could bring back a name whose files are removed below.
+  // Otherwise a power loss could restore a name whose files are removed below.
   auto status = files.sync_folder(folder);
   for (const auto& name : names.value()) {
     const auto path = folder + "/" + name;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The commit protocol of a checkpoint: the steps by which ranks that save together make it complete
-// or leave it absent. docs/design/checkpoints.md has their order, and why a kill between any two of
-// them is harmless. Thread rule: one thread.
+// or leave it absent. docs/design/checkpoints.md describes their order, and why a kill between any
+// two of them is harmless. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sherd::ckpt {
 
-// Gathers a text of every rank, by rank. `what` is for messages.
+// Gathers a text from every rank, by rank. `what` is for messages.
 using TextAllGather = std::function<Result<std::vector<std::string>>(
     const std::string& mine, const std::string& what)>;
 
@@ -26,33 +26,33 @@ using TextAllGather = std::function<Result<std::vector<std::string>>(
 struct CheckpointRanks {
   int rank = 0;
   int size = 1;
-  // By default that of a rank alone.
+  // The default is for a single rank.
   TextAllGather gather = [](const std::string& mine, const std::string&) {
     return std::vector<std::string>{mine};
   };
 };
 
-// They talk over the world's connections: only for the thread that uses the world, which must
-// outlive them.
+// They communicate over the world's connections, so only the thread that uses the world may call
+// them. The world must outlive them.
 CheckpointRanks ranks_of(const World& world);
-// They talk over connections of their own, so that a thread beside training may use them. Throws
-// Error.
+// They communicate over connections of their own, so that a thread beside training may use them.
+// Throws Error.
 CheckpointRanks ranks_with_own_connections(const World& world);
 
-// Gives every rank the first failure of any rank, which it names.
+// Gives every rank the first failure of any rank, and names that rank.
 Status agree(
     const CheckpointRanks& ranks, const Status& mine, const std::string& what);
 
-// Gives every rank what `make` returns on rank 0, which alone calls it.
+// Gives every rank what `make` returns on rank 0; it is called only there.
 Result<std::string> text_of_rank_zero(
     const CheckpointRanks& ranks,
     const std::function<Result<std::string>()>& make,
     const std::string& what);
 
-// What a checkpoint says besides its tensors, rank 0's.
+// What a checkpoint contains besides its tensors; taken from rank 0.
 struct CheckpointMetadata {
   std::map<std::string, std::string> values = {};
-  // As PartManifest has them.
+  // As in PartManifest.
   std::optional<std::vector<std::string>> modules = {};
 };
 
@@ -63,22 +63,22 @@ struct SaveContext {
   SaveOptions options;
 };
 
-// The steps of the complete checkpoints in a folder, ascending. Empty where there is no folder.
+// The steps of the complete checkpoints in a folder, ascending. Empty if there is no folder.
 Result<std::vector<std::int64_t>> complete_steps(
     FileSystem& files, const std::string& folder);
 
-// Collective. The same as rank 0 sees them, for every rank.
+// Collective. The same as seen by rank 0, for every rank.
 Result<std::vector<std::int64_t>> complete_steps(
     const CheckpointRanks& ranks, const std::string& folder);
 
-// Makes a folder, and those above it, so that power loss does not undo it.
+// Makes a folder, and those above it, so that a power loss does not undo it.
 Status make_durable_folder(FileSystem& files, const std::string& path);
 
 // Removes or completes what a killed run left in the folder. Only one rank calls it.
 Status clean_up(FileSystem& files, const std::string& folder);
 
-// Collective. The checkpoint is complete when this returns success, else absent; then an older one
-// of the same step is as it was.
+// Collective. If this returns success, the checkpoint is complete, otherwise it is absent; in that
+// case an older checkpoint of the same step is unchanged.
 Status save_pieces(
     const SaveContext& context,
     std::int64_t step,

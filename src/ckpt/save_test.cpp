@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 
 using SaveSteps = std::vector<std::int64_t>;
 
-// Two chunks, two sections, one number, and nothing.
+// A tensor of two chunks, two sections, a single number, and an empty tensor.
 SaveTensors save_tensors(int value) {
   return {
       {{"model", "weight"},
@@ -51,7 +51,7 @@ SaveTensors save_few_tensors(int value) {
       {{"optimizer", "step"}, at::full({}, value, at::kLong)}};
 }
 
-// What a run finds that begins after this.
+// The steps that a run finds that begins after this.
 SaveSteps save_steps_after_clean_up(const std::string& folder) {
   const auto files = make_posix_file_system();
   const auto status = clean_up(*files, folder);
@@ -68,7 +68,7 @@ std::unique_ptr<PowerLossFileSystem> save_disk() {
   return files;
 }
 
-// Steps that are already there when power is lost during a save, and that save.
+// The steps that exist when power is lost during a save, and that save.
 struct SaveStory {
   int ranks = 1;
   std::vector<std::pair<std::int64_t, SaveTensors>> before;
@@ -93,7 +93,7 @@ Status save_now(FileSystem& files, const SaveStory& story) {
       {.step = story.step, .options = story.options});
 }
 
-// All of them when they are few, else 20 by chance.
+// All operations if they are few, otherwise 20 random ones.
 std::vector<std::int64_t> save_points(const SaveStory& story) {
   constexpr std::int64_t kFew = 100;
   constexpr std::uint64_t kSeed = 20;
@@ -114,7 +114,7 @@ std::vector<std::int64_t> save_points(const SaveStory& story) {
 using SaveCheck =
     std::function<void(const std::string& folder, const SaveSteps&, bool ok)>;
 
-// Checks what is left of every loss of power and every kill.
+// Checks what is left after every power loss and every kill.
 void save_for_each_loss(const SaveStory& story, const SaveCheck& check) {
   const testing::ScratchFolder scratch;
   for (const auto point : save_points(story)) {
@@ -199,8 +199,8 @@ TEST(Save, ALossWhileOldOnesAreRemovedLeavesNoneInPieces) {
       });
 }
 
-// Cleans up after a kill, loses power while it does, and looks at what is left.
-// Returns how many operations cleaning up took.
+// Cleans up after a kill, loses power meanwhile, and looks at what is left. Returns how many
+// operations the cleanup needed.
 std::int64_t save_check_clean_up(
     const SaveStory& story, std::int64_t killed_at, std::int64_t lost_at) {
   SCOPED_TRACE(str("killed at ", killed_at, ", lost at ", lost_at));
@@ -232,7 +232,7 @@ TEST(Save, CleaningUpSurvivesAnotherLoss) {
       .tensors = save_few_tensors(2)};
   for (const auto killed_at : save_points(story)) {
     std::int64_t lost_at = 0;
-    // Until cleaning up takes no more operations than that.
+    // Until the cleanup needs no more operations than that.
     while (save_check_clean_up(story, killed_at, lost_at) > lost_at) {
       ++lost_at;
     }
@@ -266,7 +266,7 @@ TEST(Save, OneFailedOperationLeavesWhatWasThere) {
             kSaveSame);
       }
       fs::remove_all(scratch.path());
-      files->go_on({});  // And the next one does better.
+      files->go_on({});  // The next save succeeds.
       EXPECT_TRUE(save_now(*files, story).ok());
       EXPECT_EQ(
           files->list(kSaveFolder).value().size(), static_cast<size_t>(step));
@@ -349,7 +349,7 @@ TEST(Save, NeverRemovesWhatItSavedNorWhatIsNewer) {
   for (const std::int64_t step : {10, 20, 30}) {
     (void)steps_after(step, 0);
   }
-  // A run that began again at 10.
+  // A run that was started again from step 10.
   EXPECT_THAT(steps_after(15, 1), ElementsAre(15, 20, 30));
   EXPECT_THAT(steps_after(40, 0), ElementsAre(15, 20, 30, 40));
 }
@@ -361,7 +361,7 @@ TEST(Save, NoRoomIsToldBeforeAnythingIsWritten) {
   for (const auto& [key, tensor] : save_tensors(1)) {
     bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
-  // Any file would be.
+  // Would refuse any file.
   files->go_on({.refused = "0", .free_bytes = bytes});
   const auto status = save_one(*files, pieces, {.step = 1});
 

@@ -15,7 +15,7 @@
 namespace sherd::ckpt {
 namespace {
 
-// Where ranks hand each other their texts.
+// Exchanges the texts of ranks that are threads.
 class ThreadAllGather {
  public:
   explicit ThreadAllGather(int ranks)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of checkpoints: ranks that are threads, meet at a barrier and save
-// tensors together, and the comparison of what lies there with what was saved.
-// Thread rule: pure functions and values.
+// For tests of checkpoints: ranks that are threads, meet at a barrier and save tensors together;
+// and a comparison of the saved checkpoint with the tensors. Thread rule: pure functions and
+// values.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ namespace sherd::ckpt {
 using SaveTensors = std::map<TensorKey, at::Tensor>;
 using SavePieces = std::vector<std::vector<TensorPiece>>;  // By rank.
 
-// Power loss may take the folder above it too.
+// A power loss may also remove the folder above it.
 inline constexpr const char* kSaveFolder = "run/checkpoints";
 inline constexpr std::int64_t kSaveMiB = std::int64_t{1} << 20;
 
 TensorPiece save_piece(
     const TensorKey& key, const at::Tensor& tensor, plan::ElementRange range);
 
-// Each rank has its share.
+// Gives each rank its share.
 SavePieces save_shares(const SaveTensors& tensors, int ranks);
 
 struct SaveJob {
@@ -36,11 +36,11 @@ struct SaveJob {
   SaveOptions options = {.file_bytes_max = kSaveMiB};
 };
 
-// What each rank gets.
+// Returns the result of each rank.
 std::vector<Status> save_all(
     FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
-// Expects the same of every rank.
+// Expects the same result on every rank.
 Status save_one(
     FileSystem& files, const SavePieces& pieces, const SaveJob& job);
 
@@ -50,10 +50,10 @@ at::Tensor save_read(
     plan::ElementRange range,
     int rank = 0);
 
-// How the checkpoint in the folder differs from these tensors.
+// Says how the checkpoint in the folder differs from these tensors.
 std::string save_difference(
     const std::string& folder, const SaveTensors& tensors);
-// It does not.
+// The result of save_difference() if they are equal.
 inline constexpr const char* kSaveSame = "no error";
 
 }  // namespace sherd::ckpt

@@ -64,15 +64,15 @@ plan::ElementRange range_of(const NamedShard& shard) {
   return {shard.begin, shard.begin + shard.elements.numel()};
 }
 
-// Whether an archive of torch::save() has it as a module with nothing in it.
+// Whether it would be an empty module in an archive of torch::save().
 bool is_bare(const torch::nn::Module& module) {
   return module.is_serializable() && module.children().empty() &&
       module.parameters(/*recurse=*/false).empty() &&
       module.buffers(/*recurse=*/false).empty();
 }
 
-// The part of this rank's elements that it saves. Where copies differ, rank 0 saves its own, since
-// parts of several would make a tensor that no rank has had.
+// The part of this rank's elements that it saves. If copies differ, rank 0 saves its own, because
+// parts from several ranks would make a tensor that no rank had.
 plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
   if (shard.copies == Copies::kRank0) {
     return rank == 0 ? range_of(shard) : plan::ElementRange{};
@@ -81,7 +81,7 @@ plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
       range_of(shard), rank / shard.ranks, size / shard.ranks);
 }
 
-// A view of the same memory, 1-D where elements lie in order.
+// A view of the same memory, 1-D if elements are in order.
 at::Tensor in_place(const at::Tensor& tensor) {
   const auto plain = tensor.detach();
   return plain.is_contiguous() ? plain.view({-1}) : plain;
@@ -116,7 +116,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
          .ranks = parameters.whole.ranks});
     whole.erase(item.name);
   }
-  for (const auto& [name, item] : whole) {  // No slice of these lies here.
+  for (const auto& [name, item] : whole) {  // This rank has no slice of these.
     names_.insert({kModelSection, name});
   }
   const auto& publish = parameters.publish_loaded ? parameters.publish_loaded
@@ -135,7 +135,7 @@ void CheckpointState::add(
   }
 }
 
-// Also notes children of which no tensor tells: torch::load() asks for them.
+// Also records children that no tensor's name shows, because torch::load() asks for them.
 void CheckpointState::add_buffers(const torch::nn::Module& module) {
   modules_ = modules_.value_or(std::set<std::string>());
   for (const auto& child : module.named_modules("", /*include_self=*/false)) {
@@ -188,8 +188,8 @@ void CheckpointState::add_optimizer(
   optimizers_.push_back(std::move(entry));
 }
 
-// An optimizer's state of a parameter has the extent of the slice, of the whole matrix, or is one
-// number, which belongs to the rank of the parameter's first element.
+// An optimizer's state tensor of a parameter has the extent of the slice or of the whole matrix, or
+// it is one number, which belongs to the rank of the parameter's first element.
 std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::all_shards(
     const CheckpointState& state, bool all) {
   auto shards = state.shards_;
@@ -223,7 +223,7 @@ std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::all_shards(
 
 std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
     const CheckpointState& state, int rank, int size) {
-  const at::NoGradGuard no_grad;  // Reading is no forward.
+  const at::NoGradGuard no_grad;  // Reading is not a forward.
   std::vector<ckpt::TensorPiece> pieces;
   for (auto& [section, shard] : all_shards(state, /*all=*/false)) {
     SHERD_CHECK(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What saving and loading ask of a CheckpointState, whose fields are private. Thread rule: as the
-// state.
+// Gives saving and loading access to the private fields of a CheckpointState. Thread rule: as for
+// the state.
 #pragma once
 
 #include <functional>
@@ -19,28 +19,28 @@ namespace sherd {
 
 class CheckpointAccess {
  public:
-  // What `rank` of `size` saves; ranks that hold the same save a share each.
+  // What `rank` of `size` saves; ranks that hold the same tensor save a share each.
   static std::vector<ckpt::TensorPiece> pieces(
       const CheckpointState& state, int rank, int size);
 
   static ckpt::CheckpointMetadata metadata(const CheckpointState& state);
 
-  // What a rank loads; `optional` may be missing in a checkpoint.
+  // What a rank loads; if `optional`, a checkpoint need not have it.
   struct LoadTarget {
     std::string section;
-    NamedShard shard;  // Its elements are 1-D where they lie in order.
+    NamedShard shard;  // Its elements are 1-D if they are in order.
     bool optional = false;
-    // Takes what was read, on any thread; unset: it was read to where it belongs.
+    // Takes what was read, on any thread. Unset: it was read to its final place.
     std::function<void(const at::Tensor&)> loaded = nullptr;
   };
   static std::vector<LoadTarget> targets(
       const CheckpointState& state, int rank);
 
-  // All of them, also those without tensors yet; the same on every rank.
+  // All sections, including those without tensors yet; the same on every rank.
   static std::set<std::string> sections(const CheckpointState& state);
   // The names that a checkpoint must have; the same on every rank.
   static std::set<ckpt::TensorKey> required_names(const CheckpointState& state);
-  // Whether some rank may load it.
+  // Whether some rank may load the tensor.
   static bool may_contain(
       const CheckpointState& state, const ckpt::TensorKey& key);
 

@@ -52,7 +52,7 @@ void add_pieces(
     }
     const auto dtype = dtype_named(info.dtype, str(path, ": ", info.name));
     const auto numel = numel_of(info.shape);
-    // Only read; from_blob has no const.
+    // It is only read, but from_blob has no const version.
     auto* data =
         const_cast<char*>(bytes.data()) + header.data_begin + info.begin;
     pieces.push_back(
