@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same small GPT under several byte budgets, and what each costs in gathered
-// bytes a step: the table of docs/guide/cache.md. On two ranks:
+// Trains the same small GPT under several byte budgets and prints how many bytes each gathers in a
+// step: the table of docs/guide/cache.md. On two ranks:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_budget
 #include <cstdio>
 #include <optional>
@@ -19,7 +19,7 @@ sherd::ShardReport train(
   auto fsdp = sherd::fully_shard(*model, world, options);
   auto adamw = sherd::AdamW(fsdp.named_parameters());
   const auto ids = torch::randint(256, {2, 65});
-  for (int step = 0; step < 4; ++step) {  // The first is seen, not planned.
+  for (int step = 0; step < 4; ++step) {  // The first one is only recorded.
     model->loss(ids.narrow(1, 0, 64), ids.narrow(1, 1, 64)).backward();
     adamw.step();
     adamw.zero_grad();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A network of your own: a CNN with BatchNorm learns to tell four textures apart.
-// It is sharded, trains in bf16, is evaluated and saved after each epoch, and
-// continues where it stopped when it is started again:
+// A network of your own: a CNN with BatchNorm learns to distinguish four textures. It is sharded,
+// trains in bf16, is evaluated and saved after each epoch, and continues where it stopped when it
+// is started again:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_cnn [EPOCHS]
 #include <cmath>
 #include <cstdio>
@@ -120,7 +120,7 @@ double train_epoch(
   return loss;
 }
 
-// The share of images that get their label. Each rank looks at its part of them.
+// The share of images that are classified correctly. Each rank evaluates its part of them.
 double accuracy(const sherd::World& world, Cnn& model, const Images& images) {
   const torch::NoGradGuard no_grad;
   world.broadcast(model->buffers());  // Rank 0's statistics on every rank.
@@ -167,7 +167,7 @@ double train(
   return accuracy(world, model, held_out);
 }
 
-// What a program does that only evaluates the newest checkpoint.
+// For a program that only evaluates the newest checkpoint.
 double evaluate(const sherd::World& world, const Images& held_out) {
   Cnn model;
   auto fsdp = sherd::fully_shard(

@@ -3,8 +3,8 @@
 // A small network on a table of real numbers, as sharded replicas that may die:
 //   sherd run --fault-tolerant --replicas 3 --samples-per-replica 32 --
 //       build/release/examples/example_fault_tolerant
-// End any of its processes with kill -9: the others go on, and it comes back. The
-// table is Friedman's first (Multivariate Adaptive Regression Splines, 1991).
+// End any of its processes with kill -9: the others continue, and it comes back. The table is
+// Friedman's first (Multivariate Adaptive Regression Splines, 1991).
 #include <cstdio>
 #include <vector>
 #include <sherd/ft/replica_session.h>
@@ -29,7 +29,7 @@ Table make_table() {
   return {x, (y + torch::randn({kRows})).unsqueeze(1)};
 }
 
-// The order of samples is endless: rows again and again, well mixed.
+// The order of samples is endless: the rows repeat, well mixed.
 torch::Tensor rows_of(const std::vector<sherd::ft::SampleSpan>& samples) {
   std::vector<std::int64_t> rows;
   for (const auto& span : samples) {
@@ -49,7 +49,7 @@ int train() {
   auto world = sherd::World::from_environment();  // The ranks of this replica.
   auto fsdp = sherd::fully_shard(*model, world);
   auto adamw = sherd::AdamW(fsdp.named_parameters(), {.learning_rate = 1e-2});
-  sherd::CheckpointState state;  // All that a step changes.
+  sherd::CheckpointState state;  // Everything that a step changes.
   state.add(fsdp.named_parameters());
   state.add("adamw", adamw, fsdp.named_parameters());
 
@@ -62,7 +62,7 @@ int train() {
     if (step->step > kSteps) {
       break;
     }
-    if (!step->samples.empty()) {  // Else it follows the others.
+    if (!step->samples.empty()) {  // Otherwise it follows the others.
       const auto rows = rows_of(step->samples);
       const auto error = torch::mse_loss(
           model->forward(table.columns.index_select(0, rows)),

@@ -3,8 +3,8 @@
 // Fine-tunes adapters (LoRA) beside the frozen weights of a Llama, saves them in PEFT's format, and
 // loads them again:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_lora [HUGGING_FACE_FOLDER]
-// The folder is one of LlamaForCausalLM, with all weights in model.safetensors; without one, a small
-// Llama begins with random weights. The task is to repeat a row of token ids.
+// The folder is that of a LlamaForCausalLM with all weights in model.safetensors; without one, a
+// small Llama begins with random weights. The task is to repeat a sequence of token ids.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -19,8 +19,8 @@ namespace {
 constexpr const char* kAdapters = "runs/lora";
 constexpr std::int64_t kHalf = 8;  // Ids to repeat.
 
-// The value of a field as it stands in JSON text; empty where there is none, or null. A program of yours
-// has a library for that.
+// The value of a field as written in JSON text; empty if there is none, or if it is null. Your own
+// program would use a JSON library.
 std::string value_of(const std::string& json, const std::string& field) {
   const auto name = json.find("\"" + field + "\"");
   if (name == std::string::npos) {
@@ -36,7 +36,7 @@ std::string value_of(const std::string& json, const std::string& field) {
   return value == "null" ? "" : value;
 }
 
-// A config.json that asks for more than this example reads is an error.
+// Throws if the config.json asks for more than this example supports.
 void check_readable(const std::string& json) {
   const std::pair<const char*, const char*> expected[] = {
       {"model_type", "\"llama\""}, {"hidden_act", "\"silu\""},
@@ -52,7 +52,7 @@ void check_readable(const std::string& json) {
   }
 }
 
-// What the folder's config.json says of the shape of a Llama.
+// Reads the shape of a Llama from the folder's config.json.
 sherd::models::LlamaConfig config_of(const std::string& folder) {
   std::ifstream file(folder + "/config.json");
   std::ostringstream text;
@@ -83,13 +83,13 @@ sherd::models::LlamaConfig config_of(const std::string& folder) {
       .tied_head = value_of(json, "tie_word_embeddings") == "true"};
 }
 
-// A Llama of which this rank holds a part, and what trains it.
+// A Llama of which this rank holds a part, and the objects that train it.
 struct Tuned {
   sherd::models::Llama model;
   sherd::FullyShardedDataParallel fsdp;
 };
 
-// Nothing has memory before it is sharded, and then each rank has its shards alone.
+// Nothing has memory before it is sharded, and then each rank only has its shards.
 Tuned shard(
     const sherd::World& world,
     const std::string& folder,
@@ -116,7 +116,7 @@ Tuned shard(
   return {model, std::move(fsdp)};
 }
 
-// The loss on rows that say the same ids twice.
+// The loss on rows that contain the same ids twice.
 at::Tensor loss_of(sherd::models::Llama& model, std::uint64_t seed) {
   torch::manual_seed(seed);
   const auto once = torch::randint(1, 32, {16, kHalf}, torch::kLong);

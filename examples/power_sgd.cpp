@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A GPT whose gradients travel as matrices of rank 2, PowerSGD, and what that
+// Trains a GPT whose gradients are sent as matrices of rank 2, by PowerSGD, and prints what that
 // saves. On two ranks:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_power_sgd
 #include <cstdio>
@@ -20,7 +20,7 @@ int train() {
   torch::manual_seed(world.rank());
   double loss = 0;
   for (int step = 0; step < 60; ++step) {
-    // Counting upwards from a number of one's own.
+    // Each row counts upwards from a number of its own.
     const auto ids =
         (torch::randint(64, {8, 1}) + torch::arange(33)).remainder(64);
     const auto now =

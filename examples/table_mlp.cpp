@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small network on a table of real numbers, as replicas:
+// Trains a small network on a table of real numbers, as replicas:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_table_mlp
-// The table is Friedman's first (Multivariate Adaptive Regression Splines, 1991):
-// five of ten columns say what the eleventh is, up to noise of variance 1.
+// The table is Friedman's first (Multivariate Adaptive Regression Splines, 1991): five of ten
+// columns determine the eleventh, up to noise of variance 1.
 #include <cstdio>
 #include <sherd/sherd.h>
 #include <torch/torch.h>
@@ -33,7 +33,7 @@ int train() {
   torch::nn::Sequential model(
       torch::nn::Linear(10, 64), torch::nn::ReLU(), torch::nn::Linear(64, 64),
       torch::nn::ReLU(), torch::nn::Linear(64, 1));
-  auto ddp = sherd::replicate(*model, world);  // Rank 0's values for all.
+  auto ddp = sherd::replicate(*model, world);  // All get rank 0's values.
   torch::optim::AdamW adamw(model->parameters(), 1e-2);
 
   const auto mine = kBatch / world.size();

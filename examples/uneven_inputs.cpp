@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks with different numbers of inputs train one model:
+// Trains one model on ranks with different numbers of inputs:
 //   sherd run -n 3 --no-prefix -- build/release/examples/example_uneven_inputs
 #include <cstdio>
 #include <sherd/sherd.h>
@@ -16,7 +16,7 @@ int train() {
 
   torch::manual_seed(world.rank());
   const auto truth = torch::tensor({{1.0F, -2.0F, 3.0F, 0.5F}});
-  const int inputs = 100 + 50 * world.rank();  // The last rank has most.
+  const int inputs = 100 + 50 * world.rank();  // The last rank has the most.
   auto join = ddp.join();
   for (int i = 0; i < inputs; ++i) {
     const auto x = torch::randn({8, 4});
@@ -25,7 +25,7 @@ int train() {
     sgd.zero_grad();
   }
   std::printf("rank %d has no more inputs after %d\n", world.rank(), inputs);
-  join.finish();  // Takes part with zeros until nobody has any.
+  join.finish();  // Takes part with zeros until no rank has inputs.
 
   const auto off = (model->weight - truth).abs().max().item<double>();
   std::printf(
