@@ -2,9 +2,9 @@
 //
 // How ranks agree on the next collective step when gathers are made on demand. At each step every
 // rank sends the others its request, and all derive the same decision from the same requests. In
-// forward all requests must be equal. In backward ranks whose gradients differ may want different
-// units, or none any more: the request of the lowest such rank is done first, by all, and the others
-// request again. Pure. Thread rule: any thread.
+// forward all requests must be equal. In backward, ranks whose gradients differ may want different
+// units, or no more units: then all ranks first do the request of the lowest such rank, and the
+// others request again. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ enum class CollectiveKind : std::uint32_t {
   kAllReduce,
 };
 
-// Travels as bytes: no padding.
+// Sent as bytes, so it has no padding.
 struct CollectiveRequest {
   CollectiveKind kind = CollectiveKind::kUnshard;
-  std::int32_t unit = -1;  // kUnshard.
+  std::int32_t unit = -1;  // For kUnshard.
   std::uint32_t in_backward = 0;
-  std::uint32_t numel = 0;           // kAllReduce.
-  std::uint32_t op = 0;              // kAllReduce: a ScalarReduceOp.
-  std::uint32_t full_precision = 0;  // kUnshard.
-  std::uint64_t sequence = 0;        // Number of this step.
+  std::uint32_t numel = 0;           // For kAllReduce.
+  std::uint32_t op = 0;              // For kAllReduce: a ScalarReduceOp.
+  std::uint32_t full_precision = 0;  // For kUnshard.
+  std::uint64_t sequence = 0;        // The number of this step.
   std::uint64_t generation = 0;
-  std::uint64_t backward = 0;  // Number of the backward under way, or next.
+  std::uint64_t backward = 0;  // The number of the current or next backward.
 
   bool operator==(const CollectiveRequest&) const = default;
 };
@@ -39,7 +39,8 @@ static_assert(std::has_unique_object_representations_v<CollectiveRequest>);
 
 enum class AgreementOutcome {
   kAllAgree,  // Every rank wants the same: do it.
-  kAssist,  // Do `request` for the ranks that want it; the others request again.
+  // Do `request` for the ranks that want it; the others request again.
+  kAssist,
   kMismatch,  // Fail: `reason` names the first difference.
 };
 
@@ -49,21 +50,21 @@ struct Agreement {
   std::string reason;
 };
 
-// By rank; `world_ranks` and `unit_names` are for the sentence.
-// REQUIRES: requests is not empty.
+// `requests` is by rank; `world_ranks` and `unit_names` are for the message. REQUIRES: requests is
+// not empty.
 Agreement agree(
     std::span<const CollectiveRequest> requests,
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names);
 
-// What the request is for, as a record of events has it.
+// The purpose of the request, as it is recorded in events.
 FlightStep flight_step(const CollectiveRequest& request);
 
-// What the user is told when others want something else, or nothing: the tail
-// of a sentence, beginning with "; ". Empty where there is no such rule.
+// The rule that a user breaks if other ranks want something else, or nothing: the end of a
+// sentence, beginning with "; ". Empty if there is no such rule.
 std::string rule_broken_by(const CollectiveRequest& request);
 
-// e.g. "unshard unit h.3 in backward (step 7, generation 2, backward 12)".
+// Returns text such as "unshard unit h.3 in backward (step 7, generation 2, backward 12)".
 std::string describe(
     const CollectiveRequest& request, std::span<const std::string> unit_names);
 

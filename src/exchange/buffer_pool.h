@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BufferPool is a caching allocator of page-aligned host memory: blocks that come back are kept for the
-// next borrower of the same size, because fresh pages cost a fault each. Lent and kept bytes together
-// never exceed the limit, if there is one; kept blocks are freed first, to the system or to a source of
-// the caller's. Thread rule: one thread.
+// BufferPool is a caching allocator of page-aligned host memory: returned blocks are kept for the
+// next borrower of the same size, because fresh pages cost a page fault each. Lent and kept bytes
+// together never exceed the limit, if there is one; kept blocks are freed first, to the system or
+// to a source given by the caller. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,7 @@
 
 namespace sherd::exchange {
 
-// Memory of any number of bytes, none included; take() gives null when there is
-// none left.
+// Memory of any number of bytes, including zero; take() returns null if none is left.
 struct BufferSource {
   std::function<void*(std::int64_t bytes)> take;
   std::function<void(void* memory, std::int64_t bytes)> give_back;
@@ -35,15 +34,15 @@ class BufferPool {
 
   void set_bytes_max(std::int64_t bytes) { bytes_max_ = bytes; }
 
-  // Content undefined, aligned to a page. Throws Error when the source has no
-  // memory. REQUIRES: what is lent plus `bytes` is within the limit.
+  // Returns memory with undefined content, aligned to a page. Throws Error if the source has no
+  // memory. REQUIRES: the lent bytes plus `bytes` are within the limit.
   void* borrow(std::int64_t bytes);
 
-  // REQUIRES: borrowed from here and not given back since.
+  // REQUIRES: borrowed from this pool and not yet given back.
   void give_back(void* memory);
 
-  // Returns kept blocks to the source, largest first, until lent and kept bytes
-  // together are at most `bytes`.
+  // Returns kept blocks to the source, largest first, until lent and kept bytes together are at
+  // most `bytes`.
   void trim(std::int64_t bytes);
 
   std::int64_t lent_bytes() const { return lent_bytes_; }

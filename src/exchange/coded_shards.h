@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CodedShards are what gathers carry where shards are coded before they are sent and decoded where they
-// arrive, as quantised ones are. This rank's are coded once a generation and kept. On a device all of it
+// CodedShards code shards before a gather sends them and decode them where they arrive, for example
+// to quantise them. This rank's shards are coded once per generation and kept. On a device all work
 // is in the current stream. Thread rule: that of the thread that gathers.
 #pragma once
 
@@ -22,19 +22,19 @@ struct CodedShard {
   int owner = 0;  // The rank's position on the shard axis.
 };
 
-// The same on all ranks. What it throws is a failure of the exchange.
+// The same on all ranks. An exception thrown by it is a failure of the exchange.
 struct ShardCoder {
   std::string name;
-  // How many a shard of so many elements takes, which has this dtype in the whole unit.
+  // How many bytes a coded shard of `numel` elements takes that have this dtype in the whole unit.
   std::function<std::int64_t(std::int64_t numel, c10::ScalarType dtype)> bytes;
-  // From the shard to bytes, kByte, 1-D, of a whole unit of that dtype.
+  // Codes a shard, whose elements have that dtype in the whole unit, as bytes: kByte, 1-D.
   std::function<void(
       const CodedShard&,
       const at::Tensor& shard,
       c10::ScalarType dtype,
       const at::Tensor& coded)>
       encode;
-  // From those to the shard's part of the whole unit.
+  // Decodes these bytes into the shard's part of the whole unit.
   std::function<void(
       const CodedShard&, const at::Tensor& coded, const at::Tensor& part)>
       decode;
@@ -42,7 +42,8 @@ struct ShardCoder {
 
 class CodedShards {
  public:
-  // Both must outlive it; `rank` is this one's position. Coded shards take a multiple of so many bytes.
+  // Both must outlive it; `rank` is this rank's position. The size of coded shards is rounded up to
+  // a multiple of this many bytes.
   CodedShards(
       const ModelSpec& model,
       PrivateBuffers& memories,
@@ -50,19 +51,19 @@ class CodedShards {
       int rank,
       std::int64_t multiple = 1);
 
-  // This rank's, as others get it.
+  // This rank's coded shard, as others receive it.
   at::Tensor own(UnitId unit, int flat, std::uint64_t generation);
-  // Room for another's.
+  // Memory for the coded shard of another rank.
   at::Tensor room(const CodedShard& which) const;
-  // Where all ranks' lie, one after the other, in bytes.
+  // The layout of all ranks' coded shards, one after the other, in bytes.
   plan::FlatLayout layout_of(UnitId unit, int flat) const;
-  // Fills a rank's part of the whole unit. Throws what the coder does, as an Error.
+  // Fills a rank's part of the whole unit. Throws what the coder throws, as an Error.
   void decode(
       const CodedShard& which,
       const at::Tensor& coded,
       const at::Tensor& part) const;
-  // A transfer that is done when `coded`, which `incoming` brings (null: it is there), is decoded
-  // into `part`.
+  // A transfer that is done when `coded`, which `incoming` receives (null: it is already there), is
+  // decoded into `part`.
   std::unique_ptr<world::Transfer> decoded(
       const CodedShard& which,
       const at::Tensor& coded,

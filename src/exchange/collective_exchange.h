@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CollectiveExchange moves units between processes by point-to-point messages straight from and into the
-// flats, which takes unequal shards without padding. It has two transports, one for gathers and
+// CollectiveExchange moves units between processes by point-to-point messages straight between the
+// flats, which allows unequal shards without padding. It has two transports, one for gathers and
 // agreement and one for gradients, each with a thread that waits. At each collective step the ranks
-// exchange their requests (collective_steps.h), so that a rank which goes another way is an error on all of
-// them at once, and not a hang. A UnitTransport moves the bytes. Thread rule: see Exchange. Protocol:
-// docs/design/exchange.md.
+// exchange their requests (collective_steps.h), so if a rank does something else, all of them get
+// an error at once instead of hanging. A UnitTransport moves the bytes. Thread rule: see Exchange.
+// Protocol: docs/design/exchange.md.
 #pragma once
 
 #include <memory>
@@ -16,14 +16,14 @@
 
 namespace sherd::exchange {
 
-// Two transports over the same ranks, so that gathers and gradients do not wait for
-// each other.
+// Takes two transports over the same ranks, so that gathers and gradients do not wait for each
+// other.
 std::unique_ptr<Exchange> make_collective_exchange(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
     FlightLog log = {});
 
-// The same agreement, with bytes moved by another UnitTransport.
+// The same agreement, but another UnitTransport moves the bytes.
 std::unique_ptr<Exchange> make_collective_exchange_with(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,

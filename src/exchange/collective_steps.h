@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CollectiveSteps makes ranks agree on each collective step (agreement.h) and carries out what they
-// agreed on: gathers, of units that this rank wants and of those that others want. Thread rule: one
-// thread, the worker of a CollectiveExchange. docs/design/exchange.md
+// CollectiveSteps makes ranks agree on each collective step (agreement.h) and does what they agreed
+// on: gathers of units that this rank wants or that others want. Thread rule: one thread, the
+// worker of a CollectiveExchange. docs/design/exchange.md
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,18 @@
 
 namespace sherd::exchange {
 
-// A unit that this rank gathers.
+// A unit that this rank is gathering.
 struct WantedUnit {
   UnshardedUnit* unsharded = nullptr;
-  // What was started before ranks have agreed, if anything was.
+  // The transfers that were started before ranks agreed, if any.
   std::optional<world::Transfers> early = std::nullopt;
-  // Indices of ranks that wanted the same unit when they got this rank's shard.
+  // Indices of ranks that wanted the same unit when they received this rank's shard.
   std::set<std::size_t> served = {};
 };
 
 class CollectiveSteps {
  public:
-  // All of them must outlive it. Requests travel over `transport`, beside flats.
+  // All of them must outlive it. Requests are sent over `transport`, besides flats.
   CollectiveSteps(
       world::Transport& transport,
       UnitTransport& unit_transport,
@@ -41,20 +41,20 @@ class CollectiveSteps {
   CollectiveSteps(const CollectiveSteps&) = delete;
   CollectiveSteps& operator=(const CollectiveSteps&) = delete;
 
-  // Requests until the request is granted, assisting others meanwhile, and does what it asks for:
-  // `wanted`, set where that is a unit, is whole afterwards. kPeerMismatch, on every rank, when
-  // ranks went different ways.
+  // Repeats the request until it is granted, assisting others meanwhile, and then carries it out:
+  // if it is for a unit, `wanted` is that unit, which is whole afterwards. Returns kPeerMismatch,
+  // on every rank, if ranks did different things.
   [[nodiscard]] Status run_when_agreed(
       CollectiveRequest request, WantedUnit* wanted = nullptr);
 
-  // The gather that the request asks for, with all ranks as receivers.
+  // The gather for the request, with all ranks as receivers.
   UnitGather gather_of(const CollectiveRequest& request) const;
 
-  // Collective, of equal sizes: the bytes of all ranks, by rank.
+  // Collective; all ranks pass the same size. Returns the bytes of all ranks, by rank.
   [[nodiscard]] Result<std::vector<at::Tensor>> all_gather(
       const at::Tensor& mine, const std::string& what);
 
-  // Whether gathers differed since the last call. The same on every rank.
+  // Whether ranks gathered different units since the last call. The same on every rank.
   bool take_assisted();
 
  private:

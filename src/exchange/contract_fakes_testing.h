@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract suite over ranks that are threads of one process; test only.
+// Runs the contract suite with ranks that are threads of one process. Only for tests.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace sherd::exchange::contract {
 
-// Leaves the body of a rank that dies.
+// Thrown to leave the body of a rank that dies.
 struct Died {};
 
 inline std::vector<std::string> run_in_threads(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract suite over real processes, which die by SIGKILL; test only.
+// Runs the contract suite with real processes, which die by SIGKILL. Only for tests.
 #pragma once
 
 #include <csignal>
@@ -26,7 +26,7 @@ inline std::vector<std::string> run_in_processes(
   test::RankOptions rank_options;
   rank_options.world.deadline = options.deadline;
   rank_options.close_world = !options.disorderly;
-  rank_options.hosts = hosts;  // Ranks on each invented one.
+  rank_options.hosts = hosts;  // The number of ranks on each fake host.
   if (options.dies >= 0) {
     rank_options.strikes = {
         {.child = options.dies, .point = "die", .signal = SIGKILL}};
@@ -41,8 +41,8 @@ inline std::vector<std::string> run_in_processes(
         seat.rank = world.rank();
         seat.ranks = ranks;
         seat.exchange = make(world, all);
-        // Nobody dies while others still connect. Not by a barrier, which a
-        // death interrupts for those who have not left it yet.
+        // No rank dies while others still connect. This does not use a barrier, because a death
+        // interrupts ranks that have not left it yet.
         connected.set(seat.rank);
         for (int rank = 0; rank < ranks; ++rank) {
           connected.wait_for(rank);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract suite of the Exchange seam: every implementation passes the same tests. They lie in
-// contract_*_test.cpp and are compiled once. An implementation joins by saying how to run a body on
-// several ranks and in which variants:
+// The contract suite of the Exchange interface: every implementation passes the same tests. They
+// are in contract_*_test.cpp and are compiled once. An implementation joins by saying how to run a
+// body on several ranks and in which variants:
 //
 //   std::vector<ExchangeUnderTest> mine() {...}
 //   SHERD_EXCHANGE_CONTRACT(Mine, testing::ValuesIn(mine()));
 //
-// see fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in threads or in
+// See fake_contract_test.cpp and collective_contract_test.cpp. Bodies run in threads or in
 // processes, so they share nothing but Marks.
 #pragma once
 
@@ -31,49 +31,49 @@ namespace sherd::exchange::contract {
 struct Seat {
   int rank = 0;
   int ranks = 1;
-  // Not open yet. The body may destroy it.
+  // Not opened yet. The body may destroy it.
   std::unique_ptr<Exchange> exchange;
-  // Ends this rank without a word, for good. Needs RunOptions::dies.
+  // Ends this rank without notice, for good. Needs RunOptions::dies.
   std::function<void()> die;
-  // Returns when every rank has called it; not by way of the exchange.
+  // Returns when every rank has called it. Does not use the exchange.
   std::function<void()> meet;
-  // Comes back from run().
+  // Returned by run().
   std::string result;
 };
 
 using Body = std::function<void(Seat&)>;
 
 struct RunOptions {
-  // Of every wait.
+  // The deadline of every wait.
   std::chrono::milliseconds deadline = std::chrono::seconds(20);
   int dies = -1;  // The rank whose body calls die(); -1: none.
-  // Ranks fail in the test, or end at different times: they do not meet before
-  // their exchanges are destroyed.
+  // Ranks fail in the test, or end at different times: they do not meet before their exchanges are
+  // destroyed.
   bool disorderly = false;
 };
 
 struct ExchangeUnderTest {
   std::string name;
   int ranks = 2;
-  // Runs the body on all ranks and returns their results. Failures and
-  // exceptions of a body fail the test; so does a hang.
+  // Runs the body on all ranks and returns their results. Failures and exceptions of a body fail
+  // the test, and so does a hang.
   std::function<std::vector<std::string>(int, const RunOptions&, const Body&)>
       run_on;
   bool one_sided = false;  // Exchange::one_sided().
-  bool replicates = true;  // Takes ModelPlacement::kReplicate.
-  // Sums are made in rank order, in fp32 at least.
+  bool replicates = true;  // Supports ModelPlacement::kReplicate.
+  // Sums are made in rank order, at least in fp32.
   bool sums_in_rank_order = true;
-  // Reductions end before end_backward(), also where nothing is gathered.
+  // Reductions end before end_backward(), even if nothing is gathered.
   bool reduces_meanwhile = true;
-  // Heeds ReduceOptions::under_way_max.
+  // Respects ReduceOptions::under_way_max.
   bool limits_reductions = true;
-  // Sums are made host by host: ranks on each, in rank order; empty: one host.
+  // Sums are made host by host: the number of ranks on each, in rank order. Empty: one host.
   std::vector<int> hosts{};
-  // Ranks are so many groups, one after the other, each of which has all shards;
-  // a rank meets others of its group and those with equal shards.
+  // Ranks form this many groups, one after the other, each of which has all shards; a rank
+  // exchanges with its group and with ranks that have equal shards.
   int replicas = 1;
-  // Every rank has a shard of its own, and groups are those of equal
-  // rank % replicas.
+  // Every rank has a shard of its own, and groups consist of the ranks with the same rank %
+  // replicas.
   bool both_axes = false;
 
   int replica_of(int rank) const {
@@ -123,7 +123,7 @@ inline std::string name_of(
   INSTANTIATE_TEST_SUITE_P(prefix, ExchangeMismatch, contenders, name_of); \
   INSTANTIATE_TEST_SUITE_P(prefix, ExchangeFailure, contenders, name_of)
 
-// Flags that all ranks see, threads or processes. Make them before run().
+// Flags that all ranks see, whether threads or processes. Make them before run().
 class Marks {
  public:
   Marks();
@@ -135,7 +135,7 @@ class Marks {
   bool is_set(int rank) const {
     return flag(rank).load(std::memory_order_acquire) != 0;
   }
-  // Sleeps until then; throws after half a minute.
+  // Sleeps until the rank has set its flag; throws after half a minute.
   void wait_for(int rank) const;
 
  private:
@@ -159,11 +159,10 @@ struct FlatSketch {
 ModelSpec make_model(
     int owners, const std::vector<std::vector<FlatSketch>>& units);
 
-// Units "u0", "u1", ...: uneven and empty shards, flats smaller than the world,
-// all gradient dtypes, mixed precision, frozen flats, a unit that is frozen
-// altogether and one without a byte.
+// Units "u0", "u1", ...: uneven and empty shards, flats smaller than the world, all gradient
+// dtypes, mixed precision, frozen flats, a unit that is entirely frozen and one without bytes.
 ModelSpec mixed_model(int owners);
-// Three units of one fp32 flat each.
+// Three units with one fp32 flat each.
 ModelSpec plain_model(int owners);
 
 bool trainable(const UnitSpec& unit);
@@ -171,10 +170,10 @@ int trainable_parameters(const UnitSpec& unit);
 
 // ---- values ----
 
-// Small integers, exact in every dtype, that tell apart units, flats, elements
-// and `salt`; their sums over ranks stay exact too.
+// Small integers, exact in every dtype, that differ by unit, flat, element and `salt`; their sums
+// over ranks are exact, too.
 at::Tensor pattern(const ModelSpec& model, UnitId unit, int flat, int salt);
-// Not exact: what the sum is depends on its order.
+// Inexact numbers, whose sum depends on the order.
 at::Tensor noise(const ModelSpec& model, UnitId unit, int flat, int salt);
 
 // The elements of the flat that the rank owns.
@@ -183,7 +182,7 @@ plan::ElementRange owned_by(
 // Writes the pattern's elements that this rank owns into its shards.
 void write_shards(
     Exchange& exchange, const ModelSpec& model, int rank, int salt);
-// Fills the unit's gradient slot, all of it.
+// Fills the whole gradient slot of the unit.
 using Values = at::Tensor (*)(const ModelSpec&, UnitId, int flat, int salt);
 void fill_gradients(
     Exchange& exchange,
@@ -196,7 +195,7 @@ void fill_gradients(
 
 void open(Seat& seat, const ModelSpec& model);
 
-// What lies at a flat's address in a whole unit, for the host to read.
+// The values at a flat's address in a whole unit, for the host to read.
 at::Tensor read_whole(
     Exchange& exchange,
     UnitId unit,
@@ -207,7 +206,7 @@ at::Tensor read_whole(
 // Waits for the unit, compares it with the pattern, and drops it.
 void expect_values(
     Exchange& exchange, const ModelSpec& model, UnitId unit, int salt);
-// Starts its gather first.
+// The same, but starts the unit's gather first.
 void expect_whole(
     Exchange& exchange,
     const ModelSpec& model,
@@ -221,11 +220,11 @@ ReduceOptions reduce_options(const UnitSpec& unit, double scale = 1.0);
 void reduce_all(
     Exchange& exchange, const ModelSpec& model, int rank, int salt = 0);
 BackwardEnd backward_end(const ModelSpec& model);
-// reduce_all and an end_backward that must succeed.
+// reduce_all() and an end_backward() that must succeed.
 void run_backward(
     Exchange& exchange, const ModelSpec& model, int rank, int salt = 0);
 
-// Compares this rank's sharded gradients with those elements of `expected`.
+// Compares this rank's sharded gradients with the same elements of `expected`.
 void expect_gradient(
     Exchange& exchange,
     const ModelSpec& model,
@@ -233,7 +232,7 @@ void expect_gradient(
     int flat,
     int rank,
     const at::Tensor& expected);
-// Every sharded gradient is the sum of patterns of salt 0 + salt, 1 + salt, ...
+// Expects every sharded gradient to be the sum of patterns of salt 0 + salt, 1 + salt, ...
 void expect_sums(
     Exchange& exchange,
     const ModelSpec& model,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transport that tells how many bytes of shards go to whom. Thread rule: as the transport in it.
+// A transport that counts the bytes of shards sent to each rank. Thread rule: as for the inner
+// transport.
 #pragma once
 
 #include <cstdint>

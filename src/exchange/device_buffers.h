@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceBuffers are PrivateBuffers on a device, with what orders their use: a stream for gathers,
-// one for reductions, and the last use of each place. Thread rule: as PrivateBuffers; streams and
-// LastUse any thread.
+// DeviceBuffers are PrivateBuffers on a device, together with what orders their use: a stream for
+// gathers, one for reductions, and the last use of each place. Thread rule: as for PrivateBuffers;
+// streams and LastUse any thread.
 #pragma once
 
 #include "device/last_use.h"
@@ -22,7 +22,7 @@ struct DeviceBuffers {
   DeviceBuffers(const DeviceBuffers&) = delete;
   DeviceBuffers& operator=(const DeviceBuffers&) = delete;
 
-  // The host waits for these streams and the current one, and no use of a place is known any more.
+  // The host waits for these streams and the current one; afterwards no use of a place is recorded.
   void synchronize();
 
   const c10::Device device;
@@ -31,11 +31,10 @@ struct DeviceBuffers {
   device::LastUse uses;
   device::StreamMemory unit_memory;
   device::StreamMemory gradient_memory;
-  PrivateBuffers
-      places;  // The last member: it gives memory back to the others.
+  PrivateBuffers places;  // The last member: it returns memory to the others.
 };
 
-// From the first flat of a slot to its last one; some may be undefined.
+// The place from the first flat of a slot to its last one; some flats may be undefined.
 device::Place place_of_slot(const std::vector<at::Tensor>& flats);
 
 }  // namespace sherd::exchange

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceCollectives are those of communication hooks and optimizers, on tensors of a device:
-// collectives of c10d in the current stream, which must be the same one for all of a hook's work. The
-// host never waits for the device here. Thread rule: one thread at a time; abort() any.
+// The collectives of communication hooks and optimizers on tensors of a device: those of c10d in
+// the current stream, which must be the same one for all of a hook's work. The host never waits for
+// the device here. Thread rule: one thread at a time; abort() any.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace sherd::exchange {
 
 class DeviceCollectives {
  public:
-  // Collective over some of the ranks, ascending positions of which this one is one: a backend among
-  // them.
+  // Collective over some of the ranks, given as ascending positions that include this rank's:
+  // returns a backend among them.
   using Connect = std::function<BackendPtr(const std::vector<int>& members)>;
 
-  // `all` connects all ranks. `connect` is asked once for each other group of them.
+  // `all` connects all ranks. `connect` is called once for each other group of them.
   DeviceCollectives(c10::Device device, BackendPtr all, Connect connect);
   ~DeviceCollectives();
   DeviceCollectives(const DeviceCollectives&) = delete;
@@ -29,7 +29,7 @@ class DeviceCollectives {
 
   c10::Device device() const { return device_; }
 
-  // As HookGroup; in what order and precision they add is the backend's choice.
+  // As in HookGroup; the backend chooses the order and the precision of sums.
   void all_reduce_mean(const at::Tensor& tensor);
   void all_reduce_mean(
       const at::Tensor& tensor, const std::vector<int>& members);
@@ -37,8 +37,8 @@ class DeviceCollectives {
       const at::Tensor& tensor, const std::vector<std::int64_t>& cuts);
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor);
 
-  // Gives each rank a 1-D tensor, all of one dtype, and returns what they give to this one, of so many
-  // elements.
+  // Sends each rank a 1-D tensor, all of one dtype, and returns what the ranks send to this one,
+  // with the given numbers of elements.
   std::vector<at::Tensor> all_to_all(
       const std::vector<at::Tensor>& to,
       const std::vector<std::int64_t>& numels);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HierarchicalReductions reduces gradients over ranks of several hosts. Each rank posts its slot in the
-// memory of its host. For each slice one rank of the host (host_topology.h) sums the slots, in rank
-// order, and sends the sum to the slice's owner, which adds the sums of all hosts in their order. So
-// the bits depend on which ranks share a host, and on nothing else. Sums travel in the precision in
-// which they are made. One thread sums what the host has, another waits for what other hosts send.
-// Thread rule: one thread. Ordering: docs/design/hierarchical.md.
+// HierarchicalReductions reduces gradients over ranks of several hosts. Each rank posts its slot in
+// the shared memory of its host. For each slice, one rank of the host (host_topology.h) sums the
+// slots, in rank order, and sends the sum to the slice's owner, which adds the sums of all hosts in
+// the order of hosts. So the bits depend on which ranks share a host, and on nothing else. Sums are
+// sent in the precision in which they are made. One thread sums what the host has, another waits
+// for what other hosts send. Thread rule: one thread. Ordering: docs/design/hierarchical.md.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class HierarchicalReductions {
   struct Parts {
     const ModelSpec* model;
     const HostTopology* map;
-    PrivateBuffers* memories;  // Sharded gradients, and room for what is sent.
+    PrivateBuffers* memories;  // Sharded gradients, and send buffers.
     world::Transport* via;
     const shm::Waiter* waiter;
   };
@@ -40,24 +40,24 @@ class HierarchicalReductions {
   // As in Exchange.
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void start(UnitId unit, const ReduceOptions& options);
-  // Takes back the memory of reductions that ended and returns the first failure so far. Never
+  // Takes back the memory of reductions that ended, and returns the first failure so far. Never
   // waits.
   Status progress();
-  // Waits until everything started is summed here.
+  // Waits until everything that was started is summed here.
   Status finish();
-  // Waits until nothing is summed any more. REQUIRES: the transport was abandoned, and
-  // this rank has given up, which ends waits for peers.
+  // Waits until no sum is being made any more. REQUIRES: the transport was abandoned, and this rank
+  // has given up, which ends waits for peers.
   void settle();
 
-  // The units summed since the last call, in that order.
+  // The units summed since the last call, in the order of their sums.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
 
   bool under_way() const { return completed() < started_; }
-  // After PrivateBuffers::add_to().
+  // Call it after PrivateBuffers::add_to().
   void add_to(ExchangeCounters& counters) const;
 
  private:
-  // What this host has for the slice of one rank.
+  // This host's sum for the slice of one rank.
   struct HostSum {
     std::size_t flat = 0;
     int owner = 0;
@@ -69,10 +69,10 @@ class HierarchicalReductions {
     ReduceOptions options;
     PrivateBuffers::Slot staging;
     std::vector<HostSum> sums;
-    // By flat, by host: what each has for this rank's slice.
+    // By flat, by host: the sum of each host for this rank's slice.
     std::vector<std::vector<at::Tensor>> own;
     world::Transfers transfers;
-    bool summed = false;  // Else it failed.
+    bool summed = false;  // False after a failure.
   };
   const UnitSpec& spec(UnitId unit) const {
     return parts_.model->units[static_cast<std::size_t>(unit)];
@@ -92,16 +92,16 @@ class HierarchicalReductions {
   const Parts parts_;
   const std::vector<int> first_flat_;
   SharedGradientSlots slots_;
-  std::vector<UnitId> ended_;  // Not asked for yet.
+  std::vector<UnitId> ended_;  // Not yet taken.
   std::uint64_t started_ = 0;
   bool room_wait_timed_out_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::mutex transport_mu_;  // Held to start a transfer.
   std::mutex mu_;
-  // Guarded by mu_: completed, staging not yet given back.
+  // Guarded by mu_: completed, but their staging memory is not yet returned.
   std::vector<std::shared_ptr<Reduction>> completed_;
-  // The last members: their jobs use the others. The one that sums posts to the
-  // other, so it ends first.
+  // The last members, because their jobs use the others. The one that sums posts to the other, so
+  // it ends first.
   WorkerThread completer_{"sherd-reduce"};
   WorkerThread summer_{"sherd-sum"};
 };

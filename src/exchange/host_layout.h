@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The layout of the segment that the ranks of one host share when the shard axis spans several hosts:
+// The layout of the segment that the ranks of one host share if the shard axis spans several hosts:
 // buffers for whole units, of which few are in use at a time, gradient slots, and the counters that
-// say what is ready. Pure; every rank of a host plans the same.
+// say what is ready. Thread rule: pure functions; every rank of a host plans the same.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace sherd::exchange {
 // One for each host, written by its first rank. No gather is agreed on before all ranks have read
 // where the one before it lies.
 struct GatherBufferRecord {
-  shm::CounterCell placed;  // Gathers that have a buffer.
-  std::int64_t begin;       // Where the last one's begins in the unit region.
+  shm::CounterCell placed;  // The number of gathers that have a buffer.
+  std::int64_t begin;       // Where the last one begins in the unit region.
 };
 
-// One for each rank. Pairs: its part of the unit is written before the post, and read after it was
-// seen.
+// One for each rank. Pairs: its part of the unit is written before the post, and read after the
+// post was seen.
 struct GatherProgress {
   shm::CounterCell arrived;  // Gathers to which it has added its part.
-  // Bytes allocated for whole units, save those that only other ranks read.
+  // Bytes allocated for whole units, except those that only other ranks read.
   std::int64_t slot_bytes;
 };
 
@@ -38,8 +38,8 @@ struct HostLayout {
   std::vector<std::int64_t> slot_regions;  // Gradient slots, by local rank.
   std::int64_t slot_region_bytes = 0;
   std::int64_t bytes = 0;
-  // The part that training touches where ranks do the same: units up to the budget, and a few slots
-  // in each region.
+  // The part that training touches if all ranks do the same: units up to the budget, and a few
+  // slots in each region.
   std::int64_t touched_bytes = 0;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which rank moves whose bytes when ranks of several hosts share units. For each rank of another host
-// one rank of this host is its proxy: it alone receives that rank's shards here, and sends it what this
-// host has of its gradients. So every byte enters a host once, and the ranks of a host divide the work.
-// Ranks are positions in the group. Thread rule: a value.
+// Which rank moves whose bytes if ranks of several hosts share units. For each rank of another
+// host, one rank of this host is its proxy: only the proxy receives that rank's shards here, and it
+// sends that rank what this host has of its gradients. So every byte enters a host once, and the
+// ranks of a host divide the work. Ranks are positions in the group. Thread rule: a value.
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ namespace sherd::exchange {
 
 class HostTopology {
  public:
-  // Ranks by host, each 0, 1, ... in exactly one of them.
+  // `hosts` has the ranks by host; each of 0, 1, ... is in exactly one of them.
   HostTopology(std::vector<std::vector<int>> hosts, int rank);
 
   int rank() const { return rank_; }
   int host() const { return host_of(rank_); }
   int hosts() const { return static_cast<int>(hosts_.size()); }
-  // The ranks of this host; positions among them are local ranks.
+  // The ranks of this host; their positions in this list are local ranks.
   const std::vector<int>& neighbours() const { return on(host()); }
   int local_rank() const { return local_of(rank_); }
   int local_ranks() const { return static_cast<int>(neighbours().size()); }
@@ -27,9 +27,9 @@ class HostTopology {
   int local_of(int rank) const { return places_[index(rank)].local; }
   const std::vector<int>& on(int host) const { return hosts_[index(host)]; }
 
-  // The proxy of `rank` on `host`; on its own host, itself.
+  // The proxy of `rank` on `host`; on the host of `rank`, that is `rank` itself.
   int proxy_of(int rank, int host) const;
-  // The ranks whose proxy this rank is, itself included, ascending.
+  // The ranks whose proxy this rank is, including itself, ascending.
   const std::vector<int>& proxied_ranks() const { return proxied_ranks_; }
 
  private:

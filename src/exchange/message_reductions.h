@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MessageReductions reduces gradients between processes: each rank sends every peer its part of a slot
-// and sums what the peers sent for its own. Reductions start at any time and in any order, since
-// messages are told apart by flat; they are waited for and summed in the order of their start, on a
-// thread of their own, while backward goes on. Thread rule: one thread.
+// MessageReductions reduces gradients between processes: each rank sends every peer its part of a
+// slot, and sums what the peers sent for its own part. Reductions may start at any time and in any
+// order, because messages are distinguished by flat; they are waited for and summed in the order of
+// their start, on a thread of their own, while backward continues. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sherd::exchange {
 
-// Positions of a model's flats in one sequence, unit after unit.
+// Numbers a model's flats in one sequence, unit after unit; returns the first number of each unit.
 std::vector<int> first_flats(const ModelSpec& model);
 
 class MessageReductions {
@@ -30,25 +30,24 @@ class MessageReductions {
   // Takes the unit's gradient slot. Waits as options.under_way_max says.
   void start(UnitId unit, const ReduceOptions& options);
 
-  // Takes back the memory of what is summed and returns the first failure so far. Never waits.
+  // Takes back the memory of what is summed, and returns the first failure so far. Never waits.
   Status progress();
 
-  // The units summed since the last call, in that order.
+  // The units summed since the last call, in the order of their sums.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
 
   bool under_way() const { return worker_.busy() || !shared_.empty(); }
   std::int64_t under_way_peak() const { return under_way_peak_; }
 
-  // Waits until all are summed and, where gradients are replicated, every rank
-  // has all of them.
+  // Waits until all are summed and, if gradients are replicated, until every rank has all of them.
   Status finish();
 
-  // Waits until nothing is summed any more. REQUIRES: the transport was abandoned,
-  // which ends waits for peers.
+  // Waits until no sum is being made any more. REQUIRES: the transport was abandoned, which ends
+  // waits for peers.
   void settle() { worker_.settle(); }
 
  private:
-  // Part of this rank's slice: what every rank has for it, by rank.
+  // A part of this rank's slice: the gradients of every rank for it, by rank.
   struct Sum {
     std::size_t flat = 0;
     plan::ElementRange range;  // Of the flat.
@@ -61,7 +60,7 @@ class MessageReductions {
     PrivateBuffers::Slot staging;
     std::vector<Sum> sums;
     world::Transfers transfers;
-    bool summed = false;  // Else it failed.
+    bool summed = false;  // False after a failure.
   };
 
   const UnitSpec& spec(UnitId unit) const;
@@ -78,7 +77,7 @@ class MessageReductions {
       char*& staging);
   Status complete(const Reduction& reduction);
   void reclaim();
-  // The part of the sum's destination; REQUIRES: owned by this rank.
+  // The part of the sum's destination. REQUIRES: this rank owns it.
   at::Tensor sum_of(
       const Reduction& reduction,
       std::size_t flat,
@@ -90,16 +89,16 @@ class MessageReductions {
   PrivateBuffers& memories_;
   const std::vector<int> first_flat_;
   std::vector<std::vector<GradientChunk>> chunks_;  // By flat of the model.
-  std::vector<UnitId> ended_;                       // Not asked for yet.
-  // Replicated: summed here since the last finish(), sent to and received from
-  // the other ranks.
+  std::vector<UnitId> ended_;                       // Not yet taken.
+  // Replicated units: summed here since the last finish(), then sent to and received from the other
+  // ranks.
   std::vector<std::shared_ptr<Reduction>> shared_;
   world::Transfers sharing_;
   std::uint64_t last_job_ = 0;        // All jobs are reductions.
   bool room_wait_timed_out_ = false;  // Since the last finish().
   std::int64_t under_way_peak_ = 0;
   std::mutex mu_;
-  // Guarded by mu_: summed by the worker, memory not yet given back.
+  // Guarded by mu_: summed by the worker, but the memory is not yet returned.
   std::vector<std::shared_ptr<Reduction>> summed_;
   WorkerThread worker_;  // The last member: its jobs use the others.
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every exchange computes from the ranks' numbers and models, once it has them all. Thread rule:
-// pure functions, except compare_models(), which uses the transport.
+// What every exchange computes from the ranks' numbers and models once it has all of them. Thread
+// rule: pure functions, except compare_models(), which uses the transport.
 #pragma once
 
 #include <span>
@@ -12,18 +12,18 @@
 
 namespace sherd::exchange {
 
-// uint8, 1-D, a copy.
+// A copy of the bytes, as uint8, 1-D.
 at::Tensor bytes_of(const void* data, std::size_t size);
 
-// `values`, fp64 and contiguous, become what `op` makes of the bytes of all
-// ranks' values, by rank; the same bits everywhere. A NaN of any rank stays.
+// Replaces `values`, fp64 and contiguous, by the result of `op` over the bytes of all ranks'
+// values, by rank, with the same bits on every rank. A NaN of any rank stays.
 void combine_scalars(
     std::span<const at::Tensor> bytes,
     ScalarReduceOp op,
     const at::Tensor& values);
 
-// Collective. kPeerMismatch on every rank, naming the first difference and the
-// ranks, when models differ.
+// Collective. Returns kPeerMismatch on every rank, naming the first difference and the ranks, if
+// models differ.
 [[nodiscard]] Status compare_models(
     world::Transport& transport, const ModelSpec& model);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The three memories of an exchange that keeps them private to its process: shards, unsharded units
-// and gradient slots, on the CPU or on another device. It knows addresses and sizes only, and moves
+// and gradient slots, on the CPU or on another device. It knows only addresses and sizes, and moves
 // nothing. Thread rule: one thread.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace sherd::exchange {
 
-// Where the memories lie, and who gives that of slots.
+// Where the memories lie, and what allocates slots.
 struct BufferPlace {
   c10::Device device = c10::kCPU;
   BufferSource units = BufferSource::of_system();
@@ -26,42 +26,42 @@ class PrivateBuffers {
   PrivateBuffers(const ModelSpec& model, int rank, BufferPlace place = {});
 
   ShardMemory shard(UnitId unit, int flat) const;
-  // This rank's elements of the flat: all of it when replicated.
+  // This rank's elements of the flat; all of them if it is replicated.
   plan::ElementRange owned(UnitId unit, int flat) const;
 
-  // For slots of units; 0: no limit.
+  // The limit for slots of units; 0: no limit.
   void set_unsharded_bytes_max(std::int64_t bytes) {
     unit_pool_.set_bytes_max(bytes);
-    if (bytes > 0) {  // What was kept under a larger limit goes.
+    if (bytes > 0) {  // Frees what was kept under a larger limit.
       unit_pool_.trim(bytes);
     }
   }
-  // What others get of this rank's shard: the shard, or its elements as whole
-  // units have them, cast once a `generation` and kept, but for shards on the
-  // host of a device. Of the thread that gathers.
+  // What others receive of this rank's shard: the shard itself, or its elements in the dtype of
+  // whole units, cast once per `generation` and kept, except for shards on the host of a device.
+  // Called by the thread that gathers.
   at::Tensor published_shard(
       UnitId unit, int flat, Precision precision, std::uint64_t generation);
-  // A slot for the whole unit, as one 1-D tensor per flat. A replicated unit's
-  // slot is its (published) shard.
+  // A slot for the whole unit, as one 1-D tensor per flat. For a replicated unit it is its
+  // (published) shard.
   const std::vector<at::Tensor>& open_unit(
       UnitId unit, Precision precision = Precision::kParameter);
   const std::vector<at::Tensor>& unit(UnitId unit) const;
   bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
   void drop_unit(UnitId unit);
 
-  // A gradient slot (undefined tensors where frozen), or the one already open.
+  // A gradient slot (undefined tensors for frozen flats), or the one that is already open.
   const std::vector<at::Tensor>& open_gradients(UnitId unit);
   bool gradients_are_open(UnitId unit) const {
     return gradients_.contains(unit);
   }
-  // Ends the slot's association with the unit, so that the unit may open
-  // another; the memory stays until release().
+  // Separates the slot from the unit, so that the unit may open another one; the memory stays until
+  // release().
   struct Slot {
     void* memory = nullptr;
     std::vector<at::Tensor> flats;
   };
   Slot take_gradients(UnitId unit);
-  // Room for what peers send for one reduction; given back by release().
+  // Memory for what peers send for one reduction; returned by release().
   Slot borrow_staging(std::int64_t bytes);
   void release(Slot& slot);
 
@@ -76,7 +76,7 @@ class PrivateBuffers {
   const int rank_;
   const c10::Device device_;
   std::vector<std::vector<ShardMemory>> shards_;
-  // Where whole units have another dtype than shards.
+  // Used if whole units have another dtype than shards.
   struct CastShard {
     at::Tensor values;  // Undefined: not cast.
     std::optional<std::uint64_t> generation;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// While it lives, PyTorch's profiler sees a range such as "sherd::unshard h.3" on this thread. Costs
-// a few nanoseconds where nobody profiles. Thread rule: the thread that made it.
+// While it lives, PyTorch's profiler sees a range such as "sherd::unshard h.3" on this thread. It
+// costs a few nanoseconds if nobody profiles. Thread rule: the thread that made it.
 #pragma once
 
 #include <string>

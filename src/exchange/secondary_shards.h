@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SecondaryShards are a second copy of all units, cut over each group of G neighbouring ranks of the shard
-// axis, so that a unit that was gathered once is gathered again within a group, as with hpZ of ZeRO++
-// (arXiv 2306.10209). A rank keeps 1/G of each unit, as whole units have it. Thread rule: that of the
-// thread that gathers.
+// SecondaryShards are a second copy of all units, cut over each group of G neighbouring ranks of
+// the shard axis, so that a unit that was gathered once is gathered again within a group, like hpZ
+// of ZeRO++ (arXiv 2306.10209). A rank keeps 1/G of each unit, in the dtype of whole units. Thread
+// rule: that of the thread that gathers.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct UnshardedUnit;  // unit_transport.h
 
 class SecondaryShards {
  public:
-  // The model must outlive it. `rank` is this one's position on the shard axis, which `group_ranks`
-  // divides.
+  // The model must outlive it. `rank` is this rank's position on the shard axis, whose size is a
+  // multiple of `group_ranks`.
   SecondaryShards(
       const ModelSpec& model,
       int rank,

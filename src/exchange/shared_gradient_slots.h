@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradient slots in memory that ranks share. Each rank fills a slot of its own and posts it, and the
-// others read it there; it is free again when all have summed what they need of it. Ranks are numbered
-// among those that share. Thread rule: one thread; sum() and missing() may run on any after the post.
+// Gradient slots in memory that ranks share. Each rank fills a slot of its own and posts it, and
+// the others read it there; it is free again when all have summed what they need of it. Ranks are
+// numbered among those that share the memory. Thread rule: one thread; sum() and missing() may run
+// on any thread after the post.
 #pragma once
 
 #include <cstddef>
@@ -19,16 +20,15 @@ namespace sherd::exchange {
 
 // The state of one rank's slot of one unit, in shared memory.
 struct SharedSlotState {
-  // Reductions this rank has posted. Pairs: `begin` and the slot's bytes are
+  // The number of reductions that this rank has posted. Pairs: `begin` and the slot's bytes are
   // written before, and read by others after they have seen it.
   shm::CounterCell posted;
-  // Reductions this rank has summed its part of. Pairs: it reads no slot of that
-  // reduction after; posters write there again once they have seen it.
-  // Replicated: the owner's part of its gradient is written before, and read by
-  // the others after.
+  // The number of reductions of which this rank has summed its part. Pairs: afterwards it reads no
+  // slot of that reduction; posters write there again once they have seen it. Replicated: the
+  // owner's part of its gradient is written before, and read by the others after.
   shm::CounterCell summed;
-  // Where the slot posted last begins in the rank's region. Not written again
-  // before all have summed, since that ends the backward.
+  // Where the last posted slot begins in the rank's region. Not written again before all have
+  // summed, because that ends the backward.
   std::int64_t begin;
 };
 
@@ -45,10 +45,10 @@ class SharedGradientSlots {
 
   int ranks() const { return static_cast<int>(mapping_.regions.size()); }
 
-  // This rank's slot; undefined where frozen. The same until post().
+  // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
-  // Shows the slot to the others, with what `options` gives elsewhere, save the
-  // slices of those owners that this rank sums itself. Returns its number.
+  // Shows the slot to the others, together with the gradients that `options` has elsewhere, except
+  // for the slices of those owners for which this rank makes the sum. Returns its number.
   std::uint64_t post(
       UnitId unit,
       const ReduceOptions& options,
@@ -65,12 +65,11 @@ class SharedGradientSlots {
   std::optional<Missing> missing(
       UnitId unit, std::uint64_t number, CounterOf counter) const;
 
-  // By trainable parameter: some rank had a gradient. REQUIRES: all have posted.
+  // By trainable parameter: whether some rank had a gradient. REQUIRES: all have posted.
   std::vector<bool> used(UnitId unit) const;
 
-  // Adds up what all ranks posted of the owner's slice, in rank order, into
-  // `out`, or into the sinks of `options`; this rank's part from where `options`
-  // gives it. REQUIRES: all have posted.
+  // Sums the owner's slice of what all ranks posted, in rank order, into `out` or into the sinks of
+  // `options`; this rank's part comes from where `options` has it. REQUIRES: all have posted.
   struct OwnedSlice {
     UnitId unit = 0;
     std::size_t flat = 0;
@@ -84,7 +83,7 @@ class SharedGradientSlots {
       const at::Tensor& out) const;
   void post_summed(UnitId unit, std::uint64_t number) const;
 
-  // Takes back what nobody reads any more.
+  // Takes back slots that nobody reads any more.
   void reclaim();
   std::int64_t bytes() const { return region_.taken_bytes(); }
   std::int64_t bytes_peak() const { return region_.taken_bytes_peak(); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where everything lies in the memory that the ranks of one host share: each
-// unit's flats once, whole, and for each rank a region for its gradient slots.
-// Pure: every rank plans the same.
+// Where everything lies in the memory that the ranks of one host share: each unit's flats once,
+// whole, and for each rank a region for its gradient slots. Thread rule: pure functions; every rank
+// plans the same.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace sherd::exchange {
 inline constexpr std::int64_t kPage = 4096;
 
 struct SharedLayout {
-  // From the start of the segment, in bytes.
+  // All offsets are from the start of the segment, in bytes.
   std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.
   std::vector<std::int64_t> slot_regions;        // By rank.
   std::int64_t slot_region_bytes = 0;
-  // Gradients of replicated units: a region for each rank, or the same for all when ranks own no
-  // gradients; those of sharded units, when gradients are shared: the same region for all.
-  // `gradients` says where a flat's begins in the region.
+  // Gradients of replicated units: a region for each rank, or the same region for all if ranks own
+  // no gradients. Gradients of sharded units, if they are shared: the same region for all.
+  // `gradients` says where that of a flat begins in the region.
   std::vector<std::int64_t> gradient_regions;  // By rank.
   std::int64_t gradient_region_bytes = 0;
   std::vector<std::vector<std::int64_t>> gradients;  // By unit, flat.
@@ -32,39 +32,39 @@ struct SharedLayout {
   std::int64_t touched_bytes = 0;
 };
 
-// `reserved_bytes` at the start are left to others. Each rank's region and each
-// flat starts on a page, so that pages belong to one of them.
+// The first `reserved_bytes` are left for other uses. Each rank's region and each flat starts on a
+// page, so that no two of them share a page.
 SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes);
 
-// Bytes of the segment.
+// A range of bytes of the segment.
 struct ByteRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
-// What a rank never writes: pages of whole units without a byte of its own
-// slices, and the slots and gradients of other ranks. Whole pages, ascending,
-// never side by side; not all where there are very many.
+// What a rank never writes: pages of whole units without a byte of its own slices, and the slots
+// and gradients of other ranks. The ranges consist of whole pages, ascending, and are never
+// adjacent; if there are very many, some are left out.
 std::vector<ByteRange> read_only_ranges(
     const ModelSpec& model, const SharedLayout& layout, int rank);
 
-// Where each flat begins in a gradient slot of the unit, and last where the slot
-// ends. Frozen flats take no room.
+// Where each flat begins in a gradient slot of the unit; the last entry is where the slot ends.
+// Frozen flats take no room.
 std::vector<std::int64_t> slot_offsets(const UnitSpec& unit);
-// What a slot takes with the marks behind it, a byte by trainable parameter:
-// whether the rank has a gradient of it.
+// The size of a slot with the marks after it: one byte per trainable parameter, which says whether
+// the rank has a gradient of it.
 std::int64_t slot_bytes(const UnitSpec& unit);
 
-// Lends ranges of a region, the lowest that fits: what is given back soon is
-// lent again, so that few pages are ever touched. Thread rule: one thread.
+// Allocates ranges of a region, always the lowest that fits, so that memory that is returned soon
+// is used again and few pages are ever touched. Thread rule: one thread.
 class RegionAllocator {
  public:
   explicit RegionAllocator(std::int64_t bytes) : bytes_(bytes) {}
 
-  // Where it begins, aligned to 128 bytes; nothing when no hole is large
+  // Returns where the range begins, at a multiple of 128 bytes, or nothing if no gap is large
   // enough.
   std::optional<std::int64_t> take(std::int64_t bytes);
-  // REQUIRES: taken and not given back since.
+  // REQUIRES: taken and not yet given back.
   void give_back(std::int64_t begin);
 
   std::int64_t taken_bytes() const { return taken_bytes_; }
@@ -72,7 +72,7 @@ class RegionAllocator {
 
  private:
   const std::int64_t bytes_;
-  std::map<std::int64_t, std::int64_t> taken_;  // Begin to end.
+  std::map<std::int64_t, std::int64_t> taken_;  // From begin to end.
   std::int64_t taken_bytes_ = 0;
   std::int64_t taken_bytes_peak_ = 0;
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedMemoryReductions reduces gradients that lie in shared memory. A rank posts its slot, and the
-// owner of a slice sums it over the slots of all ranks, in rank order, once all have posted. A slot is
-// free again when every owner has summed. Where gradients are replicated, every rank then takes the
-// slices of the others. Thread rule: one thread; sinks are called on it or on the one it makes.
-// Ordering: docs/design/shared_memory.md.
+// SharedMemoryReductions reduces gradients that lie in shared memory. A rank posts its slot, and
+// the owner of a slice sums it over the slots of all ranks, in rank order, once all have posted. A
+// slot is free again when every owner has summed. If gradients are replicated, every rank then
+// takes the slices of the others. Thread rule: one thread; sinks are called on it or on the thread
+// that it makes. Ordering: docs/design/shared_memory.md.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ namespace sherd::exchange {
 
 class SharedMemoryReductions {
  public:
-  // `units` must outlive it. `thread`: one of its own waits for the other ranks
-  // and sums, in the order of posts, instead of progress().
+  // `units` must outlive it. With `thread`, a thread of its own waits for the other ranks and sums,
+  // in the order of posts, instead of progress().
   SharedMemoryReductions(
       SharedGradientSlots::Mapping mapping,
       const SharedUnits& units,
@@ -32,27 +32,27 @@ class SharedMemoryReductions {
   SharedMemoryReductions(const SharedMemoryReductions&) = delete;
   SharedMemoryReductions& operator=(const SharedMemoryReductions&) = delete;
 
-  // This rank's slot; undefined where frozen. The same until post().
+  // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void post(UnitId unit, const ReduceOptions& options);
 
-  // Sums what all ranks have posted, takes what all have summed. Never waits.
+  // Sums what all ranks have posted, and takes what all have summed. Never waits.
   void progress();
-  // Nothing is summed any more when it returns: gradients are neither read nor
-  // written, and no sink is called, whatever other ranks still post. REQUIRES:
-  // not called in a sink; of the calls above none follows.
+  // When it returns, no more sums are made: gradients are neither read nor written, and no sink is
+  // called, whatever other ranks still post. REQUIRES: not called in a sink; none of the calls
+  // above follows.
   void stop();
-  // The first failure of the thread's sums; progress() goes no further after it.
+  // The first failure of the thread's sums; after it progress() does nothing more.
   Status failure() const { return worker_ ? worker_->failure() : Status(); }
-  // Until the thread has made the oldest sum under way, or that long.
+  // Waits until the thread has made the oldest pending sum, but at most this long.
   void wait_for_thread(std::chrono::milliseconds time);
-  // The units summed since the last call, in that order.
+  // The units summed since the last call, in the order of their sums.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
-  // The first rank that the oldest sum under way waits for; nothing when there is none, or
+  // The first rank for which the oldest pending sum waits; nothing if there is no such sum, or if
   // progress() could make it.
   std::optional<SharedGradientSlots::Missing> missing() const;
 
-  // Posted here and not summed, or taken, here.
+  // The number of reductions posted here that are not yet summed or taken here.
   std::int64_t under_way() const {
     return static_cast<std::int64_t>(pending_.size() + summed_.size());
   }
@@ -65,13 +65,13 @@ class SharedMemoryReductions {
     UnitId unit = 0;
     std::uint64_t number = 0;
     ReduceOptions options;
-    std::uint64_t job = 0;  // Of worker_.
+    std::uint64_t job = 0;  // The number of its job on worker_.
   };
-  // Replicated: summed here, not taken yet.
+  // Replicated units: summed here, but not yet taken.
   struct Summed {
     UnitId unit = 0;
     std::uint64_t number = 0;
-    std::vector<at::Tensor> into;  // As ReduceOptions::into.
+    std::vector<at::Tensor> into;  // As in ReduceOptions::into.
   };
 
   const UnitSpec& spec(UnitId unit) const {
@@ -89,7 +89,7 @@ class SharedMemoryReductions {
   const int rank_;
   const SharedUnits& units_;
   SharedGradientSlots slots_;
-  std::deque<Pending> pending_;  // Not summed here yet.
+  std::deque<Pending> pending_;  // Not yet summed here.
   std::deque<Summed> summed_;
   std::vector<UnitId> ended_;
   std::int64_t under_way_peak_ = 0;

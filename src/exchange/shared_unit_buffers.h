@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SharedUnitBuffers allocates buffers for whole units in memory that the ranks of a host share. The
-// host's first rank allocates for all of them, so that one rank says where a unit is gathered. A buffer
-// is free again when every rank that got the unit has dropped it, which counters in that memory say.
-// Nothing is waited for: where ranks do the same, a gather is agreed on only when each has room for it;
-// where they do not, buffers in use exceed the limit by what the ranks hold apart from each other.
-// Thread rule: one thread.
+// host's first rank allocates for all of them, so one rank decides where a unit is gathered. A
+// buffer is free again when every rank that got the unit has dropped it, as counters in that memory
+// say. Nothing is waited for: if ranks do the same, a gather is agreed on only when each has room
+// for it; if they do not, buffers in use exceed the limit by the units that only some of the ranks
+// hold. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ namespace sherd::exchange {
 
 class SharedUnitBuffers {
  public:
-  // `dropped` is by local rank, by unit: how often that rank has dropped that
-  // unit. Pairs: it does not read the buffer after its post; here the buffer is lent again once
-  // the number was seen. Both outlive this.
+  // `dropped` is by local rank, by unit: how often that rank has dropped that unit. Pairs: the rank
+  // does not read the buffer after its post; here the buffer is reused once the number was seen.
+  // Both outlive this.
   SharedUnitBuffers(
       std::span<std::byte> region, std::span<std::uint64_t> dropped, int units);
-  // Leaves the memory as it is: others may still read.
+  // Leaves the memory as it is, because others may still read it.
   ~SharedUnitBuffers() { ending_ = true; }
   SharedUnitBuffers(const SharedUnitBuffers&) = delete;
   SharedUnitBuffers& operator=(const SharedUnitBuffers&) = delete;
@@ -33,17 +33,17 @@ class SharedUnitBuffers {
     UnitId unit = 0;
     std::int64_t bytes = 0;
     std::vector<bool> wanted;  // By local rank.
-    // Limit of the buffers in use or kept; 0: none.
+    // The limit of the buffers in use or kept; 0: no limit.
     std::int64_t bytes_max = 0;
-    // Outside that limit, and not kept.
+    // The buffer does not count for that limit, and is not kept.
     bool passing = false;
   };
-  // Where the buffer begins in the region. Throws Error when there is no room.
+  // Returns where the buffer begins in the region. Throws Error if there is no room.
   std::int64_t allocate(const Request& request);
 
-  // Bytes of the buffers that are in use or kept.
+  // The bytes of the buffers that are in use or kept.
   std::int64_t allocated_bytes() const { return pool_.allocated_bytes(); }
-  // The same without those that only others read: within the limit.
+  // The same without buffers that only other ranks read; within the limit.
   std::int64_t allocated_bytes_of(int local) const;
 
  private:
@@ -52,8 +52,8 @@ class SharedUnitBuffers {
     bool passing = false;
     std::int64_t bytes = 0;
     UnitId unit = 0;
-    // By local rank: dropped when it has dropped the unit so often; 0: not
-    // its own.
+    // By local rank: the buffer is dropped when the rank has dropped the unit this often. 0: the
+    // rank does not have it.
     std::vector<std::uint64_t> until;
   };
   BufferSource source();
@@ -63,7 +63,7 @@ class SharedUnitBuffers {
   const std::span<std::byte> region_;
   const std::span<std::uint64_t> dropped_;
   const std::size_t units_;
-  std::vector<std::uint64_t> lendings_;  // As dropped_.
+  std::vector<std::uint64_t> lendings_;  // Indexed like dropped_.
   std::vector<Lent> lent_;
   bool ending_ = false;
   RegionAllocator allocator_;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the parameters of ranks that share memory lie: whole units, and this
-// rank's part of them. Sharded units lie whole in the segment, once: a shard is
-// a slice of that or, where whole units have another dtype, private; so is its
-// gradient, unless gradients are shared. Replicated units are private to each
-// rank, save their gradients. Moves nothing between ranks. Thread rule: one
-// thread.
+// Where the parameters of ranks that share memory lie: whole units, and this rank's part of them.
+// Sharded units lie whole in the segment, once. A shard is a slice of that or, if whole units have
+// another dtype, private; its gradient is private, too, unless gradients are shared. Replicated
+// units are private to each rank, except for their gradients. It moves nothing between ranks.
+// Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +18,7 @@ namespace sherd::exchange {
 
 class SharedUnits {
  public:
-  // Everything must outlive this, save the segment, which its tensors keep.
+  // Everything must outlive this, except the segment, which its tensors keep alive.
   SharedUnits(
       const ModelSpec& model,
       const SharedLayout& layout,
@@ -36,14 +35,14 @@ class SharedUnits {
     return whole_[static_cast<std::size_t>(unit)]
                  [static_cast<std::size_t>(flat)];
   }
-  // The gradient of a rank, whole: of replicated units its own or, where ranks
-  // own none, the same for all, in which each shows the others its slice of the
-  // sum; of sharded ones that of all ranks. REQUIRES: it lies in the segment.
+  // The whole gradient of a rank. For replicated units it is the rank's own or, if ranks own none,
+  // the same for all, in which each shows the others its slice of the sum; for sharded units it is
+  // that of all ranks. REQUIRES: it lies in the segment.
   at::Tensor gradient_of(int rank, UnitId unit, int flat) const;
-  // Bytes of the slices that this rank shows.
+  // The bytes of the slices that this rank shows to others.
   std::int64_t shown_bytes() const { return shown_bytes_; }
 
-  // Brings what is a cast of this rank's shards up to date.
+  // Updates the casts of this rank's shards.
   void cast_shards() const;
 
  private:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The contract suite over ranks that are threads and have devices with streams: exchanges of all ranks
-// and of two replicas, over whatever backends of c10d connect the devices; test only.
+// Runs the contract suite with ranks that are threads and have devices with streams: exchanges of
+// all ranks and of two replicas, over any backends of c10d that connect the devices. Only for
+// tests.
 #pragma once
 
 #include <functional>
@@ -17,7 +18,7 @@
 
 namespace sherd::exchange::contract {
 
-// A rank's device, and how it gets a backend between some ranks, itself among them.
+// A rank's device, and how it gets a backend among some ranks, including itself.
 struct RankDevice {
   c10::Device device;
   std::function<BackendPtr(const std::string& name, const std::vector<int>&)>
@@ -38,7 +39,7 @@ RankDevice rank_device(Network& network, int rank, c10::Device device) {
 using MakeOnDevice = std::function<std::unique_ptr<Exchange>(
     test::FakeRank&, const RankDevice&)>;
 
-// Runs a body on so many ranks, each of which makes its exchange.
+// Runs a body on this many ranks, each of which makes its exchange.
 using RunOnDevices = std::function<std::vector<std::string>(
     const MakeOnDevice&, int ranks, const RunOptions&, const Body&)>;
 
@@ -66,8 +67,8 @@ inline std::unique_ptr<Exchange> make_among_all(
 // Two replicas of two ranks each.
 inline std::unique_ptr<Exchange> make_hybrid_on_device(
     test::FakeRank& self, const RankDevice& on, bool both_axes) {
-  const int first = self.rank / 2;   // Of two neighbours.
-  const int second = self.rank % 2;  // Of {0, 2} and {1, 3}.
+  const int first = self.rank / 2;   // Its pair of neighbours.
+  const int second = self.rank % 2;  // Its pair: {0, 2} or {1, 3}.
   auto rows =
       make_among(self, on, str("rows", first), {2 * first, 2 * first + 1});
   auto columns =
@@ -121,7 +122,8 @@ inline std::vector<ExchangeUnderTest> hybrid_devices(const RunOnDevices& run) {
   return all;
 }
 
-// All suites but that of failures: memory that a device still writes is not waited for after one.
+// All suites except that of failures, because after a failure nothing waits for memory that a
+// device still writes.
 #define SHERD_DEVICE_CONTRACT(prefix, contenders)                          \
   INSTANTIATE_TEST_SUITE_P(prefix, ExchangeUnshard, contenders, name_of);  \
   INSTANTIATE_TEST_SUITE_P(prefix, ExchangeReduce, contenders, name_of);   \

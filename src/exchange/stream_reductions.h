@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
-// backward goes on. Collectives must start in one order on all ranks, which may be ready in
-// different ones: so a reduction that was asked for stays open until all ranks know that all have
-// asked for it. Without whole units there is nothing that ranks would do in other orders, and a rank
-// alone has no peers: a reduction starts at once. REQUIRES there: one order on all ranks. A communication hook takes the place of
-// the sum; the thread that starts a reduction calls it. Thread rule: open_units() and start_units() of
-// the thread that gathers, the rest of the caller's.
+// backward continues. Collectives must start in one order on all ranks, which may be ready in
+// different orders. So a requested reduction stays open until all ranks know that all of them have
+// requested it. Without whole units, ranks have nothing that they would do in different orders, and
+// a single rank has no peers: then a reduction starts at once. REQUIRES in these cases: one order
+// on all ranks. A communication hook can replace the sum; the thread that starts a reduction calls
+// it. Thread rule: open_units() and start_units() are called by the thread that gathers, the rest
+// by the caller's thread.
 #pragma once
 
 #include <algorithm>
@@ -43,29 +44,32 @@ class StreamReductions {
   // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
   void start(UnitId unit, const ReduceOptions& options);
 
-  // The caller starts another gather, whose number it gets, and goes on after the one of a number.
-  // Who has waited for a gather knows that what was asked for before it has started, on all ranks.
+  // Called when the caller starts another gather, whose number it returns, and when the caller
+  // continues after the gather with a number. After waiting for a gather, the caller knows that
+  // everything requested before it has started, on all ranks.
   std::uint64_t gather_begins() { return ++gathers_begun_; }
   void gather_is_over(std::uint64_t number) {
     gathers_over_ = std::max(gathers_over_, number);
   }
 
-  // By unit, one byte each: asked for here and still open.
+  // One byte per unit: whether its reduction was requested here and is still open.
   std::vector<std::uint8_t> open_units() const;
-  // Puts those units' reductions into the stream. The same on all ranks, of units that all have open.
+  // Queues those units' reductions on the stream. The same on all ranks; all of them have these
+  // units open.
   void start_units(const std::vector<std::uint8_t>& units);
 
-  // Takes back the memory of what was started, and the current stream goes on when all of it is done.
+  // Takes back the memory of all reductions that were started, and makes the current stream wait
+  // for them.
   void finish();
-  // Takes back the memory of what has started for certain: how many slots a backward needs shall not
-  // depend on when the thread that gathers comes to start reductions.
+  // Takes back the memory of reductions that have certainly started, because the number of slots in
+  // a backward must not depend on when the thread that gathers starts reductions.
   void reclaim();
 
-  // Ends collectives that wait for peers, and forgets what was not started.
+  // Ends collectives that wait for peers, and drops reductions that were not started.
   void abandon();
 
-  // The units whose sums come before what the current stream has been given since finish(); those
-  // since the last call.
+  // The units, since the last call, whose sums come before the work that the current stream was
+  // given since finish().
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
   bool under_way() const;
   std::int64_t under_way_peak() const { return under_way_peak_; }
@@ -76,7 +80,7 @@ class StreamReductions {
     ReduceOptions options;
     PrivateBuffers::Slot slot;
     device::Event filled;
-    std::uint64_t gathers_before = 0;  // Begun when it was asked for.
+    std::uint64_t gathers_before = 0;  // Started before it was requested.
   };
 
   const UnitSpec& spec(UnitId unit) const {
@@ -87,7 +91,7 @@ class StreamReductions {
   // Leaves this rank's part of the mean in the slot.
   void call_hook(const Reduction& reduction);
   void release_started(const std::function<bool(const Reduction&)>& which);
-  // What this rank keeps of the sum over ranks or, with a hook, of their mean; `into` itself where it
+  // What this rank keeps of the sum over ranks or, with a hook, of their mean. It is `into` if that
   // is defined and the sum could be made there.
   at::Tensor result_of(
       UnitId unit,
@@ -100,7 +104,7 @@ class StreamReductions {
   DeviceBuffers& buffers_;
   const std::optional<StreamHook> hook_;
   const bool starts_at_once_;
-  std::vector<UnitId> released_;  // Their memory is given back.
+  std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
   std::uint64_t gathers_begun_ = 0;

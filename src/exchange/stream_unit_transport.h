@@ -2,8 +2,8 @@
 //
 // A UnitTransport for ranks that each have a device: bytes move by collectives of c10d in streams
 // of their own, which wait for each other by events; the host never waits for the device. Ranks
-// still agree by messages on the CPU, so that ranks that differ fail at once instead of hanging in
-// a collective. docs/design/gpu.md
+// still agree by messages on the CPU, so ranks that differ fail at once instead of hanging in a
+// collective. docs/design/gpu.md
 #pragma once
 
 #include <memory>
@@ -16,7 +16,8 @@
 
 namespace sherd::exchange {
 
-// Two backends over the transports' ranks, so that gathers and reductions need not wait for each other.
+// Two backends over the transports' ranks, so that gathers and reductions need not wait for each
+// other.
 struct DeviceBackends {
   c10::Device device;
   BackendPtr gather;
@@ -26,8 +27,8 @@ struct DeviceBackends {
   BackendPtr secondary = {};
   // GatherOptions::coder.
   std::shared_ptr<const ShardCoder> coder = nullptr;
-  // Reduces gradients, over the backend of reductions, and over those that `connect` makes where it
-  // reduces among some ranks only.
+  // Reduces gradients over the backend of reductions, or over the backends that `connect` makes if
+  // it reduces only among some ranks.
   std::optional<ReduceHook> hook = std::nullopt;
   DeviceCollectives::Connect connect = {};
 };

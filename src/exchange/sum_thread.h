@@ -10,13 +10,12 @@ namespace sherd::exchange {
 
 struct HostLoad {
   int cores = 1;
-  int ranks = 1;    // That share them.
-  int threads = 1;  // Of each rank, that its operators use.
+  int ranks = 1;    // The ranks that share them.
+  int threads = 1;  // The threads for operators of each rank.
 };
 
-// As SHERD_SUM_THREAD says ("on", "off" or "auto"), else where every rank has
-// a core beside those of its operators. Throws Error when the variable says
-// something else.
+// As SHERD_SUM_THREAD says ("on", "off" or "auto"); otherwise true if every rank has a core beside
+// those of its operators. Throws Error if the variable has another value.
 bool sums_have_a_thread(
     const HostLoad& load, const EnvironmentLookup& environment);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A module's parameter and its place in a ModelSpec. Thread rule: as for a value, which keeps the tensor
-// alive.
+// A module's parameter and its place in a ModelSpec. Thread rule: as for a value, which keeps the
+// tensor alive.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace sherd::exchange {
 
 struct UnitParameter {
-  std::string name;   // The first name it is registered under.
+  std::string name;   // The first name under which it is registered.
   at::Tensor tensor;  // The module's own tensor object.
   plan::UnitId unit = 0;
   int flat = 0;      // In the unit.

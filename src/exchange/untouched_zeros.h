@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Zeros whose pages are taken only when they are written, e.g. of gradients that may never come: those
-// that go to an optimizer's sinks, and those of parameters that start frozen. Thread rule: a function.
+// Zeros whose pages are allocated only when they are written, for gradients that may never come:
+// those that go to an optimizer's sinks, and those of parameters that start frozen. Thread rule: a
+// pure function.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace sherd::exchange {
 
-// One dimension. Throws Error when there is no memory.
+// A 1-D tensor. Throws Error if there is no memory.
 at::Tensor untouched_zeros(
     std::int64_t numel, const at::TensorOptions& options);
 
