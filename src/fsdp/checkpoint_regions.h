@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the copies of an ActivationCheckpointing share: the modules taken, which of them keep their
-// activations all the same, and who watches them run. Thread rule: any thread.
+// What the copies of an ActivationCheckpointing share: the chosen modules, which of them
+// nevertheless keep their activations, and the recorder that watches them run. Thread rule: any
+// thread.
 #pragma once
 
 #include <map>
@@ -20,7 +21,7 @@ namespace sherd::fsdp {
 
 class CheckpointRegions {
  public:
-  // Once for each module that is taken.
+  // Called once for each chosen module.
   void take(const torch::nn::Module* module, std::string name) {
     numbers_.emplace(module, static_cast<int>(names_.size()));
     names_.push_back(std::move(name));
@@ -29,7 +30,7 @@ class CheckpointRegions {
 
   int size() const { return static_cast<int>(names_.size()); }
   const std::vector<std::string>& names() const { return names_; }
-  // -1: not taken.
+  // -1: the module was not chosen.
   int number_of(const torch::nn::Module* module) const {
     const auto found = numbers_.find(module);
     return found == numbers_.end() ? -1 : found->second;
@@ -39,7 +40,7 @@ class CheckpointRegions {
     const std::lock_guard lock(mu_);
     return keeps_[static_cast<std::size_t>(region)];
   }
-  // By number, for the regions that begin from now on.
+  // By number; applies to regions that begin from now on.
   void set_keeps(std::vector<bool> keeps) {
     const std::lock_guard lock(mu_);
     keeps_ = std::move(keeps);

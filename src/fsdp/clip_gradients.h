@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clipping of gradients by their total p-norm. How ranks combine their norms is an argument, since
-// it depends on the engine. Thread rule: the caller's lock.
+// Clips gradients by their total p-norm. How ranks combine their norms is an argument, because it
+// depends on the engine. Thread rule: the caller's lock.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@
 
 namespace sherd::fsdp {
 
-// Returns the norm before scaling. `combine` turns one fp64 number of this rank (the sum of |g|^p,
-// or the largest |g| for p = infinity) into that of all ranks, in place.
+// Returns the norm before scaling. `combine` replaces one fp64 number of this rank (the sum of
+// |g|^p, or the largest |g| for p = infinity) by that of all ranks, in place.
 double clip_gradients(
     const std::vector<at::Tensor>& leaves,
     double max_norm,

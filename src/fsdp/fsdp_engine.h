@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FsdpEngine is the engine of one sharded model over several ranks. At each use of a parameter it
-// gathers the units within the budget (unit_cache.h), it reduces gradients (exchange/reducer.h),
-// and it enforces the order of backward, optimizer step and publish that keeps the ranks one
-// program.
+// gathers units within the budget (unit_cache.h); it reduces gradients (exchange/reducer.h); and it
+// enforces the order of backward, optimizer step and publish that keeps ranks consistent.
 //
 // Thread rule: operators, hooks and backwards from any thread, under ModelEngine's lock; public
 // methods as ShardingEngine says. States and their order: docs/design/runtime.md.
@@ -40,33 +39,34 @@ namespace sherd::fsdp {
 struct FsdpEngineOptions {
   int rank = 0;     // Its index in the shard group.
   int ranks = 1;    // The size of the shard group.
-  int replica = 0;  // The shard group that this rank is in.
+  int replica = 0;  // The index of this rank's shard group.
   int replicas = 1;
-  // Every rank owns other elements: rank f of replica r those with number f * replicas + r.
+  // Every rank owns different elements: rank f of replica r owns those with number f * replicas +
+  // r.
   bool both_axes = false;
   Strategy strategy = Strategy::kFullShard;
   std::optional<std::int64_t> budget_bytes;
   int prefetch_visits = 1;
   int reductions_under_way_max = 0;
-  bool share_gradients = false;  // Where the exchange can.
+  bool share_gradients = false;  // If the exchange can do that.
   bool shards_on_host = false;   // Those of a model on a device.
   std::optional<MemoryLimit> memory;
   // What sums of gradients are divided by; unset: the number of all ranks.
   std::optional<double> divide_factor;
   // Collective: connects the ranks that hold a gradient together, in the order of world ranks.
   std::function<std::shared_ptr<world::Transport>()> connect = nullptr;
-  // Collective: connects the devices of the shard group. Null where gradients are on the CPU, or are
+  // Collective: connects the devices of the shard group. Null if gradients are on the CPU or are
   // cut over both axes.
   std::function<std::unique_ptr<exchange::DeviceCollectives>()>
       connect_devices = nullptr;
-  // The one by which the exchange reduces; null: none.
+  // The hook by which the exchange reduces; null: none.
   std::shared_ptr<HookReduction> hook;
 };
 
 class FsdpEngine final : public ShardingEngine,
                          public autograd::ParameterUseListener {
  public:
-  // Collective: compares models and opens the exchange. start() takes the parameters over.
+  // Collective: compares models and opens the exchange. Parameters are only taken over by start().
   FsdpEngine(
       ModelUnits model,
       std::unique_ptr<exchange::Exchange> exchange,
@@ -76,7 +76,7 @@ class FsdpEngine final : public ShardingEngine,
   FsdpEngine& operator=(const FsdpEngine&) = delete;
 
   // Moves this rank's slices into shard memory and empties the parameters, one after another.
-  // `initialise_parameter` is called before each and gives it its value.
+  // Before each it calls `initialise_parameter`, which gives the parameter its value.
   void start(
       const std::function<void(int parameter)>& initialise_parameter = nullptr);
 
@@ -153,10 +153,10 @@ class FsdpEngine final : public ShardingEngine,
       const autograd::ParameterUse& use, const char* operator_name) const;
   void note_phase(const char* operator_name);
   void publish_if_due(const char* operator_name);
-  // Collective: compares requires_grad, and returns whether all ranks have `print`.
+  // Collective: compares requires_grad, and returns whether all ranks have the same `print`.
   bool all_ranks_agree(std::uint64_t print);
   void refuse_different_flags();
-  // Collective: throws where a rank has failed at it, or passes another number.
+  // Collective: throws if some rank has failed, or if ranks pass different numbers.
   void refuse_unless_same(const char* what, const Status& mine, double number);
   // Collective: compares the options.
   std::vector<UnitId> summoned_units(const SummonOptions& options);
@@ -171,12 +171,12 @@ class FsdpEngine final : public ShardingEngine,
   void note_visit(const UnitCache::Visit& visit);
   void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
-  // What this rank does with the gradients of the backward to come, or of this one.
+  // What this rank does with the gradients of the next or current backward.
   plan::JoinKind gradient_kind() const;
-  // In a join scope: tells the others, and learns from them who has inputs. Throws where ranks
-  // differ, or where one without inputs ends it all.
+  // In a join scope: tells the others, and learns from them which ranks have inputs. Throws if
+  // ranks differ, or if a rank without inputs ends the scope.
   void begin_join_round(plan::JoinKind mine);
-  // Takes part in one backward of the others. Returns whether it succeeded.
+  // Takes part in one backward of the other ranks. Returns whether it succeeded.
   bool take_part_without_inputs();
   void end_join_scope();
   int& scopes_of(NoSyncAxis axis);
@@ -185,7 +185,7 @@ class FsdpEngine final : public ShardingEngine,
   std::shared_ptr<void> claim_publisher();
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   void all_reduce_max(const at::Tensor& numbers);
-  // As WholeParameters.
+  // As in WholeParameters.
   std::vector<at::Tensor> all_to_all(
       const std::vector<at::Tensor>& to,
       const std::vector<std::int64_t>& numels);
@@ -213,13 +213,13 @@ class FsdpEngine final : public ShardingEngine,
   bool full_precision_scope_ =
       false;  // Opens full_precision_, if there is a difference.
   std::shared_ptr<world::Transport> summons_;  // Null until it is needed.
-  // Likewise, of optimizers.
+  // The collectives of optimizers; null until they are needed.
   std::unique_ptr<exchange::DeviceCollectives> collectives_;
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<ParameterIntegrity> integrity_;
 
   bool in_step_ = false;      // A training forward since the last publish.
-  bool unpublished_ = false;  // A backward ended; shards may have been written.
+  bool unpublished_ = false;  // A backward ended; shards may be written.
   // An operator outside backward has used a parameter since the last backward.
   bool read_since_backward_ = false;
   // Ranks have compared requires_grad since the last publish.
@@ -238,19 +238,20 @@ class FsdpEngine final : public ShardingEngine,
     bool ended_early = false;
   };
   std::optional<Join> join_;
-  int partial_sync_scopes_ = 0;  // Those that leave out the replicate axis.
+  int partial_sync_scopes_ = 0;  // Scopes without the replicate axis.
   bool published_by_hand_ = false;
   bool hooks_due_ = false;  // Some rank has hooks, and slices have gradients.
   bool in_hooks_ = false;
-  // Whether frozen units stay as they are when what hooks have written is published; unset: nothing was.
+  // Whether frozen units stay as they are when values written in hooks are published; unset: none
+  // were written.
   std::optional<bool> written_in_hooks_;
   // Held by optimizers that publish at the end of their step.
   std::weak_ptr<void> publishers_;
   IdleOptimizerDetector idle_;
-  // With a limit, else null.
+  // Null without a memory limit.
   std::shared_ptr<MemoryMeter> meter_;
   std::unique_ptr<MemoryPlanner> memory_;
-  std::int64_t total_bytes_before_ = 0;  // Shards and units were made.
+  std::int64_t total_bytes_before_ = 0;  // Before shards and units were made.
   std::int64_t backwards_planned_ = 0;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FullPrecisionUnits keeps units gathered in the precision of their shards while operators use them, for
-// as long as a FullPrecisionScope lives: on demand, the least recently used out, within a byte budget.
-// Where that is another dtype than operators use otherwise, they are shown the gathered values
+// FullPrecisionUnits keeps units gathered in the precision of their shards while operators use
+// them, for as long as a FullPrecisionScope lives: on demand, within a byte budget, dropping the
+// least recently used. If operators otherwise use another dtype, they are shown the gathered values
 // instead, and a raw pointer finds nothing. Thread rule: the engine's lock.
 #pragma once
 
@@ -24,10 +24,10 @@ class FullPrecisionUnits {
 
   bool open() const { return residency_.has_value(); }
 
-  // Drops what is whole in the cache, which is not used until end(). On all ranks, with the same
-  // budget, in bytes.
+  // Drops what is whole in the cache, which is not used until end(). Called on all ranks with the
+  // same budget, in bytes.
   void begin(const plan::Budget& budget);
-  // Makes the units whole, and pins them. Collective, as gathers are. Throws Error on every rank when
+  // Makes the units whole, and pins them. Collective, as gathers are. Throws Error on every rank if
   // they do not fit a budget that is final.
   void visit(const UnitCache::Visit& units);
   // REQUIRES: visit() has pinned it, since begin().

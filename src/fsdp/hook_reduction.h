@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HookReduction gives the gradients of sharded units to a communication hook, as buckets: one for each
-// trainable flat, from the last unit to the first. Thread rule: reduce() is called by one thread;
-// bytes() by any, the rest between backwards.
+// HookReduction gives the gradients of sharded units to a communication hook as buckets: one for
+// each trainable flat, from the last unit to the first. Thread rule: reduce() is called by one
+// thread; bytes() by any; the rest between backwards.
 #pragma once
 
 #include <atomic>
@@ -15,22 +15,24 @@
 
 namespace sherd::fsdp {
 
-// Whose shards of the model's layout the ranks of a hook reduce, and who keeps the result.
+// The shards of the model's layout over which a hook reduces, and which ranks keep the result.
 struct HookedShards {
   int first = 0;
   int count = 1;
-  // Each rank keeps one of them: as many ranks reduce. Otherwise every rank keeps all.
+  // True: each rank keeps one of the shards, so as many ranks reduce. False: every rank keeps all
+  // of them.
   bool scattered = false;
 };
 
-// Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape; those
-// of a row that is cut are apart from them. At most three pieces, none of them empty.
+// Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape;
+// the elements of a row that is cut are separate from them. There are at most three pieces, none of
+// them empty.
 struct ParameterPiece {
-  std::string name;        // As BucketParameter.
+  std::string name;        // As in BucketParameter.
   std::int64_t begin = 0;  // From the beginning of the range.
   std::vector<std::int64_t> shape;
 };
-// `offset`: of the parameter in its flat. Pure.
+// `offset` is that of the parameter in its flat. A pure function.
 std::vector<ParameterPiece> pieces_in(
     const plan::ElementRange& range,
     const std::string& name,
@@ -42,7 +44,7 @@ class HookReduction {
   HookReduction(
       const ModelUnits& model, const HookedShards& shards, CommHookPtr hook);
 
-  // As exchange::ReduceHook.
+  // As in exchange::ReduceHook.
   std::string name() const;
   void reduce(
       plan::UnitId unit,
@@ -54,13 +56,13 @@ class HookReduction {
   void synchronised_backward_ended() { ++step_; }
 
   const CommHook& hook() const { return *hook_; }
-  // Counts all tensors that the hook has passed to its group.
+  // The bytes of all tensors that the hook has passed to its group.
   std::int64_t bytes() const { return bytes_; }
 
  private:
   struct Flat {
-    int index =
-        -1;  // Of its bucket; -1: frozen, or nothing of it is reduced here.
+    // In its bucket; -1: it is frozen, or nothing of it is reduced here.
+    int index = -1;
     std::vector<std::int64_t> cuts;
     std::vector<ParameterPiece> pieces;
   };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IdleOptimizerDetector warns of an optimizer that never changes the shards: one that was built
-// over the module's own parameters silently does nothing. It compares a sample of the shards'
-// bytes, because LibTorch's SGD does not even move version counters, and expects a change only
-// where a gradient was not zero. Thread rule: the caller's lock.
+// IdleOptimizerDetector warns of an optimizer that never changes the shards: one that was made with
+// the module's own parameters silently does nothing. It compares a sample of the shards' bytes,
+// because LibTorch's SGD does not even change version counters, and expects a change only where a
+// gradient was not zero. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace sherd::fsdp {
 
 class IdleOptimizerDetector {
  public:
-  // Backwards after which a model that never changed is worth a warning.
+  // After this many backwards without a change, a warning is logged.
   static constexpr std::int64_t kBackwards = 64;
 
   void remember(const std::vector<at::Tensor>& slices);
   bool changed(const std::vector<at::Tensor>& slices) const {
     return sample(slices) != sample_;
   }
-  // Reads `.grad()` after a backward. change_due() is false as long as no sampled element has had a
-  // gradient, so that none needs to change.
+  // Reads `.grad()` after a backward. change_due() is false until a sampled element has had a
+  // nonzero gradient, because before that none needs to change.
   void note_gradients(const std::vector<at::Tensor>& slices);
   bool change_due() const { return change_due_; }
-  // Logs, once, that nothing changed in so many backwards, and the remedy.
+  // Logs, once, that nothing changed in this many backwards, and the remedy.
   void warn(std::int64_t backwards);
 
  private:

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// InitialValues gives a module's parameters and buffers their values before training: those they
-// have, or, on the meta device, what options.initialise writes; with sync_module_states rank 0's,
-// else equal ones on every rank, which ranks compare. It proceeds tensor by tensor, so that
-// deferred initialisation has one whole parameter in memory at a time. Thread rule: one thread. Why
-// failures wait for finish(): docs/design/runtime.md.
+// InitialValues gives a module's parameters and buffers their values before training. They are the
+// values that they already have or, on the meta device, those that options.initialise writes. With
+// sync_module_states all ranks get rank 0's; otherwise values must be equal on every rank, which
+// ranks compare. It works tensor by tensor, so that deferred initialisation needs memory for only
+// one whole parameter at a time. Thread rule: one thread. Why failures wait for finish():
+// docs/design/runtime.md.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace sherd::fsdp {
 
 class InitialValues {
  public:
-  // For the parameters of `model` and the buffers of `module`, which the model was built from.
+  // For the parameters of `model` and the buffers of `module`, from which the model was built.
   // Changes nothing yet. `options` must outlive it.
   InitialValues(
       const torch::nn::Module& module,
@@ -29,18 +30,18 @@ class InitialValues {
       const World& world,
       const FullyShardOptions& options);
 
-  // Collective. Throws Error, on every rank, when on any rank something is on the meta device
-  // without a source of values, or cannot take rank 0's with sync_module_states, and when ranks hold
-  // different values of what has memory on all of them.
+  // Collective. Throws Error, on every rank, if on some rank something on the meta device has no
+  // source of values, or cannot take rank 0's with sync_module_states; and if ranks hold different
+  // values of what has memory on all of them.
   void check();
 
-  // The parameter, by its index in ModelUnits, has memory and its value on return; it stays the
-  // same tensor object. After initialise has thrown values are undefined. Collective with
-  // sync_module_states: every rank calls this for every parameter, in order.
+  // When it returns, the parameter, given by its index in ModelUnits, has memory and its value; it
+  // stays the same tensor object. After initialise has thrown, values are undefined. Collective
+  // with sync_module_states: every rank calls this for every parameter, in order.
   void initialise_parameter(int parameter);
 
-  // Collective. Does the same for the buffers. Throws Error, on every rank, when initialise threw
-  // on any rank, and when it wrote different values.
+  // Collective. Does the same for the buffers. Throws Error, on every rank, if initialise threw on
+  // some rank or wrote different values on different ranks.
   void finish();
 
  private:
@@ -60,12 +61,12 @@ class InitialValues {
   const char* kind_of(std::size_t item) const;
   void initialise_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);
-  // Collective. Throws, on every rank, when `is_wrong` is true of an item on some rank.
+  // Collective. Throws, on every rank, if `is_wrong` is true for an item on some rank.
   void refuse_items(
       const std::function<bool(const Item&)>& is_wrong,
       const std::string& what,
       const std::string& reason) const;
-  // `mine` is an item or -1. Throws, on every rank, when some rank names an item.
+  // `mine` is an item or -1. Throws, on every rank, if some rank names an item.
   void throw_where_found(
       std::ptrdiff_t mine,
       const std::string& what,
@@ -73,10 +74,10 @@ class InitialValues {
 
   const World world_;
   const FullyShardOptions& options_;
-  const c10::Device device_;  // Where what is on the meta device gets memory.
+  const c10::Device device_;  // Where tensors on the meta device get memory.
   std::vector<Item> items_;   // Parameters, then buffers.
   std::size_t parameters_ = 0;
-  std::vector<world::NamedDigest> digests_;  // By item, where ranks compare.
+  std::vector<world::NamedDigest> digests_;  // By item, if ranks compare.
   bool compares_at_end_ = false;  // Some rank has something on the meta device.
   std::ptrdiff_t failed_ = -1;    // The first item whose initialise threw.
   std::string failure_;

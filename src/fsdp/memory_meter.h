@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryMeter says how much memory a model's process has where its parameters lie: on the host, as
-// the kernel and CachingAllocator count it, or on one device, as LibTorch's allocator there does.
-// Thread rule: any thread. Mechanism: docs/design/memory.md.
+// MemoryMeter measures the memory that a model's process uses where its parameters lie: on the
+// host, as the kernel and CachingAllocator count it, or on one device, as LibTorch's allocator
+// counts it. Thread rule: any thread. Mechanism: docs/design/memory.md.
 #pragma once
 
 #include <cstdint>
@@ -15,29 +15,30 @@ class MemoryMeter {
  public:
   virtual ~MemoryMeter() = default;
 
-  // Where the memory is; one recorder at a time may measure it.
+  // The device whose memory is measured; only one recorder at a time may do so.
   virtual c10::Device device() const = 0;
 
-  // Counts what is in use, and peaks, from now on, until stop(). Each model calls both once.
+  // Counts what is in use, and its peaks, from now on, until stop(). Each model calls both once.
   virtual void start() = 0;
   virtual void stop() = 0;
-  // False where what is in use cannot be counted: it is 0 then.
+  // Whether what is in use can be counted. If not, bytes() is 0.
   virtual bool counts() const = 0;
 
-  // In use by tensors.
+  // The bytes in use by tensors.
   virtual std::int64_t bytes() const = 0;
-  // The most in use since the last call.
+  // The most bytes in use since the last call.
   virtual std::int64_t take_peak() = 0;
 
-  // What the limit is for: all that the process has.
+  // What the limit is for: all memory of the process.
   virtual std::int64_t total_bytes() const = 0;
-  // The most, since start() or before.
+  // Its peak, since start() or earlier.
   virtual std::int64_t total_bytes_peak() const = 0;
-  // The least that total_bytes() may be now: once what is free was given back.
+  // The smallest that total_bytes() could be now: after free memory was returned.
   virtual std::int64_t total_bytes_in_use() = 0;
   virtual void give_back_free_memory() = 0;
 
-  // The host waits for what this thread has given the device, so that clocks tell how long that took.
+  // The host waits for the work that this thread has queued on the device, so that clocks measure
+  // how long it took.
   virtual void settle() const {}
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MemoryPlanner keeps a process, or its device, within FullyShardOptions::memory_bytes: it has five steps run in
-// which nothing is kept, measures them, agrees with the other ranks on the figures, and decides
-// (plan/memory_plan.h) which regions keep their activations and how many bytes of units may be
-// whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
+// MemoryPlanner keeps a process, or its device, within FullyShardOptions::memory_bytes. It lets
+// five steps run in which nothing is kept, measures them, agrees with the other ranks on the
+// figures, and decides (plan/memory_plan.h) which regions keep their activations and how many bytes
+// of units may be whole. Thread rule: the engine's lock. Mechanism: docs/design/memory.md.
 #pragma once
 
 #include <cstdint>
@@ -30,23 +30,22 @@ struct MemoryLimit {
 struct MemoryPlannerOptions {
   MemoryLimit limit;
   std::shared_ptr<MemoryMeter> meter;
-  // By unit, when whole; empty where nothing is gathered.
+  // By unit, when whole; empty if nothing is gathered.
   std::vector<std::int64_t> unit_bytes = {};
-  // The budget of whole units at first.
+  // The initial budget of whole units.
   std::int64_t budget_bytes = 0;
   // Collective, in place.
   std::function<void(std::span<double>)> max_over_ranks = [](auto) {};
 };
 
-// Collective. Throws Error, on every rank, when the limit is below what a process needs at least, the
-// most of any rank.
+// Collective. Throws Error, on every rank, if the limit is below what a process needs at least,
+// which is the maximum over ranks.
 void refuse_limit_below(
     const MemoryPlannerOptions& options, std::int64_t least_bytes);
 
 class MemoryPlanner {
  public:
-  // Collective. Throws Error, on every rank, when a process has more
-  // already.
+  // Collective. Throws Error, on every rank, if a process already uses more.
   explicit MemoryPlanner(MemoryPlannerOptions options);
   ~MemoryPlanner();
   MemoryPlanner(const MemoryPlanner&) = delete;
@@ -54,18 +53,18 @@ class MemoryPlanner {
 
   StepRecorder& recorder() { return *recorder_; }
 
-  // Collective, when the update of a step that trained was published, under this budget of units. Returns the budget of units
-  // from now on where that changes. Throws Error, naming the floor, on every rank, when the limit
-  // cannot be kept.
+  // Collective; called when the update of a training step was published, under this budget of
+  // units. Returns the new budget of units if it changes. Throws Error, naming the floor, on every
+  // rank, if the limit cannot be kept.
   std::optional<std::int64_t> step_ended(std::int64_t budget_bytes);
 
-  // Whether the steps on which the decision stands are still to come.
+  // Whether steps for the measurement are still to come.
   bool measuring() const;
   const MemoryReport& report() const { return report_; }
 
  private:
   std::optional<std::int64_t> decide();
-  // Empty when ranks ran different regions, or one could not count.
+  // Empty if ranks ran different regions, or if one could not count.
   std::optional<plan::StepMemory> agreed_step();
   std::pair<plan::RecordedMemory, std::vector<plan::GatheredUnit>> measured()
       const;
@@ -81,7 +80,7 @@ class MemoryPlanner {
 
   const MemoryPlannerOptions options_;
   std::shared_ptr<StepRecorder> recorder_;
-  std::vector<StepRecord> records_;  // The first one is that of memory.
+  std::vector<StepRecord> records_;  // The first one is for memory.
   std::vector<int> regions_;         // In the order of forward.
   plan::StepMemory step_;
   std::vector<plan::UnitChoice> choice_;  // As step_.units.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelUnits is a module cut into units: which parameter lies in which unit, flat and position. It
-// is built once per model and is the same on every rank that has an equal module. A value that
-// keeps the parameter tensors alive. Thread rule: as for a value.
+// ModelUnits is a module cut into units: the unit, flat and position of each parameter. It is built
+// once per model, and is the same on all ranks that have equal modules. A value that keeps the
+// parameter tensors alive. Thread rule: as for a value.
 #pragma once
 
 #include <memory>
@@ -25,10 +25,11 @@ using plan::UnitId;
 
 using ManagedParameter = exchange::UnitParameter;
 
-// What the engine knows of a unit beside what moves.
+// What the engine knows of a unit besides what is moved.
 struct UnitTraits {
   bool keep_whole = false;
-  // The number of what the policy made one unit: its trained and its frozen parameters are two.
+  // The number of the unit that the policy made; its trained and its frozen parameters are two
+  // units here.
   int policy_unit = 0;
   std::vector<autograd::ActivationCasts> casts;  // By flat.
 };
@@ -40,21 +41,22 @@ struct CastBuffer {
   at::ScalarType dtype;
 };
 
-// What the forward of a module casts while it is sharded, and where it looks that up.
+// What the forward of a module casts while it is sharded, and where the forward finds that.
 struct ForwardCast {
   std::shared_ptr<ForwardDtypes> used;
   ForwardDtypes dtypes;
 };
 
 struct ModelUnits {
-  // By their first parameters. All parameters of one start trained, or all frozen.
+  // In the order of their first parameters. All parameters of a unit start trained, or all start
+  // frozen.
   std::vector<exchange::UnitSpec> units;
   std::vector<UnitTraits> traits;            // By unit.
   std::vector<ManagedParameter> parameters;  // In module order.
-  std::optional<UnitId> root;                // Set when it owns anything.
+  std::optional<UnitId> root;                // Set if it owns anything.
   std::vector<CastBuffer> cast_buffers;
   std::vector<ForwardCast> forward_casts;
-  // Where all parameters lie that have memory.
+  // The device of all parameters that have memory.
   c10::Device device = c10::kCPU;
 
   const exchange::UnitSpec& unit(UnitId id) const {
@@ -73,11 +75,11 @@ struct ModelUnits {
   }
 };
 
-// Bytes of each unit when whole.
+// The bytes of each unit when whole.
 std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model);
 
-// What presets of budgets count: units as the policy made them, so that a preset is the same whatever
-// is frozen.
+// The sizes for presets of budgets: those of units as the policy made them, so that a preset does
+// not depend on what is frozen.
 struct PolicyUnitSizes {
   std::vector<std::int64_t> bytes;
   std::optional<UnitId> root;
@@ -87,24 +89,24 @@ struct PolicyUnitSizes {
 };
 PolicyUnitSizes policy_unit_sizes(const ModelUnits& model);
 
-// As NamedParameters::uses_fp16.
+// As in NamedParameters::uses_fp16.
 bool uses_fp16(const ModelUnits& model);
 
-// Throws Error when no parameter has that name.
+// Throws Error if no parameter has that name.
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name);
 
-// The unit of that name, or those that hold parameters of the module of that name and of modules
-// inside it; ascending. Empty name: all units. Throws Error when there are none.
+// The unit of that name, or the units that hold parameters of the module of that name and of
+// modules inside it; ascending. Empty name: all units. Throws Error if there are none.
 std::vector<UnitId> units_of(const ModelUnits& model, const std::string& name);
 
-// Whether some parameter is computed with, or reduced, in another dtype than its shards', or casts
-// what operators on it return.
+// Whether some parameter is used or reduced in another dtype than that of its shards, or casts what
+// operators on it return.
 bool is_mixed(const ModelUnits& model);
 
 std::vector<UnitReport> list_units(const ModelUnits& model);
 
-// Cuts the module into units and their flats for so many ranks, as options.{units, granularity,
+// Cuts the module into units and their flats for this many ranks, as options.{units, granularity,
 // mixed_precision, ignored} say. A tied parameter counts once, under its first name. Throws Error
 // for what cannot be sharded, and for options that contradict the module or themselves (see
 // fully_shard).

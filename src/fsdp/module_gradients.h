@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ModuleGradients manages placeholders: what `.grad()` of the module's parameters shows between two
-// backwards while the gradients lie in slices. Without them LibTorch would pass over undefined
-// gradients in silence:
+// backwards while the gradients lie in slices. Without them LibTorch would silently skip undefined
+// gradients:
 //
 //   reads and writes   (clip_grad_norm_(module.parameters(), ...), an optimizer over them) throw an
 //                      error that names the remedy;
 //   dropping them      (module.zero_grad()) clears the gradients of the slices.
 //
-// They are hidden before autograd adds to `.grad()`, and need no memory for elements.
+// Placeholders are hidden before autograd adds to `.grad()`, and need no memory for elements.
 // Thread rule: the owner's lock; operators from any thread. Mechanism: docs/design/autograd.md.
 #pragma once
 
@@ -29,7 +29,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   struct Callbacks {
     // A backward is about to add to `.grad()`; the owner calls hide().
     std::function<void()> hide;
-    // Throws when the parameter is no longer the tensor whose gradients the owner hears of.
+    // Throws if the parameter is no longer the tensor whose gradients reach the owner.
     std::function<void(int parameter)> check_identity;
     // The caller has dropped a placeholder; the owner asks was_dropped().
     std::function<void(int parameter, std::uint64_t showing)> dropped;
@@ -41,18 +41,18 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   ModuleGradients(const ModuleGradients&) = delete;
   ModuleGradients& operator=(const ModuleGradients&) = delete;
 
-  // Gives the parameter a placeholder, unless `.grad()` has something already.
+  // Gives the parameter a placeholder, unless `.grad()` already has something.
   void show(int parameter);
 
-  // Takes all placeholders away. Returns the parameters whose placeholder was gone already without
+  // Takes all placeholders away. Returns the parameters whose placeholder was already gone without
   // a call of `dropped`, because something else still refers to it.
   std::vector<int> hide();
 
   // Hides them and makes no more calls.
   void close();
 
-  // Whether the placeholder of that showing is the present one. It is not from now on, and the
-  // caller clears the gradient it stands for.
+  // Whether the placeholder of that showing is still the current one. After the call it is not, and
+  // the caller clears the gradient that it stands for.
   bool was_dropped(int parameter, std::uint64_t showing);
 
   void begin_use(
@@ -66,7 +66,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
 
   struct Item {
     std::unique_ptr<autograd::ManagedStorage> storage;  // Null: never shown.
-    std::uint64_t showing = 0;  // 0: the placeholder was dropped, or none is.
+    std::uint64_t showing = 0;  // 0: it was dropped, or there is none.
     std::shared_ptr<void> before_gradient;  // Null: it never needed gradients.
   };
 

@@ -2,8 +2,8 @@
 //
 // ParameterIntegrity checks parameters for changes that no operator announces: module->to(),
 // set_data() and vector_to_parameters() give a parameter another storage without the key, so that
-// it silently leaves its unit; requires_grad_() changes what backward produces, and must do so on
-// all ranks. A sweep costs about 5 ns a parameter. Thread rule: the caller's lock.
+// it silently leaves its unit; requires_grad_() changes what backward produces, and must be called
+// on all ranks. A check costs about 5 ns per parameter. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ class ParameterIntegrity {
   ParameterIntegrity(const ModelUnits& model, const Storages& storages)
       : model_(model), storages_(storages) {}
 
-  // Throws Error naming the first parameter that has another storage, and the remedy.
+  // Throws Error if a parameter has another storage; names the first one, and the remedy.
   void check() const;
 
   // A digest of requires_grad of all parameters, for ranks to compare.
   std::uint64_t flags_fingerprint() const;
-  // Throws Error naming the first parameter that needs gradients now and cannot have them.
+  // Throws Error if a parameter requires gradients now but cannot have them; names the first one.
   void check_can_train() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the engine asks its exchange for while a small model trains, as a list
-// of events such as "start 2", "wait 2", "drop 2", "reduce 2", "end".
+// Records what the engine asks of its exchange while a small model trains, as a list of events such
+// as "start 2", "wait 2", "drop 2", "reduce 2", "end".
 #pragma once
 
 #include <functional>
@@ -26,10 +26,10 @@ inline std::string event(const std::string& what, UnitId unit) {
 struct Recorded {
   Events all;
   Events unplanned;    // Starts outside the plan.
-  Events in_backward;  // Starts that say so.
+  Events in_backward;  // Starts that are marked as in backward.
 };
 
-// Passes everything on and writes it down.
+// Forwards all calls and records them.
 class RecordingExchange final : public exchange::Exchange {
  public:
   RecordingExchange(std::unique_ptr<Exchange> next, Recorded& recorded)
@@ -93,18 +93,18 @@ class RecordingExchange final : public exchange::Exchange {
   Recorded& recorded_;
 };
 
-// A Chain whose layers are the units 0, 1, ... and whose head is the root, the
-// unit after them; two ranks over a FakeNetwork.
+// A Chain whose layers are the units 0, 1, ... and whose head is the root, the unit after them; two
+// ranks over a FakeNetwork.
 struct Training {
   int layers = 3;
   int steps = 3;
   std::int64_t width = 8;
   Strategy strategy = Strategy::kFullShard;
   int prefetch_visits = 1;
-  FullyShardOptions model_options = {};  // Of these, what units are made of.
-  // Before the model is sharded.
+  FullyShardOptions model_options = {};  // Only those that define units.
+  // Called before the model is sharded.
   std::function<void(test::Chain&)> prepare = [](test::Chain&) {};
-  // The loss; of a model, a batch and the number of the step.
+  // The loss for a model, a batch and the number of the step.
   std::function<torch::Tensor(test::Chain&, torch::Tensor, int)> forward =
       [](test::Chain& model, const torch::Tensor& x, int) {
         return model->forward(x).sum();
@@ -113,8 +113,8 @@ struct Training {
 
 struct Trained {
   std::vector<Events> steps;        // Rank 0, from one publish to the next.
-  std::vector<Events> unplanned;    // Likewise: starts outside the plan,
-  std::vector<Events> in_backward;  // and those that say they are in backward.
+  std::vector<Events> unplanned;    // By step: starts outside the plan.
+  std::vector<Events> in_backward;  // By step: starts marked as in backward.
   ShardReport report;               // Rank 0, at the end.
 };
 
@@ -138,7 +138,7 @@ inline Trained train(const Training& training) {
                 self.network.exchange(self.rank), recorded),
             options);
         engine->start();
-        // As an optimizer does, which writes no frozen slice.
+        // Like an optimizer, which writes no frozen slice.
         const auto publish = engine->named_parameters().publish;
         for (int step = 0; step < training.steps; ++step) {
           recorded = {};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShardingEngine is what stands behind a FullyShardedDataParallel: FsdpEngine for many ranks, or
-// SingleRankEngine, which moves nothing. Both keep gradients in slices, so this base owns the
-// placeholders that the module's parameters show instead (module_gradients.h). Contracts of the
-// public methods are those of the public header. Thread rule: one thread calls the public methods;
-// the rest is as ModelEngine says.
+// ShardingEngine is the base class of the engines behind a FullyShardedDataParallel: FsdpEngine for
+// many ranks, and SingleRankEngine, which moves nothing. Both keep gradients in slices, so this
+// class owns the placeholders that the module's parameters show instead (module_gradients.h). The
+// contracts of the public methods are those of the public header. Thread rule: one thread calls the
+// public methods; the rest is as ModelEngine says.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void synchronize() {}
   virtual void unshard() = 0;
   virtual void reshard() = 0;
-  // Those of one module: the units whose gathers were begun.
+  // For one module: returns the units whose gathers were started.
   virtual std::vector<plan::UnitId> begin_unshard(
       const std::string& module) = 0;
   virtual bool finish_unshard(const std::vector<plan::UnitId>& units) = 0;
@@ -50,8 +50,8 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void close() = 0;
 
   const fsdp::ModelUnits& model() const { return model_; }
-  // From now on forwards of modules that are a CastForward cast what they return, and their inputs
-  // unless operators use parameters in full precision. REQUIRES: no forward runs.
+  // From now on forwards of modules that are a CastForward cast their results, and their inputs
+  // unless operators use parameters in full precision. REQUIRES: no forward is running.
   void cast_forwards(bool full_precision);
 
  protected:
@@ -60,10 +60,10 @@ class ShardingEngine : public autograd::ModelEngine {
   // Whether this rank holds a gradient of the parameter, wherever it is.
   virtual bool has_gradient(int parameter) const = 0;
   virtual void clear_gradient(int parameter) = 0;
-  // Throws Error when the parameter was given another storage.
+  // Throws Error if the parameter was given another storage.
   virtual void check_parameter(int parameter) const = 0;
 
-  // What engines refuse alike.
+  // Throws Error for options that both engines refuse.
   static void check_summon_options(const SummonOptions& options);
   static void check_summoned_gradients(bool with_gradients);
   static void check_full_precision_scope(bool open, bool summoned);
@@ -72,11 +72,12 @@ class ShardingEngine : public autograd::ModelEngine {
 
   // Prepares placeholders. REQUIRES: a shared_ptr owns this.
   void watch_module_gradients();
-  // Gives placeholders to parameters with a gradient, unless some backward runs.
+  // Gives placeholders to parameters with a gradient, unless some backward is running.
   void show_module_gradients();
   // Takes them away, and clears the gradients whose placeholder the user has dropped.
   void hide_module_gradients();
-  // After an update: a graph of the old values must not be run backward over the new ones.
+  // Call it after an update, so that a graph of the old values cannot be run backward over the new
+  // ones.
   void bump_versions();
 
   const fsdp::ModelUnits model_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SingleRankEngine is the engine of a world of one rank. It moves nothing and needs neither key nor
-// exchange, so that sharding one rank costs nothing: a slice is the whole parameter, flattened, and
-// gets its gradient from a hook without a copy. Thread rule: as FsdpEngine.
+// exchange, so sharding on one rank costs nothing: a slice is the whole parameter, flattened, and
+// gets its gradient from a hook without a copy. Thread rule: as for FsdpEngine.
 #pragma once
 
 #include <cstddef>
@@ -39,12 +39,13 @@ class SingleRankEngine final : public ShardingEngine {
   at::Tensor summoned(const std::string& name) override;
   at::Tensor summoned_gradient(const std::string& name) override;
   void end_summon() override { summoned_ = false; }
-  void begin_full_precision() override;  // Values are in no other.
+  void begin_full_precision() override;  // Values already are.
   void end_full_precision() override { full_precision_ = false; }
-  // There is nothing to leave out, as gradients are in their slices already, but hooks of slices wait.
+  // There is nothing to leave out, because gradients are already in their slices, but hooks of
+  // slices wait.
   void begin_no_sync(NoSyncAxis axis) override;
   void end_no_sync(NoSyncAxis axis) override;
-  void begin_join(const JoinOptions&) override {}  // Nobody to wait for.
+  void begin_join(const JoinOptions&) override {}  // No other ranks.
   void unshard() override {}
   void reshard() override {}
   std::vector<UnitId> begin_unshard(const std::string& module) override {
@@ -77,7 +78,7 @@ class SingleRankEngine final : public ShardingEngine {
 
   const double gradient_scale_;
   std::vector<at::Tensor> slices_;  // By parameter; undefined for empty ones.
-  // By parameter: it has a gradient, and the hook of its slice was not called for it yet.
+  // By parameter: it has a gradient for which the hook of its slice was not called yet.
   std::vector<bool> hook_due_;
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;

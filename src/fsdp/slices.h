@@ -20,18 +20,18 @@ namespace sherd::fsdp {
 
 struct Slice {
   std::string name;
-  at::Tensor tensor;    // Leaf; shares shard memory.
-  at::Tensor gradient;  // Its part of the sharded gradient; undefined: none.
+  at::Tensor tensor;    // A leaf that shares shard memory.
+  at::Tensor gradient;  // Part of the sharded gradient; undefined: none.
   int parameter = 0;    // Index in ModelUnits::parameters.
-  // The update that an optimizer makes in backward, and the slice's index there.
+  // The update that an optimizer makes in backward, and the slice's index in it.
   std::weak_ptr<const BackwardUpdate> update = {};
   std::size_t update_index = 0;
 };
 
 class Slices : public exchange::ReducedGradients {
  public:
-  // `owner_of_all`: this rank owns every element of every parameter. Model and exchange must
-  // outlive it.
+  // `owner_of_all`: whether this rank owns every element of every parameter. Model and exchange
+  // must outlive it.
   Slices(
       const ModelUnits& model,
       exchange::Exchange& exchange,
@@ -41,12 +41,13 @@ class Slices : public exchange::ReducedGradients {
   const std::vector<Slice>& all() const { return slices_; }
   std::vector<at::Tensor> tensors() const;
 
-  // Bytes of this rank's shards, their gradients, and, in mixed precision, their casts. Of a unit that
-  // is `frozen` so far no gradient was ever stored.
+  // The bytes of this rank's shards, their gradients and, in mixed precision, their casts. For a
+  // unit that has been `frozen` so far, no gradient was ever stored.
   std::int64_t shard_bytes(const std::function<bool(UnitId)>& frozen) const;
   // Whether every gradient lies in memory that all ranks of the shard axis see.
   bool gradients_are_shared() const;
-  // What ranks hold together, for optimizers; parameters without elements are left out.
+  // The parameters as ranks hold them together, for optimizers; parameters without elements are
+  // left out.
   std::vector<WholeParameter> whole_parameters() const;
 
   // Copies this rank's part of a full parameter into shard memory.
@@ -58,34 +59,34 @@ class Slices : public exchange::ReducedGradients {
   void copy_changed_elements(
       int parameter, const at::Tensor& full, const at::Tensor& shown);
 
-  // By flat of the unit: whether the next reduction must add to what is in `.grad()`. Prepares the
-  // memory where slices of a flat differ.
+  // By flat of the unit: whether the next reduction must add to the values in `.grad()`. Prepares
+  // the memory if slices of a flat differ.
   std::vector<bool> accumulation(UnitId unit) override;
 
   // Sets `.grad()` of the unit's used slices; `used` is by trainable parameter.
   void set_gradients(UnitId unit, const std::vector<bool>& used) override;
 
-  // As NamedParameters::update_in_backward, for slices of parameters whose gradients may bypass the
-  // unit's slot; others keep their gradients.
+  // Like NamedParameters::update_in_backward, for slices of parameters whose gradients may bypass
+  // the unit's slot; other slices keep their gradients.
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   // Whether an optimizer takes gradients in backward, and whether one writes slices there.
   bool updates_in_backward() const override;
   bool writes_in_backward() const;
   // Whether some slice has a hook that is called after its gradient was accumulated.
   bool has_hooks() const override;
-  // Those that have one and that the last backward brought a gradient.
+  // The slices that have such a hook and got a gradient in the last backward.
   std::vector<at::Tensor> hooked() const;
-  // By trainable parameter of the unit, as exchange::ReduceOptions::sinks.
+  // By trainable parameter of the unit, as in exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::GradientSink> sinks(
       UnitId unit) const override;
 
-  // Whether the last backward brought the parameter a gradient on some rank, or this rank's slice
+  // Whether the parameter got a gradient on some rank in the last backward, or this rank's slice
   // still has one.
   bool has_gradient(int parameter) const;
-  // This rank's slice of its gradient, on the CPU, in the dtype of sharded gradients, zeros where it
-  // has none; undefined where it owns nothing.
+  // This rank's slice of its gradient, on the CPU, in the dtype of sharded gradients; zeros if it
+  // has none; undefined if this rank owns no part of the parameter.
   at::Tensor gradient_of(int parameter) const;
-  // Whether this rank's slice has one; false where it has no slice.
+  // Whether this rank's slice has a gradient; false if there is no slice.
   bool slice_has_gradient(int parameter) const;
   // This rank's part of a full tensor, 1-D, sharing its memory; undefined where it owns nothing.
   at::Tensor part_of(int parameter, const at::Tensor& full) const;
@@ -98,7 +99,7 @@ class Slices : public exchange::ReducedGradients {
   void clear_gradients() override;
 
  private:
-  // This rank's slice of the parameter, or null where it owns nothing.
+  // This rank's slice of the parameter, or null if it owns no part of it.
   Slice* find(int parameter) {
     const int slice = parts_[static_cast<std::size_t>(parameter)].slice;
     return slice < 0 ? nullptr : &slices_[static_cast<std::size_t>(slice)];
@@ -113,11 +114,11 @@ class Slices : public exchange::ReducedGradients {
   std::vector<std::vector<int>> by_unit_;  // Indices in slices_.
   struct Part {
     std::int64_t begin = 0;  // In the flattened parameter.
-    int slice = -1;          // Index in slices_; -1: nothing owned.
+    int slice = -1;          // Index in slices_; -1: no part is owned.
   };
   std::vector<Part> parts_;                   // By parameter.
   std::vector<std::vector<int>> parameters_;  // By unit.
-  // By parameter: some rank had a gradient in the last backward.
+  // By parameter: whether some rank had a gradient in the last backward.
   std::vector<bool> used_;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepRecorder sees what a step of this process uses: it notes what MemoryMeter counts, when regions run, what waiting for units costs, and how much memory
-// there is in all. It decides nothing. Thread rule: any thread.
+// StepRecorder records what a step of this process uses: the counts of MemoryMeter, when regions
+// run, the time spent waiting for units, and the total memory. It decides nothing. Thread rule: any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -16,32 +17,33 @@ namespace sherd::fsdp {
 
 struct StepRecord {
   std::vector<plan::MemoryEvent> events;
-  // What there is beside the bytes of the events.
+  // The bytes that exist besides those of the events.
   std::int64_t always_bytes = 0;
-  // By unit: waiting for all its gathers but the first.
+  // By unit: the time spent waiting for all its gathers except the first.
   std::vector<std::int64_t> gather_again_ns;
 };
 
 class StepRecorder {
  public:
-  // Records from begin_step() to stop(). One for each device of a process at a time counts bytes.
+  // Records from begin_step() to stop(). Only one at a time counts the bytes of a device of the
+  // process.
   StepRecorder(int units, std::shared_ptr<MemoryMeter> meter);
   ~StepRecorder();
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
   void begin_step();
-  // Whether it counts: not while another recorder of this device does.
+  // Whether it counts bytes: not while another recorder of this device does.
   bool counts() const { return counts_; }
   void stop();  // Idempotent.
 
-  // Returns whether it is taken: a region inside another is part of that one.
+  // Returns whether the region is recorded: one inside another is part of the outer one.
   bool begin_region(int region, plan::MemoryMoment moment);
   void end_region(int region, plan::MemoryMoment moment);
 
-  // Before and after what is timed: on a device the host waits until it is done.
+  // Called before and after what is timed: on a device the host waits until the work is done.
   void settle() const;
-  // A gather began or was waited for, which took so long on the thread that uses the unit.
+  // A gather was started or waited for, which took this long on the thread that uses the unit.
   enum class Gather { kBegins, kGoesOn };
   void note_gather(int unit, Gather gather, Duration waited);
 
@@ -61,7 +63,7 @@ class StepRecorder {
   std::int64_t gather_ns_ = 0;
   std::int64_t total_peak_before_ = 0;
   std::int64_t total_bytes_max_ = 0;
-  std::int64_t bytes_max_ = 0;  // At and between events.
+  std::int64_t bytes_max_ = 0;  // At events and between them.
   std::vector<std::int64_t> gathers_;
   StepRecord record_;
 };

@@ -15,16 +15,16 @@
 
 namespace sherd::fsdp {
 
-// The ranks that hold a gradient together, as their indices in the transport.
+// The ranks that hold a gradient together, as indices in the transport.
 struct GradientOwners {
-  // Unset where each rank has all of every gradient.
+  // Null if each rank has every gradient as a whole.
   std::shared_ptr<world::Transport> via;
-  // The number of the slice that a rank owns (plan::FlatLayout).
+  // Returns the number of the slice that a rank owns (plan::FlatLayout).
   std::function<int(int index)> slice_of = nullptr;
 };
 
 struct GradientSummon {
-  std::vector<int> parameters;  // Those that have a gradient on some rank.
+  std::vector<int> parameters;  // Those with a gradient on some rank.
   bool rank0_only = false;
   bool keep = true;      // This rank has the copies.
   bool writable = true;  // take_back() is called.
@@ -32,14 +32,14 @@ struct GradientSummon {
 
 class SummonedGradients {
  public:
-  // Collective. Throws Error when a rank is lost. All must outlive it.
+  // Collective. Throws Error if a rank is lost. All arguments must outlive it.
   SummonedGradients(
       const ModelUnits& model,
       Slices& slices,
       const GradientOwners& owners,
       const GradientSummon& summon);
 
-  // Undefined where it has none.
+  // Undefined if the parameter has no gradient.
   const at::Tensor& gradient(int parameter) const {
     return full_[static_cast<std::size_t>(parameter)];
   }

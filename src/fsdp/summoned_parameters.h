@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SummonedParameters holds this rank's private full copies of units while a SummonScope lives, shows them to the module, and copies what was written back into the shards. The copies are
-// outside the byte budget. Thread rule: the engine's lock. What is copied back:
-// docs/design/runtime.md.
+// SummonedParameters holds this rank's private full copies of units while a SummonScope lives,
+// shows them to the module, and copies changes back into the shards. The copies are outside the
+// byte budget. Thread rule: the engine's lock. What is copied back: docs/design/runtime.md.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ class SummonedParameters {
       : model_(model), cache_(cache), slices_(slices) {}
 
   bool open() const { return open_; }
-  // Whether the scope has a copy of it here.
+  // Whether the scope has a copy of the unit on this rank.
   bool has(UnitId unit) const {
     return open_ && !full_[static_cast<std::size_t>(unit)].empty();
   }
@@ -33,19 +33,20 @@ class SummonedParameters {
       const SummonOptions& options,
       const std::vector<UnitId>& units,
       bool keep);
-  // The parameter of that name. Throws when there is none, or the scope has no copy of it here.
+  // The parameter of that name. Throws if there is none, or if the scope has no copy of it on this
+  // rank.
   const ManagedParameter& parameter(const std::string& name) const;
-  // The copy in full precision. Throws likewise.
+  // The copy in full precision. Throws in the same cases.
   at::Tensor tensor(const std::string& name) const;
   // Writes changes to the shards and empties the parameters.
   void end();
 
  private:
-  // By unit, by flat; none for units that stay sharded.
+  // By unit, by flat; empty for units that stay sharded.
   using Copies = std::vector<std::vector<at::Tensor>>;
 
   void copy_unit(UnitId unit, bool keep);
-  // Makes operators use the copies in full precision, or no longer.
+  // Makes operators use the copies in full precision, or stops that.
   void show_full(bool full);
   at::Tensor part_of(
       const Copies& copies, const ManagedParameter& parameter) const;

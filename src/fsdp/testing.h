@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small model for the tests of this folder, the same on every rank without a
-// random number, and its exchange over a FakeNetwork.
+// A small model for the tests of this folder, the same on every rank without random numbers, and
+// its exchange over a FakeNetwork.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace sherd::fsdp::testing {
 
-// Three layers of odd shapes, the last smaller than some worlds; one frozen.
+// Three layers of odd shapes, the last smaller than some worlds; one of them is frozen.
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
   torch::Tensor offset;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UnitCache keeps units gathered while operators use them, within the byte budget. It prefetches by
-// the plan of an earlier, equal step where there is one, and gathers on demand what that left out.
+// the plan of an earlier, equal step if there is one, and gathers on demand what the plan left out.
 // It owns the units' storages and knows nothing of gradients, optimizers or summoning. Thread rule:
 // the engine's lock. Mechanism: docs/design/runtime.md.
 #pragma once
@@ -26,20 +26,20 @@ namespace sherd::fsdp {
 
 struct UnitCacheOptions {
   plan::Budget budget;
-  // Whole units are the shards themselves: nothing is ever dropped.
+  // Whether whole units are the shards themselves, so that nothing is ever dropped.
   bool replicated = false;
-  // Whole units lie in memory that all ranks read: each rank visits units as it likes, without
-  // budget.
+  // Whether whole units lie in memory that all ranks read: each rank then visits units in any
+  // order, without a budget.
   bool one_sided = false;
-  // How many visits before its use a unit may be gathered by a plan.
+  // How many visits before its use a plan may gather a unit.
   int prefetch_visits = 1;
   // Closes the exchange, remembers the first failure, and throws it.
   std::function<void(const Status&)> fail;
-  // Collective, at the beginning of a step: whether all ranks passed this number.
+  // Collective, at the beginning of a step: returns whether all ranks passed this number.
   std::function<bool(std::uint64_t)> all_ranks_agree;
-  // Called before and after what note_gather() is told the time of.
+  // Called before and after the work whose time note_gather() gets.
   std::function<void()> settle = [] {};
-  // Told how long the thread that uses a unit was kept by its gather.
+  // Called with the time for which a gather held up the thread that uses the unit.
   std::function<void(UnitId, StepRecorder::Gather, Duration)> note_gather =
       [](UnitId, StepRecorder::Gather, Duration) {};
 };
@@ -57,59 +57,62 @@ class UnitCache {
   UnitCache(const UnitCache&) = delete;
   UnitCache& operator=(const UnitCache&) = delete;
 
-  // Makes the storages, empty, tagged for `listener`. Once.
+  // Makes the storages, empty and tagged for `listener`. Call it once.
   void make_storages(autograd::ParameterUseListener* listener);
   const Storages& storages() const { return storages_; }
 
-  // Ranks follow plans, and compare them at the beginning of each step.
+  // Whether ranks follow plans; they compare them at the beginning of each step.
   bool planned() const { return !options_.replicated && !options_.one_sided; }
 
-  // Makes the units whole. `training`: gradients are recorded. Before the first visit of a step
-  // ranks compare their plans.
+  // Makes the units whole. `training`: whether gradients are recorded. Before the first visit of a
+  // step ranks compare their plans.
   void visit(const Visit& units, bool training, bool in_backward);
-  // Whole units stay so while pinned.
+  // Whole units stay so while they are pinned.
   void pin(const Visit& units);
   void unpin(UnitId unit);
   // Throws Error when an operator uses a unit, which release_all() could not drop; `what` is what the
   // user asked for.
   void refuse_in_use(const char* what) const;
 
-  // At the end of a backward: does what the plan has up to there.
+  // Call it at the end of a backward: does what the plan has up to there.
   void end_backward();
   // Whether this rank has left its plan.
   bool departed() const { return follower_.departed(); }
-  // Drops all and works without a plan until the step is over: when ranks may have different units
-  // whole, and for users who move units themselves.
+  // Drops all units and works without a plan until the step is over: for ranks that may have
+  // different units whole, and for users who move units themselves.
   void leave_plan();
-  // While some ranks have no inputs and only assist, units are gathered on demand and without a plan,
-  // as in a backward in which ranks differ, in forward too. Drops all where this changes.
+  // While some ranks have no inputs and only assist, units are gathered on demand and without a
+  // plan, in forward as in a backward in which ranks differ. Drops all units when this changes.
   void set_uneven(bool uneven);
-  // Gathers what the budget has room for, and works without a plan likewise.
+  // Gathers the units for which the budget has room, and also works without a plan until the step
+  // is over.
   void unshard();
 
-  // Begins to gather those of the units that the budget has room for. A plan goes on: it drops them
-  // where it needs their room.
+  // Starts to gather those of the units for which the budget has room. The plan stays in use: it
+  // drops them when it needs their room.
   void start_early(const Visit& units, bool in_backward);
   // Waits for their gathers; returns whether all of them are whole.
   bool finish_early(const Visit& units);
-  // Drops those that no operator uses. A plan goes on.
+  // Drops those that no operator uses. The plan stays in use.
   void drop_unused(const Visit& units);
 
-  // Ends the step. With `keep_frozen` frozen units stay whole.
+  // Ends the step. With `keep_frozen`, frozen units stay whole.
   void end_step(bool keep_frozen);
   // Whether no step changes the unit: it started frozen, and was not thawed.
   bool frozen(UnitId unit) const { return follower_.frozen(unit); }
-  // From now on steps change it; leaves the plan, and forgets those that carried it. On all ranks.
+  // From now on steps change the unit; leaves the plan, and forgets plans that kept it whole
+  // between steps. Called on all ranks.
   void thaw(UnitId unit);
 
   // Leaves the plan, and drops replicated units, too. REQUIRES: no operator uses a unit.
   void release_all();
-  // Gathers a unit in full precision past the cache, until drop_fetched(). Returns the addresses of
-  // its flats. The exchange keeps `slot_bytes_max` bytes in slots at most, 0: any number; what is cast
-  // otherwise lies in none. REQUIRES: release_all() was called.
+  // Gathers a unit in full precision, bypassing the cache, until drop_fetched(). Returns the
+  // addresses of its flats. The exchange keeps at most `slot_bytes_max` bytes in slots (0: no
+  // limit); units that are otherwise cast need no slot. REQUIRES: release_all() was called.
   std::vector<void*> fetch(UnitId unit, std::int64_t slot_bytes_max);
   void drop_fetched(UnitId unit) { exchange_.reshard(unit); }
-  // Fetched units had another limit; the exchange frees slots as it gathers under that of the cache.
+  // Called after units were fetched under another limit: the exchange frees slots when it gathers
+  // under the limit of the cache.
   void note_slots_kept() {
     former_slot_bytes_ = exchange_.counters().slot_bytes;
   }
@@ -117,9 +120,9 @@ class UnitCache {
   void fill(UnitId unit, const std::vector<void*>& addresses);
   void empty(UnitId unit);
 
-  // Between steps. Drops all units, and the plans made for another budget. REQUIRES: planned().
+  // Between steps. Drops all units, and plans made for another budget. REQUIRES: planned().
   void set_budget_bytes(std::int64_t bytes);
-  // Between steps. Drops all units and makes plans anew. REQUIRES: planned().
+  // Between steps. Drops all units and makes new plans. REQUIRES: planned().
   void set_budget(plan::Budget budget);
   std::int64_t budget_bytes() const {
     return residency_.budget_bytes().value_or(0);
@@ -131,7 +134,8 @@ class UnitCache {
  private:
   void begin_step(bool training);
   Visit pinned_by_operators() const;
-  // A rank that takes another plan in backward gathers what that expects there.
+  // A rank that changes to another plan in backward gathers there what that plan expects to be
+  // whole.
   void carry_out(const plan::DueActions& due, bool in_backward);
   Visit admit(const Visit& units);
   void start(const Visit& units, exchange::UnshardOptions options);
@@ -147,7 +151,7 @@ class UnitCache {
   void make_room(UnitId unit);
   void bring_in(const Visit& units, bool in_backward);
   void assert_within_budget();
-  // Keeps those of the whole units that were asked to stay so.
+  // Keeps those of the whole units that were requested to stay whole.
   void keep(const Visit& units);
 
   const ModelUnits& model_;
@@ -155,8 +159,9 @@ class UnitCache {
   const UnitCacheOptions options_;
   const std::vector<std::int64_t> unit_bytes_;
   const std::int64_t all_bytes_;
-  Storages storages_;                                // By unit, by flat.
-  std::vector<std::vector<std::string>> why_empty_;  // Likewise: the error.
+  Storages storages_;  // By unit, by flat.
+  // By unit, flat: the error.
+  std::vector<std::vector<std::string>> why_empty_;
   plan::Residency residency_;  // Counts units being gathered as whole.
   plan::StepFollower follower_;
   std::set<UnitId> on_their_way_;
@@ -165,11 +170,12 @@ class UnitCache {
   bool uneven_ = false;
   bool by_hand_ = false;  // The user has moved units since the last step.
   std::int64_t resident_bytes_peak_ = 0;
-  // Slots kept under a larger budget, which the exchange frees as it gathers under the new one.
+  // Bytes of slots kept under a larger budget, which the exchange frees when it gathers under the
+  // new one.
   std::int64_t former_slot_bytes_ = 0;
 };
 
-// That of the bytes given, or of the strategy. Throws Error for bytes below the floor.
+// The budget of the given bytes, or that of the strategy. Throws Error for bytes below the floor.
 plan::Budget budget_of(
     const ModelUnits& model,
     Strategy strategy,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The modules of a model that a units::Policy makes units, or checkpoints, of. Pure functions; the
-// addresses are valid as long as the modules are. Thread rule: any thread.
+// Finds the modules of a model that a units::Policy makes units or checkpoints. Thread rule: pure
+// functions, any thread; the addresses are valid as long as the modules are.
 #pragma once
 
 #include <string>
@@ -12,7 +12,8 @@
 namespace sherd::fsdp {
 
 struct UnitModule {
-  std::string name;  // e.g. "h.3": the first one it is registered under.
+  // The first name under which it is registered, e.g. "h.3".
+  std::string name;
   const torch::nn::Module* module = nullptr;
   units::UnitOptions options = {};
 };
@@ -20,20 +21,20 @@ struct UnitModule {
 // Returns "a.b", or "b" at the root.
 std::string join_names(const std::string& prefix, const std::string& name);
 
-// In a pattern `*` matches any run without a dot, `?` one character that is no dot.
+// In a pattern, `*` matches any text without a dot, and `?` one character that is not a dot.
 bool name_matches(std::string_view pattern, std::string_view name);
-// Whether a pattern matches the name of a parameter or module, or that of a module around it.
+// Whether a pattern matches the name of a parameter or module, or of a module around it.
 bool is_ignored(
     const std::vector<std::string>& patterns, std::string_view name);
 
-// Returns the modules that the policy takes, children before parents; never `root` itself, and
-// none that is ignored.
+// Returns the modules that the policy takes, children before parents; never `root` itself, and none
+// that is ignored.
 std::vector<UnitModule> unit_modules(
     const torch::nn::Module& root,
     const units::Policy& policy,
     const std::vector<std::string>& ignored = {});
 
-// Throws Error when a policy that has to take a module takes none, naming it.
+// Throws Error if a policy that must take a module takes none, and names it.
 void check_takes_modules(
     const torch::nn::Module& root,
     const units::Policy& policy,

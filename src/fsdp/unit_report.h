@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a ShardReport says about one unit. Thread rule: pure functions.
+// Fills in the part of a ShardReport about one unit. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sherd::fsdp {
 
-// Adds to the report what this rank has done with the unit.
+// Adds what this rank has done with the unit to the report.
 void add_use(UnitReport& report, std::int64_t visits, const UnitTimes& times);
 
 }  // namespace sherd::fsdp
