@@ -251,8 +251,8 @@ class CheckpointedRegion {
   std::vector<Input> inputs_;
   std::mutex mu_;
   std::vector<SavedTensorSlot> slots_;  // Guarded by mu_.
-  Recomputation::ForwardStatus first_ =
-      Recomputation::ForwardStatus::kUnderWay;  // Guarded by mu_.
+  // Guarded by mu_.
+  Recomputation::ForwardStatus first_ = Recomputation::ForwardStatus::kUnderWay;
 };
 
 // The hooks of a tensor in the graph of the forward.

@@ -32,7 +32,7 @@ constexpr auto kMetadataOperators = std::to_array<std::string_view>({
     "sym_storage_offset", "sym_stride", "zeros_like",
 });
 
-// Of both tensors of these, only the shape or dtype is read.
+// Operators with two tensors, of which only the shape or dtype is read.
 constexpr auto kTwoTensors = std::to_array<std::string_view>({
     "_has_compatible_shallow_copy_type", "expand_as", "is_same_size",
     "result_type", "view_as",

@@ -41,8 +41,8 @@ struct ProcessSpec {
   std::vector<std::string> environment;  // "NAME=value", all of it.
   std::vector<int> cores{};              // Empty: wherever the parent may run.
   std::array<int, 3> standard = {0, 1, 2};  // Become descriptors 0, 1 and 2.
-  int inherited_fd =
-      -1;  // Stays open in the child, under its number; -1: none.
+  // Stays open in the child, under its number; -1: none.
+  int inherited_fd = -1;
 };
 
 struct ProcessExit {
@@ -86,9 +86,9 @@ class ChildProcess {
 
 struct SpawnResult {
   std::optional<ChildProcess> process;
-  int error = 0;  // errno when there is no process.
-  bool exec_failed =
-      false;  // The error is execve()'s, else one of a lack of resources.
+  int error = 0;  // errno if there is no process.
+  // The error is execve()'s, else one of a lack of resources.
+  bool exec_failed = false;
 };
 
 // Returns when the program runs or could not be started. The child gets the settings in `signals`.

@@ -157,7 +157,7 @@ class ConfigReader {
   }
 
  private:
-  // Null where there is none.
+  // Null if there is no such field.
   Json value(const std::string& field) const {
     return json_.value(field, Json());
   }

@@ -112,8 +112,8 @@ TEST(PowerSgd, T57IsTheMeanBeforeItsStart) {
 }
 
 TEST(PowerSgd, T57AMatrixOfItsRankSurvives) {
-  const auto gradient =
-      matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;  // Its rank is 2.
+  // Its rank is 2.
+  const auto gradient = matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;
   const auto hook = power_sgd({.rank = 2, .start_step = 0});
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 1e-4, 1e-4));
 }

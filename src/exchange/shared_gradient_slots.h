@@ -117,8 +117,8 @@ class SharedGradientSlots {
 
   const Mapping mapping_;
   std::vector<std::vector<std::int64_t>> offsets_;  // slot_offsets().
-  std::vector<std::vector<std::vector<GradientChunk>>>
-      chunks_;  // By unit, flat.
+  // By unit, flat.
+  std::vector<std::vector<std::vector<GradientChunk>>> chunks_;
   RegionAllocator region_;
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.

@@ -16,8 +16,8 @@ struct UnitParameter {
   plan::UnitId unit = 0;
   int flat = 0;      // In the unit.
   int position = 0;  // In the flat.
-  int trainable =
-      -1;  // Among the unit's trainable parameters; -1: it never has gradients.
+  // Among the unit's trainable parameters; -1: it never has gradients.
+  int trainable = -1;
 };
 
 }  // namespace sherd::exchange

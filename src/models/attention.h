@@ -20,8 +20,8 @@ struct AttentionInputs {
 
 struct AttentionOptions {
   double dropout = 0.0;
-  std::int64_t window =
-      0;  // How many positions a query sees, with its own; 0: all.
+  // How many positions a query attends to, including its own. 0: all before it.
+  std::int64_t window = 0;
 };
 
 // Each query attends to its own position and those before it. Returns [B, H, T, D]. Shared keys and

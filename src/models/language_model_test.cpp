@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 struct Family {
   const char* name;
   std::function<std::shared_ptr<LanguageModel>(std::int64_t, std::uint64_t)>
-      make;  // With so many layers and this seed; vocabulary 11.
+      make;  // With the given layers and seed; vocabulary 11.
 };
 
 Family gpt() {

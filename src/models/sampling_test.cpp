@@ -61,7 +61,7 @@ TEST(Sampling, TopPKeepsTheFewestThatReachIt) {
   expect_near(
       token_probabilities(logits, {.top_p = 0.75}), {0, 0.4, 0, 0.3, 0.15});
   expect_near(token_probabilities(logits, {.top_p = 0.01}), {0, 0.4, 0, 0, 0});
-  // Of the two tokens that top_k leaves, with 0.57 and 0.43.
+  // top_k leaves two tokens, with 0.57 and 0.43.
   expect_near(
       token_probabilities(logits, {.top_k = 2, .top_p = 0.5}),
       {0, 0.4 / 0.7, 0, 0, 0});

@@ -45,7 +45,7 @@ TEST(SliceSet, DoesNotRunOverWhatIsNotZero) {
 
   const auto batches = set.begin_update();
 
-  // Only between a.bias (64 bytes) and b.weight there is no gap.
+  // All neighbours have a gap between them, except a.bias (64 bytes) and b.weight.
   EXPECT_THAT(lengths(batches.at(0)), ElementsAre(20, 16 + 5));
 }
 

@@ -72,8 +72,8 @@ std::vector<std::int64_t> room_of(
 struct State {
   std::int64_t bytes = 0;
   std::int64_t ns = 0;
-  std::size_t from =
-      0;  // The state before the last unit, and the choice for it.
+  // The state before the last unit, and the choice for it.
+  std::size_t from = 0;
   UnitChoice choice;
 };
 

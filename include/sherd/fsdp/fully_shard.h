@@ -86,7 +86,8 @@ struct FullyShardOptions {
   int secondary_ranks = 0;
   // The object through which the model runs its layers; memory_bytes decides about its regions.
   std::optional<ActivationCheckpointing> checkpointing = std::nullopt;
-  // Performance only: values are the same either way, bit for bit.
+  // Performance only: values are the same bit for bit, except that kHierarchical adds gradients in
+  // another order.
   ExchangeKind exchange = ExchangeKind::kAuto;
   // How many units may have reductions of gradients in flight at a time. This limits the memory of
   // gradients if backward is faster than the network: backward then waits for the oldest reduction,

@@ -48,7 +48,7 @@ enum class GradientPolicy {
   // All replicas make the step without this replica's gradients, as a gradient scaler
   kLeaveOut,
   // skips a step. Its samples count as taken.
-  kStop,  // Nothing is committed any more until an operator has intervened.
+  kStop,  // Nothing is committed any more until a person has intervened.
 };
 
 // How long a replica waits for others. Longer times suit slow networks and busy
