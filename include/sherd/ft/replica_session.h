@@ -45,9 +45,9 @@ namespace sherd::ft {
 // What happens to gradients that a replica has found to be unusable.
 enum class GradientPolicy {
   kGive,  // They are reduced like others.
-  // All replicas make the step without this replica's gradients, as a gradient scaler
+  // All replicas make the step without this replica's gradients, as a gradient scaler skips a step.
+  // Its samples count as taken.
   kLeaveOut,
-  // skips a step. Its samples count as taken.
   kStop,  // Nothing is committed any more until a person has intervened.
 };
 
@@ -183,7 +183,7 @@ double learning_rate_factor(
 class ReplicaSession {
  public:
   // Collective over `world`, the ranks of this replica. Every replica has as many ranks and equal
-  // first values, and adds the same to `state`: everything that determines a step, parameters
+  // initial values, and adds the same to `state`: everything that determines a step, parameters
   // included. `parameters` are fp32, all on the CPU or on one device, and no optimizer updates them
   // in backward. `update` makes a step from `.grad()` of the parameters: clipping, schedule,
   // optimizer. It is called once for each step, also for those that this replica has missed. Throws
