@@ -72,7 +72,7 @@ class HierarchicalReductions {
     // By flat, by host: the sum of each host for this rank's slice.
     std::vector<std::vector<at::Tensor>> own;
     world::Transfers transfers;
-    bool summed = false;  // False after a failure.
+    bool summed = false;  // Not set if it failed.
   };
   const UnitSpec& spec(UnitId unit) const {
     return parts_.model->units[static_cast<std::size_t>(unit)];

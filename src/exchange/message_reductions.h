@@ -60,7 +60,7 @@ class MessageReductions {
     PrivateBuffers::Slot staging;
     std::vector<Sum> sums;
     world::Transfers transfers;
-    bool summed = false;  // False after a failure.
+    bool summed = false;  // Not set if it failed.
   };
 
   const UnitSpec& spec(UnitId unit) const;
