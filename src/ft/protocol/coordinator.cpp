@@ -12,7 +12,8 @@
 namespace sherd::ft {
 namespace {
 
-// Commits in a view: a replica that lacks no more than these catches up by fetching their sums.
+// How many commits a view carries. A replica that lacks no more than these catches up by fetching
+// their sums.
 constexpr std::size_t kRecent = 8;
 
 }  // namespace
@@ -41,11 +42,12 @@ Coordinator::Coordinator(
 
 // ---- what comes in ----
 
-// The report says nothing new that a rule looks at, but perhaps what the replica holds and votes for.
+// Whether the report says nothing new that a rule looks at, except perhaps what the replica holds
+// and votes for.
 bool Coordinator::repeats(
     const Report& report, const ReplicaEntry& known) const {
   const auto& last = known.report;
-  // hold_time() asks who fetches.
+  // hold_time() depends on whether a replica is fetching.
   const bool fetches = report.progress.activity == Activity::kFetching;
   const bool fetched = last.progress.activity == Activity::kFetching;
   return known.connected && !known.hangs && !known.wrong && !report.finished &&
@@ -57,10 +59,11 @@ bool Coordinator::repeats(
       report.addresses == last.addresses && fetches == fetched;
 }
 
-// A member votes for the attempt under way, or holds what was committed, and others do not yet: no
-// rule decides anything before all do, or some time has passed, for which there is tick().
+// Whether a member votes for the attempt under way, or holds what was committed, while others do
+// not yet. No rule decides anything until all of them do or some time has passed, and tick()
+// handles the time.
 bool Coordinator::waits_for_others(const Report& report) {
-  // An epoch that ends waits for votes of those that live, who are fewer.
+  // An epoch that ends waits only for the votes of members that live, so fewer votes may decide.
   if (phase_ != Phase::kRunning || !complaint().empty() ||
       !broken_because_.empty() || report.held != history_.canonical ||
       !is_member(report.replica)) {
@@ -77,9 +80,10 @@ bool Coordinator::waits_for_others(const Report& report) {
   return true;
 }
 
-// Takes a report that decides nothing. Of many replicas nearly all do not, so that this must not
-// look at all of them, nor make a view: what the sender holds the others are told with the next one
-// that the rules make, once a step at least. False: the rules are to look at it.
+// Takes a report that decides nothing. With many replicas nearly all reports are like that, so this
+// must neither look at all replicas nor make a view: the others learn what the sender holds from
+// the next view that the rules make, at least once a step. Returns false if the rules have to look
+// at the report.
 bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
   if (!repeats(report, known)) {
     return false;
@@ -90,7 +94,7 @@ bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
   return is_heartbeat || waits_for_others(report);
 }
 
-// Why the sender of the report is fenced; empty: it is not.
+// Why the sender of the report is fenced; empty if it is not.
 std::string Coordinator::refusal(const Report& report) const {
   constexpr std::int64_t kStepMax = std::int64_t{1} << 60;
   if (report.incarnation == 0 ||
@@ -116,8 +120,9 @@ std::string Coordinator::refusal(const Report& report) const {
         " of the other replicas, found ", report.config);
   }
   const auto lives = history_.lives.find(report.replica);
-  // Whoever has heard of the run was in its log, unless that was lost: it is older than one that has
-  // answered, or has heard of nothing yet. But if it knows more, an older copy of the log was put back.
+  // A replica that has heard of the run was in its log, unless the log was lost. So its incarnation
+  // is older than one that has answered, or than one that has not heard of anything yet. But if it
+  // knows more than the log, an older copy of the log was put back.
   const auto knows_more = [&] {
     return report.held && is_foreign(*report.held);
   };
@@ -132,14 +137,14 @@ std::string Coordinator::refusal(const Report& report) const {
   return refusal_of_loaded(report);
 }
 
-// Neither committed in this log nor older than its first state.
+// Whether the state was neither committed in this log nor is older than its first state.
 bool Coordinator::is_foreign(const StateId& state) const {
   const auto first =
       history_.past.empty() ? 0 : history_.past.front().state.step;
   return state.step > first && !history_.knows(state);
 }
 
-// A replica that has heard no coordinator yet has its state from a disk.
+// A replica that has not heard from a coordinator yet has its state from a disk.
 std::string Coordinator::refusal_of_loaded(const Report& report) const {
   if (report.run != 0 || !report.held || !is_foreign(*report.held)) {
     return {};
@@ -217,14 +222,15 @@ bool Coordinator::take(const Report& report) {
   }
   count_suspicion(report);
   count_bad_gradients(report);
-  // A serial goes back when a reduction is given up, which is no progress.
+  // The serial also goes back when a reduction is given up, which is no progress.
   known.hangs = known.hangs && known.report.incarnation == report.incarnation &&
       known.report.progress.serial >= report.progress.serial &&
       known.report.progress.activity == report.progress.activity;
   known.report = report;
   known.connected = true;
   if (report.leaving && is_undecided(replica)) {
-    known.wrong = report.digest;  // Whoever asked it to leave trusts it less.
+    // The replica that asked it to leave trusts it less.
+    known.wrong = report.digest;
   }
   if (report.finished && report.held) {
     finished_ = report.held;
@@ -237,8 +243,9 @@ bool Coordinator::take(const Report& report) {
   return true;
 }
 
-// A replica of another run may be left over from it; or its log is the one that is missing here. It
-// is taken for the first when more new ones are there, and as many as the run is told to begin with.
+// A replica of another run may be a leftover of that run, or its log may be the one that is missing
+// here. It is treated as a leftover once new replicas outnumber those of other runs and are as many
+// as the run needs to begin.
 void Coordinator::look_for_lost_log() {
   if (is_recovering()) {
     lost_log_ = recover();
@@ -287,10 +294,10 @@ CoordinatorDecisions Coordinator::lost(
   forget_broken_links(replica);
   look_for_lost_log();
   if (is_undecided(replica)) {
-    // The others go on with their bits; if it comes back, it drops its own.
+    // The others go on with their bits; if the lost replica comes back, it drops its own.
     known.wrong = known.report.digest;
   }
-  // A peer's suspicion may have ended the epoch before.
+  // The suspicion of a peer may already have ended the epoch.
   if (phase_ == Phase::kForming && is_member(replica)) {
     penalise(replica);
   }
@@ -321,8 +328,8 @@ void Coordinator::remove_from_epoch(ReplicaId replica, const std::string& how) {
   advance();
 }
 
-// What was connected is connected again at once: the first times it may be chance, or the accuser's
-// own fault.
+// A link that was connected may be connected again at once: the first failures may be chance, or
+// the accuser's own fault.
 void Coordinator::count_suspicion(const Report& report) {
   constexpr int kTolerated = 3;
   const auto& suspicion = report.suspicion;
@@ -449,7 +456,7 @@ void Coordinator::write(Record record, const std::string& reason) {
   decisions_.push_back({AppendRecord{std::move(record)}, reason});
 }
 
-// The members or what they are to do are others now.
+// The members, or what they have to do, have changed.
 void Coordinator::look_again() {
   member_ids_.clear();
   for (const auto& member : history_.members) {
@@ -487,7 +494,7 @@ RunView Coordinator::view() const {
   return view;
 }
 
-// REQUIRES: view_ is null where anything but what replicas hold has changed since it was made.
+// REQUIRES: view_ is null if anything except what replicas hold has changed since it was made.
 void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   const auto& known = replicas_.at(replica);
   if (!known.connected || !history_.canonical) {
@@ -514,7 +521,7 @@ void Coordinator::tell_all(const std::string& reason) {
   }
 }
 
-// It does not count any more. `ended`: because all steps are made.
+// The replica no longer counts. `ended` says that this is because all steps are done.
 void Coordinator::fence(
     ReplicaId replica,
     Incarnation incarnation,

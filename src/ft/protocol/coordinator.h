@@ -2,9 +2,9 @@
 //
 // Coordinator decides who trains together and which steps are committed. It is a pure state
 // machine: reports, losses and the time come in, decisions go out, each with its reason. Its caller
-// appends a record to the log on the disk before it carries out the decisions that follow it; the
-// log is all that outlives the machine. Thread rule: one thread; a value, which the model checker
-// copies.
+// appends each record to the log on disk before it carries out the decisions that follow the
+// record; only the log outlives the machine. Thread rule: one thread; a value, which the model
+// checker copies.
 #pragma once
 
 #include <cstdint>
@@ -33,45 +33,49 @@ struct CoordinatorOptions {
 
   // The number of the run that a new log begins: random, not 0.
   std::uint64_t run = 1;
-  // No step is committed by fewer.
+  // A step is never committed with fewer replicas than this.
   int replicas_min = 1;
-  // Replicas are numbered below it.
+  // Replica numbers must be below this.
   ReplicaId replicas_max = 4096;
-  // Each replica trains so many in each step; a step has fewer while replicas are missing.
+  // How many samples each replica trains in a step. A step has fewer samples while replicas are
+  // missing.
   std::int64_t samples_per_replica = 1;
-  // All replicas together train so many, whoever is missing: each takes its share, in multiples of
-  // what its ranks can divide. 0: samples_per_replica counts.
+  // How many samples all replicas together train in a step, even while some are missing: each takes
+  // its share, in multiples of what its ranks can divide. If 0, samples_per_replica applies.
   std::int64_t samples_in_all = 0;
   std::int64_t samples_multiple = 1;
-  // A new log goes on with the run that its replicas remember, once all that were ever in it have
-  // answered; where none has heard of a run and replicas_start are there, it may begin with a state
-  // that they have loaded from a disk.
+  // Lets a new log continue the run that its replicas remember, once all replicas that were ever in
+  // that run have answered. If none of them has heard of a run and replicas_start of them are
+  // connected, the run may begin with a state that they have loaded from disk.
   bool recovers = false;
-  // The first epoch of all waits for so many replicas, or so long.
+  // The very first epoch waits for this many replicas, or for this long.
   int replicas_start = 1;
   Duration start_timeout = std::chrono::seconds(60);
-  // How long the only holders of the last step may be away.
+  // How long the only holders of the last step may be away before the run goes back to an older
+  // state.
   Duration hold_time = std::chrono::seconds(60);
 
   // ---- performance ----
 
-  // Failures that come together within it make one epoch, and so long votes of an epoch that ends
-  // are waited for.
+  // Failures within this time lead to only one new epoch. An epoch that ends also waits this long
+  // for votes.
   Duration settle = std::chrono::milliseconds(30);
   // Members that have not joined a new epoch by then, or still lack the last commit, are left out.
-  // Longer than rings try to connect (RingOptions::connect_timeout), which tells whose fault it is.
+  // It is longer than the time a ring tries to connect (RingOptions::connect_timeout), so that the
+  // members can first report which link failed.
   Duration join_timeout = std::chrono::seconds(1);
-  // After a start, the members of the last epoch have so long to come back.
+  // How long after a start the members of the last epoch have to reconnect.
   Duration reconnect_timeout = std::chrono::seconds(1);
-  // So long after the first vote, the votes that are there commit.
+  // The votes that have arrived this long after the first one may commit without the rest.
   Duration vote_timeout = std::chrono::seconds(2);
-  // How long a replica stays out that failed its peers for the second time, doubled each time.
+  // How long a replica stays out after it has failed its peers for the second time. The time
+  // doubles with each further failure.
   Duration backoff = std::chrono::seconds(1);
   Duration backoff_max = std::chrono::seconds(60);
-  // Members change their order for links that are slow so often at most.
+  // The least time between two changes of the members' order that avoid slow links.
   Duration reorder_interval = std::chrono::seconds(30);
-  // The longest time between two tries to connect one that the others cannot reach, which costs them
-  // nothing.
+  // The longest time between two attempts to connect a replica that the others cannot reach. An
+  // attempt costs the others nothing.
   Duration rejoin_max = std::chrono::seconds(4);
 };
 
@@ -81,12 +85,12 @@ struct AppendRecord {
 struct SendView {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  // All who are told the same share it. Not null.
+  // Shared by all replicas that receive the same view. Never null.
   std::shared_ptr<const RunView> view;
 };
-// A fault that the rules have found, for the status page; the decision's reason says how.
+// A fault that the rules have found, for the status page. The decision's reason has the details.
 struct DetectedFault {
-  std::string counter;  // The metric that counts such faults: [a-z_]+.
+  std::string counter;  // The metric that counts such faults; matches [a-z_]+.
   std::string culprit;
 };
 struct CoordinatorDecision {
@@ -97,52 +101,52 @@ using CoordinatorDecisions = std::vector<CoordinatorDecision>;
 
 class Coordinator {
  public:
-  // Begins a new term. `decisions` receives the record of it.
+  // Begins a new term and adds its record to `decisions`.
   Coordinator(
       const CoordinatorOptions& options,
       History history,
       Instant now,
       CoordinatorDecisions& decisions);
 
-  // Reports that have come together: the rules, which look at all replicas, are applied once, after
-  // them. REQUIRES: reports of one replica come in the order of its connections; those that a former
-  // connection still brings are dropped.
+  // Takes reports that arrived together. The rules, which look at all replicas, are applied once
+  // after all of them. REQUIRES: the reports of one replica are in the order of its connections.
+  // Late reports of a former connection are dropped.
   CoordinatorDecisions received(std::span<const Report> reports, Instant now);
   CoordinatorDecisions received(const Report& report, Instant now) {
     return received(std::span(&report, 1), now);
   }
-  // Its connection has ended, or nothing was heard of it for too long.
+  // The replica's connection has ended, or it has been silent for too long.
   CoordinatorDecisions lost(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
-  // It is connected and makes no progress: it is left out until it does, but still counts as a
-  // holder of its state.
+  // The replica is connected but makes no progress. It is left out until it does, but still counts
+  // as a holder of its state.
   CoordinatorDecisions hangs(
       ReplicaId replica,
       Incarnation incarnation,
       const std::string& reason,
       Instant now);
   // Bytes that were sent over these links in this epoch have not arrived. The epoch ends, the next
-  // one is without the culprits, and later rings avoid the links.
+  // one leaves the culprits out, and later rings avoid the links.
   CoordinatorDecisions links_fail(
       const std::vector<BrokenLink>& links,
       const std::string& reason,
       Instant now);
   CoordinatorDecisions tick(Instant now);
-  // The next time at which tick() may decide something; none: never by itself. It may have passed:
-  // the rules have not been applied since.
+  // The next time at which tick() may decide something, or nullopt if nothing depends on time. It
+  // may be in the past when the rules have not been applied since.
   std::optional<Instant> next_tick() const;
 
   enum class Phase {
-    kForming,  // Waits for replicas.
-    kJoining,  // Members connect to each other.
-    kRunning,  // They train.
+    kForming,  // It waits for replicas.
+    kJoining,  // The members connect to each other.
+    kRunning,  // The members train.
   };
   Phase phase() const { return phase_; }
   const History& history() const { return history_; }
-  // Why nothing can be committed until an operator has looked; empty: it can.
+  // Why nothing can be committed until an operator intervenes; empty if commits are possible.
   const std::string& complaint() const {
     return !complaint_.empty() ? complaint_
         : !lost_log_.empty()   ? lost_log_
@@ -150,26 +154,26 @@ class Coordinator {
   }
   // Whether this incarnation is current and connected.
   bool counts(ReplicaId replica, Incarnation incarnation) const;
-  // False for a report of a former incarnation, another run or another configuration: its sender is
-  // fenced and counts for nothing.
+  // False if the report is of a former incarnation, another run or another configuration. Its
+  // sender is then fenced and counts for nothing.
   bool has_place(const Report& report) const { return refusal(report).empty(); }
-  // A later report of this incarnation was already received.
+  // Whether a later report of the same incarnation was already received.
   bool is_overtaken(const Report& report) const;
 
  private:
-  friend class ModelAccess;  // The model checker's.
+  friend class ModelAccess;  // For the model checker.
   struct ReplicaEntry {
     Report report;
     bool connected = false;
     bool hangs = false;
-    // Its digest, if it differs from most. Until it reports another one it is taken for a replica
-    // that holds nothing.
+    // The replica's digest if it differs from those of most replicas. Until the replica reports
+    // another digest, it is treated as one that holds nothing.
     std::optional<StateDigest> wrong{};
-    int bad_gradients = 0;  // Steps in a row.
-    // After it failed its peers: when it may train again, and the next back-off.
+    int bad_gradients = 0;  // How many steps in a row.
+    // Set after the replica has failed its peers: when it may train again, and its next back-off.
     Instant out_until{};
     Duration backoff{};
-    // How many epochs it could not be connected for since it last had a part in a commit.
+    // How many epochs it could not be connected for since it last took part in a commit.
     int failed_joins = 0;
     Instant member_since{};
     bool operator==(const ReplicaEntry&) const = default;
@@ -178,8 +182,10 @@ class Coordinator {
   struct Votes {
     std::size_t count = 0;
     std::uint64_t gradients = 0;
-    std::string different;            // Who has another sum; empty: nobody.
-    std::vector<ReplicaId> culprits;  // Those with another sum than most.
+    // Says who has a different sum; empty if nobody has.
+    std::string different;
+    // The members whose sum differs from that of most.
+    std::vector<ReplicaId> culprits;
   };
 
   // ---- questions ----
@@ -212,18 +218,19 @@ class Coordinator {
   Attempt attempt() const;
   Votes votes() const;
   int replicas_min() const;
-  // Members that are connected and can be expected to vote.
+  // The members that are connected and can be expected to vote.
   std::size_t live_members() const;
-  // Votes that commit without the rest: while more than one member lives, more than one holds.
+  // How many votes commit without the rest. It is at least 2 while more than one member lives, so
+  // that more than one replica holds the step.
   std::size_t votes_needed() const;
   bool can_salvage() const;
   bool awaits_votes();
-  // Why the epoch or the planned one cannot go on; empty: it can.
+  // Why the current epoch or the planned one cannot go on; empty if it can.
   std::string broken() const;
   std::string plan_broken() const;
   bool plan_is_ready() const;
 
-  // ---- rules: advance() applies them until none decides anything ----
+  // ---- rules: advance() applies them until none of them decides anything ----
 
   void advance();
   void apply_rules();
@@ -246,7 +253,7 @@ class Coordinator {
       std::vector<Member> members,
       const std::string& reason);
   void close_epoch(const std::string& reason, Duration settle);
-  // Whether the rules are to look at what it says.
+  // Whether the rules have to look at the report.
   bool take(const Report& report);
   void hear_memory(const Report& report);
   std::string recover();
@@ -259,10 +266,11 @@ class Coordinator {
       const std::vector<Member>& members, const Epoch& epoch) const;
   void accuse(const BrokenLink& link, const Epoch& epoch);
   void forget_broken_links(ReplicaId replica);
-  // Those that members accuse in the planned epoch, or that have not joined it in time.
+  // The links that members report as broken in the planned epoch, and those of members that have
+  // not joined it in time.
   std::vector<BrokenLink> broken_links_of_plan() const;
   std::set<ReplicaId> culprits_of_plan();
-  // `why` for the first time.
+  // `why` is the reason if this is the first time.
   void postpone(ReplicaId replica, Duration wait, const std::string& why);
   Duration rejoin_wait(ReplicaId replica) const;
   void leave_out_culprits();
@@ -271,7 +279,7 @@ class Coordinator {
   std::vector<Member> in_order(std::vector<Member> members) const;
   bool plan_other_order();
   bool drop_plan();
-  // Who failed to be connected comes in alone.
+  // A replica that could not be connected comes in without other newcomers.
   std::optional<ReplicaId> next_suspect() const;
   void count_bad_gradients(const Report& report);
   bool is_undecided(ReplicaId replica) const;
@@ -296,53 +304,66 @@ class Coordinator {
 
   CoordinatorOptions options_;
   History history_;
-  std::vector<ReplicaId> member_ids_;  // Of history_.members, ascending.
+  // The ids of history_.members, ascending.
+  std::vector<ReplicaId> member_ids_;
   Phase phase_ = Phase::kForming;
   std::map<ReplicaId, ReplicaEntry> replicas_;
   std::optional<PlannedEpoch> planned_;
-  std::uint64_t number_ = 0;  // The last epoch's.
-  std::uint64_t config_ = 0;  // What replicas must have; 0: unknown.
+  std::uint64_t number_ = 0;  // The number of the last epoch.
+  // The configuration that replicas must have; 0 if unknown.
+  std::uint64_t config_ = 0;
   std::string epoch_ended_because_;
   std::string complaint_;
-  // Replicas of another run that are connected: incarnation and run.
+  // Connected replicas that belong to another run, each with its incarnation and run.
   std::map<ReplicaId, std::pair<Incarnation, std::uint64_t>> other_runs_;
-  // The last reports of lives that have heard of the run whose log is lost.
+  // The last reports of incarnations that have heard of the run whose log is lost.
   std::map<std::pair<ReplicaId, Incarnation>, Report> memories_;
-  std::string lost_log_;  // Why a new run does not begin; empty: it may.
-  std::string
-      undecided_digests_;  // Why nobody knows whose bits are right; empty: they are.
-  std::vector<ReplicaId> undecided_replicas_;  // Between whom.
+  std::string lost_log_;  // Why a new run may not begin; empty if it may.
+  // Why nobody can tell which bits are right; empty if they are right.
+  std::string undecided_digests_;
+  // The replicas whose digests differ.
+  std::vector<ReplicaId> undecided_replicas_;
   LinkFaults link_faults_;
   SlowLinks slow_links_;
-  Instant reorder_at_{};  // No other order is planned before.
-  // Since the last epoch began to run. No new epoch has their culprits.
+  Instant reorder_at_{};  // No other order is planned before this time.
+  // The links found broken since the last epoch began to run. New epochs leave their culprits out.
   std::vector<BrokenLink> broken_links_;
-  Epoch started_;  // The last one that all had joined.
-  // Why the running epoch ends, while votes are waited for.
+  Epoch started_;  // The last epoch that all members had joined.
+  // Why the running epoch ends, while it still waits for votes; empty otherwise.
   std::string broken_because_;
   std::optional<Instant> broken_since_;
-  Instant form_at_{};          // No epoch is formed before.
-  Instant start_at_{};         // Fewer than replicas_start may begin.
-  Instant reconnect_until_{};  // Members of the last epoch may be late.
-  Instant join_until_{};       // The end of kJoining.
-  Instant plan_until_{};       // The planned epoch is joined by then.
+  Instant form_at_{};   // No epoch is formed before this time.
+  Instant start_at_{};  // Fewer than replicas_start may begin after this time.
+  // Members of the last epoch may be late until then.
+  // The deadline of kJoining.
+  Instant reconnect_until_{};
+  Instant join_until_{};
+  Instant plan_until_{};  // The deadline for joining the planned epoch.
   // Suspicions since the last commit.
   std::map<ReplicaId, SuspicionCount> suspected_;
-  int ambiguous_sums_ = 0;  // That differ, and no majority says whose is wrong.
-  int steps_without_gradients_ = 0;       // All gradients of a step were bad.
-  std::optional<StateId> finished_;       // A replica's program ended with it.
-  std::optional<Instant> too_few_since_;  // To form an epoch.
-  std::optional<Instant> first_vote_;     // For the attempt under way.
-  std::optional<Instant> lost_since_;     // Nobody holds the canonical state.
-  Instant out_until_max_{};               // Nobody's out_until is later.
-  // Members by their places: where to look first for one that has not voted, or
-  // does not hold the canonical state. They save time and decide nothing.
+  // How often sums differed and no majority told which is wrong.
+  int ambiguous_sums_ = 0;
+  // How often all gradients of the step were bad.
+  int steps_without_gradients_ = 0;
+  // The state with which a replica's program has ended.
+  std::optional<StateId> finished_;
+  // Since when there are too few replicas to form an epoch.
+  std::optional<Instant> too_few_since_;
+  // The first vote for the attempt under way.
+  std::optional<Instant> first_vote_;
+  // Since when nobody holds the canonical state.
+  // The latest out_until of all replicas.
+  std::optional<Instant> lost_since_;
+  Instant out_until_max_{};
+  // Where among the members to look first for one that has not voted, or that does not hold the
+  // canonical state. They only save time and decide nothing.
   std::size_t look_for_vote_at_ = 0;
   std::size_t look_for_state_at_ = 0;
-  // What is told to all; null: something has changed since it was made.
+  // The view that is sent to all; null if something has changed since it was made.
   std::shared_ptr<const RunView> view_;
   Instant rules_at_{};  // When the rules were last applied.
-  // Only during a call: its time, whose reports are not answered yet, and what it has decided so far.
+  // Only set during a call: the time of the call, the replicas whose reports are not answered yet,
+  // and what has been decided so far.
   Instant now_{};
   std::vector<ReplicaId> to_answer_;
   CoordinatorDecisions decisions_;

@@ -12,20 +12,20 @@
 namespace sherd::ft {
 namespace {
 
-// Repeated reductions of one step whose sums differ, before somebody has to look.
+// How often the sums of one step may differ before an operator has to look.
 constexpr int kAmbiguousMax = 8;
 
 }  // namespace
 
-// Its gradients of the step under way, not of a former one.
+// Whether its gradients of the current step are bad, not those of an earlier one.
 bool Coordinator::has_bad_gradients(const Member& member) const {
   const auto& bad = replicas_.at(member.replica).report.bad_gradients;
   return bad && bad->base == history_.canonical &&
       bad->samples == member.samples && !member.samples.empty();
 }
 
-// The first times its samples may be to blame: they are left out of the step. After that the
-// replica itself is left out for a while.
+// At first its samples may be to blame, so they are left out of the step. After that the replica
+// itself is left out for a while.
 void Coordinator::count_bad_gradients(const Report& report) {
   constexpr int kTolerated = 3;
   auto& known = replicas_.at(report.replica);
@@ -66,7 +66,7 @@ void Coordinator::compare_digests() {
       known.wrong.reset();
     }
     if (known.connected && !known.hangs && !known.wrong) {
-      // A replica that is no member copies the states it lacks.
+      // A replica that is not a member copies the states that it lacks.
       const auto& held = known.report.held;
       claims.push_back(
           {replica, is_member(replica) ? held : std::nullopt,

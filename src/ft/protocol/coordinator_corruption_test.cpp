@@ -24,7 +24,7 @@ TEST(Detectors, ASumThatDiffersFromMostIsShownWithItsCulprit) {
       script.notices(),
       ElementsAre(
           HasSubstr("wrong_sums replica 1: replica 1 has another sum")));
-  // All of them once more: a bit may flip anywhere.
+  // Everything is repeated once: a bit may flip anywhere.
   EXPECT_EQ(script.view(0).canonical, kFirst);
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
 }
@@ -86,8 +86,8 @@ TEST(Detectors, WhoHoldsOtherBitsThanMostIsToldAndLeftOut) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 2));
   EXPECT_EQ(script.view(0).canonical.step, 1);
   // Nobody fetches from it.
-  EXPECT_EQ(script.view(0).peers.size(), 0U);  // Plays have no addresses.
-  // Said again, it is blamed once.
+  EXPECT_EQ(script.view(0).peers.size(), 0U);  // The script has no addresses.
+  // A repeated report does not blame it twice.
   script.say(1);
   EXPECT_EQ(script.notices().size(), 1U);
 }
@@ -135,7 +135,7 @@ TEST(Detectors, TwoThatDifferStopTrainingUntilOneIsEnded) {
   EXPECT_THAT(script.coordinator().complaint(), IsEmpty());
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0));
-  // It was only cut off, and has the same bits still.
+  // It was only disconnected and still has the same bits.
   script.say(1);
   EXPECT_TRUE(script.view(1).wrong.has_value());
   EXPECT_THAT(script.coordinator().complaint(), IsEmpty());
@@ -146,7 +146,7 @@ TEST(Detectors, OfTwoThatDifferTheOneThatIsAskedToLeaveIsWrong) {
   digest(script, 0, 7);
   digest(script, 1, 8);
   for (const ReplicaId replica :
-       {0U, 1U}) {  // Of the second there is no other.
+       {0U, 1U}) {  // Nobody else holds the second state.
     script.report(replica).leaving = true;
     script.say(replica);
   }
@@ -157,7 +157,7 @@ TEST(Detectors, OfTwoThatDifferTheOneThatIsAskedToLeaveIsWrong) {
 
 TEST(Detectors, WhoStillCopiesIsNoWitnessToWaitFor) {
   auto script = after_a_step(options_of(1, 2), 2);
-  script.say(2);  // Holds the first values.
+  script.say(2);  // It holds the initial state.
   digest(script, 0, 7);
   digest(script, 1, 8);
   EXPECT_THAT(script.coordinator().complaint(), HasSubstr("no majority"));
@@ -183,7 +183,7 @@ TEST(Detectors, AStepIsMadeWithoutBadGradientsAndTakesTheirSamples) {
   script.wait(kSettle);
   const auto& members = script.view(0).members;
   EXPECT_EQ(script.view(0).epoch, (Epoch{1, 2}));
-  // The others have what they need.
+  // The others have all samples they need.
   EXPECT_THAT(members[0].samples, ElementsAre(SampleRange{0, 8}));
   EXPECT_THAT(members[2].samples, ElementsAre(SampleRange{16, 24}));
   EXPECT_THAT(members[1].samples, IsEmpty());
@@ -197,7 +197,7 @@ TEST(Detectors, AStepIsMadeWithoutBadGradientsAndTakesTheirSamples) {
   EXPECT_EQ(record.commit.samples, 16);
   EXPECT_THAT(record.participants[1].left_out, ElementsAre(SampleRange{8, 16}));
   EXPECT_THAT(script.notices(), ElementsAre("bad_gradients replica 1: nan"));
-  // It trains again, of samples that come after.
+  // It trains again, on samples that come later.
   EXPECT_THAT(
       script.view(1).members[1].samples, ElementsAre(SampleRange{32, 40}));
   EXPECT_THAT(script.view(1).members[1].left_out, IsEmpty());
@@ -241,7 +241,7 @@ TEST(Detectors, WhereAllAreBadOthersSamplesAreTriedAndThenTheRunStops) {
 TEST(Detectors, WhoIsBadEachTimeGivesItsSamplesToOthers) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});
-  script.wait(std::chrono::minutes(10));  // It has been well for long.
+  script.wait(std::chrono::minutes(10));  // It has been healthy for long.
   for (int i = 0; i < 3; ++i) {
     stop_run(script, 1);
     script.wait(kSettle);
@@ -272,7 +272,7 @@ TEST(Detectors, ThePolicyMayStopTheRun) {
   EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
 }
 
-// ---- who hangs ----
+// ---- hanging replicas ----
 
 TEST(Detectors, ANewLifeDoesNotHangAsTheOldOneDid) {
   CoordinatorScript script(options_of(2, 2));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which links the coordinator suspects or finds slow, whom it leaves out for them, and how it orders
-// members round them.
+// Which links the coordinator suspects or finds slow, whom it leaves out because of them, and how
+// it orders members so that they avoid these links.
 #include <algorithm>
 #include <utility>
 
@@ -27,8 +27,8 @@ CoordinatorDecisions Coordinator::links_fail(
   return std::exchange(decisions_, {});
 }
 
-// Whoever speaks first is right: a member that dials knows more than one that was not dialled, and
-// says so earlier. Of a replica that is lost nothing needs to be told.
+// The first accusation of a link is the right one: a member that connects knows more than the one
+// it connects to, and reports earlier. If the replica is lost, nothing needs to be recorded.
 void Coordinator::accuse(const BrokenLink& link, const Epoch& epoch) {
   const auto is_there = [&](ReplicaId replica) {
     const auto found = replicas_.find(replica);
@@ -63,7 +63,7 @@ std::vector<ReplicaId> Coordinator::unjoined_members(
   return late;
 }
 
-// Doubled each time. Those that failed together do not come back together.
+// The wait doubles each time. Replicas that failed together do not come back together.
 Duration Coordinator::rejoin_wait(ReplicaId replica) const {
   constexpr int kDoublingsMax = 16;
   const auto times =
@@ -85,7 +85,7 @@ void Coordinator::postpone(
   known.failed_joins = std::min(known.failed_joins + 1, kCountedMax);
 }
 
-// The others train. The first try to come back is at once, since it costs them nothing.
+// The others train. The first attempt to come back happens at once, since it costs them nothing.
 void Coordinator::leave_out_culprits() {
   for (const auto culprit : culprits_of(broken_links_)) {
     postpone(culprit, Duration(0), why_left_out(culprit, broken_links_));
@@ -95,7 +95,7 @@ void Coordinator::leave_out_culprits() {
 
 // ---- links that are slow ----
 
-// Once a step, by what members have measured in this epoch.
+// Runs once a step, with what members have measured in this epoch.
 void Coordinator::judge_links() {
   constexpr double kMega = 1e6;
   std::vector<MeasuredLink> links;

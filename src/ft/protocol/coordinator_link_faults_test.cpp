@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the coordinator decides about links, and about those that come back together.
+// What the coordinator decides about links, and about replicas that come back together.
 #include <algorithm>
 #include <iterator>
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ std::vector<ReplicaId> planned(const CoordinatorScript& script) {
   return names;
 }
 
-// They are told of an epoch of all of them.
+// All replicas are in an epoch that they have not joined yet.
 CoordinatorScript joining(int replicas_min, int replicas) {
   CoordinatorScript script(options_of(replicas_min, replicas));
   for (int one = 0; one < replicas; ++one) {
@@ -50,7 +50,7 @@ CoordinatorScript joining(int replicas_min, int replicas) {
   return script;
 }
 
-// What dies in a running epoch is gone round at once, as soon as its end is back.
+// A ring avoids a link that died in a running epoch as soon as its end is back.
 TEST(CoordinatorLinks, ARingOfFourGoesRoundALinkThatIsDead) {
   CoordinatorScript script(options_of(1, 4));
   script.begin({0, 1, 2, 3});
@@ -67,7 +67,7 @@ TEST(CoordinatorLinks, ARingOfFourGoesRoundALinkThatIsDead) {
   }
   EXPECT_EQ(script.view(0).epoch, planned);
   EXPECT_THAT(script.members(0), ElementsAre(0, 2, 1, 3));
-  // Who was there goes on with its samples, who comes follows.
+  // Former members keep their samples; the replica that comes back follows.
   EXPECT_TRUE(script.view(0).members[2].samples.empty());
   EXPECT_FALSE(script.view(0).members[1].samples.empty());
 }
@@ -79,11 +79,11 @@ TEST(CoordinatorLinks, TheReceivingEndOfALinkIsLeftOutFirst) {
   EXPECT_THAT(script.members(2), ElementsAre(0, 2, 3));
   script.join({2, 3});
   script.wait(kJoin);
-  // Neither link is needed to explain that 0 has joined nothing.
+  // Neither link is needed to explain why 0 has not joined.
   EXPECT_THAT(script.members(2), ElementsAre(1, 2, 3));
 }
 
-// ---- replicas whose ring ports are dead, while they report as ever ----
+// ---- replicas whose ring ports are dead, while they report as usual ----
 
 TEST(CoordinatorLinks, OneThatCannotBeReachedAloneIsLeftOutAndNamed) {
   auto script = joining(2, 3);
@@ -159,10 +159,10 @@ TEST(CoordinatorLinks, TheCulpritKeepsNoHealthyNewcomerOut) {
   script.vote(0);
   script.vote(2);
   script.apply({0, 2, 3});
-  // Even when its time comes, others are tried first.
+  // Even when its wait is over, others are tried first.
   script.say(4);
   EXPECT_THAT(planned(script), ElementsAre(0, 2, 3, 4));
-  // First other rings go round its links.
+  // First, other rings avoid its links.
   for (int tries = 0; !planned(script).empty(); ++tries) {
     ASSERT_LT(tries, 4);
     const auto ring = planned(script);
@@ -206,9 +206,10 @@ TEST(CoordinatorLinks, ALinkIsSuspectedByWhatItsEndsSay) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 3, 2));
 }
 
-// ---- links that are slow ----
+// ---- slow links ----
 
-// Each member tells how fast data come from the one before it; between 0 and 1 they are so fast.
+// Each member reports how fast data come from the one before it; `between_0_and_1` is the speed
+// between 0 and 1.
 void measure(CoordinatorScript& script, std::uint64_t between_0_and_1) {
   constexpr std::uint64_t kFast = 100'000'000;
   const auto ring = script.members(0);
@@ -254,7 +255,7 @@ TEST(CoordinatorLinks, MembersGoRoundASlowLinkFromACommitOn) {
   EXPECT_EQ(script.view(0).epoch, epoch);
   EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
   EXPECT_THAT(script.members(0), ElementsAre(0, 2, 1, 3));
-  // Nobody missed a step.
+  // No member missed a step.
   for (const auto& member : script.view(0).members) {
     EXPECT_FALSE(member.samples.empty());
   }
@@ -273,7 +274,8 @@ TEST(CoordinatorLinks, WhatComesBeforeTheOtherOrderHasThatOrder) {
   script.lose(3);  // The epoch ends, and the next one is formed.
   script.wait(kSettle);
   script.join({0, 1, 2});
-  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));  // There is no other.
+  // No other order exists.
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
   script.report(4).held = script.view(0).canonical;
   script.say(4);
   EXPECT_THAT(planned(script), ElementsAre(0, 2, 1, 4));

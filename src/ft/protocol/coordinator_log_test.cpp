@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the coordinator decides over its log: in a new term, when those who hold the
-// last step are gone, when replicas come with checkpoints, and when the run has ended.
+// What the coordinator decides about its log: in a new term, when all holders of the last step are
+// gone, when replicas come with checkpoints, and when the run has ended.
 #include "ft/protocol/coordinator_script_testing.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ TEST(CoordinatorLog, ANewTermGoesOnFromTheLog) {
   const auto history = fold(first.log());
   EXPECT_EQ(history, first.coordinator().history());
   CoordinatorScript second(options_of(1, 2), history);
-  // One has applied the step, the other has heard nothing of it.
+  // One replica has applied the step, the other has not heard of it.
   second.report(0).held = history.canonical;
   second.report(1).vote =
       Vote{history.commit()->attempt, history.commit()->base, 5};
@@ -41,7 +41,7 @@ TEST(CoordinatorLog, ANewTermGoesOnFromTheLog) {
   second.apply({1});
   EXPECT_EQ(second.view(0).epoch, (Epoch{2, 2}));
   EXPECT_EQ(second.view(0).canonical, *history.canonical);
-  // The samples that they have gradients of.
+  // These are the samples that they have gradients of.
   EXPECT_THAT(
       second.view(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
 }
@@ -92,7 +92,7 @@ TEST(CoordinatorLog, ALogThatLostRecordsCommitsNothing) {
   EXPECT_EQ(second.coordinator().history().epoch, before.epoch);
 }
 
-// Its process was started after the copy of the log was made that was put back.
+// Its process was started after the copy of the log was made that is now in use.
 TEST(CoordinatorLog, WhoKnowsMoreThanAnOldCopyOfTheLogIsNotFenced) {
   CoordinatorScript first(options_of(1, 2));
   first.begin({0, 1});
@@ -111,7 +111,7 @@ TEST(CoordinatorLog, WhoKnowsMoreThanAnOldCopyOfTheLogIsNotFenced) {
       HasSubstr("which the log does not know"));
 }
 
-// Those who hold step 1 are lost, and replica 2 holds what was before.
+// The holders of step 1 are lost, and replica 2 holds the state before.
 CoordinatorScript without_holders() {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});
@@ -135,14 +135,14 @@ TEST(CoordinatorLog, RollsBackWhenAllHoldersAreGoneForLong) {
   EXPECT_THAT(script.members(2), ElementsAre(2));
   EXPECT_THAT(
       script.view(2).members[0].samples, ElementsAre(SampleRange{0, 8}));
-  script.say(0);  // Held what was lost: another branch now.
+  script.say(0);  // It held the lost state, which is now another branch.
   EXPECT_THAT(script.members(2), ElementsAre(2));
 }
 
 TEST(CoordinatorLog, AHeartbeatThatComesBeforeATickInTimeDoesNotCancelIt) {
   auto script = without_holders();
   script.pass(kHold);
-  script.say(2);  // Says nothing new, so that no rule is applied.
+  script.say(2);  // It says nothing new, so no rule is applied.
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
   ASSERT_TRUE(script.coordinator().next_tick());
   script.pass(kSettle);
@@ -156,7 +156,7 @@ TEST(CoordinatorLog, AnEmptyLogMeetsReplicasThatHaveTrained) {
   script.report(0).held = StateId{5, {7, 7}};
   script.report(0).run = 44;
   script.say(0);
-  script.say(1);  // Fresh.
+  script.say(1);  // It has restarted empty.
   script.wait(std::chrono::hours(1));
   EXPECT_EQ(script.coordinator().history().canonical, std::nullopt);
   EXPECT_THAT(
@@ -164,7 +164,7 @@ TEST(CoordinatorLog, AnEmptyLogMeetsReplicasThatHaveTrained) {
       HasSubstr("the log is empty, but replica 0 is of run 44"));
 }
 
-// The same replica beside more new ones than there are of the other run.
+// The same replica, when there are more new replicas than replicas of the other run.
 TEST(CoordinatorLog, OneThatIsLeftOverFromAnotherRunBlocksNobody) {
   CoordinatorScript script(options_of(1, 2));
   script.report(7).held = StateId{5, {7, 7}};
@@ -205,16 +205,16 @@ TEST(CoordinatorLog, ANewLogBeginsWithTheNewestCheckpointWhenItIsToldTo) {
   for (const ReplicaId replica : {0U, 1U, 2U}) {
     script.say(replica);
   }
-  script.wait(kJoin);  // Others might remember a run.
+  script.wait(kJoin);  // Other replicas might remember a run.
   script.join({0});
   EXPECT_EQ(script.view(1).canonical, saved);
   EXPECT_THAT(script.members(1), ElementsAre(0));
-  // Behind what five full steps have taken; a rollback gives none of it back.
+  // The samples begin behind those of five full steps; a rollback gives none of them back.
   EXPECT_THAT(
       script.view(0).members[0].samples, ElementsAre(SampleRange{120, 128}));
   EXPECT_EQ(script.coordinator().history().consumed.size(), 120);
   EXPECT_EQ(fold(script.log()), script.coordinator().history());
-  // Who has an older one fetches the rest, and is no reason to stop.
+  // A replica with an older checkpoint fetches the rest and is no reason to stop.
   script.report(1).run = 1;
   script.say(1);
   EXPECT_EQ(script.coordinator().complaint(), "");
@@ -235,7 +235,7 @@ TEST(CoordinatorLog, ANewLogRefusesACheckpointUnlessItIsToldTo) {
           HasSubstr("--recover-from-replicas")));
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_FALSE(script.coordinator().counts(0, 100));
-  script.report(0).incarnation = 7;  // Without it, it may come.
+  script.report(0).incarnation = 7;  // It may come without that state.
   script.report(0).held = kFirst;
   script.begin({0, 1});
   EXPECT_THAT(script.members(0), ElementsAre(0, 1));
@@ -273,13 +273,13 @@ TEST(CoordinatorLog, ACheckpointOfTheRunIsWhereItGoesBackTo) {
     script.report(replica).held = saved;
   }
   script.say(0);
-  script.wait(kHold / 2);  // Replica 1 may come as it was.
+  script.wait(kHold / 2);  // Replica 1 may come back with its state.
   EXPECT_EQ(script.coordinator().history().canonical->step, 3);
-  script.say(1);  // Nobody can hold it any more.
+  script.say(1);  // No replica can hold it any more.
   EXPECT_EQ(script.coordinator().history().canonical, saved);
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0, 1));
-  // What the lost step took is given out again.
+  // The samples of the lost step are given out again.
   EXPECT_THAT(
       script.view(0).members[0].samples, ElementsAre(SampleRange{32, 40}));
 }
@@ -293,14 +293,14 @@ TEST(CoordinatorLog, WhoInstallsWhatIsLackingIsWaitedFor) {
   script.report(1).progress.activity = Activity::kFetching;
   script.say(1);
   script.lose(0);
-  script.report(0).incarnation = 2;  // It has nothing but the first values.
+  script.report(0).incarnation = 2;  // It has only the initial state.
   script.report(0).held = kFirst;
   script.say(0);
   script.wait(2 * kJoin);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
 }
 
-// Its only replica has ended with step 1, and gone.
+// The only replica of the run has ended with step 1 and is gone.
 CoordinatorScript after_the_end() {
   CoordinatorScript script(options_of(1, 1));
   script.begin({0});
@@ -325,7 +325,8 @@ TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
 
 TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
   auto script = after_the_end();
-  script.report(1).held.reset();  // Its bits were wrong: it had begun to fetch.
+  // Its bits were wrong, so it had begun to fetch.
+  script.report(1).held.reset();
   script.say(1);
   EXPECT_TRUE(script.view(1).ended);
 }

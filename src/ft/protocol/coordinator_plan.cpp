@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How replicas that have caught up come in: the coordinator plans an epoch while another one runs;
-// all join it, and a commit begins it.
+// How replicas that have caught up come in: the coordinator plans an epoch while another one runs,
+// all members join it, and a commit begins it.
 #include <algorithm>
 #include <utility>
 
@@ -11,7 +11,7 @@
 namespace sherd::ft {
 namespace {
 
-// Steps that a replica may lack when it comes in.
+// How many steps a replica may lack when it comes in.
 constexpr std::int64_t kJoinLag = 4;
 
 }  // namespace
@@ -40,8 +40,8 @@ std::string Coordinator::plan_broken() const {
   return {};
 }
 
-// Its members are connected and lack little, which the others will wait for. Where steps are faster
-// than sums can be fetched, a newcomer never lacks less.
+// Whether the planned members are connected and lack few enough steps for the others to wait. Where
+// steps take less time than fetching a sum, a newcomer never lacks less.
 bool Coordinator::plan_is_ready() const {
   const std::int64_t lag_max = now_ < plan_until_ ? 0 : kJoinLag;
   return planned_ && plan_broken().empty() &&
@@ -63,7 +63,7 @@ std::vector<Member> Coordinator::members_of_plan(const SampleSet& consumed) {
     }
   }
   assign_samples(trained, consumed);
-  // In the order in which they are connected.
+  // The members in the order in which they are connected.
   std::vector<Member> members;
   auto next = trained.begin();
   for (const auto& member : planned_->members) {
@@ -88,17 +88,17 @@ std::vector<BrokenLink> Coordinator::broken_links_of_plan() const {
   return links;
 }
 
-// Newcomers that cannot come in, for themselves or for their links to others. None where the next
-// plan has a ring that goes round the links.
+// The newcomers that cannot come in, either because of themselves or because of their links to
+// others. Empty if the next plan may have a ring that avoids the links.
 std::set<ReplicaId> Coordinator::culprits_of_plan() {
-  // Among fewer each is next to each.
+  // With fewer members each is next to every other one.
   constexpr std::size_t kOtherRings = 4;
   std::set<ReplicaId> newcomers;
   std::set<ReplicaId> culprits;
   for (const auto& member : planned_->members) {
     const auto& known = replicas_.at(member.replica);
     if (!counts(member.replica, member.incarnation) || known.report.leaving) {
-      return {};  // It is not in the next plan.
+      return {};  // It will not be in the next plan.
     }
     if (!is_member(member.replica)) {
       newcomers.insert(member.replica);
@@ -120,7 +120,7 @@ std::set<ReplicaId> Coordinator::culprits_of_plan() {
       }
     }
   }
-  // Else the same plan would be made again at once.
+  // Otherwise the same plan would be made again at once.
   return culprits.empty() ? newcomers : culprits;
 }
 
@@ -150,7 +150,7 @@ bool Coordinator::drop_plan() {
   return true;
 }
 
-// The one that has waited longest among those that could not be connected.
+// The replica that has waited longest among those that could not be connected.
 std::optional<ReplicaId> Coordinator::next_suspect() const {
   std::optional<ReplicaId> next;
   for (const auto& [replica, known] : replicas_) {
@@ -162,8 +162,8 @@ std::optional<ReplicaId> Coordinator::next_suspect() const {
   return next;
 }
 
-// The same members, without slow links between them. They connect beside the epoch under way, and
-// a commit begins the new one, so that no step waits for it.
+// Plans an epoch of the same members without slow links between them. They connect during the
+// current epoch and a commit begins the new one, so no step waits for it.
 bool Coordinator::plan_other_order() {
   if (!slow_links_.any() || now_ < reorder_at_) {
     return false;
@@ -188,7 +188,7 @@ bool Coordinator::plan_other_order() {
 }
 
 bool Coordinator::plan() {
-  // With the step that is under way the epoch ends, and whatever was planned.
+  // The epoch ends with the current step, together with any plan.
   if (std::ranges::any_of(history_.members, [&](const Member& one) {
         return replicas_.at(one.replica).report.leaving;
       })) {
@@ -197,20 +197,21 @@ bool Coordinator::plan() {
   if (planned_) {
     return drop_plan();
   }
-  // Rings have room for two epochs: who has not begun this one would give it up.
+  // Rings have room for two epochs: a member that has not begun this one would give it up.
   if (std::ranges::any_of(history_.members, [&](const Member& one) {
         return replicas_.at(one.replica).report.held != history_.canonical;
       })) {
     return false;
   }
   if (replicas_.size() == history_.members.size()) {
-    return plan_other_order();  // There is nobody else.
+    return plan_other_order();  // There is no newcomer.
   }
   const auto is_welcome = [&](const auto& one) {
     return !is_member(one.first) && one.second.failed_joins == 0 &&
         can_join(one.second);
   };
-  // Those that could not be connected come in one after the other, so that they keep nobody out.
+  // Replicas that could not be connected come in one at a time, so that they do not keep others
+  // out.
   const bool some = std::ranges::any_of(replicas_, is_welcome);
   const auto suspect = some ? std::nullopt : next_suspect();
   PlannedEpoch next;

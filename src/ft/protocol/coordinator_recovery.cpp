@@ -12,9 +12,10 @@
 namespace sherd::ft {
 namespace {
 
-// A log that turns up again after all begins terms that nobody listens to any more.
+// If the lost log turns up again after all, nobody listens to the terms that it begins.
 constexpr std::uint64_t kTermsOfLostLog = 1000;
-// A log that is lost again, with all who remember it, may have had any term above those.
+// If the log is lost again together with everyone who remembers it, it may have had any term above
+// those.
 constexpr std::uint64_t kTermsDrawn = 1000000;
 
 }  // namespace
@@ -23,7 +24,7 @@ bool Coordinator::is_recovering() const {
   return options_.recovers && history_.past.empty();
 }
 
-// A life that has heard of a run is none that begins.
+// An incarnation that has heard of a run is not a new one.
 bool Coordinator::remembers_a_run(const Report& report) const {
   return is_recovering() && report.run != 0;
 }
@@ -47,7 +48,7 @@ void Coordinator::hear_memory(const Report& report) {
   }
 }
 
-// Why nothing begins yet; empty: it may.
+// Why nothing may begin yet; empty if it may.
 std::string Coordinator::recover() {
   if (memories_.empty()) {
     const auto here = std::ranges::count_if(
@@ -76,7 +77,7 @@ std::string Coordinator::recover() {
     go_on_from(recovery);
     return {};
   }
-  // Others are about to come.
+  // Others are about to connect.
   return now_ < reconnect_until_
       ? str("the log is empty: replicas are asked what they remember of run ",
             recovery.run)
@@ -112,7 +113,7 @@ void Coordinator::go_on_from(const Recovery& recovery) {
     }
   }
   for (const auto& [life, report] : memories) {
-    take(report);  // Those that were replaced.
+    take(report);  // These lives were replaced.
   }
   compare_digests();
   tell_all(why);

@@ -10,12 +10,13 @@
 namespace sherd::ft {
 namespace {
 
-// After a first accusation in an epoch that is being joined, others may say more.
+// After the first accusation in an epoch that is being joined, other members may report more for
+// this long.
 constexpr Duration kAccusations = std::chrono::milliseconds(100);
-// Until all are tried again, where too few are without broken links.
+// When too few replicas are without broken links, all are tried again after this long.
 constexpr Duration kAllAgain = std::chrono::milliseconds(500);
 
-// How many times its back-off a replica must have trained to be trusted again.
+// A replica is trusted again after it has trained for this many times its back-off.
 constexpr int kTrustAfterBackoffs = 10;
 
 // How often all gradients of one step may be bad, with new samples each time, before the run stops.
@@ -33,8 +34,8 @@ bool Coordinator::is_member(ReplicaId replica) const {
   return std::ranges::binary_search(member_ids_, replica);
 }
 
-// Begins where the last one was found, so that all reports of a step together look at each member
-// a few times.
+// Begins where the last search ended, so that all reports of a step together look at each member
+// only a few times.
 bool Coordinator::all_have_voted() {
   const auto& members = history_.members;
   for (std::size_t i = 0; i < members.size(); ++i) {
@@ -69,7 +70,7 @@ bool Coordinator::can_train(
   return !is_out(known) && known.report.held == base;
 }
 
-// How many steps the replica lacks; none: its state did not lead to canonical.
+// How many steps the replica lacks; nullopt if its state did not lead to canonical.
 std::optional<std::int64_t> Coordinator::lag(const ReplicaEntry& known) const {
   const auto& held = known.report.held;
   if (!held || !history_.on_chain(*held)) {
@@ -78,7 +79,7 @@ std::optional<std::int64_t> Coordinator::lag(const ReplicaEntry& known) const {
   return history_.canonical->step - held->step;
 }
 
-// The replica holds the canonical state, or can make it from the sum it has reduced.
+// Whether the replica holds the canonical state, or can make it from the sum it has reduced.
 bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
   const auto& vote = known.report.vote;
   const auto& commit = history_.commit();
@@ -87,7 +88,8 @@ bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
        (vote && commit && vote->attempt == commit->attempt));
 }
 
-// It does not yet, but can be expected to: it has the sum, or was a member when it was made.
+// Whether the replica does not hold it yet but is expected to: it has the sum, or was a member when
+// the sum was made.
 bool Coordinator::will_hold_canonical(
     ReplicaId replica, const ReplicaEntry& known) const {
   const auto& commit = history_.commit();
@@ -106,8 +108,8 @@ bool Coordinator::somebody_will_hold() const {
   });
 }
 
-// Members of the last epoch keep their gradients, and their connections may take a moment to come
-// back to a new coordinator.
+// Members of the last epoch keep their gradients, and it may take a moment until they reconnect to
+// a new coordinator.
 bool Coordinator::waits_for_members() const {
   if (is_recovering() && now_ < reconnect_until_) {
     return true;  // They may remember a run.
@@ -123,7 +125,7 @@ bool Coordinator::waits_for_members() const {
              });
 }
 
-// The state that training begins with; replicas may come from a checkpoint.
+// The state that training begins with; replicas may have loaded a checkpoint.
 std::optional<StateId> Coordinator::newest_held() const {
   std::optional<StateId> newest;
   for (const auto& [replica, known] : replicas_) {
@@ -154,7 +156,7 @@ std::size_t Coordinator::votes_needed() const {
       std::min(kHolders, live_members()));
 }
 
-// What has been reduced from wrong bits is of no use.
+// A sum that was reduced from wrong bits is useless.
 bool Coordinator::can_salvage() const {
   return phase_ == Phase::kRunning && complaint().empty() &&
       std::ranges::none_of(history_.members, [&](const Member& one) {
@@ -162,7 +164,7 @@ bool Coordinator::can_salvage() const {
          });
 }
 
-// Whether others may be about to vote in an epoch that ends, of which somebody has the sum.
+// Whether others may still be about to vote in an ending epoch of which somebody has the sum.
 bool Coordinator::awaits_votes() {
   if (!can_salvage()) {
     return false;
@@ -253,7 +255,8 @@ std::string Coordinator::broken() const {
 }
 
 // The members of the last epoch, if they are enough: newcomers get a planned epoch, so that nobody
-// waits for them. While rings cannot be connected, all are tried but the culprits of broken links.
+// waits for them. If rings cannot be connected, all replicas are tried except the culprits of
+// broken links.
 std::vector<Member> Coordinator::next_members(const StateId& base) const {
   std::vector<Member> former;
   std::vector<Member> all;
@@ -273,7 +276,7 @@ std::vector<Member> Coordinator::next_members(const StateId& base) const {
           next.left_out.end(), next.samples.begin(), next.samples.end());
       next.samples.clear();
     }
-    // A replica that leaves finishes the step that it has gradients for.
+    // A leaving replica finishes the step that it has gradients for.
     if (known.report.leaving && next.samples.empty()) {
       continue;
     }
@@ -297,7 +300,7 @@ bool Coordinator::are_too_few(const std::vector<Member>& members) {
     form_at_ = now_ + kAllAgain;
     return true;
   }
-  // All programs have ended; who lacks the last step fetches it first.
+  // All programs have ended; a replica that lacks the last step fetches it first.
   if (finished_ && finished_ == history_.canonical &&
       std::ranges::all_of(replicas_, [&](const auto& one) {
         return !one.second.connected || one.second.report.held == finished_;
@@ -339,7 +342,7 @@ bool Coordinator::form() {
     form_at_ = now_ + options_.settle;
     return false;
   }
-  // A newcomer to a step that others have begun follows without samples.
+  // A newcomer to a step that the others have begun follows without samples.
   if (std::ranges::all_of(
           members, [](const Member& one) { return one.samples.empty(); })) {
     auto taken = history_.consumed;
@@ -402,7 +405,7 @@ bool Coordinator::commit() {
   const bool late = now_ >= *first_vote_ + options_.vote_timeout;
   if (!votes.different.empty()) {
     if (!all && !late) {
-      return false;  // More votes tell whose sum is wrong.
+      return false;  // More votes will show whose sum is wrong.
     }
     blame_for_sum(votes);
     close_epoch(votes.different, Duration(0));
@@ -427,14 +430,14 @@ bool Coordinator::commit() {
 void Coordinator::end_broken_epoch() {
   const auto reason = broken_because_;
   const bool accused = phase_ == Phase::kJoining && !broken_links_.empty();
-  // Those that fail together have been waited for with the votes.
+  // The wait for votes counts towards the wait for further failures.
   const auto waited = now_ - broken_since_.value_or(now_);
   const auto settle = std::max(options_.settle - waited, Duration(0));
   salvage(reason);
   close_epoch(reason, accused ? std::max(settle, kAccusations) : settle);
 }
 
-// A sum that some replicas have completed is not lost with the epoch.
+// A sum that some replicas have completed is not lost when the epoch ends.
 void Coordinator::salvage(const std::string& reason) {
   if (!can_salvage()) {
     return;
@@ -449,8 +452,8 @@ void Coordinator::salvage(const std::string& reason) {
   }
 }
 
-// When all replicas are connected, no other holder can come, so that the wait may be short; but a
-// replica that installs a state may be about to hold it.
+// When all replicas are connected, no other holder can appear, so the wait may be short. But a
+// replica that is installing a state may soon hold it.
 Duration Coordinator::hold_time() const {
   const bool all_are_here =
       std::ranges::all_of(history_.lives, [&](const auto& one) {
@@ -471,7 +474,7 @@ bool Coordinator::roll_back() {
     end_run();
     return false;
   }
-  // The newest state that anybody holds; one that led to canonical comes first.
+  // The newest state that a replica holds; states that led to canonical come first.
   std::optional<StateId> best;
   for (const auto& [replica, known] : replicas_) {
     const auto& held = known.report.held;
@@ -610,7 +613,7 @@ void Coordinator::close_epoch(const std::string& reason, Duration settle) {
   tell_all(str(text_of(history_.epoch), " ends: ", reason));
 }
 
-// The first time costs nothing.
+// The first penalty is no wait.
 void Coordinator::penalise(ReplicaId replica) {
   auto& known = replicas_.at(replica);
   known.member_since = now_;  // Trust grows again from here on.
@@ -620,7 +623,7 @@ void Coordinator::penalise(ReplicaId replica) {
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
 }
 
-// At least until then.
+// The replica stays out at least until `until`.
 void Coordinator::keep_out(ReplicaEntry& known, Instant until) {
   known.out_until = std::max(known.out_until, until);
   out_until_max_ = std::max(out_until_max_, until);
@@ -630,7 +633,7 @@ void Coordinator::assign_samples(
     std::vector<Member>& members, const SampleSet& taken) const {
   auto all = taken;
   const auto count = static_cast<std::int64_t>(members.size());
-  // The first members take what cannot be divided.
+  // The first members take the remainder.
   const auto units = options_.samples_in_all / options_.samples_multiple;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto share = units / count + (i < units % count ? 1 : 0);

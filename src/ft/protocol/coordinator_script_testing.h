@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plays the replicas of a coordinator, for tests of what it decides. Time is a
-// number here. Thread rule: one thread.
+// Plays the replicas of a coordinator in tests of its decisions. Time is simulated. Thread rule:
+// one thread.
 #pragma once
 
 #include <initializer_list>
@@ -56,7 +56,7 @@ class CoordinatorScript {
   void say(ReplicaId replica) {
     take(coordinator_.received(report(replica), now_));
   }
-  // They are heard before any rule is applied.
+  // All these reports are taken before any rule is applied.
   void say_together(std::initializer_list<ReplicaId> replicas) {
     std::vector<Report> reports;
     for (const auto replica : replicas) {
@@ -76,7 +76,7 @@ class CoordinatorScript {
     take(coordinator_.links_fail(
         {{.accused = to, .noticed_by = from}}, "a link is dead", now_));
   }
-  // `from` cannot connect to `to` for the epoch that it was told of last.
+  // `from` cannot connect to `to` in the epoch that it heard of last.
   void cannot_reach(ReplicaId from, ReplicaId to) {
     accuse(view(from).epoch, from, to);
   }
@@ -87,9 +87,9 @@ class CoordinatorScript {
     pass(time);
     take(coordinator_.tick(now_));
   }
-  // As where the machine is busy with something else.
+  // Time passes without a tick, as if the machine were busy with something else.
   void pass(Duration time) { now_ += time; }
-  // They join the epoch that they were told of.
+  // The replicas join the epoch that they heard of last.
   void join(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
       report(replica).joined = view(replica).epoch;
@@ -97,7 +97,7 @@ class CoordinatorScript {
       say(replica);
     }
   }
-  // They join the epoch that is planned.
+  // The replicas join the planned epoch.
   void join_plan(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
       report(replica).joined = view(replica).planned->epoch;
@@ -108,13 +108,13 @@ class CoordinatorScript {
     reduce(replica, gradients);
     say(replica);
   }
-  // It has a vote, and does not say so yet.
+  // The replica has a vote but does not report it yet.
   void reduce(ReplicaId replica, std::uint64_t gradients = 5) {
     const auto& view = *orders_.at(replica);
     report(replica).vote =
         Vote{{view.epoch, view.canonical.step + 1}, view.canonical, gradients};
   }
-  // They have applied what is canonical.
+  // The replicas have applied the canonical state.
   void apply(std::initializer_list<ReplicaId> replicas) {
     for (const auto replica : replicas) {
       report(replica).held = view(replica).canonical;
@@ -131,7 +131,7 @@ class CoordinatorScript {
   }
 
   Instant now() const { return now_; }
-  // That were sent so far.
+  // How many views were sent so far.
   int views() const { return views_; }
   const RunView& view(ReplicaId replica) const { return *orders_.at(replica); }
   const std::vector<Record>& log() const { return log_; }

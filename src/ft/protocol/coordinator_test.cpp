@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the coordinator decides, and why. Time is a number here.
+// What the coordinator decides, and why. Time is simulated.
 #include "ft/protocol/coordinator_script_testing.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ TEST(Coordinator, CommitsWhatAllHaveReduced) {
   EXPECT_EQ(script.view(0).recent.back().base, kFirst);
   const auto& record = std::get<CommitRecord>(script.log().back());
   EXPECT_THAT(record.participants[1].samples, ElementsAre(SampleRange{8, 16}));
-  // In the same epoch, of the samples that come next.
+  // It is in the same epoch and gets the next samples.
   EXPECT_EQ(script.view(1).stage, EpochStage::kRunning);
   EXPECT_EQ(script.view(1).epoch, (Epoch{1, 1}));
   EXPECT_THAT(
@@ -79,7 +79,7 @@ TEST(Coordinator, TheOthersTakeOverAMissingReplicasShare) {
   EXPECT_EQ(script.view(0).members[2].samples[0].size(), 8);
   script.lose(1);
   script.wait(kSettle);
-  // This step goes on with what was computed, the next one is whole again.
+  // This step continues with the gradients that exist; the next one is full again.
   EXPECT_EQ(script.view(0).members[0].samples[0].size(), 8);
   script.join({0, 2});
   script.vote(0);
@@ -107,7 +107,7 @@ TEST(Coordinator, ADeathIsANewEpochOfTheSameStepAndSamples) {
   script.vote(0);
   script.vote(2);
   EXPECT_EQ(script.view(0).canonical.step, 1);
-  // What replica 1 had is free again.
+  // The samples of replica 1 are free again.
   EXPECT_THAT(
       script.view(0).members[0].samples, ElementsAre(SampleRange{8, 16}));
 }
@@ -130,7 +130,7 @@ TEST(Coordinator, BelowTheMinimumNothingIsCommitted) {
   script.wait(kHold * 2);
   EXPECT_EQ(script.view(0).epoch, (Epoch{1, 1}));
   EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
-  script.say(1);  // The same life, connected anew.
+  script.say(1);  // The same incarnation has reconnected.
   script.wait(kSettle);
   EXPECT_EQ(script.view(0).epoch, (Epoch{1, 2}));
 }
@@ -143,7 +143,7 @@ TEST(Coordinator, WhoHungAndDoesSomethingElseDoesNotHang) {
   script.hang(1);
   script.wait(kSettle);
   EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
-  // Nothing was reduced, so nothing was counted: it has stopped waiting alone.
+  // Nothing was reduced, so nothing was counted: the replica has only stopped waiting.
   script.report(1).progress.activity = Activity::kWaiting;
   script.say(1);
   script.wait(kSettle);
@@ -156,7 +156,7 @@ TEST(Coordinator, WhoHasCaughtUpIsPlannedForAndStopsNobody) {
   script.vote(0);
   script.vote(1);
   script.apply({0, 1});
-  script.say(2);  // Fresh: it lacks one step.
+  script.say(2);  // It has restarted and lacks one step.
   EXPECT_THAT(script.members(0), ElementsAre(0, 1));
   EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
   ASSERT_TRUE(script.view(0).planned.has_value());
@@ -169,7 +169,8 @@ TEST(Coordinator, WhoHasCaughtUpIsPlannedForAndStopsNobody) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 1));
   script.vote(0);
   script.vote(1);
-  // It begins with the commit, running. Who lacks that follows without samples.
+  // The planned epoch begins with the commit and is running at once. A member that lacks the commit
+  // follows without samples.
   EXPECT_EQ(script.view(2).canonical.step, 2);
   EXPECT_EQ(script.view(2).stage, EpochStage::kRunning);
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
@@ -196,7 +197,7 @@ TEST(Coordinator, APlanThatIsNotJoinedIsDroppedForLongerEachTime) {
   script.wait(kJoin);
   ASSERT_TRUE(script.view(0).planned.has_value());
   EXPECT_GT(script.view(0).planned->epoch, first);
-  // Whatever was promised to it, the others commit.
+  // The others commit even though it is planned as a member.
   script.vote(0);
   script.vote(1);
   EXPECT_EQ(script.view(0).canonical.step, 1);
@@ -216,7 +217,7 @@ TEST(Coordinator, AMemberThatLeavesCostsANewcomerNothing) {
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0));
   script.join({0});
-  // It is not kept out for as long as one that could not join.
+  // It stays out for less time than a replica that could not join.
   EXPECT_TRUE(script.view(0).planned.has_value());
 }
 
@@ -246,14 +247,14 @@ TEST(Coordinator, AnEpochThatAMemberHasLostBeforeItBeganEnds) {
   script.vote(0);
   script.vote(1);
   ASSERT_GT(script.view(0).epoch, former);
-  // It lost both at once, and says so of the one that it knew of.
+  // It lost both at once and reports the one that it knew.
   script.report(1).joined = former;
   script.report(1).suspicion = Suspicion{former, 0, "connection reset"};
   script.say(1);
   EXPECT_EQ(script.view(0).stage, EpochStage::kClosed);
 }
 
-// One that has taken every sum votes at once, and another one a moment later.
+// One replica that has taken every sum votes at once, another one a moment later.
 TEST(Coordinator, VotesProveACompleteSumWhoeverDies) {
   CoordinatorScript script(options_of(1, 3));
   script.begin({0, 1, 2});
@@ -262,7 +263,7 @@ TEST(Coordinator, VotesProveACompleteSumWhoeverDies) {
   EXPECT_EQ(script.view(0).canonical, kFirst);
   script.wait(kSettle / 2);
   script.vote(2);
-  // Its samples are in the sum, and 2 can get that from 0.
+  // Its samples are in the sum, and 2 can fetch that from 0.
   EXPECT_EQ(script.view(2).canonical.step, 1);
   EXPECT_EQ(script.view(2).stage, EpochStage::kClosed);
   script.apply({0, 2});
@@ -272,7 +273,8 @@ TEST(Coordinator, VotesProveACompleteSumWhoeverDies) {
       script.view(0).members[1].samples, ElementsAre(SampleRange{40, 48}));
 }
 
-// If it died next, the step would be lost, and nothing committed for a minute.
+// If the only holder died next, the step would be lost, and nothing would be committed for a
+// minute.
 TEST(Coordinator, OneHolderAloneCommitsNothingWhileAnotherMemberLives) {
   CoordinatorScript script(options_of(1, 3));
   script.begin({0, 1, 2});
@@ -285,7 +287,7 @@ TEST(Coordinator, OneHolderAloneCommitsNothingWhileAnotherMemberLives) {
   script.vote(0);
   script.wait(kVote);
   EXPECT_EQ(script.view(0).canonical, kFirst);
-  script.lose(2);  // Now nobody else can hold it.
+  script.lose(2);  // No other replica can hold it now.
   EXPECT_EQ(script.view(0).canonical.step, 1);
 }
 
@@ -330,7 +332,8 @@ TEST(Coordinator, WhoFailsItsPeersAgainStaysOutLongerUpToALimit) {
   }
 }
 
-// To make a view takes as long as there are replicas, and each of them reports several times a step.
+// Making a view takes time proportional to the number of replicas, and each of them reports several
+// times a step.
 TEST(Coordinator, ReportsThatDecideNothingAreAnsweredWithTheViewThatThereIs) {
   CoordinatorScript script(options_of(3, 3));
   script.begin({0, 1, 2});
@@ -359,7 +362,7 @@ TEST(Coordinator, ReportsThatComeTogetherAreAnsweredOnce) {
   EXPECT_EQ(script.views(), before + 3);
 }
 
-// As when they come one by one, and the accusation last.
+// The result is the same as if they came one by one, with the accusation last.
 TEST(Coordinator, AnAccusationThatComesWithTheLastVoteCostsNoStep) {
   CoordinatorScript script(options_of(2, 3));
   script.begin({0, 1, 2});
@@ -399,7 +402,7 @@ TEST(Coordinator, AVoteOfAnEarlierEpochDoesNotCount) {
   script.wait(kSettle);
   ASSERT_EQ(script.view(0).epoch, (Epoch{1, 2}));
   script.report(0).joined = script.view(0).epoch;
-  script.say(0);  // Its former vote is still in its report.
+  script.say(0);  // Its report still contains the former vote.
   script.join({1});
   script.vote(1);
   EXPECT_EQ(script.view(0).canonical, kFirst);
@@ -431,7 +434,7 @@ TEST(Coordinator, ABrokenLinkIsANewEpochOfAll) {
   EXPECT_THAT(
       script.reasons().back(),
       HasSubstr("replica 0 suspects replica 1: connection reset"));
-  // What was suspected then is over.
+  // Earlier suspicions no longer count.
   script.join({0, 1});
   EXPECT_EQ(script.view(0).stage, EpochStage::kRunning);
 }
@@ -459,7 +462,8 @@ TEST(Coordinator, WhoHangsIsLeftOutAndStillHoldsWhatItHolds) {
   script.hang(1);
   script.wait(kSettle);
   EXPECT_THAT(script.members(0), ElementsAre(0));
-  EXPECT_EQ(script.view(1).epoch, script.view(0).epoch);  // It is told.
+  // It learns of the epoch.
+  EXPECT_EQ(script.view(1).epoch, script.view(0).epoch);
   script.join({0});
   script.vote(0);
   script.apply({0, 1});
@@ -468,7 +472,7 @@ TEST(Coordinator, WhoHangsIsLeftOutAndStillHoldsWhatItHolds) {
   script.report(2).held = kFirst;
   script.say(2);
   script.wait(kHold * 2);
-  // Whoever hangs may wake up.
+  // A replica that hangs may wake up.
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
   script.report(0).progress.serial = 1;
   script.say(0);
@@ -500,7 +504,7 @@ TEST(Coordinator, ADeathThatAllNoticeIsOneSuspicion) {
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2, 3));
 }
 
-// Of whom its peers speak before its connection ends: it stays out all the same.
+// Its peers report it before its connection ends; it stays out all the same.
 TEST(Coordinator, ADeathThatPeersNoticeFirstIsADeathToo) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});

@@ -81,7 +81,7 @@ DigestVerdict judge(const std::vector<ReportedDigest>& claims) {
     if (groups.size() < 2) {
       continue;
     }
-    // Who is on its way there will say more.
+    // Replicas on their way to this state will report more.
     const auto to_come = std::ranges::count_if(
         claims, [step = state.step](const ReportedDigest& one) {
           return one.held && one.held->step < step;

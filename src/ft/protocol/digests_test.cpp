@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whose bits are wrong.
+// Which replicas have wrong bits.
 #include "ft/protocol/digests.h"
 
 #include <gmock/gmock.h>
@@ -69,7 +69,7 @@ TEST(Digests, WhoWillNeverSayIsNotWaitedFor) {
   EXPECT_THAT(verdict.tie, HasSubstr("different bits"));
 }
 
-// It may have been copied from the wrong one.
+// It may have been copied from the replica that is wrong.
 TEST(Digests, ACopyIsNoWitness) {
   const auto copied =
       judge({claim_of(0, 7), claim_of(1, 8), claim_of(2, 8, true)});
@@ -78,7 +78,7 @@ TEST(Digests, ACopyIsNoWitness) {
   const auto wrong_copy =
       judge({claim_of(0, 7), claim_of(1, 7), claim_of(2, 8, true)});
   EXPECT_THAT(wrong(wrong_copy), ElementsAre(2));
-  // Since then either may have changed.
+  // Either of them may have changed since.
   const auto two = judge({claim_of(0, 7), claim_of(1, 8, true)});
   EXPECT_THAT(wrong(two), IsEmpty());
   EXPECT_THAT(two.tie, HasSubstr("different bits"));

@@ -9,7 +9,7 @@
 namespace sherd::ft {
 namespace {
 
-// By step, as they lie; none: not among them.
+// The states are sorted by step. Returns end() if the state is not among them.
 std::vector<History::CommittedState>::const_iterator find(
     const std::vector<History::CommittedState>& past, const StateId& state) {
   const auto found = std::ranges::lower_bound(
@@ -52,7 +52,7 @@ struct Append {
         text_of(history.epoch), ", found ", text_of(epoch));
   }
 
-  // A run that goes on behind step 0 has trained all before what it takes first.
+  // A run that begins after step 0 has trained all samples before the first one it takes.
   void take_before(const EpochRecord& first) const {
     std::optional<std::int64_t> begin;
     for (const auto& member : first.members) {
@@ -123,7 +123,7 @@ struct Append {
         "[ft] log: expected a rollback of the last commit to another one, "
         "found one from ",
         text_of(record.lost), " to ", text_of(record.canonical));
-    // What leads there from where the two ways part.
+    // The states that lead there from where the two branches part.
     std::vector<History::CommittedState> way;
     auto to = record.canonical;
     while (!history.on_chain(to)) {
@@ -150,7 +150,7 @@ struct Append {
     history.members.clear();
   }
 
-  // Which of the steps took what is not known: a rollback gives nothing back.
+  // Which of these steps took which samples is not known, so a rollback gives none back.
   void operator()(const RecoveryRecord& record) const {
     SHERD_CHECK(
         history.past.empty() && record.epoch.term < history.term,
@@ -175,7 +175,7 @@ struct Append {
       if (lives.current == 0) {
         lives.current = life.incarnation;
       } else if (lives.current != life.incarnation) {
-        lives.former.insert(life.incarnation);  // It has started anew.
+        lives.former.insert(life.incarnation);  // The replica has restarted.
       }
     }
     history.config = record.config;
@@ -226,7 +226,7 @@ void trim(History& history, std::size_t past_min) {
     history.before_past.add(one->samples);
   }
   history.past.erase(history.past.cbegin(), stay);
-  // By step, so that whatever they led on from comes first.
+  // In the order of steps, so that ancestors are visited before the states that they led to.
   std::erase_if(history.lost, [&](const auto& one) {
     const auto& commit = one.second.commit;
     return !commit || !history.knows(commit->base);

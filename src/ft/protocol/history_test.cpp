@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 
 const StateId kFirst{0, first_lineage(1, 2)};
 
-// The next step of everybody in `history`, of these samples.
+// The next step of all members in `history`, with these samples.
 CommitRecord commit_of(const History& history, SampleRange samples) {
   const std::vector<Member> participants = {{3, 30, {samples}}};
   CommitRecord record;
@@ -62,7 +62,7 @@ TEST(History, SamplesThatAreLeftOutAreTakenAndPartOfTheLineage) {
   append(history, record);
   EXPECT_EQ(history.commit()->samples, 8);
   EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 32}));
-  // And free again when the step is gone.
+  // They are free again when the step is gone.
   append(
       history,
       RollbackRecord{{4, 2}, *history.canonical, history.past[2].state});
@@ -79,7 +79,7 @@ TEST(History, ARollbackGivesSamplesBack) {
   EXPECT_THAT(history.consumed.ranges(), ElementsAre(SampleRange{0, 8}));
   append(history, EpochRecord{{4, 3}, to, 9, {}});
   append(history, commit_of(history, {8, 16}));
-  // The same step of the same samples, and another state all the same.
+  // It is the same step with the same samples, but another state.
   EXPECT_EQ(history.canonical->step, lost.step);
   EXPECT_NE(*history.canonical, lost);
 }
@@ -157,7 +157,7 @@ TEST(History, ANewLifeEndsTheOneBefore) {
       HasSubstr("expected a new life of replica 3, found 30"));
 }
 
-// What after_two_commits() has come to, from its second state on.
+// What after_two_commits() has led to, from its second state on.
 RecoveryRecord recovery_record() {
   const auto lost = after_two_commits();
   RecoveryRecord record;
@@ -174,7 +174,7 @@ RecoveryRecord recovery_record() {
 
 TEST(History, GoesOnWithARunWhoseLogIsLost) {
   History history;
-  append(history, TermRecord{1, 8});  // Of a run that never began.
+  append(history, TermRecord{1, 8});  // The run never began.
   append(history, IncarnationRecord{4, 41});
   append(history, TermRecord{5, 7});
   append(history, recovery_record());
@@ -188,7 +188,7 @@ TEST(History, GoesOnWithARunWhoseLogIsLost) {
   EXPECT_EQ(history.consumed.size(), 24);
   EXPECT_EQ(history.recent(8).size(), 2U);
   append(history, EpochRecord{{5, 2}, *history.canonical, 9, {}});
-  // Which of the first steps took what is not known.
+  // Which of the first steps took which samples is not known.
   const auto first = recovery_record().first;
   append(history, RollbackRecord{{5, 3}, *history.canonical, first});
   EXPECT_EQ(history.canonical, first);

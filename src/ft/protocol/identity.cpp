@@ -12,7 +12,7 @@
 namespace sherd::ft {
 namespace {
 
-// Two hashes with different beginnings.
+// Two hashes with different seeds.
 class Hash128 {
  public:
   Hash128() { low_.add(std::uint64_t{1}); }
@@ -31,7 +31,8 @@ class Hash128 {
   Hash64 low_;
 };
 
-constexpr std::size_t kHalf = 16;  // Hexadecimal digits of 64 bits.
+// The number of hexadecimal digits in 64 bits.
+constexpr std::size_t kHalf = 16;
 
 }  // namespace
 

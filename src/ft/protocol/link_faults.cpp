@@ -11,7 +11,7 @@ namespace sherd::ft {
 namespace {
 
 constexpr int kBad = 2;
-// Whoever makes up links fills no memory.
+// Made-up links must not fill the memory.
 constexpr std::size_t kLinksMax = 4096;
 
 std::pair<ReplicaId, ReplicaId> key_of(ReplicaId one, ReplicaId other) {
@@ -24,7 +24,7 @@ BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter) {
   return {suspicion.accused, suspicion.noticed_by.value_or(reporter)};
 }
 
-// The receiving end of a link is left out first.
+// The receiving end of a link is the accused, so it is left out first.
 std::vector<BrokenLink> links_of_silent(
     const std::vector<Member>& ring, const std::vector<ReplicaId>& late) {
   constexpr int kOthers = 3;
@@ -69,14 +69,14 @@ std::vector<ReplicaId> culprits_of(const std::vector<BrokenLink>& links) {
     return !culprits.contains(link.accused) &&
         !culprits.contains(link.noticed_by);
   };
-  // Those that are silent are to blame whatever else is broken.
+  // Silent members are to blame no matter what else is broken.
   for (const auto& link : links) {
     if (link.accused == link.noticed_by) {
       culprits.insert(link.accused);
     }
   }
   for (;;) {
-    // By replica: its links, and in how many it is accused.
+    // For each replica, how many links it has and in how many it is accused.
     std::map<ReplicaId, std::pair<int, int>> ends;
     for (const auto& link : links) {
       if (is_left(link)) {
@@ -88,7 +88,7 @@ std::vector<ReplicaId> culprits_of(const std::vector<BrokenLink>& links) {
     if (ends.empty()) {
       return {culprits.begin(), culprits.end()};
     }
-    // The last one of equals.
+    // The last one of equal elements.
     const auto most = std::max_element(
         ends.rbegin(), ends.rend(),
         [](const auto& a, const auto& b) { return a.second < b.second; });

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Links between replicas that carry nothing: whom to leave out when a ring, or the trees of more
-// members, cannot be connected. LinkFaults remembers links for as long as both ends live: a link is
-// bad once it could not be connected, or was suspected in two epochs, and good again when one of its
-// ends starts anew. member_order.h orders members round such links. Thread rule: values.
+// Decides whom to leave out when a ring, or the trees that connect more members, cannot be
+// connected because links are dead. LinkFaults remembers links for as long as both ends live: a
+// link is bad once it could not be connected or was suspected in two epochs, and good again when
+// one of its ends restarts. member_order.h orders members so that they avoid such links. Thread
+// rule: values.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +23,24 @@ struct SuspicionCount {
   bool operator==(const SuspicionCount&) const = default;
 };
 
-// A link that carries nothing, as the one that noticed it first has told.
+// A link that carries nothing, as reported by the replica that noticed it first.
 struct BrokenLink {
   ReplicaId accused = 0;
-  ReplicaId noticed_by = 0;  // The accused itself: it says nothing at all.
+  // Equal to the accused if that replica reports nothing at all.
+  ReplicaId noticed_by = 0;
   bool operator==(const BrokenLink&) const = default;
 };
 
-// `reporter` tells of the suspicion.
+// `reporter` has reported the suspicion.
 BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter);
-// Those of the members that have not joined, `late`, and say nothing about it. Of two that are
-// connected it may be the link.
+// `late` are the members that have not joined and report nothing. If there are two and they are
+// connected, the link between them may be the cause; otherwise each accuses itself.
 std::vector<BrokenLink> links_of_silent(
     const std::vector<Member>& ring, const std::vector<ReplicaId>& late);
 
-// As few replicas as can be found without which none of the links is left, ascending: the end of most
-// broken links first, and of one link the accused. A link says nothing about which of its ends is to
-// blame, but two links with a common end do. Deterministic.
+// The fewest replicas that can be found without which none of the links is left, ascending. The end
+// of the most broken links goes first; of a single link, it is the accused. One link does not show
+// which of its ends is to blame, but two links with a common end do. Deterministic.
 std::vector<ReplicaId> culprits_of(const std::vector<BrokenLink>& links);
 
 // "it is left out: no ring link between it and replica 0 and replica 2 carries anything".
@@ -47,12 +49,13 @@ std::string why_left_out(
 
 class LinkFaults {
  public:
-  // A link has no direction. In one epoch it counts once, whoever suspects it. True: it has become
-  // bad just now.
+  // Records a suspicion. A link has no direction, and counts once per epoch no matter who suspects
+  // it. Returns true if the link has just become bad.
   bool suspect(ReplicaId one, ReplicaId other, const Epoch& epoch);
-  // It could not be connected, which makes it bad at once. True: it was not bad before.
+  // Records that the link could not be connected, which makes it bad at once. Returns true if it
+  // was not bad before.
   bool fail(ReplicaId one, ReplicaId other, const Epoch& epoch);
-  // This replica has started anew.
+  // Forgets the links of a replica that has restarted.
   void forget(ReplicaId replica);
 
   bool bad(ReplicaId one, ReplicaId other) const;
@@ -63,7 +66,7 @@ class LinkFaults {
   bool operator==(const LinkFaults&) const = default;
 
  private:
-  All all_;  // By the lower and the higher number of its ends.
+  All all_;  // Keyed by the lower and the higher number of the link's ends.
 };
 
 }  // namespace sherd::ft

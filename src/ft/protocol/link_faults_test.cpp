@@ -28,7 +28,7 @@ void make_bad(LinkFaults& links, ReplicaId one, ReplicaId other) {
 TEST(LinkFaults, AreBadWhenSuspectedInTwoEpochs) {
   LinkFaults links;
   EXPECT_FALSE(links.suspect(0, 1, {1, 3}));
-  EXPECT_FALSE(links.suspect(1, 0, {1, 3}));  // The other end says so, too.
+  EXPECT_FALSE(links.suspect(1, 0, {1, 3}));  // The other end reports it, too.
   EXPECT_FALSE(links.suspect(1, 0, {1, 2}));  // It comes late.
   EXPECT_FALSE(links.bad(0, 1));
   EXPECT_TRUE(links.suspect(1, 0, {1, 4}));
@@ -63,7 +63,7 @@ TEST(BrokenLinks, WhoSaysNothingIsACulpritWhateverElseIsBroken) {
 }
 
 TEST(BrokenLinks, AreNotLeftWithoutTheCulprits) {
-  std::mt19937 random(7);  // Always the same.
+  std::mt19937 random(7);  // The seed is always the same.
   for (int i = 0; i < 200; ++i) {
     std::vector<BrokenLink> links(random() % 12);
     for (auto& link : links) {

@@ -11,7 +11,7 @@ namespace {
 
 using Members = std::vector<Member>;
 
-// By position, the positions of those that it is connected with.
+// For each position, the positions that it is connected with.
 using Peers = std::vector<std::vector<int>>;
 
 Peers peers_of_all(const Members& members) {
@@ -25,7 +25,7 @@ Peers peers_of_all(const Members& members) {
 
 std::int64_t cost_of(
     const LinkQualityOf& quality, const Member& one, const Member& other) {
-  // More than there are links between members.
+  // More than the number of links between members.
   constexpr std::int64_t kBadLink = std::int64_t{1} << 20;
   switch (quality(one.replica, other.replica)) {
     case LinkQuality::kGood:
@@ -38,7 +38,7 @@ std::int64_t cost_of(
   return kBadLink;
 }
 
-// ---- trees: two members change places ----
+// ---- trees: two members swap places ----
 
 std::int64_t cost_at(
     const LinkQualityOf& quality,
@@ -53,7 +53,7 @@ std::int64_t cost_at(
   return cost;
 }
 
-// False: nobody's place is a better one for who is at `at`.
+// Returns false if no swap with another place makes the order cheaper.
 bool swap(
     const LinkQualityOf& quality,
     Members& members,
@@ -74,7 +74,7 @@ bool swap(
   return false;
 }
 
-// False: no swap makes it cheaper.
+// Returns false if no swap makes the order cheaper.
 bool mend_trees(
     const LinkQualityOf& quality, Members& members, const Peers& peers) {
   for (std::size_t at = 0; at < members.size(); ++at) {
@@ -86,11 +86,11 @@ bool mend_trees(
   return false;
 }
 
-// ---- rings: a part of the ring is turned round ----
+// ---- rings: a part of the ring is reversed ----
 
-// Ring links a-b and c-d become a-c and b-d when what lies from b to c is turned
-// round, and no other link changes. Here a is the last and b the first. False:
-// there is no place where both new ones together cost less than a-b.
+// Reversing the part from b to c turns the ring links a-b and c-d into a-c and b-d and changes no
+// other link. Here a is the last member and b the first. Returns false if at no place the two new
+// links together cost less than a-b.
 bool turn(const LinkQualityOf& quality, Members& ring) {
   const auto cost = cost_of(quality, ring.back(), ring.front());
   for (std::size_t c = 1; c + 2 < ring.size(); ++c) {
@@ -105,7 +105,7 @@ bool turn(const LinkQualityOf& quality, Members& ring) {
   return false;
 }
 
-// False: no turn makes it cheaper.
+// Returns false if no reversal makes the order cheaper.
 bool mend_ring(const LinkQualityOf& quality, Members& ring) {
   for (std::size_t i = 0; i < ring.size(); ++i) {
     const auto before = (i + ring.size() - 1) % ring.size();
@@ -124,9 +124,9 @@ bool mend_ring(const LinkQualityOf& quality, Members& ring) {
   return false;
 }
 
-// Where each two replicas that have a link to avoid have together good links to as many as there are
-// members, all can be avoided (Palmer's proof of Ore's theorem): with one such link, from four
-// members on.
+// If any two replicas whose link is to be avoided together have good links to at least as many
+// replicas as there are members, all such links can be avoided (Palmer's proof of Ore's theorem).
+// With a single link to avoid this holds from four members on.
 Members ring_of(Members members, const LinkQualityOf& quality) {
   bool mended = false;
   while (mend_ring(quality, members)) {
@@ -158,9 +158,10 @@ std::int64_t cost_of_order(
   return cost;
 }
 
-// Each change makes it cheaper, so it ends.
+// Each change makes the order cheaper, so the loop ends.
 Members order_of(Members members, const LinkQualityOf& quality) {
-  constexpr std::size_t kOtherOrders = 4;  // Among fewer each is next to each.
+  // With fewer members each is next to every other one.
+  constexpr std::size_t kOtherOrders = 4;
   if (members.size() < kOtherOrders) {
     return members;
   }

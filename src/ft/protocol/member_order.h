@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order of an epoch's members, in which their ring or trees use as few links as can be that are bad
-// (link_faults.h) or slow (slow_links.h). Thread rule: pure functions.
+// Chooses the order of an epoch's members so that their ring or trees use as few bad
+// (link_faults.h) or slow (slow_links.h) links as possible. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,13 @@ enum class LinkQuality { kGood, kSlow, kBad };
 // A link has no direction.
 using LinkQualityOf = std::function<LinkQuality(ReplicaId, ReplicaId)>;
 
-// What the links cost that the members use in this order. A bad one costs more than all that can be slow.
+// The cost of the links that the members use in this order. A bad link costs more than all links
+// that can be slow together.
 std::int64_t cost_of_order(
     const std::vector<Member>& members, const LinkQualityOf& quality);
 
-// The members in an order that costs as little as can be found; the given order if no other is found
-// that costs less. Deterministic.
+// The members in the cheapest order that can be found; the given order unless another one costs
+// less. Deterministic.
 std::vector<Member> order_of(
     std::vector<Member> members, const LinkQualityOf& quality);
 

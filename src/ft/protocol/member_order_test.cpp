@@ -94,7 +94,7 @@ TEST(MemberOrder, FourMembersGoRoundABadLink) {
   links.make_bad(0, 1);
   const auto ring = order_of_members(links, members_of(4));
   EXPECT_THAT(names_of(ring), ElementsAre(0, 2, 1, 3));
-  // Each keeps what is its own.
+  // Each member keeps its own fields.
   EXPECT_EQ(ring[1], members_of(4)[2]);
 }
 
@@ -131,7 +131,7 @@ TEST(MemberOrder, AReplicaWithoutGoodLinksSpoilsNoOthers) {
   EXPECT_EQ(bad_links(links, order_of_members(links, members_of(6))), 2);
 }
 
-// Ore: each has good links to half of the others at least.
+// Ore's theorem: each has good links to at least half of the others.
 TEST(MemberOrder, ManyBadLinksAreAvoidedWhereEachHasGoodOnesToHalfOfTheRing) {
   const auto seed = std::random_device()();
   std::printf("seed %u\n", seed);
@@ -216,7 +216,8 @@ TEST(MemberOrder, ASlowLinkIsUsedWhereOnlyBadOnesAreLeft) {
   Links links;
   links.make_slow(0, 1);
   links.make_bad(0, 2);
-  links.make_bad(1, 3);  // Of three rings of four, two have bad links.
+  // Two of the three possible rings of four have bad links.
+  links.make_bad(1, 3);
   links.make_bad(0, 3);
   links.make_bad(1, 2);
   const auto members = order_of_members(links, members_of(4));

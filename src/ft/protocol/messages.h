@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The messages between replicas and the coordinator, and the records of the coordinator's log.
-// There is one message each way, a replica's Report and the coordinator's RunView, and each carries
-// all that its sender knows: a lost, repeated or late one is harmless, since the next one says the
-// same. docs/design/fault_tolerance.md has the protocol. Thread rule: values.
+// There is one message in each direction, a replica's Report and the coordinator's RunView, and
+// each carries everything its sender knows. A lost, repeated or late message is therefore harmless:
+// the next one says the same. docs/design/fault_tolerance.md describes the protocol. Thread rule:
+// values.
 #pragma once
 
 #include <initializer_list>
@@ -19,8 +20,8 @@
 
 namespace sherd::ft {
 
-// A reduction that is complete and undecided. The replica has the sum and still its own gradients,
-// and applies nothing until it hears what became of the attempt.
+// A reduction that is complete but undecided. The replica keeps both the sum and its own gradients,
+// and applies nothing until it learns the outcome of the attempt.
 struct Vote {
   Attempt attempt;
   StateId base;
@@ -29,10 +30,10 @@ struct Vote {
 };
 
 struct Suspicion {
-  Epoch epoch;  // Nothing is reduced in it any more.
+  Epoch epoch;  // Nothing is reduced in this epoch any more.
   ReplicaId accused = 0;
   std::string reason;
-  // The other end of the suspected link, if it is known who noticed the fault first.
+  // The other end of the suspected link, if it is known to have noticed the fault first.
   std::optional<ReplicaId> noticed_by{};
   bool operator==(const Suspicion&) const = default;
 };
@@ -41,7 +42,7 @@ struct Suspicion {
 struct StateDigest {
   StateId state;
   std::uint64_t digest = 0;  // Covers all shards.
-  // The state was copied from another replica since the last digest, so that this one says nothing
+  // The state was copied from another replica since the last digest, so this digest says nothing
   // about whose bits are right.
   bool copied = false;
   bool operator==(const StateDigest&) const = default;
@@ -49,12 +50,12 @@ struct StateDigest {
 
 struct GradientFault {
   std::string reason;
-  // Training shall end; otherwise the gradients are left out.
+  // True if training shall stop; otherwise the gradients are left out.
   bool stop = false;
   bool operator==(const GradientFault&) const = default;
 };
 
-// Gradients that are not finite or far too large. They enter no reduction and no vote.
+// Gradients that are not finite or far too large. They take part in no reduction and no vote.
 struct BadGradients {
   StateId base;
   std::vector<SampleRange> samples;
@@ -62,18 +63,18 @@ struct BadGradients {
   bool operator==(const BadGradients&) const = default;
 };
 
-// Where the counterparts of one rank reach it.
+// The address at which one rank's counterparts reach it.
 struct RankAddress {
   std::string host;
   std::uint16_t reduce_port = 0;  // For the all-reduce across replicas.
-  std::uint16_t fetch_port = 0;   // For replicas that catch up.
-  RingKey key{};                  // Asked for at the first port.
+  std::uint16_t fetch_port = 0;   // For replicas that are catching up.
+  RingKey key{};                  // Required at the reduce port.
   bool operator==(const RankAddress&) const = default;
 };
 
-// The addresses of a replica's ranks, by rank. They are many and the same in all that is said of an
-// incarnation, so that copies share them; and ranks of one host differ in their ports alone, so that
-// who knows a thousand replicas has one name and key for each host.
+// The addresses of a replica's ranks, by rank. They are many, and the same in every message about
+// an incarnation, so copies share them. Ranks of one host differ only in their ports, so a process
+// that knows a thousand replicas keeps one host name and key per host.
 class RankAddresses {
  public:
   struct Ports {
@@ -81,7 +82,7 @@ class RankAddresses {
     std::uint16_t fetch = 0;
     bool operator==(const Ports&) const = default;
   };
-  // Ranks one after another that are reached at the same host with the same key.
+  // Consecutive ranks that are reached at the same host with the same key.
   struct HostRanks {
     std::string host;
     RingKey key;
@@ -107,21 +108,22 @@ class RankAddresses {
   }
 
  private:
-  std::shared_ptr<const std::vector<HostRanks>> hosts_;  // Null: none.
+  // Null if there are no addresses.
+  std::shared_ptr<const std::vector<HostRanks>> hosts_;
 };
 
 enum class Activity {
   kIdle,
   kComputing,
   kReducing,
-  kWaiting,  // For a decision.
+  kWaiting,  // It waits for a decision.
   kApplying,
   kFetching,
 };
 
-// A rank's connections with its counterpart in another replica, and the data frames received and sent
-// on them in this epoch, modulo 2^32: those that were sent and have not been received show which
-// link is dead.
+// A rank's connections with its counterpart in another replica, and how many data frames were
+// received and sent on them in this epoch, modulo 2^32. Frames that were sent but not received show
+// which link is dead.
 struct RingLink {
   ReplicaId peer = 0;
   std::uint32_t frames_in = 0;
@@ -129,7 +131,7 @@ struct RingLink {
   bool operator==(const RingLink&) const = default;
 };
 
-// How fast data come from a neighbour: the slowest of the ranks' connections.
+// How fast data arrive from a neighbour, as the lowest speed over all ranks' connections.
 struct LinkSpeed {
   ReplicaId peer = 0;
   std::uint64_t bytes_per_s = 0;
@@ -138,26 +140,28 @@ struct LinkSpeed {
 
 // How far a rank is in the reduction with its counterparts.
 struct RingPosition {
-  Epoch epoch;  // The one it is connected for.
+  Epoch epoch;  // The epoch it is connected for.
   std::vector<RingLink> links{};
   // The attempt under way.
   std::uint32_t bucket = 0;
-  std::string unit{};  // Whose gradients are in the bucket; empty: unknown.
+  // The unit whose gradients are in the bucket; empty if unknown.
+  std::string unit{};
   std::int64_t slices_done = 0;
   std::int64_t slices = 0;
   bool operator==(const RingPosition&) const = default;
 };
 
-// The activity of the training threads of a replica or of one of its ranks. It changes when they
-// make progress, not when the thread that reports does.
+// The activity of the training threads of a replica or of one of its ranks. It changes when those
+// threads make progress, even though another thread reports it.
 struct TrainingProgress {
   Activity activity = Activity::kIdle;
   std::uint64_t serial = 0;
   std::optional<ReplicaId> waits_for;
-  bool to_read = false;  // It waits for a reader, else for bytes.
-  // Heartbeats for which the leader has heard nothing of the rank's agent.
+  // True if the rank waits for a reader, false if it waits for bytes.
+  bool to_read = false;
+  // For how many heartbeats the leader has heard nothing from the rank's agent.
   std::uint32_t missed_heartbeats = 0;
-  // Only in the progress of a rank.
+  // Only set in the progress of a single rank.
   std::optional<RingPosition> place{};
   std::uint32_t rank = 0;
   bool operator==(const TrainingProgress&) const = default;
@@ -167,15 +171,15 @@ struct Commit {
   Attempt attempt;
   StateId base;
   StateId result;
-  std::uint64_t gradients = 0;  // Digest of the sum.
-  std::int64_t samples = 0;     // How many are in the sum.
+  std::uint64_t gradients = 0;  // The digest of the sum.
+  std::int64_t samples = 0;     // How many samples are in the sum.
   bool operator==(const Commit&) const = default;
 };
 
 enum class EpochStage {
-  kJoining,  // Members connect to each other.
-  kRunning,  // All have: they may reduce.
-  kClosed,   // It commits nothing any more; the next one is to come.
+  kJoining,  // The members connect to each other.
+  kRunning,  // All members are connected and may reduce.
+  kClosed,   // It commits nothing any more; the next epoch follows.
 };
 
 // An epoch that begins with the next commit, if all its members are connected to each other by
@@ -195,87 +199,89 @@ struct LiveReplica {
   bool operator==(const LiveReplica&) const = default;
 };
 
-// A replica has started; its former incarnations do not count any more.
+// A replica has started; its former incarnations no longer count.
 struct IncarnationRecord {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   bool operator==(const IncarnationRecord&) const = default;
 };
 
-// The coordinator tells one replica all that it has decided. Later views are higher in (term,
-// epoch, step of canonical, stage, planned epoch).
+// What the coordinator sends to one replica: everything it has decided. Later views are higher in
+// (term, epoch, step of canonical, stage, planned epoch).
 struct RunView {
   std::uint64_t run = 0;
   std::uint64_t term = 0;
   // The last committed state.
   StateId canonical;
-  // The last commits, oldest first; the last one made canonical. None after a
-  // rollback.
+  // The last commits, oldest first; the last one made canonical. Empty after a rollback.
   std::vector<Commit> recent;
   Epoch epoch;
   EpochStage stage = EpochStage::kClosed;
   std::vector<Member> members;  // In ring order.
   std::optional<PlannedEpoch> planned;
   std::vector<LiveReplica> peers;
-  // The digest of the addressed replica, if it differs from most: what the
-  // replica holds now was made from wrong bits.
+  // The digest of the addressed replica, if it differs from most: the replica's current state was
+  // made from wrong bits.
   std::optional<StateDigest> wrong{};
-  // Why the addressed replica does not count any more; empty: it counts.
+  // Why the addressed replica no longer counts; empty if it does.
   std::string fenced;
-  bool ended = false;  // All steps of the run are made.
-  // All replicas that were ever in the run, by number, each in its last life. `starts` counts all
-  // lives, so that of two views of a term the one with more starts knows them better.
+  bool ended = false;  // All steps of the run are done.
+  // All replicas that were ever in the run, by number, each with its last incarnation. `starts`
+  // counts all incarnations, so of two views of one term the one with more starts is the more
+  // complete.
   std::uint64_t starts = 0;
   std::vector<IncarnationRecord> lives{};
-  SampleSet consumed{};  // By all steps that led to canonical.
-  // The coordinator's log is empty, and it asks what the replica remembers. The rest says nothing.
+  SampleSet consumed{};  // Consumed by all steps that led to canonical.
+  // True if the coordinator's log is empty and it asks what the replica remembers. The other fields
+  // are then meaningless.
   bool asks = false;
   bool operator==(const RunView&) const = default;
 };
 
-// What makes a view later than another one, but for its plan.
+// What makes a view later than another one, apart from its plan.
 inline auto age_of(const RunView& view) {
   return std::make_tuple(
       view.term, view.epoch, view.canonical.step, view.stage);
 }
 
-// A replica tells the coordinator all that it knows.
+// What a replica sends to the coordinator: everything it knows.
 struct Report {
-  std::uint64_t run = 0;  // 0: it has heard no coordinator yet.
+  std::uint64_t run = 0;  // 0 if it has not heard from a coordinator yet.
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
-  std::uint64_t serial = 0;     // Counts the reports of the incarnation.
-  std::uint64_t config = 0;     // Hash of what replicas must have in common.
-  std::optional<StateId> held;  // None: what it has is damaged.
-  Epoch joined;                 // It is connected to this epoch's members.
+  std::uint64_t serial = 0;  // Counts the reports of the incarnation.
+  std::uint64_t config = 0;  // A hash of what all replicas must have in common.
+  std::optional<StateId> held;  // Nullopt if its state is damaged.
+  Epoch joined;                 // The epoch whose members it is connected to.
   std::optional<Vote> vote;
   std::optional<Suspicion> suspicion;
-  std::optional<StateDigest> digest{};  // The last one made.
+  std::optional<StateDigest> digest{};  // The digest made last.
   std::optional<BadGradients> bad_gradients{};
-  bool leaving = false;   // It leaves after the step it is in.
-  bool finished = false;  // Its program makes no more steps.
+  bool leaving = false;   // It leaves after the current step.
+  bool finished = false;  // Its program makes no further steps.
   RankAddresses addresses;
   TrainingProgress progress;
-  // All ranks, or of many those that matter to who looks for a hang, ascending.
+  // The progress of all ranks, ascending by rank; in a large replica only of those that matter for
+  // finding a hang.
   std::vector<TrainingProgress> ranks{};
-  // Its last view, for a coordinator that asks. Without what is of no use any more: who is there,
-  // what is planned, why it is fenced.
+  // The replica's last view, for a coordinator that asks for it. It leaves out what is no longer of
+  // use: who is there, what is planned, and why the replica is fenced.
   std::optional<RunView> remembers{};
-  // Those of its links in the epoch whose speed is known.
+  // The speeds of those of its links in the epoch for which one is known.
   std::vector<LinkSpeed> link_speeds{};
   bool operator==(const Report&) const = default;
 };
 
-// ---- the records of the log, each on the disk before a view tells of it ----
+// ---- the records of the log; each is on disk before any view mentions it ----
 
-// A coordinator has started. The first one draws the number of the run.
+// A coordinator has started. The first one draws the run number.
 struct TermRecord {
   std::uint64_t term = 0;
   std::uint64_t run = 0;
   bool operator==(const TermRecord&) const = default;
 };
 
-// An epoch has begun: no attempt of an older one is committed any more.
+// An epoch has begun: no attempt of an older epoch is committed any more.
 struct EpochRecord {
   Epoch epoch;
   StateId base;
@@ -287,12 +293,13 @@ struct EpochRecord {
 struct CommitRecord {
   Commit commit;
   std::vector<Member> participants;
-  std::vector<Member> next;  // The members, with their next samples.
+  // The members, with their samples of the next step.
+  std::vector<Member> next;
   bool operator==(const CommitRecord&) const = default;
 };
 
-// All holders of the last committed state are gone for good: the run goes back to another state
-// that was committed once. The epoch ends.
+// All holders of the last committed state are gone for good, so the run goes back to an earlier
+// committed state. The epoch ends.
 struct RollbackRecord {
   Epoch epoch;
   StateId lost;
@@ -300,19 +307,19 @@ struct RollbackRecord {
   bool operator==(const RollbackRecord&) const = default;
 };
 
-// The log was lost, and goes on from what all replicas of the run remember. It follows a term above
-// all of the lost log; no epoch is before it.
+// The log was lost, and the run continues from what all its replicas remember. The record follows a
+// term above all terms of the lost log, and no epoch precedes it.
 struct RecoveryRecord {
   std::uint64_t config = 0;
-  Epoch epoch;                  // The last one.
-  std::vector<Member> members;  // Of it, or none.
-  // All replicas of the run, each in its last life that is remembered.
+  Epoch epoch;                  // The last epoch.
+  std::vector<Member> members;  // The members of that epoch, or none.
+  // All replicas of the run, each with the last incarnation that is remembered.
   std::vector<IncarnationRecord> lives;
-  StateId first;                // The oldest state that is known.
-  std::vector<Commit> commits;  // That led on from it, oldest first.
-  // States that replicas hold, or have loaded, and that did not lead to the last one.
+  StateId first;                // The oldest known state.
+  std::vector<Commit> commits;  // The commits that followed it, oldest first.
+  // States that replicas hold or have loaded, but that did not lead to the last state.
   std::vector<StateId> given_up;
-  SampleSet consumed;  // By all steps that led to the last one.
+  SampleSet consumed;  // Consumed by all steps that led to the last state.
   const StateId& canonical() const {
     return commits.empty() ? first : commits.back().result;
   }

@@ -131,7 +131,7 @@ TEST(ProtocolModel, GradientsThatAreBadOnSomeReplicasOrAll) {
        .progress_every = 100});
 }
 
-// One is dead, and the other holds nothing: the dead one has to come back.
+// One replica is dead and the other holds nothing: the dead one has to come back.
 TEST(ProtocolModel, WhoHoldsNothingIsNotEnough) {
   expect_safe(
       {.replicas = 2,
@@ -158,7 +158,7 @@ TEST(ProtocolModel, AllHoldersDieAndTheStepIsRolledBack) {
   EXPECT_GT(result.rollbacks_seen, 0);
 }
 
-// ---- random ways, within wide ones ----
+// ---- random paths within wide bounds ----
 
 TEST(ProtocolModel, RandomWaysWithEveryFault) {
   const auto result = walks_of(
@@ -196,7 +196,7 @@ TEST(ProtocolModel, RandomWaysWithOrdersLostRepeatedAndOvertaken) {
       400));
 }
 
-// Of three pairs two are cut at most, so that a pair is left.
+// At most two of three pairs are cut, so one pair is left.
 TEST(ProtocolModel, RandomWaysWithRingLinksThatAreDeadForGood) {
   expect_holds(walks_of(
       {.steps = 5,
@@ -207,7 +207,7 @@ TEST(ProtocolModel, RandomWaysWithRingLinksThatAreDeadForGood) {
       400));
 }
 
-// Four members have another order; it is planned while they train.
+// Four members have another order, which is planned while they train.
 TEST(ProtocolModel, RandomWaysWithLinksThatAreFoundSlow) {
   expect_holds(walks_of(
       {.replicas = 4,
@@ -260,7 +260,8 @@ TEST(ProtocolModel, RandomWaysWithLogsThatAreLost) {
       1000));
 }
 
-// What was rolled back may be all that is left: then it stands still, since nobody knows what led there.
+// A rolled-back state may be all that is left. The run then stops, since nobody knows what led
+// there.
 TEST(ProtocolModel, RandomWaysWithLogsThatAreLostAroundRollbacks) {
   const auto result = walks_of(
       {.replicas_min = 1,
@@ -292,7 +293,7 @@ ModelOptions two_whose_log_is_often_lost() {
       .latest_messages = true};
 }
 
-// Who has fetched the last step may be the only one that is left.
+// A replica that has fetched the last step may be the only one left.
 TEST(ProtocolModel, RandomWaysOfTwoWhoseLogIsOftenLost) {
   const auto result = walks_of(two_whose_log_is_often_lost(), 1000);
   EXPECT_THAT(result.violation, IsEmpty());
@@ -405,7 +406,7 @@ TEST(ProtocolModelFinds, ThatAStepNumberIsNoIdentity) {
       "S3: members that reduced from different parameters");
 }
 
-// Millions of states, behind `make soak`.
+// This explores millions of states and is run by `make soak`.
 TEST(ProtocolModel, DISABLED_EveryOrderOfTwoReplicasAndTwoDeaths) {
   expect_safe(
       {.replicas = 2,

@@ -12,8 +12,8 @@
 namespace sherd::ft {
 namespace {
 
-// They can make a step by themselves. Who leaves goes when its step is made, and
-// where nobody holds anything, somebody has to bring it.
+// Whether these replicas can make a step by themselves. A leaving replica goes when its step is
+// made; if no replica holds anything, somebody has to bring the state.
 bool are_enough(const ModelOptions& options, const State& state) {
   const auto& all = state.replicas;
   const auto stay = std::count_if(all.begin(), all.end(), [](const auto& one) {
@@ -25,8 +25,8 @@ bool are_enough(const ModelOptions& options, const State& state) {
          });
 }
 
-// What is left out of the search: one long breath from a state, without faults.
-// Nobody starts anew where enough live.
+// Runs on from a state for long, without faults and outside the search. No replica restarts if
+// enough of them live.
 bool goes_on(const Model& model, const ModelOptions& options, State state) {
   constexpr int kRounds = 40;
   state.crashes = 0;
@@ -34,12 +34,12 @@ bool goes_on(const Model& model, const ModelOptions& options, State state) {
   state.former.reset();
   std::uint64_t turn = 0;
   for (int round = 0; round < kRounds && !model.done(state); ++round) {
-    // Everything that can happen does, so that nothing is put off for ever.
+    // Everything that can happen does, so that nothing is delayed forever.
     constexpr int kTurns = 200;
     for (int i = 0; i < kTurns && !model.done(state); ++i) {
-      // Then nothing is on its way any more, and timeouts end.
+      // In the second half nothing new is sent, and timeouts end.
       auto choices = model.progress(state, /*beats=*/i < kTurns / 2);
-      // Where the log is lost, all that were ever there are needed.
+      // If the log is lost, all replicas that were ever in the run are needed.
       const bool is_lost =
           options.log_losses > 0 && std::as_const(state).disk->past.empty();
       if (!is_lost && are_enough(options, state)) {
@@ -57,7 +57,7 @@ bool goes_on(const Model& model, const ModelOptions& options, State state) {
   return model.done(state);
 }
 
-// Breadth first, so that the way to a violation is a shortest one.
+// Searches breadth first, so that the path to a violation is as short as possible.
 class Search {
  public:
   explicit Search(const ModelOptions& options)
@@ -83,7 +83,7 @@ class Search {
  private:
   struct Node {
     std::uint32_t parent = 0;
-    std::uint32_t choice = 0;  // Of the parent's.
+    std::uint32_t choice = 0;  // The choice made in the parent.
   };
 
   void expand(std::uint32_t at, const State& state) {
@@ -120,7 +120,7 @@ class Search {
     open_.emplace_back(at, std::move(state));
   }
 
-  // The names of the choices that lead there, made once more.
+  // The names of the choices that lead there, found by repeating them.
   std::string way(const std::string& what) const {
     std::vector<std::uint32_t> taken = {last_.choice};
     for (auto at = last_.parent; at != 0; at = nodes_[at].parent) {
@@ -158,9 +158,9 @@ ModelResult walk_model(
     std::uint64_t seed,
     std::int64_t walks,
     std::int64_t length) {
-  // Of so many choices one may be a fault: they come over the whole way.
+  // One choice in this many may be a fault, so that faults spread over the whole path.
   constexpr std::uint64_t kFaultEvery = 12;
-  // A partition lasts while others do so many things.
+  // A partition lasts while the other replicas make this many choices.
   constexpr std::uint64_t kCut = 40;
   const Model model(options);
   ModelResult result;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// States of the protocol's machines as words, to tell one from another. Thread
-// rule: pure functions.
+// The states of the protocol's machines as words, to tell one state from another. Thread rule: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace sherd::ft {
 
-// Everything that decides, as numbers; not the texts.
+// Encodes everything that decides as numbers, without the texts.
 class ModelAccess {
  public:
   using StateWords = std::vector<std::uint64_t>;
@@ -211,7 +211,7 @@ class ModelAccess {
   static const Report& last_report(const Coordinator& one, ReplicaId replica) {
     return one.replicas_.at(replica).report;
   }
-  // It counts, or has said what it remembers.
+  // Whether the replica counts, or has said what it remembers.
   static bool is_there(
       const Coordinator& one, ReplicaId replica, Incarnation incarnation) {
     return one.counts(replica, incarnation) ||
@@ -219,13 +219,13 @@ class ModelAccess {
   }
   static void find_slow(Coordinator& one, ReplicaId from, ReplicaId to) {
     for (int step = 0; step < SlowLinks::kStepsUntilSlow; ++step) {
-      // Among others between replicas that there are not.
+      // The other links are between replicas that do not exist.
       one.slow_links_.judge(
           {{from, to, 1}, {from, 90, 9}, {to, 91, 9}, {92, 93, 9}});
     }
   }
   static std::uint64_t serial(const Replica& one) { return one.serial_; }
-  // Whether it takes no part any more in what is reduced under the epoch.
+  // Whether the replica no longer takes part in what is reduced in the epoch.
   static bool has_left(const Replica& one, const Epoch& epoch) {
     return one.abandoned_epoch_ >= epoch;
   }

@@ -9,7 +9,7 @@
 namespace sherd::ft {
 namespace {
 
-// Plays one way, choice by choice.
+// Plays one path, choice by choice.
 class ScriptedPath {
  public:
   explicit ScriptedPath(const ModelOptions& options)
@@ -35,7 +35,7 @@ class ScriptedPath {
   State state_;
 };
 
-// What is computed for a task that is over ends later than one that needs nothing.
+// The computation of an old task ends later than a task that needs none.
 TEST(ProtocolWorld, AnOldTaskThatEndsTakesNothingFromTheLastOne) {
   ScriptedPath way(
       {.steps = 1,
@@ -48,7 +48,7 @@ TEST(ProtocolWorld, AnOldTaskThatEndsTakesNothingFromTheLastOne) {
         "order to 2",  // It computes.
         "2 is cut off",   "loss of 2 is noticed", "2 is reached again",
         "report of 2",    "1 is killed",          "loss of 1 is noticed",
-        "order to 2",  // With 0, which has samples: it follows.
+        "order to 2",  // Replica 0 has samples, so this one follows.
         "2 has computed", "2 has joined",         "order to 0",
         "0 has joined",   "0 has computed",       "report of 0",
         "report of 2",    "order to 0",           "order to 2"}) {

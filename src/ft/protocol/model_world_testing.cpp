@@ -8,7 +8,7 @@ CoordinatorDecisions Model::hear(
     const std::vector<std::shared_ptr<const Message>>& messages) const {
   std::vector<Report> reports;
   for (const auto& message : messages) {
-    // Connections of former lives end where a new one begins.
+    // The connections of former incarnations end where a new one begins.
     const auto ended = [&](const auto& one) {
       return one->to_coordinator && one->replica == message->replica &&
           one->incarnation < message->incarnation;
@@ -53,7 +53,6 @@ void Model::deliver(State& state, const Message& message) const {
   carry_out(state, self, self.protocol.received(view));
 }
 
-// Links of the ring that carry nothing.
 std::vector<BrokenLink> Model::dead_links(
     const State& state, const std::vector<Member>& ring) {
   std::vector<BrokenLink> dead;
@@ -66,8 +65,6 @@ std::vector<BrokenLink> Model::dead_links(
   }
   return dead;
 }
-// What it has against the ring: a dead link of its own, or somebody who has left, with what that
-// one has said.
 std::optional<Suspicion> Model::suspicion_of(
     const State& state,
     const Process& self,
@@ -190,7 +187,7 @@ void Model::add_orders(
   }
 }
 
-// Somebody has what it lacks: the target, or what came since.
+// A replica that has what this one lacks: the target, or what came after it.
 static const Process* donor_for(
     const State& state, const Process& self, const StateId& target) {
   const Process* best = nullptr;
@@ -322,7 +319,7 @@ void Model::add_what_its_ring_does(
       ModelAccess::has_left(self.protocol, view.epoch)) {
     return;
   }
-  // What is connected does not notice by itself that a link is dead.
+  // A connected replica does not notice by itself that a link is dead.
   const auto suspicion = suspicion_of(state, self, view.epoch, view.members);
   if (suspicion && suspicion->reason != "dead") {
     add(" loses a peer", [suspicion](Process& one) {
@@ -360,7 +357,7 @@ void Model::add_replica_choices(
   add_what_it_does(state, r, choices);
   add_what_its_ring_does(state, r, choices);
   add_orders(state, r, choices);
-  // Every so often, and so whenever it is not on its way already.
+  // Heartbeats come regularly, so one may be sent whenever none is under way.
   if (state.coordinator && !self.cut && beats &&
       !is_sent(state, report_of(self))) {
     choices.push_back({std::to_string(r) + " reports", [this, r](State& next) {
@@ -540,7 +537,7 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   }
 }
 
-// Timeouts are longer than a report takes, and a loss to be noticed.
+// Timeouts are longer than a report takes, and longer than it takes to notice a loss.
 bool Model::is_informed(const State& state) {
   if (!state.coordinator) {
     return false;
@@ -579,7 +576,7 @@ std::vector<Model::Choice> Model::choices(const State& state) const {
   if (settled(state) || state.disk->epoch.number > options_.epochs) {
     return all;
   }
-  // Without losses each thing is said once, when it happens.
+  // Without losses each thing is said only once, when it happens.
   all = progress(
       state,
       options_.lost_messages > 0 || options_.coordinator_crashes > 0 ||
@@ -615,20 +612,20 @@ void Model::written(State& state, const Record& record) const {
              std::as_const(state).disk->past.empty()) {
     check_forgotten(state, epoch->base);
     state.tip = epoch->base;
-    state.reductions->clear();  // Of a run of which nobody remembers anything.
+    state.reductions->clear();  // Nobody remembers anything of that run.
   }
   append(*state.disk, record);
 }
 
-// It goes on from the last commit, or from the one before if that is made again, and goes back only
-// behind what no replica has any more.
+// The run goes on from the last commit, or from the one before if the last one is repeated. It goes
+// back further only if no replica has the state any more.
 void Model::check_recovery(const State& state, const RecoveryRecord& record) {
   if (!state.committed.contains(record.canonical())) {
     throw Violation{
         "S2: " + text_of(record.canonical()) +
         " is recovered, which was not committed"};
   }
-  // Who remembers a rollback may be gone: then it is none.
+  // If every replica that remembers a rollback is gone, it did not happen.
   const bool leads_on = record.first == state.tip ||
       std::any_of(record.commits.begin(), record.commits.end(),
                   [&](const Commit& one) { return one.result == state.tip; });

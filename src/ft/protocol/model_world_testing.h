@@ -26,38 +26,38 @@ namespace sherd::ft {
 inline constexpr Duration kTimeout = std::chrono::seconds(1);
 inline constexpr Instant kExpiry = std::chrono::hours(1);
 
-// What a replica puts into a reduction.
+// What a replica contributes to a reduction.
 struct Contribution {
-  std::uint64_t serial = 0;  // Of the task that it was computed for.
-  std::uint64_t bits = 0;    // Of the parameters that it was computed from.
+  std::uint64_t serial = 0;  // The task it was computed for.
+  std::uint64_t bits = 0;    // The parameters it was computed from.
   std::vector<SampleRange> samples;
   bool bad = false;
 };
 
-// One life of a replica.
+// One incarnation of a replica.
 struct Process {
   Replica protocol;
   Incarnation incarnation = 0;
   bool alive = true;
-  bool cut = false;        // Off from everybody.
+  bool cut = false;        // Cut off from everybody.
   std::uint64_t bits = 1;  // What its parameters really are.
-  std::uint64_t sum = 0;   // What it has reduced last.
-  // What it has copied of a sum, to apply it if it is committed.
+  std::uint64_t sum = 0;   // What it reduced last.
+  // The copied part of a sum, which is applied if the sum is committed.
   std::optional<std::pair<Attempt, std::uint64_t>> prepared = {};
-  // The one under way, and the one that was asked for meanwhile.
+  // The task under way, and the one requested meanwhile.
   std::vector<ComputeTask> computing = {};
   std::optional<Contribution> gradients = {};
   std::optional<JoinTask> joining = {};
   std::optional<ReduceTask> reducing = {};
-  std::vector<Member> ring = {};  // Of it.
+  std::vector<Member> ring = {};  // The members of that epoch.
   std::optional<Commit> applying = {};
   std::optional<CatchUpTask> catching_up = {};
-  // What was fetched: the state, and the parameters that it really is.
+  // The fetched state, and the parameters that it really consists of.
   std::optional<std::pair<StateId, std::uint64_t>> fetched = {};
   std::optional<InstallTask> installing = {};
 };
 
-// Of contributions, in ring order.
+// A sum of contributions, in ring order.
 class Sum {
  public:
   void add(const Contribution& part) {
@@ -79,21 +79,23 @@ struct Message {
   Incarnation incarnation = 0;
   Report report;
   RunView view;
-  StateWords words;           // Identity, without texts.
-  Fingerprint fingerprint{};  // Of the words, once it is sent.
+  StateWords words;  // The message's identity, without texts.
+  // The fingerprint of the words, once the message is sent.
+  Fingerprint fingerprint{};
 };
 
 using Reductions = std::map<Attempt, std::map<ReplicaId, Contribution>>;
 
 struct State {
   Shared<Coordinator> coordinator;
-  Shared<Coordinator> former;  // Was paused, and replaced.
+  Shared<Coordinator> former;  // The coordinator that was paused and replaced.
   Shared<History> disk = History();
   std::vector<Shared<Process>> replicas;
-  std::vector<std::shared_ptr<const Message>> network;  // By words, each once.
+  // Sorted by words, each once.
+  std::vector<std::shared_ptr<const Message>> network;
   Shared<Reductions> reductions = Reductions();
-  // Seen from outside, whatever the log says: all that were ever committed, and
-  // the last that was not rolled back.
+  // What an observer sees regardless of the log: all states ever committed, and the last one that
+  // was not rolled back.
   std::set<StateId> committed;
   StateId tip;
   int crashes = 0;
@@ -110,7 +112,7 @@ struct State {
   int lost_messages = 0;
   int repeated_messages = 0;
   int timeouts = 0;
-  // Who dials, and whom.
+  // Pairs of the replica that connects and the one it connects to.
   std::set<std::pair<ReplicaId, ReplicaId>> cut_links;
   Instant now{};
 };
@@ -125,7 +127,7 @@ class Model {
  public:
   explicit Model(const ModelOptions& options) : options_(options) {}
 
-  // Applies an action to a copy, or to nothing when it is not enabled.
+  // Applies an action to a copy of the state; the result is empty if the action is not enabled.
   using Action = std::function<void(State&)>;
   struct Choice {
     std::string name;
@@ -205,17 +207,17 @@ class Model {
   }
 
   std::vector<Choice> choices(const State& state) const;
-  // Faults apart.
+  // All choices except faults.
   std::vector<Choice> progress(const State& state, bool beats) const;
   void check(const State& state) const;
-  // Until every timeout has ended.
+  // Waits until every timeout has ended.
   void wait(State& state) const;
   // All steps are committed.
   bool done(const State& state) const {
     const auto& canonical = state.disk->canonical;
     return canonical && canonical->step >= options_.steps;
   }
-  // And everybody knows it.
+  // All steps are committed and everybody knows it.
   bool settled(const State& state) const {
     return done(state) && state.network.empty() &&
         std::all_of(
@@ -307,7 +309,7 @@ class Model {
 
   void put(State& state, Message message) const {
     auto& network = state.network;
-    // Reports of one connection come in order, and the last says it all.
+    // The reports of one connection come in order, and the last one says everything.
     if (options_.latest_messages || message.to_coordinator) {
       std::erase_if(network, [&](const auto& one) {
         return one->to_coordinator == message.to_coordinator &&
@@ -382,7 +384,7 @@ class Model {
     return options;
   }
 
-  // Carries out the first `count` of them; then it is killed, if that is not all.
+  // Carries out the first `count` decisions; if there are more, the coordinator is then killed.
   void carry_out(
       State& state, CoordinatorDecisions decisions, std::size_t count) const {
     if (options_.mutation == Mutation::kCommitBeforeTheLog) {
@@ -407,8 +409,8 @@ class Model {
 
   void written(State& state, const Record& record) const;
 
-  // What one says that was replaced, and does not know it. It ends where the log
-  // refuses its record.
+  // Carries out the decisions of a coordinator that was replaced without knowing it. It ends where
+  // the log refuses its record.
   void carry_out_former(
       State& state, const CoordinatorDecisions& decisions) const {
     const auto term = state.former->history().term;
@@ -461,7 +463,7 @@ class Model {
     carry_out(state, decisions, decisions.size());
   }
 
-  // An event of the coordinator; with every place where it may be killed.
+  // An event of the coordinator, with every point at which it may be killed.
   template <typename Event>
   void add_event(
       const State& state,
@@ -476,7 +478,7 @@ class Model {
     if (state.coordinator_crashes <= 0) {
       return;
     }
-    // Before the record; after it; when the first has been told.
+    // Killed before the record, after it, or when the first replica has been told.
     for (const std::size_t count : {0U, 1U, 2U, 3U}) {
       choices.push_back(
           {str(name, ", killed after ", count, " decisions"),
@@ -518,7 +520,7 @@ class Model {
     }
   }
 
-  // What is computed cannot be stopped: it ends, for nothing.
+  // A computation cannot be stopped: it ends, but its result is dropped.
   void asked(State& state, Process& self, const ComputeTask& task) const {
     if (self.computing.size() > 1) {
       self.computing.pop_back();
@@ -541,10 +543,10 @@ class Model {
     contribute(state, self);
   }
 
-  // They are never given away, and it is told.
+  // The bad gradients are never given away, and the replica is told of them.
   void computed_badly(State& state, Process& self) const;
 
-  // As soon as there is both a reduction and what goes into it.
+  // Runs as soon as there is both a reduction and gradients for it.
   void contribute(State& state, Process& self) const {
     if (!self.reducing || !self.gradients) {
       return;
@@ -561,7 +563,7 @@ class Model {
     }
   }
 
-  // All members' gradients are there: the same sum for each that asks.
+  // Once the gradients of all members are there, every member that asks gets the same sum.
   static std::optional<std::uint64_t> sum_of(
       const State& state, const Process& self) {
     const auto parts = state.reductions->find(self.reducing->attempt);
@@ -599,11 +601,11 @@ class Model {
   // The sum that it applies.
   std::uint64_t applied_sum(Process& self) const;
 
-  // Links of the ring that carry nothing.
+  // The links of the ring that carry nothing.
   static std::vector<BrokenLink> dead_links(
       const State& state, const std::vector<Member>& ring);
-  // What it has against the ring: a dead link of its own, or somebody who has left, with what that
-  // one has said.
+  // Why it suspects the ring: a dead link of its own, or a member that has left, with what that
+  // member has said.
   static std::optional<Suspicion> suspicion_of(
       const State& state,
       const Process& self,
@@ -692,7 +694,7 @@ class Model {
   CoordinatorDecisions hear(
       State& state,
       const std::vector<std::shared_ptr<const Message>>& messages) const;
-  // As the mutation has it.
+  // The report as the coordinator sees it under the mutation.
   Report heard(const State& state, Report report) const;
   static bool is_informed(const State& state);
 };

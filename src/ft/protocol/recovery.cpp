@@ -19,7 +19,7 @@ const Report& newest_of(const Answers& answers) {
   });
 }
 
-// Why the answers do not fit together; empty: they do.
+// Why the answers contradict each other; empty if they do not.
 std::string contradiction(const Answers& answers) {
   const auto& first = *answers.front();
   for (const auto* one : answers) {
@@ -41,8 +41,8 @@ std::string contradiction(const Answers& answers) {
   return {};
 }
 
-// All that were in the run, as whoever has heard of the most starts knows them. A log that was made
-// from replicas counts them anew.
+// All replicas that were in the run, as known by the answer that has heard of the most starts. A
+// log that was recovered from replicas starts that count again.
 const std::vector<IncarnationRecord>& lives_of(const Answers& answers) {
   const auto age = [](const Report* one) {
     return std::make_pair(one->remembers->term, one->remembers->starts);
@@ -66,7 +66,7 @@ std::string names_of(const std::vector<ReplicaId>& replicas) {
   return names;
 }
 
-// Whether it is the last life of its replica.
+// Whether it is the last incarnation of its replica.
 bool is_last(
     const Report& answer, const std::vector<IncarnationRecord>& lives) {
   const auto found = std::ranges::lower_bound(
@@ -75,8 +75,8 @@ bool is_last(
       *found == IncarnationRecord{answer.replica, answer.incarnation};
 }
 
-// Whoever was in the run may have made steps of which the others have not heard. Of a former life
-// that answers nobody knows what the last one has done.
+// A replica that was in the run may have made steps of which the others have not heard. If a former
+// incarnation answers, nobody knows what the last one has done.
 std::string who_is_missing(
     const RecoveryQuestion& question,
     const std::vector<IncarnationRecord>& lives) {
@@ -108,11 +108,12 @@ std::string who_is_missing(
       : std::string();
 }
 
-// The commit of the step after the newest view that was reduced, if enough have its sum.
+// The commit of the step after the newest view, if that step was reduced and enough replicas have
+// its sum.
 std::optional<CommitRecord> voted_commit(
     const RecoveryQuestion& question, const RunView& newest) {
   if (newest.stage != EpochStage::kRunning) {
-    return std::nullopt;  // Nothing of this epoch is committed any more.
+    return std::nullopt;  // Nothing in this epoch is committed any more.
   }
   CommitRecord record;
   record.participants = newest.members;
@@ -128,7 +129,7 @@ std::optional<CommitRecord> voted_commit(
               one->incarnation == member.incarnation;
         });
     if (answer == question.answers.end()) {
-      ++votes;  // It has died, and may have voted.
+      ++votes;  // It has died and may have voted.
       continue;
     }
     const auto& vote = (*answer)->vote;
@@ -181,7 +182,7 @@ RecoveryRecord record_of(
   for (const auto* one : question.answers) {
     give_up(one->held);
   }
-  // A checkpoint may be of a step that was rolled back.
+  // A checkpoint may hold a step that was rolled back.
   for (const auto& [replica, loaded] : question.fresh) {
     if (loaded && loaded->step <= view.canonical.step) {
       give_up(loaded);
@@ -190,7 +191,7 @@ RecoveryRecord record_of(
   return record;
 }
 
-// Why no log can go on with it; empty: one can.
+// Why no log can continue from the recovery; empty if one can.
 std::string refusal_of(const Recovery& recovery, const StateId& canonical) {
   History history;
   try {
@@ -208,7 +209,7 @@ std::string refusal_of(const Recovery& recovery, const StateId& canonical) {
   return {};
 }
 
-// A replica that has loaded what the others do not remember, and would have to if it came before.
+// A replica that has loaded a later step than all that the others remember.
 std::string who_knows_more(
     const RecoveryQuestion& question,
     const Recovery& recovery,

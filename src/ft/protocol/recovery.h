@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a run goes on whose log is lost, from what its replicas remember: only when all that were ever
-// in it answer, so that no commit is overlooked. Thread rule: pure functions.
+// How a run whose log is lost goes on from what its replicas remember. This is possible only when
+// all replicas that were ever in the run answer, so that no commit is overlooked. Thread rule: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +16,27 @@
 namespace sherd::ft {
 
 struct RecoveryQuestion {
-  // The reports of lives that have heard of a run, the last one of each; not null.
+  // The last report of each incarnation that has heard of a run. Not null.
   std::vector<const Report*> answers;
-  // Replicas whose processes have started anew, so that what they had is gone, and the states that
-  // they have loaded since.
+  // Replicas whose processes have restarted and lost what they held, with the states that they have
+  // loaded since.
   std::map<ReplicaId, std::optional<StateId>> fresh{};
-  // Those that have started anew and are not connected: what they have loaded is not known.
+  // Restarted replicas that are not connected, so that nobody knows what they have loaded.
   std::set<ReplicaId> away{};
   int replicas_min = 1;
-  // So many have to answer, whatever is remembered.
+  // At least this many replicas have to answer, no matter what is remembered.
   int replicas_start = 1;
 };
 
 struct Recovery {
   std::uint64_t run = 0;
-  std::uint64_t term = 0;  // The last one of the lost log that is known.
-  // All that were in the run, each in its last life.
+  std::uint64_t term = 0;  // The last known term of the lost log.
+  // All replicas that were in the run, each with its last incarnation.
   std::vector<IncarnationRecord> lives{};
-  // None: it is not possible yet.
+  // Nullopt if recovery is not possible yet.
   std::optional<RecoveryRecord> record{};
-  // The commit of a step that was voted for, to follow the record: the lost log may have had it, and
-  // nobody who answers has heard of that.
+  // The commit of a step that was voted for, to be appended after the record: the lost log may have
+  // had it although no replica that answers has heard of it.
   std::optional<CommitRecord> commit{};
   std::string waits_for{};  // Why there is no record.
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of a lost log replicas remember, when that is enough, and how a run goes on from it.
+// What replicas remember of a lost log, when that is enough, and how a run goes on from it.
 #include "ft/protocol/recovery.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ CoordinatorOptions recovering_options() {
   return options;
 }
 
-// What it says to a coordinator that has lost the log of `former`.
+// The report of a replica to a coordinator that has lost the log of `former`.
 Report memory_of(CoordinatorScript& former, ReplicaId replica) {
   auto report = former.report(replica);
   report.run = former.view(replica).run;
@@ -118,7 +118,7 @@ TEST(Recovery, WhoHasStartedAnewIsNotWaitedFor) {
   EXPECT_TRUE(recovery.record.has_value()) << recovery.waits_for;
 }
 
-// The last life may have made steps of which the former has not heard.
+// The last incarnation may have made steps of which the former one has not heard.
 TEST(Recovery, AFormerLifeIsNoAnswer) {
   auto former = after_one_step();
   const auto old = memory_of(former, 2);
@@ -131,7 +131,7 @@ TEST(Recovery, AFormerLifeIsNoAnswer) {
       memories.recover().waits_for, HasSubstr("still to come: replica 2"));
 }
 
-// It counts the starts anew: the one with more of them knows less.
+// The new log starts the count of starts again: the answer with more starts knows less.
 TEST(Recovery, ALogThatWasMadeFromReplicasMayBeLostAgain) {
   auto former = after_one_step();
   Memories memories(former, {0, 1, 2});
@@ -172,7 +172,7 @@ TEST(Recovery, WhoHasLoadedANewerStepIsNotOverlooked) {
                 "others remember none after step 1"));
 }
 
-// All that have heard of the next epoch have died; the vote is of the one before.
+// All replicas that have heard of the next epoch have died; the vote is in the one before.
 TEST(Recovery, WhoHasLoadedAnotherStepThanWasVotedForIsNotOverlooked) {
   auto former = after_one_step();
   former.vote(0);
@@ -228,7 +228,7 @@ TEST(Recovery, AStepThatWasVotedForIsCommittedAsTheLogMayHaveDone) {
   EXPECT_EQ(recovery.record->canonical(), base);
   EXPECT_EQ(recovery.commit->commit, *former.coordinator().history().commit());
   EXPECT_THAT(recovery.commit->next[0].samples, IsEmpty());
-  // No lost log has a commit of fewer than the minimum.
+  // A commit needs the minimum of replicas, so the lost log has none with fewer.
   memories.of(1).vote.reset();
   EXPECT_FALSE(memories.recover({}, 2).commit.has_value());
 }
@@ -300,11 +300,12 @@ TEST(Recovery, ACoordinatorWithAnEmptyLogGoesOnWhenAllHaveAnswered) {
   answer(script, former, {2});
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_EQ(script.coordinator().history().run, 1U);
-  EXPECT_EQ(script.view(0).lives.size(), 3U);  // Whoever is told first.
+  // It does not matter which replica is told first.
+  EXPECT_EQ(script.view(0).lives.size(), 3U);
   EXPECT_GT(script.coordinator().history().term, 1000U);
   script.wait(kSettle);
   EXPECT_EQ(script.view(0).canonical, former.view(0).canonical);
-  // What was computed is used.
+  // The computed gradients are used.
   EXPECT_EQ(script.view(0).members, former.view(0).members);
   script.join({0, 1, 2});
   for (const ReplicaId replica : {0U, 1U, 2U}) {
@@ -385,7 +386,7 @@ TEST(Recovery, WithoutTheOptionNothingIsCommitted) {
       script.coordinator().complaint(), HasSubstr("the log is empty, but"));
 }
 
-// What it has loaded may be newer than all that the others remember.
+// The state that it has loaded may be newer than all that the others remember.
 TEST(Recovery, WhoHasStartedAnewAndGoneIsWaitedFor) {
   auto former = after_one_step();
   CoordinatorScript script(recovering_options());
@@ -402,7 +403,7 @@ TEST(Recovery, WhoHasStartedAnewAndGoneIsWaitedFor) {
       script.coordinator().complaint(),
       HasSubstr("replica 2 has loaded step 2"));
   script.lose(2);
-  script.report(2).incarnation = 778;  // Without that checkpoint.
+  script.report(2).incarnation = 778;  // It comes without that checkpoint.
   script.report(2).held = kFirst;
   script.say(2);
   EXPECT_EQ(script.coordinator().complaint(), "");
@@ -417,13 +418,13 @@ TEST(Recovery, WhoHasLoadedWhatLedNowhereCatchesUp) {
   script.say(2);
   answer(script, former, {0, 1});
   EXPECT_EQ(script.view(2).canonical, former.view(0).canonical);
-  script.report(2).run = 1;  // It has heard of it.
+  script.report(2).run = 1;  // It has heard of the run.
   script.say(2);
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_EQ(script.view(2).fenced, "");
 }
 
-// A life that the lost log had replaced is not known as such any more.
+// The new log does not know that this incarnation was replaced in the lost log.
 TEST(Recovery, AFormerLifeThatComesLaterReplacesNobody) {
   auto former = after_one_step();
   CoordinatorScript script(recovering_options());
@@ -449,7 +450,7 @@ TEST(Recovery, AFormerLifeThatAnsweredFirstIsFenced) {
   EXPECT_FALSE(script.coordinator().counts(1, 101));
 }
 
-// One of them may be all that is left of a run.
+// One of the replicas may be all that is left of a run.
 TEST(Recovery, NoRunBeginsWithCheckpointsBeforeAllAreThere) {
   CoordinatorScript script(recovering_options());
   const StateId saved{5, {7, 7}};
@@ -458,7 +459,7 @@ TEST(Recovery, NoRunBeginsWithCheckpointsBeforeAllAreThere) {
   script.say(0);
   script.say(1);
   script.wait(std::chrono::hours(1));
-  EXPECT_EQ(script.log().size(), 3U);  // The term and who is there.
+  EXPECT_EQ(script.log().size(), 3U);  // The log has the term and the replicas.
   EXPECT_THAT(
       script.coordinator().complaint(),
       HasSubstr("nothing begins before 3 replicas are here"));

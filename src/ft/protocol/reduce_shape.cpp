@@ -9,10 +9,10 @@
 namespace sherd::ft {
 namespace {
 
-// Both trees are the same tree of labels 1 to R, in which a label's children are nearer to it the
-// less often it is divisible by two: odd labels are leaves. The second tree gives its labels the
-// other way round, or shifted by one where R is odd, so that who has an odd label in one tree has an
-// even one in the other. One member of an odd number of them is a leaf of both.
+// Both trees are the same tree of labels 1 to R, in which the less often a label is divisible by
+// two, the nearer to it are its children: odd labels are leaves. The second tree assigns its labels
+// in reverse, or shifted by one if R is odd, so that a member with an odd label in one tree has an
+// even one in the other. If R is odd, one member is a leaf of both.
 int label_of(int members, int tree, int position) {
   if (tree == 0) {
     return position + 1;
@@ -32,7 +32,7 @@ int position_of(int members, int tree, int label) {
 
 int lowest_bit(int label) { return label & -label; }
 
-// 0: it is the root.
+// Returns 0 for the root.
 int parent_label(int members, int label) {
   const int bit = lowest_bit(label);
   const int up = (label ^ bit) | (bit << 1);
@@ -123,8 +123,8 @@ int reduce_hops_of(int members) {
       : 2 * tree_depth_of(members);
 }
 
-// In trees: half of each bucket to its parent and two children in one tree, half to its parent in
-// the other one.
+// In trees a member sends half of each bucket to its parent and two children in one tree, and half
+// to its parent in the other one.
 double sent_share_of(int members) {
   return reduce_shape_of(members) == ReduceShape::kRing
       ? 2.0 * (members - 1) / members
@@ -133,7 +133,7 @@ double sent_share_of(int members) {
 
 std::int64_t tree_chunk_of(
     std::int64_t elements, int members, std::int64_t chunk_elements) {
-  // 64 KiB: a frame costs its ends some 50 us, in which 10 Gbit/s carry as much.
+  // 64 KiB: a frame costs its ends about 50 us, in which a 10 Gbit/s link carries as much.
   constexpr std::int64_t kShortest = 16384;
   const std::int64_t frames = std::int64_t{4} * tree_depth_of(members);
   const std::int64_t even = (elements + frames - 1) / frames;

@@ -29,7 +29,7 @@ TEST(ReduceShape, HopsGrowWithTheLogarithmOfMembersAboveSixteen) {
   EXPECT_DOUBLE_EQ(sent_share_of(1000), 2);
 }
 
-// The links to the root of one tree; its length tells of a circle.
+// The number of links to the root of one tree; too many show a cycle.
 int links_to_root(int members, int tree, int position) {
   int links = 0;
   for (auto node = tree_node_of(members, tree, position);

@@ -9,7 +9,7 @@
 namespace sherd::ft {
 namespace {
 
-// A plan may be taken back, and no later one has a lower number.
+// A plan may be taken back, but no later plan has a lower number.
 bool is_older(const RunView& view, const RunView& than) {
   if (age_of(view) != age_of(than)) {
     return age_of(view) < age_of(than);
@@ -19,7 +19,7 @@ bool is_older(const RunView& view, const RunView& than) {
        view.planned->epoch < than.planned->epoch);
 }
 
-// Whether the view tells of the state, or of so much later ones that it names it no more.
+// Whether the view tells of the state, or of states so much later that it no longer names this one.
 bool names(const RunView& view, const StateId& state) {
   const auto& first =
       view.recent.empty() ? view.canonical : view.recent.front().base;
@@ -66,7 +66,7 @@ bool Replica::has_joined(const Epoch& epoch) const {
   return std::ranges::find(joined_, epoch) != joined_.end();
 }
 
-// The tasks of one call. What has changed goes to the coordinator at once.
+// Returns the tasks of one call. Changes are reported to the coordinator at once.
 Tasks Replica::finish(bool reports) {
   if (reports) {
     tasks_.emplace_back(ReportTask{report()});
@@ -80,11 +80,11 @@ Tasks Replica::received(const RunView& view) {
     if (!asked_) {
       return {};
     }
-    stop_catching_up();  // The run may go on without what is fetched.
+    stop_catching_up();  // The run may go on without what is being fetched.
     return finish();
   }
-  // A coordinator with another log has nothing to say here, and what is held may
-  // be all that there is of the run.
+  // A coordinator with another log must not be obeyed: what this replica holds may be all that is
+  // left of the run.
   if (stopped_ || view.term < view_.term || (run_ != 0 && view.run != run_)) {
     return {};
   }
@@ -98,7 +98,7 @@ Tasks Replica::received(const RunView& view) {
     return {};
   }
   const auto before = report();
-  // What was fetched may have been rolled back, so that no view will name it.
+  // What was fetched may have been rolled back, in which case no view will name it.
   if (catching_up_ && catching_up_->fetched &&
       !names(view, *catching_up_->fetched)) {
     stop_catching_up();
@@ -106,7 +106,7 @@ Tasks Replica::received(const RunView& view) {
   run_ = view.run;
   view_ = view;
   asked_ = false;
-  // While something is written, it comes again with the next view.
+  // While something is being written the fault is ignored; the next view repeats it.
   if (view.wrong && view.wrong == digest_ && !applying_ && !installing_) {
     return damaged();
   }
@@ -115,7 +115,7 @@ Tasks Replica::received(const RunView& view) {
   return finish(!(report() == before));
 }
 
-// What became of the step that it has reduced.
+// Settles the step that this replica has reduced.
 void Replica::settle_vote() {
   if (!vote_ || applying_) {
     return;
@@ -130,19 +130,19 @@ void Replica::settle_vote() {
   }
   if (view_.epoch > vote_->attempt.epoch ||
       view_.canonical.step > vote_->base.step) {
-    // Not committed, or not with this sum, and never will be.
+    // The attempt was not committed, or not with this sum, and never will be.
     vote_.reset();
   }
 }
 
-// What the last view asks for and is not under way yet.
+// Starts what the last view asks for and is not under way yet.
 void Replica::follow() {
   if (reducing_ &&
       (view_.epoch != reducing_->epoch || view_.stage == EpochStage::kClosed)) {
     stop_reducing();
   }
   join();
-  // With a sum or on the way to one it needs nobody.
+  // With a sum, or on the way to one, it needs no other replica.
   if (vote_ || applying_ || reducing_ || installing_) {
     return;
   }
@@ -180,7 +180,7 @@ void Replica::reduce() {
   tasks_.emplace_back(std::move(task));
 }
 
-// What is planned is joined beside what is under way.
+// The planned epoch is joined while the current one is under way.
 void Replica::join() {
   const auto join_one = [&](const Epoch& epoch,
                             const std::vector<Member>& members) {
@@ -201,7 +201,7 @@ void Replica::catch_up() {
   if (catching_up_ && catching_up_->fetched) {
     install_what_is_named();
   }
-  // One after another: it ends, or fails.
+  // Only one fetch runs at a time; the current one will end or fail.
   if (catching_up_ || asked_) {
     return;
   }
@@ -209,8 +209,7 @@ void Replica::catch_up() {
   tasks_.emplace_back(CatchUpTask{held_, view_.canonical});
 }
 
-// Whoever it was fetched from may have heard of a later commit than this replica, whose next view
-// names it then.
+// The donor may have heard of a later commit than this replica, whose next view will then name it.
 void Replica::install_what_is_named() {
   if (names(view_, *catching_up_->fetched)) {
     installing_ = true;
@@ -218,7 +217,7 @@ void Replica::install_what_is_named() {
   }
 }
 
-// What is being installed is installed.
+// An installation under way is not stopped.
 void Replica::stop_catching_up() {
   if (!installing_ && std::exchange(catching_up_, std::nullopt)) {
     tasks_.emplace_back(StopCatchUpTask());
@@ -256,7 +255,7 @@ Tasks Replica::reduced(const Attempt& attempt, std::uint64_t gradients) {
   }
   reducing_.reset();
   vote_ = Vote{attempt, *held_, gradients};
-  settle_vote();  // Others may have been faster.
+  settle_vote();  // Other replicas may have been faster.
   follow();
   return finish();
 }
@@ -274,14 +273,14 @@ Tasks Replica::peer_lost(const Suspicion& suspicion) {
     abandoned_epoch_ = std::max(abandoned_epoch_, epoch);
   }
   std::erase(joined_, epoch);
-  // One of the epoch under way ends what is planned, too.
+  // A suspicion about the current epoch ends the planned one, too.
   if (!suspicion_ || suspicion_->epoch != view_.epoch) {
     suspicion_ = suspicion;
   }
   return finish();
 }
 
-// Nothing is stopped here: the coordinator ends the epoch for all.
+// Nothing is stopped here: the coordinator ends the epoch for all members.
 Tasks Replica::bad_gradients(std::uint64_t serial, const GradientFault& fault) {
   if (stopped_ || serial != serial_ || !samples_ || samples_->empty() ||
       vote_ || bad_gradients_) {

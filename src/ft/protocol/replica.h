@@ -2,8 +2,8 @@
 //
 // Replica is one replica's side of the protocol, a state machine like the coordinator's: the
 // coordinator's views of the run and the results of the replica's own processes come in, tasks go
-// out. It keeps gradients until their step is decided, so that a failed reduction alone is repeated
-// and nothing is computed twice. Thread rule: one thread; a value.
+// out. It keeps gradients until their step is decided, so that only a failed reduction is repeated
+// and no gradient is computed twice. Thread rule: one thread; a value.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace sherd::ft {
 
 struct ReplicaIdentity {
   ReplicaId replica = 0;
-  Incarnation incarnation = 0;  // Not 0.
+  Incarnation incarnation = 0;  // Never 0.
   std::uint64_t config = 0;
   StateId held;
   bool operator==(const ReplicaIdentity&) const = default;
@@ -27,27 +27,27 @@ class Replica {
 
   Tasks received(const RunView& view);
 
-  // ---- results of the replica's processes; one that comes too late changes nothing ----
+  // ---- results of the replica's processes; a result that comes too late changes nothing ----
 
   Tasks joined(const Epoch& epoch);
   Tasks reduced(const Attempt& attempt, std::uint64_t gradients);
-  // A replica that this one is connected to for the epoch is lost or cannot be reached.
+  // A peer of this replica in the epoch is lost or cannot be reached.
   Tasks peer_lost(const Suspicion& suspicion);
-  // `digest`: the state's, if one was made.
+  // `digest` is the digest of the state, if one was computed.
   Tasks applied(
       const StateId& state, const std::optional<StateDigest>& digest = {});
-  // The gradients of the ComputeTask `serial` are not reduced.
+  // The gradients of the ComputeTask with this `serial` must not be reduced.
   Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
-  // The end of the last CatchUpTask. What was fetched is installed if this view or the next one tells
-  // that it was committed: a replica that holds a step also remembers it, for a log that is lost.
-  // Else, and after a failure, the task is given anew.
+  // The last CatchUpTask has ended. The fetched state is installed if this view or the next one
+  // says that it was committed: a replica that holds a step must also remember its commit, in case
+  // the log is lost. Otherwise, and after a failure, the task is issued again.
   Tasks fetched(const StateId& state);
   Tasks fetch_failed();
   Tasks installed(
       std::uint64_t serial,
       const StateId& state,
       const std::optional<StateDigest>& digest = {});
-  // The digests have shown that its parameters are wrong.
+  // The digests have shown that the replica's parameters are wrong.
   Tasks damaged();
   Tasks leave();
 
@@ -58,13 +58,15 @@ class Replica {
   bool operator==(const Replica&) const = default;
 
  private:
-  friend class ModelAccess;  // The model checker's.
+  friend class ModelAccess;  // For the model checker.
   struct CatchUp {
     StateId target;
-    std::optional<StateId> fetched{};  // It waits for a view that names it.
+    // Set while the state waits for a view that names it.
+    std::optional<StateId> fetched{};
     bool operator==(const CatchUp&) const = default;
   };
-  const Member* own_member() const;  // In the last view; null: it is none.
+  // As in the last view; null if it is no member.
+  const Member* own_member() const;
   bool has_joined(const Epoch& epoch) const;
   void settle_vote();
   void follow();
@@ -81,27 +83,30 @@ class Replica {
   ReplicaIdentity identity_;
   std::uint64_t run_ = 0;
   std::optional<StateId> held_;
-  RunView view_;  // The last one; at first that of term 0.
+  RunView view_;  // The last view; initially that of term 0.
   Epoch joining_;
-  std::vector<Epoch> joined_;  // The epoch under way and the planned one.
-  Epoch
-      abandoned_epoch_;  // It reduces in this epoch and in older ones no more.
-  // Whose gradients there are, or will be; their base is held_.
+  std::vector<Epoch> joined_;  // The current epoch and the planned one.
+  Epoch abandoned_epoch_;  // It no longer reduces in this epoch or older ones.
+  // The samples whose gradients it has or is computing, based on held_.
   std::optional<std::vector<SampleRange>> samples_;
   std::uint64_t serial_ = 0;
   std::optional<Attempt> reducing_;
   std::optional<Vote> vote_;
-  std::optional<Commit> applying_;  // Until it is applied, held_ is its base.
+  // Until it is applied, held_ is the base of the commit.
+  std::optional<Commit> applying_;
   std::optional<Suspicion> suspicion_;
   std::optional<StateDigest> digest_;
-  std::optional<BadGradients> bad_gradients_;  // Those of samples_.
+  // Those among the gradients of samples_.
+  std::optional<BadGradients> bad_gradients_;
   std::optional<CatchUp> catching_up_;
   std::uint64_t installs_ = 0;
-  bool installing_ = false;  // Until it ends nobody knows what is held.
-  bool asked_ = false;       // By a coordinator whose log is empty.
+  // Until the installation ends, nobody knows what is held.
+  // Asked by a coordinator whose log is empty.
+  bool installing_ = false;
+  bool asked_ = false;
   bool leaving_ = false;
   bool stopped_ = false;
-  Tasks tasks_;  // Only during a call: what it has decided so far.
+  Tasks tasks_;  // Only set during a call: what it has decided so far.
 };
 
 }  // namespace sherd::ft

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tasks of a replica, view by view.
+// The tasks of a replica after each view.
 #include "ft/protocol/replica.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ RunView run_view_of(
   return view;
 }
 
-// "compute 1", "join 1.1", ...: what there is to do.
+// The names of the tasks: "compute 1", "join 1.1", ...
 std::vector<std::string> names(const Tasks& tasks) {
   struct Name {
     std::string operator()(const ComputeTask& task) const {
@@ -68,7 +68,7 @@ std::vector<std::string> names(const Tasks& tasks) {
   return names;
 }
 
-// In epoch 1.1, all joined.
+// The replica is in epoch 1.1, which all members have joined.
 Replica reducing() {
   Replica replica(kIdentity);
   replica.received(run_view_of({1, 1}, EpochStage::kJoining));
@@ -85,7 +85,7 @@ Replica voting() {
   return replica;
 }
 
-// After kCommit, with the samples of the next step.
+// The view after kCommit, with the samples of the next step.
 RunView committed() {
   auto view = run_view_of({1, 1}, EpochStage::kRunning, {{16, 24}});
   view.canonical = kSecond;
@@ -113,10 +113,11 @@ TEST(Replica, AppliesWhatWasCommittedAndNothingElse) {
       names(replica.received(run_view_of({1, 1}, EpochStage::kRunning))),
       IsEmpty());
   EXPECT_THAT(names(replica.received(committed())), ElementsAre("apply"));
-  // Until it has: what it says is what it holds.
+  // Until it has applied the sum, it reports what it holds.
   EXPECT_EQ(replica.report().held, kFirst);
   EXPECT_TRUE(replica.report().vote.has_value());
-  EXPECT_THAT(names(replica.received(committed())), IsEmpty());  // Told twice.
+  // The view is repeated.
+  EXPECT_THAT(names(replica.received(committed())), IsEmpty());
   EXPECT_THAT(
       names(replica.applied(kSecond)),
       ElementsAre("compute 2", "reduce 1", "report"));
@@ -147,7 +148,7 @@ TEST(Replica, TellsOfBadGradientsAndFollowsWithoutThem) {
       replica.report().bad_gradients->samples,
       (std::vector<SampleRange>{{8, 16}}));
   EXPECT_THAT(names(replica.bad_gradients(1, {"nan", false})), IsEmpty());
-  // The next epoch has its samples as left out.
+  // The next epoch leaves its samples out.
   auto view = run_view_of({1, 2}, EpochStage::kJoining, {});
   view.members[1].left_out = {{8, 16}};
   EXPECT_THAT(
@@ -171,14 +172,16 @@ TEST(Replica, DropsWhatItHoldsWhenItsDigestIsWrong) {
   EXPECT_EQ(replica.report().digest, digest);
   auto view = committed();
   view.wrong = StateDigest{kSecond, 6};
-  EXPECT_THAT(names(replica.received(view)), IsEmpty());  // Of another one.
+  // Its digest is a different one.
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());
   view.wrong = digest;
   EXPECT_THAT(
       names(replica.received(view)),
       ElementsAre("stop reduce", "catch up 1", "report"));
   EXPECT_EQ(replica.held(), std::nullopt);
   EXPECT_EQ(replica.report().digest, std::nullopt);
-  EXPECT_THAT(names(replica.received(view)), IsEmpty());  // Told twice.
+  // The view is repeated.
+  EXPECT_THAT(names(replica.received(view)), IsEmpty());
 }
 
 TEST(Replica, AFailedReductionIsRepeatedFromTheSameGradients) {
@@ -285,7 +288,7 @@ TEST(Replica, CatchesUpAndInstallsWhatItFetched) {
   EXPECT_THAT(names(replica.fetch_failed()), ElementsAre("catch up 1"));
   EXPECT_THAT(names(replica.fetched(kSecond)), ElementsAre("install"));
   EXPECT_EQ(replica.held(), kFirst);
-  // Nothing else begins meanwhile, whatever is canonical.
+  // Nothing else begins meanwhile, no matter what is canonical.
   EXPECT_THAT(
       names(replica.received(run_view_of({1, 4}, EpochStage::kJoining))),
       ElementsAre("join 4"));
@@ -313,7 +316,7 @@ TEST(Replica, StopsCatchingUpWhenItsOwnStateIsCanonicalAgain) {
 
 const StateId kThird{2, {7, 8}};
 
-// It holds kFirst, knows of kSecond and has fetched kThird.
+// The replica holds kFirst, knows of kSecond and has fetched kThird.
 Replica ahead_of_its_view() {
   Replica replica(kIdentity);
   auto view = committed();
@@ -324,7 +327,7 @@ Replica ahead_of_its_view() {
   return replica;
 }
 
-// A view of another member that leads from kSecond to `next`.
+// A view, sent to another member, that leads from kSecond to `next`.
 RunView after_second(const StateId& next) {
   auto view = committed();
   view.members.pop_back();
@@ -348,7 +351,8 @@ TEST(Replica, InstallsNothingThatAViewHasPassedBy) {
       ElementsAre("stop catching up", "catch up 2"));
 }
 
-// It may have been rolled back, and others may wait for this replica, so that no later view comes.
+// The state may have been rolled back, and others may wait for this replica, so that no later view
+// would come.
 TEST(Replica, WaitsForOneViewThatNamesWhatItFetched) {
   auto replica = ahead_of_its_view();
   auto view = committed();
@@ -358,7 +362,7 @@ TEST(Replica, WaitsForOneViewThatNamesWhatItFetched) {
       ElementsAre("stop catching up", "catch up 1"));
 }
 
-// The run goes on from what all remember.
+// The run goes on from what all replicas remember.
 TEST(Replica, WhoIsAskedWhatItRemembersDropsWhatItFetches) {
   auto replica = ahead_of_its_view();
   RunView question;
@@ -461,7 +465,7 @@ TEST(Replica, WhoIsAskedSaysWhatItRemembers) {
       replica.report().remembers, run_view_of({1, 1}, EpochStage::kRunning));
   EXPECT_TRUE(replica.report().vote);
   EXPECT_EQ(replica.report().run, 7U);
-  // Another coordinator has the log.
+  // A coordinator that has the log comes after all.
   EXPECT_THAT(
       names(replica.received(run_view_of({2, 2}, EpochStage::kJoining))),
       ElementsAre("join 2", "report"));

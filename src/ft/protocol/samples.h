@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The samples of the run's endless order that are taken. What a lost replica did not bring into a
-// step is free again, and the lowest free samples come first, so that each is trained once. Thread
-// rule: values.
+// The set of samples that are taken, in the run's endless order. Samples that a lost replica did
+// not contribute to a step become free again, and the lowest free samples are taken first, so that
+// each is trained once. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace sherd::ft {
 // The number of samples in all ranges together.
 std::int64_t count_of(const std::vector<SampleRange>& ranges);
 
-// The part of one rank of a replica: as many for each, neighbouring samples for neighbouring ranks.
-// Throws Error unless `ranks` divides their number.
+// The share of one rank of a replica: all ranks have equally many samples, and neighbouring ranks
+// have neighbouring samples. Throws Error unless `ranks` divides their number.
 std::vector<SampleRange> samples_of_rank(
     const std::vector<SampleRange>& samples, int rank, int ranks);
 
@@ -23,7 +23,7 @@ class SampleSet {
  public:
   SampleSet() = default;
 
-  // Throws Error when the set already has some of them.
+  // Throws Error if the set already has some of them.
   void add(const SampleRange& range);
   void add(const std::vector<SampleRange>& ranges);
 
@@ -31,7 +31,7 @@ class SampleSet {
   std::vector<SampleRange> lowest_free(std::int64_t count) const;
 
   std::int64_t size() const;
-  // Ascending, with gaps between.
+  // Ascending, with gaps between them.
   const std::vector<SampleRange>& ranges() const { return ranges_; }
 
   bool operator==(const SampleSet&) const = default;

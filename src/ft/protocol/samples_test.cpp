@@ -41,7 +41,7 @@ TEST(SampleSet, RefusesWhatIsTaken) {
   EXPECT_EQ(taken.size(), 2);
 }
 
-// Against a set of numbers.
+// Compares with a set of numbers.
 TEST(SampleSet, IsTheSetOfItsSamples) {
   const auto seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -68,7 +68,7 @@ TEST(SampleSet, IsTheSetOfItsSamples) {
     for (const auto& range : taken.lowest_free(17)) {
       for (auto at = range.begin; at < range.end; ++at, ++given) {
         EXPECT_FALSE(expected.contains(at)) << at;
-        // Nothing below is left out.
+        // No lower sample is left out.
         EXPECT_EQ(
             given + std::distance(expected.begin(), expected.lower_bound(at)),
             at);

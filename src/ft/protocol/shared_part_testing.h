@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of a state of the model checker, which many states have in common, and the
-// fingerprints that tell states apart. Thread rule: one thread.
+// Parts of a model checker state that many states have in common, and the fingerprints that tell
+// states apart. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ inline Fingerprint fingerprint_of(const StateWords& words) {
   return {high, low};
 }
 
-// A part of a state, or none. Copies share it, and its fingerprint, until one of
-// them is changed: most of what can happen changes one part of many.
+// A part of a state, or none. Copies share it and its fingerprint until one of them is changed,
+// since most events change one part out of many.
 template <typename T>
 class Shared {
  public:
@@ -49,7 +49,7 @@ class Shared {
   T* operator->() { return own(); }
   void reset() { part_.reset(); }
 
-  // `add` gives its words. REQUIRES: it is one.
+  // `add` adds the words of the part. REQUIRES: there is a part.
   template <typename Add>
   const Fingerprint& fingerprint(Add add) const {
     if (!part_->fingerprint) {

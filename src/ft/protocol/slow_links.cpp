@@ -10,9 +10,9 @@ namespace {
 using Ends = std::pair<ReplicaId, ReplicaId>;
 using Speeds = std::map<Ends, std::uint64_t>;
 
-// Whoever makes up links fills no memory.
+// Made-up links must not fill the memory.
 constexpr std::size_t kSlowLinksMax = 4096;
-// Where fewer are measured, nobody knows what is usual.
+// With fewer measured links nobody knows what speed is usual.
 constexpr std::size_t kLinksMin = 3;
 
 Speeds lower_speeds(const std::vector<MeasuredLink>& links) {
@@ -41,12 +41,12 @@ std::uint64_t median_of(const Speeds& speeds) {
 bool is_slow(std::uint64_t speed, std::uint64_t median) {
   return speed <= median / 2;
 }
-// Between the two nothing is said.
+// A link that is neither fast nor slow changes nothing.
 bool is_fast(std::uint64_t speed, std::uint64_t median) {
   return speed > median / 4 * 3;
 }
 
-// All their links, two at least, are slow.
+// The replicas whose links, at least two, are all slow.
 std::map<ReplicaId, bool> slow_replicas(
     const Speeds& speeds, std::uint64_t median) {
   struct Count {

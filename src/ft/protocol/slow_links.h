@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Links between replicas that are much slower than most. Each replica tells how fast data come to it
-// from its neighbours; the coordinator compares them once a step. A link is slow when it was half as
-// fast as the median or less for many steps, and stays so until one of its ends starts anew: it is not
-// used then, so that nobody measures it, and orders do not go back and forth. A replica to which all
-// links are slow is slow itself, and no order avoids it. Thread rule: values.
+// Finds links between replicas that are much slower than most. Each replica reports how fast data
+// arrive from its neighbours, and the coordinator compares the speeds once a step. A link is slow
+// once it was at most half as fast as the median for many steps, and stays slow until one of its
+// ends restarts: a slow link is no longer used or measured, so forgetting it would make orders
+// alternate. A replica whose links are all slow is slow itself, and no order avoids it. Thread
+// rule: values.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +24,26 @@ struct MeasuredLink {
 
 class SlowLinks {
  public:
-  // A link is slow after so many judgements.
+  // A link is slow after this many judgements in a row.
   static constexpr int kStepsUntilSlow = 8;
 
-  // The speeds of links in use, each as one end has measured it; of both ends' the lower one counts.
-  // Those that have become slow just now.
+  // Takes the speeds of the links in use, each as one end has measured it; if both ends have, the
+  // lower speed counts. Returns the links that have just become slow.
   std::vector<MeasuredLink> judge(const std::vector<MeasuredLink>& links);
-  // This replica has started anew.
+  // Forgets the links of a replica that has restarted.
   void forget(ReplicaId replica);
 
   bool slow(ReplicaId one, ReplicaId other) const;
   bool any() const;
 
-  // Judgements in a row that found them slow.
+  // For each link, how many judgements in a row found it slow.
   using All = std::map<std::pair<ReplicaId, ReplicaId>, int>;
   const All& all() const { return all_; }
 
   bool operator==(const SlowLinks&) const = default;
 
  private:
-  All all_;  // By the lower and the higher number of their ends.
+  All all_;  // Keyed by the lower and the higher number of the link's ends.
 };
 
 }  // namespace sherd::ft

@@ -11,7 +11,7 @@ using ::testing::IsEmpty;
 
 constexpr std::uint64_t kFast = 100;
 
-// A ring of five, of which the link from 0 to 1 is so fast.
+// A ring of five in which the link from 0 to 1 has this speed.
 std::vector<MeasuredLink> ring_with(std::uint64_t speed) {
   return {
       {1, 0, speed},
@@ -47,7 +47,7 @@ TEST(SlowLinks, AreHalfAsFastAsMostForManySteps) {
   EXPECT_TRUE(links.slow(0, 1));
   EXPECT_TRUE(links.slow(1, 0));
   EXPECT_FALSE(links.slow(1, 2));
-  EXPECT_THAT(links.judge(ring_with(50)), IsEmpty());  // Told once.
+  EXPECT_THAT(links.judge(ring_with(50)), IsEmpty());  // It is reported once.
 }
 
 TEST(SlowLinks, ALinkThatIsALittleSlowerIsNone) {
@@ -70,7 +70,7 @@ TEST(SlowLinks, AMomentIsForgottenAndWhatIsBetweenIsNot) {
   EXPECT_FALSE(others.any());
 }
 
-// Nobody measures what is not used, and orders do not go back and forth.
+// Nobody measures a link that is not used, and orders must not alternate.
 TEST(SlowLinks, StaySlowUntilAnEndStartsAnew) {
   auto links = with_a_slow_one();
   judge(links, kFast, 100);
