@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // AwakeClock is a clock that stands still while its process does (stopped, swapped out, waiting for
-// a disk), so that a coordinator that wakes does not take the time it slept for silence of others.
-// A gap between two readings counts as `gap_max` at most. Thread rule: one thread.
+// a disk), so that a coordinator that wakes up does not mistake its own sleep for the silence of
+// others. A gap between two readings counts for at most `gap_max`. Thread rule: one thread.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,8 @@ namespace sherd::ft {
 
 class AwakeClock final : public Clock {
  public:
-  // `clock` must outlive it. REQUIRES: its user reads it more often than every `gap_max` while awake.
+  // `clock` must outlive it. REQUIRES: while awake, its user reads it more often than every
+  // `gap_max`.
   AwakeClock(const Clock& clock, Duration gap_max)
       : clock_(clock), gap_max_(gap_max), read_(clock.now()), now_(read_) {}
 

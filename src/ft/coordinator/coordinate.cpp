@@ -27,13 +27,14 @@ namespace {
 
 // How soon a signal is noticed.
 constexpr Duration kPollInterval = std::chrono::milliseconds(100);
-// A view tells each replica the addresses of all.
+// A view carries the addresses of all replicas.
 constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
-// Connections that have not greeted yet.
+// Connections that have not yet sent their greeting.
 constexpr std::size_t kGreetingsMax = 4096;
 
-// Blocks SIGINT and SIGTERM, here and in threads that are started meanwhile, until take(), so that
-// they end the coordinator in order. Ignores SIGPIPE: the reader of its messages may be gone.
+// Blocks SIGINT and SIGTERM, in this thread and in threads started meanwhile, until take(), so that
+// these signals end the coordinator in order. Ignores SIGPIPE: the reader of its messages may be
+// gone.
 class BlockedSignals {
  public:
   BlockedSignals() {
@@ -49,7 +50,7 @@ class BlockedSignals {
   BlockedSignals(const BlockedSignals&) = delete;
   BlockedSignals& operator=(const BlockedSignals&) = delete;
 
-  // One that has come; 0: none.
+  // A signal that has arrived, or 0.
   int take() const {
     const timespec at_once{};
     const int signal = ::sigtimedwait(&held_, nullptr, &at_once);
@@ -61,8 +62,8 @@ class BlockedSignals {
   SignalState before_;
 };
 
-// Each connection of a replica takes a descriptor, the log, the page and the loop some more. With too
-// few the coordinator would wait for ever for replicas that cannot connect.
+// Each replica's connection takes a descriptor, and the log, the page and the loop take some more.
+// With too few, the coordinator would wait forever for replicas that cannot connect.
 Status allow_many_connections(int replicas) {
   rlimit files = {};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0) {
@@ -139,7 +140,7 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
        .key = options.tls_key,
        .authority = options.tls_authority});
   service.listen.connection.payload_bytes_max = kOrderBytesMax;
-  // All replicas come back at once when a coordinator was started again.
+  // All replicas come back at once after a restart of the coordinator.
   service.listen.unfinished_max = kGreetingsMax;
   service.log = options.log;
   service.coordinator.run = net::random_number();
@@ -172,7 +173,7 @@ class CoordinatorMain {
   explicit CoordinatorMain(const CoordinateOptions& options)
       : options_(options) {}
 
-  // From the beginning to the end.
+  // Runs the coordinator from start to end.
   Status run() {
     if (auto status = start(); !status.ok()) {
       return status;
@@ -186,7 +187,7 @@ class CoordinatorMain {
   Status start() {
     const CoordinatorServerOptions service = service_options(options_);
     const auto folder = std::filesystem::absolute(options_.log).parent_path();
-    std::error_code ignored;  // Opening the log names the cause.
+    std::error_code ignored;  // Opening the log reports the cause.
     std::filesystem::create_directories(folder, ignored);
     if (!options_.status.empty()) {
       auto page = StatusServer::listen(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// coordinate() in processes that are really killed and stopped.
+// coordinate() in processes that are actually killed and stopped.
 #include <sherd/ft/coordinator.h>
 
 #include <poll.h>
@@ -34,7 +34,7 @@ using test::FakeReplica;
 using test::run_until;
 using ::testing::HasSubstr;
 
-// A process that does nothing but coordinate; killed with the test.
+// A process that only runs coordinate() and is killed when the test ends.
 class Process {
  public:
   explicit Process(const CoordinateOptions& options) : pid_(::fork()) {
@@ -60,7 +60,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
-  // Its exit code, -1 when a signal ended it, -2 when it did not end in time.
+  // Its exit code, -1 if a signal ended it, or -2 if it did not end in time.
   int wait() {
     pollfd polled{ended_.get(), POLLIN, 0};
     if (::poll(&polled, 1, 20000) != 1) {
@@ -120,7 +120,7 @@ class CoordinateKilled : public ::testing::Test {
   History history() {
     return LogStore::open(options_.log).value()->take_history();
   }
-  // What replicas were told is in the log, and nobody was stopped.
+  // What replicas were told is in the log, and no replica was stopped.
   void check_log() {
     const History known = history();
     for (const auto& one : replicas_) {
@@ -133,7 +133,7 @@ class CoordinateKilled : public ::testing::Test {
 
   const sherd::testing::ScratchFolder folder_;
   CoordinateOptions options_;
-  std::string status_;  // Where its page is.
+  std::string status_;  // The address of its page.
   net::Loop loop_;
   std::vector<std::unique_ptr<FakeReplica>> replicas_;
 };
@@ -178,7 +178,7 @@ TEST_F(CoordinateKilled, ItsStatusIsServedBesides) {
 }
 
 TEST_F(CoordinateKilled, OneThatWasStoppedForAWhileBlamesNobody) {
-  // The stop is longer; a moment in which this process does not run is not.
+  // The stop lasts longer than this, but a moment in which this process does not run is shorter.
   options_.dead_after = options_.join_timeout = milliseconds(2500);
   auto process = start();
   add_three();

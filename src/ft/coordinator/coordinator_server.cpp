@@ -25,11 +25,11 @@ namespace {
 // How often the failure detector looks.
 constexpr Duration kTick = kHeartbeatInterval / 2;
 constexpr Duration kAskOwner = std::chrono::seconds(1);
-// Ticks that are later than this were missed because the process stood still.
+// If a tick comes later than this, the process itself was not running.
 constexpr Duration kGapMax = std::chrono::milliseconds(500);
 // Reports are short; views carry the addresses of all replicas and may be longer.
 constexpr std::size_t kReportBytesMax = std::size_t{1} << 20U;
-// Connections that wait for their first report or are fenced count, too.
+// Connections that wait for their first report or are fenced count as well.
 constexpr std::size_t kConnectionsMax = 16384;
 
 using Life = std::pair<ReplicaId, Incarnation>;
@@ -39,10 +39,10 @@ using ConnectionId = std::uint64_t;
 struct ReplicaConnection {
   std::unique_ptr<net::Connection> connection;
   Instant since{};
-  // The sender of its first report; none also once another connection took over.
+  // The sender of its first report. It is also empty once another connection has taken over.
   std::optional<Life> life{};
-  ReportReader reports{};  // What has come of it.
-  ToldView told{};         // What has gone to it.
+  ReportReader reports{};  // What has arrived on the connection.
+  ToldView told{};         // What was sent on the connection.
   bool fenced = false;     // Logged as fenced.
   bool refused = false;    // Logged as refused.
 };
@@ -61,21 +61,24 @@ struct CoordinatorServer::Impl {
   const CoordinatorServerOptions options;
   std::function<void(const Status&)> on_end;
   const SteadyClock real;
-  const AwakeClock clock;  // For all decisions.
+  const AwakeClock clock;  // The clock for all decisions.
   std::unique_ptr<LogStore> store;
-  std::optional<Coordinator> machine;  // None: the log cannot be written.
+  std::optional<Coordinator> machine;  // Empty while the log cannot be written.
   std::string complaint;
-  std::string standstill;     // Why the machine decides nothing, as was logged.
-  std::int64_t log_size = 0;  // Records that were ever in the log.
-  std::map<std::string, LimitedLog> warnings;  // What strangers cause, by kind.
+  // Why the machine decides nothing, as last logged.
+  // How many records were ever in the log.
+  std::string standstill;
+  std::int64_t log_size = 0;
+  // Warnings that strangers cause, by kind.
+  std::map<std::string, LimitedLog> warnings;
   Duration log_retry{};
   FailureDetector detector;
   StatusBoard board;
   ConnectionId last_connection = 0;
   std::map<ConnectionId, ReplicaConnection> connections;
-  std::map<Life, ConnectionId> lives;  // Where each is reached.
+  std::map<Life, ConnectionId> lives;  // The connection of each incarnation.
   ViewWriter views;
-  // For the machine, which takes all that came in one turn of the loop at once.
+  // Reports for the machine, which takes all that arrived in one turn of the loop at once.
   std::vector<Report> reports;
   net::Timer reports_timer;
   std::unique_ptr<net::Listener> listener;
@@ -124,7 +127,7 @@ Status CoordinatorServer::Impl::begin_term() {
   return status;
 }
 
-// All records of a batch are on the disk before anybody is told anything.
+// All records of a batch are on disk before any replica is sent anything.
 Status CoordinatorServer::Impl::carry_out(
     const CoordinatorDecisions& decisions) {
   std::vector<Record> records;
@@ -147,11 +150,11 @@ Status CoordinatorServer::Impl::carry_out(
     }
   }
   log_standstill(decisions);
-  // Nobody waits for it any more.
+  // Nobody waits for the summary.
   return store->summarise(machine->history());
 }
 
-// A fault that the machine has found is logged as one.
+// Logs why the machine decides nothing when this changes.
 void CoordinatorServer::Impl::log_standstill(
     const CoordinatorDecisions& decisions) {
   const auto& why = machine->complaint();
@@ -187,7 +190,7 @@ void CoordinatorServer::Impl::tell(const SendView& tell) {
   }
   board.told(tell.replica, tell.incarnation, tell.view);
   if (found == lives.end()) {
-    return;  // It will hear the same when it is back.
+    return;  // It gets the same view when it is back.
   }
   try {
     auto& entry = connections.at(found->second);
@@ -196,7 +199,7 @@ void CoordinatorServer::Impl::tell(const SendView& tell) {
         views.bytes_for(entry.told, tell.view));
     board.count("orders");
   } catch (const Error& error) {
-    // Too long: what others have reported shall not end the coordinator.
+    // The view is too long: what others have reported must not end the coordinator.
     refuse(found->second, error.what());
   }
 }
@@ -216,7 +219,7 @@ void CoordinatorServer::Impl::schedule() {
   });
 }
 
-// The machine is ahead of the log now, so that it is dropped.
+// The machine is now ahead of the log, so it is dropped.
 void CoordinatorServer::Impl::log_failed(const Status& status) {
   machine.reset();
   store.reset();
@@ -240,7 +243,7 @@ void CoordinatorServer::Impl::retry_log() {
     log_failed(opened.status());
     return;
   }
-  // A file that was deleted meanwhile has been made anew.
+  // The file was deleted meanwhile and created again.
   if (opened.value()->size() < log_size) {
     end(
         {ErrorCode::kFailedPrecondition,
@@ -269,13 +272,13 @@ void CoordinatorServer::Impl::end(const Status& why) {
   });
 }
 
-// ---- watching ----
+// ---- monitoring ----
 
 void CoordinatorServer::Impl::tick() {
   tick_timer = loop.after(kTick, [this] { tick(); });
   take_reports();
   const Instant now = clock.now();
-  // A coordinator that was stopped and replaced may have nothing to write, which would show it.
+  // A coordinator that was stopped and replaced may have nothing to write that would reveal it.
   if (store && store->size() > 0 && now >= owner_asked + kAskOwner) {
     owner_asked = now;
     if (auto status = store->check_owner();
@@ -297,7 +300,7 @@ void CoordinatorServer::Impl::tick() {
   close_silent_connections(now);
 }
 
-// Strangers can cause it as often as they like.
+// Strangers can cause the warning as often as they like.
 void CoordinatorServer::Impl::warn(
     const char* kind, const std::string& message) {
   warnings[kind].warn(real.now(), "[ft] " + message);
@@ -309,7 +312,7 @@ void CoordinatorServer::Impl::act_on(const Finding& finding) {
       board.slow(finding.replica, finding.reason, real.now());
       return;
     case Finding::Kind::kHung:
-      // One that is fenced has nothing to do, or nobody asks for it.
+      // A fenced replica has nothing to do, and nobody waits for it.
       if (!machine || !machine->counts(finding.replica, finding.incarnation)) {
         return;
       }
@@ -330,8 +333,8 @@ void CoordinatorServer::Impl::act_on(const Finding& finding) {
   }
 }
 
-// Where links are dead, nobody who stands at their ends hangs. What is known of them may be of an
-// epoch that is over.
+// If links are dead, the replicas at their ends do not hang. What is known of the links may belong
+// to an epoch that is over.
 CoordinatorDecisions CoordinatorServer::Impl::decisions_on(
     const Finding& finding) {
   auto links = finding.links;
@@ -422,7 +425,7 @@ void CoordinatorServer::Impl::received(
   }
   board.count("reports");
   const Instant now = clock.now();
-  // One that is refused, as a former life that wakes, is not the replica.
+  // A refused sender, such as a former incarnation that wakes up, does not speak for the replica.
   const bool has_place = !machine || machine->has_place(report);
   if (has_place) {
     detector.received(report, now);
@@ -434,7 +437,7 @@ void CoordinatorServer::Impl::received(
   reports.push_back(report);
 }
 
-// Before the machine hears of anything else, which came later.
+// Runs before the machine hears of anything that came later.
 void CoordinatorServer::Impl::take_reports() {
   const auto taken = std::exchange(reports, {});
   if (machine && !taken.empty()) {
@@ -442,8 +445,8 @@ void CoordinatorServer::Impl::take_reports() {
   }
 }
 
-// Binds a connection to the incarnation of its first report. What a former connection still brings
-// is refused, so that the machine receives incarnations in their order.
+// Binds a connection to the incarnation of its first report. Late reports of a former connection
+// are refused, so that the machine receives incarnations in order.
 bool CoordinatorServer::Impl::belongs(ConnectionId id, const Report& report) {
   ReplicaConnection& entry = connections.at(id);
   const Life life{report.replica, report.incarnation};
@@ -483,7 +486,7 @@ void CoordinatorServer::Impl::refuse(ConnectionId id, const std::string& why) {
   entry.connection->close(Status(ErrorCode::kPeerMismatch, why));
 }
 
-// It is told, since it would try for ever.
+// The replica is told, since it would otherwise try forever.
 void CoordinatorServer::Impl::refuse_version(
     ConnectionId id, std::uint16_t version) {
   ReplicaConnection& entry = connections.at(id);
@@ -506,7 +509,7 @@ void CoordinatorServer::Impl::closed(ConnectionId id, const Status& reason) {
   const bool refused = connections.at(id).refused;
   connections.erase(id);
   if (!life) {
-    // Bytes that are no frame, or one that is too long.
+    // The bytes are no frame, or the frame is too long.
     if (!refused && reason.code() == ErrorCode::kPeerMismatch) {
       board.count("refusals");
       warn("connections that are closed", reason.message());

@@ -2,8 +2,8 @@
 //
 // CoordinatorServer runs the coordinator's state machine: it receives reports over connections,
 // writes records to the log before it sends the views that follow from them, and feeds the machine
-// the replicas that its failure detector finds. While the log cannot be written nothing is decided;
-// afterwards a new term begins from what is on the disk. Thread rule: its loop.
+// the replicas that its failure detector finds. While the log cannot be written, nothing is
+// decided; afterwards a new term begins from what is on disk. Thread rule: its loop.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@
 namespace sherd::ft {
 
 struct CoordinatorServerOptions {
-  // Where replicas connect; port 0: any.
+  // Where replicas connect; port 0 takes any free port.
   net::HostAddress address;
   net::ListenerOptions listen;
   // The log's file.
@@ -29,15 +29,16 @@ struct CoordinatorServerOptions {
   FailureDetectorOptions detector;
   // A connection whose first report has not come by then is closed.
   Duration first_report_timeout = std::chrono::seconds(5);
-  // The time between two tries when the log cannot be written doubles from min to max.
+  // The time between two attempts to write the log doubles from min to max.
   Duration log_retry_min = std::chrono::milliseconds(100);
   Duration log_retry_max = std::chrono::seconds(2);
 };
 
 class CoordinatorServer {
  public:
-  // Calls `on_end` once, from the loop, when it cannot go on: the log belongs to another coordinator
-  // now, or is damaged. The loop must outlive the server. Throws Error for invalid options.
+  // Starts the server. It calls `on_end` once, from the loop, when it cannot go on: the log now
+  // belongs to another coordinator, or is damaged. The loop must outlive the server. Throws Error
+  // for invalid options.
   static Result<std::unique_ptr<CoordinatorServer>> start(
       net::Loop& loop,
       const CoordinatorServerOptions& options,

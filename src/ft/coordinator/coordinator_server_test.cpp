@@ -33,7 +33,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A peer that says one frame, or nothing, and keeps what it hears.
+// A peer that sends one frame or none, and keeps what it receives.
 class TestClient {
  public:
   TestClient(
@@ -83,7 +83,7 @@ class ServiceTest : public ::testing::Test {
     options_.coordinator.replicas_start = 3;
     options_.coordinator.samples_per_replica = 4;
     options_.coordinator.reconnect_timeout = milliseconds(300);
-    // They cannot beat while the loop of all waits for the disk.
+    // They cannot send heartbeats while the shared loop waits for the disk.
     options_.detector.dead_after = seconds(10);
   }
 
@@ -110,7 +110,7 @@ class ServiceTest : public ::testing::Test {
     }
     ASSERT_TRUE(reach(5));
   }
-  // All of these apply `more` steps beyond the furthest now.
+  // Waits until all of these have applied `more` steps beyond the furthest step now.
   bool advance(const std::vector<int>& which, std::int64_t more) {
     std::int64_t from = 0;
     for (const auto& one : replicas_) {
@@ -147,7 +147,7 @@ class ServiceTest : public ::testing::Test {
     }
     return "unknown";
   }
-  // What a peer that sends this frame is left with: it is closed, or not.
+  // Whether the server closes a peer that sends this frame.
   bool closed_after(std::uint16_t type, const std::string& payload) {
     const TestClient guest(
         loop_, options_.address, net::Frame{.type = type, .payload = payload});
@@ -175,7 +175,7 @@ TEST_F(ServiceTest, ThreeReplicasCommitTheSameSteps) {
   EXPECT_EQ(status.run, 77U);
   EXPECT_EQ(status.stage, "running");
   EXPECT_GE(status.canonical.step, 25);
-  // Each step takes 4 of each.
+  // Each step takes 4 samples of each replica.
   EXPECT_EQ(status.samples, 12 * status.canonical.step);
   EXPECT_EQ(
       counted("commits"), static_cast<std::uint64_t>(status.canonical.step));
@@ -233,8 +233,8 @@ class ServiceHang : public ServiceTest,
 
 TEST_P(ServiceHang, WhoHangsIsLeftOutUntilItMoves) {
   options_.detector.hard_floor = milliseconds(700);
-  options_.coordinator.vote_timeout =
-      seconds(30);  // Nothing goes on without it.
+  // Nothing goes on without the replica.
+  options_.coordinator.vote_timeout = seconds(30);
   start_three();
   replicas_[1]->hang_in(GetParam());
   ASSERT_TRUE(run_until(loop_, [&] { return state_of(1) == "hangs"; }));
@@ -260,11 +260,11 @@ TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
   EXPECT_TRUE(advance({0, 2, 3}, 5));
 }
 
-// Whoever waits for the replica would be taken for the one that hangs.
+// A replica that waits for the stranger would be taken for one that hangs.
 TEST_F(ServiceTest, AGuestOfAnotherRunTakesNobodysPlace) {
   options_.detector.hard_floor = milliseconds(700);
-  options_.coordinator.vote_timeout =
-      seconds(30);  // Nothing goes on without it.
+  // Nothing goes on without the replica.
+  options_.coordinator.vote_timeout = seconds(30);
   options_.detector.first_floor = milliseconds(700);
   start_three();
   Report report;
@@ -310,7 +310,7 @@ TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   EXPECT_TRUE(closed_after(kReport, "rubbish"));
   EXPECT_TRUE(closed_after(kReport, other_version));
   EXPECT_TRUE(closed_after(kReport, bytes_of(report) + "more"));
-  // The second report of a connection alone.
+  // A second report cannot be the first one of a connection.
   EXPECT_TRUE(closed_after(kReport, bytes_of(report).substr(0, 6)));
   EXPECT_TRUE(closed_after(kReport, std::string((1U << 20U) + 1, '\0')));
   EXPECT_EQ(counted("refusals"), 8U);
@@ -318,7 +318,7 @@ TEST_F(ServiceTest, StrangersFramesCloseTheirConnectionAlone) {
   EXPECT_EQ(failures(), "");
 }
 
-// Otherwise it would dial again for ever.
+// Otherwise it would connect again and again.
 TEST_F(ServiceTest, AReplicaOfAnotherVersionIsToldSoNamingBoth) {
   start();
   std::string words = bytes_of(Report());
@@ -358,7 +358,7 @@ TEST_F(ServiceTest, OfManyStrangersAFewAreLoggedAndAllAreCounted) {
   EXPECT_LE(lines, 10U) << said;
 }
 
-// Who is nobody yet has no room for what it promises.
+// A peer without an identity gets no room for the length that it announces.
 TEST_F(ServiceTest, AReportThatIsTooLongIsRefusedByItsHeader) {
   options_.listen.connection.payload_bytes_max = std::size_t{64} << 20U;
   options_.first_report_timeout = seconds(60);
@@ -380,7 +380,7 @@ TEST_F(ServiceTest, AReportThatIsTooLongIsRefusedByItsHeader) {
   }));
 }
 
-// They go to the log, the page and whoever looks at them.
+// They reach the log, the page and the people who read them.
 TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
   start_three();
   Report report;
@@ -428,7 +428,7 @@ TEST_F(ServiceTest, WithoutADiskNothingIsCommittedAndAfterwardsItGoesOn) {
     return std::max(
         {replicas_[0]->step(), replicas_[1]->step(), replicas_[2]->step()});
   };
-  // Orders that were sent before may be under way.
+  // Views sent before may still be under way.
   (void)run_until(loop_, [] { return false; }, milliseconds(300));
   const auto stalled = steps();
   (void)run_until(loop_, [] { return false; }, milliseconds(500));
@@ -449,14 +449,14 @@ TEST_F(ServiceTest, AnEmptyLogIsNotTheRunThatReplicasKnow) {
   }
   options_.coordinator.run = 88;
   start();
-  // All are back, and nothing is made of them.
+  // All are back, but the coordinator begins nothing with them.
   ASSERT_TRUE(run_until(loop_, [&] { return counted("reports") >= 6; }));
   const auto step = replicas_[0]->step();
   (void)run_until(loop_, [] { return false; }, milliseconds(500));
   EXPECT_EQ(replicas_[0]->step(), step);
   EXPECT_EQ(counted("commits"), 0U);
   EXPECT_EQ(counted("epochs"), 0U);
-  // It is in the log of the coordinator, too, and among the last failures.
+  // The failure is also in the coordinator's log and among the last failures.
   EXPECT_THAT(
       failures(),
       HasSubstr("the run: the log is empty, but replica 0 is of "
@@ -509,7 +509,7 @@ TEST_F(ServiceTest, ALogThatWasDeletedIsNoticedAndRescued) {
           HasSubstr("it was deleted while the coordinator used it"),
           HasSubstr("move that to '" + options_.log + "'")));
   service_.reset();
-  // Whoever starts it again at once does not begin a new run.
+  // Restarting it at once does not begin a new run.
   const auto started = CoordinatorServer::start(loop_, options_, nullptr);
   ASSERT_FALSE(started.ok());
   EXPECT_THAT(started.status().message(), HasSubstr(".rescued"));

@@ -9,7 +9,7 @@
 namespace sherd::ft::test {
 namespace {
 
-// Alone, it orders nothing: hence relaxed.
+// Relaxed, because it orders nothing else.
 std::atomic<int> sync_error{0};
 
 int sync_or_fail(long call, int fd) {

@@ -11,13 +11,13 @@
 namespace sherd::ft {
 namespace {
 
-// Weight of the last phase in the moving average.
+// The weight of the last phase in the moving average.
 constexpr double kLastWeight = 0.2;
-// Findings of one tick for which all replicas are searched for those that wait. When
-// many are found at once, something else is to blame.
+// For how many findings of a tick all replicas are searched for those that wait. If there are more
+// at once, something else is to blame.
 constexpr int kExplainedMax = 16;
 
-// Who waits for the coordinator, or for nothing, has no deadline.
+// A replica that waits for the coordinator, or for nothing, has no deadline.
 bool busy(const TrainingProgress& progress) {
   return progress.activity != Activity::kIdle &&
       progress.activity != Activity::kWaiting;
@@ -35,7 +35,7 @@ Duration scaled(double factor, double usual_s, Duration floor) {
 
 }  // namespace
 
-// A replica of many ranks may tell of others each time.
+// A replica of many ranks may report other ranks each time.
 std::vector<FailureDetector::MonitoredRank> FailureDetector::monitored(
     const std::vector<MonitoredRank>& before,
     const std::vector<TrainingProgress>& ranks,
@@ -54,8 +54,8 @@ std::vector<FailureDetector::MonitoredRank> FailureDetector::monitored(
   return all;
 }
 
-// Phases that are shorter than the time between two reports are not seen: a step that was made shows
-// that they have ended.
+// Phases shorter than the time between two reports are not seen, but a completed step shows that
+// they have ended.
 void FailureDetector::received(const Report& report, Instant now) {
   const auto& [progress, ranks] = std::tie(report.progress, report.ranks);
   const Life life{report.replica, report.incarnation};
@@ -71,7 +71,7 @@ void FailureDetector::received(const Report& report, Instant now) {
     return;
   }
   if (report.held != watched.held) {
-    watched.since = now;  // Whatever its ranks have said last.
+    watched.since = now;  // Regardless of what its ranks have reported last.
   }
   if (report.held && watched.held &&
       report.held->step == watched.held->step + 1 &&
@@ -80,7 +80,7 @@ void FailureDetector::received(const Report& report, Instant now) {
     ++watched.ended[index_of(Activity::kApplying)];
   }
   watched.held = report.held;
-  // A serial goes back when a reduction is given up, which is no progress.
+  // The serial also goes back when a reduction is given up, which is no progress.
   if (watched.progress.serial >= progress.serial &&
       watched.progress.activity == progress.activity) {
     watched.progress = progress;
@@ -100,7 +100,7 @@ void FailureDetector::end_phase(
   auto& usual = watched.usual_s[activity];
   const double last_s = seconds(now - watched.since);
   usual = usual ? *usual + kLastWeight * (last_s - *usual) : last_s;
-  // A serial that moves is progress within it.
+  // A serial that changes shows progress within the phase.
   watched.ended[activity] += next != watched.progress.activity ? 1 : 0;
 }
 
@@ -182,7 +182,7 @@ bool FailureDetector::is_first(const MonitoredReplica& watched) const {
   const auto activity = watched.progress.activity;
   const int phases =
       activity == Activity::kComputing ? options_.first_steps : 1;
-  // Its usual length says nothing about an evaluation now and then.
+  // The usual length of these phases says nothing about an occasional evaluation.
   return activity == Activity::kIdle ||
       watched.ended[index_of(activity)] < phases;
 }
@@ -213,7 +213,7 @@ Duration FailureDetector::quiet(const MonitoredReplica& watched) const {
   return longest;
 }
 
-// What its agents say is old where one of them is silent.
+// If one agent is silent, what the replica's agents have reported is old.
 bool FailureDetector::hangs(
     const MonitoredReplica& watched, Instant now) const {
   const auto silent = quiet(watched);
@@ -237,14 +237,14 @@ const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
   return found == newest_.end() ? nullptr : &found->second;
 }
 
-// Follows waits_for to the one that waits for nobody, that says nothing, or that is
-// known to hang. It hangs if it is over its own limit: else it may still come. One
-// that does nothing has none: then it is the limit of who waits for it. Where
-// something went and has not come, it is who should have got it: in a circle all
-// wait, and nothing else tells them from each other. Until all of them have stood for
-// so long there may be no circle: what one of them said may be from before another moved.
-// Where another chain has led already, it ends in the same way, and nobody has to
-// walk there again: all chains together take as many steps as there are replicas.
+// Follows waits_for to the replica that waits for no other, is silent, or is known to hang. That
+// replica hangs if it is over its own limit; otherwise it may still make progress. An idle replica
+// has no limit of its own, so the limit of the one that waits for it applies. If a frame was sent
+// but did not arrive, the culprit is the receiver: in a circle all replicas wait, and nothing else
+// distinguishes them. There may be no circle until all of them have stood still for longer than the
+// limit, because one may have reported before another moved. If another chain has already passed
+// here, this one ends in the same way and is not followed again: all chains together take as many
+// steps as there are replicas.
 std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     const Life& life, Instant now, SeenLives& seen) const {
   std::vector<Life> path;
@@ -254,7 +254,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     if (!is_new && place->second != life) {
       return std::nullopt;
     }
-    if (!is_new) {  // A circle.
+    if (!is_new) {  // The chain is a circle.
       const auto limit = hard_limit(watched_.at(at));
       if (std::ranges::any_of(path, [&](const Life& one) {
             return now - watched_.at(one).since <= limit;
@@ -273,7 +273,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     }
     const auto& other = watched_.at(*next);
     const bool is_idle = other.progress.activity == Activity::kIdle;
-    // It has moved, so `at` may say so in a moment; or it does something for itself.
+    // Either it has moved, and `at` may report that in a moment, or it does something on its own.
     if (!busy(other.progress) && quiet(other) == Duration(0) &&
         now - other.since <= hard_limit(is_idle ? other : watched)) {
       return std::nullopt;
@@ -282,7 +282,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
       return HangCulprit{*next, {}};
     }
     if (!busy(other.progress) && quiet(other) == Duration(0)) {
-      path = {at, *next};  // It has what `at` lacks.
+      path = {at, *next};  // It has sent what `at` lacks.
       break;
     }
     at = *next;
@@ -351,7 +351,7 @@ void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
   }
 }
 
-// Who waits for another is not slow itself.
+// A replica that waits for another is not slow itself.
 void FailureDetector::find_slow(Instant now, std::vector<Finding>& found) {
   for (auto& [life, watched] : watched_) {
     if (watched.slow || !busy(watched.progress) || watched.progress.waits_for ||

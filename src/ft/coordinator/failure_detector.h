@@ -2,10 +2,11 @@
 //
 // FailureDetector finds replicas that are silent, hang or are slow, from the progress that they
 // report of their training threads. A phase lasts as long as the serial of a TrainingProgress does
-// not change; its usual length is learnt for each incarnation and activity, and until one has been
-// seen to end it may take long: a first optimizer step, a restore or a first collective. When many replicas wait
-// for one, that one hangs and not its neighbours; when they wait in a circle, an end of the dead link
-// does. Time is an argument. Thread rule: one thread; a value.
+// not change; its usual length is learnt for each incarnation and activity. Until one phase of an
+// activity has been seen to end, it may take long, such as a first optimizer step, a restore or a
+// first collective. When many replicas wait for one, that one hangs and not its neighbours; when
+// they wait in a circle, an end of the dead link does. Time is passed as an argument. Thread rule:
+// one thread; a value.
 #pragma once
 
 #include <array>
@@ -21,14 +22,14 @@
 namespace sherd::ft {
 
 struct FailureDetectorOptions {
-  // A replica is lost when nothing was heard of it for so long: four heartbeats.
+  // A replica is lost when nothing was heard from it for this long: four heartbeats.
   Duration dead_after = std::chrono::seconds(1);
-  // A phase is slow if it exceeds so many usual lengths and the floor.
+  // A phase is slow if it exceeds this many usual lengths and the floor.
   double soft_factor = 3;
   Duration soft_floor = std::chrono::milliseconds(500);
-  // It hangs if it exceeds so many usual lengths and the floor. The first floor is for the first
-  // computations of an incarnation, for each other activity until one such phase has ended, and for
-  // what the program does for itself between steps, as an evaluation.
+  // A phase hangs if it exceeds this many usual lengths and the floor. The first floor applies to
+  // the first computations of an incarnation, to every other activity until one such phase has
+  // ended, and to what the program does on its own between steps, such as an evaluation.
   double hard_factor = 10;
   Duration hard_floor = std::chrono::seconds(5);
   Duration first_floor = std::chrono::seconds(60);
@@ -37,15 +38,15 @@ struct FailureDetectorOptions {
 
 struct Finding {
   enum class Kind {
-    kSilent,  // It is lost.
+    kSilent,  // The replica is lost.
     kHung,    // It counts as lost until its serial changes.
-    kSlow,    // Only shown.
+    kSlow,    // Only displayed.
   };
   Kind kind = Kind::kSilent;
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::string reason;
-  // For kHung, if links are to blame.
+  // Only for kHung, if links are to blame.
   std::vector<DeadLink> links{};
 };
 
@@ -55,18 +56,18 @@ class FailureDetector {
       : options_(options) {}
 
   void received(const Report& report, Instant now);
-  // This incarnation is not monitored any more.
+  // This incarnation is no longer monitored.
   void ended(ReplicaId replica, Incarnation incarnation);
 
-  // The findings since the last call: each phase is found slow once and hung once. A silent
+  // Returns the findings since the last call: each phase is found slow once and hung once. A silent
   // incarnation is forgotten.
   std::vector<Finding> tick(Instant now);
 
-  // It was found to hang and has made no progress since.
+  // Whether it was found to hang and has made no progress since.
   bool hung(ReplicaId replica, Incarnation incarnation) const;
-  // Its current phase was found slow.
+  // Whether its current phase was found slow.
   bool slow(ReplicaId replica, Incarnation incarnation) const;
-  // The activity of its ranks; none: it is not monitored, or does not report them.
+  // The activity of its ranks; empty if it is not monitored or does not report them.
   std::vector<RankActivity> ranks(
       ReplicaId replica, Incarnation incarnation, Instant now) const;
 
@@ -75,15 +76,16 @@ class FailureDetector {
   static constexpr std::size_t kActivities = 6;
   struct MonitoredRank {
     TrainingProgress progress;
-    Instant since{};  // The activity and serial are these since then.
+    Instant since{};  // When the activity and serial last changed.
   };
   struct MonitoredReplica {
     TrainingProgress progress;
     std::vector<MonitoredRank> ranks;
     Instant heard_at{};
-    Instant since{};  // The serial is this one since then.
-    std::array<std::optional<double>, kActivities> usual_s;  // Moving average.
-    std::array<int, kActivities> ended{};                    // How many phases.
+    Instant since{};  // When the serial last changed.
+    std::array<std::optional<double>, kActivities> usual_s;  // Moving averages.
+    // How many phases have ended.
+    std::array<int, kActivities> ended{};
     std::optional<StateId> held;
     bool slow = false;
     bool hung = false;
@@ -99,23 +101,25 @@ class FailureDetector {
   Duration hard_limit(const MonitoredReplica& watched) const;
   Duration soft_limit(const MonitoredReplica& watched) const;
   bool over_hard_limit(const MonitoredReplica& watched, Instant now) const;
-  // How long one of its ranks' agents has been silent; 0: none has.
+  // How long an agent of one of its ranks has been silent; 0 if none is.
   Duration quiet(const MonitoredReplica& watched) const;
   bool hangs(const MonitoredReplica& watched, Instant now) const;
   struct HangCulprit {
     Life life;
     std::vector<DeadLink> links;
   };
-  // Who is on chains that were followed in this tick, with where the chain begins.
+  // The replicas on the chains that were followed in this tick, each with the replica where its
+  // chain begins.
   using SeenLives = std::map<Life, Life>;
-  // The end of the chain of waiting replicas that begins at `life`, if it is over its hard limit.
+  // The end of the chain of waiting replicas that begins at `life`, if that replica is over its
+  // hard limit.
   std::optional<HangCulprit> culprit(
       const Life& life, Instant now, SeenLives& seen) const;
   // The dead links among these.
   std::vector<DeadLink> dead_links_of(
       const std::vector<Life>& lives, Instant now) const;
   ReplicaActivity view(const Life& life, Instant now) const;
-  // A sentence on who waits for it, and where.
+  // A sentence that says who waits for it, and where.
   std::string report_of(const Life& life, Instant now);
   std::string why_hung(const HangCulprit& blame, Instant now);
   // The newest monitored incarnation of the replica.
@@ -127,9 +131,9 @@ class FailureDetector {
   FailureDetectorOptions options_;
   std::map<Life, MonitoredReplica> watched_;
   std::map<ReplicaId, Life> newest_;
-  // What all do: made in a tick that finds somebody.
+  // What all replicas do; filled in a tick that has findings.
   std::vector<ReplicaActivity> all_;
-  int explained_ = 0;  // Findings of one tick with a sentence.
+  int explained_ = 0;  // How many findings of this tick have a sentence.
 };
 
 }  // namespace sherd::ft

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Three replicas which beat every 250 ms.
+// Three replicas that send a heartbeat every 250 ms.
 class Watched : public ::testing::Test {
  protected:
   void says(
@@ -25,7 +25,7 @@ class Watched : public ::testing::Test {
       std::optional<ReplicaId> waits_for = {}) {
     said_[replica] = {activity, serial, waits_for};
   }
-  // Lets time pass with beats; returns all that is found.
+  // Lets time pass with heartbeats; returns all findings.
   std::vector<Finding> pass(Duration duration) {
     std::vector<Finding> all;
     for (const Instant end = now_ + duration; now_ < end;) {
@@ -45,7 +45,7 @@ class Watched : public ::testing::Test {
     }
     return all;
   }
-  // As many steps, of a second each, that all compute.
+  // Passes this many steps of a second each, in which all replicas compute.
   void pass_steps(int count) {
     for (int i = 0; i < count; ++i) {
       ++serial_;
@@ -62,7 +62,7 @@ class Watched : public ::testing::Test {
   }
 
   FailureDetector watch_{FailureDetectorOptions()};
-  // Neighbours in a ring in the order of their numbers.
+  // Neighbours are in a ring in the order of their numbers.
   void says_rank(
       ReplicaId replica,
       const TrainingProgress& progress,
@@ -85,7 +85,7 @@ class Watched : public ::testing::Test {
     }
     return hung;
   }
-  // All reduce and wait for the one before them.
+  // All replicas reduce and wait for the one before them.
   void wait_in_a_circle() {
     ++serial_;
     for (ReplicaId replica = 0; replica < 3; ++replica) {
@@ -96,7 +96,7 @@ class Watched : public ::testing::Test {
   std::map<ReplicaId, TrainingProgress> said_;
   std::map<ReplicaId, std::vector<TrainingProgress>> ranks_;
   std::uint64_t serial_ = 0;
-  std::int64_t held_ = 0;  // By all.
+  std::int64_t held_ = 0;  // The state that all of them hold.
   Instant now_ = seconds(100);
 };
 
@@ -129,7 +129,7 @@ TEST_F(Watched, AFormerLifeThatComesAndGoesHidesNobody) {
   says(0, Activity::kReducing, serial_, 1);
   says(1, Activity::kComputing, serial_);
   says(2, Activity::kReducing, serial_, 1);
-  // It has more time than who waits for it.
+  // It has more time than a replica that waits for it.
   EXPECT_THAT(hangs_in(seconds(6)), IsEmpty());
 }
 
@@ -231,9 +231,9 @@ TEST_F(Watched, WhatWasSaidBeforeAnotherMovedMakesNoCircle) {
   ++serial_;
   says(0, Activity::kReducing, serial_, 2);
   says(1, Activity::kReducing, serial_, 0);
-  says(2, Activity::kIdle, serial_);  // Evaluates.
+  says(2, Activity::kIdle, serial_);  // It evaluates.
   EXPECT_THAT(hangs_in(seconds(8)), IsEmpty());
-  // Its frames are on their way when 0 reports again.
+  // Its frames are under way when 0 reports again.
   says(2, Activity::kReducing, ++serial_, 1);
   const TrainingProgress reduces{Activity::kReducing, serial_, 1};
   for (ReplicaId replica = 0; replica < 3; ++replica) {
@@ -305,7 +305,7 @@ TEST_F(Watched, WhoLacksTheLastBytesOfOneThatIsDoneIsAtTheEndOfADeadLink) {
 
 TEST_F(Watched, AnAgentThatSaysNothingHangsWhateverItsReplicaSaidLast) {
   pass_steps(6);
-  // Its ring stood before it could say that it waits for nobody.
+  // The ring stopped before the replica could report that it waits for nobody.
   wait_in_a_circle();
   for (ReplicaId replica = 0; replica < 3; ++replica) {
     says_rank(replica, said_[replica], 5, 5);
@@ -339,7 +339,7 @@ TEST_F(Watched, ShowsForHowLongEachRankHasDoneWhatItDoes) {
   EXPECT_THAT(watch_.ranks(0, 2, now_), IsEmpty());
 }
 
-// A replica of many ranks tells of others each time.
+// A replica of many ranks reports other ranks each time.
 TEST_F(Watched, KnowsARankByItsNumberAndNotByItsPlace) {
   says(0, Activity::kComputing, 1);
   TrainingProgress rank{Activity::kReducing, 1, {}};
@@ -380,7 +380,7 @@ TEST_F(Watched, OneThatDoesNothingForLongWhileOthersWaitForItHangs) {
   }
 }
 
-// What the one that waits says may be a beat old.
+// The report of the waiting replica may be one heartbeat old.
 TEST_F(Watched, OneThatHasJustMovedIsNotBlamed) {
   pass_steps(6);
   ++serial_;
@@ -395,7 +395,7 @@ TEST_F(Watched, OneThatHasJustMovedIsNotBlamed) {
   EXPECT_THAT(pass(seconds(61)), SizeIs(1));
 }
 
-// Its serial moves when it begins, and with each slice.
+// Its serial changes when the activity begins and with each slice.
 TEST_F(Watched, ProgressWithinTheFirstPhaseOfAnActivityIsNotItsEnd) {
   pass_steps(6);
   said_[0].activity = said_[1].activity = said_[2].activity = Activity::kIdle;
@@ -413,7 +413,7 @@ TEST_F(Watched, TheFirstPhaseOfAnActivityMayTakeLong) {
     says(fresh, activity, 1);
     EXPECT_THAT(hangs_in(seconds(55)), IsEmpty()) << text_of(activity);
     EXPECT_THAT(hangs_in(seconds(10)), SizeIs(1)) << text_of(activity);
-    // Later ones have their own length.
+    // Later phases have their own usual length.
     says(fresh, Activity::kIdle, 2);
     (void)pass(seconds(1));
     EXPECT_FALSE(watch_.hung(fresh, 1));
@@ -422,7 +422,7 @@ TEST_F(Watched, TheFirstPhaseOfAnActivityMayTakeLong) {
   }
 }
 
-// The leader tells of the step before the rank tells that it does something else.
+// The leader reports the step before the rank reports that it does something else.
 TEST_F(Watched, OneThatHasMadeItsFirstStepIsNotHungForHowLongThatTook) {
   says(1, Activity::kApplying, 1);
   EXPECT_THAT(hangs_in(seconds(20)), IsEmpty());
@@ -440,7 +440,7 @@ TEST_F(Watched, AStepThatWasMadeShowsThatItsPhasesEnd) {
   EXPECT_THAT(hangs_in(seconds(6)), SizeIs(1));
 }
 
-// Nothing of one replica arrives, and nothing comes to it.
+// Nothing sent by one replica arrives, and nothing reaches it.
 TEST_F(Watched, InACircleTheCommonEndOfTwoDeadLinksIsTheCulprit) {
   for (ReplicaId cut = 0; cut < 3; ++cut) {
     pass_steps(6);

@@ -12,7 +12,7 @@
 namespace sherd::ft::test {
 namespace {
 
-// What all replicas begin with.
+// The state that all replicas begin with.
 StateId first_state() { return {0, first_lineage(1, 2)}; }
 
 template <typename... Functions>
@@ -43,7 +43,8 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
   addresses_ = std::move(addresses);
   net::ReconnectingClientOptions redial;
   redial.dial.security = options.security;
-  redial.back_off_max = std::chrono::milliseconds(250);  // As leaders do.
+  // The same as leaders use.
+  redial.back_off_max = std::chrono::milliseconds(250);
   redial_ = std::make_unique<net::ReconnectingClient>(
       loop, options.address, redial, [this] { return random_(); },
       net::ReconnectingClientHandlers{
@@ -62,7 +63,7 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
 
 void FakeReplica::beat() {
   ++beats_;
-  // Their serials move with what they reduce, whatever the replica's does.
+  // The serials of its ranks change with what they reduce, independently of the replica's.
   ranks_.assign(options_.ranks, progress_);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].serial += beats_ * (rank + 1);
@@ -89,7 +90,8 @@ void FakeReplica::received(const net::Frame& frame) {
   SHERD_ASSERT(status.ok(), "a view that nobody understands");
   const RunView& view = views_.view();
   if (!views_.has_news() && !view.wrong) {
-    return;  // A thousand of these share a thread, and to take a view costs a copy of it.
+    // A thousand of these share a thread, and taking a view costs a copy of it.
+    return;
   }
   for (const auto& commit : view.recent) {
     if (commits_.empty() || commit.attempt > commits_.back().attempt) {
@@ -139,7 +141,7 @@ void FakeReplica::carry_out_one(const Task& task) {
   }
   std::visit(
       Overloaded{
-          // Computing takes no time, and what is stopped ends late.
+          // Computing takes no time, and cancelled work ends late.
           [](const auto&) {},
           [&](const JoinTask& join) {
             later(Duration(0), [this, epoch = join.epoch] {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A replica without a model, for tests: the real state machine and connection, and
-// processes which do at once, or after a delay, what they are told. Thread rule:
-// its loop.
+// A replica without a model, for tests: it has the real state machine and connection, and processes
+// that do what they are told, at once or after a delay. Thread rule: its loop.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +25,9 @@ struct FakeReplicaOptions {
   ReplicaId replica = 0;
   Incarnation incarnation = 1;
   Duration beat = std::chrono::milliseconds(100);
-  // That a reduction takes.
+  // How long a reduction takes.
   Duration step = std::chrono::milliseconds(5);
-  // It says where so many ranks are, and what each does.
+  // How many ranks it reports on.
   std::size_t ranks = 0;
   // Called with each task, before it is carried out.
   std::function<void(const Task&)> on_task{};
@@ -40,31 +39,31 @@ class FakeReplica {
   FakeReplica(const FakeReplica&) = delete;
   FakeReplica& operator=(const FakeReplica&) = delete;
 
-  // Says nothing any more, and keeps its connection.
+  // It stops sending but keeps its connection.
   void fall_silent() { silent_ = true; }
-  // Its training threads do nothing; the thread that reports goes on.
+  // Its training threads stop; the thread that reports goes on.
   void hang() { hangs_ = true; }
-  // The same, from the next time on that they begin with this.
+  // The same as hang(), from the next time that they begin this activity.
   void hang_in(Activity activity) { hangs_in_ = activity; }
   void go_on();
   void leave() { carry_out(machine_.leave()); }
 
   std::int64_t step() const { return machine_.held()->step; }
   const Replica& machine() const { return machine_; }
-  // Every commit that it has heard of, in order, each once.
+  // Every commit that it has heard of, once each and in order.
   const std::vector<Commit>& commits() const { return commits_; }
-  // Why it was told to stop; empty: it was not.
+  // Why it was told to stop; empty if it was not.
   const std::string& stopped() const { return stopped_; }
   net::Connection* connection() { return redial_->connection(); }
   int connected() const { return connected_; }
-  // Sent and received, with the headers of frames.
+  // Bytes sent and received, with the headers of frames.
   std::uint64_t bytes() const { return bytes_; }
 
  private:
   void carry_out(const Tasks& tasks);
   void carry_out_one(const Task& task);
   void enter(Activity activity);
-  // As a process that takes `delay` for it.
+  // Runs `work` after `delay`, as a process that takes that long would.
   void later(Duration delay, std::function<void()> work);
   void send(Report report);
   void beat();
@@ -74,11 +73,11 @@ class FakeReplica {
   const FakeReplicaOptions options_;
   Replica machine_;
   RankAddresses addresses_;
-  ReportWriter reports_;  // Of the connection.
+  ReportWriter reports_;  // Reports on the current connection.
   ViewReader views_;
   StateId fetched_;
   TrainingProgress progress_;
-  // As of the last beat, as leaders tell it.
+  // As of the last heartbeat, which is what leaders report.
   std::vector<TrainingProgress> ranks_;
   bool silent_ = false;
   bool hangs_ = false;
@@ -89,14 +88,13 @@ class FakeReplica {
   std::string stopped_;
   std::vector<Commit> commits_;
   std::vector<net::Timer> work_;
-  std::vector<std::function<void()>> kept_;  // While it hangs.
+  std::vector<std::function<void()>> kept_;  // Work held back while it hangs.
   net::Timer beat_timer_;
   std::mt19937_64 random_;
   std::unique_ptr<net::ReconnectingClient> redial_;
 };
 
-// Runs the loop until `done`, looking every few milliseconds, or for `limit`;
-// returns done().
+// Runs the loop until `done`, checking every few milliseconds, or for `limit`; returns done().
 bool run_until(
     net::Loop& loop,
     const std::function<bool()>& done,

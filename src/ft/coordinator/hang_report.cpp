@@ -51,7 +51,7 @@ std::string does(const RankActivity& rank, std::optional<ReplicaId> culprit) {
       place_text(progress));
 }
 
-// Sentences on those that wait: the first few are named, the others counted.
+// Sentences about ranks that wait: the first few are named, the others counted.
 struct WaitingRanks {
   std::vector<std::string> named;
   std::size_t count = 0;
@@ -102,14 +102,15 @@ std::string text_of_culprit(const ReplicaActivity& culprit) {
   if (behind.size() == 1) {
     return first;
   }
-  // They need not do the same.
+  // The ranks need not do the same.
   return str(
       behind.size() == culprit.ranks.size() ? "none of its ranks is behind: "
                                             : "several are behind: ",
       first);
 }
 
-// Frames that this rank of `from` has sent on a link and its counterpart in `to` has not got.
+// How many frames this rank of `from` has sent on a link that its counterpart in `to` has not
+// received.
 std::uint32_t missing(
     ReplicaId from,
     const TrainingProgress& rank,
@@ -126,7 +127,8 @@ std::uint32_t missing(
   if (rank.place->epoch != receiver.epoch || back == receiver.links.end()) {
     return 0;
   }
-  // Each is told at another moment: what came last may be newer than what went.
+  // The two counts are reported at different moments: the count of received frames may be the newer
+  // one.
   constexpr std::uint32_t kHalf = 1U << 31U;
   const std::uint32_t frames = link.frames_out - back->frames_in;
   return frames < kHalf ? frames : 0;
@@ -201,7 +203,7 @@ std::vector<BrokenLink> broken_links_of(const std::vector<DeadLink>& links) {
 std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
   const auto& ranks = replica.ranks;
   std::vector<std::size_t> behind;
-  // An agent that says nothing is behind whatever it said last.
+  // A rank whose agent is silent is behind, whatever it reported last.
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].progress.missed_heartbeats >= kSilentAfterHeartbeats) {
       behind.push_back(rank);

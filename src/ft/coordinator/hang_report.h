@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Explains a hang from the progress that all ranks report: sentences on who waits for whom, for which
-// bytes of which unit, and the dead link where replicas wait for each other in a circle. Thread rule:
-// pure functions.
+// Explains a hang from the progress that all ranks report: sentences that say who waits for whom
+// and for which bytes of which unit, and the dead link when replicas wait for each other in a
+// circle. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ namespace sherd::ft {
 
 struct RankActivity {
   TrainingProgress progress;
-  Duration standing{};  // Since when its activity and serial are the same.
+  Duration standing{};  // How long its activity and serial have not changed.
 };
 
 struct ReplicaActivity {
   ReplicaId replica = 0;
-  // Those that it reports.
+  // Those ranks that the replica reports.
   std::vector<RankActivity> ranks;
-  // The replica as a whole waits for it.
+  // The replica that this one as a whole waits for.
   std::optional<ReplicaId> waits_for{};
 };
 
@@ -34,8 +34,8 @@ inline Duration silence_of(const TrainingProgress& progress) {
   return progress.missed_heartbeats * kHeartbeatInterval;
 }
 
-// Where in its list the ranks are that the others wait for: those that have moved least, or all of
-// them where none is behind.
+// The indices in its list of the ranks that the others wait for: those that have moved least, or
+// all ranks if none is behind.
 std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica);
 
 // "waits for the bytes of replica 0 in bucket 3 (layers.4), 41 of 96 slices done",
@@ -48,19 +48,19 @@ std::string text_of(const RankActivity& rank);
 std::string hang_report(
     const ReplicaActivity& culprit, const std::vector<ReplicaActivity>& others);
 
-// A link of a ring that stands still.
+// A link of a ring in which nothing moves.
 struct DeadLink {
   Epoch epoch;
   ReplicaId from = 0;
   ReplicaId to = 0;
   std::size_t rank = 0;
-  std::uint64_t frames = 0;  // Sent and not received.
+  std::uint64_t frames = 0;  // How many frames were sent but not received.
 };
-// A rank that reads all the time has received all that was sent to it: where frames are missing, the
-// link or its end is dead. Returns all such links between these, each once.
+// A rank that reads all the time has received everything that has arrived, so if frames are
+// missing, the link or its end is dead. Returns all such links between these replicas, each once.
 std::vector<DeadLink> dead_links(const std::vector<ReplicaActivity>& replicas);
 std::string text_of(const DeadLink& link);
-// Their receiving ends are accused.
+// The receiving ends of the links are accused.
 std::vector<BrokenLink> broken_links_of(const std::vector<DeadLink>& links);
 
 // "computing".

@@ -36,7 +36,7 @@ RankActivity waiting_rank(ReplicaId waits_for, bool to_read = false) {
   return view;
 }
 
-// With a connection from `previous` and one to `next`.
+// It has a connection from `previous` and one to `next`.
 ReplicaActivity in_ring(
     ReplicaId replica,
     ReplicaId previous,
@@ -50,7 +50,7 @@ ReplicaActivity in_ring(
   return {replica, {view}};
 }
 
-// With its ranks from 0 on.
+// Numbers its ranks from 0.
 ReplicaActivity numbered(ReplicaActivity replica) {
   for (std::size_t i = 0; i < replica.ranks.size(); ++i) {
     replica.ranks[i].progress.rank = static_cast<std::uint32_t>(i);
@@ -137,7 +137,7 @@ TEST(DeadLink, IsWhereFramesWentAndHaveNotCome) {
       "and have not come");
 }
 
-// Replicas of many ranks tell those that have moved least.
+// Replicas of many ranks report those that have moved least.
 TEST(DeadLink, IsLookedForBetweenRanksOfOneNumber) {
   auto from = in_ring(0, 2, 1, 5, 6);
   auto to = in_ring(1, 0, 2, 4, 5);
@@ -150,7 +150,7 @@ TEST(DeadLink, IsLookedForBetweenRanksOfOneNumber) {
   EXPECT_THAT(dead_links({from, to}), IsEmpty());
 }
 
-// In trees, where frames go both ways between two; counts begin anew at 2^32.
+// In trees frames go both ways between two replicas, and counts wrap at 2^32.
 TEST(DeadLink, IsLookedForToEachPeer) {
   constexpr std::uint32_t kLast = 0xffffffffU;
   auto from = in_ring(0, 2, 1, 5, 0);

@@ -37,7 +37,7 @@ inline Descriptor connected_to(const std::string& address) {
 }
 
 inline void say(const Descriptor& socket, const std::string& bytes) {
-  // The server may have closed it already.
+  // The server may already have closed the connection.
   (void)::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 

@@ -19,7 +19,7 @@ namespace sherd::ft {
 namespace {
 
 constexpr int kApplicationId = 0x73687264;  // "shrd".
-// For another coordinator that is in a transaction; one that was stopped there
+// How long to wait for another coordinator's transaction; one that was stopped in a transaction
 // holds the lock for longer.
 constexpr int kBusyMs = 1000;
 
@@ -42,7 +42,7 @@ Status LogStore::failure(const char* what, int code) const {
       cause += str(" (", std::strerror(error), ")");
     }
   }
-  // SQLite tries to read what it cannot write, and tells of that alone.
+  // SQLite tries to read what it cannot write, and then reports only that.
   const auto folder = std::filesystem::path(path_).parent_path();
   if (::access(folder.c_str(), W_OK) != 0) {
     cause += str("; its folder: ", std::strerror(errno));
@@ -98,7 +98,7 @@ Status LogStore::prepare() {
   return recognise();
 }
 
-// Nothing is written to a file of somebody else.
+// Nothing is written to the file of another program.
 Status LogStore::recognise() {
   const auto id = number("PRAGMA application_id");
   const auto version = number("PRAGMA user_version");
@@ -137,7 +137,7 @@ Status LogStore::recognise() {
   return make();
 }
 
-// SQLite goes on without what it cannot do. `found`: what it says when it could.
+// SQLite goes on without a setting that it cannot apply. `found` is what it reports if it could.
 Status LogStore::set(
     const char* pragma, const char* value, const char* found) const {
   if (auto status = run("open", str("PRAGMA ", pragma, " = ", value).c_str());
@@ -157,8 +157,8 @@ Status LogStore::set(
                 found, ", found ", is, ": is it on a disk of this host?"));
 }
 
-// Makes the tables where they are missing. Each start writes, so that it does not read a long log
-// for nothing while the disk fails.
+// Creates missing tables. Every start writes, so that it does not read a long log in vain while the
+// disk fails.
 Status LogStore::make() const {
   const std::string text =
       str("BEGIN IMMEDIATE;"
@@ -221,7 +221,7 @@ Status LogStore::read_summary() {
   return {};
 }
 
-// The committed states that the summary covers, in pieces.
+// Reads the committed states that the summary covers, in pieces.
 Status LogStore::read_past() {
   Query query(
       database_.get(),
@@ -327,7 +327,7 @@ Result<std::unique_ptr<LogStore>> LogStore::open(
           options.past_min >= 1,
       "[ft] expected to keep 1 record or more of a log, found ",
       options.records_kept);
-  // An absolute path also keeps SQLite from finding a meaning in ":memory:".
+  // An absolute path also keeps SQLite from giving ":memory:" a special meaning.
   std::unique_ptr<LogStore> store(
       new LogStore(std::filesystem::absolute(path).string(), options));
   for (const auto step :

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LogStore is the coordinator's log on a disk: an SQLite file whose write-ahead log is synced before
-// append() returns. From time to time it writes a summary of all records, so that a start reads that
-// and the few records after it, and old records are deleted. Several coordinators may have the file
-// open; only the one that began the newest term can append to it. The folder must be on a disk of
-// this host, because SQLite's write-ahead log needs shared memory. Thread rule: one thread.
+// LogStore is the coordinator's log on disk: an SQLite file whose write-ahead log is synced before
+// append() returns. From time to time it writes a summary of all records, so that a start reads
+// only the summary and the few records after it, and deletes old records. Several coordinators may
+// have the file open; only the one that began the newest term can append to it. The folder must be
+// on a disk of this host, because SQLite's write-ahead log needs shared memory. Thread rule: one
+// thread.
 #pragma once
 
 #include <sys/types.h>
@@ -25,50 +26,51 @@ namespace sherd::ft {
 struct LogStoreOptions {
   // ---- behaviour ----
 
-  // The committed states that are known at least: see history.h.
+  // How many committed states are kept at least; see history.h.
   std::size_t past_min = kPastMin;
-  // For people and tests; a start does not read them.
+  // How many records are kept for people and tests; a start does not read them.
   std::int64_t records_kept = std::int64_t{1} << 14U;
 
   // ---- performance ----
 
-  // A start reads so many records at most. Each summary costs as much as some tens of records.
+  // A start reads at most this many records. Each summary costs as much as some tens of records.
   std::int64_t summary_every = 1024;
 };
 
 class LogStore {
  public:
-  // Makes the file when there is none; its folder must exist. Reads the last summary and the records
-  // after it, but only once something could be written. kUnavailable: it cannot be read or written;
-  // kFailedPrecondition: it is another program's, or of a version that this one does not read, or
-  // damaged, with the number of the record that cannot follow.
+  // Opens the log, and creates it if the file does not exist; its folder must. Reads the last
+  // summary and the records after it, but only once a write has succeeded. kUnavailable: the file
+  // cannot be read or written. kFailedPrecondition: it belongs to another program, has a version
+  // that this one does not read, or is damaged; then the reason has the number of the record that
+  // cannot follow.
   static Result<std::unique_ptr<LogStore>> open(
       const std::string& path, const LogStoreOptions& options = {});
   LogStore(const LogStore&) = delete;
   LogStore& operator=(const LogStore&) = delete;
 
-  // The history that open() has read. Call once: it is moved out.
+  // The history that open() has read. It is moved out, so this may be called only once.
   History take_history() { return std::move(history_); }
-  // The number of records that were ever written, as far as this store knows.
+  // How many records were ever written, as far as this store knows.
   std::int64_t size() const { return sequence_; }
 
-  // Appends all of them, in order, or none. On success they are on the disk. kFailedPrecondition:
+  // Appends all of them in order, or none. On success they are on disk. kFailedPrecondition:
   // another store has appended since ("the log belongs to term N now"), or the file was deleted or
-  // replaced, and this one is of no use any more: what it had is in a file beside, which the reason
-  // names. kUnavailable: the disk failed; the caller may try again, but must first forget what it
-  // derived from these records. After a failed sync and a crash they may be in the log, as if the
-  // crash had come before append() returned.
+  // replaced. This store is then of no further use; what it had is in a file next to the log, which
+  // the reason names. kUnavailable: the disk failed; the caller may try again, but must first
+  // forget what it derived from these records. After a failed sync followed by a crash they may be
+  // in the log, as if the crash had come before append() returned.
   Status append(const std::vector<Record>& records);
-  // Writes a summary, if it is time for one. REQUIRES: the history is that of all records.
+  // Writes a summary if one is due. REQUIRES: `history` is that of all records.
   Status summarise(const History& history);
-  // The same check of the owner and the file without a record, for a coordinator that has nothing to
-  // write and may have been replaced. kUnavailable: the disk failed.
+  // Checks the owner and the file as append() does, but without a record, for a coordinator that
+  // has nothing to write and may have been replaced. kUnavailable: the disk failed.
   Status check_owner() const;
 
  private:
   LogStore(std::string path, const LogStoreOptions& options);
 
-  // ---- what goes wrong ----
+  // ---- errors ----
 
   Status failure(const char* what, int code) const;
   Status refused(const std::string& why) const;
@@ -93,7 +95,7 @@ class LogStore {
 
   Status check_file() const;
   std::string rescued() const;
-  // In a transaction that belongs to this store.
+  // Runs `write` in a transaction that belongs to this store.
   template <typename Write>
   Status transact(const char* what, const Write& write);
   Status insert(const std::vector<Record>& records);
@@ -105,18 +107,21 @@ class LogStore {
   const std::string path_;
   const LogStoreOptions options_;
   Database database_;
-  dev_t device_ = 0;  // Of the file that was opened.
+  dev_t device_ = 0;  // Identifies the file that was opened.
   ino_t inode_ = 0;
   History history_;
-  std::vector<Member> members_;    // Of the history with all records.
-  std::int64_t sequence_ = 0;      // Of the last record.
-  std::uint64_t term_ = 0;         // Of the last record.
-  std::int64_t summarised_ = 0;    // The last record in the summary.
-  std::int64_t past_end_ = -1;     // The last step in the summary's pieces.
-  bool past_has_changed_ = false;  // By a rollback since then.
+  std::vector<Member> members_;  // Those of the history with all records.
+  std::int64_t sequence_ = 0;    // The number of the last record.
+  std::uint64_t term_ = 0;       // The term of the last record.
+  std::int64_t summarised_ = 0;  // The last record that the summary covers.
+  // The last step that the summary's pieces cover.
+  // A rollback has changed it since then.
+  std::int64_t past_end_ = -1;
+  bool past_has_changed_ = false;
 };
 
-// Covers the numbers before the bytes, so that records that were exchanged are noticed, too.
+// The checksum covers the number of a record as well as its bytes, so that swapped records are
+// noticed, too.
 std::uint32_t checksum_of(
     std::int64_t sequence, std::uint64_t term, std::string_view bytes);
 

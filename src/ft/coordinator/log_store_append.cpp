@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the log is written. What it has is never in doubt: each transaction checks that the file is
-// still the one that was opened, and that nobody else has begun a term.
+// How the log is written. Each transaction checks that the file is still the one that was opened
+// and that no other coordinator has begun a term, so the content of the log is never in doubt.
 #include <sys/stat.h>
 #include <algorithm>
 #include <cerrno>
@@ -16,14 +16,14 @@
 namespace sherd::ft {
 namespace {
 
-// A piece of the past that nobody has to read again is deleted as a whole.
+// A piece of the past that no start has to read again is deleted as a whole.
 constexpr std::size_t kPieceStates = 4096;
 
 }  // namespace
 
-// ---- whose log it is ----
+// ---- who owns the log ----
 
-// What is written to a file that was deleted is lost with this process.
+// What is written to a deleted file is lost when this process ends.
 Status LogStore::check_file() const {
   struct stat file = {};
   const bool there = ::stat(path_.c_str(), &file) == 0;
@@ -55,8 +55,8 @@ std::string LogStore::rescued() const {
       "' and start the coordinator again");
 }
 
-// In the transaction: a coordinator that was stopped and woken finds here that
-// it has a successor, whatever it still believes.
+// Runs in the transaction: a coordinator that was stopped and woken finds here that it has a
+// successor, whatever it still believes.
 Status LogStore::check_owner() const {
   if (auto status = check_file(); !status.ok()) {
     return status;
@@ -80,7 +80,7 @@ Status LogStore::check_owner() const {
 
 template <typename Write>
 Status LogStore::transact(const char* what, const Write& write) {
-  // VACUUM, which rescues, cannot run in a transaction.
+  // VACUUM, which rescues the records, cannot run in a transaction.
   if (auto status = check_file(); !status.ok()) {
     return status;
   }
@@ -94,7 +94,7 @@ Status LogStore::transact(const char* what, const Write& write) {
   if (status.ok()) {
     status = run(what, "COMMIT");
   }
-  // A COMMIT that failed may have ended the transaction by itself.
+  // A failed COMMIT may already have ended the transaction.
   if (!status.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
     (void)run("undo", "ROLLBACK");
   }
@@ -170,7 +170,8 @@ Status LogStore::put(std::int64_t part, std::string_view bytes) const {
   return query.failed() ? failure("summarise", query.code()) : Status();
 }
 
-// The states since the last summary; after a rollback, which changes what was before, all.
+// Writes the states since the last summary, or all states after a rollback, which changes earlier
+// ones.
 Status LogStore::write_past(const History& folded) {
   auto written = past_end_;
   if (past_has_changed_) {
@@ -204,7 +205,7 @@ Status LogStore::write_past(const History& folded) {
   return piece.states.empty() ? Status() : write();
 }
 
-// The pieces before those that have to be known, and the oldest records.
+// Deletes the pieces before those that must be kept, and the oldest records.
 Status LogStore::forget(const History& folded) const {
   const auto step = folded.canonical ? folded.canonical->step : 0;
   const auto first = step - static_cast<std::int64_t>(options_.past_min) + 1;

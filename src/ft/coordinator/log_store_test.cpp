@@ -49,7 +49,7 @@ Record life(Incarnation incarnation) {
   return IncarnationRecord{0, incarnation};
 }
 
-// What another program might do to the file.
+// Does what another program might do to the file.
 void run_sql(const std::string& path, const char* text) {
   sqlite3* database = nullptr;
   ASSERT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
@@ -91,7 +91,7 @@ TEST(LogStore, TheNewestTermAloneMayAppend) {
   ASSERT_TRUE(former->append({term(1)}).ok());
   const auto successor = opened(path);
   ASSERT_TRUE(former->append({life(5)}).ok());
-  // It has read less than there is.
+  // It has read less than the log has now.
   auto status = successor->append({term(2)});
   EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
   const auto again = opened(path);
@@ -132,7 +132,7 @@ TEST(LogStore, ALockThatIsHeldIsAFailureThatPasses) {
   EXPECT_TRUE(store->append({life(1)}).ok());
 }
 
-// ---- files that are not ours, or are damaged ----
+// ---- files of other programs, and damaged files ----
 
 TEST(LogStore, AnotherProgramsDatabaseIsRefusedAndStaysAsItIs) {
   const ScratchFolder folder;
@@ -153,7 +153,7 @@ TEST(LogStore, AnotherVersionIsRefusedNamingBoth) {
   EXPECT_THAT(refusal(path), HasSubstr("expected version 2 to 5, found 9"));
 }
 
-// What version 2 wrote: see golden/log_v2.sql.
+// golden/log_v2.sql is what version 2 wrote.
 TEST(LogStore, ALogOfAnOlderVersionIsReadAndGoneOnWith) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";
@@ -280,7 +280,7 @@ class LongLog {
     }
     return all;
   }
-  // Of the past it may know less.
+  // It may know less of the past.
   void check(const History& read) const {
     History expected = known_;
     History found = read;
@@ -371,14 +371,14 @@ TEST(LogStoreSummary, OneThatIsDamagedIsNamed) {
   EXPECT_THAT(refusal(path), HasSubstr("summary"));
 }
 
-// ---- files that go away, disks that fail ----
+// ---- files that disappear, disks that fail ----
 
-// SQLite says that it is in another mode, and goes on.
+// SQLite reports another mode and goes on.
 TEST(LogStore, ASettingThatSQLiteRefusesIsAnError) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";
   sqlite3_vfs* const usual = sqlite3_vfs_find(nullptr);
-  // It has no shared memory, which a write-ahead log needs.
+  // This VFS has no shared memory, which a write-ahead log needs.
   ASSERT_EQ(sqlite3_vfs_register(sqlite3_vfs_find("unix-none"), 1), SQLITE_OK);
   const auto said = refusal(path);
   ASSERT_EQ(sqlite3_vfs_register(usual, 1), SQLITE_OK);
@@ -428,7 +428,7 @@ TEST(LogStore, WithoutASyncNothingIsAppended) {
   EXPECT_EQ(opened(path)->take_history().lives.at(0).current, 2U);
 }
 
-// A folder of its own in a child, in which it alone sees a small disk.
+// Runs `body` in a child process that mounts a small disk for itself.
 std::string in_small_disk(const std::function<std::string(std::string)>& body) {
   const ScratchFolder folder;
   const auto report = sherd::test::run_children(
@@ -498,7 +498,7 @@ TEST(LogStoreOnSmallDisks, ReadOnlyOnesAreRefused) {
           HasSubstr("Read-only file system")));
 }
 
-// ---- ends in the midst ----
+// ---- crashes in the middle ----
 
 TEST(LogStoreKilled, WhatWasAcknowledgedIsThere) {
   const std::uint64_t seed = std::random_device()();
@@ -528,7 +528,7 @@ TEST(LogStoreKilled, WhatWasAcknowledgedIsThere) {
     const auto acknowledged = std::ssize(report.children[0].result);
     const auto store = opened(path);
     EXPECT_GE(store->size(), 1 + 2 * acknowledged);
-    // One may have been on the disk already when it was killed; never half.
+    // One append may have reached the disk when the process was killed, but never half of one.
     EXPECT_LE(store->size(), 1 + 2 * (acknowledged + 1));
     EXPECT_EQ(store->size() % 2, 1);
     EXPECT_TRUE(store->append({term(2)}).ok());
@@ -547,7 +547,7 @@ TEST(LogStoreKilled, ATornTailIsDroppedAndNothingElse) {
   const std::string wal = bytes_at(path + "-wal");
   ASSERT_GT(wal.size(), size_before);
 
-  // Syncs of a disk would take minutes here, and cannot fail.
+  // Syncs to a disk would take minutes here, and cannot fail.
   const fs::path memory("/dev/shm");
   const fs::path parent =
       fs::is_directory(memory) ? memory : fs::path(folder.path());

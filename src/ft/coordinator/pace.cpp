@@ -20,7 +20,7 @@ void Pace::committed(Instant now) {
   const Duration gap = now - last_;
   last_ = now;
   longest_ = std::max(longest_, gap);
-  // Before it is among those it is measured by.
+  // The gap is counted before it becomes one of those that define the usual pace.
   counted_ += gaps_.empty() ? gap : counted(gap);
   gaps_.push_back(gap);
   if (gaps_.size() > kGapsMax) {
@@ -47,10 +47,10 @@ double Pace::steps_per_s(Instant now) const {
   }
   const Duration gaps =
       std::accumulate(gaps_.begin(), gaps_.end(), Duration(0));
-  // The step under way lowers the pace only when it takes longer than usual.
+  // The current step lowers the pace only once it takes longer than usual.
   const Duration late =
       now - last_ > median() ? now - last_ - median() : Duration(0);
-  // Commits may be of one instant.
+  // All commits may have the same time.
   const double all_s = std::max(seconds(gaps + late), 1e-9);
   return static_cast<double>(gaps_.size()) / all_s;
 }

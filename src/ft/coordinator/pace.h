@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pace measures how fast steps are committed. Effective training time is the share of the time since
-// the first commit seen in which steps were committed at their usual pace: a gap between two commits
-// counts whole up to twice the median of the last 31, and a longer one, a stall, counts as one
-// median. The time since the last commit counts in the same way. Thread rule: one thread; a value.
+// Pace measures how fast steps are committed. Effective training time is the share of the time
+// since the first commit seen in which steps were committed at their usual pace: a gap between two
+// commits counts in full up to twice the median of the last 31 gaps, and a longer gap, a stall,
+// counts as one median. The time since the last commit is treated in the same way. Thread rule: one
+// thread; a value.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,10 @@ class Pace {
   void committed(Instant now);
 
   std::int64_t commits() const { return commits_; }
-  // Over the last 31 commits at most, with the time since the last one; 0: fewer than two were seen.
+  // Over at most the last 31 commits and the time since the last one; 0 if fewer than two were
+  // seen.
   double steps_per_s(Instant now) const;
-  // None before there are two commits.
+  // Nullopt before the second commit.
   std::optional<double> effective(Instant now) const;
   // The longest time between two commits, or since the last one.
   Duration longest_gap(Instant now) const;
@@ -34,7 +36,7 @@ class Pace {
   Instant last_{};
   Duration counted_{0};
   Duration longest_{0};
-  std::deque<Duration> gaps_;  // The last few.
+  std::deque<Duration> gaps_;  // The most recent gaps.
 };
 
 }  // namespace sherd::ft

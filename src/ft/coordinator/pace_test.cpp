@@ -27,7 +27,7 @@ TEST(Pace, OfAStallOneUsualStepCounts) {
   for (int i = 0; i <= 10; ++i) {
     pace.committed(seconds(i));
   }
-  pace.committed(seconds(20));  // After 10 s in place of 1.
+  pace.committed(seconds(20));  // After 10 s instead of 1 s.
   EXPECT_DOUBLE_EQ(*pace.effective(seconds(20)), 11.0 / 20);
   EXPECT_EQ(pace.longest_gap(seconds(20)), seconds(10));
   pace.committed(seconds(21));

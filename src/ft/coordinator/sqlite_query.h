@@ -16,7 +16,7 @@ struct CloseDatabase {
 };
 using Database = std::unique_ptr<sqlite3, CloseDatabase>;
 
-// The arguments of bind() and bind_text() outlive the next step().
+// The arguments of bind() and bind_text() must outlive the next step().
 class Query {
  public:
   Query(sqlite3* database, const char* text) {
@@ -37,7 +37,7 @@ class Query {
     note(sqlite3_bind_text64(
         statement_, at, text.data(), text.size(), SQLITE_STATIC, SQLITE_UTF8));
   }
-  // Whether there is a row; failed() tells an error from the end.
+  // Whether there is a row; failed() tells an error from the end of the rows.
   bool step() {
     if (code_ == SQLITE_OK || code_ == SQLITE_ROW) {
       code_ = sqlite3_step(statement_);

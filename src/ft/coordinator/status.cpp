@@ -12,8 +12,8 @@
 namespace sherd::ft {
 namespace {
 
-// Text, since most readers lose digits of such numbers. Only enough digits to tell lineages apart:
-// whoever fetches a state has to name all.
+// Lineages are text, since most readers lose digits of such numbers. There are only enough digits
+// to tell lineages apart: a process that fetches a state has to give all of them.
 nlohmann::json json_of(const StateId& state) {
   return {
       {"step", state.step}, {"lineage", hex(state.lineage.high).substr(0, 8)}};
@@ -131,7 +131,7 @@ std::string json_of(const RunStatus& status) {
     json["failures"].push_back(
         {{"ago_s", one.ago_s}, {"culprit", one.culprit}, {"cause", one.cause}});
   }
-  // Texts of other processes need not be UTF-8.
+  // Texts from other processes need not be UTF-8.
   return json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) +
       "\n";
 }

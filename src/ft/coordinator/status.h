@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The status of a run as the coordinator shows it, and functions that render it as HTML, as
-// Prometheus metrics and as JSON. Texts in it come from other processes and are escaped here. Thread
+// Prometheus metrics and as JSON. Texts that come from other processes are escaped here. Thread
 // rule: values, pure functions.
 #pragma once
 
@@ -18,21 +18,21 @@ struct RankStatus {
   TrainingProgress progress{};
   double since_s = 0;  // How long it has made no progress.
   double quiet_s = 0;  // How long its agent has been silent.
-  std::string does{};  // The same as a sentence without its subject.
+  std::string does{};  // The activity as a sentence without its subject.
 };
 
 struct ReplicaStatus {
   ReplicaId replica = 0;
-  // "member", "follows" (a member without samples), "behind", "ready" (it holds the state and is no
+  // "member", "follows" (a member without samples), "behind", "ready" (it holds the state but is no
   // member), "hangs", "fenced", "lost", "left" or "done".
   std::string state{};
   bool slow = false;
   std::optional<StateId> held{};
-  std::int64_t lag = 0;  // Steps behind the last commit.
+  std::int64_t lag = 0;  // How many steps it is behind the last commit.
   std::string activity{};
   std::string address{};  // Where its connection comes from.
-  double since_s = 0;     // How long it is in this state.
-  // All, or of many those that have moved least.
+  double since_s = 0;     // How long it has been in this state.
+  // All ranks; in a large replica only those that have moved least.
   std::vector<RankStatus> ranks{};
 };
 
@@ -46,13 +46,13 @@ struct FailureStatus {
 struct RunStatus {
   std::uint64_t run = 0;
   double up_s = 0;
-  double slept_s = 0;      // How long the coordinator itself stood still.
-  std::string complaint;   // Why nothing is decided now; empty: all is well.
-  std::uint64_t term = 0;  // Counts starts of the coordinator.
+  double slept_s = 0;      // How long the coordinator itself did not run.
+  std::string complaint;   // Why nothing is decided now; empty if all is well.
+  std::uint64_t term = 0;  // Counts the starts of the coordinator.
   Epoch epoch;
   std::string stage;  // "joining", "running", "closed", "waiting for replicas".
   StateId canonical;
-  std::int64_t samples = 0;  // How many are committed.
+  std::int64_t samples = 0;  // How many samples are committed.
   double since_commit_s = 0;
   double steps_per_s = 0;
   double longest_gap_s = 0;
@@ -64,10 +64,10 @@ struct RunStatus {
   std::map<std::string, std::uint64_t> counters;
 };
 
-// What is shown of a run's number, which peers must know: eight digits made from it.
+// What is shown of the run number, which only peers may know: eight digits derived from it.
 std::string run_name(std::uint64_t run);
 
-// A page that reloads itself every 2 s and loads nothing from elsewhere.
+// A page that reloads itself every 2 s and loads nothing from other sites.
 std::string html_of(const RunStatus& status);
 // Text format 0.0.4.
 std::string prometheus_of(const RunStatus& status);

@@ -12,7 +12,7 @@ namespace sherd::ft {
 namespace {
 
 constexpr std::size_t kFailuresMax = 32;
-// A limit for memory: numbers of replicas may be made up.
+// Limits memory, since replica numbers may be made up.
 constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
@@ -37,15 +37,16 @@ StatusBoard::ReplicaRow* StatusBoard::life(
       : nullptr;
 }
 
-// An incarnation of it is connected and counts.
+// Whether an incarnation of it is connected and counts.
 bool StatusBoard::is_there(ReplicaId replica) const {
   const auto found = rows_.find(replica);
   return found != rows_.end() && found->second.connected &&
       !found->second.fenced;
 }
 
-// One that its reporter has found in the epoch under way. Of one that is over, or that begins, the
-// coordinator says who is to blame; one that is told what others say of it knows no more than they.
+// Whether the reporter has found the suspicion itself, in the current epoch. If the epoch is over
+// or just beginning, the coordinator decides who is to blame; an accused replica only repeats what
+// others say of it.
 bool StatusBoard::is_news(const Report& report) const {
   const auto& suspicion = report.suspicion;
   return suspicion->epoch == view_->epoch &&
@@ -53,7 +54,7 @@ bool StatusBoard::is_news(const Report& report) const {
       !(suspicion->noticed_by && suspicion->accused == report.replica);
 }
 
-// A replica that leaves in order is lost to its neighbours all the same.
+// A replica that leaves in order also looks lost to its neighbours.
 bool StatusBoard::goes_in_order(ReplicaId replica) const {
   const auto found = rows_.find(replica);
   return found != rows_.end() &&

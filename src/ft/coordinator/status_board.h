@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StatusBoard collects what the status page shows of a run: the server tells it of each report,
-// record, view and loss, and it makes a RunStatus of them. It also outlives the state machine while
-// the log cannot be written. It decides nothing. Thread rule: one thread; a value.
+// StatusBoard collects what the status page shows of a run: the server passes it each report,
+// record, view and loss, and it builds a RunStatus from them. It also outlives the state machine
+// while the log cannot be written. It decides nothing. Thread rule: one thread; a value.
 #pragma once
 
 #include <cstdint>
@@ -25,21 +25,21 @@ class StatusBoard {
  public:
   explicit StatusBoard(Instant now) : began_(now) {}
 
-  // A report from `address`. One without a place, such as a former incarnation's, does not replace
-  // the row of a replica that counts.
+  // Takes a report that came from `address`. A report that has no place, such as that of a former
+  // incarnation, does not replace the row of a replica that counts.
   void received(
       const Report& report,
       const std::string& address,
       Instant now,
       bool has_place = true);
-  // The record is on the disk.
+  // The record is on disk.
   void wrote(const Record& record, const std::string& reason, Instant now);
   void told(
       ReplicaId replica,
       Incarnation incarnation,
       const std::shared_ptr<const RunView>& view);
-  // The connection has ended, which is a failure unless the replica leaves, has finished or was
-  // fenced.
+  // The connection has ended. This counts as a failure unless the replica was leaving, had finished
+  // or was fenced.
   void lost(
       ReplicaId replica,
       Incarnation incarnation,
@@ -58,23 +58,23 @@ class StatusBoard {
     bool hung = false;
     bool slow = false;
   };
-  // For the next status(); ignored for an incarnation that is not the newest.
+  // Sets what the next status() shows; ignored for an incarnation that is not the newest.
   void watched(
       ReplicaId replica,
       Incarnation incarnation,
       const LivenessState& liveness);
 
-  // What the board does not know itself: the machine's history, null while there is no machine; why
-  // nothing is decided; how long the process stood still.
+  // What the board does not know itself: the machine's history, which is null while there is no
+  // machine; why nothing is decided; how long the process did not run.
   struct StatusSources {
     const History* history = nullptr;
     std::string complaint;
     Duration slept{};
-    // Knows the activity of ranks, by its own clock; null: none.
+    // Knows the activity of ranks, by its own clock; may be null.
     const FailureDetector* detector = nullptr;
     Instant watched_at{};
   };
-  // Remembers since when each replica is in its state, hence not const.
+  // Not const, because it remembers since when each replica has been in its state.
   RunStatus status(const StatusSources& sources, Instant now);
 
  private:
@@ -85,7 +85,7 @@ class StatusBoard {
     bool fenced = false;
     LivenessState liveness;
     std::optional<Instant> called_slow;
-    std::string state;  // As shown last.
+    std::string state;  // As shown in the last status.
     Instant since{};
   };
   struct Failure {
@@ -95,7 +95,8 @@ class StatusBoard {
   };
   ReplicaRow* life(ReplicaId replica, Incarnation incarnation);
   bool is_there(ReplicaId replica) const;
-  bool is_news(const Report& report) const;  // REQUIRES: it has a suspicion.
+  // REQUIRES: the report has a suspicion.
+  bool is_news(const Report& report) const;
   bool goes_in_order(ReplicaId replica) const;
   std::string state_of(const ReplicaRow& known) const;
   std::string stage() const;
@@ -108,7 +109,7 @@ class StatusBoard {
   Instant began_;
   Instant committed_at_{};
   Pace pace_;
-  // The last one sent that fences nobody.
+  // The last view sent that fences nobody.
   std::shared_ptr<const RunView> view_ = std::make_shared<const RunView>();
   std::map<ReplicaId, ReplicaRow> rows_;
   std::deque<Failure> failures_;  // Newest first.

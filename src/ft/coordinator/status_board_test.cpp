@@ -112,7 +112,7 @@ TEST_F(Book, OneThatIsRefusedIsNotShownInsteadOfOneThatCounts) {
   former.incarnation = 9;
   book_.received(former, "", now_, /*has_place=*/false);
   EXPECT_EQ(states()[0], "member");
-  former.replica = 5;  // There is no other.
+  former.replica = 5;  // There is no other replica.
   book_.received(former, "", now_, /*has_place=*/false);
   EXPECT_THAT(states(), SizeIs(5));
   former.replica = 1U << 30U;
@@ -120,20 +120,20 @@ TEST_F(Book, OneThatIsRefusedIsNotShownInsteadOfOneThatCounts) {
   EXPECT_THAT(states(), SizeIs(5));
 }
 
-// What a newcomer's first step, or the end of an epoch, brings with it is nobody's failure.
+// Suspicions that come with a newcomer's first step or the end of an epoch are nobody's failure.
 TEST_F(Book, ASuspicionThatIsNoNewsIsNoFailure) {
   Report report;
   report.replica = 1;
   report.incarnation = 1;
-  // Of an epoch that is over, or planned.
+  // The epoch is over, or planned.
   for (const std::uint64_t epoch : {1U, 3U}) {
     report.suspicion = Suspicion{{1, epoch}, 0, "replica 0 has stopped it", 0};
     book_.received(report, "", now_);
   }
-  // It was told what another one says of it.
+  // It only repeats what another replica says of it.
   report.suspicion = Suspicion{{1, 2}, 1, "reset by peer", 0};
   book_.received(report, "", now_);
-  // All members have been told that the epoch is over.
+  // All members know that the epoch is over.
   view_.stage = EpochStage::kClosed;
   book_.told(0, 1, std::make_shared<const RunView>(view_));
   report.suspicion = Suspicion{{1, 2}, 0, "replica 0 has stopped it", 0};

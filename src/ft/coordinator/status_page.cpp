@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The status page: HTML without scripts, so that nothing a replica says can run.
+// The status page: HTML without scripts, so that nothing a replica sends can run.
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -107,7 +107,7 @@ void replicas(std::ostream& out, const RunStatus& status) {
   out << "</table></div>\n";
 }
 
-// Ranks that wait or stand: a step that goes on shows none.
+// Ranks that wait or stand still; ranks of a step that makes progress are not shown.
 bool stands(const RankStatus& one) {
   constexpr double kStandsS = 1;
   return (one.since_s > kStandsS && one.progress.waits_for) || one.quiet_s > 0;

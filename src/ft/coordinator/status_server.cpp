@@ -28,17 +28,17 @@ namespace {
 
 constexpr std::size_t kClientsMax = 32;
 constexpr std::size_t kHeadBytesMax = 8192;
-// For all of a connection.
+// The time limit of a whole connection.
 constexpr Duration kClientTime = std::chrono::seconds(2);
-// After accept() itself has failed: descriptors have run out, and who waits to be
-// accepted goes on waiting.
+// How long to wait after accept() itself has failed: descriptors have run out, and clients in the
+// queue keep waiting.
 constexpr Duration kAcceptAgainAfter = std::chrono::milliseconds(100);
-// A status that is younger is shown again.
+// A status younger than this is shown again.
 constexpr Duration kFreshFor = std::chrono::milliseconds(100);
-// How long a client waits for a new status: who makes it may be waiting for the disk.
+// How long a client waits for a new status, whose maker may be waiting for the disk.
 constexpr Duration kAskedFor = std::chrono::milliseconds(500);
 
-// Throws Error unless it is this host's own.
+// Throws Error unless it is a loopback address.
 net::SocketAddress loopback_of(const net::HostAddress& address) {
   const std::string host =
       address.host == "localhost" ? "127.0.0.1" : address.host;
@@ -73,11 +73,12 @@ struct Client {
   Descriptor socket;
   Instant until{};
   std::string head{};
-  // It has asked, and waits for a new status until then.
+  // Until when the client, which has sent its request, waits for a new status.
   std::optional<Instant> waits_until{};
-  std::string answer{};  // What is left of it; empty: there is none yet.
+  // What is left to send; empty if there is no answer yet.
+  std::string answer{};
 
-  // It has not said what it wants.
+  // Whether it has not sent its request yet.
   bool idle() const { return answer.empty() && !waits_until; }
   short events() const {
     return static_cast<short>(
@@ -117,26 +118,28 @@ HttpAnswer answer_to(const std::string& head, const RunStatus& status) {
 
 struct StatusServer::Impl {
   Descriptor listener;
-  // Readable from the end on, since nobody reads it: the thread is to end.
+  // Becomes readable when the thread shall end, and stays so since nobody reads it.
   Descriptor stop;
-  Descriptor shows;  // Readable: there is a new status.
+  Descriptor shows;  // Readable when there is a new status.
   std::string address;
   std::function<void()> ask;
-  std::mutex mutex;  // Of the two below.
+  std::mutex mutex;  // Guards the two below.
   RunStatus shown;
   std::optional<Instant> shown_at;
-  std::vector<Client> clients;  // The thread's, as what follows. Oldest first.
-  bool asked = false;           // And nothing was shown since.
-  Instant accept_again{};       // Nobody is accepted before.
+  // The thread owns this and what follows. Oldest first.
+  // Asked, and nothing was shown since.
+  std::vector<Client> clients;
+  bool asked = false;
+  Instant accept_again{};  // No client is accepted before this time.
   SteadyClock clock;
   std::thread thread;
 
   void run();
-  // False: the thread is to end.
+  // Returns false when the thread shall end.
   bool wait(std::vector<pollfd>& polled) const;
   bool accepts(Instant now) const;
   void accept();
-  // Whether there is more to do for it.
+  // Whether there is more to do for the client.
   bool serve(Client& client);
   bool send_answer(Client& client) const;
   void finish_head(Client& client);
@@ -149,7 +152,7 @@ void StatusServer::Impl::run() {
   std::vector<pollfd> polled;
   while (wait(polled)) {
     const Instant now = clock.now();
-    // From the back, so that the numbers of those before stay.
+    // Goes from the back, so that the indices of earlier clients stay valid.
     for (std::size_t i = clients.size(); i-- > 0;) {
       const bool ready = polled[i + 3].revents != 0;
       if (now >= clients[i].until || (ready && !serve(clients[i]))) {
@@ -178,7 +181,7 @@ bool StatusServer::Impl::wait(std::vector<pollfd>& polled) const {
   return polled[0].revents == 0;
 }
 
-// While all are being answered, others wait for their turn.
+// While all of them are being answered, others wait for their turn.
 bool StatusServer::Impl::accepts(Instant now) const {
   return now >= accept_again &&
       (clients.size() < kClientsMax ||
@@ -205,7 +208,7 @@ void StatusServer::Impl::accept() {
   }
   clients.push_back(
       {.socket = std::move(socket), .until = clock.now() + kClientTime});
-  // Whoever has asked already is not idle.
+  // A client that has already sent its request is not idle.
   if (!serve(clients.back())) {
     clients.pop_back();
   }
@@ -213,7 +216,7 @@ void StatusServer::Impl::accept() {
 
 bool StatusServer::Impl::serve(Client& client) {
   if (client.waits_until) {
-    return false;  // It has gone.
+    return false;  // The client is gone.
   }
   if (client.answer.empty()) {
     std::array<char, 4096> bytes{};
@@ -305,7 +308,7 @@ Result<std::unique_ptr<StatusServer>> StatusServer::listen(
   where.port = listening.value().port;
   impl->listener = std::move(listening).value().socket;
   impl->address = where.text();
-  // Signals are for those who wait for them.
+  // Signals are left to the threads that wait for them.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);

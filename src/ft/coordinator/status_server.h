@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StatusServer is the HTTP server of the status page: it answers GET of "/", "/metrics" and
-// "/status.json". It has a thread of its own and limits connections, request lengths and the time for
-// each, so that a slow or silent client blocks nobody: where there are too many, the one that has been
-// silent for longest is closed. It asks for a status only when somebody wants to see one. It
-// authenticates nobody and therefore listens on this host alone. Thread rule: any thread.
+// StatusServer is the HTTP server of the status page: it answers GET requests for "/", "/metrics"
+// and "/status.json". It has a thread of its own and limits connections, request lengths and the
+// time for each, so that a slow or silent client blocks nobody; when there are too many clients,
+// the one that has been silent longest is closed. It asks for a status only when a client requests
+// one. It authenticates nobody and therefore listens on loopback addresses only. Thread rule: any
+// thread.
 #pragma once
 
 #include <functional>
@@ -17,10 +18,11 @@ namespace sherd::ft {
 
 class StatusServer {
  public:
-  // `address`: such as "127.0.0.1:8080" or "[::1]:0"; port 0: any. Throws Error for an address that
-  // is not a loopback one; a Status when the port cannot be had. `ask` is called from the server's
-  // thread when somebody wants to see the status and the last one is old: show() is to follow from any
-  // thread. When it does not, the last one is shown. Empty: the last one is always shown.
+  // `address` is for example "127.0.0.1:8080" or "[::1]:0"; port 0 takes any free port. Throws
+  // Error for an address that is not a loopback one; returns a Status if the port is not available.
+  // `ask` is called from the server's thread when a client requests the status and the last one is
+  // old; show() should then follow, from any thread. If it does not, or if `ask` is empty, the last
+  // status is shown.
   static Result<std::unique_ptr<StatusServer>> listen(
       const std::string& address, std::function<void()> ask = {});
   ~StatusServer();
@@ -45,7 +47,7 @@ struct HttpAnswer {
   std::string body;
 };
 
-// The answer to the head of a request, which is all before the empty line.
+// The answer to the head of a request, which ends at the empty line.
 HttpAnswer answer_to(const std::string& head, const RunStatus& status);
 
 }  // namespace sherd::ft

@@ -83,7 +83,7 @@ TEST(StatusServer, SilentConnectionsKeepNobodyWaiting) {
   EXPECT_THAT(all_of(silent[0]), StartsWith("HTTP/1.1 200"));
 }
 
-// If each kept its place for its two seconds, this one would wait for 20.
+// If each silent client kept its place for its two seconds, this one would wait for 20.
 TEST(StatusServer, OfTooManyThatAreSilentTheOldestAreClosed) {
   const auto shown = server();
   std::vector<Descriptor> silent(320);
@@ -127,7 +127,7 @@ Duration cpu_time() {
       std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// Who cannot be accepted is to be accepted still.
+// A client that cannot be accepted now must be accepted later.
 TEST(StatusServer, WithoutDescriptorsItWaitsForSomeAndDoesNothing) {
   const auto shown = server();
   const Descriptor socket = test::new_socket();
@@ -138,7 +138,7 @@ TEST(StatusServer, WithoutDescriptorsItWaitsForSomeAndDoesNothing) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   test::connect(socket, shown->address());
   say(socket, "GET / HTTP/1.1\r\n\r\n");
-  // The least of three: time that the host takes away may be counted, too.
+  // The least of three measurements, since time that the host takes away may be counted, too.
   Duration spent = std::chrono::seconds(1);
   for (int i = 0; i < 3; ++i) {
     const Duration from = cpu_time();

@@ -96,7 +96,7 @@ TEST(StatusPage, ShowsAComplaint) {
   EXPECT_THAT(html_of(status), HasSubstr("the disk is full"));
 }
 
-// The page asks nobody who he is.
+// The page does not authenticate its readers.
 TEST(StatusPage, AndItsOtherFormsShowNothingThatAPeerMustKnow) {
   RunStatus status = example();
   status.canonical.lineage = {0x123456789abcdef0, 0x1122334455667788};
