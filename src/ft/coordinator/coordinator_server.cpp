@@ -154,7 +154,7 @@ Status CoordinatorServer::Impl::carry_out(
   return store->summarise(machine->history());
 }
 
-// Logs why the machine decides nothing when this changes.
+// Logs why the machine decides nothing when this changes, unless it was logged as a detected fault.
 void CoordinatorServer::Impl::log_standstill(
     const CoordinatorDecisions& decisions) {
   const auto& why = machine->complaint();

@@ -9,17 +9,17 @@
 namespace sherd::ft {
 
 struct AgentTimeouts {
-  // Until the neighbours of an epoch are connected; see RingOptions.
+  // The limit for connecting the neighbours of an epoch; see RingOptions.
   Duration connect = std::chrono::milliseconds(700);
   // How long sent data may stay unacknowledged before a connection counts as lost.
   Duration link = std::chrono::seconds(5);
-  // A donor that is silent for so long is given up; and one that has not copied its state by then.
+  // A donor is given up if it is silent for this long, or has not copied its state by then.
   Duration fetch = std::chrono::seconds(5);
   Duration snapshot = std::chrono::seconds(60);
   // How long a replica that was told to leave waits for a decision while its ranks do nothing. Then
   // it leaves with the state that it holds.
   Duration leave = std::chrono::seconds(10);
-  // How long a replica whose program has ended serves others that lack the last step.
+  // How long a replica whose program has ended serves other replicas that lack the last step.
   Duration linger = std::chrono::seconds(60);
 };
 

@@ -11,8 +11,8 @@
 namespace sherd::ft {
 namespace {
 
-// Norms that are seen before one is called unusual, and how much of the average a
-// new one is.
+// How many norms are seen before one is called unusual, and the weight of a new norm in the
+// average.
 constexpr std::int64_t kNormsMin = 10;
 constexpr double kNewest = 0.1;
 
@@ -38,7 +38,7 @@ float squares_of(std::span<const float> block) {
   return sum;
 }
 
-// Where the squares are too large for single precision, or something is wrong.
+// For a block whose squares are too large for single precision, or that has something wrong.
 GradientStats exact_gradient_stats(std::span<const float> block) {
   GradientStats look;
   for (const float one : block) {
@@ -126,7 +126,7 @@ std::optional<GradientFault> GradientCheck::finish() {
   const std::lock_guard lock(mutex_);
   auto fault = judge();
   const double norm = std::sqrt(all_.squares);
-  // Zeros say nothing of what is usual.
+  // Norms of zero say nothing about what is usual.
   if (!fault && all_.finite && norm > 0) {
     usual_norm_ += (norm - usual_norm_) * (norms_ == 0 ? 1 : kNewest);
     ++norms_;

@@ -2,7 +2,7 @@
 //
 // GradientCheck tests a rank's gradients before they are reduced: whether they are finite, and
 // whether their norm is far above its moving average. It reads them once, while they are in the
-// cache. Thread rule: inspect() from any thread, the rest from the one that trains.
+// cache. Thread rule: any thread may call inspect(), only the training thread the rest.
 #pragma once
 
 #include <cstddef>
@@ -16,39 +16,40 @@
 namespace sherd::ft {
 
 enum class GradientAction {
-  kGive,      // They are reduced as they are.
-  kLeaveOut,  // The step is made without them.
+  kGive,      // The gradients are reduced unchanged.
+  kLeaveOut,  // The step leaves them out.
   kStop,      // Training ends.
 };
 
 struct GradientCheckOptions {
-  // Applies if one of them is infinite or not a number.
+  // Applies if a gradient is infinite or not a number.
   GradientAction non_finite = GradientAction::kLeaveOut;
-  // Applies if their norm exceeds its moving average by this ratio; 0: never.
+  // Applies if the norm exceeds its moving average by this ratio; 0 turns it off.
   GradientAction outlier = GradientAction::kLeaveOut;
   double norm_ratio_max = 1e4;
 };
 
 struct GradientStats {
-  double squares = 0;  // The sum of squares of the finite ones.
+  double squares = 0;  // The sum of squares of the finite gradients.
   bool finite = true;
 };
 GradientStats gradient_stats(std::span<const float> gradients);
 
 class GradientCheck {
  public:
-  // Throws Error for a ratio that is negative, or 1 and less and not 0.
+  // Throws Error for a ratio that is negative, or positive but at most 1.
   explicit GradientCheck(const GradientCheckOptions& options);
   GradientCheck(const GradientCheck&) = delete;
   GradientCheck& operator=(const GradientCheck&) = delete;
 
-  // Begins a step whose gradients come in so many parts, in any order.
+  // Begins a step whose gradients arrive in this many parts, in any order.
   void begin(std::size_t parts);
-  // Whether this part may be reduced at once: neither when it is bad nor when it is the last one, so
-  // that no reduction completes before finish() has judged. Only the first call for a part counts.
-  // REQUIRES: part < parts.
+  // Returns whether this part may be reduced at once. It may not when it is bad, nor when it is the
+  // last one, so that no reduction completes before finish() has judged. Only the first call for a
+  // part counts. REQUIRES: part < parts.
   bool inspect(std::size_t part, std::span<const float> gradients);
-  // All parts have come. What is wrong with them; none: their norm enters the moving average.
+  // All parts have arrived. Returns what is wrong with them; if nothing is, their norm enters the
+  // moving average.
   std::optional<GradientFault> finish();
 
  private:
@@ -56,7 +57,7 @@ class GradientCheck {
 
   const GradientCheckOptions options_;
   double usual_norm_ = 0;
-  std::int64_t norms_ = 0;  // How many usual_norm_ averages.
+  std::int64_t norms_ = 0;  // How many norms usual_norm_ averages.
   std::mutex mutex_;
   // Guarded by mutex_.
   std::vector<bool> came_;

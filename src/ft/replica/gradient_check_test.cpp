@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which gradients are of no use.
+// Which gradients are unusable.
 #include "ft/replica/gradient_check.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 using Floats = std::vector<float>;
 
-// Of one part.
+// The gradients are a single part.
 std::optional<GradientFault> fault_of(
     GradientCheck& check, const Floats& gradients) {
   check.begin(1);
@@ -78,7 +78,7 @@ TEST(GradientCheck, LeavesOutANormThatIsFarFromTheUsualOne) {
   const auto fault = fault_of(check, spike);
   ASSERT_TRUE(fault.has_value());
   EXPECT_THAT(fault->reason, HasSubstr("usually it is 5"));
-  // It has not become usual.
+  // It has not become usual by being repeated.
   EXPECT_TRUE(fault_of(check, spike));
 }
 
@@ -120,7 +120,7 @@ TEST(GradientCheck, HoldsBackWhatIsBadAndTheLastPart) {
   EXPECT_TRUE(check.inspect(2, Floats(5, 1)));
   EXPECT_FALSE(check.inspect(1, Floats{kNan}));
   EXPECT_TRUE(check.inspect(3, Floats(5, 1)));
-  EXPECT_FALSE(check.inspect(3, Floats(5, 1)));  // Was there.
+  EXPECT_FALSE(check.inspect(3, Floats(5, 1)));  // Came before.
   EXPECT_FALSE(check.inspect(0, Floats(5, 1)));
   EXPECT_TRUE(check.finish());
 }

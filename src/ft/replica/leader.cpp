@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's reactions to the coordinator's views and the ranks' events. leader_fetch.cpp has
+// How the leader reacts to the coordinator's views and the ranks' events; leader_fetch.cpp is about
 // catching up.
 #include "ft/replica/leader.h"
 
@@ -20,9 +20,9 @@
 namespace sherd::ft {
 namespace {
 
-// Short, so that a coordinator that was started again is found at once.
+// Short, so that a restarted coordinator is found at once.
 constexpr Duration kRedialMax = std::chrono::milliseconds(250);
-// What a report says of the ranks of a replica does not grow with their number.
+// The size of a report does not grow with the number of ranks of the replica.
 constexpr std::ptrdiff_t kRanksToldMax = 16;
 
 net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
@@ -35,7 +35,7 @@ net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
   return options;
 }
 
-// The replica's digest, if all ranks have made theirs.
+// The replica's digest, once all ranks have computed theirs.
 std::optional<StateDigest> digest_of_state(
     const std::map<std::size_t, std::optional<StateDigest>>& parts) {
   std::vector<std::uint64_t> digests;
@@ -87,7 +87,7 @@ Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
 
 // ---- the coordinator ----
 
-// Logs each reason once, since dialling goes on.
+// Logs each reason once, since it keeps trying to connect.
 void Leader::not_reached(const Status& reason) {
   if (std::exchange(unreached_, reason.message()) != reason.message()) {
     log_warning(str(
@@ -125,7 +125,7 @@ void Leader::received_view(const net::Frame& frame) {
   end_in_order();
 }
 
-// Whether the two will never understand each other, for which dialling again is no remedy.
+// Whether the two will never understand each other, so that connecting again does not help.
 bool Leader::refused(const net::Frame& frame) {
   constexpr auto kView = static_cast<std::uint16_t>(FrameType::kRunView);
   std::string why;
@@ -205,8 +205,9 @@ TrainingProgress Leader::progress() const {
   return all;
 }
 
-// If they are many, those that others would wait for: whose agents are silent, then those that have moved
-// least. In a ring that stands still they are the same ranks in all replicas.
+// If there are many ranks, selects those that others would wait for: first those whose agents are
+// silent, then those that have moved least. In a ring that stands still these are the same ranks in
+// all replicas.
 std::vector<TrainingProgress> Leader::progress_of_ranks() const {
   std::vector<std::size_t> told(ranks());
   std::iota(told.begin(), told.end(), 0);
@@ -311,7 +312,7 @@ void Leader::stop(const std::string& reason) {
   coordinator_.reset();
 }
 
-// The replica leaves once it is no member and another one holds its state. A replica that holds
+// The replica leaves once it is no member and another replica holds its state. A replica that holds
 // nothing had a wrong state: it does not leave before it has another one.
 void Leader::leave_in_order() {
   const auto& view = machine_.view();
@@ -328,15 +329,16 @@ void Leader::leave_in_order() {
       std::ranges::any_of(view.peers, [&](const LiveReplica& one) {
         return one.incarnation != id && one.held == view.canonical;
       });
-  const bool is_first = view.term == 0;  // It has heard no coordinator.
+  const bool is_first = view.term == 0;  // It has not heard from a coordinator.
   const bool is_last = others == 0 && view.canonical == machine_.held();
   if (!member && (held || is_first || is_last)) {
     stop({});
   }
 }
 
-// The coordinator may be gone, stand still, or have a full disk; the program may want to save what the
-// replica holds before somebody kills it. While ranks work there is something to wait for.
+// Leaves without a decision. The coordinator may be gone, not running, or out of disk space, and
+// the program may want to save what the replica holds before somebody kills it. As long as ranks
+// work, there is something to wait for.
 void Leader::leave_undecided() {
   if (stopped_ || !machine_.report().leaving || busy_) {
     return;
@@ -417,7 +419,7 @@ void Leader::on(std::size_t /*rank*/, const Suspicion& suspicion) {
   carry_out(machine_.peer_lost(suspicion));
 }
 
-// Writes follow each other: the next one begins when all ranks have done this one.
+// Writes follow one another: the next one begins when all ranks have done this one.
 void Leader::on(std::size_t rank, const AppliedEvent& event) {
   applied_[rank] = event.digest;
   if (applied_.size() == ranks()) {
@@ -448,10 +450,10 @@ void Leader::on(std::size_t rank, const LinkSpeedsEvent& event) {
 
 void Leader::on(std::size_t rank, const TrainingProgress& progress) {
   progress_[rank] = progress;
-  // The serial moves, so that a coordinator that took the rank for hung notices.
+  // The serial changes, so that a coordinator that took the rank for hung notices.
   if (std::exchange(missed_heartbeats_[rank], 0) >= kSilentAfterHeartbeats) {
     ++recovered_ranks_;
-    // Beside its old silence the moved serial would be taken for another hang.
+    // Next to the old silence, the changed serial would look like another hang.
     reported_ranks_ = progress_of_ranks();
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Leader is the one process of a replica that talks to the coordinator. It runs the protocol's state
-// machine, sends its tasks to all ranks, and feeds an event back once all ranks have sent it. It
-// lives in rank 0, beside that rank's RankAgent. Thread rule: its loop.
+// Leader is the only process of a replica that talks to the coordinator. It runs the protocol's
+// state machine, sends its tasks to all ranks, and feeds an event back once all ranks have sent it.
+// It runs in rank 0, next to that rank's RankAgent. Thread rule: its loop.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ struct LeaderOptions {
   ReplicaIdentity replica;
   net::HostAddress coordinator;
   net::Security security{};
-  RankAddresses addresses;  // All with this replica's key.
+  RankAddresses addresses;  // They all have this replica's key.
   AgentTimeouts timeouts{};
-  // Ranks first compute a warm-up while they fetch a state.
+  // Whether ranks compute a warm-up while they fetch their first state.
   bool warms_up = false;
-  // For tests: called at each "beat", with its number.
+  // For tests: called at each "beat" with its number.
   std::function<void(const char* point, std::int64_t step)> reach{};
 };
 
@@ -43,7 +43,7 @@ class Leader {
  public:
   using Send = std::function<void(std::size_t rank, const RankTask& task)>;
 
-  // Dials the coordinator.
+  // Connects to the coordinator.
   Leader(net::Loop& loop, LeaderOptions options, Send send);
   Leader(const Leader&) = delete;
   Leader& operator=(const Leader&) = delete;
@@ -55,27 +55,28 @@ class Leader {
   void snapshot_wanted();
 
  private:
-  // A donor that was asked for a snapshot, and its answer.
+  // A donor that was asked for a snapshot, with its answer.
   struct SnapshotDonor {
     RankAddresses addresses;
-    std::unique_ptr<Fetch> fetch;  // Null: it has answered.
+    std::unique_ptr<Fetch> fetch;  // Null once it has answered.
     std::optional<StateId> state;
   };
-  // One catch-up: it tries sums from one donor after another, then states from some donors together.
+  // One attempt to catch up: it tries sums from one donor after another, then states from several
+  // donors together.
   struct CatchUpAttempt {
     CatchUpTask task;
     std::uint64_t serial = 0;
     std::size_t tries = 0;
     bool wants_sum = false;
-    StateId state{};                   // That ranks fetch as a whole.
-    std::string failure{};             // Of the last donor.
-    std::vector<SnapshotDonor> asked;  // For a snapshot.
+    StateId state{};                   // The state that ranks fetch as a whole.
+    std::string failure{};             // The failure of the last donor.
+    std::vector<SnapshotDonor> asked;  // Asked for a snapshot.
     std::vector<std::optional<FetchedEvent>> answers;  // By rank.
   };
 
   std::size_t ranks() const { return options_.addresses.size(); }
   void carry_out(const Tasks& tasks);
-  // ---- tasks of the state machine; ranks carry out most of them as they are ----
+  // ---- tasks of the state machine; most of them go to the ranks unchanged ----
 
   template <typename T>
   void on(const T& task) {
@@ -113,7 +114,7 @@ class Leader {
   TrainingProgress progress() const;
   std::vector<TrainingProgress> progress_of_ranks() const;
   std::vector<LinkSpeed> link_speeds() const;
-  // Without a reason: in order.
+  // An empty reason means that it stops in order.
   void stop(const std::string& reason);
   void leave_in_order();
   void leave_undecided();
@@ -136,24 +137,27 @@ class Leader {
   bool run_is_known_ = false;
   bool busy_ = false;  // The held state is being written.
   bool snapshot_wanted_ = false;
-  bool finished_ = false;      // Its program makes no more steps.
-  std::uint64_t reports_ = 0;  // Made.
+  bool finished_ = false;      // Its program makes no further steps.
+  std::uint64_t reports_ = 0;  // How many reports were made.
   bool stopped_ = false;
-  bool computed_ = false;  // It has had something to compute.
-  // How many ranks have joined, and the digests of those that have reduced.
+  bool computed_ = false;  // It has computed before.
+  // How many ranks have joined, and the digests of the ranks that have reduced.
   std::map<Epoch, std::size_t> joined_;
   std::map<Attempt, std::map<std::size_t, std::uint64_t>> digests_;
-  // The digests of the parts, by rank.
+  // The digests of each rank's part, by rank.
   std::map<std::size_t, std::optional<StateDigest>> applied_;
   std::map<std::size_t, std::optional<StateDigest>> installed_;
   std::vector<TrainingProgress> progress_;           // By rank.
   std::vector<std::vector<LinkSpeed>> link_speeds_;  // By rank.
-  std::vector<std::uint32_t> missed_heartbeats_;  // Beats without a word of it.
-  std::uint64_t recovered_ranks_ = 0;  // Of ranks that were quiet for long.
-  // As of the last heartbeat. Hangs last for seconds, and with every vote it would be half of a report.
+  // Heartbeats without a message from it.
+  // How often a silent rank came back.
+  std::vector<std::uint32_t> missed_heartbeats_;
+  std::uint64_t recovered_ranks_ = 0;
+  // As of the last heartbeat. Hangs last for seconds, and sending these with every vote would
+  // double the size of reports.
   std::vector<TrainingProgress> reported_ranks_;
   std::int64_t beats_ = 0;
-  // What has happened so far, and since when nothing more has; while it leaves.
+  // While it leaves: what has happened so far, and since when nothing more has.
   struct Standstill {
     std::uint64_t progress = 0;
     Epoch epoch;
@@ -161,20 +165,22 @@ class Leader {
     Instant since{};
   };
   std::optional<Standstill> standstill_;
-  std::optional<std::uint64_t> other_run_;  // The run of another coordinator.
+  // The run of a coordinator that was refused.
+  std::optional<std::uint64_t> other_run_;
   std::optional<CatchUpAttempt> catch_up_;
   std::uint64_t fetches_ = 0;
-  std::string fetch_failure_;  // The last that was told.
-  std::string unreached_;      // Why there is no coordinator, as was told.
+  std::string fetch_failure_;  // The failure logged last.
+  // The reason logged last for having no coordinator.
+  std::string unreached_;
   Backoff fetch_backoff_{
       {.first = std::chrono::milliseconds(5),
        .longest = std::chrono::milliseconds(100)}};
-  net::Timer others_;  // While some are asked for a snapshot.
+  net::Timer others_;  // Runs while donors are asked for a snapshot.
   net::Timer retry_;
   net::Timer linger_;
   net::Timer heartbeat_;
   std::mt19937_64 random_;
-  ReportWriter reports_out_;  // Of the connection.
+  ReportWriter reports_out_;  // Reports on the current connection.
   ViewReader views_in_;
   std::unique_ptr<net::ReconnectingClient> coordinator_;
 };

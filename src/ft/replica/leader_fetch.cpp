@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a replica catches up: with the sum of the step after the one it holds, if some replica still
-// has it, or else with a whole state. All ranks fetch from their counterparts in several donors,
-// which are asked for a snapshot at the same moment, so that most take it of the same state.
+// How a replica catches up: with the sum of the step after the one it holds if some replica still
+// has it, otherwise with a whole state. All ranks fetch from their counterparts in several donors,
+// which are asked for a snapshot at the same moment, so that most of them take it of the same
+// state.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -21,7 +22,7 @@ constexpr std::size_t kDonorsMax = 4;
 // How long to wait for the other donors' answers after the first one.
 constexpr Duration kOthersMax = std::chrono::milliseconds(300);
 
-// Only states that led to canonical are worth a fetch.
+// Whether the state led to canonical; others are not worth a fetch.
 bool is_on_the_way(const RunView& view, const StateId& state) {
   return state == view.canonical ||
       std::ranges::any_of(view.recent, [&](const Commit& one) {
@@ -29,8 +30,9 @@ bool is_on_the_way(const RunView& view, const StateId& state) {
          });
 }
 
-// Possible donors, those that have come furthest first; replicas begin with different ones. The view
-// was made when a step was committed, so that whoever held the same state then has the sum by now.
+// Possible donors, those that have come furthest first; replicas begin with different ones. The
+// view was made when a step was committed, so a replica that held the same state then has the sum
+// by now.
 std::vector<LiveReplica> donors_for(
     const RunView& view,
     const CatchUpTask& task,
@@ -72,7 +74,7 @@ void Leader::on(const StopCatchUpTask&) {
   send_all(StopCatchUpTask{});
 }
 
-// Tries sums of all donors first, because they are small, then states.
+// Tries the sums of all donors first, because they are small, and then states.
 void Leader::try_next_donor() {
   if (!catch_up_->wants_sum) {
     ask_snapshots();
@@ -112,7 +114,7 @@ void Leader::ask_snapshots() {
        next < donors.size() && catch_up_->asked.size() < kDonorsMax; ++next) {
     const auto& donor = donors[next];
     if (furthest && donor.held->step + 1 < *furthest) {
-      break;  // It would give another state.
+      break;  // Its state would differ from the others'.
     }
     if (donor.addresses.size() == ranks()) {
       furthest = furthest.value_or(donor.held->step);
@@ -153,7 +155,7 @@ void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
   }
 }
 
-// Fetches the state that most of the asked donors offer, from those that offer it.
+// Fetches the state that most of the asked donors offer, from those donors.
 void Leader::fetch_state() {
   others_.cancel();
   std::vector<std::optional<StateId>> states;
@@ -181,7 +183,7 @@ void Leader::fetch_state() {
 }
 
 // Lets ranks compute with as many samples as a member has while they fetch a state. If the view has
-// no such member yet, a later one may. A program that has computed before is warm.
+// no such member yet, a later view may. A program that has computed before is already warm.
 void Leader::warm_up() {
   if (!options_.warms_up || computed_ || !catch_up_ || catch_up_->wants_sum) {
     return;
@@ -218,7 +220,7 @@ void Leader::on(std::size_t rank, const FetchedEvent& event) {
       std::ranges::all_of(catch_up_->answers, [&](const auto& answer) {
         return answer->failure.empty() && answer->commit == first;
       });
-  // A sum must be the one that was committed: a donor may be wrong about it.
+  // The sum must be the one that was committed, since a donor may be wrong about it.
   const auto& recent = machine_.view().recent;
   const auto known = std::ranges::find(recent, first.base, &Commit::base);
   const bool right = !catch_up_->wants_sum ||
@@ -243,7 +245,7 @@ void Leader::fetched(StateId state) {
   carry_out(machine_.fetched(state));
 }
 
-// Logs each failure once, since the same is tried again soon.
+// Logs each failure once, since the same fetch is tried again soon.
 void Leader::fetch_failed() {
   const auto failure = std::exchange(catch_up_, std::nullopt)->failure;
   if (!failure.empty() && std::exchange(fetch_failure_, failure) != failure) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a leader says and hears at its start, before there is anything to train:
-// over real sockets, with a coordinator of a few lines.
+// What a leader sends and receives before there is anything to train, over real sockets, with a
+// minimal coordinator.
 #include "ft/replica/leader.h"
 
 #include <poll.h>
@@ -34,7 +34,8 @@ using ::testing::HasSubstr;
 
 const StateId kFirst{0, first_lineage(5, 1)};
 
-// Answers each report with what the test makes of it, perhaps nothing, until it has had enough.
+// Answers each report with what `answer` makes of it, which may be nothing, until it has received
+// enough reports.
 class CoordinatedLeader {
  public:
   using Answer = std::function<std::optional<RunView>(const Report& report)>;
@@ -82,7 +83,7 @@ class CoordinatedLeader {
   net::Loop& loop_;
   std::unique_ptr<net::Listener> listener_;
   std::unique_ptr<net::Connection> connection_;
-  // Of the connection.
+  // Reads the current connection.
   ReportReader reader_;
   ViewWriter views_;
   ToldView told_;
@@ -137,11 +138,11 @@ TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
   net::Loop loop;
   LeaderOptions options;
   options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
-  options.coordinator = {"127.0.0.1", 1};  // Nobody listens.
+  options.coordinator = {"127.0.0.1", 1};  // Nobody listens there.
   options.addresses = {{"127.0.0.1", 1, 2}};
   ::testing::internal::CaptureStderr();
   Leader leader(loop, options, [](std::size_t, const RankTask&) {});
-  // Several tries, each in half a second at most.
+  // Time for several attempts, each after half a second at most.
   const auto enough = loop.after(milliseconds(700), [&] { loop.stop(); });
   loop.run();
   const auto said = ::testing::internal::GetCapturedStderr();
@@ -171,8 +172,8 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   EXPECT_LE(last.ranks[0].missed_heartbeats, 2U);
   EXPECT_EQ(last.ranks[1].waits_for, ReplicaId{3});
   EXPECT_GE(last.ranks[1].missed_heartbeats, 4U);
-  // Who speaks again has moved, whatever it does, and no report tells of its old
-  // silence, be it a heartbeat or not.
+  // A rank that reports again has moved, whatever it does, and no report mentions its old silence,
+  // heartbeat or not.
   leader.received(1, waiting);
   leader.received(0, FinishedEvent{});
   coordinator.serve(8, [](const Report&) { return order_of_run(1); });
@@ -226,7 +227,7 @@ TEST(Leader, TellsOfRanksWithHeartbeatsAlone) {
 
 // ---- leaving ----
 
-// Of a run in which the replica is a member, so that it waits for the end of the step.
+// A view of a run in which the replica is a member, so that it waits for the end of the step.
 RunView order_to_member() {
   auto view = order_of_run(1);
   view.epoch = {1, 1};
@@ -252,7 +253,7 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
       loop.stop();
     }
   });
-  // What the rank computes is worth waiting for.
+  // A computing rank is worth waiting for.
   leader.received(0, TrainingProgress{Activity::kComputing, 5, {}});
   bool computes = true;
   const auto done = loop.after(milliseconds(1500), [&] {
@@ -260,7 +261,7 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
     leader.received(0, TrainingProgress{Activity::kReducing, 6, {}});
   });
   ::testing::internal::CaptureStderr();
-  // The coordinator says who is a member; then it stands still.
+  // The coordinator tells it that it is a member and then stops.
   bool told = false;
   coordinator.serve(1000, [&](const Report& report) -> std::optional<RunView> {
     if (report.run == 0) {
@@ -283,7 +284,7 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
 
 // ---- other versions ----
 
-// Neither will ever understand the other, however often it dials.
+// Neither will ever understand the other, however often the leader connects.
 TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
   const std::string of_coordinator =
       "the coordinator speaks version 6 with its replicas, and this replica "
@@ -331,9 +332,9 @@ TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
   }
 }
 
-// Greets and answers in frames of a later minor version, for one connection, in a
-// thread of its own: a Connection would write this version. Stops the loop once it
-// has heard that it was understood.
+// Sends its greeting and answers in frames of a later minor version, for one connection and in a
+// thread of its own, since a Connection would write this version. Stops the loop once it has
+// received a report that shows that it was understood.
 class NewerCoordinator {
  public:
   explicit NewerCoordinator(net::Loop& loop)
@@ -341,7 +342,7 @@ class NewerCoordinator {
         listening_(std::move(net::listen_on("127.0.0.1")).value()),
         thread_([this] { serve(); }) {}
   net::HostAddress address() const { return {"127.0.0.1", listening_.port}; }
-  // Of the last report.
+  // The run in the last report.
   std::uint64_t run() const { return run_.load(std::memory_order_relaxed); }
 
   static constexpr std::uint64_t kRun = 9;
@@ -391,12 +392,12 @@ class NewerCoordinator {
 
   net::Loop& loop_;
   net::ListeningSocket listening_;
-  // Nothing else is read because of it.
+  // Relaxed, because it orders nothing else.
   std::atomic<std::uint64_t> run_{0};
   std::jthread thread_;
 };
 
-// Another major version is FrameReader's.
+// FrameReader's tests cover another major version.
 TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
   net::Loop loop;
   NewerCoordinator coordinator(loop);

@@ -19,7 +19,7 @@ namespace {
 
 // Events are short.
 constexpr std::size_t kEventBytesMax = std::size_t{1} << 20U;
-// Connections that have not said which rank they are.
+// Connections that have not yet said which rank they are.
 constexpr std::size_t kGuestsMax = 64;
 
 }  // namespace
@@ -27,7 +27,7 @@ constexpr std::size_t kGuestsMax = 64;
 struct LeaderThread::Impl {
   struct IncomingRank {
     std::unique_ptr<net::Connection> connection;
-    net::Timer deadline;  // Of its hello.
+    net::Timer deadline;  // For its hello.
   };
 
   Impl(LeaderThreadOptions given, std::function<void(const RankTask&)> takes)
@@ -42,7 +42,7 @@ struct LeaderThread::Impl {
     listening.security = options.leader.security;
     listening.connection.received_bytes_max = kEventBytesMax;
     listening.connection.user_timeout = options.leader.timeouts.link;
-    // All ranks dial at the same moment.
+    // All ranks connect at the same moment.
     listening.unfinished_max = room();
     net::ListenerHandlers handlers;
     handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
@@ -88,7 +88,7 @@ struct LeaderThread::Impl {
     received(known->second, event.value());
   }
 
-  // "rank incarnation".
+  // The payload is "rank incarnation".
   void identify(std::uint64_t number, const net::Frame& frame) {
     auto& guest = incoming.at(number);
     std::istringstream in(frame.payload);
@@ -146,7 +146,7 @@ struct LeaderThread::Impl {
     deadline = loop.after(options.siblings_timeout, [this] { give_up(); });
   }
 
-  // The ranks notice it by the end of their connections.
+  // The ranks notice the end of their connections.
   void forget_siblings() {
     rank_of.clear();
     siblings.clear();
@@ -163,7 +163,7 @@ struct LeaderThread::Impl {
     const std::string why = str(
         "expected all ", options.ranks, " ranks of this replica within ",
         seconds(options.siblings_timeout), " s, found none of rank ", missing);
-    started = false;  // Ranks that come later are not led.
+    started = false;  // Ranks that connect later are not led.
     listener.reset();
     forget_siblings();
     own(StopTask{why});
@@ -197,8 +197,8 @@ struct LeaderThread::Impl {
     } else if (const auto sibling = siblings.find(to);
                sibling != siblings.end()) {
       sibling->second->send(type_of(RankFrame::kTask), bytes_of(task));
-      // Closed only once the rank has read the task: bytes that nobody reads
-      // would make the close a reset, which drops it.
+      // The connection is closed only once the rank has read the task: unread bytes would make the
+      // close a reset, which drops the task.
       if (std::holds_alternative<StopTask>(task)) {
         sibling->second->finish(
             Status(ErrorCode::kAborted, "[ft] it was told to stop"));
@@ -243,9 +243,12 @@ struct LeaderThread::Impl {
   bool ending = false;
   std::uint64_t connections = 0;
   std::map<std::uint64_t, IncomingRank> incoming;
-  std::map<std::uint64_t, std::size_t> rank_of;          // Of incoming.
-  std::map<std::size_t, net::Connection*> siblings;      // By rank.
-  std::vector<std::pair<std::size_t, RankEvent>> early;  // Before it leads.
+  // Keyed by the number of the incoming connection.
+  // By rank.
+  std::map<std::uint64_t, std::size_t> rank_of;
+  std::map<std::size_t, net::Connection*> siblings;
+  // Events before it leads.
+  std::vector<std::pair<std::size_t, RankEvent>> early;
   std::unique_ptr<Leader> leader;
   net::Timer deadline;
   std::jthread thread;
@@ -267,7 +270,7 @@ std::uint16_t LeaderThread::port() const {
 }
 
 void LeaderThread::start(std::vector<RankAddress> addresses) {
-  // Only the coordinator and this replica's ranks hear of it, over connections that they trust.
+  // Only the coordinator and this replica's ranks learn the key, over connections that they trust.
   const RingKey key{net::random_number(), net::random_number()};
   for (auto& address : addresses) {
     address.key = key;

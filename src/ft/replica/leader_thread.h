@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // LeaderThread runs the Leader and accepts the other ranks' connections, in a thread of rank 0 that
-// does nothing else. Reports to the coordinator therefore go out in time whatever keeps the ranks'
-// agents busy: digests, snapshots, name look-ups. Thread rule: any, once it is started.
+// does nothing else. Reports to the coordinator therefore leave in time no matter what keeps the
+// ranks' agents busy: digests, snapshots, name look-ups. Thread rule: any thread, once it is
+// started.
 #pragma once
 
 #include <chrono>
@@ -18,7 +19,7 @@
 namespace sherd::ft {
 
 struct LeaderThreadOptions {
-  LeaderOptions leader;  // Addresses come with start().
+  LeaderOptions leader;  // start() sets the addresses.
   std::string host;      // Where it listens for the other ranks.
   int ranks = 1;
   // All ranks must have connected by then.
@@ -29,19 +30,19 @@ struct LeaderThreadOptions {
 
 class LeaderThread {
  public:
-  // Calls `own`, in its thread, with each task for rank 0, among them a StopTask when the other ranks
-  // do not come. Listens. Throws Error when it cannot.
+  // Listens. Calls `own`, in its thread, with each task for rank 0; one of them is a StopTask if
+  // the other ranks do not connect. Throws Error if it cannot listen.
   LeaderThread(
       LeaderThreadOptions options, std::function<void(const RankTask&)> own);
-  // Ends the thread and all connections, as soon as ranks that were told to stop have received that,
-  // after a second at most.
+  // Ends the thread and all connections as soon as the ranks that were told to stop have received
+  // that, or after a second.
   ~LeaderThread();
   LeaderThread(const LeaderThread&) = delete;
   LeaderThread& operator=(const LeaderThread&) = delete;
 
-  // The port where it listens for the other ranks; 0: there are none.
+  // The port where it listens for the other ranks; 0 if there are none.
   std::uint16_t port() const;
-  // `addresses`: by rank. Call once.
+  // `addresses` are ordered by rank. May be called only once.
   void start(std::vector<RankAddress> addresses);
 
   // An event of rank 0.

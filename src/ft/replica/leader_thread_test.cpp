@@ -19,8 +19,7 @@ namespace {
 
 constexpr Incarnation kIncarnation = 9;
 
-// Rank 1, until it is told to stop or loses its leader; or, with another hello,
-// somebody else.
+// Rank 1, until it is told to stop or loses its leader. With another hello it is somebody else.
 class TestClient {
  public:
   TestClient(
@@ -63,7 +62,7 @@ class TestClient {
     }
   }
 
-  const std::string hello_;  // Empty: it says nothing.
+  const std::string hello_;  // If empty, it sends nothing.
   bool has_ended_ = false;
   std::promise<std::string> end_;
   std::unique_ptr<net::Connection> connection_;
@@ -74,15 +73,15 @@ LeaderThreadOptions options_of_two() {
   LeaderThreadOptions options;
   options.leader.replica = {
       .incarnation = kIncarnation, .held = StateId{0, first_lineage(5, 1)}};
-  options.leader.coordinator = {"127.0.0.1", 1};  // Nobody.
+  options.leader.coordinator = {"127.0.0.1", 1};  // Nobody listens there.
   options.host = "127.0.0.1";
   options.ranks = 2;
   return options;
 }
 
-// The command to stop may have to wait for those before it while rank 0, which
-// has it without a connection, is gone already. Round after round, because who is
-// faster is not in the test's hands.
+// The stop task may have to wait for earlier ones, while rank 0, which gets it without a
+// connection, has already gone. Several rounds are run, because the test cannot control which is
+// faster.
 TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
   for (int round = 0; round < 200; ++round) {
     std::promise<void> rank_0_stops;
@@ -93,7 +92,7 @@ TEST(LeaderThread, WhoIsToldToStopHearsItWhenRank0GoesAtOnce) {
           }
         });
     leader->start({{}, {}});
-    leader->tell(FinishedEvent{});  // So there is nothing to do for rank 1.
+    leader->tell(FinishedEvent{});  // Rank 1 therefore has nothing to do.
     net::Loop loop;
     TestClient rank_1(loop, leader->port());
     auto end = rank_1.end();

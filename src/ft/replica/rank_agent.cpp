@@ -18,12 +18,12 @@ std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
-// Hooks are to see the bytes.
+// Memory is not shared if test hooks have to see the bytes.
 bool shares_memory(const RankAgentOptions& options) {
   return options.memory.empty() && !options.hooks.route && !options.hooks.spoil;
 }
 
-// For gradients and their sum.
+// The size of the gradients and their sum.
 std::size_t floats_of(const RankAgentOptions& options) {
   return 2 * static_cast<std::size_t>(sum_of(options.buckets));
 }
@@ -124,8 +124,8 @@ void RankAgent::tell(RankEvent event) {
   loop_.post([this, event = std::move(event)] { tell_(event); });
 }
 
-// The serial moves with the program and, once it has computed, with the slices that are reduced: a
-// backward is one phase, whatever is reduced meanwhile.
+// The serial changes with the program and, once the program has computed, with the slices that are
+// reduced. A backward is one phase, no matter what is reduced meanwhile.
 TrainingProgress RankAgent::progress() const {
   const auto ring = ring_->progress();
   TrainingProgress progress;
@@ -185,7 +185,7 @@ void RankAgent::on(const RingMembership& ring) {
       member.port = options_.hooks.route(member.replica, member.port);
     }
   }
-  // The look-up of a name may take many seconds, and what holds up this loop holds up heartbeats.
+  // A name look-up may take many seconds, and heartbeats wait for whatever blocks this loop.
   joins_thread_.post([this, routed = std::move(routed)]() noexcept {
     const auto joined =
         status_of([&] { ring_->join(routed); }, ErrorCode::kUnavailable);
@@ -201,7 +201,7 @@ void RankAgent::on(const ComputeTask& task) {
   computing_ = task.serial;
   given_.assign(options_.buckets.size(), false);
   if (task.serial != 0) {
-    collector_.reset();  // It has caught up.
+    collector_.reset();  // The rank has caught up.
   }
   queue_.push(task);
 }
@@ -219,7 +219,8 @@ void RankAgent::on(const ReduceTask& task) {
 
 void RankAgent::on(const StopReduceTask& task) { ring_->stop(task.epoch); }
 
-// The requester learns at once which state it will get, and asks other donors for the same.
+// The requester learns at once which state it will get, so that it can ask other donors for the
+// same.
 void RankAgent::on(const SnapshotTask& task) {
   if (transfer_->promise(task.state)) {
     queue_.push(task);
@@ -234,7 +235,7 @@ void RankAgent::on(const InstallTask& task) {
       InstallFetchedTask{task.serial, *std::exchange(fetched_, std::nullopt)});
 }
 
-// Only the last task counts; gradients of former ones are obsolete.
+// Only the last task counts; the gradients of earlier ones are obsolete.
 void RankAgent::give(std::uint64_t serial, int bucket) {
   const auto index = static_cast<std::size_t>(bucket);
   if (serial == 0 || serial != computing_ || given_[index]) {
@@ -245,7 +246,7 @@ void RankAgent::give(std::uint64_t serial, int bucket) {
   ring_->give(bucket, mine, sum_.data() + (mine - own_gradients_.data()));
 }
 
-// ---- the program's ----
+// ---- for the program ----
 
 std::span<const float> RankAgent::gradients(int bucket) const {
   const auto begin = options_.buckets.begin();
@@ -254,7 +255,7 @@ std::span<const float> RankAgent::gradients(int bucket) const {
       static_cast<std::size_t>(at), static_cast<std::size_t>(begin[bucket]));
 }
 
-// Throws when the replica was ended with a reason.
+// Throws if the replica was ended with a reason.
 bool RankAgent::has_left(const TrainingTask& task) const {
   const auto* stop = std::get_if<StopTask>(&task);
   if (stop != nullptr && !stop->reason.empty()) {
@@ -281,7 +282,7 @@ std::optional<ComputeTask> RankAgent::next(const TrainingCallbacks& program) {
   }
 }
 
-// False: it is none of those that may come at any time.
+// Returns false if the task is none of those that may come at any time.
 bool RankAgent::serve(
     const TrainingTask& task, const TrainingCallbacks& program) {
   if (const auto* snapshot = std::get_if<SnapshotTask>(&task)) {
@@ -292,7 +293,7 @@ bool RankAgent::serve(
     execute(*install, program);
     return true;
   }
-  // A sum that is of no use any more.
+  // The sum is no longer of use.
   return std::holds_alternative<UndecidedSumTask>(task);
 }
 
@@ -347,8 +348,8 @@ bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
   }
 }
 
-// Copies what others and the update need of the sum, while members vote and the coordinator writes. A
-// sum that is given up meanwhile was copied for nothing.
+// Copies what other replicas and the update need of the sum, while members vote and the coordinator
+// writes. If the sum is given up meanwhile, the copy is dropped.
 void RankAgent::prepare(
     const Attempt& attempt, const TrainingCallbacks& program) {
   prepared_.reset();
@@ -381,7 +382,7 @@ void RankAgent::set_activity(Activity activity) {
   activity_changes_.fetch_add(1, std::memory_order_relaxed);
 }
 
-// What the program does for itself takes as long as it likes.
+// What the program does on its own may take any time.
 void RankAgent::set_idle() {
   activity_.store(Activity::kIdle, std::memory_order_relaxed);
 }
@@ -395,7 +396,8 @@ void RankAgent::end(const TrainingCallbacks& program) {
       return;
     }
     queue_.pop();
-    if (serve(task, program)) {  // A state, when what it had was wrong.
+    // Installs a state if the rank's own was wrong.
+    if (serve(task, program)) {
       set_idle();
     }
   }
@@ -422,7 +424,7 @@ void RankAgent::execute(
   reach("applied", task.commit.result.step);
 }
 
-// None between the steps that compare digests.
+// Nullopt for steps that do not compare digests.
 std::optional<StateDigest> RankAgent::digest_of(
     const StateId& state, const TrainingCallbacks& program) {
   if (options_.digest_every <= 0 || !program.digest ||
@@ -434,13 +436,13 @@ std::optional<StateDigest> RankAgent::digest_of(
 
 void RankAgent::execute(
     const SnapshotTask& task, const TrainingCallbacks& program) {
-  // Others may wait for this rank meanwhile, so that it counts as computing.
+  // Others may wait for this rank meanwhile, so it counts as computing.
   const auto before =
       activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
   auto bytes = std::make_shared<const std::string>(program.snapshot());
   activity_.store(before, std::memory_order_relaxed);
   activity_changes_.fetch_add(1, std::memory_order_relaxed);
-  // A process that cannot offer its state ends, and is started anew.
+  // A process that cannot offer its state ends and is restarted.
   digests_thread_.post(
       [this, state = task.state, bytes = std::move(bytes)]() noexcept {
         auto digests = transfer_->digests_of(*bytes);

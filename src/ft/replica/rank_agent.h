@@ -2,8 +2,8 @@
 //
 // RankAgent is the agent of one rank: it all-reduces gradients with its counterparts in other
 // replicas, serves and fetches states, and passes tasks to its program. It carries out the leader's
-// tasks and decides nothing. Docs: docs/design/fault_tolerance.md. Thread rule: its loop; methods
-// marked as the program's belong to the training thread.
+// tasks and decides nothing. docs/design/fault_tolerance.md describes it. Thread rule: its loop;
+// the methods marked as the program's belong to the training thread.
 #pragma once
 
 #include <atomic>
@@ -33,10 +33,11 @@ namespace sherd::ft {
 // Hooks for failure tests; empty ones cost nothing.
 struct RankAgentTestHooks {
   // Called at named points: in the program's thread at "given", "committed", "applied", "offered",
-  // "installing" and "installed"; in the loop at "joined" (with the epoch's number), "reducing",
-  // "reduced", "voted" and "fetching"; in the leader's thread at "beat" (with its number).
+  // "installing" and "installed"; in the loop at "joined" (with the number of the epoch),
+  // "reducing", "reduced", "voted" and "fetching"; in the leader's thread at "beat" (with its
+  // number).
   std::function<void(const char* point, std::int64_t step)> reach;
-  // May change the sum of this step before its digest is made; returns whether it has.
+  // May change the sum of this step before its digest is computed; returns whether it did.
   std::function<bool(std::int64_t step, float* sum)> spoil;
   // Replaces the port of a counterpart.
   std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
@@ -53,41 +54,43 @@ struct RankAgentOptions {
   std::string host = "127.0.0.1";
   net::Security security{};
   AgentTimeouts timeouts{};
-  // Elements of this rank's gradients, by bucket; the same at its counterparts.
+  // The number of elements of this rank's gradients in each bucket; the same at its counterparts.
   std::vector<std::int64_t> buckets;
-  // What is in each bucket, for hang reports; none: no names.
+  // What each bucket contains, for hang reports; may be empty.
   std::vector<std::string> bucket_names{};
-  // After so many steps the program's digest is compared with those of the other replicas; 0: never.
+  // After this many steps the program's digest is compared with those of the other replicas; 0
+  // turns this off.
   int digest_every = 0;
 
   // ---- performance ----
 
-  // Where gradients lie, and their sum behind them: twice as many floats as all buckets have, which
-  // outlive the agent. None: memory that counterparts on this host read in place, if they share
-  // theirs.
+  // Memory for the gradients and, behind them, their sum: twice as many floats as all buckets have.
+  // It must outlive the agent. If empty, the agent allocates memory that counterparts on this host
+  // read in place if they share theirs, too.
   std::span<float> memory{};
-  // Sums of past steps that are kept for replicas that lack them; and, while a replica catches up,
-  // so many bytes of them here and there.
+  // How many sums of past steps are kept for replicas that lack them. While a replica catches up,
+  // more are kept at both ends, up to sums_bytes_max.
   int sums_kept = 2;
   std::uint64_t sums_bytes_max = std::uint64_t{4} << 30U;
-  // The rate at which others fetch states here; 0: no limit.
+  // The rate at which others may fetch states from this rank; 0 means no limit.
   std::uint64_t fetch_bytes_per_s_max = 0;
   RankAgentTestHooks hooks{};
 };
 
-// The program's part in tasks, called in its own thread. What these throw leaves the method that
-// has called them.
+// The program's part in tasks, called in its own thread. Their exceptions leave the method that has
+// called them.
 struct TrainingCallbacks {
-  // This rank's whole state as bytes, and back.
+  // Returns this rank's whole state as bytes; the next one restores it.
   std::function<std::string()> snapshot;
   std::function<void(const StateId& state, std::string_view bytes)> restore;
-  // Copies a bucket of a sum, whose buckets lie one behind the other. Each is called for before
-  // update(), and while nobody has decided about the sum, which may be given up: then they are called
-  // for again, with another one. Changes nothing that is trained. None: update() does all.
+  // Copies one bucket of a sum, whose buckets lie one behind the other. Each bucket is passed
+  // before update(), while the sum is still undecided. The sum may be given up: then the buckets of
+  // another one follow. It must not change anything that is trained. May be empty, in which case
+  // update() does all the work.
   std::function<void(int bucket, const float* sum)> prepare{};
   // Makes the committed step with this sum.
   std::function<void(const Commit& commit, const float* sum)> update;
-  // A digest of what must be equal in all replicas; none: it is never compared.
+  // A digest of what must be equal in all replicas; if empty, nothing is compared.
   std::function<std::uint64_t()> digest{};
 };
 
@@ -95,8 +98,8 @@ class RankAgent {
  public:
   using OnRankEvent = std::function<void(RankEvent)>;
 
-  // Both functions are called in the loop. `snapshot_wanted`: a counterpart of a returning replica
-  // asks for one; only rank 0's counts.
+  // Both functions are called in the loop. `snapshot_wanted` says that a counterpart in a returning
+  // replica asks for a snapshot; only rank 0's counts.
   RankAgent(
       net::Loop& loop,
       RankAgentOptions options,
@@ -104,7 +107,7 @@ class RankAgent {
       std::function<void()> snapshot_wanted);
   RankAgent(const RankAgent&) = delete;
   RankAgent& operator=(const RankAgent&) = delete;
-  // REQUIRES: the loop does not run any more.
+  // REQUIRES: the loop no longer runs.
   ~RankAgent();
 
   RankAddress address() const;
@@ -112,32 +115,32 @@ class RankAgent {
   TrainingProgress progress() const;
   std::vector<LinkSpeed> link_speeds() const;
 
-  // ---- the program's ----
+  // ---- for the program ----
 
-  // The next gradients to compute; none: this replica has left in order. Throws Error, with the
-  // reason, when the replica was ended otherwise.
+  // The next gradients to compute; nullopt if this replica has left in order. Throws Error, with
+  // the reason, if the replica was ended otherwise.
   std::optional<ComputeTask> next(const TrainingCallbacks& program);
-  // Where gradients are to be written: all buckets, one behind the other.
+  // Where the program writes its gradients: all buckets, one behind the other.
   float* gradients() { return own_gradients_.data(); }
   std::span<const float> gradients(int bucket) const;
-  // The gradients of one bucket are written and stay unchanged until the step is decided; they may be
-  // reduced while others are computed. From any thread.
+  // Says that the gradients of one bucket are written and stay unchanged until the step is decided.
+  // They may be reduced while others are computed. May be called from any thread.
   void give(const ComputeTask& task, int bucket);
-  // All gradients are written. Returns when the step is decided. True: it was made; false: the
-  // gradients are obsolete.
+  // Says that all gradients are written, and returns when the step is decided: true if it was made,
+  // false if the gradients are obsolete.
   bool finish(const ComputeTask& task, const TrainingCallbacks& program);
-  // Instead of finish(), when the gradients are bad: the step is made without this replica's. Returns
-  // as finish() does. REQUIRES: one bucket at least was not given.
+  // Replaces finish() when the gradients are bad: the step is made without those of this replica.
+  // Returns as finish() does. REQUIRES: at least one bucket was not given.
   bool refuse(
       const ComputeTask& task,
       const GradientFault& fault,
       const TrainingCallbacks& program);
-  // The program makes no more steps. Returns when no other replica needs this one any more, after a
-  // minute at most.
+  // The program makes no further steps. Returns when no other replica needs this one any more,
+  // after a minute at most.
   void end(const TrainingCallbacks& program);
 
  private:
-  // What is the program's to carry out.
+  // Tasks that the program carries out.
   template <typename T>
   void on(const T& task) {
     queue_.push(task);
@@ -179,7 +182,7 @@ class RankAgent {
   net::Loop& loop_;
   const RankAgentOptions options_;
   const OnRankEvent tell_;
-  // Counterparts on this host may read it until ring_->forget(). None where the options have memory.
+  // Counterparts on this host may read it until ring_->forget(). Unused if the options have memory.
   std::optional<ring::SharedFloats> shared_;
   const std::span<float> memory_;
   const std::span<float> own_gradients_;
@@ -187,25 +190,26 @@ class RankAgent {
   TrainingQueue queue_;
   std::uint64_t run_ = 0;
   std::uint64_t computing_ = 0;  // The serial of the last ComputeTask.
-  std::vector<bool> given_;      // Its buckets.
-  // Whose sum is complete. The ring writes to sum_ only when there is none; while the program's thread
-  // reads a bucket of an undecided sum it holds the mutex, so that the loop waits before it lets the
-  // ring begin another one.
+  std::vector<bool> given_;      // Which of its buckets were given.
+  // The attempt whose sum is complete. The ring writes to sum_ only when there is none. While the
+  // program's thread reads a bucket of an undecided sum it holds the mutex, so that the loop waits
+  // before it lets the ring begin another sum.
   std::mutex sum_mutex_;
   std::optional<Attempt> sum_of_;
-  // The program's: what was copied of a sum.
+  // What was copied of a sum, by the program's thread.
   struct PreparedSum {
     Attempt attempt;
     std::string bytes;  // For replicas that lack it, if sums are kept.
   };
   std::optional<PreparedSum> prepared_;
-  // The program's: the state was copied since the last digest.
+  // Whether the state was copied since the last digest; used by the program's thread.
   bool copied_ = false;
   std::unique_ptr<Fetch> fetch_;
-  std::optional<SumPrefetcher> collector_;  // While it catches up.
+  std::optional<SumPrefetcher> collector_;  // Only while it catches up.
   std::optional<FetchedState> fetched_;
-  std::atomic<Activity> activity_{Activity::kIdle};  // The program's.
-  std::atomic<std::uint64_t> activity_changes_{0};   // Of the program.
+  std::atomic<Activity> activity_{Activity::kIdle};  // The program's activity.
+  // How often it has changed.
+  std::atomic<std::uint64_t> activity_changes_{0};
   std::unique_ptr<TransferServer> transfer_;
   std::unique_ptr<Ring> ring_;  // Its thread ends before the rest,
   WorkerThread digests_thread_{"sherd-digests"};  // and these first.

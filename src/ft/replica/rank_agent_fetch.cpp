@@ -99,8 +99,8 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
-  // The digest needs as much memory again. What else fails here ends the process,
-  // which is started anew: a worker thread runs no job behind one that failed.
+  // The digest needs as much memory again. If anything else fails here, the process ends and is
+  // restarted: a worker thread runs no job after one that failed.
   digests_thread_.post(
       [this, serial, commit = sum.commit, bytes = fetched_->bytes]() noexcept {
         FetchedEvent event;
@@ -129,7 +129,7 @@ void RankAgent::on(const StopCatchUpTask&) {
   fetched_.reset();
 }
 
-// The same digest as the ring makes of what it has reduced.
+// The digest that the ring computes of what it has reduced.
 std::uint64_t RankAgent::digest_of(const std::string& sum) const {
   std::vector<float> values(sum_.size());
   std::memcpy(values.data(), sum.data(), sum.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank whose neighbour has a name that nobody answers for.
+// A rank whose neighbour has a host name that no name server answers for.
 #include <dlfcn.h>
 #include <netdb.h>
 #include <chrono>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kSlowHost = "slow.example";
 
-// Looks names up until it is released, or far too long.
+// Keeps look-ups waiting until it is released, or far too long.
 class SlowNameServer {
  public:
   int look_up() {
@@ -51,7 +51,7 @@ SlowNameServer& slow_names() {
 
 }  // namespace
 
-// Takes the place of the C library's in this program.
+// Replaces the C library's function in this program.
 extern "C" int getaddrinfo(
     const char* host,
     const char* service,

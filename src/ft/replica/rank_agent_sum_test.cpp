@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank does with a sum before anybody has decided about it.
+// What a rank does with a sum before it is decided.
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -21,7 +21,8 @@ using ::testing::ElementsAre;
 const StateId kBase{0, first_lineage(1, 2)};
 constexpr Duration kPatience = std::chrono::seconds(20);
 
-// A rank that is alone in its ring; the test is its leader. Its two buckets have 2 floats and 1.
+// A rank that is alone in its ring; the test plays its leader. Its two buckets have 2 floats and 1
+// float.
 class LoneRank {
  public:
   using OnEvent = std::function<void(LoneRank&, const RankEvent&)>;
@@ -81,7 +82,7 @@ class LoneRank {
   std::thread thread_;
 };
 
-// What a program copies of sums, and what it finds copied when it makes the step.
+// What a program copies of sums, and what it has copied by the time it makes the step.
 struct Copies {
   std::function<void()> all_copied = [] {};
   std::vector<float> copied = std::vector<float>(3);
@@ -124,12 +125,12 @@ TEST(RankAgentSum, IsCopiedWhileNobodyHasDecided) {
         }
       },
       {});
-  bool decided = false;  // The program's.
+  bool decided = false;  // Used by the program's thread.
   copies.all_copied = [&] {
     decided = true;
     rank.commit({1, 1});
   };
-  // Without it nobody would decide.
+  // If the sum is not copied early, this thread decides in the end.
   std::mutex mutex;
   std::condition_variable done;
   bool made = false;

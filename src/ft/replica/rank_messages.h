@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages within one replica: the tasks that the leader in rank 0 gives to every rank, itself
-// included, and the events that ranks answer with, encoded as frames. Tasks arrive and are carried
-// out in one order, so that all ranks of a replica run the same collectives in the same order.
-// Thread rule: values.
+// The messages within one replica: the tasks that the leader in rank 0 gives to every rank,
+// including itself, and the events that ranks answer with, encoded as frames. Tasks arrive and are
+// carried out in one order, so that all ranks of a replica run the same collectives in the same
+// order. Thread rule: values.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct StartRunTask {
 struct SnapshotTask {
   StateId state;
 };
-// Fetches this rank's part of the state; each donor has it, or will have it.
+// Fetches this rank's part of the state from the donors, each of which has it or will have it.
 struct FetchStateTask {
   std::uint64_t serial = 0;
   std::vector<RankAddress> donors;
@@ -45,8 +45,8 @@ struct FetchSumTask {
   StateId base;
 };
 
-// The index of an alternative is its kind on the wire: new ones go to the end. RingMembership means
-// to connect to the counterparts in these replicas.
+// The index of an alternative is its kind on the wire, so new ones go to the end. RingMembership
+// tells the rank to connect to the counterparts in these replicas.
 using RankTask = std::variant<
     StartRunTask,
     RingMembership,
@@ -72,36 +72,36 @@ struct ReducedEvent {
 };
 struct AppliedEvent {
   StateId state;
-  std::optional<StateDigest>
-      digest{};  // This rank's part, in the steps that compare digests.
+  // This rank's part, in steps that compare digests.
+  std::optional<StateDigest> digest{};
 };
 struct BadGradientsEvent {
-  std::uint64_t serial = 0;  // The ComputeTask's.
+  std::uint64_t serial = 0;  // That of the ComputeTask.
   GradientFault fault;
 };
 struct FetchedEvent {
   std::uint64_t serial = 0;
-  std::string failure;       // Empty: the rank has what it was to fetch.
-  Commit commit;             // If it fetched a sum: the commit,
-  std::uint64_t digest = 0;  // and the digest of this rank's part.
+  std::string failure;       // Empty if the fetch succeeded.
+  Commit commit;             // The commit, if it fetched a sum,
+  std::uint64_t digest = 0;  // and the digest of this rank's part of the sum.
 };
 struct InstalledEvent {
   std::uint64_t serial = 0;
   StateId state;
   std::optional<StateDigest> digest{};
 };
-// How fast data come from this rank's counterparts, as far as it is known.
+// How fast data arrive from this rank's counterparts, as far as known.
 struct LinkSpeedsEvent {
   std::vector<LinkSpeed> links;
   bool operator==(const LinkSpeedsEvent&) const = default;
 };
 // The program of this rank wants the replica to leave.
 struct LeaveEvent {};
-// The program of this rank makes no more steps; others may still need what it has.
+// The program of this rank makes no further steps; others may still need what this rank has.
 struct FinishedEvent {};
 
-// The index is the kind on the wire here, too. Suspicion: a counterpart is lost. TrainingProgress
-// comes all the time and is the rank's heartbeat.
+// Here, too, the index is the kind on the wire. A Suspicion says that a counterpart is lost.
+// TrainingProgress is sent all the time and is the rank's heartbeat.
 using RankEvent = std::variant<
     JoinedEvent,
     ReducedEvent,
@@ -115,9 +115,9 @@ using RankEvent = std::variant<
     BadGradientsEvent,
     LinkSpeedsEvent>;
 
-// How often each rank of a replica tells its leader what it does. The leader hears a few thousand
-// such messages a second at most, however many ranks there are, up to where they would look silent
-// (kSilentAfterHeartbeats).
+// How often each rank of a replica reports its activity to the leader. The leader receives at most
+// a few thousand such messages a second, however many ranks there are, as long as the interval does
+// not make ranks look silent (kSilentAfterHeartbeats).
 inline Duration rank_heartbeat_interval(int ranks) {
   constexpr int kRanksAtOnce = 256;
   return std::chrono::milliseconds(

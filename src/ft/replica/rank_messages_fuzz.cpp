@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a task and an event: each is refused with a sentence, or is
-// written again as the same bytes. So are the bytes of real ones of which some are
-// damaged; if none is, they are read. Nothing is thrown.
+// Decodes any bytes as a task and as an event: each is either refused with a sentence or encoded
+// again as the same bytes. The same holds for the bytes of real messages of which some are damaged;
+// undamaged ones are always accepted. Nothing is thrown.
 #include "ft/replica/rank_messages.h"
 
 #include <cstdint>
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(
   using namespace sherd::ft;  // NOLINT(google-build-using-namespace)
   const std::string whole(data, data + size);
   check_bytes(whole);
-  // As each kind, cut to a length that one without words and lists may have.
+  // Decodes each kind, cut to a length that a message without words and lists may have.
   constexpr std::size_t kLongest = 108;  // FetchedEvent's.
   const std::size_t cut = size > 0 ? data[0] % (kLongest + 1) : 0;
   for (char kind = 0; kind < 16; ++kind) {

@@ -59,7 +59,7 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
       progress);
 }
 
-// How many kinds came of `make`, each written again as the same bytes.
+// How many kinds `make` has made; each message is encoded again as the same bytes.
 template <auto decode, typename Make>
 std::size_t kinds_that_come_back(Make make) {
   std::set<std::size_t> kinds;

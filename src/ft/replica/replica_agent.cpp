@@ -15,7 +15,7 @@
 namespace sherd::ft {
 namespace {
 
-// Where a rank is reached; as text: "host reduce_port fetch_port control_port".
+// The address of a rank; as text: "host reduce_port fetch_port control_port".
 struct RankEndpoints {
   RankAddress address;
   std::uint16_t control_port = 0;
@@ -90,7 +90,7 @@ struct ReplicaAgent::Impl {
         });
   }
 
-  // ---- the others: they go to rank 0 ----
+  // ---- the other ranks, which connect to rank 0 ----
 
   void dial(const net::HostAddress& first) {
     dial_once(first);
@@ -104,8 +104,8 @@ struct ReplicaAgent::Impl {
     });
   }
 
-  // All siblings dial at the same moment, and a listener has room for so many: those that found none
-  // come again, not all at once.
+  // All siblings connect at the same moment, and a listener has limited room: those that find none
+  // try again, not all at once.
   void dial_once(const net::HostAddress& first) {
     net::ConnectorOptions dialling;
     dialling.security = options.rank.security;
@@ -130,7 +130,7 @@ struct ReplicaAgent::Impl {
         [this, first] { dial_once(first); });
   }
 
-  // Until rank 0 has answered, a connection that ends is one that it had no room for: it greets before
+  // If the connection ends before rank 0 has answered, rank 0 had no room for it: it greets before
   // it knows whether it will keep the connection.
   void greet_leader(
       const net::HostAddress& first, std::unique_ptr<net::Connection> made) {
@@ -182,7 +182,7 @@ struct ReplicaAgent::Impl {
   }
 
   void leave() {
-    leaving = true;  // For a leader that is not there yet.
+    leaving = true;  // For a leader that is not connected yet.
     tell(LeaveEvent{});
   }
 
@@ -220,7 +220,8 @@ struct ReplicaAgent::Impl {
   net::Timer beats;
   bool leaving = false;
   LinkSpeedsEvent told_speeds;
-  std::unique_ptr<LeaderThread> leader;  // In rank 0; ends before the rest.
+  // Only in rank 0; ends before the rest.
+  std::unique_ptr<LeaderThread> leader;
   std::jthread thread;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ReplicaAgent runs one rank's RankAgent in a thread of its own, which goes on while the program
-// computes, and connects it with the Leader: rank 0 has that in another thread, the other ranks dial
-// rank 0. Thread rule: the one that trains.
+// computes, and connects it with the Leader: in rank 0 that is another thread, and the other ranks
+// connect to rank 0. Thread rule: the training thread.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ namespace sherd::ft {
 
 struct ReplicaAgentOptions {
   RankAgentOptions rank;
-  int ranks = 1;  // Of the replica.
+  int ranks = 1;  // How many ranks the replica has.
   // All ranks must have connected to rank 0 by then.
   Duration siblings_timeout = std::chrono::seconds(60);
 
@@ -32,21 +32,23 @@ struct ReplicaAgentOptions {
 
 class ReplicaAgent {
  public:
-  // Listens. Throws Error when it cannot.
+  // Listens. Throws Error if it cannot.
   explicit ReplicaAgent(ReplicaAgentOptions options);
   ReplicaAgent(const ReplicaAgent&) = delete;
   ReplicaAgent& operator=(const ReplicaAgent&) = delete;
   // Ends the threads and all connections.
   ~ReplicaAgent();
 
-  // Where this rank is reached, as text for start() of all ranks.
+  // The address of this rank, as text for start() of all ranks.
   std::string address() const;
-  // `addresses`: each rank's address(), by rank. Call once. Throws Error for a text that is none.
+  // `addresses` has each rank's address(), by rank. May be called only once. Throws Error for a
+  // text that is no address.
   void start(const std::vector<std::string>& addresses);
 
-  // What the program does with this rank, once start() has returned.
+  // The program's interface to this rank, once start() has returned.
   RankAgent& rank();
-  // The replica leaves after the step it is in, whichever rank says so: next() will tell all.
+  // The replica leaves after the current step, no matter which of its ranks calls this: next() will
+  // tell all of them.
   void leave();
 
  private:

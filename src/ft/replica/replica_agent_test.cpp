@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas with a model of a few numbers, over the real coordinator, rings and
-// transfers, in threads. What kills processes is in tests/ft.
+// Replicas with a model of a few numbers, over the real coordinator, rings and transfers, in
+// threads. tests/ft has the tests that kill processes.
 #include "ft/replica/replica_agent.h"
 
 #include <poll.h>
@@ -58,7 +58,7 @@ class Coordination {
   std::jthread thread_;
 };
 
-// Momentum and all: a state that goes wrong when a step is missed or twice.
+// A model with momentum, whose state goes wrong if a step is missed or made twice.
 class ToyModel {
  public:
   explicit ToyModel(int shard)
@@ -123,11 +123,12 @@ class ToyModel {
   static constexpr std::size_t kBytes = kElements * sizeof(float);
   std::vector<float> values_;
   std::vector<float> momentum_;
-  std::vector<float> copied_ = std::vector<float>(kElements);  // Of a sum.
+  // Copied from a sum.
+  std::vector<float> copied_ = std::vector<float>(kElements);
   int shard_;
 };
 
-// Of all replicas, rank and step: what its parameters were.
+// The hash of the parameters for each replica, rank and step.
 class Hashes {
  public:
   void add(int shard, std::int64_t step, std::uint64_t hash) {
@@ -148,7 +149,7 @@ class Hashes {
   std::int64_t last_ = 0;
 };
 
-// One life of a replica: a thread for each of its ranks.
+// One incarnation of a replica, with a thread for each of its ranks.
 class ToyReplica {
  public:
   ToyReplica(
@@ -187,8 +188,8 @@ class ToyReplica {
   ToyReplica& operator=(const ToyReplica&) = delete;
   void wait() { threads_.clear(); }
   void leave() { agents_.front()->leave(); }
-  // Its connections end, as those of a process that is killed: after a step that
-  // all its ranks have still to come to.
+  // Its connections end like those of a killed process, after a step that all its ranks have yet to
+  // reach.
   void die(std::int64_t step) {
     dead_from_ = step;
     wait();
@@ -250,7 +251,7 @@ TEST(ReplicaAgents, TrainTogetherWithEqualBits) {
   }
 }
 
-// The sockets, memory and so on that a child process finds open.
+// The sockets, memory and other descriptors that a child process would find open.
 std::string inherited() {
   const std::unique_ptr<FILE, int (*)(FILE*)> listing(
       ::popen("ls -l /proc/self/fd", "r"), ::pclose);
@@ -287,7 +288,7 @@ TEST(ReplicaAgents, OpenNothingThatAChildProcessInherits) {
   other.wait();
 }
 
-// Dials rank 0 at that port of this host.
+// Connects to rank 0 at that port of this host.
 std::unique_ptr<ReplicaAgent> start_rank_1(std::uint16_t port_of_rank_0) {
   ReplicaAgentOptions options;
   options.rank.incarnation = 100;
@@ -311,7 +312,7 @@ TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
   }
 }
 
-// A listener that has no room for a rank may have greeted it before.
+// A listener that has no room for a rank may have sent its greeting before.
 TEST(ReplicaAgents, DialRank0AgainWhenItClosesWhatItHasGreeted) {
   net::Loop loop;
   int dialled = 0;
@@ -336,7 +337,7 @@ TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
   Coordination coordination(2, 2);
   Hashes hashes;
   ToyReplica first(coordination.address(), hashes, 0, 100, 1, steps);
-  first.leave();  // Nothing has begun.
+  first.leave();  // Nothing has begun yet.
   first.wait();
   ToyReplica one(coordination.address(), hashes, 0, 101, 1, steps);
   ToyReplica other(coordination.address(), hashes, 1, 102, 1, steps);
@@ -345,7 +346,7 @@ TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
   }
   one.leave();
   one.wait();
-  other.leave();  // It is too few.
+  other.leave();  // The other replica alone is too few.
   other.wait();
 }
 
@@ -370,7 +371,7 @@ TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
     while (replicas[3]->committed() < 5) {
       std::this_thread::yield();
     }
-    steps = hashes.last() + 200;  // None of them is there yet.
+    steps = hashes.last() + 200;  // Nobody is there yet.
     for (const auto& replica : replicas) {
       replica->wait();
     }
@@ -379,7 +380,7 @@ TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
     std::printf(
         "died at %lld, its next life made %d steps\n",
         static_cast<long long>(died), replicas[3]->committed());
-    // Who lived has computed each step once.
+    // The survivors have computed each step once.
     EXPECT_LE(replicas[0]->computed(), steps * ranks);
     EXPECT_LE(replicas[2]->computed(), steps * ranks);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TrainingQueue holds the tasks that an agent gives to the program's training thread, in order.
-// Thread rule: any.
+// TrainingQueue holds, in order, the tasks that an agent gives to the program's training thread.
+// Thread rule: any thread.
 #pragma once
 
 #include <condition_variable>
@@ -18,8 +18,8 @@ namespace sherd::ft {
 // A sum or a whole state, as fetched from another replica.
 struct FetchedState {
   bool is_sum = false;
-  Commit commit;  // Of the sum.
-  StateId state;  // What the rank holds once it is installed.
+  Commit commit;  // The commit of the sum.
+  StateId state;  // What the rank holds after the installation.
   std::shared_ptr<const std::string> bytes;
 };
 
@@ -28,7 +28,7 @@ struct InstallFetchedTask {
   FetchedState fetched;
 };
 
-// The sum of this attempt is complete here, and nobody has decided about it.
+// The sum of this attempt is complete here, but not decided yet.
 struct UndecidedSumTask {
   Attempt attempt;
 };
@@ -49,8 +49,8 @@ class TrainingQueue {
     came_.notify_one();
   }
 
-  // The first task, which stays in the queue. Waits without a deadline: when another process dies, a
-  // task comes, and the coordinator notices a rank that hangs.
+  // Returns the first task, which stays in the queue. Waits without a deadline: if another process
+  // dies, a task arrives, and the coordinator notices a rank that hangs.
   TrainingTask front() {
     std::unique_lock lock(mutex_);
     came_.wait(lock, [this] { return !queue_.empty(); });
@@ -64,7 +64,7 @@ class TrainingQueue {
 
  private:
   // mutex_ guards queue_; push() notifies the training thread, the only one that waits. Whatever
-  // ends a rank pushes a StopTask, which ends the last wait, too.
+  // ends a rank pushes a StopTask, which also ends the last wait.
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<TrainingTask> queue_;

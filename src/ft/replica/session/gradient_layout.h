@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GradientLayout places the gradients of a rank's slices one behind the other and divides them into
-// the buckets of the all-reduce. The last slices come first, as in backward. Thread rule: a value;
-// pure.
+// the buckets of the all-reduce. The last slices come first, as in backward. Thread rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +13,14 @@ namespace sherd::ft {
 
 class GradientLayout {
  public:
-  // A bucket ends with the slice that fills it; there is at least one, and it may
-  // be empty. REQUIRES: bucket_elements > 0.
+  // A bucket ends with the slice that fills it. There is at least one bucket, which may be empty.
+  // REQUIRES: bucket_elements > 0.
   GradientLayout(
       const std::vector<std::int64_t>& slices, std::int64_t bucket_elements);
 
   std::int64_t begin_of(std::size_t slice) const { return begins_[slice]; }
   int bucket_of(std::size_t slice) const { return bucket_of_[slice]; }
-  // Elements, by bucket.
+  // The number of elements of each bucket.
   const std::vector<std::int64_t>& buckets() const { return buckets_; }
 
  private:
@@ -30,7 +29,7 @@ class GradientLayout {
   std::vector<std::int64_t> buckets_;
 };
 
-// The contents of each bucket, for people: "h.0.ln_1.weight", or "h.0.ln_1.weight to
+// The contents of each bucket, for people to read: "h.0.ln_1.weight", or "h.0.ln_1.weight to
 // h.3.mlp.c_fc.bias". REQUIRES: a name for each slice.
 std::vector<std::string> bucket_names(
     const GradientLayout& layout, const std::vector<std::string>& slices);

@@ -37,8 +37,8 @@ struct ReplicaCheckpoints::Impl {
     }
   }
 
-  // The complete checkpoints as rank 0 sees them, newest first. A folder that
-  // cannot be read is not one without checkpoints: the run would begin anew.
+  // The complete checkpoints as rank 0 sees them, newest first. An unreadable folder must not look
+  // like one without checkpoints, since the run would then start over.
   std::vector<std::int64_t> steps() const {
     auto found = ckpt::complete_steps(ckpt::ranks_of(world), options.folder);
     found.status().throw_if_failed();
@@ -47,7 +47,7 @@ struct ReplicaCheckpoints::Impl {
     return steps;
   }
 
-  // What the state is called that was loaded.
+  // The name of the loaded state.
   std::string name_in(const std::string& folder, std::int64_t step) const {
     const auto found = state.values.find(kReplicaState);
     if (found == state.values.end()) {
@@ -81,7 +81,7 @@ struct ReplicaCheckpoints::Impl {
     }
   }
 
-  // `name` is of what the session holds.
+  // `name` is the name of the state that the session holds.
   void begin_save(std::int64_t step, const std::string& name) {
     if (name.empty() || name == saved) {
       return;
@@ -104,9 +104,9 @@ struct ReplicaCheckpoints::Impl {
 
   const World& world;
   const ReplicaCheckpointOptions options;
-  const std::map<std::string, std::string> values;  // The program's.
+  const std::map<std::string, std::string> values;  // The program's values.
   CheckpointState state;
-  std::string saved;  // The last, or what was loaded.
+  std::string saved;  // The name of the state saved last, or of the loaded one.
   CheckpointSaver saver;
 };
 
@@ -128,7 +128,7 @@ ReplicaCheckpoints::~ReplicaCheckpoints() = default;
 
 std::string ReplicaCheckpoints::load() {
   auto& all = *impl_;
-  std::string wrong;  // With the newest.
+  std::string wrong;  // What is wrong with the newest.
   for (const auto step : all.steps()) {
     const auto folder = str(all.options.folder, "/", ckpt::folder_name(step));
     try {
@@ -160,7 +160,7 @@ void ReplicaCheckpoints::save_if_due(
 }
 
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
-  impl_->wait();  // The last is not to be left out.
+  impl_->wait();  // The last save must not be skipped.
   impl_->begin_save(session.step(), session.state_name());
 }
 

@@ -49,7 +49,7 @@ std::size_t bytes_of(std::int64_t elements) {
   return static_cast<std::size_t>(elements) * sizeof(float);
 }
 
-// Into contiguous memory of the host.
+// Copies into contiguous memory of the host.
 void copy_to_host(const at::Tensor& from, float* to) {
   if (from.is_cpu()) {
     std::memcpy(
@@ -84,7 +84,7 @@ ReplicaGradients::ReplicaGradients(
     slices_[i].parameter = parameters_.items[i].slice;
   }
   if (parameters_.update_in_backward) {
-    // Throws when an optimizer has: it would make steps that nobody has decided.
+    // Throws if an optimizer updates in backward: it would make steps that are not decided yet.
     (void)parameters_.update_in_backward(all_of([](auto...) {}));
   }
 }
@@ -110,12 +110,12 @@ void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
 }
 
 void ReplicaGradients::last_backward() {
-  // The host would have to wait for a device within its backward.
+  // The host would have to wait for a device within backward.
   if (!device_.is_cpu() || !parameters_.update_in_backward || taken_) {
     return;
   }
   for (std::size_t i = 0; i < slices_.size(); ++i) {
-    // It is taken away where this backward brings sums.
+    // The gradient is taken away, so that this backward can bring sums.
     slices_[i].earlier = copy_from_grad(i);
   }
   taken_ = parameters_.update_in_backward(all_of(
@@ -124,7 +124,7 @@ void ReplicaGradients::last_backward() {
       }));
 }
 
-// From `.grad()`; false: there is none.
+// Copies from `.grad()`; returns false if there is none.
 bool ReplicaGradients::copy_from_grad(std::size_t index) {
   const auto& gradient = slices_[index].parameter.grad();
   if (gradient.defined()) {
@@ -151,7 +151,8 @@ void ReplicaGradients::add_part(
   count(index, part.numel());
 }
 
-// Who brings the last of a bucket sees what others have brought. What a device brings is there later.
+// The thread that adds the last part of a bucket sees what the others have added. What a device
+// adds arrives later.
 void ReplicaGradients::count(std::size_t index, std::int64_t elements) {
   const auto bucket = layout_.bucket_of(index);
   auto& lacks = missing_elements_[static_cast<std::size_t>(bucket)];
@@ -184,13 +185,13 @@ void ReplicaGradients::finish() {
     count(i, elements);
   }
   for (const auto& [bucket, copied] : copied_) {
-    copied.synchronize();  // The device goes on with the next ones.
+    copied.synchronize();  // The device goes on with the next buckets.
     give_(bucket);
   }
 }
 
-// Where ranks see each other's gradients, they expect them there. Contiguous, as
-// sums are, whatever the parameter's strides.
+// The sum lies where ranks expect to see each other's gradients. It is contiguous, as sums are,
+// whatever the parameter's strides.
 at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
   const auto& parameter = slices_[index].parameter;
   for (const auto& whole : parameters_.whole.items) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ReplicaGradients copies a rank's gradients into the buffer of the all-reduce across replicas,
-// bucket by bucket, during the step's last backward if that one is announced; and shows the sum as
-// `.grad()`. Where they are on a device, copies both ways are in the current stream, gradients are
-// copied when backward is over, and the buffer should be pinned. Thread rule: the one that trains;
-// the threads of backward add their sums.
+// bucket by bucket, during the last backward of the step if that one is announced; and it shows the
+// sum as `.grad()`. If gradients are on a device, copies in both directions run in the current
+// stream, gradients are copied after backward, and the buffer should be pinned. Thread rule: the
+// training thread; the threads of backward add their sums.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@ namespace sherd::ft {
 
 class ReplicaGradients {
  public:
-  // Throws Error for slices that are not fp32 or not all on one device, or that an optimizer updates
-  // in backward.
+  // Throws Error for slices that are not fp32, are not all on one device, or are updated by an
+  // optimizer in backward.
   ReplicaGradients(
       const NamedParameters& parameters, std::int64_t bucket_elements);
   ReplicaGradients(const ReplicaGradients&) = delete;
@@ -36,16 +36,16 @@ class ReplicaGradients {
   // The names of the slices.
   const std::vector<std::string>& names() const { return names_; }
 
-  // Begins a step: gradients are written to `to` in the layout's order, and `give` is called for each
-  // bucket that is complete. Clears `.grad()`.
+  // Begins a step: gradients are written to `to` in the layout's order, and `give` is called for
+  // each complete bucket. Clears `.grad()`.
   void begin(float* to, std::function<void(int bucket)> give);
   // The next synchronised backward is the last one of the step.
   void last_backward();
-  // Copies what backward has not copied. Throws Error when a backward broke off.
+  // Copies what backward has not copied. Throws Error if a backward was interrupted.
   void finish();
 
-  // A bucket of the sum of all replicas, which lies in the layout's order, becomes `.grad()`. It stays
-  // unchanged until clear(), since a device may still read it.
+  // Shows a bucket of the sum of all replicas, which lies in the layout's order, as `.grad()`. The
+  // bucket must stay unchanged until clear(), since a device may still read it.
   void show(int bucket, const float* sum);
   // Clears `.grad()`.
   void clear();
@@ -54,8 +54,9 @@ class ReplicaGradients {
   struct SliceState {
     at::Tensor parameter;
     at::Tensor sum;        // Shown as `.grad()`; undefined until then.
-    bool earlier = false;  // Backwards before the last one have added some.
-    std::atomic<std::int64_t> came{0};  // Elements, in the last backward.
+    bool earlier = false;  // Earlier backwards of the step have added to it.
+    // Elements that came in the last backward.
+    std::atomic<std::int64_t> came{0};
   };
   BackwardUpdate all_of(decltype(BackwardUpdate::update) update) const;
   at::Tensor sum_tensor(std::size_t index) const;
@@ -68,14 +69,15 @@ class ReplicaGradients {
   const std::vector<std::string> names_;
   const GradientLayout layout_;
   std::vector<SliceState> slices_;
-  std::vector<std::atomic<std::int64_t>>
-      missing_elements_;  // Elements, by bucket.
+  // The number of elements, by bucket.
+  std::vector<std::atomic<std::int64_t>> missing_elements_;
   float* to_ = nullptr;
   std::function<void(int bucket)> give_;
-  std::shared_ptr<void> taken_;  // Backward's sums, while it lives.
-  // Where gradients are on a device:
-  std::vector<std::pair<int, device::Event>> copied_;  // Buckets, in order.
-  device::Event shown_;                                // The sum was read.
+  std::shared_ptr<void> taken_;  // Takes backward's sums while it lives.
+  // Used if gradients are on a device:
+  std::vector<std::pair<int, device::Event>> copied_;  // The buckets, in order.
+  // Recorded when the sum was read.
+  device::Event shown_;
 };
 
 }  // namespace sherd::ft

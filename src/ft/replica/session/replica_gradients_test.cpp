@@ -31,8 +31,8 @@ Floats values_of(const at::Tensor& tensor) {
   return {begin, begin + tensor.numel()};
 }
 
-// Two slices, "a" of 3 and "b" of 2, in a bucket each; a backward brings parts by
-// hand.
+// Two slices, "a" of 3 elements and "b" of 2, each in a bucket of its own; the test brings the
+// parts of a backward by hand.
 class GradientsOf : public testing::Test {
  protected:
   static NamedParameters named(GradientsOf& self) {
@@ -63,7 +63,7 @@ class GradientsOf : public testing::Test {
   at::Tensor a_ = at::zeros({3});
   at::Tensor b_ = at::zeros({2});
   std::weak_ptr<BackwardUpdate> backward_;
-  Floats memory_ = Floats(5, -1);  // b, then a.
+  Floats memory_ = Floats(5, -1);  // First b, then a.
   std::vector<int> given_;
   ReplicaGradients gradients_{named(*this), 1};
 };
@@ -110,7 +110,7 @@ TEST_F(GradientsOf, WhatTheLastBackwardHasNotTouchedStays) {
   EXPECT_EQ(memory_, (Floats{7, 8, 10, 20, 30}));
 }
 
-// A slice that backward cannot hand over shows its gradient as ever.
+// A slice that backward cannot hand over shows its gradient as usual.
 TEST_F(GradientsOf, AGradientThatIsShownInTheLastBackwardIsTaken) {
   begin();
   b_.mutable_grad() = tensor_of({1, 1});
@@ -226,7 +226,8 @@ void expect_floats(
   }
 }
 
-// Two steps, in a stream that is not the default one; adds what is not as expected in them.
+// Makes two steps in a stream that is not the default one, and adds to `wrong` what is not as
+// expected.
 void make_two_steps_on(c10::Device device, std::string& wrong) {
   const device::CurrentStream on(device::Stream::with_high_priority(device));
   const auto numbers = at::device(device);

@@ -26,7 +26,7 @@
 namespace sherd::ft {
 namespace {
 
-// 4 MiB: enough to hide what a reduction costs at its start and its end.
+// 4 MiB: large enough to hide the fixed costs at the start and the end of a reduction.
 constexpr std::int64_t kBucketElements = std::int64_t{1} << 20U;
 
 int number_of(const char* name, const std::string& text) {
@@ -37,7 +37,7 @@ int number_of(const char* name, const std::string& text) {
   return *number;
 }
 
-// A spare waits here until the launcher writes the number of the replica it replaces.
+// A spare waits here until the launcher writes the number of the replica that it replaces.
 std::string line_from(int descriptor) {
   std::string line;
   char next = 0;
@@ -76,7 +76,7 @@ GradientCheckOptions check_options(const SessionOptions& options) {
       .norm_ratio_max = options.norm_ratio_max};
 }
 
-// For the agent, where gradients are on a device; else nothing, and it has memory of its own.
+// Memory for the agent if gradients are on a device; otherwise empty, and the agent has its own.
 at::Tensor pinned_floats(const ReplicaGradients& gradients) {
   if (gradients.device().is_cpu()) {
     return {};
@@ -214,7 +214,7 @@ struct ReplicaSession::Impl {
         .digest = [this] { return parameter_digest(parameters); }};
   }
 
-  // The identity of the initial values.
+  // The identity of the initial state.
   StateId first_state(std::uint64_t config) const {
     const auto texts = world.all_gather_texts(
         std::to_string(state_digest(state, world.rank())));
@@ -227,7 +227,7 @@ struct ReplicaSession::Impl {
         called, " after close()");
   }
 
-  // Checks and gives a complete bucket while it is in the cache.
+  // Checks and gives a complete bucket while it is still in the cache.
   void give(const ComputeTask& of, int bucket) {
     if (check.inspect(
             static_cast<std::size_t>(bucket),
@@ -236,7 +236,8 @@ struct ReplicaSession::Impl {
     }
   }
 
-  // A device might still read a sum that was given up while the next one is written over it.
+  // On a device there are none: it might still read a sum that was given up while the next one is
+  // written over it.
   std::function<void(int, const float*)> early_copies() {
     if (!gradients.device().is_cpu()) {
       return {};
@@ -272,7 +273,7 @@ struct ReplicaSession::Impl {
   GradientCheck check;
   std::atomic<std::int64_t> step{0};
   StateId held;
-  std::int64_t samples = 0;  // Of the step that is being made.
+  std::int64_t samples = 0;  // Samples of the step that is being made.
   TrainingCallbacks program;
   std::optional<ComputeTask> task;
   std::unique_ptr<ReplicaAgent> agent;  // Null after close().
@@ -332,12 +333,12 @@ bool ReplicaSession::finish_step() {
       "[ft] expected begin_step() before finish_step(), found none");
   const auto task = *std::exchange(all.task, std::nullopt);
   all.gradients.finish();
-  // A replica that follows contributes zeros.
+  // A replica without samples contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
   const bool made = fault ? all.agent->rank().refuse(task, *fault, all.program)
                           : all.agent->rank().finish(task, all.program);
   if (!made) {
-    all.gradients.clear();  // Of a sum that was given up.
+    all.gradients.clear();  // They show a sum that was given up.
   }
   return made;
 }

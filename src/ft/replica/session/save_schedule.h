@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which replica saves which step. Replicas take turns and need no message for it, because all know
-// the step's members. Around a failure they may not: then a step is saved twice or not at all, which
-// does no harm. Thread rule: pure functions.
+// Which replica saves which step. Replicas take turns and need no messages for it, because all know
+// the members of the step. Around a failure they may disagree: then a step is saved twice or not at
+// all, which does no harm. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace sherd::ft {
 
 struct SaveSchedule {
-  std::int64_t step = 0;        // The held one.
-  std::int64_t save_every = 0;  // 0: never.
+  std::int64_t step = 0;        // The step of the held state.
+  std::int64_t save_every = 0;  // 0 turns saving off.
   int place = 0;                // This replica's index among the members.
   int replicas = 1;             // How many members there are.
 };

@@ -38,7 +38,7 @@ std::string all_names() {
   return names;
 }
 
-// From one millisecond on; 0: the text is no such time.
+// At least one millisecond; 0 if the text is no such time.
 milliseconds time_of(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionTimeouts as text, "leave=10,fetch=2.5" in seconds, which is how they come to a replica from
-// its launcher, and as the agents want them. Thread rule: pure functions.
+// Converts SessionTimeouts from text, such as "leave=10,fetch=2.5" in seconds, which is how a
+// replica gets them from its launcher, and to the agents' form. Thread rule: pure functions.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace sherd::ft {
 
-// What the text does not name keeps its default. Throws Error, naming what was expected, for another
-// text and for times that are not positive.
+// What the text does not name keeps its default. Throws Error, naming what was expected, for
+// malformed text and for times that are not positive.
 SessionTimeouts timeouts_of(const std::string& text);
 
 // Throws Error unless all are positive.

@@ -26,7 +26,7 @@ TEST(SessionTimeouts, AreWhatTheTextNamesAndElseTheDefaults) {
   EXPECT_EQ(agent.linger, seconds(1000000));
 }
 
-// As SessionOptions say and the agents have them without a session.
+// The defaults that SessionOptions document and that agents have without a session.
 TEST(SessionTimeouts, HaveTheDefaultsOfTheAgents) {
   const auto from_session = agent_timeouts(timeouts_of(""));
   const AgentTimeouts own;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What reading a whole state costs a replica that starts (its digest) or gives its state to another
-// (its bytes and their digests), by gibibytes of state. Bytes a second of processor time.
+// The cost of reading a whole state, for a replica that starts (its digest) or that gives its state
+// to another one (its bytes and their digests), for several sizes of the state. Results are bytes
+// per second of processor time.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
 #include "base/digest.h"

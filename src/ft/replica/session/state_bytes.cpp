@@ -21,14 +21,15 @@ std::size_t bytes_of(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.nbytes());
 }
 
-// "adamw exp_avg.h.0.weight", and what it is.
+// For example "adamw exp_avg.h.0.weight Float".
 std::string name_of(const CheckpointAccess::LoadTarget& target) {
   return str(
       target.section, ' ', target.shard.name, ' ',
       c10::toString(target.shard.elements.scalar_type()));
 }
 
-// What state_bytes() writes: a state that grew as it is written would take its memory twice.
+// The size of what state_bytes() writes: a string that grows while it is written would take the
+// state's memory twice.
 std::size_t size_of(const std::vector<CheckpointAccess::LoadTarget>& targets) {
   std::size_t bytes = sizeof(std::uint32_t);
   for (const auto& target : targets) {
@@ -41,7 +42,7 @@ std::size_t size_of(const std::vector<CheckpointAccess::LoadTarget>& targets) {
 }  // namespace
 
 std::string state_bytes(const CheckpointState& state, int rank) {
-  const at::NoGradGuard no_grad;  // Reading is no forward.
+  const at::NoGradGuard no_grad;  // Reading is not part of a forward.
   const auto targets = CheckpointAccess::targets(state, rank);
   net::ByteWriter out;
   out.reserve(size_of(targets));

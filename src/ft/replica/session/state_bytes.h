@@ -12,7 +12,7 @@ namespace sherd::ft {
 
 std::string state_bytes(const CheckpointState& state, int rank);
 
-// A digest of all that these bytes would say, without making them.
+// A digest of what these bytes would contain, without making them.
 std::uint64_t state_digest(const CheckpointState& state, int rank);
 
 // A digest of this rank's parts of the parameters. Other tensors of a state, such as running
@@ -20,8 +20,8 @@ std::uint64_t state_digest(const CheckpointState& state, int rank);
 // parameters.
 std::uint64_t parameter_digest(const NamedParameters& parameters);
 
-// Writes and publishes the state. Throws Error, naming the first difference, for bytes of a state
-// with other tensors; nothing is written then.
+// Writes and publishes the state. Throws Error, naming the first difference, if the bytes are those
+// of a state with other tensors; nothing is written then.
 void restore_state(
     const CheckpointState& state, int rank, std::string_view bytes);
 

@@ -78,7 +78,7 @@ TEST(StateDigest, SeesEachTensorItsNameAndItsType) {
   }
 }
 
-// A text that doubles while it grows would take a state's memory twice.
+// A string that doubles while it grows would take the state's memory twice.
 TEST(StateBytes, TakeNoMoreRoomThanTheyNeed) {
   CheckpointState state;
   for (const char* name : {"a", "b", "c"}) {
@@ -115,7 +115,7 @@ TEST(StateBytes, AreInTheOrderOfIndicesWhateverTheStrides) {
   }
 }
 
-// The same bytes and digests, and back, in the current stream.
+// The bytes and digests are the same, and restoring works, in the current stream.
 TEST(StateBytes, AreThoseOfTheCpuOnADevice) {
   const auto device = sherd::test::checking_device();
   const device::CurrentStream on(device::Stream::with_high_priority(device));
