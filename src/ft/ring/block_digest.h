@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kDigestBlockElements elements;
-// buckets in the order of the layout, and a new block for each. Blocks are hashed as soon as they
-// are complete, while they are in the cache, so the digest does not depend on chunks, members or
-// timing. Thread rule: one thread.
+// The digest of a sum: XXH3 (64 bits) over the XXH3 of each block of kDigestBlockElements elements.
+// Buckets are in the order of the layout, and each begins a new block. Blocks are hashed as soon as
+// they are complete, while they are in the cache, so the digest does not depend on chunks, members
+// or timing. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class BlockDigest {
     std::uint64_t hash = 0;
   };
   std::vector<std::int64_t> elements_;
-  std::vector<std::size_t> first_blocks_;  // By bucket.
+  std::vector<std::size_t> first_blocks_;  // Indexed by bucket.
   std::vector<Block> blocks_;
 };
 
-// The digest of a sum that is there as a whole, its buckets one behind the other.
+// The digest of a complete sum, whose buckets lie one behind the other.
 std::uint64_t digest_of(
     const std::vector<std::int64_t>& elements, const float* sum);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A replica in a process of its own, to be killed. Thread rule: one thread.
+// A replica in a process of its own that tests can kill. Thread rule: one thread.
 #pragma once
 
 #include <sys/wait.h>
@@ -14,14 +14,14 @@
 
 namespace sherd::ft::ring {
 
-// It joins the epoch it is sent, begins step 1 and gives its first buckets. To be
-// made before any ring of this process, whose sockets it would inherit.
+// It joins the epoch that it is sent, begins step 1 and gives its first buckets. It must be created
+// before any ring of this process, since it would inherit the ring's sockets.
 class ChildReplica {
  public:
   struct Options {
     ReplicaId replica = 0;
     Layout layout;
-    int buckets = 0;  // How many it gives.
+    int buckets = 0;  // How many buckets it gives.
     Memory memory = Memory::kOwn;
   };
   explicit ChildReplica(const Options& options);
@@ -52,7 +52,7 @@ class ChildReplica {
   void kill(int signal) { ::kill(pid_, signal); }
 
  private:
-  // An epoch's number, replica and port of up to 32 members, and how many these are.
+  // The epoch's number, the number of members, and replica and port of up to 32 members.
   static constexpr std::size_t kWords = 66;
 
   [[noreturn]] static void live(const Options& options, int channel);

@@ -116,7 +116,7 @@ std::size_t bytes_after(const FrameHeader& header) {
 
 namespace {
 
-// All but the proof.
+// Writes everything except the proof.
 void write_fields(net::ByteWriter& out, const Handshake& handshake) {
   out.u64(handshake.run);
   out.u32(handshake.from);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The wire format between two peers of an all-reduce: frames of a header and a payload,
-// little-endian, each with its checksum. Every header names the epoch, so that late bytes of a
-// former epoch are never taken for the present one. docs/design/ring_reduce.md describes the
-// conversation. Thread rule: values and pure functions.
+// little-endian, each with a checksum. Every header names the epoch, so that late bytes of a former
+// epoch are never mistaken for current ones. docs/design/ring_reduce.md describes the conversation.
+// Thread rule: values and pure functions.
 #pragma once
 
 #include <array>
@@ -20,10 +20,12 @@
 namespace sherd::ft::ring {
 
 enum class FrameKind : std::uint16_t {
-  kHandshake = 1,  // The dialler's first frame, and the acceptor's answer.
-  kRefusal,        // The other answer: a text.
+  // The connecting side's first frame, and the acceptor's answer.
+  // The alternative answer: a text.
+  kHandshake = 1,
+  kRefusal,
   kData,
-  kSharedData,  // As kData, but its payload is read in the sender's memory.
+  kSharedData,  // Like kData, but the payload is read in the sender's memory.
   kEnding,      // The last frame.
   kChallenge,   // The acceptor's first frame.
 };
@@ -31,19 +33,21 @@ enum class FrameKind : std::uint16_t {
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   Epoch epoch;
-  // For kData and kSharedData, else zeros.
-  std::int64_t step = 0;  // That the attempt would make.
+  // Set for kData and kSharedData, otherwise zeros.
+  std::int64_t step = 0;  // The step that the attempt would make.
   std::int64_t slice = 0;
   std::uint32_t bucket = 0;
   std::uint16_t segment = 0;
-  std::uint16_t ring_step = 0;  // Which of the receiver's frames of the slice.
+  // The frame's index in the slice at the receiver.
+  std::uint16_t ring_step = 0;
   std::int64_t first_element = 0;
 
   std::uint32_t payload_bytes = 0;
-  std::uint32_t payload_checksum = 0;  // 0 for kSharedData: nothing was sent.
+  // 0 for kSharedData, which sends no payload.
+  std::uint32_t payload_checksum = 0;
 
-  // For kSharedData, else zeros: where the data lie, under which lease, and the factor that the
-  // reader still has to apply; 0: none.
+  // Set for kSharedData, otherwise zeros: where the data lie, under which lease, and the factor
+  // that the reader still has to apply (0 if none).
   std::uint64_t place = 0;
   std::uint64_t lease = 0;
   float factor = 0;
@@ -57,8 +61,8 @@ constexpr std::size_t kHeaderBytes = 88;
 using HeaderBytes = std::array<char, kHeaderBytes>;
 
 HeaderBytes bytes_of(const FrameHeader& header);
-// The status says what is wrong with it. kPeerMismatch: another program or version; kAborted:
-// damaged on the way.
+// The status says what is wrong with the header. kPeerMismatch: it is from another program or
+// version; kAborted: it was damaged in transit.
 Result<FrameHeader> parse_header(const HeaderBytes& bytes);
 
 // The limit for payloads other than data.
@@ -76,24 +80,26 @@ struct Handshake {
   std::uint32_t window = 0;
   std::uint64_t chunk_elements = 0;
   std::uint64_t buckets = 0;
-  std::uint64_t elements = 0;  // In all buckets.
-  std::uint64_t layout = 0;    // Hash of their sizes, in order.
+  std::uint64_t elements = 0;  // Elements in all buckets.
+  std::uint64_t layout = 0;    // The hash of the buckets' sizes, in order.
 
-  // These may differ: the dialler's memory, and in the answer the key that was found there; 0:
-  // none.
+  // These may differ: the connecting side's memory, and in the answer the key that was found there;
+  // 0 if there is none.
   IpcHandle memory{};
   std::uint64_t memory_key = 0;
-  std::uint64_t challenge = 0;  // The dialler's, drawn for this connection.
-  net::MessageCode proof{};     // That the sender knows the acceptor's key.
+  // Drawn by the connecting side for this connection.
+  std::uint64_t challenge = 0;
+  // Proves that the sender knows the acceptor's key.
+  net::MessageCode proof{};
   bool operator==(const Handshake&) const = default;
 };
 
-// What a proof rests on: the acceptor's key and the other side's challenge.
+// What a proof is based on: the acceptor's key and the other side's challenge.
 struct Proof {
   RingKey key;
   std::uint64_t challenge = 0;
 };
-// Covers the epoch and all of the handshake, but for its proof.
+// Covers the epoch and the whole handshake except its proof.
 net::MessageCode proof_of(
     const Epoch& epoch, const Handshake& handshake, const Proof& rests_on);
 
@@ -102,7 +108,7 @@ struct Ending {
   RingFault fault = RingFault::kStopped;
   ReplicaId reporter = 0;  // The member that noticed it.
   ReplicaId accused = 0;
-  // The last step whose reduction the sender has finished in the epoch.
+  // The last step whose reduction the sender finished in the epoch.
   std::int64_t finished_step = 0;
   std::string reason;
   bool operator==(const Ending&) const = default;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a header, and the payload of each kind of frame: they are refused
-// with a sentence, or written again as the same bytes. So are the bytes of real
-// ones of which some are damaged; if none is, they are read. Nothing is thrown.
+// Parses any bytes as a header and as the payload of each kind of frame: they are either refused
+// with a sentence or written again as the same bytes. The same holds for the bytes of real frames
+// of which some are damaged; undamaged ones are always accepted. Nothing is thrown.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -19,7 +19,7 @@ namespace {
 using sherd::test::check_damaged;
 using sherd::test::check_round_trip;
 
-// As a neighbour might have written it: with magic, version and checksum.
+// A header as a neighbour might have written it: with magic, version and checksum.
 HeaderBytes with_checksum(HeaderBytes bytes) {
   constexpr std::size_t kMagicAndVersion = 6;
   std::copy_n(bytes_of(FrameHeader()).begin(), kMagicAndVersion, bytes.begin());
@@ -30,7 +30,7 @@ HeaderBytes with_checksum(HeaderBytes bytes) {
   return bytes;
 }
 
-// Whether it was read, with the checksum that it should have.
+// Parses the bytes unchanged and with the right checksum; returns whether the latter were accepted.
 bool check_header(const HeaderBytes& bytes) {
   check_round_trip(parse_header(bytes), bytes);
   const HeaderBytes summed = with_checksum(bytes);
@@ -45,7 +45,7 @@ void check_readable(const std::string& text) {
       "a terminal would obey it");
 }
 
-// The same, but for what a terminal would obey.
+// Compares, except for what is replaced because a terminal would obey it.
 void check_again(const std::string& again, const std::string& payload) {
   SHERD_ASSERT(
       std::equal(
@@ -54,7 +54,7 @@ void check_again(const std::string& again, const std::string& payload) {
       "not what was read");
 }
 
-// Whether it was read.
+// Returns whether it was accepted.
 template <auto parse>
 bool check_payload(const std::string& payload) {
   const auto result = parse(payload);
@@ -116,18 +116,18 @@ void check_frames(sherd::test::FuzzBytes input) {
   check_frame(challenge_frame(random.word()), check_challenge, input);
 }
 
-// As they are, and nearer to what they shall be.
+// Parses the bytes unchanged, and closer to valid frames.
 void check_bytes(const std::string& whole) {
   HeaderBytes header = {};
   std::copy_n(
       whole.begin(), std::min(whole.size(), header.size()), header.begin());
   (void)check_header(header);
-  // A kind that there is, which few inputs would have.
+  // An existing kind, which few inputs would have.
   header[6] = static_cast<char>(static_cast<unsigned char>(header[6]) % 7);
   header[7] = 0;
   (void)check_header(header);
   check_payloads(whole);
-  // As long as a handshake is, or as the text of an ending says.
+  // As long as a handshake, or as the text of an ending says.
   const auto hello_bytes = frame_of(Epoch(), Handshake()).size() - kHeaderBytes;
   check_payloads(
       (whole + std::string(hello_bytes, 'x')).substr(0, hello_bytes));

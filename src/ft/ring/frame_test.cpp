@@ -118,7 +118,7 @@ TEST(Frame, AChallengeComesBackAsItWasAndNotCutShort) {
   EXPECT_FALSE(parse_challenge(payload + '\0').ok());
 }
 
-// Whatever somebody who knows no key changes, or takes from another connection.
+// Without the key, nothing can be changed or taken from another connection.
 TEST(Frame, AProofRestsOnTheKeyTheChallengeTheEpochAndEveryWord) {
   test::RandomMessages random(1);
   const Epoch epoch{1, 2};

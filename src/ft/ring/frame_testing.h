@@ -14,7 +14,7 @@ inline std::uint16_t random_short(RandomMessages& random) {
   return static_cast<std::uint16_t>(random.word());
 }
 
-// For data, sent or shared; frame_of() makes the headers of other frames.
+// Makes headers of data frames, sent or shared; frame_of() makes those of other frames.
 inline ring::FrameHeader random_header(RandomMessages& random) {
   ring::FrameHeader header;
   header.kind =

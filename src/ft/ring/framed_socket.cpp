@@ -125,7 +125,7 @@ void FramedSocket::write() {
       parts[used++] = {header_out_.data() + header_sent_, header_left()};
     }
     if (payload_left_ > 0) {
-      // sendmsg() only reads.
+      // The const_cast is safe: sendmsg() only reads.
       parts[used++] = {const_cast<char*>(payload_), payload_left_};
     }
     if (!queued_frames_.empty()) {
@@ -156,7 +156,7 @@ void FramedSocket::write() {
 
 FramedSocket::Unsent FramedSocket::detach(std::string_view words) {
   Unsent rest;
-  // Even when received bytes are damaged, an ending can still be sent.
+  // Even if received bytes are damaged, an ending can still be sent.
   const bool dead = !problem_.ok() && problem_.code() == ErrorCode::kPeerLost;
   if (!broken_ && !dead) {
     if (under_way()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FramedSocket is one non-blocking connection between neighbours of a ring: it receives frames
-// straight into their places and sends them from where they lie. It knows nothing of reductions.
-// Thread rule: one thread.
+// directly into their destinations and sends them from where they lie. It knows nothing of
+// reductions. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -27,24 +27,26 @@ class FramedSocket {
   enum class ReadEvent {
     kNothing,  // Nothing more has arrived.
     kSome,
-    kHeader,  // A header is there; the caller has to give a place for its payload.
-    kFrame,  // Whole; the payload is where it was to go.
-    kEnd,    // Nothing comes any more; problem() says why.
+    // A header has arrived; the caller has to provide a place for its payload.
+    // The frame is complete and the payload is in its place.
+    kHeader,
+    kFrame,
+    kEnd,  // Nothing more will arrive; problem() says why.
   };
-  // Makes one system call at most.
+  // Makes at most one system call.
   ReadEvent read();
   const FrameHeader& header() const { return header_; }
-  // After kHeader. The place is written to until kFrame; it may be null when no bytes follow.
+  // Called after kHeader. The place is written to until kFrame; it may be null if no bytes follow.
   void receive_into(void* place);
-  // The same for short payloads, which text() holds.
+  // The same for short payloads, which text() returns.
   void receive_text();
   std::string_view text() const { return {text_.data(), text_bytes_}; }
-  // After kFrame: whether the payload has its checksum.
+  // Valid after kFrame: whether the payload matches its checksum.
   bool intact() const { return checksum_ == header_.payload_checksum; }
   const Status& problem() const { return problem_; }
 
   // ---- sending ----
-  // Sent after the frame under way.
+  // Sent after the current frame.
   void queue_frame(std::string frame) { queued_frames_ += std::move(frame); }
   bool can_send() const {
     return !under_way() && queued_frames_.empty() && !broken_;
@@ -54,12 +56,12 @@ class FramedSocket {
   bool wants_to_write() const {
     return !broken_ && (under_way() || !queued_frames_.empty());
   }
-  // Sends as much as the socket takes. A failure shows in read() alone, because the peer's last
-  // frames may say more.
+  // Sends as much as the socket takes. A failure shows only in read(), because the peer's last
+  // frames may tell more.
   void write();
 
-  // Gives up the socket, with the bytes that complete the frame under way, followed by `words`. No
-  // payload's place is read or written afterwards.
+  // Gives up the socket, together with the bytes that complete the current frame, followed by
+  // `words`. No payload's place is read or written afterwards.
   struct Unsent {
     Descriptor socket;
     std::string bytes;

@@ -9,7 +9,7 @@
 namespace sherd::ft::ring {
 namespace {
 
-// Those of two epochs, of up to eight connections each, and some that were refused.
+// The sockets of two epochs, up to eight connections each, and some that were refused.
 constexpr std::size_t kClosingMax = 32;
 constexpr Duration kCloseTimeout = std::chrono::milliseconds(200);
 
@@ -58,7 +58,7 @@ void GracefulClose::advance(Instant now) {
     if (!socket.until) {
       socket.until = now + kCloseTimeout;
     }
-    // Sends once more before it closes, because this process may have stood still meanwhile.
+    // Sends once more before it closes, because this process may not have run meanwhile.
     return step(socket) || now >= *socket.until;
   });
 }

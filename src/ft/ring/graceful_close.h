@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GracefulClose shuts down sockets in the background: it sends what is left, and closes when the
-// peer has, or after a fraction of a second. A frame cut short would look like a death, and closing
-// a socket with unread bytes makes the kernel discard what was sent. Thread rule: one thread.
+// GracefulClose shuts down sockets in the background: it sends what is left, and closes a socket
+// when the peer has closed it or after a fraction of a second. A truncated frame would look like a
+// death, and closing a socket with unread bytes makes the kernel discard what was sent. Thread
+// rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -18,7 +19,7 @@ namespace sherd::ft::ring {
 
 class GracefulClose {
  public:
-  // Sends as much as the socket takes at once. Closes the oldest socket when there are too many.
+  // Sends as much as the socket takes at once. Closes the oldest socket if there are too many.
   void add(FramedSocket::Unsent rest);
   void advance(Instant now);
   void polls(std::vector<pollfd>& list) const;

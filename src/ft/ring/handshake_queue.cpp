@@ -47,7 +47,8 @@ void HandshakeQueue::evict_oldest(Instant now) {
   if (pending_.size() < kPendingMax) {
     return;
   }
-  // Members send their handshake at once, so the oldest silent connection is hardly a member's.
+  // Members send their handshake at once, so the oldest silent connection is probably not a
+  // member's.
   auto oldest = std::ranges::find_if(
       pending_,
       [](const PendingHandshake& pending) { return !pending.caller; });
@@ -98,7 +99,7 @@ bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
     return true;
   }
   if (pending.caller) {
-    // The peer waits for an answer: only its end may arrive.
+    // The peer waits for an answer, so nothing but its end may arrive.
     const bool silent =
         pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
     counters_.refused_connections += silent ? 0 : 1;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HandshakeQueue sends each accepted connection a challenge and holds it until its handshake has been
-// read; and those for an epoch that this rank does not know yet, because a peer may be faster than
-// the coordinator's message. Both are bounded in number and time. Thread rule: one thread.
+// HandshakeQueue sends each accepted connection a challenge and holds it until its handshake has
+// been read. It also holds connections for an epoch that this rank does not know yet, because a
+// peer may be faster than the coordinator's message. Both are limited in number and time. Thread
+// rule: one thread.
 #pragma once
 
 #include <poll.h>
@@ -23,27 +24,27 @@ struct IncomingPeer {
   FramedSocket link;
   Epoch epoch;
   Handshake handshake;
-  std::uint64_t challenge = 0;  // To be in its proof.
+  std::uint64_t challenge = 0;  // Has to be in its proof.
 };
 
 class HandshakeQueue {
  public:
-  // `options` and `counters` outlive it.
+  // `options` and `counters` must outlive it.
   HandshakeQueue(const RingOptions& options, RingCounters& counters)
       : options_(options), counters_(counters) {}
 
-  // Accepts what waits at the listener, a few connections at a time.
+  // Accepts connections that wait at the listener, a few at a time.
   void accept_waiting(int listener, Instant now);
-  // False for a moment after descriptors ran out: connections then wait in the kernel.
+  // False for a moment after descriptors have run out: connections then wait in the kernel.
   bool accepts(Instant now) const { return now >= closed_until_; }
   void advance(Instant now);
 
   enum class Disposition {
     kWait,  // Keep the connection for now.
-    kDone,  // It was taken or refused.
+    kDone,  // The connection was taken or refused.
   };
-  // Calls `decide` for each connection whose handshake is there. REQUIRES: `decide` does not call
-  // the queue.
+  // Calls `decide` for each connection whose handshake has arrived. REQUIRES: `decide` does not
+  // call the queue.
   template <typename Decide>
   void decide_ready(Decide&& decide) {
     std::erase_if(pending_, [&](PendingHandshake& pending) {
@@ -56,8 +57,8 @@ class HandshakeQueue {
 
  private:
   struct PendingHandshake {
-    std::optional<FramedSocket> link;    // Until the handshake is there.
-    std::optional<IncomingPeer> caller;  // Once the handshake is there.
+    std::optional<FramedSocket> link;    // Set until the handshake has arrived.
+    std::optional<IncomingPeer> caller;  // Set once the handshake has arrived.
     std::uint64_t challenge = 0;
     Instant until{};
   };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerLink is a member's connection with one other member of an epoch: data come from a sender, or go
-// to a receiver, which this member dials. Control frames go both ways. TransferRate says how fast they
-// come. Thread rule: one thread.
+// PeerLink is a member's connection with one other member of an epoch: a sender, from which data
+// come, or a receiver, to which data go and to which this member connects. Control frames go both
+// ways. TransferRate measures how fast data arrive. Thread rule: one thread.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +18,22 @@
 
 namespace sherd::ft::ring {
 
-// How fast data frames come on one connection, while they come: a link that waits for gradients, or for
-// a member before it, is not slow.
+// How fast data frames arrive on one connection while they arrive: a link that waits for gradients,
+// or for an earlier member, is not slow.
 class TransferRate {
  public:
-  // How long a shorter frame takes says more about threads than about the link.
+  // The time of a shorter frame depends more on threads than on the link.
   static constexpr std::size_t kFrameBytesMin = std::size_t{64} << 10U;
-  // So much must have come before anything is said.
+  // No rate is known before this many bytes have arrived.
   static constexpr std::uint64_t kBytesMin = std::uint64_t{4} << 20U;
-  // What came before as much counts half.
+  // When this many bytes have been counted, the earlier ones count half.
   static constexpr std::uint64_t kBytesMax = std::uint64_t{32} << 20U;
-  // The thread of a ring moves hardly more; what is faster is not told apart.
+  // A ring's thread moves hardly more than this, so faster links are not distinguished.
   static constexpr std::uint64_t kFastest = 1'000'000'000;
 
-  // The header of a data frame is here.
+  // The header of a data frame has arrived.
   void begins(Instant now) { began_ = now; }
-  // And its last byte.
+  // The last byte of the frame has arrived.
   void ends(std::size_t bytes, Instant now) {
     if (bytes < kFrameBytesMin) {
       return;
@@ -46,7 +46,7 @@ class TransferRate {
     }
   }
 
-  // None: it is not known yet.
+  // Nullopt if the rate is not known yet.
   std::optional<std::uint64_t> bytes_per_s() const {
     if (bytes_ < kBytesMin) {
       return std::nullopt;
@@ -68,26 +68,27 @@ struct PeerLink {
   enum class Peer { kReceiver, kSender };
 
   Peer peer = Peer::kReceiver;
-  int index = 0;     // Among the receivers or the senders of the schedule.
-  int position = 0;  // The peer's in the epoch.
+  int index = 0;     // Its index among the schedule's receivers or senders.
+  int position = 0;  // The peer's position in the epoch.
   // Reset when the connection has ended in order.
   std::optional<FramedSocket> socket;
-  bool connected = false;    // Both sides have proved who they are.
-  std::uint32_t frames = 0;  // Data frames that came or went, modulo 2^32.
+  bool connected = false;  // Both sides have proved who they are.
+  // Data frames that were received or sent, modulo 2^32.
+  std::uint32_t frames = 0;
 
-  // A sender's.
+  // Only for a sender:
   TransferRate rate;
-  // What it shares is read in place.
+  // The memory it shares, which is read in place.
   std::optional<PeerFloats> memory;
 
-  // A receiver's.
+  // Only for a receiver:
   Descriptor dialling;
   Instant dial_at{};
   std::string dial_problem;
   Backoff dial_backoff{
       {.first = std::chrono::milliseconds(10),
        .longest = std::chrono::milliseconds(200)}};
-  // For the receiver's proof; 0: it has not sent its own yet.
+  // Used for the receiver's proof; 0 until the receiver has sent it.
   std::uint64_t challenge = 0;
 };
 

@@ -39,7 +39,7 @@ int index_of(const std::vector<int>& positions, int position) {
       std::ranges::lower_bound(positions, position) - positions.begin());
 }
 
-// Which of its parent's frames a child sends: the children's come first, in their order.
+// Which of its parent's frames a child sends: those of the children come first, in order.
 int step_at_parent(int members, int tree, int position) {
   const int parent = *tree_node_of(members, tree, position).parent;
   const auto children = tree_node_of(members, tree, parent).children;
@@ -47,8 +47,8 @@ int step_at_parent(int members, int tree, int position) {
       std::ranges::find(children, position) - children.begin());
 }
 
-// The children's parts come first, then this member's sum goes up, then the complete one comes and
-// goes down.
+// The children's parts arrive first, then this member's sum goes up, then the complete sum arrives
+// and goes down.
 SlicePattern tree_pattern(
     int members, int tree, int position, const std::vector<int>& peers) {
   const TreeNode node = tree_node_of(members, tree, position);
@@ -91,7 +91,8 @@ SlicePattern tree_pattern(
 
 FloatRange segment_of(std::int64_t elements, int segments, int segment) {
   const std::int64_t size = elements / segments;
-  const std::int64_t longer = elements % segments;  // The first so many.
+  // The number of segments that have one element more.
+  const std::int64_t longer = elements % segments;
   const std::int64_t begin =
       segment * size + std::min<std::int64_t>(segment, longer);
   return {begin, begin + size + (segment < longer ? 1 : 0)};
@@ -162,10 +163,10 @@ int ReduceSchedule::window(int slots) const {
       : std::max(slots, kTrees * reduce_hops_of(options_.members));
 }
 
-// In a ring, a member begins a slice only when the one a window before has gone all the way, past
-// the next member, too, and a connection keeps its order. In trees it may have the sum of that one
-// while another member, whose sum comes by other links, has only sent its part; but that member has
-// the sums of all slices a window before that.
+// In a ring, a member begins a slice only when the slice one window earlier has gone all the way
+// round, past the next member, too, and a connection keeps its order. In trees it may have the sum
+// of that earlier slice while another member, whose sum arrives over other links, has only sent its
+// part; but that member has the sums of all slices another window earlier.
 int ReduceSchedule::early_slices_max(int window) const {
   return senders_.size() > 1 ? 2 * window : window;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReduceSchedule is the static schedule of an all-reduce at one member: which floats travel in which
-// frame, to and from whom, and in which order of members each element is summed. In a ring a bucket
-// is cut into one segment per member; segment s begins at member s, is summed on its way round
-// (reduce-scatter), and goes round again when it is complete (all-gather). In a double tree a bucket
-// is one segment, whose chunks go alternately up and down the one tree and the other. A slice is a
-// chunk of each segment of a bucket; several slices are in flight at once.
-// docs/design/ring_reduce.md has the picture. Thread rule: a value; pure.
+// ReduceSchedule is the static schedule of an all-reduce at one member: which floats travel in
+// which frame, to and from whom, and in which order of members each element is summed. In a ring a
+// bucket is cut into one segment per member; segment s begins at member s, is summed on its way
+// round (reduce-scatter), and goes round again when it is complete (all-gather). In a double tree a
+// bucket is one segment, whose chunks go up and down the two trees alternately. A slice is a chunk
+// of each segment of a bucket; several slices are in flight at once. docs/design/ring_reduce.md has
+// a picture. Thread rule: a value.
 #pragma once
 
 #include <compare>
@@ -24,11 +24,12 @@ struct FloatRange {
   bool operator==(const FloatRange&) const = default;
 };
 
-// Sizes differ by one at most and depend on nothing else, so that the member that begins the sum of
-// an element never changes with chunks or timing.
+// Segment sizes differ by at most one and depend on nothing else, so that the member that begins
+// the sum of an element never changes with chunks or timing.
 FloatRange segment_of(std::int64_t elements, int segments, int segment);
 
-// One of the frames of a slice that a member sends, or one of those that it receives, counted from 0.
+// One of the frames of a slice that a member sends, or one of those that it receives, counted from
+// 0.
 struct SliceStep {
   std::int64_t slice = 0;
   int step = 0;
@@ -46,23 +47,23 @@ struct BucketRange {
 // A frame of a slice that this member sends.
 struct SendStep {
   int to = 0;    // An index into receivers().
-  int step = 0;  // Which of that member's frames it is.
+  int step = 0;  // The frame's index at that receiver.
   int segment = 0;
-  int after = 0;  // So many frames of the slice must have been taken before.
-  bool begins_sum = false;  // It is this member's part alone.
+  int after = 0;  // How many frames of the slice must have been taken before.
+  bool begins_sum = false;  // It contains only this member's part.
 };
 
-// A frame of a slice that this member receives. Frames of a slice are taken in the order of the
-// pattern, which makes the order of each element's sum.
+// A frame of a slice that this member receives. The frames of a slice are taken in the order of the
+// pattern, which determines the order of each element's sum.
 struct ReceiveStep {
-  // What becomes of it. kAddOwn: the place of the sum gets it and this member's own part; kAdd: it
-  // is added to what is there; kCopy: it is the complete sum.
+  // How the frame is used. kAddOwn: its sum with this member's own part is stored in the place of
+  // the sum; kAdd: it is added to what is stored there; kCopy: it is the complete sum.
   enum class Use { kAddOwn, kAdd, kCopy };
   int from = 0;  // An index into senders().
   int segment = 0;
   Use use = Use::kCopy;
-  bool completes = false;   // The sum is complete with it.
-  bool begins_sum = false;  // It is the sender's part alone.
+  bool completes = false;   // It completes the sum.
+  bool begins_sum = false;  // It contains only the sender's part.
 };
 
 struct SlicePattern {
@@ -72,7 +73,7 @@ struct SlicePattern {
 
 struct ScheduleOptions {
   int members = 1;
-  int position = 0;                 // This member's.
+  int position = 0;                 // The position of this member.
   std::int64_t chunk_elements = 1;  // The limit for one frame.
 };
 
@@ -83,8 +84,8 @@ class ReduceSchedule {
 
   const std::vector<std::int64_t>& elements() const { return elements_; }
   const ScheduleOptions& options() const { return options_; }
-  // Positions of those that it sends to, and receives from; none with one member, whose slices are
-  // chunks of its only segment.
+  // The positions that it sends to and receives from; empty if it is the only member, whose slices
+  // are chunks of its only segment.
   const std::vector<int>& receivers() const { return receivers_; }
   const std::vector<int>& senders() const { return senders_; }
 
@@ -105,7 +106,7 @@ class ReduceSchedule {
   const ReceiveStep& receive(const SliceStep& item) const {
     return pattern(item.slice).receives[static_cast<std::size_t>(item.step)];
   }
-  // The frames of all slices that come from one of the senders.
+  // How many frames of all slices come from one of the senders.
   std::int64_t receives_from(int sender) const;
 
   // What this member sends and receives.
@@ -115,13 +116,13 @@ class ReduceSchedule {
   BucketRange received(const SliceStep& item) const {
     return piece(item.slice, receive(item).segment);
   }
-  // A chunk of this member's only segment. REQUIRES: it is alone.
+  // A chunk of this member's only segment. REQUIRES: it is the only member.
   BucketRange own(std::int64_t slice) const { return piece(slice, 0); }
 
-  // How many slices are under way at once, where a ring has room for `slots`: in trees at least as
-  // many as fill both, up and down.
+  // How many slices are in flight at once if a ring has room for `slots`. In trees there are at
+  // least as many as keep both trees busy, up and down.
   int window(int slots) const;
-  // Frames may come of so many slices, counted from the first one that has not arrived as a whole.
+  // Frames may arrive for this many slices, counted from the first one that is not complete.
   int early_slices_max(int window) const;
 
  private:
@@ -132,11 +133,11 @@ class ReduceSchedule {
   int segments_ = 1;
   std::vector<int> receivers_;
   std::vector<int> senders_;
-  // Slices take turns.
+  // Slices use the patterns in turn.
   std::vector<SlicePattern> patterns_;
-  // By bucket.
+  // Indexed by bucket.
   std::vector<std::int64_t> chunk_elements_;
-  // The slices before each bucket, and after the last.
+  // The number of slices before each bucket, and after the last one.
   std::vector<std::int64_t> first_slices_;
 };
 

@@ -127,9 +127,9 @@ TEST(ReduceSchedule, BucketsWithoutElementsHaveNoSlices) {
   EXPECT_EQ(ReduceSchedule({0, 31, 0}, {3, 1, 10}).bucket_of(1), 1);
 }
 
-// ---- SendSchedule, against members who know only what they were sent ----
+// ---- SendSchedule, with members who know only what they were sent ----
 
-// What an element of a piece is made of: members, with a pair of brackets for each addition.
+// Describes how an element was summed: members, with a pair of brackets for each addition.
 using Sum = std::string;
 
 Sum name_of(int position) { return {static_cast<char>('A' + position)}; }
@@ -139,12 +139,13 @@ struct Model {
   ReduceSchedule schedule;
   SendSchedule send_schedule;
   int given = 0;
-  std::map<std::pair<int, std::int64_t>, Sum> out;  // By bucket and element.
+  // Indexed by bucket and element.
+  std::map<std::pair<int, std::int64_t>, Sum> out;
   struct Frame {
     SliceStep item;
     std::vector<Sum> sums;
   };
-  // By sender: a connection keeps its order, several have none.
+  // Frames by sender: one connection keeps its order, different ones do not.
   std::vector<std::deque<Frame>> inbox;
   std::deque<Frame> held;
   std::size_t held_max = 0;
@@ -226,14 +227,14 @@ std::vector<Model> models_of(
   for (int p = 0; p < members; ++p) {
     all.emplace_back(counts, ScheduleOptions{members, p, 10}, window);
   }
-  // SendSchedule points at its schedule.
+  // SendSchedule points to its schedule.
   for (auto& model : all) {
     model.send_schedule = SendSchedule(model.schedule, window);
   }
   return all;
 }
 
-// The oracle of trees: a member's first child, itself, its second child.
+// The expected order in trees: a member's first child, itself, its second child.
 Sum tree_sum(int members, int tree, int position) {
   Sum sum = name_of(position);
   bool first = true;
@@ -245,7 +246,7 @@ Sum tree_sum(int members, int tree, int position) {
   return sum;
 }
 
-// That of a ring: from the segment's member on.
+// The expected order in a ring: from the segment's member on.
 Sum ring_sum(int members, int segment) {
   Sum sum = name_of(segment);
   for (int k = 1; k < members; ++k) {
@@ -258,7 +259,7 @@ void expect_sums(const Model& model) {
   const auto& schedule = model.schedule;
   const int members = schedule.options().members;
   const bool is_ring = reduce_shape_of(members) == ReduceShape::kRing;
-  std::vector<Sum> sums;  // By segment, or by tree.
+  std::vector<Sum> sums;  // Indexed by segment or tree.
   for (int i = 0; i < (is_ring ? members : kTrees); ++i) {
     int root = 0;
     while (!is_ring && tree_node_of(members, i, root).parent) {
@@ -266,7 +267,7 @@ void expect_sums(const Model& model) {
     }
     sums.push_back(is_ring ? ring_sum(members, i) : tree_sum(members, i, root));
   }
-  std::int64_t chunks = 0;  // Of buckets before.
+  std::int64_t chunks = 0;  // The chunks of earlier buckets.
   for (std::size_t b = 0; b < kCounts.size(); ++b) {
     for (std::int64_t i = 0; i < kCounts[b]; ++i) {
       int which = static_cast<int>((chunks + i / 10) % kTrees);
@@ -356,7 +357,7 @@ TEST(SendSchedule, EndsInTheSameWayWithMoreMembersThanARingHas) {
   }
 }
 
-// In each round all frames of the round before arrive, and all that can be sent is sent.
+// In each round all frames of the previous round arrive, and everything that can be sent is sent.
 int rounds_of(int members) {
   auto all = models_of({1}, members, 1);
   const auto unfinished = [](const Model& m) {
@@ -380,7 +381,7 @@ int rounds_of(int members) {
     }
     ++rounds;
   }
-  return rounds - 1;  // In the first one nothing arrives.
+  return rounds - 1;  // Nothing arrives in the first round.
 }
 
 TEST(SendSchedule, ASliceTakesAsManyHopsAsItsShapeHas) {
@@ -434,7 +435,8 @@ TEST(SendSchedule, RefusesWhatIsSkippedRepeatedOrAhead) {
   }
 }
 
-// A member of 17 with two children and a parent, among whose slices every other one comes by them.
+// A member of 17 that has two children and a parent in one tree, through which every second slice
+// goes.
 struct Inner {
   static int inner_position() {
     int position = 0;
@@ -487,7 +489,7 @@ TEST(SendSchedule, RefusesInTreesWhatComesFromAnotherOrTooEarly) {
 TEST(SendSchedule, PassesByAReceiverThatIsBusy) {
   Inner inner;
   auto& course = inner.send_schedule;
-  // In the second slice, of the other tree, it is a leaf.
+  // The second slice uses the other tree, in which the member is a leaf.
   const SendStep& up = inner.schedule.send({1, 0});
   std::vector<bool> free(inner.schedule.receivers().size(), true);
   EXPECT_EQ(course.next_to_send(1, free), (SliceStep{1, 0}));

@@ -89,7 +89,7 @@ void Ring::join(RingMembership epoch) {
   }
   ring::Route route;
   route.position = static_cast<int>(own - members.begin());
-  // Outside the lock: a name lookup may take a while.
+  // Done without the lock, since a name look-up may take a while.
   for (const int position :
        receivers_of(static_cast<int>(members.size()), route.position)) {
     const auto& receiver = members[static_cast<std::size_t>(position)];
@@ -150,7 +150,7 @@ void Ring::give(int bucket, const float* in, float* out) {
 void Ring::stop(const Epoch& epoch) { loop_->stop(epoch); }
 
 void Ring::forget() {
-  // Posted under the lock, for one order with give(), which an event may call while this waits.
+  // Posted under the lock, to keep its order with give(), which an event may call while this waits.
   std::uint64_t request = 0;
   {
     const std::lock_guard lock(mu_);

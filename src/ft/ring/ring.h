@@ -2,12 +2,13 @@
 //
 // Ring is the all-reduce of gradient buckets between the replicas, at one shard rank: out of place,
 // over TCP and, within a host, through shared memory that peers read in place. Its members form a
-// ring, or a double binary tree where there are many (ft/protocol/reduce_shape.h). An epoch's
-// members reduce together, and members change without a new process. Buckets stay given until
-// forget(), so that a failed reduction is repeated in the next epoch by begin() alone. The ring's
-// own thread moves the bytes and always reads, so that a rank that is busy computing never looks
-// dead. docs/design/ring_reduce.md has the algorithm and the conversation. Thread rule: any thread,
-// also events; but a caller of stop() or forget() must hold no lock that an event waits for.
+// ring, or a double binary tree if there are many (ft/protocol/reduce_shape.h). The members of an
+// epoch reduce together, and members can change without a new process. Buckets stay given until
+// forget(), so that a failed reduction is repeated in the next epoch by calling only begin(). The
+// ring's own thread moves the bytes and always reads, so that a rank that is busy computing never
+// looks dead. docs/design/ring_reduce.md has the algorithm and the protocol. Thread rule: any
+// thread, also from events; but a caller of stop() or forget() must hold no lock that an event
+// waits for.
 #pragma once
 
 #include <cstdint>
@@ -26,56 +27,56 @@ namespace ring {
 class RingLoop;
 }
 
-// Called from the ring's thread, in the order in which things happened. An exception is logged.
+// Called from the ring's thread, in the order in which things happened. Exceptions are logged.
 struct RingEvents {
   // All peers of the epoch are connected.
   std::function<void(Epoch)> joined;
-  // Every `out` has the weighted mean; equal digests are equal bits.
+  // Every `out` holds the weighted mean; equal digests mean equal bits.
   std::function<void(Attempt, std::uint64_t digest)> reduced;
-  // The epoch has ended here: given memory is no longer touched, and the values of `out` are
-  // undefined unless reduced() came before. At most once for an epoch; not for one that stop(),
-  // begin() or join() ended here.
+  // The epoch has ended at this member: given memory is no longer touched, and the values of `out`
+  // are undefined unless reduced() came before. Called at most once for an epoch, and not for one
+  // that stop(), begin() or join() ended here.
   std::function<void(const RingFailure&)> failed;
 };
 
 class Ring {
  public:
-  // Listens. Throws Error when it cannot, or for invalid options.
+  // Listens. Throws Error if it cannot, or for invalid options.
   Ring(RingOptions options, RingEvents events);
-  // Ends what is under way without waiting for peers.
+  // Ends everything under way without waiting for peers.
   ~Ring();
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
   std::uint16_t port() const;
 
-  // Call before the first join(), with the same values at all members: the run keeps unknown
-  // clients out, and the layout is the number of floats in each bucket. `key` is this member's, which
-  // the others prove to know. REQUIRES: run is not 0.
+  // Must be called before the first join(), with the same values at all members: the run number
+  // keeps unknown clients out, and the layout is the number of floats in each bucket. `key` is this
+  // member's key, which the other members must prove to know. REQUIRES: run is not 0.
   void set_run(std::uint64_t run, const RingKey& key = {});
   void set_layout(std::vector<std::int64_t> elements);
 
   // Connects to the peers in the background, while an older epoch may still reduce. Keeps the
-  // oldest and the newest epoch: one between them is given up. REQUIRES: this rank is a member; the
+  // oldest and the newest epoch and drops those in between. REQUIRES: this rank is a member; the
   // epoch is later than all before.
   void join(RingMembership epoch);
 
-  // Begins to reduce, and ends older epochs. weights[i] is member i's; a member of weight 0
-  // contributes zeros, whatever it has given. REQUIRES: the epoch was joined, else the call fails;
-  // weights for all members, finite, none negative.
+  // Begins to reduce, and ends older epochs. weights[i] belongs to member i; a member of weight 0
+  // contributes zeros, whatever it has given. If the epoch was not joined, the call fails.
+  // REQUIRES: finite weights for all members, none negative.
   void begin(const Attempt& attempt, std::vector<double> weights);
 
   // Gives this rank's part of a bucket, before or after begin() and in any order; buckets are
-  // reduced in the layout's order. Until forget(), `in` must stay as it is and `out` belongs to the
-  // ring, because peers on this host may still read both, also after reduced(). A null `in`
-  // stands for zeros. REQUIRES: not given yet.
+  // reduced in the layout's order. Until forget(), `in` must stay unchanged and `out` belongs to
+  // the ring, because peers on this host may still read both, even after reduced(). A null `in`
+  // stands for zeros. REQUIRES: the bucket is not given yet.
   void give(int bucket, const float* in, float* out);
 
-  // Ends the epoch here and tells its peers. When it returns, given memory is no longer
+  // Ends the epoch at this member and tells its peers. When it returns, given memory is no longer
   // touched and no event of the epoch begins. Does nothing for an unknown epoch.
   void stop(const Epoch& epoch);
 
-  // Takes back all given buckets, once the step is decided. A reduction under way fails.
+  // Takes back all given buckets once the step is decided. A reduction under way fails.
   void forget();
 
   RingCounters counters() const;

@@ -113,8 +113,8 @@ void RingAllReduce::add_own_part(const BucketRange& piece, const Input& part) {
 
 // ---- sending ----
 
-// This member's input itself, where the receiver can read and scale it, which saves a pass over
-// memory. Null: it cannot.
+// The member's own input, if the receiver can read and scale it in place, which saves a pass over
+// memory; otherwise null.
 const float* RingAllReduce::shared_input(
     const BucketRange& piece, const SharedFloats* memory) const {
   const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
@@ -165,7 +165,7 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     header.place = *place;
     header.lease = memory->lease();
   } else {
-    // Shared data cannot be damaged on the way.
+    // Only data that are sent can be damaged in transit.
     header.payload_checksum = crc32c(frame.payload, bytes_of(piece.span));
   }
   return frame;
@@ -173,7 +173,7 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
 
 // ---- receiving ----
 
-// What it needs of this member is there.
+// Whether this member has begun and given the bucket.
 bool RingAllReduce::can_take(const SliceStep& item) const {
   return begun_ &&
       buckets_[static_cast<std::size_t>(schedule_.bucket_of(item.slice))].given;
@@ -263,7 +263,7 @@ void RingAllReduce::arrived(int sender) {
     work();
     return;
   }
-  // Earlier inputs of the slice, which waited for a bucket that has been given since, come first.
+  // Earlier inputs of the slice come first; they waited for a bucket that has been given since.
   while (work()) {
   }
   if (!stale_) {
@@ -290,7 +290,7 @@ bool RingAllReduce::work() {
   return true;
 }
 
-// In blocks of the digest, so that results are hashed while they are in the cache.
+// Works in blocks of the digest, so that results are hashed while they are in the cache.
 void RingAllReduce::take(const SliceStep& item, const Input& part) {
   BucketRange piece = schedule_.received(item);
   const FloatRange span = piece.span;
@@ -303,7 +303,7 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
     of_block.floats += piece.span.size();
     piece.span.begin = piece.span.end;
   }
-  // Checked after all has been read; nothing of it has been sent on.
+  // Checked after everything has been read, when nothing of it has been sent on yet.
   if (part.memory != nullptr && !part.memory->holds(part.lease)) {
     stale_ = schedule_.receive(item).from;
     return;
@@ -343,7 +343,7 @@ bool RingAllReduce::work_alone() {
 
 RingAllReduce::Chunk RingAllReduce::spare_chunk() {
   if (spare_.empty()) {
-    // Not zeroed: it is read only where bytes have been received.
+    // Not zeroed, since it is read only where bytes have been received.
     return Chunk(std::make_unique_for_overwrite<float[]>(
         static_cast<std::size_t>(schedule_.options().chunk_elements)));
   }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes a second of the all-reduce: members of one process on loopback, one
-// bucket of a step after another, over TCP or with floats that neighbours read
-// where they lie. `cpu_ns_per_byte` is what all members' processors spend, by the
-// byte of a member's bucket: on a busy machine it tells more than the time.
-// `memcpy` is the bound that TCP never beats: each byte copied into a socket and
-// out of it, once for each step of the ring. With a delay all members are called
-// through proxies that hold up each piece for so long, as a network would.
+// Measures bytes per second of the all-reduce: members in one process on loopback, one bucket of a
+// step after another, over TCP or with floats that neighbours read in place. `cpu_ns_per_byte` is
+// the processor time of all members per byte of a member's bucket; on a busy machine it tells more
+// than the elapsed time. `memcpy` is a bound that TCP never beats: each byte copied into a socket
+// and out of it, once for each step of the ring. With a delay, members connect through proxies that
+// delay each piece by that time, as a network would.
 #include <sys/resource.h>
 #include <algorithm>
 #include <condition_variable>
@@ -22,7 +21,7 @@
 namespace sherd::ft {
 namespace {
 
-// Counts what rings tell, for a thread that waits.
+// Counts the events of rings, for a thread that waits.
 class Gate {
  public:
   void come() {
@@ -39,8 +38,8 @@ class Gate {
   }
 
  private:
-  // come() counts and notifies the one thread that waits with mu_ held, under
-  // which that one reads the count.
+  // come() counts and notifies the only waiting thread with mu_ held, under which that thread reads
+  // the count.
   std::mutex mu_;
   std::condition_variable changed_;
   int count_ = 0;
@@ -68,7 +67,7 @@ Proxies proxies_of(std::size_t members, std::int64_t delay_us) {
   return proxies;
 }
 
-// Where the member is called.
+// The port where the member is reached.
 std::uint16_t port_of(
     const Ring& ring, const Proxies& proxies, std::size_t member) {
   if (proxies.empty()) {
@@ -85,9 +84,9 @@ void reduce(benchmark::State& state) {
   const std::size_t count = bytes / sizeof(float);
   Gate joined;
   Gate reduced;
-  // Before there are threads.
+  // Started before there are threads.
   const auto proxies = proxies_of(members, state.range(5));
-  // By member: its buckets, and then the places of their sums. They outlive the rings.
+  // For each member its buckets, followed by the places of their sums. They outlive the rings.
   std::vector<std::unique_ptr<ring::SharedFloats>> floats;
   std::vector<std::unique_ptr<Ring>> rings;
   RingMembership epoch{{1, 1}, {}};

@@ -9,8 +9,8 @@
 namespace sherd::ft::ring {
 namespace {
 
-// Read calls and sent frames in a turn: about one chunk, after which the thread checks for
-// requests.
+// How many read calls and sent frames a turn has: about one chunk, after which the thread checks
+// for requests.
 constexpr int kReadsMax = 8;
 
 // How long a peer that has ended may take to say why.
@@ -93,7 +93,7 @@ bool RingCommunicator::read(PeerLink& link) {
       case FramedSocket::ReadEvent::kFrame:
         read_frame(link);
         if (read_large_shared_frame(link)) {
-          return true;  // It has been read: enough for a turn.
+          return true;  // One frame was read: enough for a turn.
         }
         break;
       case FramedSocket::ReadEvent::kEnd:
@@ -117,7 +117,7 @@ bool RingCommunicator::read_large_shared_frame(const PeerLink& link) const {
 void RingCommunicator::read_header(PeerLink& link) {
   const FrameHeader& header = link.socket->header();
   const bool dialled = link.peer == PeerLink::Peer::kReceiver;
-  // It comes before this side has said which epoch it is for.
+  // The challenge comes before this side has said which epoch the connection is for.
   if (header.kind == FrameKind::kChallenge && dialled && link.challenge == 0) {
     link.socket->receive_text();
     return;
@@ -207,7 +207,7 @@ void RingCommunicator::read_frame(PeerLink& link) {
   on_peer_ending(link, ending.value());
 }
 
-// No other member is to blame.
+// No other member is to blame, since this one was late.
 void RingCommunicator::end_late(int index) {
   end(RingFault::kStopped, context_.options.replica,
       str("replica ", replica_of(sender(index)), " has decided step ",
@@ -246,7 +246,7 @@ void RingCommunicator::on_connection_lost(
                                               : RingFault::kMismatch;
   std::string reason =
       str("connection to replica ", replica, ": ", problem.message());
-  // An ending member tells all its peers why: perhaps another one has it.
+  // An ending member tells all its peers why, so another connection may have the reason.
   if (!std::exchange(losing_, true)) {
     for (auto& other : links_) {
       while (!ended_ && &other != &link && other.socket && read(other)) {
@@ -257,8 +257,8 @@ void RingCommunicator::on_connection_lost(
 }
 
 void RingCommunicator::on_peer_ending(PeerLink& link, const Ending& ending) {
-  // A member that has the whole sum may leave: it needs nothing more from here, and all it had to
-  // send came before.
+  // A member that has the whole sum may leave: it needs nothing more from this one, and everything
+  // it had to send has arrived.
   if (ending.fault == RingFault::kStopped && begun() &&
       ending.finished_step >= all_reduce_->step() &&
       (link.peer == PeerLink::Peer::kReceiver ||
@@ -330,7 +330,7 @@ bool RingCommunicator::send() {
     context_.counters.resent_bytes += again_ ? bytes : 0;
     moved = true;
     if (bytes_after(frame->header) >= context_.options.chunk_bytes / 2) {
-      break;  // Enough for a turn.
+      break;  // That is enough for a turn.
     }
   }
   return moved;
@@ -395,7 +395,7 @@ RingProgress RingCommunicator::progress() const {
   return progress;
 }
 
-// Data come from a peer, go to it, or both.
+// Data may come from a peer, go to it, or both.
 std::vector<RingLink> RingCommunicator::link_frames() const {
   std::vector<RingLink> frames;
   for (const auto& link : links_) {
@@ -440,7 +440,7 @@ bool RingCommunicator::advance(Instant now) {
     moved = send() || moved;
     finish();
   }
-  // The sender is about to say why, has died, or has gone on without this one.
+  // The sender is about to say why, has died, or has gone on without this member.
   const auto stale = ended_ ? std::nullopt : all_reduce_->stale();
   if (stale) {
     late_until_ = late_until_.value_or(now + kLastWords);
@@ -505,7 +505,7 @@ void RingCommunicator::end(Ending ending) {
   if (all_reduce_->complete()) {
     take_sum();
   }
-  // A finished sum may still be read by a member that has not all of it.
+  // A finished sum may still be read by a member that lacks some of it.
   if (begun() && context_.options.memory != nullptr) {
     context_.options.memory->end_lease();
   }

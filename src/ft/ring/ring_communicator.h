@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RingCommunicator is one epoch's communicator at one member: the connections to those it exchanges
-// data with, and the all-reduces on them. The first fault aborts it, and its connections end with
-// it. docs/design/ring_reduce.md says how members end an epoch. Thread rule: one thread.
+// RingCommunicator is one epoch's communicator at one member: the connections to the members it
+// exchanges data with, and the all-reduces over them. The first fault aborts it, and its
+// connections end with it. docs/design/ring_reduce.md says how members end an epoch. Thread rule:
+// one thread.
 #pragma once
 
 #include <poll.h>
@@ -24,7 +25,7 @@
 
 namespace sherd::ft::ring {
 
-// What all communicators of a rank share; it outlives them.
+// What all communicators of a rank share; it must outlive them.
 struct RingContext {
   explicit RingContext(RingOptions given) : options(std::move(given)) {}
 
@@ -37,11 +38,11 @@ struct RingContext {
   GracefulClose closing;
 };
 
-// An epoch, and the addresses of those that this member dials.
+// An epoch, and the addresses of the members that this one connects to.
 struct Route {
   struct Address {
     net::SocketAddress address;
-    std::string problem;  // Why there is none.
+    std::string problem;  // Why there is no address.
   };
   RingMembership epoch;
   int position = 0;
@@ -51,7 +52,8 @@ struct Route {
 struct WeightedAttempt {
   Attempt attempt;
   std::vector<double> weights;  // By member.
-  bool again = false;           // The step had an attempt before.
+  // Whether there was an attempt at this step before.
+  bool again = false;
 };
 
 class RingCommunicator {
@@ -59,15 +61,16 @@ class RingCommunicator {
   RingCommunicator(RingContext& context, Route route, Instant now);
 
   const Epoch& epoch() const { return route_.epoch.epoch; }
-  // True once, when all peers are connected.
+  // Returns true once, when all peers are connected.
   bool take_joined() {
     return joined_ && !std::exchange(joined_reported_, true);
   }
 
   // ---- connections of senders ----
-  // Why the connection is not a sender's; empty: it is. The caller goes on with accept() or end().
+  // Why the connection does not come from a sender; empty if it does. The caller goes on with
+  // accept() or end().
   std::string identity_mismatch(const Handshake& handshake) const;
-  // The differences in configuration, naming both sides; empty: none.
+  // The differences in configuration, naming both sides; empty if there are none.
   std::string configuration_mismatch(const Handshake& handshake) const;
   bool is_connected(ReplicaId sender) const;
   // Opens the sender's memory, if it is on this host and both sides share theirs. REQUIRES: no
@@ -85,10 +88,10 @@ class RingCommunicator {
   RingProgress progress() const;
 
   // ---- running ----
-  // Moves about one chunk on each connection; false: nothing could be moved.
+  // Moves about one chunk on each connection; returns false if nothing could be moved.
   bool advance(Instant now);
   void polls(std::vector<pollfd>& list) const;
-  // When advance() has something to do although no socket is ready.
+  // When advance() will have something to do even if no socket is ready.
   std::optional<Instant> next_instant() const;
 
   // ---- the end ----
@@ -140,18 +143,18 @@ class RingCommunicator {
   const ReduceSchedule schedule_;
   std::vector<PeerLink>
       links_;         // Receivers first, each in the schedule's order.
-  Instant deadline_;  // Until all are connected.
-  std::optional<Instant> late_until_;  // A sum was not read in time.
+  Instant deadline_;  // For connecting all of them.
+  std::optional<Instant> late_until_;  // Set if a sum was not read in time.
   bool joined_ = false;
   bool joined_reported_ = false;
   Instant now_;
-  // Reducing.
+  // Used by reductions:
   std::optional<RingAllReduce> all_reduce_;
   RingAllReduce::Receivers receivers_;
   bool again_ = false;
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;
-  // A peer is ending, but has done its part of the reduction under way.
+  // Set if a peer is ending after it has done its part of the current reduction.
   std::optional<Ending> after_reduction_;
   bool losing_ = false;
   bool ended_ = false;

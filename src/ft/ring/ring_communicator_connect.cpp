@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RingCommunicator's connections: dialling, handshakes and their checks.
+//
+// RingCommunicator's connections: connecting, handshakes and their checks.
 #include "ft/ring/ring_communicator.h"
 
 #include <poll.h>
@@ -14,7 +15,7 @@
 namespace sherd::ft::ring {
 namespace {
 
-// A lost SYN is sent again after a second only: a new one costs less.
+// The kernel repeats a lost SYN only after a second; a new attempt is faster.
 constexpr Duration kDialAgain = std::chrono::milliseconds(300);
 
 std::string layout_text(const Handshake& handshake) {
@@ -134,8 +135,8 @@ bool RingCommunicator::receivers_answer() const {
   });
 }
 
-// The one that was not answered knows which link fails, and tells it to all. One that waits to be
-// dialled accuses by itself only who does not say so either.
+// The member that was not answered knows which link fails and tells all others. A member that waits
+// for connections therefore waits longer, and accuses only members that do not report either.
 Instant RingCommunicator::deadline() const {
   return receivers_answer() ? deadline_ + context_.options.connect_timeout / 4
                             : deadline_;
@@ -213,7 +214,8 @@ bool RingCommunicator::dialled(PeerLink& link, Instant now) {
       link.dialling.get(),
       {.user_timeout = context_.options.user_timeout,
        .keep_alive_idle = context_.options.keep_alive_idle});
-  link.socket.emplace(std::move(link.dialling));  // Its challenge comes first.
+  // The receiver's challenge comes first.
+  link.socket.emplace(std::move(link.dialling));
   return true;
 }
 

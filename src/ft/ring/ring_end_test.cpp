@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a member tells when its epoch ends: a sum that it has, and the right one to blame.
+// What a member reports when its epoch ends: a sum that it has, and the right member to blame.
 #include <poll.h>
 #include <chrono>
 #include <gmock/gmock.h>
@@ -11,7 +11,7 @@
 namespace sherd::ft::ring {
 namespace {
 
-// There is one slice.
+// There is only one slice.
 bool has_taken_all(Ring& ring) {
   const SteadyClock clock;
   const Instant until = clock.now() + kTestDeadline;
@@ -21,7 +21,7 @@ bool has_taken_all(Ring& ring) {
   return ring.progress().slices_done == 1;
 }
 
-// The next member reads nothing any more, so that the last frame stays here.
+// The next member no longer reads, so that the last frame stays here.
 TEST(RingEnd, AMemberThatHasTheWholeSumTellsItThoughItsLastFrameIsNotSent) {
   const Layout layout = {std::int64_t{8} << 20U};
   const std::size_t half = (std::size_t{4} << 20U) * sizeof(float);
@@ -46,7 +46,7 @@ TEST(RingEnd, AMemberThatHasTheWholeSumTellsItThoughItsLastFrameIsNotSent) {
   EXPECT_TRUE(group[0].events_seen.failed(epoch.epoch).has_value());
 }
 
-// The first one dials through a proxy that forwards nothing.
+// The first member connects through a proxy that forwards nothing.
 TEST(RingJoin, WhoIsNotAnsweredIsHeardBeforeWhoIsNotDialled) {
   RingGroup group(
       3, {.layout = {10}, .connect_timeout = std::chrono::milliseconds(200)});

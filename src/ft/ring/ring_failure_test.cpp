@@ -24,8 +24,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// On few cores, where the thread that is waited for may have to wait for its turn.
-// A sanitizer slows it besides, as it does everything.
+// Longer for machines with few cores, where the thread that is waited for may have to wait for its
+// turn. Sanitizers make everything slower, too.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr int kSlowness = 10;
 #else
@@ -44,7 +44,7 @@ bool reaches(Ring& ring, std::int64_t slices) {
   return true;
 }
 
-// Waits until a counter is there: what a peer sees may be before it is counted.
+// Waits until a counter has this value: a peer may see the effect before it is counted.
 bool counts(Ring& ring, std::uint64_t RingCounters::* what, std::uint64_t n) {
   const SteadyClock clock;
   const Instant until = clock.now() + kTestDeadline;
@@ -63,7 +63,7 @@ void begin_all(RingGroup& group, const Epoch& epoch, std::size_t members) {
   }
 }
 
-// The others accuse `replica` of what is expected, and reduce without it.
+// The others accuse `replica` as expected, and reduce without it.
 void expect_lost_and_repeat(
     RingGroup& group, const Epoch& epoch, ReplicaId replica, Instant killed) {
   const SteadyClock clock;
@@ -84,11 +84,11 @@ void expect_lost_and_repeat(
 
 class RingKill : public testing::TestWithParam<DataPath> {
  protected:
-  // The child's, which is the odd one in a mixed ring.
+  // The memory of the child, which is the exception in a mixed ring.
   static Memory memory() {
     return GetParam() == DataPath::kShared ? Memory::kShared : Memory::kOwn;
   }
-  // The others'.
+  // The data path of the others.
   static DataPath way() {
     return GetParam() == DataPath::kTcp ? DataPath::kTcp : DataPath::kShared;
   }
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, RingKill, kAllDataPaths, [](const auto& one) {
 });
 
 TEST_P(RingKill, InReduceScatterIsNoticedByAllAndRepeatedWithout) {
-  // The child gives the first bucket alone: all wait in the second.
+  // The child gives only the first bucket: all wait in the second.
   const Layout layout = {20000, 20000};
   ChildReplica child(
       {.replica = 4, .layout = layout, .buckets = 1, .memory = memory()});
@@ -125,8 +125,7 @@ TEST_P(RingKill, InAllGatherIsNoticedAndRepeatedWithout) {
   ChildReplica child(
       {.replica = 1, .layout = layout, .buckets = 1, .memory = memory()});
   RingGroup group(1, {.layout = layout, .way = way()});
-  // What the child sends: a greeting, the part to sum, and the sum, which never
-  // arrives.
+  // The child sends a greeting, the part to sum, and the sum, which never arrives.
   const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
   const std::size_t part =
       GetParam() == DataPath::kShared ? 0 : 500 * sizeof(float);
@@ -177,12 +176,12 @@ TEST_P(RingKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   ASSERT_TRUE(group.join(next));
   group.begin(next, 1, {1, 1});
   group.expect_reduced(next, 1, {1, 1});
-  // When it wakes it knocks on nobody's door with success.
+  // When it wakes up, no member takes its frames.
   child.kill(SIGCONT);
   EXPECT_EQ(group[0].ring.counters().stale_frames, 0U);
 }
 
-// ---- ends in order ----
+// ---- orderly ends ----
 
 class RingStop : public testing::TestWithParam<DataPath> {};
 INSTANTIATE_TEST_SUITE_P(Ways, RingStop, kAllDataPaths, [](const auto& one) {
@@ -226,11 +225,11 @@ TEST_P(RingStop, AtRandomMomentsIsQuickAndLeavesNothingBehind) {
         const Instant begin = clock.now();
         group[(first + i) % 3].ring.stop(epoch.epoch);
         stop_times.push_back(clock.now() - begin);
-        // Nobody writes there any more.
+        // No ring writes there any more.
         group[(first + i) % 3].out[0].assign(layout[0], 0.0F);
       }
       for (int i = 0; i < 3; ++i) {
-        // Who heard of it before its own turn knows that nobody has died.
+        // A member that heard of it before its own turn knows that no member has died.
         if (group[i].events_seen.has_failed(epoch.epoch)) {
           const auto failure = group[i].events_seen.failed(epoch.epoch);
           ASSERT_EQ(failure->fault, RingFault::kStopped) << failure->reason;
@@ -333,7 +332,7 @@ TEST(RingDamage, AByteOfAHeaderOfSharedMemoryIsNoticedBeforeItIsUsed) {
 TEST(RingDamage, AByteChangedOnTheWayIsNoticedBeforeItIsUsed) {
   const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
   const std::size_t payload = 500 * sizeof(float);
-  // In a header, in the first and the last byte of a part, in the whole sum.
+  // The byte is in a header, is the first or last byte of a part, or is in the whole sum.
   for (const std::size_t at :
        {greeting + 5, greeting + 30, greeting + kHeaderBytes,
         greeting + kHeaderBytes + payload - 1,
@@ -363,7 +362,7 @@ TEST(RingDamage, AResizedBucketFailsTheJoinAndNamesBothSides) {
 
 const std::size_t kChallengeBytes = challenge_frame(1).size();
 
-// A neighbour made by hand of member 0, in a ring of two.
+// A hand-made neighbour of member 0, in a ring of two.
 class ScriptedPeer {
  public:
   explicit ScriptedPeer(RingGroup& group) : group_(group) {
@@ -382,7 +381,7 @@ class ScriptedPeer {
     epoch.members.push_back({1, 101, "127.0.0.1", listening_.port});
     return epoch;
   }
-  // Takes the call of member 0, and what must be the same from its greeting.
+  // Takes the connection of member 0, and copies from its greeting what must be the same.
   void answer(const RingMembership& epoch) {
     pollfd ready{listening_.socket.get(), POLLIN, 0};
     ASSERT_EQ(1, ::poll(&ready, 1, 10000));
@@ -400,7 +399,7 @@ class ScriptedPeer {
         proof_of(epoch.epoch, hello_, {key_here, theirs.value().challenge});
     ASSERT_TRUE(from_.send(frame_of(epoch.epoch, hello_)));
   }
-  // Calls member 0.
+  // Connects to member 0.
   Connected call(const Epoch& epoch) { return call(epoch, hello_); }
   Connected call(const Epoch& epoch, Handshake handshake) {
     Connected connected = connect_to(group_[0].ring.port());
@@ -415,9 +414,9 @@ class ScriptedPeer {
   }
   const Handshake& handshake() const { return hello_; }
 
-  RingKey key_here;   // What it takes for its own,
-  RingKey key_there;  // and for member 0's.
-  std::string said;   // In the last call.
+  RingKey key_here;   // The key that it takes for its own,
+  RingKey key_there;  // and the one for member 0's.
+  std::string said;   // What it sent in the last connection.
 
  private:
   RingGroup& group_;
@@ -477,7 +476,7 @@ TEST(RingDamage, FramesThatAreSkippedReorderedOrResizedFailWithBothIdeas) {
   }
 }
 
-// ---- callers that are not expected ----
+// ---- unexpected connections ----
 
 TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
   RingGroup group(2, {.layout = {1000}});
@@ -493,7 +492,7 @@ TEST(RingStrangers, AreClosedAndCountedAndNobodyIsDisturbed) {
         << "closed without an answer";
   }
   EXPECT_TRUE(counts(group[0].ring, &RingCounters::refused_connections, 20U));
-  // More silent ones than there is room for, and none of them for ever.
+  // There are more silent connections than there is room for, and none may stay forever.
   std::vector<Connected> silent;
   for (int i = 0; i < 50; ++i) {
     silent.push_back(connect_to(group[0].ring.port()));
@@ -564,7 +563,7 @@ TEST(RingStrangers, WhoDoNotKnowTheKeyAreRefusedWhateverElseTheyKnow) {
   peer.key_there = key;
   Connected member = peer.call(epoch.epoch);
   EXPECT_TRUE(group[0].events_seen.joined(epoch.epoch));
-  // What was said once says nothing in another connection.
+  // A proof from one connection proves nothing in another one.
   Connected again = connect_to(group[0].ring.port());
   again.receive(kChallengeBytes);
   EXPECT_TRUE(again.send(peer.said));
@@ -590,7 +589,7 @@ TEST(RingStrangers, APeerThatIsFasterWaitsForTheEpochToBeKnown) {
   RingGroup group(2, {.layout = {1000}});
   const auto epoch = group.epoch(1);
   group[0].ring.join(epoch);
-  // It has called when this one hears of the epoch.
+  // The other member has connected by the time this one hears of the epoch.
   const SteadyClock clock;
   const Instant until = clock.now() + std::chrono::milliseconds(100);
   while (clock.now() < until) {
@@ -620,7 +619,7 @@ TEST(RingStrangers, FindNobodyHomeWithoutDescriptorsAndEverybodyAfter) {
   ASSERT_TRUE(group.join(next));
 }
 
-// ---- members that are not there ----
+// ---- absent members ----
 
 TEST(RingJoin, AMemberWithoutAProcessIsAccusedAtOnce) {
   RingGroup group(2, {.layout = {10}});

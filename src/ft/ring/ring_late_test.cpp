@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members that were stopped in mid reduction and go on when the others have given
-// it up and use its memory for something else. docs/design/ring_reduce.md
+//
+// Members that are stopped in the middle of a reduction and continue when the others have given it
+// up and use its memory for something else. See docs/design/ring_reduce.md.
 #include "ft/ring/ring.h"
 
 #include <poll.h>
@@ -21,12 +22,11 @@ namespace {
 constexpr int kMoments = 50;
 constexpr float kGuard = 1e30F;
 const Layout kLayout = {200000, 200000};
-// What each member receives, of sums and of parts of them.
+// What each member receives in sums and in parts of them.
 constexpr std::uint64_t kReceivedBytes = std::uint64_t{400000} * 4 * 4 / 3;
 
-// When the late member is stopped: at so many bytes of the first one's, in a ring
-// of such chunks. With long ones all frames are soon on their way, and little is
-// left to be done but to read them.
+// When the late member is stopped: after this many bytes of the first member, in a ring with such
+// chunks. With long chunks all frames are soon sent, and little is left to do but read them.
 struct Moment {
   std::uint64_t received_bytes = 0;
   std::size_t chunk_bytes = 4096;
@@ -71,10 +71,10 @@ RingMembership epoch_of(const Ports& ports) {
 // What became of the late member's reduction.
 enum class Verdict : char { kFailed = 'f', kRight = 'r', kWrong = 'w' };
 
-// A process of its own, that reduces once and says what came of it.
+// A process of its own that reduces once and reports the outcome.
 class LateMember {
  public:
-  // To be made before any ring of this process, whose sockets it would inherit.
+  // Must be created before any ring of this process, since it would inherit the ring's sockets.
   LateMember(Memory memory, const Moment& moment) {
     int ends[2] = {-1, -1};
     SHERD_CHECK(
@@ -106,7 +106,7 @@ class LateMember {
         "the late member has gone");
   }
   void signal(int number) const { ::kill(pid_, number); }
-  // It has done with its ring when it says so; nothing: it has died.
+  // Its verdict, sent when it has finished with its ring; nullopt if it has died.
   std::optional<Verdict> verdict() const {
     char letter = 0;
     return ::read(channel_.get(), &letter, 1) == 1
@@ -146,7 +146,7 @@ class LateMember {
   std::uint16_t port_ = 0;
 };
 
-// Two members of this process and a late one, which is stopped at the moment.
+// Two members in this process and a late one, which is stopped at the moment.
 struct StoppedInside {
   StoppedInside(Memory memory, const Moment& moment) : late(memory, moment) {
     Ports ports;
@@ -198,7 +198,7 @@ class RingLate : public testing::TestWithParam<Memory> {
   RingLate() {
     std::printf("seed %llu\n", static_cast<unsigned long long>(seed_));
   }
-  // Anywhere in what is to come, or when the first member has all of it.
+  // Anywhere in what is still to come, or when the first member has all of it.
   Moment moment() {
     const std::size_t chunks[] = {4096, 65536, 524288};
     const bool at_end = random_() % 2 == 0;
@@ -240,7 +240,7 @@ TEST_P(RingLate, AStoppedMemberNeitherGetsNorWritesWhatCameLater) {
       EXPECT_TRUE(is_filled(member->in) && is_filled(member->out));
     }
   }
-  // Who lacks nothing any more has the right sum, however late. Not all are.
+  // A member that lacks nothing has the right sum, however late it is. Not all do.
   EXPECT_GT(failed, 0);
   RecordProperty("failed", failed);
 }

@@ -14,8 +14,8 @@
 namespace sherd::ft::ring {
 namespace {
 
-// The thread is never busy for so long. Waits are counted, because one alone may pass in no time
-// for a process that was stopped meanwhile.
+// The thread is never busy for this long. Several waits are counted, because one may pass in no
+// time in a process that was stopped meanwhile.
 constexpr Duration kAnswerTime = std::chrono::seconds(1);
 constexpr int kAnswerWaits = 30;
 
@@ -54,7 +54,7 @@ std::uint64_t RingLoop::post(Lock& lock, std::function<void()> request) {
   SHERD_ASSERT(lock.owns_lock());
   requests_.push_back(std::move(request));
   const std::uint64_t one = 1;
-  // The write fails only when the counter is full, and then the thread is awake.
+  // The write fails only if the counter is full, and then the thread is awake.
   [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
   return ++asked_;
 }
@@ -312,7 +312,7 @@ RingCommunicator* RingLoop::communicator_of(const Epoch& epoch) {
 
 void RingLoop::do_join(Route route) {
   newest_ = route.epoch.epoch;
-  // The oldest may still reduce; of the waiting ones the newest counts.
+  // The oldest may still reduce; of the waiting ones only the newest matters.
   while (communicators_.size() > 1) {
     do_stop(std::prev(communicators_.end())->first);
   }
@@ -380,7 +380,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
   if (context_.run == 0) {
     return HandshakeQueue::Disposition::kWait;
   }
-  // Before anything is said or looked at: it may be anybody's.
+  // The proof is checked before anything is answered or read: the connection may be anybody's.
   const Proof expected{context_.key, caller.challenge};
   if (!net::same_code(
           handshake.proof, proof_of(caller.epoch, handshake, expected))) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RingLoop is the event loop and thread of a ring: it carries out requests, moves bytes, and calls
-// events. Its state belongs to the thread; while the thread is in an event, the state belongs to
-// whoever holds the mutex, so that events may take their time and stop() need not wait for them.
+// events. Its state belongs to the thread. While the thread is in an event, the state belongs to
+// the holder of the mutex, so that events may take their time and stop() need not wait for them.
 // Thread rule: any thread.
 #pragma once
 
@@ -36,16 +36,16 @@ class RingLoop {
 
   std::uint16_t port() const { return port_; }
 
-  // Carried out in the order of the calls, and soon.
+  // These are carried out soon, in the order of the calls.
   void set_run(std::uint64_t run, const RingKey& key);
   void set_layout(std::vector<std::int64_t> elements);
   void join(Route route);
   void begin(const Attempt& attempt, std::vector<double> weights);
   void give(int bucket, const float* in, float* out);
 
-  // Carried out when they return.
+  // These have been carried out when they return.
   void stop(const Epoch& epoch);
-  // In two parts: the second waits for the request of the first.
+  // forget() in two parts: the second waits for the request of the first.
   std::uint64_t ask_to_forget();
   void wait(std::uint64_t request);
 
@@ -59,7 +59,7 @@ class RingLoop {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  // REQUIRES of those that take a lock: it holds mu_.
+  // REQUIRES, where a lock is passed: it holds mu_.
   std::uint64_t post(Lock& lock, std::function<void()> request);
   void post(std::function<void()> request);
   void wait(Lock& lock, std::uint64_t request);
@@ -98,14 +98,14 @@ class RingLoop {
   RingContext context_;
   HandshakeQueue handshakes_;
   std::map<Epoch, std::unique_ptr<RingCommunicator>> communicators_;
-  std::map<Epoch, Ending>
-      past_;  // The last few, for connections that come too late.
+  // The last few epochs, for connections that come too late.
+  std::map<Epoch, Ending> past_;
   Epoch newest_;
-  std::int64_t last_step_ = -1;  // That an attempt began.
+  std::int64_t last_step_ = -1;  // The step that the last attempt began.
   std::vector<pollfd> polls_;
 
   mutable std::mutex mu_;
-  // Guarded by mu_. wait() reads done_ and in_event_; whoever raises done_ or sets in_event_
+  // Guarded by mu_. wait() reads done_ and in_event_; code that raises done_ or sets in_event_
   // notifies all before it releases mu_. While the thread is in an event, waiters carry out the
   // requests themselves.
   std::deque<std::function<void()>> requests_;
@@ -119,7 +119,7 @@ class RingLoop {
   std::uint64_t stops_ = 0;
   std::condition_variable changed_;
 
-  std::thread thread_;  // The last member: it uses the others.
+  std::thread thread_;  // Declared last because it uses the other members.
 };
 
 }  // namespace sherd::ft::ring

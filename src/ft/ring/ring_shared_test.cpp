@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only memory that neighbours read where it lies can get wrong: that it is
-// read too late, and that it outlives somebody.
+//
+// Faults that only memory that neighbours read in place can have: it is read too late, or it
+// outlives a process.
 #include "ft/ring/ring.h"
 
 #include <poll.h>
@@ -34,7 +35,7 @@ TEST_P(RingWay, IsChosenForEachConnectionByItself) {
   group.expect_reduced(epoch, 1, {1, 1, 1});
   for (int i = 0; i < 3; ++i) {
     const auto counters = group[i].ring.counters();
-    // In a mixed ring it is replica 1 that shares nothing.
+    // In a mixed ring replica 1 is the one that shares nothing.
     const bool shared = GetParam() == DataPath::kShared ||
         (GetParam() == DataPath::kMixed && i == 0);
     EXPECT_EQ(counters.received_bytes, 4 * 1000 * sizeof(float));
@@ -58,7 +59,7 @@ TEST_P(RingWay, SumsThatLieElsewhereGoOverTcp) {
   EXPECT_TRUE(same_bits(elsewhere, sum));
 }
 
-// Two members, of which the second hears nothing of the first from a frame on.
+// Two members, of which the second receives nothing from the first after a certain frame.
 struct RingWithHeldFrames {
   explicit RingWithHeldFrames(int frames)
       : proxy(
@@ -95,7 +96,7 @@ TEST(RingShared, WhoReadsASumAfterItsOwnerHasWrittenThereDoesNotVoteForIt) {
   held.reduce();
   ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
 
-  // It goes on, without the other one's vote.
+  // It goes on without the other member's vote.
   group[0].ring.forget();
   held.overwrite(group[0].in);
   held.overwrite(group[0].out);
@@ -118,7 +119,7 @@ TEST(RingShared, WhoReadsASumTooLateDoesNotWaitForTheNextOne) {
   auto& group = held.group;
   held.reduce();
   ASSERT_TRUE(group[0].events_seen.reduced(held.attempt).has_value());
-  group[0].ring.forget();  // And its program has ended.
+  group[0].ring.forget();  // Its program has ended, too.
   held.proxy.release();
   const auto failure = group[1].events_seen.failed(held.epoch.epoch);
   ASSERT_TRUE(failure.has_value());
@@ -157,7 +158,7 @@ TEST(RingShared, ASumIsStillReadAfterItsOwnerHasLeftTheEpoch) {
 }
 
 TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
-  // Both frames arrive of three; the second member has not given anything.
+  // Two of three frames arrive; the second member has not given anything.
   RingWithHeldFrames held(1);
   auto& group = held.group;
   auto seen = held.epoch;
@@ -179,7 +180,7 @@ TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
 
   const auto sent = group[1].ring.counters().sent_bytes;
   group[1].give_all();
-  ASSERT_TRUE(held.proxy.holds());  // The words of the stop.
+  ASSERT_TRUE(held.proxy.holds());  // The stop message.
   held.proxy.release();
 
   const auto failure = group[1].events_seen.failed(held.epoch.epoch);
@@ -190,7 +191,7 @@ TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
   EXPECT_LE(group[1].ring.counters().sent_bytes, sent + 500 * sizeof(float));
 }
 
-// With a name of sherd's: other programs' come and go meanwhile.
+// Only segments with a name of sherd's, since those of other programs come and go.
 std::size_t segments() {
   std::size_t count = 0;
   for (const auto& one : std::filesystem::directory_iterator("/dev/shm")) {
@@ -199,7 +200,7 @@ std::size_t segments() {
   return count;
 }
 
-// It dies while others read its memory, and while it reads theirs.
+// It dies while others read its memory and while it reads theirs.
 TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -228,8 +229,8 @@ TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
       ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
       group[i].ring.begin({epoch.epoch, 1}, {1, 1, 1});
     }
-    // Somewhere in the first nine tenths of what is to come, behind the first
-    // window: each has read from its neighbour then.
+    // Somewhere in the first nine tenths of what is still to come, after the first window: by then
+    // each member has read from its neighbour.
     const std::uint64_t enough = 65536 + random() % 9500000;
     const SteadyClock clock;
     const Instant until = clock.now() + kTestDeadline;

@@ -48,7 +48,7 @@ TEST_P(RingOf, MembersOfWeightZeroFollowWithoutBeingRead) {
   for (int i = 0; i < members; ++i) {
     weights.push_back(i % 2 == 0 ? 4.0 : 0.0);
     for (std::size_t b = 0; b < kRagged.size(); ++b) {
-      // A pointer that nobody may read, and one to numbers that must not count.
+      // An unreadable pointer, and one to numbers that must not count.
       group[i].ring.give(
           static_cast<int>(b),
           i % 4 == 1 ? reinterpret_cast<const float*>(std::uintptr_t{8})
@@ -166,7 +166,7 @@ TEST_P(RingBy, AMemberThatBeginsLateIsWaitedFor) {
   for (const int i : {0, 2}) {
     group[i].ring.begin({epoch.epoch, 1}, {1, 1, 1});
   }
-  // Bytes of the others have come and wait.
+  // Bytes of the other members have arrived and wait.
   const SteadyClock clock;
   const Instant until = clock.now() + kTestDeadline;
   while (group[1].ring.counters().received_bytes == 0 && clock.now() < until) {
@@ -183,7 +183,7 @@ TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
   for (const int i : {0, 1}) {
     group[i].give_all();
   }
-  // Replica 2 never gives, and goes.
+  // Replica 2 never gives its bucket, and leaves.
   group.begin(first, 7, {1, 2, 3});
   const SteadyClock clock;
   const Instant until = clock.now() + kTestDeadline;
@@ -244,7 +244,7 @@ TEST_P(RingBy, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
       group[i].give_all();
     }
     group.begin(epoch, step, {1, 1, 1, 1});
-    // The first that has it leaves at once, the others are nearly there.
+    // The first member that has the sum leaves at once, while the others have almost finished.
     const int leader = static_cast<int>(random() % 4);
     ASSERT_TRUE(
         group[leader].events_seen.reduced({epoch.epoch, step}).has_value());
@@ -313,7 +313,7 @@ RingLink link_to(const std::vector<RingLink>& links, int replica) {
   return {};
 }
 
-// Where they differ while all stand still, a link is dead.
+// If the counts differ while all members stand still, a link is dead.
 TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   RingGroup group(3, {.layout = {30000, 10}, .way = GetParam()});
   EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
@@ -340,7 +340,7 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
 }
 
-// Where neighbours read memory nothing is measured.
+// If neighbours read memory in place, nothing is measured.
 TEST_P(RingBy, TellsHowFastDataComeFromTheMemberBefore) {
   RingGroup group(
       3, {.layout = {4'000'000}, .chunk_bytes = 1U << 18U, .way = GetParam()});
@@ -365,7 +365,7 @@ TEST_P(RingBy, TellsHowFastDataComeFromTheMemberBefore) {
 }
 
 TEST(Ring, AnEventMayCallTheRingAndThrow) {
-  // The event of the first epoch's end joins the next one.
+  // The event that ends the first epoch joins the next one.
   RingGroup group(2, {.layout = {10}});
   const auto first = group.epoch(1);
   ASSERT_TRUE(group.join(first));

@@ -23,7 +23,7 @@
 
 namespace sherd::ft::ring {
 
-// ---- what a ring tells ----
+// ---- events of a ring ----
 
 RingEvents EventRecorder::events() {
   const auto keep = [this](auto& map, const auto& key, auto value) {
@@ -106,7 +106,7 @@ Floats zero_buckets(const Layout& layout) {
 
 namespace {
 
-// What a member brings of an element.
+// A member's contributions to an element.
 class Parts {
  public:
   Parts(
@@ -121,7 +121,7 @@ class Parts {
     }
   }
   float of(std::size_t member, std::size_t bucket, std::size_t i) const {
-    // Volatile: no compiler fuses what the ring does not.
+    // Volatile, so that no compiler fuses what the ring does not.
     volatile float part = 0;
     if (factors_[member] > 0) {
       part = factors_[member] * (*in_[member])[bucket][i];
@@ -138,7 +138,7 @@ class Parts {
 void add_in_ring(const Parts& parts, std::size_t bucket, BucketValues& out) {
   const std::size_t count = out.size();
   const auto members = static_cast<std::size_t>(parts.members());
-  // Which segment, by counting: the longer ones come first.
+  // The segment, found by counting: the longer ones come first.
   std::size_t segment = 0;
   std::size_t left = count / members + (count % members > 0 ? 1 : 0);
   for (std::size_t i = 0; i < count; ++i) {
@@ -155,7 +155,7 @@ void add_in_ring(const Parts& parts, std::size_t bucket, BucketValues& out) {
 }
 
 struct Tree {
-  std::vector<TreeNode> nodes;  // By position.
+  std::vector<TreeNode> nodes;  // Indexed by position.
   std::size_t root = 0;
 };
 
@@ -170,7 +170,7 @@ Tree tree_of(int members, int tree) {
   return all;
 }
 
-// The first child's sum, the member's own part, the second child's sum.
+// Sums the first child's sum, the member's own part and the second child's sum, in this order.
 float tree_sum(
     const Parts& parts,
     const Tree& tree,
@@ -208,7 +208,7 @@ Floats reference(
   const Parts parts(in, weights);
   const int members = parts.members();
   Floats out = *in[0];
-  std::size_t slices = 0;  // In trees.
+  std::size_t slices = 0;  // Used in trees.
   for (std::size_t b = 0; b < out.size(); ++b) {
     if (reduce_shape_of(members) == ReduceShape::kRing) {
       add_in_ring(parts, b, out[b]);
@@ -273,7 +273,7 @@ std::unique_ptr<SharedResource> memory_for(Memory kind, const Layout& layout) {
     return nullptr;
   }
   const auto sum = std::accumulate(layout.begin(), layout.end(), Layout{0}[0]);
-  // For `in` and for `out`.
+  // Twice the sum, for `in` and `out`.
   return std::make_unique<SharedResource>(2 * static_cast<std::size_t>(sum));
 }
 
@@ -478,18 +478,18 @@ struct Proxy::State {
   std::atomic<bool> holds = false;
   std::thread thread;
 
-  // Counts the caller's bytes, into which the fault is injected.
+  // Counts the bytes of the connecting side, into which the fault is injected.
   std::size_t seen = 0;
   std::string held;
   bool ended = false;
-  Descriptor go;  // An eventfd: holds them back no longer.
+  Descriptor go;  // An eventfd that releases the held bytes.
 
   void run();
-  // More of them stay with the caller.
+  // Further bytes stay with the connecting side.
   bool holds_enough() const { return fault.hold_at && held.size() >= kHeldMax; }
-  // False: nothing comes from there any more.
+  // Returns false if nothing more will come from there.
   bool forward(int from, int to, bool of_caller);
-  // How much of what the dialler has sent is forwarded, changed.
+  // Returns how many of the connecting side's bytes are forwarded, possibly changed.
   std::size_t spoil(char* bytes, std::size_t count);
 };
 
@@ -525,7 +525,7 @@ bool Proxy::State::forward(int from, int to, bool of_caller) {
   if (of_caller) {
     count = spoil(bytes.data(), count);
   }
-  // To nobody, where that side has gone: the other may still have something.
+  // The send may fail if that side is gone, but the other may still have data.
   ::send(to, bytes.data(), count, MSG_NOSIGNAL);
   return true;
 }
@@ -574,7 +574,7 @@ void Proxy::State::run() {
 Proxy::Proxy(std::uint16_t target, InjectedFault fault)
     : state_(std::make_unique<State>()) {
   state_->listening = std::move(net::listen_on("127.0.0.1")).value();
-  // Its connections have the same; otherwise the system holds megabytes, too.
+  // Its connections inherit this; otherwise the kernel would hold megabytes, too.
   EXPECT_EQ(
       0,
       ::setsockopt(
@@ -584,7 +584,7 @@ Proxy::Proxy(std::uint16_t target, InjectedFault fault)
   state_->go = Descriptor(::eventfd(0, EFD_CLOEXEC));
   state_->target = target;
   state_->fault = fault;
-  // The listener is non-blocking, which its poll() makes good.
+  // The listener is non-blocking; poll() does the waiting.
   state_->thread = std::thread([this] { state_->run(); });
 }
 

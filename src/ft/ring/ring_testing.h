@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of rings: a ring with what it has told, groups of them with buckets,
-// and what one process makes of these. Thread rule: one thread, but for what a
-// ring tells.
+// For tests of rings: a ring that records its events, groups of rings with buckets, and a
+// single-process reference for their result. Thread rule: one thread, except for events.
 #pragma once
 
 #include <condition_variable>
@@ -28,21 +27,21 @@ constexpr Duration kTestDeadline = std::chrono::seconds(20);
 class EventRecorder {
  public:
   RingEvents events();
-  // Each waits until it is told; nothing: the deadline has passed.
+  // Each waits for its event; returns false or nothing when the deadline has passed.
   bool joined(const Epoch& epoch);
   std::optional<std::uint64_t> reduced(const Attempt& attempt);
   std::optional<RingFailure> failed(const Epoch& epoch);
-  // The same, for either: whether it was reduced.
+  // Waits for either event and returns whether it was reduced().
   bool reduced_unless_failed(const Attempt& attempt);
-  // At this moment.
+  // Whether the epoch has failed by now.
   bool has_failed(const Epoch& epoch);
   bool has_reduced(const Attempt& attempt);
 
  private:
   template <typename Map, typename Key>
   std::optional<typename Map::mapped_type> wait(Map& map, const Key& key);
-  // An event adds to a map and notifies with mu_ held, under which a wait looks
-  // into that map; events end before this does, for their ring goes first.
+  // An event adds to a map and notifies with mu_ held, and a wait looks into that map under mu_. No
+  // event comes after this object is gone, since its ring is destroyed first.
   std::mutex mu_;
   std::condition_variable changed_;
   std::map<Epoch, bool> joined_;
@@ -51,23 +50,25 @@ class EventRecorder {
 };
 
 using Layout = std::vector<std::int64_t>;
-using BucketValues = std::pmr::vector<float>;  // In shared memory, or anywhere.
-using Floats = std::vector<BucketValues>;      // By bucket.
+// In shared memory or on the heap.
+// Indexed by bucket.
+using BucketValues = std::pmr::vector<float>;
+using Floats = std::vector<BucketValues>;
 
-// How neighbours get each other's floats: all over TCP, all from where they lie,
-// or one member over TCP alone.
+// How neighbours exchange floats: all over TCP, all in place in shared memory, or one member over
+// TCP only.
 enum class DataPath { kTcp, kShared, kMixed };
 std::string name_of(DataPath way);
 // For tests that run over each of them.
 inline const auto kAllDataPaths =
     testing::Values(DataPath::kTcp, DataPath::kShared, DataPath::kMixed);
 
-// Drawn from a seed: ordinary numbers of many sizes, and zeros of both signs.
+// Random buckets from a seed: ordinary numbers of many magnitudes, and zeros of both signs.
 Floats random_buckets(const Layout& layout, std::uint64_t seed);
 Floats zero_buckets(const Layout& layout);
 
-// The weighted mean, in the order of the shape that so many members have: what every member must
-// get, bit for bit. The chunk matters in trees alone, which take turns.
+// The weighted mean, summed in the order of the shape that this many members have: what every
+// member must get, bit for bit. The chunk matters only in trees, which take turns.
 Floats reference(
     const std::vector<const Floats*>& in,
     const std::vector<double>& weights,
@@ -75,7 +76,7 @@ Floats reference(
 std::uint64_t digest_of(const Floats& floats);
 bool same_bits(const Floats& a, const Floats& b);
 
-// Hands out memory from front to back; frees nothing.
+// Hands out memory from front to back and never frees.
 class SharedResource : public std::pmr::memory_resource {
  public:
   explicit SharedResource(std::size_t floats) : floats_(floats) {}
@@ -106,7 +107,7 @@ struct TestMember {
   std::unique_ptr<SharedResource> memory;
   Floats in;
   Floats out;
-  Ring ring;  // Ends first.
+  Ring ring;  // Destroyed first.
 };
 
 struct RingGroupOptions {
@@ -128,10 +129,10 @@ class RingGroup {
   }
   int size() const { return static_cast<int>(members_.size()); }
   std::size_t chunk_bytes() const { return chunk_bytes_; }
-  // With these replicas, in this order.
+  // An epoch with these replicas, in this order.
   RingMembership epoch(std::uint64_t number, const std::vector<int>& replicas);
-  RingMembership epoch(std::uint64_t number);  // With all.
-  // False: somebody has not joined.
+  RingMembership epoch(std::uint64_t number);  // With all replicas.
+  // Returns false if some member has not joined.
   bool join(const RingMembership& epoch);
   void begin(
       const RingMembership& epoch,
@@ -139,7 +140,7 @@ class RingGroup {
       const std::vector<double>& weights);
   Floats expected(
       const RingMembership& epoch, const std::vector<double>& weights);
-  // All members of it have the expected bits, and told their digest.
+  // Expects that all members of the epoch have the right bits and reported their digest.
   void expect_reduced(
       const RingMembership& epoch,
       std::int64_t step,
@@ -150,39 +151,40 @@ class RingGroup {
   std::vector<std::unique_ptr<TestMember>> members_;
 };
 
-// Open descriptors of this process.
+// The number of open descriptors of this process.
 std::size_t descriptors();
-// Mappings of shared floats in it.
+// The number of mappings of shared floats in it.
 std::size_t mappings();
-// Waits until there are at most so many; the number at the end.
+// Waits until there are at most `count`; returns the number at the end.
 std::size_t descriptors_down_to(std::size_t count);
 
 // ---- for hand-made peers ----
 
 struct Connected {
   Descriptor socket;  // Blocking, with timeouts of a few seconds.
-  // False: it was closed first.
+  // Returns false if the peer closed it first.
   bool send(std::string_view bytes);
-  // What comes until the peer closes it or `bytes` are there.
+  // Receives until the peer closes it or `bytes` have arrived.
   std::string receive(std::size_t bytes);
 };
 Connected connect_to(std::uint16_t port);
 
-// Forwards connections made to it, byte for byte, except for what it is told to
-// do with those of the first one that it gets from its caller's side.
+// Forwards the connections made to it byte for byte, except for the fault that is injected into the
+// bytes of the first connecting side.
 struct InjectedFault {
   std::optional<std::size_t> flip_at = {};  // Inverts this byte.
-  // Forwards nothing from here on, until it is told to, and reads no more than it
-  // must to see that something was held back.
+  // Forwards nothing from here on until it is released, and reads no more than it must to see that
+  // something was held back.
   std::optional<std::size_t> hold_at = {};
-  bool holds_end = false;  // Nor that the caller has closed.
+  // Also holds back that the connecting side has closed.
+  bool holds_end = false;
 };
 class Proxy {
  public:
   Proxy(std::uint16_t target, InjectedFault fault);
   ~Proxy();
   std::uint16_t port() const;
-  // Waits until it holds bytes back; false: the deadline has passed.
+  // Waits until it holds bytes back; returns false if the deadline has passed.
   bool holds();
   void release();
 

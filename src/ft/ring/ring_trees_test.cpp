@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only more members than a ring has can get wrong: several connections of each, which have no
-// order among each other, and the way between trees and rings. ring_test.cpp has their sums.
+//
+// Faults that only epochs with more members than a ring can have: each member has several
+// connections, which have no order among each other, and epochs change between trees and rings.
+// ring_test.cpp has their sums.
 #include "ft/ring/ring.h"
 
 #include <poll.h>
@@ -70,7 +72,7 @@ TEST_P(Trees, ASmallBucketCostsEachMemberFourFramesAtMost) {
     EXPECT_LE(frames, 3U);
     all += frames;
   }
-  // In a ring it would be 46 of each.
+  // In a ring it would be 46 for each.
   EXPECT_EQ(all, 46U);
 }
 
@@ -98,7 +100,7 @@ TEST_P(Trees, WhatWentIsCountedAtItsReceiverAsWhatCame) {
   }
 }
 
-// From any member, who is waited for leads to the one that all wait for.
+// From any member, following waits_for leads to the member that all wait for.
 TEST_P(Trees, ProgressLeadsToTheMemberThatIsWaitedFor) {
   RingGroup group(kMembers, {.layout = {10, 10}, .way = GetParam()});
   const auto epoch = group.epoch(1);
@@ -138,7 +140,7 @@ TEST_P(Trees, ProgressLeadsToTheMemberThatIsWaitedFor) {
 }
 
 TEST_P(Trees, AMemberThatBeginsLateIsWaitedForAndHoldsLittle) {
-  // Far more slices than are under way at once.
+  // Far more slices than are in flight at once.
   RingGroup group(kMembers, {.layout = {200000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
@@ -204,7 +206,7 @@ TEST_P(Trees, AStopIsPassedOnToAll) {
   }
 }
 
-// One after the other stops and overwrites its memory, which others read at this moment.
+// One member after another stops and overwrites its memory, which others are reading.
 TEST_P(Trees, StopsAtRandomMomentsLeaveNoWrongSumAndNothingBehind) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -261,7 +263,7 @@ TEST_P(Trees, StopsAtRandomMomentsLeaveNoWrongSumAndNothingBehind) {
 
 // ---- deaths ----
 
-// Sixteen members of one process, and the seventeenth in its own.
+// Sixteen members in this process, and the seventeenth in its own.
 struct WithChild {
   WithChild(DataPath way, std::size_t child_at)
       : gone(options(way, 16, 1)),
@@ -299,7 +301,7 @@ struct WithChild {
   }
 
   ChildReplica gone;
-  ChildReplica back;  // Another start of it.
+  ChildReplica back;  // A new start of the child.
   RingGroup group;
   std::size_t at;
 };
@@ -335,13 +337,13 @@ void expect_reduced_with(WithChild& all, const RingMembership& epoch) {
   }
 }
 
-// The dead one is a leaf of both trees, has children in the first, is the root of the second, or of
-// the first.
+// The dead member is a leaf of both trees, has children in the first, or is the root of the second
+// or of the first.
 TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
   for (const std::size_t at : {0U, 3U, 16U, 15U}) {
     SCOPED_TRACE(testing::Message() << "position " << at);
     WithChild all(GetParam(), at);
-    // It gives the first bucket alone: all wait in the second.
+    // The child gives only the first bucket: all wait in the second.
     const auto first = all.epoch(1, all.gone);
     give_all(all.group);
     all.join(first, all.gone);
@@ -360,7 +362,7 @@ TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
     all.group.begin(second, 1, ones(kMembers - 1));
     all.group.expect_reduced(second, 1, ones(kMembers - 1));
 
-    // Nothing is given again.
+    // No bucket is given again.
     const auto third = all.epoch(3, all.back);
     all.join(third, all.back);
     expect_reduced_with(all, third);
@@ -386,7 +388,7 @@ TEST_P(TreesKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   all.gone.kill(SIGCONT);
 }
 
-// ---- members that are not there ----
+// ---- absent members ----
 
 TEST(TreesJoin, AMemberWithoutAProcessIsAccusedByAll) {
   RingGroup group(kMembers, {.layout = {10}});

@@ -52,7 +52,7 @@ std::optional<SliceStep> SendSchedule::next_to_send(
 }
 
 bool SendSchedule::has_taken() const {
-  // All from first_ on are listed once anything of them was sent or has come.
+  // All slices from first_ on are listed once anything of them was sent or received.
   if (first_ + static_cast<std::int64_t>(slices_.size()) !=
       schedule_->slices()) {
     return false;
@@ -96,7 +96,8 @@ void SendSchedule::sent(const SliceStep& item) {
   drop_ended();
 }
 
-// The step of the first frame of a slice that has not come from there; that after the last: none.
+// The step of the first frame of a slice that has not arrived from this sender; the number of steps
+// if all have.
 int SendSchedule::next_from(std::int64_t slice, int sender) const {
   const int steps = schedule_->receives(slice);
   if (slice < first_) {

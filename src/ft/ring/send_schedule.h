@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SendSchedule is the sliding window of one all-reduce: which slice a member sends next, and what it
-// may receive. Older slices go first, so that buckets finish in order. The window bounds what is in
-// flight, and what a member must hold that is late with a bucket. Thread rule: a value; pure.
+// SendSchedule is the sliding window of one all-reduce: which slice a member sends next, and what
+// it may receive. Older slices go first, so that buckets finish in order. The window limits what is
+// in flight, and what a member that is late with a bucket must hold. Thread rule: a value.
 #pragma once
 
 #include <cstdint>
@@ -19,30 +19,30 @@ class SendSchedule {
   // REQUIRES: more than one member; window > 0. `schedule` outlives it.
   SendSchedule(const ReduceSchedule& schedule, int window);
 
-  // What to send now, from buckets below `given`, to one of the receivers that are `free`; none:
+  // What to send now from the buckets below `given` to one of the `free` receivers; nullopt if
   // nothing is ready.
   std::optional<SliceStep> next_to_send(
       int given, const std::vector<bool>& free) const;
-  // REQUIRES: the item of next_to_send().
+  // REQUIRES: `item` was returned by next_to_send().
   void sent(const SliceStep& item);
 
-  // Why this frame must not arrive now from this sender; empty: it may.
+  // Why this frame must not arrive now from this sender; empty if it may.
   std::string refusal(const SliceStep& item, int sender) const;
-  // REQUIRES: no refusal. Its bytes are here.
+  // The bytes of the frame have arrived. REQUIRES: there is no refusal.
   void arrived(const SliceStep& item);
-  // It has arrived, and the earlier steps of its slice were taken.
+  // Whether it has arrived and the earlier steps of its slice were taken.
   bool may_take(const SliceStep& item) const;
-  // It is summed or copied, and may be sent on. REQUIRES: may_take().
+  // The frame has been summed or copied, and may be sent on. REQUIRES: may_take().
   void taken(const SliceStep& item);
 
-  // Everything is received, taken and sent.
+  // Whether everything is received, taken and sent.
   bool finished() const { return first_ == schedule_->slices(); }
-  // Everything is received and taken, whatever is still to be sent.
+  // Whether everything is received and taken, even if something is still to be sent.
   bool has_taken() const;
   bool has_arrived() const { return arrived_whole_ == schedule_->slices(); }
-  // Everything that this sender sends has come.
+  // Whether all frames of this sender have arrived.
   bool has_arrived_from(int sender) const;
-  // Whose frame the oldest slices wait for; none: all has arrived.
+  // The sender whose frame the oldest slices wait for; nullopt if all have arrived.
   std::optional<int> waits_for() const;
   std::int64_t slices_done() const { return first_; }
   // The first slice of which nothing was sent.
@@ -53,7 +53,7 @@ class SendSchedule {
     int sent = 0;
     int taken = 0;
     int arrived_count = 0;
-    std::vector<bool> arrived;  // By step; empty: none.
+    std::vector<bool> arrived;  // By step; empty if none has arrived.
   };
   Slice& at(std::int64_t slice);
   const Slice& look(std::int64_t slice) const;
@@ -67,8 +67,10 @@ class SendSchedule {
   // Slices from first_ on; earlier ones are done.
   std::deque<Slice> slices_;
   std::int64_t first_ = 0;
-  std::int64_t arrived_whole_ = 0;          // All slices before have arrived.
-  std::vector<std::int64_t> arrived_from_;  // Frames, by sender.
+  // All slices before this one have arrived.
+  // The number of frames, by sender.
+  std::int64_t arrived_whole_ = 0;
+  std::vector<std::int64_t> arrived_from_;
   Slice untouched_;
 };
 

@@ -19,7 +19,7 @@ namespace {
 
 using shm::Segment;
 
-// A page at the segment's start holds these words; the floats follow.
+// These words are in a page at the segment's start; the floats follow.
 enum Word : std::size_t { kKey, kLease, kWords };
 
 std::size_t first_float() {
@@ -73,7 +73,7 @@ IpcHandle SharedFloats::name() const {
 
 std::optional<std::uint64_t> SharedFloats::place_of(
     const float* floats, std::size_t count) const {
-  // As numbers, because pointers into different objects have no order.
+  // Compared as numbers, because pointers into different objects have no order.
   const auto begin = reinterpret_cast<std::uintptr_t>(floats_);
   const auto at = reinterpret_cast<std::uintptr_t>(floats);
   if (segment_.data() == nullptr || at < begin ||
@@ -98,8 +98,8 @@ void SharedFloats::publish(std::uint64_t lease) {
   }
   std::atomic_ref(word(segment_, kLease))
       .store(lease, std::memory_order_relaxed);
-  // Before all writes that follow; pairs with the fence in holds(): a reader of one of those writes
-  // does not find the former lease.
+  // Comes before all writes that follow; pairs with the fence in holds(): a reader of one of those
+  // writes does not find the former lease.
   std::atomic_thread_fence(std::memory_order_release);
 }
 
@@ -115,7 +115,7 @@ Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
             " in the network of this one, found none that may be looked at"));
   }
   const std::string path = str(process, "/fd/", name.descriptor);
-  // Before opening it, which may have effects if it is something else.
+  // Checked before opening it, which may have effects if it is something else.
   const std::string found = link_text(path);
   if (!found.starts_with("/memfd:sherd-segment")) {
     return elsewhere(
@@ -156,7 +156,7 @@ const float* PeerFloats::at(std::uint64_t place, std::size_t count) const {
 }
 
 bool PeerFloats::holds(std::uint64_t lease) const {
-  // After all reads before; pairs with the fence in publish().
+  // Comes after all earlier reads; pairs with the fence in publish().
   std::atomic_thread_fence(std::memory_order_acquire);
   return std::atomic_ref(word(segment_, kLease))
              .load(std::memory_order_relaxed) == lease &&

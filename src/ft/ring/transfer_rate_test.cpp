@@ -10,7 +10,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kFrame = std::size_t{1} << 20U;
 
-// Frames of 1 MiB that took so long each, and as long again until the next one.
+// Receives frames of 1 MiB that each take `time`, with a pause of the same length after each.
 void receive(TransferRate& rate, Instant& now, int frames, Duration time) {
   for (int i = 0; i < frames; ++i) {
     rate.begins(now);
