@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ChunkPlan assigns chunks to donors: each chunk to one donor at a time, in order, to whichever has
-// room, so that a faster donor gives more. Chunks of a lost donor are assigned again. Thread rule:
-// a value.
+// ChunkPlan assigns chunks to donors, in order: each chunk to one donor at a time, whichever has
+// room, so that a faster donor delivers more. Chunks of a lost donor are assigned again. Thread
+// rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ class ChunkPlan {
  public:
   explicit ChunkPlan(std::uint64_t chunks = 0) : chunks_(chunks) {}
 
-  // The chunk to request from `donor` now; none: all are there or requested.
+  // The chunk to request from `donor` now; nullopt if all have arrived or are requested.
   std::optional<std::uint64_t> next(std::size_t donor);
-  // It is there and intact. REQUIRES: it was assigned.
+  // The chunk has arrived intact. REQUIRES: it was assigned.
   void came(std::uint64_t chunk);
-  // It has to be requested again. REQUIRES: it was assigned.
+  // The chunk has to be requested again. REQUIRES: it was assigned.
   void damaged(std::uint64_t chunk);
   void lost(std::size_t donor);
 
@@ -30,14 +30,17 @@ class ChunkPlan {
 
  private:
   std::uint64_t chunks_;
-  std::uint64_t first_ = 0;                     // That nobody was asked for.
-  std::set<std::uint64_t> again_;               // Before it.
-  std::map<std::uint64_t, std::size_t> asked_;  // By donor.
+  // The first chunk never requested so far.
+  std::uint64_t first_ = 0;
+  // Earlier chunks to request again.
+  std::set<std::uint64_t> again_;
+  // The donor of each requested chunk.
+  std::map<std::uint64_t, std::size_t> asked_;
   std::uint64_t came_ = 0;
 };
 
-// The index of the most frequent value among the donors' answers; of equally many, the first.
-// Missing answers do not count; 0 when all are missing.
+// The index of the most frequent value among the donors' answers, or of the first one if several
+// are equally frequent. Missing answers do not count; 0 if all are missing.
 template <typename T>
 std::size_t majority_of(const std::vector<std::optional<T>>& said) {
   std::size_t best = 0;

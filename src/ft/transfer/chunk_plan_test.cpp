@@ -47,7 +47,7 @@ TEST(ChunkPlan, AsksAgainForWhatWasDamaged) {
   EXPECT_EQ(plan.next(0), 1U);
 }
 
-// Whatever fails in between, as long as one donor stays.
+// This holds whatever fails in between, as long as one donor stays.
 TEST(ChunkPlan, BringsEachChunkOnce) {
   const std::uint64_t seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -61,12 +61,13 @@ struct DonorConnection::Impl
   std::unique_ptr<net::Connection> connection;
   net::Timer silence;
   bool suspected = false;   // It was silent at the last check.
-  Instant wanted_since{0};  // Nothing was expected before.
+  Instant wanted_since{0};  // Since when something is expected.
   std::optional<TransferAnswer> answer;
-  std::deque<std::uint64_t> wanted;  // Places of requested chunks.
+  std::deque<std::uint64_t> wanted;  // The places of requested chunks.
 };
 
-// Connector throws for an address that security does not allow, and another process named this one.
+// The address was named by another process, and Connector throws for an address that security does
+// not allow.
 void DonorConnection::Impl::begin() {
   SHERD_ASSERT(loop.in_loop());
   const Status begun =
@@ -136,7 +137,7 @@ void DonorConnection::Impl::watch(Duration time) {
       watch(options.silence_max - silent);
       return;
     }
-    // This process may have stood still itself: what has arrived meanwhile is read first.
+    // This process itself may not have run, so what has arrived meanwhile is read first.
     if (!std::exchange(suspected, true)) {
       watch(options.silence_max / 8);
       return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DonorConnection is the client side of one fetch at one donor: it dials, sends the request and
-// asks for chunks, a few at a time. It checks that each chunk is the requested one, and not its
-// content. Its owner may destroy it at any time, also in its handlers. Thread rule: its loop.
+// DonorConnection is the client side of one fetch at one donor: it connects, sends the request and
+// asks for chunks, a few at a time. It checks that each chunk is the requested one, but not its
+// content. Its owner may destroy it at any time, even in its handlers. Thread rule: its loop.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +21,17 @@ namespace sherd::ft::transfer {
 struct DonorConnectionOptions {
   net::HostAddress donor;
   net::Security security{};
-  // How long the donor may be silent while something is expected of it.
+  // How long the donor may be silent while something is expected from it.
   Duration silence_max{};
 };
 
-// They are not called from inside a call of the connection.
+// The handlers are not called from inside a call of the connection.
 struct DonorConnectionHandlers {
-  // Once.
+  // Called once.
   std::function<void(const TransferAnswer& answer)> on_answer;
-  // In the order of the requests.
+  // Called in the order of the requests.
   std::function<void(const Chunk& chunk)> on_chunk;
-  // Once, and nothing after it. The reason does not name the donor.
+  // Called once, as the last handler. The reason does not name the donor.
   std::function<void(const Status& reason)> on_failed;
 };
 
@@ -46,9 +46,9 @@ class DonorConnection {
   DonorConnection& operator=(const DonorConnection&) = delete;
   ~DonorConnection();
 
-  // REQUIRES: the answer is there, and under_way() < kWindow.
+  // REQUIRES: the answer has arrived, and under_way() < kWindow.
   void request_chunk(std::uint64_t place);
-  // Requested chunks that are not there yet.
+  // How many requested chunks have not arrived yet.
   std::size_t under_way() const;
 
  private:

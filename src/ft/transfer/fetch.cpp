@@ -83,16 +83,16 @@ std::string difference(
 
 }  // namespace
 
-// Sends the request to all donors. When all have answered, or had time to, it takes the majority's
-// answer for right and requests chunks of the donors that agree with it.
+// Sends the request to all donors. When all have answered or their time is over, it takes the
+// majority's answer as the right one and requests chunks from the donors that agree with it.
 struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   using Done = std::function<void(Result<Fetched>)>;
 
   struct Donor {
     net::HostAddress address;
-    std::unique_ptr<DonorConnection> connection;  // Null: the donor is lost.
+    std::unique_ptr<DonorConnection> connection;  // Null if the donor is lost.
     std::optional<TransferAnswer> answer;
-    bool is_right = false;            // What it has answered.
+    bool is_right = false;            // It has given the right answer.
     std::set<std::uint64_t> damaged;  // Chunks that arrived damaged.
   };
 
@@ -126,13 +126,13 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   net::Loop& loop;
   const FetchOptions options;
   const TransferRequest request;
-  Done done;  // Empty once called or cancelled.
+  Done done;  // Empty once it was called or cancelled.
   std::vector<Donor> donors;
-  net::Timer others;              // Until it is decided.
+  net::Timer others;              // Until the right answer is known.
   std::optional<std::size_t> by;  // The donor whose answer is right.
   std::optional<TransferAnswer> right;
   ChunkPlan plan;
-  std::string bytes;  // Up to the last chunk received; there may be gaps.
+  std::string bytes;  // Up to the last received chunk; there may be gaps.
 };
 
 void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
@@ -150,7 +150,7 @@ void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
   }
 }
 
-// Handlers share the Impl, because `done` may destroy the Fetch and all connections.
+// Handlers share the Impl, because `done` may destroy the Fetch and all its connections.
 DonorConnectionHandlers Fetch::Impl::handlers(std::size_t donor) {
   return {
       .on_answer =
@@ -208,7 +208,8 @@ void Fetch::Impl::decide() {
   by = majority_of(said);
   right = said[*by];
   if (!right) {
-    return;  // All donors that had answered are lost; others may still answer.
+    // All donors that had answered are lost, but others may still answer.
+    return;
   }
   if (const Status room = take_room(); !room.ok()) {
     finish(Status(
@@ -229,8 +230,8 @@ void Fetch::Impl::decide() {
   }
 }
 
-// The system backs memory when it is written, so that a donor that does not send what it has
-// announced costs none, and nothing is moved while it grows.
+// The kernel backs memory only when it is written, so a donor that does not send what it has
+// announced costs none, and nothing is moved while the buffer fills.
 Status Fetch::Impl::take_room() {
   if (right->bytes > options.bytes_max) {
     return {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fetching of snapshots and gradient sums, by a rank that catches up, from the TransferServers of
-// its counterparts in other replicas, the donors. Each chunk is checked against its digest. Thread
+// How a rank that catches up fetches snapshots and gradient sums from the TransferServers of its
+// counterparts in other replicas, the donors. Each chunk is checked against its digest. Thread
 // rule: their loop.
 //
 // A failure names a donor, and its code says why:
-//   kFailedPrecondition  it does not have what was asked for; the sentence says what it has.
+//   kFailedPrecondition  it does not have what was requested; the sentence says what it has.
 //                        Another state or another donor may do.
-//   kPeerMismatch        another run or rank, bytes that are damaged or too many.
+//   kPeerMismatch        another run or rank, or its bytes are damaged or too many.
 //   kUnavailable         it cannot be reached, or is too busy.
-//   kPeerLost, kDeadlineExceeded  it has died, or does not answer any more.
+//   kPeerLost, kDeadlineExceeded  it has died, or no longer answers.
 #pragma once
 
 #include <chrono>
@@ -29,23 +29,23 @@
 namespace sherd::ft {
 
 struct FetchOptions {
-  // Behaviour.
+  // ---- behaviour ----
   std::uint64_t run = 0;
   int shard_rank = 0;
   net::Security security{};
-  // A donor that is silent for so long is given up.
+  // A donor that is silent for this long is given up.
   Duration timeout_without_progress = std::chrono::seconds(5);
-  // How long a donor may take to offer a snapshot: a step and a copy; and how long the others may
-  // take after the first answer.
+  // How long a donor may take to offer a snapshot, which needs a step and a copy; and how long the
+  // other donors may take after the first answer.
   Duration snapshot_timeout = std::chrono::seconds(60);
   Duration others_timeout = std::chrono::seconds(1);
-  // How long a donor may take to have a sum; 0: it has it, or refuses.
+  // How long a donor may take to have a sum; with 0, a donor refuses if it does not have the sum.
   Duration sum_timeout{0};
-  // More is refused before memory is taken for it.
+  // Anything larger is refused before memory is allocated for it.
   std::size_t bytes_max = std::size_t{64} << 30U;
 };
 
-// A fetch under way. Destroying it cancels it, and `done` is not called.
+// A fetch under way. Destroying it cancels it; then `done` is not called.
 class Fetch {
  public:
   struct Impl;
@@ -54,26 +54,27 @@ class Fetch {
   Fetch& operator=(const Fetch&) = delete;
   ~Fetch();
 
-  // A donor has what was asked for: bytes are coming.
+  // Whether a donor has what was requested, so that bytes are arriving.
   bool answered() const;
 
  private:
   const std::shared_ptr<Impl> impl_;
 };
 
-// Each calls `done` once, later, from the loop; `done` may destroy the Fetch. The loop outlives it.
+// Each of these calls `done` once, later, from the loop; `done` may destroy the Fetch. The loop
+// must outlive it.
 
 // Makes a donor's rank 0 take a snapshot of its replica, unless there is a recent one, and returns
-// its state.
+// the snapshot's state.
 std::unique_ptr<Fetch> ask_snapshot(
     net::Loop& loop,
     const net::HostAddress& donor,
     const FetchOptions& options,
     std::function<void(Result<StateId>)> done);
 
-// Fetches this rank's part of that snapshot from all donors at once, and waits until they have
-// offered it. A lost donor costs only the chunks that it had not delivered. Where donors have
-// different bytes, a warning says so, and the majority's are taken. Fails when no donor is left.
+// Fetches this rank's part of that snapshot from all donors at once, and waits until they offer it.
+// A lost donor costs only the chunks that it had not delivered. If donors have different bytes, it
+// logs a warning and takes those of the majority. Fails if no donor is left.
 std::unique_ptr<Fetch> fetch_snapshot(
     net::Loop& loop,
     const std::vector<net::HostAddress>& donors,
@@ -82,7 +83,8 @@ std::unique_ptr<Fetch> fetch_snapshot(
     std::function<void(Result<std::string>)> done);
 
 struct FetchedSum {
-  Commit commit;  // As the donor says: to be compared with what was committed.
+  // As the donor reports it; to be compared with what was committed.
+  Commit commit;
   std::string bytes;
 };
 

@@ -8,7 +8,7 @@
 namespace sherd::ft::transfer {
 namespace {
 
-// The limit of the send queue: more than a socket's own buffer is of no use.
+// The limit of the send queue: queueing more than a socket's own buffer is useless.
 constexpr std::size_t kUnsentBytesMax = 2 * kChunkBytesMax;
 
 }  // namespace
@@ -23,7 +23,7 @@ void RequesterConnection::start(RequesterHandlers handlers) {
       {.on_frame = [this](const net::Frame& frame) { receive(frame); },
        .on_closed =
            [this](const Status& /*who fetches knows*/) {
-             // The call may destroy this.
+             // The call may destroy this object.
              const auto call = std::move(handlers_.on_closed);
              call();
            }});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RequesterConnection is the server's side of one fetch: the request, and the requested chunks that
-// have not been sent. The server decides the answer and when a chunk goes out. Thread rule: its
-// loop.
+// have not been sent. The server decides on the answer and on when a chunk is sent. Thread rule:
+// its loop.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@
 namespace sherd::ft::transfer {
 
 struct RequesterHandlers {
-  // Called once; answer with serve(), tell() or refuse(), now or later.
+  // Called once. It is answered with serve(), tell() or refuse(), at once or later.
   std::function<void(const TransferRequest& request)> on_request;
   // A chunk was requested.
   std::function<void()> on_chunk_requested;
-  // May destroy it. Nothing is called after it.
+  // It may destroy the connection. No handler is called after it.
   std::function<void()> on_closed;
 };
 
@@ -36,16 +36,16 @@ class RequesterConnection {
 
   void start(RequesterHandlers handlers);
 
-  // None before it has arrived.
+  // Nullopt until the request has arrived.
   const std::optional<TransferRequest>& request() const { return request_; }
-  // The request has no answer yet.
+  // Whether the request has no answer yet.
   bool waits() const { return stage_ == Stage::kWaits; }
   bool is_served() const { return stage_ == Stage::kServed; }
-  // Neither refused nor answered for good.
+  // Whether it is neither refused nor completely answered.
   bool open() const { return connection_->open(); }
   Instant last_received() const { return connection_->last_received(); }
 
-  // Lets it wait from `now` on for as long as its request says. REQUIRES: waits().
+  // From `now` on it waits for as long as its request says. REQUIRES: waits().
   void wait_from(Instant now) {
     waits_until_ = now + std::chrono::milliseconds(request_->wait_ms_max);
   }
@@ -53,25 +53,25 @@ class RequesterConnection {
 
   // These answer. REQUIRES: waits().
   void tell(const StateId& state);
-  // Shares the bytes until the connection's end; sets answer.bytes. Chunks are sent with the
-  // answer's digests; without any, each chunk's is computed when it is sent.
+  // Shares the bytes until the connection ends, and sets answer.bytes. Chunks are sent with the
+  // answer's digests; if it has none, each chunk's digest is computed when it is sent.
   void serve(TransferAnswer answer, std::shared_ptr<const std::string> bytes);
   void send_waiting();
-  // Closes it with that reason, if it is open, and shares the bytes no longer.
+  // Closes the connection with that reason, if it is open, and stops sharing the bytes.
   void refuse(RefusalReason why, const std::string& reason);
 
-  // What is served; null before.
+  // What is served; null before serve().
   const std::shared_ptr<const std::string>& bytes() const { return bytes_; }
-  // It asks for a state, not for a sum. REQUIRES: request().
+  // Whether it requests a state rather than a sum. REQUIRES: request().
   bool is_of_state() const { return request_->kind != RequestKind::kFetchSum; }
-  // The sums after this step are what the requester will need next. REQUIRES: is_served().
+  // The requester will next need the sums after this step. REQUIRES: is_served().
   std::int64_t step() const;
 
-  // A chunk is requested, and the send queue has room.
+  // Whether a chunk is requested and the send queue has room.
   bool can_send_chunk() const;
   // A chunk is requested.
   bool has_chunk_requests() const { return open() && !chunk_requests_.empty(); }
-  // Returns the chunk's size. REQUIRES: can_send_chunk().
+  // Sends one chunk and returns its size. REQUIRES: can_send_chunk().
   std::size_t send_chunk();
 
  private:

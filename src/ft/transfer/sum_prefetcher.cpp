@@ -8,7 +8,7 @@
 namespace sherd::ft {
 namespace {
 
-// The longest step: meanwhile a live donor keeps saying that it waits.
+// Longer than any step; meanwhile a live donor keeps saying that it waits.
 constexpr Duration kStepMax = std::chrono::minutes(10);
 
 }  // namespace
@@ -68,7 +68,7 @@ void SumPrefetcher::came(Result<FetchedSum> result) {
     donor_ = (donor_ + 1) % options_.donors.size();
     collect();
     if (taker_) {
-      hand_over(std::move(result));  // The call may destroy this.
+      hand_over(std::move(result));  // The call may destroy this object.
     }
     return;
   }
@@ -89,7 +89,7 @@ void SumPrefetcher::hand_over(Result<FetchedSum> result) {
   taker(std::move(result));
 }
 
-// Afterwards there is room for another one.
+// Afterwards there is room for another sum.
 FetchedSum SumPrefetcher::pop() {
   FetchedSum sum = std::move(sums_.front());
   sums_.pop_front();

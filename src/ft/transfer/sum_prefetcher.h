@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SumPrefetcher fetches gradient sums ahead of their use while a replica catches up: one after
-// another, as they are made, while the state is still on its way or older sums are applied. Without
-// it, a replica that fetches a state more slowly than the others make steps would never catch up.
-// Sums that are not taken are kept up to a limit; donors keep the later ones. Thread rule: its
-// loop.
+// another, as they are made, while the state is still being fetched or older sums are applied.
+// Without it, a replica that fetches a state more slowly than the others make steps would never
+// catch up. Sums that are not taken are kept up to a limit; donors keep the later ones. Thread
+// rule: its loop.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@
 namespace sherd::ft {
 
 struct SumPrefetcherOptions {
-  // Interchangeable: when one fails, the next is asked.
+  // Interchangeable: if one fails, the next is asked.
   std::vector<net::HostAddress> donors;
   FetchOptions fetch{};
-  // The limit of sums that are not taken; it may be exceeded by one.
+  // The limit for sums that are not taken yet; it may be exceeded by one sum.
   std::uint64_t bytes_max = 0;
 };
 
@@ -29,15 +29,16 @@ class SumPrefetcher {
  public:
   using Done = std::function<void(Result<FetchedSum>)>;
 
-  // Begins with the sum after `state`. The loop outlives it.
+  // Begins with the sum after `state`. The loop must outlive it.
   SumPrefetcher(
       net::Loop& loop, SumPrefetcherOptions options, const StateId& state);
   SumPrefetcher(const SumPrefetcher&) = delete;
   SumPrefetcher& operator=(const SumPrefetcher&) = delete;
 
   // Takes the sum after `base`, which is here or the next to arrive, and drops earlier ones. `done`
-  // is called once, later, unless another take() comes first. `donor` has the sum for sure, and is
-  // asked unless it is coming already. Returns false, and does nothing, for any other `base`.
+  // is called once, later, unless another take() comes first. `donor` is known to have the sum, and
+  // is asked unless the sum is already on its way. Returns false, and does nothing, for any other
+  // `base`.
   bool take(const StateId& base, const net::HostAddress& donor, Done done);
 
   std::uint64_t bytes() const { return bytes_; }
@@ -55,9 +56,9 @@ class SumPrefetcher {
   std::deque<FetchedSum> sums_;
   std::uint64_t bytes_ = 0;
   std::size_t donor_ = 0;
-  std::size_t failures_ = 0;  // In a row.
+  std::size_t failures_ = 0;  // Failures in a row.
   Done taker_;                // Waits for the sum after next_.
-  net::Timer handing_over_;   // One that was there.
+  net::Timer handing_over_;   // Passes on a sum that was already here.
   std::unique_ptr<Fetch> fetch_;
 };
 

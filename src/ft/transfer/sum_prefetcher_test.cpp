@@ -21,7 +21,7 @@ using testing::state_of;
 
 constexpr std::size_t kSumBytes = 1000;
 
-// Two donors, and who collects from them since state 10.
+// Two donors, and a SumPrefetcher that collects from them from state 10 on.
 struct Collecting {
   explicit Collecting(std::uint64_t bytes_max = 100 * kSumBytes) {
     for (auto& donor : donors) {
@@ -57,7 +57,7 @@ struct Collecting {
     return run_until(
         loop, [&] { return collector->bytes() == sums * kSumBytes; }, 10s);
   }
-  // The sum of that step is taken; false: it is neither there nor to come.
+  // Takes the sum of that step; returns false if it is neither here nor expected.
   bool take(
       std::int64_t step, CapturedResult<FetchedSum>& heard, std::size_t donor) {
     return collector->take(state_of(step - 1), address(donor), heard.done());
@@ -66,7 +66,7 @@ struct Collecting {
     SCOPED_TRACE(step);
     CapturedResult<FetchedSum> heard;
     ASSERT_TRUE(take(step, heard, donor));
-    EXPECT_FALSE(heard.any());  // Later.
+    EXPECT_FALSE(heard.any());  // It is called later.
     ASSERT_TRUE(heard.comes(loop));
     ASSERT_EQ(heard.failure(), "");
     EXPECT_EQ(heard.value().commit, commit_of(step));
@@ -122,7 +122,7 @@ TEST(SumPrefetcher, HandsOverWhatIsStillToCome) {
   all.make(11, 11);
   ASSERT_TRUE(all.has(1));
   all.expect(11);
-  // From the donor that has it, whatever the one that it waits for does.
+  // It comes from the donor that has it, whatever the donor that it waits for does.
   all.donors[1]->keep(commit_of(12), random_bytes(kSumBytes, 12));
   all.expect(12, 1);
   EXPECT_EQ(all.collector->bytes(), 0U);
@@ -136,7 +136,7 @@ TEST(SumPrefetcher, KnowsNothingOfOtherStates) {
   EXPECT_FALSE(
       all.collector->take(state_of(11, 9), all.address(0), heard.done()));
   EXPECT_FALSE(all.collector->take(state_of(5), all.address(0), heard.done()));
-  all.expect(12);  // What was before it is of no use.
+  all.expect(12);  // Earlier sums are useless now.
   all.expect(13);
 }
 

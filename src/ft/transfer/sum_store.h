@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SumStore is the cache of gradient sums that a rank keeps for replicas that catch up: always the
-// last few, and as many as there is room for while somebody still needs them. Thread rule: a value.
+// last few, and as many others as there is room for while some replica still needs them. Thread
+// rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -24,22 +25,22 @@ struct StoredSum {
 class SumStore {
  public:
   struct Limits {
-    std::size_t kept = 0;         // However many bytes they are.
-    std::uint64_t bytes_max = 0;  // For all, beyond those kept always.
+    std::size_t kept = 0;         // Regardless of their size.
+    std::uint64_t bytes_max = 0;  // For all sums beyond those.
   };
   explicit SumStore(const Limits& limits);
 
-  // Adds the latest sum. Sums of its base or later states are dropped, because they were rolled
-  // back.
+  // Adds the latest sum. Drops sums whose states were rolled back: those of its base and later
+  // ones.
   void keep(const Commit& commit, std::shared_ptr<const std::string> bytes);
-  // A requester at `step` may need the sums after it until then.
+  // Until then, a requester at `step` may need the sums after that step.
   void hold(std::int64_t step, Instant until);
-  // Drops the sums that nobody needs; `step_in_use` is the oldest step that somebody is at now.
+  // Drops the sums that nobody needs; `step_in_use` is the oldest step at which a requester is now.
   void trim(Instant now, std::optional<std::int64_t> step_in_use);
 
-  // Null: not found. The next keep() or trim() may invalidate the pointer.
+  // Null if there is none. The next keep() or trim() may invalidate the pointer.
   const StoredSum* find(const StateId& base) const;
-  // The sum is not here and may still be made: it comes after the last one.
+  // Whether the sum is not here but may still be made, because it comes after the last one.
   bool may_come(const StateId& base) const;
   // "the sums that made steps 5 to 8".
   std::string text() const;
@@ -49,7 +50,7 @@ class SumStore {
  private:
   const Limits limits_;
   std::deque<StoredSum> sums_;            // Ascending.
-  std::uint64_t bytes_ = 0;               // In sums_.
+  std::uint64_t bytes_ = 0;               // The size of sums_.
   std::map<std::int64_t, Instant> held_;  // By step.
 };
 

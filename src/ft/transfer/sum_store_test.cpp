@@ -15,7 +15,7 @@ using testing::state_of;
 
 constexpr std::optional<std::int64_t> kNobody;
 
-// The steps that are there, of 1 to 100.
+// The steps between 1 and 100 whose sums are stored.
 std::vector<std::int64_t> steps(const SumStore& store) {
   std::vector<std::int64_t> found;
   for (std::int64_t step = 1; step <= 100; ++step) {
@@ -53,7 +53,7 @@ TEST(SumStore, MayKeepNone) {
 
 TEST(SumStore, KeepsWhatFollowsAStateInUse) {
   SumStore store({.kept = 1, .bytes_max = 40});
-  store.hold(3, Instant(5s));  // Who holds this needs less.
+  store.hold(3, Instant(5s));  // A requester at step 3 needs fewer sums.
   keep(store, 1, 4);
   store.trim(Instant(1s), 2);
   EXPECT_EQ(steps(store), (Steps{3, 4}));
@@ -72,7 +72,7 @@ TEST(SumStore, HoldsUntilTheTimeGiven) {
   SumStore store({.kept = 1, .bytes_max = 72});
   store.hold(3, Instant(5s));
   store.hold(2, Instant(4s));
-  store.hold(3, Instant(1s));  // It takes nothing back.
+  store.hold(3, Instant(1s));  // An earlier time does not shorten the hold.
   keep(store, 1, 6);
   store.trim(Instant(3s), 4);
   EXPECT_EQ(steps(store), (Steps{3, 4, 5, 6}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TokenBucket limits bytes per second: a sender that is ahead of the rate has to wait. Unused time
-// counts for a tenth of a second at most. Thread rule: a value.
+// TokenBucket limits bytes per second: a sender that is ahead of the rate has to wait. At most a
+// tenth of a second of unused time is saved up. Thread rule: a value.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +14,11 @@ namespace sherd::ft::transfer {
 
 class TokenBucket {
  public:
-  // 0: no limit.
+  // 0 means no limit.
   explicit TokenBucket(std::uint64_t bytes_per_s_max)
       : rate_(static_cast<double>(bytes_per_s_max)) {}
 
-  // How long to wait before the next bytes; 0: any number may be sent now.
+  // How long to wait before the next bytes; at 0, any number may be sent now.
   Duration wait(Instant now) const {
     return std::max(free_at_ - now, Duration(0));
   }
@@ -36,7 +36,7 @@ class TokenBucket {
   static constexpr Duration kSaved = std::chrono::milliseconds(100);
 
   double rate_;
-  Instant free_at_{0};  // When the bytes sent so far have had their time.
+  Instant free_at_{0};  // When the bytes sent so far have used up their time.
 };
 
 }  // namespace sherd::ft::transfer

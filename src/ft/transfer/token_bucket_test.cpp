@@ -20,7 +20,7 @@ TEST(TokenBucket, NeverLetsOneWaitWithoutALimit) {
 TEST(TokenBucket, LetsOneWaitAsLongAsWhatWasSentTakes) {
   TokenBucket bucket(1000);
   EXPECT_EQ(bucket.wait(Instant(100s)), 0s);
-  bucket.take(500, Instant(100s));  // 100 of them were saved.
+  bucket.take(500, Instant(100s));  // 100 of them were saved up.
   EXPECT_EQ(bucket.wait(Instant(100s)), 400ms);
   EXPECT_EQ(bucket.wait(Instant(100s + 150ms)), 250ms);
   EXPECT_EQ(bucket.wait(Instant(100s + 400ms)), 0s);

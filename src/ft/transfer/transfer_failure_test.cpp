@@ -34,7 +34,7 @@ using testing::state_of;
 
 const FetchOptions kOptions{.run = kRun};
 
-// A process that runs `body`, whose first word is a port, until it is killed.
+// A process that runs `body` until it is killed; the first thing that `body` reports is a port.
 class Child {
  public:
   explicit Child(
@@ -70,7 +70,7 @@ class Child {
   std::uint16_t port_ = 0;
 };
 
-// It has four megabytes, and sends one in a second.
+// It has four megabytes, and sends about one a second.
 void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
   net::Loop loop;
   TransferServer server(loop, {.bytes_per_s_max = kMebi}, [] {});
@@ -86,7 +86,7 @@ TEST(KilledDonor, IsNoticedAtOnce) {
   CapturedResult<std::string> heard;
   const auto fetch = fetch_snapshot(
       loop, {donor.address()}, kOptions, state_of(1), heard.done());
-  run_for(loop, 500ms);  // Into the midst of it.
+  run_for(loop, 500ms);  // The kill hits the middle of the transfer.
   EXPECT_FALSE(heard.any()) << heard.failure();
   donor.signal(SIGKILL);
   const Instant killed = loop.now();
@@ -99,7 +99,7 @@ TEST(KilledDonor, IsNoticedAtOnce) {
           HasSubstr("the state of step 1"), HasSubstr(donor.address().text())));
 }
 
-// Its own server, from which half a state comes in a second or more.
+// A donor with its own server, from which half a state takes a second or more.
 struct SlowDonor {
   explicit SlowDonor(net::Loop& loop, std::uint64_t seed = 1)
       : server(loop, {.bytes_per_s_max = kMebi}, [] {}) {
@@ -124,7 +124,7 @@ TEST(KilledDonor, OfSeveralCostsOnlyWhatItHadNotGiven) {
   killed.signal(SIGKILL);
   ASSERT_TRUE(heard.comes(loop));
   EXPECT_TRUE(heard.value() == *random_bytes(4 * kMebi, 1));
-  // It gives the rest, and what has come already is not fetched again.
+  // The other donor gives the rest, and what has already arrived is not fetched again.
   EXPECT_LT(other.server.bytes_sent(), 4 * kMebi);
 }
 
@@ -276,7 +276,7 @@ TEST(NoDonor, IsToldAndNothingIsThrown) {
       ask_snapshot(loop, {"127.0.0.1", port}, kOptions, heard.done());
   ASSERT_TRUE(heard.comes(loop));
   EXPECT_EQ(heard.code(), ErrorCode::kUnavailable);
-  // What another process says is its address may not be allowed.
+  // An address reported by another process may not be allowed.
   CapturedResult<StateId> refused;
   const auto other =
       ask_snapshot(loop, {"192.0.2.1", port}, kOptions, refused.done());
@@ -297,7 +297,7 @@ TEST(FlippedBit, IsNeverDelivered) {
   const net::HostAddress address{
       "127.0.0.1", static_cast<std::uint16_t>(proxy.port())};
   for (int i = 0; i < 12; ++i) {
-    // The first of the donor's bytes, and any.
+    // The first of the donor's bytes, and any other.
     const auto offset =
         static_cast<std::int64_t>(random() % (i % 3 == 0 ? 200 : 3 * kMebi));
     SCOPED_TRACE(offset);
@@ -317,7 +317,7 @@ TEST(FlippedBit, IsNeverDelivered) {
   EXPECT_TRUE(heard.value() == *random_bytes(3 * kMebi, seed));
 }
 
-// A donor that does as it is told, in chunks of four bytes.
+// A scripted donor that uses chunks of four bytes.
 class FakeDonor {
  public:
   explicit FakeDonor(net::Loop& loop) : loop_(loop), server_(loop) {
@@ -326,7 +326,7 @@ class FakeDonor {
         heard.done());
     EXPECT_TRUE(comes(TransferFrameType::kRequest));
   }
-  // That frame is the next one to come.
+  // Whether the next frame has this type.
   [[nodiscard]] bool comes(TransferFrameType type) {
     if (!run_until(loop_, [&] { return has(at_); })) {
       return false;
@@ -335,7 +335,7 @@ class FakeDonor {
     ++at_;
     return found == type;
   }
-  // The place of the next frame, which is to be a wish for a chunk.
+  // The place in the next frame, which must be a request for a chunk.
   std::uint64_t wish() {
     EXPECT_TRUE(comes(TransferFrameType::kChunkRequest));
     return chunk_request_of(frame(at_ - 1).payload).value().place;
@@ -497,7 +497,7 @@ TEST(StrangeDonor, ThatAnswersSomethingElseIsGivenUp) {
   EXPECT_THAT(donor.failure(), HasSubstr("chunks, found 0"));
 }
 
-// Who fetches, frame by frame.
+// A client that fetches frame by frame.
 struct TestRequester {
   explicit TestRequester(
       net::Loop& its_loop, const TransferServerOptions& options = {})
@@ -519,7 +519,7 @@ struct TestRequester {
   void request_chunk(std::uint64_t place) {
     say(TransferFrameType::kChunkRequest, bytes_of(ChunkRequest{place}));
   }
-  // The reason, when it comes.
+  // The reason of the refusal, when it arrives.
   std::string refusal() {
     const auto comes = [&] {
       return !end.frames.empty() &&
@@ -631,7 +631,7 @@ TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
     run_for(loop, 2ms);
   }
   EXPECT_GT(visitor.server.bytes_sent(), kMebi);
-  // Sockets take a few megabytes; three chunks wait at most.
+  // Sockets buffer a few megabytes, and at most three chunks wait.
   EXPECT_LT(visitor.server.bytes_sent(), 24 * kMebi);
 }
 
@@ -653,7 +653,7 @@ TEST(StrangeVisitor, TooManyAreTurnedAway) {
   std::vector<CapturedResult<std::string>> heard(70);
   std::vector<std::unique_ptr<Fetch>> fetches;
   fetches.reserve(heard.size());
-  for (auto& one : heard) {  // That wait.
+  for (auto& one : heard) {  // Those that wait.
     fetches.push_back(fetch_snapshot(
         loop, {{"127.0.0.1", visitor.server.port()}}, kOptions, state_of(2),
         one.done()));

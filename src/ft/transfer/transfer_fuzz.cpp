@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are each message of a transfer: they are refused with a sentence, or
-// written again as the same bytes. So are the bytes of real ones of which some are
-// damaged; if none is, they are read. Nothing is thrown.
+// Parses any bytes as each message of a transfer: they are either refused with a sentence or
+// written again as the same bytes. The same holds for the bytes of real messages of which some are
+// damaged; undamaged ones are always accepted. Nothing is thrown.
 #include <cstdint>
 #include <string>
 #include "ft/transfer/transfer_messages.h"
@@ -46,7 +46,7 @@ void check_messages(sherd::test::FuzzBytes input) {
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
   using namespace sherd::ft::transfer;  // NOLINT(google-build-using-namespace)
-  // As it is, and after the version, which few inputs would begin with.
+  // Parsed unchanged, and with a version in front, which few inputs would begin with.
   const std::string whole(data, data + size);
   check_bytes(whole);
   check_bytes(sherd::test::with_version(kTransferVersion, whole));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that are stopped in the midst of a transfer and go on when the other
-// side has given them up and uses the memory for something else.
+//
+// Processes that are stopped in the middle of a transfer and continue when the other side has given
+// them up and uses the memory for something else.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -34,10 +35,10 @@ constexpr std::size_t kMoments = 50;
 constexpr std::size_t kBytes = std::size_t{2} << 20U;
 constexpr char kGuard = 0x5a;
 
-// A forked process that is told a port, or tells one, and says a letter at last.
+// A forked process that gets or reports a port, and reports one letter at the end.
 class Process {
  public:
-  // The two ends of its channel are what `body` gets and what is kept here.
+  // One end of its channel goes to `body`, the other one is kept here.
   explicit Process(const std::function<void(int channel)>& body) {
     std::array<int, 2> ends{};
     SHERD_CHECK(
@@ -74,7 +75,7 @@ class Process {
         "the process said no port");
     return port;
   }
-  // 0: it has died without one.
+  // Returns 0 if it has died without reporting one.
   char letter() const {
     char letter = 0;
     return ::read(channel_.get(), &letter, 1) == 1 ? letter : '\0';
@@ -87,7 +88,7 @@ class Process {
 
 using Processes = std::vector<std::unique_ptr<Process>>;
 
-// A state, whose bytes are held back a little, and a sum.
+// What is transferred: a state, whose bytes are rate limited, or a sum.
 enum class What { kState, kSum };
 
 class TransferLate : public ::testing::TestWithParam<What> {
@@ -97,7 +98,7 @@ class TransferLate : public ::testing::TestWithParam<What> {
   }
   bool is_state() const { return GetParam() == What::kState; }
 
-  // Each is stopped at a moment of its own, while the loop goes on.
+  // Stops each process at a different moment, while the loop goes on.
   void stop_at_moments(net::Loop& loop, const Processes& processes) {
     std::vector<std::pair<Duration, const Process*>> stops;
     for (const auto& process : processes) {
@@ -125,13 +126,13 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(one.param == What::kState ? "State" : "Sum");
     });
 
-// With `bytes`, and the sums that come after the first one refused.
+// A server that soon gives up clients and keeps only one sum.
 TransferServerOptions serving(What what) {
   TransferServerOptions options;
   options.kept = 100ms;
   options.silence_max = 150ms;
   options.sums_kept = 1;
-  // All fifty states take some tenths of a second.
+  // All fifty states take a few tenths of a second.
   options.bytes_per_s_max = what == What::kState ? 300 * kBytes : 0;
   return options;
 }
@@ -160,8 +161,8 @@ std::unique_ptr<Fetch> fetch(
       });
 }
 
-// Fetches once from the port it is told; says 'r' for the right bytes, 'w' for
-// others, 'f' for a failure.
+// Fetches once from the port that it gets; reports 'r' for the right bytes, 'w' for wrong ones, 'f'
+// for a failure.
 void be_a_fetcher(What what, int channel) {
   std::uint16_t port = 0;
   SHERD_CHECK(::read(channel, &port, sizeof port) == sizeof port, "no port");
@@ -197,7 +198,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   }
   stop_at_moments(loop, fetchers);
 
-  // The donor gives all of them up, and lets go of the bytes for newer ones.
+  // The donor gives all of them up, and frees the bytes for newer ones.
   const auto newer = random_bytes(1, 2);
   ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
   if (is_state()) {
@@ -217,13 +218,13 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   for (const auto& fetcher : fetchers) {
     letters += fetcher->letter();
   }
-  // Who had received all of it when it was stopped may have it.
+  // A process that had received everything when it was stopped may have the right bytes.
   EXPECT_THAT(letters, ::testing::Each(::testing::AnyOf('f', 'r')));
   EXPECT_THAT(letters, ::testing::Contains('f'));
   EXPECT_TRUE(is_filled(*bytes));
 }
 
-// Offers for good, and tells its port.
+// Offers until it is killed, and reports its port.
 void be_a_donor(What what, int channel) {
   net::Loop loop;
   TransferServer server(
@@ -271,8 +272,8 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
   }
   EXPECT_GT(given_up, 0);
 
-  // They go on, and whatever they still send is nobody's: who asks again gets it
-  // from the beginning, and nobody is told twice.
+  // They continue, but nobody uses what they still send: a fetcher that asks again gets everything
+  // from the beginning, and `done` is not called twice.
   for (const auto& donor : donors) {
     donor->signal(SIGCONT);
   }

@@ -42,7 +42,7 @@ void digests(FieldWriter& io, const TransferAnswer& answer) {
   }
 }
 
-// One for each chunk, in the answers that have digests.
+// One digest for each chunk, if the answer has digests.
 void digests(FieldReader& io, TransferAnswer& answer) {
   auto& in = io.in;
   if (answer.chunk_bytes == 0 || answer.chunk_bytes > kChunkBytesMax) {

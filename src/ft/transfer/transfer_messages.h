@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wire format between a TransferServer and a fetch, as payloads of net's frames. One connection
-// carries one request:
+// The wire format between a TransferServer and a fetch, as payloads of net's frames. Each
+// connection carries one request:
 //
 //   fetch                          server
 //   TransferRequest                    ->
@@ -11,8 +11,8 @@
 //                             <-   Chunk, in the order of the requests
 //
 // The answer for a snapshot has the digests of all its chunks, which a fetch from several donors
-// compares before it takes chunks from all. Only the version of a
-// message of another version can be read; a Refusal is the same in all. Thread rule: values and pure functions.
+// compares before it takes chunks from all. If a message has another version, only that version can
+// be read; a Refusal is the same in all versions. Thread rule: values and pure functions.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,9 @@ namespace sherd::ft::transfer {
 
 constexpr std::uint16_t kTransferVersion = 2;
 constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20U;
-// Chunks that are requested and not received yet: hides the round trip.
+// How many chunks may be requested but not received yet, which hides the round trip.
 constexpr std::size_t kWindow = 4;
-// In an answer: 128 GiB in chunks of the greatest size.
+// The limit of digests in an answer: 128 GiB in chunks of the greatest size.
 constexpr std::size_t kDigestsMax = kChunkBytesMax / 8;
 // The limit of a frame's payload: a chunk with its place and digest, or an answer.
 constexpr std::size_t kPayloadBytesMax = kChunkBytesMax + 1024;
@@ -50,9 +50,9 @@ enum class TransferFrameType : std::uint16_t {
 };
 
 enum class RequestKind : std::uint8_t {
-  kAskSnapshot,    // Answered by the state that it is of.
+  kAskSnapshot,    // Answered with the state of the snapshot.
   kFetchSnapshot,  // The snapshot of `state`.
-  kFetchSum,       // With `state` as its base.
+  kFetchSum,       // `state` is its base.
 };
 
 struct TransferRequest {
@@ -60,7 +60,8 @@ struct TransferRequest {
   std::uint64_t run = 0;
   std::uint32_t shard_rank = 0;
   StateId state;
-  std::uint32_t wait_ms_max = 0;  // How long the server may wait for it.
+  // How long the server may wait until it has what is requested.
+  std::uint32_t wait_ms_max = 0;
   bool operator==(const TransferRequest&) const = default;
 };
 
@@ -78,12 +79,12 @@ struct Refusal {
 
 struct TransferAnswer {
   RequestKind kind = RequestKind::kAskSnapshot;
-  StateId state{};  // The snapshot's.
-  Commit commit{};  // The sum's.
+  StateId state{};  // The state of the snapshot.
+  Commit commit{};  // The commit of the sum.
   // The size of the bytes; 0 for kAskSnapshot.
   std::uint64_t bytes = 0;
   std::uint32_t chunk_bytes = 1;  // The last chunk may be shorter.
-  // For a snapshot: one for each chunk.
+  // For a snapshot: one digest for each chunk.
   std::vector<std::uint64_t> digests{};
   bool operator==(const TransferAnswer&) const = default;
 };
@@ -101,12 +102,12 @@ struct Chunk {
 };
 
 std::string bytes_of(const TransferRequest& request);
-std::string bytes_of(const Refusal& refusal);  // A long reason is cut.
+std::string bytes_of(const Refusal& refusal);  // A long reason is truncated.
 std::string bytes_of(const TransferAnswer& answer);
 std::string bytes_of(const ChunkRequest& want);
 std::string bytes_of(const Chunk& chunk);
 
-// A failure, kPeerMismatch, says what was expected and found.
+// Fails with kPeerMismatch, saying what was expected and found.
 Result<TransferRequest> request_of(std::string_view bytes);
 Result<Refusal> refusal_of(std::string_view bytes);
 Result<TransferAnswer> answer_of(std::string_view bytes);

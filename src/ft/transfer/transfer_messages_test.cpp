@@ -25,7 +25,7 @@ const TransferAnswer kAnswer{RequestKind::kFetchSnapshot,
                              4096,
                              {7, 8, 9}};
 
-// Bytes that end too early are refused everywhere, and those that go on.
+// Bytes that end too early at any point are refused, and so are bytes that go on.
 template <typename T, typename Decode>
 void check(const T& value, Decode decode) {
   const std::string bytes = bytes_of(value);
@@ -84,7 +84,7 @@ TEST(TransferMessages, ValuesOutOfRangeAreRefused) {
   request.state.step = -1;
   EXPECT_FALSE(request_of(bytes_of(request)).ok());
   std::string bytes = bytes_of(kRequest);
-  bytes[2] = 3;  // What is asked for.
+  bytes[2] = 3;  // The kind of the request.
   EXPECT_FALSE(request_of(bytes).ok());
   TransferAnswer answer = kAnswer;
   for (const std::uint32_t count :

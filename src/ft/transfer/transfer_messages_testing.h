@@ -20,7 +20,7 @@ inline transfer::Refusal random_refusal(RandomMessages& random) {
   return {static_cast<transfer::RefusalReason>(random.below(3)), random.text()};
 }
 
-// With few chunks, also short ones.
+// It has few chunks, some of them short.
 inline transfer::TransferAnswer random_answer(RandomMessages& random) {
   transfer::TransferAnswer answer;
   answer.kind = static_cast<transfer::RequestKind>(random.below(3));

@@ -20,21 +20,21 @@ using namespace transfer;  // NOLINT(google-build-using-namespace): its own.
 
 namespace {
 
-// The period of Waiting messages and of dropping what is too old.
+// How often Waiting messages are sent and old data are dropped.
 constexpr Duration kTick = std::chrono::milliseconds(200);
-// Ranks of replicas that come back fetch one thing at a time.
+// Ranks of returning replicas fetch one thing at a time.
 constexpr std::size_t kRequestersMax = 64;
-// After so many, other functions of the loop run.
+// After this many chunks, other work of the loop runs.
 constexpr int kChunksAtOnce = 4;
-// How long to wait when no requester has room: a connection does not report it.
+// How long to wait when no requester has room, which a connection does not report.
 constexpr Duration kRoomWait = std::chrono::milliseconds(1);
-// The limit of what a client says.
+// The limit of what a client sends.
 constexpr std::size_t kRequestBytesMax = 1024;
 constexpr std::uint64_t kChunkBytesMin = 4096;
 constexpr std::uint64_t kChunksPerSecond = 8;
 
-// The size of a chunk: small enough that under a low limit chunks arrive often, and large enough
-// that the digests fit into an answer.
+// The size of a chunk: small enough that chunks arrive often under a low rate limit, and large
+// enough that the digests fit into an answer.
 std::uint32_t chunk_bytes_for(
     std::uint64_t bytes, std::uint64_t bytes_per_s_max) {
   std::uint64_t chunk = kChunkBytesMax;
@@ -111,7 +111,7 @@ struct TransferServer::Impl {
   const std::function<void()> snapshot_wanted;
   std::uint64_t run = 0;
   std::optional<Snapshot> snapshot;
-  std::optional<StateId> promised;  // The snapshot that is to come.
+  std::optional<StateId> promised;  // The snapshot that was promised.
   SumStore sums;
   TokenBucket bucket;
   std::uint64_t bytes_sent = 0;
@@ -138,7 +138,7 @@ void TransferServer::Impl::listen() {
 void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
   const bool full = requesters.size() >= kRequestersMax;
   if (requesters.size() >= 2 * kRequestersMax) {
-    return;  // Too many even to send each a refusal.
+    return;  // There are too many even to send each a refusal.
   }
   requesters.push_back(
       std::make_unique<RequesterConnection>(std::move(connection)));
@@ -159,7 +159,7 @@ void TransferServer::Impl::accept(std::unique_ptr<net::Connection> connection) {
 
 void TransferServer::Impl::closed(RequesterConnection& requester) {
   if (requester.is_served()) {
-    // It may be back for the next sums.
+    // It may come back for the next sums.
     sums.hold(requester.step(), loop.now() + options.kept);
   }
   requesters.remove_if(
@@ -223,7 +223,7 @@ void TransferServer::Impl::ask_snapshot(RequesterConnection& requester) {
   }
 }
 
-// Serves or refuses a fetch; false: what it asks for may still come.
+// Serves or refuses a fetch; returns false if what it asks for may still come.
 bool TransferServer::Impl::answer(RequesterConnection& requester) {
   return requester.is_of_state() ? answer_snapshot(requester)
                                  : answer_sum(requester);
@@ -312,7 +312,7 @@ std::set<StateId> TransferServer::Impl::fetched_states() const {
   return states;
 }
 
-// Somebody who asks for each new state and holds on to it would fill the memory.
+// Otherwise a client that asks for each new state and holds on to it would fill the memory.
 void TransferServer::Impl::drop_oldest_states() {
   const auto states = fetched_states();
   auto over = std::ssize(states) - std::ptrdiff_t{options.states_max};
@@ -356,8 +356,8 @@ void TransferServer::Impl::send_chunks() {
   sending = loop.after(Duration(0), [this] { send_chunks(); });
 }
 
-// The least recently served requester with a requested chunk. One without room, or over the rate
-// limit, only when all are.
+// The least recently served requester with a requested chunk. A requester without room, or over the
+// rate limit, is returned only if all are like that.
 Requesters::iterator TransferServer::Impl::next_to_send(bool states_wait) {
   const auto find = [&](auto is_right) {
     return std::ranges::find_if(requesters, [&](const auto& one) {

@@ -21,7 +21,7 @@ using testing::kRun;
 using testing::random_bytes;
 using testing::state_of;
 
-// A server, and who fetches from it, in one loop.
+// A server, and clients that fetch from it, in one loop.
 struct Donor {
   explicit Donor(TransferServerOptions its = {})
       : server(loop, with_rank(std::move(its)), [this] {
@@ -128,7 +128,8 @@ TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
       donor.loop, {donor.address()}, donor.options, state_of(5), heard.done());
   run_for(donor.loop, 300ms);
   EXPECT_TRUE(donor.server.busy());
-  offer(donor.server, state_of(4), random_bytes(10, 4));  // To be waited on.
+  // The fetch waits for it.
+  offer(donor.server, state_of(4), random_bytes(10, 4));
   run_for(donor.loop, 1500ms);
   EXPECT_FALSE(heard.any()) << heard.failure();
   offer(donor.server, state_of(5), random_bytes(10, 5));
@@ -137,7 +138,7 @@ TEST(FetchSnapshot, WaitsForAnOfferLongerThanForADonorThatIsSilent) {
   EXPECT_EQ(donor.wanted, 0);
 }
 
-// What donors said meanwhile is read before they are taken for silent.
+// What donors sent meanwhile is read before they count as silent.
 TEST(FetchSnapshot, GoesOnAfterThisProcessStoodStill) {
   Donor donor;
   donor.options.timeout_without_progress = 1200ms;
@@ -190,7 +191,7 @@ TEST(FetchSnapshot, GoesOnWithTheOldBytesWhenANewerIsOffered) {
   EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }));
 }
 
-// A rank copies its state for whoever asks: the copies that are held must be few.
+// A rank copies its state for any requester, so few copies may be held at a time.
 TEST(FetchSnapshot, OfAThirdStateAtATimeDropsTheClientsOfTheOldest) {
   Donor donor({.bytes_per_s_max = 1000});
   std::vector<std::weak_ptr<const std::string>> copies;
@@ -257,7 +258,8 @@ TEST(Snapshot, IsKeptForAWhileAndWhileSomebodyFetchesIt) {
   const std::weak_ptr<const std::string> still = bytes;
   const std::string copy = *bytes;
   offer(donor.server, state_of(1), std::move(bytes));
-  EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);  // Longer than that.
+  // It took longer than that.
+  EXPECT_TRUE(donor.fetch(state_of(1)).value() == copy);
   EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
   EXPECT_TRUE(run_until(donor.loop, [&] { return still.expired(); }, 5s));
   EXPECT_FALSE(donor.server.busy());
@@ -316,7 +318,7 @@ TEST(AskSnapshot, IsToldAtOnceOfOneThatIsPromised) {
       donor.loop, {donor.address()}, donor.options, state_of(8), heard.done());
   run_for(donor.loop, 50ms);
   EXPECT_FALSE(heard.any());
-  donor.keep(9, 13);  // Sums since the promise stay.
+  donor.keep(9, 13);  // Sums since the promise are kept.
   offer(donor.server, state_of(8), random_bytes(10, 8));
   ASSERT_TRUE(heard.comes(donor.loop));
   EXPECT_EQ(heard.value(), *random_bytes(10, 8));
@@ -401,7 +403,7 @@ TEST(FetchSum, WaitsForOneThatIsToComeWhenAskedTo) {
   Donor donor;
   donor.keep(1, 3);
   donor.options.sum_timeout = 20s;
-  // Never comes: another one has been made of an older state.
+  // This sum never comes: the one after step 0 was made from another state.
   EXPECT_EQ(
       donor.sum_after(state_of(0, 9)).code(), ErrorCode::kFailedPrecondition);
   CapturedResult<FetchedSum> heard;
@@ -530,7 +532,7 @@ TEST(Bandwidth, IsLimited) {
   offer(donor.server, state_of(1), bytes);
   const Instant begin = donor.loop.now();
   EXPECT_TRUE(donor.fetch(state_of(1)).value() == *bytes);
-  // But for what was saved up and the last chunk: 0.1 s and an eighth.
+  // Saved-up time and the last chunk do not count: 0.1 s and an eighth.
   EXPECT_GE(donor.loop.now() - begin, 770ms);
 }
 
@@ -545,7 +547,8 @@ TEST(Bandwidth, OfSumsIsNotLimited) {
   donor.server.keep(commit_of(2), random_bytes(4 * kMebi, 2));
   const Instant begin = donor.loop.now();
   EXPECT_EQ(donor.sum_after(state_of(1)).failure(), "");
-  EXPECT_LT(donor.loop.now() - begin, 5s);  // Not a quarter of an hour.
+  // It does not take a quarter of an hour.
+  EXPECT_LT(donor.loop.now() - begin, 5s);
 }
 
 TEST(Bandwidth, ThatIsLowStillLetsSomethingComeBeforeATimeout) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of transfers share: states and commits by number, bytes, what a
-// fetch has told. Thread rule: one thread.
+// What the tests of transfers share: states and commits by number, random bytes, and the result of
+// a fetch. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ inline StateId state_of(std::int64_t step, std::uint64_t lineage = 1) {
   return {step, {lineage, static_cast<std::uint64_t>(step)}};
 }
 
-// From the step before.
+// The commit that leads from the previous step.
 inline Commit commit_of(std::int64_t step, std::uint64_t lineage = 1) {
   return {
       .attempt = {{1, 2}, step},
@@ -70,7 +70,7 @@ class CapturedResult {
   }
   bool any() const { return result_.has_value(); }
   const T& value() const { return result_.value().value(); }
-  // "": a value, or nothing yet.
+  // Empty for a value, or if there is no result yet.
   std::string failure() const {
     return any() && !result_->ok() ? result_->status().message() : "";
   }
@@ -78,7 +78,7 @@ class CapturedResult {
     return failure().empty() ? std::nullopt
                              : std::optional(result_->status().code());
   }
-  // Runs the loop until it is called.
+  // Runs the loop until the result is there.
   [[nodiscard]] bool comes(
       net::Loop& loop, Duration limit = std::chrono::seconds(20)) const {
     return net::testing::run_until(loop, [&] { return any(); }, limit);
