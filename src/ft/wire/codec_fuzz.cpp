@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a report, an order and a record: each is refused with a sentence,
-// or is the same again once it was written and read. So are the bytes of real ones
-// of which some are damaged; if none is, they are read. The same for what follows
-// on a connection. Nothing is thrown.
+// Decodes any bytes as a report, a view and a record: each is either refused with a sentence, or
+// unchanged after it was encoded and decoded again. The same holds for the bytes of real messages
+// of which some are damaged; undamaged ones are always accepted. Later messages of a connection are
+// treated the same way. Nothing is thrown.
 #include "ft/wire/codec.h"
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {
 using sherd::test::check_damaged;
 using sherd::test::FuzzBytes;
 
-// Whether it was read.
+// Returns whether it was accepted.
 template <auto read, typename Write>
 bool comes_again(const std::string& bytes, const Write& write) {
   const auto once = read(bytes);
@@ -66,7 +66,7 @@ void check_messages(FuzzBytes input) {
   check_damaged(bytes_of(random.record(), {}), record_comes_again, input);
 }
 
-// The second message of a connection says what has changed.
+// The second message of a connection encodes what has changed.
 void check_streams(FuzzBytes input) {
   test::RandomMessages random(input.seed());
   ReportWriter reports;
@@ -98,7 +98,7 @@ void check_streams(FuzzBytes input) {
 extern "C" int LLVMFuzzerTestOneInput(
     const std::uint8_t* data, std::size_t size) {
   using namespace sherd::ft;  // NOLINT(google-build-using-namespace)
-  // As it is, and after a version.
+  // Decoded unchanged, and after a version.
   const std::string whole(data, data + size);
   check_bytes(whole);
   for (const auto version : {kLogVersionMin, kWireVersion, kLogVersion}) {

@@ -78,7 +78,7 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
   }
 }
 
-// As a later sherd would write it that knows one part more.
+// Written as by a later version that knows one more part.
 TEST(Codec, PartsOfLaterVersionsAreSkipped) {
   RandomMessages random(seed_of_test());
   const Report report = random.report();
@@ -104,7 +104,7 @@ std::string bytes_of_hex(const std::string& hex) {
   return bytes;
 }
 
-// Bytes of version 5, kept: whoever changes what is written in it breaks replicas that run.
+// Recorded bytes of version 5: a change to them would break replicas that run.
 TEST(Codec, BytesOfThisVersionAreReadForEver) {
   Report report;
   report.run = 7;
@@ -128,7 +128,7 @@ TEST(Codec, BytesOfThisVersionAreReadForEver) {
   EXPECT_EQ(report_of(bytes_of_hex(kept)).value(), report);
 }
 
-// What has come since, kept too.
+// Recorded bytes of parts added since.
 TEST(Codec, BytesOfWhatIsRememberedAreReadForEver) {
   Report report;
   RunView memory;
@@ -157,7 +157,8 @@ TEST(Codec, BytesOfWhatIsRememberedAreReadForEver) {
   EXPECT_EQ(report_of(bytes).value(), report);
 }
 
-// As a sherd before it wrote a view: without who was ever there, and what is taken.
+// Written as by an earlier version: without all replicas ever in the run and without the taken
+// samples.
 TEST(Codec, AViewWithoutItsLaterPartsIsRead) {
   RunView view;
   view.run = 7;
@@ -170,7 +171,7 @@ TEST(Codec, AViewWithoutItsLaterPartsIsRead) {
   EXPECT_EQ(run_view_of(bytes).value(), view);
 }
 
-// A report has all bits of a view, and is told apart by its frame's type alone.
+// A report uses all bits that a view has, so only the frame's type tells them apart.
 TEST(Codec, AMessageOfAnotherKindIsRefused) {
   EXPECT_FALSE(report_of(bytes_of(RunView())).ok());
 }
@@ -196,13 +197,13 @@ TEST(Codec, NegativeStepsAreRefused) {
 
 TEST(Codec, ALengthAboveTheLimitIsRefusedBeforeMemoryIsTaken) {
   std::string bytes = bytes_of(RunView());
-  // Version, number, parts, run, term, state, commits that stay.
+  // Version, number, parts, run, term, state, how many commits stay.
   constexpr std::size_t kCommits = 2 + 4 + 4 + 8 + 8 + 24 + 4;
   bytes.replace(kCommits, 4, "\xff\xff\xff\xff", 4);
   EXPECT_THAT(
       run_view_of(bytes).status().message(),
       HasSubstr("expected at most 1024 commits, found 4294967295"));
-  // Within the limit, but more than there are bytes for.
+  // The count is within its limit, but there are not enough bytes for it.
   bytes.replace(kCommits, 4, std::string("\x00\x04\x00\x00", 4));
   EXPECT_THAT(
       run_view_of(bytes).status().message(),
@@ -227,7 +228,7 @@ TEST(Codec, ListsAboveTheLimitAreNotWritten) {
 
 // ---- texts ----
 
-// Clears the screen.
+// It clears the screen of a terminal.
 const std::string kBad = "a\x1b[2J\nb";
 const std::string kGood = "a?[2J?b";
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists the fields of each value in the messages between replicas, ranks and the coordinator, once
+// Lists the fields of each value in the messages between replicas, ranks and the coordinator: once
 // for writing and reading, and once for all messages that contain the value. Thread rule: pure
 // functions on values.
 #pragma once
@@ -22,8 +22,8 @@
 
 namespace sherd::ft::wire {
 
-// fields(io, value) writes the value if `io` is a FieldWriter (the value is const then), or fills it
-// if `io` is a FieldReader.
+// fields(io, value) writes the value if `io` is a FieldWriter (then the value is const), or fills
+// it if `io` is a FieldReader.
 struct FieldWriter;
 struct FieldReader;
 template <typename Io, typename T>
@@ -87,7 +87,7 @@ struct FieldWriter {
 
 struct FieldReader {
   net::ByteReader in;
-  // Texts of others reach logs, pages and terminals by many ways.
+  // Texts from others reach logs, pages and terminals in many ways.
   bool makes_printable = false;
 
   void number(const char* what, std::uint64_t& value) { value = in.u64(what); }
@@ -342,7 +342,7 @@ void fields(Io& io, Field<Io, RankAddresses>& addresses) {
   }
 }
 
-// What it holds changes with each step, and is told apart.
+// Without what it holds, which changes with each step and is sent separately.
 template <typename Io>
 void fields(Io& io, Field<Io, LiveReplica>& peer) {
   io.number("a replica", peer.replica);
@@ -350,7 +350,7 @@ void fields(Io& io, Field<Io, LiveReplica>& peer) {
   fields(io, peer.addresses);
 }
 
-// ---- one of several kinds: which, and its fields ----
+// ---- one of several kinds: its index, and its fields ----
 
 template <typename Variant>
 void write_kind(FieldWriter& writer, const Variant& value) {
@@ -358,7 +358,7 @@ void write_kind(FieldWriter& writer, const Variant& value) {
   std::visit([&](const auto& one) { fields<FieldWriter>(writer, one); }, value);
 }
 
-// Makes `value` the I-th kind, if it is the one that is meant, and has `read` fill it.
+// Makes `value` the I-th kind if that is the encoded one, and has `read` fill it.
 template <typename Variant, typename Read, std::size_t I = 0>
 void read_kind_at(std::size_t kind, Variant& value, const Read& read) {
   if constexpr (I < std::variant_size_v<Variant>) {

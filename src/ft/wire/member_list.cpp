@@ -9,7 +9,7 @@
 namespace sherd::ft::wire {
 namespace {
 
-// So many members, one after another, have so many samples each.
+// This many consecutive members have this many samples each.
 struct PieceRun {
   std::uint32_t members = 0;
   std::int64_t samples = 0;
@@ -48,10 +48,10 @@ std::vector<Member> names_of(const std::vector<Member>& members) {
   return names;
 }
 
-// Gives each member of the runs its piece. REQUIRES: the pieces are as many samples as the ranges.
+// Gives each member of the runs its piece. REQUIRES: the pieces have as many samples as the ranges.
 void cut(const CutSamples& all, std::vector<Member>& members) {
   auto range = all.ranges.begin();
-  std::int64_t used = 0;  // Of the range.
+  std::int64_t used = 0;  // Samples used of the current range.
   auto member = members.begin();
   for (const auto& run : all.runs) {
     for (std::uint32_t i = 0; i < run.members; ++i, ++member) {
@@ -70,7 +70,7 @@ void cut(const CutSamples& all, std::vector<Member>& members) {
   }
 }
 
-// None: the samples are no cut of ascending ranges.
+// Nullopt if the samples are no cut of ascending ranges.
 std::optional<CutSamples> cut_of(const std::vector<Member>& members) {
   CutSamples all;
   for (const auto& member : members) {
@@ -100,9 +100,9 @@ std::optional<CutSamples> cut_of(const std::vector<Member>& members) {
   return same ? std::optional(std::move(all)) : std::nullopt;
 }
 
-// Whether they are cut into that many pieces without a rest; a reason otherwise.
+// Why the ranges cannot be cut into that many pieces without a remainder; empty if they can.
 std::string fault_of(const CutSamples& all, std::size_t members) {
-  // In 128 bits no sum of so few can overflow.
+  // In 128 bits no sum of so few numbers can overflow.
   __extension__ using Wide = __int128;
   Wide there = 0;
   for (const auto& range : all.ranges) {

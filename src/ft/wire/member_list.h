@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Members with their samples as bytes. The coordinator gives out the lowest free samples in the order
-// of the members, so that all of them together are few ranges, cut into equal pieces: that is what is
-// written, and where it does not hold, the ranges of each. Who they are takes 12 bytes each, and none
-// where the reader knows it. Thread rule: pure functions.
+// Encodes members with their samples. The coordinator gives out the lowest free samples in the
+// order of the members, so that all of them together are a few ranges, cut into equal pieces. These
+// are written; where this does not hold, the ranges of each member are. The names of the members
+// take 12 bytes each, and none if the reader knows them. Thread rule: pure functions.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ bool are_same_replicas(
 void member_fields(FieldWriter& io, const std::vector<Member>& members);
 void member_fields(FieldReader& io, std::vector<Member>& members);
 
-// Without who they are: a reader replaces the samples of the members that are there.
+// Without the members' names: a reader replaces the samples of the members that it has.
 void sample_fields(FieldWriter& io, const std::vector<Member>& members);
 void sample_fields(FieldReader& io, std::vector<Member>& members);
 

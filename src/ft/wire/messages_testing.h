@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random values of the protocol's messages and of what they are made of, and whole messages, for
-// tests and fuzzers. Thread rule: one thread.
+// Random values of the protocol's messages and their parts, and whole messages, for tests and
+// fuzzers. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sherd::ft {
 
-// Whole messages, as the first ones of a connection.
+// Whole messages, like the first ones of a connection.
 inline std::string bytes_of(const Report& report) {
   return ReportWriter().bytes_of(report);
 }
@@ -103,7 +103,7 @@ class RandomMessages {
     view.asks = coin();
     return view;
   }
-  // What of a view is remembered.
+  // The remembered part of a view.
   RunView memory() {
     RunView memory = view();
     memory.planned.reset();
@@ -143,7 +143,7 @@ class RandomMessages {
     }
   }
 
-  // ---- what they are made of ----
+  // ---- parts of messages ----
 
   std::uint64_t below(std::uint64_t end) {
     return std::uniform_int_distribution<std::uint64_t>(0, end - 1)(random_);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The frame of a message of parts: version, its number on the connection from 1 on, mask, parts in the
-// order of their bits, and at its end what later versions may have added. Thread rule: pure functions.
+// The format of a message of parts: the version, the message's number on the connection from 1 on,
+// the mask, the parts in the order of their bits, and at the end what later versions may have
+// added. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +29,9 @@ inline void begin_message(
   writer.out.u32(mask);
 }
 
-// The mask; none: the message has come before, and says nothing new. `messages`: how many have been
-// read. The first one must have all parts below `first`; later versions have added the rest.
+// Returns the mask; nullopt if the message was received before and says nothing new. `messages` is
+// the number of messages read so far. The first message must have all parts below `first`; later
+// versions have added the rest.
 inline std::optional<PartMask> begin_message(
     FieldReader& reader, std::size_t first, std::uint32_t& messages) {
   const std::uint16_t version = reader.in.u16("the version");
@@ -57,7 +59,7 @@ inline std::optional<PartMask> begin_message(
   return reader.in.ok() ? mask : 0;
 }
 
-// Bytes are left over only where the mask has parts that this version does not know.
+// Bytes may be left over only if the mask has parts that this version does not know.
 inline Status end_message(
     FieldReader& reader, PartMask mask, std::size_t count, const char* what) {
   if ((mask & ~all_parts(count)) != 0) {

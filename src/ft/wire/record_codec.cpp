@@ -50,7 +50,7 @@ void fields(Io& io, Field<Io, RecoveryRecord>& record) {
   fields(io, record.consumed);
 }
 
-// A committed state without its number of samples, which its ranges have.
+// A committed state without its number of samples, which follows from its ranges.
 template <typename Io>
 void fields(Io& io, Field<Io, History::CommittedState>& past) {
   fields(io, past.state);
@@ -61,7 +61,7 @@ inline constexpr ListLimits kPastList{std::size_t{1} << 24U, 24 + 1 + 4};
 
 // ---- as versions from 4 on write it ----
 
-// What it changes.
+// Only what the commit changes.
 template <typename Io>
 void commit_fields(
     Io& io,
@@ -107,7 +107,7 @@ void new_fields(Io& io, Kind& record, const std::vector<Member>& before) {
   }
 }
 
-// ---- what a history has come to ----
+// ---- the summary of a history ----
 
 void write_lives(
     FieldWriter& writer, const std::map<ReplicaId, Incarnations>& all) {
@@ -141,7 +141,7 @@ void read_lives(FieldReader& reader, std::map<ReplicaId, Incarnations>& all) {
   }
 }
 
-// All but the past, and what of it was rolled back.
+// Everything but the past and those of its states that were rolled back.
 template <typename Io>
 void summary_fields(Io& io, Field<Io, History>& history) {
   io.number("a term", history.term);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The records of the coordinator's log as bytes. Their version is the log's: it grows when they
-// change, and whatever an older version has written is read. A commit is written as what it changes
-// in the members of the record before, so that its size hardly grows with their number: whoever
-// writes or reads one says who they were. Thread rule: pure functions.
+// Encodes the records of the coordinator's log. The log has a version of its own, which grows when
+// the records change; everything that older versions have written can be read. A commit is written
+// as what it changes in the members of the record before, so that its size hardly grows with their
+// number; to write or read one, the caller passes those members. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,22 @@ namespace sherd::ft {
 
 // Each record begins with the version that wrote it.
 inline constexpr std::uint16_t kLogVersion = 5;
-// The oldest that is read. Before version 4 a commit had all members twice, and before version 5
-// no log was made from what replicas remember.
+// The oldest version that can be read. Before version 4 a commit had all members twice, and before
+// version 5 no log was recovered from replicas.
 inline constexpr std::uint16_t kLogVersionMin = 2;
 
-// `before`: the members of the history that the record follows. Throws Error for a list above its
-// limit.
+// `before` are the members of the history that the record follows. Throws Error for a list above
+// its limit.
 std::string bytes_of(const Record& record, const std::vector<Member>& before);
-// A failure states what was expected and what was found; no byte may be left over.
+// A failure says what was expected and found; no byte may be left over.
 Result<Record> record_of(
     std::string_view bytes, const std::vector<Member>& before);
 
-// The members of the history with this record, if `before` are those without it.
+// The members of the history after this record, if `before` are those before it.
 const std::vector<Member>& members_after(
     const Record& record, const std::vector<Member>& before);
 
-// A history in two: what it has come to, and the committed states that led there, in pieces.
+// A history in two parts: its current state, and the committed states that led there, in pieces.
 std::string bytes_of_summary(const History& history);
 Result<History> summary_of(std::string_view bytes);
 

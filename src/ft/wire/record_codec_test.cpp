@@ -53,7 +53,7 @@ TEST(RecordCodec, AnotherVersionIsRefusedNamingBoth) {
       HasSubstr("a record: expected version 2 to 5, found 9"));
 }
 
-// Nothing else has changed since.
+// The records of version 4 have not changed since.
 TEST(RecordCodec, RecordsOfVersion4AreRead) {
   RandomMessages random(seed_of_records());
   for (int i = 0; i < 200; ++i) {
@@ -80,7 +80,7 @@ TEST(RecordCodec, SamplesThatEndBeforeTheyBeginAreRefused) {
       HasSubstr("expected samples in order, found [5, 3)"));
 }
 
-// Each member trains 8 samples a step, after a hole that a lost one has left.
+// Each member trains 8 samples a step, after a gap that a lost member has left.
 std::vector<Member> many_members(std::size_t count, std::int64_t first) {
   SampleSet taken;
   taken.add({0, first});

@@ -13,10 +13,11 @@ inline constexpr std::size_t kAddressesPart = 9;
 inline constexpr std::size_t kRanksPart = 11;
 inline constexpr std::size_t kRemembersPart = 12;
 inline constexpr std::size_t kLinkSpeedsPart = 13;
-// One for each rank that has something new to say, after its place in the list where not all have.
+// One entry for each rank that has something new to report, with its index in the list if not all
+// ranks have.
 inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 20};
 
-// What a replica remembers of its last view.
+// The remembered parts of a replica's last view.
 template <typename Io>
 void fields(Io& io, Field<Io, RunView>& view) {
   for (const auto part :
@@ -66,7 +67,7 @@ void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
   }
 }
 
-// How many ranks there are, and those that say something else than before.
+// The number of ranks, and those that report something new.
 void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
   const auto count = reader.in.u32("ranks");
   const auto news = reader.in.count("progress of ranks", kNewsList);
@@ -115,7 +116,8 @@ std::string ReportWriter::ranks_bytes(
   all.out.count(ranks_.size());
   all.out.count(news.size());
   for (const auto rank : news) {
-    if (news.size() < ranks_.size()) {  // Else they come in their order.
+    // Otherwise the entries are in the order of the ranks.
+    if (news.size() < ranks_.size()) {
       all.out.u32(static_cast<std::uint32_t>(rank));
     }
     all.out.raw(ranks_[rank]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reports of one connection as bytes. The first one is whole; each later one has only what has
-// changed since the one before: a heartbeat says that the ranks move, and little else. Addresses,
-// which are many, go once. Thread rule: one thread.
+// Encodes the reports of one connection. The first one is complete; each later one has only what
+// has changed since the one before: a heartbeat says little more than that the ranks make progress.
+// Addresses, which are many, are sent once. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -16,8 +16,9 @@
 
 namespace sherd::ft {
 
-// They are: who, serial, held, joined, vote, suspicion, digest, bad gradients, whether it ends,
-// addresses, progress, ranks. What it remembers came later: who is not asked says nothing of it.
+// The parts of the first version: who, serial, held, joined, vote, suspicion, digest, bad
+// gradients, whether it ends, addresses, progress, ranks. What the replica remembers was added
+// later and is sent only if the coordinator asks.
 inline constexpr std::size_t kFirstReportParts = 12;
 inline constexpr std::size_t kReportParts = 14;
 
@@ -30,18 +31,18 @@ class ReportWriter {
   std::string ranks_bytes(const std::vector<TrainingProgress>& ranks);
 
   std::uint32_t messages_ = 0;
-  std::array<std::string, kReportParts> said_;  // The parts, as said last.
+  std::array<std::string, kReportParts> said_;  // Each part as last sent.
   RankAddresses addresses_;
   std::vector<std::string> ranks_;
-  bool remembered_ = false;  // Has said what it remembers.
+  bool remembered_ = false;  // Whether it has sent what it remembers.
 };
 
 class ReportReader {
  public:
-  // The next message of the connection; one that comes again changes nothing. After a failure the
-  // connection is of no use any more.
+  // Reads the next message of the connection; one that is repeated changes nothing. After a failure
+  // the connection cannot be used any more.
   Status read(std::string_view bytes);
-  // The last one, with what was said before.
+  // The last report, including what earlier messages said.
   const Report& report() const { return report_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one connection says, message by message.
+// The messages of one connection, one after another.
 #include <random>
 #include <string>
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ RankAddresses addresses_of(std::size_t ranks) {
   return std::vector<RankAddress>(ranks, {"10.0.0.7", 20000, 40000});
 }
 
-// A view of so many members of 8 ranks each, in the epoch's first step.
+// A view of `replicas` members with 8 ranks each, in the first step of the epoch.
 RunView view_of(std::size_t replicas) {
   RunView view;
   view.run = 7;
@@ -49,7 +49,7 @@ RunView view_of(std::size_t replicas) {
   return view;
 }
 
-// The view after the next commit: nobody has applied it yet.
+// The view after the next commit, which no member has applied yet.
 RunView next_of(RunView view) {
   const StateId next{view.canonical.step + 1, {9, 9}};
   view.recent.push_back(
@@ -91,7 +91,7 @@ TEST(ReportStream, EachReportComesAsItWasSaid) {
     Report report = random.report();
     for (int j = 0; j < 20; ++j) {
       const Report other = random.report();
-      // Some of it stays.
+      // Some parts stay the same.
       report.serial = other.serial;
       report.held = random.coin() ? other.held : report.held;
       report.vote = random.coin() ? other.vote : report.vote;
@@ -141,7 +141,7 @@ TEST(ReportStream, BeginsWithAWholeReport) {
   EXPECT_THAT(
       report_of(writer.bytes_of(Report())).status().message(),
       HasSubstr("expected message 1 of the connection, found 2"));
-  constexpr std::size_t kParts = 2 + 4;  // Behind the version and the number.
+  constexpr std::size_t kParts = 2 + 4;  // After the version and the number.
   first[kParts] = '\x01';
   EXPECT_THAT(
       report_of(first).status().message(),
@@ -191,7 +191,7 @@ TEST(ViewStream, EachViewComesAsItWasSaid) {
   }
 }
 
-// Connections are told at different times, and replicas come and go meanwhile.
+// Connections get views at different times, and replicas come and go meanwhile.
 TEST(ViewStream, OneWriterServesConnectionsThatKnowDifferentThings) {
   RandomMessages random(seed_of_stream());
   ViewWriter writer;
@@ -223,7 +223,7 @@ TEST(ViewStream, OneWriterServesConnectionsThatKnowDifferentThings) {
   }
 }
 
-// As this version's writer never sends it.
+// This version's writer never sends it like that.
 TEST(ViewStream, NewsOfPeersMayComeInAnyOrderAndTwice) {
   const auto peer = [](ReplicaId replica, Incarnation incarnation) {
     return LiveReplica{replica, incarnation, {}, addresses_of(1)};
@@ -244,7 +244,7 @@ TEST(ViewStream, NewsOfPeersMayComeInAnyOrderAndTwice) {
       peers, (std::vector<LiveReplica>{peer(1, 2), peer(2, 2), peer(7, 3)}));
 }
 
-// ---- what it costs ----
+// ---- sizes ----
 
 TEST(ViewStream, WhoAsksAgainGetsAnAcknowledgementOfConstantSize) {
   for (const std::size_t replicas : {3, 1000}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parts of a view that are written in their own way, and how views are read. view_stream.cpp writes
-// them.
+// Parts of a view that have an encoding of their own, and how views are read. view_stream.cpp
+// writes them.
 #include "ft/wire/view_parts.h"
 
 #include <algorithm>
@@ -18,14 +18,14 @@
 namespace sherd::ft::wire {
 namespace {
 
-// What a peer holds. Two bits.
+// What a peer holds, in two bits.
 enum class HeldKind : std::uint8_t {
   kCanonical,
-  kBase,  // Of the last commit.
+  kBase,  // The base of the last commit.
   kNothing,
   kOther,
 };
-// So many peers, one after another, hold the same.
+// This many consecutive peers hold the same.
 struct HeldRun {
   std::uint32_t peers = 0;
   HeldKind kind = HeldKind::kCanonical;
@@ -107,10 +107,10 @@ void read_kind_runs(FieldReader& reader, std::vector<HeldKind>& kinds) {
   }
 }
 
-// By number; of one that is named twice the last counts.
+// Sorts the peers by number. If one is named twice, the last entry counts.
 void put_in_order(std::vector<LiveReplica>& peers) {
   if (are_ascending(peers)) {
-    return;  // As nearly always.
+    return;  // This is the usual case.
   }
   std::ranges::stable_sort(peers, {}, &LiveReplica::replica);
   const auto rest = std::ranges::unique(
@@ -118,7 +118,7 @@ void put_in_order(std::vector<LiveReplica>& peers) {
   peers.erase(peers.begin(), rest.begin().base());
 }
 
-// REQUIRES: `news` is in order.
+// REQUIRES: `news` is sorted.
 void merge_news(
     std::vector<LiveReplica>& peers,
     std::vector<ReplicaId> gone,

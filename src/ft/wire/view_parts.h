@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of a view as fields, for those who write and read them. Thread rule: pure functions.
+// The parts of a view as fields, for writing and reading them. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace sherd::ft::wire {
 
-// By their bits.
+// In the order of their bits.
 enum class ViewPart {
   kRun,
   kCanonical,
@@ -37,7 +37,7 @@ void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
 
 inline constexpr ListLimits kGoneList{2 * CodecLimits::kMembers, 4};
 
-// Those whose bytes do not depend on what was told before.
+// The parts whose bytes do not depend on what was sent before.
 template <typename Io>
 void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
   switch (part) {
@@ -68,17 +68,17 @@ void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
   }
 }
 
-// The last `stay` of the commits that were told stay, and these follow.
+// The last `stay` commits that were sent remain, and these follow.
 void write_commits(
     FieldWriter& writer, std::size_t stay, const std::vector<Commit>& news);
 
-// What each of the peers holds: most hold the canonical state or the one before.
+// What each of the peers holds: most hold the canonical state or the one before it.
 void write_held(FieldWriter& writer, const RunView& view);
 
-// Who is there, as news or all of them.
+// The peers, either all of them or changes.
 void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers);
 
-// By number, each once.
+// Whether they are sorted by number, each once.
 bool are_ascending(const std::vector<LiveReplica>& peers);
 
 }  // namespace sherd::ft::wire

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is written. view_parts.cpp reads it.
+// How views are written. view_parts.cpp reads them.
 #include "ft/wire/view_stream.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ std::string bytes_of_held(const RunView& view) {
   return writer.out.take();
 }
 
-// Copied once: where a coordinator has started again, the addresses of a thousand replicas go to
+// Copied only once: after a restart of the coordinator, the addresses of a thousand replicas go to
 // each of them.
 std::string message_of(
     std::uint32_t number,
@@ -61,7 +61,7 @@ std::string ViewWriter::bytes_for(
   if (view->fenced.empty()) {
     return news_for(told, ++told.messages_, view);
   }
-  // It is the last that this one is told, and nobody else is told it.
+  // It is the last view for this connection, and no other connection gets it.
   const auto number = ++told.messages_;
   told = {};
   told.messages_ = number;
@@ -113,7 +113,7 @@ void ViewWriter::take(const std::shared_ptr<const RunView>& view) {
         ViewPart::kPlanned, ViewPart::kConsumed, ViewPart::kAsks}) {
     take_simple(index_of(part), *view);
   }
-  // They are many, and stay.
+  // They are many, and rarely change.
   if (view_ == nullptr || view->starts != view_->starts ||
       view->lives != view_->lives) {
     take_simple(index_of(ViewPart::kLives), *view);
@@ -123,14 +123,14 @@ void ViewWriter::take(const std::shared_ptr<const RunView>& view) {
   const auto peers_before = parts_[index_of(ViewPart::kPeers)].version;
   take_peers(*view);
   auto& held = parts_[index_of(ViewPart::kHeld)];
-  // Who reads of a peer anew forgets what it held.
+  // A reader that gets all peers again forgets what they held.
   if (peers_before != parts_[index_of(ViewPart::kPeers)].version ||
       !holds_the_same(*view, *view_)) {
     ++held.version;
     held.whole = bytes_of_held(*view);
   } else if (
       view->canonical != view_->canonical || view->recent != view_->recent) {
-    // The same, in other words.
+    // The same content, encoded differently.
     held.whole = bytes_of_held(*view);
   }
   view_ = view;
@@ -147,7 +147,7 @@ void ViewWriter::take_simple(std::size_t at, const RunView& view) {
   }
 }
 
-// How many of the last commits stay, and those that follow.
+// How many of the last commits stay, and which commits follow.
 void ViewWriter::take_commits(const RunView& view) {
   auto& part = parts_[index_of(ViewPart::kCommits)];
   static const std::vector<Commit> kNone;
@@ -221,7 +221,7 @@ void ViewWriter::take_peers(const RunView& view) {
     const auto known =
         std::ranges::lower_bound(before, peer.replica, {}, &Peer::replica);
     if (known != before.end() && known->replica == one.replica) {
-      const auto since = std::exchange(known->version, 0);  // It stays.
+      const auto since = std::exchange(known->version, 0);  // The peer stays.
       if (since > 0 && known->incarnation == one.incarnation &&
           known->addresses == one.addresses) {
         peer.version = since;
@@ -239,7 +239,7 @@ void ViewWriter::take_peers(const RunView& view) {
     gone_.pop_front();
   }
   if (!wire::are_ascending(view.peers)) {
-    peers_since_ = version;  // Who reads news puts them in order.
+    peers_since_ = version;  // Readers of changes sort them.
   }
 }
 

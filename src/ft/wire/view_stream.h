@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The views of one connection as bytes. The coordinator tells all replicas nearly the same, so that
-// one ViewWriter serves all connections: it encodes each part of a view once, and leaves out the
-// parts that a connection has been told. Who asks again when nothing has changed is told no part: an
-// acknowledgement of a few bytes. Addresses of replicas go once, and again when they change.
+// Encodes the views of one connection. The coordinator tells all replicas nearly the same, so one
+// ViewWriter serves all connections: it encodes each part of a view once, and leaves out the parts
+// that a connection already has. If nothing has changed, a replica gets no part, only an
+// acknowledgement of a few bytes. Addresses of replicas are sent once, and again when they change.
 // Thread rule: one thread.
 #pragma once
 
@@ -23,16 +23,18 @@
 
 namespace sherd::ft {
 
-// What all are told: run, canonical, commits, epoch, members, planned epoch, who is there, what they
-// hold. Then what only one is told: its wrong digest, whether it is fenced. Then what all are told
-// and came later: who was ever there, which samples are taken, whether the log is empty.
+// The parts for all replicas: run, canonical, commits, epoch, members, planned epoch, peers, what
+// they hold. Then those for a single replica: its wrong digest, whether it is fenced. Then parts
+// for all that were added later: all replicas ever in the run, which samples are taken, whether the
+// log is empty.
 inline constexpr std::size_t kFirstViewParts = 10;
 inline constexpr std::size_t kViewParts = 13;
 
-// What one connection has been told; a new one: nothing.
+// What one connection has been sent; nothing for a new one.
 class ToldView {
   friend class ViewWriter;
-  std::array<std::uint64_t, kViewParts> versions_{};  // Of those for all.
+  // Those of the parts for all.
+  std::array<std::uint64_t, kViewParts> versions_{};
   std::uint32_t messages_ = 0;
   bool anything_ = false;
   std::optional<StateDigest> wrong_;
@@ -40,7 +42,7 @@ class ToldView {
 
 class ViewWriter {
  public:
-  // The next message of the connection, with which it has been told the view. Throws Error for a
+  // The next message of the connection, after which the connection has the view. Throws Error for a
   // list or a host name above its limit.
   std::string bytes_for(
       ToldView& told, const std::shared_ptr<const RunView>& view);
@@ -49,10 +51,10 @@ class ViewWriter {
   struct Part {
     std::uint64_t version = 0;
     std::string whole;
-    // From the version before; empty: none.
+    // The changes since the previous version; empty if there are none.
     std::string news;
   };
-  // One of those who are there, since which version.
+  // A present peer, with the version since which it has been there.
   struct Peer {
     ReplicaId replica = 0;
     Incarnation incarnation = 0;
@@ -74,23 +76,24 @@ class ViewWriter {
   const std::string& peers_for(std::uint64_t told);
 
   std::shared_ptr<const RunView> view_;
-  std::array<Part, kViewParts> parts_;  // Those for all.
+  std::array<Part, kViewParts> parts_;  // The parts for all.
   std::vector<Peer> peers_;
-  // Who has gone, by the version in which it has. News from versions before `peers_since_` are not
-  // known.
+  // The peers that have gone, with the version in which each did. Changes from versions before
+  // `peers_since_` are not known.
   std::deque<std::pair<std::uint64_t, ReplicaId>> gone_;
   std::uint64_t peers_since_ = 1;
-  std::map<std::uint64_t, std::string> peer_news_;  // By the version told.
+  // Keyed by the version that the reader has.
+  std::map<std::uint64_t, std::string> peer_news_;
 };
 
 class ViewReader {
  public:
-  // The next message of the connection; one that comes again changes nothing. After a failure the
-  // connection is of no use any more.
+  // Reads the next message of the connection; one that is repeated changes nothing. After a failure
+  // the connection cannot be used any more.
   Status read(std::string_view bytes);
-  // The last one, with what was told before.
+  // The last view, including what earlier messages said.
   const RunView& view() const { return view_; }
-  // Whether the last message said anything: else it was an acknowledgement.
+  // Whether the last message said anything; if not, it was an acknowledgement.
   bool has_news() const { return has_news_; }
 
  private:
