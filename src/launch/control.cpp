@@ -17,7 +17,7 @@ namespace sherd::launch {
 namespace {
 
 constexpr std::size_t kTextBytesMax = 1000;
-// The launcher answers from its loop, at once.
+// The launcher answers at once, from its loop.
 constexpr int kAnswerTimeoutMs = 10000;
 
 Status unavailable(const std::string& path, const std::string& what) {
@@ -53,7 +53,7 @@ bool connect_to(const Descriptor& socket, const sockaddr_un& address) {
              sizeof address) == 0;
 }
 
-// Replaces a socket to which nobody listens any more.
+// Replaces a socket on which nobody listens any more.
 Status clear(const std::string& path, const sockaddr_un& address) {
   if (connect_to(new_socket(), address)) {
     return unavailable(path, "another launcher listens there");
@@ -99,7 +99,7 @@ Result<ControlSocket> ControlSocket::open(const std::string& path) {
     return cleared;
   }
   Descriptor socket = new_socket();
-  // For this user alone, from the first moment on.
+  // Accessible only by this user, from the first moment on.
   const mode_t before = ::umask(0077);
   const int bound = ::bind(
       socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
@@ -145,7 +145,7 @@ Result<std::string> send_control_request(
     return address.status();
   }
   const Descriptor socket = new_socket();
-  // A bare family lets the system choose a name, to which the answer comes.
+  // Binding a bare family lets the system choose a name, to which the answer is sent.
   const sa_family_t family = AF_UNIX;
   if (::bind(
           socket.get(), reinterpret_cast<const sockaddr*>(&family),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ControlSocket is where a running launcher takes requests of operators: a datagram socket in the
-// file system, so that only the file's owner may ask and a client that hangs costs nothing. A
-// request is one datagram, "drain 2"; the reply is another one, "ok ..." or "error ...". Thread
-// rule: one thread.
+// file system, so that only the file's owner may send requests and a client that hangs costs
+// nothing. A request is one datagram, "drain 2"; the reply is another one, "ok ..." or "error ...".
+// Thread rule: one thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,13 +20,13 @@ struct ControlRequest {
   What what = What::kDrain;
   int replica = 0;
 };
-// Bytes from outside; the failure says what was expected.
+// The bytes come from outside; the failure says what was expected.
 Result<ControlRequest> parse_control_request(const std::string& text);
 
 class ControlSocket {
  public:
-  // Listens at `path`; what a launcher that is gone left there is replaced.
-  // Fails when another one listens, or the path is too long or not writable.
+  // Listens at `path`, replacing what a launcher that is gone has left there. Fails if another
+  // launcher listens there, or if the path is too long or not writable.
   static Result<ControlSocket> open(const std::string& path);
   ControlSocket(ControlSocket&& other) noexcept = default;
   ControlSocket& operator=(ControlSocket&&) = delete;
@@ -39,9 +39,9 @@ class ControlSocket {
     sockaddr_un from{};
     socklen_t from_bytes = 0;
   };
-  // The next request; never waits.
+  // The next request; does not wait for one.
   std::optional<Datagram> receive();
-  // A client that has gone misses it.
+  // A client that is gone misses the reply.
   void reply(const Datagram& request, const std::string& text);
 
  private:
@@ -52,8 +52,8 @@ class ControlSocket {
   std::string path_;
 };
 
-// Asks and waits for the answer, without "ok "; the failure is the launcher's own
-// refusal, or that there is none.
+// Sends a request and waits for the answer, which is returned without "ok ". The failure is the
+// launcher's refusal, or says that there is no launcher.
 Result<std::string> send_control_request(
     const std::string& path, const std::string& request);
 

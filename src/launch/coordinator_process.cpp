@@ -12,10 +12,10 @@
 namespace sherd::launch {
 namespace {
 
-// Until it listens for the first time; it may have a long log to read.
+// The limit until it listens for the first time; it may have a long log to read.
 constexpr Duration kStartTimeout = std::chrono::seconds(60);
 constexpr Duration kPollInterval = std::chrono::milliseconds(10);
-// One that has served as long as a term takes to begin was well.
+// A coordinator that has served for as long as a term takes to begin was healthy.
 constexpr Duration kWellAfter = std::chrono::seconds(2);
 constexpr Duration kStopTimeout = std::chrono::seconds(2);
 constexpr Duration kKillTimeout = std::chrono::seconds(10);
@@ -35,7 +35,7 @@ CoordinatorProcess::CoordinatorProcess(
       slot_(slot),
       supervisor_(supervisor),
       status_(options.replicas->status),
-      // Nothing is committed while it is away, and it costs little to start.
+      // Nothing is committed while it is away, and starting it costs little.
       backoff_(
           {.first = std::chrono::milliseconds(100),
            .longest = std::chrono::seconds(5),
@@ -151,7 +151,7 @@ void CoordinatorProcess::time_passed(Instant now) {
   }
 }
 
-// It appears as a whole, with the address in it, and that of the status page.
+// The file appears complete, with the coordinator's address and that of the status page.
 void CoordinatorProcess::read_ready_file(Instant now) {
   std::ifstream in(ready_file_);
   if (in >> address_) {

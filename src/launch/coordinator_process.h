@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a child that starts
-// before the replicas and ends after them, and that is restarted on the same log and the same
-// ports however often it dies. One that has never listened is not restarted: its options or its
-// log are at fault. Thread rule: one thread.
+// before the replicas and ends after them, and that is restarted on the same log and the same ports
+// whenever it dies. A coordinator that has never listened is not restarted: its options or its log
+// must be wrong. Thread rule: one thread.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,8 @@ namespace sherd::launch {
 
 class CoordinatorProcess {
  public:
-  // Keeps its log in `folder`. `secret_file`: empty for none. The references outlive it.
+  // Keeps its log in `folder`. `secret_file` is empty if there is none. The references must outlive
+  // it.
   CoordinatorProcess(
       const LaunchOptions& options,
       const std::string& folder,
@@ -26,17 +27,16 @@ class CoordinatorProcess {
       Supervisor& supervisor);
 
   void begin(Instant now);
-  // REQUIRES: `end` is of its slot.
+  // REQUIRES: `end` belongs to its slot.
   void ended(const RankExit& end, Instant now);
   void time_passed(Instant now);
   std::optional<Instant> deadline() const { return deadline_; }
-  // Asks it to end; it has two seconds, then it is killed, or given up when a
-  // disk that hangs holds it.
+  // Asks it to end. After two seconds it is killed, or given up if a hanging disk blocks it.
   void end(Instant now);
 
-  // host:port; empty before it has listened for the first time.
+  // host:port; empty until it has listened for the first time.
   const std::string& address() const { return address_; }
-  // With a message: it never listened.
+  // Has a message if it never listened.
   const StartFailure& failure() const { return failure_; }
   bool runs() const {
     return state_ == State::kStarting || state_ == State::kRunning ||
@@ -44,7 +44,7 @@ class CoordinatorProcess {
   }
 
  private:
-  // kStarting: until it listens for the first time. kWaiting: to be restarted.
+  // kStarting: until it listens for the first time. kWaiting: before a restart.
   enum class State { kStarting, kRunning, kWaiting, kEnding, kKilled, kEnded };
 
   StartFailure start();

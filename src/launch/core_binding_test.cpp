@@ -48,7 +48,7 @@ TEST(Cores, FewerThanRanksAreNotDivided) {
 }
 
 TEST(Cores, ThreadsOfOnePhysicalCoreStayTogether) {
-  // Numbered as Linux does: first one thread of each core, then the siblings.
+  // Numbered like Linux: first one thread of each core, then the siblings.
   const std::vector<CpuCore> cores = {
       {0, 0, 0}, {1, 0, 1}, {2, 0, 0}, {3, 0, 1}};
   EXPECT_THAT(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Job runs the ranks of a plain job, which start and end together, on this host. It carries out
-// what StopPolicy decides. Thread rule: one thread, the only one of the process.
+// Job runs the ranks of a plain job, which start and end together, on this host. It carries out the
+// decisions of StopPolicy. Thread rule: one thread, the only one of the process.
 #pragma once
 
 #include <optional>
@@ -19,16 +19,16 @@ namespace sherd::launch {
 
 class Job {
  public:
-  // Both outlive the job. REQUIRES: descriptors 0, 1 and 2 are open.
+  // Both must outlive the job. REQUIRES: descriptors 0, 1 and 2 are open.
   Job(const LaunchOptions& options, const Clock& clock);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  // Returns the exit status when all ranks have ended. Call once.
+  // Returns the exit status when all ranks have ended. May be called only once.
   int run();
 
  private:
-  // Starts all ranks. With a message: not all could start.
+  // Starts all ranks. The failure has a message if some rank could not start.
   StartFailure start_all();
   StartFailure start_ranks(const StartPlan& plan, int port);
   void say_where_output_goes();
@@ -40,10 +40,10 @@ class Job {
 
   const LaunchOptions& options_;
   const Clock& clock_;
-  ReservedPort port_;      // Where none was asked for.
+  ReservedPort port_;      // Used if no port was requested.
   Supervisor supervisor_;  // A rank's slot is its number.
   StopPolicy policy_;
-  std::vector<int> early_signals_;  // Came while ranks were started.
+  std::vector<int> early_signals_;  // They arrived while ranks were started.
 };
 
 }  // namespace sherd::launch

@@ -37,7 +37,7 @@ std::string description_of_this_process() {
   return str("process ", ::getpid(), " on ", host, " since ", time);
 }
 
-// What the holder of the lock wrote; it may not have come so far.
+// What the holder of the lock wrote, if it has got that far.
 std::string read_holder(const Descriptor& file) {
   char text[512] = {};
   const ssize_t count = ::pread(file.get(), text, sizeof text - 1, 0);
@@ -119,7 +119,7 @@ Result<std::string> JobFolder::make_secret() const {
   const std::string path =
       std::filesystem::absolute(path_ + "/coordinator.secret", ignored)
           .string();
-  // A file of its own: one that is there may be readable by others.
+  // A new file is created, since others may be able to read an existing one.
   std::filesystem::remove(path, ignored);
   const Descriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));

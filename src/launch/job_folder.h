@@ -13,10 +13,10 @@ namespace sherd::launch {
 
 class JobFolder {
  public:
-  // Makes the folder and locks it until destruction. Fails, naming the process that holds the lock,
-  // when another launcher runs there.
+  // Creates the folder and locks it until destruction. Fails, naming the process that holds the
+  // lock, if another launcher runs there.
   static Result<JobFolder> open(const std::string& path);
-  // A new one below `parent`, which is removed at destruction.
+  // A new folder below `parent`, which is removed at destruction.
   static Result<JobFolder> make_temporary(const std::string& parent);
   ~JobFolder();
   JobFolder(JobFolder&& other) noexcept
@@ -26,8 +26,8 @@ class JobFolder {
   JobFolder& operator=(JobFolder&&) = delete;
 
   const std::string& path() const { return path_; }
-  // Writes a new random secret that only this user may read, in place of one that is there, and
-  // returns the absolute path of its file.
+  // Writes a new random secret that only this user may read, replacing an existing one, and returns
+  // the absolute path of its file.
   Result<std::string> make_secret() const;
 
  private:
@@ -36,7 +36,7 @@ class JobFolder {
         lock_(std::move(lock)),
         is_temporary_(is_temporary) {}
 
-  std::string path_;  // Empty: moved from.
+  std::string path_;  // Empty once moved from.
   Descriptor lock_;
   bool is_temporary_;
 };

@@ -14,11 +14,11 @@
 namespace sherd::launch {
 namespace {
 
-// As many as a coordinator takes.
+// The number that a coordinator takes.
 constexpr int kReplicasMax = 4096;
 
-// Opens /dev/null for those of 0, 1 and 2 that are closed, lest a pipe of the
-// launcher takes such a number and is mistaken for the user's terminal.
+// Opens /dev/null for those of 0, 1 and 2 that are closed; otherwise a pipe of the launcher could
+// take such a number and be mistaken for the user's terminal.
 std::vector<Descriptor> fill_standard_descriptors() {
   std::vector<Descriptor> filled;
   Descriptor next(::open("/dev/null", O_RDWR));

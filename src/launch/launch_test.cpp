@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Real ranks that end by themselves: what they are told, where their output
-// goes, what is refused before they start.
+// Real ranks that end by themselves: what they are passed, where their output goes, and what is
+// refused before they start.
 #include <sherd/launch/launch.h>
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ std::string file_text(const std::string& path) {
   return text.str();
 }
 
-// Besides its streams it has the one that the test looks at.
+// Besides its streams it has only the descriptor through which the test looks.
 TEST(Launch, ARankInheritsNoDescriptorOfTheLauncher) {
   const LauncherResult outcome =
       launch_and_wait(ranks_of(2, "ls -C /proc/$$/fd"));
@@ -114,7 +114,7 @@ std::vector<int> parse_core_list(const std::string& text) {
   return cores;
 }
 
-// The cores each rank may run on.
+// The cores on which each rank may run.
 std::map<int, std::vector<int>> cores_seen(bool bind, int ranks) {
   LaunchOptions options = ranks_of(
       ranks, "sed -n 's/^Cpus_allowed_list:[^0-9]*//p' /proc/self/status");
@@ -247,7 +247,7 @@ TEST(Launch, RankZeroDrawsOnTheTerminalItself) {
   options.rank0_owns_stdout = true;
   LauncherProcess launcher(options, {.stdout_fd = screen.get()});
   EXPECT_EQ(launcher.finish().exit_status, 0);
-  // The kernel hands terminal output over in pieces and in its own time.
+  // The kernel passes terminal output on in pieces and at its own pace.
   std::string shown;
   const Instant deadline = SteadyClock().now() + kTestTimeout;
   while ((shown.find("[rank 1] other") == std::string::npos ||
@@ -316,7 +316,7 @@ TEST(Launch, ProgramsThatCannotRunAreNamed) {
   EXPECT_THAT(absent.err, HasSubstr("'no-such-program'"));
   EXPECT_EQ(outcome_of(folder.path()).exit_status, 126);
 
-  // These two are noticed only by exec.
+  // Only exec notices these two.
   const std::string script = folder.path() + "/script";
   std::ofstream(script) << "#!/no/such/interpreter\n";
   ::chmod(script.c_str(), 0755);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests only: a launcher in a process of its own, as `sherd run` is, whose
-// output and end the test waits for with a deadline. Ranks are shell scripts.
-// Thread rule: one thread.
+// For tests only: a launcher in a process of its own, like `sherd run`, whose output and end the
+// test waits for with a deadline. Ranks are shell scripts. Thread rule: one thread.
 #pragma once
 
 #include <fcntl.h>
@@ -28,7 +27,7 @@
 
 namespace sherd::launch {
 
-// Generous: the machine may be busy. Bounds in claims are separate.
+// Generous, because the machine may be busy. Bounds that tests claim are separate.
 constexpr Duration kTestTimeout = std::chrono::seconds(60);
 
 class TemporaryFolder {
@@ -50,10 +49,10 @@ class TemporaryFolder {
   std::string path_;
 };
 
-// Another process's server, as far as the launcher can tell.
+// Looks like another process's server to the launcher.
 class OccupiedPort {
  public:
-  // 0: any port. Lets others bind it that do not listen, as the store of rank 0 does.
+  // 0 takes any port. Others may bind the port if they do not listen, as the store of rank 0 does.
   explicit OccupiedPort(int port = 0)
       : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     const int on = 1;
@@ -82,7 +81,7 @@ inline std::pair<Descriptor, Descriptor> make_pipe(int flags = O_CLOEXEC) {
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
-// Waits for input or the end of input; false when the deadline passes.
+// Waits for input or the end of input; returns false when the deadline has passed.
 inline bool wait_readable(int fd, Instant deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(
       deadline - SteadyClock().now());
@@ -100,13 +99,13 @@ inline LaunchOptions ranks_of(int ranks, const std::string& script) {
 }
 
 struct LauncherResult {
-  int exit_status = -1;  // -1: killed, or not ended in time.
+  int exit_status = -1;  // -1 if it was killed or has not ended in time.
   int signal = 0;
   std::string out;
   std::string err;
 };
 
-// The number after the last `label` in what a launcher showed.
+// The number after the last `label` in the launcher's output.
 inline pid_t process_after(const std::string& label, const std::string& text) {
   const std::size_t at = text.rfind(label);
   EXPECT_NE(at, std::string::npos) << text;
@@ -117,9 +116,9 @@ inline pid_t process_after(const std::string& label, const std::string& text) {
 
 class LauncherProcess {
  public:
-  // `stdin_fd` and `stdout_fd` replace the launcher's own; -1: no input, and a
-  // pipe that the test reads. `ignored` is a signal ignored as by nohup, `descriptors` a limit of
-  // open files.
+  // `stdin_fd` and `stdout_fd` replace the launcher's own; -1 means no input, and a pipe that the
+  // test reads. `ignored` is a signal to ignore, as under nohup; `descriptors` is a limit of open
+  // files.
   struct Streams {
     int stdin_fd = -1;
     int stdout_fd = -1;
@@ -132,9 +131,10 @@ class LauncherProcess {
   LauncherProcess(const LaunchOptions& options, const Streams& streams) {
     auto [out_in, out_out] = make_pipe();
     auto [err_in, err_out] = make_pipe();
-    // Not closed by exec: every process below the launcher holds it open.
+    // Exec does not close it: every process below the launcher holds it open.
     auto [alive_in, alive_out] = make_pipe(0);
-    std::fflush(nullptr);  // Else a launcher that ends in order prints it, too.
+    // Otherwise a launcher that ends in order prints it, too.
+    std::fflush(nullptr);
     pid_ = ::fork();
     if (pid_ == 0) {
       become_launcher(
@@ -145,7 +145,7 @@ class LauncherProcess {
     alive_ = std::move(alive_in);
   }
   ~LauncherProcess() {
-    if (pid_ > 0) {  // A test failed: leave nothing behind.
+    if (pid_ > 0) {  // The test has failed: leave nothing behind.
       ::kill(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
@@ -156,7 +156,7 @@ class LauncherProcess {
   void signal(int number) const { ::kill(pid_, number); }
   void close_stdout() { out_.close(); }
 
-  // False when `text` does not come in time, or not so often.
+  // Returns false if `text` does not appear in time, or not often enough.
   bool wait_for_out(const std::string& text, int times = 1) {
     return wait_for(out_.get(), &outcome_.out, text, times);
   }
@@ -166,7 +166,7 @@ class LauncherProcess {
   const std::string& out() const { return outcome_.out; }
   const std::string& err() const { return outcome_.err; }
 
-  // True when no process below the launcher is left before the deadline.
+  // Returns true if no process below the launcher is left before the deadline.
   bool wait_for_death_of_all() const {
     return wait_readable(alive_.get(), SteadyClock().now() + kTestTimeout);
   }
@@ -213,7 +213,7 @@ class LauncherProcess {
     ::dup2(
         streams.stdout_fd >= 0 ? streams.stdout_fd : ends.out, STDOUT_FILENO);
     ::dup2(ends.err, STDERR_FILENO);
-    // The test's ends too, which there is no exec to close.
+    // Also the test's ends, which no exec closes here.
     const auto alive = static_cast<unsigned>(ends.alive);
     ::close_range(STDERR_FILENO + 1, alive - 1, 0);
     ::close_range(alive + 1, ~0U, 0);

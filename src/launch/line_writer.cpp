@@ -24,8 +24,8 @@ void LineWriter::add_line(std::string_view prefix, std::string_view line) {
 
 void LineWriter::write_some() {
   std::string_view rest = std::string_view(pending_).substr(written_);
-  // Room in a pipe means room for PIPE_BUF bytes; more could block. Ending on
-  // a line keeps lines whole among other writers.
+  // A writable pipe has room for PIPE_BUF bytes; more could block. Ending on a line keeps lines
+  // whole if there are other writers.
   if (!is_file_ && rest.size() > PIPE_BUF) {
     rest = rest.substr(0, PIPE_BUF);
     const std::size_t end = rest.rfind('\n');

@@ -21,7 +21,7 @@
 namespace sherd::launch {
 namespace {
 
-// Those of this thread, the only one. None where the kernel does not list them.
+// The children of this thread, the only one. Empty if the kernel does not list them.
 std::vector<pid_t> orphans(const std::set<pid_t>& own) {
   std::ifstream file("/proc/thread-self/children");
   std::vector<pid_t> found;
@@ -34,13 +34,13 @@ std::vector<pid_t> orphans(const std::set<pid_t>& own) {
   return found;
 }
 
-// Whether the kernel shows that the process has memory with an environment. It has none for a moment
-// while it ends or begins another program.
+// Whether the kernel shows that the process has memory with an environment. For a moment it has
+// none, while it ends or starts another program.
 bool has_environment(pid_t pid) {
   std::ifstream file(str("/proc/", pid, "/stat"));
   const std::string all(std::istreambuf_iterator<char>(file), {});
   std::istringstream fields(all.substr(std::min(all.rfind(')'), all.size())));
-  constexpr int kFieldsBefore = 48;  // Those from the name to arg_end.
+  constexpr int kFieldsBefore = 48;  // The fields from the name to arg_end.
   std::string field;
   for (int i = 0; i < kFieldsBefore; ++i) {
     fields >> field;
@@ -50,7 +50,7 @@ bool has_environment(pid_t pid) {
   return environment_start != 0;
 }
 
-// "SHERD_START=..." of a process; empty: it has none; nullopt: nobody can tell yet.
+// The process's "SHERD_START=..."; empty if it has none; nullopt if that cannot be read yet.
 std::optional<std::string> mark_of(pid_t pid) {
   std::ifstream file(str("/proc/", pid, "/environ"));
   const std::string prefix = str(kStartVariable, "=");
@@ -87,7 +87,7 @@ int Orphans::sweep(
     const std::set<pid_t>& own, const std::set<std::string>& living) const {
   int left = 0;
   bool any_reaped = true;
-  // The children of one that is reaped have come to this process, perhaps after it looked.
+  // The children of a reaped process have become children of this one, perhaps after it looked.
   while (std::exchange(any_reaped, false)) {
     left = 0;
     for (const pid_t pid : orphans(own)) {

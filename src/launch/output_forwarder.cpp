@@ -106,7 +106,7 @@ void OutputForwarder::pass_on(const std::vector<std::string>& lines) {
 OutputTail tail_of_file(const std::string& path) {
   OutputTail last;
   std::error_code none;
-  // A pipe would be waited for.
+  // Opening a pipe would wait for a writer.
   if (!std::filesystem::is_regular_file(path, none)) {
     return last;
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OutputForwarder copies one stream (stdout or stderr) of one rank from its pipe to a LineWriter, line
-// by line, so that lines of ranks do not mix, and remembers the last lines for the report about a
-// failure. Its LineSplitter and OutputTail bound their memory whatever a rank writes. Thread rule: one
-// thread.
+// OutputForwarder copies one stream (stdout or stderr) of one rank from its pipe to a LineWriter,
+// line by line, so that lines of different ranks do not mix, and keeps the last lines for the
+// report about a failure. Its LineSplitter and OutputTail limit their memory whatever a rank
+// writes. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +16,20 @@
 
 namespace sherd::launch {
 
-// A line ends at \n, \r or \r\n: each state of a progress bar is a line,
-// because several ranks cannot redraw one line of the terminal. Longer lines
-// than kLineBytesMax are cut.
+// A line ends at \n, \r or \r\n: each state of a progress bar is a line, because several ranks
+// cannot redraw one line of the terminal. Lines longer than kLineBytesMax are cut.
 class LineSplitter {
  public:
   static constexpr std::size_t kLineBytesMax = std::size_t{64} << 10U;
 
-  // Lines that `bytes` completes, without their ends.
+  // The lines that `bytes` completes, without their ends.
   std::vector<std::string> add(std::string_view bytes);
-  // What was begun and never ended; nothing after a line end.
+  // The unfinished last line; nothing if the text ended with a line end.
   std::vector<std::string> finish();
 
  private:
   std::string begun_;
-  bool after_return_ = false;  // A \n now belongs to the \r before it.
+  bool after_return_ = false;  // A \n now belongs to the preceding \r.
 };
 
 // The end of a rank's output.
@@ -48,24 +47,24 @@ class OutputTail {
 
 class OutputForwarder {
  public:
-  // `to` and `last` outlive the stream.
+  // `to` and `last` must outlive the stream.
   OutputForwarder(
       Descriptor pipe, std::string prefix, LineWriter* to, OutputTail* last);
 
-  // Lines that come from now on begin with it.
+  // Lines from now on begin with this prefix.
   void set_prefix(const std::string& prefix) { prefix_ = prefix; }
 
-  // The descriptor to poll; -1 while there is nothing to wait for: at the end
-  // of the stream, or while the writer is full.
+  // The descriptor to poll; -1 while there is nothing to wait for: at the end of the stream, or
+  // while the writer is full.
   int poll_fd() const;
   // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is
   // readable or hung up.
   void read_some();
-  // Passes on what the pipe holds now, and a last line without an end, and
-  // closes it. Does not wait for writers that outlive the rank.
+  // Forwards what the pipe holds now, including a last line without an end, and closes it. Does not
+  // wait for writers that outlive the rank.
   void drain();
-  // Closes the pipe when the writer's reader has gone, so that the rank meets the
-  // closed pipe that it would have met without a launcher.
+  // Closes the pipe if the writer's reader is gone, so that the rank meets the closed pipe that it
+  // would have met without a launcher.
   void close_if_sink_closed();
 
  private:
@@ -78,7 +77,7 @@ class OutputForwarder {
   LineSplitter splitter_;
 };
 
-// The last lines of a log file; none when it cannot be read.
+// The last lines of a log file; empty if it cannot be read.
 OutputTail tail_of_file(const std::string& path);
 
 }  // namespace sherd::launch

@@ -53,10 +53,11 @@ TEST(Port, ReservedOnesLieBelowTheEphemeralRange) {
   EXPECT_LE(reserved.value().port, 29999);
 }
 
-// As two launchers that search in the same order at the same time.
+// Like two launchers that search in the same order at the same time.
 TEST(Port, AReservedOneIsNobodyElsesUntilItIsGivenBack) {
   const auto seed = static_cast<std::uint64_t>(::getpid());
-  const auto first = reserve_port(seed).value().port;  // Given back at once.
+  // It is given back at once.
+  const auto first = reserve_port(seed).value().port;
   auto held = reserve_port(seed).value();
   EXPECT_EQ(held.port, first);
   const auto other = reserve_port(seed);

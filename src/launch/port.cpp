@@ -14,14 +14,14 @@ namespace {
 
 struct BindOptions {
   int port = 0;
-  // As the store of rank 0 does: connections that linger do not count, nor do sockets that allow it
-  // likewise and do not listen.
+  // Set as by the store of rank 0: lingering connections do not count, nor do sockets that set it,
+  // too, and do not listen.
   bool reuse_address = false;
 };
 
 struct Bound {
   Descriptor socket;
-  int error = 0;  // 0, or the error number.
+  int error = 0;  // 0 or the error number.
 };
 
 Bound bind_to(
@@ -40,7 +40,7 @@ Bound bind_to(
   return bound;
 }
 
-// Binds the wildcard address, that of IPv6, which stands for IPv4 too, where there is IPv6.
+// Binds the wildcard address; where there is IPv6, its address also stands for IPv4.
 Bound bind_wildcard(const BindOptions& options) {
   const auto port = htons(static_cast<std::uint16_t>(options.port));
   sockaddr_in6 v6 = {};
@@ -77,9 +77,9 @@ Status check_port_free(int port) {
   return {};
 }
 
-// Linux compares what both sockets allow now, not what they allowed when they were bound: nobody
-// shares the port while it is bound, and whoever asks for that afterwards may, as rank 0 does.
-// Launchers do not ask.
+// Linux compares what both sockets allow now, not what they allowed when they were bound. While the
+// port is bound nobody shares it; afterwards it can be shared by a socket that asks for that, as
+// rank 0's does. Launchers do not ask.
 Result<ReservedPort> reserve_port(std::uint64_t seed) {
   constexpr int kFirst = 20000;
   constexpr int kCount = 10000;

@@ -16,7 +16,7 @@ namespace {
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 
-// 0 when `path` can be executed, else the error number.
+// 0 if `path` can be executed, otherwise the error number.
 int executable_error(const std::string& path) {
   struct stat status = {};
   if (::stat(path.c_str(), &status) != 0) {

@@ -17,7 +17,8 @@ std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
     std::smatch found;
     if (std::regex_search(*line, found, kBlame)) {
-      return found[1].matched ? std::stoi(found[1]) : 0;  // Rank 0 keeps it.
+      // Rank 0 keeps the store.
+      return found[1].matched ? std::stoi(found[1]) : 0;
     }
   }
   return std::nullopt;

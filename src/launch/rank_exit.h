@@ -14,9 +14,12 @@ namespace sherd::launch {
 struct RankExit {
   int rank = 0;
   int exit_code = 0;
-  int signal = 0;  // Not 0: killed by it, and exit_code means nothing.
-  std::string last_line = {};  // Of what it wrote.
-  // The rank without which it could not go on, as it wrote; perhaps itself.
+  // The signal that killed it, or 0; otherwise exit_code is meaningless.
+  // The last line that it wrote.
+  int signal = 0;
+  std::string last_line = {};
+  // The rank without which it could not go on, according to its output; this may be the rank
+  // itself.
   std::optional<int> blames = {};
 
   bool failed() const { return signal != 0 || exit_code != 0; }
@@ -24,16 +27,15 @@ struct RankExit {
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 
-// The rank that the last lines of another one name as lost or failed, in the words of sherd's
-// errors.
+// The rank that these last lines of a rank name as lost or failed, in the words of sherd's errors.
 std::optional<int> blamed_rank(const std::deque<std::string>& lines);
 
-// Among ranks that failed, in the order in which that was noticed: the first one that blames no
-// other, since one that has lost another may end before it. When each blames another: the first.
-// REQUIRES: there is one.
+// Takes the failed ranks in the order in which the failures were noticed. Returns the first one
+// that blames no other rank, since a rank that has lost another may end before it; if each blames
+// another, the first of all. REQUIRES: there is one.
 const RankExit& first_to_fail(const std::vector<RankExit>& failures);
 
-// "; the same error ended rank 1, 3": those with the last line of `first`; often nothing.
+// "; the same error ended rank 1, 3": the failures with the last line of `first`; often empty.
 std::string same_error_of(
     const RankExit& first, const std::vector<RankExit>& failures);
 
@@ -43,7 +45,7 @@ std::string describe_signal(int signal);
 // "rank 2 was killed by signal 9 (SIGKILL)".
 std::string describe(const RankExit& end);
 
-// What the user may not think of, to be added to that; often nothing.
+// A hint that the user may not think of, to be added to the description; often empty.
 std::string hint_of(const RankExit& end);
 
 }  // namespace sherd::launch

@@ -13,7 +13,7 @@ std::string_view name_of(std::string_view entry) {
   return entry.substr(0, entry.find('='));
 }
 
-// Ranks in order, as evenly as may be.
+// Divides ranks in order, as evenly as possible.
 int fake_host_of(const RankVariables& place, int rank) {
   return static_cast<int>(std::int64_t{rank} * place.fake_hosts / place.ranks);
 }
@@ -39,7 +39,7 @@ void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
   }
 }
 
-// What an enclosing launcher set, and what is wrong for these ranks.
+// Variables of an enclosing launcher that are wrong for these ranks.
 bool is_leftover(std::string_view name, const RankVariables& place) {
   if (!place.of_replica) {
     return name == "TORCHELASTIC_USE_AGENT_STORE";

@@ -26,7 +26,7 @@ TEST(RankVariables, AreWhatTheRankReadsBack) {
   EXPECT_EQ(find_variable(variables, "HOME"), "/root");
 }
 
-// As on hosts: what the rank reads back fits together.
+// As on several hosts: the values that the rank reads are consistent.
 TEST(RankVariables, OfFakeHostsAreThoseOfSeveralHosts) {
   std::vector<std::vector<int>> found;
   for (int rank = 0; rank < 7; ++rank) {
@@ -81,7 +81,7 @@ TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
   EXPECT_EQ(find_variable(variables, "SHERD_REPLICAS"), "3");
   EXPECT_FALSE(find_variable(variables, "SHERD_SPARE"));
   EXPECT_FALSE(find_variable(variables, "SHERD_SECRET_FILE"));
-  // Without replicas these belong to the user.
+  // Without replicas these variables belong to the user.
   const Strings kept =
       variables_of_rank(enclosing, {.rank = 0, .ranks = 1, .port = 1});
   EXPECT_EQ(find_variable(kept, "SHERD_REPLICA"), "9");

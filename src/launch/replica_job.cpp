@@ -51,7 +51,7 @@ int ReplicaJob::run() {
     step();
   }
   if (coordinator_) {
-    // After the replicas: they want to say that they leave.
+    // It ends after the replicas, since they report that they leave.
     coordinator_->end(clock_.now());
     while (coordinator_->runs()) {
       step();
@@ -86,7 +86,7 @@ StartFailure ReplicaJob::prepare() {
       return {1, prepared.message()};
     }
   }
-  // Often within that folder.
+  // The socket is often in that folder.
   if (!replicas_.control.empty()) {
     Result<ControlSocket> control = ControlSocket::open(replicas_.control);
     if (!control.ok()) {
@@ -186,7 +186,7 @@ Result<GroupActions> ReplicaJob::act_on_request(const std::string& text) {
 }
 
 void ReplicaJob::carry_out(GroupActions actions) {
-  // Those that follow from a failed start come after the rest.
+  // Actions that follow from a failed start come after the others.
   std::deque<GroupAction> left(
       std::make_move_iterator(actions.begin()),
       std::make_move_iterator(actions.end()));
@@ -206,7 +206,7 @@ void ReplicaJob::carry_out(GroupActions actions) {
   }
 }
 
-// With many replicas a start takes long enough for somebody to change their mind.
+// With many replicas a start takes long enough for an operator to change their mind.
 GroupActions ReplicaJob::start_or_report(const StartGroup& action) {
   GroupActions more;
   const StartFailure failure = policy_.stop_signal() != 0
@@ -224,7 +224,7 @@ GroupActions ReplicaJob::start_or_report(const StartGroup& action) {
   return more;
 }
 
-// All of its ranks, or none.
+// Starts all of its ranks or none.
 StartFailure ReplicaJob::start_group(const StartGroup& action) {
   const Result<int> port = choose_port(action.group);
   if (!port.ok()) {
@@ -244,7 +244,7 @@ StartFailure ReplicaJob::start_group(const StartGroup& action) {
 
 StartFailure ReplicaJob::start_rank_of(
     const StartGroup& action, int rank, int port) {
-  Descriptor told;  // Where a spare reads which replica it has become.
+  Descriptor told;  // Where a spare reads which replica it becomes.
   const int slot = slot_of(action.group, rank);
   if (!action.replica) {
     int ends[2] = {-1, -1};
@@ -285,9 +285,9 @@ void ReplicaJob::promote(const PromoteSpare& action) {
     const int slot = slot_of(action.group, rank);
     const auto end = spare_ends_.find(slot);
     if (end == spare_ends_.end()) {
-      continue;  // It has ended, which the policy will hear next.
+      continue;  // The rank has ended; the policy will learn it next.
     }
-    // A few bytes into an empty pipe: this never waits.
+    // A few bytes into an empty pipe: this never blocks.
     const std::string line = str(action.replica, "\n");
     [[maybe_unused]] const auto written =
         ::write(end->second.get(), line.data(), line.size());

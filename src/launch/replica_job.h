@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ReplicaJob runs a fault-tolerant job on this host: replicas, which are groups of ranks that
-// may die and are started again, spares and, unless it runs elsewhere, their coordinator. It
-// carries out what RestartPolicy decides. Thread rule: one thread, the only one of the process.
+// ReplicaJob runs a fault-tolerant job on this host: replicas, which are groups of ranks that may
+// die and are restarted, spares and, unless it runs elsewhere, their coordinator. It carries out
+// the decisions of RestartPolicy. Thread rule: one thread, the only one of the process.
 #pragma once
 
 #include <deque>
@@ -26,27 +26,26 @@ namespace sherd::launch {
 
 class ReplicaJob {
  public:
-  // Both outlive the job. REQUIRES: options.replicas, and descriptors 0, 1 and 2
-  // are open.
+  // Both must outlive the job. REQUIRES: options.replicas, and descriptors 0, 1 and 2 are open.
   ReplicaJob(const LaunchOptions& options, const Clock& clock);
   ReplicaJob(const ReplicaJob&) = delete;
   ReplicaJob& operator=(const ReplicaJob&) = delete;
 
-  // Returns the exit status when the job is over. Call once.
+  // Returns the exit status when the job is over. May be called only once.
   int run();
 
  private:
   StartFailure prepare();
   Status prepare_coordinator();
-  // With a message: the job cannot begin.
+  // The failure has a message if the job cannot begin.
   StartFailure wait_for_coordinator();
-  // Waits for something to happen, and deals with it.
+  // Waits for events and handles them.
   void step();
   void ended(const std::vector<RankExit>& ends);
   void serve_control_requests();
   Result<GroupActions> act_on_request(const std::string& text);
   void carry_out(GroupActions actions);
-  // What follows: from a failure, and from signals that came meanwhile.
+  // Returns the further actions, after a failure and for signals that arrived meanwhile.
   GroupActions start_or_report(const StartGroup& action);
   StartFailure start_group(const StartGroup& action);
   StartFailure start_rank_of(const StartGroup& action, int rank, int port);
@@ -66,13 +65,14 @@ class ReplicaJob {
   RestartPolicy policy_;
   StartPlan plan_;
   std::optional<JobFolder> folder_;  // Where the coordinator keeps its log.
-  std::string secret_file_;          // Empty: none.
-  std::optional<CoordinatorProcess> coordinator_;  // None: it runs elsewhere.
+  std::string secret_file_;          // Empty if there is none.
+  // Nullopt if it runs elsewhere.
+  std::optional<CoordinatorProcess> coordinator_;
   std::optional<ControlSocket> control_;
-  std::map<int, ReservedPort> ports_;  // By group.
+  std::map<int, ReservedPort> ports_;  // Keyed by group.
   std::uint64_t ports_tried_ = 0;
-  std::map<int, Descriptor> spare_ends_;  // By slot: pipes to spares.
-  std::set<std::string> logs_;            // Begun by this run.
+  std::map<int, Descriptor> spare_ends_;  // Keyed by slot: pipes to spares.
+  std::set<std::string> logs_;            // Logs that this run has begun.
 };
 
 }  // namespace sherd::launch

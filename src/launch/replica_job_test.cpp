@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Says what it was told, and that it listens, on a port that it makes up once.
+// Prints its arguments, and reports that it listens on a port that it chooses once.
 constexpr const char* kCoordinator =
     R"(all="$*"
 while [ $# -gt 1 ]; do
@@ -42,7 +42,7 @@ exec sleep 1000)";
 
 bool runs(pid_t pid) { return ::kill(pid, 0) == 0; }
 
-// Waits for a process that is no child of this one.
+// Waits for the end of a process that is no child of this one.
 bool wait_for_end(pid_t pid) {
   const Descriptor event = open_pidfd(pid);
   return !event.open() ||
@@ -73,7 +73,7 @@ class ReplicaJobKillTest : public ::testing::Test {
   std::string path(const std::string& name) const {
     return folder_.path() + "/" + name;
   }
-  // The first processes of all ranks.
+  // The processes that first ran each rank.
   static std::map<std::string, pid_t> pids(
       LauncherProcess& launcher, int replicas, int ranks) {
     std::map<std::string, pid_t> found;
@@ -235,7 +235,7 @@ TEST_F(ReplicaJobKillTest, ASignalWhileTheCoordinatorStartsEndsTheJob) {
 TEST_F(ReplicaJobKillTest, ACoordinatorElsewhereIsOnlyNamed) {
   LaunchOptions options = replicas_of(2, 1, "echo at $SHERD_COORDINATOR");
   options.replicas->coordinator_command.clear();
-  options.replicas->control.clear();  // No folder is made for it.
+  options.replicas->control.clear();  // No folder is created for it.
   options.replicas->coordinator = "somewhere:77";
   const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 0);
@@ -325,7 +325,7 @@ TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
   const std::string control = path("run/control");
   EXPECT_EQ(drain_replica(control, 1), "replica 1 was asked to leave");
   ASSERT_TRUE(launcher.wait_for_out("[r1.0] leaving\n"));
-  // It trains alone no more, and its sibling learns it as ranks do.
+  // It no longer trains alone, and its sibling learns that as ranks do.
   ::kill(before.at("r1.1"), SIGTERM);
   ASSERT_TRUE(launcher.wait_for_err("replica 1 has left"));
   EXPECT_EQ(admit_replica(control, 1), "replica 1 is admitted");
@@ -356,7 +356,7 @@ TEST_F(ReplicaJobKillTest, WhenAllHaveLeftTheJobSaysThatTheRunIsNotOver) {
                 "the run"));
 }
 
-// Its siblings, which have its connections, keep peers waiting.
+// The child processes hold its connections and would keep peers waiting.
 TEST_F(ReplicaJobKillTest, WhatAKilledRankHasStartedEndsWithItWhereverItIs) {
   LauncherProcess launcher(replicas_of(
       2, 1,
@@ -425,7 +425,7 @@ TEST_F(ReplicaJobKillTest, TheSameCommandIsRefusedWhileItsRunIsUnderWay) {
   for (const auto& [name, pid] : before) {
     EXPECT_TRUE(runs(pid)) << name;
   }
-  // Who was killed holds no lock.
+  // A killed launcher holds no lock.
   launcher.signal(SIGKILL);
   EXPECT_TRUE(launcher.wait_for_death_of_all());
   EXPECT_EQ(launch_and_wait(replicas_of(1, 1, "exit 0")).exit_status, 0);
@@ -439,14 +439,14 @@ TEST_F(ReplicaJobKillTest, ASignalWhileReplicasStartStartsNoMoreOfThem) {
   options.output = RankOutput::kFiles;
   options.log_dir = path("logs");
   std::filesystem::create_directories(path("logs"));
-  // The launcher stands still where it opens a pipe that nobody reads.
+  // The launcher blocks where it opens a pipe that nobody reads.
   ASSERT_EQ(::mkfifo(path("logs/r1.0.log").c_str(), 0600), 0);
   ASSERT_EQ(::mkfifo(path("began").c_str(), 0600), 0);
   LauncherProcess launcher(options);
   std::string word;
   std::ifstream(path("began")) >> word;
   launcher.signal(SIGTERM);
-  // Waits for nobody, in case the launcher has not come to the pipe and never will.
+  // Does not wait, in case the launcher never opens the pipe.
   const Descriptor reader(
       ::open(path("logs/r1.0.log").c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
   ASSERT_GE(reader.get(), 0);
@@ -471,7 +471,7 @@ TEST_F(ReplicaJobKillTest, ASpareLearnsWhoseShoesItFills) {
     ASSERT_TRUE(launcher.wait_for_out(label_of(name), 2));
   }
   ASSERT_TRUE(launcher.wait_for_out(" is 0\n", 2));
-  // What was replica 0 waits now.
+  // The former replica 0 is waiting now.
   ASSERT_TRUE(launcher.wait_for_out("[s0.1] waiting\n"));
   EXPECT_THAT(launcher.out(), Not(HasSubstr("[s2.0] pid")));
   launcher.signal(SIGTERM);
@@ -574,7 +574,8 @@ TEST_F(Control, ReplacesASocketThatIsLeftOverAndNothingElse) {
           left.get(), reinterpret_cast<const sockaddr*>(&address),
           sizeof address),
       0);
-  EXPECT_FALSE(ControlSocket::open(path()).ok());  // It lives still.
+  // The launcher is still alive.
+  EXPECT_FALSE(ControlSocket::open(path()).ok());
   left.close();
   EXPECT_TRUE(ControlSocket::open(path()).ok());
   std::ofstream(path()) << "a file\n";

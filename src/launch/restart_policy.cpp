@@ -13,10 +13,10 @@ Status refusal(const std::string& why) {
   return Status(ErrorCode::kFailedPrecondition, why);
 }
 
-// What programs return for a command line that they do not understand.
+// The exit code of programs that do not understand their command line.
 constexpr int kWrongUsage = 2;
 
-// How often a replica that fails after others have succeeded is started to hear whether the run
+// How often a replica that fails after others have succeeded is restarted to learn whether the run
 // has ended.
 constexpr int kRestartsAfterDone = 3;
 
@@ -66,7 +66,7 @@ GroupActions RestartPolicy::ranks_ended(
       continue;
     }
     SHERD_ASSERT(groups_[i].state == State::kRunning);
-    // Its reason is told when all have ended, which is soon.
+    // Its reason is reported when all have ended, which is soon.
     signal(i, groups_[i].stop_policy->ranks_ended(of_group, now));
     if (groups_[i].stop_policy->finished()) {
       group_ended(i);
@@ -116,7 +116,7 @@ GroupActions RestartPolicy::signal_received(int number, Instant now) {
     if (group.state == State::kRunning &&
         (group.replica || number != SIGUSR2)) {
       const auto request = group.stop_policy->signal_received(number, now);
-      // The same for all of them: one sentence is enough.
+      // The reason is the same for all of them: one sentence is enough.
       signal(i, request, request && actions_.empty() ? request->reason : "");
     }
   }
@@ -132,7 +132,7 @@ GroupActions RestartPolicy::time_passed(Instant now) {
     } else if (group.state == State::kRunning) {
       const auto request = group.stop_policy->time_passed(now);
       signal(i, request, request ? name(i) + ": " + request->reason : "");
-      if (group.stop_policy->finished()) {  // It gave up waiting.
+      if (group.stop_policy->finished()) {  // It has given up waiting.
         group_ended(i);
       }
     }
@@ -228,7 +228,7 @@ bool RestartPolicy::all_left() const {
 std::size_t RestartPolicy::group_of(int replica) const {
   const auto found = std::ranges::find_if(
       groups_, [&](const Group& group) { return group.replica == replica; });
-  // A replica changes hands, it is never without a group.
+  // A replica passes from group to group and is never without one.
   SHERD_ASSERT(found != groups_.end());
   return static_cast<std::size_t>(found - groups_.begin());
 }
@@ -260,7 +260,7 @@ void RestartPolicy::say(const std::string& reason) {
   actions_.push_back({std::monostate(), reason});
 }
 
-// Nothing without a request.
+// Does nothing without a request.
 void RestartPolicy::signal(
     std::size_t index,
     const std::optional<SignalRequest>& request,
@@ -276,7 +276,7 @@ void RestartPolicy::start(std::size_t index, const std::string& reason) {
   group.stop_policy.emplace(StopPolicyOptions{
       .ranks = options_.ranks,
       .failure_grace = options_.failure_grace,
-      .cause_grace = Duration(0),  // Who starts again soon needs no cause.
+      .cause_grace = Duration(0),  // Restarts are quick, so no cause is needed.
       .stop_grace = options_.stop_grace});
   group.state = State::kRunning;
   group.draining = false;
@@ -305,7 +305,7 @@ void RestartPolicy::group_ended(std::size_t index) {
                        : " after it was told to end"));
     }
   } else if (!group.replica) {
-    // A spare that ends has not waited, whatever it returned.
+    // A spare must wait, so its end is a failure whatever it returned.
     start_again(index, what);
   } else if (group.draining) {
     group.state = State::kDrained;
@@ -401,7 +401,7 @@ void RestartPolicy::give_up_waiting() {
 }
 
 GroupActions RestartPolicy::end_purposeless_groups() {
-  // The run has ended: who waits would hear no more than that.
+  // The run has ended: a waiting replica would learn no more than that.
   if (last_was_done_ && !replica_runs()) {
     give_up_waiting();
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RestartPolicy decides when the replicas of a fault-tolerant job are started, restarted, replaced
-// by a spare and asked to leave, and when the job is over. It is pure: it hears what happened and
+// by a spare and asked to leave, and when the job is over. It is pure: it is told what happened and
 // when, and returns what to do. Thread rule: one thread.
 //
-// A group is the ranks that start and end together, by the table of StopPolicy. It runs one
+// A group consists of ranks that start and end together, by the table of StopPolicy. It runs one
 // replica, or waits as a spare until it takes the place of one. When a group that runs a replica
 // has ended:
 //
@@ -19,9 +19,9 @@
 //   ... too often within a window,     failed
 //   or a rank hangs
 //
-// A replica that fails when others are done is restarted a few times as well: either they ended
-// too early, or it hears that the run has ended, and is done. The job is over when no replica
-// runs or is to be restarted; once the last that ran was done, no restart is waited for.
+// A replica that fails when others are done is also restarted a few times: either they ended too
+// early, or it learns that the run has ended and is done, too. The job is over when no replica runs
+// or will be restarted; once the last running one was done, no restart is waited for.
 #pragma once
 
 #include <optional>
@@ -40,16 +40,17 @@ struct RestartPolicyOptions {
   int replicas = 1;
   int spares = 0;
   int ranks = 1;  // In each group.
-  // A group that was started again so often within the window is given up; admitting it starts a
-  // new count. A window of 0: within its whole life. With the delays below, a program that fails
-  // at once is given up after half an hour, and one that runs for minutes between failures never.
+  // A group that was restarted this often within the window is given up; admitting it starts the
+  // count again. With a window of 0, the limit applies to its whole life. With the delays below, a
+  // program that fails at once is given up after half an hour, and one that runs for minutes
+  // between failures never.
   int restarts_max = 30;
   Duration restart_window = std::chrono::hours(1);
-  // From a rank's failure to SIGKILL for its siblings. Short: what they hold is
-  // lost anyway, and the replica is missed.
+  // The time from a rank's failure to SIGKILL for its siblings. It is short: what they hold is lost
+  // anyway, and the replica is missed.
   Duration failure_grace = std::chrono::milliseconds(200);
   Duration stop_grace = std::chrono::seconds(30);
-  // Between the starts of a group; it begins anew after a group has run for `well_after`.
+  // The wait between the starts of a group; it is reset after a group has run for `well_after`.
   BackoffOptions backoff{
       .first = std::chrono::seconds(1),
       .longest = std::chrono::seconds(60),
@@ -69,10 +70,10 @@ struct PromoteSpare {
 };
 struct SignalGroup {
   int group = 0;
-  SignalRequest action;  // Its reason is not shown.
+  SignalRequest action;  // The reason of the request is not shown.
 };
 struct GroupAction {
-  // std::monostate: there is only something to say.
+  // std::monostate if there is only a message.
   std::variant<std::monostate, StartGroup, PromoteSpare, SignalGroup> what;
   std::string reason{};  // Shown to the user, unless empty.
 };
@@ -80,10 +81,10 @@ using GroupActions = std::vector<GroupAction>;
 
 struct GroupRankExit {
   int group = 0;
-  RankExit end;  // `rank` within the group.
+  RankExit end;  // `rank` is the number within the group.
 };
 
-// As sysexits.h has it: a temporary failure, the user is invited to try again.
+// A temporary failure according to sysexits.h: the user is invited to try again.
 inline constexpr int kAllLeft = 75;
 
 class RestartPolicy {
@@ -91,37 +92,38 @@ class RestartPolicy {
   // REQUIRES: replicas, ranks >= 1; spares, restarts_max >= 0.
   explicit RestartPolicy(const RestartPolicyOptions& options);
 
-  // Nothing runs before; a stop signal that came earlier ends the job here.
+  // Nothing runs before this call; a stop signal that came earlier ends the job here.
   GroupActions begin(Instant now);
-  // All whose end was noticed at one moment.
+  // All ranks whose end was noticed at the same moment.
   GroupActions ranks_ended(const std::vector<GroupRankExit>& ends, Instant now);
-  // A group that was to be started has no process. The first start of a group is
-  // not tried again: the program is at fault.
+  // A group that was to be started has no process. Its first start is not repeated, since the
+  // program is at fault.
   GroupActions start_failed(
       int group, int status, const std::string& why, Instant now);
-  // SIGUSR1 asks every replica to leave, so that the job ends in order; SIGUSR2
-  // is passed on to the ranks; the others end the job.
+  // SIGUSR1 asks every replica to leave, so that the job ends in order; SIGUSR2 is passed on to the
+  // ranks; the others end the job.
   GroupActions signal_received(int number, Instant now);
   // Does nothing before deadline().
   GroupActions time_passed(Instant now);
   std::optional<Instant> deadline() const;
 
-  // What an operator may ask for; a refusal says why, and changes nothing.
+  // What an operator may request; a refusal says why, and changes nothing.
   Result<GroupActions> drain(int replica, Instant now);
   Result<GroupActions> admit(int replica, Instant now);
 
   bool finished() const;
-  // The launcher's exit status: 128 + the signal that stopped the job; else 0 when
-  // the replica that ended last was done, since the run has reached its end then;
-  // kAllLeft when all_left(); else that of the last failure. REQUIRES: finished().
+  // The launcher's exit status: 128 + the signal that stopped the job; otherwise 0 if the replica
+  // that ended last was done, since the run has then reached its end; kAllLeft if all_left();
+  // otherwise the status of the last failure. REQUIRES: finished().
   int exit_status() const;
-  // No replica was done or has failed: each was asked to leave, and somebody may
-  // want to go on with the run.
+  // No replica was done or has failed: each was asked to leave, and somebody may want to continue
+  // the run.
   bool all_left() const;
   struct Failure {
     int group = 0;
-    std::string what;         // "replica 1: rank 0 was killed by ..."
-    std::optional<int> rank;  // Within the group; none: it could not start.
+    std::string what;  // "replica 1: rank 0 was killed by ..."
+    // Within the group; nullopt if it could not start.
+    std::optional<int> rank;
     int status = 0;
   };
   // The last failure of a replica; those of spares do not count.
@@ -134,7 +136,7 @@ class RestartPolicy {
     std::optional<int> replica;
     State state = State::kIdle;
     bool draining = false;
-    bool hangs = false;  // A process of it outlived SIGKILL.
+    bool hangs = false;  // One of its processes survived SIGKILL.
     int restarts = 0;
     RestartBudget budget;
     int restarts_after_done = 0;  // In a row.
@@ -148,9 +150,9 @@ class RestartPolicy {
   std::string name(std::size_t index) const;
   bool any(State state) const;
   bool replica_runs() const;
-  // Some replica is, or will be, at work.
+  // Whether some replica is at work or will be.
   bool replicas_left() const;
-  // Why nobody can be asked about the replica; success: it can.
+  // Why no request about the replica is possible; success if it is.
   Status can_ask_about(int replica) const;
 
   void say(const std::string& reason);
@@ -165,18 +167,18 @@ class RestartPolicy {
   std::optional<std::size_t> running_spare() const;
   void request_leave(std::size_t index);
   void give_up_waiting();
-  // Ends what has no purpose any more, starts that wait for nothing and spares, and returns all that
-  // was decided.
+  // Ends groups that no longer have a purpose, starts that nothing waits for and spares, and
+  // returns all that was decided.
   GroupActions end_purposeless_groups();
 
   const RestartPolicyOptions options_;
   std::vector<Group> groups_;
   int stop_signal_ = 0;
   bool over_ = false;  // Spares have been told to end.
-  // Whether the replica that ended last, drained ones apart, has succeeded.
+  // Whether the replica that ended last, not counting drained ones, has succeeded.
   bool last_was_done_ = false;
   std::optional<Failure> failure_;
-  // Only during a call: its time, and what it has decided so far.
+  // Only set during a call: its time, and what it has decided so far.
   Instant now_{};
   GroupActions actions_;
 };

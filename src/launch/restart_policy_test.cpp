@@ -27,7 +27,7 @@ GroupRankExit killed_in(int group, int rank, int signal = SIGKILL) {
   return {group, {.rank = rank, .signal = signal}};
 }
 
-// "start 1 as 1; signal 0: 15 to groups; spare 3 is 1".
+// For example "start 1 as 1; signal 0: 15 to groups; spare 3 is 1".
 std::string words_of(const GroupActions& actions) {
   std::ostringstream out;
   for (const GroupAction& action : actions) {
@@ -66,7 +66,7 @@ RestartPolicy begun(RestartPolicyOptions options) {
 }
 RestartPolicy three_of_two() { return begun({.replicas = 3, .ranks = 2}); }
 
-// Both ranks of the group end as killed.
+// Both ranks of the group are killed.
 GroupActions lose(RestartPolicy& policy, int group, Instant now) {
   return policy.ranks_ended({killed_in(group, 0), killed_in(group, 1)}, now);
 }
@@ -119,9 +119,9 @@ TEST(RestartPolicy, AReplicaThatFlapsWaitsTwiceAsLongEachTimeUpToAMinute) {
     EXPECT_EQ(words_of(policy.time_passed(now - milliseconds(1))), "");
     EXPECT_EQ(words_of(policy.time_passed(now)), "start 2 as 2");
   }
-  // Others have a back-off of their own.
+  // Each group has its own back-off.
   EXPECT_EQ(words_of(lose(policy, 1, now)), "start 1 as 1");
-  // After five minutes without a failure it begins anew.
+  // After five minutes without a failure the back-off is reset.
   now += minutes(5);
   EXPECT_EQ(words_of(lose(policy, 2, now)), "start 2 as 2");
   EXPECT_EQ(words_of(lose(policy, 2, now)), "");
@@ -149,7 +149,7 @@ TEST(RestartPolicy, RestartsCountWithinAWindowAndNotForLife) {
        .ranks = 1,
        .restarts_max = 2,
        .restart_window = minutes(10)});
-  // A failure every six minutes: never three in ten.
+  // A failure every six minutes is never three within ten.
   Instant now = kStart;
   for (int day = 0; day < 10 * 24; ++day) {
     now += minutes(6);
@@ -204,7 +204,7 @@ TEST(RestartPolicy, TheStatusIsThatOfTheReplicaThatEndedLast) {
   policy.ranks_ended({exited(0, 0, 0)}, kStart);
   policy.ranks_ended({exited(1, 0, 6)}, kStart);
   EXPECT_TRUE(policy.finished());
-  EXPECT_EQ(policy.exit_status(), 6);  // Nobody has reached the end.
+  EXPECT_EQ(policy.exit_status(), 6);  // No replica has reached the end.
 
   RestartPolicy other = begun({.replicas = 2, .ranks = 1, .restarts_max = 0});
   other.ranks_ended({exited(1, 0, 6)}, kStart);
@@ -251,7 +251,7 @@ TEST(RestartPolicy, AWrongCommandLineIsNotTriedAgain) {
   const auto wrong = policy.ranks_ended({exited(0, 0, 2)}, kStart);
   EXPECT_EQ(words_of(wrong), "");
   EXPECT_THAT(reasons_of(wrong), HasSubstr("which is wrong usage"));
-  // Who ran before had a right one.
+  // The command line of a replica that ran before was right.
   policy.ranks_ended({killed_in(1, 0)}, kStart);
   policy.ranks_ended({exited(1, 0, 2)}, kStart);
   EXPECT_TRUE(policy.deadline());
@@ -303,7 +303,7 @@ TEST(RestartPolicy, ADrainedReplicaStaysAwayUntilItIsAdmitted) {
       policy.admit(2, kStart).status().message(),
       HasSubstr("replica 2 is still leaving"));
   EXPECT_EQ(words_of(finish(policy, 2)), "");
-  // It is not done: who fails is started again.
+  // It is not done, so it is restarted when it fails.
   EXPECT_EQ(words_of(lose(policy, 1, kStart)), "start 1 as 1");
   EXPECT_THAT(
       policy.drain(2, kStart).status().message(), HasSubstr("left already"));
@@ -386,7 +386,7 @@ TEST(RestartPolicy, ASpareTakesThePlaceAndTheLostGroupBecomesASpare) {
   const auto actions = lose(policy, 1, kStart);
   EXPECT_EQ(words_of(actions), "spare 2 is 1; start 1 as spare");
   EXPECT_THAT(reasons_of(actions), HasSubstr("spare 2 takes its place"));
-  // Drained by its replica's number, wherever that runs.
+  // A replica is drained by its number, wherever it runs.
   EXPECT_EQ(
       words_of(policy.drain(1, kStart).value()), "signal 2: 10 to rank 0");
 }

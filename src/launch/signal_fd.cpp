@@ -16,7 +16,7 @@ SignalFd::SignalFd() {
        {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
     struct sigaction now = {};
     ::sigaction(signal, nullptr, &now);
-    // Once blocked an ignored signal would be delivered all the same.
+    // Once blocked, an ignored signal would be delivered nevertheless.
     if (now.sa_handler != SIG_IGN) {
       ::sigaddset(&taken, signal);
     }

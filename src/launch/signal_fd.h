@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SignalFd turns the signals that concern a job into readable events for as
-// long as it lives: SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGCHLD, less
-// those that are ignored (nohup, background jobs of scripts). It ignores SIGPIPE.
-// Thread rule: one thread, the only one of the process.
+// SignalFd turns the signals that concern a job into readable events for as long as it lives:
+// SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGCHLD, except those that are ignored (nohup,
+// background jobs of scripts). It ignores SIGPIPE. Thread rule: one thread, the only one of the
+// process.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ namespace sherd::launch {
 
 class SignalFd {
  public:
-  // Throws Error when the system has no descriptor left.
+  // Throws Error if the system has no descriptor left.
   SignalFd();
   ~SignalFd();
   SignalFd(const SignalFd&) = delete;
@@ -22,10 +22,10 @@ class SignalFd {
 
   // Readable when a signal has arrived.
   int fd() const { return events_.get(); }
-  // Those that arrived since the last call, in order; never waits.
+  // The signals that have arrived since the last call, in order; does not wait.
   std::vector<int> take();
 
-  // As found at construction, for a child to restore before exec.
+  // The state found at construction, which a child restores before exec.
   const SignalState& before() const { return before_; }
 
  private:

@@ -12,23 +12,23 @@
 namespace sherd::launch {
 namespace {
 
-// The user's terminal, signals, the control socket, a lock, logs that are being opened.
+// The user's terminal, signals, the control socket, a lock, and logs being opened.
 constexpr std::uint64_t kDescriptorsOfLauncher = 24;
-// Its end, stdout, stderr, and what a spare waits for.
+// The descriptor of its end, stdout, stderr, and the one a spare waits for.
 constexpr std::uint64_t kDescriptorsOfProcess = 4;
-// A rank has a store, connections to its siblings, and for replicas a loop, a ring and transfers.
+// A rank has a store, connections to its siblings and, in replicas, a loop, a ring and transfers.
 constexpr std::uint64_t kDescriptorsMin = 64;
-// A small shell takes as much.
+// A small shell needs this much.
 constexpr std::uint64_t kBytesOfProcess = std::uint64_t{1} << 20U;
 
-// The number in a file that has one, or "max".
+// The number in a file; kNoLimit if it has none, or "max".
 std::uint64_t number_in(const std::string& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
   return file >> number ? number : kNoLimit;
 }
 
-// In a container the root is this process's own cgroup.
+// In a container the root is the cgroup of this process.
 std::uint64_t processes_left_in_cgroup() {
   const std::uint64_t limit = number_in("/sys/fs/cgroup/pids.max");
   const std::uint64_t now = number_in("/sys/fs/cgroup/pids.current");
@@ -96,9 +96,9 @@ HostLimits host_limits() {
   limits.descriptors = limit_of(RLIMIT_NOFILE);
   limits.processes = std::min(
       {processes_left_in_cgroup(), number_in("/proc/sys/kernel/pid_max"),
-       // It does not bind root.
+       // The limit does not apply to root.
        ::geteuid() == 0 ? kNoLimit : limit_of(RLIMIT_NPROC)});
-  // What a cgroup uses has its page cache in it, which makes room when needed.
+  // The usage of a cgroup includes its page cache, which makes room when needed.
   limits.memory_bytes =
       std::min(free_memory(), number_in("/sys/fs/cgroup/memory.max"));
   return limits;

@@ -33,7 +33,7 @@ TEST(StartLimits, NameWhatIsTooLittleAndHowMuchIsNeeded) {
           "1 MiB of free memory for each of 100 processes, found 99 MiB"));
 }
 
-// Less than what a rank itself needs.
+// A limit below what a rank itself needs.
 TEST(StartLimits, ASmallJobNeedsSomeDescriptorsToo) {
   EXPECT_THAT(
       exceeded_limit(size_of_job(1, 1), {.descriptors = 63}),

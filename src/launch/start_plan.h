@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StartPlan is what the launcher decides for all ranks before the first one starts: the program
-// and which cores each rank is bound to. The division of cores is a pure function; what the machine
-// has is read by usable_cores(). Thread rule: values.
+// StartPlan is what the launcher decides for all ranks before the first one starts: the program,
+// and the cores to which each rank is bound. Dividing the cores is a pure function; usable_cores()
+// reads what the machine has. Thread rule: values.
 #pragma once
 
 #include <string>
@@ -14,28 +14,29 @@
 
 namespace sherd::launch {
 
-// A hardware thread, and where it lies.
+// A hardware thread and its location.
 struct CpuCore {
-  int number = 0;    // As in CPU affinity.
+  int number = 0;    // As in CPU affinity masks.
   int package = 0;   // The chip it is on.
   int physical = 0;  // Hardware threads of one physical core share it.
 };
 
-// The cores this process may run on (its CPU affinity); at least one.
+// The cores on which this process may run (its CPU affinity); at least one.
 std::vector<CpuCore> usable_cores();
 
-// Per rank the cores it gets: disjoint, sizes differing by at most one, ranks
-// beside each other on one chip and threads of one physical core together as
-// far as the numbers allow. Empty when there are fewer cores than ranks: then
-// the kernel shares them out better. REQUIRES: ranks >= 1.
+// The cores of each rank: disjoint, with sizes that differ by at most one; neighbouring ranks are
+// on one chip and threads of one physical core together as far as the numbers allow. Empty if there
+// are fewer cores than ranks: then the kernel distributes them better. REQUIRES: ranks >= 1.
 std::vector<std::vector<int>> divide_cores(
     std::vector<CpuCore> cores, int ranks);
 
 struct StartPlan {
-  std::string path;                        // The program.
-  int cores = 1;                           // Usable by all ranks together.
-  std::vector<std::vector<int>> division;  // Each rank's cores; empty: unbound.
-  StartFailure failure;                    // With a message: nothing can start.
+  std::string path;  // The path of the program.
+  int cores = 1;     // For all ranks together.
+  // The cores of each rank; empty if unbound.
+  std::vector<std::vector<int>> division;
+  // Has a message if nothing can start.
+  StartFailure failure;
 };
 
 // Finds the program, divides the cores among `ranks`, and makes the folder for logs.

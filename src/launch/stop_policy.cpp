@@ -28,7 +28,8 @@ std::optional<SignalRequest> StopPolicy::ranks_ended(
       [](const RankExit& end) { return end.signal != 0; });
   const bool ending = state_ != State::kRunning && state_ != State::kAwaiting;
   if (failures_.empty() || ending || running_ == 0) {
-    return std::nullopt;  // What still runs ends already, in its own time.
+    // The remaining ranks are ending already, in their own time.
+    return std::nullopt;
   }
   if (!cause_is_running()) {
     return end_others(now);
@@ -115,8 +116,8 @@ SignalRequest StopPolicy::kill(const std::string& why, Instant now) {
   return {SIGKILL, SignalTarget::kGroups, why + "; killing them"};
 }
 
-// An end by a signal that was sent is no failure of the rank; one by anything
-// else is, say while it saves its state.
+// An end by a signal that was sent is no failure of the rank; an end by anything else is, for
+// example while it saves its state.
 bool StopPolicy::was_requested(const RankExit& end) const {
   return std::ranges::any_of(
       sent_, [&](int signal) { return end.status() == 128 + signal; });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StopPolicy decides when the ranks of a job are signalled to end, and with what exit status the
-// launcher ends. It is pure: it hears what happened and when, and returns what to do. Thread
+// StopPolicy decides when the ranks of a job are signalled to end, and with which exit status the
+// launcher ends. It is pure: it is told what happened and when, and returns what to do. Thread
 // rule: one thread.
 //
 //   state     event                               signal sent     next state
@@ -32,19 +32,20 @@ namespace sherd::launch {
 
 struct StopPolicyOptions {
   int ranks = 1;
-  // From a rank's failure to SIGKILL for the others. Short: they can only wait
-  // for a rank that is gone.
+  // The time from a rank's failure to SIGKILL for the others. It is short: they can only wait for a
+  // rank that is gone.
   Duration failure_grace = std::chrono::seconds(1);
-  // How long a rank that was lost by another one may take to say why it fails, before SIGTERM.
+  // How long a rank that another one has lost may take to report why it fails, before SIGTERM.
   Duration cause_grace = std::chrono::milliseconds(500);
-  // From a signal to the launcher to SIGKILL for the ranks.
+  // The time from a signal to the launcher to SIGKILL for the ranks.
   Duration stop_grace = std::chrono::seconds(30);
-  // From SIGKILL to giving up on a rank that still does not end.
+  // The time from SIGKILL to giving up on a rank that still does not end.
   Duration kill_timeout = std::chrono::seconds(10);
 };
 
-// Which processes get a signal; kFirstRank: rank 0 alone. Signals that end a rank go to all that it
-// has started as well; SIGUSR1 does not, because a process that does not expect it would die.
+// Which processes get a signal; kFirstRank means only rank 0. Signals that end a rank also go to
+// all processes that it has started; SIGUSR1 does not, because a process that does not expect it
+// would die.
 enum class SignalTarget { kRanks, kGroups, kFirstRank };
 
 struct SignalRequest {
@@ -58,9 +59,8 @@ class StopPolicy {
   // REQUIRES: options.ranks >= 1.
   explicit StopPolicy(const StopPolicyOptions& options);
 
-  // All ranks whose end was noticed at one moment. Among them a killed one
-  // counts as the first to fail: an exit code is often only the echo of a
-  // crash elsewhere.
+  // All ranks whose end was noticed at the same moment. Among them a killed rank counts as the
+  // first to fail: an exit code is often only the consequence of a crash elsewhere.
   std::optional<SignalRequest> ranks_ended(
       const std::vector<RankExit>& ends, Instant now);
   std::optional<SignalRequest> signal_received(int signal, Instant now);
@@ -73,11 +73,11 @@ class StopPolicy {
   }
   bool finished() const { return running_ == 0 || state_ == State::kGivenUp; }
   int running() const { return running_; }
-  // The ranks that failed, and not because they were told to end, as they were noticed.
+  // The ranks that failed without having been told to end, in the order in which this was noticed.
   const std::vector<RankExit>& failures() const { return failures_; }
-  // The first of them to fail, see first_to_fail().
+  // The first of them to fail; see first_to_fail().
   std::optional<RankExit> first_failure() const;
-  // The signal that ended the job, 0 when none did.
+  // The signal that ended the job, or 0.
   int stop_signal() const { return stop_signal_; }
   // The launcher's exit status. REQUIRES: finished().
   int exit_status() const;
@@ -95,7 +95,7 @@ class StopPolicy {
   State state_ = State::kRunning;
   int running_;
   int stop_signal_ = 0;
-  std::vector<int> sent_;  // Signals that told the ranks to end.
+  std::vector<int> sent_;  // The signals that told the ranks to end.
   std::vector<RankExit> failures_;
   std::set<int> ended_;
   std::optional<Instant> deadline_;

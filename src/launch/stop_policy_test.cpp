@@ -20,7 +20,7 @@ RankExit killed(int rank, int signal) {
   return {.rank = rank, .signal = signal};
 }
 
-// One that ended since it had lost another.
+// A rank that ended because it had lost another.
 RankExit lost(int rank, int other) {
   return {.rank = rank, .exit_code = 1, .blames = other};
 }
@@ -73,7 +73,7 @@ TEST(StopPolicy, AKilledRankGoesBeforeAnExitCodeNoticedAtTheSameMoment) {
 
 TEST(StopPolicy, ARankThatLostAnotherIsNotTheFirstToFail) {
   StopPolicy policy = policy_of(3);
-  // It ends sooner than the one that it has lost, which gets time to say why.
+  // It ends sooner than the rank that it has lost, which gets time to say why.
   EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kLaunch));
   EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(500));
   EXPECT_FALSE(policy.time_passed(kLaunch + milliseconds(499)));
@@ -145,7 +145,7 @@ TEST(StopPolicy, StopSignalsArePassedOnAndSetTheStatus) {
     EXPECT_EQ(action->signal, signal);
     EXPECT_EQ(action->to, SignalTarget::kGroups);
     EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(30000));
-    // One saves and exits 0, one dies, one says so in its exit code.
+    // One saves and exits with 0, one dies, one reports the signal in its exit code.
     EXPECT_FALSE(policy.ranks_ended({exited(0, 0)}, kLaunch));
     EXPECT_FALSE(policy.ranks_ended({killed(1, signal)}, kLaunch));
     EXPECT_FALSE(policy.ranks_ended({exited(2, 128 + signal)}, kLaunch));

@@ -17,7 +17,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A named pipe by which ranks wait for each other.
+// A named pipe through which ranks wait for each other.
 class StopTest : public ::testing::Test {
  protected:
   StopTest() { EXPECT_EQ(::mkfifo(fifo().c_str(), 0600), 0); }
@@ -28,7 +28,7 @@ class StopTest : public ::testing::Test {
 };
 
 TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
-  // Rank 0 trains for ever; rank 1 fails once rank 0 runs.
+  // Rank 0 trains forever; rank 1 fails once rank 0 runs.
   LauncherProcess launcher(ranks_of(
       2,
       "if [ $RANK = 0 ]; then echo ready > " + fifo() +
@@ -81,7 +81,7 @@ TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
 }
 
 TEST_F(StopTest, ARankThatIsLostBeforeItHasEndedIsTheFirstToFail) {
-  // Rank 0 says what is wrong when the launcher has seen that rank 1 is gone.
+  // Rank 0 says what is wrong only after the launcher has seen that rank 1 is gone.
   const LauncherResult outcome = launch_and_wait(ranks_of(
       2,
       "if [ $RANK = 1 ]; then echo $$ > " + fifo() +
@@ -115,7 +115,7 @@ TEST_F(StopTest, TheCauseIsShownOfALostRankThatDoesNotFail) {
 }
 
 TEST_F(StopTest, WhatARankLeavesBehindEndsWithTheJob) {
-  // A child that is in no group of the launcher's when its parent returns.
+  // A child that has left the launcher's groups by the time its parent returns.
   LauncherProcess launcher(ranks_of(
       1,
       "setsid sh -c 'echo ready > " + fifo() + "; sleep 1000; :' & read x < " +
@@ -141,7 +141,7 @@ TEST_F(StopTest, ARankWithoutOutputIsSaidToHaveWrittenNothing) {
 }
 
 TEST_F(StopTest, GrandchildrenDoNotSurviveARank) {
-  // Ranks succeed or fail; what they started in the background ends too.
+  // Whether ranks succeed or fail, the processes that they started in the background end, too.
   for (const char* end : {"exit 0", "exit 3", "kill -9 $$"}) {
     LauncherProcess launcher(
         ranks_of(2, std::string("sleep 1000 & sleep 1000 & ") + end));
@@ -256,7 +256,7 @@ TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
   ASSERT_TRUE(launcher.wait_for_out("y\n"));
   launcher.signal(SIGTERM);  // From here on nobody reads stdout.
   ASSERT_TRUE(launcher.wait_for_err("SIGTERM"));
-  launcher.signal(SIGTERM);  // Gives up the output as well.
+  launcher.signal(SIGTERM);  // This gives up the output as well.
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
 }
 

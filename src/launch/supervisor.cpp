@@ -75,7 +75,7 @@ void Supervisor::rename(int slot, const std::string& prefix) {
   }
 }
 
-// Where the child reads and writes, and the launcher's ends of that.
+// Creates the streams of the child, and the launcher's ends of them.
 Result<Supervisor::Channels> Supervisor::open_channels(
     SupervisedProcessSpec* setup, OutputTail* last) {
   Channels channels;
@@ -121,7 +121,7 @@ Supervisor::Events Supervisor::poll_once(
       {stderr_.pending() ? stderr_.fd() : -1, POLLOUT, 0},
       {also_fd, POLLIN, 0}};
   for (const auto& [slot, child] : children_) {
-    // Reaped ones need no event; their descriptor stays readable for ever.
+    // Reaped processes need no event; their descriptors stay readable forever.
     const bool runs = child.process.pid() > 0;
     polled.push_back({runs ? child.process.exit_fd() : -1, POLLIN, 0});
     for (const OutputForwarder& stream : child.streams) {

@@ -27,13 +27,13 @@ namespace sherd::launch {
 
 struct SupervisedProcessSpec {
   int slot = 0;
-  std::string name;     // In messages: "rank 3".
+  std::string name;     // For messages: "rank 3".
   ProcessSpec process;  // Its streams are set by start().
-  // Before each line of its output.
+  // Precedes each line of its output.
   std::string prefix;
-  // The file that gets the output instead; empty: none.
+  // The file that gets the output instead; empty if there is none.
   std::string log;
-  // Appends to a log that is there, instead of replacing it.
+  // Appends to an existing log instead of replacing it.
   bool continues_log = false;
   bool reads_stdin = false;
   // Writes to the launcher's own stdout.
@@ -42,12 +42,12 @@ struct SupervisedProcessSpec {
 
 class Supervisor {
  public:
-  // `clock` outlives it. REQUIRES: descriptors 0, 1 and 2 are open.
+  // `clock` must outlive it. REQUIRES: descriptors 0, 1 and 2 are open.
   explicit Supervisor(const Clock& clock);
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // No message: it runs. REQUIRES: no process runs in its slot.
+  // No message means that it runs. REQUIRES: no process runs in its slot.
   StartFailure start(SupervisedProcessSpec setup);
   // Lines that the child writes from now on begin with `prefix`.
   void rename(int slot, const std::string& prefix);
@@ -55,24 +55,24 @@ class Supervisor {
   struct Events {
     std::vector<int> signals;
     std::vector<RankExit> ends;  // `rank` is the slot.
-    bool readable = false;       // `also_fd` is.
+    bool readable = false;       // Whether `also_fd` is readable.
   };
-  // Waits for something to happen, at most until `deadline`, and passes output
-  // on. `also_fd` is polled too; -1: nothing.
+  // Waits for something to happen, at most until `deadline`, and forwards output. `also_fd` is
+  // polled, too; -1 stands for none.
   Events poll_once(const std::optional<Instant>& deadline, int also_fd = -1);
-  // The signals that have come meanwhile; never waits.
+  // The signals that have arrived meanwhile; does not wait.
   std::vector<int> take_signals();
-  // Ends what processes that have ended left behind.
+  // Ends processes that ended ranks have left behind.
   void end_orphans();
-  // Until all output has been passed on, or a signal says that nobody wants it.
+  // Runs until all output has been forwarded, or until a signal says that nobody wants it.
   void flush();
-  // Forgets what the reader of stdout or stderr does not take.
+  // Drops what the reader of stdout or stderr does not take.
   void abandon_output();
 
   // Both do nothing for a slot without a process.
   void signal(int slot, const SignalRequest& action) const;
   void kill_and_reap(int slot);
-  // Ends all that runs, says why the job cannot begin, and returns its exit status.
+  // Ends all running processes, says why the job cannot begin, and returns its exit status.
   int give_up(const StartFailure& failure);
 
   // To the user, on stderr.
