@@ -20,7 +20,7 @@ namespace sherd::net {
 
 using Tcp = asio::ip::tcp;
 
-// Opens a socket or acceptor that child processes do not inherit, as they would one that Asio opens.
+// Opens a socket or acceptor that child processes do not inherit, unlike one that Asio opens.
 template <typename Socket>
 void open_socket(Socket& socket, const Tcp& protocol, std::error_code& error) {
   const int fd = ::socket(protocol.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -34,7 +34,7 @@ void open_socket(Socket& socket, const Tcp& protocol, std::error_code& error) {
   }
 }
 
-// The channel of a connected socket, with the options set; TLS when `tls` is not null.
+// The channel of a connected socket, with its options set; it uses TLS if `tls` is not null.
 std::unique_ptr<Channel> make_channel(
     Tcp::socket socket,
     const ConnectionOptions& options,

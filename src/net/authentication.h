@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Proofs that a peer knows a key, for connections that are not encrypted: it returns the code of
-// what it says and of a number that the other side has drawn for this connection alone. Thread
-// rule: pure functions.
+// Proofs that a peer knows a key, for connections that are not encrypted: it returns the
+// authentication code of its message and of a number that the other side has drawn for this
+// connection only. Thread rule: pure functions.
 #pragma once
 
 #include <array>
@@ -11,14 +11,14 @@
 
 namespace sherd::net {
 
-// From the system's generator; never 0.
+// Drawn by the system's generator; never 0.
 std::uint64_t random_number();
 
 // HMAC-SHA256 (RFC 2104).
 using MessageCode = std::array<char, 32>;
 MessageCode message_code(std::string_view key, std::string_view message);
 
-// In a time that does not depend on where they differ.
+// Takes a time that does not depend on where they differ.
 bool same_code(const MessageCode& one, const MessageCode& other);
 
 }  // namespace sherd::net

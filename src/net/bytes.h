@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ByteWriter and ByteReader serialise values: little-endian integers in their full width, texts and
-// lists after their length. The reader is safe for bytes from untrusted peers. Its first failure
-// stays, with a sentence, and from then on it returns zeros and empty texts, so that a decoder
-// checks once, at its end. Thread rule: one thread.
+// lists preceded by their length. The reader is safe for bytes from untrusted peers. Its first
+// failure, a sentence, stays, and from then on it returns zeros and empty texts, so that a decoder
+// checks only once, at its end. Thread rule: one thread.
 #pragma once
 
 #include <array>
@@ -29,12 +29,12 @@ class ByteWriter {
   void boolean(bool value) { put(static_cast<std::uint8_t>(value ? 1 : 0)); }
   // Writes a u32; the caller writes the elements.
   void count(std::size_t elements);
-  // The length and the bytes.
+  // Writes the length and the bytes.
   void text(std::string_view value);
-  // The bytes alone, without a length.
+  // Writes only the bytes, without a length.
   void raw(std::string_view value) { bytes_ += value; }
 
-  // So many bytes are written without moving what is there.
+  // This many bytes can be written without moving the existing ones.
   void reserve(std::size_t bytes) { bytes_.reserve(bytes); }
 
   const std::string& bytes() const { return bytes_; }
@@ -55,10 +55,10 @@ class ByteWriter {
   std::string bytes_;
 };
 
-// `what` is a literal that names the value in the sentence of a failure.
+// `what` is a literal that names the value in the failure's sentence.
 class ByteReader {
  public:
-  // The bytes outlive the reader.
+  // The bytes must outlive the reader.
   explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
 
   std::uint8_t u8(const char* what) { return get<std::uint8_t>(what); }
@@ -78,14 +78,14 @@ class ByteReader {
 
   struct Limits {
     std::size_t elements_max = 0;
-    // The least size of an element. The rest of the bytes must have room for all of them, so that a
-    // caller may reserve() the count that is returned.
+    // The least size of an element. The remaining bytes must have room for all elements, so that a
+    // caller may reserve() the returned count.
     std::size_t element_bytes = 1;
   };
   // The number of elements that follow; 0 after a failure.
   std::size_t count(const char* what, const Limits& limits);
   std::string text(const char* what, std::size_t bytes_max);
-  // A view of the next `count` bytes; empty when there are fewer.
+  // A view of the next `count` bytes; empty if there are fewer.
   std::string_view raw(const char* what, std::size_t count) {
     if (!ok() || count > left()) {
       fail_short(what, count);
@@ -96,12 +96,13 @@ class ByteReader {
     return found;
   }
 
-  // Reports what the decoder itself finds wrong; only the first failure counts.
+  // Reports an error that the decoder itself has found; only the first failure counts.
   void fail(std::string reason);
 
   bool ok() const { return failure_.empty(); }
   std::size_t left() const { return bytes_.size() - at_; }
-  // Call last: a failure also when bytes are left. Its sentence is "[net] <message>: <reason>".
+  // Must be called last: it also fails if bytes are left. Its sentence is "[net] <message>:
+  // <reason>".
   Status finish(const std::string& message);
   // The same for the value that was read.
   template <typename T>

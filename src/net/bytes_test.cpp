@@ -46,7 +46,7 @@ std::string all_kinds() {
   return writer.take();
 }
 
-// What a decoder does: reads all and looks at the end.
+// Like a decoder, reads everything and checks once at the end.
 Status read_all_kinds(std::string_view bytes) {
   ByteReader reader(bytes);
   EXPECT_LE(reader.u8("a byte"), 250);

@@ -27,19 +27,19 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  // Each calls `done` exactly once, later, from the loop, also when the channel is closed
-  // meanwhile. One operation of each kind at a time. Buffers must stay until `done`, and the
-  // channel outlives what it has begun.
+  // Each calls `done` exactly once, later, from the loop, even if the channel is closed meanwhile.
+  // Only one operation of each kind may be under way. Buffers must stay until `done`, and the
+  // channel outlives the operations that it has begun.
   virtual void handshake(Done done) = 0;
   virtual void read_some(std::span<char> into, Done done) = 0;
   virtual void write(std::string_view all, Done done) = 0;
 
   // Shuts down the writing half: the peer sees the end of what was written, and may still write.
   virtual void end_writing() = 0;
-  // Closes both halves; what is not written yet is lost.
+  // Closes both halves; anything not written yet is lost.
   virtual void close() = 0;
 
-  // What an error means, as a sentence without the peer's name.
+  // The meaning of an error, as a sentence without the peer's name.
   virtual Status failure(const std::error_code& error) const = 0;
 
  protected:
@@ -47,7 +47,7 @@ class Channel {
 };
 
 // Keys and certificates, read once for many channels; null without security. Throws Error that
-// names the file for what cannot be used.
+// names the file if one is unusable.
 struct TlsContext;
 std::shared_ptr<TlsContext> make_tls_context(const Security& security);
 

@@ -2,7 +2,7 @@
 //
 // Connection sends and receives frames over one TCP connection, encrypted when Security says so.
 // Listener and Connector create it after both sides have proved that they speak this protocol and
-// know each other. Its owner may destroy it at any time, also in its handlers. Thread rule: its
+// know each other. Its owner may destroy it at any time, even in its handlers. Thread rule: its
 // loop.
 #pragma once
 
@@ -23,15 +23,16 @@ namespace sherd::net {
 constexpr std::uint16_t kGreetingType = 0xffff;
 
 struct ConnectionOptions {
-  // Behaviour. A longer payload cannot be sent.
+  // ---- behaviour ----
+  // A longer payload cannot be sent.
   std::size_t payload_bytes_max = std::size_t{16} << 20U;
-  // A longer payload that a peer announces in a header ends the connection: the limit of what each
-  // peer can make this process keep. 0: as payload_bytes_max.
+  // A longer payload, as announced in a peer's header, ends the connection: this limits what each
+  // peer can make this process keep. 0 means payload_bytes_max.
   std::size_t received_bytes_max = 0;
   // The limit of bytes that wait for a peer that reads too slowly; above it the connection ends.
   // Costs that memory for each such peer.
   std::size_t send_queue_bytes_max = std::size_t{64} << 20U;
-  // When a silent or hanging peer is noticed: while sent data waits for it ...
+  // When a silent or hanging peer is noticed while sent data waits for it ...
   Duration user_timeout = std::chrono::seconds(5);
   // ... and while none does. Each notices only its own case.
   Duration keep_alive_idle = std::chrono::seconds(2);
@@ -55,10 +56,10 @@ class Connection {
   explicit Connection(std::shared_ptr<ConnectionCore> core);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
-  // Closes without calling a handler. What finish() has begun goes on.
+  // Closes without calling a handler. A finish() that has begun continues.
   ~Connection();
 
-  // Begins to receive. Call once; frames and the connection's end wait for it.
+  // Begins to receive. Must be called once; frames and the connection's end wait for it.
   void start(ConnectionHandlers handlers);
 
   // Queues a frame, and sends as fast as the peer reads. Does nothing once the connection is closed
@@ -66,19 +67,19 @@ class Connection {
   // reason. Throws Error for a payload above the limit and for kGreetingType.
   void send(std::uint16_t type, std::string_view payload);
 
-  // Ends it at once; on_closed gets `why`, a failure. Only the first reason counts.
+  // Ends the connection at once; on_closed gets `why`, a failure. Only the first reason counts.
   void close(Status why);
-  // Ends it gracefully: once the queue has been sent and the peer has closed its side, or after
-  // finish_timeout. Nothing is received any more.
+  // Ends the connection gracefully: when the queue has been sent and the peer has closed its side,
+  // or after finish_timeout. Nothing is received any more.
   void finish(Status why);
 
-  // Neither closed nor finishing, as far as this side knows.
+  // Whether it is neither closed nor finishing, as far as this side knows.
   bool open() const;
   // "10.0.0.7:52133".
   const std::string& peer() const;
   // When bytes were received last.
   Instant last_received() const;
-  // The bytes in the send queue.
+  // How many bytes are in the send queue.
   std::size_t unsent_bytes() const;
 
  private:

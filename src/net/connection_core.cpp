@@ -9,14 +9,14 @@
 namespace sherd::net {
 namespace {
 
-// A buffer for reads grows while they fill it: of the thousands of connections of a leader or a
-// coordinator most carry short frames.
+// Buffers for reads grow as reads fill them: of the thousands of connections of a leader or a
+// coordinator, most carry short frames.
 constexpr std::size_t kReadBytesMin = std::size_t{4} << 10U;
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10U;
-// A buffer that grew above this for one large frame is given back.
+// A buffer that grew above this size for one large frame is freed.
 constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
-// The limit of a greeting: longer than any greeting, so that a wrong one can be reported, and
-// short, so that unknown clients fill no memory.
+// The limit of a greeting: longer than any greeting, so that a wrong one can be reported, but
+// short, so that unknown clients do not fill the memory.
 constexpr std::size_t kGreetingBytesMax = 64;
 
 FrameLimits limits_of(const ConnectionOptions& options) {
@@ -141,7 +141,7 @@ void ConnectionCore::on_written(const std::error_code& error) {
   }
   if (error) {
     write_failure_ = ended(error);
-    read();  // It fails as well, at once.
+    read();  // Reading fails, too, at once.
     return;
   }
   write();
@@ -276,7 +276,7 @@ void ConnectionCore::abandon() {
   });
 }
 
-// Calls whoever waits for the greeting, or the handlers; before start() there is neither.
+// Calls the function that waits for the greeting, or the handlers; before start() there is neither.
 void ConnectionCore::notify_closed() {
   if (abandoned_) {
     return;
@@ -285,7 +285,7 @@ void ConnectionCore::notify_closed() {
     std::exchange(greeted_, nullptr)(reason_);
     return;
   }
-  // Empty after the first time, so that nothing they hold is kept alive.
+  // The handlers are empty afterwards, so that nothing they hold is kept alive.
   const ConnectionHandlers handlers = std::exchange(handlers_, {});
   if (handlers.on_closed) {
     handlers.on_closed(reason_);

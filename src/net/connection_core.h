@@ -18,16 +18,16 @@
 
 namespace sherd::net {
 
-// The greeting's payload. The two sides' differ, so that an echo is not taken for a peer: a socket
-// may be connected to itself, as happens with ports of outgoing connections, and an unknown client
-// may send back what it gets.
+// The greeting's payload. The payloads of the two sides differ, so that an echo is not mistaken for
+// a peer: a socket may be connected to itself, as happens with ports of outgoing connections, and
+// an unknown client may send back what it gets.
 constexpr std::string_view greeting_of(Side side) {
   return side == Side::kDialled ? "dialled" : "accepted";
 }
 
 class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
  public:
-  // The loop outlives it.
+  // The loop must outlive it.
   ConnectionCore(
       Loop& loop,
       std::unique_ptr<Channel> channel,
@@ -35,11 +35,11 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
       std::string peer,
       const ConnectionOptions& options);
 
-  // Does the TLS handshake, where there is security, then exchanges greetings. `done` gets the
+  // Does the TLS handshake, if there is security, and then exchanges greetings. `done` gets the
   // outcome once, from the loop, unless abandon() came first.
   void greet(Duration timeout, std::function<void(const Status&)> done);
 
-  // The calls of Connection.
+  // These implement the calls of Connection.
   void start(ConnectionHandlers handlers);
   void send(std::uint16_t type, std::string_view payload);
   void close(Status why);
@@ -79,12 +79,12 @@ class ConnectionCore : public std::enable_shared_from_this<ConnectionCore> {
   const ConnectionOptions options_;
   Stage stage_ = Stage::kGreeting;
   bool abandoned_ = false;  // No handler is called any more.
-  Timer deadline_;          // For greeting or finishing.
+  Timer deadline_;          // The deadline for greeting or finishing.
   std::function<void(const Status&)> greeted_;
   ConnectionHandlers handlers_;
   Status reason_;  // Why it has ended.
-  // The buffer being written and the one that follows it. A failure to write is kept until reading
-  // has ended too, because the peer's last frame may say why.
+  // The buffer being written and the next one. A write failure is kept until reading has ended,
+  // too, because the peer's last frame may say why.
   std::string writing_;
   std::string queued_;
   bool write_under_way_ = false;

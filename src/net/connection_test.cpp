@@ -184,7 +184,7 @@ TEST(Connection, MayBeDestroyedInItsHandlers) {
     TestServer server(loop);
     TestEndpoint unused;
     std::unique_ptr<Connection> client;
-    auto owned = std::make_shared<int>(0);  // By the handlers.
+    auto owned = std::make_shared<int>(0);  // Owned by the handlers.
     const Connector dial(
         loop, server.listener->address(), {},
         [&](Result<std::unique_ptr<Connection>> result) {
@@ -278,7 +278,8 @@ TEST(Connection, EndsWhenTooMuchWaitsForThePeer) {
     pair.client.connection->send(1, payload);
     EXPECT_TRUE(pair.client.connection->open()) << i;
   }
-  pair.client.connection->send(1, payload);  // Their headers are too much.
+  // With their headers they exceed the limit.
+  pair.client.connection->send(1, payload);
   EXPECT_FALSE(pair.client.connection->open());
   ASSERT_TRUE(run_until(loop, [&] { return pair.client.is_closed(); }));
   EXPECT_THAT(
@@ -300,8 +301,7 @@ TEST(Connection, KnowsWhenItLastHeardAndOfWhom) {
   EXPECT_LE(pair.client.connection->last_received(), loop.now());
 }
 
-// A process that connects to the port, says one thing and lives until it is
-// killed.
+// A process that connects to the port, sends one thing and lives until it is killed.
 class PeerProcess {
  public:
   PeerProcess(const HostAddress& address, const Security& security)

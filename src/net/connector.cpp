@@ -38,11 +38,11 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Loop& loop;
   const HostAddress address;
   const ConnectorOptions options;
-  Done done;  // Empty once called or given up.
+  Done done;  // Empty once it was called or given up.
   const std::shared_ptr<TlsContext> tls;
   Tcp::resolver resolver;
   Tcp::socket socket;
-  std::shared_ptr<ConnectionCore> core;  // Until the greeting.
+  std::shared_ptr<ConnectionCore> core;  // Used until the greeting.
   Instant until{0};
   Timer deadline;
 };
@@ -161,7 +161,7 @@ void Connector::Impl::fail(Status why) {
 
 void Connector::Impl::tell(Result<std::unique_ptr<Connection>> result) {
   deadline.cancel();
-  // The call may destroy the Connector; the caller of this function shares the rest.
+  // The call may destroy the Connector; the caller of this function shares the Impl.
   if (const Done call = std::exchange(done, nullptr)) {
     call(std::move(result));
   }
@@ -222,7 +222,7 @@ struct ReconnectingClient::Impl
   const std::function<std::uint64_t()> random;
   const ReconnectingClientHandlers handlers;
   Backoff backoff;
-  // At most one of the three is there.
+  // At most one of the three exists.
   std::optional<Connector> dial;
   std::unique_ptr<Connection> connection;
   Timer next_try;
@@ -246,7 +246,7 @@ void ReconnectingClient::Impl::dial_later() {
         if (self == nullptr) {
           return;
         }
-        // The files of certificates may be missing for a while.
+        // Certificate files may be missing for a while.
         const Status begun = status_of(
             [&]() -> Status {
               self->dial_now();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connector makes one connection. ReconnectingClient keeps one: it dials again whenever the
-// connection has ended or could not be made. Their owner may destroy them at any time, also in
+// Connector makes one connection. ReconnectingClient keeps one: it connects again whenever the
+// connection has ended or could not be made. Their owner may destroy them at any time, even in
 // their handlers. Thread rule: their loop.
 #pragma once
 
@@ -19,10 +19,10 @@
 namespace sherd::net {
 
 struct ConnectorOptions {
-  // Behaviour.
+  // ---- behaviour ----
   Security security{};
   ConnectionOptions connection{};
-  // For all of name lookup, connecting and greeting.
+  // The limit for name look-up, connecting and greeting together.
   Duration timeout = std::chrono::seconds(5);
 };
 
@@ -30,8 +30,8 @@ class Connector {
  public:
   using Done = std::function<void(Result<std::unique_ptr<Connection>>)>;
   // `done` is called once, later, from the loop, with a connection to start or the failure. Throws
-  // Error for an IP address beyond this host without security (for a name `done` gets it), and for
-  // unusable secrets and files. The loop outlives it.
+  // Error for an IP address outside this host without security (for a name, `done` gets the error),
+  // and for unusable secrets and files. The loop must outlive it.
   Connector(
       Loop& loop,
       const HostAddress& address,
@@ -48,26 +48,27 @@ class Connector {
 };
 
 struct ReconnectingClientOptions {
-  // Behaviour.
+  // ---- behaviour ----
   ConnectorOptions dial{};
-  // The wait between two tries doubles from min to max, and starts again at min after a connection.
+  // The wait between two attempts doubles from min to max, and starts at min again after a
+  // connection.
   Duration back_off_min = std::chrono::milliseconds(50);
   Duration back_off_max = std::chrono::seconds(2);
 };
 
 struct ReconnectingClientHandlers {
-  // connection() is there and started.
+  // connection() exists and is started.
   std::function<void()> on_connected;
   std::function<void(Frame frame)> on_frame;
-  // The connection has ended; another one will be tried.
+  // The connection has ended; it will try to connect again.
   std::function<void(const Status& reason)> on_lost;
-  // A try has failed; may be empty.
+  // An attempt has failed; the handler may be empty.
   std::function<void(const Status& reason)> on_failed{};
 };
 
 class ReconnectingClient {
  public:
-  // Dials at once. `random` supplies the jitter of each wait. Throws as Connector does.
+  // Connects at once. `random` supplies the jitter of each wait. Throws as Connector does.
   ReconnectingClient(
       Loop& loop,
       const HostAddress& address,
@@ -79,7 +80,7 @@ class ReconnectingClient {
   // Closes the connection; no handler is called any more.
   ~ReconnectingClient();
 
-  // Null while there is none. on_lost is called whoever closes it.
+  // Null if there is no connection. on_lost is called no matter which side closes it.
   Connection* connection();
 
  private:

@@ -39,7 +39,7 @@ TEST(Connector, SaysWhomItCannotReach) {
           HasSubstr("cannot connect to " + nobody.text()),
           HasSubstr("refused")));
   EXPECT_THAT(
-      // With an empty label no server of names is asked for it.
+      // A name with an empty label is not looked up at a name server.
       testing::dial(loop, {"no..such-host.invalid", 1}, client),
       HasSubstr("cannot find the address of no..such-host.invalid"));
 }
@@ -81,11 +81,11 @@ TEST(Connector, HearsNothingOnceItIsDestroyed) {
       loop, silent.address(), ConnectorOptions(), never);
   first.reset();
   run_for(loop, 20ms);
-  second.reset();  // In its greeting.
+  second.reset();  // Destroyed during its greeting.
   run_for(loop, 20ms);
 }
 
-// A ReconnectingClient and what it told.
+// A ReconnectingClient and the calls of its handlers.
 struct Kept {
   Kept(
       Loop& loop,
@@ -123,8 +123,8 @@ TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
   Loop loop;
   std::optional<TestServer> server(std::in_place, loop);
   const HostAddress address = server->listener->address();
-  // There are three waits a life. If a connection did not begin them anew, the
-  // last ones would take minutes.
+  // There are three waits per life of the server. If a connection did not reset them, the last ones
+  // would take minutes.
   Kept kept(
       loop, address, {.dial = {}, .back_off_min = 5ms, .back_off_max = 1h});
   for (int life = 1; life <= 6; ++life) {

@@ -89,7 +89,7 @@ Status FrameReader::take(std::string_view bytes, std::vector<Frame>& frames) {
 }
 
 // Checks whatever part of the header has arrived, so that an unknown client that sends a few bytes
-// and waits gets its answer.
+// and waits gets an answer.
 Status FrameReader::read_header() {
   const std::string_view came(header_.data(), header_bytes_);
   const std::string_view magic = came.substr(0, kMagic.size());

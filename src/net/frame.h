@@ -8,8 +8,8 @@
 //   at 12  payload: length (u32), CRC32C (u32)
 //   at 20  CRC32C (u32) of the 20 bytes before
 //
-// The header has its own checksum, so that a damaged length is found before anybody waits for that
-// many bytes. Thread rule: values; a reader, one thread.
+// The header has its own checksum, so that a damaged length is detected before anybody waits for
+// that many bytes. Thread rule: values; a reader belongs to one thread.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@
 namespace sherd::net {
 
 constexpr std::size_t kFrameHeaderBytes = 24;
-// The version that is written. Another major version is refused; another minor one is read, and its
-// number reported.
+// The version that is written. Frames of another major version are refused; those of another minor
+// version are read, and its number is reported.
 constexpr std::uint16_t kVersionMajor = 1;
 constexpr std::uint16_t kVersionMinor = 0;
 
@@ -42,9 +42,10 @@ void append_frame(
 std::string frame_bytes(const Frame& frame);
 
 struct FrameLimits {
-  // Behaviour. A longer payload is refused, by its header.
+  // ---- behaviour ----
+  // A longer payload is refused as soon as its header has arrived.
   std::size_t payload_bytes_max = 0;
-  // The same for the first frame, whose sender is not known yet; 0: as for others.
+  // The same for the first frame, whose sender is not known yet; 0 means payload_bytes_max.
   std::size_t first_bytes_max = 0;
 };
 
@@ -63,9 +64,9 @@ class FrameReader {
   // it are in `frames`. Memory grows with the received bytes, not with what a header announces.
   Status take(std::string_view bytes, std::vector<Frame>& frames);
 
-  // A frame has begun and is not complete.
+  // Whether a frame has begun but is not complete.
   bool inside_frame() const { return header_bytes_ > 0; }
-  // What the incomplete frame takes.
+  // The memory that the incomplete frame takes.
   std::size_t memory_bytes() const { return frame_.payload.capacity(); }
 
  private:
@@ -77,7 +78,7 @@ class FrameReader {
   std::size_t limit_;  // For the current frame.
   std::array<char, kFrameHeaderBytes> header_{};
   std::size_t header_bytes_ = 0;
-  // From the header, once it is complete.
+  // Filled from the header once that is complete.
   Frame frame_;
   std::size_t payload_bytes_ = 0;
   std::uint32_t payload_crc_ = 0;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes are a stream. They are taken two ways: as they are; and as recipe for
-// frames of which some bytes are then damaged, or none, and all must be read back.
-// In pieces the reader must say the same as of the whole, and hold no more memory
-// than has come.
+// Reads any bytes as a stream, in two ways: unchanged, and as a recipe for frames of which some
+// bytes are then damaged, or none, in which case all must be read back. In pieces, the reader must
+// report the same as for the whole, and hold no more memory than it has received bytes.
 #include "net/frame.h"
 
 #include <algorithm>

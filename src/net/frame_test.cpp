@@ -149,7 +149,7 @@ TEST(FrameReader, KnowsWhetherItIsInsideAFrame) {
 TEST(FrameReader, TakesNoMemoryForPromises) {
   FrameReader reader(std::size_t{1} << 31U);
   Frames frames;
-  // A header of 1 GiB, whose payload comes as far as 1000 bytes.
+  // The header announces 1 GiB, but only 1000 bytes of the payload arrive.
   ByteWriter header;
   header.raw(frame_bytes({}).substr(0, 12));
   header.u32(std::uint32_t{1} << 30U);

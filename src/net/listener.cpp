@@ -14,7 +14,7 @@
 namespace sherd::net {
 
 namespace {
-// The pause after accept() itself has failed, because descriptors ran out.
+// The pause after accept() itself has failed because descriptors ran out.
 constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
 }  // namespace
 
@@ -54,7 +54,7 @@ std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
   std::error_code error;
   open_socket(acceptor, endpoint.protocol(), error);
   if (!error) {
-    // Allows a port whose last owner has just died.
+    // Permits a port whose last owner has just died.
     acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
   }
   if (!error) {
@@ -94,7 +94,7 @@ void Listener::Impl::accept_one() {
         Tcp::socket(loop.context(), acceptor.local_endpoint().protocol(), fd));
     return;
   }
-  // Who waited has gone meanwhile.
+  // The waiting client has gone meanwhile.
   if (error == EAGAIN || error == EINTR || error == ECONNABORTED) {
     accept();
     return;
@@ -110,7 +110,7 @@ void Listener::Impl::accept_one() {
 void Listener::Impl::accepted(Tcp::socket socket) {
   std::error_code error;
   const auto peer = socket.remote_endpoint(error);
-  if (error) {  // The peer has gone already.
+  if (error) {  // The peer is already gone.
     refuse({ErrorCode::kPeerLost, "[net] a connection ended at once"});
     return;
   }
@@ -136,7 +136,7 @@ void Listener::Impl::accepted(Tcp::socket socket) {
 void Listener::Impl::greeted(
     const std::shared_ptr<ConnectionCore>& core, const Status& status) {
   const auto at = std::find(unfinished.begin(), unfinished.end(), core);
-  if (at != unfinished.end()) {  // Else it was evicted.
+  if (at != unfinished.end()) {  // Otherwise it was evicted.
     unfinished.erase(at);
   }
   if (closed) {
@@ -175,7 +175,8 @@ Result<std::unique_ptr<Listener>> Listener::listen(
     check_security(options.security, entry.endpoint().address().to_string());
   }
   const auto impl = std::make_shared<Impl>(loop, options, std::move(handlers));
-  // Takes the first that can be bound: a name may have IPv6 addresses on a host without IPv6.
+  // Takes the first address that can be bound: a name may have IPv6 addresses on a host without
+  // IPv6.
   for (const auto& entry : found) {
     error = impl->bind(entry.endpoint());
     if (!error) {

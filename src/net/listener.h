@@ -2,7 +2,7 @@
 //
 // Listener accepts connections at an address and hands over those that have passed the handshake.
 // Unknown clients, peers with another secret and silent ones are closed with a reason, which is
-// logged, once a second at most, and their number is limited. Thread rule: its loop.
+// logged at most once a second, and their number is limited. Thread rule: its loop.
 #pragma once
 
 #include <chrono>
@@ -20,19 +20,20 @@
 namespace sherd::net {
 
 struct ListenerOptions {
-  // Behaviour.
+  // ---- behaviour ----
   Security security{};
   ConnectionOptions connection{};
-  // Until the greetings have been exchanged.
+  // The time limit for exchanging greetings.
   Duration greeting_timeout = std::chrono::seconds(5);
-  // Connections before that. One more evicts the oldest, so that silent clients keep nobody out.
+  // How many connections may be unfinished. One more evicts the oldest, so that silent clients do
+  // not keep others out.
   std::size_t unfinished_max = 64;
 };
 
 struct ListenerHandlers {
-  // The connection is to be started.
+  // Receives a connection, which it must start.
   std::function<void(std::unique_ptr<Connection>)> on_connection;
-  // Why a client was turned away or could not be accepted. May be empty.
+  // Why a client was refused or could not be accepted. May be empty.
   std::function<void(const Status& reason)> on_refused{};
 };
 
@@ -41,9 +42,9 @@ class Listener {
   struct Private {};
 
  public:
-  // Port 0 takes any that is free. Fails when the address cannot be had. Throws Error for an
-  // address beyond this host without security, and for unusable secrets and files. The loop
-  // outlives the listener.
+  // Port 0 takes any free port. Fails if the address is not available. Throws Error for an address
+  // outside this host without security, and for unusable secrets and files. The loop must outlive
+  // the listener.
   static Result<std::unique_ptr<Listener>> listen(
       Loop& loop,
       const HostAddress& address,
@@ -51,12 +52,13 @@ class Listener {
       ListenerHandlers handlers);
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
-  // Stops listening; connections that were handed over go on. May be called in its own handlers.
+  // Stops listening; connections that were handed over stay open. May be called in its own
+  // handlers.
   ~Listener();
 
-  // With the port that was bound.
+  // Includes the port that was bound.
   HostAddress address() const;
-  // How many clients were turned away.
+  // How many clients were refused.
   std::uint64_t refused() const;
 
   Listener(Private, std::shared_ptr<Impl> impl);  // For listen().

@@ -21,7 +21,7 @@ using testing::run_until;
 using testing::TestEndpoint;
 using testing::TestServer;
 
-// The listener takes somebody who knows how, whatever was before.
+// Whatever happened before, the listener still accepts a proper client.
 void expect_alive(Loop& loop, TestServer& server) {
   TestEndpoint client;
   const std::size_t before = server.ends.size();

@@ -21,8 +21,10 @@ struct Timer::State {
     }
   }
 
-  std::optional<asio::steady_timer> timer;  // None: due at once, or cancelled.
-  std::function<void()> function;           // Empty: called or cancelled.
+  // Nullopt if it is due at once or cancelled.
+  std::optional<asio::steady_timer> timer;
+  // Empty once it was called or cancelled.
+  std::function<void()> function;
 };
 
 Timer& Timer::operator=(Timer&& other) noexcept {
@@ -35,7 +37,7 @@ Timer& Timer::operator=(Timer&& other) noexcept {
 
 void Timer::cancel() {
   if (pending()) {
-    // Its handler may be under way already, and then finds nothing to call.
+    // The wait may already have ended; then it finds nothing to call.
     state_->function = nullptr;
     state_->timer.reset();
   }
@@ -67,7 +69,7 @@ void Loop::run() {
           std::this_thread::get_id(), std::memory_order_relaxed) ==
           std::thread::id(),
       "[net] two threads in one loop");
-  // Also when a function throws.
+  // Runs even if a function throws.
   const auto leave = [](Impl* impl) {
     impl->context.restart();
     impl->thread.store(std::thread::id(), std::memory_order_relaxed);
@@ -88,7 +90,7 @@ Timer Loop::after(Duration delay, std::function<void()> function) {
   Timer timer;
   const auto state = timer.state_ =
       std::make_shared<Timer::State>(std::move(function));
-  if (delay <= Duration(0)) {  // A timer of the kernel would cost a call.
+  if (delay <= Duration(0)) {  // A kernel timer would cost a system call.
     post([state] { state->call(); });
     return timer;
   }

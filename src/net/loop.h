@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loop is an event loop for one thread: functions run one after another when they are posted, their
-// time has come or a socket is ready. Objects that belong to a loop are used in it alone and need
-// no mutex. Thread rule: run() from one thread; post(), stop() and in_loop() from any; else its
-// loop. Timer: its loop.
+// Loop is an event loop for one thread: functions run one after another when they are posted, when
+// their time has come or when a socket is ready. Objects that belong to a loop are used only in it
+// and need no mutex. Thread rule: run() from one thread; post(), stop() and in_loop() from any;
+// everything else from its loop. Timer: its loop.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include "base/clock.h"
 
-// Standalone Asio's, for net's own sources.
+// Standalone Asio, for net's own sources.
 namespace asio {
 class io_context;  // NOLINT(readability-identifier-naming): Asio's.
 }
 
 namespace sherd::net {
 
-// A scheduled function. Destroying, cancelling or replacing the timer prevents the call, even when
-// it is due.
+// A scheduled function. Destroying, cancelling or replacing the timer prevents the call, even if it
+// is due.
 class Timer {
  public:
   Timer() = default;
@@ -29,7 +29,7 @@ class Timer {
   ~Timer() { cancel(); }
 
   void cancel();
-  // It was neither called nor cancelled.
+  // Whether it was neither called nor cancelled.
   bool pending() const;
 
  private:
@@ -47,14 +47,14 @@ class Loop {
   // is used any more.
   ~Loop();
 
-  // Runs functions until stop(); the calling thread is the loop's until then. An exception of a
-  // function leaves run(), which may be called again.
+  // Runs functions until stop(); until then the loop belongs to the calling thread. An exception
+  // thrown by a function leaves run(), which may be called again.
   void run();
-  // Makes run() return after the current function; when nobody is in run(), the next call returns
+  // Makes run() return after the current function; if no thread is in run(), the next call returns
   // at once.
   void stop();
 
-  // Runs in the order of the calls, never inside post() itself.
+  // Posted functions run in the order of the calls, never inside post() itself.
   void post(std::function<void()> function);
   [[nodiscard]] Timer after(Duration delay, std::function<void()> function);
 

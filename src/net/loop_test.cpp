@@ -121,7 +121,8 @@ TEST(Timer, AreCalledInOrderOfTheirTimes) {
   Timer first;
   Timer second;
   Instant from{};
-  do {  // Again if something came between: the one made first is due first then.
+  // Repeated if the thread was delayed in between: then the timer made first is due first.
+  do {
     from = loop.now();
     third = loop.after(30ms, [&] {
       order.push_back(3);
@@ -139,7 +140,7 @@ TEST(Timer, IsNotCalledOnceCancelledReplacedOrDestroyed) {
   Timer cancelled = loop.after(1ms, [] { FAIL(); });
   Timer replaced = loop.after(1ms, [] { FAIL(); });
   std::optional<Timer> destroyed = loop.after(1ms, [] { FAIL(); });
-  // All are due when this one function takes them back.
+  // All are due when this one function cancels them.
   loop.post([&] {
     const Instant due = loop.now() + 5ms;
     while (loop.now() < due) {

@@ -138,7 +138,7 @@ std::string greeting() {
 RawClient::RawClient(std::uint16_t port) : socket_(connected_socket(port)) {}
 
 void RawClient::send(std::string_view bytes) const {
-  // The other side may have closed it already.
+  // The other side may already have closed the connection.
   (void)::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
@@ -158,7 +158,7 @@ bool RawClient::ended(std::string& heard) const {
 
 namespace {
 
-// Takes a free port, which it tells.
+// Binds a free port, which it returns in `at`.
 Descriptor bound_socket(HostAddress& at) {
   Descriptor socket = new_socket();
   auto address = loopback(0);
@@ -178,7 +178,7 @@ Descriptor listening_socket(HostAddress& at) {
   return socket;
 }
 
-// False: the side has ended, or this one.
+// Returns false if this side or the other one has ended.
 bool move_bytes(
     const Descriptor& from,
     const Descriptor& to,
@@ -242,7 +242,7 @@ void add_extension(X509* certificate, int which, const std::string& value) {
   X509_EXTENSION_free(extension);
 }
 
-// Signed by `issuer` with its key; by itself, an authority, where that is null.
+// Signed by `issuer` with its key; if that is null, self-signed as an authority.
 Certificate sign(
     const std::string& name,
     PeerRole role,

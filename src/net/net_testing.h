@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of connections share: a loop that runs until something has
-// happened, a server with one client, sockets of strangers, certificates. Thread
-// rule: one thread.
+// What the tests of connections share: a loop that runs until something has happened, a server with
+// one client, raw sockets, certificates. Thread rule: one thread.
 #pragma once
 
 #include <functional>
@@ -16,15 +15,15 @@
 
 namespace sherd::net::testing {
 
-// Runs the loop until the predicate holds; false after `limit`.
+// Runs the loop until the predicate holds; returns false after `limit`.
 bool run_until(
     Loop& loop,
     const std::function<bool()>& predicate,
     Duration limit = std::chrono::seconds(20));
-// For so long, to see that something does not happen.
+// Runs the loop for `time`, to show that something does not happen.
 void run_for(Loop& loop, Duration time);
 
-// One end of a connection, with all that it hears.
+// One end of a connection, with everything that it receives.
 struct TestEndpoint {
   std::unique_ptr<Connection> connection;
   std::vector<Frame> frames;
@@ -32,13 +31,13 @@ struct TestEndpoint {
 
   void start(std::unique_ptr<Connection> its);
   bool is_closed() const { return !closed.empty(); }
-  // "": it is not.
+  // Empty if it is not closed.
   std::string reason() const {
     return closed.empty() ? "" : closed.front().message();
   }
 };
 
-// A listener on loopback that keeps whom it accepts.
+// A listener on loopback that keeps its connections.
 struct TestServer {
   explicit TestServer(Loop& loop, const ListenerOptions& options = {});
   TestServer(
@@ -50,14 +49,14 @@ struct TestServer {
   std::vector<std::string> refused;
 };
 
-// Dials until it knows; a failure's message, or "".
+// Connects until the outcome is known; returns the message of the failure, or "".
 std::string dial(
     Loop& loop,
     const HostAddress& address,
     TestEndpoint& end,
     const ConnectorOptions& options = {});
 
-// A server and a client, connected. The test fails if they cannot be.
+// A connected server and client. The test fails if they cannot be connected.
 struct ConnectedPair {
   explicit ConnectedPair(
       Loop& loop,
@@ -68,17 +67,17 @@ struct ConnectedPair {
   TestEndpoint& accepted() { return *server.ends.at(0); }
 };
 
-// What a dialling side sends first.
+// What a connecting side sends first.
 std::string greeting();
 
-// A socket of somebody who knows nothing of frames.
+// A socket of a client that knows nothing of frames.
 class RawClient {
  public:
-  // Connected to a port of 127.0.0.1; the other side need not accept yet.
+  // Connects to a port of 127.0.0.1; the other side need not accept yet.
   explicit RawClient(std::uint16_t port);
   void send(std::string_view bytes) const;
   void end_writing() const;
-  // Its side's end has come; what came before is in `heard`.
+  // Whether the other side has closed; `heard` has what it sent before.
   bool ended(std::string& heard) const;
   void close() { socket_.close(); }
 
@@ -86,18 +85,18 @@ class RawClient {
   Descriptor socket_;
 };
 
-// Stands between a client and a listener on 127.0.0.1, for one connection, and
-// sees all that goes by.
+// Stands between a client and a listener on 127.0.0.1, for one connection, and sees all bytes that
+// pass.
 class RecordingProxy {
  public:
   explicit RecordingProxy(std::uint16_t listener_port);
   HostAddress address() const { return address_; }
-  // Moves what has come; to be called again and again.
+  // Forwards what has arrived; must be called again and again.
   void pump();
 
   std::string to_listener;
   std::string to_client;
-  // May change what goes to the listener.
+  // May change what is sent to the listener.
   std::function<void(std::string& bytes)> change;
 
  private:
@@ -108,7 +107,7 @@ class RecordingProxy {
   Descriptor listener_;
 };
 
-// A port that is taken, and on which nobody listens.
+// A port that is bound but on which nobody listens.
 class UnusedPort {
  public:
   UnusedPort();
@@ -119,7 +118,7 @@ class UnusedPort {
   Descriptor socket_;
 };
 
-// A listening socket that never accepts or says anything.
+// A listening socket that never accepts or sends anything.
 class SilentHost {
  public:
   SilentHost();
@@ -130,13 +129,12 @@ class SilentHost {
   Descriptor socket_;
 };
 
-// Writes NAME.pem and NAME.key into the folder, with NAME-ca.pem of a new
-// authority that signed it.
+// Writes NAME.pem and NAME.key into the folder, with NAME-ca.pem of a new authority that signed it.
 TlsFiles make_certificate(
     const std::string& folder,
     const std::string& name,
     PeerRole role = PeerRole::kReplica);
-// Another one of the same authority.
+// Makes another certificate of the same authority.
 TlsFiles make_certificate_of(
     const std::string& folder,
     const std::string& name,

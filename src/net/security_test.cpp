@@ -69,7 +69,7 @@ TEST(Security, ReadsASecretWithoutItsLineEnd) {
       HasSubstr("expected a file with the secret"));
 }
 
-// What the two sides say when they meet.
+// What the two sides report after a handshake.
 struct HandshakeOutcome {
   HandshakeOutcome(const Security& listening, const Security& dialling)
       : server(loop, {.security = listening}) {
@@ -81,7 +81,7 @@ struct HandshakeOutcome {
   std::string refused() const {
     return server.refused.empty() ? "" : server.refused[0];
   }
-  // Frames go both ways.
+  // Whether frames pass in both directions.
   bool talk() {
     if (client.connection == nullptr || server.ends.empty()) {
       return false;
@@ -92,7 +92,7 @@ struct HandshakeOutcome {
       return !client.frames.empty() && !server.ends[0]->frames.empty();
     });
   }
-  // Somebody with the listener's own security is still welcome.
+  // A client with the listener's own security is still accepted.
   std::string next(const Security& security) {
     return testing::dial(
         loop, server.listener->address(), client, {.security = security});
@@ -138,7 +138,7 @@ TEST(SharedSecret, IsNotShownToAServerWithoutOne) {
   EXPECT_EQ(meeting.next({}), "");
 }
 
-// A client whose bytes pass a wiretap.
+// A client whose bytes are recorded on their way.
 struct Tapped {
   explicit Tapped(const Security& security)
       : server(loop, {.security = security}),
@@ -224,7 +224,7 @@ TEST(MutualTls, KeepsThoseOutOfAnother) {
   const ScratchFolder folder;
   const TlsFiles one = make_certificate(folder.path(), "one");
   const TlsFiles foreign = make_certificate(folder.path(), "foreign");
-  // Trusts the listener, and is not trusted by it.
+  // It trusts the listener but is not trusted by it.
   const TlsFiles liar{foreign.certificate, foreign.key, one.authority};
   for (const TlsFiles& files : {foreign, liar}) {
     HandshakeOutcome meeting(mutual_tls(one), mutual_tls(files));

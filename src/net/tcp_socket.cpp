@@ -16,7 +16,7 @@
 namespace sherd::net {
 namespace {
 
-// It is at the same place in both families.
+// The port is at the same place in both families.
 std::uint16_t port_of(const sockaddr_storage& storage) {
   sockaddr_in address = {};
   std::memcpy(&address, &storage, sizeof address);
@@ -24,7 +24,7 @@ std::uint16_t port_of(const sockaddr_storage& storage) {
 }
 
 void set(int socket, int level, int name, int value) {
-  // Linux has had these options for long, so only a mistake of sherd's can fail.
+  // Linux has long had these options, so only a mistake in sherd can make this fail.
   const int result = ::setsockopt(socket, level, name, &value, sizeof value);
   SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
 }
@@ -113,7 +113,7 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
           socket.get(), reinterpret_cast<const sockaddr*>(&address.storage),
           address.bytes) != 0 &&
       errno != EINPROGRESS) {
-    // Returned as a failure to connect: connect_error() would not report it any more.
+    // Returned as a failure to connect, since connect_error() would no longer report it.
     return Status(ErrorCode::kPeerLost, std::strerror(errno));
   }
   return socket;

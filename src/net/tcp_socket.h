@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Non-blocking TCP sockets for those who move bytes without a Connection, and the options that detect
-// a lost peer. Thread rule: any thread.
+// Non-blocking TCP sockets for code that moves bytes without a Connection, and the options that
+// detect a lost peer. Thread rule: any thread.
 #pragma once
 
 #include <sys/socket.h>
@@ -25,7 +25,7 @@ struct ListeningSocket {
   Descriptor socket;
   std::uint16_t port = 0;
 };
-// Port 0: any. A port that only lingers after an earlier process counts as free.
+// Port 0 takes any free port. A port that only lingers after an earlier process counts as free.
 Result<ListeningSocket> listen_on(const SocketAddress& address);
 Result<ListeningSocket> listen_on(const std::string& host);
 
@@ -39,12 +39,12 @@ struct TcpTimeouts {
 };
 void set_peer_options(int socket, const TcpTimeouts& timers);
 
-// Begins to connect; the socket becomes writable when that has ended.
+// Begins to connect; the socket becomes writable when the attempt has ended.
 Result<Descriptor> begin_connect(const SocketAddress& address);
 // 0, or the error number of the attempt.
 int connect_error(int socket);
 
-// "10.0.0.7:52133", for sentences.
+// "10.0.0.7:52133", for messages.
 std::string peer_of(int socket);
 
 }  // namespace sherd::net

@@ -50,7 +50,7 @@ class TlsChannel final : public Channel {
   Status failure(const std::error_code& error) const override;
 
  private:
-  // OpenSSL has checked the secret or the authority already, and no name.
+  // OpenSSL has checked the secret or the authority, but no name.
   bool peer_is_known() {
     SSL* ssl = stream_.native_handle();
     if (tls_->kind == Security::Kind::kSharedSecret) {
@@ -69,15 +69,15 @@ class TlsChannel final : public Channel {
   bool agreed_ = false;  // The handshake has succeeded.
 };
 
-// The peer's first bytes are not TLS at all.
+// Whether the peer's first bytes are not TLS at all.
 bool is_no_tls(int reason) {
   return reason == SSL_R_WRONG_VERSION_NUMBER || reason == SSL_R_HTTP_REQUEST ||
       reason == SSL_R_HTTPS_PROXY_REQUEST || reason == SSL_R_RECORD_TOO_SMALL ||
       reason == SSL_R_BAD_RECORD_TYPE;
 }
 
-// After the handshake, anything that this side finds wrong. The peer's findings come as alerts,
-// also when it refuses a certificate only then.
+// Anything that this side finds wrong after the handshake. The peer's findings arrive as alerts,
+// even if it refuses a certificate only then.
 bool is_damage(int reason, bool agreed) {
   return reason == SSL_R_SSLV3_ALERT_BAD_RECORD_MAC ||
       (agreed && reason < SSL_AD_REASON_OFFSET);

@@ -14,7 +14,7 @@
 namespace sherd::net {
 namespace {
 
-// The key's hash is that of the one cipher suite.
+// The hash of the key must be that of the only cipher suite.
 constexpr const char* kCipherSuite = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<unsigned char, 2> kCipherSuiteId = {0x13, 0x01};
 constexpr std::size_t kKeyBytes = 32;
@@ -27,7 +27,7 @@ const unsigned char* bytes_of(std::string_view text) {
 }
 
 OSSL_PARAM octets(const char* name, std::string_view text) {
-  // OpenSSL only reads it, though the type does not say so.
+  // OpenSSL only reads it, although the type does not say so.
   return OSSL_PARAM_construct_octet_string(
       name, const_cast<char*>(text.data()), text.size());
 }
@@ -61,7 +61,7 @@ int back_index() {
   return kIndex;
 }
 
-// OpenSSL takes a pre-shared key as a made-up session. Null when memory has run out: then the
+// OpenSSL represents a pre-shared key as a made-up session. Null if memory has run out: then the
 // handshake fails.
 SSL_SESSION* session_of_key(SSL* ssl) {
   const auto* tls = static_cast<const TlsContext*>(
@@ -117,7 +117,7 @@ void set_secret(TlsContext& tls, const std::string& secret) {
   SSL_CTX* context = tls.context.native_handle();
   SHERD_ASSERT(SSL_CTX_set_ex_data(context, back_index(), &tls) == 1);
   SHERD_ASSERT(SSL_CTX_set_ciphersuites(context, kCipherSuite) == 1);
-  // A verifying side accepts no session, such as the key's, from another context.
+  // A verifying side accepts no session from another context, and the key's session is one.
   SHERD_ASSERT(
       SSL_CTX_set_session_id_context(
           context, bytes_of(kIdentity), kIdentity.size()) == 1);
@@ -156,7 +156,7 @@ std::shared_ptr<TlsContext> make_tls_context(const Security& security) {
   SHERD_ASSERT(SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1);
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   SHERD_ASSERT(SSL_CTX_set_num_tickets(context, 0) == 1);
-  // With a secret nobody has a certificate: one that is presented is refused.
+  // With a secret no side has a certificate, so one that is presented is refused.
   SSL_CTX_set_verify(
       context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (security.kind == Security::Kind::kSharedSecret) {

@@ -19,8 +19,8 @@ struct TlsContext {
 
   Security::Kind kind = Security::Kind::kNone;
   PeerRole peer = PeerRole::kReplica;
-  std::string key;             // Made of the secret.
-  asio::ssl::context context;  // Points back here.
+  std::string key;             // Derived from the secret.
+  asio::ssl::context context;  // Points back to this object.
 };
 
 }  // namespace sherd::net
