@@ -21,20 +21,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After a connection broke: how long its cause may take to be seen.
+// How long the cause of a broken connection may take to become visible.
 constexpr milliseconds kPatience(300);
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
-// Receives of these tags are never answered.
+// Receives with these tags are never answered.
 constexpr int kPoisonTag = Transport::kCollectiveTags + (1 << 29);
 constexpr int kProbeTag = kPoisonTag + 1;
 constexpr int kLeaveTag = kPoisonTag + 2;
 constexpr int kClosedTag = kPoisonTag + 3;
-// What a leave message says.
+// The content of a leave message.
 constexpr std::uint8_t kInOrder = 1;
 constexpr std::uint8_t kByException = 2;
-// A wait for a peer that has left: what it sent has come, and needs no time.
+// For a wait for a peer that has left: what it sent has arrived, and needs no time.
 constexpr milliseconds kNoTime(1);
-// Connections are probed at every so many ticks of the watch.
+// Connections are probed once in this many ticks of the watch.
 constexpr int kTicksPerProbe = 5;
 
 void check_tag(int tag) {
@@ -50,7 +50,7 @@ struct C10dTransport::Operation {
   at::Tensor tensor;  // Read or written until the operation ends.
 };
 
-// `operation` is null when nothing is to be waited for, or when the start failed.
+// `operation` is null if there is nothing to wait for, or if the start failed.
 struct C10dTransport::Message final : Transfer {
   Message(C10dTransport& transport, int of, OperationPtr under_way)
       : via(transport), peer(of), operation(std::move(under_way)) {}
@@ -61,7 +61,7 @@ struct C10dTransport::Message final : Transfer {
   C10dTransport& via;
   const int peer;  // Index in the group.
   OperationPtr operation;
-  bool failed = false;  // At start; wait() says why.
+  bool failed = false;  // Failed at the start; wait() says why.
 };
 
 C10dTransport::C10dTransport(
@@ -150,7 +150,7 @@ C10dTransport::Message C10dTransport::start(
   return message;
 }
 
-// Ends with the operation, a loss, a tick of the watch or the limit.
+// Ends with the operation, a loss, a tick of the watch or the deadline.
 C10dTransport::Outcome C10dTransport::wait_once(
     const Message& message, milliseconds limit) {
   {
@@ -161,8 +161,7 @@ C10dTransport::Outcome C10dTransport::wait_once(
     waits_.push_back(&message);
   }
   Outcome outcome = Outcome::kInterrupted;
-  // From here on interrupt() and abandon() find this wait; a loss recorded
-  // before is found here.
+  // From here on interrupt() and abandon() find this wait; losses recorded before are found here.
   if (!lost()) {
     try {
       outcome = message.operation->work->wait(limit) ? Outcome::kComplete
@@ -198,8 +197,8 @@ void C10dTransport::abort_waits(Waits which) {
   }
 }
 
-// A message under way does not learn that its connection broke. Starting another
-// on that connection is. Who has left in order may close it, save `needed`.
+// A message under way does not notice that its connection broke, but starting another one on that
+// connection does. Peers that have left in order may close it, except for `needed`.
 void C10dTransport::probe_unwatched(int needed) {
   const SigpipeGuard no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
@@ -244,7 +243,7 @@ Status C10dTransport::wait(
       }
     }
     const bool left = leaver == Leaver::kIsDone && has_left(message.peer);
-    // Who polls for interrupts is woken at every tick of the watch.
+    // A thread that polls for interrupts is woken at every tick of the watch.
     const int turn = ticks_ / kTicksPerProbe;
     const bool due = !InterruptibleWait::possible() || turn != probed;
     if (outcome == Outcome::kInterrupted && has_unwatched_ && !left && due) {
@@ -261,7 +260,7 @@ Status C10dTransport::wait(
   return {};
 }
 
-// The first failure decides what every later wait returns.
+// The first failure determines what every later wait returns.
 Status C10dTransport::fail(
     const Message& message, const std::string& what, Instant began) {
   if (auto first = failure(); !first.ok()) {
@@ -292,9 +291,8 @@ Status C10dTransport::fail(
           context, likely_reason(message.peer))));
 }
 
-// Returns the first failure, when all messages have ended with it: the caller
-// may use the memory of its tensors for something else then, while a peer that
-// is late may still send, and receive.
+// Returns the first failure once all messages have ended with it: then the caller may reuse the
+// memory of its tensors, even if a late peer still sends or receives.
 Status C10dTransport::keep(const Status& failure) {
   const std::lock_guard<std::mutex> ending(ending_);
   {
@@ -324,21 +322,22 @@ void C10dTransport::expect_leave_messages() {
           : std::make_shared<Operation>(Operation{
                 backend_->recv(tensors, peer, kLeaveTag), tensors[0]});
     } catch (const std::exception&) {
-      continue;  // The connection is broken: who needs the peer finds out.
+      // The connection is broken; a rank that needs the peer finds out.
+      continue;
     }
   }
 }
 
-// The byte is written by the backend's thread after everything that the peer
-// sent before, whose waits find it under the backend's own lock.
+// The byte is written by the backend's thread after everything that the peer sent before, and waits
+// for that see it under the backend's own lock.
 std::uint8_t C10dTransport::leave_message_of(int peer) const {
   auto* heard = static_cast<std::uint8_t*>(leave_bytes_.mutable_data_ptr());
   return std::atomic_ref<std::uint8_t>(heard[peer])
       .load(std::memory_order_acquire);
 }
 
-// Why a wait for `peer` was in vain, if that is because it has left. The other
-// groups and ranks learn of it.
+// Why a wait for `peer` was in vain, if the reason is that it has left. The other groups and ranks
+// are told.
 std::optional<PeerLoss> C10dTransport::left_in_order(int peer) const {
   if (!has_left(peer)) {
     return std::nullopt;
@@ -352,8 +351,8 @@ std::optional<PeerLoss> C10dTransport::left_in_order(int peer) const {
   return watch_.first_lost({world_rank(peer)});
 }
 
-// The likely reason why `peer`, which has no exit status page here, closed its
-// connection: another member has left before.
+// The likely reason why `peer`, which has no exit status page here, closed its connection: another
+// member left before.
 std::string C10dTransport::likely_reason(int peer) const {
   for (int other = 0; other < size(); ++other) {
     if (other != peer && has_left(other) && !watch_.watches(world_rank(peer))) {
@@ -422,7 +421,7 @@ Status C10dTransport::close(
   return first;
 }
 
-// ---- the end ----
+// ---- ending ----
 
 void C10dTransport::abandon(const Status& why) {
   const std::lock_guard<std::mutex> ending(ending_);
@@ -442,23 +441,22 @@ void C10dTransport::abandon(const Status& why) {
     abort_waits(Waits::kAll);
   }
   if (gave_up) {
-    // Peers see the connections break and look for the reason on our exit status page.
+    // Peers see the connections break and look for the reason on this rank's exit status page.
     watch_.give_up(why.ok() ? "gave up" : str("gave up: ", why.message()));
   }
   end_messages();
 }
 
-// Gloo reads and writes the memory of a message until its connection is closed.
-// The handles go after that: a connection in the middle of a message without
-// one would never come to its end.
+// Gloo reads and writes the memory of a message until its connection is closed. The handles are
+// released after that: a connection in the middle of a message without a handle would never end.
 void C10dTransport::end_messages() {
   break_connections();
   const std::lock_guard<std::mutex> lock(mu_);
   outstanding_.clear();
 }
 
-// c10d cannot close a Gloo group while its peers live. But a wait that times
-// out breaks all its connections, so one is made to: a receive nobody answers.
+// c10d cannot close a Gloo group while its peers live. But a wait that times out breaks all its
+// connections, so this forces a time-out with a receive that nobody answers.
 void C10dTransport::break_connections() {
   const SigpipeGuard no_sigpipe;
   for (int peer = 0; backend_ != nullptr && peer < size(); ++peer) {
@@ -469,8 +467,8 @@ void C10dTransport::break_connections() {
     try {
       backend_->recv(tensors, peer, kPoisonTag)->wait(milliseconds(1));
     } catch (const std::exception&) {
-      // Expected: either the time-out or a connection that was broken before;
-      // in that case the next peer's may still be whole.
+      // Expected: either the time-out, or a connection that was broken before. In the latter case
+      // the connection to the next peer may still be intact.
       continue;
     }
   }

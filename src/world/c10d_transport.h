@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C10dTransport is a Transport over one c10d backend, with waits that end when any rank of the group
-// is lost. Only send and receive of the backend are used: over Gloo they are faster than its
+// C10dTransport is a Transport over one c10d backend, with waits that end when any rank of the
+// group is lost. Only send and receive of the backend are used: over Gloo they are faster than its
 // collectives, need none of its worker threads (whose work its destructor would wait for), and can
 // be interrupted.
 //
-// It rests on these facts about Gloo: a timed-out wait breaks every connection of the group;
-// Work::abort() makes a wait return false and breaks nothing; a message under way when its connection
-// breaks never ends by itself; memory of a message is read and written until then. Hence the first
-// failure breaks all connections of the group before any wait returns it.
+// It relies on these facts about Gloo: a wait that times out breaks every connection of the group;
+// Work::abort() makes a wait return false and breaks nothing; a message under way when its
+// connection breaks never ends by itself; the memory of a message is read and written until its
+// connection is closed. Hence the first failure breaks all connections of the group before any wait
+// returns it.
 //
-// A rank that leaves a group sends a leave message: one byte to every member, by the connections
-// that carry everything else, so that whoever has it has all that was sent before. A member that
-// waits for such a rank after that waits in vain, and fails at the watch's next tick.
-// Thread rule: that of Transport; leave() and the watch's interrupt() may come from any thread.
+// A rank that leaves a group sends a leave message: one byte to every member, over the connections
+// that carry everything else, so that a member that has it has everything sent before. A member
+// that waits for such a rank after that waits in vain, and fails at the watch's next tick. Thread
+// rule: that of Transport; leave() and the watch's interrupt() may come from any thread.
 #pragma once
 
 #include <atomic>
@@ -42,7 +43,7 @@ class C10dTransport final : public Transport {
  public:
   struct Options {
     std::vector<int> ranks;  // World ranks, ascending.
-    int own_rank = 0;        // World rank; REQUIRES: one of `ranks`.
+    int own_rank = 0;        // A world rank. REQUIRES: it is one of `ranks`.
     std::chrono::milliseconds deadline{0};
     std::string
         name;  // What a member closes when it leaves, for errors: "its World".
@@ -62,11 +63,11 @@ class C10dTransport final : public Transport {
   void abandon(const Status& why) override;
   void leave() override;
 
-  // Collective: leaves, and returns when every member has left. Member 0 calls
-  // `at_last` in between: after all have left, and before any other returns.
+  // Collective: leaves, and returns when every member has left. Member 0 calls `at_last` in
+  // between: after all have left, and before any other member returns.
   Status close(const std::string& what, const std::function<void()>& at_last);
 
-  // No member is outside `others`.
+  // Whether no member is outside `others`.
   bool has_only(const std::vector<int>& others) const;
   // The first failure, or success.
   Status failure() const;
@@ -78,8 +79,8 @@ class C10dTransport final : public Transport {
   enum class Direction { kSend, kReceive };
   Message start(
       Direction direction, const at::Tensor& tensor, int peer, int tag);
-  // Whether a peer that has left sent what is waited for before it left, or as
-  // its leave message, or sends it after that.
+  // Whether a peer that has left sent the awaited message before it left (kIsDone), as its leave
+  // message (kSaysSo), or goes on and sends it afterwards (kGoesOn).
   enum class Leaver { kIsDone, kSaysSo, kGoesOn };
   Status wait(Message& message, const std::string& what, Leaver leaver);
   enum class Outcome { kComplete, kInterrupted, kBroken };
@@ -108,25 +109,26 @@ class C10dTransport final : public Transport {
   c10::intrusive_ptr<c10d::Backend> backend_;
   PeerWatch& watch_;
   const SteadyClock clock_;
-  bool has_unwatched_ = false;  // Members whose death only connections show.
+  // Members whose death shows only in their connections.
+  bool has_unwatched_ = false;
   int subscription_ = 0;
   std::atomic<int> ticks_ = 0;
-  // The leave message of each member, 0 until it comes; the backend writes it.
+  // The leave message of each member, 0 until it arrives; the backend writes it.
   const at::Tensor leave_bytes_;
-  std::vector<OperationPtr> leave_messages_;  // Receives of those, by member.
+  // The receives of these, by member.
+  std::vector<OperationPtr> leave_messages_;
 
-  // Held from a failure until nothing of the group is read or written any more,
-  // so that a second thread that fails returns no sooner. Never taken while
-  // holding mu_.
+  // Held from a failure until no memory of the group is read or written any more, so that a second
+  // thread that fails does not return sooner. Never acquired while holding mu_.
   std::mutex ending_;
   mutable std::mutex mu_;
   // Guarded by mu_:
   Status failure_;  // The first one.
   bool abandoned_ = false;
   bool left_ = false;
-  // Until waited for: c10d cancels an operation whose last handle goes.
+  // Kept until waited for: c10d cancels an operation whose last handle is released.
   std::vector<OperationPtr> outstanding_;
-  // What some thread of ours waits in, to be interrupted.
+  // The waits of this rank's threads, so that they can be interrupted.
   std::vector<const Message*> waits_;
 };
 

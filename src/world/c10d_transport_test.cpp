@@ -76,8 +76,8 @@ TEST_P(CommunicatorSizes, CollectivesGiveEveryRankTheSame) {
   }));
 }
 
-// Every rank starts many sends and receives of all sizes with everybody, waits
-// in an order of its own, and asks about some of them before.
+// Every rank starts many sends and receives of all sizes with every other rank, waits in an order
+// of its own, and polls some of them before.
 TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     constexpr int kMessages = 40;
@@ -95,8 +95,8 @@ TEST_P(CommunicatorSizes, ManyMessagesInAnyOrderDoNotBlockEachOther) {
     std::mt19937 random(static_cast<unsigned>(world.rank()));
     std::vector<Message> messages;
     for (int i = 0; i < kMessages; ++i) {
-      // Messages of one (peer, tag) keep order, so both sides start them in
-      // one; the order between peers differs from rank to rank.
+      // Messages of one (peer, tag) keep their order, so both sides start them in the same one; the
+      // order of peers differs from rank to rank.
       std::vector<int> peers = all_ranks(world);
       std::erase(peers, world.rank());
       std::shuffle(peers.begin(), peers.end(), random);
@@ -176,7 +176,7 @@ TEST(CommunicatorWaits, EndWhenTheProgramIsInterruptedAndPeersHearOfIt) {
 TEST(CommunicatorSums, RoundHalfPrecisionOnce) {
   expect_all_ok(run_ranks(3, [](World world) {
     const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-    // 256 + 1 is no bfloat16; 256 + 1 + 1 is.
+    // 257 is not representable in bfloat16; 258 is.
     auto t = torch::full({5}, world.rank() == 0 ? 256 : 1, torch::kBFloat16);
     Collectives(*comm, "sum").all_reduce(t, 1.0).throw_if_failed();
     EXPECT_TRUE(t.eq(258).all().item<bool>());
@@ -208,7 +208,7 @@ RankOptions with_shared_connections() {
   return options;
 }
 
-// Both have messages and collectives of the same tags under way, and wait in another order.
+// Both have messages and collectives with the same tags under way, and wait in another order.
 TEST(SharedConnections, KeepTheMessagesOfTheirUsersApart) {
   expect_all_ok(run_ranks(
       3,
@@ -259,7 +259,7 @@ TEST(SharedConnections, FailAndEndTogether) {
       [](World world) {
         auto first = make_model_transport(world, "a/gather", {0, 1});
         const auto second = make_model_transport(world, "b/gather", {0, 1});
-        first.reset();  // The other one goes on.
+        first.reset();  // The other one continues.
         auto sum = torch::ones({1}, torch::kFloat);
         Collectives(*second, "sum").all_reduce(sum, 1.0).throw_if_failed();
         const auto third = make_model_transport(world, "c/gather", {0, 1});

@@ -17,7 +17,7 @@
 namespace sherd::world {
 namespace {
 
-// Up to here a second message costs more than the bytes that it saves.
+// Up to this size a second message costs more than the bytes that it saves.
 constexpr std::size_t kAtOnceBytes = std::size_t{16} << 10;
 
 std::size_t position(int member) { return static_cast<std::size_t>(member); }
@@ -53,8 +53,8 @@ int Collectives::world_rank(int member) const {
   return transport_.world_rank(peer(member));
 }
 
-// Dissemination: in round k a rank tells the one 2^k ahead; after ceil(log2 W)
-// rounds everybody has heard, directly or not, from everybody.
+// Dissemination barrier: in round k a rank sends to the one 2^k ahead; after ceil(log2 W) rounds
+// every rank has heard, directly or not, from every other.
 Status Collectives::barrier() {
   for (int step = 1; step < size(); step *= 2) {
     Transfers transfers;
@@ -128,8 +128,7 @@ Status Collectives::reduce_scatter(
   return status;
 }
 
-// Each member sums a slice of all, and gives it to all: 2 (W - 1) / W of the bytes, the least
-// possible.
+// Each member sums one slice and sends it to all: 2 (W - 1) / W of the bytes, the least possible.
 Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
   std::vector<std::int64_t> cuts;
   for (int member = 0; member <= size(); ++member) {

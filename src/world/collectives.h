@@ -2,8 +2,8 @@
 //
 // Collectives over the point-to-point messages of a Transport, among all or some of its ranks. They
 // are written once, here, so that their results depend on neither the transport nor timing. They
-// block; every member makes the same calls in the same order. A failure is the transport's, which
-// is then only good for abandon(). Thread rule: one thread.
+// block; every member makes the same calls in the same order. A failure is that of the transport,
+// on which only abandon() is then useful. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace sherd::world {
 
 class Collectives {
  public:
-  // All ranks, with the next collective tag; every rank makes them in the same order. `what` says
-  // in messages what was waited for. The transport must outlive it.
+  // Over all ranks, with the next collective tag; every rank creates them in the same order. `what`
+  // says in messages what was waited for. The transport must outlive it.
   Collectives(Transport& transport, std::string what);
-  // All ranks, with a tag of the caller's. Messages of a pair and tag keep their order.
+  // Over all ranks, with a tag of the caller's. Messages of a pair and tag keep their order.
   Collectives(Transport& transport, std::string what, int tag);
-  // `members`: indices in the transport, ascending, with this rank's.
+  // `members` are indices in the transport, ascending, and include this rank's.
   Collectives(
       Transport& transport,
       std::vector<int> members,
@@ -37,12 +37,13 @@ class Collectives {
 
   [[nodiscard]] Status barrier();
 
-  // In place, contiguous: the sum times `scale`, made in the order of members, of half-precision
-  // numbers in fp32 and rounded once: the same bits everywhere.
+  // The tensor is reduced in place and must be contiguous: it becomes the sum times `scale`, added
+  // in the order of members. Half-precision numbers are summed in fp32 and rounded once. The bits
+  // are the same everywhere.
   [[nodiscard]] Status all_reduce(const at::Tensor& tensor, double scale);
 
-  // In place, contiguous and 1-D: elements [cuts[m], cuts[m + 1]) of member m's tensor become that
-  // sum; its other elements stay as they are. `cuts` ascend from 0 to numel.
+  // In place, for contiguous 1-D tensors: elements [cuts[m], cuts[m + 1]) of member m's tensor
+  // become that sum; its other elements stay as they are. `cuts` ascends from 0 to numel.
   [[nodiscard]] Status reduce_scatter(
       const at::Tensor& tensor,
       const std::vector<std::int64_t>& cuts,
@@ -52,11 +53,11 @@ class Collectives {
   [[nodiscard]] Status broadcast(
       const std::vector<at::Tensor>& tensors, int root);
 
-  // Every member's tensor, by position; they have the same size and dtype.
+  // Every member's tensor, by position; all have the same size and dtype.
   [[nodiscard]] Result<std::vector<at::Tensor>> all_gather(
       const at::Tensor& mine);
 
-  // Every member's string, by position, of any length each.
+  // Every member's string, by position; lengths may differ.
   [[nodiscard]] Result<std::vector<std::string>> all_gather_texts(
       const std::string& mine);
 
@@ -69,7 +70,7 @@ class Collectives {
   int peer(int member) const {
     return members_[static_cast<std::size_t>(member)];
   }
-  // Receives from, and sends to, every other member; returns when all of that is done.
+  // Receives from and sends to every other member; returns when all of that is done.
   [[nodiscard]] Status exchange(
       const TensorOf& incoming, const TensorOf& outgoing);
   // A tensor for each member, by position: `own` for this one, `other(member)` for the rest.

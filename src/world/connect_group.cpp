@@ -29,12 +29,12 @@ using std::chrono::milliseconds;
 
 constexpr const char* kWorldGroup = "world";
 
-// Set by a rank that closes its world, and so joins no other group any more.
+// Set by a rank that closes its world and therefore joins no other group.
 std::string closing_key(int rank) { return str("closing/", rank); }
 
-// A store to connect through, for as long as that takes. The backend keeps it
-// for life; the store behind it must not live that long, since with it goes the
-// port that the next world of this process needs.
+// A store to connect through, for as long as that takes. The backend keeps this object for life,
+// but the store behind it must not live that long: with it is released the port that the next world
+// of this process needs.
 class BorrowedStore final : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
@@ -43,8 +43,8 @@ class BorrowedStore final : public c10d::PrefixStore {
   void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }
 };
 
-// The address this host would send from to reach `host`; empty when there is
-// none. A connected UDP socket knows it and sends nothing.
+// The address from which this host would send to reach `host`; empty if there is none. A connected
+// UDP socket knows it and sends nothing.
 std::string local_address_towards(const std::string& host) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
@@ -88,8 +88,8 @@ void check_group_ranks(const std::vector<int>& ranks, int own, int size) {
       " to be one of the ranks that it connects");
 }
 
-// Throws when a member of a group that is being connected was lost, or when
-// time is up; `missing` is the rank to name then.
+// Throws if a member of a group that is being connected was lost, or if the time is up; `missing`
+// is the rank to name then.
 void World::Impl::check_none_lost(
     const std::string& name,
     const std::vector<int>& ranks,
@@ -106,8 +106,8 @@ void World::Impl::check_none_lost(
       " s of rank ", rank);
 }
 
-// Throws when rank `missing` has left the world, or is about to, without having
-// set its key of group `name`.
+// Throws if rank `missing` has left the world, or is about to, without having set its key of group
+// `name`.
 void World::Impl::check_will_join(
     const std::string& name, int missing, const std::string& key) const {
   const bool left = watch->has_ended(missing);
@@ -120,11 +120,10 @@ void World::Impl::check_will_join(
       "; rank ", rank, " waited for group '", name, "' with it");
 }
 
-// Every member shows that it has come to `stage` ("connects", "connected") and
-// waits for the others: before connecting, because Gloo looks at nothing else
-// while it waits for a missing one; after, because a rank that has all its own
-// connections and closes them again would fail those still connecting. Returns
-// the members' notes.
+// Every member announces that it has reached `stage` ("connects", "connected") and waits for the
+// others. Before connecting, this is needed because Gloo looks at nothing else while it waits for a
+// missing member; afterwards, because a rank that has all its own connections and closes them again
+// would make those still connecting fail. Returns the members' notes.
 std::vector<std::string> World::Impl::await_members(
     const std::string& stage,
     const std::string& name,
@@ -152,7 +151,7 @@ std::string World::Impl::retired_names() const {
   return names;
 }
 
-// What all members have retired none of them receives from any more.
+// When all members have retired a group, none of them receives from it any more.
 void World::Impl::free_retired_groups(
     const std::vector<int>& ranks, const std::vector<std::string>& notes) {
   std::erase_if(retired, [&](const Retired& candidate) {
@@ -194,7 +193,7 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   const auto index = std::find(ranks.begin(), ranks.end(), rank);
   const auto borrowed =
       c10::make_intrusive<BorrowedStore>("group/" + name, store);
-  // Gloo goes on trying to connect to a rank that has died meanwhile.
+  // Gloo keeps trying to connect to a rank that has died meanwhile.
   auto backend = world::start_detached(
       [borrowed, own = static_cast<int>(index - ranks.begin()),
        count = static_cast<int>(ranks.size()), gloo] {
@@ -240,7 +239,7 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    // Give a death, the usual reason, a moment to be seen.
+    // Give a death, the usual reason, a moment to become visible.
     const auto loss = watch->wait_lost(milliseconds(300));
     throw Error(
         loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
@@ -255,7 +254,7 @@ void World::Impl::announce_closing() {
   try {
     store->set(closing_key(rank), "1");
   } catch (const std::exception&) {
-    // The store is lost, and with it the rank that keeps it: closing finds out.
+    // The store is lost, and with it the rank that keeps it; closing will find out.
     return;
   }
 }
@@ -272,7 +271,7 @@ world::C10dTransport& World::Impl::all_ranks() {
 
 namespace {
 
-// Names end with what a transport is for: "fsdp/0/gather".
+// Names end with the purpose of the transport: "fsdp/0/gather".
 std::string key_of_connections(
     const std::string& name,
     const std::vector<int>& ranks,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For calls into c10d that may block longer than their caller can wait: the call runs on a thread of its
-// own, and a caller whose patience ends goes on without it. Everything the call needs must therefore be
-// owned by it. Thread rule: any thread.
+// For calls into c10d that may block longer than their caller can wait: the call runs on a thread
+// of its own, and a caller that cannot wait any longer goes on without it. The call must therefore
+// own everything it needs. Thread rule: any thread.
 #pragma once
 
 #include <future>

@@ -16,7 +16,7 @@ namespace {
 constexpr int kHexadecimal = 16;
 constexpr std::size_t kRanksNamedMax = 8;
 
-// A line each: hexadecimal digest, space, name.
+// One line for each: hexadecimal digest, space, name.
 std::string text_of(const std::vector<NamedDigest>& digests) {
   std::string text;
   for (const auto& item : digests) {
@@ -54,7 +54,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
       : text;
 }
 
-// By value, that of rank 0 first.
+// Grouped by value; that of rank 0 comes first.
 std::string groups_text(
     const std::vector<std::vector<NamedDigest>>& by_rank, std::size_t item) {
   std::vector<int> as_first;
@@ -125,7 +125,7 @@ std::string difference_between(
   const auto text = text_of(mine);
   Hash64 hash;
   hash.add(text);
-  // As doubles, which hold 32 bits each without loss.
+  // Sent as doubles, which hold 32 bits each without loss.
   constexpr std::uint64_t kLow = 0xffffffff;
   const auto all = world.all_gather(
       {static_cast<double>(hash.value() >> 32U),

@@ -14,12 +14,12 @@
 
 namespace sherd::world {
 
-// Zero, as the kernel hands it out, is an empty page.
+// All zeros, as provided by the kernel, is an empty page.
 struct ExitStatusPage::Page {
   static constexpr std::uint32_t kMagic = 0x53484e42;
   std::uint32_t magic;
-  // 0 nothing, 1 being written, 2 readable. The release store of 2 pairs with
-  // the acquire load in read(): whoever sees it sees rank and text.
+  // 0 nothing, 1 being written, 2 readable. The release store of 2 pairs with the acquire load in
+  // read(): a reader that sees 2 also sees rank and text.
   std::atomic<std::uint32_t> trouble_state;
   std::int32_t trouble_rank;
   std::array<char, 480> trouble_text;

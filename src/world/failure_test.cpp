@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Real processes are killed, stopped or give up, and the others must say who
-// was lost first, in bounded time.
+// Real processes are killed, stopped or give up, and the others must say within a time limit who
+// was lost first.
 #include <sys/mman.h>
 #include <unistd.h>
 #include <atomic>
@@ -51,7 +51,7 @@ RankOptions killing(int rank, int signal = SIGKILL) {
       .close_world = false};
 }
 
-// Expects that every rank but `lost` ended in time by an error that names it.
+// Expects that every rank except `lost` ended in time with an error that names it.
 void expect_survivors_name(
     const RankReport& report, int lost, const std::string& how) {
   for (int r = 0; r < static_cast<int>(report.ranks.size()); ++r) {
@@ -69,8 +69,8 @@ void expect_survivors_name(
   }
 }
 
-// All are past it when it returns on `victim`, whose end would be that of the barrier
-// for who has not left it.
+// All ranks have left the barrier when this returns on `victim`: its end would otherwise be that of
+// the barrier for ranks still in it.
 void meet_before_the_strike(const World& world, Transport& comm, int victim) {
   Collectives(comm, "start").barrier().throw_if_failed();
   auto& store = *world.impl()->store;
@@ -85,8 +85,7 @@ void meet_before_the_strike(const World& world, Transport& comm, int victim) {
   }
 }
 
-// Every rank waits for its predecessor, so only one of them talks with the rank
-// that is killed.
+// Every rank waits for its predecessor, so only one of them communicates with the killed rank.
 void wait_around_the_ring(Transport& comm, const std::string& what) {
   const int w = comm.size();
   auto into = some();
@@ -192,8 +191,8 @@ TEST(KilledRank, IsNamedInCollectivesAndBarriers) {
   }
 }
 
-// Starts a message between ranks 0 and 1, lets rank 1 be killed when its bytes
-// are on the way, and waits for the rest.
+// Starts a message between ranks 0 and 1, lets rank 1 be killed while its bytes are under way, and
+// waits for the rest.
 void die_in_the_middle(Transport& comm, Rank& self, bool sender_dies) {
   const int peer = 1 - comm.index();
   const bool sends = (comm.index() == 1) == sender_dies;
@@ -201,7 +200,7 @@ void die_in_the_middle(Transport& comm, Rank& self, bool sender_dies) {
   auto ready = some();
   std::unique_ptr<Transfer> p;
   if (sends) {
-    // Gloo's request for the bytes travels before this one.
+    // Gloo's request for the bytes arrives before this message.
     const auto told = comm.receive(ready, peer, 1);
     told->wait("the request").throw_if_failed();
     p = comm.send(t, peer, 0);
@@ -218,14 +217,14 @@ void die_in_the_middle(Transport& comm, Rank& self, bool sender_dies) {
     self.reach("here");
   }
   p->wait("the rest").throw_if_failed();
-  // Rank 1's connections go on by themselves until the kill: on a fast machine
-  // the message may end before. Then the death is found in the next one.
+  // The connections of rank 1 keep going until the kill: on a fast machine the message may end
+  // before that. Then the death is found in the next message.
   p = sends ? comm.send(t, peer, 0) : comm.receive(t, peer, 0);
   p->wait("the rest").throw_if_failed();
   ADD_FAILURE() << "a dead rank finished a second message";
 }
 
-// Gloo tells nobody that a message under way will never end.
+// Gloo does not report that a message under way will never end.
 TEST(KilledRank, IsNamedInTheMiddleOfAMessage) {
   for (const bool sender_dies : {true, false}) {
     expect_survivors_name(
@@ -240,8 +239,8 @@ TEST(KilledRank, IsNamedInTheMiddleOfAMessage) {
   }
 }
 
-// The same between hosts, where only connections show a death. The ranks
-// pretend to be on hosts of their own.
+// The same between hosts, where a death shows only in connections. The ranks pretend to be on
+// different hosts.
 TEST(KilledRank, OfAnotherHostIsNamedInTheMiddleOfAMessage) {
   for (const bool sender_dies : {true, false}) {
     expect_survivors_name(
@@ -277,7 +276,7 @@ TEST(KilledRank, DoesNotKillOthersBySigpipe) {
           }
           const auto t = some(1000);
           std::unique_ptr<Transfer> last;
-          for (int n = 0; n < 200000; ++n) {  // Goes on long after the death.
+          for (int n = 0; n < 200000; ++n) {  // Continues long after the death.
             last = comm->send(t, 1, n);
           }
           last->wait("a send of many").throw_if_failed();
@@ -328,7 +327,7 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
             AllOf(
                 HasSubstr("rank 1 did not answer rank 0 within 1 s"),
                 HasSubstr("reduce of unit h.0")));
-        // Later waits end at once with the same.
+        // Later waits end at once with the same failure.
         EXPECT_EQ(p->wait("again").message(), status.message());
         comm->abandon({});
       },
@@ -339,8 +338,8 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
   EXPECT_EQ(report[1].signal, SIGKILL);
 }
 
-// Rank 2 waits for rank 0, which waits for rank 1, which is stopped: rank 0
-// ends first, but the one to name is rank 1.
+// Rank 2 waits for rank 0, which waits for rank 1, which is stopped: rank 0 ends first, but rank 1
+// is the one to name.
 TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
   RankOptions options = killing(1, SIGSTOP);
   options.world.deadline = 3s;
@@ -368,8 +367,8 @@ TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
                 "waited for numbers with rank 0"));
 }
 
-// Rank 0's wait fails since rank 2 has died, in the middle of a message of rank 1,
-// which is well but stopped, and sends the rest when nobody wants it any more.
+// Rank 0's wait fails because rank 2 has died, in the middle of a message from rank 1, which is
+// healthy but stopped, and sends the rest when nobody wants it any more.
 TEST(StoppedRank, WritesNothingIntoWhatItsPeerHasGivenUp) {
   void* page = ::mmap(
       nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE,
@@ -428,7 +427,7 @@ TEST(RankThatGivesUp, IsNamedWithItsReason) {
         if (world.rank() == 1) {
           comm->abandon(Status(ErrorCode::kUnavailable, "[data] out of text"));
           comm->abandon({});  // Idempotent.
-          // Alive and well until the others have noticed.
+          // Stays alive and healthy until the others have noticed.
           world.impl()->watch->wait_lost(10s);
           return;
         }
@@ -472,7 +471,7 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
         if (world.rank() == 1) {
           return;  // Without World::close().
         }
-        // Rank 1's end is no loss for two that do not need it.
+        // The end of rank 1 is no loss for two ranks that do not need it.
         world.impl()->watch->wait_lost(300ms);
         EXPECT_FALSE(world.impl()->watch->first_lost());
         const int other = world.rank() == 0 ? 2 : 0;
@@ -493,8 +492,8 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
   expect_all_ok(report);
 }
 
-// A world of these ranks beside the one that the test ends by; on one host, or
-// on as many as there are ranks.
+// A world of these ranks in addition to the one by which the test ends; on one host, or on as many
+// hosts as ranks.
 World inner_world(const World& outer, const std::string& name, bool one_host) {
   const HostIdentity other{.hostname = str("host-", outer.rank())};
   return make_world(
@@ -503,8 +502,8 @@ World inner_world(const World& outer, const std::string& name, bool one_host) {
       one_host ? HostIdentity::of_this_process() : other, "127.0.0.1");
 }
 
-// What rank 1 has not come to: it closes. No process ends and no deadline passes,
-// which would tell the others as well.
+// Rank 1 closes without having called what the others wait for. No process ends and no deadline
+// passes, either of which would also tell the others.
 TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
   using Body = std::function<void(World&, Transport&)>;
   const std::vector<Body> bodies{
@@ -541,8 +540,8 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
         } catch (const Error& caught) {
           error = caught.what();
         }
-        // Rank 1 hears of those who failed that they went, and so may one who
-        // waits for them and cannot read why.
+        // Rank 1 learns that the ranks that failed are gone, and so may a rank that waits for them
+        // and cannot read why.
         EXPECT_THAT(
             error,
             world.rank() == 1
@@ -571,7 +570,7 @@ TEST(RankThatCloses, DisturbsNobodyWhoStillReceivesWhatItSent) {
       }
     }
     if (world.rank() != 1) {
-      // Rank 1 is likely to have left when this rank begins to wait.
+      // Rank 1 has probably left by the time this rank begins to wait.
       world.impl()->watch->wait_lost(300ms);
     }
     for (const auto& one : under_way) {
@@ -603,7 +602,7 @@ TEST(ClosedWorld, HasNoLosses) {
   }
 }
 
-// "Destructors never wait": operations nobody answers.
+// Destructors never wait: these operations are never answered.
 TEST(Destruction, DoesNotWaitForUnansweredOperations) {
   for (const bool abandoned : {false, true}) {
     const RankReport report = run_ranks(
@@ -654,7 +653,7 @@ TEST(Connecting, NamesTheMemberThatDoesNotCome) {
   expect_all_ok(report);
 }
 
-// At moments that differ from run to run.
+// The moments differ from run to run.
 TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
   for (int i = 0; i < 12; ++i) {
     const RankReport report = run_ranks(

@@ -10,7 +10,7 @@
 
 namespace sherd::world {
 
-// What exchanges over this world record into.
+// The recorder into which exchanges over this world record.
 std::shared_ptr<FlightRecorder> flight_recorder_of(const World& world);
 
 std::shared_ptr<FlightRecorder> make_flight_recorder(

@@ -14,7 +14,7 @@
 namespace sherd::world {
 namespace {
 
-// The store goes with a rank, whose loss is the better reason.
+// The store disappears with a rank, whose loss is the better reason.
 constexpr std::chrono::milliseconds kLossPatience{500};
 
 Status lost(const PeerLoss& loss) {
@@ -65,7 +65,7 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
       }
       return impl->store->get_to_str(key);
     } catch (const Error& error) {
-      return Status(error.code(), error.what());  // Interrupted.
+      return Status(error.code(), error.what());  // The wait was interrupted.
     } catch (const std::exception& error) {
       return lost_store(*impl, error);
     }

@@ -12,9 +12,9 @@
 
 namespace sherd::world {
 
-// Collective over `ranks` (world ranks, ascending, this one included), under a
-// `name` unique in this world: a segment of zeros, as shm::join_segment().
-// kFailedPrecondition when they are not all on this host.
+// Collective over `ranks` (world ranks, ascending, including this one), with a `name` that is
+// unique in this world: makes a segment of zeros, like shm::join_segment(). kFailedPrecondition if
+// they are not all on this host.
 Result<shm::HostSegment> share_memory(
     const World& world,
     const std::string& name,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which ranks share a host, by the records of the rendezvous: host name, boot id, and what tests invent.
-// Thread rule: any thread.
+// Which ranks share a host, according to the records of the rendezvous: host name, boot id, and
+// what tests invent. Thread rule: any thread.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace sherd::world {
 
-// `ranks` (world ranks, ascending) by host: hosts in the order of their first
-// rank, the ranks of each ascending. Equal on every rank.
+// Groups `ranks` (world ranks, ascending) by host: hosts are in the order of their first rank, and
+// the ranks of each host ascend. Equal on every rank.
 std::vector<std::vector<int>> ranks_by_host(
     const World& world, const std::vector<int>& ranks);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For what one rank alone may find wrong before ranks connect: the others would wait for it until
-// the deadline. Thread rule: as World.
+// For faults that only one rank may find before ranks connect: the others would otherwise wait for
+// it until the deadline. Thread rule: as World.
 #pragma once
 
 #include <functional>
@@ -10,9 +10,9 @@
 
 namespace sherd::world {
 
-// Collective: calls `action` on every rank. Throws what it throws here, and where it succeeds, an
-// Error about the first rank where it failed: "[ddp] rank 1 cannot replicate its module: ...", of
-// the `part` "[ddp]" and the `purpose` "replicate its module".
+// Collective: calls `action` on every rank. Throws what it throws here; if it succeeds here, throws
+// an Error about the first rank on which it failed: "[ddp] rank 1 cannot replicate its module:
+// ...", with the `part` "[ddp]" and the `purpose` "replicate its module".
 void on_all_or_none(
     const World& world,
     const std::string& part,

@@ -28,32 +28,33 @@ constexpr int kTickMs = 100;
 struct PeerWatch::Impl {
   struct Peer {
     int rank;
-    std::unique_ptr<Descriptor> process;    // Null: cannot be watched.
-    std::unique_ptr<ExitStatusPage> board;  // Null: unreadable.
+    std::unique_ptr<Descriptor> process;    // Null if it cannot be watched.
+    std::unique_ptr<ExitStatusPage> board;  // Null if it is unreadable.
   };
 
   const int own_rank;
   ExitStatusPage& own_board;
-  std::map<int, Peer> peers;  // By rank; constant after construction.
-  // Written once by stop() and never read: poll() finds it readable from then on.
+  std::map<int, Peer> peers;  // Indexed by rank; constant after construction.
+  // Written once by stop() and never read, so that poll() finds it readable from then on.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
   mutable std::mutex mu;
-  // record() alone changes `lost`, with mu held, and notifies all after it has
-  // let go: who waits has looked at `lost` under mu and sleeps by then, or finds
-  // the change. Callers of record() end before this does.
+  // Only record() changes `lost`, with mu held, and notifies all waiters after releasing it: a
+  // waiter has looked at `lost` under mu and is already asleep, or finds the change. Calls of
+  // record() end before this object does.
   mutable std::condition_variable changed;
-  // Guarded by mu. In order of notice; `cause` is what brought `rank` down.
+  // Guarded by mu. In the order in which losses were noticed; `cause` is what brought `rank` down.
   struct Entry {
     int rank;
     PeerLoss cause;
   };
   std::vector<Entry> lost;
-  // Held while callbacks run, so that unsubscribe() waits for them. Never
-  // taken while holding mu.
+  // Held while callbacks run, so that unsubscribe() waits for them. Never acquired while holding
+  // mu.
   std::mutex callbacks_mu;
   std::map<int, std::function<void()>> callbacks;  // Guarded by callbacks_mu.
-  int next_handle = 0;                             // The same.
+  // Also guarded by callbacks_mu.
+  int next_handle = 0;
 
   std::jthread thread;
 
@@ -85,10 +86,10 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
   }
 }
 
-// Why `rank` is or will be lost, by the exit status pages alone. Nothing when it
-// left in order or has recorded nothing. Follows blame from page to page until
-// it comes back to a rank: one that has left while others went on finds them
-// ended later, for its own sake, and what they said first is the cause.
+// Why `rank` is or will be lost, according to the exit status pages only. Nothing if it left in
+// order or has recorded nothing. Follows blame from page to page until it comes back to a rank: a
+// rank that has left while others went on finds them ended later, because of itself, and what they
+// recorded first is the cause.
 std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
   std::optional<PeerLoss> cause;
   std::set<int> visited;
@@ -111,8 +112,8 @@ std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
     }
     rank = notice.trouble->rank;
   }
-  // A rank that blames this one waited for us in vain: its own story, not a
-  // loss of ours.
+  // A rank that blames this one waited for it in vain: that explains that rank's end and is no loss
+  // for this one.
   return cause && cause->rank != own_rank ? cause : std::nullopt;
 }
 
@@ -135,8 +136,8 @@ void PeerWatch::Impl::record(int rank, const PeerLoss& cause) {
     if (known) {
       return;
     }
-    // Posted first: whoever finds the loss here may end this process at once,
-    // and then the page alone tells the others why.
+    // Recorded first: a thread that finds the loss here may end this process at once, and then only
+    // the page tells the others why.
     own_board.record_failure(cause.rank, cause.how);
     lost.push_back({rank, cause});
   }

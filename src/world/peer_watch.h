@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PeerWatch finds out which ranks of the job are lost, and which was lost first. It watches the processes
-// of this host through pidfds, so that a death is seen within a millisecond even by ranks that talk to
-// nobody; about ranks of other hosts it knows what report() is given. When a rank dies, its exit status
-// page is read: a rank that left in order is not lost, and one that died because it had seen another rank
-// lost does not count as the first (a killed rank brings down its neighbours within milliseconds; the
-// error must name the cause). Its thread "peer-watch" sleeps until a process ends, and ticks, see
-// subscribe(). Thread rule: any thread.
+// PeerWatch finds out which ranks of the job are lost, and which was lost first. It watches the
+// processes of this host through pidfds, so that a death is seen within a millisecond even by ranks
+// that communicate with nobody; about ranks of other hosts it knows only what report() is given.
+// When a rank dies, its exit status page is read: a rank that left in order is not lost, and one
+// that died because it had seen another rank lost does not count as the first (a killed rank brings
+// down its neighbours within milliseconds; the error must name the cause). Its thread "peer-watch"
+// sleeps until a process ends, and ticks, see subscribe(). Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -29,9 +29,9 @@ struct PeerLoss {
 
 class PeerWatch {
  public:
-  // Watches the peers in `records` that share process ids with this rank;
-  // `records` is by rank and holds this rank too. A peer that is dead already
-  // is lost at once. `board` is this rank's own exit status page and must outlive the watch.
+  // Watches the peers in `records` that share process ids with this rank; `records` is indexed by
+  // rank and includes this rank. A peer that is already dead is lost at once. `board` is this
+  // rank's own exit status page and must outlive the watch.
   PeerWatch(
       int own_rank,
       const std::vector<RankRecord>& records,
@@ -40,43 +40,41 @@ class PeerWatch {
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
 
-  // The cause of the first loss among `ranks`, which may be the loss of a rank
-  // outside them; nothing while all of them are well.
+  // The cause of the first loss among `ranks`, which may be the loss of a rank outside them;
+  // nothing while all of them are healthy.
   std::optional<PeerLoss> first_lost(const std::vector<int>& ranks) const;
   // The same over all ranks.
   std::optional<PeerLoss> first_lost() const;
-  // Waits for it; nothing when `timeout` passed.
+  // Waits for a loss; returns nothing if `timeout` has passed.
   std::optional<PeerLoss> wait_lost(std::chrono::milliseconds timeout) const;
 
-  // For evidence the watch cannot see, a connection that `rank` closed: waits
-  // up to `patience` for what explains it (its death, its exit status page) and
-  // records that, else records "closed its connection". Returns the cause.
+  // For evidence that the watch cannot see, a connection that `rank` closed: waits up to `patience`
+  // for an explanation (its death, its exit status page) and records that, otherwise records
+  // "closed its connection". Returns the cause.
   PeerLoss explain_closed(int rank, std::chrono::milliseconds patience);
 
-  // Records that `rank` is lost, here and on the own exit status page, and wakes
-  // everybody. Later reports of the same rank change nothing.
+  // Records that `rank` is lost, here and on this rank's exit status page, and wakes all waiters.
+  // Later reports of the same rank change nothing.
   void report(const PeerLoss& loss);
 
-  // Records on the own exit status page that this rank ends its part by its own
-  // decision, e.g. how = "gave up: out of memory". Only the first trouble is
-  // kept.
+  // Records on this rank's exit status page that it ends its part by its own decision, e.g. how =
+  // "gave up: out of memory". Only the first trouble is kept.
   void give_up(const std::string& how);
 
-  // `look_around` runs after each loss, on the thread that noticed it, and ten
-  // times a second on the watch's thread, for what only looking shows. It must
-  // not block or call subscribe(). Returns a handle for unsubscribe(),
-  // which waits for a running call to end.
+  // `look_around` runs after each loss, on the thread that noticed it, and ten times a second on
+  // the watch's thread, for conditions that have to be polled. It must not block or call
+  // subscribe(). Returns a handle for unsubscribe(), which waits for a running call to end.
   int subscribe(std::function<void()> look_around);
   void unsubscribe(int handle);
 
-  // Whether the exit status page of `rank` says that it is gone, in order or not.
+  // Whether the exit status page of `rank` says that it has ended, in order or not.
   bool has_ended(int rank) const;
 
   // Whether `rank` is watched through its process.
   bool watches(int rank) const;
 
-  // Ends watching, keeps what was recorded. Idempotent. Call before peers may
-  // exit in order.
+  // Ends watching but keeps what was recorded. Idempotent. Must be called before peers may exit in
+  // order.
   void stop();
 
  private:

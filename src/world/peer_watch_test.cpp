@@ -17,8 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A process that posts to its own board, tells its record, and then waits to
-// be killed. Ranks are 0 for the test's own process, then one per peer.
+// A process that writes to its own page, reports its record, and then waits to be killed. Rank 0 is
+// the test's own process; the peers follow.
 class Peer {
  public:
   Peer(int rank, const std::function<void(ExitStatusPage&)>& post) {
@@ -101,7 +101,7 @@ TEST_F(PeerWatchTest, RecordsDeathsInOrderAndCallsBack) {
   watch.stop();  // The second call may still have been under way.
   watch.unsubscribe(handle);
   EXPECT_GE(calls, 2);                       // It is called at ticks, too.
-  EXPECT_EQ(board.read().trouble->rank, 2);  // For others to read.
+  EXPECT_EQ(board.read().trouble->rank, 2);  // Others can read it.
 }
 
 TEST_F(PeerWatchTest, APeerThatLeftIsNotLost) {
@@ -109,7 +109,7 @@ TEST_F(PeerWatchTest, APeerThatLeftIsNotLost) {
   PeerWatch watch(0, records({&one}), board);
   one.kill();
   EXPECT_FALSE(watch.wait_lost(50ms));
-  // Unless somebody needed it.
+  // It is a loss only if somebody needed it.
   EXPECT_EQ(watch.explain_closed(1, 1s).how, "left the job");
 }
 
@@ -187,7 +187,7 @@ TEST_F(PeerWatchTest, TicksForRanksItCannotWatch) {
   watch.unsubscribe(handle);
 
   EXPECT_EQ(watch.explain_closed(1, 5s).how, "closed its connection");
-  watch.report({1, "again"});  // Changes nothing.
+  watch.report({1, "again"});  // This changes nothing.
   EXPECT_EQ(watch.first_lost()->how, "closed its connection");
 }
 
@@ -243,7 +243,7 @@ TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
   EXPECT_TRUE(same_pids(read.host, other));
 }
 
-// Virtual machines may share a name, containers a machine.
+// Virtual machines may share a name, and containers a machine.
 TEST(RankRecord, EachPartOfAnIdentityCounts) {
   const HostIdentity host{
       .hostname = "vm", .boot_id = "boot", .pid_namespace = "pid"};

@@ -19,14 +19,14 @@
 namespace sherd::world {
 namespace {
 
-// Fits the first-level cache with its pieces; long enough to vectorise.
+// Fits into the first-level cache together with its pieces, but is long enough to vectorise.
 constexpr std::int64_t kBlock = 2048;
 
-// From this size on a sum leaves the caches before anybody reads it.
+// From this size on, a sum leaves the caches before anybody reads it.
 constexpr std::int64_t kStreamedBytes = std::int64_t{1} << 20;
 
-// Writes past the caches, which saves reading the lines first. Ordered for
-// other threads by end_stream() alone.
+// Writes past the caches, which saves reading the lines first. Only end_stream() orders the writes
+// for other threads.
 void stream(float* to, const float* from, std::int64_t count) {
   std::int64_t i = 0;
 #ifdef __SSE2__
@@ -46,8 +46,7 @@ void end_stream() {
 #endif
 }
 
-// bf16 is added up in fp32 in wider vectors than the compiler takes by itself,
-// from its bits.
+// bf16 is summed in fp32 from its bits, in wider vectors than the compiler uses on its own.
 template <typename Piece, typename Sum>
 struct RawOf {
   using Type = Piece;
@@ -57,14 +56,14 @@ struct RawOf<c10::BFloat16, float> {
   using Type = std::uint16_t;
 };
 
-// Elements `begin` on of all pieces, in their order.
+// Sums `count` elements from `begin` on over all pieces, in their order.
 template <typename Raw, typename Sum>
 void add_up(
     std::span<const Raw* const> pieces,
     std::int64_t begin,
     std::int64_t count,
     Sum* sum) {
-  // Minus zero changes nothing, not even a minus zero.
+  // Minus zero is neutral: added to any number, even minus zero, it gives that number.
   std::fill_n(sum, count, static_cast<Sum>(-0.0));
   for (const Raw* piece : pieces) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -92,7 +91,7 @@ void sum_block(
     double scale,
     bool accumulate,
     Out* out) {
-  // bf16 and fp16 are made from fp32, as LibTorch makes them.
+  // bf16 and fp16 are rounded from fp32 as LibTorch does.
   using Nearest =
       std::conditional_t<std::is_same_v<Out, double>, double, float>;
   const Sum factor = static_cast<Sum>(scale);
@@ -102,7 +101,7 @@ void sum_block(
         accumulate ? static_cast<Sum>(place) + sum * factor : sum * factor));
   };
   if constexpr (!std::is_same_v<Raw, std::uint16_t>) {
-    if (pieces.size() == 2) {  // Nothing to hold in between.
+    if (pieces.size() == 2) {  // No intermediate sum is needed.
       const Raw* first = pieces[0] + begin;
       const Raw* second = pieces[1] + begin;
       for (std::int64_t i = 0; i < count; ++i) {

@@ -11,7 +11,7 @@
 namespace sherd::world {
 namespace {
 
-// The claim as a plain loop: in order, in Sum, scaled, then added.
+// The expected result as a plain loop: in order, in Sum, scaled, then added.
 template <typename Sum>
 at::Tensor plain_sum(
     const std::vector<at::Tensor>& pieces,
@@ -71,7 +71,7 @@ TEST_P(SliceSum, EqualsAPlainLoopBitForBit) {
   }
 }
 
-// Large sums go past the caches, wherever they begin.
+// Large sums bypass the caches, at whatever address they begin.
 TEST_P(SliceSum, LargeOnesAtAnyAddressToo) {
   const auto [piece_type, out_type] = GetParam();
   constexpr std::int64_t kNumel = (1 << 18) + 5;
@@ -122,7 +122,7 @@ TEST(SliceSumBlocks, RoundsAsLibTorchDoes) {
   }
 }
 
-// Longer than one block and than one thread's share, at odd lengths.
+// Longer than one block and than one thread's share, with odd lengths.
 TEST(SliceSumBlocks, EveryElementIsSummedOnce) {
   for (const std::int64_t numel : {2047, 2048, 2049, 65'536, 200'003}) {
     std::vector<at::Tensor> pieces;
@@ -163,7 +163,7 @@ TEST(SliceSumBlocks, InfinitiesAndNansPassThrough) {
       std::vector<at::Tensor>{
           torch::tensor({inf, inf, 1.0F}), torch::tensor({1.0F, -inf, nan})},
       1.0, /*accumulate=*/false, out);
-  EXPECT_EQ(out[0].item<float>(), inf);  // What was there does not matter.
+  EXPECT_EQ(out[0].item<float>(), inf);  // Earlier contents do not matter.
   EXPECT_TRUE(std::isnan(out[1].item<float>()));
   EXPECT_TRUE(std::isnan(out[2].item<float>()));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RankRecord is what ranks tell each other in the rendezvous: enough to know which ranks share a host and
-// to watch their processes. It travels as text through the store. Thread rule: a value.
+// RankRecord is what ranks tell each other in the rendezvous: enough to know which ranks share a
+// host and to watch their processes. It is sent as text through the store. Thread rule: a value.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,15 @@ namespace sherd::world {
 
 struct HostIdentity {
   std::string hostname{};
-  std::string boot_id{};        // Differs between machines and their restarts.
-  std::string pid_namespace{};  // Process ids mean the same only within one.
-  // For tests: ranks that differ in it count as ranks of several hosts, which
-  // still can watch each other's processes.
+  // Differs between machines and changes with a reboot.
+  // Process ids are comparable only within one.
+  std::string boot_id{};
+  std::string pid_namespace{};
+  // For tests: ranks for which it differs count as ranks of different hosts that can still watch
+  // each other's processes.
   std::string fake{};
 
-  // This host, as far as /proc tells; unknown parts are empty.
+  // This host, as described by /proc; unknown parts are empty.
   static HostIdentity of_this_process();
 };
 
@@ -27,17 +29,17 @@ struct RankRecord {
   int world_size = 1;
   HostIdentity host;
   int pid = 0;
-  // Start time of the process in clock ticks since boot. With it a recycled
-  // process id is not mistaken for the rank. 0: unknown.
+  // The start time of the process in clock ticks since boot, so that a recycled process id is not
+  // mistaken for the rank. 0 if unknown.
   std::uint64_t start_ticks = 0;
-  int exit_status_fd = -1;  // In the rank's own table of descriptors.
+  int exit_status_fd = -1;  // In the rank's own descriptor table.
 
   // This process as `rank`; `host` is an argument so that tests can invent it.
   static RankRecord of_this_process(
       int rank, int world_size, int exit_status_fd, const HostIdentity& host);
 
   std::string to_text() const;
-  // kInvalidArgument when `text` is not one.
+  // kInvalidArgument if `text` is no record.
   static Result<RankRecord> from_text(const std::string& text);
 };
 

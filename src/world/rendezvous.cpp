@@ -19,9 +19,8 @@ constexpr const char* kDisagree = "sherd/disagree";
 constexpr const char* kVerdict = "sherd/verdict";
 constexpr const char* kHeard = "sherd/heard";
 constexpr const char* kAllHere = "all here";
-// How long rank 0, whose end may be the end of the store, lets others read a
-// bad verdict, also those about to arrive; and how much longer than rank 0 they
-// wait for one.
+// How long rank 0, whose end may be the end of the store, lets others read a bad verdict, including
+// ranks about to arrive; and how much longer than rank 0 they wait for a verdict.
 constexpr milliseconds kLinger(1000);
 constexpr milliseconds kGrace(3000);
 
@@ -47,8 +46,8 @@ class Rendezvous {
     for (int r = 0; r < mine_.world_size; ++r) {
       records.push_back(read_record(r));
     }
-    // Rank 0 keeps the store: were it to fail at its very next call, the others
-    // would blame the store instead of finding their own, same, error.
+    // Rank 0 keeps the store: if it failed at its very next call, the others would blame the store
+    // instead of reporting the error that is the same for all.
     if (mine_.rank == 0) {
       linger();
     } else {
@@ -65,7 +64,7 @@ class Rendezvous {
   }
 
   void claim_rank() {
-    // With the time, two worlds of one process are told apart.
+    // The time distinguishes two worlds of one process.
     const std::string text = str(mine_.to_text(), clock_.now().count(), "\n");
     const std::string there = store_.compareSet(rank_key(mine_.rank), "", text);
     if (there == text) {
@@ -108,7 +107,7 @@ class Rendezvous {
         count == 1 ? " " : "s ", missing, " did not arrive");
   }
 
-  // Rank 0 only. Throws the verdict when it is bad.
+  // Only on rank 0. Throws the verdict if it is bad.
   void judge() {
     std::optional<Status> bad;
     for (int r = 1; r < mine_.world_size && !bad; ++r) {
@@ -152,8 +151,8 @@ class Rendezvous {
 
   void linger() {
     const Instant end = clock_.now() + kLinger;
-    // The key changes its value, which a store cannot wait for: look again in
-    // short waits for a key that never comes.
+    // The key changes its value, which a store cannot wait for. So poll, with short waits for a key
+    // that never comes.
     while (store_.add(kHeard, 0) < mine_.world_size - 1 && clock_.now() < end) {
       wait_for_key(store_, "sherd/never", milliseconds(10));
     }
@@ -168,7 +167,7 @@ class Rendezvous {
     if (root.world_size == mine_.world_size) {
       return;
     }
-    // Rank 0 would not look for a rank beyond its own world.
+    // Rank 0 would not look for a rank outside its own world.
     const Status bad = disagreement(root, mine_);
     store_.set(kDisagree, bad.message());
     store_.add(kHeard, 1);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// While a SigpipeGuard lives, its thread gets no SIGPIPE. Gloo writes to
-// sockets without MSG_NOSIGNAL, so a peer that dies at the wrong moment would
-// kill this process too; Python hides that by ignoring the signal in the whole
-// process, which a library must not do to a C++ program. Threads that are
-// started under a guard never get the signal. Costs three system calls. Thread
+// While a SigpipeGuard lives, its thread gets no SIGPIPE. Gloo writes to sockets without
+// MSG_NOSIGNAL, so a peer that dies at the wrong moment would kill this process, too. Python hides
+// that by ignoring the signal in the whole process, which a library must not do to a C++ program.
+// Threads that are started under a guard never get the signal. Costs three system calls. Thread
 // rule: one thread.
 #pragma once
 
@@ -22,9 +21,9 @@ class SigpipeGuard {
   }
   ~SigpipeGuard() {
     if (sigismember(&before_, SIGPIPE) != 0) {
-      return;  // Blocked by somebody else, who deals with it.
+      return;  // Blocked by other code, which handles it.
     }
-    // What came meanwhile would be delivered by unblocking: take it away.
+    // A signal that came meanwhile would be delivered by unblocking, so remove it.
     const timespec now{};
     while (sigtimedwait(&pipe_, nullptr, &now) == SIGPIPE) {
       continue;

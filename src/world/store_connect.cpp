@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Whether somebody accepts a connection at the address within `patience`.
+// Whether a process accepts a connection at the address within `patience`.
 bool accepts(const addrinfo& where, milliseconds patience) {
   const int fd =
       ::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -53,7 +53,7 @@ bool accepts(const addrinfo& where, milliseconds patience) {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// Null: the name is not known, or, with AI_NUMERICHOST among the flags, is one.
+// Null if the name is not known. With AI_NUMERICHOST among the flags, it is also null for any name.
 Addresses addresses_of(const std::string& host, int port, int flags = 0) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -66,7 +66,7 @@ Addresses addresses_of(const std::string& host, int port, int flags = 0) {
 
 bool somebody_listens(const std::string& host, int port) {
   constexpr milliseconds kPatience(1000);
-  // Null perhaps only now: names appear while a cluster starts.
+  // The name may be unknown only for now: names appear while a cluster starts.
   const Addresses found = addresses_of(host, port);
   for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
     if (accepts(*a, kPatience)) {
@@ -87,12 +87,12 @@ bool is_loopback(const addrinfo& where) {
 
 struct BoundSocket {
   int fd = -1;
-  int error = 0;  // Why there is none.
+  int error = 0;  // Why there is no socket.
 };
 
 BoundSocket bind_to(const addrinfo& where) {
   Descriptor socket(::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int one = 1;  // Allows a port whose last owner has just died.
+  const int one = 1;  // Permits a port whose last owner has just died.
   if (!socket.open() ||
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) !=
           0 ||
@@ -102,16 +102,16 @@ BoundSocket bind_to(const addrinfo& where) {
   return {socket.release(), 0};
 }
 
-// Many hosts know their own name as a loopback address, which it is not for ranks elsewhere.
+// On many hosts their own name resolves to a loopback address, but for ranks elsewhere it does not.
 bool may_differ_elsewhere(const RankEnvironment& env) {
   return env.local_world_size != env.world_size &&
       env.master_addr != "localhost" &&
       addresses_of(env.master_addr, env.master_port, AI_NUMERICHOST) == nullptr;
 }
 
-// A socket for the store at the address where ranks look for it. At another one only strangers
-// would, and the store asks nobody who he is. Without an error but none: the address is not one of
-// this host, or may be another one to ranks elsewhere.
+// A socket for the store at the address where ranks look for it. At any other address only
+// strangers would look, and the store authenticates nobody. If it has neither a socket nor an
+// error, the address does not belong to this host, or may be a different one for ranks elsewhere.
 BoundSocket bind_at_master_address(const RankEnvironment& env) {
   const Addresses found = addresses_of(env.master_addr, env.master_port);
   const bool skips_loopback = may_differ_elsewhere(env);
@@ -130,7 +130,7 @@ BoundSocket bind_at_master_address(const RankEnvironment& env) {
   return {-1, elsewhere ? 0 : bound.error};
 }
 
-// What a failure to reach the store means, after "found ".
+// What a failure to reach the store means, to follow "found ".
 [[noreturn]] void not_reached(
     const RankEnvironment& env, const std::string& found) {
   throw Error(
@@ -140,9 +140,8 @@ BoundSocket bind_at_master_address(const RankEnvironment& env) {
       ErrorCode::kDeadlineExceeded);
 }
 
-// c10d bounds how long connecting may take, but not the first exchange of
-// words: a stranger on the port that accepts and stays silent would hold us for
-// ever.
+// c10d limits how long connecting may take, but not the first exchange of messages: a stranger that
+// accepts on the port and stays silent would block this rank forever.
 StorePtr speak_to_server(const RankEnvironment& env, milliseconds deadline) {
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<std::uint16_t>(env.master_port);
@@ -190,7 +189,7 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   // torch.distributed.init_process_group() looks for a store of this process at the same port; its
   // keys have a prefix.
   tcp.multiTenant = true;
-  // rendezvous() waits for the ranks, and names those that do not come.
+  // rendezvous() waits for the ranks, and names those that do not arrive.
   tcp.waitWorkers = false;
   tcp.timeout = deadline;
   try {

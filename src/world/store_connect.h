@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Opens rank 0's store, or connects to it (or to the launcher's), in bounded time and without the
-// backtraces c10d prints while nobody listens yet. Thread rule: any thread.
+// backtraces that c10d prints while nobody listens yet. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ class Store;
 
 namespace sherd::world {
 
-// Throws Error: kUnavailable naming the port when rank 0 cannot listen on it,
-// kDeadlineExceeded when nobody, or another program, listens where rank 0 should.
+// Throws Error: kUnavailable naming the port if rank 0 cannot listen on it, kDeadlineExceeded if
+// nobody, or another program, listens where rank 0 should.
 c10::intrusive_ptr<c10d::Store> connect_store(
     const RankEnvironment& env, std::chrono::milliseconds deadline);
 

@@ -10,8 +10,7 @@
 
 namespace sherd::world {
 
-// Asks again and again: a store's own wait prints two warnings when it times
-// out.
+// Polls, because a store's own wait prints two warnings when it times out.
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,

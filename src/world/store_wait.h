@@ -12,9 +12,8 @@ class Store;
 
 namespace sherd::world {
 
-// Waits until `key` exists, but not longer than a quarter second, so that the
-// caller can look at other evidence in between. Returns whether it exists.
-// Throws when the store is lost.
+// Waits until `key` exists, but for at most a quarter of a second, so that the caller can look at
+// other evidence in between. Returns whether it exists. Throws if the store is lost.
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,

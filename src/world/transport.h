@@ -2,17 +2,17 @@
 //
 // Transport moves CPU tensors between the ranks of one group: tagged point-to-point messages, and
 // nothing else. Collectives (collectives.h) and the exchange of parameters and gradients are
-// written on top of it, so that they run the same way over c10d and over the in-process fake of
-// the tests, which delays, reorders and fails.
+// written on top of it, so that they run the same way over c10d and over the in-process fake of the
+// tests, which delays, reorders and fails.
 //
 // Indices are positions in the group; errors name world ranks. Both sides of a message agree on its
 // bytes: Gloo ends the process of a receiver that gets more than it has room for. The caller keeps
 // tensors alive and unchanged until their transfer was waited for or the group was abandoned.
 //
-// When any rank of the group is lost, every wait of the group ends, also one for a rank that is
-// well: the job cannot go on. The first failure is kept and is what every later wait returns; then
-// the transport is only good for abandon(). When a failure is returned, tensors are the caller's
-// again: a late peer writes nothing into them, and gets nothing that is written there afterwards.
+// When any rank of the group is lost, every wait of the group ends, even one for a healthy rank:
+// the job cannot go on. The first failure is kept, and every later wait returns it; the only useful
+// call is then abandon(). When a failure is returned, tensors belong to the caller again: a late
+// peer writes nothing into them, and gets nothing that is written there afterwards.
 //
 // Thread rule: one thread starts transfers and runs collectives, one (the same or another) waits;
 // abandon() may be called by any thread, and ends waits.
@@ -38,9 +38,10 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
 
-  // Waits until done or the transport's deadline. A failure is kPeerLost (naming the rank that was
-  // lost first, which need not be the peer), kAborted (that rank gave up by itself and said why) or
-  // kDeadlineExceeded (naming the peer); `what` says what was waited for, e.g. "gather of unit h.3".
+  // Waits until the transfer is done or the transport's deadline has passed. A failure is kPeerLost
+  // (naming the rank that was lost first, which need not be the peer), kAborted (that rank gave up
+  // by itself and said why) or kDeadlineExceeded (naming the peer); `what` says what was waited
+  // for, e.g. "gather of unit h.3".
   [[nodiscard]] virtual Status wait(const std::string& what) = 0;
 };
 
@@ -58,7 +59,7 @@ inline Status wait_all(const Transfers& transfers, const std::string& what) {
 
 class Transport {
  public:
-  // `ranks`: the group's world ranks, ascending; `own_rank` is one of them.
+  // `ranks` are the group's world ranks, ascending; `own_rank` is one of them.
   Transport(std::vector<int> ranks, int own_rank)
       : ranks_(std::move(ranks)),
         index_(static_cast<int>(
@@ -77,28 +78,28 @@ class Transport {
     return ranks_.at(static_cast<std::size_t>(index));
   }
 
-  // Start moving a contiguous tensor. Messages of one (peer, tag) keep order; a tensor without
-  // elements moves nothing and is done at once. 0 <= tag < kCollectiveTags for callers' own
-  // messages. A send may copy what fits into the socket's buffer before it returns. A failure is
-  // kept for the wait.
+  // Starts moving a contiguous tensor. Messages of one (peer, tag) keep their order; a tensor
+  // without elements moves nothing and is done at once. Callers' own messages use 0 <= tag <
+  // kCollectiveTags. A send may copy what fits into the socket's buffer before it returns. A
+  // failure is kept for the wait.
   virtual std::unique_ptr<Transfer> send(
       const at::Tensor& tensor, int peer, int tag) = 0;
   virtual std::unique_ptr<Transfer> receive(
       const at::Tensor& tensor, int peer, int tag) = 0;
 
   // Ends the group after a failure: nothing waits any longer, and peers that wait for this rank
-  // fail at once and name the cause, which is this group's first failure, else this rank for the
-  // reason `why`. Idempotent, not collective.
+  // fail at once and name the cause, which is this group's first failure or, if there is none, this
+  // rank with the reason `why`. Idempotent, not collective.
   virtual void abandon(const Status& why) = 0;
 
-  // This rank is done in order: a peer that waits for anything which it has not sent fails within a
-  // fraction of a second, naming it. Never waits, and tells nobody while something that was started
-  // here was not waited for. Idempotent, not collective; callable from any thread while no other
-  // starts transfers. Only abandon() may follow.
+  // This rank is done in order: a peer that waits for anything that it has not sent fails within a
+  // fraction of a second, naming this rank. Never waits, and tells nobody as long as something
+  // started here was not waited for. Idempotent, not collective; callable from any thread while no
+  // other thread starts transfers. Only abandon() may follow.
   virtual void leave() = 0;
 
   // The tags from here on belong to collectives of all ranks. Each collective takes the next one,
-  // so that a rank that skipped one waits in vain instead of taking another's bytes.
+  // so that a rank that skipped one waits in vain instead of receiving another one's bytes.
   static constexpr int kCollectiveTags = 1 << 30;
   int next_collective_tag() {
     last_collective_ = (last_collective_ + 1) % (1 << 20);
@@ -113,19 +114,20 @@ class Transport {
 
 // Collective over `ranks` (world ranks, ascending, equal on all): connects them over c10d's Gloo
 // backend under `name`, unique in this world. Waits have the world's deadline unless another one is
-// given. Throws Error on failure. A rank alone has nobody to send to.
+// given. Throws Error on failure. With a single rank nothing can be sent.
 //
-// Letting the transport go never waits, and leaves. The connections stay until every member has come
-// this far and connects something else, or until World::close(), because a peer may not have
-// received the last message yet; after a failure they end at once.
+// Releasing the transport leaves the group and never waits. The connections stay until every member
+// has done the same and connects something else, or until World::close(), because a peer may not
+// have received the last message yet; after a failure they end at once.
 std::shared_ptr<Transport> make_c10d_transport(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
-// The same for what lives as long as a model: with WorldOptions::share_connections it is a channel of
-// connections that were made before for the same ranks, deadline and purpose, the last part of `name`.
+// The same for transports that live as long as a model: with WorldOptions::share_connections it
+// returns a channel of existing connections for the same ranks, deadline and purpose, which is the
+// last part of `name`.
 std::shared_ptr<Transport> make_model_transport(
     const World& world,
     const std::string& name,

@@ -6,8 +6,8 @@
 namespace sherd::world {
 namespace {
 
-// A channel has so many tags for messages, and so many for collectives, which
-// is how many next_collective_tag() counts.
+// A channel has this many tags for messages, and as many for collectives, which
+// next_collective_tag() counts.
 constexpr int kTags = Transport::kCollectiveTags / TransportChannel::kMost;
 constexpr int kCollectives = 1 << 20;
 

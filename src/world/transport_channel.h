@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TransportChannel is one of several transports over the same connections (WorldOptions::share_connections).
-// Each has tags of its own, for messages and for collectives, so that their users need not know of each
-// other. A failure is that of all channels. None of them leaves by itself: the connections do when the
-// world closes. Thread rule: that of Transport, for each channel.
+// TransportChannel is one of several transports over the same connections
+// (WorldOptions::share_connections). Each has tags of its own, for messages and for collectives, so
+// that their users need not know of each other. A failure affects all channels. A channel does not
+// leave by itself: the connections do when the world closes. Thread rule: that of Transport, for
+// each channel.
 #pragma once
 
 #include <memory>
@@ -14,9 +15,9 @@ namespace sherd::world {
 
 class TransportChannel final : public Transport {
  public:
-  // Numbers are from 0 to kMost - 1, equal on all ranks, and never used again.
+  // Channels are numbered from 0 to kMost - 1, equally on all ranks, and numbers are never reused.
   static constexpr int kMost = 64;
-  // `world` is kept, whose watch `connections` need.
+  // It keeps `world`, whose watch `connections` need.
   TransportChannel(
       World world, std::shared_ptr<Transport> connections, int number);
 

@@ -29,17 +29,17 @@ void check_options(const WorldOptions& options) {
       " and ", options.rendezvous_deadline.count());
 }
 
-// An agent's store outlives its ranks: when torchrun restarts them, the keys of
-// the former ones are still there.
+// An agent's store outlives its ranks: when torchrun restarts them, the keys of the former ranks
+// are still there.
 std::string store_prefix(const EnvironmentLookup& lookup) {
   return "sherd-attempt-" + lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
 
-// In a launcher's store: how many worlds of the job were closed.
+// The key, in a launcher's store, that counts the closed worlds of the job.
 constexpr const char* kWorldsClosed = "sherd/worlds-closed";
 
-// A store that outlives a world keeps its keys; the next one has others. Ranks
-// read the same number: it changes before any rank returns from close().
+// A store that outlives a world keeps its keys, so the next world uses others. All ranks read the
+// same number: it changes before any rank returns from close().
 c10::intrusive_ptr<c10d::Store> store_of_next_world(
     const c10::intrusive_ptr<c10d::Store>& job) {
   std::int64_t closed = 0;
@@ -245,16 +245,16 @@ void World::close() {
   if (size() > 1) {
     impl_->announce_closing();
     auto& group = impl_->all_ranks();
-    // The store ends when everybody has come and before anybody goes on, who
-    // may make another world at once.
+    // The store ends after all ranks have arrived and before any rank goes on, since that one may
+    // create another world at once.
     const auto status =
         group.close("World::close", [this] { impl_->end_store(); });
     if (!status.ok()) {
-      group.abandon(status);  // Ranks that wait in theirs hear at once.
+      group.abandon(status);  // Ranks that wait in theirs learn it at once.
       status.throw_if_failed();
     }
   }
-  // Everybody has come: from here on a rank that ends is in order.
+  // All ranks have arrived: from here on a rank may end in order.
   impl_->closed = true;
   impl_->watch->stop();
   impl_->board.record_end(world::ExitStatus::End::kLeft);
@@ -270,7 +270,7 @@ void World::Impl::end_store() {
       job_store->add(kWorldsClosed, 1);
     }
   } catch (const std::exception&) {
-    // The launcher's store has ended before its ranks: there is no next world.
+    // The launcher's store has ended before its ranks, so there is no next world.
     job_store.reset();
   }
   job_store.reset();

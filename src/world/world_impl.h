@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state behind the handle World, for the files of src/world. Thread rule: one thread, except for
-// the watch and the exit status page, which any thread may use.
+// The state behind the handle World, for the files in src/world. Thread rule: one thread, except
+// for the watch and the exit status page, which any thread may use.
 #pragma once
 
 #include <chrono>
@@ -35,52 +35,54 @@ struct World::Impl {
   int local_rank = 0;
   int local_size = 1;
   WorldOptions options;
-  std::string master_addr;  // Empty when unknown.
+  std::string master_addr;  // Empty if unknown.
 
-  c10::intrusive_ptr<c10d::Store> store;   // Null with one rank.
-  std::vector<world::RankRecord> records;  // By rank.
+  c10::intrusive_ptr<c10d::Store> store;   // Null if there is only one rank.
+  std::vector<world::RankRecord> records;  // Indexed by rank.
   world::ExitStatusPage board;
   std::unique_ptr<world::PeerWatch> watch;
   std::shared_ptr<FlightRecorder> flight;       // Exchanges keep it, too.
-  std::unique_ptr<FlightSignal> flight_signal;  // Once there is a folder.
-  // Transports that are gone here, while peers may still be receiving from them.
+  std::unique_ptr<FlightSignal> flight_signal;  // Set once there is a folder.
+  // Transports that were released here, while peers may still receive from them.
   struct Retired {
     std::string name;
     std::unique_ptr<world::C10dTransport> group;
   };
   std::vector<Retired> retired;
-  std::unique_ptr<world::C10dTransport>
-      barrier_group;  // All ranks; made when needed.
-  // Those that several transports share: by role, deadline and ranks.
+  // Of all ranks; created when needed.
+  std::unique_ptr<world::C10dTransport> barrier_group;
+  // Connections that several transports share, keyed by role, deadline and ranks.
   struct SharedConnections {
     std::shared_ptr<world::C10dTransport> group;
-    int channels = 0;  // Taken so far.
+    int channels = 0;  // How many are taken so far.
   };
   std::map<std::string, SharedConnections> shared;
   std::map<c10::DeviceType, world::MakeDeviceBackend> device_backends;
-  // Gloo devices of the connections within a host, and of the others; made when needed.
+  // The Gloo devices for connections within a host, and for the others; created when needed.
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
-  std::set<std::string> group_names;   // Used up: keys stay in the store.
-  int made = 0;                        // Handed out by next_number().
-  std::map<std::string, int> subsets;  // By ranks: how many subset() has made.
+  // Used up, since their keys stay in the store.
+  // How many next_number() has handed out.
+  std::set<std::string> group_names;
+  int made = 0;
+  // How often subset() was called for these ranks.
+  std::map<std::string, int> subsets;
   bool closed = false;
-  // A launcher's store, which outlives this world; else null.
+  // A launcher's store, which outlives this world; otherwise null.
   c10::intrusive_ptr<c10d::Store> job_store;
 
   ~Impl();
 
-  // Collective over `ranks`: connects them; `deadline` is that of waits afterwards.
-  // Throws Error.
+  // Collective over `ranks`: connects them. `deadline` applies to later waits. Throws Error.
   std::unique_ptr<world::C10dTransport> make_group(
       const std::string& name,
       const std::vector<int>& ranks,
       std::chrono::milliseconds deadline);
   world::C10dTransport& all_ranks();
 
-  // Tells ranks that connect a group with this one that it never comes.
+  // Tells ranks that are connecting a group with this one that it will never join.
   void announce_closing();
-  // Lets the store go, which ends it if this process keeps it.
+  // Releases the store, which ends it if this process keeps it.
   void end_store();
 
  private:
@@ -103,12 +105,12 @@ struct World::Impl {
       const std::string& name, const std::vector<int>& ranks);
 };
 
-// Throws unless `ranks` are ascending, those of a world of `size`, and `own` is among them.
+// Throws unless `ranks` ascend, belong to a world of `size`, and include `own`.
 void check_group_ranks(const std::vector<int>& ranks, int own, int size);
 
 namespace world {
 
-// World::from_store() as a host of the caller's invention, for tests.
+// World::from_store() with a made-up host, for tests.
 World make_world(
     c10::intrusive_ptr<c10d::Store> store,
     int rank,

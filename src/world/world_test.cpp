@@ -52,7 +52,7 @@ Variables torchrun_variables(int rank, int size, int port) {
       {"MASTER_PORT", std::to_string(port)}};
 }
 
-// 0: somebody listens there.
+// 0 if a process listens there.
 int connect_error(const char* ip, int port) {
   const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -65,7 +65,7 @@ int connect_error(const char* ip, int port) {
   return failed == 0 ? 0 : errno;
 }
 
-// What from_environment() says when it must throw.
+// The error that from_environment() throws.
 Error error_of(const WorldOptions& options) {
   try {
     const World world = World::from_environment(options);
@@ -116,7 +116,8 @@ TEST(World, MeetsThroughTheEnvironment) {
 TEST(World, ASubsetIsAWorldOfItsRanks) {
   expect_all_ok(run_ranks(4, [](World world) {
     const int first = world.rank() / 2 * 2;
-    for (int round = 0; round < 2; ++round) {  // The same ranks once more.
+    // The same ranks connect once more.
+    for (int round = 0; round < 2; ++round) {
       World half = world.subset({first, first + 1});
       EXPECT_EQ(half.rank(), world.rank() - first);
       EXPECT_EQ(half.size(), 2);
@@ -131,7 +132,7 @@ TEST(World, ASubsetIsAWorldOfItsRanks) {
     World alone = world.subset({world.rank()});
     EXPECT_EQ(alone.size(), 1);
     alone.barrier();
-    if (world.rank() != 2) {  // Who is not in it takes no part.
+    if (world.rank() != 2) {  // Rank 2 is not in it and takes no part.
       World three = world.subset({0, 1, 3});
       EXPECT_EQ(three.rank(), world.rank() == 3 ? 2 : world.rank());
       three.barrier();
@@ -163,8 +164,8 @@ TEST(World, ALossInASubsetIsSeenThereAndNotElsewhere) {
         const int first = world.rank() / 2 * 2;
         const World half = world.subset({first, first + 1});
         half.barrier();
-        // Not a barrier of all, which the death of a rank that has left it ends for those who have
-        // not.
+        // No barrier of all ranks is used here: the death of a rank that has left it would end it
+        // for ranks still in it.
         auto& store = *world.impl()->store;
         if (world.rank() == 1) {
           store.wait({"rank 0", "rank 2", "rank 3"});
@@ -187,7 +188,7 @@ TEST(World, ALossInASubsetIsSeenThereAndNotElsewhere) {
   EXPECT_LT(report.after_strike(0), 5s);
 }
 
-// The store asks nobody who he is.
+// The store authenticates nobody.
 TEST(World, ListensForTheStoreWhereRanksLookForItAlone) {
   const int port = test::free_port();
   expect_all_ok(run_processes(2, [&](int index, Rank&) {
@@ -200,7 +201,7 @@ TEST(World, ListensForTheStoreWhereRanksLookForItAlone) {
   }));
 }
 
-// torchrun's agent keeps the store, also over restarts of the ranks.
+// torchrun's agent keeps the store, even over restarts of the ranks.
 TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
   const int port = test::free_port();
   expect_all_ok(run_processes(5, [&](int index, Rank&) {
@@ -233,8 +234,8 @@ TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
   }));
 }
 
-// Init, work, close, and again, with ranks that are late where it may matter.
-// Handles of the worlds before, and their connections, are still there.
+// Creates, uses and closes worlds one after another, with ranks that are late where it may matter.
+// Handles of the earlier worlds, and their connections, still exist.
 void make_worlds(int rank, int size, const Variables& variables) {
   set_environment(variables);
   std::vector<std::shared_ptr<world::Transport>> kept;
@@ -262,7 +263,7 @@ TEST(World, IsMadeAgainOnceTheFirstIsClosed) {
   }
 }
 
-// The agent's store keeps the keys of the worlds before.
+// The agent's store keeps the keys of the earlier worlds.
 TEST(World, IsMadeAgainInAnAgentsStoreOnceTheFirstIsClosed) {
   for (const int w : {2, 3}) {
     const int port = test::free_port();
@@ -281,7 +282,7 @@ TEST(World, IsMadeAgainInAnAgentsStoreOnceTheFirstIsClosed) {
       auto variables = torchrun_variables(rank, w, port);
       variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
       make_worlds(rank, w, variables);
-      // One that is open lets no other be made beside it.
+      // While one is open, no other can be created next to it.
       World open = World::from_environment(test::test_world_options());
       open.barrier();
       EXPECT_THAT(
@@ -420,7 +421,7 @@ TEST(World, RefusesASecondProcessOfOneRank) {
 
 TEST(World, KnowsWhichRanksShareAHost) {
   expect_all_ok(run_ranks(4, [](World outer) {
-    // Ranks 0 and 2 on one host, 1 and 3 on another.
+    // Ranks 0 and 2 are on one host, 1 and 3 on another.
     const int host = outer.rank() % 2;
     World world = world::make_world(
         c10::make_intrusive<c10d::PrefixStore>("in", outer.impl()->store),
