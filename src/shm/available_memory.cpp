@@ -26,7 +26,7 @@ std::optional<std::uint64_t> field(
   return std::nullopt;
 }
 
-// A file with one number; nothing for "max".
+// The number in a file; nothing for "max".
 std::optional<std::uint64_t> number_in(
     const ReadFile& read_file, const std::string& path) {
   std::istringstream text(read_file(path).value_or(""));
@@ -47,7 +47,7 @@ void keep_least(std::optional<AvailableMemory>& least, AvailableMemory found) {
 struct GroupFiles {
   std::string limit;
   std::string used;
-  std::string reclaimable;  // A line of memory.stat: cached files.
+  std::string reclaimable;  // The line of memory.stat about cached files.
 };
 
 void look_at_group(
@@ -68,8 +68,7 @@ void look_at_group(
        .source = folder + files.limit});
 }
 
-// A limit of a group binds the groups below it: looks at all of them up to the
-// root.
+// A group's limit also applies to the groups below it, so this looks at all of them up to the root.
 void look_at_groups(
     const ReadFile& read_file,
     const std::string& mount,
@@ -119,7 +118,7 @@ std::optional<AvailableMemory> available_memory(const ReadFile& read_file) {
         {.bytes = minus(*limit, *promised) * kKiB,
          .source = "CommitLimit of /proc/meminfo"});
   }
-  // Lines "number:controllers:group"; version 2 is number 0.
+  // The lines are "number:controllers:group"; version 2 has number 0.
   std::istringstream groups(read_file("/proc/self/cgroup").value_or(""));
   std::string line;
   while (std::getline(groups, line)) {

@@ -53,7 +53,7 @@ TEST(AvailableMemory, ALimitOfAnyGroupAboveBinds) {
       {root + "/jobs/memory.stat", "anon 900\ninactive_file 2000\n"},
   }));
 
-  EXPECT_EQ(left->bytes, 3000U);  // Cached files make room.
+  EXPECT_EQ(left->bytes, 3000U);  // Cached files can be dropped.
   EXPECT_EQ(left->source, root + "/jobs/memory.max");
 }
 
@@ -66,7 +66,7 @@ TEST(AvailableMemory, KnowsTheFirstVersionOfControlGroups) {
       {root + "/memory.usage_in_bytes", "6000"},
   }));
 
-  EXPECT_EQ(left->bytes, 0U);  // Over the limit: nothing, not 2^64.
+  EXPECT_EQ(left->bytes, 0U);  // Over the limit it is 0, not 2^64.
 }
 
 TEST(AvailableMemory, IsUnknownWhereNoFileTells) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SmallAllGather has two buffers a rank, used in turns, and one barrier a round: write
-// buffer n % 2, barrier n, read everybody's buffer n % 2. No second barrier is
-// needed before the buffer is written again, in round n + 2:
+// SmallAllGather has two buffers per rank, used in turn, and one barrier per round: write buffer n
+// % 2, barrier n, read everybody's buffer n % 2. No second barrier is needed before the buffer is
+// written again, in round n + 2:
 //   A rank that writes in round n + 2 has passed barrier n + 1, so every rank
 //   had arrived at it. A rank arrives at barrier n + 1 after it has read the
 //   buffers of round n. So all reads of round n are before the write of round
-//   n + 2; between processes that order is made by the arrival, which
-//   Counter::post() releases and Counter::value() acquires.
-// The reads of round n in turn come after barrier n, so after all its writes.
+//   n + 2; between processes the arrival ensures that order, which
+//   Counter::post() releases and Counter::value() acquires. The reads of round n in turn come after
+//   barrier n, so after all its writes.
 #include "shm/barrier.h"
 
 #include <cstring>
@@ -31,8 +31,8 @@ Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
       cells.size() == Barrier::cells(peers.ranks()), "two cells for each rank");
 }
 
-// A counter for each rank instead of one for all: a wait in vain then knows
-// who is missing, and arriving ranks do not fight for one line.
+// There is a counter for each rank instead of one for all: a wait that fails then knows who is
+// missing, and arriving ranks do not compete for one cache line.
 Status Barrier::arrive_and_wait(const Waiter& waiter, WaitTarget what) {
   if (!failure_.ok()) {
     return failure_;
@@ -46,9 +46,8 @@ Status Barrier::arrive_and_wait(const Waiter& waiter, WaitTarget what) {
   return failure_;
 }
 
-// Each begins with its neighbour, so that not all look at the same rank.
-// A rank that gave up in a later round had seen this one through, so what it
-// brought to this one counts.
+// Each rank begins with its neighbour, so that not all look at the same rank. A rank that gave up
+// in a later round has seen this one through, so what it contributed counts.
 Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
   const int ranks = peers_->ranks();
   for (int i = 1; i < ranks; ++i) {
@@ -143,8 +142,8 @@ Status SmallAllGather::all_gather_bytes(
   if (!failure_.ok()) {
     return failure_;
   }
-  // Every rank sees the same lengths, so all refuse or none does. Compared with
-  // rank 0's, so that all say the same.
+  // Every rank sees the same lengths, so all refuse or none does. They are compared with rank 0's,
+  // so that all report the same.
   const Length first = length_of(cell(0, round));
   for (int r = 1; r < peers.ranks(); ++r) {
     const Length found = length_of(cell(r, round));

@@ -23,7 +23,7 @@ constexpr std::size_t kCellBytes = 200;
 
 Waiter waiter_of(Peers& peers) { return {peers, kClock, {.deadline = 30s}}; }
 
-// SmallAllGather in its bytes; a counter for each rank and one of run_forked().
+// The bytes of a SmallAllGather; counters for each rank and one for run_forked().
 Table table_of(int ranks) {
   return {
       ranks, Barrier::cells(ranks) + 1,
@@ -41,7 +41,8 @@ Status meet(Barrier& barrier, Peers& peers, std::string_view what) {
 TEST(Barrier, NobodyPassesBeforeAllHaveArrived) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     const Table table = table_of(ranks);
-    std::vector<int> round_of(index(ranks), 0);  // Plain: TSan looks on.
+    // Not atomic, so that TSan can check.
+    std::vector<int> round_of(index(ranks), 0);
     test::run_threads(table, [&](int rank, Peers& peers) {
       Barrier barrier(barrier_cells(table), peers);
       for (int round = 1; round <= 200; ++round) {
@@ -82,8 +83,8 @@ TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
   }
 }
 
-// Rank 0 gives up the round for which it waits; rank 1, which comes later, finds
-// everybody there and fails all the same, but not in the round before.
+// Rank 0 gives up the round in which it waits. Rank 1, which comes later, finds all ranks there and
+// still fails, but not in the round before.
 TEST(Barrier, WhoComesLateToAGivenUpRoundFailsToo) {
   const Table table = table_of(2);
   Peers first(table.peers_memory(), {.rank = 0, .ranks = 2});
@@ -108,7 +109,7 @@ TEST(Barrier, WhoComesLateToAGivenUpRoundFailsToo) {
 
 double value_of(int rank, int round) { return rank + round * 0.125; }
 
-// Many rounds without a barrier in between, ranks out of step by a random time.
+// Runs many rounds without a barrier in between, with ranks out of step by random times.
 std::string gather_rounds(
     const Table& table, int rank, Peers& peers, int rounds) {
   SmallAllGather cells(table.data(), kCellBytes, waiter_of(peers));

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// No wake is lost. P is the poster's write of `value`, Q its read of
-// `sleepers`; S is the sleeper's write of `sleepers`, T its read of `value`.
-// All four are sequentially consistent, so they have one order, in which P is
-// before Q and S before T.
+// No wake-up is lost. P is the poster's write of `value`, Q its read of `sleepers`; S is the
+// sleeper's write of `sleepers`, T its read of `value`. All four are sequentially consistent, so
+// they have one total order, in which P is before Q and S before T.
 //   S before Q: the poster sees a sleeper and wakes. If the sleeper is not in
 //     the kernel's queue yet, it will compare the futex word under the queue's
 //     lock, which the waker takes too, find P's value and not sleep.
 //   Q before S: then P before T, the sleeper reads P's value and does not
-//     sleep.
-// Acquire and release alone would allow Q to read before P is visible and T
-// before S: both would see the old state and the sleeper would stay.
+//     sleep. Acquire and release alone would allow Q to read before P is visible and T before S:
+//     both would see the old state and the sleeper would stay.
 #include "shm/counter.h"
 
 #include <linux/futex.h>
@@ -25,9 +23,8 @@ namespace {
 static_assert(std::atomic_ref<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint32_t>::is_always_lock_free);
 static_assert(std::atomic_ref<std::uint64_t>::required_alignment <= kCacheLine);
-// A futex is 32 bits: the half of the value that changes. A sleeper would miss
-// only a post of exactly a multiple of 2^32 between its read and the kernel's,
-// and its sleep ends by itself.
+// A futex has 32 bits: the half of the value that changes. A sleeper would miss only a post of
+// exactly a multiple of 2^32 between its read and the kernel's, and its sleep ends by itself.
 static_assert(
     std::endian::native == std::endian::little,
     "the low half of the value is the futex word");
@@ -36,9 +33,9 @@ const std::uint32_t* low_half(const std::uint64_t& value) {
   return reinterpret_cast<const std::uint32_t*>(&value);
 }
 
-// Futexes of the shared kind: several processes may map the word, at any address.
-// Sleeps until futex_wake_all() of the same word, but not when *word differs from
-// `expected`, and at most so long. May return early for no reason.
+// Uses shared futexes: several processes may map the word, at any address. Sleeps until
+// futex_wake_all() of the same word, but not if *word differs from `expected`, and for at most
+// `at_most`. May return early for no reason.
 void futex_wait(
     const std::uint32_t* word, std::uint32_t expected, Duration at_most) {
   if (at_most <= Duration::zero()) {
@@ -84,8 +81,8 @@ void Counter::wake_sleepers() const {
 
 void Counter::sleep_below(std::uint64_t value, Duration at_most) const {
   const std::atomic_ref<std::uint32_t> sleepers(cell_->sleepers);
-  // A process killed below leaves its mark: posts then cost a system call for
-  // nothing, and nothing worse.
+  // A process killed below leaves its mark in `sleepers`: posts then make an unnecessary system
+  // call, and nothing worse.
   sleepers.fetch_add(1, std::memory_order_seq_cst);  // S above.
   const std::uint64_t seen =
       std::atomic_ref(cell_->value).load(std::memory_order_seq_cst);  // T.
@@ -93,7 +90,7 @@ void Counter::sleep_below(std::uint64_t value, Duration at_most) const {
     futex_wait(
         low_half(cell_->value), static_cast<std::uint32_t>(seen), at_most);
   }
-  // Relaxed: one that reads the mark too late wakes for nothing.
+  // Relaxed: a poster that reads the mark too late makes an unnecessary wake-up.
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it costs that one process tells another how far it has come. Two
-// processes on one host, each with a counter in a shared segment.
+// The cost of telling another process how far this one has come, between two processes on one host,
+// each with a counter in a shared segment.
 //
-//   asleep_one_core     there and back, both sleep at once, on the same core
-//   asleep_two_cores    the same, a core each: two wake-ups
-//   spinning_two_cores  both spin before they sleep, as long as by default
-//   spinning_one_core   what spinning costs where there is no core to spin on
+//   asleep_one_core     there and back; both sleep at once, on the same core
+//   asleep_two_cores    the same with a core each: two wake-ups
+//   spinning_two_cores  both spin before they sleep, for the default time
+//   spinning_one_core   the cost of spinning when there is no core to spin on
 //   post_nobody_sleeps  a post that wakes nobody
 #include <sched.h>
 #include <sys/prctl.h>
@@ -53,7 +53,7 @@ void echo(const Shared& shared, const WaitOptions& options) {
   }
 }
 
-// The `n`-th core this process may run on.
+// Binds this process to the `n`-th core on which it may run.
 bool pin(int n, const cpu_set_t& allowed) {
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (CPU_ISSET(core, &allowed) && n-- == 0) {

@@ -63,10 +63,10 @@ TEST(Counter, NobodySleepsForWhatWasReached) {
   EXPECT_EQ(table.cells()[0].sleepers, 0U);
 }
 
-// Both ranks spin to a common start, then one posts while the other is about to
-// sleep, for an hour: one lost wake and the test runs into its time limit. (It
-// cannot show that post() must be sequentially consistent: the kernel compares
-// some 100 ns later, when any store has arrived. counter.cpp proves it.)
+// Both ranks spin to a common start; then one posts while the other is about to sleep, for an hour:
+// with one lost wake-up the test runs into its time limit. (It cannot show that post() must be
+// sequentially consistent: the kernel compares about 100 ns later, when any store has arrived.
+// counter.cpp has the proof.)
 TEST(Counter, NoWakeIsLost) {
   constexpr std::uint64_t kRounds = 100000;
   const Table table(2, 3, 0);
@@ -132,10 +132,9 @@ std::uint64_t word_of(const Script& script, int rank, std::uint64_t round) {
   return mix64(script.seed + mix64(index(rank)) + round);
 }
 
-// Every rank writes words of its row, posts how many, and waits for others;
-// what it reads must be what was posted. Nobody waits for more than it has
-// posted itself, so the rank that has posted least always goes on. Returns the
-// first difference, or nothing.
+// Every rank writes words of its row, posts how many, and waits for others; what it reads must be
+// what was posted. No rank waits for more than it has posted itself, so the rank that has posted
+// least always makes progress. Returns the first difference, or nothing.
 std::string play(
     const Script& script, const Table& table, int rank, Peers& peers) {
   std::mt19937_64 random(script.seed + index(rank));
@@ -201,7 +200,7 @@ TEST(Counter, WhatWasPostedIsSeenByProcesses) {
         table, [&](int rank, Peers& peers, test::ChildLink& link) {
           const std::string difference = play(script, table, rank, peers);
           link.report(difference);
-          peers.leave();  // Its end is no trouble to slower ones.
+          peers.leave();  // Its end is no trouble for slower ranks.
           return difference.empty() ? 0 : 1;
         }));
   }

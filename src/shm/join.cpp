@@ -11,10 +11,10 @@
 //   outcome: open -> joined
 //   "joined"                ------>     return
 //
-// The outcome is a word of the segment that changes once, from open to joined
-// (by the leader) or to withdrawn (by anybody who fails after it has mapped the
-// segment): so all agree, whoever dies between two messages. Messages carry
-// reasons and tell by their end that a process has died.
+// The outcome is a word of the segment that changes once, from open to joined (by the leader) or to
+// withdrawn (by any rank that fails after it has mapped the segment). So all agree, no matter which
+// rank dies between two messages. Messages carry reasons, and their end shows that a process has
+// died.
 #include "shm/join.h"
 
 #include <poll.h>
@@ -32,8 +32,8 @@ namespace {
 
 constexpr const char* kMapped = "mapped";
 constexpr const char* kJoined = "joined";
-// How long a follower looks for the reason why the leader is gone, and how much
-// longer than the leader it waits: the leader's deadline names who is missing.
+// How long a follower looks for the reason why the leader is gone, and how much longer than the
+// leader it waits, so that the leader's deadline can name the missing rank.
 constexpr Duration kReasonPatience = std::chrono::seconds(1);
 constexpr Duration kLookPeriod = std::chrono::milliseconds(100);
 
@@ -45,8 +45,8 @@ constexpr std::uint32_t kOpen = 0;
 constexpr std::uint32_t kIsJoined = 1;
 constexpr std::uint32_t kWithdrawn = 2;
 
-// Changes the outcome unless it is decided already; returns what it is then.
-// Acquire and release: who sees "joined" sees all peers' records.
+// Changes the outcome unless it is already decided, and returns it. Acquire and release: a rank
+// that sees "joined" sees all peers' records.
 std::uint32_t decide(const Segment& segment, std::uint32_t proposed) {
   std::uint32_t found = kOpen;
   const bool changed =
@@ -55,14 +55,14 @@ std::uint32_t decide(const Segment& segment, std::uint32_t proposed) {
   return changed ? proposed : found;
 }
 
-// What overflows stays too large for any segment.
+// A sum that overflows becomes too large for any segment.
 std::size_t sum(std::size_t a, std::size_t b) {
   return a > SIZE_MAX - b ? SIZE_MAX : a + b;
 }
 
 std::string seconds_text(Duration d) { return str(seconds(d), " s"); }
 
-// What both sides know.
+// What both sides have in common.
 struct JoinContext {
   const SegmentJoinOptions& options;
   const Clock& clock;
@@ -114,7 +114,7 @@ struct JoinContext {
   }
 };
 
-// Ends what leader and follower have in common: all are in.
+// The last step of both the leader and a follower, when all ranks have joined.
 Result<HostSegment> joined(Segment segment, std::unique_ptr<Peers> peers) {
   if (Status failed = peers->watch(); !failed.ok()) {
     return failed;
@@ -132,14 +132,14 @@ class JoinLeader {
  private:
   struct Follower {
     UnixConnection connection;
-    int rank = -1;  // Until its request.
+    int rank = -1;  // Known once its request has arrived.
     bool mapped = false;
   };
 
   Status open();
   Status serve();
   Status accept();
-  // Takes what `follower` has sent; clears `keep` when it is no rank of the group.
+  // Handles the messages of `follower`; clears `keep` if it is no rank of the group.
   Status listen_to(Follower& follower, bool& keep);
   Status admit(Follower& follower, const JoinRequest& request);
   Status too_late() const;
@@ -169,7 +169,7 @@ Result<HostSegment> JoinLeader::run() {
     return failed;
   }
   for (Follower& follower : followers_) {
-    // One that died since is missed at the first wait for it.
+    // If it has died since, the first wait for it will notice.
     static_cast<void>(follower.connection.send(kJoined));
   }
   return joined(std::move(segment_), std::move(peers_));
@@ -219,7 +219,7 @@ Status JoinLeader::serve() {
     if (Status lost = check_others ? check_others() : Status(); !lost.ok()) {
       return lost;
     }
-    // Backwards, because other processes are dropped on the way.
+    // From back to front, because unrelated processes are dropped on the way.
     for (std::size_t i = followers_.size(); i-- > 0;) {
       bool keep = true;
       Status failed =
@@ -260,7 +260,7 @@ Status JoinLeader::listen_to(Follower& follower, bool& keep) {
           ? context_.died(follower.rank)
           : next.status();
     }
-    keep = false;  // Died before it said who it is; it will be missed.
+    keep = false;  // It died before it said who it is; the rank will be missed.
     return {};
   }
   const std::optional<UnixMessage> message = std::move(next).value();
@@ -333,8 +333,8 @@ Status JoinLeader::too_late() const {
           ", not responding: ", missing));
 }
 
-// Ranks that are connected hear it over their connection, later ones from the
-// store. A rank that cannot be told will find nobody at the address.
+// Connected ranks are told over their connection, later ones through the store. A rank that cannot
+// be told will find nobody at the address.
 void JoinLeader::tell_failure(const Status& why) {
   if (segment_.data() != nullptr) {
     decide(segment_, context_.withdrawal());
@@ -360,22 +360,22 @@ class JoinFollower {
   Result<HostSegment> take_part();
   Result<UnixConnection> find_leader();
   Status take_segment(UnixConnection& leader);
-  // Waits for the leader's last word; ok when it is "joined".
+  // Waits for the leader's last message; returns ok if it is "joined".
   Status await_outcome(UnixConnection& leader);
-  // Why the leader is gone: what it left in the store, else that it died. Notes
-  // where it left another offer than the one that this rank took.
+  // Why the leader is gone: what it left in the store, or else that it died. Notes if it left
+  // another offer there than the one that this rank took.
   Status leader_is_gone();
   Status explain(const Status& failed);
 
   const JoinContext& context_;
-  std::string offer_;  // Where the leader said that it listens.
+  std::string offer_;  // Where the leader announced that it listens.
   bool offered_again_ = false;
-  Instant until_{0};  // When the leader's answers must have come.
+  Instant until_{0};  // The deadline for the leader's answers.
   Segment segment_;
   std::unique_ptr<Peers> peers_;
 };
 
-// A leader that has given up may have begun anew meanwhile.
+// A leader that has given up may have started over meanwhile.
 Result<HostSegment> JoinFollower::run() {
   Result<HostSegment> outcome = take_part();
   while (!outcome.ok() && offered_again_ &&
@@ -392,7 +392,7 @@ Result<HostSegment> JoinFollower::take_part() {
     return found.status();
   }
   UnixConnection leader = std::move(found).value();
-  // The leader listened before now, so its own deadline is over before this.
+  // The leader started to listen earlier, so its own deadline ends before this one.
   until_ = context_.clock.now() + context_.options.deadline + kReasonPatience;
   Status failed = take_segment(leader);
   if (!failed.ok()) {
@@ -400,8 +400,8 @@ Result<HostSegment> JoinFollower::take_part() {
     return failed;
   }
   failed = await_outcome(leader);
-  // Too late to fail where all have joined: this rank has, too. And with a
-  // "joined" this is what sees the records of all.
+  // If all have joined it is too late to fail: this rank has joined, too. After a "joined" message,
+  // this load also makes the records of all ranks visible.
   if (decide(segment_, context_.withdrawal()) == kIsJoined) {
     return joined(std::move(segment_), std::move(peers_));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collective with which the ranks of a host come to share a segment: rank 0 makes it and hands
+// The collective by which the ranks of a host come to share a segment: rank 0 creates it and passes
 // it to the others. Each rank gets a HostSegment: the memory, and the peers that share it. Thread
 // rule: as Segment and Peers. docs/design/shared_memory.md
 #pragma once
@@ -17,31 +17,33 @@
 
 namespace sherd::shm {
 
-// A key-value store that the ranks have in common before they share memory. An
-// exception that leaves one of its functions leaves join_segment().
+// A key-value store that the ranks have in common before they share memory. Exceptions thrown by
+// its functions leave join_segment().
 struct StringStore {
   std::function<Status(const std::string& key, const std::string& value)> put{};
-  // The last value put, waiting until there is one; a failure at the latest
-  // after `at_most`, earlier and with a better reason if it has one.
+  // Returns the last value put, waiting until there is one; fails after `at_most` at the latest, or
+  // earlier and with a better reason if there is one.
   std::function<Result<std::string>(const std::string& key, Duration at_most)>
       get{};
-  // A failure when a process is lost that the ranks cannot do without, though it
-  // need not be one of them. Asked while rank 0 waits; may be empty.
+  // Fails when a process is lost that the ranks cannot do without, even if it is not one of them.
+  // Called while rank 0 waits; may be empty.
   std::function<Status()> check_others{};
 };
 
 struct SegmentJoinOptions {
-  // Behaviour. The place of this process among those that share.
+  // ---- behaviour ----
+  // The index of this process among those that share.
   int rank = 0;
   int ranks = 1;
-  // How messages name the ranks, in that order; empty: 0, 1, ...
+  // How messages name the ranks, in that order; if empty, 0, 1, ...
   std::vector<int> names{};
-  // Where rank 0 puts its offer, one key for each segment. A single rank needs none.
+  // The key where rank 0 puts its offer, a different one for each segment. A single rank needs
+  // none.
   std::string key{};
   StringStore store{};
-  // The memory for the caller, beside what peers need. Equal on every rank.
+  // The memory for the caller, in addition to what peers need. Equal on every rank.
   SegmentOptions segment{};
-  // For all of it.
+  // The limit for the whole call.
   Duration deadline = std::chrono::seconds(60);
 };
 
@@ -52,8 +54,8 @@ class HostSegment {
 
   Peers& peers() { return *peers_; }
 
-  // The caller's memory: `count` objects from `offset` on, zeros until somebody
-  // writes. Offset 0 begins a page. As Segment::at().
+  // The caller's memory: `count` objects from `offset` on, zeros until a rank writes. Offset 0
+  // begins a page. See Segment::at().
   template <typename T>
   std::span<T> at(std::size_t offset, std::size_t count) const {
     return segment_.at<T>(head_bytes(peers_->ranks()) + offset, count);
@@ -61,7 +63,7 @@ class HostSegment {
   std::size_t bytes() const {
     return segment_.bytes() - head_bytes(peers_->ranks());
   }
-  // As in Segment, of the caller's memory.
+  // As in Segment, for the caller's memory.
   Status make_read_only(std::size_t offset, std::size_t bytes) const {
     return segment_.make_read_only(head_bytes(peers_->ranks()) + offset, bytes);
   }
@@ -69,7 +71,7 @@ class HostSegment {
     return segment_.make_private(head_bytes(peers_->ranks()) + offset, bytes);
   }
 
-  // What comes before the caller's memory: whole pages.
+  // The size of what precedes the caller's memory, in whole pages.
   static std::size_t head_bytes(int ranks);
 
  private:
@@ -77,11 +79,10 @@ class HostSegment {
   std::unique_ptr<Peers> peers_;
 };
 
-// Ok on every rank when all have mapped the segment; else a failure on every rank
-// that lives, which names the rank at fault: kPeerLost for one
-// that died meanwhile, kDeadlineExceeded for one that did not come,
-// kPeerMismatch for other options, kUnavailable for memory that cannot be had.
-// Either way nothing is left behind.
+// Returns ok on every rank if all have mapped the segment; otherwise a failure on every rank that
+// lives, which names the rank at fault: kPeerLost for one that died meanwhile, kDeadlineExceeded
+// for one that did not come, kPeerMismatch for different options, kUnavailable if there is not
+// enough memory. Either way nothing is left behind.
 Result<HostSegment> join_segment(
     const SegmentJoinOptions& options, const Clock& clock);
 

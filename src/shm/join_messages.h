@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages of ranks that join a segment, as text. Pure. Thread rule: values.
+// The messages of ranks that join a segment, as text. Pure functions. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ struct JoinRequest {
   std::uint64_t bytes = 0;
 
   std::string to_text() const;
-  // Nothing unless `text` is one.
+  // Nothing if `text` is no request.
   static std::optional<JoinRequest> from_text(const std::string& text);
 
-  // What `other` expects unlike this one, e.g. "bytes: 8, found 9"; nothing
-  // when they agree.
+  // How the expectations of `other` differ from this one's, e.g. "bytes: 8, found 9"; empty if they
+  // agree.
   std::string difference(const JoinRequest& other) const;
 };
 
-// A failure as others are told it, e.g. "failed 3 [shm] rank 2 ...".
+// A failure as it is reported to other ranks, e.g. "failed 3 [shm] rank 2 ...".
 std::string failure_text(const Status& failure);
-// Nothing unless `text` is one.
+// Nothing if `text` is no failure.
 std::optional<Status> failure_from_text(const std::string& text);
 
 }  // namespace sherd::shm

@@ -99,15 +99,16 @@ TEST(Join, NothingHasANameOnceAllAreIn) {
   test::expect_all_ok(report);
   for (const auto& end : report.children) {
     const std::string unnamed = "/memfd:sherd-segment (deleted)\n";
-    EXPECT_EQ(end.result, unnamed + unnamed);  // The store's, and the joined.
+    // That of the store, and the joined one.
+    EXPECT_EQ(end.result, unnamed + unnamed);
   }
   const std::string address = store.get(Duration(0)).value();
   EXPECT_THAT(address, StartsWith("sherd-"));
   EXPECT_THAT(*read_small_file("/proc/net/unix"), Not(HasSubstr(address)));
 }
 
-// A clock at whose n-th reading the process is killed: every reading is a point
-// in the middle of joining.
+// A clock that kills the process when it is read for the n-th time: every reading is a point in the
+// middle of joining.
 class DeadlyClock final : public Clock {
  public:
   explicit DeadlyClock(int readings) : left_(readings) {}
@@ -123,8 +124,8 @@ class DeadlyClock final : public Clock {
   mutable int left_;
 };
 
-// Whenever a rank dies, every other one has an error that names it: from
-// joining, or else from the first wait.
+// At whatever point a rank dies, every other rank gets an error that names it: from joining, or
+// else from the first wait.
 TEST(Join, ARankThatDiesAtAnyPointIsNamedOnAllOthers) {
   for (const int victim : {0, 1, 2}) {
     bool got_through = false;
@@ -239,8 +240,8 @@ TEST(Join, ALeaderThatStopsIsNotResponding) {
           HasSubstr("rank 0 is not responding")));
 }
 
-// The offer that a follower reads may be gone when it calls, and the next one be
-// there: it is not taken for a host that has died.
+// The offer that a follower reads may be outdated when it connects, with the next one already
+// there: the leader is not mistaken for dead.
 TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
   TestStore store;
   const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
@@ -344,7 +345,7 @@ TEST(Join, AStrangerDoesNotDisturb) {
     }
     SegmentJoinOptions options = options_of(rank, 2, store);
     if (rank == 1) {
-      // Comes when the stranger has been refused, with a mute one before it.
+      // Arrives when the stranger has been refused, with a silent connection before it.
       options.store.get = [&](const std::string&, Duration at_most) {
         const Instant limit = kClock.now() + 20s;
         while (!table.counter(0).reached(1) && kClock.now() < limit) {

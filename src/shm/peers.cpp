@@ -114,8 +114,8 @@ Status Peers::watch() {
           str("[shm] expected to watch ", name(r),
               ", pidfd_open failed: ", std::strerror(reason))};
     }
-    // Opened first, compared then: if the id was recycled before, the times
-    // differ; after, the descriptor still means the process that had it.
+    // Opened before comparing: if the id was recycled before, the start times differ; if it is
+    // recycled afterwards, the descriptor still refers to the right process.
     const bool same = peer.start_ticks == 0 ||
         process_start_ticks(peer.pid) == peer.start_ticks;
     if (process.open() && same) {
@@ -146,15 +146,15 @@ Status Peers::check() {
   return trouble().value_or(Status());
 }
 
-// Relaxed: a hint that orders nothing.
+// Relaxed: it is a hint that orders nothing.
 void Peers::set_awaited(std::optional<int> rank) {
   const auto word = static_cast<std::uint32_t>(rank ? *rank + 1 : 0);
   std::atomic_ref(record(options_.rank).awaits)
       .store(word, std::memory_order_relaxed);
 }
 
-// The end of the chain of ranks that wait for each other. In a ring, which also
-// comes of a rank that was stopped before it saw its wait end, all are alike.
+// The end of the chain of ranks that wait for each other. In a circle, which can also result from a
+// rank that was stopped before it saw its wait end, all ranks are alike.
 int Peers::culprit(int rank) const {
   int last = rank;
   for (int hops = 0; hops < options_.ranks; ++hops) {
@@ -186,8 +186,8 @@ void Peers::give_up(const std::string& why) {
   record_trouble(to_word({Trouble::kGaveUp, options_.rank, options_.rank}));
 }
 
-// Release: pairs with the acquire in has_left(); what this rank posted before
-// is seen by who sees that it left.
+// Release: pairs with the acquire in has_left(): a rank that sees that this one left also sees what
+// it posted before.
 void Peers::leave() {
   std::atomic_ref(record(options_.rank).has_left)
       .store(1, std::memory_order_release);
@@ -209,29 +209,26 @@ bool Peers::has_ended(int rank) const {
       ::poll(&process, 1, 0) > 0;
 }
 
-// As a writer of a seqlock: what the caller writes to its memory afterwards
-// must not become visible before the mark. A release store alone orders only
-// what comes before it, hence the fence behind it. Pairs with the fence in
-// has_revoked_memory().
+// Works like the writer of a seqlock: what the caller writes to its memory afterwards must not
+// become visible before the mark. A release store alone orders only what comes before it, hence the
+// fence after it. Pairs with the fence in has_revoked_memory().
 void Peers::revoke_memory() {
   std::atomic_ref(record(options_.rank).memory_revoked)
       .store(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-// As a reader of a seqlock: the fence keeps this load behind the loads of the
-// copy. If the copy saw anything that was written after the mark, this load
-// sees the mark.
+// Works like the reader of a seqlock: the fence keeps this load behind the loads of the copy. If
+// the copy saw anything that was written after the mark, this load sees the mark.
 bool Peers::has_revoked_memory(int rank) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return std::atomic_ref(record(rank).memory_revoked)
              .load(std::memory_order_seq_cst) != 0;
 }
 
-// The first one stays: a rank that fails because of another one's death ends
-// soon after, and must not be taken for the cause. It has recorded the cause
-// before it ends, so nobody can see its end without seeing the cause.
-// Release: pairs with the acquire in trouble(), which reads `why`.
+// Only the first trouble is kept: a rank that fails because of another one's death ends soon after,
+// and must not be taken for the cause. It records the cause before it ends, so a rank that sees its
+// end also sees the cause. Release: pairs with the acquire in trouble(), which reads `why`.
 void Peers::record_trouble(std::uint64_t word) {
   std::uint64_t none = 0;
   std::atomic_ref(head_->trouble)

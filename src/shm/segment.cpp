@@ -40,7 +40,7 @@ std::optional<std::size_t> length_of(const Descriptor& file) {
   return static_cast<std::size_t>(found.st_size);
 }
 
-// Above this limit ftruncate() does not fail but kills, by SIGXFSZ.
+// Above this limit ftruncate() does not fail but kills the process with SIGXFSZ.
 Status within_file_limit(std::size_t bytes) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
@@ -106,7 +106,7 @@ Result<Segment> Segment::create(const SegmentOptions& options) {
       !failed.ok()) {
     return failed;
   }
-  // Nobody can take pages away under a rank that reads them (SIGBUS).
+  // Prevents that pages are taken away under a rank that reads them (SIGBUS).
   if (::fcntl(segment.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     return unavailable(options.bytes, "sealing");
   }
@@ -145,7 +145,7 @@ Result<Segment> Segment::from_descriptor(
 
 Status Segment::map(const SegmentOptions& options) {
   const std::size_t most = round_up_to_pages(options.bytes);
-  // Huge pages need an aligned address, so look for one in a larger range.
+  // Huge pages need an aligned address, so one is searched in a larger range.
   const std::size_t room = most + kHugePage;
   void* found = ::mmap(
       nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
@@ -190,7 +190,7 @@ Status Segment::make_read_only(std::size_t offset, std::size_t bytes) const {
       : unavailable(bytes, "mprotect");
 }
 
-// Other threads that use the range meanwhile find one mapping or the other.
+// Other threads that use the range meanwhile see either the old or the new mapping.
 Status Segment::make_private(std::size_t offset, std::size_t bytes) const {
   SHERD_ASSERT(
       offset % page_bytes() == 0 && bytes % page_bytes() == 0 &&

@@ -23,7 +23,7 @@ Descriptor copy_of(const Segment& segment) {
   return Descriptor(::fcntl(segment.descriptor(), F_DUPFD_CLOEXEC, 0));
 }
 
-// Pages of the segment that are in memory.
+// How many pages of the segment are in memory.
 std::size_t resident_pages(const Segment& segment, std::size_t bytes) {
   const std::size_t page = round_up_to_pages(1);
   std::vector<unsigned char> present(round_up_to_pages(bytes) / page);
@@ -86,7 +86,7 @@ TEST(Segment, RefusesMoreThanTheMemoryLeftAndNamesBothNumbers) {
       HasSubstr(str("expected ", 1000000 * kGiB, " bytes of memory, found ")));
 }
 
-// The kernel answers a file above the limit with a signal that kills.
+// For a file above the limit the kernel sends a signal that kills.
 TEST(Segment, AFileSizeLimitIsAnErrorAndNoSignal) {
   const auto report =
       test::run_children({.count = 1}, [](int, test::ChildLink& link) {

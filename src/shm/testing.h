@@ -34,7 +34,7 @@ inline const SteadyClock kClock;
 
 inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// A segment made before its ranks: peers, `counters` counters, `bytes` bytes.
+// A segment created before its ranks, with room for peers, `counters` counters and `bytes` bytes.
 struct Table {
   int ranks = 1;
   std::size_t counters = 0;
@@ -62,8 +62,8 @@ struct Table {
   }
 };
 
-// Runs `body(rank, peers)` in a thread per rank. Threads have one process id,
-// so none of them can be seen to die.
+// Runs `body(rank, peers)` in a thread per rank. Threads share one process id, so none of them can
+// be seen to die.
 inline void run_threads(
     const Table& table, const std::function<void(int, Peers&)>& body) {
   std::vector<std::unique_ptr<Peers>> peers;
@@ -80,8 +80,8 @@ inline void run_threads(
   }
 }
 
-// The exit code of a forked rank whose body is `body`: 1 when an EXPECT in it
-// failed, 3 when an exception left it.
+// The exit code of a forked rank that runs `body`: 1 if an EXPECT in it failed, 3 if it threw an
+// exception.
 inline int exit_code_of(const std::function<int()>& body) {
   try {
     const int code = body();
@@ -93,8 +93,8 @@ inline int exit_code_of(const std::function<int()>& body) {
   }
 }
 
-// Runs `body(rank, peers, link)` in a forked process per rank; all watch each
-// other when it begins. Needs the last counter of `table` for itself.
+// Runs `body(rank, peers, link)` in a forked process per rank; all watch each other when it begins.
+// Uses the last counter of `table` itself.
 inline ChildrenReport run_forked(
     const Table& table,
     const std::function<int(int, Peers&, ChildLink&)>& body,
@@ -121,7 +121,7 @@ inline ChildrenReport run_forked(
       });
 }
 
-// Forked ranks that have nothing in common yet.
+// Forks ranks that have nothing in common yet.
 inline ChildrenReport run_apart(
     int ranks,
     const std::function<int(int, ChildLink&)>& body,
@@ -146,7 +146,7 @@ inline void expect_all_ok(const ChildrenReport& report) {
   }
 }
 
-// A store of one key for forked processes; one of them puts.
+// A store with one key for forked processes; one of them puts.
 class TestStore {
  public:
   StringStore store() {
@@ -191,11 +191,11 @@ class TestStore {
       Segment::create({.bytes = (kSlots + 1) * kSlotBytes}).value();
 };
 
-// Time that stands still unless told.
+// A clock that moves only when told to.
 class ManualClock final : public Clock {
  public:
   Instant now() const override { return now_ += step; }
-  Instant step{0};  // Passes with each look.
+  Instant step{0};  // Passes each time it is read.
 
  private:
   mutable Instant now_{0};

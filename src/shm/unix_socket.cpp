@@ -18,7 +18,7 @@
 namespace sherd::shm {
 namespace {
 
-// Keeps messages apart and tells when the other end has closed.
+// Preserves message boundaries and shows when the other end has closed.
 constexpr int kKind = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 Status failed(const char* call) {
@@ -39,8 +39,7 @@ struct Address {
   }
 };
 
-// The leading zero byte makes it abstract; the length counts, not a zero at
-// the end.
+// The leading zero byte makes it abstract; its length is significant, not a zero at the end.
 std::optional<Address> abstract_address(const std::string& text) {
   Address address;
   address.name.sun_family = AF_UNIX;
@@ -78,7 +77,7 @@ std::string random_name() {
   return name;
 }
 
-// Room for one descriptor beside a message.
+// Room for one descriptor that accompanies a message.
 union Control {
   cmsghdr header;
   std::array<char, CMSG_SPACE(sizeof(int))> bytes;
@@ -102,7 +101,7 @@ Result<UnixConnection> UnixConnection::connect(
     if (errno != EAGAIN && errno != EINTR) {
       return failed("connect");
     }
-    // The listener's queue is full, which nothing announces the end of.
+    // The listener's queue is full, and nothing announces when it no longer is.
     if (clock.now() >= until) {
       return Status(
           ErrorCode::kDeadlineExceeded,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connections between two processes of one host and one user, which can hand each other
-// descriptors. Addresses are abstract: they vanish with the listener, and no file is made.
-// Messages are short and arrive whole. Thread rule: one thread each.
+// Connections between two processes of one host and one user that can pass each other descriptors.
+// Addresses are abstract: they vanish with the listener, and no file is created. Messages are short
+// and arrive whole. Thread rule: one thread each.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace sherd::shm {
 
 struct UnixMessage {
   std::string text{};
-  Descriptor descriptor{};  // Not open when none came with the text.
+  Descriptor descriptor{};  // Not open if none came with the text.
 };
 
 // One end of a connection.
@@ -24,22 +24,22 @@ class UnixConnection {
  public:
   static constexpr std::size_t kTextMax = 1024;
 
-  // kUnavailable when nobody listens at `address`, kPeerMismatch when another
-  // user does, kDeadlineExceeded when it is `until`.
+  // kUnavailable if nobody listens at `address`, kPeerMismatch if another user does,
+  // kDeadlineExceeded at `until`.
   static Result<UnixConnection> connect(
       const std::string& address, const Clock& clock, Instant until);
 
   explicit UnixConnection(Descriptor socket) : socket_(std::move(socket)) {}
 
-  // Never waits. Passes a copy of `descriptor` unless it is negative. A text
-  // longer than kTextMax is cut. kPeerLost when the other end has closed.
+  // Never waits. Passes a copy of `descriptor` unless it is negative. A text longer than kTextMax
+  // is truncated. kPeerLost if the other end has closed.
   Status send(std::string_view text, int descriptor = -1);
 
-  // The next message, or nothing yet. kPeerLost when the other end has closed
-  // and everything it sent was received.
+  // The next message, or nothing if none has arrived. kPeerLost if the other end has closed and
+  // everything that it sent was received.
   Result<std::optional<UnixMessage>> try_receive();
 
-  // Waits for the next message; kDeadlineExceeded when it is `until`.
+  // Waits for the next message; kDeadlineExceeded at `until`.
   Result<UnixMessage> receive(const Clock& clock, Instant until);
 
   // For poll().
@@ -51,13 +51,13 @@ class UnixConnection {
 
 class UnixListener {
  public:
-  // At a new address that cannot be guessed.
+  // Listens at a new address that cannot be guessed.
   static Result<UnixListener> open();
 
   const std::string& address() const { return address_; }
   int descriptor() const { return socket_.get(); }  // For poll().
 
-  // The next connection of a process of this user, or nothing yet. Those of
+  // The next connection of a process of this user, or nothing if there is none yet. Connections of
   // other users are closed.
   Result<std::optional<UnixConnection>> try_accept();
 

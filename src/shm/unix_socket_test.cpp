@@ -92,7 +92,8 @@ TEST(DescriptorPassing, WhatWasSentBeforeTheEndStillArrives) {
   EXPECT_EQ(
       two.receive(clock, clock.now() + 10s).status().code(),
       ErrorCode::kPeerLost);
-  EXPECT_EQ(two.send("anyone?").code(), ErrorCode::kPeerLost);  // No SIGPIPE.
+  // There is no SIGPIPE.
+  EXPECT_EQ(two.send("anyone?").code(), ErrorCode::kPeerLost);
 }
 
 TEST(DescriptorPassing, AKilledProcessIsSeenAtOnce) {
@@ -173,7 +174,7 @@ TEST(DescriptorPassing, AFullTableOfDescriptorsIsAnErrorThatSaysSo) {
   EXPECT_THAT(report.children[0].result, HasSubstr("ulimit -n"));
 }
 
-// Only root can become somebody else.
+// Only root can become another user.
 TEST(OtherUsers, AreKeptOut) {
   if (::geteuid() != 0) {
     GTEST_SKIP() << "needs root";

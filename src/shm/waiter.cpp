@@ -9,12 +9,12 @@
 namespace sherd::shm {
 namespace {
 
-// A sleeper looks around this often: nothing wakes it when a process ends.
+// A sleeper checks the other processes this often, since nothing wakes it when one ends.
 constexpr Duration kSlice = std::chrono::milliseconds(5);
-// Looks at a counter between two looks at the clock.
+// How often a counter is read between two readings of the clock.
 constexpr int kSpinsPerClock = 64;
 
-// Tells the core that this is a spin: saves power, and a mispredicted exit.
+// Tells the core that this is a spin loop, which saves power and a mispredicted exit.
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -60,8 +60,8 @@ Status Waiter::wait_asleep(
   InterruptibleWait interrupts;
   for (;;) {
     counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
-    // Looks at the others before the counter: who has posted and then died or
-    // left was seen in this order, so what it posted counts.
+    // Checks the others before the counter: if a rank has posted and then died or left, its post is
+    // seen, too, and counts.
     Status trouble = peers_->check();
     const bool left = peers_->has_left(awaited.rank);
     const std::uint64_t found = counter.value();

@@ -16,19 +16,21 @@
 namespace sherd::shm {
 
 struct WaitOptions {
-  // Behaviour. How long the awaited rank may make no progress on the counter.
+  // ---- behaviour ----
+  // How long the awaited rank may make no progress on the counter.
   Duration deadline = std::chrono::seconds(60);
-  // Performance. How long to spin before sleeping: saves the wake-up, some
-  // 50 us on an idle core, and costs the core, so 0 where ranks share cores.
+  // ---- performance ----
+  // How long to spin before sleeping: spinning saves the wake-up, about 50 us on an idle core, but
+  // occupies the core, so use 0 if ranks share cores.
   Duration spin = std::chrono::microseconds(20);
 };
 
-// The rank that is waited for, and the words for it in an error. Allocates nothing.
+// The awaited rank, and the words for it in an error. Allocates nothing.
 struct WaitTarget {
   int rank = 0;
   std::string_view what{};   // "the gradients of unit".
-  std::int64_t number = -1;  // The unit; negative: none.
-  // Ends the wait, too, within milliseconds: a sign that waiting is in vain.
+  std::int64_t number = -1;  // The unit; negative if there is none.
+  // Also ends the wait, within milliseconds: it signals that waiting is in vain.
   std::optional<Counter> cancel_counter{};
   std::uint64_t cancel_value = 0;
 };
@@ -41,13 +43,12 @@ class Waiter {
 
   Peers& peers() const { return *peers_; }
 
-  // Waits until `counter` has reached `value`, or awaited.cancel_counter its own; then the
-  // outcome is ok, whoever has died. Else within milliseconds the first trouble of any rank,
-  // naming it; kPeerLost when the awaited rank has left without reaching `value`; and
-  // kDeadlineExceeded when it is silent beyond the deadline: "rank 2 is not responding", naming
-  // the rank that it waits for itself, if so; every other wait on the segment then ends with this
-  // too.
-  // REQUIRES: awaited.rank is another rank.
+  // Waits until `counter` has reached `value`, or awaited.cancel_counter its own; then the outcome
+  // is ok, no matter which ranks have died. Otherwise returns within milliseconds the first trouble
+  // of any rank, naming it; kPeerLost if the awaited rank has left without reaching `value`; and
+  // kDeadlineExceeded if it is silent beyond the deadline: "rank 2 is not responding", naming the
+  // rank that it waits for itself, if any. Every other wait on the segment then ends with this
+  // error, too. REQUIRES: awaited.rank is another rank.
   Status wait(
       Counter counter, std::uint64_t value, const WaitTarget& awaited) const;
 

@@ -18,7 +18,7 @@ using test::Table;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A table of `ranks` with two counters: one to wait for, one of run_forked().
+// A table of `ranks` with two counters: one to wait for, and one for run_forked().
 Table waiter_table(int ranks) { return {ranks, 2, 0}; }
 
 // What a rank reports when it waits in vain for `awaited`.
@@ -83,7 +83,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
           if (rank == victim) {
             link.reach("here");
           }
-          // Not all wait for the one that dies.
+          // Not all ranks wait for the one that dies.
           return wait_in_vain(table, peers, link, rank == 0 ? victim : 0, 30s);
         },
         {{.child = victim, .point = "here", .signal = SIGKILL}});
@@ -110,8 +110,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
   }
 }
 
-// Those that end because of it are not taken for the cause, however late
-// somebody looks.
+// Ranks that end because of it are not taken for the cause, however late a rank looks.
 TEST(Waiter, NamesTheCauseAlsoAfterTheOthersHaveEnded) {
   const Table table = waiter_table(3);
 
@@ -122,9 +121,9 @@ TEST(Waiter, NamesTheCauseAlsoAfterTheOthersHaveEnded) {
           link.reach("here");
         }
         if (rank == 1) {
-          return wait_in_vain(table, peers, link, 0, 30s);  // Then it ends.
+          return wait_in_vain(table, peers, link, 0, 30s);  // Then rank 1 ends.
         }
-        // Looks only after rank 1 has ended: its line to us is its life.
+        // Looks only after rank 1 has ended, which the end of its channel shows.
         const int process =
             table.segment.at<PeerRecord>(sizeof(PeersHead), 3)[1].pid;
         while (::kill(process, 0) == 0) {
@@ -147,7 +146,7 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
         if (rank == 2) {
           link.reach("here");
         }
-        // Rank 1 is patient, and told by rank 0's wait.
+        // Rank 1 has a long deadline, and learns the trouble from rank 0's wait.
         return wait_in_vain(
             table, peers, link, 2, rank == 0 ? Duration(300ms) : 30s);
       },
@@ -166,7 +165,7 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
   }
 }
 
-// Rank 0 waits for rank 1, which waits for rank 2, the one that is stopped.
+// Rank 0 waits for rank 1, which waits for rank 2, which is stopped.
 TEST(Waiter, WhoOnlyWaitsItselfIsNotBlamed) {
   const Table table = waiter_table(3);
 
@@ -210,13 +209,13 @@ TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
 TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
   const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
-  // Each look at the clock takes 10 s and the deadline is 25 s.
+  // Each reading of the clock takes 10 s, and the deadline is 25 s.
   test::ManualClock clock;
   clock.step = 10s;
   const Waiter waiter(own, clock, {.deadline = 25s, .spin = Duration(0)});
   Counter counter = table.counter(0);
-  // Each slice looks twice and every second one sees a step, so that there are
-  // always slices without progress, but never two in a row.
+  // Each slice reads the clock twice and every second one sees a step, so that there are always
+  // slices without progress, but never two in a row.
   class Slow final : public Clock {
    public:
     explicit Slow(Counter posted) : posted_(posted) {}
@@ -284,7 +283,8 @@ TEST(Waiter, ARankThatLeftIsTroubleOnlyToWhoWaitsForIt) {
         if (rank == 1) {
           wait_in_vain(table, peers, link, 2, 30s);
         }
-        peers.leave();  // Else the end of one is trouble to the other.
+        // Otherwise the end of one would be trouble for the other.
+        peers.leave();
         return 0;
       });
 
@@ -315,7 +315,7 @@ TEST(Waiter, MessagesNameRanksAsTheCallerDoes) {
   EXPECT_THAT(own.blame(1).message(), HasSubstr("rank 13 is not responding"));
 }
 
-// The process that has the id now began at another time than the rank did.
+// The process that now has the id started at another time than the rank did.
 TEST(Peers, ARecycledProcessIdIsADeadRank) {
   const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
