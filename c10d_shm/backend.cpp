@@ -46,7 +46,7 @@ void run_abort_hooks(const HookTable<>& hooks) {
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-// Other processes have others: the same seed in all of them would not do.
+// The same seed in all processes would give the same numbers.
 std::uint64_t random_id() {
   std::random_device random;
   return (std::uint64_t{random()} << 32U) | random();
@@ -179,7 +179,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
       [group = group_, parts = std::move(operation.parts), timeout,
        hooks = abort_hooks_] {
         Status outcome = run_all(parts, group->communicator, timeout);
-        // After calls that do not fit together the group goes on.
+        // After calls that do not match the group goes on.
         if (!outcome.ok() && outcome.code() != ErrorCode::kPeerMismatch) {
           run_abort_hooks(*hooks);
         }

@@ -4,7 +4,7 @@
 // collectives and messages of bytes (c10d_shm/communicator). Collectives run in the order in which
 // they were issued. Work is asynchronous and ends with an error that names the rank at fault when
 // one dies, leaves, or is silent beyond the timeout; then the whole group has ended. Ranks that
-// call different collectives, or bring sizes that do not fit, all get an error and may go on.
+// call different collectives, or pass sizes that do not match, all get an error and may go on.
 // Thread rule: any thread; collectives from one at a time. docs/design/shm_backend.md
 #pragma once
 
@@ -38,7 +38,7 @@ struct ShmBackendOptions final : c10d::Backend::Options {
 
   // Equal on every rank.
   ShmCommunicatorOptions communicator{};
-  // As in ShmGroupOptions; what split() makes has them too.
+  // As in ShmGroupOptions; backends made by split() inherit it.
   std::function<void(const std::function<void()>& block)> unlocked{};
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 
@@ -51,18 +51,17 @@ struct ShmBackendOptions final : c10d::Backend::Options {
 
 class ShmBackend final : public c10d::Backend {
  public:
-  // Collective: joins the ranks through `store`, which must hold no keys of an
-  // earlier group. Throws sherd::Error, on every rank, where they cannot share
-  // memory. Not collective with options.enable_reconfigure, where c10d has that:
-  // then it joins nobody before reconfigure().
+  // Collective: joins the ranks through `store`, which must hold no keys of an earlier group.
+  // Throws sherd::Error on every rank if they cannot share memory. Not collective with
+  // options.enable_reconfigure, where c10d supports that: then it joins only in reconfigure().
   ShmBackend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
       int size,
       c10::intrusive_ptr<ShmBackendOptions> options);
   ~ShmBackend() override;
-  // For intrusive_ptr: ends what is open when the last reference goes. Weak ones
-  // keep the object itself.
+  // For intrusive_ptr: ends what is open when the last reference is released. Weak references keep
+  // the object itself.
   void release_resources() override;
 
   // Whether the kernel lets ranks copy from each other.
@@ -73,9 +72,9 @@ class ShmBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  // This rank is done; its operations under way end with an error.
+  // This rank is done; operations under way end with an error.
   void shutdown() override;
-  // The same, and the other ranks end too.
+  // The same, and the other ranks end, too.
   void abort() override;
 
   c10::intrusive_ptr<c10d::Work> broadcast(
@@ -138,7 +137,7 @@ class ShmBackend final : public c10d::Backend {
       const c10d::AllToAllOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> barrier(
       const c10d::BarrierOptions& opts) override;
-  // Messages have no order with collectives, nor with those of other ranks or tags.
+  // Messages are not ordered with collectives, nor with messages of other ranks or tags.
   c10::intrusive_ptr<c10d::Work> send(
       std::vector<at::Tensor>& tensors, int destination, int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(
@@ -146,9 +145,9 @@ class ShmBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> recvAnysource(
       std::vector<at::Tensor>& tensors, int tag) override;
 
-  // Called when the group ends with an error, on the thread that notices it, before
-  // the operation under way throws that; and by abort(). Hooks may be called again
-  // for the same failure.
+  // Called when the group ends with an error, on the thread that notices it and before the
+  // operation under way throws the error; and by abort(). Hooks may be called again for the same
+  // failure.
   HookTable<>& abort_hooks() { return *abort_hooks_; }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
@@ -173,12 +172,11 @@ class ShmBackend final : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override { return true; }
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
-  // Collective over the members that opts.handles names, each of which has made
-  // its backend with a store that leads to the same keys: leaves the group that
-  // this backend was in, whose other ranks then find that it has left, and forms
-  // one with the members. Returns when all have joined. Throws, and leaves the
-  // present group as it is, where opts cannot be right; where members do not come
-  // in time, it throws too and has no group, so the next call may try again.
+  // Collective over the members that opts.handles names, each of which has made its backend with a
+  // store that leads to the same keys. Leaves the group that this backend was in, whose other ranks
+  // then find that it has left, and forms a group of the members. Returns when all have joined. If
+  // opts is invalid, it throws and leaves the present group unchanged; if members do not come in
+  // time, it throws and there is no group, so that the next call may try again.
   c10::intrusive_ptr<c10d::Work> reconfigure(
       const c10d::ReconfigureOptions& opts) override;
 #endif
@@ -189,11 +187,11 @@ class ShmBackend final : public c10d::Backend {
       const std::optional<at::Tensor>& tensor) override;
 #endif
 
-  // Collective: memory that the ranks of the group share, zeros at first. Throws sherd::Error.
+  // Collective: memory that the ranks of the group share, initially zeros. Throws sherd::Error.
   shm::HostSegment join_memory(const std::string& what, std::size_t bytes);
 
   bool supportsSplitting() const override { return true; }
-  // A backend for these ranks of this group; null on the others.
+  // A backend for these ranks of this group; null on other ranks.
   c10::intrusive_ptr<Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<int>& ranks,
@@ -209,7 +207,7 @@ class ShmBackend final : public c10d::Backend {
   void expect_group() const;
   std::uint64_t global_rank() const;
   c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);
-  // With the timeout of c10d's `opts`, and waited for at once unless asyncOp.
+  // Runs with the timeout of c10d's `opts`, and waits for the end unless asyncOp is set.
   template <typename Opts>
   c10::intrusive_ptr<c10d::Work> issue(
       CollectiveOperation operation, const Opts& opts);
@@ -221,8 +219,10 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<WorkQueue> queue_;
   std::shared_ptr<P2pWorker> p2p_;
   std::uint64_t sequence_ = 0;
-  c10::intrusive_ptr<c10d::Store> group_store_;  // With which it was joined.
-  int memories_ = 0;                             // That the group has joined.
+  // The store with which it was joined.
+  c10::intrusive_ptr<c10d::Store> group_store_;
+  // How many segments the group has joined.
+  int memories_ = 0;
   const std::shared_ptr<HookTable<>> abort_hooks_ =
       std::make_shared<HookTable<>>();
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
@@ -232,7 +232,8 @@ class ShmBackend final : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   const c10::intrusive_ptr<c10d::Store> store_;
   const MemberHandle handle_;
-  std::set<std::int64_t> uuids_;  // Of the groups that this one has been in.
+  // The uuids of the groups that this one has been in.
+  std::set<std::int64_t> uuids_;
 #endif
 };
 

@@ -16,11 +16,11 @@ using Tensors = std::vector<at::Tensor>;
 // An all_to_all() of the bytes of tensors.
 struct AllToAllPieces {
   std::string text;
-  // A piece for each rank, and of each rank.
+  // A piece for each rank, and one from each rank.
   std::vector<Bytes> to{};
   std::vector<Bytes> from{};
   bool one_source = false;
-  // What owns the memory of `to` and `from`.
+  // The owners of the memory of `to` and `from`.
   std::vector<TensorBytes> inputs{};
   std::vector<TensorBytes> outputs{};
 };
@@ -66,8 +66,8 @@ void expect_places(
   expect_elements(places[static_cast<std::size_t>(rank)], input.numel(), name);
 }
 
-// A part for each of the inputs, which goes to all ranks; outputs[i] is one tensor
-// that holds a piece of each rank, or one for each rank.
+// A part for each of the inputs, which goes to all ranks; outputs[i] is either one tensor that
+// holds a piece of each rank, or one tensor for each rank.
 std::vector<CollectivePart> all_gather_parts(
     const std::vector<Tensors>& outputs,
     const Tensors& inputs,
@@ -93,7 +93,7 @@ std::vector<CollectivePart> all_gather_parts(
   return parts;
 }
 
-// Pieces along the first dimension: equal ones, or as `sizes` say.
+// Pieces along the first dimension: of equal size, or as `sizes` say.
 std::vector<Bytes> split_pieces(
     const at::Tensor& tensor,
     Bytes bytes,
@@ -179,7 +179,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
       opts);
 }
 
-// outputs[rank][i] of inputs[i].
+// outputs[rank][i] receives inputs[i].
 c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
     std::vector<Tensors>& outputs,
     Tensors& inputs,

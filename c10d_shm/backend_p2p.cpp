@@ -35,7 +35,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
           .completion_hooks = completion_hooks_,
 #endif
       },
-      // Only to keep the bytes.
+      // The capture only keeps the bytes alive.
       [input] { return Status(); });
   p2p_->send(
       {.peer = checked_peer(destination, rank_, size_, "send"),
@@ -51,7 +51,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
     c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
   expect_group();
   const auto& tensor = single_element(tensors, "recv");
-  // Both ways: a message may be shorter, and what it does not fill stays.
+  // Read and written: a message may be shorter, and what it does not fill stays unchanged.
   const auto output = TensorBytes::in_place(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{

@@ -14,8 +14,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr const char* kReduceScatter = "reduce_scatter";
 
-// Replaces `tensor` by what all ranks' add up to, on the ranks that
-// `arguments.recipients` says.
+// Replaces `tensor` by the reduction over all ranks, on the ranks given by `arguments.recipients`.
 CollectivePart part_in_place(
     std::string text, TensorBytes tensor, ReduceArguments arguments) {
   CollectivePart part;
@@ -48,7 +47,7 @@ CollectivePart all_reduce_part(
   return part;
 }
 
-// `input`: one tensor that holds a piece for each rank, or one for each rank.
+// `input` is either one tensor that holds a piece for each rank, or one for each rank.
 CollectivePart reduce_scatter_part(
     const at::Tensor& output,
     const Tensors& input,
@@ -82,8 +81,8 @@ void expect_pieces(
       " for each rank, found ", input.numel());
 }
 
-// Each input holds a piece for each rank; that of this one may lie where the
-// output is, because nobody else reads it.
+// Each input holds a piece for each rank; that of this rank may lie where the output is, because no
+// other rank reads it.
 std::vector<CollectivePart> reduce_scatter_parts(
     const Tensors& outputs,
     const Tensors& inputs,

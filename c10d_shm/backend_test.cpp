@@ -14,11 +14,11 @@ using test::BackendRank;
 using test::Rank;
 using test::run_backend_ranks;
 
-// Nothing, one element, less than a line a rank, several buffers' worth.
+// No element, one, less than a cache line per rank, and several buffers.
 constexpr std::array<std::int64_t, 5> kSizes = {0, 1, 13, 5000, 150001};
 constexpr std::array kTypes = {torch::kFloat32, torch::kBFloat16};
 
-// Small whole numbers: any order of summing them gives the same bits.
+// Small whole numbers, whose sum has the same bits in any order.
 torch::Tensor numbers(int rank, std::int64_t size, c10::ScalarType dtype) {
   return (torch::arange(size, torch::kInt64) * (rank + 3))
       .remainder(17)
@@ -34,7 +34,7 @@ bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
        std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0);
 }
 
-// Every size and dtype, every way to travel, every number of ranks.
+// Runs over every size, dtype, path and number of ranks.
 void over_everything(
     const std::function<void(BackendRank&, std::int64_t size, c10::ScalarType)>&
         body) {
@@ -129,7 +129,7 @@ TEST(ShmBackend, BroadcastsFromEveryRoot) {
   });
 }
 
-// The bits of rank order in fp32, whatever the way; Gloo's order is another.
+// The bits are those of rank order in fp32, whatever the path; Gloo's order differs.
 TEST(ShmBackend, SumsInRankOrderInFp32) {
   over_everything(
       [](BackendRank& ranked, std::int64_t size, c10::ScalarType dtype) {

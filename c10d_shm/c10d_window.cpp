@@ -17,7 +17,7 @@ c10::intrusive_ptr<c10d::Work> done(const char* title) {
   return work;
 }
 
-// Waits in wait(), on the thread of the caller.
+// Waits in wait(), on the caller's thread.
 class SignalWork final : public c10d::Work {
  public:
   SignalWork(
@@ -79,7 +79,7 @@ class C10dWindow final : public c10d::Window {
     auto work = c10::make_intrusive<SignalWork>(
         window_, static_cast<int>(rank),
         options.timeout == c10d::kUnsetTimeout ? window_->timeout()
-                                         : options.timeout);
+                                               : options.timeout);
     if (!async) {
       work->wait(kNoTimeout);
     }

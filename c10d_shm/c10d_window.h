@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// c10d's window, where its headers have one (2.14), over a ShmWindow. Thread rule: as ShmWindow.
+// c10d's window, if its headers have one (2.14), over a ShmWindow. Thread rule: as ShmWindow.
 #pragma once
 
 #include "c10d_shm/newer_c10d.h"

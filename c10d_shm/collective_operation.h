@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An operation of the backend: the collectives of bytes that it consists of, and
-// the tensors whose bytes they move. The files backend_*.cpp translate c10d's calls
-// into these. Private to the backend.
+// An operation of the backend: the collectives of bytes that it consists of, and the tensors whose
+// bytes they move. The files backend_*.cpp translate c10d's calls into these. Private to the
+// backend.
 #pragma once
 
 #include <functional>
@@ -17,22 +17,21 @@
 
 namespace sherd::c10d_shm {
 
-// One collective. It holds on to the tensors whose bytes it moves.
+// One collective. It keeps the tensors alive whose bytes it moves.
 struct CollectivePart {
   std::function<Status(ShmCommunicator& communicator, Duration deadline)> run{};
-  // Copied back when all parts of an operation are done: a part reads no other
-  // one's results.
+  // Copied back when all parts of an operation are done: no part reads the results of another.
   std::vector<TensorBytes> outputs{};
 };
 
-// Moved, where an initialiser list would copy what the part holds.
+// Moves the part, while an initialiser list would copy what it holds.
 inline std::vector<CollectivePart> only(CollectivePart part) {
   std::vector<CollectivePart> parts;
   parts.push_back(std::move(part));
   return parts;
 }
 
-// Its parts run one after another, up to the first that fails, as on every rank.
+// Its parts run one after another until one fails, the same one on every rank.
 struct ShmBackend::CollectiveOperation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = "";
@@ -63,7 +62,7 @@ inline std::string call_text(
   return text;
 }
 
-// The only tensor, or list, of `all`: c10d's calls have one for each device.
+// The only tensor, or list, in `all`: c10d's calls have one for each device.
 template <typename T>
 T& single_element(std::vector<T>& all, const char* name) {
   SHERD_CHECK(

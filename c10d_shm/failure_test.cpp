@@ -24,7 +24,7 @@ void all_reduce(BackendRank& ranked, std::int64_t size) {
   ranked.shm().allreduce(tensor, {})->wait();
 }
 
-// Sizes of each way to travel.
+// Sizes for each path.
 constexpr std::array<std::int64_t, 3> kSizesOfEachWay = {8, 100'000, 4'000'000};
 
 TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
@@ -131,12 +131,12 @@ TEST(ShmFailure, ARankThatHasLeftIsNamed) {
         error_of([&] { all_reduce(ranked, 10); }),
         HasSubstr("rank 1 has left"));
     ranked.prefixed("test")->set(std::to_string(ranked.rank()), "1");
-    // Nobody takes a rank that ends afterwards for the cause.
+    // No rank mistakes one that ends afterwards for the cause.
     ranked.prefixed("test")->wait({"0", "2"});
   }));
 }
 
-// Every rank says the same, nobody hangs, and the group goes on.
+// Every rank reports the same error, none hangs, and the group goes on.
 TEST(ShmFailure, DifferentSizesAreAnErrorOnEveryRank) {
   for (const auto& communicator : test::all_transfer_paths()) {
     test::expect_all_ok(run_backend_ranks(
@@ -169,7 +169,7 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
   }));
 }
 
-// Before the call throws; not for a call that the group survives.
+// They run before the call throws, but not for a call that the group survives.
 TEST(ShmFailure, AbortHooksRunWhenTheGroupEnds) {
   const auto report = run_backend_ranks(
       2, {},
@@ -237,14 +237,14 @@ TEST(ShmFailure, ClosingWithWorkUnderWayEndsItOnEveryRank) {
   }));
 }
 
-// --- A rank gives a call up and reuses its memory before the other one comes.
+// --- A rank gives up a call and reuses its memory before the other one comes.
 
 enum class Way { kTimesOut, kAborts, kDropsTheBackend };
 
 using Operation = std::function<c10::intrusive_ptr<c10d::Work>(
     ShmBackend&, std::vector<torch::Tensor>&)>;
 
-// The error of rank 0's call, whose tensor is its own again afterwards.
+// The error of rank 0's call, whose tensor belongs to it again afterwards.
 std::string give_up(
     c10::intrusive_ptr<ShmBackend> shm,
     const Operation& operation,

@@ -7,14 +7,13 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// Inlined where wider vectors are allowed.
+// Inlined into functions for which wider vectors are allowed.
 #define SHERD_INLINE __attribute__((always_inline)) inline
 
-// Sums of more than two are held in between, in the first-level cache.
+// Sums of more than two inputs are kept here in between, in the first-level cache.
 constexpr std::size_t kHeld = 1024;
 
-// No iteration reads what another one writes: `to` is one of the inputs or apart
-// from both.
+// No iteration reads what another one writes: `to` is one of the inputs or separate from both.
 SHERD_INLINE void add(
     const float* a, const float* b, std::size_t count, float* to) {
 #ifdef __clang__

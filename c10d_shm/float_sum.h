@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sum of arrays of fp32 in their order, in the widest vectors that the processor has, although
+// The sum of fp32 arrays in their order, using the widest vectors that the processor has although
 // the library is compiled for older ones. Thread rule: a pure function.
 #pragma once
 

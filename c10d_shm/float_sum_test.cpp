@@ -20,8 +20,8 @@ std::vector<std::uint32_t> bits_of(const Floats& numbers) {
   return bits;
 }
 
-// The bits of one addition after another, whatever vectors there are; vectors
-// and blocks end where the arrays do; and also in place of any input.
+// The bits of one addition after another, whichever vectors are used; vectors and blocks end at or
+// before the arrays' ends; in place of any input, too.
 TEST(FloatSum, AddsInOrder) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);

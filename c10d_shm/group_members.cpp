@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "shm:";
 
-// Takes a number and, unless it ends the text, a colon off the front of `text`.
+// Removes a number and, unless it ends the text, a colon from the front of `text`.
 bool take_number(std::string_view& text, std::uint64_t& number) {
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), number);

@@ -45,7 +45,7 @@ TEST(GroupMembers, APositionInAListIsARank) {
   EXPECT_THAT(group.value().global_ranks, ElementsAre(5, 3));
 }
 
-// Numbers, not texts: 10 comes after 9.
+// They are ordered as numbers, not as texts: 10 comes after 9.
 TEST(GroupMembers, ASetIsInTheOrderOfTheJob) {
   const auto group = group_members(
       {"shm:10:1", "shm:3:77", "shm:9:4"}, MemberOrder::kByRank, kOwn);
@@ -54,7 +54,7 @@ TEST(GroupMembers, ASetIsInTheOrderOfTheJob) {
   EXPECT_THAT(group.value().global_ranks, ElementsAre(3, 9, 10));
 }
 
-// A rank that was started again may come before the first one is forgotten.
+// A rank that was restarted may come before the first one is forgotten.
 TEST(GroupMembers, TwoMayHaveOneRankInTheJob) {
   const auto group =
       group_members({"shm:3:78", "shm:3:77"}, MemberOrder::kByRank, kOwn);

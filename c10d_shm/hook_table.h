@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callbacks that users of a backend register under numbers of their own, as c10d's abort hooks and
-// completion hooks are. Thread rule: any thread. Hooks run without the table's lock, so they may
-// add and remove hooks; one that is removed while it runs elsewhere ends there.
+// Callbacks that users of a backend register under numbers of their own, such as c10d's abort and
+// completion hooks. Thread rule: any thread. Hooks run without the table's lock, so they may add
+// and remove hooks; a hook that is removed while it runs elsewhere runs to its end.
 #pragma once
 
 #include <atomic>
@@ -21,22 +21,22 @@ class HookTable {
  public:
   using Hook = std::function<void(Arguments...)>;
 
-  // Replaces what `id` was.
+  // Replaces the hook with this `id`, if any.
   void set(std::int64_t id, Hook hook) {
     const std::lock_guard lock(mutex_);
     hooks_[id] = std::move(hook);
     empty_.store(false, std::memory_order_relaxed);
   }
 
-  // Does nothing when there is none of that number.
+  // Does nothing if there is no hook with that number.
   void remove(std::int64_t id) {
     const std::lock_guard lock(mutex_);
     hooks_.erase(id);
     empty_.store(hooks_.empty(), std::memory_order_relaxed);
   }
 
-  // Calls all, in the order of their numbers, and returns what those threw: a
-  // hook that fails keeps neither the others nor the backend from going on.
+  // Calls all hooks in the order of their numbers, and returns the exceptions that they threw: a
+  // failing hook prevents neither the others nor the backend from going on.
   std::vector<std::exception_ptr> run(Arguments... arguments) const {
     std::vector<std::exception_ptr> failures;
     for (const Hook& hook : registered()) {
@@ -52,8 +52,8 @@ class HookTable {
  private:
   std::vector<Hook> registered() const {
     std::vector<Hook> all;
-    // Relaxed: hooks are registered before the calls that they shall see, and the
-    // caller orders those.
+    // Relaxed: hooks are registered before the calls that they should see, and the caller orders
+    // those.
     if (empty_.load(std::memory_order_relaxed)) {
       return all;
     }

@@ -13,7 +13,7 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// A store can be waited on for a key, not for another value.
+// One can wait for a key in a store, but not for a new value.
 constexpr Duration kPoll = std::chrono::milliseconds(10);
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The c10d store through which the ranks of a backend join. A program may form a group, end it,
-// and form the next one on the same store, also after one that could not be formed, so the store
-// may hold what earlier groups left there. Rank 0 counts its attempts and puts the number before
+// The c10d store through which the ranks of a backend join. A program may form a group, end it, and
+// form the next one on the same store, even after one that could not be formed, so the store may
+// still hold values of earlier groups. Rank 0 counts its attempts and puts the number in front of
 // each value: where it listens, why it failed, that the attempt is over. Each other rank notes in
-// the store the last attempt that it took part in, whatever came of it, and ignores that one and
+// the store the last attempt that it took part in, whatever its outcome, and ignores that one and
 // those before. Thread rule: one thread.
 #pragma once
 
@@ -23,13 +23,13 @@ struct JoinAttemptRecord {
   std::string text{};
 
   std::string to_text() const;
-  // Nothing unless `text` is one.
+  // Nothing if `text` is no record.
   static std::optional<JoinAttemptRecord> from_text(const std::string& text);
-  // Whether it is news to a rank whose last attempt was `taken_part`.
+  // Whether it is news for a rank whose last attempt was `taken_part`.
   bool concerns(std::int64_t taken_part) const {
     return attempt > taken_part && text != kOver;
   }
-  // The text for an attempt that all have joined.
+  // The text of an attempt that all ranks have joined.
   static constexpr const char* kOver = "over";
 };
 
@@ -37,11 +37,11 @@ class JoinAttemptStore {
  public:
   static constexpr const char* kKey = "sherd/segment";
 
-  // `clock` outlives it. One for each attempt of this rank.
+  // Made once for each attempt of this rank. `clock` must outlive it.
   JoinAttemptStore(
       c10::intrusive_ptr<c10d::Store> store, int rank, const Clock& clock);
 
-  // For one join. This object must outlive it.
+  // The store for one join. This object must outlive it.
   shm::StringStore strings();
   // Tells ranks that come later that all have joined.
   void end();
@@ -49,14 +49,16 @@ class JoinAttemptStore {
  private:
   Status put(const std::string& text);
   Result<std::string> get(Duration at_most);
-  // Waits until there is a note, whatever it says.
+  // Waits until there is a note, whatever its content.
   std::optional<JoinAttemptRecord> next_note(Duration at_most);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string taken_part_key_;
   const Clock& clock_;
-  std::int64_t attempt_ = 0;  // The one that this rank makes or takes part in.
-  std::optional<std::int64_t> taken_part_;  // The last one before, once known.
+  // The attempt that this rank makes or takes part in.
+  std::int64_t attempt_ = 0;
+  // The last attempt before, once known.
+  std::optional<std::int64_t> taken_part_;
 };
 
 }  // namespace sherd::c10d_shm

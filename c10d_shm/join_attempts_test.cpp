@@ -40,7 +40,7 @@ TEST(JoinAttemptRecord, ConcernsThoseWhoHaveNotTakenPartYet) {
           .concerns(0));
 }
 
-// The ranks of one store in turn, each attempt a new object, as in join_shm_group().
+// The ranks of one store in turn; each attempt is a new object, as in join_shm_group().
 class OneStore {
  public:
   shm::StringStore strings_of(int rank) {
@@ -69,7 +69,7 @@ TEST(JoinAttemptStore, ARankDoesNotHearTwiceOfOneAttempt) {
   const auto guest = store.strings_of(1);
   EXPECT_EQ(heard(guest), "first");
   EXPECT_EQ(heard(guest), "first");
-  // Why it failed is of the same attempt: to this one news, not to the next.
+  // The reason belongs to this attempt: it is news for this one, not for the next.
   first.put("", "failed").throw_if_failed();
   EXPECT_EQ(heard(guest), "failed");
   const auto again = store.strings_of(1);
@@ -102,7 +102,7 @@ class Rejoining {
   }
 
   int rank() const { return rank_; }
-  // Always under the same keys.
+  // It always uses the same keys.
   c10::intrusive_ptr<ShmBackend> form(
       int ranks,
       std::chrono::milliseconds timeout = 20s,
@@ -120,7 +120,7 @@ class Rejoining {
     backend.allreduce(sum)->wait();
     EXPECT_TRUE(sum[0].eq(backend.getSize()).all().item<bool>());
   }
-  // Tells the others, and waits until they tell.
+  // Tells the others, and waits until they have done the same.
   void say(const std::string& what) const { store_->set(what, "1"); }
   void await(const std::string& what) const { store_->wait({what}); }
 
@@ -137,7 +137,7 @@ void run_rejoining(int ranks, const std::function<void(Rejoining&)>& body) {
   }));
 }
 
-// In each round another rank comes last, when the others have been told to go.
+// In each round another rank comes last, after the others were told to go on.
 TEST(ShmRejoin, OneStoreServesGroupAfterGroupWhateverRankIsLate) {
   run_rejoining(3, [](Rejoining& self) {
     for (int round = 0; round < 9; ++round) {
@@ -167,13 +167,13 @@ TEST(ShmRejoin, AGroupMayGrowAndShrink) {
   });
 }
 
-// Rank 1 comes to the next attempt before rank 0, and finds why the last failed.
+// Rank 1 starts the next attempt before rank 0, and finds why the last one failed.
 TEST(ShmRejoin, AnAttemptThatFailedDoesNotEndTheNextOne) {
   run_rejoining(3, [](Rejoining& self) {
     self.say(str("here ", self.rank()));
     self.await("here 0");
     self.await("here 1");
-    // A rank that does not come.
+    // Rank 2 does not come.
     if (self.rank() < 2) {
       EXPECT_THAT(
           error_of([&] { self.form(3, 1s); }),
@@ -182,14 +182,14 @@ TEST(ShmRejoin, AnAttemptThatFailedDoesNotEndTheNextOne) {
     self.say(str("missed ", self.rank()));
     self.await("missed 0");
     self.await("missed 1");
-    if (self.rank() == 2) {  // Late: it hears what the others heard.
+    if (self.rank() == 2) {  // It is late and learns what the others learned.
       EXPECT_THAT(
           error_of([&] { self.form(3, 1s); }),
           HasSubstr("not responding: rank 2"));
       self.say("late");
     }
     self.await("late");
-    // A rank with other options: an error on all, then none.
+    // If one rank has other options, all get an error; then none does.
     const std::size_t differs = self.rank() == 2 ? 1U << 16U : 1U << 17U;
     EXPECT_THAT(
         error_of([&] { self.form(3, 20s, differs); }),

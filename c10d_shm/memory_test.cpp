@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where tensors lie: inputs and outputs that share memory, outputs with several
-// elements at one place, inference tensors with gaps, conjugates.
+// How tensors lie in memory: inputs and outputs that share memory, outputs with several elements at
+// one place, inference tensors with gaps, conjugates.
 #include <array>
 #include <gmock/gmock.h>
 #include "c10d_shm/backend.h"
@@ -55,7 +55,7 @@ TEST(CallMemory, CountsTheGapsOfWhatIsWritten) {
   const auto column = all.select(1, 1);
   EXPECT_EQ(
       writes_of({column}, {all[1].narrow(0, 2, 2)}), WriteTiming::kAtTheEnd);
-  // What has gaps is read from a copy.
+  // A tensor with gaps is read from a copy.
   EXPECT_EQ(writes_of({all[1]}, {column}), WriteTiming::kDirectly);
 }
 
@@ -85,7 +85,7 @@ struct Shared {
   std::vector<Span> outs;
   std::vector<Span> ins;
   SharedCall call;
-  // Not where it refuses them, or gives other numbers from run to run or rank.
+  // False if Gloo refuses them, or gives numbers that differ between runs or ranks.
   bool gloo_can = true;
 };
 
@@ -154,7 +154,7 @@ void scatter_from_0(c10d::Backend& on, int rank, Tensors outs, Tensors ins) {
   on.scatter(outs, lists)->wait();
 }
 
-// Of two ranks.
+// They are for two ranks.
 std::vector<Shared> shared_calls() {
   return {
       {"sum [t, t]", {{0, 4}, {0, 4}}, {}, sum_all},
@@ -194,8 +194,8 @@ std::vector<Shared> shared_calls() {
   };
 }
 
-// What the same operands give that share nothing, the last output winning, is
-// what they give that do, and what Gloo gives.
+// Operands that share memory give the same as separate ones, with the last output winning, and the
+// same as Gloo.
 TEST(ShmMemory, OperandsThatShareMemoryGiveWhatSeparateOnesDo) {
   for (const auto& communicator : test::all_transfer_paths()) {
     test::expect_all_ok(run_backend_ranks(
@@ -251,7 +251,7 @@ TEST(ShmMemory, AnOutputWithSeveralElementsAtOnePlaceIsRefusedAtOnce) {
     refused([&] { ranked.shm()._allgather_base(expanded, input, {}); });
     refused(
         [&] { ranked.shm().broadcast(one, {.rootRank = 1 - ranked.rank()}); });
-    // What is only read may be one.
+    // A tensor that is only read may be expanded.
     Tensors source = {ranked.rank() == 0 ? expanded : torch::zeros({4})};
     ranked.shm().broadcast(source, {.rootRank = 0})->wait();
     EXPECT_TRUE(source[0].equal(torch::ones({4})));
@@ -263,7 +263,7 @@ torch::Tensor inference_tensor_with_gaps() {
   return torch::ones({300, 5}).t();
 }
 
-// P2pWorker's thread, the group's own and one that waits: none is in inference mode.
+// None of P2pWorker's thread, the group's own and one that waits is in inference mode.
 TEST(ShmMemory, InferenceTensorsAreWrittenByEveryThread) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     const int other = 1 - ranked.rank();
@@ -290,8 +290,8 @@ TEST(ShmMemory, InferenceTensorsAreWrittenByEveryThread) {
   }));
 }
 
-// Others that record gradients are as they were: a leaf may be received into,
-// and Autograd learns that what it saved has changed.
+// Other tensors that record gradients behave as before: a leaf may be received into, and Autograd
+// notices that what it saved has changed.
 TEST(ShmMemory, WritingCountsTheVersionOfOtherTensors) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     auto leaf = torch::ones({5, 3}).t().requires_grad_();

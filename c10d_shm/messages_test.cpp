@@ -17,7 +17,7 @@ using test::Rank;
 using test::run_backend_ranks;
 using ::testing::HasSubstr;
 
-// With the header, directly or in one piece, in several pieces.
+// Sent with the header, directly or in one piece, and in several pieces.
 constexpr std::array<std::int64_t, 4> kMessageSizes = {0, 10, 5'000, 100'000};
 
 torch::Tensor content(int from, int to, int tag, std::int64_t size) {
@@ -35,8 +35,8 @@ Message receive(BackendRank& ranked, torch::Tensor tensor, int from, int tag) {
   return ranked.shm().recv(tensors, from, tag);
 }
 
-// Everybody first sends all, more than any ring holds, then receives it with
-// tags in the opposite order.
+// Every rank first sends everything, more than any ring holds, then receives it with tags in the
+// opposite order.
 TEST(ShmMessages, AnyOrderOfTagsAndRanks) {
   constexpr int kTags = 40;
   for (const auto& communicator : test::all_transfer_paths()) {
@@ -111,7 +111,7 @@ TEST(ShmMessages, FromAnyRankSaysFromWhich) {
   }));
 }
 
-// A rank that waits for a message holds up no collective, and the reverse.
+// A rank that waits for a message does not block collectives, and the reverse.
 TEST(ShmMessages, AreIndependentOfCollectives) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     std::vector<torch::Tensor> sum = {torch::ones({100})};
@@ -130,8 +130,8 @@ TEST(ShmMessages, AreIndependentOfCollectives) {
   }));
 }
 
-// Rank 0 sends what does not suit the tensor of rank 1: on both ends an error
-// with the same words, and the group goes on.
+// Rank 0 sends what does not fit the tensor of rank 1: both ends get an error with the same words,
+// and the group goes on.
 TEST(ShmMessages, WhatDoesNotFitIsAnErrorOnBothEnds) {
   struct Case {
     torch::Tensor sent;
@@ -170,7 +170,7 @@ TEST(ShmMessages, AShorterMessageFillsTheBeginning) {
               send(ranked, torch::ones({size}), 1, 3)->wait();
               continue;
             }
-            auto room = torch::full({2, size}, 7.0F).t();  // With gaps.
+            auto room = torch::full({2, size}, 7.0F).t();  // It has gaps.
             receive(ranked, room, 0, 3)->wait();
             const auto flat = room.contiguous().flatten();
             EXPECT_TRUE(flat.narrow(0, 0, size).eq(1).all().item<bool>());
@@ -180,8 +180,7 @@ TEST(ShmMessages, AShorterMessageFillsTheBeginning) {
   }
 }
 
-// A message that would travel with its header needs nobody to take it, so the
-// sender looks itself.
+// A message that is sent with its header needs no reply, so the sender checks the peer itself.
 TEST(ShmMessages, AShortSendToADeadRankIsAnError) {
   const auto report = run_backend_ranks(
       2, {},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What c10d has only in some of the versions of PyTorch that the backend is built with. Most of it
-// c10d announces itself, with C10D_BACKEND_HAS_RECONFIGURE, _WINDOW and _HOOKS (2.14); completion
-// hooks (2.15) it does not.
+// Features that c10d has only in some of the PyTorch versions with which the backend is built. c10d
+// announces most of them itself, with C10D_BACKEND_HAS_RECONFIGURE, _WINDOW and _HOOKS (2.14), but
+// not completion hooks (2.15).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

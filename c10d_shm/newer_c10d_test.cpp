@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What only some versions of PyTorch have: with others this file has no tests.
+// Features of only some PyTorch versions: with other versions this file has no tests.
 #include "c10d_shm/newer_c10d.h"
 
 #include <atomic>
@@ -28,7 +28,7 @@ float sum_of_ones(c10d::Backend& backend) {
   return tensor[0].sum().item<float>() / 1000;
 }
 
-// What an application does: handles go through a store.
+// Applications exchange handles through a store, as here.
 std::vector<std::string> exchange_handles(
     BackendRank& ranked,
     c10d::Backend& backend,
@@ -71,7 +71,7 @@ TEST(ShmReconfigure, ABackendWithoutAGroupFormsOne) {
     form(*backend, 1, handles);
     EXPECT_EQ(backend->getRank(), (ranked.rank() + 1) % 3);
     EXPECT_EQ(sum_of_ones(*backend), 3);
-    // In a set the order is that of the ranks in the job.
+    // In a set, members are in the order of their ranks in the job.
     c10d::ReconfigureOptions unordered;
     unordered.uuid = 2;
     unordered.handles =
@@ -83,8 +83,7 @@ TEST(ShmReconfigure, ABackendWithoutAGroupFormsOne) {
   }));
 }
 
-// The survivors of a group go on without the rank that died, under their names
-// of before.
+// The survivors of a group go on without the rank that died, under their former names.
 TEST(ShmReconfigure, SurvivorsGoOn) {
   const auto report = run_backend_ranks(
       4, {},
@@ -142,7 +141,7 @@ TEST(ShmReconfigure, WhatCannotBeRightLeavesTheGroupAsItIs) {
   }));
 }
 
-// Who does not come is named after the timeout, and the next attempt may do.
+// A rank that does not come is named after the timeout, and the next attempt may succeed.
 TEST(ShmReconfigure, AnAttemptThatFailsIsFollowedByAnother) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     ShmBackend& backend = ranked.shm();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What c10d has beside the common four: gather, scatter, reduce, all-to-all,
-// coalesced calls, every dtype and reduce operation, tensors with gaps, groups
-// of groups.
+// What c10d has in addition to the common four: gather, scatter, reduce, all-to-all, coalesced
+// calls, every dtype and reduce operation, tensors with gaps, groups of groups.
 #include <array>
 #include <gmock/gmock.h>
 #include "c10d_shm/backend.h"
@@ -81,7 +80,7 @@ TEST(ShmOperations, AllToAllEqualAndRagged) {
     std::vector<torch::Tensor> out;
     std::vector<std::int64_t> in_rows;
     std::vector<std::int64_t> out_rows;
-    // Rank s has s + d + 1 rows more for d.
+    // Rank s has s + d + 1 rows for d.
     const auto piece = [&](int s, int d) {
       return numbers(10 * s + d, (size / 3 + s + d) * 2).view({-1, 2});
     };
@@ -154,7 +153,7 @@ TEST(ShmOperations, TensorsWithGapsKeepTheirStrides) {
   }));
 }
 
-// Expected is what LibTorch's operators make of the same values.
+// The expected results come from LibTorch's operators on the same values.
 TEST(ShmOperations, EveryDtypeAndOperation) {
   using Combine =
       std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)>;

@@ -8,11 +8,11 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// How often it looks whether everybody is alive while messages are under way,
-// and at all: the doorbell wakes it when there is something to do.
+// How often it checks whether all ranks are alive while messages are under way; otherwise the
+// doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
-// A peer that has sent or received a message takes what lies in its ring long before. One that
+// A peer that has sent or received a message takes what lies in its ring long before that. One that
 // has not takes nothing, and loses what does not fit.
 constexpr Duration kFlush = std::chrono::seconds(2);
 
@@ -28,7 +28,7 @@ P2pWorker::P2pWorker(
           group_->clock,
           {.single_copy = group_->communicator.single_copy()}) {}
 
-// A message may also fail by itself, because it does not fit its receiver.
+// A message may also fail by itself, if it does not fit its receiver.
 void P2pWorker::complete(const WorkPtr& work, const Status& outcome) {
   if (!outcome.ok() && !group_->segment.peers().check().ok()) {
     aborted_();
@@ -80,7 +80,7 @@ void P2pWorker::start() {
   }
 }
 
-// Without the lock: callbacks may issue other messages.
+// Runs without the lock: callbacks may issue other messages.
 void P2pWorker::complete_ended(std::unique_lock<std::mutex>& lock) {
   auto ended = channel_.take_ended();
   lock.unlock();

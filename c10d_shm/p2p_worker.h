@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The point-to-point messages of a backend: a channel, and the thread that moves them, which is
-// started with the first message. Thread rule: any thread.
+// The point-to-point messages of a backend: a channel, and the thread that moves them, which starts
+// with the first message. Thread rule: any thread.
 #pragma once
 
 #include <functional>
@@ -20,19 +20,19 @@ class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
   // `aborted` is called when a message fails because the group has ended.
   P2pWorker(std::shared_ptr<ShmGroup> group, std::function<void()> aborted);
 
-  // Completes `work` when the message has arrived, or may be forgotten by its
-  // sender. `received` is called before, when a message has arrived; what it
-  // throws is the outcome of `work`.
+  // Completes `work` when the message has arrived, or when its sender need not keep it any more.
+  // `received` is called before that, when a message has arrived; if it throws, that is the outcome
+  // of `work`.
   void send(P2pMessage message, const WorkPtr& work);
   void receive(
       P2pMessage message, const WorkPtr& work, std::function<void()> received);
 
-  // Waits, for two seconds at most, until peers can find each message that was sent in full, and
-  // learn of each one that was received: their sends would fail otherwise, when this rank has left.
+  // Waits, for at most two seconds, until peers can find each message that was sent completely, and
+  // know of each one that was received: otherwise their sends would fail after this rank has left.
   void flush();
 
-  // Ends what is under way, with an error; joins the thread. REQUIRES: called
-  // before the last reference goes.
+  // Ends operations under way with an error and joins the thread. REQUIRES: called before the last
+  // reference is released.
   void stop();
 
  private:
@@ -46,7 +46,7 @@ class P2pWorker : public std::enable_shared_from_this<P2pWorker> {
   std::mutex mutex_;
   P2pChannel channel_;
   bool stopped_ = false;
-  std::thread thread_;  // Keeps a reference.
+  std::thread thread_;  // It holds a reference.
 };
 
 }  // namespace sherd::c10d_shm

@@ -18,10 +18,10 @@ namespace {
 using Op = c10d::ReduceOp;
 using Inputs = std::span<const std::byte* const>;
 
-// Fits the first-level cache with its inputs; long enough to vectorise.
+// Fits into the first-level cache together with its inputs, but is long enough to vectorise.
 constexpr std::size_t kBlock = 2048;
 
-// What elements are folded in.
+// The type in which elements are folded.
 template <typename T>
 struct AccumulatorOf {
   using Type = T;
@@ -35,11 +35,11 @@ struct AccumulatorOf<c10::Half> {
   using Type = float;
 };
 
-// Signed overflow is undefined, unsigned wraps to the same bits.
+// Signed overflow is undefined; unsigned arithmetic wraps to the same bits.
 template <typename T, typename Combine>
 T wrapping(T a, T b, Combine combine) {
   if constexpr (std::is_integral_v<T>) {
-    // Promoted at least to unsigned: products of short ones would overflow int.
+    // Promoted at least to unsigned, since products of shorts would overflow int.
     using U = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
     return static_cast<T>(combine(static_cast<U>(a), static_cast<U>(b)));
   } else {
@@ -107,7 +107,7 @@ void fold_block(
   using W = typename AccumulatorOf<T>::Type;
   const Combine combine;
   const T* first = at<T>(inputs[0]) + begin;
-  if (inputs.size() == 2) {  // Nothing to hold in between.
+  if (inputs.size() == 2) {  // No intermediate result is needed.
     const T* second = at<T>(inputs[1]) + begin;
     for (std::size_t i = 0; i < count; ++i) {
       out[begin + i] = static_cast<T>(finish(combine(
@@ -130,8 +130,8 @@ void fold_block(
   }
 }
 
-// The same for bf16, which is converted many at a time, in wider vectors than the
-// compiler takes by itself.
+// The same for bf16, which is converted many elements at a time, in wider vectors than the compiler
+// uses on its own.
 template <typename Combine, typename Load, typename Finish>
 void fold_bfloat16_block(
     Inputs inputs,
@@ -182,7 +182,7 @@ ReduceKernel plain() {
   return fold_with<T, Combine>(kAsItIs, kAsItIs);
 }
 
-// `inputs` as arrays of T, without memory of their own where there are few.
+// Passes `inputs` as arrays of T, without allocating memory if there are few.
 template <typename T, typename Function>
 void with_typed(Inputs inputs, const Function& function) {
   constexpr std::size_t kFew = 8;
@@ -194,7 +194,7 @@ void with_typed(Inputs inputs, const Function& function) {
   function(std::span<const T* const>(typed));
 }
 
-// The ones that training lives on.
+// The sums that matter most for training.
 void sum_of_bfloat16(Inputs inputs, std::size_t elements, std::byte* out) {
   with_typed<std::uint16_t>(inputs, [&](auto numbers) {
     sum_bfloat16(numbers, elements, reinterpret_cast<std::uint16_t*>(out));
@@ -259,7 +259,7 @@ ReduceKernel numbers(
   refuse(op, dtype);
 }
 
-// Bytes that are 0 or 1.
+// Booleans are bytes that are 0 or 1.
 ReduceKernel truths(Op::RedOpType op) {
   switch (op) {
     case Op::SUM:
@@ -310,7 +310,7 @@ ReduceKernel kernel_for_dtype(
 
 TypedReduceKernel reduce_kernel_of(
     const Op& op, c10::ScalarType dtype, int ranks) {
-  // What sums are divided by, or elements multiplied with.
+  // What sums are divided by, or elements multiplied by.
   double parameter = ranks;
   if (op.op_ == Op::PREMUL_SUM) {
     const auto* more =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // c10d's reduce operations on the elements of several ranks, for every dtype for which they make
-// sense. bf16 and fp16 are reduced in fp32 and rounded once. Pure; on the calling thread alone.
+// sense. bf16 and fp16 are reduced in fp32 and rounded once. Pure; runs on the calling thread only.
 #pragma once
 
 #include <string>
@@ -16,10 +16,9 @@ struct TypedReduceKernel {
   std::size_t element_bytes = 1;
 };
 
-// Throws where `op` has no meaning for `dtype`. AVG divides the sum by `ranks`,
-// PREMUL_SUM multiplies before; both are for floating-point numbers. Booleans:
-// SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex numbers:
-// SUM, AVG and PREMUL_SUM.
+// Throws if `op` has no meaning for `dtype`. AVG divides the sum by `ranks`, PREMUL_SUM multiplies
+// before summing; both are for floating-point numbers. Booleans: SUM and MAX are "or", PRODUCT and
+// MIN "and". Integers wrap. Complex numbers: SUM, AVG and PREMUL_SUM.
 TypedReduceKernel reduce_kernel_of(
     const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
 

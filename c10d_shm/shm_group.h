@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The segment that the ranks of a backend share, with the communicator in it, and the collective
-// that makes it. Thread rule: that of its members.
+// that creates it. Thread rule: that of its members.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@ struct ShmGroup {
   ShmCommunicator communicator;
 
   ShmGroup(shm::HostSegment joined, const ShmCommunicatorOptions& options);
-  // The memory of messages between two ranks, beside that of the communicator.
+  // The memory for messages between two ranks, in addition to that of the communicator.
   Bytes p2p_memory() const;
 };
 
-// Collective, as join_shm_group(): so many bytes that all ranks share.
+// Collective, as join_shm_group(): memory of this size that all ranks share.
 shm::HostSegment join_host_segment(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
@@ -33,8 +33,8 @@ shm::HostSegment join_host_segment(
     std::size_t bytes,
     std::chrono::milliseconds timeout);
 
-// Collective over `ranks` ranks, of which `options` are the same; all join within `timeout`.
-// Throws sherd::Error.
+// Collective over `ranks` ranks, on which `options` are the same; all join within `timeout`. Throws
+// sherd::Error.
 std::shared_ptr<ShmGroup> join_shm_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,

@@ -30,8 +30,8 @@ void check_written(const at::Tensor& tensor) {
       tensor.strides(), ", as of expand(); clone() it before");
 }
 
-// Whether the bytes at its address are its elements in order: not so where it
-// has gaps, or is the conjugate or the negative of what lies there.
+// Whether the bytes at its address are its elements in order: not if it has gaps, or is the
+// conjugate or the negative of what lies there.
 bool is_dense_in_memory(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -51,9 +51,9 @@ at::Tensor copy_of(const at::Tensor& tensor, bool with_content) {
 TensorBytes::TensorBytes(at::Tensor tensor, at::Tensor dense)
     : tensor_(std::move(tensor)), dense_(std::move(dense)) {}
 
-// Copies are made in inference mode, which writes to all tensors: elsewhere
-// those made in it refuse a thread that is not, and leaves refuse one that
-// records gradients. Versions of other tensors are counted up as usual.
+// Copies are made in inference mode, which may write to all tensors: otherwise inference tensors
+// refuse a thread outside inference mode, and leaves refuse one that records gradients. Versions of
+// other tensors are counted up as usual.
 TensorBytes TensorBytes::input(const at::Tensor& tensor) {
   check(tensor);
   const c10::InferenceMode any_thread;
@@ -187,7 +187,7 @@ WriteTiming CallMemory::write_timing() const {
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
     return std::less<>()(a.begin, b.begin);
   });
-  // How far those reach that begin before: all, and what is written.
+  // How far the ranges reach that begin earlier: all of them, and those that are written.
   const std::byte* any = nullptr;
   const std::byte* written = nullptr;
   for (const Range& range : ranges) {
@@ -214,7 +214,7 @@ std::vector<Bytes> cut(Bytes whole, int parts) {
 std::vector<Bytes> cut_elements(
     Bytes whole, std::size_t element_bytes, int parts) {
   const auto count = static_cast<std::size_t>(parts);
-  // A part of less than a line would have ranks write to one line.
+  // With parts of less than a cache line, ranks would write to the same line.
   const std::size_t unit = std::max(element_bytes, shm::kCacheLine);
   const std::size_t units = (whole.size() + unit - 1) / unit;
   const std::size_t each = (units + count - 1) / count * unit;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tensor as dense bytes: its own memory, or a copy where it has gaps or where the call reads
-// what it also writes. Copies are made and copied back in the same way on every thread, whatever
-// its modes. Thread rule: one thread at a time.
+// A tensor as dense bytes: its own memory, or a copy if it has gaps or if the call reads what it
+// also writes. Copies are made and copied back in the same way on every thread, whatever its modes.
+// Thread rule: one thread at a time.
 #pragma once
 
 #include <vector>
@@ -11,15 +11,14 @@
 
 namespace sherd::c10d_shm {
 
-// When the results of a call reach its outputs: while the call runs, where they
-// have no gaps, or when all of the call is done.
+// When the results of a call reach its outputs: during the call if they have no gaps, or when the
+// whole call is done.
 enum class WriteTiming { kDirectly, kAtTheEnd };
 
 class TensorBytes {
  public:
-  // A tensor that is read, written, or both. They throw unless it is on the CPU and
-  // dense, and refuse to write one of which several elements lie at one place, as
-  // those of an expanded tensor do.
+  // A tensor that is read, written, or both. These throw unless it is on the CPU and dense, and
+  // refuse to write a tensor of which several elements share one place, as in an expanded tensor.
   static TensorBytes input(const at::Tensor& tensor);
   static TensorBytes output(
       const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
@@ -27,8 +26,8 @@ class TensorBytes {
       const at::Tensor& tensor, WriteTiming writes = WriteTiming::kDirectly);
 
   Bytes bytes() const;
-  // Writes the copy, if there is one, to the tensor, which was made to be written.
-  // Works on every thread, also for inference tensors and leaves that need gradients.
+  // Writes the copy, if there is one, to the tensor, which must have been created for writing.
+  // Works on every thread, also for inference tensors and leaves that require gradients.
   void copy_back() const;
 
  private:
@@ -43,13 +42,13 @@ std::vector<TensorBytes> outputs_of(
     const std::vector<at::Tensor>& tensors,
     WriteTiming writes = WriteTiming::kDirectly);
 std::vector<Bytes> bytes_of(const std::vector<TensorBytes>& tensors);
-// The piece of each rank: `tensors` are one that holds all, or one for each rank.
+// The piece of each rank: `tensors` is either one tensor that holds all, or one for each rank.
 std::vector<Bytes> pieces_of(
     const std::vector<TensorBytes>& tensors, int ranks);
 
-// Where the tensor lies, gaps included; nothing when it has no elements.
+// The memory range of the tensor, including gaps; empty if it has no elements.
 Bytes extent_of(const at::Tensor& tensor);
-// The same for the piece of `rank`, of tensors as those of pieces_of().
+// The same for the piece of `rank`, of tensors as for pieces_of().
 Bytes extent_of_piece(
     const std::vector<at::Tensor>& tensors, int rank, int ranks);
 
@@ -58,23 +57,23 @@ inline bool same_place(Bytes a, Bytes b) {
   return a.data() == b.data() && a.size() == b.size();
 }
 
-// The memory of all tensors of a call, which decides when outputs are written.
-// A call reads its inputs as they were when it was made, and of outputs that
-// share memory the last one wins, as in Gloo.
+// The memory of all tensors of a call, which decides when outputs are written. A call reads its
+// inputs as they were when it was made, and of outputs that share memory the last one wins, as in
+// Gloo.
 class CallMemory {
  public:
-  // Does nothing when it has gaps: then a copy is read, which was made before.
+  // Does nothing if the tensor has gaps: then a copy is read, which was made before.
   void reads(const at::Tensor& tensor);
-  // Does nothing where it lies at `own`: the piece of a rank for itself may lie
-  // where its result comes to, because nobody else reads or writes it.
+  // Does nothing if the tensor lies at `own`: a rank's piece for itself may lie where its result is
+  // written, because no other rank reads or writes it.
   void reads_unless_at(const at::Tensor& tensor, Bytes own);
-  // One for each rank, of which that of the rank itself may lie at `own`.
+  // One tensor for each rank; that of the rank itself may lie at `own`.
   void reads_pieces(
       const std::vector<at::Tensor>& tensors, int rank, Bytes own);
   void writes(const at::Tensor& tensor);
   void writes(const std::vector<at::Tensor>& tensors);
 
-  // At the end where something is written that is also read, or written twice.
+  // kAtTheEnd if something is written that is also read, or is written twice.
   WriteTiming write_timing() const;
 
  private:

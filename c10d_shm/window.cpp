@@ -22,7 +22,7 @@ constexpr std::int64_t kDimensionsMax = 16;
 struct Registered {
   std::int64_t usable = 0;
   std::int64_t storage_bytes = 0;
-  std::int64_t begin_bytes = 0;  // Of the tensor in its storage.
+  std::int64_t begin_bytes = 0;  // Where the tensor begins in its storage.
   std::int64_t dtype = 0;
   std::int64_t dimensions = 0;
   std::array<std::int64_t, kDimensionsMax> sizes{};
@@ -79,8 +79,8 @@ std::vector<Registered> gathered(ShmBackend& backend, const Registered& mine) {
 }  // namespace
 
 struct ShmWindow::Memory {
-  std::vector<Registered> tensors;  // By rank.
-  std::vector<std::size_t> begins;  // By rank: of its storage.
+  std::vector<Registered> tensors;  // Indexed by rank.
+  std::vector<std::size_t> begins;  // By rank: where its storage begins.
   shm::HostSegment segment;
   SteadyClock clock{};
   std::shared_ptr<std::atomic<bool>> in_use =
@@ -101,7 +101,7 @@ struct ShmWindow::Memory {
       at += shm::round_up_to_pages(
           static_cast<std::size_t>(tensor.storage_bytes));
     }
-    begins.push_back(at);  // Of all.
+    begins.push_back(at);  // Of all ranks.
     return begins;
   }
 
@@ -178,7 +178,7 @@ void ShmWindow::register_tensor(const at::Tensor& tensor, bool owning) {
   if (owning) {
     owned_ = tensor;
   }
-  backend_->barrier({})->wait();  // Nobody puts before all values have moved.
+  backend_->barrier({})->wait();  // No rank puts before all values have moved.
 }
 
 void ShmWindow::deregister_tensor() {

@@ -27,8 +27,8 @@ void wait_for_next(ShmWindow& window, int rank) {
       rank, window.next_signal(rank), std::chrono::seconds(20));
 }
 
-// Tensors of 4, 5, ... elements, the view of a larger one; each rank puts into the next one's, again
-// and again, and says so, and that one says when it may come again.
+// Tensors of 4, 5, ... elements, each the view of a larger one. Each rank puts into the next one's
+// again and again and signals that, and the next one signals when it may put again.
 TEST(ShmWindow, PutsAreSeenAfterASignal) {
   for (const int ranks : {1, 2, 3}) {
     test::expect_all_ok(
@@ -40,7 +40,7 @@ TEST(ShmWindow, PutsAreSeenAfterASignal) {
           const auto mine = whole.slice(0, 6);
           const auto window = window_of(ranked);
           window->register_tensor(mine, true);
-          // The others may have put the next two already.
+          // The others may already have put the next two.
           EXPECT_TRUE(
               whole.slice(0, 0, 8).equal(torch::arange(8, torch::kLong)));
           EXPECT_EQ(window->tensor_of(next).numel(), 4 + next);
@@ -106,7 +106,7 @@ TEST(ShmWindow, ARankThatLeavesIsNamedByWhoWaitsForIt) {
       window->signal(0);
       window.reset();
     } else {
-      wait_for_next(*window, 1);  // It was sent before.
+      wait_for_next(*window, 1);  // The signal was sent before.
       EXPECT_THAT(
           error_of([&] { wait_for_next(*window, 1); }), HasSubstr("rank 1"));
     }

@@ -68,9 +68,9 @@ std::exception_ptr ShmWork::carry_out() {
 }
 
 void ShmWork::complete(std::exception_ptr failure) {
-  run_ = nullptr;  // Lets go of tensors that were only for it.
+  run_ = nullptr;  // Releases tensors that only it kept alive.
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
-  // Before somebody who waits goes on. What a hook throws has nowhere to go.
+  // Runs before a waiting thread continues. Nobody can receive what a hook throws.
   if (failure == nullptr && completion_hooks_ != nullptr) {
     completion_hooks_->run(
         {.completionKey = getCompletionKey(), .duration_ms = std::nullopt});
@@ -80,8 +80,8 @@ void ShmWork::complete(std::exception_ptr failure) {
   settle_future();
 }
 
-// The work is completed and the future made under one lock, so whoever comes
-// second finds both, and settles it.
+// The work is completed and the future created under one lock, so the one that comes second finds
+// both, and completes the future.
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool completed = false;
@@ -108,7 +108,7 @@ void ShmWork::settle_future() {
     }
     settled_ = true;
   }
-  // Callbacks run here, and may ask for anything.
+  // Callbacks run here, and may call anything.
   if (exception_) {
     future_->setError(exception_);
   } else {
@@ -152,8 +152,8 @@ WorkPtr WorkQueue::take() {
   return first;
 }
 
-// Completed after others may go on, since callbacks of the future may issue
-// further operations and wait for them: hence two changes, and two notices.
+// Completed only after waiting threads may go on, since callbacks of the future may issue further
+// operations and wait for them: hence two changes and two notifications.
 void WorkQueue::carry_out(
     std::unique_lock<std::mutex>& lock, const WorkPtr& work) {
   lock.unlock();
@@ -202,7 +202,7 @@ void WorkQueue::stop() {
     changed_.notify_all();
     if (runner_ != std::thread::id()) {
       abort_();
-      // Unless a callback within the operation stops the queue it is part of.
+      // Waits unless a callback within the operation stops the queue that it belongs to.
       changed_.wait(lock, [&] {
         return runner_ == std::thread::id() ||
             runner_ == std::this_thread::get_id();
@@ -214,7 +214,7 @@ void WorkQueue::stop() {
   }
   {
     const std::lock_guard lock(mutex_);
-    changed_.notify_all();  // To who waits for what was left.
+    changed_.notify_all();  // Tells threads that wait for the remaining works.
   }
   join_unless_own(std::move(thread));
 }

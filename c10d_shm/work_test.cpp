@@ -23,12 +23,12 @@ WorkPtr nothing_to_do() {
 }
 
 struct WaitLimits {
-  int count;                    // Ends after so many operations,
-  std::chrono::seconds enough;  // or after so long, on a machine that is busy.
+  int count;                       // Ends after this many operations,
+  std::chrono::seconds enough;     // or after this time on a busy machine.
   std::chrono::seconds lost{120};  // A single operation never takes this long.
 };
 
-// Two threads wait for each operation, beside the queue's own. Counts them.
+// Two threads wait for each operation, in addition to the queue's own. Counts the operations.
 void wait_for_each(const WaitLimits& limits, std::atomic<int>& issued) {
   const auto queue = std::make_shared<WorkQueue>([] {});
   const SteadyClock clock;
@@ -64,7 +64,7 @@ void wait_for_each(const WaitLimits& limits, std::atomic<int>& issued) {
   queue->stop();
 }
 
-// A wait that nobody wakes would hold up the whole program, so that ends then.
+// A wait that is never woken would block the whole program, so the program is ended then.
 void every_wait_returns(const WaitLimits& limits) {
   std::atomic<int> issued{0};
   auto all =
@@ -91,7 +91,7 @@ TEST(WorkQueue, DISABLED_EveryOfTwoMillionWaitsReturns) {
   every_wait_returns({.count = 2'000'000, .enough = 1800s});
 }
 
-// Asked for before, after, or while the work is completed.
+// Requested before, after, or while the work is completed.
 TEST(ShmWork, AFutureHasTheOutcomeWheneverItIsAskedFor) {
   for (int n = 0; n < 2'000; ++n) {
     const WorkPtr work = nothing_to_do();
@@ -124,8 +124,8 @@ TEST(ShmWork, AFutureHasTheErrorToo) {
   queue->stop();
 }
 
-// A waits for the second operation while the queue's thread is in a callback of
-// the first one, which returns only after the second one is done.
+// A waits for the second operation while the queue's thread is in a callback of the first one,
+// which returns only after the second one is done.
 TEST(WorkQueue, WaitsGoOnWhileACallbackRuns) {
   const auto queue = std::make_shared<WorkQueue>([] {});
   std::promise<void> in_callback;
@@ -146,8 +146,8 @@ TEST(WorkQueue, WaitsGoOnWhileACallbackRuns) {
   queue->stop();
 }
 
-// stop() returns only when no operation touches its tensors any more, also when
-// a waiting thread carries one out.
+// stop() returns only when no operation touches its tensors any more, even when a waiting thread
+// carries one out.
 TEST(WorkQueue, StopWaitsForAnOperationOfAWaitingThread) {
   std::promise<void> begun;
   std::promise<void> aborted;
@@ -173,7 +173,7 @@ TEST(WorkQueue, StopWaitsForAnOperationOfAWaitingThread) {
   EXPECT_ANY_THROW(waiting.get());
 }
 
-// Those that never began fail, and who waits for them hears of it.
+// Operations that never began fail, and threads that wait for them learn it.
 TEST(WorkQueue, StopEndsWhatWaitsInLine) {
   std::promise<void> begun;
   std::promise<void> aborted;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table in which each rank announces a collective before any bytes move: what it is called,
-// and for each other rank where this rank's bytes lie, how many they are, and for how many it has
-// room. Every rank reads the whole table, so either all refuse a call that does not fit together,
-// or none does. In most calls all ranks say the same; then a digest of it is all that ranks read of
-// each other, a cache line instead of several. Refers to memory of a segment. Thread rule: one
-// thread; ShmCommunicator orders writing and reading.
+// The table in which each rank announces a collective before any bytes move: its name, and for each
+// other rank where this rank's bytes lie, how many they are, and for how many it has room. Every
+// rank reads the whole table, so either all refuse a call that does not match, or none does. In
+// most calls all ranks announce the same; then a digest of it is all that ranks read from each
+// other, one cache line instead of several. Refers to memory of a segment. Thread rule: one thread;
+// ShmCommunicator orders writing and reading.
 #pragma once
 
 #include <cstddef>
@@ -21,33 +21,32 @@ class Announcements {
  public:
   static std::size_t bytes(int ranks);
 
-  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
+  // `memory` is bytes(ranks) of a segment, aligned to kCacheLine, initially zeros.
   Announcements(std::span<std::byte> memory, int ranks);
 
-  // What is longer than kTextMax is cut.
+  // Longer texts are truncated.
   static constexpr std::size_t kTextMax = 111;
   void set_text(int rank, std::string_view text) const;
   std::string_view text(int rank) const;
 
-  // Where the bytes of `rank` for each other rank lie, how many they are, and
-  // for how many of each other rank it has room.
+  // For each other rank, where the bytes of `rank` for it lie, how many they are, and for how many
+  // of its bytes there is room.
   std::span<std::uint64_t> addresses(int rank) const;
   std::span<std::uint64_t> offered(int rank) const;
   std::span<std::uint64_t> wanted(int rank) const;
 
-  // 64 bits of all that `rank` says but for addresses, when a call fits together
-  // as soon as all say the same; else 0. Two calls that differ have the same
-  // digest once in 2^64.
+  // 64 bits of everything that `rank` announces except addresses, if a call matches as soon as all
+  // announce the same; otherwise 0. Two different calls have the same digest once in 2^64.
   std::uint64_t& digest(int rank) const;
-  // Whether every rank has the same digest, and not 0: then nothing is a
-  // mismatch, and largest() is what each of them finds in its own line.
+  // Whether every rank has the same digest, other than 0: then nothing is a mismatch, and each rank
+  // finds largest() in its own line.
   bool all_say_the_same() const;
 
-  // Empty when all ranks say the same, and each has room for exactly what the
-  // others have for it; else one sentence, the same on every rank.
+  // Empty if all ranks announce the same call and each has room for exactly what the others have
+  // for it; otherwise one sentence, the same on every rank.
   std::string mismatch(const std::function<std::string(int)>& name) const;
 
-  // The most bytes that one rank has for another one.
+  // The most bytes that any rank has for another one.
   std::size_t largest() const;
 
  private:

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 std::string name(int rank) { return "rank " + std::to_string(rank); }
 
-// Three ranks with `has` bytes of each for each other one.
+// Three ranks, each with `has` bytes for each other one.
 class Announced : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
@@ -67,7 +67,7 @@ TEST_F(Announced, WhatARankHasForItselfIsItsOwnAffair) {
   EXPECT_EQ(all_.largest(), 8U);
 }
 
-// One that has no digest makes all ranks compare.
+// If one rank has no digest, all ranks compare.
 TEST_F(Announced, DigestsCountOnlyWhereAllHaveTheSame) {
   EXPECT_FALSE(all_.all_say_the_same());
   for (int r = 0; r < kRanks; ++r) {
@@ -85,7 +85,7 @@ TEST_F(Announced, LongTextsAreCut) {
   const std::string text(500, 'x');
   all_.set_text(0, text);
   EXPECT_EQ(all_.text(0), text.substr(0, Announcements::kTextMax));
-  EXPECT_EQ(all_.offered(0)[0], 8U);  // Not overwritten.
+  EXPECT_EQ(all_.offered(0)[0], 8U);  // It was not overwritten.
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ using Bytes = std::span<std::byte>;
 
 inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Nothing where they are the same, or there are none.
+// Does nothing if both are the same, or if there are no bytes.
 inline void copy_bytes(const void* from, void* to, std::size_t bytes) {
   if (bytes > 0 && from != to) {
     std::memcpy(to, from, bytes);

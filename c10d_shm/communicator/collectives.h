@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two collectives of bytes that all others are made of. In all_to_all() each rank gets a piece
-// of each other one: all-gather, broadcast, gather, scatter, all-to-all. In reduce() each rank
+// The two collectives of bytes of which all others consist. In all_to_all() each rank gets a piece
+// from each other one: all-gather, broadcast, gather, scatter, all-to-all. In reduce() each rank
 // reduces its slice of all inputs, in rank order: reduce-scatter, all-reduce, reduce. Small pieces
-// go through the segment; large ones from process to process where the kernel allows that, else
-// through the segment in rounds. The result does not depend on the way. Every rank makes the same
+// go through the segment; large ones from process to process if the kernel allows that, otherwise
+// through the segment in rounds. The result does not depend on the path. Every rank makes the same
 // calls in the same order. Thread rule: the communicator's. docs/design/shm_backend.md
 #pragma once
 
@@ -16,42 +16,41 @@
 
 namespace sherd::c10d_shm {
 
-// A piece for each rank, and room for a piece of each rank. A rank's piece for itself
-// is copied too, unless it is in place.
+// A piece for each rank, and room for a piece from each rank. A rank's piece for itself is copied,
+// too, unless it is in place.
 struct AllToAllArguments {
   std::span<const Bytes> sources;  // Only read.
   std::span<const Bytes> targets;
-  // On each rank all sources are the same bytes, or empty; equal on all ranks.
+  // Whether on each rank all sources are the same bytes, or empty; equal on all ranks.
   bool one_source = false;
 };
 
-// out[i] = inputs[0][i] + inputs[1][i] + ..., or another operation. `out` may
-// be one of the inputs.
+// Computes out[i] = inputs[0][i] + inputs[1][i] + ..., or another operation. `out` may be one of
+// the inputs.
 using ReduceKernel = std::function<void(
     std::span<const std::byte* const> inputs,
     std::size_t elements,
     std::byte* out)>;
 
-// Who gets the result of a slice: its owner, in `target`; or all, or one, in
-// place of the slices.
+// Which ranks get the result of a slice: its owner, in `target`; or all ranks or one, in place of
+// the slices.
 enum class ResultRecipients { kOwner, kAll, kRoot };
 
 struct ReduceArguments {
-  // What this rank brings to the slice of each rank, its own included. Written
-  // only where results take their place.
+  // What this rank contributes to the slice of each rank, including its own. Written only if
+  // results take its place.
   std::span<const Bytes> slices{};
-  Bytes target{};  // For kOwner: as long as the own slice.
+  Bytes target{};  // For kOwner: as long as its own slice.
   ResultRecipients recipients = ResultRecipients::kOwner;
-  int root = 0;                   // For kRoot.
-  std::size_t element_bytes = 1;  // A divisor of kCacheLine.
+  int root = 0;                   // Used for kRoot.
+  std::size_t element_bytes = 1;  // Must divide kCacheLine.
   ReduceKernel kernel{};
 };
 
-// kPeerMismatch on every rank, and nothing has moved, when calls differ or
-// pieces do not fit; the next call may follow. Any other failure is the first
-// trouble of any rank, stays, and leaves targets undefined. The caller may then
-// reuse or free its memory: no rank writes it any more, and one that still reads
-// it gets an error (peer_memory.h).
+// kPeerMismatch on every rank, with nothing moved, if calls differ or pieces do not match; the next
+// call may follow. Any other failure is the first trouble of any rank, stays, and leaves targets
+// undefined. The caller may then reuse or free its memory: no rank writes it any more, and one that
+// still reads it gets an error (peer_memory.h).
 Status all_to_all(
     ShmCommunicator& communicator,
     const CollectiveCall& call,

@@ -9,7 +9,7 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// What of `piece` travels in a round that begins at `offset`.
+// The part of `piece` that is moved in a round that begins at `offset`.
 Bytes part(Bytes piece, std::size_t offset, std::size_t round_bytes) {
   return offset >= piece.size()
       ? Bytes()
@@ -70,7 +70,7 @@ void AllToAll::put(std::size_t offset) const {
   }
 }
 
-// Each begins with its neighbour, so that not all read of the same rank.
+// Each rank begins with its neighbour, so that not all read from the same rank.
 void AllToAll::take(std::size_t offset) const {
   for (int i = 1; i < communicator_.ranks(); ++i) {
     const int r = (communicator_.rank() + i) % communicator_.ranks();
@@ -92,7 +92,7 @@ Status AllToAll::finish_directly() const {
     }
   }
   copy_own();
-  return communicator_.meet();  // Nobody reads of this rank any more.
+  return communicator_.meet();  // No rank reads from this one any more.
 }
 
 Status AllToAll::run(const CollectiveCall& call) {
@@ -118,7 +118,7 @@ Status AllToAll::run(const CollectiveCall& call) {
   const std::size_t direct_from = communicator_.single_copy()
       ? communicator_.options().single_copy_bytes_min
       : SIZE_MAX;
-  // In vain only where another rank turns out to have large pieces.
+  // In vain only if another rank turns out to have large pieces.
   if (largest < direct_from) {
     put(0);
   }

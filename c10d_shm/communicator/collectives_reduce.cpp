@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each rank owns a slice and folds what all bring to it in rank order, so the
-// bits depend on nothing else. Results may take the place of what was brought:
-// nobody but its owner reads a slice, so the owner may overwrite that part of
-// every other rank's memory as soon as it has read it.
+// Each rank owns a slice and folds all contributions to it in rank order, so the bits depend on
+// nothing else. Results may take the place of contributions: only its owner reads a slice, so the
+// owner may overwrite that part of every other rank's memory as soon as it has read it.
 #include <algorithm>
 #include <vector>
 #include "base/check.h"
@@ -12,12 +11,12 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// What is folded at a time when copied directly: with one of each rank it fits
-// the second-level cache.
+// How much is folded at a time when copied directly: with one block of each rank it fits into the
+// second-level cache.
 constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
 
-// What is folded at a time through the segment, so that results are copied there
-// from the first-level cache.
+// How much is folded at a time through the segment, so that results are copied there from the
+// first-level cache.
 constexpr std::size_t kCachedBytes = std::size_t{8} << 10;
 
 class Reduce {
@@ -34,7 +33,7 @@ class Reduce {
   Status run(const CollectiveCall& call);
 
  private:
-  // Where the result of the own slice goes on this rank; null: nowhere.
+  // Where the result of the own slice goes on this rank; null if it goes nowhere.
   std::byte* target() const;
   bool gets_results(int rank) const;
   std::size_t bytes_in_all() const;
@@ -60,7 +59,7 @@ class Reduce {
   const ReduceArguments& arguments_;
   const std::size_t own_;
   const std::size_t round_bytes_;
-  std::vector<const std::byte*> inputs_;  // What is folded now, by rank.
+  std::vector<const std::byte*> inputs_;  // The inputs being folded, by rank.
 };
 
 std::byte* Reduce::target() const {
@@ -84,7 +83,7 @@ std::size_t Reduce::bytes_in_all() const {
   return all;
 }
 
-// The same on all ranks whose slices fit together, as directly().
+// The result is the same on all ranks whose slices match, as that of directly().
 bool Reduce::alone() const {
   return arguments_.recipients == ResultRecipients::kAll &&
       bytes_in_all() <= std::min(
@@ -97,7 +96,7 @@ bool Reduce::directly() const {
       bytes_in_all() >= communicator_.options().single_copy_sum_bytes_min;
 }
 
-// --- Through the segment, a part of every slice a round.
+// --- Through the segment, a part of every slice per round.
 
 void Reduce::put(std::size_t offset) const {
   for (int r = 0; r < communicator_.ranks(); ++r) {
@@ -110,8 +109,8 @@ void Reduce::put(std::size_t offset) const {
   }
 }
 
-// What others shall get goes where nobody else puts anything: the place of the
-// own slice in the own buffer.
+// Results for other ranks go where no rank puts anything else: the place of the own slice in the
+// own buffer.
 void Reduce::fold(std::size_t offset) {
   const Bytes slice = arguments_.slices[own_];
   if (offset >= slice.size()) {
@@ -123,7 +122,7 @@ void Reduce::fold(std::size_t offset) {
   }
 }
 
-// `done`: how much of this round's part of the slice is folded.
+// `done` is how much of this round's part of the slice is folded.
 void Reduce::fold_part(
     std::size_t offset, std::size_t done, std::size_t bytes) {
   for (int r = 0; r < communicator_.ranks(); ++r) {
@@ -178,7 +177,7 @@ Status Reduce::finish_in_rounds() {
   }
 }
 
-// --- Through the segment, all at once, everybody folds everything.
+// --- Through the segment, all at once; every rank folds everything.
 
 void Reduce::put_all() const {
   std::byte* to = communicator_.buffer(communicator_.rank());
@@ -248,8 +247,8 @@ Status Reduce::finish_directly() {
       return s;
     }
   }
-  return communicator_
-      .meet();  // Nobody reads of this rank, or writes, any more.
+  // No rank reads from this one, or writes to it, any more.
+  return communicator_.meet();
 }
 
 Status Reduce::run(const CollectiveCall& call) {

@@ -20,7 +20,7 @@ using Numbers = std::vector<std::uint32_t>;
 
 const CollectiveCall kCall{
     .what = "the test", .deadline = std::chrono::seconds(30)};
-// Many rounds for a few hundred numbers.
+// Buffers so small that a few hundred numbers take many rounds.
 const ShmCommunicatorOptions kOptions{
     .single_copy = false, .buffer_bytes = 4096, .sum_alone_bytes_max = 64};
 
@@ -79,7 +79,7 @@ TEST(SharedCollectives, EveryPieceGoesWhereItBelongs) {
   }
 }
 
-// Neither sums nor products: the order of ranks shows.
+// Neither a sum nor a product, so that the order of ranks shows.
 void fold_in_order(
     std::span<const std::byte* const> inputs,
     std::size_t elements,
@@ -164,7 +164,7 @@ TEST(SharedCollectives, AMismatchMovesNothingAndTheNextCallWorks) {
   });
 }
 
-// The ranks whose own pieces all have one size find out as well.
+// Ranks whose own pieces all have one size detect it as well.
 TEST(SharedCollectives, OneRaggedRankIsAMismatchOnEveryRank) {
   on_communicators(3, [](ShmCommunicator& communicator) {
     Numbers out = numbers(communicator.rank(), 0, 12);
@@ -191,7 +191,7 @@ TEST(SharedCollectives, OneRaggedRankIsAMismatchOnEveryRank) {
   });
 }
 
-// What differs in nothing but words has another digest.
+// A call that differs only in its words has another digest.
 TEST(SharedCollectives, AnotherCallOfTheSameSizeIsAMismatch) {
   on_communicators(3, [](ShmCommunicator& communicator) {
     Numbers own = numbers(communicator.rank(), 0, 5);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One of two processes is stopped at a random moment, the other one gives up
-// and reuses or unmaps the memory that it had lent, and then the first goes on:
-// the call fails on both, and no byte of the memory changes. Needs no LibTorch.
+// One of two processes is stopped at a random moment, the other one gives up and reuses or unmaps
+// the memory that it had lent, and then the first one goes on: the call fails on both, and no byte
+// of the memory changes. Needs no LibTorch.
 #include <poll.h>
 #include <sys/mman.h>
 #include <algorithm>
@@ -41,7 +41,7 @@ constexpr Duration kPatience = 100ms;
 constexpr std::size_t kCount = std::size_t{1} << 18;  // 1 MiB.
 constexpr Number kGuard = 0xA5A5A5A5;
 
-// Memory that a rank lends; its own pages, so that it can be unmapped.
+// Memory that a rank lends, in pages of its own, so that it can be unmapped.
 class Lent {
  public:
   explicit Lent(std::size_t count) : count_(count) {
@@ -79,7 +79,7 @@ void fill(NumberSpan numbers, int rank, std::uint64_t call) {
   }
 }
 
-// The sum of both ranks from element `from` on.
+// Whether it is the sum of both ranks from element `from` on.
 bool is_sum(NumberSpan numbers, std::uint64_t call, std::size_t from) {
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (numbers[i] != value(0, call, from + i) + value(1, call, from + i)) {
@@ -102,8 +102,7 @@ void add(
   }
 }
 
-// Calls of every kind and size in turn; tells whether an outcome that is ok has
-// the right numbers.
+// Calls of every kind and size in turn; checks that a successful outcome has the right numbers.
 class Calls {
  public:
   explicit Calls(ShmCommunicator& communicator)
@@ -178,8 +177,8 @@ class Calls {
   std::vector<Number> target_ = std::vector<Number>(kCount);
 };
 
-// What the rank that gave up does with its memory: keeps it under guard, or, in
-// every other moment, unmaps it; then it lets the late rank go on to its end.
+// What the rank that gave up does with its memory: it keeps it under guard or, at every other
+// moment, unmaps it; then it lets the late rank run to its end.
 void reuse_memory(Lent& lent, int moment, const shm::Peers& peers) {
   const Descriptor late_process = open_pidfd(peers.process(kLateRank));
   if (moment % 2 == 1) {
@@ -187,7 +186,7 @@ void reuse_memory(Lent& lent, int moment, const shm::Peers& peers) {
   } else {
     std::fill(lent.numbers().begin(), lent.numbers().end(), kGuard);
   }
-  // Again and again: on a busy machine it may be stopped only now.
+  // Repeated: on a busy machine it may be stopped only now.
   pollfd ended = {late_process.get(), POLLIN, 0};
   int has_ended = 0;
   for (int i = 0; i < 200 && has_ended == 0; ++i) {
@@ -202,9 +201,9 @@ void reuse_memory(Lent& lent, int moment, const shm::Peers& peers) {
   }
 }
 
-// Lets the late rank go on after a while. One that was stopped just between its
-// look for the mark and its call of the kernel keeps the other one waiting
-// (PeerWriter::await_end), which then has its memory only after that write.
+// Lets the late rank go on after a while. If it was stopped between looking for the mark and
+// calling the kernel, it keeps the other one waiting (PeerWriter::await_end), which gets its memory
+// back only after that write.
 class GoesOnInTheEnd {
  public:
   explicit GoesOnInTheEnd(int process)
@@ -246,9 +245,8 @@ void reach_calls(int rank, ChildLink& link) {
   }
 }
 
-// Runs `body` on two ranks that report why they failed, and in which call; the
-// late one is stopped once at each of many moments. It may fail up to
-// `calls_before_max` calls before the other one.
+// Runs `body` on two ranks that report why they failed, and in which call; the late one is stopped
+// once at each of many moments. It may fail up to `calls_before_max` calls before the other one.
 void at_every_moment(
     std::size_t bytes,
     std::uint64_t calls_before_max,
@@ -317,7 +315,7 @@ TEST(LateRank, CollectivesThroughTheSegmentFailOnBoth) {
       {.single_copy = false, .buffer_bytes = std::size_t{64} << 10});
 }
 
-// Moves messages until `done` says that one has ended.
+// Moves messages until `done` shows that one has ended.
 void run_until(P2pChannel& channel, const bool& done) {
   while (!done) {
     const std::uint64_t rung = channel.doorbell().value();
@@ -333,9 +331,9 @@ void run_until(P2pChannel& channel, const bool& done) {
   }
 }
 
-// Copied directly, the late rank may fail one call before the other one: when it
-// was stopped after its reply to one message and before it looked for the mark,
-// which the sender of the next one has set meanwhile. It has the right numbers.
+// With direct copies, the late rank may fail one call before the other one: if it was stopped after
+// its reply to one message and before it looked for the mark, which the sender of the next one has
+// set meanwhile. Its numbers are right.
 void messages_fail_on_both(bool single_copy) {
   at_every_moment(
       P2pChannel::bytes(2), single_copy ? 1 : 0,

@@ -53,7 +53,7 @@ P2pChannel::TypeText P2pChannel::type_text(std::string_view type) {
   return text;
 }
 
-// Empty when the message fits into the room for it. The same words at both ends.
+// Empty if the message fits into the room for it. Both ends use the same words.
 std::string P2pChannel::mismatch(
     std::uint64_t room,
     const TypeText& room_type,
@@ -195,7 +195,7 @@ void P2pChannel::handle(int rank, const Reply& reply) {
   PeerQueues& peer = others_[index(rank)];
   const auto found = peer.sent.find(reply.id);
   if (found == peer.sent.end()) {
-    return;  // Ended meanwhile.
+    return;  // It has ended meanwhile.
   }
   P2pMessage message = std::move(found->second);
   peer.sent.erase(found);
@@ -243,8 +243,8 @@ bool P2pChannel::post_waiting(int rank) {
   return posted;
 }
 
-// In the order in which they were asked for; that of headers with one tag is
-// the sender's.
+// Takes receives in the order in which they were issued; headers with one tag are in the sender's
+// order.
 bool P2pChannel::match() {
   bool moved = false;
   for (auto next = receives_.begin(); next != receives_.end();) {
@@ -263,7 +263,7 @@ bool P2pChannel::match() {
   return moved;
 }
 
-// False when no such header has arrived; else the message is on its way.
+// Returns false if no such header has arrived; otherwise the message is on its way.
 bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   PeerQueues& peer = others_[index(rank)];
   const auto found = std::find_if(
@@ -302,8 +302,8 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
     outcome = peer_memory_.read(rank, header.address, message.bytes);
     reply(kDone);
     post_waiting(rank);
-    // The sender revokes its memory, then looks for this reply once more: where
-    // its call fails for want of the reply, this one fails too.
+    // The sender revokes its memory, then looks for this reply once more: if its call fails because
+    // the reply is missing, this one fails, too.
     if (outcome.ok()) {
       outcome = peer_memory_.still_lent(rank);
     }
@@ -318,7 +318,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   return true;
 }
 
-// A piece is filled when the one before is taken.
+// A piece is filled when the one before has been taken.
 bool P2pChannel::fill_pieces(int rank) {
   PeerQueues& peer = others_[index(rank)];
   PairQueue& to = pair_queue(peers_->rank(), rank);
@@ -363,7 +363,7 @@ void P2pChannel::end_piece(
 }
 
 void P2pChannel::check_peers() {
-  // Before the last progress: what a rank posted before it ended counts.
+  // Read before the last progress: what a rank posted before it ended counts.
   Status trouble = peers_->check();
   std::vector<int> left;
   for (int r = 0; r < peers_->ranks(); ++r) {
@@ -384,7 +384,7 @@ void P2pChannel::check_peers() {
   }
 }
 
-// Whoever keeps a message waiting beyond its time; ok when nobody does.
+// Blames the rank that has kept a message waiting for too long; ok if there is none.
 Status P2pChannel::blame_late_peer() {
   const Instant now = clock_->now();
   const auto is_late = [&](const P2pMessage& message) {
@@ -430,7 +430,7 @@ void P2pChannel::end_messages_of(int rank, const Status& why) {
   peer.sent.clear();
   peer.headers_waiting.clear();
   peer.replies_waiting.clear();
-  // A receive from any rank stays while another one may still send.
+  // A receive from any rank stays as long as another rank may still send.
   bool others_left = true;
   for (int r = 0; r < peers_->ranks(); ++r) {
     others_left = others_left && (r == peers_->rank() || peers_->has_left(r));
@@ -448,9 +448,9 @@ void P2pChannel::end_messages_of(int rank, const Status& why) {
   }
 }
 
-// Before anybody hears that a message has failed and reuses its memory. Not
-// where nothing is lent: a receiver may still be about to look for the mark
-// after a message that both have seen through.
+// Comes before anybody learns that a message has failed and reuses its memory. It is not done if
+// nothing is lent: a receiver may still be about to look for the mark after a message that both
+// have completed.
 void P2pChannel::revoke_lent() {
   if (std::ranges::all_of(
           others_, [](const PeerQueues& peer) { return peer.sent.empty(); })) {

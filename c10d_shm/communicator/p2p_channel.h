@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Point-to-point messages with tags between any two ranks of a segment, beside and independent of
-// collectives. A short message travels with its header, and its sender is done at once. A long one
+// Point-to-point messages with tags between any two ranks of a segment, independent of collectives.
+// A short message is sent together with its header, and its sender is done at once. A long one
 // stays where it is until the receiver, which has matched the header, copies it directly
-// (peer_memory.h), or asks for it piece by piece where the kernel forbids that. A message may be
-// shorter than the room for it, but not of another type. The rings between two ranks are short,
-// but both ends keep what waits in memory of their own, so a message that nobody receives yet
-// holds up no other. Refers to memory of a segment, which must outlive it. Thread rule: one thread
-// at a time; ring_doorbell() any.
+// (peer_memory.h) or, if the kernel forbids that, asks for it piece by piece. A message may be
+// shorter than the room for it, but not of another type. The rings between two ranks are short, but
+// both ends keep waiting headers in memory of their own, so a message that nobody receives yet does
+// not block others. Refers to memory of a segment, which must outlive it. Thread rule: one thread
+// at a time; any thread may call ring_doorbell().
 #pragma once
 
 #include <algorithm>
@@ -34,33 +34,33 @@ namespace sherd::c10d_shm {
 struct P2pMessage {
   static constexpr int kAnyRank = -1;
 
-  int peer = 0;  // Another rank; when received, kAnyRank too.
+  int peer = 0;  // Another rank; a receive may use kAnyRank.
   int tag = 0;
-  // What the bytes are, e.g. "Float": both ends must say the same. What is
-  // longer than kTypeMax is cut.
+  // What the bytes are, e.g. "Float": both ends must name the same type. Longer names than kTypeMax
+  // are truncated.
   std::string_view type{};
-  // What is sent, or room for what is received, of which a shorter message
-  // fills the beginning. Must stay until `done`.
+  // The bytes to send, or the room for a received message; a shorter message fills the beginning.
+  // They must stay valid until `done`.
   Bytes bytes{};
   Instant until{0};
-  // To be called once, with who sent it.
+  // Called once, with the rank that sent the message.
   std::function<void(const Status& outcome, int source)> done{};
 };
 
 struct P2pChannelOptions {
-  // Equal on every rank: whether processes may copy from each other.
+  // Whether processes may copy from each other; equal on every rank.
   bool single_copy = false;
 };
 
 class P2pChannel {
  public:
-  // Up to here a message travels with its header.
+  // Messages up to this size are sent together with their header.
   static constexpr std::size_t kShortBytes = 1024;
 
   static std::size_t bytes(int ranks);
 
-  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
-  // `peers` and `clock` must outlive it.
+  // `memory` is bytes(ranks) of a segment, aligned to kCacheLine, initially zeros. `peers` and
+  // `clock` must outlive the channel.
   P2pChannel(
       Bytes memory,
       shm::Peers& peers,
@@ -69,22 +69,22 @@ class P2pChannel {
   P2pChannel(const P2pChannel&) = delete;
   P2pChannel& operator=(const P2pChannel&) = delete;
 
-  // Fails at once where the receiver has died or left, or the group has ended.
+  // Fails at once if the receiver has died or left, or the group has ended.
   void send(P2pMessage message);
   void receive(P2pMessage message);
 
-  // Moves what can be moved without waiting; false when that was nothing.
+  // Moves what can be moved without waiting; returns false if that was nothing.
   bool progress();
-  // Ends the messages that wait in vain, with the error that all ranks of the group
-  // have: all of them for a dead or silent rank, only its own for one that has left.
+  // Ends the messages that wait in vain, with the error that all ranks of the group get: all
+  // messages for a dead or silent rank, only its own messages for a rank that has left.
   void check_peers();
-  // Ends everything, and revokes the memory that this rank lent.
+  // Ends all messages, and revokes the memory that this rank lent.
   void end_all(const Status& why);
   bool idle() const;
-  // Whether all that this rank has to tell ranks that are there lies where they find it.
+  // Whether everything that this rank has to tell present ranks lies where they find it.
   bool has_posted_all() const;
-  // The messages that have ended since the last call. The caller calls each one's
-  // `done`, which may issue other messages.
+  // The messages that have ended since the last call. The caller calls `done` of each, which may
+  // issue other messages.
   struct Ended {
     P2pMessage message{};
     Status outcome{};
@@ -100,7 +100,7 @@ class P2pChannel {
   static constexpr std::size_t kSlots = 16;
   static constexpr std::size_t kStreamBytes = std::size_t{64} << 10;
   static constexpr std::size_t kTypeMax = 23;
-  using TypeText = std::array<char, kTypeMax + 1>;  // Ends with a zero.
+  using TypeText = std::array<char, kTypeMax + 1>;  // Zero-terminated.
   struct MessageHeader {
     std::uint64_t id;
     std::uint64_t bytes;
@@ -112,18 +112,19 @@ class P2pChannel {
   struct Reply {
     std::uint64_t id;
     std::uint64_t what;
-    // For kMismatch: what the receiver has room for.
+    // For kMismatch: the size of the receiver's room.
     std::uint64_t room;
     TypeText type;
   };
   static constexpr std::uint64_t kDone = 1;
   static constexpr std::uint64_t kPull = 2;
   static constexpr std::uint64_t kMismatch = 3;
-  // From one rank to another; zeros at first.
+  // From one rank to another; initially zeros.
   struct PairQueue {
     shm::CounterCell headers_posted;
     shm::CounterCell headers_taken;
-    shm::CounterCell replies_posted;  // To headers of the other direction.
+    // Replies to headers of the other direction.
+    shm::CounterCell replies_posted;
     shm::CounterCell replies_taken;
     shm::CounterCell pieces_filled;
     shm::CounterCell pieces_taken;
@@ -149,13 +150,15 @@ class P2pChannel {
       return message.bytes.subspan(moved, std::min(kStreamBytes, rest));
     }
   };
-  // What this rank keeps of each other one.
+  // What this rank keeps for each other one.
   struct PeerQueues {
-    std::deque<MessageHeader> headers_waiting{};  // For a slot.
+    std::deque<MessageHeader> headers_waiting{};  // They wait for a slot.
     std::deque<Reply> replies_waiting{};
-    std::map<std::uint64_t, P2pMessage> sent{};  // Long ones, until replied to.
-    std::deque<ReceivedHeader> arrived{};        // Not received yet.
-    std::deque<ChunkedTransfer> outgoing{};      // Asked for, in that order.
+    // Long messages without a reply so far.
+    // Not received yet.
+    std::map<std::uint64_t, P2pMessage> sent{};
+    std::deque<ReceivedHeader> arrived{};
+    std::deque<ChunkedTransfer> outgoing{};  // Requested, in that order.
     std::deque<ChunkedTransfer> incoming{};
   };
 
@@ -166,7 +169,7 @@ class P2pChannel {
   bool post_waiting(int rank);
   bool fill_pieces(int rank);
   bool take_pieces(int rank);
-  // Counts a piece of the first transfer, and ends that when it was the last one.
+  // Counts a piece of the first transfer, and ends the transfer if it was the last one.
   void end_piece(
       std::deque<ChunkedTransfer>& transfers, std::size_t bytes, int source);
   bool match();
@@ -188,7 +191,7 @@ class P2pChannel {
   const Clock* clock_;
   const PeerMemory peer_memory_;
   const P2pChannelOptions options_;
-  std::vector<PeerQueues> others_;  // By rank.
+  std::vector<PeerQueues> others_;  // Indexed by rank.
   std::list<P2pMessage> receives_;
   std::vector<Ended> ended_;
   std::uint64_t next_id_ = 1;

@@ -11,8 +11,8 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// How long to look for the cause of a copy that failed: a process loses its
-// memory a moment before it is seen to have ended.
+// How long to look for the cause of a failed copy: a process loses its memory a moment before it is
+// seen to have ended.
 constexpr Duration kCauseAppears = std::chrono::milliseconds(300);
 constexpr Duration kLook = std::chrono::milliseconds(1);
 
@@ -72,7 +72,7 @@ PeerWriter::PeerWriter(
       "memory for the writes of all ranks");
 }
 
-// A row for each writer, so that no two write one line.
+// A row for each writer, so that no two write to one cache line.
 PeerWriter::WriteCounts& PeerWriter::writes(int from, int to) const {
   const std::size_t row =
       shm::round_up_to_lines(index(peers_->ranks()) * sizeof(WriteCounts));
@@ -92,9 +92,9 @@ void PeerWriter::open() {
   base_of(peers_->rank()) = reinterpret_cast<std::uintptr_t>(memory_.data());
 }
 
-// Begun (B), then the mark read (R); the owner sets the mark (M), then reads
-// begun (A). All are sequentially consistent: R before M implies B before A, so
-// the owner waits for this write; M before R, and nothing is written.
+// The writer records that it begins (B), then reads the mark (R); the owner sets the mark (M), then
+// reads what has begun (A). All are sequentially consistent: R before M implies B before A, so the
+// owner waits for this write; if M is before R, nothing is written.
 Status PeerWriter::write(
     int rank, std::uint64_t address, std::span<const std::byte> source) {
   WriteCounts& own = writes(peers_->rank(), rank);

@@ -2,14 +2,14 @@
 //
 // Copies between this process and memory that other ranks have lent, in a single copy by the
 // kernel: PeerMemory reads, PeerWriter writes. Before a call that lent memory fails, its rank
-// revokes all of it (Peers::revoke_memory) and waits until nobody writes it any more. Then the
-// memory is the caller's again, whatever late ranks do:
+// revokes all of it (Peers::revoke_memory) and waits until no rank writes it any more. Then the
+// memory belongs to the caller again, whatever late ranks do:
 // - A reader checks the mark after the copy. If the copy saw anything that was written after the
-// memory had been revoked, the check finds the mark, and the read fails.
+//   memory had been revoked, the check finds the mark, and the read fails.
 // - A writer records that it begins, checks the mark and writes; the kernel records the end in the
-// same call that writes. The owner sets the mark, then looks for writers that have begun and not
-// ended. So each writer sees the mark, or its owner sees the writer.
-// Thread rule: PeerMemory any thread, PeerWriter one. docs/design/shm_backend.md
+//   same call that writes. The owner sets the mark, then looks for writers that have begun and not
+//   ended. So each writer sees the mark, or its owner sees the writer. Thread rule: PeerMemory any
+//   thread, PeerWriter one. docs/design/shm_backend.md
 #pragma once
 
 #include <cstddef>
@@ -27,15 +27,14 @@ class PeerMemory {
   PeerMemory(shm::Peers& peers, const Clock& clock)
       : peers_(&peers), clock_(&clock) {}
 
-  // Reads what lies at `address` of `rank`, as long as `target`. Ok only when
-  // the rank had not revoked its memory. Else the first trouble of any rank, or
-  // an error that names `rank`, and `target` is undefined; this may take 0.3 s,
-  // until the cause is known.
+  // Reads the bytes at `address` of `rank`, as many as `target` has. Ok only if the rank had not
+  // revoked its memory. Otherwise returns the first trouble of any rank, or an error that names
+  // `rank`, and `target` is undefined; this may take 0.3 s, until the cause is known.
   Status read(
       int rank, std::uint64_t address, std::span<std::byte> target) const;
-  // Ok while `rank` has not revoked its memory; else as read().
+  // Ok if `rank` has not revoked its memory; otherwise fails as read() does.
   Status still_lent(int rank) const;
-  // Why a copy from or to memory of `rank` failed, or may not be used.
+  // Why a copy from or to memory of `rank` failed, or must not be used.
   Status cause(int rank, const Status& copied) const;
 
  private:
@@ -45,36 +44,36 @@ class PeerMemory {
 
 class PeerWriter {
  public:
-  // Bytes of segment.
+  // The number of bytes that it needs in a segment.
   static std::size_t bytes(int ranks);
 
-  // `memory`: bytes(ranks) of a segment, aligned to kCacheLine, zeros at first.
-  // `peers` and `clock` must outlive it.
+  // `memory` is bytes(ranks) of a segment, aligned to kCacheLine, initially zeros. `peers` and
+  // `clock` must outlive it.
   PeerWriter(
       std::span<std::byte> memory, shm::Peers& peers, const Clock& clock);
 
-  // Tells the other ranks where `memory` lies in this process. Called before all
-  // else, and before a barrier of all ranks.
+  // Tells the other ranks where `memory` lies in this process. Called before anything else, and
+  // before a barrier of all ranks.
   void open();
 
-  // Writes `source` to `address` of `rank`. Fails as PeerMemory::read() does; part may
-  // have been written then, but nothing after `rank` has revoked its memory
-  // and await_end() has returned there.
+  // Writes `source` to `address` of `rank`. Fails as PeerMemory::read() does; some of it may have
+  // been written then, but nothing after `rank` has revoked its memory and await_end() has returned
+  // there.
   Status write(
       int rank, std::uint64_t address, std::span<const std::byte> source);
 
-  // Returns when no rank writes memory of this one any more, now or later.
-  // A rank that was stopped at the moment when it had found the memory lent and
-  // had not called the kernel yet keeps this one waiting; after `at_most` the
-  // process aborts, since it can neither go on waiting nor reuse its memory.
+  // Returns when no rank writes memory of this one any more, now or later. A rank that was stopped
+  // after it had found the memory lent, and before it called the kernel, keeps this one waiting;
+  // after `at_most` the process aborts, since it can neither go on waiting nor reuse its memory.
   // REQUIRES: Peers::revoke_memory().
   void await_end(Duration at_most) const;
 
  private:
   // How many writes from one rank to another have begun and ended.
   struct WriteCounts {
-    std::uint64_t begun;  // By the writer.
-    std::uint64_t ended;  // By the kernel, or the writer after a failure.
+    std::uint64_t begun;  // Counted by the writer.
+    // Counted by the kernel, or by the writer after a failure.
+    std::uint64_t ended;
   };
   WriteCounts& writes(int from, int to) const;
   std::uint64_t& base_of(int rank) const;

@@ -17,7 +17,7 @@ using shm::test::Table;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Rank 0 lends memory, rank 1 copies; both are this process.
+// Rank 0 lends memory and rank 1 copies; both are this process.
 class PeerMemoryTest : public ::testing::Test {
  protected:
   PeerMemoryTest() {
@@ -39,7 +39,7 @@ class PeerMemoryTest : public ::testing::Test {
   std::uint64_t address() const {
     return reinterpret_cast<std::uintptr_t>(lent_.data());
   }
-  // Numbers of writes from rank 1 to rank 0: begun, ended.
+  // The counts of writes from rank 1 to rank 0: begun, ended.
   std::span<std::uint64_t> writes() const {
     auto* row = table_.data().data() + shm::kCacheLine;
     return {reinterpret_cast<std::uint64_t*>(row), 2};

@@ -13,18 +13,17 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// A write of another rank's takes microseconds; longer only while that rank is
-// not given a core.
+// A write of another rank takes microseconds; it takes longer only while that rank gets no core.
 constexpr Duration kEndOfWrites = std::chrono::seconds(30);
 
 }  // namespace
 
-// Where things lie in the memory of a communicator.
+// The layout of a communicator's memory.
 struct ShmCommunicator::Layout {
   std::size_t cores = 0;  // The barrier comes first.
   std::size_t writes = 0;
-  std::size_t announcements = 0;  // Two.
-  std::size_t buffers = 0;        // Two a rank.
+  std::size_t announcements = 0;  // Two tables.
+  std::size_t buffers = 0;        // Two per rank.
   std::size_t end = 0;
 
   Layout(int ranks, const ShmCommunicatorOptions& options) {
@@ -122,7 +121,7 @@ Status ShmCommunicator::begin(
   return {};
 }
 
-// The digest of what this rank has announced; 1 stands for 0, which means none.
+// The digest of what this rank has announced. 0 means that there is none, so 1 replaces it.
 std::uint64_t ShmCommunicator::digest_of(
     const Announcements& all, PieceSizes sizes) const {
   if (sizes == PieceSizes::kAny) {
@@ -165,7 +164,7 @@ Status ShmCommunicator::meet_and_compare() {
       : Status(ErrorCode::kPeerMismatch, std::move(sentence));
 }
 
-// Where all offer the same, no other rank's line has to be read again.
+// If all announce the same, no other rank's line has to be read again.
 std::size_t ShmCommunicator::largest_piece() const {
   const Announcements all = announcements();
   if (!all_said_the_same_) {
@@ -187,9 +186,8 @@ std::byte* ShmCommunicator::scratch(std::size_t bytes) {
 
 void ShmCommunicator::abort() { shm::Counter(aborted_).post(1); }
 
-// The order matters: the others learn why, then that this rank has given up,
-// then that its memory is no longer lent; only when nobody writes it any more
-// may the caller go on.
+// The order matters: the others learn the reason, then that this rank has given up, then that its
+// memory is no longer lent; the caller may go on only when no rank writes that memory any more.
 Status ShmCommunicator::fail(Status why) {
   if (failure_.ok()) {
     failure_ = std::move(why);
@@ -224,7 +222,7 @@ Status ShmCommunicator::write(
 
 // --- What the kernel allows.
 
-// Each reads a number of each other one, and tells whether it could.
+// Each rank reads a number from each other one, and reports whether it could.
 Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
   const std::uint64_t secret = 0x5ca1ab1e00000000ULL + index(rank());
   std::uint64_t own = secret;
@@ -276,7 +274,7 @@ Status ShmCommunicator::meet_first(Duration deadline) {
   for (const cpu_set_t& each : cores()) {
     CPU_OR(&all, &all, &each);
   }
-  // Else it would keep who is awaited from running.
+  // Otherwise a spinning rank would keep the awaited one from running.
   spin_ = CPU_COUNT(&all) >= ranks() ? options_.spin : Duration(0);
   return failed;
 }

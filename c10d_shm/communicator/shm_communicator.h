@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The frame of a collective among the ranks of a segment: each rank announces what it brings, all
-// meet in a barrier and compare, bytes move through buffers of the segment or directly between
-// processes, and the ranks meet again. Refers to memory of a segment, which must outlive it.
-// Thread rule: one thread.
+// The framework of a collective among the ranks of a segment: each rank announces what it
+// contributes, all meet in a barrier and compare, bytes move through buffers of the segment or
+// directly between processes, and the ranks meet again. Refers to memory of a segment, which must
+// outlive it. Thread rule: one thread.
 //
-// Buffers and announcements are used in turns: a rank that writes one in round n + 2 has met all
-// ranks in round n + 1, to which they came after all reads of round n.
+// Buffers and announcements are used in turn: a rank that writes one in round n + 2 has met all
+// ranks in round n + 1, which they entered after all reads of round n.
 #pragma once
 
 #include <sched.h>
@@ -30,41 +30,43 @@ namespace sherd::c10d_shm {
 
 // Equal on every rank.
 struct ShmCommunicatorOptions {
-  // Behaviour. Whether to copy from process to process where that is allowed.
+  // ---- behaviour ----
+  // Whether to copy from process to process if that is allowed.
   bool single_copy = true;
-  // Performance. What a rank brings through the segment at a time; there are
-  // two such buffers a rank. Whole pages.
+  // ---- performance ----
+  // How much a rank sends through the segment at a time; each rank has two such buffers. A multiple
+  // of the page size.
   std::size_t buffer_bytes = std::size_t{1} << 20;
-  // Pieces from here on are copied directly: each page costs a lookup.
+  // Pieces of at least this size are copied directly: each page costs a lookup.
   std::size_t single_copy_bytes_min = std::size_t{256} << 10;
-  // The same for what a rank brings to a reduction in all, which goes back and
-  // forth: up to here it goes through the segment.
+  // The same for the total contribution of a rank to a reduction, which goes back and forth:
+  // smaller ones go through the segment.
   std::size_t single_copy_sum_bytes_min = (std::size_t{1} << 20) + 1;
-  // An all-reduce up to here is summed by every rank on its own: more work, one
-  // meeting less.
+  // Up to this size, every rank sums an all-reduce on its own, which is more work but one barrier
+  // less.
   std::size_t sum_alone_bytes_max = std::size_t{128} << 10;
-  // As in WaitOptions; not where ranks have to share cores.
+  // As in WaitOptions; not used if ranks have to share cores.
   Duration spin = std::chrono::microseconds(50);
 };
 
 struct CollectiveCall {
-  // Operation, dtype, root, in words: what all ranks must agree on.
+  // Operation, dtype and root in words: what all ranks must agree on.
   std::string_view what{};
   // How long one rank may keep the others waiting.
   Duration deadline = std::chrono::seconds(60);
 };
 
-// When the pieces of a call fit together: whatever ranks offer, as a comparison
-// of each with each finds; or as soon as all ranks offer the same sizes.
+// When the pieces of a call match: kAny needs a comparison of each rank with each other one;
+// kFitWhenEqual means that they match as soon as all ranks announce the same sizes.
 enum class PieceSizes { kAny, kFitWhenEqual };
 
 class ShmCommunicator {
  public:
-  // Bytes of segment.
+  // The number of bytes that it needs in a segment.
   static std::size_t bytes(int ranks, const ShmCommunicatorOptions& options);
 
-  // `memory`: bytes(ranks, options) of a segment, aligned to kCacheLine, zeros at first.
-  // `peers` and `clock` must outlive it.
+  // `memory` is bytes(ranks, options) of a segment, aligned to kCacheLine, initially zeros. `peers`
+  // and `clock` must outlive it.
   ShmCommunicator(
       Bytes memory,
       shm::Peers& peers,
@@ -81,33 +83,32 @@ class ShmCommunicator {
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }
   const ShmCommunicatorOptions& options() const { return options_; }
-  // Begins a collective: announces what this rank has for each other one, and for
-  // how many bytes of each it has room. The buffers are free from then on.
+  // Begins a collective: announces what this rank has for each other one, and for how many of its
+  // bytes there is room. From then on the buffers are free.
   Status begin(
       const CollectiveCall& call,
       std::span<const Bytes> offered,
       std::span<const std::size_t> wanted,
       PieceSizes sizes = PieceSizes::kAny);
-  // meet(), then compares the announcements: kPeerMismatch on every rank, and the
-  // next collective may follow, when they do not fit together.
+  // meet(), then compares the announcements: kPeerMismatch on every rank if they do not match; the
+  // next collective may follow.
   Status meet_and_compare();
   // Returns when all ranks have called it and none has given up meanwhile.
   Status meet();
-  // Turns to the other buffers. Between meet() and writing to them.
+  // Switches to the other buffers. Called between meet() and writing to them.
   void next_round() { ++round_; }
 
-  // REQUIRES: meet_and_compare() of this collective was ok, no other has begun.
+  // REQUIRES: meet_and_compare() of this collective was ok, and no other has begun.
   std::size_t largest_piece() const;
 
   // This round's buffer of `rank`.
   std::byte* buffer(int rank) const;
-  // Memory of this rank alone, kept from call to call, since new pages would
-  // cost more than a small call. Aligned to kCacheLine; each call may overwrite
-  // or replace what an earlier one got.
+  // Memory of this rank only, kept from call to call, since new pages would cost more than a small
+  // call. Aligned to kCacheLine; each call may overwrite or replace what an earlier one got.
   std::byte* scratch(std::size_t bytes);
 
-  // What `rank` announced for `piece_of`, from `offset` on. After a failure the
-  // group has ended. REQUIRES: as largest_piece().
+  // Reads what `rank` announced for `piece_of`, from `offset` on. After a failure the group has
+  // ended. REQUIRES: as largest_piece().
   Status read(int rank, int piece_of, std::size_t offset, Bytes target);
   Status write(
       int rank,
@@ -115,12 +116,12 @@ class ShmCommunicator {
       std::size_t offset,
       std::span<const std::byte> source);
 
-  // Ends the wait of another thread of this process, or the next one, as fail()
-  // does. Thread rule: any thread.
+  // Ends the current or next wait of another thread of this process, as fail() does. Thread rule:
+  // any thread.
   void abort();
 
-  // Ends the group for all ranks, and takes back the memory that this rank lent:
-  // when it returns, nobody writes it any more.
+  // Ends the group for all ranks, and takes back the memory that this rank lent: when it returns,
+  // no rank writes it any more.
   Status fail(Status why);
 
  private:
@@ -129,7 +130,7 @@ class ShmCommunicator {
   std::uint64_t address(int rank, int piece_of, std::size_t offset) const;
   Status meet_first(Duration deadline);
   Status probe(Duration deadline, bool& allowed);
-  std::span<cpu_set_t> cores() const;  // By rank.
+  std::span<cpu_set_t> cores() const;  // Indexed by rank.
   struct Layout;
 
   Bytes memory_;
@@ -149,7 +150,7 @@ class ShmCommunicator {
   std::size_t scratch_bytes_ = 0;
   std::array<char, Announcements::kTextMax + 1> what_{};
   Status failure_;
-  shm::CounterCell aborted_{};  // In this process only.
+  shm::CounterCell aborted_{};  // Used in this process only.
 };
 
 }  // namespace sherd::c10d_shm

@@ -28,7 +28,7 @@ void* pointer(std::uint64_t address) {
 
 }  // namespace
 
-// The kernel may stop early: at 2 GiB, and where a page is missing.
+// The kernel may stop early: at 2 GiB, and at a missing page.
 Status copy_from(const RemoteBytes& source, std::span<std::byte> target) {
   std::size_t done = 0;
   while (done < target.size()) {
@@ -49,7 +49,7 @@ Status copy_from(const RemoteBytes& source, std::span<std::byte> target) {
   return {};
 }
 
-// Not repeated when the kernel stops early: then `number` is not there.
+// Not repeated if the kernel stops early: then `number` is not written.
 Status copy_to(
     const RemoteBytes& target,
     std::span<const std::byte> source,
@@ -71,7 +71,7 @@ Status copy_to(
 }
 
 void let_peers_copy(bool allowed) {
-  // Fails where there is no Yama, and nothing needs to be allowed.
+  // Fails if there is no Yama; then no permission is needed.
   ::prctl(PR_SET_PTRACER, allowed ? PR_SET_PTRACER_ANY : 0UL, 0, 0, 0);
 }
 

@@ -19,30 +19,29 @@ namespace sherd {
 
 // Equal on every rank.
 struct ShmGroupOptions {
-  // How long joining may take, and how long a rank may keep the others waiting in
-  // a call that has no timeout of its own.
+  // How long joining may take, and how long a rank may keep the others waiting in a call that has
+  // no timeout of its own.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  // How errors name the ranks, in order; empty: 0, 1, ...
+  // How errors name the ranks, in order; if empty, 0, 1, ...
   std::vector<int> names{};
-  // Copies from process to process where the kernel allows it; false: through
-  // the segment only.
+  // Copies from process to process if the kernel allows it; if false, only through the segment.
   bool single_copy = true;
-  // The backend joins nobody before its reconfigure(). From PyTorch 2.14 on; with
-  // older ones make_shm_backend() throws.
+  // The backend joins only in its reconfigure(). Needs PyTorch 2.14; with older versions
+  // make_shm_backend() throws.
   bool enable_reconfigure = false;
-  // For a program with a lock of its own that callbacks of works need, such as
-  // Python's. A backend that is dropped ends its work and joins its threads:
-  // `unlocked` runs that, `block`, once, without the lock, or not at all in a
-  // forked child, which is not the rank; empty: as it is.
+  // For a program that has a lock of its own that callbacks of works need, such as Python's. When a
+  // backend is released, it ends its work and joins its threads: `unlocked` must run that, `block`,
+  // once without the lock; or not at all in a forked child, which is not the rank. If it is empty,
+  // `block` is simply run.
   std::function<void(const std::function<void()>& block)> unlocked{};
-  // Called with every backend: this one, and those split off it. May be empty.
+  // Called with every backend: this one, and those split off from it. May be empty.
   std::function<void(const c10::intrusive_ptr<c10d::Backend>&)> made{};
 };
 
-// Collective over the `size` ranks that share `store`. A store may serve one group
-// after another, whatever became of those before, when each rank makes one backend
-// for each. Throws Error, on every rank, when they are not all
-// on this host, when memory is short, or naming a rank that does not come.
+// Collective over the `size` ranks that share `store`. A store may serve one group after another,
+// whatever became of earlier ones, if each rank makes one backend for each. Throws Error on every
+// rank if they are not all on this host, if memory is short, or, naming a rank, if that rank does
+// not come.
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
