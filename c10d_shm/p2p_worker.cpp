@@ -8,7 +8,7 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// How often it checks whether all ranks are alive while messages are under way; otherwise the
+// How often it checks whether all ranks are alive, while messages are under way and otherwise. The
 // doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);

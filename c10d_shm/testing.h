@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of the shm backend: forked ranks with a backend each, and Gloo's
-// beside it where results are compared.
+// For tests of the shm backend: forked ranks with a backend each, and Gloo's in addition if results
+// are compared.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ using sherd::test::Rank;
 using sherd::test::RankOptions;
 using sherd::test::RankReport;
 
-// World sizes that every operation is tried on.
+// The world sizes with which every operation is tested.
 inline constexpr std::array kWorlds = {1, 2, 3, 4, 7};
 
 struct BackendSetup {
@@ -32,8 +32,8 @@ struct BackendSetup {
   std::chrono::milliseconds timeout = std::chrono::seconds(20);
 };
 
-// How large messages travel: directly; through one buffer in several rounds;
-// and everything directly, even a byte.
+// The paths of large messages: directly; through one buffer in several rounds; and everything
+// directly, even a single byte.
 inline std::vector<ShmCommunicatorOptions> all_transfer_paths() {
   constexpr std::size_t kSmall = std::size_t{16} << 10;
   return {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShmWork is an asynchronous operation of the shm backend. WorkQueue runs the operations of a
-// group one after another, in the order in which they were issued: on its own thread, or on that
-// of a caller that waits, whichever is there first, so that an operation that is waited for at
-// once costs no switch of threads. Messages are works, too, which P2pWorker completes. A ShmWork
-// keeps its tensors until it is done. Thread rule: any thread.
+// ShmWork is an asynchronous operation of the shm backend. WorkQueue runs the operations of a group
+// one after another, in the order in which they were issued: on its own thread, or on that of a
+// waiting caller, whichever comes first, so that an operation that is waited for at once costs no
+// thread switch. Messages are works, too, which P2pWorker completes. A ShmWork keeps its tensors
+// until it is done. Thread rule: any thread.
 #pragma once
 
 #include <condition_variable>
@@ -25,13 +25,13 @@ namespace sherd::c10d_shm {
 class P2pWorker;
 class WorkQueue;
 
-// What a work that ends so throws; null when it is ok.
+// What a work that ends like this throws; null if it is ok.
 std::exception_ptr exception_of(const Status& status);
-// Throws when the group was shut down.
+// Throws if the group was shut down.
 void expect_open(bool stopped);
-// How the operations end that were left then.
+// How the operations end that were left at shutdown.
 Status shut_down_before();
-// Joins `thread`, or detaches it where it runs the callback that has stopped it.
+// Joins `thread`, or detaches it if it runs the callback that has stopped it.
 void join_unless_own(std::thread thread);
 
 struct WorkOptions {
@@ -39,11 +39,11 @@ struct WorkOptions {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = "";
   std::vector<at::Tensor> inputs{};
-  // What the future brings.
+  // The value of the future.
   std::vector<at::Tensor> outputs{};
   std::uint64_t sequence = 0;
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
-  // Hear of it when it has succeeded. May be null.
+  // Called when it has succeeded. May be null.
   std::shared_ptr<CompletionHooks> completion_hooks{};
 #endif
 };
@@ -52,17 +52,17 @@ class ShmWork final : public c10d::Work {
  public:
   ShmWork(WorkOptions options, std::function<Status()> run);
 
-  // Runs it, and what is before it, when nobody else does; not when there is a
-  // timeout, which could not end that. A wait that times out ends nothing: the
-  // operation goes on, and its tensors stay lent to it.
+  // Runs it, and the operations before it, if no other thread does; but not with a timeout, which
+  // could not end that. A wait that times out ends nothing: the operation goes on and still uses
+  // its tensors.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
-  // Made when somebody asks: few do, and it costs as much as a small collective.
+  // Created on request: few callers need it, and it costs as much as a small collective.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
   int sourceRank() const override { return source_; }
 
-  // For one with nothing to run, which succeeds. Once.
+  // For a work that has nothing to run and succeeds. Called once.
   void complete_now() { complete(nullptr); }
 
  private:
@@ -70,21 +70,21 @@ class ShmWork final : public c10d::Work {
   friend class WorkQueue;
   std::exception_ptr carry_out();
   void complete(std::exception_ptr failure);
-  // Hands the outcome to the future, if there is one and it has none yet. After
-  // the work is completed.
+  // Passes the outcome to the future, if there is one that has none yet. Called after the work is
+  // completed.
   void settle_future();
 
   std::function<Status()> run_;
   const std::vector<at::Tensor> outputs_;
   const std::uint64_t sequence_;
-  // Guarded by Work::mutex_, as whether it has its outcome.
+  // Guarded by Work::mutex_, and so is whether it has its outcome.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool settled_ = false;
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
   const std::shared_ptr<CompletionHooks> completion_hooks_;
 #endif
-  int source_ = -1;  // Who sent what was received. Set before it is completed.
-  std::weak_ptr<WorkQueue> queue_;  // Set before anybody else sees it.
+  int source_ = -1;  // Who sent the received message. Set before completion.
+  std::weak_ptr<WorkQueue> queue_;  // Set before another thread sees it.
 };
 
 using WorkPtr = c10::intrusive_ptr<ShmWork>;
@@ -96,44 +96,43 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Appends it. `at_once`: returns when it is done.
+  // Appends it. With `at_once`, returns when it is done.
   void issue(const WorkPtr& work, bool at_once);
 
   // Carries operations out until `work` is done.
   void run_until_done(ShmWork& work);
 
-  // Ends what is under way or waits in the queue, with an error, and returns when it
-  // has ended: no tensor is read or written afterwards. Joins the thread. Later
-  // operations fail. REQUIRES: called before the last reference goes.
+  // Ends operations that are under way or in the queue, with an error, and returns when they have
+  // ended: no tensor is read or written afterwards. Joins the thread. Later operations fail.
+  // REQUIRES: called before the last reference is released.
   void stop();
 
  private:
   void serve();
-  // Carries out what it can until `done`, which is asked with mutex_ held.
-  // `wakes` is what the thread sleeps on meanwhile.
+  // Carries out what it can until `done`, which is called with mutex_ held. Meanwhile the thread
+  // sleeps on `wakes`.
   void work_until(
       const std::function<bool()>& done, std::condition_variable& wakes);
-  // Takes the first one out, unless one is being carried out or there is none.
+  // Removes the first one, unless one is being carried out or there is none.
   WorkPtr take();
-  // Carries `work` out, with `lock` released meanwhile.
+  // Carries out `work`, with `lock` released meanwhile.
   void carry_out(std::unique_lock<std::mutex>& lock, const WorkPtr& work);
 
   const std::function<void()> abort_;
-  // Guards what follows. A thread sleeps only after it has found, with mutex_
-  // held, that what it waits for has not come and that it can take nothing out.
-  // Whoever changes either (the queue, runner_, stopped_, or that a work is
-  // completed) locks mutex_ afterwards and then notifies who may care, so the
-  // sleeper has either seen the change or is woken by it. Callers that wait sleep
-  // on changed_, and hear of everything. The queue's own thread sleeps on
-  // left_over_: it hears only when something can be taken out that no caller is
-  // about to take, and when the queue stops.
+  // Guards what follows. A thread sleeps only after it has found, with mutex_ held, that what it
+  // waits for has not come and that it can take nothing out. A thread that changes either (the
+  // queue, runner_, stopped_, or that a work is completed) locks mutex_ afterwards and then
+  // notifies those concerned, so the sleeper has either seen the change or is woken by it. Waiting
+  // callers sleep on changed_, and are notified of everything. The queue's own thread sleeps on
+  // left_over_: it is notified only when something can be taken out that no caller is about to
+  // take, and when the queue stops.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable left_over_;
   std::deque<WorkPtr> queue_;
-  std::thread::id runner_{};  // Who carries one out; none: nobody does.
+  std::thread::id runner_{};  // The thread that carries one out, if any.
   bool stopped_ = false;
-  // Started with the first one that nobody waits for; keeps a reference.
+  // Started with the first operation that nobody waits for; it keeps a reference.
   std::thread thread_;
 };
 
