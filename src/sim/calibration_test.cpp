@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was calculated and published about other systems must come out of the simulation, with
-// nothing fitted: the table of specification 6.3, and the runs of torchft.
+// The simulation must reproduce what was calculated and published about other systems, with nothing
+// fitted: the table of specification 6.3, and the runs of torchft.
 #include <cmath>
 #include <ostream>
 #include <string>
@@ -11,7 +11,8 @@
 namespace sherd::sim {
 namespace {
 
-// Minutes and per cent. `evenly` was calculated, `randomly` simulated by others for 200,000 hours.
+// In minutes and per cent. `evenly` was calculated; others have simulated `randomly` for 200,000
+// hours.
 struct Row {
   const char* name;
   int replicas;
@@ -92,8 +93,8 @@ double effective_at_random(const Row& row, double failures, int runs) {
   auto options = options_of(row, failures);
   options.runs = runs;
   const auto result = simulate(options);
-  // What one failure costs is found sooner than how many there are: as if there had been as many as
-  // there are on average.
+  // The cost of one failure converges sooner than their number, so this scales as if there had been
+  // the average number of failures.
   return 100 *
       std::pow(result.effective_training_time, failures / result.failures);
 }
@@ -102,7 +103,7 @@ class Calibration : public ::testing::TestWithParam<Row> {};
 
 TEST_P(Calibration, EvenFailuresGiveWhatTheFormulaGives) {
   const auto& row = GetParam();
-  // Whole numbers of those that take more than one replica.
+  // The counts of failures that affect more than one replica are whole numbers.
   auto options = options_of(row, row.whole_job > 0 ? 100 : 5);
   options.arrivals = Arrivals::kEven;
   EXPECT_NEAR(100 * simulate(options).effective_training_time, row.evenly, 0.1);
@@ -120,7 +121,7 @@ TEST_P(Calibration, RandomFailuresGiveWhatOthersHaveSimulated) {
   EXPECT_NEAR(effective, row.randomly, 0.5);
 }
 
-// `make soak`: nothing is corrected for.
+// Run by `make soak`, without any correction.
 TEST_P(Calibration, DISABLED_ManyRandomFailuresGiveWhatOthersHaveSimulated) {
   const auto& row = GetParam();
   if (row.randomly == kUnknown) {
@@ -137,8 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
       return "Row" + std::to_string(of.index);
     });
 
-// 300 L40S in 30 groups: of 6249 steps 5145 were committed, of 888 later 268. How long a group was
-// away is not published; failures that happened are what the time between them counts.
+// 300 L40S in 30 groups: 5145 of 6249 steps were committed, later 268 of 888. It is not published
+// how long a group was away; the time between failures counts those that happened.
 SimulationOptions torchft_run(double mtbf_s, double step_s) {
   SimulationOptions options;
   options.policy = FailurePolicy::kTorchft;
@@ -147,7 +148,7 @@ SimulationOptions torchft_run(double mtbf_s, double step_s) {
   options.gpus_per_host = 10;
   options.step_s = step_s;
   options.mtbf_min = mtbf_s / 60;
-  options.stall_min = 0;  // In the step's time.
+  options.stall_min = 0;  // It is included in the step's time.
   options.down_min = 0;
   options.days = 20;
   options.runs = 2;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The events of a simulated world in the order of their times, and its clock: time is that of the
-// event that runs, and stands still meanwhile. Events of one instant run in the order in which they
-// were added. What comes from outside of the modelled system, such as a failure, is told apart from
-// what follows inside, so that a world can tell how long nothing will disturb it. Thread rule: one
-// thread.
+// The events of a simulated world in the order of their times, and its clock: the time is that of
+// the running event, and stands still meanwhile. Events with the same time run in the order in
+// which they were added. Events from outside the modelled system, such as failures, are
+// distinguished from those that follow inside, so that a world can tell how long nothing will
+// disturb it. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ class EventQueue final : public Clock {
 
   // Runs the action at that time, or next if the time has passed.
   void add(Instant at, Action action) { insert(at, std::move(action), false); }
-  // The same for what comes from outside.
+  // The same for events from outside.
   void add_outside(Instant at, Action action) {
     insert(at, std::move(action), true);
   }
 
-  // The time of the next event; none: there is none.
+  // The time of the next event, or nullopt if there is none.
   std::optional<Instant> next() const;
   std::optional<Instant> next_outside() const;
 
   // Runs the next event. REQUIRES: there is one.
   void run_next();
-  // Lets time pass in which nothing happens. REQUIRES: there is no event before.
+  // Lets time pass in which nothing happens. REQUIRES: there is no event before that time.
   void wait_until(Instant at);
 
  private:

@@ -30,7 +30,7 @@ Duration seconds_of(double count) {
 }
 
 double step_s_of(const SimulationOptions& options) {
-  constexpr double kPublished = 20;  // FT-HSDP's at 98,304 GPUs.
+  constexpr double kPublished = 20;  // The value of FT-HSDP for 98,304 GPUs.
   constexpr double kShort = 0.5;
   const bool formula =
       options.stall_min && options.policy == FailurePolicy::kSherd;

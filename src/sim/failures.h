@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The failures of a simulated cluster, one after the other, and the hosts that take the place of
-// failed ones. Both depend on the options and the seed alone, so that all policies meet the same
-// failures. Thread rule: values.
+// The failures of a simulated cluster, one after the other, and the hosts that replace failed ones.
+// Both depend only on the options and the seed, so that all policies meet the same failures. Thread
+// rule: values.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace sherd::sim {
 
-// How others come to know of a failure.
+// How others notice a failure.
 enum class FailureKind {
   kProcess,  // A process ends; its connections are closed.
-  kHost,     // A host is gone, and says nothing more.
-  kHang,     // A replica stands still and looks alive.
-  kLink,     // A connection between two replicas breaks; nobody is lost.
+  kHost,     // A host is gone and sends nothing more.
+  kHang,     // A replica makes no progress but looks alive.
+  kLink,     // A connection between two replicas breaks; none is lost.
 };
 
 struct FailureCause {
@@ -35,18 +35,18 @@ const std::vector<FailureCause>& failure_causes();
 struct Failure {
   Instant at{};
   bool whole_job = false;
-  std::vector<int> replicas;  // Those that it takes.
+  std::vector<int> replicas;  // The replicas that it affects.
   FailureKind kind = FailureKind::kProcess;
 };
 
-// Times from what a user gives, at most sixty years, so that sums of them stay times.
+// Converts a time that a user has given, limited to sixty years so that sums do not overflow.
 Duration minutes(double count);
 Duration seconds_of(double count);
 
 class FailureSource {
  public:
   FailureSource(const SimulationOptions& options, std::uint64_t seed);
-  // The first one comes at once if they come evenly, else at random.
+  // The first failure comes at once if failures come evenly, otherwise at a random time.
   Failure next();
 
  private:
@@ -64,17 +64,17 @@ class FailureSource {
   Random kinds_;
   double at_s_ = 0;
   std::uint64_t count_ = 0;
-  // What is due of the two shares, if failures come evenly.
+  // How much of the two shares is due, if failures come evenly.
   double whole_job_due_ = 0;
   double two_replicas_due_ = 0;
 };
 
 class SparePool {
  public:
-  // None: there is always one.
+  // Nullopt means that there is always a spare.
   SparePool(std::optional<int> spares, Duration repair);
-  // A host has failed, and will be repaired. Returns when another one is there for it.
-  // REQUIRES: times do not go back.
+  // A host has failed and will be repaired. Returns when another one is available for it. REQUIRES:
+  // times do not go back.
   Instant replace(Instant failed_at);
 
  private:

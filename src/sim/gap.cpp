@@ -26,7 +26,7 @@ Duration gap_of_loss(
   options.every_step = true;
   constexpr std::int64_t kUsualSteps = 20;
   constexpr int kStepsAfter = 10;
-  // Longer than what a loss can take: until a replica that says nothing counts as lost.
+  // Longer than the effect of a loss, which lasts until a silent replica counts as lost.
   constexpr Duration kRecovers = std::chrono::seconds(5);
   SimulatedWorld world(options);
   for (int i = 0; i < replicas; ++i) {

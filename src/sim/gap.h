@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long those that stay wait for their next step when a replica is lost: the figure that `sherd
+// How long the survivors wait for their next step when a replica is lost: the figure that `sherd
 // bench faults` measures with real processes. Thread rule: a pure function.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace sherd::sim {
 
-// All replicas train without faults until, `into_step` after a commit, the processes of one of them
-// end. Returns the longest time between two commits since then. REQUIRES: more than one replica.
+// All replicas train without faults until the processes of one of them end, `into_step` after a
+// commit. Returns the longest time between two commits since then. REQUIRES: more than one replica.
 Duration gap_of_loss(
     int replicas,
     int ranks_per_replica,

@@ -15,7 +15,7 @@ using ::testing::Each;
 using ::testing::Ge;
 using ::testing::Lt;
 
-// Until nobody else is lost, and until the others are connected.
+// The time until no other replica is lost and the others are connected.
 Duration recovery(const WorldTimes& times) {
   return ft::CoordinatorOptions().settle + times.connect;
 }
@@ -27,13 +27,13 @@ TEST(Gap, IsAStepAndTheRecovery) {
   for (int part = 0; part < 10; ++part) {
     gaps.push_back(gap_of_loss(3, 2, times, part * times.step / 10));
   }
-  // Computing goes on while the others find each other, and the reduction is made again.
+  // Computing goes on while the others connect, and the reduction is repeated.
   EXPECT_THAT(
       gaps,
       Each(AllOf(
           Ge(times.step),
           Lt(times.step + recovery(times) + milliseconds(10)))));
-  // One that is lost just before its step ends is missed for longest.
+  // A replica that is lost just before its step ends costs the most.
   EXPECT_GT(gaps.back(), gaps.front());
   EXPECT_EQ(gaps.front(), gap_of_loss(3, 2, times, Duration(0)));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random numbers that are the same on every machine, from one seed. Streams with different names
-// are independent, so that what one part of a world draws does not change what another one gets.
+// are independent, so that what one part of a world draws does not change what another part gets.
 // Thread rule: a value.
 #pragma once
 
@@ -25,7 +25,8 @@ class Random {
     return static_cast<double>(next() >> kUnused) * kScale;
   }
   double exponential(double mean) { return -mean * std::log1p(-uniform()); }
-  // Below `count`. REQUIRES: it is not 0; far below 2^64, so that no number is favoured noticeably.
+  // Below `count`. REQUIRES: `count` is not 0, and far below 2^64, so that no number is noticeably
+  // favoured.
   std::uint64_t below(std::uint64_t count) { return next() % count; }
 
  private:

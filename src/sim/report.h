@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a simulation rests on, and what the control of a run costs beside it. Thread rule: pure
+// The assumptions of a simulation, and the cost of controlling the run. Thread rule: pure
 // functions.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace sherd::sim {
 
-// Every number that the result depends on, with where it is from.
+// Every number on which the result depends, with its source.
 std::vector<Assumption> assumptions_of(const SimulationOptions& options);
 
 // Fills `traffic` and `resources`, if the run had a coordinator.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the control of a run sends and writes, and what share of the machines' means that is.
+// What controlling a run sends and writes, and which share of the machines' resources that is.
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -13,13 +13,14 @@
 namespace sherd::sim {
 namespace {
 
-// What the coordinator's host and a leader's have, and what a message costs them; the same is in
-// assumptions.cpp, for people. The coordinator looks at all replicas for each report.
+// The resources of the coordinator's host and of a leader's, and the cost of a message;
+// assumptions.cpp has the same numbers for people. The coordinator looks at all replicas for each
+// report.
 constexpr double kLinkBytesPerS = 100e9 / 8;
 constexpr double kMessageS = 5e-6;
 constexpr double kByteS = 1e-9;
 constexpr double kReplicaS = 0.15e-6;
-// Beyond it the coordinator refuses a report.
+// The coordinator refuses larger reports.
 constexpr double kReportBytesMax = 1 << 20;
 
 std::string amount(double value, const char* unit) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everybody stops at each failure, and starts again from the last checkpoint.
+// All replicas stop at each failure, and restart from the last checkpoint.
 #include <algorithm>
 
 #include "sim/failures.h"
@@ -10,7 +10,7 @@
 namespace sherd::sim {
 namespace {
 
-// What a stretch of training between two failures brings.
+// The result of a stretch of training between two failures.
 class Stretches {
  public:
   Stretches(Duration step, Duration checkpoint)
@@ -42,7 +42,7 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed) {
   const Stretches stretches(
       seconds_of(step_s_of(options)), minutes(options.checkpoint_min));
   const auto stragglers = stragglers_of(options, seed);
-  // Training time between two times: all wait for who is slow.
+  // The training time between two times: all wait for slow replicas.
   const auto trained = [&](Instant from, Instant until) {
     const double lost = seconds(slow_time(stragglers, from, until)) *
         (1 - 1 / options.straggler_factor);

@@ -52,7 +52,7 @@ class SherdRun {
     }
     const auto end = kBegin + length_of(options_);
     world_.events().add_outside(kBegin, [this] { begin(); });
-    // Steps that count as one end before it.
+    // Steps count only if they end before this.
     world_.events().add_outside(end, [] {});
     world_.run_until(end);
     const auto progress = world_.progress();
@@ -134,7 +134,7 @@ class SherdRun {
   void start(int replica, std::optional<ft::StateId> held = {}) {
     const auto id = static_cast<ft::ReplicaId>(replica);
     if (world_.runs(id)) {
-      world_.lose(id, LossKind::kEnds);  // It hangs still.
+      world_.lose(id, LossKind::kEnds);  // It still hangs.
     }
     if (!held && world_.running() == 0) {
       held = checkpoint_ ? checkpoint_ : world_.log().canonical;
@@ -167,7 +167,7 @@ class SherdRun {
     }
   }
 
-  // A launcher that is lost with its host counts anew on the next one.
+  // The launcher on the next host starts its count again if the old one was lost with its host.
   bool may_start_again(int replica, FailureKind kind) {
     auto& budget = budgets_[static_cast<std::size_t>(replica)];
     if (kind == FailureKind::kHost) {
@@ -177,7 +177,7 @@ class SherdRun {
     return budget.take(world_.now());
   }
 
-  // With the first one that it sends gradients to where all are members.
+  // Fails its link to the first member that it sends gradients to.
   void fail_link(int replica) {
     const auto one = static_cast<ft::ReplicaId>(replica);
     const auto receivers = ft::receivers_of(options_.replicas, replica);
@@ -220,7 +220,7 @@ class SherdRun {
     }
   }
 
-  // The stall that was asked for covers it.
+  // The requested stall includes it.
   Duration time_of_epoch_change() const {
     constexpr int kMessages = 8;
     const auto& times = world_options_.times;
@@ -239,7 +239,7 @@ class SherdRun {
   }
 
   void fail_whole_job() {
-    // The replicas are there a little earlier, and agree on what they have.
+    // The replicas are there a little earlier, and agree on what they hold.
     constexpr Duration kAgreement = std::chrono::milliseconds(1500);
     const auto there = spares_.replace(world_.now());
     const auto away = there - world_.now() + minutes(options_.restart_min);
@@ -257,7 +257,7 @@ class SherdRun {
     }
   }
 
-  // Replicas that come back while others train may stop them for a while.
+  // Replicas that come back while others train may delay them.
   void recorded(const ft::Record& record) {
     const auto* epoch = std::get_if<ft::EpochRecord>(&record);
     if (epoch == nullptr) {
@@ -279,11 +279,13 @@ class SherdRun {
   const std::vector<Straggler> stragglers_;
   Random coordinator_failures_;
   SparePool spares_;
-  std::vector<std::uint64_t> returns_;  // How often each was to come back.
+  std::vector<std::uint64_t> returns_;  // How often each was due to come back.
   std::vector<RestartBudget> budgets_;  // Of each replica's launcher.
-  std::set<int> given_up_;              // Their budgets are spent.
-  std::vector<int> slow_hosts_;         // Of each replica.
-  std::set<ft::Incarnation> known_;     // Those that have been members.
+  // Replicas that have used up their restarts.
+  // Of each replica.
+  std::set<int> given_up_;
+  std::vector<int> slow_hosts_;
+  std::set<ft::Incarnation> known_;  // Incarnations that have been members.
   std::optional<ft::StateId> checkpoint_;
   SimulatedWorld::Progress before_;
   RunOutcome outcome_;
@@ -292,7 +294,7 @@ class SherdRun {
 }  // namespace
 
 WorldTimes times_of(const SimulationOptions& options) {
-  // What one message to or from a rank takes its leader, as leader_load measures it.
+  // The time that one message to or from a rank takes its leader, as measured by leader_load.
   constexpr Duration kRankMessage = std::chrono::microseconds(10);
   const auto ranks = options.gpus / options.replicas;
   WorldTimes times;

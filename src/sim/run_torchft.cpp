@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas whose step is discarded as a whole when one of them fails in it, and made again by the
+// Replicas whose step is discarded as a whole when one of them fails in it, and is repeated by the
 // others, as with torchft's should_commit().
 #include <algorithm>
 #include <vector>
@@ -44,7 +44,7 @@ class TorchftRun {
  private:
   bool is_up(std::size_t replica) const { return ready_at_[replica] <= now_; }
 
-  // Lets all failures up to then happen; returns until when the survivors stand still.
+  // Lets all failures up to that time happen; returns until when the survivors stand still.
   Instant fail_until(Instant until) {
     Instant still{};
     while (failure_.at <= until) {
@@ -55,7 +55,7 @@ class TorchftRun {
     return still;
   }
 
-  // Until when the others stand still; long ago: nothing happens to them.
+  // Until when the others stand still; a time long ago if they are not affected.
   Instant fail() {
     const auto at = failure_.at;
     if (failure_.whole_job) {
@@ -97,7 +97,7 @@ class TorchftRun {
         ++trains;
       }
     }
-    // Without a donor they begin with their checkpoint.
+    // Without a donor they begin with their checkpoints.
     if (trains == 0 || (!healing.empty() && options_.rejoin_min > 0)) {
       for (const auto one : healing) {
         heals_[one] = false;
@@ -112,7 +112,7 @@ class TorchftRun {
     now_ = std::max(end, still > Instant(0) ? still : end);
     if (still > Instant(0)) {
       ++outcome_.discarded;
-      // A failure ends the attempt when the reduction notices it, then the others stand still.
+      // A failure ends the attempt when the reduction notices it; then the others stand still.
       now_ = std::max(now_, end);
       return;
     }
@@ -132,7 +132,7 @@ class TorchftRun {
   Failure failure_;
   Instant now_{0};
   std::vector<Instant> ready_at_;
-  std::vector<bool> heals_;  // It has come back, and made no step yet.
+  std::vector<bool> heals_;  // It has come back but made no step yet.
   RunOutcome outcome_;
 };
 

@@ -14,8 +14,8 @@ namespace sherd::sim {
 
 struct RunOutcome {
   double elapsed_s = 0;
-  // Steps that were made and not undone, as they would take without faults: each whole, and each as
-  // the share of the replicas that made it.
+  // Steps that were made and not undone, in the time that they would take without faults: each
+  // counted in full, and each as the share of the replicas that made it.
   double steps_s = 0;
   double work_s = 0;
   std::int64_t failures = 0;
@@ -24,12 +24,12 @@ struct RunOutcome {
   std::int64_t epochs = 0;
   double too_few_s = 0;
   // Only under kSherd.
-  double replica_s = 0;       // Of running replicas, all together.
-  std::int64_t given_up = 0;  // Replicas whose restarts were spent.
+  double replica_s = 0;       // Running replicas, all together.
+  std::int64_t given_up = 0;  // Replicas that have used up their restarts.
   std::optional<Traffic> traffic{};
 };
 
-// How long is simulated.
+// How long a time is simulated.
 Duration length_of(const SimulationOptions& options);
 // The times of a world of these options.
 WorldTimes times_of(const SimulationOptions& options);
@@ -38,7 +38,7 @@ RunOutcome run_restart(const SimulationOptions& options, std::uint64_t seed);
 RunOutcome run_torchft(const SimulationOptions& options, std::uint64_t seed);
 RunOutcome run_sherd(const SimulationOptions& options, std::uint64_t seed);
 
-// How long the survivors of a failure stand still under torchft's default settings.
+// How long the survivors of a failure stand still with torchft's default settings.
 Duration torchft_stall(FailureKind kind);
 
 }  // namespace sherd::sim

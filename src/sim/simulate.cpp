@@ -107,7 +107,7 @@ void check(const SimulationOptions& options) {
       seconds(length_of(options)) / 86400 <= kDaysMax,
       "[sim] expected at most ", kDaysMax, " days, found ",
       seconds(length_of(options)) / 86400);
-  // What would take hours to simulate is a mistake.
+  // An option that would take hours to simulate is a mistake.
   constexpr double kFailuresMax = 1e8;
   const auto failures = seconds(length_of(options)) / 60 / mtbf_min_of(options);
   SHERD_CHECK(
@@ -134,7 +134,7 @@ RunOutcome run(const SimulationOptions& options, std::uint64_t seed) {
   throw Error("[sim] expected a policy, found none");
 }
 
-// One after the other, in as many threads as are asked for.
+// Starts the runs in order, on as many threads as requested.
 std::vector<RunOutcome> run_all(const SimulationOptions& options) {
   const int count = options.arrivals == Arrivals::kEven ? 1 : options.runs;
   std::vector<RunOutcome> outcomes(static_cast<std::size_t>(count));

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Two days of a small cluster that fails every hour, with all that sherd does about it.
+// Two days of a small cluster that fails every hour, with all the ways in which sherd reacts.
 SimulationOptions few_hosts() {
   SimulationOptions options;
   options.gpus = 64;
@@ -41,7 +41,7 @@ void expect_same(const SimulationResult& a, const SimulationResult& b) {
   }
 }
 
-// Rings of four and more go round it once it is noticed. Of two replicas one can train.
+// Rings of four and more members avoid it once it is noticed. Of two replicas only one can train.
 TEST(Simulate, ADeadLinkCostsAsMuchAsRingsCannotGoRound) {
   auto options = few_hosts();
   options.two_replica_share = 0;
@@ -108,7 +108,7 @@ TEST(Simulate, WithoutFailuresNothingIsLost) {
   }
 }
 
-// The same failures cost least where no step is lost and nobody waits.
+// The same failures cost least if no step is lost and no replica waits.
 TEST(Simulate, PoliciesComeInTheOrderOfWhatTheyLose) {
   auto options = few_hosts();
   options.policy = FailurePolicy::kRestart;
@@ -141,7 +141,7 @@ TEST(Simulate, MoreSparesAreNeverWorse) {
   EXPECT_DOUBLE_EQ(simulate(options).effective_training_time, last);
 }
 
-// All start from a checkpoint: what was made since is lost.
+// All replicas restart from a checkpoint: the steps since then are lost.
 TEST(Simulate, AFailureOfTheWholeJobCostsTheStepsSinceTheCheckpoint) {
   auto options = few_hosts();
   options.stall_min = 0;
@@ -157,8 +157,8 @@ TEST(Simulate, AFailureOfTheWholeJobCostsTheStepsSinceTheCheckpoint) {
   EXPECT_LT(lost.effective_training_time, kept.effective_training_time);
 }
 
-// As the launcher does it. Each of two replicas fails every four minutes, a third of the times with
-// its host, whose successor counts anew.
+// Counted like in the launcher. Each of two replicas fails every four minutes, a third of the times
+// with its host, whose successor starts the count again.
 TEST(Simulate, AReplicaWhoseRestartsAreSpentIsGivenUp) {
   auto options = few_hosts();
   options.replicas = 2;
@@ -179,7 +179,7 @@ TEST(Simulate, AReplicaWhoseRestartsAreSpentIsGivenUp) {
   const auto both = simulate(options);
   EXPECT_EQ(both.replicas_given_up, 2);
   EXPECT_LT(both.effective_training_time, none.effective_training_time / 2);
-  options.whole_job_share = 0.1;  // Then all start again.
+  options.whole_job_share = 0.1;  // Then all replicas restart.
   EXPECT_GT(simulate(options).replicas_given_up, 2);
 }
 
@@ -188,7 +188,7 @@ TEST(Simulate, ACoordinatorThatFailsCostsLittle) {
   options.mtbf_min = 1e9;
   options.coordinator_mtbf_h = 1;
   const auto result = simulate(options);
-  // Some fifty times away for two seconds, in steps of five.
+  // About fifty times it is away for two seconds, with steps of five seconds.
   EXPECT_GT(result.effective_training_time, 0.995);
   EXPECT_LT(result.effective_training_time, 1);
 }

@@ -10,7 +10,7 @@
 namespace sherd::sim {
 namespace {
 
-// All are slow for equally long, so that who began first also ends first.
+// All are slow for equally long, so the one that began first also ends first.
 auto first_that_ends_after(const std::vector<Straggler>& all, Instant at) {
   return std::partition_point(
       all.begin(), all.end(),

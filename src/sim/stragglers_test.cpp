@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Eight hosts, of which one becomes slow each hour.
+// Eight hosts, one of which becomes slow each hour.
 SimulationOptions hourly() {
   SimulationOptions options;
   options.gpus = 64;
@@ -51,8 +51,8 @@ TEST(Stragglers, TimesThatOverlapCountOnce) {
   EXPECT_THAT(slow_at(all, at(25)), ElementsAre(0, 1));
 }
 
-// Half of the time steps take twice as long: 1/2 + 1/2 * 1/2, less what the failure at the
-// beginning costs.
+// Steps take twice as long for half of the time: 1/2 + 1/2 * 1/2, less the cost of the failure at
+// the beginning.
 TEST(Stragglers, AllWaitForOneUnderEachPolicy) {
   for (const auto policy :
        {FailurePolicy::kRestart, FailurePolicy::kTorchft,

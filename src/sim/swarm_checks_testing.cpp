@@ -40,7 +40,7 @@ bool SwarmChecks::on_chain(const ft::StateId& state) const {
       chain_[static_cast<std::size_t>(offset)].state == state;
 }
 
-// ---- what is decided ----
+// ---- decided records ----
 
 void SwarmChecks::decided(
     const SimulatedWorld& world, const ft::Record& record) {
@@ -67,7 +67,7 @@ void SwarmChecks::check_rollback(
   for (std::size_t i = 0; i < seen_.size(); ++i) {
     const auto id = static_cast<ft::ReplicaId>(i);
     const auto* one = world.replica(id);
-    // Of one that has just been started nothing was seen yet.
+    // A replica that has just started was not seen yet.
     if (one == nullptr || !seen_[i].held ||
         seen_[i].incarnation != world.incarnation(id)) {
       continue;
@@ -92,7 +92,7 @@ void SwarmChecks::check_rollback(
   }
 }
 
-// ---- what is on the disk ----
+// ---- records on disk ----
 
 struct SwarmChecks::Written {
   SwarmChecks& all;
@@ -106,7 +106,7 @@ struct SwarmChecks::Written {
   }
   void operator()(const ft::IncarnationRecord& record) const {
     auto& current = all.current_[record.replica];
-    // A log that was lost has it once more.
+    // After a log was lost, the new one has this record again.
     SHERD_CHECK(
         record.incarnation > current ||
             (all.log_losses_ > 0 && record.incarnation == current),
@@ -165,8 +165,8 @@ void SwarmChecks::log_lost() {
   epoch_ = {};
 }
 
-// It goes on from the last commit, or from one behind which nobody has anything that lives. What
-// somebody has loaded may be made again, in the next record.
+// The run goes on from the last commit, or from one after which no living replica holds anything. A
+// state that a replica has loaded may be made again, in the next record.
 void SwarmChecks::recover(
     const SimulatedWorld& world, const ft::RecoveryRecord& record) {
   const auto& canonical = record.canonical();
@@ -199,7 +199,7 @@ void SwarmChecks::begin_epoch(const ft::Epoch& epoch) {
   epoch_ = epoch;
 }
 
-// A run that goes on behind step 0 has trained all before what it takes first.
+// A run that begins after step 0 has trained all samples before the first one it takes.
 void SwarmChecks::begin_at(const ft::EpochRecord& first) {
   if (!chain_.empty() && !log_is_lost_) {
     return;
@@ -265,7 +265,7 @@ void SwarmChecks::roll_back(const ft::RollbackRecord& record) {
       committed_.contains(record.canonical),
       "S2: ", ft::text_of(record.canonical), " was never committed");
   ++rollbacks_;
-  // What led there, down to where it parts from the chain.
+  // The steps that led there, back to where they leave the chain.
   std::vector<Step> way;
   auto to = record.canonical;
   while (!on_chain(to)) {

@@ -2,8 +2,8 @@
 //
 // What must hold after each event of a simulated world, whatever fails in it: the invariants S1 to
 // S6 and S8 of docs/design/fault_tolerance.md, which the model checker compares with each state.
-// They are seen from outside: from the records that reach the disk, and from what replicas hold.
-// Thread rule: one thread.
+// They are observed from outside: from the records that reach the disk, and from what replicas
+// hold. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,26 @@ namespace sherd::sim {
 
 class SwarmChecks {
  public:
-  // `informed_after`: so long after a change each replica that is connected has told of it.
+  // `informed_after` is the time after a change by which each connected replica has reported it.
   SwarmChecks(const SimulatedWorldOptions& options, Duration informed_after);
 
-  // Each throws Error, whose text begins with the invariant that does not hold. When a record is
-  // decided; when it is on the disk; after each event.
+  // Each throws Error whose text begins with the violated invariant. Called when a record is
+  // decided, when it is on disk, and after each event.
   void decided(const SimulatedWorld& world, const ft::Record& record);
   void written(const SimulatedWorld& world, const ft::Record& record);
   void after_event(const SimulatedWorld& world);
 
-  // Samples below the highest one trained that no step has.
+  // How many samples below the highest trained one belong to no step.
   std::int64_t samples_left_out() const;
   // The coordinator's log is empty from now on.
   void log_lost();
   bool log_is_lost() const { return log_is_lost_; }
   std::int64_t log_losses() const { return log_losses_; }
-  // Of logs that were lost, from replicas.
+  // How often a lost log was recovered from replicas.
   std::int64_t recoveries() const { return recoveries_; }
   std::int64_t commits() const { return commits_; }
   std::int64_t rollbacks() const { return rollbacks_; }
-  // All that was decided and held, and when: equal for runs that are equal.
+  // A digest of everything decided and held, with its times: equal for equal runs.
   std::uint64_t digest() const { return digest_.value(); }
 
  private:
@@ -79,16 +79,16 @@ class SwarmChecks {
   std::vector<Step> chain_;
   std::map<ft::StateId, Step> rolled_back_;
   std::set<ft::StateId> committed_;
-  std::vector<ft::Incarnation> current_;  // By replica, as the log has them.
-  std::vector<bool> taken_;               // By sample.
-  std::vector<Seen> seen_;                // By replica.
+  std::vector<ft::Incarnation> current_;  // By replica, according to the log.
+  std::vector<bool> taken_;               // Indexed by sample.
+  std::vector<Seen> seen_;                // Indexed by replica.
   Instant coordinator_since_{};
   bool coordinator_runs_ = false;
   std::int64_t commits_ = 0;
   std::int64_t rollbacks_ = 0;
-  bool log_is_lost_ = false;  // And nothing has been made of it yet.
+  bool log_is_lost_ = false;  // And nothing was recovered from it yet.
   std::int64_t log_losses_ = 0;
-  std::optional<ft::StateId> made_again_;  // By the next record.
+  std::optional<ft::StateId> made_again_;  // Made again by the next record.
   std::int64_t recoveries_ = 0;
   Hash64 digest_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a seed of the swarm draws.
+// The options that a seed of the swarm draws.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -34,7 +34,7 @@ constexpr std::array<const char*, kSwarmFaults> kNames = {
     "lost messages",
     "repeated messages"};
 
-// Between both, each order of magnitude as often.
+// Drawn between both, with each order of magnitude equally likely.
 Duration draw(Random& random, Duration from, Duration to) {
   const auto low = static_cast<double>(from.count());
   const auto high = static_cast<double>(to.count());
@@ -98,7 +98,7 @@ SwarmOptions draw_swarm_options(std::uint64_t seed) {
       options.faults.push_back(static_cast<SwarmFault>(i));
     }
   }
-  // Messages are lost one at a time, so that two of these tell what is known.
+  // Messages are lost one at a time, so two reports suffice to tell what is known.
   options.heartbeat = draw(random, milliseconds(300), milliseconds(600));
   options.between_faults = draw(
       random, world.times.step + milliseconds(100),

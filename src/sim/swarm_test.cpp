@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rules hold in thousands of simulated worlds with random faults. A seed that fails is printed
-// with all that it drew; --gtest_random_seed=N makes it the first one.
+// with everything it drew; --gtest_random_seed=N makes it the first one.
 #include "sim/swarm_testing.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ std::uint64_t seed_base() {
   return static_cast<std::uint64_t>(std::max(GTEST_FLAG_GET(random_seed), 1));
 }
 
-// What a seed has to say, made once more.
+// The trace of a seed, from a second run.
 std::string story_of(std::uint64_t seed, std::int64_t steps) {
   const auto again = run_swarm(seed, steps, /*traced=*/true);
   std::string story = "seed " + std::to_string(seed) + ": " +
@@ -63,7 +63,7 @@ void expect_holds(std::uint64_t seeds, std::int64_t steps) {
 
 TEST(Swarm, TwoHundredWorldsHold) { expect_holds(200, 500); }
 
-// Behind `make soak`.
+// Run by `make soak`.
 TEST(Swarm, DISABLED_TenThousandWorldsHold) { expect_holds(10'000, 500); }
 
 TEST(Swarm, ASeedMakesTheSameRun) {

@@ -82,9 +82,10 @@ class SwarmRun {
   static constexpr Duration kSecond = std::chrono::seconds(1);
   struct Entry {
     bool leaves = false;
-    bool returns = false;  // It is to be started, and that is an event.
-    std::optional<ft::StateId> held;        // When it ran last.
-    std::optional<ft::StateId> checkpoint;  // What it held at some time.
+    bool returns = false;             // Its start is already an event.
+    std::optional<ft::StateId> held;  // When it ran last.
+    // A state that it held at some time.
+    std::optional<ft::StateId> checkpoint;
   };
 
   void begin() {
@@ -94,7 +95,7 @@ class SwarmRun {
     });
     world_.set_on_written([this](const ft::Record& record) {
       checks_.written(world_, record);
-      // What it tells of this record reaches some replicas alone.
+      // What the coordinator sends about this record reaches only some replicas.
       if (dies_when_it_tells_ &&
           std::holds_alternative<ft::CommitRecord>(record)) {
         dies_when_it_tells_ = false;
@@ -122,7 +123,7 @@ class SwarmRun {
       schedule_fault();
     }
     faults_ = true;
-    // Some have faults all the time.
+    // Some worlds have faults all the time.
     const auto end =
         world_.now() + 3 * steps_ * options_.world.times.step + 60 * kSecond;
     while (checks_.commits() < steps_ && world_.now() < end) {
@@ -131,7 +132,7 @@ class SwarmRun {
     faults_ = false;
   }
 
-  // ---- what replicas do by themselves ----
+  // ---- what replicas do on their own ----
 
   void heartbeats() {
     for (ft::ReplicaId id = 0; id < replicas_.size(); ++id) {
@@ -172,7 +173,7 @@ class SwarmRun {
 
   void start(ft::ReplicaId id, const std::optional<ft::StateId>& held) {
     if (world_.runs(id)) {
-      lose(id, LossKind::kEnds);  // It hangs, or is to be replaced.
+      lose(id, LossKind::kEnds);  // It hangs, or will be replaced.
     }
     note([&] {
       return str(
@@ -247,7 +248,7 @@ class SwarmRun {
         lose(other, LossKind::kEnds);
         break;
       case SwarmFault::kAll:
-        // The next ones come a little later, and find what is left.
+        // The next faults come a little later, before the effects have ended.
         if (random_.below(4) != 0) {
           return;
         }
@@ -321,7 +322,7 @@ class SwarmRun {
   }
 
   void lose_coordinator() {
-    // As an event of its own: it may be carrying out decisions.
+    // An event of its own, since the coordinator may be carrying out decisions.
     world_.events().add(world_.now(), [this] {
       told_before_death_.reset();
       world_.lose_coordinator(some(kSecond));
@@ -348,7 +349,7 @@ class SwarmRun {
     if (!faults_) {
       return copies;
     }
-    // Only each second one may be lost.
+    // At most every second one may be lost.
     auto&& lost_before =
         lost_before_[2 * envelope.replica + (envelope.to_coordinator ? 1 : 0)];
     if (happens(SwarmFault::kLosses) && !lost_before) {
@@ -404,7 +405,7 @@ class SwarmRun {
       start(0, replicas_[0].checkpoint);  // By an operator.
       return;
     }
-    // Who ends all, and begins a new run with the newest state.
+    // An operator ends all replicas, and begins a new run with the newest state.
     lose_log();
     std::optional<ft::StateId> newest;
     for (ft::ReplicaId id = 0; id < replicas_.size(); ++id) {
@@ -426,7 +427,7 @@ class SwarmRun {
     return false;
   }
 
-  // The longest waits there are, several times each.
+  // Several times each of the longest waits that there are.
   Duration patience() const {
     const auto& rules = options_.world.coordinator;
     constexpr int kTimes = 5;
@@ -449,13 +450,13 @@ class SwarmRun {
           missing());
       world_.run_until(world_.now() + options_.world.times.step / 2);
     }
-    // Nobody knows which steps before a lost log took what.
+    // Nobody knows which steps before a lost log took which samples.
     SHERD_CHECK(
         checks_.log_losses() > 0 || checks_.samples_left_out() == 0,
         "S6: ", checks_.samples_left_out(), " samples are trained by no step");
   }
 
-  // Why not all are members that hold the canonical state, or the one before it.
+  // Why some replica is no member that holds the canonical state or the one before it.
   std::string missing() const {
     const auto& log = world_.log();
     for (ft::ReplicaId id = 0; id < replicas_.size(); ++id) {

@@ -34,7 +34,7 @@ ft::RankAddress usual_address() {
   return address;
 }
 
-// A leader tells of so many ranks at most.
+// A leader reports at most this many ranks.
 constexpr int kRanksToldMax = 16;
 
 }  // namespace
@@ -91,7 +91,7 @@ void Traffic::report(const ft::Report& report, std::int64_t times) {
   reports_.add(bytes, static_cast<std::uint64_t>(times));
 }
 
-// Everybody is told the addresses of each replica that has started since.
+// All replicas are sent the addresses of each replica that has started since.
 void Traffic::view(const ft::SendView& sent, std::int64_t times) {
   auto& one = connection(sent.replica, sent.incarnation);
   const auto all = std::uint64_t{connections_.size()};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the messages and records of a simulated run weigh: they are encoded as in the running system,
-// where a connection is told only what has changed. In a world, messages have no addresses and no
-// progress of ranks; what these weigh is added. Thread rule: values.
+// The size of the messages and records of a simulated run: they are encoded as in the running
+// system, where a connection is sent only what has changed. In a world, messages have no addresses
+// and no progress of ranks; the size of these is added. Thread rule: values.
 #pragma once
 
 #include <cstddef>
@@ -34,11 +34,11 @@ class Traffic {
   void view(const ft::SendView& sent, std::int64_t times);
   void record(const ft::Record& record, std::int64_t times);
 
-  // Reports apart from heartbeats that repeat them.
+  // Reports, except for heartbeats that repeat them.
   const Flow& reports() const { return reports_; }
   const Flow& views() const { return views_; }
   const Flow& records() const { return records_; }
-  // With their frames: the largest report, and a heartbeat and its answer.
+  // The largest report, and a heartbeat and its answer, with their frames.
   std::uint64_t report_bytes_max() const { return report_bytes_max_; }
   std::uint64_t heartbeat_bytes() const { return heartbeat_bytes_; }
   std::uint64_t answer_bytes() const { return answer_bytes_; }
@@ -49,11 +49,12 @@ class Traffic {
     ft::Incarnation incarnation = 0;
     ft::ReportWriter reports;
     ft::ToldView told;
-    std::uint64_t starts = 0;  // Those whose addresses it has been told.
+    std::uint64_t starts = 0;  // The starts whose addresses it has been sent.
   };
   Connection& connection(ft::ReplicaId replica, ft::Incarnation incarnation);
 
-  std::uint64_t addresses_bytes_ = 0;  // A replica's, told once.
+  // The addresses of one replica, sent once.
+  std::uint64_t addresses_bytes_ = 0;
   // The progress of ranks, in the first report and in heartbeats.
   std::uint64_t ranks_bytes_ = 0;
   std::uint64_t heartbeat_bytes_ = 0;

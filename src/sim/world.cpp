@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The world's time, its faults, and what has become of the run.
+// The time of the world, its faults, and the state of the run.
 #include "sim/world.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ EventQueue::Action SimulatedWorld::bound(
 }
 
 // What lies between two steps: the last rank has computed, its leader votes, the commit is written
-// and told, ranks apply it and are given the next step.
+// and sent, ranks apply it and get the next step.
 Duration SimulatedWorld::step_overhead() const {
   const auto& times = options_.times;
   return 2 * times.message + times.sync + 4 * times.leader_fan_out;
@@ -126,7 +126,7 @@ void SimulatedWorld::start(
   one.incarnation = ++incarnations_;
   one.reports = 0;
   one.hangs = false;
-  // Initial values that no step was made from.
+  // Initial values from which no step was made.
   const ft::StateId nothing{0, ft::first_lineage(1, 2)};
   one.parameters = held.value_or(nothing).lineage;
   one.machine.emplace(ft::ReplicaIdentity{
@@ -223,7 +223,7 @@ void SimulatedWorld::set_slowdown(ft::ReplicaId replica, double factor) {
   process(replica).slowdown = factor;
 }
 
-// ---- what has become of it ----
+// ---- the state of the run ----
 
 SimulatedWorld::Process& SimulatedWorld::process(ft::ReplicaId replica) const {
   SHERD_ASSERT(replica < processes_.size(), "there is no such replica");

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A SimulatedWorld is a fault-tolerant run in simulated time. The coordinator and the replicas are the real
-// state machines of ft/protocol, and silent replicas are found by the real failure detector; what
-// carries their messages, the disk under the log, the connections between replicas and the training
-// itself are modelled by how long they take. Ranks within a replica exist as costs alone. Faults
-// come in through the methods; randomness has no place here, so that a world is a function of its
-// options and of the faults. docs/design/simulate.md. Thread rule: one thread.
+// A SimulatedWorld is a fault-tolerant run in simulated time. The coordinator and the replicas are
+// the real state machines of ft/protocol, and silent replicas are found by the real failure
+// detector; what carries their messages, the disk under the log, the connections between replicas
+// and the training itself are modelled by how long they take. Ranks within a replica exist only as
+// costs. Faults come in through the methods; randomness has no place here, so that a world is a
+// function of its options and of the faults. docs/design/simulate.md. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -40,11 +40,11 @@ struct WorldTimes {
   Duration connect = std::chrono::milliseconds(50);
   // A reduction that no computation hides.
   Duration reduce = Duration(0);
-  // Until a replica that has started anew has copied the state of another one.
+  // Until a restarted replica has copied the state of another one.
   Duration fetch = std::chrono::milliseconds(1);
   // From the end of a process until its connections are closed.
   Duration end_of_connection = std::chrono::milliseconds(1);
-  // Between two tries of a replica to reach the coordinator.
+  // Between two attempts of a replica to reach the coordinator.
   Duration reconnect = std::chrono::milliseconds(50);
 };
 
@@ -59,16 +59,16 @@ struct SimulatedWorldOptions {
 
   // ---- performance ----
 
-  // Each step by itself. Otherwise steps that nothing can disturb are made as one, which takes as
-  // long as all of them and counts as all of them.
+  // Simulates each step by itself. Otherwise steps that nothing can disturb are simulated as one,
+  // which takes as long as all of them and counts as all of them.
   bool every_step = false;
 };
 
 // How a replica is lost.
 enum class LossKind {
   kEnds,      // Its processes end, and their connections are closed.
-  kVanishes,  // Its host is gone: nothing is closed, nothing is heard of it.
-  kHangs,     // It computes for ever, and says so.
+  kVanishes,  // Its host is gone: nothing is closed, and it sends nothing more.
+  kHangs,     // It computes forever, and reports that.
 };
 
 // A message between a replica and the coordinator that is about to be sent.
@@ -89,23 +89,23 @@ class SimulatedWorld {
   // Runs all events before that time.
   void run_until(Instant end);
 
-  // ---- what a user of the world is told ----
+  // ---- callbacks ----
 
   // Called after each event: to check what must always hold.
   void set_after_event(std::function<void(const SimulatedWorld&)> call) {
     after_event_ = std::move(call);
   }
-  // Called for each record as soon as it is decided, before it is on the disk.
+  // Called for each record as soon as it is decided, before it is on disk.
   void set_on_record(std::function<void(const ft::Record&)> call) {
     on_record_ = std::move(call);
   }
-  // Called for each record that is on the disk from now on; log() does not have it yet. One that was
+  // Called for each record that is on disk from now on; log() does not have it yet. A record
   // decided before the coordinator was killed may never come here.
   void set_on_written(std::function<void(const ft::Record&)> call) {
     on_written_ = std::move(call);
   }
-  // Decides about each message: it arrives once after each of the times that are returned, which
-  // are added to the usual one. None: it is lost.
+  // Decides about each message: it arrives once after each of the returned times, which are added
+  // to the usual one. If there are none, it is lost.
   void set_delivery(
       std::function<std::vector<Duration>(const Envelope&)> call) {
     delivery_ = std::move(call);
@@ -115,43 +115,45 @@ class SimulatedWorld {
 
   // The state that training begins with.
   static ft::StateId first_state();
-  // Starts a replica; none: with nothing that counts, as one that is new. REQUIRES: it does not run.
+  // Starts a replica; without `held` it has nothing that counts, like a new one. REQUIRES: it does
+  // not run.
   void start(ft::ReplicaId replica, std::optional<ft::StateId> held = {});
-  // REQUIRES: it runs. `noticed_after`: the coordinator hears of it then, however it is lost.
+  // REQUIRES: it runs. The coordinator notices the loss after `noticed_after`, however the replica
+  // is lost.
   void lose(
       ft::ReplicaId replica,
       LossKind kind,
       std::optional<Duration> noticed_after = {});
-  // It finishes its step and is a member no more. It runs until it is lost.
+  // The replica finishes its step and is then no longer a member. It runs until it is lost.
   void leave(ft::ReplicaId replica);
-  // A connection between two replicas fails once; both go on.
+  // A connection between two replicas fails once; both continue.
   void reset_link(ft::ReplicaId one, ft::ReplicaId other);
   // Nothing passes between these two until the link is mended.
   void cut_link(ft::ReplicaId one, ft::ReplicaId other);
   void mend_link(ft::ReplicaId one, ft::ReplicaId other);
-  // It tells the coordinator what it knows, as with each heartbeat: what was lost is said again.
-  // Without lost messages nothing needs it.
+  // The replica sends its report again, as with each heartbeat, so that lost messages are repeated.
+  // Unless messages are lost, this is not needed.
   void repeat_report(ft::ReplicaId replica);
-  // Its connection to the coordinator ends; both go on, and it connects again.
+  // Its connection to the coordinator ends; both continue, and it reconnects.
   void reset_connection(ft::ReplicaId replica);
-  // The coordinator is killed, and started again with its log after that time.
+  // The coordinator is killed, and restarted with its log after that time.
   void lose_coordinator(Duration away);
-  // With an empty log instead.
+  // The same, with an empty log.
   void lose_coordinator_and_log(Duration away);
-  // All computing and reducing stands still for so long from now on; where it stands still already,
+  // All computing and reducing stands still for this long from now on; if it already stands still,
   // until the later of both ends.
   void stall(Duration time);
-  // Its computing takes so many times as long from its next step on.
+  // From its next step on, its computing takes this many times as long.
   void set_slowdown(ft::ReplicaId replica, double factor);
 
-  // ---- what has become of the run ----
+  // ---- the state of the run ----
 
   bool runs(ft::ReplicaId replica) const;
-  // It was made to, and runs still.
+  // Whether it was made to hang and still runs.
   bool hangs(ft::ReplicaId replica) const;
   int running() const { return running_; }
   const ft::Replica* replica(ft::ReplicaId replica) const;
-  // Its last start; 0: it never ran.
+  // Its last incarnation; 0 if it never ran.
   ft::Incarnation incarnation(ft::ReplicaId replica) const;
   // What its parameters were really made from: equal ones mean equal bits. REQUIRES: it runs.
   const ft::Lineage& parameters(ft::ReplicaId replica) const;
@@ -162,18 +164,18 @@ class SimulatedWorld {
       const ft::Lineage& parameters);
   // Null while it is away.
   const ft::Coordinator* coordinator() const { return coordinator_.get(); }
-  // What is on the disk.
+  // What is on disk.
   const ft::History& log() const { return log_; }
 
   struct Progress {
-    std::int64_t steps =
-        0;  // Those that are committed and were not rolled back.
+    // Steps that are committed and were not rolled back.
+    std::int64_t steps = 0;
     double work =
         0;  // The same, each as the share of all replicas that made it.
     std::int64_t rolled_back = 0;
     std::int64_t epochs = 0;
-    Duration replica_time{0};  // Of running replicas, all together.
-    Duration too_few_time{0};  // With fewer than replicas_min of them.
+    Duration replica_time{0};  // Running replicas, all together.
+    Duration too_few_time{0};  // Time with fewer than replicas_min of them.
   };
   // Up to now.
   Progress progress();
@@ -182,14 +184,14 @@ class SimulatedWorld {
  private:
   struct Process;
   struct CarryOut;
-  // One attempt's, by the members that take part.
+  // The reduction of one attempt, by the members that take part.
   struct Reduction {
     std::size_t members = 0;
     std::set<ft::ReplicaId> entered;
-    // What each brings: a digest of its parameters and samples.
+    // What each contributes: a digest of its parameters and samples.
     std::map<ft::ReplicaId, std::uint64_t> computed;
     Instant all_entered{};  // In training time.
-    bool ends = false;      // Its end is an event.
+    bool ends = false;      // Its end is already an event.
   };
   struct Connecting {
     std::vector<ft::Member> members;
@@ -230,7 +232,7 @@ class SimulatedWorld {
   void carry_out(ft::CoordinatorDecisions decisions);
   void write(const ft::CoordinatorDecisions& decisions);
   void send_views(ft::CoordinatorDecisions& decisions);
-  // Where a newer start of the replica connected before this one did.
+  // Whether a newer start of the replica has connected before this one.
   bool is_superseded(const ft::Report& report) const;
   void schedule_tick();
   void lost(
@@ -285,9 +287,9 @@ class SimulatedWorld {
   Instant coordinator_busy_{};
   std::optional<Instant> tick_at_;
   ft::History log_;
-  // Only while somebody is to be found.
+  // Only present while a silent replica is to be found.
   std::optional<ft::FailureDetector> detector_;
-  // Gone without a word.
+  // Incarnations that ended without closing connections.
   std::set<std::pair<ft::ReplicaId, ft::Incarnation>> unheard_;
 
   std::vector<std::unique_ptr<Process>> processes_;
@@ -299,7 +301,7 @@ class SimulatedWorld {
 
   Instant stall_end_{};
   Duration stalled_{0};
-  std::int64_t weight_ = 1;  // Steps that the one under way stands for.
+  std::int64_t weight_ = 1;  // How many steps the current one stands for.
   std::vector<CommittedWork> committed_;
   Progress progress_;
   Instant counted_until_{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coordinator of a simulated world, its log, and who finds silent replicas: what
+// The coordinator of a simulated world, its log, and the detection of silent replicas: what
 // ft/coordinator/coordinator_server.h does over sockets.
 #include <algorithm>
 #include <utility>
@@ -14,10 +14,10 @@ namespace sherd::sim {
 namespace {
 
 constexpr Duration kDetectorTick = std::chrono::milliseconds(125);
-// The failure detector remembers one phase in five less with each new one.
+// With each new phase the failure detector forgets a fifth, so it remembers about this many steps.
 constexpr int kRememberedSteps = 8;
 
-// What the detector takes from a report.
+// The part of a report that the detector uses.
 ft::Report heartbeat(
     ft::ReplicaId replica,
     ft::Incarnation incarnation,
@@ -187,7 +187,7 @@ void SimulatedWorld::note(const ft::Record& record) {
     note_commit(*commit);
   } else if (const auto* epoch = std::get_if<ft::EpochRecord>(&record)) {
     ++progress_.epochs;
-    if (log_.past.empty()) {  // A new run counts its epochs anew.
+    if (log_.past.empty()) {  // A new run counts its epochs from the start.
       connecting_.clear();
       reductions_.clear();
     }
@@ -225,9 +225,9 @@ void SimulatedWorld::note_rollback(const ft::RollbackRecord& record) {
   }
 }
 
-// As many steps as end before anything comes from outside, if all that run train together and
-// nothing is under way beside the steps. During them the machines do the same for each step, so that
-// one step which takes as long as all of them leaves them in the same state, but for its number.
+// How many steps end before anything comes from outside, if all running replicas train together and
+// nothing but steps is under way. During them the machines do the same in each step, so one step
+// that takes as long as all of them leaves them in the same state, except for its number.
 std::int64_t SimulatedWorld::undisturbed_steps(
     const ft::CoordinatorDecisions& decisions) const {
   const auto last =
@@ -253,7 +253,7 @@ std::int64_t SimulatedWorld::undisturbed_steps(
   return std::max<std::int64_t>((*next - now() - Duration(1)) / step_time(), 1);
 }
 
-// ---- who is silent ----
+// ---- silent replicas ----
 
 bool SimulatedWorld::anything_to_find() const {
   return !unheard_.empty() ||
@@ -262,7 +262,7 @@ bool SimulatedWorld::anything_to_find() const {
       });
 }
 
-// The detector learns from each step; here it is told of the last ones when it is needed.
+// The detector learns from each step; here it is given the last ones only when it is needed.
 void SimulatedWorld::watch() {
   if (detector_ || !coordinator_) {
     return;
@@ -295,7 +295,7 @@ void SimulatedWorld::hear_all(
 
 ft::TrainingProgress SimulatedWorld::progress_of(const Process& one) const {
   auto progress = one.progress;
-  // It has computed, and there is no reduction.
+  // It has computed, but there is no reduction.
   if (progress.activity == ft::Activity::kReducing && !one.reducing) {
     progress.activity = ft::Activity::kWaiting;
   }
@@ -347,7 +347,7 @@ void SimulatedWorld::act_on(const ft::Finding& finding) {
       });
       if (auto& one = process(replica);
           one.machine && one.incarnation == incarnation && one.hangs) {
-        lose(replica, LossKind::kEnds);  // By whoever restarts it.
+        lose(replica, LossKind::kEnds);  // By whoever restarts the process.
       }
       return;
   }

@@ -10,24 +10,24 @@ namespace sherd::sim {
 
 struct SimulatedWorld::Process {
   ft::ReplicaId id = 0;
-  std::uint64_t life =
-      0;  // Counts starts and ends: what was begun before does not count.
-  std::optional<ft::Replica> machine{};  // None: it does not run.
+  // Counts starts and ends; anything begun before is void.
+  std::uint64_t life = 0;
+  std::optional<ft::Replica> machine{};  // Nullopt if it does not run.
   ft::Incarnation incarnation = 0;
-  // The coordinator hears nothing of this incarnation and of older ones any more.
+  // The coordinator receives nothing more from this incarnation and older ones.
   ft::Incarnation closed = 0;
   std::uint64_t reports = 0;
-  std::uint64_t connection = 0;  // Counts those to the coordinator.
+  std::uint64_t connection = 0;  // Counts the connections to the coordinator.
   bool hangs = false;
   double slowdown = 1;
 
   std::optional<ft::ComputeTask> task{};
   bool computed = false;
   std::optional<ft::Attempt> reducing{};
-  std::vector<ft::Member> ring{};  // Of it.
+  std::vector<ft::Member> ring{};  // The members of that epoch.
   std::uint64_t fetches = 0;
   std::optional<Copy> fetched{};
-  // What its parameters are, and what they become with the sum that was reduced last.
+  // Its parameters, and what they become with the sum that was reduced last.
   ft::Lineage parameters{};
   ft::Lineage with_sum{};
   ft::TrainingProgress progress{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The replicas of a simulated world: what becomes of the tasks that their state machines give.
+// The replicas of a simulated world: how they carry out the tasks of their state machines.
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -14,7 +14,7 @@
 namespace sherd::sim {
 namespace {
 
-// A sum that some other replica has: it is as large as a bucket's, and comes over one link.
+// A sum that another replica has: it is as large as a bucket's, and arrives over one link.
 constexpr Duration kFetchSum = std::chrono::milliseconds(1);
 constexpr Duration kRetryFetch = std::chrono::seconds(1);
 // The progress limit of an all-reduce.
@@ -66,7 +66,7 @@ void SimulatedWorld::send_report(Process& from, ft::Report report) {
       [this, life = coordinator_life_, connection = from.connection,
        sent = std::make_shared<ft::Report>(std::move(report))] {
         const auto& one = process(sent->replica);
-        // It was sent over a connection, and ends with it.
+        // The message was sent over a connection, and is lost with it.
         if (life != coordinator_life_ || connection != one.connection ||
             sent->incarnation <= one.closed) {
           return;
@@ -140,7 +140,7 @@ void SimulatedWorld::join(Process& one, const ft::JoinTask& task) {
   }
   for (std::size_t i = 0; i < task.members.size(); ++i) {
     if (!peers_are_linked(task.members, i)) {
-      continue;  // The coordinator notices.
+      continue;  // The coordinator notices it.
     }
     after(
         process(task.members[i].replica), options_.times.connect,
@@ -221,11 +221,12 @@ void SimulatedWorld::reduce(Process& one, const ft::ReduceTask& task) {
       });
 }
 
-// Sums are made while gradients are computed: when all have begun, and when all have computed.
+// Sums are made while gradients are computed: they are complete when all have begun and all have
+// computed.
 void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
   const auto found = reductions_.find(attempt);
   if (found == reductions_.end()) {
-    return;  // Of an epoch that is over, which others have left.
+    return;  // The epoch is over, and others have left it.
   }
   auto& reduction = found->second;
   if (reduction.entered.insert(one.id).second &&
@@ -248,8 +249,8 @@ void SimulatedWorld::enter_reduction(Process& one, const ft::Attempt& attempt) {
       [this, attempt] { end_reduction(attempt); });
 }
 
-// The first two that are connected and nothing passes between blame each other when the limit of
-// progress has passed.
+// When the limit of progress has passed, the first two connected replicas between which nothing
+// passes blame each other.
 bool SimulatedWorld::a_link_is_cut() {
   const auto& members = log_.members;
   const auto count = static_cast<int>(members.size());
@@ -269,7 +270,7 @@ bool SimulatedWorld::a_link_is_cut() {
 }
 
 // In a ring, the previous member. In trees, the next one on the way to a member whose part is
-// missing: the child below which it is, or the parent.
+// missing: the child above that member, or the parent.
 ft::ReplicaId SimulatedWorld::waited_for_by(std::size_t at) const {
   const auto& members = log_.members;
   const auto count = static_cast<int>(members.size());
@@ -296,7 +297,7 @@ void SimulatedWorld::end_reduction(const ft::Attempt& attempt) {
   const auto found = reductions_.find(attempt);
   if (found == reductions_.end() ||
       found->second.computed.size() < found->second.members) {
-    return;  // Somebody has left it.
+    return;  // Somebody has left the epoch.
   }
   const auto sum = sum_of(attempt, found->second.computed);
   for (const auto& [replica, part] : found->second.computed) {
@@ -326,7 +327,7 @@ void SimulatedWorld::stop_reducing(Process& one) {
   one.reducing.reset();
 }
 
-// It applies the sum that it has, whatever the commit says.
+// The replica applies the sum that it has, whatever the commit says.
 void SimulatedWorld::apply(Process& one, const ft::Commit& commit) {
   one.parameters = one.with_sum;
   carry_out(one, one.machine->applied(commit.result));
@@ -361,7 +362,7 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
   after(
       one, sum ? kFetchSum : options_.times.fetch, [this, serial](Process& by) {
         if (by.fetches == serial) {
-          // A donor's sums follow its state.
+          // The sums of a donor follow its state.
           by.fetched = newest_copy_for(by);
           carry_out(
               by,
@@ -371,8 +372,8 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
       });
 }
 
-// The last state on the way to the canonical one that another replica has, if it is later than what
-// this one has.
+// The last state on the way to the canonical one that another replica has, if it is later than that
+// of this replica.
 std::optional<SimulatedWorld::Copy> SimulatedWorld::newest_copy_for(
     const Process& one) const {
   const auto& held = one.machine->held();
@@ -391,7 +392,8 @@ std::optional<SimulatedWorld::Copy> SimulatedWorld::newest_copy_for(
   return newest;
 }
 
-// With the sum of the last commit it has the state, too, before it has applied the sum.
+// A replica that has the sum of the last commit also has the state, even before it has applied the
+// sum.
 SimulatedWorld::Copy SimulatedWorld::newest_copy_of(
     const Process& donor) const {
   const auto held = *donor.machine->held();

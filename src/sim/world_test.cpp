@@ -17,7 +17,7 @@ using std::chrono::seconds;
 class SmallWorld : public ::testing::Test {
  protected:
   SmallWorld() {
-    // What must always hold, after each event.
+    // The invariants, checked after each event.
     world_.set_after_event(
         [this](const SimulatedWorld& world) { check(world); });
     for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
@@ -53,7 +53,7 @@ class SmallWorld : public ::testing::Test {
   void pass(Duration time) { world_.run_until(world_.now() + time); }
   std::int64_t steps() { return world_.progress().steps; }
   double work() { return world_.progress().work; }
-  // Steps that are committed in that time.
+  // How many steps are committed in that time.
   std::int64_t steps_in(Duration time) {
     const auto before = steps();
     pass(time);
@@ -74,7 +74,7 @@ TEST_F(SmallWorld, MakesAStepInTheTimeOfAStep) {
 
 TEST_F(SmallWorld, ALostReplicaCostsTheOthersAReductionAndNoStep) {
   world_.lose(1, LossKind::kEnds);
-  // 30 ms settle, 50 ms connect; the sum is repeated in 200 ms.
+  // 30 ms to settle, 50 ms to connect; the sum is repeated in 200 ms.
   EXPECT_GE(steps_in(minutes(1)), 29);
   EXPECT_EQ(members(), 2U);
   EXPECT_EQ(epochs(), 2);
@@ -100,7 +100,7 @@ TEST_F(SmallWorld, ASilentReplicaIsLostAfterASecond) {
   EXPECT_GE(steps_in(minutes(1)), 29);
 }
 
-// Ten times two seconds.
+// Ten times the two seconds of a step.
 TEST_F(SmallWorld, AHungReplicaIsFoundByItsProgressAndNotItsNeighbours) {
   world_.lose(0, LossKind::kHangs);
   EXPECT_EQ(steps_in(seconds(15)), 0);
@@ -175,7 +175,7 @@ TEST_F(SmallWorld, WhoLeavesFinishesItsStep) {
 TEST_F(SmallWorld, LostAndRepeatedMessagesCostTimeOnly) {
   int sent = 0;
   world_.set_delivery([&](const Envelope&) -> std::vector<Duration> {
-    // Every fifth comes twice, the second time late.
+    // Every fifth message is repeated, the second time late.
     return ++sent % 5 == 0
         ? std::vector<Duration>{Duration(0), milliseconds(30)}
         : std::vector<Duration>{Duration(0)};
@@ -207,7 +207,7 @@ TEST_F(SmallWorld, AllReplicasLostGoBackToWhatTheyBring) {
   EXPECT_LT(steps(), made);
 }
 
-// More replicas than a ring has.
+// More replicas than a ring can have.
 class LargeWorld : public ::testing::Test {
  protected:
   static constexpr ft::ReplicaId kReplicas = 20;
