@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-checkpoint, which `sherd checkpoint` becomes: looks at checkpoints,
-// compares and converts them.
+// sherd-checkpoint, executed by `sherd checkpoint`: inspects, compares and converts checkpoints.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -31,7 +30,7 @@ constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
 
-// Opening a path that is no checkpoint says what it is.
+// Opening a path that is no checkpoint reports what it is.
 std::string newest_in(const std::string& path) {
   return checkpoint_at(path).value_or(path);
 }
@@ -161,7 +160,7 @@ void print(const CheckpointDifference& found) {
       found.only_in_first.size() + found.only_in_second.size());
 }
 
-// Ends as diff does.
+// Returns exit statuses like diff.
 int diff(const std::string& first, const std::string& second, bool json) {
   const auto found = compare_checkpoints(
       newest_in(first), newest_in(second), progress_bar("diff"));
@@ -173,7 +172,7 @@ int diff(const std::string& first, const std::string& second, bool json) {
   return found.none() ? 0 : kDiffers;
 }
 
-// As transformers' from_pretrained() takes it.
+// Written as transformers' from_pretrained() reads it.
 void export_to(
     const std::string& path,
     const std::string& to,
@@ -212,7 +211,7 @@ void export_to(
   }
 }
 
-// As transformers' save_pretrained() leaves it.
+// Read as transformers' save_pretrained() writes it.
 void import_from(const std::string& from, const std::string& run, bool json) {
   const auto source = find_model(from);
   if (source.files.empty()) {
@@ -220,7 +219,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
         from + ": expected a Hugging Face model, found a run of sherd train");
   }
   auto config = source.config;
-  config.run = ".";  // Seen from the folder of its config.json.
+  config.run = ".";  // Relative to the folder of its config.json.
   const auto names = import_checkpoint(
       source.files, run + "/checkpoints",
       {.values =
@@ -243,7 +242,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
       run.c_str(), names.size(), run.c_str());
 }
 
-// What the command line says.
+// The command line's values.
 struct Arguments {
   std::string path;
   std::string to;
@@ -255,7 +254,7 @@ struct Arguments {
 constexpr const char* kPathHelp =
     "A checkpoint, or a run: the newest one in it";
 
-// Each with what it does, which becomes the exit status.
+// Each command with its action, which returns the exit status.
 using Commands =
     std::map<const CLI::App*, std::function<int(const Arguments&)>>;
 
@@ -344,7 +343,8 @@ int checkpoint_command(int argc, char** argv) {
   }
   try {
     return commands.at(app.get_subcommands().front())(given);
-  } catch (const Error& error) {  // The files are wrong, not the command line.
+    // The files are at fault, not the command line.
+  } catch (const Error& error) {
     throw Error(error.what(), ErrorCode::kUnavailable);
   }
 }

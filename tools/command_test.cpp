@@ -134,7 +134,7 @@ TEST(Command, WrongUsageOfReplicasExitsWithTwoAndSaysWhy) {
 
 TEST(Command, ACoordinatorsTimesAreThoseOfRun) {
   const std::string run = "run --fault-tolerant --replicas 2 ";
-  // Which the coordinator refuses, as it would alone.
+  // The coordinator refuses it, as it would without `sherd run`.
   const Outcome outcome = sherd(run + "--dead-after 0.1 true");
   EXPECT_EQ(outcome.exit_status, 2) << outcome.shown;
   EXPECT_THAT(outcome.shown, HasSubstr("500 ms or more, found 100"));
@@ -204,7 +204,7 @@ TEST(Command, BenchmarksThatAreNotBuiltAreNamedWithARemedy) {
       AllOf(HasSubstr(copy + "-bench"), HasSubstr("'make build'")));
   EXPECT_THAT(
       test::run_in_shell("'" + copy + "' --help").shown, HasSubstr("bench"));
-  // `make train` makes neither the coordinator nor what ranks of replicas run.
+  // `make train` builds neither the coordinator nor the program of ranks of replicas.
   const auto replicas = test::run_in_shell(
       "'" + copy + "' run --fault-tolerant --replicas 2 true");
   EXPECT_NE(replicas.exit_status, 0);

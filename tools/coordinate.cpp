@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-coordinate, which `sherd coordinate` becomes: decides for the replicas of a fault-tolerant
+// sherd-coordinate, executed by `sherd coordinate`: decides for the replicas of a fault-tolerant
 // run.
 #include <string>
 #include <CLI/CLI.hpp>

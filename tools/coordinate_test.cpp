@@ -71,7 +71,7 @@ TEST(CoordinateCommand, TooFewDescriptorsAreNamedAndNotWaitedFor) {
       HasSubstr("at least 35 open files for 3 replicas, found 16"));
 }
 
-// Also when nobody reads any more what it says.
+// This holds even if nobody reads its output any more.
 TEST(CoordinateCommand, EndsInOrderWhenItIsTold) {
   const testing::ScratchFolder folder;
   const auto outcome = test::run_in_shell(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on, and those of the
-// timers of replicas, which `sherd run` gives them in SHERD_TIMEOUTS. Thread rule: values.
+// The flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on, and those of
+// the timers of replicas, which `sherd run` passes to them in SHERD_TIMEOUTS. Thread rule: values.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace sherd::tools {
 
-// For CLI11, whose own range lets "nan" through.
+// For CLI11, whose own range check accepts "nan".
 inline std::string check_seconds(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
@@ -50,7 +50,7 @@ inline std::chrono::milliseconds milliseconds_of(double seconds) {
 struct CoordinatorTimeFlag {
   const char* name;
   std::chrono::milliseconds ft::CoordinateOptions::* value;
-  const char* description;  // Its default is added.
+  const char* description;  // The default is appended.
 };
 
 inline constexpr std::array<CoordinatorTimeFlag, 14> kCoordinatorTimeFlags = {{
@@ -98,7 +98,7 @@ inline constexpr std::array<CoordinatorTimeFlag, 14> kCoordinatorTimeFlags = {{
      "log that cannot be written"},
 }};
 
-// As in "How long (60)".
+// For example "How long (60)".
 inline std::string description_of(const CoordinatorTimeFlag& flag) {
   const ft::CoordinateOptions defaults;
   std::ostringstream text;
@@ -109,7 +109,7 @@ inline std::string description_of(const CoordinatorTimeFlag& flag) {
 
 struct ReplicaTimeFlag {
   const char* name;
-  const char* key;  // In SHERD_TIMEOUTS.
+  const char* key;  // The key in SHERD_TIMEOUTS.
   const char* description;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-data, which `sherd data` becomes: turns text into tokens, and shows what it made.
+// sherd-data, executed by `sherd data`: turns text into tokens, and shows the result.
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
@@ -69,7 +69,7 @@ std::string token_file(const std::string& path) {
   return std::filesystem::is_directory(path) ? path + "/train.tokens" : path;
 }
 
-// The tokenizer beside a token file, which must be the one that made it.
+// The tokenizer next to a token file, which must be the one that made it.
 std::unique_ptr<data::Tokenizer> tokenizer_of(
     const std::string& path, const data::TokenFile& file) {
   const auto folder = std::filesystem::path(path).parent_path().string();

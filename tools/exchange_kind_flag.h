@@ -6,7 +6,7 @@
 
 namespace sherd::tools {
 
-// What --exchange means, in all subcommands; they check the name.
+// The meaning of --exchange in all subcommands, which check the name.
 inline ExchangeKind parse_exchange_kind(const std::string& name) {
   if (name == "collective") {
     return ExchangeKind::kCollective;

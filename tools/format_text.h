@@ -9,7 +9,7 @@
 
 namespace sherd::tools {
 
-// At most 255 characters; the rest is cut off.
+// At most 255 characters; the rest is truncated.
 [[gnu::format(printf, 1, 2)]] inline std::string format(
     const char* pattern, ...) {
   char text[256];

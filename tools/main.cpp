@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The `sherd` command. A subcommand that starts ranks or watches a run is a line in
-// add_subcommands(). Every other one is a program of its own, sherd-NAME beside this one, and a
-// line in kPrograms: those that need LibTorch, because loading it takes 0.2 s and more, which the
-// launcher of a job should not pay before its ranks pay it again; and what the first
-// training of a newcomer, who waits for the compiler, does without.
+// add_subcommands(). Every other one is a program of its own, sherd-NAME next to this one, and a
+// line in kPrograms: those that need LibTorch, because loading it takes at least 0.2 s, which a
+// job's launcher should not spend before its ranks spend it again; and those that a newcomer's
+// first training, which has to wait for the compiler, does not need.
 #include <unistd.h>
 #include <cstdio>
 #include <cstring>
@@ -26,7 +26,7 @@ constexpr int kUsageError = 2;
 struct ExternalCommand {
   const char* name;
   const char* description;
-  const char* remedy;  // Where there is no such program.
+  const char* remedy;  // What helps if there is no such program.
 };
 constexpr const char* kMakeBuild = "'make build' builds it";
 constexpr ExternalCommand kPrograms[] = {
@@ -62,8 +62,7 @@ std::string program_of(const ExternalCommand& command) {
   return std::string("sherd-") + command.name;
 }
 
-// Becomes sherd-NAME, whose messages begin with "sherd NAME"; returns only when
-// that cannot be.
+// Executes sherd-NAME, whose messages begin with "sherd NAME"; returns only if that fails.
 int exec_program(const ExternalCommand& command, char** argv) {
   std::string shown = std::string("sherd ") + command.name;
   argv[1] = shown.data();
@@ -73,9 +72,9 @@ int exec_program(const ExternalCommand& command, char** argv) {
                  : exec_beside(program_of(command), command.remedy, argv + 1);
 }
 
-// Where the words of the program begin: after "--", else at the first word that
-// is neither an option nor an option's value. Everything from there on belongs
-// to the program, whatever it looks like, so CLI11 must not see it.
+// Where the words of the program begin: after "--", or else at the first word that is neither an
+// option nor an option's value. Everything from there on belongs to the program, whatever it looks
+// like, so CLI11 must not see it.
 std::size_t program_begin(
     const CLI::App& subcommand, const std::vector<std::string>& words) {
   for (std::size_t i = 1; i < words.size(); ++i) {
@@ -88,13 +87,14 @@ std::size_t program_begin(
     }
     const CLI::Option* option = subcommand.get_option_no_throw(word);
     if (option != nullptr && option->get_items_expected_max() > 0) {
-      ++i;  // Its value; -n4 and --port=1 carry theirs and are not found here.
+      // Skips its value; -n4 and --port=1 contain theirs and are not found here.
+      ++i;
     }
   }
   return words.size();
 }
 
-// REQUIRES: there are words.
+// REQUIRES: there is at least one word.
 int parse_and_run(CLI::App& app, std::vector<std::string> words) {
   const std::vector<Subcommand> subcommands = add_subcommands(app);
   std::vector<std::string> program;

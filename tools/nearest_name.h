@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which known name somebody may have meant. Pure functions. Thread rule: any
-// thread.
+// Which known name a user may have meant. Pure functions. Thread rule: any thread.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace sherd::tools {
 // Levenshtein's distance: how many characters must be inserted, removed or
 // replaced to make one text the other.
 inline std::size_t edit_distance(std::string_view from, std::string_view to) {
-  std::vector<std::size_t> row(to.size() + 1);  // Of the beginnings of `to`.
+  std::vector<std::size_t> row(to.size() + 1);  // For each prefix of `to`.
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < from.size(); ++i) {
     std::size_t diagonal = row[0];
@@ -29,8 +28,8 @@ inline std::size_t edit_distance(std::string_view from, std::string_view to) {
   return row.back();
 }
 
-// " (did you mean NAME?)" with the nearest of `names`; "" when even that one
-// differs in half of its characters or more.
+// " (did you mean NAME?)" with the nearest of `names`; "" if even that one differs in at least half
+// of its characters.
 inline std::string suggestion(
     std::string_view found, const std::vector<std::string>& names) {
   const std::string* nearest = nullptr;

@@ -27,7 +27,7 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return names;
 }
 
-// What is wrong with words of `app` that CLI11 did not know.
+// What is wrong with those words of `app` that CLI11 did not know.
 std::string mistake(
     const CLI::App& app,
     const std::vector<std::string>& unknown,
@@ -54,12 +54,12 @@ std::vector<std::string> words_of(int argc, char** argv) {
 }
 
 bool parse_arguments(CLI::App& app, std::vector<std::string> words) {
-  std::reverse(words.begin(), words.end());  // As CLI11 wants them.
+  std::reverse(words.begin(), words.end());  // CLI11 expects this order.
   try {
     app.parse(words);
     return true;
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {  // CLI11 reports --help as an error too.
+    if (error.get_exit_code() == 0) {  // CLI11 reports --help as an error, too.
       app.exit(error);
       return false;
     }

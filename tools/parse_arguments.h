@@ -16,9 +16,9 @@ namespace sherd::tools {
 // The words after the program's name.
 std::vector<std::string> words_of(int argc, char** argv);
 
-// Lets `app` parse the words. Returns false when they asked for help or the
-// version, which was printed. Throws Error for any mistake; for an unknown
-// option or command it names the nearest known one.
+// Lets `app` parse the words. Returns false if they asked for help or the version, which is then
+// printed. Throws Error for any mistake; for an unknown option or command it names the nearest
+// known one.
 bool parse_arguments(CLI::App& app, std::vector<std::string> words);
 
 }  // namespace sherd::tools

@@ -44,7 +44,7 @@ constexpr const char* kRunExamples =
     "75 when all replicas were asked to leave before the run had ended;\n"
     "2 wrong usage.";
 
-// What the command line says, before it becomes LaunchOptions.
+// The command line's values, before they become LaunchOptions.
 struct RunArguments {
   LaunchOptions launch;
   double grace_seconds = 30;
@@ -61,13 +61,15 @@ struct RunArguments {
   launch::ReplicaOptions replicas;
   const CLI::Option* replicas_given = nullptr;
   bool recovers = false;
-  std::vector<const CLI::Option*> passed_on;           // To the coordinator.
-  std::map<std::string, const CLI::Option*> timeouts;  // Of replicas.
+  // Options passed on to the coordinator.
+  std::vector<const CLI::Option*> passed_on;
+  // The timers of replicas.
+  std::map<std::string, const CLI::Option*> timeouts;
 };
 
 class RunFormatter : public CLI::Formatter {
  public:
-  // Without what each needs and excludes: groups say it, and errors.
+  // Without what each option needs and excludes, which groups and errors say.
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
   }
@@ -83,8 +85,8 @@ class RunFormatter : public CLI::Formatter {
   }
 };
 
-// SHERD_TIMEOUTS of the replicas; what comes later counts. By default a replica that is told to end
-// has most of the grace to save its state.
+// The value of SHERD_TIMEOUTS for the replicas, where later entries count. By default a replica
+// that is told to end has most of the grace period to save its state.
 std::string timeouts_of(const RunArguments& arguments) {
   std::ostringstream text;
   text << "leave=" << std::max(arguments.grace_seconds / 3, 0.1);
@@ -100,7 +102,7 @@ std::string timeouts_of(const RunArguments& arguments) {
   return text.str();
 }
 
-// Which `make train` does not build.
+// `make train` does not build it.
 std::string coordinator_program() {
   const auto path = path_beside("sherd-coordinate");
   if (::access(path.c_str(), X_OK) != 0) {
@@ -170,7 +172,7 @@ int run(RunArguments arguments, const std::vector<std::string>& program) {
   return launch::run(options);
 }
 
-// What --fault-tolerant brings along.
+// The options that come with --fault-tolerant.
 void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   launch::ReplicaOptions& replicas = arguments.replicas;
   CLI::Option* on = run_app.add_flag(
@@ -253,7 +255,7 @@ void add_secret_options(CLI::App& run_app, RunArguments& arguments) {
       ->group(kGroup);
 }
 
-// Those of the coordinator only where it is started here.
+// The coordinator's timers apply only if it is started here.
 void add_timers(CLI::App& run_app, RunArguments& arguments) {
   const auto add = [&](const char* name, const std::string& description) {
     return run_app

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What main.cpp knows of a subcommand. Each lies in a file of its own, which
-// parses, calls the library and prints. Thread rule: one thread.
+// What main.cpp knows of a subcommand. Each is in a file of its own, which parses, calls the
+// library and prints. Thread rule: one thread.
 #pragma once
 
 #include <functional>
@@ -16,21 +16,20 @@ namespace sherd::tools {
 
 struct Subcommand {
   CLI::App* app = nullptr;
-  // Called after a successful parse, with the words from PROGRAM on, as the
-  // user wrote them; none unless `takes_program`. Returns the exit status; may
-  // throw sherd::Error.
+  // Called after a successful parse, with the words from PROGRAM on as the user wrote them, or none
+  // unless `takes_program`. Returns the exit status; may throw sherd::Error.
   std::function<int(const std::vector<std::string>& program)> run;
-  // The subcommand's own options end where a program begins.
+  // Whether the subcommand's own options end where a program begins.
   bool takes_program = false;
 };
 
 // sherd run: start ranks on this host.
 Subcommand add_run(CLI::App& app);
-// sherd replica: ask a launcher to drain or admit one.
+// sherd replica: ask a launcher to drain or admit a replica.
 Subcommand add_replica(CLI::App& app);
 // sherd top: show a running job.
 Subcommand add_top(CLI::App& app);
-// sherd metrics: print those of a run as CSV.
+// sherd metrics: print the metrics of a run as CSV.
 Subcommand add_metrics(CLI::App& app);
 
 }  // namespace sherd::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts of others, for a terminal. Thread rule: a pure function.
+// Makes texts from others safe for a terminal. Thread rule: a pure function.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace sherd::tools {
 
-// The text with "?" for what a terminal would obey, as escape sequences.
+// The text with "?" in place of characters that a terminal would obey, such as escape sequences.
 inline std::string printable_on_terminal(std::string text) {
   std::replace_if(
       text.begin(), text.end(),

@@ -12,18 +12,18 @@
 
 namespace sherd::tools {
 
-// Nothing where it cannot be read.
+// Nothing if it cannot be read.
 inline std::optional<std::string> text_of_file(const std::string& path) {
   std::ostringstream text;
   std::ifstream file(path, std::ios::binary);
   if (file && file.peek() != std::ifstream::traits_type::eof()) {
-    text << file.rdbuf();  // No characters at all would be a failure.
+    text << file.rdbuf();  // Writing no characters at all would set failbit.
   }
   const bool read = file.is_open() && !file.bad() && !text.fail();
   return read ? std::optional(text.str()) : std::nullopt;
 }
 
-// Throws Error, naming the path, where it cannot be read.
+// Throws Error, naming the path, if it cannot be read.
 inline std::string text_in(const std::string& path) {
   auto text = text_of_file(path);
   if (!text) {

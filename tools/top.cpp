@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::seconds kRedrawInterval(1);
-// To the first column of the first line; erase from there to the end.
+// Moves to the first column of the first line; kEraseBelow clears from there to the end.
 constexpr const char* kHome = "\x1b[H";
 constexpr const char* kEraseBelow = "\x1b[J";
 
@@ -46,7 +46,7 @@ struct TopArguments {
 
 struct Screen {
   std::size_t columns = 80;
-  std::size_t rows = 1000;  // Output that is no terminal has room for all.
+  std::size_t rows = 1000;  // Output to no terminal has room for everything.
 };
 
 Screen screen() {
@@ -67,7 +67,7 @@ std::string folder_text(const fs::path& folder, const Screen& room) {
   if (const auto address = status_address(folder); !address.empty()) {
     try {
       text = status_text(address, room) + "\n";
-    } catch (const Error& error) {  // Its folder says what there was.
+    } catch (const Error& error) {  // The folder tells what there was.
       text = std::string(error.what()) + "\n\n";
     }
   }
@@ -118,7 +118,7 @@ int run(const TopArguments& arguments) {
     std::this_thread::sleep_for(kRedrawInterval);
     try {
       text = frame(arguments.target, screen());
-    } catch (const std::exception& error) {  // What was there may come back.
+    } catch (const std::exception& error) {  // The run may come back.
       text = std::string(error.what()) + "\n";
     }
   }

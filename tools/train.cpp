@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-train, which `sherd train` becomes: one rank of a training job.
+// sherd-train, executed by `sherd train`: one rank of a training job.
 #include <sherd/base/run_main.h>
 #include "exec_program.h"
 #include "train/train_command.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-train-replica, which `sherd train` becomes under `sherd run --fault-tolerant`: one rank of
+// sherd-train-replica, executed by `sherd train` under `sherd run --fault-tolerant`: one rank of
 // one replica.
 #include <sherd/base/run_main.h>
 #include "train/replica_job.h"

@@ -102,7 +102,7 @@ TEST(InputFiles, TakesFoldersInPathOrderWithoutHiddenFiles) {
   EXPECT_THROW(input_files({"/dev/null"}), Error);
 }
 
-// What a program does instead of a Python; the test data.parquet has a real one.
+// Scripts stand in for Python; the test data.parquet uses a real one.
 class ParquetRowsTest : public ::testing::Test {
  protected:
   std::string program(const std::string& script) {

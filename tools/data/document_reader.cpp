@@ -15,7 +15,8 @@ bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
 
-// Calls `each` with each line, without its "\n" or "\r\n", and with its end in the content.
+// Calls `each` with each line, without its "\n" or "\r\n", and with its begin and end in the
+// content.
 template <typename Function>
 void for_each_line(std::string_view content, const Function& each) {
   std::size_t begin = 0;

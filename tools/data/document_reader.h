@@ -11,24 +11,24 @@ namespace sherd::tools {
 
 enum class DocumentFormat {
   kWhole,       // The file is one document.
-  kLines,       // Each line that is not blank is one, without its end.
-  kParagraphs,  // Blank lines divide them.
+  kLines,       // Each line that is not blank is a document, without its end.
+  kParagraphs,  // Blank lines separate documents.
   kJsonLines,   // Each line is an object, one field of which is the document.
 };
 
-// "file", "line", "paragraph", "jsonl" or "auto", where ".jsonl" and ".ndjson" files are JSON lines
-// and others whole. Throws Error for another one.
+// "file", "line", "paragraph", "jsonl" or "auto", for which ".jsonl" and ".ndjson" files are JSON
+// lines and others a single document. Throws Error for any other text.
 DocumentFormat document_format(
     const std::string& name, const std::string& path);
 
 struct DocumentOptions {
   DocumentFormat format = DocumentFormat::kWhole;
-  std::string field = "text";  // Of JSON lines.
+  std::string field = "text";  // For JSON lines.
 };
 
-// Calls `each` with the documents of a file in their order; empty ones are left out. `path` is for
-// messages. Throws Error naming path, line, expected and found for a line that is no JSON object or
-// lacks the field.
+// Calls `each` with the documents of a file in order, without empty ones. `path` is for messages.
+// Throws Error naming path, line, expected and found for a line that is no JSON object or lacks the
+// field.
 void for_each_document(
     std::string_view content,
     const std::string& path,

@@ -20,7 +20,7 @@ bool is_hidden(const fs::path& path) {
   return path.filename().string().starts_with(".");
 }
 
-// What a name alone says against a file of a folder.
+// Why a file of a folder is refused because of its name alone.
 std::string name_problem(const fs::path& path) {
   const auto extension = path.extension().string();
   if (std::find(kPacked.begin(), kPacked.end(), extension) != kPacked.end()) {

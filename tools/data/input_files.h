@@ -11,16 +11,17 @@ namespace sherd::tools {
 
 struct InputFile {
   std::string path;
-  std::string refused;  // Why it is not taken; "" when it is.
-  bool named = false;   // By an argument, not found in a folder.
+  std::string refused;  // Why it is not taken; "" if it is.
+  bool named = false;   // Named by an argument, not found in a folder.
 };
 
-// The files of the arguments, and those below folders, in the byte order of their paths; hidden
-// files and folders are left out without a word. Throws Error when an argument is not there, or a
-// folder cannot be read.
+// The files that the arguments name, and those below folders, in the byte order of their paths;
+// hidden files and folders are silently left out. Throws Error if an argument does not exist, or if
+// a folder cannot be read.
 std::vector<InputFile> input_files(const std::vector<std::string>& arguments);
 
-// Why a file with this content is no text: empty, with a NUL byte, not UTF-8; "" when it is text.
+// Why a file with this content is no text: it is empty, has a NUL byte, or is not UTF-8; "" if it
+// is text.
 std::string text_problem(std::string_view content);
 
 }  // namespace sherd::tools

@@ -10,8 +10,8 @@
 namespace sherd::tools {
 namespace {
 
-// Writes a JSON object a line: {"text": ...} for a row, or one last {"missing": ...} or
-// {"refused": ...} with the reason. It ends without noise when nobody reads on.
+// Writes one JSON object per line: {"text": ...} for a row, or a last {"missing": ...} or
+// {"refused": ...} with the reason. It ends silently if nobody reads on.
 constexpr auto kScript = R"python(
 import sys
 
@@ -89,7 +89,7 @@ class CommandLines {
   CommandLines(const CommandLines&) = delete;
   CommandLines& operator=(const CommandLines&) = delete;
 
-  // False at the end; the line lives until the next call.
+  // Returns false at the end; the line is valid until the next call.
   bool next(std::string_view& line) {
     const auto size = ::getline(&line_, &capacity_, pipe_);
     line = {line_, size > 0 ? static_cast<std::size_t>(size) : 0};
@@ -118,7 +118,7 @@ std::string how_to_read_parquet(const std::string& found) {
       "orient=\"records\", lines=True)`";
 }
 
-// What a line says: a row's text, or it throws what was wrong with the file.
+// The text of a row; throws if the line says what was wrong with the file.
 std::string text_of(std::string_view line, const std::string& path) {
   const auto json =
       nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);

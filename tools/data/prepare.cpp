@@ -58,7 +58,7 @@ std::optional<std::int64_t> end_token(
   return ids.front();
 }
 
-// One call of prepare().
+// The state of one call of prepare().
 class Preparation {
  public:
   explicit Preparation(const PrepareOptions& options)
@@ -108,7 +108,7 @@ class Preparation {
         .tokenizer_digest = tokenizer_->digest()};
     train_ =
         std::make_unique<data::TokenFileWriter>(path("train.tokens"), made);
-    // Without train.tokens it is what an interrupted command has left.
+    // Without train.tokens it was left by an interrupted command.
     fs::remove(path("validation.tokens"));
     if (options_.validation > 0) {
       validation_ = std::make_unique<data::TokenFileWriter>(
@@ -170,7 +170,7 @@ class Preparation {
     report_.tokens += static_cast<std::int64_t>(ids.size());
   }
 
-  // train.tokens comes last: where it is, all is.
+  // train.tokens is written last: if it is there, everything is.
   void finish() {
     if (options_.tokenizer != "bytes") {
       data::copy_tokenizer(options_.tokenizer, options_.out);
@@ -222,13 +222,14 @@ class Preparation {
   const std::unique_ptr<data::Tokenizer> tokenizer_;
   const std::optional<std::int64_t> eos_;
   std::unique_ptr<data::TokenFileWriter> train_;
-  std::unique_ptr<data::TokenFileWriter> validation_;  // Or null.
+  std::unique_ptr<data::TokenFileWriter> validation_;  // May be null.
   PrepareReport report_;
 };
 
 }  // namespace
 
-// One each time the number of documents so far times the share passes a whole number.
+// A document is taken each time the number of documents so far times the share passes a whole
+// number.
 bool is_for_validation(std::int64_t document, double share) {
   const auto before = static_cast<double>(document);
   return std::floor((before + 1) * share) > std::floor(before * share);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-eval, which `sherd eval` becomes: how well a model predicts a text, and how often it finds
-// the right one of several choices likeliest. On several ranks the model is sharded over them.
+// sherd-eval, executed by `sherd eval`: how well a model predicts a text, and how often it finds
+// the right one of several choices most likely. On several ranks the model is sharded over them.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +31,7 @@ struct Arguments {
   ModelFlags model;
   std::vector<std::string> data;
   std::string choices;
-  std::int64_t seq = 0;  // 0: the model's.
+  std::int64_t seq = 0;  // 0 means the model's.
 };
 
 void add_options(CLI::App& app, Arguments& given) {
@@ -72,7 +72,7 @@ void check(const Arguments& given, const ModelSource& source) {
   }
 }
 
-// Token ids as they are, or a text by the tokenizer.
+// The token ids of a token file, or those of a text by the tokenizer.
 std::vector<std::int64_t> ids_of(
     const std::string& path, const ModelSource& source, ModelTokens& tokens) {
   std::vector<std::int64_t> ids;
@@ -95,7 +95,7 @@ std::vector<std::int64_t> ids_of(
   return ids;
 }
 
-// A task in tokens.
+// A task as tokens.
 struct EncodedTask {
   std::vector<std::int64_t> prompt = {};
   std::vector<std::vector<std::int64_t>> choices = {};
@@ -131,7 +131,7 @@ std::vector<EncodedTask> tasks_of(
   return tasks;
 }
 
-// A file of --data in tokens.
+// A file of --data as tokens.
 struct EncodedText {
   std::string path = {};
   std::vector<std::int64_t> ids = {};
@@ -221,7 +221,7 @@ void print_scores(const Json& found) {
 
 void print(const Json& found, bool json) {
   if (json) {
-    // Names of files may be no UTF-8.
+    // Names of files may be invalid UTF-8.
     std::puts(
         found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
             .c_str());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-generate, which `sherd generate` becomes: a model goes on with a text. On several ranks it
-// is sharded over them; all make the same tokens and rank 0 prints.
+// sherd-generate, executed by `sherd generate`: a model continues a text. On several ranks it is
+// sharded over them; all make the same tokens and rank 0 prints.
 #include <unistd.h>
 #include <chrono>
 #include <cstdio>
@@ -83,8 +83,7 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-// The text that becomes of the tokens. Rank 0 prints it as it comes, or, with
-// --json, at the end.
+// The text of the tokens. Rank 0 prints it as it comes or, with --json, at the end.
 class Continuation {
  public:
   Continuation(
@@ -135,12 +134,12 @@ class Continuation {
   TextStream stream_;
   const std::vector<std::int64_t> prompt_;
   std::string before_;  // The prompt's text, until it is printed.
-  std::string text_;    // Behind it.
+  std::string text_;    // The text after the prompt.
   const bool json_;
   const bool prints_;
 };
 
-// Rank 0's token counts on every rank: hosts may round differently.
+// Rank 0's token is used on every rank, since hosts may round differently.
 std::int64_t agreed(const World& world, std::int64_t id) {
   return world.size() == 1 ? id
                            : static_cast<std::int64_t>(world.all_gather(

@@ -10,7 +10,7 @@
 namespace sherd::tools {
 namespace {
 
-// On the meta device: its values come from files.
+// On the meta device, since its values come from files.
 std::shared_ptr<models::LanguageModel> make_empty_model(
     const ModelSource& source, at::ScalarType dtype) {
   TrainConfig config = source.config;
@@ -27,7 +27,7 @@ NamedParameters allocated(models::LanguageModel& model) {
   NamedParameters parameters;
   for (const auto& item : model.named_parameters()) {
     auto parameter = item.value();
-    // set_data() refuses another kind of device.
+    // set_data() refuses a device of another type.
     parameter.unsafeGetTensorImpl()->shallow_copy_from(
         at::empty(parameter.sizes(), parameter.scalar_type())
             .getIntrusivePtr());

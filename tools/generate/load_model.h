@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model with its weights, ready for use: whole on a rank that is alone, sharded over the ranks of
-// a job. Thread rule: one thread.
+// A model with its weights, ready for use: whole on a single rank, sharded over the ranks of a job.
+// Thread rule: one thread.
 #pragma once
 
 #include <memory>
@@ -17,13 +17,13 @@ namespace sherd::tools {
 struct LoadedModel {
   std::shared_ptr<models::LanguageModel> model =
       nullptr;  // In evaluation mode.
-  // On several ranks, which then make every call of the model together. Keep it while the model is
-  // used, and close it before the world.
+  // Set on several ranks, which must then make every call of the model together. Keep it while the
+  // model is used, and close it before the world.
   std::optional<FullyShardedDataParallel> fsdp = std::nullopt;
 };
 
-// Collective. Each rank reads its own shards only. Throws Error, on every rank, when a file is
-// missing or damaged, or its tensors are not those of the model.
+// Collective. Each rank reads only its own shards. Throws Error on every rank if a file is missing
+// or damaged, or if its tensors are not those of the model.
 LoadedModel load_model(
     const World& world, const ModelSource& source, at::ScalarType dtype);
 

@@ -11,7 +11,7 @@
 namespace sherd::tools {
 namespace {
 
-// A report names "SECTION TENSOR"; that of an optimizer may be left where it is.
+// A report names "SECTION TENSOR"; tensors of an optimizer may remain unread.
 void check(const LoadReport& report, const std::string& section) {
   if (!report.missing.empty()) {
     throw Error(
@@ -36,7 +36,7 @@ void load_weights(
   CheckpointState state;
   add_slices(state, source.section, parameters);
   if (source.files.empty()) {
-    // Rank 0's answer: while the run goes on, others may see a newer one.
+    // Rank 0's answer is used: while the run goes on, others may see a newer one.
     const auto folder = world.all_gather_texts(source.weights).front();
     check(
         load_checkpoint(world, folder, state, {.strict = false}),

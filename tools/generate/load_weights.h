@@ -9,9 +9,9 @@
 
 namespace sherd::tools {
 
-// Collective. Each rank reads its own slices of the parameters only, and publishes them. Throws
-// Error, on every rank, when a file is missing or damaged, or when the weights are not exactly those
-// of the model.
+// Collective. Each rank reads only its own slices of the parameters, and publishes them. Throws
+// Error on every rank if a file is missing or damaged, or if the weights are not exactly those of
+// the model.
 void load_weights(
     const World& world,
     const ModelSource& source,

@@ -17,10 +17,10 @@ struct ModelFlags {
   bool json = false;
 };
 
-// `flags` is filled when `app` parses and must live until then.
+// `flags` is filled when `app` parses, and must live until then.
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 
-// Throws Error for another name than the two.
+// Throws Error for any other name than the two.
 at::ScalarType dtype_of(const ModelFlags& flags);
 
 }  // namespace sherd::tools

@@ -46,8 +46,8 @@ Json read_json(const std::string& path) {
   return json;
 }
 
-// The folder with the tokenizer of a checkpoint: its own, else that of its run, where it is
-// RUN/checkpoints/step-N.
+// The folder with the tokenizer of a checkpoint: its own or, for RUN/checkpoints/step-N, that of
+// its run.
 std::string tokenizer_folder(const std::string& checkpoint) {
   const auto own = fs::canonical(checkpoint);
   const auto all = own.parent_path();
@@ -57,7 +57,7 @@ std::string tokenizer_folder(const std::string& checkpoint) {
       : own.string();
 }
 
-// Adds eos_token_id of a file, if it is there: one id, several or none.
+// Adds eos_token_id of a file, if the file exists: one id, several or none.
 void add_stop_ids(const std::string& path, std::vector<std::int64_t>& ids) {
   if (!exists(path)) {
     return;

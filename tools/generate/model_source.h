@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a model comes from that is to be used, exported, or trained on: a run or a checkpoint of
-// `sherd train`, or a folder of Hugging Face's. Reads small files only, no weights. Thread rule: any
-// thread.
+// Where a model comes from that is to be used, exported, or trained further: a run or a checkpoint
+// of `sherd train`, or a folder in Hugging Face's format. Reads only small files, no weights.
+// Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +21,27 @@ inline constexpr const char* kWeightsHelp =
     "with --ema have";
 
 struct ModelSource {
-  // The folder of the checkpoint, or Hugging Face's.
+  // The folder of the checkpoint, or of Hugging Face's files.
   std::string weights = {};
-  std::vector<std::string> files = {};  // Hugging Face's; none: a checkpoint.
-  std::string section = kModelWeights;  // Of the checkpoint.
-  std::string folder = {};  // Where the files of a tokenizer would lie.
+  // Hugging Face's files; empty for a checkpoint.
+  // The section of the checkpoint.
+  std::vector<std::string> files = {};
+  std::string section = kModelWeights;
+  std::string folder = {};  // Where the files of a tokenizer would be.
   TrainConfig config = {};
   std::int64_t vocabulary = 0;
-  std::vector<std::int64_t> stop_ids = {};  // After which a text ends.
+  std::vector<std::int64_t> stop_ids = {};  // The tokens that end a text.
 };
 
-// What `from` names: a run or its checkpoints, of which the newest is taken; one checkpoint; or a
-// folder with config.json and model.safetensors, as transformers' save_pretrained() leaves it.
-// `weights` chooses a section of a checkpoint. Throws Error saying what was expected and found.
+// The model that `from` names: a run or its checkpoints, of which the newest is taken; one
+// checkpoint; or a folder with config.json and model.safetensors, as transformers'
+// save_pretrained() writes it. `weights` chooses a section of a checkpoint. Throws Error saying
+// what was expected and found.
 ModelSource find_model(
     const std::string& from, const std::string& weights = kModelWeights);
 
-// For tokens in `path` that the tokenizer of this digest made (data::Tokenizer::digest(); 0: not
-// known). Throws Error that names both when the model has another tokenizer.
+// For tokens in `path` made by the tokenizer with this digest (data::Tokenizer::digest(); 0 if not
+// known). Throws Error that names both if the model has another tokenizer.
 void expect_tokenizer_of(
     const ModelSource& source, const std::string& path, std::uint64_t digest);
 

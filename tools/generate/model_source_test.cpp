@@ -117,8 +117,8 @@ TEST(ModelSource, TokensOfAnotherTokenizerAreAnErrorThatNamesBoth) {
       expect(7),
       "a.tokens: expected bytes, which the model in x reads, found tokens of "
       "another tokenizer (digest 7)");
-  EXPECT_EQ(expect(0), "no error");  // A .bin does not tell.
-  source.vocabulary = 300;           // And this model does not either.
+  EXPECT_EQ(expect(0), "no error");  // A .bin file does not tell.
+  source.vocabulary = 300;           // This model does not tell either.
   EXPECT_EQ(expect(7), "no error");
   const auto file = scratch.file("tokenizer.json", "{}");
   const auto own = data::tokenizer_digest(folder);

@@ -15,20 +15,22 @@ namespace sherd::tools {
 
 class ModelTokens {
  public:
-  // Takes the tokenizer that lies with the model, else bytes for a vocabulary of 256 or less.
-  // Throws Error when there is none that fits: none at all, a damaged one, or one with ids that the
-  // model does not have.
+  // Takes the tokenizer that lies next to the model, or else bytes for a vocabulary of 256 or less.
+  // Throws Error if none fits: there is none at all, it is damaged, or it has ids that the model
+  // does not have.
   explicit ModelTokens(const ModelSource& source);
 
-  // The ids of a text. Throws Error that begins with `what` for one outside the model's vocabulary.
+  // The ids of a text. Throws Error that begins with `what` if one is outside the model's
+  // vocabulary.
   std::vector<std::int64_t> encode(
       const std::string& text, const std::string& what);
 
-  // The same with what the tokenizer puts before each text. Throws Error for none at all.
+  // The same, preceded by what the tokenizer puts before each text. Throws Error if there are no
+  // ids at all.
   std::vector<std::int64_t> encode_beginning(
       const std::string& text, const std::string& what);
 
-  // Throws Error that begins with `what` for an id that the model does not have.
+  // Throws Error that begins with `what` if the model does not have an id.
   void check(
       const std::vector<std::int64_t>& ids, const std::string& what) const;
 

@@ -29,7 +29,7 @@ ChoiceTask parse_choice_task(
       return task;
     }
   } catch (const nlohmann::json::exception&) {
-    // Said below.
+    // Reported below.
   }
   throw Error(
       where +
@@ -60,8 +60,8 @@ TextScore score_text(
   const auto targets = static_cast<std::int64_t>(ids.size()) - 1;
   const auto windows = (targets + sequence - 1) / sequence;
   double sum = 0.0;
-  // A rank without a window of its own runs the last one again, since every
-  // rank takes part in each forward.
+  // A rank without a window of its own repeats the last one, since every rank takes part in each
+  // forward.
   for (std::int64_t first = 0; first < windows; first += world.size()) {
     const auto own = first + world.rank();
     const auto begin = std::min(own, windows - 1) * sequence;
@@ -106,7 +106,7 @@ double score_choice(
   ids.insert(ids.end(), choice.begin(), choice.end());
   const auto row = row_of(ids);
   const auto first = static_cast<std::int64_t>(prompt.size());
-  // The logits at a position are of the token after it.
+  // The logits at a position predict the token after it.
   const auto logits = model.forward(row).slice(1, first - 1, row.size(1) - 1);
   const auto chosen = row.slice(1, first).unsqueeze(-1);
   return at::log_softmax(logits.to(at::kFloat), -1)

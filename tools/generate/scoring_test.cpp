@@ -25,7 +25,7 @@ models::Gpt tiny() {
   return model;
 }
 
-// -log p of token `at` of ids, which sees those from `first` on.
+// -log p of token `at` of ids, predicted from those from `first` on.
 double surprise(
     models::Gpt& model,
     const std::vector<std::int64_t>& ids,

@@ -11,8 +11,8 @@ namespace {
 // What a tokenizer decodes a cut character to: U+FFFD.
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
-// The bytes of the text without the replaced ones at its end, of which a
-// character has three at most.
+// The number of bytes before the replaced characters at the end of the text; a cut character has at
+// most three of them.
 std::size_t complete_bytes(std::string_view text) {
   auto rest = text;
   for (int cut = 0; cut < 3 && rest.ends_with(kReplacement); ++cut) {

@@ -14,8 +14,8 @@ namespace {
 
 const std::string kCut = "\xEF\xBF\xBD";  // U+FFFD.
 
-// Bytes are tokens, and texts that end in the middle of a character are decoded
-// as the map says.
+// Bytes are tokens, and texts that end in the middle of a character are decoded according to the
+// map.
 class ByteTokens : public data::Tokenizer {
  public:
   explicit ByteTokens(std::map<std::string, std::string> decoded)
@@ -42,7 +42,7 @@ class ByteTokens : public data::Tokenizer {
   const data::SpecialTokens special_;
 };
 
-// The pieces, with "|" behind each, and what finish() adds.
+// The pieces, each followed by "|", and what finish() adds.
 std::string pieces_of(
     const std::string& prompt,
     const std::string& text,
@@ -82,7 +82,7 @@ TEST(TextStream, WaitsForTheRestOfACharacter) {
 
 TEST(TextStream, ShowsAtTheEndWhatNeverBecameACharacter) {
   EXPECT_EQ(pieces_of("a", "b\xE2", {{"ab\xE2", "ab" + kCut}}), "b||" + kCut);
-  // No character waits for more than three of them.
+  // No character waits for more than three bytes.
   std::map<std::string, std::string> decoded;
   std::string cuts;
   std::string four;

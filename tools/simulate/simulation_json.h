@@ -16,8 +16,8 @@ struct SimulatedPolicy {
   sim::SimulationResult result;
 };
 
-// One JSON object in one line, without a newline: the first policy's values, and, if there are
-// several, all of them in "policies". REQUIRES: there is one.
+// One JSON object in one line, without a newline: the first policy's values and, if there are
+// several policies, all of them in "policies". REQUIRES: there is at least one.
 std::string simulation_json(const std::vector<SimulatedPolicy>& all);
 
 }  // namespace sherd::tools

@@ -41,7 +41,7 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 .restart { --line: var(--restart); }
 )";
 
-// Few failures in few runs, so that all points together take a minute.
+// Few failures and few runs, so that all points together take a minute.
 SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
   constexpr double kFailures = 150;
   constexpr int kRuns = 4;
@@ -87,7 +87,7 @@ std::vector<double> scaled(const std::vector<double>& factors, double value) {
 }
 
 std::string size_plot(const SimulationOptions& options) {
-  // Whole hosts in each replica, with the failures that such hosts have.
+  // Each replica has whole hosts, with the failures that such hosts have.
   std::vector<double> gpus;
   for (const double factor : {0.0625, 0.125, 0.25, 0.5, 1.0, 1.5}) {
     const auto each = std::max<std::int64_t>(
@@ -128,12 +128,12 @@ std::string stall_plot(const SimulationOptions& options) {
         at.stall_min = minutes;
         return at;
       });
-  plot.series.pop_back();  // All stand still until the restart anyway.
+  plot.series.pop_back();  // All replicas stand still until the restart anyway.
   return plot_html(plot);
 }
 
 std::string spares_plot(const SimulationOptions& options) {
-  // Half of what is being repaired on average, up to twice of it.
+  // From half of the average number of hosts in repair up to twice as many.
   const double repaired =
       std::max(options.repair_h * 60 / mtbf_min_of(options), 2.0);
   std::vector<double> spares = {0};

@@ -11,8 +11,8 @@
 
 namespace sherd::tools {
 
-// Runs the simulations that its plots need, with fewer runs than `options` asks for.
-// REQUIRES: `all` is not empty, and `options` are those it was made with.
+// Runs the simulations for its plots, with fewer runs than `options` asks for. REQUIRES: `all` is
+// not empty, and was made with `options`.
 std::string simulation_page(
     const sim::SimulationOptions& options,
     const std::vector<SimulatedPolicy>& all);

@@ -9,7 +9,8 @@
 
 namespace sherd::tools {
 
-// A line for each policy, what control costs, and what all of it rests on. REQUIRES: there is one.
+// A line for each policy, the cost of control, and the assumptions. REQUIRES: there is at least one
+// policy.
 std::string simulation_table(const std::vector<SimulatedPolicy>& all);
 
 }  // namespace sherd::tools

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::array<const char*, 5> kLaneNames = {
     "compute", "unshard", "reduce", "optimizer", "wait"};
-constexpr int kLanesApart = 1000;  // Numbers between those of two lanes.
+// The distance between the numbers of two lanes.
+constexpr int kLanesApart = 1000;
 
 // Takes the events of one rank in turn.
 class SpanMaker {
@@ -37,7 +38,7 @@ class SpanMaker {
         end(TraceLane::kReduce, event);
         break;
       case FlightEvent::kAsked:
-        optimizing_.reset();  // Another micro-batch.
+        optimizing_.reset();  // It was another micro-batch.
         asked_bytes_[{event.group, event.unit}] = event.bytes;
         break;
       case FlightEvent::kVisited:
@@ -63,7 +64,8 @@ class SpanMaker {
         break;
       case FlightEvent::kPublished:
         stop_optimizing(event.time_ns);
-        optimizing_ = event.time_ns;  // Of another one, unless a visit follows.
+        // It belongs to another one, unless a visit follows.
+        optimizing_ = event.time_ns;
         stop_computing(event.time_ns);
         computing_.clear();
         break;
@@ -84,7 +86,7 @@ class SpanMaker {
     auto& open = open_[static_cast<std::size_t>(lane)];
     const auto found = open.find({event.group, event.unit});
     if (found == open.end()) {
-      return;  // It began before the first event that is left.
+      return;  // It began before the first recorded event.
     }
     const auto asked = asked_bytes_.find(found->first);
     const bool gathers =
@@ -135,14 +137,14 @@ class SpanMaker {
   const FlightFile& file_;
   std::array<std::map<Key, FlightRecord>, kLaneNames.size()> open_;
   std::map<Key, std::int64_t> asked_bytes_;
-  std::map<int, std::int64_t> waiting_;  // By group: since when.
-  std::string computing_;                // Empty: nothing that is known.
+  std::map<int, std::int64_t> waiting_;  // By group: when the wait began.
+  std::string computing_;                // Empty if nothing is known.
   std::optional<std::int64_t> computes_since_;
   std::optional<std::int64_t> optimizing_;
   std::vector<TraceSpan> spans_;
 };
 
-// Lists the events of Chrome's format.
+// Writes the events in Chrome's format.
 class TraceWriter {
  public:
   explicit TraceWriter(std::int64_t origin_ns) : origin_ns_(origin_ns) {}
@@ -208,14 +210,14 @@ std::int64_t first_time_ns(std::span<const FlightFile> files) {
   return first;
 }
 
-// Puts each span into the first lane of its kind that is free.
+// Puts each span into the first free lane of its kind.
 void write_spans(int rank, std::vector<TraceSpan> spans, TraceWriter& writer) {
   std::stable_sort(
       spans.begin(), spans.end(),
       [](const auto& a, const auto& b) { return a.begin_ns < b.begin_ns; });
   std::array<std::vector<std::int64_t>, kLaneNames.size()> free_from;
   for (auto& lanes : free_from) {
-    lanes.push_back(0);  // Also where nothing is shown.
+    lanes.push_back(0);  // There is a lane even if nothing is shown.
   }
   for (const auto& span : spans) {
     const auto kind = static_cast<std::size_t>(span.lane);

@@ -13,8 +13,7 @@
 
 namespace sherd::tools {
 
-// The thread that trains computes, runs the optimizer or waits; gathers and reductions go on
-// beside it.
+// The training thread computes, runs the optimizer or waits, while gathers and reductions go on.
 enum class TraceLane { kCompute, kUnshard, kReduce, kOptimizer, kWait };
 
 struct TraceSpan {
@@ -25,13 +24,13 @@ struct TraceSpan {
   std::int64_t bytes = 0;
 };
 
-// What one rank did, by what has both begun and ended, in the order of ends. Computing is what the
-// training thread does from one visit of a unit to the next, or to the end of the backward, less its
-// waits; the optimizer's time reaches from there until it publishes.
+// What one rank did, from events that have both begun and ended, in the order of their ends.
+// Computing is what the training thread does from one visit of a unit to the next, or to the end of
+// the backward, minus its waits; the time of the optimizer goes from there until it publishes.
 std::vector<TraceSpan> trace_spans(const FlightFile& file);
 
-// JSON. Spans of one lane that overlap are shown in further lanes, "reduce 2" and so on. REQUIRES:
-// align_clocks().
+// Returns JSON. Spans of one lane that overlap are shown in further lanes, "reduce 2" and so on.
+// REQUIRES: align_clocks().
 std::string chrome_trace(std::span<const FlightFile> files);
 
 }  // namespace sherd::tools

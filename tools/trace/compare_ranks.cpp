@@ -11,13 +11,13 @@
 namespace sherd::tools {
 namespace {
 
-// What a rank has requested at one step, and when.
+// What a rank requested at one step, and when.
 struct Request {
   std::string subject;
   bool in_backward = false;
   std::int64_t time_ns = 0;
 };
-using RequestsOfRank = std::map<std::uint64_t, Request>;  // By sequence.
+using RequestsOfRank = std::map<std::uint64_t, Request>;  // Keyed by sequence.
 
 // The requests of an exchange, by rank. Publishes have a sequence of their own.
 struct Requests {
@@ -75,12 +75,12 @@ std::vector<Requests> requests_of(std::span<const FlightFile> files) {
   return list;
 }
 
-// The ranks at one step, by what they want.
+// The ranks at one step, grouped by what they want.
 struct Step {
   std::map<std::string, std::vector<int>> wants;
   std::vector<int> here;
-  std::vector<int> not_yet;  // What they have requested last comes before.
-  bool in_backward = true;   // All of them.
+  std::vector<int> not_yet;  // Ranks whose last request comes before it.
+  bool in_backward = true;   // True if all of them are.
   std::int64_t time_ns = 0;
 };
 
@@ -106,7 +106,7 @@ Step step_at(const Requests& requests, std::uint64_t sequence) {
   return step;
 }
 
-// Names the few before the many.
+// Names small groups before large ones.
 std::string text_of_wants(const Step& step) {
   std::vector<std::pair<std::vector<int>, std::string>> groups;
   for (const auto& [subject, ranks] : step.wants) {
@@ -152,12 +152,12 @@ std::optional<RankDifference> first_difference(const Requests& requests) {
   return std::nullopt;
 }
 
-// What the rank was in the middle of when it wrote its file, or did last.
+// What the rank was doing when it wrote its file, or did last.
 std::string last_of(const FlightFile& file) {
   if (file.events.empty()) {
     return "no event";
   }
-  std::map<int, const FlightRecord*> waiting;  // By group.
+  std::map<int, const FlightRecord*> waiting;  // Keyed by group.
   for (const auto& event : file.events) {
     if (event.event == FlightEvent::kWaiting) {
       waiting[event.group] = &event;

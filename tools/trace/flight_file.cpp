@@ -101,7 +101,8 @@ FlightFile parse(const Json& json, const std::string& path) {
   return file;
 }
 
-// When this host's ranks ended each step of all ranks: the first of them that says so.
+// When the ranks of this host ended each step of all ranks, according to the first of them that
+// recorded it.
 using StepEnds = std::map<std::pair<std::string, std::uint64_t>, std::int64_t>;
 StepEnds step_ends(std::span<const FlightFile> files, const std::string& host) {
   StepEnds ends;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The events of one rank, as base/flight_recorder.h writes them: when an exchange fails, at SIGUSR2,
-// and in a profile. Thread rule: values.
+// The events of one rank, as base/flight_recorder.h writes them: when an exchange fails, at
+// SIGUSR2, and for a profile. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -23,27 +23,29 @@ struct FlightFile {
   int rank = 0;
   int world_size = 1;
   std::string host;
-  std::string reason;             // Why the rank failed; empty: it had not.
-  std::int64_t unix_ns = 0;       // When it was written,
-  std::int64_t monotonic_ns = 0;  // and by the clock of the events.
-  std::uint64_t forgotten = 0;    // Events before the first one here.
+  std::string reason;        // Why the rank failed; empty if it had not.
+  std::int64_t unix_ns = 0;  // When it was written,
+  // and the same time by the clock of the events.
+  std::int64_t monotonic_ns = 0;
+  // How many events came before the first one here.
+  std::uint64_t forgotten = 0;
   std::vector<FlightGroup> groups;
   std::vector<FlightRecord> events;  // In the order of time.
 };
 
-// Throws Error, naming the path, for a text that is no such file, or half of one.
+// Throws Error, naming the path, for text that is no such file or is incomplete.
 FlightFile parse_flight_file(const std::string& text, const std::string& path);
 
-// The rank-N.json of a folder, by rank. Throws Error where there is none, or one is of another
-// number of ranks.
+// The rank-N.json files of a folder, by rank. Throws Error if there is none, or if one is from a
+// different number of ranks.
 std::vector<FlightFile> read_flight_folder(const std::string& folder);
 
-// Moves all times to the clock of the first file's host. The clocks of two hosts are compared where
-// ranks of both have ended a step of all ranks, which they do at nearly the same time; where they
-// have none in common, by their time of day.
+// Converts all times to the clock of the first file's host. The clocks of two hosts are compared by
+// a step of all ranks that ranks of both have ended, which they do at nearly the same time; if
+// there is none, by their time of day.
 void align_clocks(std::span<FlightFile> files);
 
-// What the event is about: "unshard h.3 in forward", "h.3", or an empty text.
+// The subject of the event: "unshard h.3 in forward", "h.3", or an empty text.
 std::string subject_of(const FlightFile& file, const FlightRecord& event);
 
 }  // namespace sherd::tools

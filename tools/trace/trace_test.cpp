@@ -24,7 +24,7 @@ using ::testing::SizeIs;
 constexpr std::int32_t kLayer0 = 0;
 constexpr std::int32_t kLayer1 = 1;
 
-// A rank of three that share one exchange of two units. Each event is 1 us after the one before.
+// One rank of three that share one exchange of two units. Each event is 1 us after the one before.
 class RankEvents {
  public:
   explicit RankEvents(int rank, std::string host = "here") {
@@ -190,7 +190,7 @@ TEST(AlignClocks, HostsMeetWhereTheirRanksEndedTheSameSteps) {
       steps(RankEvents(2, "b").later_by(kApart + 300))};
   align_clocks(files);
   EXPECT_EQ(files[0].events[2].time_ns, files[1].events[2].time_ns);
-  // Ranks of one host keep what is between them.
+  // Events of one host keep their distances.
   EXPECT_EQ(files[2].events[2].time_ns, files[1].events[2].time_ns + 300);
 }
 
@@ -206,7 +206,7 @@ TEST(AlignClocks, HostsWithoutACommonStepMeetByTheTimeOfDay) {
 
 // ---- the trace ----
 
-// One step: layer 0 and 1 in forward, and backward, one wait, one optimizer step.
+// One step: layers 0 and 1 in forward and backward, one wait, one optimizer step.
 RankEvents step_of(int rank) {
   return RankEvents(rank)
       .add({.bytes = 64, .unit = kLayer0, .event = FlightEvent::kAsked})

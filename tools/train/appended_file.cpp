@@ -29,7 +29,7 @@ std::string AppendedFile::append(std::string_view record) {
   file_.flush();
   if (!file_) {
     const std::string reason = std::strerror(errno);
-    std::error_code ignored;  // The next record is tried all the same.
+    std::error_code ignored;  // The next record is tried anyway.
     file_.close();
     std::filesystem::resize_file(path_, size_, ignored);
     file_.open(path_, std::ios::binary | std::ios::app);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AppendedFile is a file to which records are appended whole: what the disk
-// refuses is kept and written with the next record, and readers never see a part
-// of one. It owns the open file and neither copies nor moves. Thread rule: one
-// thread.
+// AppendedFile is a file to which whole records are appended: a record that the disk refuses is
+// kept and written with the next one, and readers never see part of a record. It owns the open file
+// and neither copies nor moves. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +14,19 @@ namespace sherd::tools {
 
 class AppendedFile {
  public:
-  // Opens the file for writing at its end; makes it if it is not there. Throws
-  // Error, naming the path, when that cannot be done.
+  // Opens the file for writing at its end, and creates it if it does not exist. Throws Error,
+  // naming the path, if that fails.
   explicit AppendedFile(const std::string& path);
   AppendedFile(const AppendedFile&) = delete;
   AppendedFile& operator=(const AppendedFile&) = delete;
 
-  // Returns why the disk refuses it; empty when everything is in the file.
+  // Returns why the disk refuses the record; empty if everything is in the file.
   std::string append(std::string_view record);
 
  private:
   const std::string path_;
   std::ofstream file_;
-  std::uintmax_t size_ = 0;  // The records that are in the file.
+  std::uintmax_t size_ = 0;  // The size of the records in the file.
   std::string unwritten_;
 };
 

@@ -10,11 +10,11 @@
 
 namespace sherd::tools {
 
-// What the user wrote, by option name; what was not written is absent.
+// What the user wrote, by option name; options that were not given are absent.
 struct CommandLine {
   std::map<std::string, std::string> flags;
   std::string config_path;
-  bool plan = false;  // Print what would be trained, and end.
+  bool plan = false;  // Print what would be trained, and exit.
 };
 
 // Adds description, options and examples. `line` is filled when `app` parses

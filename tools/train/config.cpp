@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = "about";
-// The help of an option that gpt does not have begins so.
+// The help of options that gpt does not have begins with this.
 constexpr std::string_view kLlamaOnly = "Llama:";
 
 [[noreturn]] void refuse(
@@ -148,7 +148,7 @@ void take_flag(
       return;
     }
   } catch (const Error&) {
-    // A size that is none; said below like every other type.
+    // An invalid size is reported below like any other type.
   }
   refuse("--" + name, expected_for(*row), in_quotes(text));
 }
@@ -161,7 +161,7 @@ std::vector<std::string> option_names() {
   return names;
 }
 
-// A relative path in a file begins at the file's folder.
+// Relative paths in a file begin at the file's folder.
 std::string seen_from_folder_of(
     const std::string& file, const std::string& path) {
   if (path.empty()) {
@@ -170,7 +170,7 @@ std::string seen_from_folder_of(
   const auto folder = std::filesystem::path(file).parent_path();
   auto text = (folder / path).lexically_normal().string();
   if (text.size() > 1 && text.back() == '/') {
-    text.pop_back();  // As "runs/x/." leaves it.
+    text.pop_back();  // For example from "runs/x/.".
   }
   return text;
 }
@@ -345,7 +345,7 @@ void check_llama(const TrainConfig& config) {
   parse_rope_scaling(config.rope_scaling);
 }
 
-// What belongs to sharding alone.
+// Refuses options that belong to sharding only.
 void check_ddp(const TrainConfig& config) {
   if (config.hook != "none" && config.exchange == "shm") {
     refuse(
@@ -372,7 +372,7 @@ void check_ddp(const TrainConfig& config) {
   }
 }
 
-// What needs memory of the host.
+// Refuses options that need memory of the host.
 void check_cuda(const TrainConfig& config) {
   if (config.exchange != "auto" && config.exchange != "collective") {
     refuse(
@@ -380,7 +380,7 @@ void check_cuda(const TrainConfig& config) {
   }
 }
 
-// It decides what these would say.
+// The memory limit decides what these options would set.
 void check_memory(const TrainConfig& config) {
   if (config.recompute_activations) {
     refuse("--recompute-activations", "none with --memory", "true");

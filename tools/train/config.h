@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything `sherd train` can be told, from flags and a JSON file with the
-// same names. One table of rows drives the flags, the file, the help and the
-// config.json of a run, so they cannot differ. Values and pure functions; no
-// file is opened here. Thread rule: any thread.
+// Everything that can be configured in `sherd train`, from flags and from a JSON file with the same
+// names. One table drives the flags, the file, the help and the config.json of a run, so they
+// cannot differ. Values and pure functions; no file is opened here. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,66 +21,68 @@ struct ByteSize {
 };
 
 struct TrainConfig {
-  std::string model = "gpt";  // Others have the options of Llama.
+  std::string model = "gpt";  // Other models have the options of Llama.
   std::int64_t layers = 8;
   std::int64_t width = 256;
   std::int64_t heads = 8;
-  std::int64_t kv_heads = 0;          // 0: as heads. Llama only.
-  std::int64_t intermediate = 0;      // 0: Llama's rule. Llama only.
-  std::int64_t head_width = 0;        // 0: width / heads. Llama only.
-  std::int64_t sliding_window = 0;    // 0: none. Llama only.
+  std::int64_t kv_heads = 0;          // 0 means `heads`. Llama only.
+  std::int64_t intermediate = 0;      // 0 means Llama's rule. Llama only.
+  std::int64_t head_width = 0;        // 0 means width / heads. Llama only.
+  std::int64_t sliding_window = 0;    // 0 means none. Llama only.
   double rope_theta = 10000.0;        // Llama only.
   std::string rope_scaling = "none";  // See parse_rope_scaling().
   double norm_epsilon = 1e-6;         // Llama only.
-  bool tied_head = false;             // Llama only; gpt's always is.
+  // Llama only; the head of gpt is always tied.
+  bool tied_head = false;
   std::int64_t seq = 128;
-  std::int64_t vocab = 0;  // 0: from the data.
+  std::int64_t vocab = 0;  // 0 means that of the data.
   double dropout = 0.0;
 
-  std::string init_from;  // A run or checkpoint; empty: values drawn by seed.
+  // A run or checkpoint; if empty, values are drawn by seed.
+  std::string init_from;
 
-  std::string data;     // Empty: LibTorch's headers.
-  ByteSize data_bytes;  // 0: all, or 8 MB of the headers.
+  std::string data;     // If empty, LibTorch's headers.
+  ByteSize data_bytes;  // 0 means all, or 8 MB of the headers.
   std::int64_t batch = 12;
   std::int64_t micro_batches = 1;
   std::int64_t seed = 0;
 
   std::int64_t steps = 200;
-  std::int64_t stop_at = 0;  // 0: at `steps`.
+  std::int64_t stop_at = 0;  // 0 means `steps`.
   std::string optimizer = "adamw";
   double lr = 2e-3;
-  std::string lr_scaling = "none";  // While replicas are missing.
+  std::string lr_scaling = "none";  // Applies while replicas are missing.
   std::int64_t warmup = 20;
   std::string lr_decay = "cosine";
-  double lr_min_ratio = 0.1;  // Of lr, at the last step.
-  // As GPT-2's descendants have it: a shorter memory of squares than Adam's.
+  double lr_min_ratio = 0.1;  // A ratio to lr, at the last step.
+  // As in GPT-2's descendants: a shorter memory of squares than Adam's.
   double beta1 = 0.9;
   double beta2 = 0.95;
   double weight_decay = 0.1;
-  double clip = 1.0;  // 0: never.
-  double ema = 0.0;   // Decay of the average of the weights; 0: none.
+  double clip = 1.0;  // 0 means never.
+  double ema = 0.0;   // The decay of the average of the weights; 0 means none.
 
   bool recompute_activations = false;
   std::string dtype = "fp32";
   std::string device = "cpu";
   std::string strategy = "full_shard";
-  ByteSize budget;  // 0: what the strategy says.
-  ByteSize memory;  // Of a process; 0: no limit.
+  ByteSize budget;  // 0: as the strategy says.
+  ByteSize memory;  // Per process; 0 means no limit.
   std::string exchange = "auto";
-  std::int64_t prefetch = 1;         // Visits.
-  std::int64_t secondary_ranks = 0;  // 0: none.
+  std::int64_t prefetch = 1;         // In visits.
+  std::int64_t secondary_ranks = 0;  // 0 means none.
   std::int64_t replicate = 1;
   std::string hook = "none";
-  std::int64_t hook_rank = 4;  // For power_sgd.
+  std::int64_t hook_rank = 4;  // For power_sgd only.
 
-  std::string run;                 // Empty: runs/<time>.
-  std::int64_t save_every = 1000;  // And at the end; 0: never.
-  std::int64_t keep = 2;           // Checkpoints; 0: all.
-  std::int64_t eval_every = 50;    // 0: at the end only.
+  std::string run;                 // If empty, runs/<time>.
+  std::int64_t save_every = 1000;  // Also saves at the end; 0 means never.
+  std::int64_t keep = 2;           // How many checkpoints; 0 means all.
+  std::int64_t eval_every = 50;    // 0 means only at the end.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;
   double peak_flops = 0;  // Of a rank; 0: measured.
-  std::string profile;    // A folder; empty: none is taken.
+  std::string profile;    // A folder; if empty, no profile is taken.
   std::int64_t profile_steps = 3;
   bool quiet = false;
 
@@ -89,10 +90,10 @@ struct TrainConfig {
 };
 
 struct OptionSpec {
-  const char* name;   // As flag "--name" and as key of the file.
-  const char* value;  // What stands for the value in the help; "" for a flag.
+  const char* name;   // The flag is "--name", and the file's key the same name.
+  const char* value;  // Stands for the value in the help; "" for a flag.
   const char* help;
-  const char* group;  // Heading in the help.
+  const char* group;  // The heading in the help.
   std::variant<
       std::int64_t TrainConfig::*,
       double TrainConfig::*,
@@ -108,19 +109,19 @@ const std::vector<OptionSpec>& option_specs();
 // Whether the value is the path of a file or folder.
 bool names_path(const OptionSpec& row);
 
-// The value of an option as a user would write it; "" when it is empty.
+// The value of an option as a user would write it; "" if it is empty.
 std::string text_of(const OptionSpec& row, const TrainConfig& config);
 
-// What "llama3:8,1,4,8192" or "yarn:4,32,1,32768" says, in this order.
+// The parts of "llama3:8,1,4,8192" or "yarn:4,32,1,32768", in this order.
 struct RopeScalingText {
   std::string kind;  // none, linear, llama3 or yarn.
   double factor = 1.0;
-  double low_freq_factor = 1.0;  // These two are llama3's,
+  double low_freq_factor = 1.0;  // These two are for llama3,
   double high_freq_factor = 4.0;
-  double beta_fast = 32.0;  // and these yarn's.
+  double beta_fast = 32.0;  // and these for yarn.
   double beta_slow = 1.0;
   std::int64_t original_positions = 8192;
-  double attention_factor = 0.0;  // Yarn's; 0: by the factor.
+  double attention_factor = 0.0;  // For yarn; 0 derives it from the factor.
 };
 // Throws Error, naming the text, unless it is "none", "linear:FACTOR",
 // "llama3:FACTOR,LOW,HIGH,ORIGINAL" or "yarn:FACTOR,FAST,SLOW,ORIGINAL" with or
@@ -135,19 +136,18 @@ ByteSize parse_bytes(std::string_view text);
 // The value in the largest binary unit that keeps it whole: "512MiB".
 std::string format_bytes(ByteSize bytes);
 
-// Flags win over the file, the file over the defaults. `flags` maps names
-// without dashes to what the user wrote; `file_text` is JSON, empty without
-// a file. Relative paths in the file begin at the folder of `file_path`. In the
-// file `about` is skipped: it is where a run's config.json says what else there
-// is to know. Throws Error that names flag or key, expected and found: unknown
-// name, wrong type, a value out of range, or two that contradict each other.
+// Flags take precedence over the file, and the file over the defaults. `flags` maps names without
+// dashes to what the user wrote; `file_text` is JSON, empty if there is no file. Relative paths in
+// the file begin at the folder of `file_path`. The key `about` of the file is ignored: a run's
+// config.json has further facts there. Throws Error that names flag or key, expected and found: an
+// unknown name, a wrong type, a value out of range, or two values that contradict each other.
 TrainConfig make_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
     const std::string& file_text);
 
-// The two halves of make_config(): reading, with other defaults, and checking
-// values against each other.
+// The two halves of make_config(): reading, with other defaults, and checking values against each
+// other.
 TrainConfig read_config(
     const std::map<std::string, std::string>& flags,
     const std::string& file_path,
@@ -155,15 +155,15 @@ TrainConfig read_config(
     const TrainConfig& defaults = {});
 void check_config(const TrainConfig& config);
 
-// Whether each rank has the whole model whatever --replicate says.
+// Whether each rank has the whole model, regardless of --replicate.
 bool whole_on_each_rank(const TrainConfig& config);
 
-// What makes a run what it is: without what may differ between replicas, and
-// from one start to the next, of the same run.
+// The part of the configuration that defines a run, without what may differ between replicas, or
+// between starts, of one run.
 TrainConfig replica_invariant_config(TrainConfig config);
 
-// JSON that make_config() reads back to the same value. `about`: facts of this
-// run, printed as strings.
+// JSON that make_config() reads back to the same value. `about` contains facts of this run, printed
+// as strings.
 std::string to_json(
     const TrainConfig& config, const std::map<std::string, std::string>& about);
 

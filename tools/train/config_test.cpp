@@ -76,7 +76,7 @@ TEST(TrainConfig, PathsInAFileBeginAtItsFolder) {
   const auto whole = from("x/job.json", R"({"run": "/a/b", "data": ""})");
   EXPECT_EQ(whole.run, "/a/b");
   EXPECT_EQ(whole.data, "");
-  // Flags are seen from where the command runs.
+  // Paths in flags are relative to where the command runs.
   EXPECT_EQ(make_config({{"run", "here"}}, "x/job.json", text).run, "here");
 }
 

@@ -35,7 +35,7 @@ p { color: var(--dim); margin: 0; overflow-wrap: anywhere; }
 .val { --line: var(--val); }
 )";
 
-// Finds the step nearest to the pointer; POINTS and LAST come before it.
+// Finds the step nearest to the pointer; POINTS and LAST are defined before it.
 constexpr const char* kScript = R"(
 const plots = document.querySelectorAll(".plot");
 const values = document.getElementById("values");
@@ -63,10 +63,10 @@ for (const plot of plots) {
 }
 )";
 
-// What is drawn of a step.
+// The values of a step that are drawn.
 struct Point {
   const StepMetrics* record;
-  double smooth;  // The loss.
+  double smooth;  // The smoothed loss.
 };
 
 std::optional<double> validation(const StepMetrics& record) {
@@ -75,7 +75,7 @@ std::optional<double> validation(const StepMetrics& record) {
       : std::nullopt;
 }
 
-// With a finite loss; every so many, the last, and all that were validated.
+// The points with a finite loss: one in so many, the last, and all that were validated.
 std::vector<Point> points_of(const std::vector<StepMetrics>& records) {
   std::vector<const StepMetrics*> finite;
   std::vector<double> losses;

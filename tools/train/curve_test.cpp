@@ -75,11 +75,11 @@ TEST(Curve, SmoothingKeepsAConstantAndTheShapeAndDropsNoise) {
   }
   const auto smooth = smoothed(noisy);
   EXPECT_NEAR(smooth.back(), 2.0, 0.2);
-  // A tenth of the steps behind, a jump has arrived.
+  // After a tenth of the steps a jump is fully visible.
   std::vector<double> jump(270, 1.0);
   jump.resize(300, 2.0);
   EXPECT_GT(smoothed(jump).back(), 1.9);
-  // At the beginning a few steps are enough.
+  // At the beginning a few steps suffice.
   std::vector<double> early(10, 5.0);
   early.resize(300, 3.0);
   EXPECT_LT(smoothed(early)[20], 3.1);

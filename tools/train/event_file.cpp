@@ -15,14 +15,14 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-// Fields of a protocol buffer's wire format: a key, number and type of the
-// field, and then the value.
+// Types of fields in a protocol buffer's wire format: a key, made of number and type, precedes the
+// value.
 constexpr unsigned kVarint = 0;
 constexpr unsigned kFixed64 = 1;
 constexpr unsigned kBytes = 2;
 constexpr unsigned kFixed32 = 5;
 
-// Numbers of fields in event.proto and summary.proto.
+// Field numbers in event.proto and summary.proto.
 constexpr unsigned kEventWallTime = 1;
 constexpr unsigned kEventStep = 2;
 constexpr unsigned kEventFileVersion = 3;
@@ -69,7 +69,7 @@ std::string bytes_field(unsigned field, std::string_view bytes) {
   return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
-// CRCs of data that hold CRCs say little, so the format turns and shifts them.
+// CRCs of data that contain CRCs are weak, so the format rotates them and adds a constant.
 std::uint32_t masked_crc(std::string_view bytes) {
   constexpr std::uint32_t kDelta = 0xa282ead8;
   return std::rotr(crc32c(bytes), 15) + kDelta;
@@ -102,11 +102,11 @@ std::string summary(const StepMetrics& record) {
       scalar("tokens", static_cast<double>(record.tokens));
 }
 
-// Makes the folder. Readers take files in the order of their names, and know them by what is
+// Creates the folder. Readers take files in the order of their names, and identify them by the text
 // between the dots.
 std::string next_path(const std::string& folder) {
   std::string path;
-  // What cannot be made or looked at cannot be opened.
+  // What cannot be created or inspected cannot be opened either.
   std::error_code ignored;
   std::filesystem::create_directories(folder, ignored);
   int number = 0;
@@ -138,7 +138,7 @@ EventFile::EventFile(const std::string& folder, std::int64_t first_step)
               kEventSessionLog,
               number_field(
                   kSessionLogStatus, std::uint64_t{kSessionLogStart}))));
-  // What the disk refuses now is written with the first step.
+  // If the disk refuses it now, it is written with the first step.
   file_.append(header);
 }
 

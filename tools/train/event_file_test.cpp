@@ -38,13 +38,13 @@ Number number_at(const std::string& bytes, std::size_t at) {
   return value;
 }
 
-// As TensorFlow's crc32c::Unmask.
+// Like TensorFlow's crc32c::Unmask.
 std::uint32_t unmasked(std::uint32_t masked) {
   const std::uint32_t turned = masked - 0xa282ead8U;
   return turned >> 17U | turned << 15U;
 }
 
-// The payloads of a file; stops with a failure at a frame that is wrong.
+// The payloads of a file; stops with a failure at an invalid frame.
 std::vector<std::string> payloads_of(const std::string& path) {
   const std::string bytes = content_of(path);
   std::vector<std::string> payloads;
@@ -66,7 +66,7 @@ std::vector<std::string> payloads_of(const std::string& path) {
   return payloads;
 }
 
-// The field `step` of an Event: key 0x10 behind the nine bytes of the time.
+// The field `step` of an Event: key 0x10 after the nine bytes of the time.
 int step_of(const std::string& payload) { return payload[10]; }
 
 TEST(EventFile, BeginsWithItsVersionAndTheStepFromWhichEarlierFilesAreVoid) {

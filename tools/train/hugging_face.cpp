@@ -27,11 +27,11 @@ Json gpt2(const TrainConfig& config, std::int64_t vocabulary) {
       {"tie_word_embeddings", true}};
 }
 
-// What transformers calls the models of LlamaImpl.
+// The names that transformers uses for the models of LlamaImpl.
 struct Family {
-  const char* name;  // As model_type and as --model.
+  const char* name;  // Used as model_type and for --model.
   const char* architecture;
-  // What transformers takes where a config.json has no such setting; 0: none.
+  // What transformers assumes if a config.json has no such setting; 0 if nothing.
   std::int64_t kv_heads_preset;
   std::int64_t head_dim_preset;
 };
@@ -139,7 +139,7 @@ class Settings {
     return json_[name].get<std::int64_t>();
   }
 
-  // Missing is fine where that is what transformers takes then.
+  // A missing setting is fine if transformers then assumes the wanted value.
   void expect(const char* name, const Json& wanted, bool preset) const {
     const bool there = json_.contains(name) && !json_[name].is_null();
     if (there ? json_[name] != wanted : !preset) {
@@ -149,7 +149,7 @@ class Settings {
     }
   }
 
-  // The setting, or `preset` where it is missing or null.
+  // The setting, or `preset` if it is missing or null.
   Json value(const char* name, const Json& preset) const {
     return json_.contains(name) && !json_[name].is_null() ? json_[name]
                                                           : preset;
@@ -214,7 +214,7 @@ void expect_plain_yarn(const Settings& settings, const Json& rope) {
   }
 }
 
-// As --rope-scaling has it.
+// In the form of --rope-scaling.
 std::string rope_scaling_of(
     const Settings& settings, const Json& rope, std::int64_t positions) {
   const auto number = [&](const char* name, const Json& preset = {}) {
@@ -245,8 +245,8 @@ std::string rope_scaling_of(
       (given ? "," + number("attention_factor") : "");
 }
 
-// Version 5 of transformers writes "rope_parameters", older ones "rope_theta"
-// beside "rope_scaling", whose kind was "type" at first.
+// Version 5 of transformers writes "rope_parameters"; older ones write "rope_theta" and
+// "rope_scaling", whose kind was at first called "type".
 void take_rope(const Settings& settings, TrainConfig& config) {
   auto rope =
       settings.value("rope_parameters", settings.value("rope_scaling", {}));
@@ -261,7 +261,7 @@ void take_rope(const Settings& settings, TrainConfig& config) {
   }
 }
 
-// In Qwen some layers may have one, in Mistral all have it.
+// In Qwen some layers may have one; in Mistral all have it.
 std::int64_t sliding_window_of(const Settings& settings) {
   if (settings.family() != "mistral") {
     settings.expect("use_sliding_window", false, true);
@@ -335,7 +335,7 @@ std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary) {
   auto json = config.model == "gpt" ? gpt2(config, vocabulary)
                                     : llama(config, vocabulary);
-  // The vocabulary is bytes, or whatever ids the data had: none of them special.
+  // The vocabulary is bytes, or whatever ids the data had; none of them is special.
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = nullptr;
   json["torch_dtype"] = "float32";

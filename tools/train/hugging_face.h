@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How Hugging Face's transformers describes and names a model that `sherd train`
-// has trained. Pure functions. Thread rule: any thread.
+// How Hugging Face's transformers describes and names the models that `sherd train` has trained.
+// Pure functions. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,21 @@
 
 namespace sherd::tools {
 
-// config.json of GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM,
-// Qwen2ForCausalLM or Qwen3ForCausalLM, which every version of transformers that
-// knows the model reads. REQUIRES: what the configuration leaves open (kv_heads,
-// intermediate) is filled in for Llama and its likes.
+// The config.json of GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM or
+// Qwen3ForCausalLM, readable by every version of transformers that knows the model. REQUIRES: for
+// Llama and similar models, what the configuration may leave open (kv_heads, intermediate) is
+// filled in.
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary);
 
-// What a config.json describes; `path` is for messages. The rest is as a
-// TrainConfig is by itself. Settings that are missing mean what transformers
-// takes them for. Throws Error for a model that sherd has no equal of, naming the
-// setting.
+// What a config.json describes; `path` is for messages. Everything else has the defaults of
+// TrainConfig. Missing settings mean what transformers assumes for them. Throws Error, naming the
+// setting, for a model that sherd cannot represent.
 TrainConfig parse_hugging_face_config(
     const std::string& text, const std::string& path);
 
-// Sherd's name for one of its tensors; empty: it is no parameter (a mask, a head
-// that is the embedding).
+// Sherd's name for one of Hugging Face's tensors; empty if it is no parameter (a mask, a head that
+// is the embedding).
 std::string name_from_hugging_face(
     const TrainConfig& config, const std::string& name);
 

@@ -8,7 +8,7 @@
 namespace sherd::tools {
 namespace {
 
-// The settings that every config.json of a Llama or its like has.
+// The settings that every config.json of a Llama or similar model has.
 nlohmann::json sizes(const char* family) {
   return {{"model_type", family},         {"vocab_size", 100},
           {"hidden_size", 4096},          {"num_hidden_layers", 2},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // --init-from: a run that begins with the weights of a checkpoint or of a Hugging Face model, at
-// step 0 and on any data. Thread rule: any thread.
+// step 0 and with any data. Thread rule: any thread.
 #pragma once
 
 #include <string>
@@ -10,9 +10,8 @@
 
 namespace sherd::tools {
 
-// What --init-from names. A checkpoint that another program than `sherd train` has made says nothing
-// of its model, so that `config`, what the user has said, stands for it. Throws Error when there is
-// none.
+// What --init-from names. A checkpoint made by a program other than `sherd train` does not describe
+// its model, so `config`, the user's options, does. Throws Error if there is none.
 ModelSource initial_model(const TrainConfig& config);
 
 }  // namespace sherd::tools

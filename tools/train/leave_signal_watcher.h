@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LeaveSignalWatcher lets a replica leave when a signal asks for it, also while
-// it waits for others: for a step that the coordinator does not decide, for
-// more replicas. Thread rule: one thread, beside its own.
+// LeaveSignalWatcher lets a replica leave when a signal asks for it, even while it waits: for a
+// step that the coordinator does not decide, or for more replicas. Thread rule: one thread, in
+// addition to its own.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace sherd::tools {
 
 class LeaveSignalWatcher {
  public:
-  // REQUIRES: install_signal_handlers() was called; the session outlives this.
+  // REQUIRES: install_signal_handlers() was called; the session outlives this object.
   explicit LeaveSignalWatcher(ft::ReplicaSession& session)
       : thread_([this, &session](const std::stop_token& stop) {
           while (!stop.stop_requested() && request_ == 0) {
@@ -28,7 +28,7 @@ class LeaveSignalWatcher {
           }
         }) {}
 
-  // What take_signal_request() has said; 0: nothing so far.
+  // The last nonzero result of take_signal_request(), or 0.
   int request() const { return request_; }
 
  private:

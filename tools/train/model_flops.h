@@ -13,24 +13,24 @@
 namespace sherd::tools {
 
 struct DecoderShape {
-  // Those that each token is multiplied with: all of the model but tables from
-  // which rows are only looked up.
+  // Parameters with which each token is multiplied: all of the model except tables in which rows
+  // are only looked up.
   std::int64_t parameters = 0;
   std::int64_t layers = 0;
-  std::int64_t width = 0;     // Heads times the size of a head.
-  std::int64_t sequence = 0;  // Tokens that attend to each other.
+  std::int64_t width = 0;     // The number of heads times the size of a head.
+  std::int64_t sequence = 0;  // How many tokens attend to each other.
 };
 
-// Operations of forward and backward, a multiplication and an addition counting
-// as two: 6 * parameters + 12 * layers * width * sequence.
+// The operations of forward and backward, where a multiplication and an addition count as two: 6 *
+// parameters + 12 * layers * width * sequence.
 inline double flops_per_token(const DecoderShape& shape) {
   return 6.0 * static_cast<double>(shape.parameters) +
       12.0 * static_cast<double>(shape.layers) *
       static_cast<double>(shape.width) * static_cast<double>(shape.sequence);
 }
 
-// `peak_flops`: of all ranks together, in operations per second. None when it is
-// unknown, which is 0.
+// `peak_flops` is that of all ranks together, in operations per second. Nullopt if it is 0, which
+// means unknown.
 inline std::optional<double> model_flops_utilisation(
     double tokens_per_s, double flops_of_token, double peak_flops) {
   return peak_flops > 0

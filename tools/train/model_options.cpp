@@ -41,7 +41,7 @@ TrainConfig with_sizes_of(
     TrainConfig given, const TrainConfig& model, const std::string& where) {
   using C = TrainConfig;
   if (given.head_width * given.heads == given.width) {
-    given.head_width = 0;  // Says the same.
+    given.head_width = 0;  // This says the same.
   }
   for (const auto size :
        {&C::kv_heads, &C::intermediate, &C::head_width, &C::vocab}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the options of a run go together with those of the model whose weights it begins with. Pure
+// How the options of a run are combined with those of the model whose weights it begins with. Pure
 // functions. Thread rule: any thread.
 #pragma once
 
@@ -9,12 +9,13 @@
 
 namespace sherd::tools {
 
-// Those of the model alone; the rest is as a TrainConfig is by itself.
+// Only the options of the model; everything else has the defaults of TrainConfig.
 TrainConfig model_options(const TrainConfig& config);
 
-// `given` for a model that is described by `model`: sizes that `given` leaves open with 0 are taken
-// from there. Throws Error that names option, both values and `where` for one of another model. What
-// weights do not depend on may differ: dropout and, with rotary positions, their number and scaling.
+// `given` for a model that is described by `model`: sizes that are 0 in `given` are taken from
+// `model`. Throws Error that names option, both values and `where` if it is another model. Options
+// on which weights do not depend may differ: dropout and, with rotary positions, their number and
+// scaling.
 TrainConfig with_sizes_of(
     TrainConfig given, const TrainConfig& model, const std::string& where);
 

@@ -8,7 +8,7 @@
 namespace sherd::tools {
 namespace {
 
-// As a checkpoint describes its model.
+// The model as a checkpoint describes it.
 TrainConfig saved_llama() {
   TrainConfig config;
   config.model = "llama";

@@ -15,7 +15,7 @@ constexpr double kMeasured_s = 0.05;
 double measured_flops(at::ScalarType dtype, at::Device device) {
   using Clock = std::chrono::steady_clock;
   const c10::InferenceMode inference;
-  // No random numbers: they would change those of the model.
+  // No random numbers are used: they would change those of the model.
   const std::int64_t size = device.is_cpu() ? 512 : 8192;
   const auto matrix =
       at::full({size, size}, 0.5, at::dtype(dtype).device(device));

@@ -12,12 +12,12 @@
 namespace sherd::tools {
 namespace {
 
-// The first step makes an optimizer's state. With a limit of memory the next four are measured, the
-// sixth records what the seventh follows.
+// The first step creates the optimizer's state. With a memory limit, the next four are measured,
+// and the sixth records what the seventh follows.
 constexpr std::int64_t kSteps = 2;
 constexpr std::int64_t kStepsWithLimit = 7;
 
-// By figure: the most of any rank.
+// For each figure, the most of any rank.
 std::vector<double> most_of_ranks(
     const World& world, const std::vector<double>& figures) {
   auto most = figures;

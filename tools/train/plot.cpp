@@ -9,7 +9,7 @@
 namespace sherd::tools {
 namespace {
 
-// The SVG's own units, whatever the pixels.
+// The SVG's own units, independent of pixels.
 constexpr double kUnits = 1000;
 constexpr int kXTicks = 5;
 constexpr int kYTicks = 6;
@@ -20,7 +20,7 @@ std::string number(double value, const char* pattern = "%.1f") {
   return text;
 }
 
-// A straight map of values onto [0, 1].
+// Maps values linearly onto [0, 1].
 struct Scale {
   double low;
   double high;
@@ -36,7 +36,7 @@ Scale y_scale(const std::vector<Series>& series) {
       high = std::max(high, y);
     }
   }
-  if (low > high) {  // Without points.
+  if (low > high) {  // There are no points.
     return {0, 1};
   }
   const double margin =
@@ -61,7 +61,7 @@ std::string draw(const Series& series, const Scale& x, const Scale& y) {
     const auto at_x = number(x.at(step) * kUnits);
     const auto at_y = number((1 - y.at(value)) * kUnits);
     points += at_x + "," + at_y + " ";
-    if (series.dots) {  // A round cap stays round when it is stretched.
+    if (series.dots) {  // A round cap stays round when stretched.
       dots += "M" + at_x + " " + at_y + "h0";
     }
   }

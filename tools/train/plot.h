@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One plot of a page. Lines are an SVG that is stretched to the room there
-// is, labels are HTML beside it: so lines keep their width and letters their
-// size on a phone. Pure functions. Thread rule: any thread.
+// One plot of a page. Lines are an SVG that is stretched to the available room, labels are HTML
+// next to it, so that lines keep their width and letters their size on a phone. Pure functions.
+// Thread rule: any thread.
 #pragma once
 
 #include <string>
@@ -12,10 +12,11 @@
 namespace sherd::tools {
 
 struct Series {
-  const char* name = "";       // In the legend; empty: in none.
-  const char* css_class = "";  // Gives the colour.
-  std::vector<std::pair<double, double>> points{};  // Finite.
-  bool dots = false;                                // At each point.
+  const char* name = "";       // Shown in the legend, unless empty.
+  const char* css_class = "";  // Determines the colour.
+  std::vector<std::pair<double, double>> points{};  // All finite.
+  // Whether to draw a dot at each point.
+  bool dots = false;
 };
 
 struct Plot {
@@ -25,7 +26,7 @@ struct Plot {
   std::vector<Series> series{};
 };
 
-// A <figure> of the classes in kPlotStyle.
+// A <figure> with the classes in kPlotStyle.
 std::string plot_html(const Plot& plot);
 
 // CSS of all plots of a page.
@@ -34,8 +35,8 @@ extern const char* const kPlotStyle;
 // For HTML text and attributes.
 std::string html_escaped(const std::string& text);
 
-// At most about `count` round numbers (1, 2 or 5 times a power of ten apart)
-// inside [low, high], ascending. REQUIRES: low < high, count >= 1.
+// At most about `count` round numbers (1, 2 or 5 times a power of ten apart) inside [low, high],
+// ascending. REQUIRES: low < high, count >= 1.
 std::vector<double> round_ticks(double low, double high, int count);
 
 // "0.002", "150", "20k", "1.5M": short enough for an axis.

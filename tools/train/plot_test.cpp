@@ -43,7 +43,7 @@ TEST(Plot, LinesLieWhereTheScalesSay) {
        .x_high = 10,
        .series = {
            {.name = "n", .css_class = "c", .points = {{0, 1}, {10, 3}}}}});
-  // Twentieths of the range are free above and below.
+  // A twentieth of the range is free above and below.
   EXPECT_THAT(html, HasSubstr("points='0.0,954.5 1000.0,45.5 '"));
   EXPECT_THAT(html, HasSubstr("<span class='key c'>n</span>"));
   EXPECT_THAT(html, HasSubstr("<span style='left:100.00%'>10</span>"));

@@ -51,7 +51,7 @@ std::function<void(std::int64_t done, std::int64_t all)> progress_bar(
     const auto now = percent(done, all);
     if (now != shown) {
       shown = now;
-      // Back to the beginning of the line, which what comes after overwrites.
+      // Returns to the beginning of the line, which the next output overwrites.
       std::fprintf(
           stderr, "\r\033[K%s%s", progress_line(what, done, all).c_str(),
           now == 100 ? "\r\033[K" : "");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A bar for commands that take long, on stderr where that is a terminal. Thread
-// rule: one thread a bar.
+// A bar for commands that take long, on stderr if that is a terminal. Thread rule: one thread per
+// bar.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,7 @@ std::string bytes_text(std::int64_t bytes);
 std::string progress_line(
     const std::string& what, std::int64_t done, std::int64_t all);
 
-// Draws it anew at each percent; its end is an empty line. Does nothing where
-// stderr is no terminal.
+// Redraws it at each percent; an empty line ends it. Does nothing if stderr is no terminal.
 std::function<void(std::int64_t done, std::int64_t all)> progress_bar(
     const std::string& what);
 

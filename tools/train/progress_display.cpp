@@ -10,10 +10,11 @@
 namespace sherd::tools {
 namespace {
 
-constexpr double kBarInterval_s = 0.1;  // Faster than eyes, slower than floods.
+// Faster than the eye, slower than a flood.
+constexpr double kBarInterval_s = 0.1;
 constexpr int kBarWidthMax = 30;
 constexpr int kBarWidthMin = 8;
-// Back to the first column and erase the line.
+// Returns to the first column and erases the line.
 constexpr const char* kRedraw = "\r\x1b[2K";
 
 // The most important first.
@@ -81,7 +82,7 @@ std::string progress_line(const ProgressState& state) {
 
 std::string progress_bar(const ProgressState& state, int columns) {
   const auto parts = fields(state);
-  // One column stays free: a full line would wrap on some terminals.
+  // One column stays free, since a full line would wrap on some terminals.
   const auto room = static_cast<std::size_t>(std::max(columns - 1, 0));
   auto count = parts.size();
   while (count > 1 && joined(parts, count).size() > room) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a training run shows while it runs: a bar that is redrawn on a terminal,
-// one plain line now and then elsewhere. Decides what to print and when; time,
-// the width of the terminal and the printing are the caller's. Thread rule: one
-// thread.
+// What a training run shows while it runs: a bar that is redrawn on a terminal, or a plain line now
+// and then elsewhere. It decides what to print and when; the caller provides the time and the width
+// of the terminal, and prints. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +12,12 @@
 namespace sherd::tools {
 
 struct ProgressState {
-  std::int64_t step = 0;  // Steps done.
+  std::int64_t step = 0;  // How many steps are done.
   std::int64_t steps = 0;
   double loss = 0;
-  std::optional<double> val_loss = std::nullopt;  // The last one measured.
+  std::optional<double> val_loss = std::nullopt;  // As last measured.
   double tokens_per_s = 0;
-  std::int64_t rss_bytes = 0;  // The rank's that has most.
+  std::int64_t rss_bytes = 0;  // That of the rank with most.
   double seconds_left = 0;
 };
 
@@ -26,8 +25,8 @@ struct ProgressState {
 // 0:21 left", on one line.
 std::string progress_line(const ProgressState& state);
 
-// The same behind a bar, at most `columns` wide: what does not fit is left out
-// from the right, the bar first.
+// The same behind a bar, at most `columns` wide: what does not fit is left out, first the bar, then
+// fields from the right.
 std::string progress_bar(const ProgressState& state, int columns);
 
 // "0:07", "12:34", "1:02:03".
@@ -43,15 +42,15 @@ enum class ProgressStyle { kSilent, kLines, kBar };
 
 class ProgressDisplay {
  public:
-  // Lines appear at most every `line_interval_s`, save for the first step, the
-  // last, and steps that were validated.
+  // Lines appear at most every `line_interval_s`, except for the first step, the last, and steps
+  // that were validated.
   explicit ProgressDisplay(ProgressStyle style, double line_interval_s = 5.0);
 
-  // What to write to the output now; often nothing.
+  // What to write now; often nothing.
   std::string update(
       const ProgressState& state, bool validated, double now_s, int columns);
 
-  // Ends a bar that is on the screen, so that other text can follow.
+  // Ends a bar on the screen, so that other text can follow.
   std::string finish();
 
  private:

@@ -26,7 +26,7 @@
 namespace sherd::tools {
 namespace {
 
-// A spare waits here until it is given a replica's place.
+// A spare waits here until it gets the place of a replica.
 ft::SessionOptions session_options(const TrainConfig& config) {
   auto options = ft::SessionOptions::from_environment();
   options.config = to_json(replica_invariant_config(config), {});
@@ -48,13 +48,13 @@ ft::SessionOptions session_options(const TrainConfig& config) {
 bool has_average(const std::string& checkpoint, bool unless_known) {
   try {
     return has_section(checkpoint_content(checkpoint), kAveragedWeights);
-  } catch (const Error&) {  // Loading it says what is wrong with it.
+  } catch (const Error&) {  // Loading it reports what is wrong with it.
     return unless_known;
   }
 }
 
-// Replicas copy their state from each other, so a run has the same tensors as
-// long as it lives.
+// Replicas copy their state from each other, so a run must have the same tensors as long as it
+// lives.
 void check_average(const TrainConfig& config) {
   const auto newest = newest_checkpoint(config.run + "/checkpoints");
   const bool wanted = config.ema > 0.0;
@@ -114,9 +114,9 @@ class ReplicaJob {
         trainer_.world(), trainer_.engine().named_parameters(),
         state_of(trainer_), [&](std::int64_t step) { update(step, session); },
         options_);
-    // For `sherd replica drain`, too.
+    // `sherd replica drain` needs them, too.
     install_signal_handlers(trainer_.leads());
-    // Any rank may get the signal alone.
+    // A single rank may get the signal.
     auto leaving = std::make_optional<LeaveSignalWatcher>(session);
     take_steps(session);
     if (checkpoints_) {
@@ -192,7 +192,7 @@ class ReplicaJob {
         {.run = run, .folder = folder, .first = first, .goes_on = true});
   }
 
-  // None when the step was not made, or by others.
+  // Nullopt if the step was not made, or was made by others.
   std::optional<StepMetrics> take_part(
       const ft::TrainingStep& plan, ft::ReplicaSession& session) {
     StepMetrics record{.step = plan.step};
@@ -220,7 +220,7 @@ class ReplicaJob {
   RunReport report_;
   ft::SessionOptions options_;
   std::unique_ptr<ft::ReplicaCheckpoints> checkpoints_;
-  StepMetrics update_;  // What the last update has found.
+  StepMetrics update_;  // The results of the last update.
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .corpus_hash = number_in(values, "data.corpus_hash", 16)};
 }
 
-// A checkpoint that was imported has the state of none.
+// An imported checkpoint has no optimizer state.
 void check_optimizer(
     const CheckpointContent& content, const std::string& optimizer) {
   const std::string saved = has_section(content, "muon") ? "muon"
@@ -138,7 +138,7 @@ std::optional<std::int64_t> RunCheckpoints::resume() {
         ": expected a checkpoint of a run without replicas, found one of "
         "replicas, which go on with sherd run --fault-tolerant");
   }
-  // One that was imported has no place in any data.
+  // An imported checkpoint has no position in any data.
   if (report->step > 0) {
     trainer_.batches().restore(position_of(state_.values));
   }
@@ -207,7 +207,7 @@ void RunCheckpoints::save(std::int64_t step) {
   if (const auto* scaler = trainer_.engine().scaler()) {
     state.add(kScalerSection, scaler->state());
   }
-  warn_if_disk_fails([&] { saver_.wait(); });  // For the one before.
+  warn_if_disk_fails([&] { saver_.wait(); });  // For the previous save.
   warn_if_disk_fails([&] { saver_.save(step, state); });
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RunCheckpoints saves a run where it is, and brings it back there: the model,
-// its optimizers, the memory of its hook, the place in the data. In the run's
-// folder "checkpoints". Thread rule: one thread.
+// RunCheckpoints saves and restores the state of a run: the model, its optimizers, the state of its
+// comm hook, and the position in the data. They are in the run's folder "checkpoints". Thread rule:
+// one thread.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,17 @@ class RunCheckpoints {
   // does.
   RunCheckpoints(Trainer& trainer, const std::string& run_path);
 
-  // Collective. Goes on from the newest checkpoint that can be read, and returns
-  // its step, which is 0 for one that was imported; nothing where there is no
-  // checkpoint. Throws Error as load_newest_checkpoint() does, when the data are
-  // others, and when another optimizer made it.
+  // Collective. Continues from the newest readable checkpoint, and returns its step, which is 0 for
+  // one that was imported; nothing if there is no checkpoint. Throws Error as
+  // load_newest_checkpoint() does, if the data differ, and if another optimizer made it.
   std::optional<std::int64_t> resume();
-  // What a user should know about the checkpoint that resume() loaded; or "".
+  // What a user should know about the checkpoint that resume() loaded; may be "".
   const std::string& note() const { return note_; }
 
-  // Collective, between two steps. A disk that fails costs this checkpoint and a
-  // warning, which may come with the next one.
+  // Collective, between two steps. If the disk fails, this checkpoint is lost and a warning is
+  // printed, which may come with the next one.
   void save(std::int64_t step);
-  // Collective. Throws Error when the last one failed.
+  // Collective. Throws Error if the last save failed.
   void wait() { saver_.wait(); }
 
  private:
@@ -42,13 +41,13 @@ class RunCheckpoints {
 
   Trainer& trainer_;
   const std::string folder_;
-  const std::map<std::string, std::string> about_;  // The model.
+  const std::map<std::string, std::string> about_;  // Describes the model.
   std::string note_;
   CheckpointState state_;
   CheckpointSaver saver_;
 };
 
-// Where checkpoints have the state of --dtype fp16.
+// The section of checkpoints that has the state of --dtype fp16.
 inline constexpr const char* kScalerSection = "scaler";
 
 // The values of a checkpoint that `sherd checkpoint export` needs.
@@ -58,8 +57,8 @@ std::map<std::string, std::string> model_metadata(
 // Collective. Whether the run has a checkpoint, as rank 0 sees it.
 bool has_checkpoint(const World& world, const std::string& run_path);
 
-// Says that the checkpoints beside a config file are not those of the run that
-// it is used for; "" when they are, and where there are none.
+// Says that the checkpoints next to a config file are not those of the run for which it is used; ""
+// if they are, or if there are none.
 std::string unused_checkpoints(
     const std::string& config_path, const std::string& run);
 

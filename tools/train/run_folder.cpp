@@ -28,7 +28,7 @@ constexpr const char* kMetrics = "metrics.jsonl";
       ErrorCode::kUnavailable);
 }
 
-// What is no number is null in JSON.
+// Infinity and NaN are null in JSON.
 double number_of(const nlohmann::json& value) {
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
                          : value.get<double>();
@@ -59,7 +59,7 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
   std::strftime(stamp, sizeof(stamp), "%Y%m%d-%H%M%S", &local);
   const std::string first = parent + "/" + stamp;
   std::string path = first;
-  std::error_code ignored;  // What cannot be looked at is refused when made.
+  std::error_code ignored;  // If it cannot be inspected, creating it fails.
   for (int n = 2; std::filesystem::exists(path, ignored); ++n) {
     path = first + "-" + std::to_string(n);
   }
@@ -136,7 +136,7 @@ StepMetrics parse_metrics_line(
 
 namespace {
 
-// Calls visit(line, record) for each whole line: the last one may be half written.
+// Calls visit(line, record) for each complete line: the last one may be incomplete.
 template <typename Visit>
 void each_record(std::istream& file, const std::string& path, Visit visit) {
   for (std::string line; std::getline(file, line) && !file.eof();) {
@@ -158,7 +158,7 @@ std::vector<StepMetrics> read_metrics(
   file.seekg(begin);
   if (begin > 0) {
     std::string line;
-    std::getline(file, line);  // It may have begun before.
+    std::getline(file, line);  // The first line may have begun before.
   }
   std::vector<StepMetrics> records;
   each_record(file, path, [&](const std::string&, StepMetrics record) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RunFolder is where one run leaves what it did: config.json, metrics.jsonl
-// (one object a step, written at once, so that a killed run keeps its steps),
-// the same for TensorBoard, and curve.html. It owns the open files and neither
-// copies nor moves. One rank of a job has one. Thread rule: one thread.
+// RunFolder is where one run stores its results: config.json, metrics.jsonl (one object per step,
+// written at once, so that a killed run keeps its steps), the same for TensorBoard, and curve.html.
+// It owns the open files and neither copies nor moves. One rank of a job has one. Thread rule: one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -17,30 +17,28 @@
 
 namespace sherd::tools {
 
-// "runs/20260102-030405", or with "-2" and so on behind it when that exists.
+// "runs/20260102-030405", or with "-2" and so on appended if that exists.
 std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
 
 // One line of JSON, without the newline.
 std::string metrics_line(const StepMetrics& record);
-// What it says. Throws Error, naming the path, for another one.
+// The content of a line. Throws Error, naming the path, for an invalid one.
 StepMetrics parse_metrics_line(
     const std::string& line, const std::string& path);
 
-// What the last `bytes_max` bytes of a metrics.jsonl say, all of it for 0; half
-// a line at the end, where a run was killed, is left out. Throws Error, naming
-// the path, when it cannot be read, and for lines that are none.
+// The records in the last `bytes_max` bytes of a metrics.jsonl, or in all of it for 0. An
+// incomplete line at the end, where a run was killed, is left out. Throws Error, naming the path,
+// if the file cannot be read, and for invalid lines.
 std::vector<StepMetrics> read_metrics(
     const std::string& path, std::int64_t bytes_max = 0);
 
 class RunFolder {
  public:
-  // Makes the folder and those above it, and writes config.json. Throws Error
-  // naming the path when that cannot be, or when another run's metrics are
-  // there already.
+  // Creates the folder and those above it, and writes config.json. Throws Error naming the path if
+  // that fails, or if another run's metrics are already there.
   RunFolder(const std::string& path, const std::string& config_json);
-  // A run that goes on behind `step`: what its metrics say of later steps, which
-  // will be taken again, is dropped. Throws Error like the other, and for metrics
-  // that are none.
+  // For a run that continues after `step`: metrics of later steps, which will be repeated, are
+  // dropped. Throws Error like the other constructor, and for invalid metrics.
   RunFolder(
       const std::string& path,
       const std::string& config_json,
@@ -50,15 +48,15 @@ class RunFolder {
 
   const std::string& path() const { return path_; }
 
-  // Appends a line to metrics.jsonl. A disk that refuses it is a warning on
-  // stderr, once until it works again; the line is then written before the next.
+  // Appends a line to metrics.jsonl. If the disk refuses it, a warning is printed on stderr, once
+  // until it works again; the line is then written before the next one.
   void add(const StepMetrics& record);
 
-  // Everything added so far.
+  // All records added so far.
   const std::vector<StepMetrics>& records() const { return records_; }
 
-  // Writes a whole file, replacing it in one move: a reader sees the old or
-  // the new one. Warns like add().
+  // Writes a whole file, replacing it in one move: readers see either the old or the new file.
+  // Warns like add().
   void write(const std::string& name, const std::string& content);
 
  private:

@@ -86,7 +86,7 @@ TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
   EXPECT_FALSE(first.contains("val_loss"));
   ASSERT_TRUE(std::getline(lines, line));
   auto second = nlohmann::json::parse(line);
-  EXPECT_EQ(second["loss"].get<double>(), 1.0 / 3);  // Every digit.
+  EXPECT_EQ(second["loss"].get<double>(), 1.0 / 3);  // With every digit.
   EXPECT_EQ(second["val_loss"], 4.25);
   EXPECT_FALSE(std::getline(lines, line));
   EXPECT_EQ(folder.records().size(), 2U);
@@ -172,7 +172,7 @@ TEST(RunFolder, WritingReplacesTheWholeFile) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     files += entry.exists() ? 1 : 0;
   }
-  EXPECT_EQ(files, 4);  // No draft is left.
+  EXPECT_EQ(files, 4);  // No temporary file is left.
 }
 
 TEST(RunFolder, AnotherRunIsNotOverwritten) {
@@ -205,7 +205,7 @@ TEST(RunFolder, NewNamesAreTimesAndNeverTaken) {
   EXPECT_EQ(new_run_path(scratch.path(), 1'700'000'000), first + "-2");
 }
 
-// Files of this process may not grow any more, as on a full disk.
+// Files of this process cannot grow any more, as on a full disk.
 class FullDisk {
  public:
   explicit FullDisk(rlim_t bytes) {

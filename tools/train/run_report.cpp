@@ -30,10 +30,9 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-// For the config.json of a run, which may be read from another working
-// directory, and be moved.
+// For the config.json of a run, which may be read from another working directory, or be moved.
 TrainConfig movable_config(TrainConfig config, const std::string& run) {
-  config.run = run;          // Seen from the file.
+  config.run = run;          // Relative to the file.
   config.init_from.clear();  // The run has its own weights now.
   if (!config.data.empty()) {
     config.data = std::filesystem::absolute(config.data).string();
@@ -86,8 +85,8 @@ void RunReport::open(const RunStart& start) {
   }
 }
 
-// Beside "checkpoints", where generate, eval and export look for it. A model
-// that others have trained brings settings for generating along.
+// Copied next to "checkpoints", where generate, eval and export look for it. A model trained by
+// others also has settings for generating.
 void RunReport::copy_tokenizer() const {
   const auto folder = trainer_.corpus().tokenizer_folder();
   if (!folder.empty()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RunReport is what a run tells people: lines and a bar on the terminal, and in
-// the run's folder config.json, metrics and the curve. Rank 0 of a job tells;
-// on other ranks every call does nothing. Thread rule: one thread.
+// RunReport is what a run reports to people: lines and a bar on the terminal, and in the run's
+// folder config.json, metrics and the curve. Rank 0 of a job reports; on other ranks every call
+// does nothing. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,32 @@
 namespace sherd::tools {
 
 struct RunStart {
-  std::string run = {};     // The run's folder.
-  std::string folder = {};  // The report's, inside the run's; "": the same one.
-  std::int64_t first = 0;   // Steps that were taken before.
-  bool goes_on = false;     // The folder may exist.
+  std::string run = {};  // The run's folder.
+  // The report's folder inside the run's; "" is the run's folder.
+  // How many steps were made before.
+  std::string folder = {};
+  std::int64_t first = 0;
+  bool goes_on = false;  // Whether the folder may exist.
 };
 
 class RunReport {
  public:
-  // `batch` says how many sequences a step has: "batch 12". The trainer
-  // outlives this.
+  // `batch` says how many sequences a step has: "batch 12". The trainer must outlive this object.
   RunReport(const Trainer& trainer, std::string batch);
 
-  // Before the first step. Throws Error as RunFolder does.
+  // Called before the first step. Throws Error as RunFolder does.
   void open(const RunStart& start);
   bool is_open() const { return start_s_ > 0; }
 
-  // A line of its own.
+  // Prints a line of its own.
   void say(const std::string& line);
 
-  // Adds a step to folder and terminal. `record` has the tokens of this step
-  // alone; its time is now. REQUIRES: open() was called.
+  // Adds a step to folder and terminal. `record` has the tokens of this step only; its time is now.
+  // REQUIRES: open() was called.
   void add(StepMetrics record);
 
-  // After the last step. `sample` may be empty, and so may `saved`, the run's
-  // last checkpoint.
+  // Called after the last step. `sample` may be empty, and so may `saved`, the run's last
+  // checkpoint.
   void finish(const Sample& sample, const std::string& saved);
 
  private:
@@ -62,7 +63,7 @@ class RunReport {
   std::optional<double> val_loss_;
   std::int64_t first_ = 0;
   double start_s_ = 0;
-  double curve_s_ = 0;  // When it was written.
+  double curve_s_ = 0;  // When the curve was written.
   double trained_s_ = 0;
   double trained_tokens_ = 0;
 };

@@ -19,7 +19,7 @@ std::string numbers(const Ids& ids) {
   return text;
 }
 
-// ASCII alone: a sample of bytes may be cut inside of a character.
+// Only ASCII: a sample of bytes may be cut inside a character.
 std::string plain_bytes(const Ids& ids) {
   std::string text;
   for (const auto id : ids) {
@@ -31,7 +31,7 @@ std::string plain_bytes(const Ids& ids) {
 }
 
 #ifdef SHERD_TOKENIZER
-// Null where the folder has none that can be read: a run ends well without.
+// Null if the folder has no readable one: a run can end without.
 std::unique_ptr<data::Tokenizer> tokenizer_in(const std::string& folder) {
   try {
     return data::tokenizer_file(folder).empty() ? nullptr

@@ -11,13 +11,16 @@
 namespace sherd::tools {
 
 struct Sample {
-  std::vector<std::int64_t> ids = {};  // The prompt's, and those behind it.
-  std::size_t prompt = 0;              // How many are the prompt's.
+  // The tokens of the prompt, and those after it.
+  // How many belong to the prompt.
+  std::vector<std::int64_t> ids = {};
+  std::size_t prompt = 0;
   std::int64_t vocabulary = 0;
 };
 
-// The sample as people read it, with a bar behind the prompt: by the tokenizer in `folder`; without
-// one bytes for a vocabulary of 256, else numbers. What a terminal would obey is left out.
+// The sample for people, with a bar after the prompt: decoded by the tokenizer in `folder`; without
+// one as bytes for a vocabulary of 256, otherwise as numbers. Characters that a terminal would obey
+// are left out.
 std::string text_of(const Sample& sample, const std::string& folder);
 
 }  // namespace sherd::tools

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model of a checkpoint that `sherd train` saved: where the checkpoint is that
-// a path names, and what it says of its model. Thread rule: any thread.
+// The model of a checkpoint that `sherd train` saved: where the checkpoint is that a path names,
+// and how it describes its model. Thread rule: any thread.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 
 namespace sherd::tools {
 
-// What `path` names: one checkpoint, or a folder of them or a run, of which it is
-// the newest. Nothing where there is none.
+// The checkpoint that `path` names: one checkpoint, or the newest one of a folder of checkpoints or
+// a run. Nothing if there is none.
 inline std::optional<std::string> checkpoint_at(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::exists(path + "/checkpoint.json", ignored)) {

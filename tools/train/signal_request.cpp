@@ -18,7 +18,7 @@ std::atomic<bool> answers{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 static_assert(kSaveRequest < SIGINT && kSaveRequest < SIGTERM);
 
-// Only what a signal handler may call.
+// Calls only what a signal handler may call.
 void ask(int signal) {
   const int request = signal == SIGUSR1 ? kSaveRequest : signal;
   int before = asked.load(std::memory_order_relaxed);

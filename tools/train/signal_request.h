@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What signals ask this rank of `sherd train` for. The first SIGINT (Ctrl-C)
-// asks for the same as SIGTERM, a checkpoint and the end; a second one ends the
-// process at once, as it does without handlers. Thread rule: any thread.
+// What signals ask of this rank of `sherd train`. The first SIGINT (Ctrl-C) asks for the same as
+// SIGTERM, a checkpoint and the end; a second one ends the process at once, as it does without
+// handlers. Thread rule: any thread.
 #pragma once
 
 namespace sherd::tools {
 
-inline constexpr int kSaveRequest = 1;  // SIGUSR1: a checkpoint.
+inline constexpr int kSaveRequest = 1;  // SIGUSR1 asks for a checkpoint.
 
-// `announces`: the first SIGINT is answered by a line on stderr.
+// With `announces`, the first SIGINT is answered by a line on stderr.
 void install_signal_handlers(bool announces);
 
-// What has been asked for so far: 0 for nothing, kSaveRequest, or the number of
-// the signal that asks for the end, which is larger. Taking kSaveRequest clears
-// it.
+// What was requested so far: 0 for nothing, kSaveRequest, or the number of the signal that asks for
+// the end, which is larger. Taking kSaveRequest clears it.
 int take_signal_request();
 
 }  // namespace sherd::tools

@@ -36,7 +36,7 @@ RankMetrics StepMeter::measure() const {
 
 double core_wait_s(const std::string& schedstat) {
   std::istringstream words(schedstat);
-  std::int64_t on_core_ns = 0;  // Is as old as the last tick.
+  std::int64_t on_core_ns = 0;  // This is only as recent as the last tick.
   std::int64_t without_core_ns = 0;
   return words >> on_core_ns >> without_core_ns
       ? static_cast<double>(without_core_ns) * 1e-9

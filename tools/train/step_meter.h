@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepMeter measures what one step costs this rank, from where it is made.
-// Thread rule: the thread that trains.
+// StepMeter measures the cost of one step on this rank, from its construction on. Thread rule: the
+// training thread.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ class StepMeter {
  public:
   StepMeter();
 
-  // Since then. Resident memory is 0 where /proc does not say.
+  // The cost since then. Resident memory is 0 if /proc does not tell.
   RankMetrics measure() const;
 
  private:
@@ -21,12 +21,11 @@ class StepMeter {
   double busy_begin_s_;
 };
 
-// Seconds that a thread could run and had no core, from its /proc/.../schedstat:
-// nanoseconds on a core, nanoseconds without one, and a count. 0 for another
-// text.
+// How many seconds a thread was runnable but had no core, from its /proc/.../schedstat: nanoseconds
+// on a core, nanoseconds without one, and a count. 0 for any other text.
 double core_wait_s(const std::string& schedstat);
 
-// Since 1970, UTC.
+// Seconds since 1970, UTC.
 double unix_time_s();
 
 }  // namespace sherd::tools

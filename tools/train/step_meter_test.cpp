@@ -16,7 +16,7 @@ TEST(StepMeter, AThreadWithoutACoreWaitsAsLongAsTheKernelSays) {
 
 TEST(StepMeter, ComputingIsBusyAndWaitingIsNot) {
   const StepMeter meter;
-  ::poll(nullptr, 0, /*timeout=*/50);  // However late it ends, on a busy host.
+  ::poll(nullptr, 0, /*timeout=*/50);  // On a busy host it may end late.
   const auto waited = meter.measure();
   EXPECT_GE(waited.step_s - waited.busy_s, 0.045);
   EXPECT_GT(waited.rss_bytes, 1 << 20);

@@ -40,7 +40,8 @@ void StepProfile::finish() {
   if (profile_) {
     try {
       profile_->write(folder_);
-    } catch (const Error& error) {  // Training goes on, as without a curve.
+      // Training goes on, as it does without a curve.
+    } catch (const Error& error) {
       std::fprintf(
           stderr, "sherd train: warning: --profile: %s\n", error.what());
     }

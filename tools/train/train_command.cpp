@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::int64_t kHeaderBytes = 8'000'000;
 
-// What the user wants, and the model whose weights the run begins with.
+// The user's options, and the model whose weights the run begins with.
 struct Request {
   TrainConfig config;
   std::optional<ModelSource> initial;
@@ -86,8 +86,8 @@ void warn_of_unused_checkpoints(
   }
 }
 
-// How many samples a replica has in a step is its coordinator's to say. Throws Error for a --batch of
-// another number than SHERD_SAMPLES and SHERD_REPLICAS make.
+// The coordinator decides how many samples a replica has in a step. Throws Error if --batch differs
+// from the number that SHERD_SAMPLES and SHERD_REPLICAS give.
 void expect_batch_of_replica(std::int64_t batch) {
   const auto number_in = [](const char* name) {
     const char* text = std::getenv(name);
@@ -127,7 +127,7 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
   if (is_replica() && line.flags.contains("batch")) {
     expect_batch_of_replica(config.batch);
   }
-  auto corpus = open_corpus(config);  // Its mistakes need no other rank.
+  auto corpus = open_corpus(config);  // Its errors need no other rank.
   if (initial) {
     for (const auto& source : corpus->sources()) {
       expect_tokenizer_of(

@@ -10,15 +10,15 @@ namespace sherd::tools {
 
 class Trainer;
 
-// Whether this process is a rank of a replica, which a coordinator tells what to do.
+// Whether this process is a rank of a replica, which a coordinator directs.
 inline bool is_replica() { return std::getenv("SHERD_COORDINATOR") != nullptr; }
 
-// What a rank of a replica executes, which is no part of `make train`.
+// The program that a rank of a replica executes; `make train` does not build it.
 inline constexpr const char* kReplicaProgram = "sherd-train-replica";
 inline constexpr const char* kReplicaProgramRemedy =
     "'make build' builds it, for replicas of a fault-tolerant run";
 
-// Reads the command line and calls `train` with what it asks for; returns the exit status. Throws
+// Reads the command line and calls `train` with what it describes; returns the exit status. Throws
 // Error for any mistake.
 int train_command(int argc, char** argv, int (*train)(Trainer& trainer));
 

@@ -43,7 +43,7 @@ class TrainJob {
       const auto record = take_step(step);
       report_.add(record);
       say_new_memory_choice();
-      // Before a checkpoint is made: the weights of such a step are of no use.
+      // Comes before a checkpoint is made, since the weights of such a step are useless.
       check_loss(record);
       if (save_if_due(record.step)) {
         return kKilledBy + asked_;
@@ -61,7 +61,7 @@ class TrainJob {
  private:
   bool saves() const { return trainer_.config().save_every > 0; }
 
-  // Returns the steps that were taken before; nothing without a checkpoint.
+  // Returns the number of steps made before; nothing if there is no checkpoint.
   std::optional<std::int64_t> resume() {
     if (saves()) {
       install_signal_handlers(trainer_.leads());
@@ -98,7 +98,7 @@ class TrainJob {
     return record;
   }
 
-  // What --memory has decided, each time that it is something else.
+  // Reports what --memory has decided, each time it changes.
   void say_new_memory_choice() {
     if (trainer_.config().memory.count == 0) {
       return;
@@ -116,8 +116,8 @@ class TrainJob {
     }
   }
 
-  // Whether a signal has ended the run. Ranks get signals at different times:
-  // what one has heard in this step all have.
+  // Whether a signal has ended the run. Ranks get signals at different times; a request that one
+  // rank has got in this step counts for all.
   bool save_if_due(std::int64_t step) {
     if (!saves()) {
       return false;
@@ -158,9 +158,9 @@ class TrainJob {
   const std::string path_;
   StepProfile profile_;
   std::optional<RunCheckpoints> checkpoints_;
-  std::string saved_;  // The last one.
+  std::string saved_;  // The last checkpoint.
   std::string memory_choice_said_;
-  int asked_ = 0;  // By signals, of any rank.
+  int asked_ = 0;  // Requested by signals on any rank.
 };
 
 }  // namespace

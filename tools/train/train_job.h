@@ -11,8 +11,8 @@ class Trainer;
 // The exit status of a process that a signal ends.
 inline constexpr int kKilledBy = 128;
 
-// Collective. Trains to the trainer's last step, or until a signal asks for the
-// end; returns the exit status. Throws Error when training cannot go on.
+// Collective. Trains to the trainer's last step, or until a signal asks for the end; returns the
+// exit status. Throws Error if training cannot go on.
 int train(Trainer& trainer);
 
 }  // namespace sherd::tools

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kPromptTokens = 32;
 
-// Column `column` of what every rank said.
+// The mean of column `column` over the rows of all ranks.
 double mean(const std::vector<std::vector<double>>& rows, std::size_t column) {
   double sum = 0;
   for (const auto& row : rows) {
@@ -42,9 +42,9 @@ Decay decay_of(const TrainConfig& config) {
   return config.lr_decay == "linear" ? Decay::kLinear : Decay::kCosine;
 }
 
-// No two ranks, of one replica or of several, have the same first sample in a
-// step. A run that goes on draws the same as one that never stopped. Mixed,
-// since a generator takes the low 32 bits alone.
+// No two ranks, of one replica or of several, have the same first sample in a step. A run that
+// continues draws the same numbers as one that never stopped. Mixed, since a generator uses only
+// the low 32 bits.
 std::uint64_t dropout_seed(std::int64_t seed, std::int64_t first_sample) {
   return mix64(
       mix64(static_cast<std::uint64_t>(seed)) +
@@ -149,7 +149,7 @@ int Trainer::complete(
   const auto all = world_.all_gather(
       {record.loss, static_cast<double>(here.rss_bytes), here.step_s,
        static_cast<double>(request), here.busy_s});
-  // Equal rows on every rank: the mean of the means is the batch's.
+  // Every rank has equally many rows, so the mean of the means is that of the batch.
   record.loss = mean(all, 0);
   record.rss_bytes = static_cast<std::int64_t>(largest(all, 1));
   record.step_s = largest(all, 2);
@@ -171,7 +171,7 @@ int Trainer::complete(
   return static_cast<int>(largest(all, 3));
 }
 
-// Mean over the validation rows of all ranks.
+// The mean over the validation rows of all ranks.
 double Trainer::validate() {
   const torch::NoGradGuard no_grad;
   model_->eval();
@@ -187,8 +187,7 @@ double Trainer::validate() {
   return mean(world_.all_gather({sum / static_cast<double>(count)}), 0);
 }
 
-// Every rank runs it, since ranks hold the model together, and makes the same
-// tokens.
+// Every rank runs it, since the model is sharded over the ranks, and all make the same tokens.
 Sample Trainer::sample() {
   if (config_.sample_tokens == 0) {
     return {};

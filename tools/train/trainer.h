@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trainer is what one rank of a training job has, its config, world, data, model
-// and engine, and what a step does with them. How steps follow each other is
-// decided by train_job.h and, for one replica of several, by replica_job.h.
-// Thread rule: one thread.
+// Trainer is what one rank of a training job has: its config, world, data, model and engine, and
+// what a step does with them. train_job.h and, for one of several replicas, replica_job.h decide
+// how steps follow one another. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -41,37 +40,37 @@ class Trainer {
 
   // The step after which this start of the run ends.
   std::int64_t last_step() const;
-  // The rate of a step counted from 0.
+  // The learning rate of a step, counted from 0.
   double learning_rate(std::int64_t step) const;
   std::int64_t parameter_count() const;
-  // Collective. The run's folder: --run, else a new name that rank 0 finds, since
-  // the clocks of others may differ.
+  // Collective. The run's folder: --run, or else a new name that rank 0 chooses, since the clocks
+  // of others may differ.
   std::string run_path() const;
 
   // The number of this rank's first sample in a step, counted from 0, of a run
   // without replicas.
   std::int64_t first_sample(std::int64_t step) const;
 
-  // Forward and backward over samples, the first of which has that number and
-  // seeds dropout, in the parts that --micro-batches says; returns the loss.
-  // `before_last_backward` is called in between, for the last part.
+  // Forward and backward over samples, the first of which has that number, which also seeds
+  // dropout, in as many parts as --micro-batches says; returns the loss. `before_last_backward` is
+  // called before the last part.
   double forward_backward(
       std::int64_t first_sample,
       const data::Batch& batch,
       const std::function<void()>& before_last_backward = [] {});
 
-  // Collective, after forward_backward(). `record` has the step and this rank's
-  // loss, `here` what the step cost it; completes the record by what all ranks
-  // found in `sequences` rows, and by a validation where one is due. Its tokens
-  // are those of this step. Returns the largest `request` of any rank.
+  // Collective, called after forward_backward(). `record` has the step and this rank's loss, and
+  // `here` the cost of the step on this rank. Completes the record with the results of all ranks
+  // for `sequences` rows, and with a validation if one is due. Its tokens are those of this step.
+  // Returns the largest `request` of any rank.
   int complete(
       StepMetrics& record,
       const RankMetrics& here,
       std::int64_t sequences,
       int request);
 
-  // Collective. A text that goes on from the start of the validation text;
-  // without ids with --sample-tokens 0.
+  // Collective. A text that continues the start of the validation text; without ids if
+  // --sample-tokens is 0.
   Sample sample();
 
   // Collective. Ends engine and world.

@@ -21,7 +21,7 @@ Strategy strategy_of(const TrainConfig& config) {
                                        : Strategy::kFullShard;
 }
 
-// More than an int holds is more than there are visits or ranks.
+// A number that does not fit into an int exceeds any number of visits or ranks.
 int int_of(std::int64_t number) {
   return static_cast<int>(
       std::min<std::int64_t>(number, std::numeric_limits<int>::max()));
@@ -65,7 +65,7 @@ AdamWOptions adamw_options(const TrainConfig& config) {
   return options;
 }
 
-// The rate is AdamW's.
+// It uses the learning rate of AdamW.
 MuonOptions muon_options(const TrainConfig& config) {
   MuonOptions options;
   options.learning_rate = config.lr;
@@ -74,7 +74,7 @@ MuonOptions muon_options(const TrainConfig& config) {
   return options;
 }
 
-// Inside blocks of Gpt, of Llama. Muon is not for embeddings and the head.
+// Inside the blocks of Gpt and Llama: Muon is not for embeddings and the head.
 std::vector<std::string> muon_patterns(const TrainConfig& config) {
   return config.optimizer == "muon"
       ? std::vector<std::string>{"h.*.c_*.weight", "*layers.*_proj.weight"}
@@ -180,7 +180,7 @@ TrainingEngine::StateBytes TrainingEngine::state_bytes() const {
   };
   const auto matrices = muon_ ? bytes_of(parameters_.matching) : 0;
   const auto rest = bytes_of(parameters_.rest);
-  // Muon remembers a mean of gradients, AdamW also one of their squares.
+  // Muon keeps a mean of gradients, AdamW also a mean of their squares.
   return {
       .parameters = matrices + rest,
       .gradients = matrices + rest,

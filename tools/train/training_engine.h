@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TrainingEngine is all that `sherd train` does to make a plain model a
-// distributed one, in the order in which a program does it: shard or replicate
-// the model, build an optimizer over its parameters, and after each backward
-// clip, step and clear. Thread rule: one thread; model must outlive it.
+// TrainingEngine is everything that `sherd train` does to make a plain model a distributed one, in
+// the order in which a program does it: shard or replicate the model, build an optimizer over its
+// parameters, and after each backward clip, step and clear. Thread rule: one thread; the model must
+// outlive it.
 #pragma once
 
 #include <cstdint>
@@ -35,46 +35,46 @@ class TrainingEngine {
       const Mesh& mesh,
       const TrainConfig& config);
 
-  // To be held during a backward that is not the step's last. Replicas then sum
-  // their gradients with the others' in the last one alone; shards sum them each
-  // time, since whole gradients would need the memory that sharding saves.
+  // Held during each backward that is not the step's last. Replicas then sum their gradients with
+  // the others' only in the last one; shards sum them each time, since whole gradients would need
+  // the memory that sharding saves.
   [[nodiscard]] std::optional<LocalGradientsScope> accumulate();
 
-  // What to run backward from: the loss, which --dtype fp16 scales.
+  // The value from which to run backward: the loss, which --dtype fp16 scales.
   at::Tensor scaled(const at::Tensor& loss) const;
 
-  // After backward: clips the gradient, takes one optimizer step at the
-  // record's learning rate and clears the gradients. Completes the record by the
-  // norm of the whole gradient before clipping and, with --dtype fp16, by the
-  // scale and whether the step was skipped. Collective.
+  // Called after backward: clips the gradient, makes one optimizer step at the record's learning
+  // rate and clears the gradients. Completes the record with the norm of the whole gradient before
+  // clipping and, with --dtype fp16, with the scale and whether the step was skipped. Collective.
   void update(StepMetrics& record);
 
   // This rank's slices.
   NamedParameters named_parameters() const;
 
-  // The hook of gradients; null without one. What it remembers is to be saved,
-  // too. It connects the ranks on the replicate axis of that mesh.
+  // The comm hook of gradients; null if there is none. Its state has to be saved, too. It connects
+  // the ranks on the replicate axis of that mesh.
   CommHook* hook() const { return hook_.get(); }
   const Mesh& hook_mesh() const { return hook_mesh_; }
 
-  // Null unless --dtype is fp16. Its state is to be saved, too.
+  // Null unless --dtype is fp16. Its state has to be saved, too.
   const GradScaler* scaler() const { return scaler_ ? &*scaler_ : nullptr; }
 
-  // Without figures where the model is replicated.
+  // Without figures if the model is replicated.
   ShardReport report() const;
 
-  // Bytes of this rank for as long as it trains.
+  // The memory that this rank uses as long as it trains, in bytes.
   struct StateBytes {
-    std::int64_t parameters = 0;  // Shards, or all of a replicated model.
+    // Shards, or the whole model if it is replicated.
+    std::int64_t parameters = 0;
     std::int64_t gradients = 0;
-    std::int64_t optimizer = 0;  // With the average.
+    std::int64_t optimizer = 0;  // Including the average.
   };
   StateBytes state_bytes() const;
 
-  // After weights were loaded: the average begins again with them.
+  // Called after weights were loaded: the average begins again with them.
   void reset_average();
 
-  // What there is to save: parameters and what optimizers remember of them.
+  // Adds what has to be saved: parameters and the state of optimizers.
   void add_to(CheckpointState& state);
 
   void close();
@@ -89,9 +89,10 @@ class TrainingEngine {
 
   const CommHookPtr hook_;
   const Mesh hook_mesh_;
-  std::optional<FullyShardedDataParallel> fsdp_;  // Or:
+  // Set if sharded; otherwise ddp_ is.
+  std::optional<FullyShardedDataParallel> fsdp_;
   std::optional<DistributedDataParallel> ddp_;
-  const SplitParameters parameters_;  // Muon's, and AdamW's.
+  const SplitParameters parameters_;  // For Muon, and for AdamW.
   std::optional<Muon> muon_;
   AdamW adamw_;
   std::optional<GradScaler> scaler_;

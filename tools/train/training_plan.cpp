@@ -22,7 +22,7 @@ std::string memory_text(const TrainingPlan& plan) {
     text += memory_line("whole units", plan.unit_bytes);
     text += memory_line("gradients on the way", plan.slot_bytes);
   }
-  // Parameters are there before the first step, and all else comes with it.
+  // Parameters exist before the first step; everything else comes with it.
   const auto known = plan.before_bytes + plan.gradient_bytes +
       plan.optimizer_bytes + plan.unit_bytes + plan.slot_bytes;
   text += memory_line(

@@ -47,7 +47,7 @@ void add_slices(
     const NamedParameters& slices) {
   std::map<std::string, NamedShard> shards;
   for (const auto& whole : slices.whole.items) {
-    shards[whole.name] = {// Of some parameters this rank has nothing.
+    shards[whole.name] = {// This rank has nothing of some parameters.
                           .name = whole.name,
                           .shape = whole.shape,
                           .begin = whole.slice_begin,
@@ -56,7 +56,8 @@ void add_slices(
   }
   for (const auto& item : slices.items) {
     auto& shard = shards[item.name];
-    if (shard.name.empty()) {  // A plain tensor, which every rank has whole.
+    // A plain tensor, which every rank has as a whole.
+    if (shard.name.empty()) {
       shard.name = item.name;
       shard.shape = item.slice.sizes().vec();
     }

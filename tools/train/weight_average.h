@@ -22,23 +22,23 @@ void add_slices(
 
 class WeightAverage {
  public:
-  // Begins with the present values. `decay` is the share of the average that an
-  // update keeps, in [0, 1).
+  // Begins with the present values. `decay` is the share of the average that an update keeps, in
+  // [0, 1).
   WeightAverage(NamedParameters parameters, double decay);
 
   // Begins again with the present values.
   void reset();
 
-  // After each optimizer step.
+  // Called after each optimizer step.
   void update();
 
-  // In section "ema", under the names of the parameters.
+  // Adds them to section "ema", under the names of the parameters.
   void add_to(CheckpointState& state) const;
 
  private:
   const NamedParameters parameters_;
   const double decay_;
-  std::vector<at::Tensor> averages_;  // As parameters_.items.
+  std::vector<at::Tensor> averages_;  // In the order of parameters_.items.
 };
 
 }  // namespace sherd::tools

@@ -67,7 +67,7 @@ Descriptor connected(const std::string& address) {
       address, std::string("that nobody answers: ") + std::strerror(failure));
 }
 
-// Until the server closes.
+// Receives until the server closes.
 std::string received(const Descriptor& socket, const std::string& address) {
   const auto end = std::chrono::steady_clock::now() + kAnswerTime;
   std::string all;

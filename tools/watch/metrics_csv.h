@@ -9,11 +9,11 @@
 
 namespace sherd::tools {
 
-// The names of the columns, those of metrics.jsonl but `ranks`; with a newline.
+// The names of the columns, those of metrics.jsonl except `ranks`, with a newline.
 std::string csv_header();
 
-// A step, with a newline. What was not measured and what is no number is empty;
-// numbers have all their digits.
+// A step, with a newline. Values that were not measured or are no number are empty; numbers have
+// all their digits.
 std::string csv_line(const StepMetrics& record);
 
 }  // namespace sherd::tools

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kTailBytes = 256 << 10;
 
-// Where training ends, by config.json; 0: unknown.
+// Where training ends, according to config.json; 0 if unknown.
 std::int64_t steps_of(const fs::path& folder) {
   std::ifstream file(folder / "config.json");
   const auto config =
@@ -54,7 +54,7 @@ std::vector<RunState> read_runs(const fs::path& folder) {
   if (fs::exists(folder / "config.json")) {
     runs.push_back(read_run(folder, ""));
   }
-  std::set<int> replicas;  // Other hosts may have the others.
+  std::set<int> replicas;  // Other hosts may have the remaining ones.
   for (const auto& entry : fs::directory_iterator(folder)) {
     int number = 0;
     const auto name = entry.path().filename().string();

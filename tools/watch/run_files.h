@@ -10,12 +10,12 @@
 
 namespace sherd::tools {
 
-// The run in this folder, or its replicas, in folders below; none where there are
-// neither. Throws Error for metrics that are none.
+// The run in this folder, or its replicas, which are in subfolders; empty if there are neither.
+// Throws Error for invalid metrics.
 std::vector<RunState> read_runs(const std::filesystem::path& folder);
 
-// Where the status page of the coordinator is that `sherd run --run-dir` keeps, by
-// the second line of a file in its folder; empty: there is none.
+// The address of the status page of the coordinator of `sherd run --run-dir`, from the second line
+// of a file in its folder; empty if there is none.
 std::string status_address(const std::filesystem::path& folder);
 
 }  // namespace sherd::tools

@@ -102,7 +102,7 @@ void mark_slowest(std::vector<RankRow>& rows) {
   slowest->straggler = slowest->mean.busy_s > kStragglerFactor * *middle;
 }
 
-// The busiest `count`, in the order in which they were.
+// The busiest `count` rows, in their original order.
 std::vector<RankRow> busiest(std::vector<RankRow> rows, std::size_t count) {
   std::vector<double> busy;
   for (const auto& row : rows) {
@@ -115,7 +115,7 @@ std::vector<RankRow> busiest(std::vector<RankRow> rows, std::size_t count) {
   return rows;
 }
 
-// Where a run is; in two lines if it is one of several.
+// How far a run is; in two lines if it is one of several.
 void add_lines(
     const RunState& run, bool one_of_several, std::vector<std::string>& lines) {
   if (one_of_several) {

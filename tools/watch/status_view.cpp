@@ -14,7 +14,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kStands_s = 1;  // A rank that waits for less goes on.
+// A rank that waits for less than this makes progress.
+constexpr double kStands_s = 1;
 constexpr std::size_t kFailuresMax = 3;
 
 std::string text_at(const Json& json, const char* key) {
@@ -64,7 +65,7 @@ std::string replica_line(const Json& replica) {
       text_at(replica, "activity");
 }
 
-// One for each rank that stands still, and for whom it waits.
+// A line for each rank that stands still, saying for whom it waits.
 void add_waits(const Json& replica, std::vector<std::string>& lines) {
   int rank = 0;
   for (const auto& one : replica.at("ranks")) {

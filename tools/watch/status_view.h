@@ -9,8 +9,8 @@
 
 namespace sherd::tools {
 
-// Lines of at most `columns` characters. Throws Error (kUnavailable), naming the
-// address, for a text that is no status of a coordinator.
+// Lines of at most `columns` characters. Throws Error (kUnavailable), naming the address, for a
+// text that is no status of a coordinator.
 std::string status_view(
     const std::string& json_text,
     const std::string& address,

@@ -10,8 +10,8 @@
 
 namespace sherd::tools {
 
-// Each with a newline, cut after `columns` characters, and without what a
-// terminal would obey.
+// Each line with a newline, truncated after `columns` characters, and without what a terminal would
+// obey.
 inline std::string text_of_lines(
     const std::vector<std::string>& lines, std::size_t columns) {
   std::string text;

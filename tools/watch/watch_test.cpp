@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A run of `steps` steps of which rank r was busy for busy_s[r] in each.
+// A run of `steps` steps, in each of which rank r was busy for busy_s[r].
 RunState run_of(std::int64_t steps, const std::vector<double>& busy_s) {
   RunState run{.name = "runs/a", .ranks = "", .steps = 200, .age_s = 1};
   for (std::int64_t step = 1; step <= steps; ++step) {
@@ -87,7 +87,7 @@ TEST(RunView, AStragglerIsBusyForAFifthLongerThanTheOthers) {
       view_of(run_of(20, {0.3, 0.3, 0.35})),
       AllOf(HasSubstr("slowest"), Not(HasSubstr("straggler"))));
   EXPECT_THAT(view_of(run_of(20, {0.3})), Not(HasSubstr("slowest")));
-  // With two ranks there is one to compare with.
+  // With two ranks there is one other to compare with.
   EXPECT_THAT(view_of(run_of(20, {0.3, 0.4})), HasSubstr("straggler"));
 }
 
@@ -97,9 +97,10 @@ TEST(RunView, RanksAreMeansOfTheLastTenStepsOnAsMany) {
     run.records[i].ranks[1].busy_s = 0.3;
   }
   EXPECT_NEAR(rank_rows(run)[1].mean.busy_s, 0.3, 1e-9);
-  run.records[15].ranks.resize(1);  // Started again behind it, on two.
+  // It was restarted on two ranks after this step.
+  run.records[15].ranks.resize(1);
   EXPECT_EQ(rank_rows(run).size(), 2U);
-  run.records[19].ranks.clear();  // Of an older sherd.
+  run.records[19].ranks.clear();  // Written by an older sherd.
   EXPECT_TRUE(rank_rows(run).empty());
 }
 
@@ -114,7 +115,7 @@ TEST(RunView, SaysClearlyWhenNothingRuns) {
   run.records.clear();
   EXPECT_EQ(stage_of(run), "nothing has been written yet");
   EXPECT_THAT(view_of(run), Not(HasSubstr("RANK")));
-  // Long steps are waited for longer.
+  // With longer steps the wait is longer, too.
   run = run_of(20, {0.1});
   run.age_s = 3600;
   for (auto& record : run.records) {
@@ -161,7 +162,7 @@ TEST(MetricsCsv, HasAnEmptyCellForWhatIsMissingAndAllDigits) {
       "1,1.5,7,,,0.1,2,0.3333333333333333,8,,9\n");
 }
 
-// What a coordinator says of two replicas, of which one waits.
+// What a coordinator reports about two replicas, one of which waits.
 nlohmann::json status() {
   const nlohmann::json waiting = {
       {"activity", "reduces"},
