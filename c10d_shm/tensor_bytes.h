@@ -87,12 +87,11 @@ class CallMemory {
   std::vector<Range> ranges_;
 };
 
-// `whole` cut into `parts` equal ones, in order.
-// REQUIRES: its size is a multiple.
+// `whole` cut into `parts` equal pieces, in order. REQUIRES: its size is a multiple of `parts`.
 std::vector<Bytes> cut(Bytes whole, int parts);
 
-// Cut at element and, where it can be, cache-line borders, as equal as they
-// allow; the last ones may be empty.
+// Cut at element and, if possible, cache-line boundaries, into parts as equal as these allow; the
+// last ones may be empty.
 std::vector<Bytes> cut_elements(
     Bytes whole, std::size_t element_bytes, int parts);
 
