@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-bench-checkpoint: how fast ranks save and load together, beside plain
-// writes with fsync and plain reads of as many bytes on the same disk, in turn.
+// sherd-bench-checkpoint: how fast ranks save and load together, compared with plain writes with
+// fsync and plain reads of as many bytes on the same disk, in turn.
 //
 //   sherd run -n 2 --no-prefix -- sherd-bench-checkpoint --folder /var/tmp/x
 #include <fcntl.h>
@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 struct RankFlags {
   std::string folder = "bench-checkpoint";
-  double gigabytes = 1.0;  // All ranks together.
+  double gigabytes = 1.0;  // For all ranks together.
   int rounds = 7;
 };
 
@@ -39,8 +39,8 @@ void check(bool fine, const std::string& action) {
   }
 }
 
-// What the page cache has of the files is dropped, so that reads come from the
-// disk. Only clean pages go, hence after fsync.
+// Drops the cached pages of the files, so that reads come from the disk. Only clean pages are
+// dropped, hence this comes after fsync.
 void forget(const std::string& path) {
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
     const int fd = ::open(entry.path().c_str(), O_RDONLY);
@@ -74,7 +74,7 @@ class InterleavedRun {
     }
   }
 
-  // Seconds of the slowest rank.
+  // The time of the slowest rank, in seconds.
   double time(const std::function<void()>& run) {
     world_.barrier();
     const auto begin = Clock::now();
@@ -90,7 +90,7 @@ class InterleavedRun {
   double save() {
     return time([&] { saver_.save(++step_, state_); });
   }
-  // What training waits for.
+  // The time that training waits.
   double copy() {
     return time([&] {
       room_.resize(tensors_.size());

@@ -14,7 +14,7 @@ bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
   return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
 }
 
-// The first of each case.
+// The first result of each case.
 std::vector<CollectiveTimes> cases_of(const std::vector<CollectiveTimes>& all) {
   std::vector<CollectiveTimes> cases;
   for (const auto& each : all) {
@@ -138,7 +138,7 @@ std::string json_of(
       entry[times.contender + "_ms"] = median(times.round_ms);
       if (shm != nullptr && times.contender != "shm" &&
           times.round_ms.size() == shm->round_ms.size()) {
-        // As in the bars: a part of the other's time.
+        // As in the bars: relative to the other's time.
         const auto part =
             estimate_median(ratios(shm->round_ms, times.round_ms));
         put(entry, "of_" + times.contender, part);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `sherd bench collectives`: what its ranks measured, and how it is shown. The
-// ranks run all contenders in one process each, in turn; rank 0 writes a line
-// for each case and contender:
+// `sherd bench collectives`: what its ranks measured, and how it is shown. Each rank runs all
+// contenders in one process, in turn; rank 0 writes a line for each case and contender:
 //
 //   bench: case all_reduce fp32 65536 shm 0.031 0.030 ...
 //
@@ -20,18 +19,18 @@ namespace sherd::bench {
 struct CollectiveTimes {
   std::string operation;
   std::string dtype;
-  // What every rank has after an all-gather, or brings to a reduction.
+  // What every rank has after an all-gather, or contributes to a reduction.
   std::int64_t bytes = 0;
   std::string contender;
   std::vector<double> round_ms{};
 };
 
 std::string line_of(const CollectiveTimes& times);
-// Nothing when the line is not exactly that.
+// Nothing if the line does not have exactly that form.
 std::optional<CollectiveTimes> parse_times(const std::string& line);
 
-// For each case the times of each contender and Gloo's time divided by shm's,
-// which is how many times shm has Gloo's bandwidth; several lines.
+// For each case the times of each contender, and Gloo's time divided by shm's, which is how many
+// times Gloo's bandwidth shm reaches; several lines.
 std::string table_of(
     int ranks,
     const std::vector<CollectiveTimes>& all,

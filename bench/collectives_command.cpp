@@ -45,7 +45,7 @@ struct CollectivesArguments {
 
 std::string quoted(const std::string& word) { return "'" + word + "'"; }
 
-// Every core for every rank: Gloo has threads of its own.
+// Every rank may use every core, since Gloo has threads of its own.
 std::string command_of(const CollectivesArguments& arguments) {
   return quoted(tools::path_beside("sherd")) +
       " run --no-bind --no-prefix -n " + std::to_string(arguments.ranks) +

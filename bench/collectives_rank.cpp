@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank of `sherd bench collectives`: the same collectives over shm and
-// Gloo, and a plain memcpy of as many bytes on all ranks at once, in short
-// blocks, in turn and in another order each round.
+// One rank of `sherd bench collectives`: the same collectives over shm and Gloo, and a plain memcpy
+// of as many bytes on all ranks at once, in short blocks, in turn and in a different order each
+// round.
 #include <dlfcn.h>
 #include <chrono>
 #include <cstdio>
@@ -33,7 +33,7 @@ struct RankFlags {
   double block_ms = 30;
   std::int64_t bytes_min = std::int64_t{64} << 10;
   std::int64_t bytes_max = std::int64_t{64} << 20;
-  std::string deepspeed{};  // A library; empty: without.
+  std::string deepspeed{};  // A library; empty runs without it.
 };
 
 int number_of(const char* name) {
@@ -46,7 +46,7 @@ int number_of(const char* name) {
   return std::atoi(text);
 }
 
-// DeepSpeed's all-reduce, from the library that bench/build_deepspeed.py makes.
+// DeepSpeed's all-reduce, from the library that bench/build_deepspeed.py builds.
 using OpenDeepSpeed = void (*)(int size, int rank, char* address, char* port);
 using DeepSpeed = void (*)(void* tensor);
 
@@ -125,7 +125,7 @@ class CollectiveCase {
     memory_ = torch::ones({elements}, dtype);
   }
 
-  // As torch.distributed calls it, which waits unless async_op is set.
+  // Called as torch.distributed does, which waits unless async_op is set.
   void run(const BackendPtr& backend) {
     if (operation_ == "all_reduce") {
       std::vector<torch::Tensor> tensors = {whole_};
@@ -146,7 +146,7 @@ class CollectiveCase {
     std::memcpy(memory_.data_ptr(), whole_.data_ptr(), whole_.nbytes());
   }
 
-  // Throws unless both backends compute what they should.
+  // Throws unless both backends compute the right result.
   void check(const BackendPtr& backend, const char* name) {
     const bool gathers = operation_ == "all_gather";
     whole_.fill_(gathers ? -1 : job_.rank + 1);
@@ -199,7 +199,7 @@ double block_ms(
   return spent.count() / count;
 }
 
-// How many times fit into a block, as rank 0 finds.
+// How many calls fit into a block, as rank 0 finds out.
 int count_for(
     const Backends& job, const std::function<void()>& run, double wanted) {
   const double once = block_ms(job, run, 2);

@@ -15,7 +15,7 @@
 namespace sherd::bench {
 namespace {
 
-// The text of a file of /proc, or nothing.
+// The text of a file in /proc, or nothing.
 std::string text_of(const std::string& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};

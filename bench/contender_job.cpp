@@ -56,8 +56,7 @@ StopSignalFd::StopSignalFd() {
 }
 
 StopSignalFd::~StopSignalFd() {
-  // One more of those that were taken for an interrupt, as timeout(1) sends, does
-  // not kill on the way out.
+  // timeout(1) may send several signals; a second one must not kill on the way out.
   while (take() != 0) {
   }
   before_.restore();
@@ -197,7 +196,7 @@ ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
 }
 
 void ContenderJob::send(const RunStepsCommand& command) {
-  // To a process that has ended: the answer does not come, which says so.
+  // If the process has ended, the answer is missing, and that is reported.
   const std::string line = line_of(command) + "\n";
   [[maybe_unused]] const auto written =
       ::write(to_.get(), line.data(), line.size());

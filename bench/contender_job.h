@@ -2,8 +2,8 @@
 //
 // ContenderJob is one of the programs that `sherd bench` compares: W ranks under a `sherd run` of
 // their own, driven through rank 0 by the lines of contender_protocol.h. Between two calls its
-// ranks sleep in a read or a receive. They end with this process, however it ends. Thread rule:
-// one thread, the only one of the process.
+// ranks sleep in a read or a receive. They end when this process ends, however that happens. Thread
+// rule: one thread, the only one of the process.
 #pragma once
 
 #include <chrono>
@@ -24,11 +24,11 @@ inline constexpr std::chrono::seconds kBlockDeadline(600);
 inline constexpr std::chrono::seconds kEndDeadline(60);
 // How long `sherd run` gives its ranks after SIGTERM.
 inline constexpr const char* kGraceSeconds = "5";
-// When a job fails, so much of what it has printed is shown.
+// When a job fails, this much of its output is shown.
 inline constexpr std::size_t kShownBytesMax = 4000;
 
-// Makes SIGINT, SIGTERM and SIGHUP readable instead of deadly while it lives,
-// and SIGPIPE harmless.
+// While it lives, makes SIGINT, SIGTERM and SIGHUP readable instead of deadly, and SIGPIPE
+// harmless.
 class StopSignalFd {
  public:
   StopSignalFd();
@@ -37,9 +37,9 @@ class StopSignalFd {
   StopSignalFd& operator=(const StopSignalFd&) = delete;
 
   int fd() const { return fd_.get(); }
-  // The signal that has arrived; 0: none.
+  // The signal that has arrived, or 0.
   int take() const;
-  // As found at construction, for a child to restore before exec.
+  // The state found at construction, which a child restores before exec.
   const SignalState& before() const { return before_; }
 
  private:
@@ -56,38 +56,38 @@ struct ContenderJobSpec {
   std::string name;
   std::string sherd;  // The program `sherd`.
   int ranks = 1;
-  std::vector<std::string> command;      // One rank's.
-  std::vector<std::string> environment;  // "NAME=value", all of it.
+  std::vector<std::string> command;  // The command of one rank.
+  // The complete environment, "NAME=value" each.
+  std::vector<std::string> environment;
 };
 
 class ContenderJob {
  public:
-  // Starts the ranks and does not wait for them. `signals` must outlive this.
-  // Throws Error when the system has no process or memory left.
+  // Starts the ranks and does not wait for them. `signals` must outlive this object. Throws Error
+  // if the system has no process or memory left.
   ContenderJob(const ContenderJobSpec& setup, const StopSignalFd& signals);
-  // Kills what neither end() nor stop() has ended.
+  // Kills processes that neither end() nor stop() has ended.
   ~ContenderJob();
   ContenderJob(const ContenderJob&) = delete;
   ContenderJob& operator=(const ContenderJob&) = delete;
 
   const std::string& name() const { return name_; }
 
-  // Each of the two throws Error with the contender's last lines when it ended,
-  // answered something else or did not answer in time, and Interrupted.
+  // These two throw Error with the contender's last lines if it ended, gave another answer or did
+  // not answer in time; and Interrupted.
   ReadyReply wait_until_ready(std::chrono::seconds deadline);
-  // `while_waiting` is called every few milliseconds when there is one.
+  // `while_waiting`, unless it is empty, is called every few milliseconds.
   StepsReply run(
       int steps,
       std::chrono::seconds deadline,
       const std::function<void()>& while_waiting = nullptr);
 
-  // After a failure: tells `sherd run` to end its ranks / kills it when it has
-  // not after `deadline`. Both do nothing once it has ended, and never throw.
+  // After a failure: tells `sherd run` to end its ranks, or kills it if it has not done so after
+  // `deadline`. Both do nothing once it has ended, and never throw.
   void tell_to_stop() const noexcept;
   void stop(std::chrono::seconds deadline) noexcept;
 
-  // Asks the ranks to end and waits. Throws Error when they do not, or not in
-  // order.
+  // Asks the ranks to end and waits. Throws Error if they do not, or not in order.
   void end(std::chrono::seconds deadline);
 
  private:
@@ -99,19 +99,19 @@ class ContenderJob {
   // The next line of the protocol.
   std::string answer(
       Deadline deadline, const std::function<void()>& while_waiting);
-  bool read_more();  // False at the end of output.
-  // Whether that came in time.
+  bool read_more();  // Returns false at the end of output.
+  // Whether the end came in time.
   bool wait_for_end_of_output(std::chrono::seconds deadline);
   [[noreturn]] void fail(const std::string& what);
-  int reap();  // Waits; the exit status.
+  int reap();  // Waits, and returns the exit status.
   std::string last_lines() const;
 
   const std::string name_;
   const StopSignalFd& signals_;
-  std::optional<ChildProcess> process_;  // `sherd run`.
+  std::optional<ChildProcess> process_;  // The process of `sherd run`.
   Descriptor to_;
   Descriptor from_;
-  Descriptor errors_;  // A file in memory: nobody needs to read it in time.
+  Descriptor errors_;  // A file in memory, which nobody has to read in time.
   std::string unread_;
 };
 

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr seconds kDeadline(30);
-// Rank 0 alone speaks; $$ is its process.
+// Only rank 0 answers; $$ is its process.
 constexpr const char* kReady = "echo 'bench: ready 2.13' $$; ";
 
 std::unique_ptr<ContenderJob> started(

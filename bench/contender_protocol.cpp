@@ -31,7 +31,7 @@ std::optional<Number> number(const std::string& word) {
                                              : std::nullopt;
 }
 
-// Whole words [first, end) as finite numbers; nothing when one is not.
+// Whole words [first, end) as finite numbers; nothing if one is not.
 std::optional<std::vector<double>> numbers(
     const std::vector<std::string>& words, std::size_t first, std::size_t end) {
   std::vector<double> values;

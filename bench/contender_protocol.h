@@ -9,9 +9,8 @@
 //   bench: ready VERSION PID ...   once, when every rank can run: LibTorch's
 //                                  version and each rank's process
 //
-// MS is the time of a step on the rank that was slowest in it, LOSS the mean
-// over the ranks. Other lines of a program are skipped.
-// Thread rule: pure functions, any thread.
+// MS is the time of a step on the slowest rank, LOSS the mean over the ranks. Other lines of a
+// program are ignored. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <optional>
@@ -20,7 +19,7 @@
 
 namespace sherd::bench {
 
-// What a contender is asked for: 0 steps end it.
+// A request to a contender; 0 steps end it.
 struct RunStepsCommand {
   int steps = 0;
 };
@@ -39,11 +38,11 @@ std::string line_of(const RunStepsCommand& command);
 std::string line_of(const ReadyReply& ready);
 std::string line_of(const StepsReply& ran);
 
-// Whether a line belongs to the protocol at all.
+// Whether a line belongs to the protocol.
 bool is_answer(const std::string& line);
 
-// Nothing when the line is not exactly what it should be: numbers that are
-// whole words, positive and finite times, as many losses as times.
+// Nothing unless the line has exactly the right form: numbers that are whole words, positive and
+// finite times, as many losses as times.
 std::optional<RunStepsCommand> parse_command(const std::string& line);
 std::optional<ReadyReply> parse_ready_reply(const std::string& line);
 std::optional<StepsReply> parse_steps_reply(const std::string& line);

@@ -17,7 +17,7 @@ bool is_made(const StepEvent& line) {
       line.kind == StepEventKind::kReplayed;
 }
 
-// Made as a member, with the others.
+// Made as a member, together with the others.
 bool is_joint(const StepEvent& line) {
   return line.kind == StepEventKind::kComputed ||
       line.kind == StepEventKind::kFollowed;
@@ -59,7 +59,7 @@ bool is_hit(const StepLog& log, const InjectedKill& kill) {
   return kill.target == KillTarget::kRank && log.name.replica == kill.replica;
 }
 
-// By replica and rank the life that began last.
+// For each replica and rank, the log of its latest incarnation.
 std::map<std::pair<int, int>, const StepLog*> latest_logs(
     const std::vector<StepLog>& logs) {
   std::map<std::pair<int, int>, const StepLog*> last;
@@ -80,7 +80,7 @@ bool has_computed(const StepLog& log, double since_s, int steps) {
              }) >= steps;
 }
 
-// When the logs of the replica after the kill began, the last of its ranks.
+// When the logs of the replica after the kill began, for the last of its ranks.
 std::optional<double> restart_time_s(
     const std::vector<StepLog>& logs, const InjectedKill& kill) {
   std::optional<double> latest;
@@ -92,7 +92,7 @@ std::optional<double> restart_time_s(
   return latest;
 }
 
-// The throughput of one survivor while the killed replica came back.
+// The throughput of one survivor while the killed replica was coming back.
 std::optional<double> throughput_of(
     const std::vector<Gap>& gaps,
     const Gap& longest,
@@ -101,7 +101,7 @@ std::optional<double> throughput_of(
   int steps = 0;
   double taken_s = 0.0;
   for (const auto& gap : gaps) {
-    // The step with which it is back ends at about the same time everywhere.
+    // The step with which it is back ends at about the same time on all ranks.
     const bool within =
         gap.end_s > window.begin_s && gap.end_s <= window.end_s + usual_s / 2;
     if (within && gap.begin_s != longest.begin_s) {
@@ -112,7 +112,7 @@ std::optional<double> throughput_of(
   return steps == 0 ? std::nullopt : std::optional(steps * usual_s / taken_s);
 }
 
-// Those that end after the kill and begin before `until_s`.
+// The gaps that end after the kill and begin before `until_s`.
 std::vector<Gap> gaps_around(
     const StepLog& log, const InjectedKill& kill, double until_s) {
   auto gaps = gaps_of(log);
@@ -175,7 +175,7 @@ std::int64_t step_of_all(
 
 std::vector<double> step_times_ms(
     const std::vector<StepLog>& logs, std::int64_t first, std::int64_t last) {
-  std::map<std::int64_t, double> made_s;  // By step, of the last rank.
+  std::map<std::int64_t, double> made_s;  // By step, on the last rank.
   for (const auto& log : logs) {
     for (const auto& line : log.lines) {
       if (is_made(line) && line.step >= first && line.step <= last) {
@@ -240,7 +240,7 @@ FaultMetrics metrics_of(
         gaps.begin(), gaps.end(),
         [](const Gap& a, const Gap& b) { return a.length() < b.length(); });
     metrics.gap_s = std::max(metrics.gap_s, longest.length());
-    // Ranks end a step at nearly the same time: since the first of them.
+    // Ranks end a step at nearly the same time, so this counts from the first of them.
     metrics.into_step_s =
         std::max(metrics.into_step_s, kill.time_s - gaps.front().begin_s);
     const auto throughput = restart && back

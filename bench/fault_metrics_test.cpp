@@ -9,7 +9,7 @@ namespace {
 constexpr JobShape kShape{.replicas = 2, .ranks = 1};
 constexpr double kLate = 1e9;
 
-// A life that begins, and makes steps at these times.
+// An incarnation that begins, and makes steps at these times.
 StepLog log(int replica, double begin_s, const std::vector<double>& made_s) {
   StepLog result{.name = {.replica = replica, .rank = 0, .process = 1}};
   result.lines.push_back({.kind = StepEventKind::kBegun, .time_s = begin_s});
@@ -25,8 +25,8 @@ InjectedKill kill_of(int replica, double time_s) {
   return {.replica = replica, .rank = 0, .time_s = time_s, .usual_s = 1.0};
 }
 
-// Replica 1 is killed at 3.5, its processes run again at 6.5; it follows the step
-// of 10 and computes that of 11. Replica 0 repeats a reduction until 5.
+// Replica 1 is killed at 3.5 and its processes run again at 6.5; it follows step 10 and computes
+// step 11. Replica 0 repeats a reduction until 5.
 std::vector<StepLog> one_kill() {
   auto back = log(1, 6.5, {});
   back.lines.push_back(
@@ -53,7 +53,7 @@ TEST(FaultMetrics, ARankHasComputedWhenItsLastLifeHas) {
   const auto logs = one_kill();
 
   EXPECT_TRUE(have_computed(logs, kShape, 10.5, 1));
-  EXPECT_FALSE(have_computed(logs, kShape, 9.0, 2));  // Once it followed.
+  EXPECT_FALSE(have_computed(logs, kShape, 9.0, 2));  // It followed once.
   EXPECT_FALSE(have_computed(logs, {.replicas = 3, .ranks = 1}, 10.5, 1));
 }
 
@@ -88,7 +88,8 @@ TEST(FaultMetrics, AKillHasAGapAReturnAndAThroughputMeanwhile) {
 
 TEST(FaultMetrics, BeforeItIsBackNothingIsKnownOfTheReturn) {
   auto logs = one_kill();
-  logs.back().lines.resize(2);  // A replayed step is not the others'.
+  // A replayed step does not count as one of the others.
+  logs.back().lines.resize(2);
 
   EXPECT_FALSE(return_time_s(logs, kill_of(1, 3.5), 1).has_value());
   const auto metrics = metrics_of(logs, kill_of(1, 3.5), kShape, kLate);
@@ -143,7 +144,7 @@ TEST(FaultMetrics, WhatASurvivorHasComputedInVainIsDiscarded) {
       .kind = StepEventKind::kDropped, .step = 4, .time_s = 3.75};
   logs[0].lines.push_back(dropped);
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 1);
-  // By another rank of the same replica, too.
+  // Another rank of the same replica may have made it, too.
   auto other = logs[0];
   other.name.rank = 1;
   logs.push_back(other);
@@ -181,7 +182,7 @@ TEST(FaultMetrics, HashesAreComparedByRankAndStep) {
   EXPECT_EQ(compare_hashes(logs).compared, 2);
   EXPECT_EQ(compare_hashes(logs).divergences, 1);
 
-  logs[1].name.rank = 1;  // Of another rank: nothing to compare.
+  logs[1].name.rank = 1;  // There is nothing to compare for another rank.
   EXPECT_EQ(compare_hashes(logs).compared, 0);
 }
 

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Reading costs time that ranks could use; what is read has its own times.
+// Reading takes processor time from the ranks; the lines that are read have times of their own.
 constexpr milliseconds kLogTick(50);
 
 std::string text_of(const fs::path& path) {
@@ -56,7 +56,7 @@ std::string make_folder(const std::string& given) {
   return path;
 }
 
-// The child of that process that runs the program of that name; 0: there is none.
+// The child of that process that runs the program of that name, or 0.
 int child_that_runs(pid_t parent, const std::string& program) {
   const std::string of_parent = "\nPPid:\t" + std::to_string(parent) + "\n";
   std::error_code error;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FaultTolerantJob is a fault-tolerant run into which `sherd bench` injects faults: replicas of
-// some ranks each (replica_rank.h) under a `sherd run --fault-tolerant` of their own. What they do
-// is read from the step logs they write. They end with this process, however it ends. Thread rule:
-// one thread, the only one of the process.
+// several ranks each (replica_rank.h) under a `sherd run --fault-tolerant` of their own. It reads
+// what they do from their step logs. They end when this process ends, however that happens. Thread
+// rule: one thread, the only one of the process.
 #pragma once
 
 #include <chrono>
@@ -27,20 +27,21 @@ struct FaultTolerantJobSpec {
   JobShape shape;
   std::string exchange = "auto";
   int hash_every = 0;
-  // Steps wait until they are allowed.
+  // Steps wait until they are permitted.
   bool gated = false;
-  // Where files and the launcher's log go; empty: a temporary one.
+  // Where files and the launcher's log go; a temporary folder if empty.
   std::string folder;
-  std::vector<std::string> environment;  // "NAME=value", all of it.
+  // The complete environment, "NAME=value" each.
+  std::vector<std::string> environment;
 };
 
 class FaultTolerantJob {
  public:
-  // Starts them and does not wait. `signals` must outlive this. Throws Error when
-  // that is impossible.
+  // Starts them and does not wait. `signals` must outlive this object. Throws Error if that is
+  // impossible.
   FaultTolerantJob(
       const FaultTolerantJobSpec& setup, const StopSignalFd& signals);
-  // Kills what end() has not ended.
+  // Kills processes that end() has not ended.
   ~FaultTolerantJob();
   FaultTolerantJob(const FaultTolerantJob&) = delete;
   FaultTolerantJob& operator=(const FaultTolerantJob&) = delete;
@@ -48,31 +49,30 @@ class FaultTolerantJob {
   // As far as they have been read.
   const std::vector<StepLog>& logs() const { return files_.logs(); }
 
-  // Reads on until `done` holds. Throws Error with the launcher's last lines when
-  // it ended or that took too long, and Interrupted. `what` says what is waited
-  // for: "replica 1 to come back".
+  // Reads on until `done` holds. Throws Error with the launcher's last lines if it ended or that
+  // took too long; and Interrupted. `what` says what is waited for: "replica 1 to come back".
   void wait_until(
       const std::string& what,
       std::chrono::seconds deadline,
       const std::function<bool()>& done);
-  // The same without anything to wait for.
+  // The same without a condition.
   void pause(double seconds) const;
 
-  // kill -9. Returns when. Throws Error when there is no such process.
+  // Kills the rank with SIGKILL and returns when. Throws Error if there is no such process.
   double kill_rank(int replica, int rank);
   double kill_coordinator();
 
   // REQUIRES: gated.
   void open_until(std::int64_t step);
 
-  // Asks all replicas to leave after their step and waits. Throws Error when they
-  // do not, or not in order.
+  // Asks all replicas to leave after their step and waits. Throws Error if they do not, or not in
+  // order.
   void end(std::chrono::seconds deadline);
 
  private:
   void start(const FaultTolerantJobSpec& setup);
   std::vector<std::string> command_of(const FaultTolerantJobSpec& setup) const;
-  bool has_ended();  // Then the launcher is reaped.
+  bool has_ended();  // If so, the launcher has been reaped.
   double kill_process(int process, const std::string& what);
   [[noreturn]] void fail(const std::string& what) const;
   std::string last_lines() const;
@@ -83,7 +83,8 @@ class FaultTolerantJob {
   StepLogReader files_;
   std::optional<StepGate> gate_;
   std::optional<ChildProcess> launcher_;
-  std::optional<int> exit_status_;  // The launcher's, once it has ended.
+  // The launcher's exit status, once it has ended.
+  std::optional<int> exit_status_;
 };
 
 }  // namespace sherd::bench

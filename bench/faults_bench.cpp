@@ -15,10 +15,10 @@ using std::chrono::seconds;
 
 // A busy machine may take this long.
 constexpr seconds kStartDeadline(300);
-// The launcher waits for up to a minute before it starts a replica again.
+// The launcher waits for up to a minute before it restarts a replica.
 constexpr seconds kReturnDeadline(300);
 constexpr seconds kStepsDeadline(300);
-// Every rank warms up with the first steps; the next ones say what is usual.
+// Every rank warms up with the first steps; the next ones show what is usual.
 constexpr int kWarmUpSteps = 3;
 constexpr int kUsualSteps = 10;
 // The number of steps without faults between two kills.
@@ -49,7 +49,7 @@ Duration duration_of(double length_s) {
       std::chrono::duration<double>(length_s));
 }
 
-// Each kill with the steps right before it, since a machine is not as fast all the time.
+// Each kill is simulated with the steps just before it, since a machine's speed varies.
 std::vector<double> simulated_gaps_s(
     const FaultsConfig& config, const FaultsResult& result) {
   std::vector<double> gaps;
@@ -80,7 +80,7 @@ std::string sentence_of(const FaultMetrics& fault) {
   return text;
 }
 
-// One run, with kills.
+// One run with kills.
 class FaultsRun {
  public:
   FaultsRun(
@@ -143,7 +143,7 @@ class FaultsRun {
         .value_or(0.0);
   }
 
-  // Anywhere within a step.
+  // Kills at a random time within a step.
   InjectedKill inject(KillTarget target, double usual_s) {
     InjectedKill kill{.target = target, .usual_s = usual_s};
     kill.replica = static_cast<int>(
@@ -168,7 +168,7 @@ class FaultsRun {
                 .has_value();
           });
     } else {
-      // One step may have been decided before; the next one needs it back.
+      // One step may have been decided before; the next one needs the replica back.
       wait_for_steps(kill.time_s, 2, kReturnDeadline);
     }
     quiet_since_s_ = monotonic_s();

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The measurements behind `sherd bench faults`: what kills cost a fault-tolerant
-// run, and what it costs without any, beside plain hybrid sharding of the same
-// mesh. Thread rule: one thread.
+// The measurements behind `sherd bench faults`: the cost of kills in a fault-tolerant run, and its
+// cost without any, compared with plain hybrid sharding of the same mesh. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +16,21 @@
 
 namespace sherd::bench {
 
-// What the user asked for, as flags have it.
+// The user's options, as in the flags.
 struct FaultsConfig {
   std::string work = "small";
-  std::int64_t batch = 0;  // Rows a rank; 0: the work's.
+  std::int64_t batch = 0;  // Rows per rank; 0 means those of the workload.
   int replicas = 3;
-  int ranks = 2;  // In each replica.
+  int ranks = 2;  // Per replica.
   int kills = 20;
-  // rank: some rank of some replica, drawn anew each time; coordinator; both: in
-  // turn, as many kills of each.
+  // rank: a random rank of a random replica for each kill; coordinator; both: in turn, with as many
+  // kills of each.
   std::string target = "rank";
-  std::uint64_t seed = 1;  // Draws who is killed, and when within a step.
-  std::string exchange = "auto";  // Within a replica, and in plain sharding.
-  // Where the ranks' files are kept; empty: nowhere.
+  std::uint64_t seed = 1;  // Determines who is killed, and when within a step.
+  std::string exchange = "auto";  // Within a replica, and for plain sharding.
+  // Where the ranks' files are kept; they are not if this is empty.
   std::string folder{};
-  // These four only for the cost without faults.
+  // These four apply only to the cost without faults.
   double interval_width = 0.01;
   int rounds_max = 40;
   double minutes_max = 20.0;
@@ -41,7 +40,7 @@ struct FaultsConfig {
 // Throws Error that names flag, expected and found.
 void check(const FaultsConfig& config);
 
-// The workload that is named, with the batch that was asked for.
+// The named workload, with the requested batch.
 Workload workload_of(const FaultsConfig& config);
 // A job that neither hashes its state nor waits at a gate.
 FaultTolerantJobSpec replica_setup(
@@ -50,7 +49,7 @@ FaultTolerantJobSpec replica_setup(
 struct FaultsResult {
   std::vector<FaultMetrics> faults;
   double step_s = 0.0;  // Without faults.
-  // What the simulator says of each kill of a rank.
+  // The simulator's prediction for each kill of a rank.
   std::vector<double> simulated_gaps_s{};
   int discarded_steps = 0;
   HashComparison hashes{};
@@ -58,14 +57,14 @@ struct FaultsResult {
   double seconds = 0.0;
 };
 
-// Which promises of docs/design/benchmarks.md the result keeps; nothing where nothing was measured.
+// Which promises of docs/design/benchmarks.md the result keeps; nothing if that was not measured.
 struct FaultCriteria {
   // All three are about medians.
   double gap_s_max = 0.0;  // 2 steps and 0.5 s.
   std::optional<bool> gap;
   std::optional<bool> coordinator_gap;  // At most 2 s.
   std::optional<bool> throughput;       // At least 0.9.
-  bool nothing_lost = true;  // No step, no divergence, no other replica.
+  bool nothing_lost = true;  // No step, no other replica, and no divergence.
   bool all() const {
     return gap.value_or(true) && coordinator_gap.value_or(true) &&
         throughput.value_or(true) && nothing_lost;
@@ -79,8 +78,7 @@ std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
 std::vector<double> returns_of(const FaultsResult& result);
 std::vector<double> throughputs_of(const FaultsResult& result);
 
-// Throws Error when the run ends or does not recover, and Interrupted; nothing is
-// left running then.
+// Throws Error if the run ends or does not recover; and Interrupted. Nothing is left running then.
 FaultsResult measure_faults(
     const FaultsConfig& config,
     const StepPrograms& programs,
@@ -88,7 +86,7 @@ FaultsResult measure_faults(
     const ProgressCallback& progress);
 
 struct CostResult {
-  // Medians of the rounds.
+  // The medians of the rounds.
   std::vector<double> plain_ms;
   std::vector<double> fault_tolerant_ms;
   int block_steps = 0;
@@ -99,8 +97,8 @@ struct CostResult {
 // The ratio of the two runs' times, from pairs of blocks.
 MedianEstimate cost_of(const CostResult& result);
 
-// As measure_faults. Both runs are alive at once; one waits while the other takes
-// its block.
+// Throws as measure_faults does. Both runs are alive at once; one waits while the other runs its
+// block.
 CostResult measure_cost(
     const FaultsConfig& config,
     const StepPrograms& programs,

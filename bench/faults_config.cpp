@@ -27,7 +27,7 @@ std::optional<bool> at_most(const std::vector<double>& values, double bar) {
 void check(const FaultsConfig& config) {
   workload_named(config.work);
   expect_at_least("--batch", 0, config.batch);
-  // A survivor.
+  // At least one replica must survive.
   expect_at_least("--replicas", 2, config.replicas);
   expect_at_least("--ranks", 1, config.ranks);
   expect_at_least("--kills", 0, config.kills);
@@ -35,7 +35,7 @@ void check(const FaultsConfig& config) {
   expect_at_least("--rounds-max", 1, config.rounds_max);
   expect_at_least("--minutes-max", 0, config.minutes_max);
   expect_at_least("--block-steps", 1, config.block_steps);
-  // Who waits for longer than usual steps take is left out.
+  // Runs that wait for longer than a usual step takes are left out.
   constexpr int kBlockStepsMax = 6;
   if (config.block_steps > kBlockStepsMax) {
     refuse(

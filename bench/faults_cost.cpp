@@ -10,7 +10,7 @@
 namespace sherd::bench {
 namespace {
 
-// Before anything is timed: caches and allocators warm up.
+// Steps before anything is timed, to warm up caches and allocators.
 constexpr int kUntimedSteps = 6;
 
 ContenderJobSpec plain_setup(
@@ -50,7 +50,7 @@ class CostMeasurement {
         plain_(plain_setup(config, programs), signals),
         replicas_(gated_setup(config, programs), signals) {}
 
-  // One after the other: who waits is not to be taken for one that hangs.
+  // One run after the other: a waiting one must not be taken for one that hangs.
   void warm_up() {
     plain_.wait_until_ready(kReadyDeadline);
     plain_.run(kUntimedSteps, kBlockDeadline);
@@ -60,7 +60,7 @@ class CostMeasurement {
   void run_round(CostResult& result) {
     const auto round = static_cast<std::uint64_t>(result.plain_ms.size());
     for (const auto index : order_of_round(2, round)) {
-      // One more step first: the other has filled the caches.
+      // Makes one more step first, since the other run has filled the caches.
       if (index == 0) {
         auto step_ms =
             plain_.run(result.block_steps + 1, kBlockDeadline).step_ms;
@@ -79,7 +79,7 @@ class CostMeasurement {
   }
 
  private:
-  // Times in ms of all but the first.
+  // The times in ms of all steps except the first.
   std::vector<double> take_steps(int steps) {
     const auto first = taken_ + 1;
     taken_ += steps;

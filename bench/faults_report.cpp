@@ -4,10 +4,10 @@
 namespace sherd::bench {
 namespace {
 
-constexpr double kCostMax = 1.02;  // For the interval's lower end.
+constexpr double kCostMax = 1.02;  // For the lower end of the interval.
 constexpr double kCostWidthMax = 0.05;
 
-// Nothing while the interval is too wide to say.
+// Nothing while the interval is too wide to decide.
 std::optional<bool> cost_met(const MedianEstimate& ratio) {
   if (ratio.low > kCostMax) {
     return false;
@@ -56,7 +56,7 @@ Json numbers(const std::vector<double>& values) {
   return json;
 }
 
-// Null where there are none.
+// Null if there are no values.
 Json median_or_null(const std::vector<double>& values) {
   return values.empty() ? Json(nullptr) : number(median(values));
 }
@@ -76,7 +76,7 @@ double measured_over_simulated(const FaultsResult& result) {
       median(result.simulated_gaps_s);
 }
 
-// One number for each kill of a rank; null where it is unknown.
+// One number for each kill of a rank; null if it is unknown.
 template <typename Member>
 Json of_ranks(const FaultsResult& result, Member member) {
   Json json = Json::array();

@@ -10,7 +10,7 @@
 
 namespace sherd::bench {
 
-// Several lines, with the end of the last.
+// Several lines, ending with a newline.
 std::string table_of(
     const FaultsConfig& config,
     const FaultsResult& result,
@@ -20,7 +20,7 @@ std::string table_of(
     const CostResult& result,
     const BenchmarkContext& context);
 
-// One line without its end. What was not measured is null.
+// One line without a newline. Values that were not measured are null.
 std::string json_of(
     const FaultsConfig& config,
     const FaultsResult& result,

@@ -145,7 +145,7 @@ TEST(FaultsReport, TheCostIsMetByTheLowerEndOfItsInterval) {
   EXPECT_EQ(json(cost(1.25, 8))["cost_ratio"], 1.25);
   EXPECT_EQ(json(cost(1.25, 8))["cost_met"], false);
   EXPECT_EQ(json(cost(1.01, 8))["cost_met"], true);
-  // An interval that is open, or wide, proves nothing.
+  // An open or wide interval proves nothing.
   EXPECT_TRUE(json(cost(1.01, 5))["cost_met"].is_null());
   auto noisy = cost(1.0, 8);
   noisy.fault_tolerant_ms[0] *= 1.5;

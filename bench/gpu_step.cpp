@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What sherd costs on one GPU: training steps of a GPT and a Llama by LibTorch alone and by fully_shard
-// on one rank, in blocks by turns. docs/design/gpu.md, *On a GPU*
+// The cost of sherd on one GPU: training steps of a GPT and a Llama with plain LibTorch and with
+// fully_shard on one rank, in alternating blocks. docs/design/gpu.md, *On a GPU*
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -45,8 +45,8 @@ struct Batch {
 using Step = std::function<at::Tensor(const Batch&)>;  // Returns the loss.
 struct Training {
   Step step;
-  // Bytes that sherd has planned with: shards, among which a rank alone has its whole units, and
-  // gradients on their way.
+  // The bytes that sherd has planned: shards, which include the whole units of a single rank, and
+  // gradients in flight.
   std::function<std::int64_t()> engine_bytes = [] { return 0; };
 };
 
@@ -62,7 +62,7 @@ std::int64_t reserved_bytes_peak() {
   return at::accelerator::getDeviceStats(0).reserved_bytes[0].peak;
 }
 
-// The optimizer of LibTorch alone: one call of its fused kernel for all parameters.
+// The optimizer of plain LibTorch: one call of its fused kernel for all parameters.
 class FusedAdamW {
  public:
   explicit FusedAdamW(std::vector<at::Tensor> parameters)
@@ -175,7 +175,7 @@ Training sherd_training(
 
 struct Timed {
   double step_ms = 0;
-  double host_ms = 0;  // Until the host had given the device all of it.
+  double host_ms = 0;  // Until the host had submitted the whole step.
 };
 
 Timed time_block(const Step& step, const Batch& batch) {
@@ -202,7 +202,7 @@ double median(std::vector<double> values) {
 struct Contender {
   std::string name;
   std::function<Training()> make;
-  std::size_t beside = 0;  // The contender that its times are divided by.
+  std::size_t beside = 0;  // The contender by whose times its own are divided.
 };
 
 void compare(
@@ -247,7 +247,7 @@ void compare(
           times[i][round].step_ms / times[contenders[i].beside][round].step_ms);
     }
     std::sort(ratios.begin(), ratios.end());
-    // The second and the eighth of nine ratios bound the median with 96 %.
+    // The second and the eighth of nine ratios bound the median with 96 % confidence.
     std::printf(
         "%s, %s: %.2f ms a step, host %.2f ms, %.4f (%.4f-%.4f) of %s\n", title,
         contenders[i].name.c_str(), median(step_ms), median(host_ms),
@@ -307,7 +307,7 @@ void run(const std::string& which) {
         .sequence = 1024,
         .vocabulary = 32000};
     const MakeModel make = [=] { return models::Llama(config).ptr(); };
-    // In pairs, since more would not fit the memory.
+    // In pairs, since more would not fit into the memory.
     const auto all = contenders_for(make);
     compare("Llama 1.1 B", {all[0], all[1]}, batch_of(4, 1024, 32000));
     compare(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What programs for GPUs train. Pure functions.
+// The models that programs for GPUs train. Pure functions.
 #pragma once
 
 #include <sherd/fsdp/fully_shard.h>
@@ -8,7 +8,7 @@
 
 namespace sherd::bench {
 
-// As good as nothing to compute in 25 units, so that what counts is the host's work.
+// 25 units with almost nothing to compute, so that the host's work dominates.
 inline models::GptConfig tiny_gpt() {
   return {
       .layers = 24, .width = 64, .heads = 2, .sequence = 16, .vocabulary = 256};

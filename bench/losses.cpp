@@ -42,7 +42,7 @@ std::string disagreement(
       }
       const double distance =
           std::abs(each.losses[step] - reference->losses[step]);
-      // Not ">": a loss that is no number agrees with nothing.
+      // Not ">", because a loss that is NaN must agree with nothing.
       if (!(distance <= tolerance)) {
         return sentence(*reference, each, step, tolerance);
       }

@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// `drift` of the contender "ddp" in its third step.
+// The contender "ddp" has this `drift` in its third step.
 std::vector<FirstLosses> losses_with(double drift) {
   return {
       {.name = "bound", .losses = {5.5, 9.0, 9.0}, .comparable = 1},

@@ -31,8 +31,8 @@ std::optional<std::int64_t> parse_pss(const std::string& smaps_rollup) {
 }
 
 std::optional<ProcessUsage> parse_usage(const std::string& stat) {
-  // PID (NAME) STATE ...; a name may hold anything. proc(5) counts fields from
-  // 1: minor faults are 10, user mode 14, kernel 15.
+  // The format is PID (NAME) STATE ..., where the name may contain anything. proc(5) counts fields
+  // from 1: minor faults are 10, user mode 14, kernel 15.
   const auto end_of_name = stat.rfind(')');
   if (end_of_name == std::string::npos) {
     return std::nullopt;

@@ -33,7 +33,7 @@ TEST(Memory, ThisProcessHasSomeAndOneThatIsGoneHasNone) {
   const auto alone = pss_bytes({self});
   EXPECT_GT(alone, 100 * 1024);
   EXPECT_GT(usage_of({self}).faults, 10);
-  constexpr int kNobody = 1 << 30;  // Above any system's largest number.
+  constexpr int kNobody = 1 << 30;  // Larger than any process id.
   EXPECT_EQ(pss_bytes({kNobody}), 0);
   EXPECT_EQ(usage_of({kNobody}).faults, 0);
 }

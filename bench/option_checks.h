@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the options of `sherd bench` are refused: an Error that names the flag,
-// what was expected and what was found. Thread rule: pure functions, any thread.
+// How the options of `sherd bench` are refused: with an Error that names the flag, what was
+// expected and what was found. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <sstream>
@@ -20,7 +20,7 @@ template <typename T>
   throw Error(message.str());
 }
 
-// Refuses what is smaller, and NaN.
+// Refuses smaller values, and NaN.
 template <typename T>
 void expect_at_least(const char* flag, double least, const T& found) {
   if (!(static_cast<double>(found) >= least)) {

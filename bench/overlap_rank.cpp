@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-bench-overlap: how much of an exchange of known length a backward of
-// replicas hides. A hook that only waits, in proportion to each bucket's bytes,
-// stands for a network that needs no processor. Rank 0 prints, for waits of some
-// parts of a plain backward's time, what a backward took compared with the longer
-// of the two: the backward without a wait, and the exchange alone, which is the
-// wait and what handing buckets on takes.
+// sherd-bench-overlap: how much of an exchange of known length a backward of replicas hides. A hook
+// that only waits, in proportion to each bucket's bytes, simulates a network that needs no
+// processor. For waits that are fractions of a plain backward's time, rank 0 prints how long a
+// backward took relative to the longer of two times: the backward without a wait, and the exchange
+// alone, which is the wait plus the time for passing buckets on.
 //
 //   sherd run -n 2 --no-prefix -- sherd-bench-overlap
 #include <chrono>
@@ -49,8 +48,9 @@ class DelayHook final : public CommHook {
 struct RankFlags {
   std::string work = "wide";
   int rounds = 21;
-  int steps = 3;  // In each block, after one that does not count.
-  std::vector<double> waits = {0.5, 0.9, 1.0, 1.1, 2.0};  // In backwards.
+  int steps = 3;  // In each block, after one step that is not counted.
+  // Relative to a backward.
+  std::vector<double> waits = {0.5, 0.9, 1.0, 1.1, 2.0};
 };
 
 class InterleavedRun {
@@ -64,7 +64,7 @@ class InterleavedRun {
         ddp_(replicate(*model_, world, {.hook = wait_})),
         bytes_(gradient_bytes()) {}
 
-  // Median of a block's backwards, the slower rank's, ms.
+  // The median of a block's backwards on the slower rank, in ms.
   double block(double wait_ms) {
     wait_->ms_per_byte = wait_ms / bytes_;
     std::vector<double> times;
@@ -103,10 +103,10 @@ class InterleavedRun {
   const double bytes_;
 };
 
-// Longer than any backward: what is left of it is the exchange's own time.
+// Longer than any backward, so that what remains is the exchange's own time.
 constexpr double kLongWait = 4.0;
 
-// By contender: a wait each, then the long one, then none.
+// By contender: one for each wait, then the long wait, then no wait.
 using Times = std::vector<std::vector<double>>;
 
 Times run(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// sherd-bench-rank: one rank of the contenders "bound" and "sherd", whose rank 0
-// is told by `sherd bench` what to do (contender_protocol.h) and tells the others, or of
-// "replica" (replica_rank.h).
+// sherd-bench-rank: one rank of the contenders "bound" and "sherd", in which `sherd bench` tells
+// rank 0 what to do (contender_protocol.h) and rank 0 tells the others, or of "replica"
+// (replica_rank.h).
 #include <unistd.h>
 #include <algorithm>
 #include <chrono>
@@ -27,10 +27,10 @@ namespace {
 
 // Idle contenders wait until it is their turn; `sherd bench` has its own limit.
 constexpr auto kIdleDeadline = std::chrono::hours(24 * 7);
-// Enough that nothing is learnt by heart; then they come again.
+// Enough batches that nothing is memorised; then they repeat.
 constexpr int kBatches = 64;
 
-// Random bytes [batch, sequence + 1] of one rank's part of a step.
+// Random bytes [batch, sequence + 1] for one rank's part of a step.
 at::Tensor bytes_of(const Workload& work, int step, const World& world) {
   auto bytes = torch::empty({work.batch, work.sequence + 1}, torch::kLong);
   const auto count = static_cast<std::uint64_t>(bytes.numel());

@@ -104,13 +104,13 @@ class ReplicaRank {
     if (!loss) {
       return;
     }
-    loss->item<double>();  // As every training loop reads it.
+    loss->item<double>();  // Every training loop reads it.
     if (!made) {
       file_.add({.kind = StepEventKind::kDropped, .step = plan.step});
     }
   }
 
-  // Random bytes, the same for a sample whoever trains it.
+  // Random bytes that depend only on the sample, not on the rank that trains it.
   at::Tensor rows_of(const std::vector<ft::SampleSpan>& spans) const {
     std::vector<std::int64_t> numbers;
     for (const auto& span : spans) {
@@ -158,7 +158,7 @@ class ReplicaRank {
   const Workload work_;
   const ReplicaRankOptions options_;
   StepLogWriter& file_;
-  StepEventKind kind_ = StepEventKind::kReplayed;  // The next update's.
+  StepEventKind kind_ = StepEventKind::kReplayed;  // For the next update.
   models::Gpt model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;

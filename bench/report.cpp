@@ -8,7 +8,7 @@
 namespace sherd::bench {
 namespace {
 
-// Contenders whose times are divided by each other, besides those by the bound.
+// Contenders whose times are divided by each other, in addition to those divided by the bound's.
 constexpr std::pair<const char*, const char*> kCompared[] = {
     {"sherd", "fsdp2"},
     {"sherd", "ddp"},
@@ -27,7 +27,7 @@ MedianEstimate ratio_of(const ContenderResult& a, const ContenderResult& b) {
   return estimate_median(ratios(a.round_ms, b.round_ms));
 }
 
-// For one rank in one step.
+// Per rank and step.
 double per_step(double sum, const ContenderResult& measured) {
   return sum /
       static_cast<double>(std::max<std::int64_t>(measured.rank_steps, 1));

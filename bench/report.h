@@ -10,14 +10,14 @@
 
 namespace sherd::bench {
 
-// Several lines, with the end of the last.
+// Several lines, ending with a newline.
 std::string table_of(
     const StepConfig& config,
     const StepResult& result,
     const BenchmarkContext& context);
 
-// One line without its end. Times, ratios and intervals of contenders that did
-// not run are null, and so is an interval that too few rounds leave open.
+// One line without a newline. Times, ratios and intervals of contenders that did not run are null,
+// and so are intervals that too few rounds leave open.
 std::string json_of(
     const StepConfig& config,
     const StepResult& result,

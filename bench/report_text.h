@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the reports of `sherd bench` share: numbers as text and as JSON, and
-// where they were measured. Thread rule: pure functions, any thread.
+// What the reports of `sherd bench` share: numbers as text and as JSON, and where they were
+// measured. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdio>
@@ -15,15 +15,15 @@ namespace sherd::bench {
 
 using Json = nlohmann::ordered_json;
 
-// Where a measurement was made, and with what.
+// Where and with what a measurement was made.
 struct BenchmarkContext {
   std::string sherd_version;
-  std::string commit;   // The checkout's; "unknown" outside one.
+  std::string commit;   // That of the checkout; "unknown" outside one.
   std::string build;    // "Release, GNU 12.2.0".
   std::string machine;  // "AMD EPYC, 2 cores, load 0.03".
 };
 
-// printf's text, up to 199 characters. REQUIRES: pattern is a literal.
+// Formats like printf, up to 199 characters. REQUIRES: pattern is a literal.
 template <typename... Numbers>
 std::string format(const char* pattern, Numbers... numbers) {
   char text[200];
@@ -35,20 +35,19 @@ std::string format(const char* pattern, Numbers... numbers) {
 // "1.10-1.40", or "open" below 6 values.
 std::string interval_text(const MedianEstimate& estimate, int digits);
 
-// "1.230 (1.100-1.400)", the median of the values; "-" where there are none.
+// "1.230 (1.100-1.400)", the median of the values; "-" if there are none.
 std::string median_text(const std::vector<double>& values);
 
-// Five digits, more than is known of any of them; null where it is not finite
-// or not there.
+// Five digits, more than are known of any value; null if it is not finite or missing.
 Json number(std::optional<double> value);
 
-// NAME, NAME_low and NAME_high; null where there is no estimate.
+// Adds NAME, NAME_low and NAME_high; null if there is no estimate.
 void put(
     Json& json,
     const std::string& name,
     const std::optional<MedianEstimate>& estimate);
 
-// sherd_version, commit, build and machine.
+// Adds sherd_version, commit, build and machine.
 void put(Json& json, const BenchmarkContext& context);
 
 }  // namespace sherd::bench

@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kTail = 0.025;  // On each side.
 
-// The largest k with P(fewer than k of n fair coins show heads) <= kTail; 0
-// when there is none. Logarithms, because 2^-n ends at n = 1074.
+// The largest k with P(fewer than k of n fair coins show heads) <= kTail; 0 if there is none. Uses
+// logarithms, because 2^-n underflows at n = 1074.
 int order_of_interval(int n) {
   double below = 0.0;
   int k = 0;
@@ -75,7 +75,7 @@ std::vector<std::size_t> order_of_round(
   std::vector<std::size_t> order(count);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::mt19937_64 random(round);
-  // By hand: std::shuffle's result differs between standard libraries.
+  // Written out, since the result of std::shuffle differs between standard libraries.
   for (std::size_t left = count; left > 1; --left) {
     std::swap(order[left - 1], order[random() % left]);
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `sherd bench` concludes from times. A machine's noise is neither normal
-// nor independent from second to second: contenders are compared within a
-// round, where they met the same noise, and rounds are summed up by medians
-// with distribution-free intervals. Thread rule: pure functions, any thread.
+// What `sherd bench` concludes from times. A machine's noise is neither normal nor independent from
+// second to second, so contenders are compared within a round, where they met the same noise, and
+// rounds are summarised by medians with distribution-free intervals. Thread rule: pure functions,
+// any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,7 @@
 
 namespace sherd::bench {
 
-// Between neighbours the quantile is interpolated. REQUIRES: values is not
-// empty, q in [0, 1].
+// The quantile is interpolated between neighbours. REQUIRES: values is not empty, q in [0, 1].
 double quantile(std::vector<double> values, double q);
 
 double median(const std::vector<double>& values);
@@ -25,34 +24,32 @@ struct MedianEstimate {
   double low = 0.0;
   double high = 0.0;
 
-  // Width of the interval as a part of the median.
+  // The width of the interval relative to the median.
   double width() const { return (high - low) / median; }
 };
 
-// The interval between two order statistics: the k-th smallest and the k-th
-// largest value with the largest k for which the median of the distribution
-// lies between them with a probability of at least 0.95, whatever the
-// distribution is (binomial, p = 1/2). Below 6 values none is that sure: low
-// and high are then minus and plus infinity. REQUIRES: values is not empty.
+// The interval between two order statistics: the k-th smallest and the k-th largest value, with the
+// largest k for which the median of the distribution lies between them with a probability of at
+// least 0.95, whatever the distribution is (binomial, p = 1/2). Below 6 values no interval is that
+// certain: low and high are then minus and plus infinity. REQUIRES: values is not empty.
 MedianEstimate estimate_median(const std::vector<double>& values);
 
-// Element by element. REQUIRES: equally many.
+// Divides element by element. REQUIRES: both have the same size.
 std::vector<double> ratios(
     const std::vector<double>& values, const std::vector<double>& bases);
 
-// The order in which contenders run in a round: a shuffle of 0 ... count - 1
-// drawn from the round's number, so that none always follows the same one.
+// The order in which contenders run in a round: a shuffle of 0 ... count - 1 determined by the
+// round's number, so that none always follows the same one.
 std::vector<std::size_t> order_of_round(std::size_t count, std::uint64_t round);
 
 struct StopLimits {
-  double interval_width = 0.0;  // For each ratio, relative to it.
+  double interval_width = 0.0;  // For each ratio, relative to the ratio.
   int rounds_max = 0;
   double seconds_max = 0.0;
 };
 
-// Why measuring ends after this many rounds; empty: it goes on. Looking after
-// each round makes the true confidence of the intervals a little less than
-// they say.
+// Why measuring ends after this many rounds; empty if it goes on. Checking after each round makes
+// the true confidence of the intervals a little lower than stated.
 std::string stop_reason(
     const std::vector<MedianEstimate>& ratios_to_bound,
     int rounds,

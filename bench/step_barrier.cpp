@@ -23,9 +23,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::minutes(1);
 constexpr auto kSpin = std::chrono::milliseconds(5);
 
-// std::atomic's own wait() does not reach other processes. No wake is lost: who
-// arrives adds to the word and then wakes, and the kernel lets nobody sleep for
-// whom the word is no longer what it has read.
+// std::atomic's own wait() does not work across processes. No wake-up is lost: an arriving rank
+// adds to the word and then wakes the others, and the kernel lets no thread sleep for which the
+// word has changed since it was read.
 void sleep_while(std::atomic<unsigned>& word, unsigned value) {
   const timespec one_second = {1, 0};
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &one_second, nullptr, 0);
@@ -38,7 +38,7 @@ void wake_all(std::atomic<unsigned>& word) {
 }  // namespace
 
 struct StepBarrier::Page {
-  // Zero, as the file. One atomic over processes is lock-free.
+  // Zero, like the file. A lock-free atomic works across processes.
   std::atomic<unsigned> arrivals;
 };
 static_assert(std::atomic<unsigned>::is_always_lock_free);
@@ -70,7 +70,7 @@ void StepBarrier::wait() {
   while (true) {
     // Pairs with the addition above on the other ranks.
     const unsigned arrived = arrivals.load(std::memory_order_acquire);
-    // Unsigned distance: right also when the count has wrapped around.
+    // The unsigned distance is right even after the count has wrapped around.
     if (static_cast<int>(waits_ * ranks_ - arrived) <= 0) {
       return;
     }

@@ -2,8 +2,8 @@
 //
 // StepBarrier is a barrier for the bound's processes, which map one page of shared memory. It spins
 // for some milliseconds, because ranks arrive that close together on an idle machine and a wake-up
-// would cost time that the bound must not contain; then it sleeps, for busy machines. Thread rule:
-// one thread a process.
+// would take time that the bound must not include; then it sleeps, for busy machines. Thread rule:
+// one thread per process.
 #pragma once
 
 #include <string>
@@ -12,15 +12,15 @@ namespace sherd::bench {
 
 class StepBarrier {
  public:
-  // `path` leads to a file of at least kBytes zero bytes that all `ranks`
-  // processes open. Throws Error when it cannot be mapped.
+  // `path` is a file of at least kBytes zero bytes that all `ranks` processes open. Throws Error if
+  // it cannot be mapped.
   StepBarrier(const std::string& path, int ranks);
   ~StepBarrier();
   StepBarrier(const StepBarrier&) = delete;
   StepBarrier& operator=(const StepBarrier&) = delete;
 
-  // Returns when every rank has called it as often as this one. Throws Error
-  // when that takes a minute.
+  // Returns when every rank has called it as often as this one. Throws Error if that takes a
+  // minute.
   void wait();
 
   static constexpr int kBytes = 4096;

@@ -36,7 +36,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// A page that the copies of the bound map; it goes with this process.
+// A page that the copies of the bound map; it disappears with this process.
 class SharedPage {
  public:
   SharedPage() : fd_(::memfd_create("bench-barrier", MFD_CLOEXEC)) {
@@ -128,7 +128,7 @@ class InterleavedRun {
     }
   }
 
-  // Throws Error when contenders do not train alike.
+  // Throws Error if contenders do not train alike.
   void compare_losses() {
     std::vector<FirstLosses> first;
     for (auto& entry : entries_) {
@@ -161,7 +161,7 @@ class InterleavedRun {
     for (const auto index : order) {
       auto& [contender, measured, processes] = entries_[index];
       const auto before = usage_of(processes);
-      // One more step first: another contender has filled the caches.
+      // One more step comes first, since another contender has filled the caches.
       auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
       const auto after = usage_of(processes);
       measured.faults += after.faults - before.faults;
@@ -185,7 +185,7 @@ class InterleavedRun {
     return result;
   }
 
-  // After a failure. All are told first, so that they end at the same time.
+  // For use after a failure. All are told first, so that they end at the same time.
   void stop() noexcept {
     for (const auto& entry : entries_) {
       entry.contender->tell_to_stop();
@@ -259,8 +259,8 @@ std::vector<std::string> contender_environment(
   if (heap == "kept") {
     ours.emplace_back("MALLOC_TRIM_THRESHOLD_=", "1000000000000");
     ours.emplace_back("MALLOC_MMAP_THRESHOLD_=", "1000000000000");
-    // Heaps of other threads, Gloo's for instance, hold 64 MiB each and ask the
-    // kernel for what is larger.
+    // Heaps of other threads, Gloo's for instance, hold 64 MiB each and ask the kernel for anything
+    // larger.
     ours.emplace_back("MALLOC_ARENA_MAX=", "1");
   }
   for (const auto& [name, value] : ours) {

@@ -50,7 +50,7 @@ struct StepArguments {
   bool json_only = false;
 };
 
-// Installed, or in the sources of the build.
+// The installed one, or that in the sources of the build.
 std::string peer_script() {
   const auto installed =
       tools::path_beside("../share/sherd/bench/peer_rank.py");
@@ -59,8 +59,8 @@ std::string peer_script() {
       "/bench/peer_rank.py";
 }
 
-// The folder of the Python package in the build; empty if it is not there, and
-// then Python finds the installed one.
+// The folder of the Python package in the build; empty if it does not exist, and then Python finds
+// the installed one.
 std::string package_folder() {
   auto folder = tools::path_beside("python");
   return ::access((folder + "/sherd").c_str(), R_OK) == 0 ? folder : "";

@@ -9,7 +9,7 @@
 namespace sherd::bench {
 namespace {
 
-// What belongs to sharding alone.
+// Refuses options that belong to sharding only.
 void check_ddp(const StepConfig& config) {
   const StepConfig preset;
   const auto expect = [](const char* flag, const auto& wanted,

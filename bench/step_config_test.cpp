@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What check() says to the preset changed in one place; empty: nothing.
+// The complaint of check() about the preset changed in one place; empty if there is none.
 std::string refusal(const std::function<void(StepConfig&)>& change) {
   StepConfig config;
   change(config);

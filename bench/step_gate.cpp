@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kBytes = 4096;
-// Only the first step after a pause waits, and that is not timed.
+// Only the first step after a pause waits, and it is not timed.
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
 constexpr auto kTimeout = std::chrono::minutes(10);
 
@@ -44,7 +44,7 @@ StepGate::StepGate(const std::string& path) {
 StepGate::~StepGate() { ::munmap(page_, kBytes); }
 
 void StepGate::open_until(std::int64_t step) {
-  // Nothing else is published: the number is all that is read.
+  // Relaxed: only the number itself is read, and nothing else is published.
   std::atomic_ref<std::int64_t>(*page_).store(step, std::memory_order_relaxed);
 }
 

@@ -27,7 +27,7 @@ StepLogWriter::StepLogWriter(const std::string& folder, const StepLogName& name)
 
 void StepLogWriter::add(StepEvent line) {
   line.time_s = monotonic_s();
-  // One write a line: who is killed leaves whole ones.
+  // Each line is one write, so a killed process leaves whole lines.
   file_ << line_of(line) + "\n" << std::flush;
 }
 

@@ -37,7 +37,7 @@ struct ParameterRange {
   std::int64_t count = 0;
 };
 
-// Elements [rank / ranks, (rank + 1) / ranks) of all parameters in a row.
+// Elements [rank / ranks, (rank + 1) / ranks) of all parameters taken as one sequence.
 std::vector<ParameterRange> ranges_of(
     const std::vector<at::Tensor>& parameters, int rank, int ranks) {
   std::int64_t total = 0;
@@ -60,7 +60,7 @@ std::vector<ParameterRange> ranges_of(
   return pieces;
 }
 
-// The piece's part of its parameter, or of a gradient of it.
+// The elements of `piece` in its parameter, or in a gradient of it.
 at::Tensor elements_of(const ParameterRange& piece, const at::Tensor& whole) {
   return whole.detach().view({-1}).narrow(0, piece.begin, piece.count);
 }
@@ -97,8 +97,8 @@ class LowerBoundRunner final : public StepRunner {
   }
 
  private:
-  // At the first update, as LibTorch's optimizers: where state lies between
-  // gradients in the heap decides how many pages each later step faults in.
+  // Called at the first update, as LibTorch's optimizers do: where state lies between gradients in
+  // the heap decides how many pages each later step faults in.
   void allocate_state() {
     for (std::size_t i = 0; i < ranges_.size(); ++i) {
       const auto slice = masters_.empty()
@@ -142,7 +142,7 @@ class LowerBoundRunner final : public StepRunner {
   std::vector<at::Tensor>
       masters_;  // fp32 copies of the ranges; empty in fp32.
   std::optional<StepBarrier> barrier_;  // Only with several ranks.
-  // One element a piece.
+  // One element per piece.
   std::vector<at::Tensor> slices_;
   std::vector<at::Tensor> exp_avgs_;
   std::vector<at::Tensor> exp_avg_sqs_;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepRunner is what a contender's rank times: one training step of the same GPT
-// on the same random bytes. Two kinds:
+// StepRunner is what a contender's rank times: one training step of the same GPT on the same random
+// bytes. Two kinds:
 //
 //   bound   plain LibTorch and nothing exchanged: every rank runs forward and
 //           backward on its own copy, updates its 1/W of the elements with
 //           fused AdamW, and waits for the others. No data-parallel training
 //           can be faster, since it does all this and exchanges too. In bf16
-//           the copy is bf16 and the 1/W that it updates lies in fp32 beside.
+//           the copy is bf16 and the 1/W that it updates is also kept in fp32.
 //           In mode ddp every rank updates all elements.
 //   sherd   fully_shard, or in mode ddp replicate, and sherd::AdamW, as in the
 //           README.
@@ -32,20 +32,20 @@ models::GptConfig model_config(const Workload& work);
 struct StepRunnerOptions {
   std::string contender;  // "bound" or "sherd".
   Workload work;
-  std::string mode = "fsdp";  // Or ddp.
+  std::string mode = "fsdp";  // Or "ddp".
   std::string strategy;
-  std::string exchange;           // sherd's: auto, collective or shm.
+  std::string exchange;           // That of sherd: auto, collective or shm.
   int replicate = 1;              // sherd's replicas.
-  std::string dtype = "fp32";     // Or bf16, over fp32 weights.
-  std::int64_t budget_bytes = 0;  // 0: the strategy's.
+  std::string dtype = "fp32";     // Or "bf16", with fp32 weights.
+  std::int64_t budget_bytes = 0;  // 0: as the strategy says.
   std::string update = "step";    // sherd's: by "step" or in "backward".
-  std::string barrier;            // File of the bound's StepBarrier.
+  std::string barrier;            // The file of the bound's StepBarrier.
 };
 
-// What fully_shard gets.
+// The options for fully_shard.
 FullyShardOptions shard_options(const StepRunnerOptions& options);
 
-// The byte of that number in what all contenders train on.
+// The byte with that number in the data on which all contenders train.
 std::int64_t random_byte(std::uint64_t number);
 
 class StepRunner {
@@ -60,8 +60,8 @@ class StepRunner {
   virtual void close() {}
 };
 
-// Collective. Throws Error as fully_shard does, and for an unknown contender.
-// `world` must outlive it.
+// Collective. Throws Error as fully_shard does, and for an unknown contender. `world` must outlive
+// it.
 std::unique_ptr<StepRunner> make_step_runner(
     const World& world, const StepRunnerOptions& options);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workloads of `sherd bench step`: one GPT each, with a byte vocabulary and an
-// untied head, trained on random bytes.
+// The workloads of `sherd bench step`: each is a GPT with a byte vocabulary and an untied head,
+// trained on random bytes.
 //
 //   wide   6 layers, width 768, sequence 64, batch 1 a rank: weights dominate
 //   small  8 layers, width 256, sequence 128, batch 4: `sherd train` in small
@@ -22,14 +22,14 @@ struct Workload {
   std::int64_t width = 0;
   std::int64_t heads = 0;
   std::int64_t sequence = 0;
-  std::int64_t batch = 0;  // Rows a rank.
+  std::int64_t batch = 0;  // Rows per rank.
   // Timed steps between two changes of contender: about half a second of the
   // bound on one core of a server of 2024.
   int block_steps = 0;
 };
 
 constexpr std::int64_t kVocabulary = 256;
-// Every contender's; otherwise AdamW has its defaults.
+// That of every contender; otherwise AdamW has its defaults.
 constexpr double kLearningRate = 3e-4;
 
 const std::vector<Workload>& workloads();
@@ -40,7 +40,7 @@ const Workload& workload_named(const std::string& name);
 // How many parameters the model has, all of them trained.
 std::int64_t parameters_of(const Workload& work);
 
-// What each contender's program is told: "--layers", "6", and so on.
+// The arguments for each contender's program: "--layers", "6", and so on.
 std::vector<std::string> flags_of(const Workload& work);
 
 }  // namespace sherd::bench
