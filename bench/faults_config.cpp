@@ -35,7 +35,7 @@ void check(const FaultsConfig& config) {
   expect_at_least("--rounds-max", 1, config.rounds_max);
   expect_at_least("--minutes-max", 0, config.minutes_max);
   expect_at_least("--block-steps", 1, config.block_steps);
-  // Runs that wait for longer than a usual step takes are left out.
+  // A run that waits much longer than a usual step would be taken for one that hangs.
   constexpr int kBlockStepsMax = 6;
   if (config.block_steps > kBlockStepsMax) {
     refuse(

@@ -30,9 +30,8 @@ struct StepConfig {
   std::string peers = "all";  // PyTorch's contenders: all or none.
   // With python, there is one more contender: the same training through the Python package.
   std::string language = "cpp";
-  // How glibc's heap behaves. kept: memory once taken from the kernel is kept, in every contender,
-  // so that times do not depend on what happens to lie at the end of a heap. Otherwise as the
-  // environment says.
+  // glibc: the heap behaves as the environment says. kept: memory once taken from the kernel is kept,
+  // in every contender, so that times do not depend on what happens to lie at the end of a heap.
   std::string heap = "kept";
   // Performance: how long the measurement takes, and how narrow an interval it reaches.
   double interval_width = 0.02;
