@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The byte budgets that a model can be sharded with: from the least that works
-// to one that has room for all of it.
+// The byte budgets with which a model can be sharded: from the least that works to one that has
+// room for the whole model.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Budgets {
   std::int64_t total = 0;
 };
 
-// With that many ranks along the shard axis.
+// For this many ranks along the shard axis.
 inline Budgets budgets_of(
     const torch::nn::Module& module,
     const FullyShardOptions& options,

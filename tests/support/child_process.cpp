@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A message is a kind, a length and that many bytes.
+// A message consists of a kind, a length and that many bytes.
 constexpr char kPoint = 'p';
 constexpr char kResult = 'r';
 
@@ -45,7 +45,7 @@ void write_message(int fd, char kind, const std::string& text) {
 struct Child {
   pid_t pid = -1;
   int ended_fd = -1;   // pidfd.
-  int output_fd = -1;  // -1: closed by all writers.
+  int output_fd = -1;  // -1 once all writers have closed it.
   int link_fd = -1;
   bool running = true;
   bool stopped = false;
@@ -96,9 +96,9 @@ void Parent::become_child(
     int output,
     int link,
     const std::function<int(int, ChildLink&)>& body) {
-  // A test runner that is killed must not leave ranks behind.
+  // If the test runner is killed, it must not leave ranks behind.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // As in a program started by a shell; some test runners ignore it.
+  // The default, as in a program started by a shell; some test runners ignore it.
   ::signal(SIGPIPE, SIG_DFL);
   ::dup2(output, STDOUT_FILENO);
   ::dup2(output, STDERR_FILENO);
@@ -206,7 +206,7 @@ void Parent::at_point(Child& child, int index, const std::string& point) {
     child.stopped = child.stopped || strike.signal == SIGSTOP;
     ::kill(child.pid, strike.signal);
     if (goes_on || strike.signal == SIGKILL || strike.signal == SIGSTOP) {
-      return;  // Nobody is there to be told to go on.
+      return;  // The child is gone and need not be told to go on.
     }
   }
   go_on(child);

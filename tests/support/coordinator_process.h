@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A coordinator in a process of its own, on a free port, until it goes. Thread rule:
+// A coordinator in a process of its own, on a free port, which ends with this object. Thread rule:
 // one thread, the only one of the process.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace sherd::test {
 
 class CoordinatorProcess {
  public:
-  // With a log and a ready file of its own.
+  // It has a log and a ready file of its own.
   explicit CoordinatorProcess(ft::CoordinateOptions options) {
     options.log = folder_.path() + "/coordinator.db";
     options.ready_file = folder_.path() + "/ready";
@@ -42,7 +42,7 @@ class CoordinatorProcess {
   }
   CoordinatorProcess(const CoordinatorProcess&) = delete;
   CoordinatorProcess& operator=(const CoordinatorProcess&) = delete;
-  // Empty: it does not listen.
+  // Empty if it does not listen.
   const std::string& address() const { return address_; }
 
  private:

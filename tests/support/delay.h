@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Delays as a stimulus: a test makes somebody late. Never to wait for something.
+// Delays as a stimulus: a test makes something late. Never used to wait for something.
 #pragma once
 
 #include <poll.h>

@@ -6,7 +6,7 @@
 
 namespace sherd::test {
 
-// What an action threw, or "no error".
+// The message that an action threw, or "no error".
 template <typename Action>
 std::string error_of(Action&& action) {
   try {

@@ -7,7 +7,7 @@
 //     ...
 //   });
 //
-// What a body throws fails the test, unless its rank was told to be lost.
+// An exception of a body fails the test, unless its rank was made to be lost.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,13 @@ namespace sherd::test {
 struct FakeRank {
   const int rank;
   exchange::FakeNetwork& network;
-  std::barrier<>& barrier;  // Of all ranks that have not ended.
+  std::barrier<>& barrier;  // For all ranks that have not ended.
 };
 
 using FakeBody = std::function<void(FakeRank&)>;
 
-// Runs `body` on each rank and returns when all have ended. With `network`
-// given the caller looks at it afterwards.
+// Runs `body` on each rank and returns when all have ended. If `network` is given, the caller can
+// inspect it afterwards.
 inline void run_fake_ranks(
     int ranks, exchange::FakeNetwork& network, const FakeBody& body) {
   std::barrier<> barrier(ranks);

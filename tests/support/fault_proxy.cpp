@@ -20,7 +20,7 @@ namespace {
 
 using What = FaultCommand::What;
 
-// Unless it is stopped, it answers from its loop.
+// It answers from its loop, unless it is stopped.
 constexpr Duration kAnswerPatience = std::chrono::seconds(30);
 
 // A free port of this host's loopback, and its number.
@@ -41,8 +41,8 @@ std::pair<Descriptor, int> listen_anywhere() {
   return {std::move(socket), ntohs(address.sin_port)};
 }
 
-// All else that the test has open is closed here, or the ends of its own
-// connections would go unnoticed.
+// All other descriptors of the test are closed here; otherwise the ends of its own connections
+// would go unnoticed.
 [[noreturn]] void serve(
     const FaultProxyOptions& options, int listener, int control, pid_t test) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -151,7 +151,7 @@ Traffic FaultProxy::ask(FaultCommand command) {
 
 std::optional<Traffic> FaultProxy::answer(Instant deadline) {
   FaultAnswer answer;
-  while (answer.serial != serial_) {  // Others come late.
+  while (answer.serial != serial_) {  // Earlier answers may arrive late.
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
         std::max(Duration(0), deadline - SteadyClock().now()));
     pollfd polled = {control_.get(), POLLIN, 0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each fault on real sockets: a client and a target of which both ends are here.
+// Each fault on real sockets: a client and a target, both of whose ends are in this process.
 #include "support/fault_proxy.h"
 
 #include <netinet/in.h>
@@ -84,7 +84,7 @@ void send_all(const Descriptor& socket, const std::string& bytes) {
 enum class End { kNone, kEnd, kReset };
 struct Received {
   std::string bytes;
-  End end = End::kNone;  // What came before all bytes had.
+  End end = End::kNone;  // Set when what came before has arrived completely.
 };
 
 Received receive(const Descriptor& socket, std::size_t count) {
@@ -111,7 +111,7 @@ std::string text(const Descriptor& socket, std::size_t count) {
 }
 End end_of(const Descriptor& socket) { return receive(socket, 1).end; }
 
-// Nothing is there; for sure only when the proxy has nothing under way.
+// Whether nothing has arrived; certain only if the proxy has nothing in flight.
 bool silent(const Descriptor& socket) {
   return !wait_readable(socket, milliseconds(0));
 }
@@ -136,7 +136,7 @@ class FaultProxyTest : public ::testing::Test {
     Descriptor client = dial(proxy_.port());
     return {std::move(client), target_.accept()};
   }
-  // All that was sent has been taken by the proxy.
+  // Waits until the proxy has taken everything that was sent.
   bool wait_for_in(Direction direction, std::int64_t bytes) {
     return proxy_.wait_for([&](const Traffic& traffic) {
       return traffic.bytes_in[static_cast<int>(direction)] >= bytes;
@@ -244,14 +244,14 @@ TEST_F(FaultProxyTest, ABlackHoleTakesAllAfterItsOffsetAndKeepsTheConnection) {
   ASSERT_TRUE(wait_for_in(Direction::kToTarget, 9));
   EXPECT_EQ(proxy_.traffic().bytes_out[0], 3);
   EXPECT_EQ(proxy_.traffic().strikes[0], 1);
-  // One way alone; and the end of the stream vanishes too.
+  // Only one direction is affected; the end of the stream vanishes, too.
   send_all(link.target, "still here");
   EXPECT_EQ(text(link.client, 10), "still here");
   ::shutdown(link.client.get(), SHUT_WR);
   proxy_.heal();
   EXPECT_TRUE(silent(link.target));
   EXPECT_EQ(proxy_.traffic().open, 1);
-  // A new connection is a good one.
+  // A new connection is not affected.
   const Link next = connect();
   send_all(next.client, "x");
   EXPECT_EQ(text(next.target, 1), "x");
@@ -325,7 +325,7 @@ TEST_F(FaultProxyTest, CutsAllConnectionsByCommand) {
   for (const End how : {End::kEnd, End::kReset}) {
     const Link one = connect();
     const Link other = connect();
-    // Both are through, not only accepted by the system.
+    // Both connections reach the target and were not only accepted by the kernel.
     send_all(one.client, "1");
     EXPECT_EQ(text(one.target, 1), "1");
     send_all(other.client, "2");
@@ -410,7 +410,7 @@ TEST(FaultProxyFrames, ComeAgainBehindSoManyOthersButForTheGreeting) {
   for (const char* payload : {"greeting", "a", "bb", "", "dddd"}) {
     sent += frame_with(payload);
   }
-  // However they are cut.
+  // However the bytes are cut.
   send_all(client, sent.substr(0, 30));
   EXPECT_TRUE(proxy.wait_for(
       [](const Traffic& traffic) { return traffic.bytes_in[0] == 30; }));

@@ -30,7 +30,7 @@ Descriptor dial(int port) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
-  // Whether it worked is asked when the socket has room.
+  // Whether it succeeded is checked when the socket has room.
   [[maybe_unused]] const int started = ::connect(
       socket.get(), reinterpret_cast<const sockaddr*>(&address),
       sizeof address);
@@ -44,7 +44,7 @@ void close_with_reset(Descriptor& socket) {
   socket.close();
 }
 
-// Bytes that nobody has read would turn the end into a reset.
+// Unread bytes would turn the close into a reset.
 void close_with_end(Descriptor& socket) {
   std::array<char, 4096> buffer;  // NOLINT: recv() fills it.
   ::shutdown(socket.get(), SHUT_WR);
@@ -55,7 +55,7 @@ void close_with_end(Descriptor& socket) {
 
 }  // namespace
 
-// A filter of the socket: a packet that it refuses is as good as lost on its way.
+// A filter on the socket: a packet that it drops is lost.
 bool lose_segments(const Descriptor& socket, int per_mille) {
   constexpr std::uint32_t kAll = std::numeric_limits<std::uint32_t>::max();
   constexpr auto kDrawn =
@@ -138,7 +138,7 @@ void FaultServer::add_polled(
   const short client = events(0, 1);
   const auto target =
       static_cast<short>(each.connecting ? POLLOUT : events(1, 0));
-  // Without events: out of the poll, or a hang-up would wake it for ever.
+  // Without events it is left out of the poll; otherwise a hang-up would wake it forever.
   polled.push_back({client != 0 ? each.client.get() : -1, client, 0});
   polled.push_back({target != 0 ? each.target.get() : -1, target, 0});
 }

@@ -17,8 +17,8 @@
 
 namespace sherd::test {
 
-// One message from the test; it is answered when it is in force, kChange when
-// traffic is not `seen` any more. A later command takes the place of that.
+// One message from the test. It is answered when it is in force; kChange is answered when traffic
+// differs from `seen`. A later command replaces a waiting kChange.
 struct FaultCommand {
   enum class What {
     kSet,
@@ -39,11 +39,12 @@ struct FaultCommand {
 };
 
 struct FaultAnswer {
-  std::uint64_t serial = 0;  // The command's.
+  std::uint64_t serial = 0;  // That of the command.
   Traffic traffic;
 };
 
-// What comes to this socket from now on is lost so often. False: it cannot be.
+// From now on segments that come to this socket are lost at this rate. Returns false if that is
+// impossible.
 bool lose_segments(const Descriptor& socket, int per_mille);
 
 class FaultServer {
@@ -54,7 +55,7 @@ class FaultServer {
       Descriptor listener,
       Descriptor control);
 
-  // Until the test is gone.
+  // Runs until the test is gone.
   void run();
 
  private:
@@ -66,20 +67,20 @@ class FaultServer {
   };
 
   void poll_once();
-  // Their events, two entries a connection.
+  // Adds their events, two entries per connection.
   void add_polled(const Connection& each, std::vector<pollfd>& polled) const;
   Cut handle(Connection& each, const pollfd& client, const pollfd& target);
   std::optional<Instant> deadline() const;
   void obey();
   void answer(std::uint64_t serial);
   void accept();
-  // Everything that is due; connections that have ended go.
+  // Does everything that is due and removes connections that have ended.
   void pump();
   Cut forward(Connection& each);
   void cut(Connection& each, Cut how) const;
   void cut_all(Cut how);
   std::list<Connection>::iterator remove(std::list<Connection>::iterator each);
-  // Without offsets when they have struck often enough.
+  // The faults of this direction, without offsets once these have struck often enough.
   Faults faults_of(const Connection& each, int direction) const;
   Traffic traffic() const;
 
@@ -90,12 +91,12 @@ class FaultServer {
   Descriptor listener_;
   Descriptor control_;
   Faults faults_[2];
-  std::int64_t strikes_left_[2] = {0, 0};  // Meaningful with strikes_max.
+  std::int64_t strikes_left_[2] = {0, 0};  // Used only with strikes_max.
   bool refuses_ = false;
   std::optional<FaultCommand> waiting_;  // For a change.
   bool over_ = false;
   std::list<Connection> connections_;
-  Traffic closed_;  // Of connections that are gone.
+  Traffic closed_;  // The traffic of connections that are gone.
 };
 
 }  // namespace sherd::test

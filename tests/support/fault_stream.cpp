@@ -12,7 +12,7 @@ namespace sherd::test {
 namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10U;
-// A slow link makes its sender wait; a long one holds what is under way.
+// A slow link makes its sender wait; a long one holds what is in flight.
 constexpr std::size_t kQueueBytes = std::size_t{256} << 10U;
 constexpr std::size_t kLongQueueBytes = std::size_t{64} << 20U;
 
@@ -66,7 +66,7 @@ Cut FaultStream::take(
   std::string bytes(buffer.data(), static_cast<std::size_t>(count));
   if (repeater_ && !input_over_) {
     bytes = repeater_->feed(bytes, faults);
-    if (bytes.empty()) {  // Which would be the end of the stream.
+    if (bytes.empty()) {  // That would be the end of the stream.
       return Cut::kNone;
     }
   }
@@ -101,7 +101,7 @@ Cut FaultStream::cut_reached(const Faults& faults) {
     return offset != Faults::kNever && out_ >= offset;
   };
   if (swallows_ || ended_) {
-    return Cut::kNone;  // It has been cut already.
+    return Cut::kNone;  // The connection has already been cut.
   }
   if (reached(faults.reset_after) || reached(faults.close_after)) {
     struck_ = true;
@@ -139,7 +139,7 @@ bool FaultStream::write_front(const Faults& faults, Instant now) {
   }
   std::size_t most = std::min(bytes.size(), bytes_until_cut(faults));
   if (faults.bytes_per_second > 0) {
-    // Small enough to be even, large enough to be worth a call.
+    // Small enough for an even rate, large enough to be worth a call.
     most = std::min(
         most, static_cast<std::size_t>(faults.bytes_per_second / 100 + 1));
   }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FaultStream is one direction of one connection through a FaultProxy: bytes that
-// have been taken from the sender and wait for their time, and what happens at
-// which offset. It reads and writes its two sockets and closes neither: a cut is
-// told to its owner. Thread rule: one thread.
+// FaultStream is one direction of one connection through a FaultProxy: bytes that have been taken
+// from the sender and wait for their time, and the faults at offsets. It reads and writes its two
+// sockets but closes neither: its owner is told of a cut. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@
 
 namespace sherd::test {
 
-// What is to become of the connection.
+// What shall happen to the connection.
 enum class Cut { kNone, kClose, kReset };
 
 class FaultStream {
@@ -29,16 +28,16 @@ class FaultStream {
   bool wants_input(const Faults& faults) const;
   // Whether it waits for room at the receiver.
   bool wants_room() const { return wants_room_; }
-  // When there is something to forward; none: not before an event.
+  // When there is something to forward; nullopt if nothing before the next event.
   std::optional<Instant> deadline(const Faults& faults) const;
 
-  // One buffer of what the sender has written.
+  // Reads one buffer of what the sender has written.
   Cut take(const Faults& faults, Instant now, std::mt19937_64& random);
-  // What is due, up to the next offset at which something happens.
+  // Writes what is due, up to the next offset at which something happens.
   Cut forward(const Faults& faults, Instant now);
   void room_came() { wants_room_ = false; }
 
-  // Nothing will come out of it any more.
+  // Whether nothing more will come out of it.
   bool over() const { return ended_ || (swallows_ && input_over_); }
   // A fault at an offset has happened.
   bool struck() const { return struck_; }
@@ -47,14 +46,14 @@ class FaultStream {
 
  private:
   struct Piece {
-    std::string bytes;  // None: the end of the stream.
+    std::string bytes;  // Nullopt for the end of the stream.
     Instant due{0};
   };
   void add(std::string bytes, Instant due);
   Cut cut_reached(const Faults& faults);
   // How much may be written before the nearest of the offsets.
   std::size_t bytes_until_cut(const Faults& faults) const;
-  // False when it cannot go on now.
+  // Returns false if it cannot go on now.
   bool write_front(const Faults& faults, Instant now);
   void swallow();
   void end();
@@ -67,9 +66,9 @@ class FaultStream {
   std::int64_t in_ = 0;
   std::int64_t out_ = 0;
   Instant last_due_{0};
-  Instant free_at_{0};  // By the limit of bytes per second.
+  Instant free_at_{0};  // According to the limit of bytes per second.
   bool input_over_ = false;
-  bool swallows_ = false;  // All that comes from now on.
+  bool swallows_ = false;  // Drops everything that comes from now on.
   bool wants_room_ = false;
   bool ended_ = false;
   bool struck_ = false;

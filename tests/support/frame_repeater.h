@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FrameRepeater finds the frames (net/frame.h) in a stream and writes some a second
-// time, later: what a peer must take for the same thing said twice. The first frame
-// is the greeting, of which there is one. Bytes that are no frames pass as they
-// are. Thread rule: one thread.
+// FrameRepeater finds the frames (net/frame.h) in a stream and writes some of them a second time,
+// later, which a peer must treat as a repetition. The first frame is the greeting, which comes only
+// once. Bytes that are no frames pass unchanged. Thread rule: one thread.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace sherd::test {
 
 class FrameRepeater {
  public:
-  // What is to be sent for these bytes, the next ones of the stream.
+  // What to send for these bytes, the next ones of the stream.
   std::string feed(std::string_view bytes, const Faults& faults) {
     if (foreign_) {
       return std::string(bytes);
@@ -50,7 +49,7 @@ class FrameRepeater {
   }
 
  private:
-  // 0: it has not come to its end.
+  // The size of the next frame; 0 if it is incomplete.
   std::size_t next_frame_bytes() {
     constexpr std::string_view kMagic = "SHRD";
     const auto known = std::min(rest_.size(), kMagic.size());
@@ -65,8 +64,8 @@ class FrameRepeater {
     return rest_.size() < all ? 0 : all;
   }
 
-  std::string rest_;  // Not yet a frame.
-  // That will come again, and when.
+  std::string rest_;  // The beginning of an incomplete frame.
+  // Frames to repeat, and when.
   std::deque<std::pair<std::string, std::int64_t>> past_;
   std::int64_t frames_ = 0;
   bool foreign_ = false;

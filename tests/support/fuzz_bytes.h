@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FuzzBytes hands out a fuzzer's input byte by byte, and damage() spoils by it what
-// is right. A value. Thread rule: one thread.
+// FuzzBytes hands out a fuzzer's input byte by byte, and damage() uses it to damage valid bytes.
+// Thread rule: a value; one thread.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class FuzzBytes {
     return byte;
   }
 
-  // Of a recipe: the next eight bytes.
+  // The next eight bytes, as the seed of a recipe.
   std::uint64_t seed() {
     std::uint64_t seed = 0;
     for (std::size_t i = 0; i < sizeof seed; ++i) {
@@ -36,19 +36,19 @@ class FuzzBytes {
     return seed;
   }
 
-  // What next() has not given.
+  // The bytes that next() has not returned.
   std::string rest() const { return {bytes_.begin(), bytes_.end()}; }
 
  private:
   std::span<const std::uint8_t> bytes_;
 };
 
-// What is worth trying in numbers and in JSON; the NUL at the end is one of them.
+// Bytes worth trying in numbers and in JSON; the terminating NUL is one of them.
 inline constexpr auto kLikedInNumbers = std::to_array("\x01\x7f\x80\xff");
 inline constexpr auto kLikedInJson =
     std::to_array("{}[]:,\"\\ -.0123456789etfn_\n\xff");
 
-// Up to four bytes, mostly into one of `liked`. Whether there were any.
+// Changes up to four bytes, mostly to one of `liked`. Returns whether any were changed.
 inline bool damage(
     std::span<char> bytes,
     FuzzBytes& input,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plain main for fuzz targets, for builds without libFuzzer: so they cannot
-// rot. It knows two of libFuzzer's options and files:
+// A plain main for fuzz targets, for builds without libFuzzer, so that the targets stay in use. It
+// supports two of libFuzzer's options, and files:
 //   TARGET [-runs=N] [-seed=S]   N random inputs
-//   TARGET FILE...               each file once
-// The input that is running lies in TARGET.input until it returns.
+//   TARGET FILE...               each file once The current input is kept in TARGET.input until it
+//   returns.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A shorter tick for Gloo's I/O thread, in test programs only. Gloo frees a
-// connection when the loop of that thread has turned once more, and the loop
-// turns every 10 ms while nothing arrives: a group of four ranks takes 30 ms to
-// close, and the tests close thousands of groups. While another thread has the
-// lock of a connection, the loop asks for its events again and again: with more
-// ranks than cores it keeps that thread from running, so it yields. The definition
-// below precedes the one of the C library for all libraries of the program; it
-// changes nothing else.
+// A shorter tick for Gloo's I/O thread, in test programs only. Gloo frees a connection when the
+// loop of that thread has turned once more, and the loop turns every 10 ms while nothing arrives: a
+// group of four ranks takes 30 ms to close, and the tests close thousands of groups. While another
+// thread holds the lock of a connection, the loop asks for its events again and again; with more
+// ranks than cores it would keep that thread from running, so it yields. The definition below takes
+// precedence over that of the C library for all libraries of the program; it changes nothing else.
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>

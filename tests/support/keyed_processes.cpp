@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Linked into test programs whose ranks all install the parameter key: done once
-// before ranks are forked, it costs no rank the writing of every operator's table.
+// Linked into test programs whose ranks all install the parameter key: if that is done once before
+// ranks are forked, no rank has to write the table of every operator.
 #include "autograd/param_key.h"
 
 namespace sherd::test {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A module whose parameters and buffers lie in memory in any way but the usual
-// one; integers, as those of small_models.h.
+// A module whose parameters and buffers have every unusual memory layout; their values are
+// integers, as in small_models.h.
 #pragma once
 
 #include <torch/torch.h>
@@ -29,9 +29,9 @@ struct OddLayoutsImpl : torch::nn::Module {
             .contiguous(at::MemoryFormat::ChannelsLast));
     permuted = register_parameter(
         "permuted", small_integers({2, 3, 4}, 3).permute({2, 0, 1}));
-    // Its gradient travels alone.
+    // Its gradient is reduced on its own.
     large = register_parameter("large", small_integers({96, 192}, 4).t());
-    // In part of some memory, or in one piece where there must be no gaps.
+    // A part of some memory, or one piece if there must be no gaps.
     const bool apart = with == Gaps::kWith;
     const auto half_of = [&](const torch::Tensor& rows) {
       return apart ? rows.slice(1, 0, 6, 2) : rows.slice(0, 1, 4).t();
@@ -44,7 +44,7 @@ struct OddLayoutsImpl : torch::nn::Module {
     strided = register_buffer("strided", half_of(small_integers({4, 6}, 8)));
   }
 
-  // Of small integers it makes small integers.
+  // Maps small integers to small integers.
   torch::Tensor forward(const torch::Tensor& rows) {
     const auto x = rows.to(transposed.scalar_type());
     const auto ints = [&](const std::vector<std::int64_t>& sizes) {
@@ -67,7 +67,7 @@ inline torch::Tensor odd_loss(OddLayouts& model, int batch, int rank) {
   return (y * small_integers({2, y.size(1)}, 11)).sum();
 }
 
-// The same values, each where a contiguous tensor has it.
+// The same values, each in a contiguous tensor.
 inline OddLayouts contiguous(OddLayouts model) {
   for (const auto& tensors : {model->parameters(), model->buffers()}) {
     for (auto tensor : tensors) {

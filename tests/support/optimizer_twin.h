@@ -17,11 +17,11 @@
 namespace sherd::testing {
 
 enum class SliceMemory {
-  kApart,           // Each slice and gradient allocated by itself.
+  kApart,           // Each slice and gradient is allocated on its own.
   kTight,           // One storage, no gaps.
-  kAligned,         // One storage, 64-byte aligned, zero between: a flat.
-  kDirtyGaps,       // As kAligned, but the gaps hold somebody's numbers.
-  kGradientsApart,  // As kAligned, gradients each by themselves.
+  kAligned,         // One storage, 64-byte aligned, zeros in the gaps: a flat.
+  kDirtyGaps,       // As kAligned, but the gaps hold other numbers.
+  kGradientsApart,  // As kAligned, but each gradient on its own.
 };
 
 inline std::string name_of(SliceMemory memory) {
@@ -48,7 +48,8 @@ class OptimizerTwin {
       SliceMemory memory,
       std::uint64_t seed)
       : memory_(memory), random_(seed) {
-    torch::set_num_threads(1);  // More would wait longer than they work.
+    // More threads would wait longer than they work.
+    torch::set_num_threads(1);
     torch::manual_seed(static_cast<std::int64_t>(seed));
     std::int64_t end = 0;
     for (const std::int64_t size : sizes) {
@@ -70,7 +71,7 @@ class OptimizerTwin {
     flat_at_start_ = flat_.clone();
   }
 
-  // New gradients on both sides; each is missing with the given probability.
+  // New gradients on both sides; each is missing with probability `missing`.
   void set_gradients(double missing) {
     std::bernoulli_distribution leave_out(missing);
     for (std::size_t i = 0; i < twins.size(); ++i) {
@@ -100,7 +101,7 @@ class OptimizerTwin {
     }
   }
 
-  // What lies between slices belongs to somebody else.
+  // What lies between slices belongs to another owner.
   void expect_gaps_untouched() const {
     auto mask = torch::ones_like(flat_);
     for (std::size_t i = 0; i < twins.size(); ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of what only ranks that exchange messages do: gathering units,
-// within a budget and by a plan.
+// For tests of what only ranks that exchange messages do: gathering units, within a budget and
+// according to a plan.
 #pragma once
 
 #include <sherd/fsdp/fully_shard.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sharded training beside the same training in one process on the concatenated
-// batch: every rank runs both and compares its slices, gradients and losses.
+// Compares sharded training with the same training in one process on the concatenated batch: every
+// rank runs both and compares its slices, gradients and losses.
 #pragma once
 
 #include <functional>

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sharded training beside one process that runs every rank's pass in turn and
-// averages their gradients: each rank compares its loss, its slice of every
-// gradient and, at the end, every parameter. Both add in the order of ranks,
-// host by host, so they are equal in bits, not only near; a tolerance is the
-// exception.
-// A pass may do as it likes (call submodules, run backwards of its own), and
-// may do something else on each rank.
+// Compares sharded training with one process that runs every rank's pass in turn and averages their
+// gradients: each rank compares its loss, its slice of every gradient and, at the end, every
+// parameter. Both add in the order of ranks, host by host, so they agree bit by bit; a tolerance is
+// the exception. A pass may do anything (call submodules, run backwards of its own), and may differ
+// between ranks.
 #pragma once
 
 #include <functional>
@@ -30,7 +28,7 @@ using Leaves = std::vector<torch::Tensor>;
 // Makes an optimizer step (and zero_grad) over leaves.
 using MakeStep = std::function<std::function<void()>(const Leaves&)>;
 
-// Moves every element by one against its gradient: integers stay integers.
+// Moves every element by one against its gradient, so that integers stay integers.
 inline MakeStep sign_steps() {
   return [](const Leaves& leaves) {
     return [leaves] {
@@ -59,13 +57,13 @@ MakeStep steps_of(const Options& options) {
 struct RankParity {
   int steps = 3;
   int micro_batches = 1;
-  double tolerance = 0.0;  // 0: equal bits.
+  double tolerance = 0.0;  // 0 means equal bits.
   MakeStep step = sign_steps();
   int replicas = 1;
   FullyShardOptions shard;
 };
 
-// Loss of one rank's pass; the whole batch's is the mean over ranks.
+// The loss of one rank's pass; that of the whole batch is the mean over ranks.
 template <typename Model>
 using Pass = std::function<torch::Tensor(Model&, int batch, int rank)>;
 
@@ -74,7 +72,7 @@ struct NamedLeaf {
   torch::Tensor tensor;
 };
 
-// Tied parameters once, under their first name.
+// Each tied parameter once, under its first name.
 inline std::vector<NamedLeaf> unique_parameters(
     const torch::nn::Module& module) {
   std::vector<NamedLeaf> leaves;
@@ -95,7 +93,7 @@ inline Leaves tensors_of(const std::vector<NamedLeaf>& leaves) {
   return tensors;
 }
 
-// Ranks whose gradients are added before those of others are.
+// Groups of ranks whose gradients are added within the group first.
 inline std::vector<std::vector<int>> added_together(
     const World& world, const FullyShardOptions& options) {
   std::vector<int> all(static_cast<std::size_t>(world.size()));

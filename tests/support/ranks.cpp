@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Store> store_of(const Listener& listener, int rank) {
   if (rank == 0) {
     options.masterListenFd = listener.fd;
   } else {
-    ::close(listener.fd);  // Else the port outlives rank 0.
+    ::close(listener.fd);  // Otherwise the port outlives rank 0.
   }
   return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
 }

@@ -37,16 +37,15 @@ using Rank = ChildLink;
 WorldOptions test_world_options();
 
 struct RankOptions {
-  // Generous: ranks that are nice get little of a machine that is busy with other
-  // tests.
+  // Generous: ranks run at low priority and get little of a machine that is busy with other tests.
   std::chrono::milliseconds timeout = std::chrono::seconds(120);
-  // Deadlines of 20 s unless given: a test that hangs fails by itself.
+  // Deadlines are 20 s unless given, so that a test that hangs fails by itself.
   WorldOptions world = test_world_options();
   std::vector<Strike> strikes{};
-  // Ranks on each invented host, in rank order; empty: all on this one, or as
-  // evenly as may be on SHERD_TEST_HOSTS hosts, when that is set.
+  // The number of ranks on each made-up host, in rank order. If empty, all ranks are on this host
+  // or, if SHERD_TEST_HOSTS is set, divided as evenly as possible over that many hosts.
   std::vector<int> hosts{};
-  // Ranks of these hosts cannot watch each other's processes.
+  // Whether ranks of these hosts cannot watch each other's processes.
   bool blind_hosts = false;
   // Whether World::close() follows a body that succeeded.
   bool close_world = true;
@@ -59,7 +58,7 @@ struct RankReport {
   const ChildEnd& operator[](int rank) const {
     return ranks.at(static_cast<std::size_t>(rank));
   }
-  // Time from the last strike to the end of `rank`.
+  // The time from the last strike to the end of `rank`.
   std::chrono::milliseconds after_strike(int rank) const;
 };
 
@@ -72,7 +71,7 @@ RankReport run_ranks(
     const std::function<void(World, Rank&)>& body,
     const RankOptions& options = {});
 
-// The same without a World, for tests of how one comes to be.
+// The same without a World, for tests of how one is created.
 RankReport run_processes(
     int count,
     const std::function<void(int index, Rank&)>& body,

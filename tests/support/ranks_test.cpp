@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// That a failure on a rank is a failure of the test: nothing else proves that
-// the multi-process tests test anything.
+// A failure on a rank is a failure of the test: nothing else proves that the multi-process tests
+// test anything.
 #include "support/ranks.h"
 
 #include <unistd.h>
@@ -56,7 +56,7 @@ TEST(RunRanks, ReportsExpectationsExceptionsSignalsAndExits) {
   EXPECT_EQ(report[3].exit_code, -1);
   EXPECT_EQ(report[3].signal, SIGKILL);
   EXPECT_EQ(report[4].exit_code, 7);
-  // The parent's own test has not failed by that; this does it:
+  // That has not made the parent's own test fail, but this does:
   EXPECT_NONFATAL_FAILURE(
       {
         RankReport one;

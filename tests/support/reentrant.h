@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A checkpoint as PyTorch makes them with use_reentrant=True: its backward runs
-// the segment again and a backward of its own within the outer one. A parameter
-// of two segments gets its gradient in two parts, one after the other. LibTorch
-// has none, but a user may write it.
+// A checkpoint as PyTorch makes it with use_reentrant=True: its backward runs the segment again,
+// and then a backward of its own inside the outer one. A parameter of two segments gets its
+// gradient in two parts, one after the other. LibTorch has no such checkpoint, but users may write
+// one.
 #pragma once
 
 #include <functional>
@@ -46,7 +46,7 @@ class ReentrantCheckpoint
   };
 };
 
-// The input must need a gradient, or backward does not reach the segment.
+// The input must require a gradient, or backward does not reach the segment.
 inline torch::Tensor reentrant_checkpoint(
     const Segment& segment, const torch::Tensor& x) {
   return ReentrantCheckpoint::apply(x, segment);

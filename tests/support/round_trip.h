@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For fuzzers of decoders: what is read of any bytes is refused with a sentence, or
-// is written again as the same bytes; what was written and not damaged is read.
-// Thread rule: pure functions.
+// For fuzzers of decoders: any bytes are either refused with a sentence or, once read, written
+// again as the same bytes; bytes that were written and not damaged are accepted. Thread rule: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sherd::test {
 
-// Whether it was read.
+// Returns whether it was accepted.
 template <typename T, typename Bytes>
 bool check_round_trip(const Result<T>& result, const Bytes& bytes) {
   if (!result.ok()) {
@@ -29,8 +29,8 @@ bool comes_back(const std::string& bytes) {
   return check_round_trip(decode(bytes), bytes);
 }
 
-// Of bytes as a peer writes them, damaged as the input says, or not. `check` says
-// whether they were read.
+// Checks bytes as a peer writes them, damaged as the input says or not at all. `check` returns
+// whether they were accepted.
 template <typename Bytes, typename Check>
 void check_damaged(Bytes bytes, Check check, FuzzBytes& input) {
   const bool damaged = damage(bytes, input);
@@ -38,7 +38,7 @@ void check_damaged(Bytes bytes, Check check, FuzzBytes& input) {
   SHERD_ASSERT(read || damaged, "refused what was written");
 }
 
-// With the version in front that few inputs would begin with.
+// The bytes with the version in front, which few inputs would begin with.
 inline std::string with_version(
     std::uint16_t version, const std::string& bytes) {
   const char low = static_cast<char>(version & 0xFFU);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ScratchFolder is an empty folder of one test, removed with all in it when the
-// test ends. Thread rule: one thread.
+// ScratchFolder is an empty folder for one test, removed with everything in it when the test ends.
+// Thread rule: one thread.
 #pragma once
 
 #include <unistd.h>
@@ -17,8 +17,8 @@ class ScratchFolder {
  public:
   ScratchFolder() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    // Parallel test processes must not share it, hence the process id, nor two
-    // folders of one test.
+    // Parallel test processes must not share a folder, hence the process id; nor must two folders
+    // of one test.
     static int made = 0;
     path_ = std::filesystem::path(::testing::TempDir()) /
         ("sherd_" + std::to_string(::getpid()) + "_" + std::to_string(++made) +

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Language models small enough for parity tests, and their loss on tokens that
-// follow from batch and rank.
+// Language models small enough for parity tests, and their loss on tokens derived from batch and
+// rank.
 #pragma once
 
 #include <sherd/models/gpt.h>
@@ -12,7 +12,7 @@ namespace sherd::test {
 
 struct SmallDecoder {
   bool tied = true;
-  double dropout = 0.0;  // Of Gpt.
+  double dropout = 0.0;  // For Gpt.
   at::Device device = at::kCPU;
 };
 
@@ -43,7 +43,7 @@ inline models::Llama small_llama(const SmallDecoder& wanted) {
       .device = wanted.device});
 }
 
-// Of either.
+// For either model.
 template <typename Model>
 torch::Tensor token_loss(Model& model, int batch, int rank) {
   torch::manual_seed(1000 * batch + rank);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small modules and batches of small integers: sums of a few of them are exact
-// in fp32 in any order, so that sharded and plain training must agree in bits.
+// Small modules and batches of small integers: sums of a few of them are exact in fp32 in any
+// order, so that sharded and plain training must agree bit by bit.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,12 @@ inline void fill_with_integers(torch::nn::Module& module) {
   }
 }
 
-// Two rows of `width` integers, other ones for each batch and rank: a salt counts
-// modulo 5.
+// Two rows of `width` integers that differ between batches and ranks: a salt counts modulo 5.
 inline torch::Tensor integer_rows(int batch, int rank, std::int64_t width) {
   return small_integers({2, width}, 13 * batch + 7 * rank + 3);
 }
 
-// Odd shapes, layers narrower than the number of ranks; ReLU keeps integers.
+// Odd shapes, and layers narrower than the number of ranks; ReLU keeps integers.
 struct IntegerMlpImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
   IntegerMlpImpl() {
@@ -57,7 +56,7 @@ inline torch::Tensor integer_loss(IntegerMlp& model, int batch, int rank) {
   return model->forward(integer_rows(batch, rank, 7)).sum();
 }
 
-// Gradients whose mean over up to four ranks is an integer, too.
+// A loss whose gradients have an integer mean over up to four ranks, too.
 inline torch::Tensor divisible_loss(IntegerMlp& model, int batch, int rank) {
   return integer_loss(model, batch, rank) * 12;
 }

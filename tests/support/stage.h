@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Sequential that may lie in another, which LibTorch's own may not: its forward is a template, and a
-// Sequential takes modules of any type that have one forward.
+// A Sequential that may be nested in another one, unlike LibTorch's own, whose forward is a
+// template: a Sequential takes modules of any type that have one forward.
 #pragma once
 
 #include <torch/torch.h>

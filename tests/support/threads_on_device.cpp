@@ -23,13 +23,13 @@ class DoneWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
 };
 
-// What a rank brings to a collective, and up to where its stream has prepared that.
+// What a rank contributes to a collective, and up to where its stream has prepared it.
 struct Part {
   at::Tensor input;
   std::optional<device::Event> ready;
 };
 
-// The ranks of one communicator meet, by turns, with what each has brought.
+// The ranks of one communicator meet again and again, with what each contributes.
 class Meeting {
  public:
   Meeting(
@@ -44,7 +44,7 @@ class Meeting {
     }
   }
 
-  // Returns what all have brought, once all have come.
+  // Returns the contributions of all ranks once all have arrived.
   std::vector<Part> exchange(std::size_t rank, Part mine) {
     std::unique_lock lock(mu_);
     const auto round = round_;
@@ -67,7 +67,8 @@ class Meeting {
   std::mutex mu_;  // Guards the rest.
   std::condition_variable all_came_;
   std::vector<Part> parts_;
-  // Stays until all have come again, which nobody does who has not returned with it.
+  // Stays until all have arrived again, which does not happen before every rank has returned with
+  // it.
   std::vector<Part> brought_;
   std::size_t arrived_ = 0;
   std::uint64_t round_ = 0;
@@ -163,7 +164,8 @@ class ThreadBackend final : public c10d::Backend {
     TORCH_CHECK(op == c10d::ReduceOp::SUM, "expected a sum");
   }
 
-  // `read` reads what ranks have brought; what it returns is written to `result` when all have read.
+  // `read` reads the contributions of all ranks; what it returns is written to `result` after all
+  // have read.
   c10::intrusive_ptr<c10d::Work> run(
       const at::Tensor& input,
       const std::function<at::Tensor(const std::vector<Part>&)>& read,

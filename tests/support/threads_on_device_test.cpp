@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU is a device whose streams are null, so that the sums and the meeting of ranks can be tested
-// without a GPU.
+// The CPU is a device whose streams are null, so that the sums and the meeting of ranks can be
+// tested without a GPU.
 #include "support/threads_on_device.h"
 
 #include <functional>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 constexpr int kThreadRanks = 3;
 const std::vector<int> kMembers = {0, 1, 2};
 
-// Each thread's backend is that of another communicator every time.
+// Each thread's backend belongs to another communicator every time.
 void on_threads(
     const std::function<void(int rank, c10d::Backend& backend)>& body,
     int ranks = kThreadRanks) {

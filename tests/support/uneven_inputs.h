@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one process does in place of ranks that have different numbers of inputs.
+// A reference in one process for ranks that have different numbers of inputs.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,8 @@ struct UnevenInputs {
   std::function<int(int rank)> count;
 };
 
-// Backward of the reference over the ranks that have this batch; false: nobody has.
+// Runs backward of the reference over the ranks that have this batch; returns false if no rank has
+// it.
 template <typename Model>
 bool backward_of_active(
     Model& reference,

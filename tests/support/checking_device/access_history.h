@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AccessHistory knows, by range of bytes, who wrote it last and who has read it since, and finds
-// the accesses that nothing orders. It computes with numbers only and moves no memory. Thread rule:
-// one thread.
+// AccessHistory records, by range of bytes, who wrote it last and who has read it since, and finds
+// accesses that nothing orders. It only computes with numbers and moves no memory. Thread rule: one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -27,23 +27,24 @@ struct Access {
   AccessKind kind = AccessKind::kRead;
   std::string operation;
   QueueId queue = 0;
-  std::uint64_t number = 0;  // In its queue.
+  std::uint64_t number = 0;  // Its number in its queue.
 };
 
 class AccessHistory {
  public:
-  // Notes an access that happens at the moment `now`, and returns an earlier one that it conflicts
-  // with: one of them is no read, and `now` does not cover it, or it has freed the memory.
+  // Records an access at the moment `now`, and returns an earlier one that it conflicts with: at
+  // least one of them is no read, and `now` does not cover the earlier one, or it has freed the
+  // memory.
   std::optional<Access> note(
       const ByteRange& range, const Access& access, const VectorClock& now);
 
-  // The memory is somebody else's from now on, and nobody has used it yet.
+  // The memory has a new owner, and nobody has used it yet.
   void forget(const ByteRange& range);
 
  private:
   struct Uses {
-    std::optional<Access> write;  // Or free.
-    std::vector<Access> reads;    // Since the write; one a queue.
+    std::optional<Access> write;  // Or a free.
+    std::vector<Access> reads;    // Since the write, one per queue.
   };
   using Pieces = std::map<std::uintptr_t, Uses>;
 

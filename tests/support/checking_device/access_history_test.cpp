@@ -6,10 +6,10 @@
 namespace sherd::test {
 namespace {
 
-// Queues whose work is told one after the other.
+// Queues whose work is given one piece after another.
 class Queues {
  public:
-  // Returns what the access conflicts with.
+  // Returns the earlier access with which this one conflicts.
   std::optional<Access> use(
       QueueId queue,
       AccessKind kind,
@@ -77,7 +77,7 @@ TEST(AccessHistory, AWaitOrdersWhatWasDoneBeforeItOnly) {
   EXPECT_TRUE(queues.ordered(2, kRead, 0, 8));
   EXPECT_FALSE(
       queues.ordered(1, kWrite, 0, 8));  // The reader was not waited for.
-  EXPECT_FALSE(queues.ordered(2, kRead, 0, 8));  // Nor the second write.
+  EXPECT_FALSE(queues.ordered(2, kRead, 0, 8));  // Nor was the second write.
 }
 
 TEST(AccessHistory, OrderPassesThroughAThirdQueue) {
@@ -105,7 +105,7 @@ TEST(AccessHistory, EachReaderMustBeWaitedFor) {
   queues.wait(3, 1);
   EXPECT_TRUE(queues.ordered(3, kWrite, 0, 4));
   EXPECT_FALSE(queues.ordered(3, kWrite, 0, 8));
-  EXPECT_TRUE(queues.ordered(3, kWrite, 0, 8));  // Each is found once.
+  EXPECT_TRUE(queues.ordered(3, kWrite, 0, 8));  // Each conflict is found once.
 }
 
 TEST(AccessHistory, WhatWasFreedIsNobodys) {

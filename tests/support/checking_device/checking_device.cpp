@@ -67,7 +67,7 @@ void DeviceState::wait_for_announced(
     std::unique_lock<std::mutex>& lock,
     const VectorClock& clock,
     const std::string& name) {
-  const auto covered = clock;  // Others may change it meanwhile.
+  const auto covered = clock;  // Other threads may change it meanwhile.
   const bool in_time =
       work_finished.wait_for(lock, deadline, [&] { return is_done(covered); });
   for (const auto& work : announced) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One test for each kind of fault that the device finds, and programs in order, in which it finds none.
+// One test for each kind of fault that the device finds, and correct programs, in which it finds
+// none.
 #include "support/checking_device/checking_device.h"
 
 #include <optional>
@@ -18,7 +19,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// What an operator says that is not in order; empty: it is.
+// The error of an operator that is out of order; empty if there is none.
 template <typename Body>
 std::string fault_of(const Body& body) {
   try {
@@ -61,7 +62,7 @@ TEST_F(CheckingDevice, FindsAWriteThatDoesNotWaitForAWrite) {
           HasSubstr("aten::fill_ on stream " + std::to_string(side.id())),
           HasSubstr("writes what aten::zero_ on stream 0 writes"),
           HasSubstr("no event orders them")));
-  order(side, compute);  // Before it is freed.
+  order(side, compute);  // Ordered before it is freed.
 }
 
 TEST_F(CheckingDevice, FindsAUseThatDoesNotWait) {
@@ -71,7 +72,7 @@ TEST_F(CheckingDevice, FindsAUseThatDoesNotWait) {
       HasSubstr("aten::add on stream 0 reads what aten::fill_"));
   order(side, compute);
   EXPECT_EQ(fault_of([&] { (void)at::add(values, 1); }), "");
-  order(compute, side);  // Before it is freed.
+  order(compute, side);  // Ordered before it is freed.
 }
 
 TEST_F(CheckingDevice, FindsAnOverwriteOfWhatIsStillRead) {
@@ -126,7 +127,7 @@ TEST_F(CheckingDevice, FindsAUseOfFreedMemory) {
       fault_of([&] { dangling.fill_(1); }), HasSubstr("writes what a free"));
 }
 
-// Its stream may still be busy with what was there before.
+// Its stream may still be busy with what the memory held before.
 TEST_F(CheckingDevice, FindsAUseOfMemoryBeforeItsStreamGivesIt) {
   const auto memory = at::empty({16}, at::device(device));
   const auto write = [&] {
@@ -293,7 +294,8 @@ TEST_F(CheckingDevice, ForwardAndBackwardAreThoseOfTheCpu) {
   EXPECT_TRUE(at::equal(gradient, host_gradient));
 }
 
-// A gather into one of two places while the other is computed with, over and over: as a training step.
+// Gathers into one of two places while the other one is used for computing, again and again, like
+// training steps.
 TEST_F(CheckingDevice, AnOperatorGivesAnEmptyResultItsSize) {
   const auto values = at::full({16}, -3.0, at::device(device));
   auto result = at::empty({0}, values.options());

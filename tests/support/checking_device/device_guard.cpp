@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streams and events of the checking device, as LibTorch asks for them.
+// Streams and events of the checking device, through the interface that LibTorch uses.
 #include <array>
 #include <memory>
 #include <utility>
@@ -86,7 +86,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       auto& state = device_state();
       const std::lock_guard lock(state.mu);
       auto& clock = state.streams[stream.id()];
-      // What the host has waited for comes before all that it starts later.
+      // What the host has waited for comes before everything that it starts later.
       clock.merge(state.of(stream.device_index()).host);
       const auto& moment = *static_cast<Moment*>(event);
       state.join_capture(stream.device_index(), stream.id(), moment);

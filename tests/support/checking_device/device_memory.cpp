@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of the checking device, ordered by streams as the CUDA caching allocator's is: a block
-// belongs to the stream it was allocated on, and once freed serves that stream again at once. It
-// counts bytes as that one does.
+// The memory of the checking device, ordered by streams like that of the CUDA caching allocator: a
+// block belongs to the stream on which it was allocated, and once freed it serves that stream again
+// at once. Bytes are counted in the same way.
 #include <sys/mman.h>
 
 #include <array>
@@ -18,11 +18,12 @@
 namespace sherd::test {
 namespace {
 
-constexpr std::size_t kArenaBytes = std::size_t{1} << 33U;  // Of addresses.
+// The size of the address range.
+constexpr std::size_t kArenaBytes = std::size_t{1} << 33U;
 constexpr std::size_t kBlockBytes = 512;
 
-// Device addresses fault when the host touches them; the same bytes lie kArenaBytes further, for
-// operators.
+// Device addresses fault when the host accesses them; the same bytes lie kArenaBytes further on,
+// for operators.
 char* arena() {
   static char* const base = [] {
     void* memory = ::mmap(
@@ -51,7 +52,7 @@ struct FreeBlock {
   c10::DeviceIndex device = 0;
 };
 
-// In bytes, of a device.
+// Bytes of a device.
 struct Counted {
   c10::CachingAllocator::Stat in_use, reserved;
 };
@@ -59,7 +60,8 @@ struct Counted {
 // Guarded by DeviceState::mu.
 struct Heap {
   std::multimap<std::pair<QueueId, std::size_t>, FreeBlock> free_blocks;
-  std::multimap<std::size_t, void*> given_back;  // No stream's, by bytes.
+  // Blocks of no stream, by size.
+  std::multimap<std::size_t, void*> given_back;
   std::size_t used = 0;
   std::array<Counted, kCheckingDevices> counted;
 
@@ -94,7 +96,7 @@ void free_block(void* context) {
       FreeBlock{block->address, block->device});
 }
 
-// As LibTorch counts it.
+// Counted as LibTorch does.
 c10::CachingAllocator::StatArray sum_of(
     const c10::CachingAllocator::Stat& stat) {
   c10::CachingAllocator::StatArray stats{};
@@ -127,7 +129,7 @@ class CheckingAllocator final : public c10::DeviceAllocator {
   }
 
   bool initialized() override { return true; }
-  // What the current device has free.
+  // Releases the free memory of the current device.
   void emptyCache(c10::MempoolId_t /*pool*/) override {
     const std::lock_guard lock(device_state().mu);
     std::erase_if(heap().free_blocks, [](const auto& item) {
@@ -163,7 +165,7 @@ class CheckingAllocator final : public c10::DeviceAllocator {
   }
 
  private:
-  // Its stream may still work with what the block held before, so that other streams come after the
+  // Its stream may still be using what the block held before, so other streams come after the
   // allocation.
   static void allocated(DeviceState& state, const Block& block) {
     const auto begin = reinterpret_cast<std::uintptr_t>(block.address);

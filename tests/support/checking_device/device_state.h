@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the files of the checking device share: clocks of streams and hosts, who used which bytes,
-// and work that was announced. Of the device's own files only. Thread rule: everything under `mu`.
+// What the files of the checking device share: clocks of streams and hosts, which access used which
+// bytes, and announced work. For the device's own files only. Thread rule: everything under `mu`.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace sherd::test {
 
-// What a stream had been given up to a moment, in that capture or in none.
+// The work that a stream had been given up to a moment, in that capture or outside any.
 struct Moment {
   VectorClock clock;
   CaptureId capture = 0;
@@ -37,7 +37,7 @@ struct AnnouncedWork::State {
   std::string failure;
 };
 
-// Between pinned memory and a device, not waited for by the host.
+// A copy between pinned memory and a device that the host has not waited for.
 struct HostCopy {
   QueueId queue = 0;
   std::uint64_t number = 0;
@@ -48,20 +48,20 @@ struct HostCopy {
 
 inline constexpr auto kNoLimit = std::numeric_limits<std::size_t>::max();
 
-// Streams have numbers of their own over all devices; the default stream of a device has the device's.
+// Streams are numbered over all devices; the default stream of a device has the device's number.
 struct DeviceState {
   struct OneDevice {
     VectorClock host;  // What the host has waited for.
     std::int64_t host_synchronisations = 0;
-    std::size_t bytes_max = kNoLimit;  // Of a block of memory.
-    CaptureId capture = 0;             // Under way.
+    std::size_t bytes_max = kNoLimit;  // The limit for a block of memory.
+    CaptureId capture = 0;             // The capture under way.
     std::set<QueueId> captured;        // The streams that take part in it.
     std::vector<std::string> faults;
-    // StreamWaits.
+    // For StreamWaits:
     std::vector<QueueId> watched;
-    std::vector<int> waits;  // By watched stream.
+    std::vector<int> waits;  // Indexed by watched stream.
     std::pair<std::size_t, int> left_out{0, -1};
-    int event_waits = 0;  // Of the host.
+    int event_waits = 0;  // Waits of the host.
     int left_out_event_wait = -1;
   };
 
@@ -73,7 +73,7 @@ struct DeviceState {
   CaptureId captures = 0;
   AccessHistory history;
   std::list<std::shared_ptr<AnnouncedWork::State>> announced;
-  std::map<void*, std::size_t> pinned;  // Bytes.
+  std::map<void*, std::size_t> pinned;  // The size in bytes.
   std::list<HostCopy> host_copies;
   std::chrono::milliseconds deadline{20'000};
 
@@ -85,25 +85,25 @@ struct DeviceState {
       std::unique_lock<std::mutex>& lock,
       const VectorClock& clock,
       const std::string& name);
-  // Announced work that the clock covers is done.
+  // Whether the announced work that the clock covers is done.
   bool is_done(const VectorClock& clock) const;
-  // The host has waited for what the clock covers. Throws in a capture.
+  // The host has waited for everything that the clock covers. Throws in a capture.
   void host_waited(
       std::unique_lock<std::mutex>& lock,
       c10::DeviceIndex index,
       const VectorClock& clock,
       const std::string& why);
-  // Those that the device's host has waited for.
+  // Finishes the copies that the device's host has waited for.
   void finish_host_copies(OneDevice& device);
-  // The capture in which the stream is.
+  // The capture that the stream belongs to.
   CaptureId capture_of(c10::DeviceIndex index, QueueId stream);
-  // The stream waits for that moment, and is in its capture from then on. Throws where one of them is
-  // in a capture that the other one has nothing to do with.
+  // The stream waits for that moment, and belongs to its capture from then on. Throws if one of
+  // them belongs to a capture that has nothing to do with the other one.
   void join_capture(
       c10::DeviceIndex index, QueueId stream, const Moment& moment);
-  // A stream waits for an event; false: the wait is left out.
+  // A stream waits for an event; returns false if the wait is left out.
   bool count_wait(c10::DeviceIndex index, QueueId stream);
-  // Returns a sentence if the access is not in order, else nothing.
+  // Returns a sentence if the access is out of order, otherwise nothing.
   std::string note(
       QueueId queue,
       std::uint64_t number,
@@ -113,10 +113,11 @@ struct DeviceState {
 
 DeviceState& device_state();
 
-// Of this thread.
+// The state of this thread.
 struct ThreadState {
   c10::DeviceIndex device = 0;
-  std::array<QueueId, kCheckingDevices> streams{};  // Current, by device.
+  // The current streams, by device.
+  std::array<QueueId, kCheckingDevices> streams{};
   // The operator begun last, by device.
   std::array<std::uint64_t, kCheckingDevices> last_number{};
 
@@ -132,20 +133,21 @@ struct ThreadState {
 
 ThreadState& thread_state();
 
-// As record_stream(): the memory is not free before what the stream does by then.
+// Like record_stream(): the memory is not free before what the stream has been given so far is
+// done.
 void keep_for_stream(const c10::DataPtr& data, QueueId stream);
 
-// The device's own source of random numbers, from which operators draw where no other is given.
+// The device's own random number generator, used by operators that are given no other.
 const at::Generator& device_generator(c10::DeviceIndex index);
 
 // host_copies.cpp.
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* memory);
-// What pinned memory holds for a copy that this thread has begun: also what copies brought there that
-// come before it in its stream, and for which the host has not waited.
+// What pinned memory holds for a copy that this thread has begun, including what was brought there
+// by copies that come before it in its stream and for which the host has not waited.
 std::vector<char> bytes_for_device(
     c10::Device device, const void* place, std::size_t bytes);
-// For the copy that this thread has begun and made, of these bytes.
+// Records the copy of these bytes that this thread has begun and made.
 void note_host_copy(
     c10::Device device,
     void* place,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pinned memory of the checking device's host, and copies between it and the device for which
-// nobody has waited yet. Of those to the host the bytes come when the host has waited, and until
-// then there is something else, save for copies that the device makes after them; of those from the
-// host the bytes must stay as they are until then.
+// Pinned memory of the checking device's host, and copies between it and the device for which the
+// host has not waited yet. The bytes of copies to the host appear when the host has waited; until
+// then the memory holds something else, except for copies that the device makes after them. The
+// bytes of copies from the host must stay unchanged until then.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@
 namespace sherd::test {
 namespace {
 
-// Floats of these bytes are not numbers.
+// Floats made of these bytes are NaN.
 constexpr int kNotThereYet = 0xff;
 
 void free_pinned(void* memory) {
@@ -102,7 +102,7 @@ void note_host_copy(
   copy.to_host = to_host;
   copy.bytes = bytes;
   if (to_host) {
-    // What the device has read before, in an order that it knows, it may write.
+    // The device may write what it has read before, in an order that it knows.
     const auto& before = state.streams[copy.queue];
     state.host_copies.remove_if([&](const HostCopy& other) {
       return !other.to_host && other.place < copy.place + bytes.size() &&

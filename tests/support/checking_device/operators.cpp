@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators of the checking device: one fallback notes the accesses that an operator's schema
-// tells, lends its arguments to the CPU's kernel and takes its results; what makes tensors, views
-// and copies is written out.
+// Operators of the checking device: one fallback records the accesses that an operator's schema
+// describes, lends its arguments to the CPU's kernel and takes its results; operators that make
+// tensors, views and copies are written out.
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -29,7 +29,7 @@ bool is_here(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDevice;
 }
 
-// From the first element to the end of the last one.
+// The size from the first element to the end of the last one.
 std::size_t span_bytes(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return 0;
@@ -51,7 +51,7 @@ at::Tensor lend(const at::Tensor& tensor) {
       at::dtype(tensor.scalar_type()));
 }
 
-// A tensor that a CPU kernel made, as the device's.
+// Makes a tensor that a CPU kernel has created the device's.
 at::Tensor adopt_result(
     const at::Tensor& made, c10::Device device, const std::string& name) {
   const auto bytes = made.storage().nbytes();
@@ -71,7 +71,7 @@ at::Tensor adopt_result(
   return tensor;
 }
 
-// The arguments of one call: those on the device are lent to the CPU.
+// The arguments of one call; those on the device are lent to the CPU.
 class Lender {
  public:
   c10::IValue lend_argument(const c10::IValue& value, AccessKind kind) {
@@ -154,7 +154,8 @@ class Lender {
   }
 
   c10::Device device_{kDevice, thread_state().device};
-  std::vector<std::pair<at::Tensor, at::Tensor>> lent_;  // Ours, the CPU's.
+  // The device's tensor, and the CPU's.
+  std::vector<std::pair<at::Tensor, at::Tensor>> lent_;
   std::vector<DeviceAccess> accesses_;
 };
 
@@ -180,8 +181,8 @@ void take_back_results(
   }
 }
 
-// As on CUDA, an operand on the CPU is a number without dimensions; kernels that update many tensors take
-// none at all.
+// As on CUDA, an operand on the CPU must be a number without dimensions; kernels that update many
+// tensors take none at all.
 void check_operand(const std::string& name, const at::Tensor& tensor) {
   const bool of_many =
       name.starts_with("aten::_fused_") || name.starts_with("aten::_amp_");
@@ -264,7 +265,7 @@ bool is_pinned_block(const at::Tensor& tensor) {
       is_pinned(tensor.const_data_ptr());
 }
 
-// From pinned memory, or to it, beside the host.
+// Copies from or to pinned memory while the host goes on.
 void copy_beside_host(
     c10::Device device, const at::Tensor& from, const at::Tensor& to) {
   const bool to_host = !is_here(to);
@@ -281,8 +282,8 @@ void copy_beside_host(
   note_host_copy(device, from.data_ptr(), bytes, to_host);
 }
 
-// Copies to the host wait, and copies from it unless the caller says that its memory stays. Beside
-// the host goes a non-blocking copy of pinned memory, both ways.
+// Copies to the host wait, and so do copies from it, unless the caller says that its memory stays.
+// A non-blocking copy of pinned memory, in either direction, lets the host go on.
 at::Tensor copy_from(
     const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const auto device = is_here(to) ? to.device() : from.device();
@@ -312,7 +313,7 @@ at::Scalar read_scalar(const at::Tensor& tensor) {
   return lend(tensor).item();
 }
 
-// The CPU's kernel gives an empty result its size, which memory that was lent cannot have.
+// The CPU's kernel resizes an empty result, which is impossible for lent memory.
 at::Tensor& arange(
     const at::Scalar& start,
     const at::Scalar& end,
@@ -366,7 +367,8 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(
   return {input.mul(kept).div_(1 - p), kept.to(at::kBool)};
 }
 
-// LibTorch asks before set_data() lets a tensor become another; it knows the devices of its own.
+// LibTorch asks this before set_data() lets a tensor become another one; it only knows its own
+// devices.
 bool may_become(const at::Tensor& tensor, const at::Tensor& other) {
   return tensor.layout() == other.layout();
 }

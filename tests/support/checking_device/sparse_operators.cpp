@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sparse tensors of the checking device: what makes them of indices and values on it, and gives
-// those back. Operators on their elements are those of the dense tensors that they consist of.
+// Sparse tensors of the checking device: creating them from indices and values on it, and returning
+// those. Operators on their elements are those of the dense tensors of which they consist.
 #include <ATen/ATen.h>
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_indices_native.h>

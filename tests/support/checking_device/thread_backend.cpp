@@ -19,7 +19,7 @@
 namespace sherd::test {
 namespace {
 
-// What one rank brings to a collective, without owning it.
+// What one rank contributes to a collective, without owning it.
 struct Part {
   at::Tensor input;   // On the CPU, over the device's bytes.
   at::Tensor output;  // Likewise.
@@ -103,7 +103,7 @@ void move_all_to_all(std::vector<Part>& parts, int /*root*/) {
   }
 }
 
-// Who takes part has an index among the members, which are ranks of the network.
+// A participant has an index among the members, which are ranks of the network.
 struct Collective {
   std::string communicator;
   std::string what;
@@ -126,7 +126,7 @@ class DoneWork final : public c10d::Work {
 
 // Each rank makes the collectives that it has started one after the other, whatever their
 // communicators, and each is made when it is the next one of all its members. So orders in which
-// ranks wait for each other are found even where timing would hide them.
+// ranks wait for each other are detected even if timing would hide them.
 struct ThreadNetwork::State {
   explicit State(int count)
       : ranks(static_cast<std::size_t>(count)),
@@ -136,16 +136,19 @@ struct ThreadNetwork::State {
 
   const std::size_t ranks;
   mutable std::mutex mu;
-  std::vector<std::int64_t> started;  // By rank.
-  // By rank and communicator, its next number; by both, those that not all members have started.
+  std::vector<std::int64_t> started;  // Indexed by rank.
+  // The next number by rank and communicator; and, by both, the collectives that not all members
+  // have started.
   std::vector<std::map<std::string, std::size_t>> numbers;
   std::map<std::pair<std::string, std::size_t>, CollectivePtr> open;
-  std::vector<std::deque<CollectivePtr>> queues;  // By rank, not made yet.
-  std::string failure;                            // Of all communicators.
-  std::map<std::string, std::set<std::size_t>>
-      aborted;  // By communicator, the ranks that did.
+  // By rank; collectives that were not made yet.
+  // For all communicators.
+  std::vector<std::deque<CollectivePtr>> queues;
+  std::string failure;
+  // The ranks that aborted, by communicator.
+  std::map<std::string, std::set<std::size_t>> aborted;
 
-  // The rank, member `index`, has put it into its current stream.
+  // The rank, member `index`, has put the collective into its current stream.
   void start(
       std::size_t index,
       Collective mine,
@@ -182,9 +185,9 @@ struct ThreadNetwork::State {
     refuse_circle(rank);
   }
 
-  // Ends the communicator's collectives: with an error on that rank, and with bytes that nothing has
-  // moved on the others. These would not end on a GPU, where no host waits for them, and learn of the
-  // failure by messages.
+  // Ends the communicator's collectives: with an error on that rank, and with bytes that nothing
+  // has moved on the others. On a GPU, where no host waits for them, these would not end, and the
+  // other ranks would learn of the failure by messages.
   void abort(std::size_t rank, const std::string& communicator) {
     const std::lock_guard lock(mu);
     aborted[communicator].insert(rank);
@@ -232,7 +235,7 @@ struct ThreadNetwork::State {
     return false;
   }
 
-  // Who the rank waits for has begun with another collective, and so on, back to the rank.
+  // The rank waits for one that has begun another collective, and so on, back to the rank itself.
   void refuse_circle(std::size_t rank) {
     std::vector<std::size_t> waiting = {rank};
     for (std::size_t at = 0; at < waiting.size(); ++at) {
@@ -383,7 +386,7 @@ class ThreadBackend final : public c10d::Backend {
       const std::vector<std::int64_t>& splits = {}) {
     TORCH_CHECK(!async, "expected asyncOp = false, on the current stream");
     TORCH_CHECK(input.is_contiguous() && output.is_contiguous());
-    // With splits it differs by rank.
+    // With splits the size differs by rank.
     const auto whole =
         splits.empty() ? std::max(input.nbytes(), output.nbytes()) : 0;
     const auto what =

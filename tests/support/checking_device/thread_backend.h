@@ -4,8 +4,8 @@
 // its own. A collective is put into the current stream and the call returns at once, as NCCL's
 // does; the bytes move when every rank has called. Each rank makes its collectives one after the
 // other, over all backends of a network: with NCCL, communicators that start in different orders on
-// some ranks may wait for each other for ever, which is an error here. Thread rule: any thread; the backends of a rank one at a
-// time.
+// some ranks may wait for each other forever, which is an error here. Thread rule: any thread; the
+// backends of one rank one at a time.
 #pragma once
 
 #include <chrono>
@@ -19,15 +19,16 @@ namespace sherd::test {
 
 class ThreadNetwork {
  public:
-  // Who comes after a collective waits this long at most for ranks that have not started it.
+  // Work after a collective waits at most this long for ranks that have not started it.
   explicit ThreadNetwork(
       int ranks, std::chrono::milliseconds deadline = std::chrono::seconds(20));
   ~ThreadNetwork();
   ThreadNetwork(const ThreadNetwork&) = delete;
   ThreadNetwork& operator=(const ThreadNetwork&) = delete;
 
-  // A rank's end of a communicator of all ranks, or of some, ascending, of which it is one. With
-  // asyncOp = false alone; sums only, made in rank order, in fp32 or, of larger dtypes, in theirs.
+  // A rank's end of a communicator of all ranks, or of some of them, ascending and including it.
+  // Only asyncOp = false is supported, and only sums, which are made in rank order, in fp32 or, for
+  // larger dtypes, in theirs.
   c10::intrusive_ptr<c10d::Backend> backend(
       int rank, const std::string& communicator);
   c10::intrusive_ptr<c10d::Backend> backend(

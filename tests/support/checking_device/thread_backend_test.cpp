@@ -23,7 +23,7 @@ struct ThreadRank {
   c10::Device device;
   c10::intrusive_ptr<c10d::Backend> gather;
   c10::intrusive_ptr<c10d::Backend> reduce;
-  // Of rows {0, 1} and {2, 3}, and of columns {0, 2} and {1, 3}, where there are four ranks.
+  // With four ranks, the rows are {0, 1} and {2, 3}, and the columns {0, 2} and {1, 3}.
   c10::intrusive_ptr<c10d::Backend> row;
   c10::intrusive_ptr<c10d::Backend> column;
   c10::Stream compute;
@@ -50,7 +50,7 @@ c10::intrusive_ptr<c10d::Backend> line_of(
       {first, first + (row ? 1 : 2)});
 }
 
-// Returns what each rank threw.
+// Returns the exception of each rank.
 template <typename Body>
 std::vector<std::string> run_ranks(
     int ranks, std::chrono::milliseconds deadline, const Body& body) {
@@ -152,7 +152,7 @@ TEST(ThreadBackend, AGatherMayTakeItsShardFromItsPlace) {
   });
 }
 
-// Rank 1 starts only when rank 0 has returned from its start; work that does not come after the
+// Rank 1 starts only after rank 0 has returned from its start; work that does not depend on the
 // gather goes on.
 TEST(ThreadBackend, StartingWaitsForNoPeer) {
   std::barrier<> started(2);
@@ -237,7 +237,7 @@ TEST(ThreadBackend, SomeRanksMayHaveACommunicatorOfTheirOwn) {
   run_well(4, [&](const ThreadRank& self) {
     const auto row = self.full(1, self.rank);
     const auto column = self.full(1, self.rank);
-    // Rows may differ in what they do first, as long as nobody waits in a circle.
+    // Rows may differ in what they do first, as long as ranks do not wait in a circle.
     for (const bool first : {true, false}) {
       if (first == (self.rank < 2)) {
         all_reduced(*self.row, row);

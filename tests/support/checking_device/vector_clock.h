@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// VectorClock says which work of which queues has surely been done before a moment: by queue, how
-// many of its pieces of work. Thread rule: a value.
+// VectorClock says which work of which queues is known to be done before a moment: for each queue,
+// how many of its pieces of work. Thread rule: a value.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 namespace sherd::test {
 
 using QueueId = std::int64_t;
-// Of a capture, from 1; 0: none.
+// The number of a capture, from 1; 0 if there is none.
 using CaptureId = std::int64_t;
 
 class VectorClock {
  public:
-  // One more piece of work of the queue; returns its number, from 1.
+  // Adds one piece of work of the queue; returns its number, from 1.
   std::uint64_t tick(QueueId queue) { return ++done_[queue]; }
 
-  // What was done before that other moment was done before this one, too.
+  // Everything done before that other moment was done before this one, too.
   void merge(const VectorClock& other) {
     for (const auto& [queue, count] : other.done_) {
       auto& here = done_[queue];
