@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What comes from strangers, from a replica of another model, and from a disk that
-// is full: refused with a reason, and nothing is lost.
+// Input from strangers, from a replica of another model, and from a full disk is refused with a
+// reason, and nothing is lost.
 #include <netinet/in.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
@@ -54,7 +54,7 @@ std::string random_bytes(std::mt19937& random, std::size_t count) {
   return bytes;
 }
 
-// By the book, but for one thing.
+// Valid messages except for one fault.
 std::vector<std::string> strange_words(std::mt19937& random) {
   std::string greeting =
       net::frame_bytes({.type = 0xffff, .payload = "dialled"});
@@ -62,7 +62,7 @@ std::vector<std::string> strange_words(std::mt19937& random) {
   version[4] = 9;
   std::string length = greeting;
   length[15] = '\x7f';
-  // Of nobody who is known, and of a life that there never was.
+  // From an unknown sender, and of an incarnation that never existed.
   Report report;
   report.replica = 4000000000U;
   report.incarnation = 77;
@@ -103,12 +103,12 @@ TEST(FaultsStrangers, F40WordsOnEveryListenerDisturbNobody) {
   options.ranks = 2;
   options.steps = 60;
   Cluster cluster(options);
-  std::vector<Descriptor> open;  // Some hold on to what they have.
+  std::vector<Descriptor> open;  // Some connections stay open.
   cluster.when_held(10, [&] {
     for (const int port : cluster.ports()) {
       for (const auto& words : strange_words(random)) {
         auto socket = dial(port);
-        // It may have been closed already.
+        // The connection may already have been closed.
         (void)::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL);
         if (random() % 2 == 0) {
           open.push_back(std::move(socket));
@@ -124,7 +124,7 @@ TEST(FaultsStrangers, F40WordsOnEveryListenerDisturbNobody) {
   EXPECT_EQ(outcome.epochs(), 1);
 }
 
-// Not even with everything that a member says, but for the secret.
+// They know everything that a member says, except the secret.
 TEST(FaultsStrangers, F51WithASecretTheyAreRefusedOnEveryPortAndDisturbNobody) {
   std::mt19937 random(51);
   const sherd::testing::ScratchFolder folder;
@@ -177,7 +177,7 @@ TEST(FaultsStrangers, F50OneOfAnotherShapeEndsWithAReasonAndDisturbsNobody) {
   EXPECT_FALSE(stranger->done);
 }
 
-// A file system of a megabyte.
+// A file system of one megabyte.
 class SmallDisk {
  public:
   SmallDisk()
@@ -223,7 +223,7 @@ TEST(FaultsSmallDisk, F27NothingIsCommittedThatIsNotWrittenAndNothingIsLost) {
   std::int64_t held = 0;
   cluster.when_held(10, [&] {
     disk.fill();
-    // What was told before may still be under way.
+    // Earlier messages may still be under way.
     cluster.after(milliseconds(500), [&] { held = cluster.last_held(); });
     cluster.after(milliseconds(1500), [&] {
       EXPECT_EQ(cluster.last_held(), held);

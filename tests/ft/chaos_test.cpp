@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All faults at random, of a seed that is printed: what must hold after each of
-// them must hold after all.
+// All faults at random, from a seed that is printed: what must hold after each of them must hold
+// after all.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -31,7 +31,7 @@ class Chaos {
         random_(options.seed),
         cluster_(cluster_options(options)) {
     cluster_.when_held(3, [this] { strike(); });
-    // In each life, once and again.
+    // In each incarnation, several times.
     for (int life = 1; life <= 8; ++life) {
       for (std::int64_t step = 10; step < options.steps - 60; step += 30) {
         cluster_.order_at(
@@ -75,7 +75,7 @@ class Chaos {
     return cluster_.link(any_replica(), any_replica(), any_rank());
   }
 
-  // The last steps are calm, so that all can come to the end.
+  // The last steps have no faults, so that all replicas can reach the end.
   void strike() {
     if (cluster_.last_held() > options_.steps - 60) {
       cluster_.heal();
@@ -124,7 +124,7 @@ class Chaos {
   ChaosOptions options_;
   std::mt19937_64 random_;
   Cluster cluster_;
-  bool away_ = false;  // The coordinator.
+  bool away_ = false;  // Whether the coordinator is away.
   int strikes_ = 0;
 };
 
@@ -141,13 +141,14 @@ void run_chaos(ChaosOptions options) {
   EXPECT_LT(outcome.longest_gap({0, 1, 2, 3}), std::chrono::seconds(30));
 }
 
-// The same faults each time; SHERD_TEST_SEED: others. Random ones are `make soak`'s.
+// The faults are the same each time, unless SHERD_TEST_SEED gives others. `make soak` uses random
+// ones.
 TEST(FaultsChaos, F64AllThatMustHoldHoldsWhateverComes) {
   const auto seed = process_environment()("SHERD_TEST_SEED").value_or("1");
   run_chaos({.seed = std::stoull(seed), .ranks = 1, .steps = 250});
 }
 
-// An hour of it is `make soak`'s.
+// `make soak` runs an hour of it.
 TEST(FaultsChaos, DISABLED_F64ForLong) {
   for (int round = 0; round < 60; ++round) {
     run_chaos(

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clocks that are wrong, jump, or count from another beginning than the others'.
-// Only timeouts read one, and a monotonic one: no replica and no coordinator may
-// notice.
+// Clocks that are wrong, jump, or start at another time than the others'. Only timeouts read a
+// clock, and a monotonic one: no replica and no coordinator may notice.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -26,7 +25,7 @@ TEST(FaultsClock, F53AWallClockThatJumpsByAnHourChangesNothing) {
     cluster.shift_wall_clock_of(2, hours(1));
     cluster.shift_coordinators_wall_clock(hours(1));
   });
-  // One that comes back to an earlier time than its log is of.
+  // The coordinator comes back to a time before that of its log.
   cluster.when_held(40, [&] {
     cluster.signal_coordinator(SIGKILL);
     cluster.shift_coordinators_wall_clock(-hours(1));
@@ -35,7 +34,7 @@ TEST(FaultsClock, F53AWallClockThatJumpsByAnHourChangesNothing) {
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 1, 2}, .gap_max = milliseconds(5000), .unused_max = 1});
-  // The second term's own, and two more when one finds it later than the others.
+  // One for the second term, and two more if a replica finds it later than the others.
   EXPECT_LE(outcome.epochs(), 4);
   EXPECT_EQ(outcome.history().term, 2U);
 }
@@ -48,7 +47,7 @@ TEST(FaultsClockOrigin, F53MonotonicClocksOfOtherOriginsMakeNoDifference) {
   Cluster cluster({});
   cluster.set_clock_ahead(1, hours(1));
   cluster.set_clock_ahead(2, hours(1000));
-  // A new life counts from somewhere else than the former.
+  // The clock of a new incarnation starts elsewhere than the former one's.
   cluster.when_held(20, [&] {
     cluster.set_clock_ahead(1, hours(3));
     cluster.signal_all(1, SIGKILL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The script and the processes; what runs them is in cluster_run.cpp.
+// The script and the processes; cluster_run.cpp runs them.
 #include "ft/cluster.h"
 
 #include <fcntl.h>
@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-// The last one is the coordinator's.
+// The last clock is the coordinator's.
 constexpr int kCoordinatorsClock = kWallClocks - 1;
 int wall_clock_of(ReplicaId replica) {
   return static_cast<int>(replica) % kCoordinatorsClock;
@@ -245,7 +245,7 @@ void Cluster::fork_rank(ReplicaId replica, int rank, Incarnation incarnation) {
   processes_.push_back(std::move(process));
 }
 
-// The one of its last life.
+// The process of its last incarnation.
 Cluster::Process* Cluster::process(ReplicaId replica, int rank) {
   for (auto at = processes_.rbegin(); at != processes_.rend(); ++at) {
     if ((*at)->life.replica == replica && (*at)->life.rank == rank) {
@@ -380,7 +380,7 @@ void Cluster::forget_former(ReplicaId replica) {
   coordinator_link(replica).reset_connections();
 }
 
-// In order, so that its log is whole.
+// Ends it in order, so that its log is complete.
 void Cluster::end_coordinator() {
   for (const auto pid : coordinators_) {
     ::kill(pid, SIGCONT);

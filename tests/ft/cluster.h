@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cluster is a fault-tolerant run on this host: a coordinator and replicas of some
-// ranks, each a process that is really killed, stopped and started again, and
-// proxies between them where a test wants to spoil connections. A test arms what
-// happens at which point of which rank, runs it, and asks the Outcome. Like the
-// launcher it ends the siblings of a rank that dies. Thread rule: one thread.
+// Cluster is a fault-tolerant run on this host: a coordinator and replicas of several ranks, each a
+// process that is really killed, stopped and restarted, and proxies between them if a test wants to
+// inject connection faults. A test arms what happens at which point of which rank, runs it, and
+// examines the Outcome. Like the launcher it ends the siblings of a rank that dies. Thread rule:
+// one thread.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@
 
 namespace sherd::ft::test {
 
-// When a replica is lost, nothing is committed for as long: detection, a new epoch, an all-reduce
+// When a replica is lost, nothing is committed for this long: detection, a new epoch, an all-reduce
 // and 100 ms, times five.
 inline constexpr Duration kGap = std::chrono::milliseconds(1800);
 
@@ -38,56 +38,56 @@ struct ClusterOptions {
   std::int64_t steps = 30;
   std::chrono::microseconds step_time{20000};
   std::vector<std::int64_t> buckets{1500, 2501};
-  std::int64_t samples = 4;  // Of a replica and step.
-  // A replica that is lost is started again, so long after.
+  std::int64_t samples = 4;  // Per replica and step.
+  // A lost replica is restarted, after `restart_after`.
   bool restarts = false;
   std::chrono::milliseconds restart_after{0};
-  // One that has left in order comes back, too.
+  // A replica that has left in order comes back, too.
   bool returns = false;
   bool ends_siblings = true;
-  // Who has not ended so long after the first that has made the last step is not
-  // waited for; 0: all are.
+  // Replicas that have not ended this long after the first one that made the last step are not
+  // waited for; 0 means that all are.
   std::chrono::milliseconds ends_after_done{0};
-  // Proxies between all pairs of replicas, and to the coordinator.
+  // Whether there are proxies between all pairs of replicas, and to the coordinator.
   bool links = false;
-  // Proxies before those that states are fetched from.
+  // Whether there are proxies in front of replicas from which states are fetched.
   bool fetch_links = false;
-  // Of segments on `links`; see FaultProxyOptions.
+  // Lost segments on `links`; see FaultProxyOptions.
   int segments_lost_per_mille = 0;
   std::uint64_t fetch_bytes_per_s_max = 0;
   // See SessionOptions::warm_up.
   bool warms_up = false;
-  // Of sums, where they are kept and where they are collected.
+  // The limit of sums, both where they are kept and where they are collected.
   std::uint64_t sums_bytes_max = std::uint64_t{1} << 30U;
   std::size_t ballast_bytes = 0;
-  // Steps from one comparison of states to the next; 0: none.
+  // How many steps lie between two comparisons of states; 0 turns them off.
   int digest_every = 0;
-  bool bad_gradients_stop = false;  // All; else they are left out.
-  // Where the coordinator's log is; empty: among other files of the test.
+  // Whether all replicas stop; otherwise the gradients are left out.
+  bool bad_gradients_stop = false;
+  // The folder of the coordinator's log; if empty, it is with the other files of the test.
   std::string log_folder{};
-  // What is not of the cluster's own: its limits and timeouts.
+  // The options that the cluster does not set itself: limits and timeouts.
   CoordinateOptions coordinator{};
   std::chrono::milliseconds limit{40000};
 };
 
-// When a rank reaches a point, in one life of its replica. The points are those of
-// RankAgentTestHooks and the program's: "idle", "forward", "backward", "gradients",
-// "update", "updated"; and "sum", before the digest of what was reduced is made.
+// The moment when a rank reaches a point, in one incarnation of its replica. The points are those
+// of RankAgentTestHooks and the program's: "idle", "forward", "backward", "gradients", "update",
+// "updated"; and "sum", before the digest of the reduced sum is computed.
 struct Trigger {
   ReplicaId replica = 0;
   int rank = 0;
   std::string point;
-  std::int64_t step = 0;  // That it is about to make; -1: whenever.
+  std::int64_t step = 0;  // The step that it is about to make; -1 for any.
   int life = 1;
 };
 
-// A life of a replica, or a later one, that computes a step above `above`: one that
-// has come back.
+// This incarnation of a replica, or a later one, computes a step above `above`: it has come back.
 struct Rejoin {
   ReplicaId replica = 0;
   int life = 2;
   std::int64_t above = 0;
-  std::int64_t more = 20;  // Steps until the end of the run.
+  std::int64_t more = 20;  // How many steps remain until the end of the run.
 };
 
 class Cluster {
@@ -97,57 +97,56 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
-  // ---- the script, before run() or from within ----
+  // ---- the script, before run() or during it ----
 
-  // `act` is called when the moment comes for the first time, and the thread that
-  // reached it waits until it returns; what it returns the rank does: nothing,
-  // "throw", "exit", "segv", "abort", "leave", "leave in STEPS", "sleep MS", "flip
-  // gradient", "flip parameter", "nan gradient", "spike gradient"; at "sum", "flip
-  // sum".
+  // `act` is called when the moment comes for the first time, and the thread that reached it waits
+  // until it returns. The rank then does what it returns: nothing, "throw", "exit", "segv",
+  // "abort", "leave", "leave in STEPS", "sleep MS", "flip gradient", "flip parameter", "nan
+  // gradient", "spike gradient"; at "sum", "flip sum".
   void at(const Trigger& moment, std::function<std::string()> act);
   void kill_at(const Trigger& moment);
-  // And continued after so long; 0: never.
+  // Stops it, and continues it after `lasts`; 0 means never.
   void stop_at(const Trigger& moment, std::chrono::milliseconds lasts);
   void order_at(const Trigger& moment, const std::string& order);
-  // When a rank is the first to hold that step.
+  // Called when a rank is the first to hold that step.
   void when_held(std::int64_t step, std::function<void()> act);
   void after(Duration time, std::function<void()> act);
-  // The run ends behind this return, and behind all that are asked for, in place of
-  // ClusterOptions::steps: how long one is kept out is not counted in steps.
+  // The run ends after this return, and after all others that are awaited, instead of after
+  // ClusterOptions::steps: the time for which a replica is kept out is not counted in steps.
   void end_behind(const Rejoin& awaited);
 
-  // ---- what it may do ----
+  // ---- actions ----
 
-  // A new life.
+  // Starts a new incarnation.
   void start(ReplicaId replica);
   void signal(ReplicaId replica, int rank, int number);
   void signal_all(ReplicaId replica, int number);
-  // Of the last life; it may be woken when there is another.
+  // The process of the last incarnation; it may be woken after another one has started.
   pid_t pid_of(ReplicaId replica, int rank);
   void wake(pid_t pid);
   void start_coordinator();
   void signal_coordinator(int number);
-  // Stops it and starts another on the same log, for all links; then continues
-  // the former one.
+  // Stops the coordinator and starts another one on the same log, for all links; then continues the
+  // former one.
   void start_successor();
-  // And has this replica talk to it alone, until it forgets it again.
+  // Wakes the former coordinator and connects only this replica with it, until forget_former().
   void wake_former(ReplicaId replica);
   void forget_former(ReplicaId replica);
-  // With this log in place of its own, for starts to come.
+  // The log of coordinators started later.
   void set_log(const std::string& path) { options_.coordinator.log = path; }
   const std::string& log() const { return options_.coordinator.log; }
-  // With `--recover-from-replicas`, for starts to come.
+  // Starts later coordinators with `--recover-from-replicas`.
   void set_recovers() { options_.coordinator.recover_from_replicas = true; }
-  // For starts to come.
+  // The configuration of replicas started later.
   void set_config(std::uint64_t config) { config_ = config; }
   void set_restarts(bool restarts) { options_.restarts = restarts; }
   void set_buckets(std::vector<std::int64_t> buckets) {
     buckets_ = std::move(buckets);
   }
-  // At once, for its lives to come, too.
+  // Takes effect at once, and for later incarnations, too.
   void shift_wall_clock_of(ReplicaId replica, Duration by);
   void shift_coordinators_wall_clock(Duration by);
-  // Of its monotonic clock, for starts to come; see shifted_clock.h.
+  // Sets its monotonic clock ahead, for incarnations started later; see shifted_clock.h.
   void set_clock_ahead(ReplicaId replica, std::chrono::seconds ahead) {
     ahead_[replica] = ahead;
   }
@@ -155,19 +154,19 @@ class Cluster {
   sherd::test::FaultProxy& link(ReplicaId from, ReplicaId to, int rank = 0);
   sherd::test::FaultProxy& coordinator_link(ReplicaId replica);
   sherd::test::FaultProxy& fetch_link(ReplicaId donor, int rank = 0);
-  // Cuts all links between these two; everything arrives after heal().
+  // Cuts all links between these two; everything that was sent arrives after heal().
   void part(ReplicaId one, ReplicaId other);
   void heal();
 
-  // All that somebody listens on now.
+  // All ports on which processes listen now.
   std::vector<int> ports() const;
   std::int64_t last_held() const { return last_held_; }
-  // The last one, for all who run, too. REQUIRES: nobody is near the former.
+  // The last step, also for running replicas. REQUIRES: no replica is near the former one.
   void set_steps(std::int64_t steps) { steps_.set(steps); }
   bool lives(ReplicaId replica) const;
   int life_of(ReplicaId replica) const;
 
-  // Until all processes that are not stopped have ended.
+  // Runs until all processes that are not stopped have ended.
   Outcome run();
 
  private:
@@ -175,7 +174,7 @@ class Cluster {
     Life life;
     Descriptor socket;
     Descriptor ended;
-    Duration ahead{0};  // Of the test's clock.
+    Duration ahead{0};  // Added to the test's clock.
     bool stopped = false;
     bool gone = false;
   };
@@ -231,7 +230,7 @@ class Cluster {
   Incarnation incarnations_ = 100;
   std::int64_t last_held_ = -1;
   Instant struck_at_{0};
-  Instant done_at_{0};  // The first one; 0: none is.
+  Instant done_at_{0};  // When the first replica was done; 0 if none is.
 };
 
 }  // namespace sherd::ft::test

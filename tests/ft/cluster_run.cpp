@@ -44,7 +44,7 @@ bool Cluster::over() const {
          });
 }
 
-// One look at what has happened.
+// Checks once what has happened.
 void Cluster::turn(Instant until) {
   std::vector<pollfd> polled;
   std::vector<Process*> whose;
@@ -81,7 +81,7 @@ void Cluster::run_timers() {
   }
 }
 
-// ---- what ranks tell ----
+// ---- reports of ranks ----
 
 void Cluster::listen_to(Process& process) {
   std::array<char, kTraceEventBytesMax> bytes{};
@@ -151,7 +151,7 @@ void Cluster::computes(const Life& life, std::int64_t step) {
   }
 }
 
-// What others are to know of where it listens: perhaps proxies.
+// The address under which other replicas reach it, possibly that of proxies.
 std::string Cluster::published(const Process& process) {
   std::istringstream in(process.life.trace.front().text);
   std::string host;
@@ -174,7 +174,7 @@ std::string Cluster::published(const Process& process) {
   return str(host, ' ', reduce, ' ', fetch, ' ', control);
 }
 
-// When all ranks of a replica are there.
+// Called when all ranks of a replica have reported their address.
 void Cluster::introduce(ReplicaId replica) {
   std::vector<Process*> ranks;
   for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -247,7 +247,7 @@ void Cluster::lost(const Process& process) {
   }
 }
 
-// When all its ranks are gone.
+// Called when all its ranks are gone.
 void Cluster::start_later(ReplicaId replica) {
   if (!lives(replica) && to_start_.insert(replica).second) {
     after(options_.restart_after, [this, replica] {
@@ -281,7 +281,7 @@ Outcome Cluster::outcome(bool in_time) {
   return outcome;
 }
 
-// Other programs' come and go meanwhile; what is left of this one's stays.
+// Files of other programs come and go meanwhile; what is left of this one stays.
 std::set<std::string> Cluster::segments_left() const {
   const Instant until = clock_.now() + std::chrono::seconds(10);
   auto left = segments();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Coordinators that are killed around a decision, come back with another log, or
-// are two. F26 is LogStoreKilled of ft_coordinator_test; F27 is LogStoreOnSmallDisks
-// there and FaultsSmallDisk here.
+// Coordinators that are killed around a decision, come back with another log, or are two at once.
+// F26 is LogStoreKilled of ft_coordinator_test; F27 is LogStoreOnSmallDisks there and
+// FaultsSmallDisk here.
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -22,10 +22,10 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// Until it is back, and replicas have found it; five times.
+// The time until it is back and replicas have found it, times five.
 constexpr Duration kCoordinatorGap = milliseconds(5000);
 
-// Before, in and after the write: whichever it is, all see the same outcome and
+// Before, during and after the write: whichever it is, all replicas see the same outcome and
 // nothing is computed again.
 TEST(FaultsCoordinator, F23F24KilledAroundTheWriteNoStepIsLost) {
   const auto seed = std::random_device{}();
@@ -49,11 +49,11 @@ TEST(FaultsCoordinator, F23F24KilledAroundTheWriteNoStepIsLost) {
       return std::string();
     };
     cluster.at({.replica = replica, .point = "voted", .step = step}, kill);
-    // At the latest, when this one was left out of the step.
+    // At the latest when this replica was left out of the step.
     cluster.when_held(step, kill);
   }
   const auto outcome = cluster.run();
-  // Who finds the next one later than the others follows in that step.
+  // A replica that finds the next coordinator later than the others follows in that step.
   outcome.check(
       {.survivors = {0, 1, 2}, .gap_max = kCoordinatorGap, .unused_max = 3});
   EXPECT_EQ(outcome.history().term, 1U + kKills);
@@ -89,7 +89,7 @@ TEST(FaultsCoordinator, F28OneThatHasASuccessorDecidesNothingMore) {
     cluster.after(milliseconds(300), [&] {
       cluster.wake_former(0);
       cluster.signal_all(0, SIGKILL);
-      cluster.start(0);  // Which it has to write down.
+      cluster.start(0);  // The coordinator has to record that.
     });
     cluster.after(milliseconds(600), [&] { cluster.forget_former(0); });
   });
@@ -125,7 +125,8 @@ TEST(FaultsCoordinator, F29WithAnEmptyLogNothingIsCommittedOrLost) {
   }
 }
 
-// The files go while the coordinator runs, and it dies before it has noticed. What they had.
+// The files disappear while the coordinator runs, and it dies before it has noticed. Returns what
+// they contained.
 std::vector<Record> lose_log(Cluster& cluster) {
   cluster.signal_coordinator(SIGSTOP);
   auto records = records_of(cluster.log());
@@ -138,7 +139,7 @@ std::vector<Record> lose_log(Cluster& cluster) {
   return records;
 }
 
-// Both logs as one, as if nothing had been lost: the run goes on from its last commit.
+// Joins both logs as if nothing had been lost: the run continues from its last commit.
 std::vector<Record> joined(
     std::vector<Record> lost, const std::vector<Record>& recovered) {
   History history;
@@ -149,7 +150,7 @@ std::vector<Record> joined(
   for (std::size_t i = 1; i < recovered.size(); ++i) {
     const auto& record = recovered[i];
     if (const auto* back = std::get_if<RecoveryRecord>(&record)) {
-      // One step behind, which is in the next record, or where it was.
+      // Either one step behind, which the next record then has, or where it was.
       EXPECT_TRUE(history.on_chain(back->canonical()));
       EXPECT_LE(history.canonical->step, back->canonical().step + 1);
       EXPECT_EQ(history.run, std::get<TermRecord>(lost.front()).run);
@@ -218,7 +219,7 @@ TEST(FaultsCoordinator, F29ALostLogIsNeverMadeFromSomeOfTheReplicas) {
   EXPECT_EQ(outcome.members_at(10), 3);
 }
 
-// Whoever runs on sees that the file is gone, says so, and keeps what it had.
+// The running coordinator notices that the file is gone, reports it, and keeps what it had.
 TEST(FaultsCoordinator, F29ALogThatIsRemovedIsNoticedAndCanBePutBack) {
   Cluster cluster({.steps = 60});
   const auto log = cluster.log();
@@ -227,7 +228,7 @@ TEST(FaultsCoordinator, F29ALogThatIsRemovedIsNoticedAndCanBePutBack) {
       std::filesystem::remove(log + suffix);
     }
     cluster.after(milliseconds(1500), [&] {
-      cluster.signal_coordinator(SIGKILL);  // It has ended by itself.
+      cluster.signal_coordinator(SIGKILL);  // It has ended on its own.
       std::filesystem::rename(log + ".rescued", log);
       cluster.start_coordinator();
     });

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ring links that carry nothing while each replica's connection to the coordinator lives: the largest
-// set that can be connected trains on, and whoever is at the end of the dead links is named.
+// Ring links that carry nothing while each replica's connection to the coordinator works: the
+// largest set that can be connected trains on, and the replica at the end of the dead links is
+// named.
 #include <chrono>
 #include <string>
 #include <gmock/gmock.h>
@@ -17,8 +18,8 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The links are noticed, and a ring or two cannot be connected: 1.4 to 2.2 s on a machine with
-// nothing else to do.
+// The links have to be noticed, and one or two rings cannot be connected: 1.4 to 2.2 s on an idle
+// machine.
 constexpr Duration kCutGap = milliseconds(4000);
 
 ClusterOptions with_ring_links(int replicas, int replicas_min) {
@@ -33,7 +34,7 @@ ClusterOptions with_ring_links(int replicas, int replicas_min) {
 
 enum class Cut { kIn, kOut, kBoth };
 
-// Bytes on the ring links of the victim vanish.
+// Bytes on the victim's ring links vanish.
 void cut(Cluster& cluster, int replicas, ReplicaId victim, Cut which) {
   const sherd::test::Faults hole{.black_hole_after = 0};
   for (ReplicaId other = 0; other < static_cast<ReplicaId>(replicas); ++other) {
@@ -80,7 +81,7 @@ TEST_P(FaultsDataPlane, OneThatCannotBeReachedTakesNobodyWithIt) {
   Cluster cluster(options);
   cluster.when_held(10, [&, of = replicas, who = victim, how = which] {
     cut(cluster, of, who, how);
-    // It is tried again, and fails again, while the others train.
+    // The replica is tried again, and fails again, while the others train.
     cluster.after(milliseconds(7000), [&] {
       cluster.set_steps(cluster.last_held() + 30);
     });
@@ -126,7 +127,7 @@ TEST(FaultsRingPort, OneThatIsReachedAgainIsBackInSeconds) {
   const auto outcome = cluster.run();
   outcome.check({.gap_max = kCutGap, .replicas_min = 2});
   EXPECT_EQ(outcome.members_at(outcome.steps), 3);
-  // The longest wait, a try that was under way, and one that succeeds.
+  // The longest wait, an attempt under way, and one that succeeds.
   EXPECT_LT(clock.now() - healed, milliseconds(4000 + 1000 + 3000));
 }
 

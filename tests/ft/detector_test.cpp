@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bits that go wrong in silence: in a sum, in parameters, in gradients. Most are
-// found, and by whom they should be; one kind is not.
+// Silent bit errors in a sum, in parameters and in gradients. Most are detected, and by the
+// intended detector; one kind is not.
 #include <chrono>
 #include <csignal>
 #include <map>
@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Who holds the same has the same bits, from this step on.
+// From this step on, replicas that hold the same state have the same bits.
 void expect_agreement(const Outcome& outcome, std::int64_t from) {
   std::map<std::pair<int, StateId>, std::uint64_t> hashes;
   for (const auto& life : outcome.lives) {
@@ -59,7 +59,8 @@ TEST_P(DetectorSum, F57AFlipInASumIsFoundAndTheStepRepeated) {
       {.replica = 1, .rank = ranks - 1, .point = "sum", .step = 10},
       "flip sum");
   const auto outcome = cluster.run();
-  // With the bits of a run without faults, of all three, at no other price.
+  // The bits are those of a run without faults, with all three replicas, and there is no other
+  // cost.
   outcome.check(
       {.survivors = {0, 1, 2},
        .gap_max = kGap,
@@ -85,7 +86,7 @@ TEST(Detector, F57OfTwoNobodyIsBlamedAndTheStepIsRepeated) {
 // ---- T2: digests of states ----
 
 struct Flip {
-  std::int64_t step;  // After which it happens.
+  std::int64_t step;  // The step after which it happens.
   int ranks;
 };
 
@@ -102,10 +103,10 @@ TEST_P(DetectorState, F58AFlipInParametersIsFoundInFiveStepsAndReplaced) {
        .point = "updated",
        .step = flip.step},
       "flip parameter");
-  // What it computes from the damaged state is of no use.
+  // What it computes from the damaged state is useless.
   cluster.end_behind({.replica = 1, .life = 1, .above = found + 1});
   const auto outcome = cluster.run();
-  // What it has reduced from wrong bits until then is in the sums of all.
+  // What it has reduced from wrong bits until then is in all replicas' sums.
   const std::vector<ReplicaId> wrong_bits = found == flip.step
       ? std::vector<ReplicaId>{1}
       : std::vector<ReplicaId>{0, 1, 2};
@@ -118,7 +119,7 @@ TEST_P(DetectorState, F58AFlipInParametersIsFoundInFiveStepsAndReplaced) {
   EXPECT_EQ(outcome.rollbacks(), 0);
   EXPECT_EQ(outcome.members_at(found), 3);
   EXPECT_GE(outcome.epochs(), 2);
-  // It goes on in the same life, with a copy.
+  // It continues in the same incarnation, with a copy.
   const auto lives = outcome.lives_of(1);
   ASSERT_EQ(lives.size(), static_cast<std::size_t>(flip.ranks));
   EXPECT_TRUE(lives.front()->done) << lives.front()->failure;
@@ -132,7 +133,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Detector, F58OfTwoThatDifferNobodyTrainsUntilOneIsEnded) {
   Cluster cluster({.replicas = 2, .restarts = true, .digest_every = 5});
-  // One that somebody ends comes back with the other one's bits.
+  // A replica that an operator ended comes back with the bits of the other one.
   cluster.at({.replica = 1, .point = "updated", .step = 10}, [&] {
     cluster.after(std::chrono::seconds(1), [&] {
       EXPECT_EQ(cluster.last_held(), 10);
@@ -188,7 +189,7 @@ TEST_P(DetectorGradient, F59ABadOneIsLeftOutOfTheStepAndTheLogSaysSo) {
       record.participants[1].left_out, ElementsAre(SampleRange{172, 176}));
   EXPECT_EQ(record.commit.samples, 8);
   EXPECT_EQ(outcome.epochs(), 2);
-  // It counts again from the next step on, and nothing is trained twice.
+  // From the next step on it counts again, and nothing is trained twice.
   EXPECT_EQ(commit_of(outcome, 16).commit.samples, 12);
   EXPECT_EQ(outcome.history().consumed.size(), 36 * 12);
 }
@@ -236,7 +237,7 @@ TEST(Detector, F59ThePolicyMayStopTheRun) {
       HasSubstr("the run: replica 1 has gradients of no use for step 10"));
 }
 
-// ---- what nobody finds ----
+// ---- what nothing detects ----
 
 TEST(Detector, F60APlausibleFlipInAGradientIsMissedByAllAlike) {
   Cluster cluster({.steps = 30, .digest_every = 5});
@@ -245,7 +246,7 @@ TEST(Detector, F60APlausibleFlipInAGradientIsMissedByAllAlike) {
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 1, 2}, .wrong_bits = {0, 1, 2}});
   EXPECT_EQ(outcome.epochs(), 1);
-  // All have the same bits, and not those that they should have.
+  // All replicas have the same bits, but not the right ones.
   expect_agreement(outcome, 0);
   for (const auto& event : outcome.lives.front().trace) {
     if (event.kind == TraceEvent::Kind::kHolds) {

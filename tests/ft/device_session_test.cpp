@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas whose models are on devices, with streams that are checked: they train to the bits of
-// replicas on the CPU, and return, fail and save as those do.
+// Replicas whose models are on devices, with checked streams: their training gives the same bits as
+// replicas on the CPU, and they return, fail and save in the same way.
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -56,8 +56,8 @@ INSTANTIATE_TEST_SUITE_P(
           std::to_string(tested.param.ranks) + "Ranks";
     });
 
-// Its second life begins with the initial values and has no checkpoint to load. What replicas hold,
-// the cluster compares.
+// Its second incarnation begins with the initial values and has no checkpoint to load. The cluster
+// compares what replicas hold.
 TEST(DeviceReplicas, AKilledOneReturnsWithTheStateOfAnother) {
   DiskCluster cluster(
       {.on_devices = true, .steps = kEndlessly, .save_every = 0});

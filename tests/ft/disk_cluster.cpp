@@ -52,7 +52,8 @@ DiskCluster::DiskCluster(const DiskClusterOptions& options)
   coordinator.ready_file = folder_ + "/ready";
   coordinator.replicas_start = options_.replicas;
   coordinator.samples_per_replica = options_.ranks;
-  coordinator.dead_after = std::chrono::seconds(10);  // Whoever dies is closed.
+  // The connections of dead processes are closed.
+  coordinator.dead_after = std::chrono::seconds(10);
   steps = options_.steps;
   start_coordinator();
 }
@@ -187,7 +188,7 @@ void DiskCluster::reap() {
   }
 }
 
-// ---- what they tell ----
+// ---- reports of processes ----
 
 void DiskCluster::hear() {
   ::fcntl(told_.get(), F_SETFL, O_NONBLOCK);
@@ -226,7 +227,8 @@ void DiskCluster::heard(const std::string& line) {
     const auto name = rest.substr(space + 1);
     const auto hash = rest.substr(0, space);
     const auto [known, added] = hashes_.emplace(str(rank, ' ', name), hash);
-    EXPECT_EQ(known->second, hash) << line;  // Equal names, equal bits.
+    // Equal names must mean equal bits.
+    EXPECT_EQ(known->second, hash) << line;
     if (what == "holds" && rank == 0) {
       held_[{replica, life}] = state_named(name).step;
     }

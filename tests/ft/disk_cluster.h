@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DiskCluster is a fault-tolerant run whose replicas save checkpoints: processes
-// with LibTorch, a coordinator, and a folder. All of them can be killed and started
-// again. Ranks' siblings end with them, as under the launcher. Thread rule: one
-// thread; the test's process must not have used LibTorch.
+// DiskCluster is a fault-tolerant run whose replicas save checkpoints: processes with LibTorch, a
+// coordinator, and a folder. All processes can be killed and restarted. When a rank ends, so do its
+// siblings, as under the launcher. Thread rule: one thread; the test's process must not have used
+// LibTorch.
 #pragma once
 
 #include <sys/types.h>
@@ -25,18 +25,19 @@
 namespace sherd::ft::test {
 
 struct DiskClusterOptions {
-  std::string folder{};  // It is made; empty: one that goes with the cluster.
+  // Created if necessary; if empty, one that is removed with the cluster.
+  std::string folder{};
   int replicas = 3;
   int ranks = 1;
   bool on_devices = false;
   std::int64_t steps = 30;
   std::int64_t save_every = 5;
-  int keep = 0;  // Checkpoints; 0: all.
-  // Of each replica's first life.
+  int keep = 0;  // How many checkpoints; 0 means all.
+  // For the first incarnation of each replica.
   DiskFault fault = DiskFault::kNone;
   std::string fault_at{};
-  std::int64_t kills_max = 1000;  // By the fault, of all replicas together.
-  // Of replica 1; see DiskRankOptions.
+  std::int64_t kills_max = 1000;  // Killed by the fault, over all replicas.
+  // For replica 1; see DiskRankOptions.
   std::int64_t nan_at = 0;
   std::int64_t flip_at = 0;
 };
@@ -48,7 +49,7 @@ class DiskCluster {
   DiskCluster(const DiskCluster&) = delete;
   DiskCluster& operator=(const DiskCluster&) = delete;
 
-  // ---- what it may do ----
+  // ---- actions ----
 
   void start(int replica);
   void start_all();
@@ -56,28 +57,28 @@ class DiskCluster {
   void kill_all();
   void start_coordinator();
   void kill_coordinator();
-  // Those that die are started again.
+  // Whether replicas that die are restarted.
   void set_restarts(bool restarts) { restarts_ = restarts; }
-  // What hangs goes on.
+  // Lets processes that hang go on.
   void release() { release_.close(); }
-  // Of coordinators and replicas to come.
+  // The options of coordinators and replicas started later.
   CoordinateOptions coordinator;
   std::string checkpoints;
-  std::map<int, std::string> checkpoints_of;  // Instead, of some replicas.
+  std::map<int, std::string> checkpoints_of;  // Replaces it for some replicas.
   int width = 16;
-  std::int64_t steps = 0;  // As in the options, at first.
+  std::int64_t steps = 0;  // Initially as in the options.
 
-  // Until `enough`; false, and a failure of the test, when it takes too long.
+  // Runs until `enough` holds; if that takes too long, returns false and fails the test.
   bool run_until(const std::function<bool()>& enough);
   bool run_until_made(std::int64_t step);
-  // All replicas have ended in order.
+  // Runs until all replicas have ended in order.
   bool run_until_done();
   bool run_until_failed(int replica);
 
-  // ---- what was told ----
+  // ---- what processes reported ----
 
-  std::int64_t made() const { return made_; }  // By anybody.
-  // Names of states that replicas have loaded.
+  std::int64_t made() const { return made_; }  // By any replica.
+  // The names of states that replicas have loaded.
   const std::vector<std::string>& loaded() const { return loaded_; }
   std::string failure_of(int replica) const;
   std::string failure_of_any() const;
@@ -85,14 +86,15 @@ class DiskCluster {
   std::size_t failures() const { return failures_.size(); }
   std::size_t ranks_alive() const { return processes_.size(); }
   bool is_done(int replica) const { return done_.contains({replica, 0}); }
-  // The last step of which its rank 0 held the state in this life; -1: none.
+  // The last step whose state its rank 0 held in this incarnation; -1 if none.
   std::int64_t held_by(int replica) const;
-  // Of a rank's state at that step, of a run in which none was made twice; empty: it is not known.
+  // The hash of a rank's state at that step, in a run in which no step was made twice; empty if it
+  // is not known.
   std::string hash_at(std::int64_t step, int rank) const;
   bool saved(std::int64_t step) const;
   std::string path_of(std::int64_t step) const;
-  std::string said() const;  // All that anybody wrote to stderr.
-  // Of the log; the coordinator ends for it.
+  std::string said() const;  // Everything that processes wrote to stderr.
+  // The records of the log; the coordinator is ended to read it.
   std::vector<Record> log();
 
  private:
@@ -116,14 +118,16 @@ class DiskCluster {
   Descriptor tell_;
   Descriptor waits_;
   Descriptor release_;
-  std::string heard_;  // Of a line that is not complete.
+  std::string heard_;  // An incomplete line.
   std::vector<Process> processes_;
   pid_t coordinator_ = -1;
   std::map<int, int> lives_;
-  std::set<std::pair<int, int>> done_;  // Replica and rank.
+  std::set<std::pair<int, int>> done_;  // Pairs of replica and rank.
   std::map<int, std::string> failures_;
-  std::map<std::string, std::string> hashes_;         // By rank and state.
-  std::map<std::pair<int, int>, std::int64_t> held_;  // By replica and life.
+  // Keyed by rank and state.
+  std::map<std::string, std::string> hashes_;
+  // Keyed by replica and incarnation.
+  std::map<std::pair<int, int>, std::int64_t> held_;
   std::vector<std::string> loaded_;
   std::int64_t made_ = 0;
   bool restarts_ = false;

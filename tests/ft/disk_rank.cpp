@@ -29,7 +29,7 @@ namespace {
 
 using sherd::ft::test::DiskFault;
 
-// Of the process.
+// The fault of this process.
 DiskFault fault = DiskFault::kNone;
 std::string fault_at;
 sherd::ft::test::SharedNumber* kills_left = nullptr;
@@ -52,7 +52,7 @@ bool concerns(int file) {
 
 }  // namespace
 
-// In place of the C library's, for all of this program.
+// These replace the C library's functions in this program.
 extern "C" {
 
 ssize_t write(int file, const void* bytes, size_t count) {
@@ -92,13 +92,14 @@ namespace {
 void tell(const DiskRankOptions& options, int rank, const std::string& what) {
   auto line = str(options.replica, ' ', rank, ' ', options.life, ' ', what);
   std::replace(line.begin(), line.end(), '\n', ' ');
-  line += '\n';  // Short enough to stay in one piece.
+  line += '\n';  // Short enough to be written in one piece.
   ::syscall(SYS_write, options.tell, line.data(), line.size());
 }
 
 constexpr std::int64_t kVocabulary = 11;
 
-// Tells each token's successor. Its initial values are drawn by no generator, which threads would share.
+// Predicts each token's successor. No generator draws its initial values, since threads would share
+// it.
 struct DiskModelImpl : torch::nn::Module {
   torch::nn::Embedding tokens{nullptr};
   torch::nn::Linear hidden{nullptr}, out{nullptr};
@@ -212,7 +213,7 @@ class DiskRank {
     adamw_.step();
   }
 
-  // Of this rank's part of all that makes a step what it is.
+  // The hash of this rank's part of everything that defines a step.
   std::uint64_t hash() {
     Hash64 hash;
     const auto add = [&hash](const at::Tensor& of) {
@@ -239,7 +240,7 @@ class DiskRank {
   CheckpointState state_;
 };
 
-// Runs a rank. Whether it ended in order; else it has told why.
+// Runs a rank. Returns whether it ended in order; otherwise it has reported why.
 bool runs(
     const DiskRankOptions& options,
     int rank,
@@ -253,7 +254,7 @@ bool runs(
   }
 }
 
-// What was not in order on the devices, is told, too.
+// Also reports what was out of order on the devices.
 bool runs_on_devices(const DiskRankOptions& options) {
   using namespace sherd::test;
   (void)checking_device();
@@ -267,7 +268,7 @@ bool runs_on_devices(const DiskRankOptions& options) {
                  run_device_rank(
                      World::from_store(store, rank, options.ranks), network, {},
                      [&](const DeviceRank& self) {
-                       // No order comes for nothing from the default stream.
+                       // The default stream would provide order that a program must not rely on.
                        const device::CurrentStream on(
                            device::Stream::with_high_priority(self.device));
                        DiskRank(options, self.world, self.device).run();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas that are all lost, and what their checkpoints are worth: real
-// processes, a real folder, and a disk that fails as the test likes.
+// Runs in which all replicas are lost, and the use of their checkpoints: real processes, a real
+// folder, and a disk that fails as the test wants.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -25,13 +25,14 @@ using ::testing::StartsWith;
 
 namespace fs = std::filesystem;
 
-// More than are made while a test looks and kills.
+// More steps than are made while a test looks and kills.
 constexpr std::int64_t kEndless = std::int64_t{1} << 40;
 
 History history_of(const std::vector<Record>& log) {
   History history;
   for (const auto& record : log) {
-    append(history, record);  // O2 and O3: it throws for what cannot follow.
+    // O2 and O3: it throws for records that cannot follow.
+    append(history, record);
   }
   return history;
 }
@@ -61,7 +62,7 @@ struct LostRun {
 class FaultsDiskOf : public FaultsDisk,
                      public ::testing::WithParamInterface<LostRun> {};
 
-// O1: the cluster compares what replicas hold, and load, by name.
+// O1: the cluster compares by name what replicas hold and load.
 TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   DiskCluster cluster(
       {.folder = scratch_.path() + "/run",
@@ -91,7 +92,7 @@ TEST_P(FaultsDiskOf, F16AllAreKilledAndTheRunGoesOnFromTheDisk) {
   EXPECT_GE(back, 10);
   EXPECT_EQ(back % 5, 0);
   EXPECT_THAT(cluster.loaded().front(), StartsWith(str("step ", back, " of ")));
-  // What the lost steps took was given out again.
+  // The samples of the lost steps were given out again.
   EXPECT_THAT(history.consumed.ranges(), SizeIs(1));
   EXPECT_EQ(history.consumed.size(), cluster.steps * 3 * GetParam().ranks);
   EXPECT_TRUE(cluster.saved(cluster.steps));
@@ -113,7 +114,8 @@ TEST_F(FaultsDisk, CheckpointsAreSavedInTurnsAndOldOnesGo) {
   cluster.start_all();
   ASSERT_TRUE(cluster.run_until_done());
   EXPECT_FALSE(cluster.saved(5));
-  EXPECT_TRUE(cluster.saved(32));  // The last, whoever's turn it is.
+  // The last step, no matter which replica's turn it is.
+  EXPECT_TRUE(cluster.saved(32));
   EXPECT_EQ(verify_checkpoint(cluster.path_of(32)) > 0, true);
   EXPECT_EQ(
       checkpoint_content(cluster.path_of(32)).values.count(kReplicaState), 1U);
@@ -131,13 +133,13 @@ struct Failing {
 class FaultsDiskFails : public FaultsDisk,
                         public ::testing::WithParamInterface<Failing> {};
 
-// Whoever saves step 10 is hit, the others go on, and so does who comes back.
+// The replica that saves step 10 is hit; the others continue, and so does the one that comes back.
 TEST_P(FaultsDiskFails, F51TrainingGoesOn) {
   DiskCluster cluster(
       {.folder = scratch_.path() + "/run",
        .fault = GetParam().fault,
        .fault_at = "/.saving-step-10",
-       // Where one is killed, another may save that step as well.
+       // If one is killed, another may save that step as well.
        .kills_max = 1});
   cluster.set_restarts(true);
   cluster.start_all();
@@ -152,7 +154,7 @@ TEST_P(FaultsDiskFails, F51TrainingGoesOn) {
   EXPECT_EQ(history_of(log).canonical->step, 30);
   EXPECT_THAT(rollbacks_in(log), SizeIs(0));
   EXPECT_TRUE(cluster.saved(30));
-  // The next one has removed what was left.
+  // The next replica has removed what was left.
   EXPECT_FALSE(fs::exists(cluster.checkpoints + "/.saving-step-10"));
   if (!kills) {
     EXPECT_THAT(
@@ -168,7 +170,7 @@ TEST_P(FaultsDiskFails, F51ThePreviousOneLoads) {
       {.folder = scratch_.path() + "/run",
        .fault = GetParam().fault,
        .fault_at = "/.saving-step-"});
-  // The first one is made before the disk fails.
+  // The first checkpoint is made before the disk fails.
   DiskCluster good({.folder = scratch_.path() + "/other", .steps = 5});
   good.checkpoints = cluster.checkpoints;
   good.coordinator.log = cluster.coordinator.log;
@@ -228,7 +230,7 @@ TEST_F(FaultsDisk, F51ATornFileIsRefusedAndThePreviousOneLoads) {
   EXPECT_EQ(history_of(cluster.log()).canonical->step, cluster.steps);
 }
 
-// Nothing comes back from the disk until all steps are made.
+// No write to the disk returns until all steps are made.
 TEST_F(FaultsDisk, F52AStorageThatHangsHoldsUpNoStep) {
   DiskCluster cluster(
       {.folder = scratch_.path() + "/run",
@@ -245,9 +247,9 @@ TEST_F(FaultsDisk, F52AStorageThatHangsHoldsUpNoStep) {
   EXPECT_EQ(cluster.failures(), 0U);
 }
 
-// ---- checkpoints of others ----
+// ---- checkpoints of other runs ----
 
-// Makes one of step 5 with another log.
+// Makes a checkpoint of step 5 with another log.
 void run_elsewhere(DiskCluster& other) {
   other.start_all();
   ASSERT_TRUE(other.run_until_done());

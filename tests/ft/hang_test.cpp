@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hangs are told with the rank that stands and those that wait for it; who works
-// for long in an agent is not taken for silent; a link that is dead is named, and
-// avoided where another ring is possible.
+// Reports about hangs name the rank that stands still and those that wait for it; a rank whose
+// agent is busy for long does not count as silent; a dead link is named, and avoided if another
+// ring is possible.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -31,12 +31,12 @@ ClusterOptions of_two_ranks() {
   return options;
 }
 
-// Its leader lives and reports; the whole process of the other rank stands.
+// The leader lives and reports; the other rank's whole process is stopped.
 TEST(FaultsHang, F18OfARankThatStandsInReduceTheAgentIsNamed) {
   Cluster cluster(of_two_ranks());
   cluster.stop_at(
       {.replica = 1, .rank = 1, .point = "reducing", .step = 10}, {});
-  // Nobody waits for what is left of it.
+  // No replica waits for what is left of it.
   cluster.when_held(60, [&] { cluster.signal(1, 0, SIGKILL); });
   const auto outcome = cluster.run();
   outcome.check(
@@ -50,12 +50,12 @@ TEST(FaultsHang, F18OfARankThatStandsInReduceTheAgentIsNamed) {
 
 TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
   Cluster cluster(of_two_ranks());
-  // What is usual has settled by then.
+  // By then the usual lengths are known.
   cluster.order_at(
       {.replica = 1, .rank = 1, .point = "backward", .step = 60}, "sleep 6000");
   cluster.end_behind({.replica = 1, .life = 1, .above = 61});
   const auto outcome = cluster.run();
-  // Phases that are shorter than a beat are taken to be as long, at most.
+  // Phases shorter than a heartbeat count as at most that long.
   outcome.check(
       {.survivors = {0, 2},
        .gap_max = kHangGap + 10 * kHeartbeatInterval,
@@ -71,7 +71,7 @@ TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
 
 TEST(FaultsHang, F21OnlyTheThreadThatReportsIsEvictedForSilence) {
   Cluster cluster({.steps = 300});
-  // The sixth one, wherever training is by then.
+  // At the sixth heartbeat, wherever training is by then.
   cluster.at({.replica = 1, .point = "beat", .step = 6}, [&] {
     const auto above = cluster.last_held() + 5;
     cluster.end_behind({.replica = 1, .life = 1, .above = above});
@@ -147,7 +147,7 @@ TEST(FaultsHang, F32AmongFourTheRingGoesRoundALinkThatDropsOneDirection) {
     cluster.link(0, 1).set(Direction::kToTarget, {.black_hole_after = 0});
     return std::string();
   });
-  // It may be back over the same link once more.
+  // It may come back over the same link once more.
   cluster.end_behind({.replica = 1, .life = 1, .above = 11, .more = 200});
   const auto outcome = cluster.run();
   outcome.check(

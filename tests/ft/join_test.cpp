@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas that come, come back, leave, or should not have come. F48 and F63 at
-// full length are in soak_test.cpp.
+// Replicas that come, come back, leave, or should not have come. soak_test.cpp has F48 and F63 at
+// full length.
 #include <chrono>
 #include <csignal>
 #include <functional>
@@ -24,7 +24,7 @@ ClusterOptions with_restarts() {
   return options;
 }
 
-// That have come to whoever fetches from these.
+// The bytes that have reached replicas that fetch from these.
 std::int64_t bytes_from(
     Cluster& cluster, const std::vector<ReplicaId>& donors, int rank = 0) {
   std::int64_t bytes = 0;
@@ -57,14 +57,15 @@ INSTANTIATE_TEST_SUITE_P(
         "fetching", "installing", "installed", "update", "joined", "forward"),
     [](const auto& tested) { return std::string(tested.param); });
 
-// In per cent of the state.
+// The parameter is a percentage of the state.
 class FaultsInAFetch : public ::testing::TestWithParam<int> {};
 
 TEST_P(FaultsInAFetch, F43AJoinerThatDiesCostsTheOthersNothing) {
   auto options = with_restarts();
   options.fetch_links = true;
   options.ballast_bytes = 500000;
-  options.fetch_bytes_per_s_max = 500000;  // Of two donors: half a second.
+  // With two donors it takes half a second.
+  options.fetch_bytes_per_s_max = 500000;
   Cluster cluster(options);
   cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
   const std::int64_t enough = GetParam() * 5000;
@@ -91,12 +92,12 @@ INSTANTIATE_TEST_SUITE_P(
       return "At" + std::to_string(tested.param);
     });
 
-// Its first task is of the first values, however far the others are.
+// Its first task is for the initial state, however far the others are.
 TEST(FaultsJoining, F43OneThatDiesWhileItWarmsUpCostsTheOthersNothing) {
   auto options = with_restarts();
   options.warms_up = true;
   options.ballast_bytes = 500000;
-  options.fetch_bytes_per_s_max = 250000;  // Of two donors: a second.
+  options.fetch_bytes_per_s_max = 250000;  // With two donors it takes a second.
   Cluster cluster(options);
   cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
   cluster.kill_at({.replica = 1, .point = "backward", .step = 1, .life = 2});
@@ -119,11 +120,12 @@ TEST(FaultsJoining, F44ADonorThatDiesIsReplacedByAnother) {
   auto options = with_restarts();
   options.fetch_links = true;
   options.ballast_bytes = 500000;
-  options.fetch_bytes_per_s_max = 500000;  // Of two donors: half a second.
+  // With two donors it takes half a second.
+  options.fetch_bytes_per_s_max = 500000;
   Cluster cluster(options);
   cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
   cluster.end_behind({.replica = 1, .more = 50});
-  // Whichever of them has given some first.
+  // Whichever of them has delivered something first.
   std::function<void()> look = [&] {
     for (const ReplicaId donor : {0U, 2U}) {
       if (bytes_from(cluster, {donor}) > 50000) {
@@ -140,7 +142,7 @@ TEST(FaultsJoining, F44ADonorThatDiesIsReplacedByAnother) {
   });
   const auto outcome = cluster.run();
   outcome.check({});
-  EXPECT_EQ(outcome.lives.size(), 5U);  // Of it and the donor one more each.
+  EXPECT_EQ(outcome.lives.size(), 5U);  // It and the donor each have one more.
   for (const ReplicaId one : {0U, 1U, 2U}) {
     EXPECT_TRUE(outcome.lives_of(one).back()->done) << one;
   }
@@ -149,7 +151,7 @@ TEST(FaultsJoining, F44ADonorThatDiesIsReplacedByAnother) {
 TEST(FaultsJoining, F45AFetchThatLastsManyStepsCatchesUpWithoutAStall) {
   auto options = with_restarts();
   options.ballast_bytes = 500000;
-  // Of two donors: a quarter of a second, a dozen steps.
+  // With two donors it takes a quarter of a second, or a dozen steps.
   options.fetch_bytes_per_s_max = 1000000;
   Cluster cluster(options);
   cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
@@ -160,13 +162,14 @@ TEST(FaultsJoining, F45AFetchThatLastsManyStepsCatchesUpWithoutAStall) {
   EXPECT_TRUE(outcome.committed_with(1, last->incarnation));
 }
 
-// Those that it collects meanwhile have to be enough: donors keep fewer than there
-// are steps in a fetch, and so does it.
+// The sums that it collects meanwhile must suffice: donors keep fewer sums than there are steps
+// during the fetch, and so does it.
 TEST(FaultsJoining, F45AStateSlowerThanAllSumsThatDonorsKeepCatchesUp) {
   auto options = with_restarts();
   options.buckets = {150, 251};
   options.ballast_bytes = 1500000;
-  options.fetch_bytes_per_s_max = 375000;  // Of two donors: two seconds.
+  // With two donors it takes two seconds.
+  options.fetch_bytes_per_s_max = 375000;
   options.sums_bytes_max = std::uint64_t{60} * 401 * 4;
   options.limit = milliseconds(90000);
   Cluster cluster(options);
@@ -208,9 +211,10 @@ TEST(FaultsJoining, F47AStateComesFromAllDonorsOfEachRank) {
   options.ranks = 2;
   options.fetch_links = true;
   options.ballast_bytes = 2000000;
-  options.fetch_bytes_per_s_max = 2000000;  // Of two donors: half a second.
-  options.coordinator.replicas_min =
-      3;  // Both have one state when asked for it.
+  // With two donors it takes half a second.
+  options.fetch_bytes_per_s_max = 2000000;
+  // Both have the same state when asked for it.
+  options.coordinator.replicas_min = 3;
   Cluster cluster(options);
   cluster.kill_at({.replica = 1, .point = "backward", .step = 5});
   cluster.end_behind({.replica = 1});
@@ -245,7 +249,7 @@ TEST(FaultsJoining, F47FourComeBackAndOneMoreDies) {
   EXPECT_EQ(outcome.members_at(outcome.steps), 6) << outcome.coordinator;
 }
 
-// The end of time, when there is none.
+// The end of time if there is none.
 Instant first_computation(const Life& life) {
   for (const auto& event : life.trace) {
     if (event.kind == TraceEvent::Kind::kComputes) {
@@ -268,7 +272,7 @@ TEST(FaultsJoining, F48OneThatFlapsIsKeptOutLongerEachTime) {
   outcome.check({.survivors = {0, 2}, .gap_max = kGap});
   const auto lives = outcome.lives_of(1);
   ASSERT_EQ(lives.size(), kFlaps + 1U);
-  // From the last word of the life before: the first one is not held against it.
+  // From the last message of the previous incarnation: the first failure is not held against it.
   milliseconds kept_out(1000);
   for (std::size_t i = 2; i < lives.size(); ++i) {
     EXPECT_GE(
@@ -323,7 +327,7 @@ TEST(FaultsJoining, F63LeavingAndComingInOrderAbortsNothing) {
   for (const auto* life : lives) {
     EXPECT_TRUE(life->done) << life->failure;
   }
-  // One when it has left, one when it has come: none was broken.
+  // One epoch when it has left and one when it has come: none was broken.
   EXPECT_LE(outcome.epochs(), 2 * static_cast<std::int64_t>(lives.size()) + 1);
 }
 

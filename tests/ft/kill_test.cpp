@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that are killed at each point of a step: the others go on with a repeated
-// all-reduce, and who died comes back with the same bits.
+// Ranks that are killed at each point of a step: the others continue with a repeated all-reduce,
+// and the killed replica comes back with the same bits.
 #include <chrono>
 #include <csignal>
 #include <random>
@@ -53,7 +53,7 @@ TEST_P(FaultsKill, CostsTheOthersARepeatedReductionAndNoStep) {
       {.survivors = survivors,
        .gap_max = kGap,
        .says = {"replica " + std::to_string(kill.replica)}});
-  // It has come back, and its second life ended well.
+  // It has come back, and its second incarnation ended well.
   const auto lives = outcome.lives_of(kill.replica);
   ASSERT_EQ(lives.size(), 2U * static_cast<std::size_t>(kill.ranks));
   EXPECT_TRUE(lives.back()->done) << lives.back()->failure;
@@ -83,15 +83,15 @@ INSTANTIATE_TEST_SUITE_P(
         Kill{"F11OtherInUpdate", "update", 1, 1, 2}),
     name_of);
 
-// ---- while some have the sum and others have not ----
+// ---- while some replicas have the sum and others do not ----
 
 struct GatherKill {
   int replicas;
   ReplicaId victim;
 };
 
-// What a member has sent to its neighbour when only the last byte of the sum of
-// this step is missing there: a hello, and each step's frames, there and back.
+// How much a member has sent to its neighbour when only the last byte of this step's sum is missing
+// there: a hello, and each step's frames, in both directions.
 std::int64_t bytes_before_the_end(
     const ClusterOptions& options, std::int64_t step) {
   const std::int64_t hops = 2 * (options.replicas - 1);
@@ -106,13 +106,13 @@ std::int64_t bytes_before_the_end(
 
 class FaultsGather : public ::testing::TestWithParam<GatherKill> {};
 
-// The victim's next neighbour lacks the end of the sum, all others have it.
+// The neighbour after the victim lacks the end of the sum; all others have it.
 TEST_P(FaultsGather, F05KilledWhenSomeHaveTheSumThereIsOneDecision) {
   const auto [replicas, victim] = GetParam();
   constexpr std::int64_t kStep = 10;
   ClusterOptions options;
   options.replicas = replicas;
-  options.buckets = {1500, 2508};  // Segments of one size.
+  options.buckets = {1500, 2508};  // All segments have the same size.
   options.links = true;
   options.restarts = true;
   Cluster cluster(options);
@@ -168,7 +168,7 @@ INSTANTIATE_TEST_SUITE_P(
           std::to_string(tested.param.replicas);
     });
 
-// ---- more than one ----
+// ---- several kills ----
 
 TEST(FaultsKilled, F02NobodyElseIsNamedWhenOneHasDiedAndComeBack) {
   ClusterOptions options;
@@ -183,8 +183,9 @@ TEST(FaultsKilled, F02NobodyElseIsNamedWhenOneHasDiedAndComeBack) {
   EXPECT_THAT(outcome.coordinator, Not(HasSubstr("replica 2: ")));
 }
 
-// One that has the sum dies before another one has it: had it been committed with that one alone,
-// nothing would have gone on for a minute, and the step would have been rolled back.
+// A replica that has the sum dies before another one has it. If the step had been committed with
+// that one alone, nothing would have gone on for a minute, and the step would have been rolled
+// back.
 TEST(FaultsKilled, F13TheOnlyHolderOfASumDiesBeforeTheOthersHaveIt) {
   Cluster cluster({.steps = 40});
   cluster.order_at({.replica = 2, .point = "reduced", .step = 10}, "sleep 150");
@@ -211,7 +212,7 @@ TEST(FaultsKilled, F12TwoAtOnceInReduceCostOneOrTwoEpochs) {
   EXPECT_EQ(outcome.members_at(11), 2);
 }
 
-// More members than a ring has reduce in trees. Sixteen are left, which form one.
+// More members than a ring can have reduce in trees. Sixteen are left, which form a ring.
 TEST(FaultsKilled, OfEighteenTwoAtOnceLeaveARingAndComeBackIntoTrees) {
   ClusterOptions options;
   options.replicas = 18;
@@ -245,7 +246,7 @@ TEST(FaultsKilled, OfEighteenTwoAtOnceLeaveARingAndComeBackIntoTrees) {
 TEST(FaultsKilled, F13OneMoreDuringTheEpochChange) {
   Cluster cluster({.replicas = 4, .steps = 40});
   cluster.kill_at({.replica = 1, .point = "backward", .step = 10});
-  // The second epoch is the first one's change.
+  // The second epoch is the response to the first kill.
   cluster.kill_at({.replica = 2, .point = "joined", .step = 2});
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 3}, .gap_max = 2 * kGap});
@@ -305,7 +306,7 @@ TEST(FaultsKilled, F17OneInDoubtWithTheSumBecomesAHolder) {
   options.restart_after = milliseconds(300);
   options.links = true;
   Cluster cluster(options);
-  // Replica 2 votes and does not hear what became of it.
+  // Replica 2 votes and does not learn the outcome.
   cluster.at({.replica = 2, .point = "reducing", .step = 10}, [&] {
     cluster.coordinator_link(2).set(
         sherd::test::Direction::kToClient, {.paused = true});
@@ -324,7 +325,7 @@ TEST(FaultsKilled, F17OneInDoubtWithTheSumBecomesAHolder) {
   EXPECT_EQ(outcome.rollbacks(), 0);
 }
 
-// ---- ends of other kinds ----
+// ---- other kinds of ends ----
 
 class FaultsEnd : public ::testing::TestWithParam<const char*> {};
 
@@ -358,7 +359,7 @@ TEST(FaultsKilled, F61AProgramThatThrowsEndsItsReplicaWithItsText) {
       "[toy] the user's program has failed");
 }
 
-// Without a launcher that ends them.
+// There is no launcher that ends them.
 TEST(FaultsKilled, F10SiblingsEndByThemselvesInTime) {
   for (const int rank : {0, 1}) {
     Cluster cluster({.ranks = 2, .steps = 30, .ends_siblings = false});

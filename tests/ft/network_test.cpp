@@ -34,7 +34,7 @@ TEST(FaultsNetwork, F32ALinkThatDropsOneDirectionIsFound) {
     return std::string();
   });
   const auto outcome = cluster.run();
-  // All wait in a circle: one end of the link is taken for the culprit.
+  // All wait in a circle, so one end of the link is blamed.
   outcome.check(
       {.survivors = {0, 2},
        .says = {
@@ -53,7 +53,7 @@ TEST_P(FaultsBlackHole, F34InTheDataIsFoundInTimeAndTheStepRepeated) {
         {.black_hole_after = GetParam(), .strikes_max = 1});
   });
   const auto outcome = cluster.run();
-  // All wait in a circle: one end of the link is taken for the culprit.
+  // All wait in a circle, so one end of the link is blamed.
   outcome.check(
       {.survivors = {0, 2},
        .says = {
@@ -88,7 +88,7 @@ TEST(FaultsNetwork, F36OneAtATenthOfTheBandwidthIsNotEvicted) {
   EXPECT_EQ(outcome.epochs(), 1);
 }
 
-// In frames that are large enough to be measured.
+// The frames are large enough for the speed to be measured.
 TEST(FaultsNetwork, ASlowLinkOfFourIsNotUsedInTheNextOrder) {
   auto options = with_links();
   options.replicas = 4;
@@ -134,7 +134,7 @@ TEST(FaultsLoss, F38OfOneSegmentInAHundredEvictsNobody) {
   auto options = with_links();
   options.steps = 100;
   options.segments_lost_per_mille = 10;
-  // What is lost twice or thrice in a row is late, not away.
+  // A report that is lost two or three times in a row must only count as late.
   options.coordinator.dead_after = milliseconds(3000);
   options.coordinator.join_timeout = milliseconds(5000);
   options.coordinator.hang_after = milliseconds(5000);
@@ -143,7 +143,7 @@ TEST(FaultsLoss, F38OfOneSegmentInAHundredEvictsNobody) {
   const SteadyClock clock;
   const Instant begin = clock.now();
   const auto outcome = cluster.run();
-  // Lost alone, a segment is sent again after a fifth of a second.
+  // A single lost segment is sent again after a fifth of a second.
   outcome.check({.survivors = {0, 1, 2}, .gap_max = 2 * kGap});
   EXPECT_EQ(outcome.epochs(), 1);
   std::printf(

@@ -21,11 +21,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What was there before and comes and goes with members: connections of two
-// epochs, a fetch.
+// Descriptors that come and go with members: connections of two epochs, a fetch.
 constexpr int kDescriptorsMore = 12;
-// Resident size may grow by a twentieth. A toy is small: what threads take for
-// their first allocations, and a snapshot or two, are more.
+// Resident size may grow by a twentieth. A toy process is small, so the first allocations of
+// threads and a snapshot or two are more than that.
 constexpr double kResidentGrowth = 1.05;
 constexpr std::int64_t kResidentMore = std::int64_t{8} << 20;
 constexpr const char* kKinds[] = {"listens", "holds", "computes",
@@ -36,7 +35,7 @@ std::string name_of(const Life& life) {
       "replica ", life.replica, " rank ", life.rank, " life ", life.life);
 }
 
-// All states that were ever committed, made by one process from the log alone.
+// All states that were ever committed, computed by one process from the log alone.
 class Replay {
  public:
   Replay(const Outcome& outcome, int shard)
@@ -75,7 +74,7 @@ class Replay {
     next.update(weighted_mean(gradients, weights, outcome_.buckets).data());
     keep(record.commit.result, std::move(next));
   }
-  // What others may still be made from; of older ones the hash is enough.
+  // Keeps states from which others may still be made; for older ones the hash suffices.
   void keep(const StateId& state, ToyModel model) {
     constexpr std::size_t kKept = 1000;
     hashes_.emplace(state, model.hash());
@@ -324,8 +323,8 @@ void Outcome::tell_all() const {
   }
 }
 
-// O2 and O3: append() refuses what cannot follow, samples that were trained among
-// them.
+// O2 and O3: append() refuses records that cannot follow, including samples that were already
+// trained.
 void Outcome::check_log(const Expectation& expected) const {
   std::set<Attempt> attempts;
   Epoch epoch;
@@ -348,8 +347,8 @@ void Outcome::check_log(const Expectation& expected) const {
   EXPECT_NO_THROW((void)history());
 }
 
-// O1, for the living and the dead; that gradients were of the samples that the log
-// has for them is in the bits, too.
+// O1, for living and dead processes; the bits also show that gradients were of the samples that the
+// log says.
 int Outcome::check_bits(const std::vector<ReplicaId>& wrong) const {
   int divergences = 0;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -376,7 +375,7 @@ int Outcome::check_bits(const std::vector<ReplicaId>& wrong) const {
   return divergences;
 }
 
-// O6: what it has at its end, and had when it had made some steps.
+// O6: compares what it has at its end with what it had after some steps.
 void Outcome::check_leaks(const Life& life) const {
   constexpr int kSettled = 6;
   int held = 0;

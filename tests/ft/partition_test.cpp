@@ -50,7 +50,7 @@ TEST(FaultsPartition, F31WithTheMinorityNothingIsCommittedAndNothingLost) {
   outcome.check(
       {.survivors = {0, 1, 2},
        .gap_max = milliseconds(1700) + kSilenceGap,
-       // Who is back later than the minimum follows in that step.
+       // A replica that is back later than the minimum follows in that step.
        .unused_max = 1,
        .replicas_min = 2});
   EXPECT_GT(outcome.longest_gap({0, 1, 2}), milliseconds(1500));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages between replicas and the coordinator that come twice, at once or behind
-// later ones: votes, joins, commits, all of them. Nothing is done twice, and nothing
-// that is over is done again.
+// Messages between replicas and the coordinator that arrive twice, at once or after later ones:
+// votes, joins, commits, all of them. Nothing is done twice, and nothing that is over is done
+// again.
 #include <csignal>
 #include <string>
 #include <gtest/gtest.h>
@@ -14,13 +14,14 @@ namespace {
 using sherd::test::Direction;
 using std::chrono::milliseconds;
 
-// That of a death, and a report that is taken for the newest until the next comes.
+// The gap of a death, plus a report that counts as the newest until the next one comes.
 constexpr Duration kRepeatGap = kGap + milliseconds(2 * 250);
 
 struct Repeat {
   const char* id;
-  std::int64_t every;          // So manieth message.
-  std::int64_t reports_after;  // Other reports that come before it does again.
+  std::int64_t every;  // Every n-th message is repeated.
+  // How many other reports come before the repetition.
+  std::int64_t reports_after;
   std::int64_t orders_after;
   std::int64_t epochs_more;
 };
@@ -52,8 +53,8 @@ TEST_P(FaultsRepeat, F42MessagesThatComeAgainAreNotObeyedAgain) {
   ASSERT_EQ(lives.size(), 2U);
   EXPECT_TRUE(outcome.committed_with(1, lives.back()->incarnation));
   EXPECT_EQ(outcome.rollbacks(), 0);
-  // One without it, one with it again; reports that are late, which no connection
-  // brings by itself, may cost some, but no step.
+  // One epoch without it and one with it again. Late reports, which no connection causes by itself,
+  // may cost some more epochs, but no step.
   EXPECT_LE(outcome.epochs(), 3 + repeat.epochs_more) << outcome.coordinator;
   const auto traffic = cluster.coordinator_link(0).traffic();
   for (const int direction : {0, 1}) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Replicas that run out of what the system gives, at the moment when they need some
-// of it: a new epoch is new connections, a return a whole state. Neither starts a
-// thread.
+// Replicas that run out of a system resource at the moment when they need it: a new epoch needs new
+// connections, a return needs memory for a whole state. Neither starts a thread.
 #include <sys/resource.h>
 #include <unistd.h>
 #include <chrono>
@@ -18,11 +17,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Two epochs, one after the other: without the one that died, then without the one
-// that cannot connect.
+// Two epochs one after the other: without the replica that died, then without the one that cannot
+// connect.
 constexpr Duration kResourceGap = 2 * kGap;
 
-// False: it has ended.
+// Returns false if the process has ended.
 bool limit(pid_t pid, decltype(RLIMIT_AS) resource, rlim_t value) {
   rlimit limit = {};
   if (::prlimit(pid, resource, nullptr, &limit) != 0) {
@@ -32,8 +31,8 @@ bool limit(pid_t pid, decltype(RLIMIT_AS) resource, rlim_t value) {
   return ::prlimit(pid, resource, &limit, nullptr) == 0;
 }
 
-// No others than those that it has, and none in the place of one that it closes:
-// the lowest ones are the test's own, which it has inherited.
+// It can open no further descriptor, and none in place of one that it closes: the lowest ones are
+// the test's own, which it has inherited.
 void allow_no_descriptor(pid_t pid) {
   const auto folder = "/proc/" + std::to_string(pid) + "/fd/";
   constexpr rlim_t kLimit = 10;
@@ -43,7 +42,7 @@ void allow_no_descriptor(pid_t pid) {
   EXPECT_TRUE(limit(pid, RLIMIT_NOFILE, kLimit));
 }
 
-// Neither the stack of a thread nor a large block.
+// There is no room for the stack of a thread or for a large block.
 void allow_no_memory(pid_t pid) {
   std::ifstream sizes("/proc/" + std::to_string(pid) + "/statm");
   rlim_t pages = 0;
@@ -78,8 +77,7 @@ TEST(FaultsResources, F54WithoutDescriptorsItAloneIsLeftOutUntilItHasSome) {
   EXPECT_EQ(outcome.members_at(outcome.steps), 2) << outcome.coordinator;
 }
 
-// One that comes back takes a whole state, and has no room for it: it tries again,
-// or ends.
+// A returning replica fetches a whole state but has no room for it: it tries again, or ends.
 TEST(FaultsResources, F54WithoutMemoryItAloneIsLeftOutUntilItHasSome) {
   ClusterOptions options;
   options.restarts = true;

@@ -36,7 +36,7 @@ std::int64_t fewest_in_a_minute(const std::map<std::int64_t, Instant>& held) {
     if (begin + kMinute > times.back()) {
       break;
     }
-    // Right behind a commit, where a stall begins.
+    // Starts right after a commit, where a stall begins.
     const auto from = std::upper_bound(times.begin(), times.end(), begin);
     const auto to =
         std::upper_bound(times.begin(), times.end(), begin + kMinute);
@@ -64,7 +64,7 @@ void count_samples(const Outcome& outcome, RunSummary& summary) {
   }
 }
 
-// How long each replica was at each of its steps that were committed with it.
+// How long each replica took for each of its steps that was committed with it.
 std::vector<Duration> times_of_steps(const Outcome& outcome) {
   std::set<std::pair<Incarnation, StateId>> trained;
   for (const auto* commit : outcome.chain()) {
@@ -76,7 +76,8 @@ std::vector<Duration> times_of_steps(const Outcome& outcome) {
   }
   std::vector<Duration> times;
   for (const auto& life : outcome.lives) {
-    const TraceEvent* base = nullptr;  // Where it is told that it holds it.
+    // Where it reports that it holds the base.
+    const TraceEvent* base = nullptr;
     for (const auto& event : life.trace) {
       if (life.rank != 0 || event.kind != TraceEvent::Kind::kHolds ||
           (base != nullptr && event.state == base->state)) {

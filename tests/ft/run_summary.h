@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RunSummary is what a long run of a Cluster came to: how much of the replicas'
-// time made steps, and what became of the samples. Thread rule: values.
+// RunSummary summarises a long run of a Cluster: how much of the replicas' time made steps, and
+// what became of the samples. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace sherd::ft::test {
 struct RunSummary {
   std::int64_t steps = 0;
   double seconds = 0;  // From the first step to the last.
-  // Fewest in any whole minute of the run; -1: it has none.
+  // The fewest in any whole minute of the run; -1 if it has none.
   std::int64_t commits_in_a_minute_min = -1;
-  std::int64_t samples = 0;  // That were trained.
+  std::int64_t samples = 0;  // Trained samples.
   std::int64_t samples_repeated = 0;
-  // Before the last that was trained, and never trained themselves.
+  // Samples before the last trained one that were never trained themselves.
   std::int64_t samples_lost = 0;
-  // Of the time of all replicas that there should be: in steps that were committed
-  // with them. Of a longer one than usual, the usual time counts.
+  // The share of the time of all expected replicas that went into steps committed with them. A step
+  // that took longer than usual counts with the usual time.
   double effective = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The detectors under a ReplicaSession with a model: digests after each step, which
-// agree, and gradients that are not numbers.
+// The detectors in a ReplicaSession with a model: digests after each step, which agree, and
+// gradients that are NaN.
 #include <variant>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using ::testing::Not;
 
 class SessionDetector : public ::testing::TestWithParam<int> {};
 
-// What replicas hold, the cluster compares.
+// The cluster compares what replicas hold.
 TEST_P(SessionDetector, F59GradientsThatAreNoNumbersAreLeftOut) {
   const int ranks = GetParam();
   DiskCluster cluster({.ranks = ranks, .steps = 12, .nan_at = 6});

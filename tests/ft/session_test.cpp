@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A replica of one rank with a model, by itself: what a session allows, and how it
-// and the coordinator know each other.
+// A single replica of one rank with a model: what a session permits, and how it and the coordinator
+// authenticate each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SharedNumber is one that a test's children see change. It is made before they are
+// SharedNumber is a number whose changes a test's children see. It must be created before they are
 // forked. Thread rule: any thread.
 #pragma once
 
@@ -25,12 +25,12 @@ class SharedNumber {
   SharedNumber(const SharedNumber&) = delete;
   SharedNumber& operator=(const SharedNumber&) = delete;
 
-  // Nothing else is read because of it: no order is needed.
+  // Relaxed: nothing else is read because of it.
   std::int64_t get() const { return number_->load(std::memory_order_relaxed); }
   void set(std::int64_t value) {
     number_->store(value, std::memory_order_relaxed);
   }
-  // One less, unless it was 0; whether it is.
+  // Subtracts one, unless it was 0; returns whether it did.
   bool take_one() {
     auto value = get();
     while (value > 0 &&

@@ -25,7 +25,7 @@ struct WallClock {
 };
 using WallClocks = std::array<WallClock, kWallClocks>;
 
-// Shared with the children; null: nobody has asked for any, and all are right.
+// Shared with the children; null if no clock was requested, and then all are right.
 WallClocks* clocks = nullptr;
 int own = -1;
 

@@ -25,11 +25,11 @@ struct InjectedFaults {
   int ranks = 0;
   int coordinators = 0;
   int partitions = 0;
-  std::int64_t frames = 0;  // Of which a bit was flipped.
+  std::int64_t frames = 0;  // Frames in which a bit was flipped.
 };
 
-// A rank is killed every 10 to 30 s, bits of frames are flipped, replicas are cut
-// off, and now and then the coordinator is killed.
+// A rank is killed every 10 to 30 s, bits of frames are flipped, replicas are cut off, and now and
+// then the coordinator is killed.
 class Soak {
  public:
   Soak(std::uint64_t seed, std::chrono::seconds lasts)
@@ -66,7 +66,7 @@ class Soak {
     return options;
   }
 
-  // From and to, in ms.
+  // A random time between these, in ms.
   milliseconds between(std::int64_t from, std::int64_t to) {
     return milliseconds(
         std::uniform_int_distribution<std::int64_t>(from, to)(random_));
@@ -130,7 +130,7 @@ class Soak {
     });
   }
 
-  // Some calm steps, so that all come to the end.
+  // Makes some steps without faults, so that all replicas reach the end.
   void end() {
     ends_ = true;
     cluster_.heal();
@@ -157,7 +157,7 @@ class Soak {
   bool ends_ = false;
 };
 
-// SHERD_TEST_SOAK_S: how long faults come.
+// SHERD_TEST_SOAK_S sets for how long faults come.
 std::chrono::seconds soak_time() {
   return std::chrono::seconds(
       std::stoll(process_environment()("SHERD_TEST_SOAK_S").value_or("1800")));
@@ -203,8 +203,7 @@ Duration time_until_it_computes(const Life& life) {
   return Duration::max();
 }
 
-// It is kept out for 1 s, 2 s, 4 s and so on, up to a minute: a quarter of an hour
-// in all.
+// It is kept out for 1 s, 2 s, 4 s and so on, up to a minute: a quarter of an hour in total.
 TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
   ClusterOptions options;
   options.steps = std::int64_t{1} << 40;
@@ -221,7 +220,7 @@ TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
           return std::string();
         });
   }
-  constexpr int kCalm = 100;  // Steps without any fault, to compare with.
+  constexpr int kCalm = 100;  // Steps without faults, for comparison.
   const SteadyClock clock;
   Instant calm_from{0};
   Instant calm_to{0};
@@ -232,7 +231,7 @@ TEST(FaultsJoining, DISABLED_F48TwentyFlapsLeaveTheOthersAlone) {
     calm_to = clock.now();
     cluster.signal_all(1, SIGKILL);
   });
-  // After the last flap it comes to stay.
+  // After the last flap it comes back for good.
   cluster.at(
       {.replica = 1, .point = "forward", .step = -1, .life = kFlaps + 2}, [&] {
         over = clock.now();
@@ -275,7 +274,7 @@ TEST(FaultsJoining, DISABLED_F63LeavingEveryTenStepsAbortsNothing) {
   for (const auto* life : lives) {
     EXPECT_TRUE(life->done) << life->failure;
   }
-  // One when it has left, one when it has come: none was broken.
+  // One epoch when it has left and one when it has come: none was broken.
   EXPECT_LE(outcome.epochs(), 2 * static_cast<std::int64_t>(lives.size()) + 1);
   EXPECT_EQ(summary_of(outcome, 3).samples_lost, 0);
 }

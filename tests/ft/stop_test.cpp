@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Processes that stand still, for a while or for good, whole or in part.
+// Processes that are stopped, for a while or for good, completely or in part.
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// Silence is noticed after a second and a beat; then as for who is killed.
+// Silence is noticed after a second and a heartbeat; then it is the same as for a killed replica.
 constexpr Duration kSilenceGap = milliseconds(1250 + 1800);
 
 TEST(FaultsStop, F18ForGoodInReduceIsEvictedAndNotItsNeighbour) {
@@ -67,7 +67,7 @@ TEST(FaultsStop, F20PastItsReplacementItIsFenced) {
     cluster.wake(former);
     return std::string();
   });
-  // Time enough for the former one to hear of it.
+  // Enough time for the former incarnation to learn of it.
   cluster.end_behind({.replica = 1, .more = 100});
   const auto outcome = cluster.run();
   outcome.check({.survivors = {0, 2}, .gap_max = kSilenceGap});
@@ -82,12 +82,12 @@ TEST(FaultsStop, F21OnlyTheThreadThatTrainsIsEvictedForLackOfProgress) {
   options.coordinator.hang_after = milliseconds(1000);
   options.coordinator.first_hang_after = milliseconds(1000);
   Cluster cluster(options);
-  // What is usual has settled by then.
+  // By then the usual lengths are known.
   cluster.order_at(
       {.replica = 1, .point = "backward", .step = 60}, "sleep 6000");
   cluster.end_behind({.replica = 1, .life = 1, .above = 61});
   const auto outcome = cluster.run();
-  // Phases that are shorter than a beat are taken to be as long, at most.
+  // Phases shorter than a heartbeat count as at most that long.
   outcome.check(
       {.survivors = {0, 2},
        .gap_max = kSilenceGap + 10 * kHeartbeatInterval,

@@ -42,7 +42,7 @@ void ToyModel::gradients_of(
 
 void ToyModel::update(const float* gradients) {
   for (std::size_t i = 0; i < values_.size(); ++i) {
-    // Volatile: no compiler fuses what another one does not.
+    // Volatile, so that no compiler fuses what another one does not.
     const volatile float kept = 0.9F * momentum_[i];
     momentum_[i] = kept + gradients[i];
     const volatile float change = 0.1F * momentum_[i];
@@ -80,7 +80,7 @@ void ToyModel::flip_bit(std::size_t element) {
 
 namespace {
 
-// Each member's part of an element, with its weight.
+// Each member's weighted contribution to an element.
 class WeightedParts {
  public:
   WeightedParts(
@@ -115,7 +115,7 @@ float ring_sum(const WeightedParts& parts, std::size_t first, std::size_t i) {
   return sum;
 }
 
-// The first child's, the member's own part, the second child's.
+// In the order: the first child's sum, the member's own part, the second child's sum.
 float tree_sum(
     const WeightedParts& parts, int tree, int position, std::size_t i) {
   float sum = parts.of(static_cast<std::size_t>(position), i);
@@ -145,7 +145,7 @@ Floats weighted_mean(
   const bool is_ring = reduce_shape_of(parts.members()) == ReduceShape::kRing;
   Floats mean(gradients.front().size());
   std::size_t at = 0;
-  int tree = 0;  // A bucket is one chunk: they take turns.
+  int tree = 0;  // A bucket is one chunk, and the trees take turns.
   for (const auto elements : buckets) {
     const auto count = static_cast<std::size_t>(elements);
     std::size_t segment = 0;  // Longer ones come first.

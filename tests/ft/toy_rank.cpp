@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uint64_t kConfig = 5;
 
-// -1: there is no descriptor left to look with.
+// -1 if there is no descriptor left for reading the folder.
 int files_in(const char* folder) {
   std::error_code error;
   const std::filesystem::directory_iterator files(folder, error);
@@ -41,7 +41,7 @@ std::int64_t resident_bytes() {
   return resident * ::sysconf(_SC_PAGESIZE);
 }
 
-// The line to the test.
+// The channel to the test.
 class Line {
  public:
   explicit Line(int socket) : socket_(socket) {}
@@ -51,7 +51,7 @@ class Line {
     const auto bytes = bytes_of(event);
     (void)::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  // What the test says next.
+  // The next message of the test.
   std::string hear() const {
     std::array<char, kTraceEventBytesMax> bytes{};
     const auto count = ::recv(socket_, bytes.data(), bytes.size(), 0);
@@ -69,7 +69,7 @@ class Line {
  private:
   int socket_;
   SteadyClock clock_;
-  std::mutex mutex_;  // One asks after another.
+  std::mutex mutex_;  // One request at a time.
 };
 
 class ToyRank {
@@ -128,7 +128,7 @@ class ToyRank {
     options.rank.hooks.reach = [this](const char* point, std::int64_t step) {
       reach(point, step);
     };
-    // Who may spoil a sum shares no memory.
+    // A rank that may alter a sum shares no memory.
     if (std::any_of(
             options_.armed.begin(), options_.armed.end(),
             [](const auto& armed) { return armed.first == "sum"; })) {
@@ -170,7 +170,7 @@ class ToyRank {
       compute(*task);
       if (const auto fault = fault_of(*task)) {
         agent_->rank().give(
-            *task, 0);  // Others have reduced some of it by then.
+            *task, 0);  // Other ranks have reduced some of it by then.
         (void)agent_->rank().refuse(*task, *fault, does);
       } else {
         (void)agent_->rank().finish(*task, does);
@@ -272,7 +272,7 @@ class ToyRank {
     return flips;
   }
 
-  // Whatever a program may do in the middle of its work.
+  // Does anything that a program might do in the middle of its work.
   void obey(const std::string& order) {
     if (order == "throw") {
       throw Error("[toy] the user's program has failed");

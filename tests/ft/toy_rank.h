@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process that is one rank of a replica: a ToyModel over a real ReplicaAgent.
-// It tells the test what it does over a socket, one message each, and stops at
-// the points that the test has armed until it is told what to do there. Thread
-// rule: messages from any thread.
+// A process that is one rank of a replica: a ToyModel over a real ReplicaAgent. It reports what it
+// does to the test over a socket, one message each, and stops at the points that the test has armed
+// until it is told what to do there. Thread rule: messages from any thread.
 #pragma once
 
 #include <chrono>
@@ -33,24 +32,25 @@ struct ToyRankOptions {
   std::uint64_t sums_bytes_max = std::uint64_t{1} << 30U;
   bool warms_up = false;
   int digest_every = 0;
-  bool bad_gradients_stop = false;  // All; else they are left out.
-  // That a state has besides, which sums have not.
+  // Whether all replicas stop; otherwise they are left out.
+  bool bad_gradients_stop = false;
+  // Additional bytes of a state that sums do not have.
   std::size_t ballast_bytes = 0;
   net::HostAddress coordinator;
-  std::string secret_file{};  // Empty: none.
-  // Where it stops and asks: points, and steps at which; step -1: at each.
+  std::string secret_file{};  // Empty if there is none.
+  // The points and steps at which it stops and asks; step -1 means each step.
   std::set<std::pair<std::string, std::int64_t>> armed;
   std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
 };
 
-// What a rank tells.
+// What a rank reports.
 struct TraceEvent {
   enum class Kind {
-    kAddress,  // Its text.
-    kHolds,    // A state, with the hash of what it is.
+    kAddress,  // `text` is its address.
+    kHolds,    // It holds a state, with the hash of its real content.
     kComputes,
-    kReached,  // A point, and waits there.
-    kFailed,   // What it threw.
+    kReached,  // It has reached a point, and waits there.
+    kFailed,   // It threw this.
     kDone,
   };
   Kind kind = Kind::kDone;
@@ -67,14 +67,14 @@ struct TraceEvent {
 std::string bytes_of(const TraceEvent& event);
 TraceEvent trace_event_of(const std::string& bytes);
 
-// Of a message: at most so long.
+// The limit for one message.
 inline constexpr std::size_t kTraceEventBytesMax = 8192;
 
-// That all begin with.
+// The state with which all replicas begin.
 StateId first_state();
 
-// The life of the process; `socket` is a SOCK_SEQPACKET one. First it tells its
-// address and hears those of all ranks, a line each.
+// Runs the process; `socket` is a SOCK_SEQPACKET one. First it reports its address and receives
+// those of all ranks, one per line.
 int run_toy_rank(const ToyRankOptions& options, int socket);
 
 }  // namespace sherd::ft::test
