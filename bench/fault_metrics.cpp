@@ -261,7 +261,8 @@ int discarded_steps(
     const std::vector<StepLog>& logs,
     const std::vector<InjectedKill>& kills,
     double until_s) {
-  std::set<std::pair<int, std::int64_t>> discarded;  // By replica, step.
+  // Pairs of replica and step.
+  std::set<std::pair<int, std::int64_t>> discarded;
   for (const auto& log : logs) {
     const auto joint = first_joint_s(log);
     for (const auto& line : log.lines) {
@@ -280,7 +281,8 @@ HashComparison compare_hashes(const std::vector<StepLog>& logs) {
     int count = 0;
     std::set<std::uint64_t> hashes;
   };
-  std::map<std::pair<int, std::int64_t>, Seen> states;  // By rank, step.
+  // Keyed by rank and step.
+  std::map<std::pair<int, std::int64_t>, Seen> states;
   for (const auto& log : logs) {
     for (const auto& line : log.lines) {
       if (line.hash) {

@@ -101,7 +101,7 @@ struct ShmWindow::Memory {
       at += shm::round_up_to_pages(
           static_cast<std::size_t>(tensor.storage_bytes));
     }
-    begins.push_back(at);  // Of all ranks.
+    begins.push_back(at);  // The sum over all ranks.
     return begins;
   }
 

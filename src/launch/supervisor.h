@@ -69,18 +69,18 @@ class Supervisor {
   // Drops what the reader of stdout or stderr does not take.
   void abandon_output();
 
-  // Both do nothing for a slot without a process.
+  // These do nothing for a slot without a process.
   void signal(int slot, const SignalRequest& action) const;
   void kill_and_reap(int slot);
   // Ends all running processes, says why the job cannot begin, and returns its exit status.
   int give_up(const StartFailure& failure);
 
-  // To the user, on stderr.
+  // Prints to the user, on stderr.
   void say(const std::string& sentence);
   void say_error(const std::string& sentence);
   void report_output_tail(int slot);
-  // What is wrong with the launcher itself: processes that outlive SIGKILL, and
-  // output that could not be written.
+  // Reports problems of the launcher itself: processes that outlive SIGKILL, and output that could
+  // not be written.
   void report_problems();
 
  private:
@@ -88,12 +88,12 @@ class Supervisor {
     ChildProcess process;
     std::string name;
     std::string log;
-    std::string mark;  // In its environment, see Orphans.
+    std::string mark;  // Set in its environment; see Orphans.
     std::vector<OutputForwarder> streams;
-    // On the heap: streams point to it while children move.
+    // On the heap, because streams point to it while children move.
     std::unique_ptr<OutputTail> last;
   };
-  // What the start of one child leaves in the launcher's hands.
+  // The launcher's part of starting one child.
   struct Channels {
     Descriptor to_close_after_start[3];
     std::vector<OutputForwarder> streams;
@@ -109,16 +109,18 @@ class Supervisor {
   LineWriter& error_sink() { return one_sink_ ? stdout_ : stderr_; }
 
   const Clock& clock_;
-  const bool one_sink_;  // stdout and stderr are one file: keep their order.
+  // Whether stdout and stderr are one file, so that their order must be kept.
+  const bool one_sink_;
   LineWriter stdout_;
   LineWriter stderr_;
-  Descriptor nothing_;  // /dev/null, the children's stdin.
+  Descriptor nothing_;  // /dev/null, the stdin of children.
   SignalFd signals_;
   Orphans orphans_;
-  // While some are left: when to look for them next, and until when.
+  // Set while some are left: when to look for them next, and until when.
   std::optional<Instant> sweep_at_;
   Instant sweep_until_{};
-  std::map<int, Child> children_;  // By slot; ended ones stay for the report.
+  // Keyed by slot; ended ones stay for the report.
+  std::map<int, Child> children_;
 };
 
 }  // namespace sherd::launch

@@ -280,9 +280,9 @@ class SherdRun {
   Random coordinator_failures_;
   SparePool spares_;
   std::vector<std::uint64_t> returns_;  // How often each was due to come back.
-  std::vector<RestartBudget> budgets_;  // Of each replica's launcher.
+  std::vector<RestartBudget> budgets_;  // For each replica's launcher.
   // Replicas that have used up their restarts.
-  // Of each replica.
+  // For each replica.
   std::set<int> given_up_;
   std::vector<int> slow_hosts_;
   std::set<ft::Incarnation> known_;  // Incarnations that have been members.

@@ -133,8 +133,8 @@ struct ControlTraffic {
   double coordinator_messages_per_s = 0;  // In both directions.
   double coordinator_in_bytes_per_s = 0;
   double coordinator_out_bytes_per_s = 0;
-  double leader_messages_per_s =
-      0;  // Of one replica, with its ranks and the coordinator.
+  // For one replica, with its ranks and the coordinator.
+  double leader_messages_per_s = 0;
   double leader_bytes_per_s = 0;
   double log_records_per_s = 0;
   double log_bytes_per_day = 0;

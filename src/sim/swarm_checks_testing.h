@@ -79,9 +79,11 @@ class SwarmChecks {
   std::vector<Step> chain_;
   std::map<ft::StateId, Step> rolled_back_;
   std::set<ft::StateId> committed_;
-  std::vector<ft::Incarnation> current_;  // By replica, according to the log.
-  std::vector<bool> taken_;               // Indexed by sample.
-  std::vector<Seen> seen_;                // Indexed by replica.
+  // Indexed by replica, according to the log.
+  // Indexed by sample.
+  std::vector<ft::Incarnation> current_;
+  std::vector<bool> taken_;
+  std::vector<Seen> seen_;  // Indexed by replica.
   Instant coordinator_since_{};
   bool coordinator_runs_ = false;
   std::int64_t commits_ = 0;

@@ -402,7 +402,7 @@ class SwarmRun {
       return;
     }
     if (checks_.log_losses() == 0) {
-      start(0, replicas_[0].checkpoint);  // By an operator.
+      start(0, replicas_[0].checkpoint);  // An operator does this.
       return;
     }
     // An operator ends all replicas, and begins a new run with the newest state.
@@ -495,7 +495,7 @@ class SwarmRun {
   SimulatedWorld world_;
   SwarmChecks checks_;
   std::vector<Entry> replicas_;
-  std::vector<bool> lost_before_;  // By replica and direction.
+  std::vector<bool> lost_before_;  // Indexed by replica and direction.
   bool faults_ = false;
   bool dies_when_it_tells_ = false;
   std::optional<int> told_before_death_;

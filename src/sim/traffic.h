@@ -60,9 +60,9 @@ class Traffic {
   std::uint64_t heartbeat_bytes_ = 0;
   std::uint64_t answer_bytes_ = 0;
   std::map<ft::ReplicaId, Connection> connections_;
-  std::uint64_t starts_ = 0;  // Of replicas.
+  std::uint64_t starts_ = 0;  // The starts of replicas so far.
   ft::ViewWriter views_writer_;
-  std::vector<ft::Member> members_;  // Of the last record.
+  std::vector<ft::Member> members_;  // The members as of the last record.
   Flow reports_;
   Flow views_;
   Flow records_;

@@ -347,7 +347,8 @@ void SimulatedWorld::act_on(const ft::Finding& finding) {
       });
       if (auto& one = process(replica);
           one.machine && one.incarnation == incarnation && one.hangs) {
-        lose(replica, LossKind::kEnds);  // By whoever restarts the process.
+        // Whoever restarts the process ends it first.
+        lose(replica, LossKind::kEnds);
       }
       return;
   }

@@ -49,7 +49,7 @@ struct World::Impl {
     std::unique_ptr<world::C10dTransport> group;
   };
   std::vector<Retired> retired;
-  // Of all ranks; created when needed.
+  // Connects all ranks; created when needed.
   std::unique_ptr<world::C10dTransport> barrier_group;
   // Connections that several transports share, keyed by role, deadline and ranks.
   struct SharedConnections {

@@ -330,7 +330,7 @@ TEST(World, NamesAPortThatIsInUse) {
 
 TEST(World, SaysOnEveryRankWhoDisagreesOnTheSize) {
   struct Case {
-    std::vector<int> sizes;  // By rank.
+    std::vector<int> sizes;  // Indexed by rank.
     int odd_rank;
   };
   for (const Case& c :

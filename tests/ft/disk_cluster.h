@@ -77,7 +77,8 @@ class DiskCluster {
 
   // ---- what processes reported ----
 
-  std::int64_t made() const { return made_; }  // By any replica.
+  // The last step made by any replica.
+  std::int64_t made() const { return made_; }
   // The names of states that replicas have loaded.
   const std::vector<std::string>& loaded() const { return loaded_; }
   std::string failure_of(int replica) const;

@@ -63,7 +63,7 @@ class FaultServer {
     Descriptor client;
     Descriptor target;
     bool connecting = true;
-    FaultStream streams[2];  // By direction.
+    FaultStream streams[2];  // Indexed by direction.
   };
 
   void poll_once();

@@ -81,7 +81,7 @@ struct TrainConfig {
   std::int64_t eval_every = 50;    // 0 means only at the end.
   std::int64_t eval_batches = 4;
   std::int64_t sample_tokens = 200;
-  double peak_flops = 0;  // Of a rank; 0: measured.
+  double peak_flops = 0;  // For one rank; 0 means measured.
   std::string profile;    // A folder; if empty, no profile is taken.
   std::int64_t profile_steps = 3;
   bool quiet = false;

@@ -21,7 +21,8 @@ struct RankMetrics {
 
 struct StepMetrics {
   std::int64_t step = 0;  // Counted from 1.
-  double loss = 0;        // Of the global batch, before the step's update.
+  // The loss of the global batch, before the step's update.
+  double loss = 0;
   // After the step's update, if measured.
   std::optional<double> val_loss = std::nullopt;
   double lr = 0;

@@ -71,7 +71,7 @@ class Leader {
     StateId state{};                   // The state that ranks fetch as a whole.
     std::string failure{};             // The failure of the last donor.
     std::vector<SnapshotDonor> asked;  // Asked for a snapshot.
-    std::vector<std::optional<FetchedEvent>> answers;  // By rank.
+    std::vector<std::optional<FetchedEvent>> answers;  // Indexed by rank.
   };
 
   std::size_t ranks() const { return options_.addresses.size(); }
@@ -147,8 +147,8 @@ class Leader {
   // The digests of each rank's part, by rank.
   std::map<std::size_t, std::optional<StateDigest>> applied_;
   std::map<std::size_t, std::optional<StateDigest>> installed_;
-  std::vector<TrainingProgress> progress_;           // By rank.
-  std::vector<std::vector<LinkSpeed>> link_speeds_;  // By rank.
+  std::vector<TrainingProgress> progress_;           // Indexed by rank.
+  std::vector<std::vector<LinkSpeed>> link_speeds_;  // Indexed by rank.
   // Heartbeats without a message from it.
   // How often a silent rank came back.
   std::vector<std::uint32_t> missed_heartbeats_;

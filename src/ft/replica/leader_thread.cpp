@@ -244,7 +244,7 @@ struct LeaderThread::Impl {
   std::uint64_t connections = 0;
   std::map<std::uint64_t, IncomingRank> incoming;
   // Keyed by the number of the incoming connection.
-  // By rank.
+  // Keyed by rank.
   std::map<std::uint64_t, std::size_t> rank_of;
   std::map<std::size_t, net::Connection*> siblings;
   // Events before it leads.

@@ -46,12 +46,12 @@ struct Route {
   };
   RingMembership epoch;
   int position = 0;
-  std::vector<Address> receivers;  // By their index in the schedule.
+  std::vector<Address> receivers;  // Indexed as in the schedule.
 };
 
 struct WeightedAttempt {
   Attempt attempt;
-  std::vector<double> weights;  // By member.
+  std::vector<double> weights;  // Indexed by member.
   // Whether there was an attempt at this step before.
   bool again = false;
 };

@@ -4,8 +4,8 @@
 // is a reader's view of it. A lease is the period in which shared data do not change: a reader
 // checks it after reading, and discards what it has read when the lease is over, so that the owner
 // need not wait for readers. docs/design/ring_reduce.md has the proof. Segments have no names: the
-// kernel frees them with the last process that maps them. Thread rule: leases one thread at a time,
-// else any.
+// kernel frees them with the last process that maps them. Thread rule: leases from one thread at a
+// time, everything else from any.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@ namespace sherd::ft::ring {
 struct IpcHandle {
   std::uint32_t process = 0;
   std::uint32_t descriptor = 0;
-  std::uint64_t bytes = 0;  // 0: there is none.
+  std::uint64_t bytes = 0;  // 0 if there is no memory.
   bool operator==(const IpcHandle&) const = default;
 };
 
 class SharedFloats {
  public:
-  // `count` zeros. Without a segment they are private: no other process can read them, and the rest
-  // works the same.
+  // Makes `count` zeros. Without a segment they are private: no other process can read them, but
+  // everything else works the same.
   explicit SharedFloats(std::size_t count);
   SharedFloats(const SharedFloats&) = delete;
   SharedFloats& operator=(const SharedFloats&) = delete;
@@ -40,14 +40,15 @@ class SharedFloats {
   // A random number in the segment: a process that knows it has opened the segment. Never 0; nobody
   // can know it for private floats.
   std::uint64_t key() const { return key_; }
-  // The place of the first of `count` floats; none: they lie elsewhere.
+  // The place of the first of `count` floats; nullopt if they lie elsewhere.
   std::optional<std::uint64_t> place_of(
       const float* floats, std::size_t count) const;
 
-  // A new lease ends the one before. Call it before the first write to shared data.
+  // Begins a new lease, which ends the previous one. Must be called before the first write to
+  // shared data.
   void begin_lease();
   void end_lease();
-  std::uint64_t lease() const { return lease_; }  // 0: none.
+  std::uint64_t lease() const { return lease_; }  // 0 if there is none.
 
  private:
   void publish(std::uint64_t lease);
@@ -63,12 +64,12 @@ class SharedFloats {
 
 class PeerFloats {
  public:
-  // Maps it read-only. The status says why it cannot: another host or network namespace, no
+  // Maps the memory read-only. The status says why it cannot: another host or network namespace, no
   // permission, or something else under that name.
   static Result<PeerFloats> open(const IpcHandle& name);
 
   std::uint64_t key() const;
-  // Null: they lie outside.
+  // Null if they lie outside.
   const float* at(std::uint64_t place, std::size_t count) const;
   // Whether everything that was read before this call is what its owner shared under this lease.
   bool holds(std::uint64_t lease) const;

@@ -51,7 +51,7 @@ class SumStore {
   const Limits limits_;
   std::deque<StoredSum> sums_;            // Ascending.
   std::uint64_t bytes_ = 0;               // The size of sums_.
-  std::map<std::int64_t, Instant> held_;  // By step.
+  std::map<std::int64_t, Instant> held_;  // Keyed by step.
 };
 
 }  // namespace sherd::ft::transfer

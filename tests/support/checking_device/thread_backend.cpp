@@ -23,7 +23,8 @@ namespace {
 struct Part {
   at::Tensor input;   // On the CPU, over the device's bytes.
   at::Tensor output;  // Likewise.
-  std::vector<std::int64_t> splits = {};  // Of the input, by receiver.
+  // The splits of the input, by receiver.
+  std::vector<std::int64_t> splits = {};
 };
 
 using Move = void (*)(std::vector<Part>& parts, int root);
