@@ -106,7 +106,7 @@ Result<Segment> Segment::create(const SegmentOptions& options) {
       !failed.ok()) {
     return failed;
   }
-  // Prevents that pages are taken away under a rank that reads them (SIGBUS).
+  // Keeps pages from being taken away under a rank that reads them (SIGBUS).
   if (::fcntl(segment.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     return unavailable(options.bytes, "sealing");
   }

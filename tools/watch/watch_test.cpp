@@ -251,7 +251,7 @@ TEST(HttpGet, OtherAnswersAreRefused) {
 }
 
 TEST(HttpGet, AnAddressThatNobodyAnswersIsNamed) {
-  // Port 1 of this host: nobody listens below 1024 but who is asked to.
+  // Port 1 of this host: below 1024 only configured services listen.
   for (const std::string address : {"127.0.0.1:1", "[::1]:1", "127.0.0.1:x"}) {
     try {
       http_get(address, "/");

@@ -328,8 +328,8 @@ void Coordinator::remove_from_epoch(ReplicaId replica, const std::string& how) {
   advance();
 }
 
-// A link that was connected may be connected again at once: the first failures may be chance, or
-// the accuser's own fault.
+// Members that were connected before connect again at once: the first suspicions may be chance, or
+// the fault of the accuser itself.
 void Coordinator::count_suspicion(const Report& report) {
   constexpr int kTolerated = 3;
   const auto& suspicion = report.suspicion;

@@ -613,7 +613,7 @@ void Coordinator::close_epoch(const std::string& reason, Duration settle) {
   tell_all(str(text_of(history_.epoch), " ends: ", reason));
 }
 
-// The first penalty is no wait.
+// The first penalty keeps the replica out for no time at all.
 void Coordinator::penalise(ReplicaId replica) {
   auto& known = replicas_.at(replica);
   known.member_since = now_;  // Trust grows again from here on.

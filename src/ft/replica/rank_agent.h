@@ -58,7 +58,7 @@ struct RankAgentOptions {
   std::vector<std::int64_t> buckets;
   // What each bucket contains, for hang reports; may be empty.
   std::vector<std::string> bucket_names{};
-  // After this many steps the program's digest is compared with those of the other replicas; 0
+  // The program's digest is compared with those of the other replicas once in this many steps; 0
   // turns this off.
   int digest_every = 0;
 
