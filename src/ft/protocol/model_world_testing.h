@@ -212,7 +212,6 @@ class Model {
   void check(const State& state) const;
   // Waits until every timeout has ended.
   void wait(State& state) const;
-  // All steps are committed.
   bool done(const State& state) const {
     const auto& canonical = state.disk->canonical;
     return canonical && canonical->step >= options_.steps;
@@ -598,7 +597,6 @@ class Model {
     }
   }
 
-  // The sum that it applies.
   std::uint64_t applied_sum(Process& self) const;
 
   // The links of the ring that carry nothing.
