@@ -218,6 +218,60 @@ TEST(TensorFiles, AreReadIntoTheShardsOfAState) {
   EXPECT_TRUE(torch::equal(two.into_second, two.second.slice(0, 2, 5)));
 }
 
+// Before its first step, an optimizer has no state yet: loading weights makes none.
+TEST(TensorFiles, LeaveTheOtherSectionsOfAStateAsTheyAre) {
+  const ScratchFolder scratch;
+  TwoFiles two(scratch);
+  NamedParameters parameters;
+  parameters.items = {{"a", two.into_first}, {"b", two.into_second}};
+  torch::optim::Adam adam({two.into_first, two.into_second});
+  two.state.add("optimizer", adam, parameters);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
+  two.state.add_generator("dropout", generator);
+  const std::vector<std::pair<std::string, at::Tensor>> scaler = {
+      {"scale", torch::full({}, 3.0F)}};
+  two.state.add("scaler", scaler);
+  load_tensor_files(World::single(), two.files, two.state);
+  EXPECT_TRUE(torch::equal(two.into_first, two.first.to(torch::kFloat)));
+  EXPECT_TRUE(torch::equal(two.into_second, two.second.slice(0, 2, 5)));
+  EXPECT_TRUE(adam.state().empty());
+  EXPECT_EQ(generator.current_seed(), 11U);
+  EXPECT_EQ(scaler.front().second.item<float>(), 3.0F);
+}
+
+// An Adam over two parameters, and its state in section "optimizer".
+struct TwoInAdam {
+  TwoInAdam() {
+    NamedParameters parameters;
+    parameters.items = {{"a", a}, {"b", b}};
+    state.add("optimizer", adam, parameters);
+  }
+
+  at::Tensor a = torch::ones({3}).requires_grad_();
+  at::Tensor b = torch::ones({2}).requires_grad_();
+  torch::optim::Adam adam{std::vector<at::Tensor>{a, b}};
+  CheckpointState state;
+};
+
+TEST(TensorFiles, OfAnOptimizerMayLackParametersThatItNeverUpdated) {
+  const ScratchFolder scratch;
+  TwoInAdam saved;
+  (saved.a * 2).sum().backward();
+  saved.adam.step();
+  CheckpointSaver(World::single(), scratch.path() + "/run")
+      .save(1, saved.state);
+  const auto files =
+      merge_checkpoint(scratch.path() + "/run/step-1", scratch.path() + "/to");
+  TwoInAdam loaded;
+  load_tensor_files(
+      World::single(), files, loaded.state, {.section = "optimizer"});
+  const auto found = gather_full_state(World::single(), loaded.state);
+  const auto& tensors = found.at("optimizer");
+  EXPECT_TRUE(torch::equal(tensors.at("exp_avg.a"), torch::full({3}, 0.2F)));
+  EXPECT_EQ(tensors.at("step.a").item<std::int64_t>(), 1);
+  EXPECT_TRUE(torch::equal(tensors.at("exp_avg.b"), torch::zeros({2})));
+}
+
 TEST(TensorFiles, ThatDoNotFitTheStateAreErrorsThatNameTheTensor) {
   const ScratchFolder scratch;
   TwoFiles two(scratch);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <ATen/MemoryOverlap.h>
@@ -188,44 +189,47 @@ void CheckpointState::add_optimizer(
   optimizers_.push_back(std::move(entry));
 }
 
-// An optimizer's state tensor of a parameter has the extent of the slice or of the whole matrix, or
-// it is one number, which belongs to the rank of the parameter's first element.
-std::vector<std::pair<std::string, NamedShard>> CheckpointAccess::all_shards(
-    const CheckpointState& state, bool all) {
-  auto shards = state.shards_;
-  for (const auto& entry : state.optimizers_) {
-    for (const auto& tensor : entry.tensors(all)) {
-      const auto found = entry.slices.find(tensor.parameter);
-      SHERD_CHECK(
-          found != entry.slices.end(), "[ckpt] section ", entry.section,
-          " has state of ", tensor.parameter,
-          ", which is none of the parameters it was added with");
-      NamedShard shard = found->second;
-      shard.name = tensor.key + "." + tensor.parameter;
-      if (tensor.tensor.dim() == 0) {
-        if (shard.begin > 0 && !all) {
-          continue;
-        }
-        shard.shape = {};
-        shard.begin = 0;
-      } else if (
-          !shard.elements.defined() ||
-          tensor.tensor.numel() != shard.elements.numel()) {
-        shard.begin = 0;
+// An optimizer's state of a parameter has the extent of the slice, of the whole matrix, or is one
+// number, which belongs to the rank of the parameter's first element.
+std::vector<CheckpointAccess::SectionShard> CheckpointAccess::optimizer_shards(
+    const CheckpointState::OptimizerState& optimizer, bool all) {
+  std::vector<SectionShard> shards;
+  for (const auto& tensor : optimizer.tensors(all)) {
+    const auto found = optimizer.slices.find(tensor.parameter);
+    SHERD_CHECK(
+        found != optimizer.slices.end(), "[ckpt] section ", optimizer.section,
+        " has state of ", tensor.parameter,
+        ", which is none of the parameters it was added with");
+    NamedShard shard = found->second;
+    shard.name = tensor.key + "." + tensor.parameter;
+    if (tensor.tensor.dim() == 0) {
+      if (shard.begin > 0 && !all) {
+        continue;
       }
-      shard.elements = in_place(tensor.tensor);
-      check_shard(shard);
-      shards.emplace_back(entry.section, std::move(shard));
+      shard.shape = {};
+      shard.begin = 0;
+    } else if (
+        !shard.elements.defined() ||
+        tensor.tensor.numel() != shard.elements.numel()) {
+      shard.begin = 0;
     }
+    shard.elements = in_place(tensor.tensor);
+    check_shard(shard);
+    shards.emplace_back(optimizer.section, std::move(shard));
   }
   return shards;
 }
 
 std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
     const CheckpointState& state, int rank, int size) {
-  const at::NoGradGuard no_grad;  // Reading is not a forward.
+  const at::NoGradGuard no_grad;  // Reading is no forward.
+  auto shards = state.shards_;
+  for (const auto& optimizer : state.optimizers_) {
+    auto more = optimizer_shards(optimizer, /*all=*/false);
+    std::move(more.begin(), more.end(), std::back_inserter(shards));
+  }
   std::vector<ckpt::TensorPiece> pieces;
-  for (auto& [section, shard] : all_shards(state, /*all=*/false)) {
+  for (auto& [section, shard] : shards) {
     SHERD_CHECK(
         size % shard.ranks == 0, "[ckpt] ", shard.name,
         ": expected a number of ranks that divides the world's ", size,
@@ -266,12 +270,29 @@ ckpt::CheckpointMetadata CheckpointAccess::metadata(
 }
 
 std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
-    const CheckpointState& state, int rank) {
+    const CheckpointState& state,
+    int rank,
+    const std::optional<std::string>& section) {
+  const auto wanted = [&](const std::string& other) {
+    return !section || *section == other;
+  };
   std::vector<LoadTarget> targets;
-  const auto certain = state.shards_.size();
-  for (auto& [section, shard] : all_shards(state, /*all=*/true)) {
-    const bool optional = targets.size() >= certain;
-    targets.push_back({section, std::move(shard), optional});
+  for (const auto& [its_section, shard] : state.shards_) {
+    if (wanted(its_section)) {
+      targets.push_back({its_section, shard});
+    }
+  }
+  for (const auto& optimizer : state.optimizers_) {
+    if (!wanted(optimizer.section)) {
+      continue;
+    }
+    for (auto& [its_section, shard] :
+         optimizer_shards(optimizer, /*all=*/true)) {
+      targets.push_back({its_section, std::move(shard), /*optional=*/true});
+    }
+  }
+  if (!wanted(kGenerators)) {
+    return targets;
   }
   for (const auto& [name, generator] : state.generators_) {
     const auto bytes = generator.get_state();

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,8 +34,11 @@ class CheckpointAccess {
     // Takes what was read, on any thread. Unset: it was read to its final place.
     std::function<void(const at::Tensor&)> loaded = nullptr;
   };
+  // Those of `section` alone if it is given; an optimizer of another section makes no state then.
   static std::vector<LoadTarget> targets(
-      const CheckpointState& state, int rank);
+      const CheckpointState& state,
+      int rank,
+      const std::optional<std::string>& section = std::nullopt);
 
   // All sections, including those without tensors yet; the same on every rank.
   static std::set<std::string> sections(const CheckpointState& state);
@@ -47,8 +51,9 @@ class CheckpointAccess {
   static void publish(const CheckpointState& state);
 
  private:
-  static std::vector<std::pair<std::string, NamedShard>> all_shards(
-      const CheckpointState& state, bool all);
+  using SectionShard = std::pair<std::string, NamedShard>;
+  static std::vector<SectionShard> optimizer_shards(
+      const CheckpointState::OptimizerState& optimizer, bool all);
 };
 
 }  // namespace sherd

@@ -67,14 +67,15 @@ void add_pieces(
 
 using PieceByName = std::map<TensorKey, const TensorPiece*>;
 
-// `where` is for messages.
+// Only names of one section, which is that of the files. `where` is for messages.
 void compare_names(
     const CheckpointState& state,
+    const std::string& section,
     const PieceByName& found,
     const std::string& where) {
   std::vector<std::string> missing;
   for (const auto& key : CheckpointAccess::required_names(state)) {
-    if (!found.contains(key)) {
+    if (key.section == section && !found.contains(key)) {
       missing.push_back(key.name);
     }
   }
@@ -108,10 +109,14 @@ void load(
         first, "[ckpt] ", files.front(), ": expected each tensor once, found ",
         piece.name, " twice");
   }
-  compare_names(state, found, files.front());
-  for (auto& target : CheckpointAccess::targets(state, rank)) {
+  compare_names(state, options.section, found, files.front());
+  for (auto& target : CheckpointAccess::targets(state, rank, options.section)) {
     auto& shard = target.shard;
-    const auto& piece = *found.at({target.section, shard.name});
+    const auto stored = found.find({target.section, shard.name});
+    if (stored == found.end()) {
+      continue;  // It is optional: all others have been compared.
+    }
+    const auto& piece = *stored->second;
     SHERD_CHECK(
         piece.shape == shard.shape, "[ckpt] ", files.front(), ": ", shard.name,
         ": expected shape ", at::IntArrayRef(shard.shape), ", found ",
