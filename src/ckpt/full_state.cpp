@@ -29,7 +29,6 @@ using LoadTarget = CheckpointAccess::LoadTarget;
 
 constexpr const char* kGathering = "gathering a full state";
 constexpr const char* kScattering = "scattering a full state";
-constexpr const char* kGenerators = "generators";  // As in state.cpp.
 constexpr int kTag = 0;  // Messages between two ranks keep their order.
 
 // A piece and the rank that has it.
@@ -71,19 +70,6 @@ Sources sources_of(const std::vector<std::string>& texts) {
     }
   }
   return sources;
-}
-
-// Collective. Throws what `action` throws on any rank.
-template <typename Action>
-void on_all_or_none(
-    const ckpt::CheckpointRanks& ranks, const char* what, Action&& action) {
-  const auto mine = status_of(
-      [&] {
-        action();
-        return Status();
-      },
-      ErrorCode::kFailedPrecondition);
-  agree(ranks, mine, what).throw_if_failed();
 }
 
 Sources all_gather_sources(
@@ -238,37 +224,26 @@ Offer offer_of(const std::string& text) {
       .tensors = sources_of({json[1].get<std::string>()})};
 }
 
-// For an optimizer's tensor "exp_avg.NAME": its section and NAME.
-TensorKey parameter_of(const TensorKey& key) {
-  return {key.section, key.name.substr(key.name.find('.') + 1)};
-}
-
-// Whether the key is a generator of the state, of a rank that exists now or of another.
-bool is_generator(const CheckpointState& state, const TensorKey& key) {
-  return key.section == kGenerators &&
-      CheckpointAccess::may_contain(state, key);
-}
-
-// Every rank gets the same result, except for `bytes_read`.
+// Every rank comes to the same result, save in `bytes_read`.
 LoadReport compare_names(
     const Sources& wanted, const Offer& offer, const CheckpointState& state) {
   const auto required = CheckpointAccess::required_names(state);
   std::set<TensorKey> parameters;
   for (const auto& [key, sources] : offer.tensors) {
-    parameters.insert(parameter_of(key));
+    parameters.insert(CheckpointAccess::parameter_of(key));
   }
   LoadReport report;
   for (const auto& [key, sources] : wanted) {
     const bool needed = required.contains(key) ||
         !offer.sections.contains(key.section) ||
-        parameters.contains(parameter_of(key));
+        parameters.contains(CheckpointAccess::parameter_of(key));
     if (needed && !offer.tensors.contains(key)) {
       report.missing.push_back(key.text());
     }
   }
   for (const auto& [key, sources] : offer.tensors) {
     if (!wanted.contains(key) && !required.contains(key) &&
-        !is_generator(state, key)) {
+        !CheckpointAccess::is_generator(state, key)) {
       report.unexpected.push_back(key.text());
     }
   }

@@ -2,17 +2,18 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/cores.h"
 #include "base/log.h"
-#include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/list_of.h"
 #include "ckpt/reader.h"
@@ -25,7 +26,9 @@ namespace {
 
 using LoadTarget = CheckpointAccess::LoadTarget;
 
-// Disks are faster with several requests in flight.
+constexpr const char* kLoading = "loading a checkpoint";
+
+// Disks are faster when several requests are under way.
 constexpr std::size_t kThreadsMax = 4;
 
 // Gives errors of reading the code kUnavailable, which distinguishes a checkpoint that cannot be
@@ -45,6 +48,27 @@ void warn(const World& world, const std::string& message) {
   }
 }
 
+// Names of the tensors of optimizers, which a checkpoint may lack.
+std::string text_of_optional(const std::vector<LoadTarget>& targets) {
+  auto json = nlohmann::json::array();
+  for (const auto& target : targets) {
+    if (target.optional && !target.loaded) {
+      json.push_back({target.section, target.shard.name});
+    }
+  }
+  return json.dump();
+}
+
+std::set<ckpt::TensorKey> optional_in(const std::vector<std::string>& texts) {
+  std::set<ckpt::TensorKey> names;
+  for (const auto& text : texts) {
+    for (const auto& name : nlohmann::json::parse(text)) {
+      names.insert({name[0].get<std::string>(), name[1].get<std::string>()});
+    }
+  }
+  return names;
+}
+
 class CheckpointLoader {
  public:
   CheckpointLoader(
@@ -56,12 +80,16 @@ class CheckpointLoader {
             [&] { return ckpt::CheckpointReader(folder); })),
         state_(state),
         options_(options),
-        rank_(rank) {}
+        rank_(rank),
+        targets_(CheckpointAccess::targets(state, rank)),
+        optional_(text_of_optional(targets_)) {}
 
-  LoadReport run() {
-    compare_names();
-    auto targets = CheckpointAccess::targets(state_, rank_);
-    for (const auto& target : targets) {
+  // The names that this rank would load if the checkpoint has them, for run() on all ranks.
+  const std::string& optional_names() const { return optional_; }
+
+  LoadReport run(const std::vector<std::string>& optional_names) {
+    compare_names(optional_in(optional_names));
+    for (const auto& target : targets_) {
       streams_.push_back(
           device::Stream::current(target.shard.elements.device()));
     }
@@ -73,7 +101,7 @@ class CheckpointLoader {
       for (auto& failure : failures) {
         threads.emplace_back([&] {
           try {
-            read_all(targets, next);
+            read_all(next);
           } catch (...) {
             failure = std::current_exception();
           }
@@ -92,19 +120,38 @@ class CheckpointLoader {
   const ckpt::Manifest& manifest() const { return reader_.manifest(); }
 
  private:
-  void compare_names() {
+  // `optional` has the names of all ranks, since each has a part of an optimizer's parameters.
+  void compare_names(const std::set<ckpt::TensorKey>& optional) {
     report_.folder = reader_.folder();
     report_.step = reader_.manifest().step;
     report_.world_size = reader_.manifest().world_size;
-    for (const auto& key : CheckpointAccess::required_names(state_)) {
+    const auto required = CheckpointAccess::required_names(state_);
+    for (const auto& key : required) {
       if (!reader_.tensors().contains(key)) {
-        report_.missing.push_back(key.text());
+        missing_.insert(key);
       }
     }
+    // An optimizer has all of a parameter's state in the checkpoint or, before its first update,
+    // none.
+    std::set<ckpt::TensorKey> updated;
     for (const auto& [key, tensor] : reader_.tensors()) {
-      if (!CheckpointAccess::may_contain(state_, key)) {
+      if (required.contains(key)) {
+        continue;
+      }
+      updated.insert(CheckpointAccess::parameter_of(key));
+      if (!optional.contains(key) &&
+          !CheckpointAccess::is_generator(state_, key)) {
         report_.unexpected.push_back(key.text());
       }
+    }
+    for (const auto& key : optional) {
+      if (!reader_.tensors().contains(key) &&
+          updated.contains(CheckpointAccess::parameter_of(key))) {
+        missing_.insert(key);
+      }
+    }
+    for (const auto& key : missing_) {
+      report_.missing.push_back(key.text());
     }
     std::sort(report_.missing.begin(), report_.missing.end());
     SHERD_CHECK(
@@ -117,21 +164,21 @@ class CheckpointLoader {
         ckpt::list_of(report_.unexpected));
   }
 
-  void read_all(
-      std::vector<LoadTarget>& targets, std::atomic<std::size_t>& next) {
+  void read_all(std::atomic<std::size_t>& next) {
     const at::NoGradGuard no_grad;
-    for (auto i = next.fetch_add(1); i < targets.size();
+    for (auto i = next.fetch_add(1); i < targets_.size();
          i = next.fetch_add(1)) {
       const device::CurrentStream on(streams_[i]);
-      read(targets[i]);
+      read(targets_[i]);
     }
   }
 
   void read(LoadTarget& target) {
     auto& shard = target.shard;
-    const auto found = reader_.tensors().find({target.section, shard.name});
+    const ckpt::TensorKey key{target.section, shard.name};
+    const auto found = reader_.tensors().find(key);
     if (found == reader_.tensors().end()) {
-      if (target.optional && !target.loaded) {
+      if (target.optional && !target.loaded && !missing_.contains(key)) {
         shard.elements.zero_();  // As before its first update.
       }
       return;
@@ -168,6 +215,9 @@ class CheckpointLoader {
   const CheckpointState& state_;
   const LoadOptions options_;
   const int rank_;
+  std::vector<LoadTarget> targets_;
+  const std::string optional_;
+  std::set<ckpt::TensorKey> missing_;
   LoadReport report_;
   std::atomic<std::int64_t> bytes_{0};
 };
@@ -179,16 +229,17 @@ LoadReport load_checkpoint(
     const std::string& folder,
     CheckpointState& state,
     const LoadOptions& options) {
+  const auto ranks = ckpt::ranks_of(world);
+  std::optional<CheckpointLoader> load;
+  on_all_or_none(ranks, kLoading, [&] {
+    load.emplace(folder, state, options, world.rank());
+  });
+  const auto names = ranks.gather(load->optional_names(), kLoading);
   LoadReport report;
-  const auto mine = status_of(
-      [&] {
-        CheckpointLoader load(folder, state, options, world.rank());
-        report = load.run();
-        state.values = load.manifest().values;
-        return Status();
-      },
-      ErrorCode::kFailedPrecondition);
-  agree(ckpt::ranks_of(world), mine, "loading a checkpoint").throw_if_failed();
+  on_all_or_none(ranks, kLoading, [&] {
+    report = load->run(names.value());
+    state.values = load->manifest().values;
+  });
   CheckpointAccess::publish(state);
   return report;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
 #include "base/status.h"
+#include "base/status_from_exception.h"
 #include "ckpt/file_system.h"
 #include "ckpt/part_writer.h"
 
@@ -43,7 +44,15 @@ CheckpointRanks ranks_with_own_connections(const World& world);
 Status agree(
     const CheckpointRanks& ranks, const Status& mine, const std::string& what);
 
-// Gives every rank what `make` returns on rank 0; it is called only there.
+// Collective. Throws what `action` throws on any rank.
+template <typename Action>
+void on_all_or_none(
+    const CheckpointRanks& ranks, const std::string& what, Action&& action) {
+  const auto mine = status_of(action, ErrorCode::kFailedPrecondition);
+  agree(ranks, mine, what).throw_if_failed();
+}
+
+// Gives every rank what `make` returns on rank 0, which alone calls it.
 Result<std::string> text_of_rank_zero(
     const CheckpointRanks& ranks,
     const std::function<Result<std::string>()>& make,

@@ -333,14 +333,21 @@ std::set<ckpt::TensorKey> CheckpointAccess::required_names(
   return names;
 }
 
+bool CheckpointAccess::is_generator(
+    const CheckpointState& state, const ckpt::TensorKey& key) {
+  const auto& [section, name] = key;
+  return section == kGenerators &&
+      state.generators_.contains(name.substr(0, name.rfind(".rank-")));
+}
+
+ckpt::TensorKey CheckpointAccess::parameter_of(const ckpt::TensorKey& key) {
+  return {key.section, key.name.substr(key.name.find('.') + 1)};
+}
+
 bool CheckpointAccess::may_contain(
     const CheckpointState& state, const ckpt::TensorKey& key) {
   const auto& [section, name] = key;
-  if (state.names_.contains({section, name})) {
-    return true;
-  }
-  if (section == kGenerators &&
-      state.generators_.contains(name.substr(0, name.rfind(".rank-")))) {
+  if (state.names_.contains({section, name}) || is_generator(state, key)) {
     return true;
   }
   const auto dot = name.find('.');

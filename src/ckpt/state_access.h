@@ -44,7 +44,13 @@ class CheckpointAccess {
   static std::set<std::string> sections(const CheckpointState& state);
   // The names that a checkpoint must have; the same on every rank.
   static std::set<ckpt::TensorKey> required_names(const CheckpointState& state);
-  // Whether some rank may load the tensor.
+  // Whether it is a generator of the state, of a rank that exists now or of another.
+  static bool is_generator(
+      const CheckpointState& state, const ckpt::TensorKey& key);
+  // Section and NAME of an optimizer's tensor "exp_avg.NAME".
+  static ckpt::TensorKey parameter_of(const ckpt::TensorKey& key);
+  // Whether some rank may load it. Of an optimizer, whatever belongs to one of its parameters may
+  // be loaded: which tensors ranks really have, targets() says on each.
   static bool may_contain(
       const CheckpointState& state, const ckpt::TensorKey& key);
 

@@ -9,7 +9,10 @@
 
 #include <cstring>
 #include <map>
+#include <optional>
+#include <type_traits>
 #include <gmock/gmock.h>
+#include <sherd/optim/sgd.h>
 #include "base/check.h"
 
 namespace sherd::test {
@@ -249,6 +252,101 @@ TEST_P(CheckpointNames, T47StateOfWhatWasNeverSteppedIsNeitherSavedNorKept) {
       EXPECT_TRUE(
           torch::equal(restored.state(name).exp_avg, adamw.state(name).exp_avg))
           << name;
+    }
+  }));
+}
+
+// One layer with an optimizer that has made a step.
+template <typename Make>
+struct SteppedJob {
+  SteppedJob(const World& world, const Make& make) : model(made()) {
+    fsdp.emplace(fully_shard(*model, world));
+    optimizer.emplace(make(fsdp->named_parameters()));
+    model->forward(torch::ones({2, 3})).sum().backward();
+    optimizer->step();
+    state.add(fsdp->named_parameters());
+    state.add("optimizer", *optimizer, fsdp->named_parameters());
+  }
+  static torch::nn::Linear made() {
+    torch::manual_seed(3);
+    return torch::nn::Linear(3, 5);
+  }
+
+  torch::nn::Linear model;
+  std::optional<FullyShardedDataParallel> fsdp;
+  std::optional<std::invoke_result_t<Make, NamedParameters>> optimizer;
+  CheckpointState state;
+};
+
+// Else moments would be dropped, or begin anew, without a word.
+TEST_P(CheckpointNames, T44StateOfAnotherOptimizerIsNoLessCompared) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto fused = [](const NamedParameters& parameters) {
+      return AdamW(parameters);
+    };
+    const auto sgd = [](const NamedParameters& parameters) {
+      return Sgd(parameters, {.learning_rate = 0.1, .momentum = 0.9});
+    };
+    SteppedJob adamw_job(world, fused);
+    SteppedJob sgd_job(world, sgd);
+    CheckpointSaver saver(world, folder);
+    saver.save(1, adamw_job.state);
+    const auto before = gather_full_state(world, sgd_job.state);
+    const auto error = error_of(
+        [&] { load_checkpoint(world, folder + "/step-1", sgd_job.state); });
+    EXPECT_THAT(
+        error,
+        HasSubstr(
+            "expected all that the job has, found no "
+            "optimizer momentum_buffer.bias, optimizer momentum_buffer.wei"));
+    const auto report = load_checkpoint(
+        world, folder + "/step-1", sgd_job.state, {.strict = false});
+    EXPECT_THAT(
+        report.missing,
+        ElementsAre(
+            "optimizer momentum_buffer.bias",
+            "optimizer momentum_buffer.weight"));
+    EXPECT_THAT(
+        report.unexpected,
+        ElementsAre(
+            "optimizer exp_avg.bias", "optimizer exp_avg.weight",
+            "optimizer exp_avg_sq.bias", "optimizer exp_avg_sq.weight",
+            "optimizer step.bias", "optimizer step.weight"));
+    const auto after = gather_full_state(world, sgd_job.state);
+    if (world.rank() == 0) {  // What is reported is left as it is.
+      const std::string name = "momentum_buffer.weight";
+      EXPECT_TRUE(torch::equal(
+          after.at("optimizer").at(name), before.at("optimizer").at(name)));
+    }
+  }));
+}
+
+TEST_P(CheckpointNames, T44StateThatTheOptimizerHasNoUseForIsAnError) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto with_momentum = [](double momentum) {
+      return [momentum](const NamedParameters& parameters) {
+        return Sgd(parameters, {.learning_rate = 0.1, .momentum = momentum});
+      };
+    };
+    SteppedJob some(world, with_momentum(0.9));
+    SteppedJob none(world, with_momentum(0.0));
+    CheckpointSaver saver(world, folder);
+    saver.save(1, some.state);
+    EXPECT_THAT(
+        error_of(
+            [&] { load_checkpoint(world, folder + "/step-1", none.state); }),
+        HasSubstr("expected nothing that the job lacks, found "
+                  "optimizer momentum_buffer.bias"));
+    // And what was saved without any begins anew.
+    saver.save(2, none.state);
+    const auto report = load_checkpoint(world, folder + "/step-2", some.state);
+    EXPECT_THAT(report.missing, IsEmpty());
+    for (const auto& name : some.optimizer->names()) {
+      EXPECT_FALSE(some.optimizer->momentum_buffer(name).any().item<bool>());
     }
   }));
 }
