@@ -31,8 +31,8 @@ class TokenFileWriter {
   // disk refuses the write.
   void add(const std::vector<std::int64_t>& ids);
 
-  // Makes the file durable and gives it its name, replacing a file of that name. Do not call add()
-  // after it. Throws Error if the disk refuses it.
+  // Makes the file durable and gives it its name, in place of one that was there. Neither add() nor
+  // another finish() after it. Throws Error when the disk refuses it.
   void finish();
 
   std::int64_t documents() const;

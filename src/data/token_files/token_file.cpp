@@ -121,6 +121,9 @@ void TokenFileWriter::add(const std::vector<std::int64_t>& ids) {
 }
 
 void TokenFileWriter::finish() {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, impl_->file != nullptr, "[data] ", impl_->path,
+      ": expected finish() once, found a second call");
   auto& header = impl_->header;
   const auto ids_bytes = header.tokens * header.id_bytes;
   constexpr std::array<char, kOffsetBytes> kZeros{};

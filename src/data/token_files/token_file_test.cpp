@@ -12,12 +12,14 @@
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/digest.h"
+#include "support/error_of.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::data {
 namespace {
 
 using sherd::testing::ScratchFolder;
+using test::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -108,6 +110,22 @@ TEST(TokenFile, AppearsWholeOrNotAtAll) {
   EXPECT_THROW(
       TokenFileWriter(folder.path() + "/none/a.tokens", {.vocabulary = 1}),
       Error);
+}
+
+TEST(TokenFile, IsFinishedOnce) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a.tokens";
+  TokenFileWriter writer(path, {.vocabulary = 10});
+  writer.add({1, 2});
+  writer.finish();
+  const auto finished = content(path);
+  EXPECT_THAT(
+      error_of([&] { writer.finish(); }),
+      HasSubstr(path + ": expected finish() once, found a second call"));
+  EXPECT_THAT(
+      error_of([&] { writer.add({1}); }),
+      HasSubstr("expected no document after finish(), found one"));
+  EXPECT_EQ(content(path), finished);
 }
 
 TEST(TokenFile, EveryCutAndEveryDamagedHeaderIsRefused) {
