@@ -14,6 +14,7 @@
 #include "ckpt/reader.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/save_protocol.h"
+#include "ckpt/state_access.h"
 #include "ckpt/tensor_files.h"
 
 namespace sherd {
@@ -96,6 +97,7 @@ std::vector<std::string> import_checkpoint(
     const std::vector<std::string>& files,
     const std::string& folder,
     const ImportOptions& options) {
+  CheckpointAccess::check_section(options.section);
   const ckpt::TensorFiles opened(files, options);
   const auto disk = ckpt::make_posix_file_system();
   disk->make_folder(folder).throw_if_failed();

@@ -2,6 +2,7 @@
 //
 // Operations on checkpoints without a job: comparison, archives, progress.
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
@@ -311,6 +312,24 @@ TEST(TensorFiles, ThatDoNotFitTheStateAreErrorsThatNameTheTensor) {
       error_of(
           [&] { load_tensor_files(World::single(), {two.files[0]}, wide); }),
       HasSubstr("a: expected shape [3, 4], found [4, 3]"));
+}
+
+TEST(TensorFiles, AreImportedIntoASectionThatCanBeTheNameOfAFile) {
+  const ScratchFolder scratch;
+  const TwoFiles two(scratch);
+  const auto folder = scratch.path() + "/imported";
+  for (const std::string section : {"", ".x", "../x", "a/b", "a b"}) {
+    EXPECT_THAT(
+        error_of([&] {
+          import_checkpoint(two.files, folder, {.section = section});
+        }),
+        HasSubstr(
+            "expected a section of letters, digits, _ and -, found '" +
+            section + "'"));
+    EXPECT_FALSE(std::filesystem::exists(folder)) << section;
+  }
+  import_checkpoint(two.files, folder, {.section = "a-Z_9"});
+  EXPECT_EQ(checkpoint_content(folder + "/step-0").tensors.size(), 2U);
 }
 
 TEST(Archives, OfAnotherKindAreErrorsThatNameTheFile) {

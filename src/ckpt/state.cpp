@@ -22,17 +22,6 @@ std::string name_on(const std::string& generator, int rank) {
   return str(generator, ".rank-", rank);
 }
 
-void check_section(const std::string& section) {
-  const bool fine = !section.empty() &&
-      std::all_of(section.begin(), section.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-            (c >= '0' && c <= '9') || c == '_' || c == '-';
-      });
-  SHERD_CHECK(
-      fine, "[ckpt] expected a section of letters, digits, _ and -, found '",
-      section, "'");
-}
-
 void check_shard(const NamedShard& shard) {
   const auto& elements = shard.elements;
   SHERD_CHECK(
@@ -90,8 +79,19 @@ at::Tensor in_place(const at::Tensor& tensor) {
 
 }  // namespace
 
+void CheckpointAccess::check_section(const std::string& section) {
+  const bool fine = !section.empty() &&
+      std::all_of(section.begin(), section.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+            (c >= '0' && c <= '9') || c == '_' || c == '-';
+      });
+  SHERD_CHECK(
+      fine, "[ckpt] expected a section of letters, digits, _ and -, found '",
+      section, "'");
+}
+
 void CheckpointState::add(const std::string& section, NamedShard shard) {
-  check_section(section);
+  CheckpointAccess::check_section(section);
   check_shard(shard);
   SHERD_CHECK(
       names_.insert({section, shard.name}).second,
@@ -167,7 +167,7 @@ void CheckpointState::add_optimizer(
     const std::string& section,
     const NamedParameters& parameters,
     Tensors tensors) {
-  check_section(section);
+  CheckpointAccess::check_section(section);
   OptimizerState entry{
       .section = section, .slices = {}, .tensors = std::move(tensors)};
   for (const auto& item : parameters.whole.items) {

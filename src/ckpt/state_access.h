@@ -20,7 +20,10 @@ namespace sherd {
 
 class CheckpointAccess {
  public:
-  // What `rank` of `size` saves; ranks that hold the same tensor save a share each.
+  // Throws Error for a name that no section may have: files are named after sections.
+  static void check_section(const std::string& section);
+
+  // What `rank` of `size` saves; ranks that hold the same save a share each.
   static std::vector<ckpt::TensorPiece> pieces(
       const CheckpointState& state, int rank, int size);
 
