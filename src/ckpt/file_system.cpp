@@ -145,6 +145,27 @@ std::unique_ptr<FileSystem> make_posix_file_system() {
   return std::make_unique<PosixFileSystem>();
 }
 
+FolderLock::FolderLock(Descriptor file)
+    : file_(std::move(file)), owner_(::getpid()) {}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+  if (this != &other) {
+    unlock();
+    file_ = std::move(other.file_);
+    owner_ = other.owner_;
+  }
+  return *this;
+}
+
+FolderLock::~FolderLock() { unlock(); }
+
+// Closing alone would leave the lock to children, who share the open file.
+void FolderLock::unlock() {
+  if (file_.open() && ::getpid() == owner_) {
+    (void)::flock(file_.get(), LOCK_UN);
+  }
+}
+
 Result<FolderLock> lock_folder(const std::string& path) {
   const auto file_path = path + "/.lock";
   Descriptor file(

@@ -5,11 +5,11 @@
 // synced; its name survives once the folder is synced. Thread rule: one thread.
 #pragma once
 
+#include <sys/types.h>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 #include "base/descriptor.h"
 #include "base/status.h"
@@ -53,13 +53,20 @@ class FileSystem {
 
 std::unique_ptr<FileSystem> make_posix_file_system();
 
-// A lock on a folder, which only one process holds; it ends with the process, however that ends.
+// A lock on a folder that only one process holds. It ends with this object, which a child that the
+// process has forked cannot end, or with the process and those children, however they end.
 class FolderLock {
  public:
-  explicit FolderLock(Descriptor file) : file_(std::move(file)) {}
+  explicit FolderLock(Descriptor file);
+  FolderLock(FolderLock&&) noexcept = default;
+  FolderLock& operator=(FolderLock&& other) noexcept;
+  ~FolderLock();
 
  private:
+  void unlock();
+
   Descriptor file_;
+  pid_t owner_;
 };
 // Returns kUnavailable, naming the folder, if another process holds the lock.
 Result<FolderLock> lock_folder(const std::string& path);

@@ -3,7 +3,11 @@
 // Saving over a file system that loses power at any operation.
 #include "ckpt/save_protocol.h"
 
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -390,6 +394,53 @@ TEST(Save, FoldersThatLastSurviveALossOfPower) {
   EXPECT_TRUE(fs::is_directory(scratch.path() + "/x/y"));
   files.go_on({.lost_at = 0});
   EXPECT_FALSE(make_durable_folder(files, "/f/g").ok());
+}
+
+// A child that shares the descriptors of this process, as a worker of a data loader does.
+class SaveForkedChild {
+ public:
+  explicit SaveForkedChild(const std::function<void()>& action)
+      : pid_(::fork()) {
+    if (pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      action();
+      ::_exit(0);
+    }
+  }
+  SaveForkedChild(const SaveForkedChild&) = delete;
+  SaveForkedChild& operator=(const SaveForkedChild&) = delete;
+  ~SaveForkedChild() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      wait();
+    }
+  }
+  void wait() { ::waitpid(std::exchange(pid_, -1), nullptr, 0); }
+
+ private:
+  pid_t pid_;
+};
+
+TEST(Save, AFolderThatIsLetGoIsFreeThoughAForkedChildLives) {
+  const testing::ScratchFolder scratch;
+  auto lock = std::make_unique<FolderLock>(lock_folder(scratch.path()).value());
+  const SaveForkedChild child([] { ::pause(); });
+  EXPECT_THAT(
+      lock_folder(scratch.path()).status().message(),
+      HasSubstr("another run does"));
+  lock.reset();
+  const auto again = lock_folder(scratch.path());
+  EXPECT_TRUE(again.ok()) << again.status().message();
+}
+
+TEST(Save, AForkedChildDoesNotLetGoOfTheFolder) {
+  const testing::ScratchFolder scratch;
+  auto lock = std::make_unique<FolderLock>(lock_folder(scratch.path()).value());
+  SaveForkedChild child([&] { lock.reset(); });
+  child.wait();
+  EXPECT_THAT(
+      lock_folder(scratch.path()).status().message(),
+      HasSubstr("another run does"));
 }
 
 }  // namespace
