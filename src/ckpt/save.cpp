@@ -70,10 +70,27 @@ struct CheckpointSaver::Impl {
     return clean_up(*files, context.folder);
   }
 
-  // Collective. Everything in a save except copying the tensors.
+  // What this rank saves, as copies where training may change it meanwhile. A failure is for
+  // write(), where the other ranks wait for this one.
+  Result<std::vector<TensorPiece>> take(const CheckpointState& state) {
+    std::vector<TensorPiece> pieces;
+    const auto status = status_of(
+        [&] {
+          pieces = CheckpointAccess::pieces(
+              state, context.ranks.rank, context.ranks.size);
+          if (context.options.asynchronous) {
+            copy(pieces);
+          }
+        },
+        ErrorCode::kFailedPrecondition, "[ckpt] ");
+    return status.ok() ? Result(std::move(pieces))
+                       : Result<std::vector<TensorPiece>>(status);
+  }
+
+  // Collective. All of a save but copying the tensors.
   Status write(
       std::int64_t step,
-      const std::vector<TensorPiece>& pieces,
+      const Result<std::vector<TensorPiece>>& pieces,
       const ckpt::CheckpointMetadata& metadata) {
     if (!context.options.shared) {
       return save_pieces(context, step, pieces, metadata);
@@ -85,8 +102,13 @@ struct CheckpointSaver::Impl {
 
   Status write_shared(
       std::int64_t step,
-      const std::vector<TensorPiece>& pieces,
+      const Result<std::vector<TensorPiece>>& pieces,
       const ckpt::CheckpointMetadata& metadata) {
+    const auto what = str("saving step ", step);
+    if (auto status = agree(context.ranks, pieces.status(), what);
+        !status.ok()) {
+      return status;
+    }
     const auto first = text_of_rank_zero(
         context.ranks,
         [&]() -> Result<std::string> {
@@ -97,7 +119,7 @@ struct CheckpointSaver::Impl {
           return std::string(
               is_already_saved(step, metadata.values) ? kAlreadySaved : "");
         },
-        str("saving step ", step));
+        what);
     if (!first.ok() || first.value() == kAlreadySaved) {
       return first.status();
     }
@@ -173,14 +195,12 @@ void CheckpointSaver::save(std::int64_t step, const CheckpointState& state) {
   wait();
   SHERD_CHECK(step >= 0, "[ckpt] expected a step of at least 0, found ", step);
   auto& impl = *impl_;
-  auto pieces = CheckpointAccess::pieces(
-      state, impl.context.ranks.rank, impl.context.ranks.size);
+  auto pieces = impl.take(state);
   auto metadata = CheckpointAccess::metadata(state);
   if (!impl.context.options.asynchronous) {
     impl.write(step, pieces, metadata).throw_if_failed();
     return;
   }
-  impl.copy(pieces);
   impl.writes.store(true, std::memory_order_relaxed);
   impl.writer = std::thread([&impl, step, pieces = std::move(pieces),
                              metadata = std::move(metadata)] {

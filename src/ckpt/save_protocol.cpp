@@ -98,6 +98,14 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
   return outcomes;
 }
 
+std::int64_t bytes_of(const std::vector<TensorPiece>& pieces) {
+  return std::accumulate(
+      pieces.begin(), pieces.end(), std::int64_t{0},
+      [](std::int64_t sum, const TensorPiece& piece) {
+        return sum + static_cast<std::int64_t>(piece.elements.nbytes());
+      });
+}
+
 class SaveProtocol {
  public:
   SaveProtocol(const SaveContext& context, std::int64_t step)
@@ -110,12 +118,12 @@ class SaveProtocol {
         what_(str("saving step ", step)) {}
 
   Status run(
-      const std::vector<TensorPiece>& pieces,
+      const Result<std::vector<TensorPiece>>& pieces,
       const CheckpointMetadata& metadata) {
     auto status = begin(pieces);
     std::vector<RankOutcome> parts;
     if (status.ok()) {
-      status = write(pieces, metadata, parts);
+      status = write(pieces.value(), metadata, parts);
     }
     if (status.ok()) {
       status = complete(parts, metadata.values);
@@ -131,14 +139,13 @@ class SaveProtocol {
   bool is_rank_zero() const { return ranks_.rank == 0; }
 
   // Makes an empty folder, and checks that the disk has room for all ranks.
-  Status begin(const std::vector<TensorPiece>& pieces) {
+  Status begin(const Result<std::vector<TensorPiece>>& pieces) {
     RankOutcome mine;
-    mine.number = std::accumulate(
-        pieces.begin(), pieces.end(), std::int64_t{0},
-        [](std::int64_t sum, const TensorPiece& piece) {
-          return sum + static_cast<std::int64_t>(piece.elements.nbytes());
-        });
-    if (is_rank_zero()) {
+    mine.status = pieces.status();
+    if (pieces.ok()) {
+      mine.number = bytes_of(pieces.value());
+    }
+    if (mine.status.ok() && is_rank_zero()) {
       mine.status = files_.remove(temporary_);
       mine.status =
           mine.status.ok() ? files_.make_folder(temporary_) : mine.status;
@@ -420,7 +427,7 @@ Status clean_up(FileSystem& files, const std::string& folder) {
 Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
-    const std::vector<TensorPiece>& pieces,
+    const Result<std::vector<TensorPiece>>& pieces,
     const CheckpointMetadata& metadata) {
   return SaveProtocol(context, step).run(pieces, metadata);
 }

@@ -86,12 +86,12 @@ Status make_durable_folder(FileSystem& files, const std::string& path);
 // Removes or completes what a killed run left in the folder. Only one rank calls it.
 Status clean_up(FileSystem& files, const std::string& folder);
 
-// Collective. If this returns success, the checkpoint is complete, otherwise it is absent; in that
-// case an older checkpoint of the same step is unchanged.
+// Collective. The checkpoint is complete when this returns success, else absent; then an older one
+// of the same step is as it was. Where a rank has a failure for its pieces, every rank gets that.
 Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
-    const std::vector<TensorPiece>& pieces,
+    const Result<std::vector<TensorPiece>>& pieces,
     const CheckpointMetadata& metadata);
 
 }  // namespace sherd::ckpt

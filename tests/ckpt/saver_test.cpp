@@ -11,6 +11,8 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <stdexcept>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <torch/torch.h>
@@ -245,6 +247,53 @@ TEST_P(SaverOf, WhatAnotherHasSavedIsNotSavedAgain) {
     CheckpointSaver(world, folder, shared).save(1, state);
     load_checkpoint(world, folder + "/step-1", state);
     EXPECT_TRUE((numbers == 3.0).all().item<bool>());
+  }));
+}
+
+// An optimizer whose state cannot be had while it refuses, as for lack of memory.
+struct RefusingOptimizer {
+  bool refuses = false;
+  std::vector<OptimizerTensor> tensors(bool /*all*/) const {
+    if (refuses) {
+      throw std::runtime_error("no memory for a copy");
+    }
+    return {};
+  }
+};
+
+// Else the other ranks wait for it, and take its next save for this one.
+TEST_P(SaverOf, AStateThatOneRankCannotReadIsToldToAllAndTheNextSaveIsFine) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const auto& [name, options] : std::map<std::string, SaveOptions>{
+             {"/at_once", {}},
+             {"/beside", {.asynchronous = true}},
+             {"/shared", {.shared = true}}}) {
+      const auto folder = scratch.path() + name;
+      const int last = world.size() - 1;
+      RefusingOptimizer optimizer{.refuses = world.rank() == last};
+      auto numbers = torch::full({1000}, 1.0);
+      auto state = state_of(world, numbers);
+      state.add("optimizer", optimizer, NamedParameters());
+      CheckpointSaver saver(world, folder, options);
+      const auto error = error_of([&] {
+        saver.save(1, state);
+        saver.wait();
+      });
+      EXPECT_THAT(error, HasSubstr("no memory for a copy"));
+      if (world.size() > 1) {
+        EXPECT_THAT(
+            error,
+            HasSubstr(
+                "saving step 1: rank " + std::to_string(last) + " failed"));
+      }
+      EXPECT_EQ(saver.newest(), std::nullopt);
+      optimizer.refuses = false;
+      saver.save(2, state);
+      saver.wait();
+      ASSERT_EQ(saver.newest(), folder + "/step-2");
+      EXPECT_EQ(verify_checkpoint(folder + "/step-2"), 4000 * world.size());
+    }
   }));
 }
 
