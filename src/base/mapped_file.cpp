@@ -15,8 +15,9 @@ namespace sherd {
 namespace {
 
 Status unavailable(const std::string& path, const char* action) {
+  const bool too_many = errno == EMFILE || errno == ENFILE;
   return {
-      ErrorCode::kUnavailable,
+      too_many ? ErrorCode::kFailedPrecondition : ErrorCode::kUnavailable,
       str("[base] ", path, ": expected a readable file, ", action,
           " failed: ", std::strerror(errno))};
 }

@@ -12,8 +12,9 @@ namespace sherd {
 
 class MappedFile {
  public:
-  // Maps the file in its current length; an empty file has no bytes. Returns kUnavailable, with the
-  // path and the system's reason, if the file is missing, not regular, or cannot be read.
+  // Maps the file as long as it is now; an empty one as no bytes. Returns kUnavailable, with the
+  // path and the system's reason, when the file is missing, not regular, or cannot be read, and
+  // kFailedPrecondition, with the same, when too many files are open.
   [[nodiscard]] static Result<MappedFile> open(const std::string& path);
 
   MappedFile() = default;

@@ -31,13 +31,16 @@ constexpr const char* kLoading = "loading a checkpoint";
 // Disks are faster when several requests are under way.
 constexpr std::size_t kThreadsMax = 4;
 
-// Gives errors of reading the code kUnavailable, which distinguishes a checkpoint that cannot be
-// read from one that does not fit the state.
+// Makes the errors of reading kUnavailable: a checkpoint that cannot be read is told from one that
+// does not fit the state by that code. Too many open files say nothing about the checkpoint.
 template <typename Action>
 auto unavailable_unless_read(Action&& action) {
   try {
     return action();
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::kFailedPrecondition) {
+      throw;
+    }
     throw Error(error.what(), ErrorCode::kUnavailable);
   }
 }

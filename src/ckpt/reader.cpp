@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/reader.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -35,14 +33,14 @@ std::string content_of(const std::string& path) {
 struct CheckpointReader::ReadRequest {
   const SavedTensor& tensor;
   std::string path;
-  int fd = -1;
+  std::shared_ptr<const Descriptor> file;
   std::int64_t begin = 0;  // From the tensor's first byte in the file.
   std::int64_t end = 0;
   char* to = nullptr;
 };
 
 CheckpointReader::CheckpointReader(const std::string& folder)
-    : folder_(folder) {
+    : folder_(folder), files_(std::make_unique<OpenFiles>()) {
   const auto path = folder + "/" + kManifestName;
   std::error_code error;
   const bool found = std::filesystem::exists(path, error);
@@ -72,27 +70,11 @@ CheckpointReader::CheckpointReader(const std::string& folder)
 
 CheckpointReader::~CheckpointReader() = default;
 
+// So that a file that is missing or cut is noticed before any tensor is read.
 void CheckpointReader::open_files() {
   for (const auto& part : parts_) {
-    auto& opened = files_.emplace_back();
     for (const auto& file : part.files) {
-      const auto path = folder_ + "/" + file.name;
-      Descriptor found(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-      SHERD_CHECK_AS(
-          kUnavailable, found.open(), "[ckpt] ", path,
-          ": expected a file of this checkpoint, opening it failed: ",
-          std::strerror(errno));
-      struct stat facts = {};
-      SHERD_CHECK(
-          ::fstat(found.get(), &facts) == 0 && S_ISREG(facts.st_mode) &&
-              facts.st_size == file.bytes,
-          "[ckpt] ", path, ": expected a file of ", file.bytes,
-          " bytes, found ",
-          S_ISREG(facts.st_mode) ? str(facts.st_size, " of them")
-                                 : std::string("no regular file"));
-      // Ranges are mostly read in order, so the kernel may read further ahead.
-      (void)::posix_fadvise(found.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
-      opened.push_back(std::move(found));
+      (void)files_->open(folder_ + "/" + file.name, file.bytes);
     }
   }
 }
@@ -172,12 +154,13 @@ at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
 CheckpointReader::ReadRequest CheckpointReader::all_of(
     const StoredTensor::PieceIndex& index) const {
   const auto& tensor = saved(index);
-  const auto part = static_cast<std::size_t>(index.part);
-  const auto file = static_cast<std::size_t>(tensor.file);
+  const auto& file = parts_[static_cast<std::size_t>(index.part)]
+                         .files[static_cast<std::size_t>(tensor.file)];
+  const auto path = folder_ + "/" + file.name;
   return {
       .tensor = tensor,
-      .path = folder_ + "/" + parts_[part].files[file].name,
-      .fd = files_[part][file].get(),
+      .path = path,
+      .file = files_->open(path, file.bytes),
       .end = bytes_of(tensor)};
 }
 
@@ -289,7 +272,7 @@ void CheckpointReader::pread_all(
     char* to) const {
   while (count > 0) {
     const auto done =
-        ::pread(wanted.fd, to, static_cast<std::size_t>(count), at);
+        ::pread(wanted.file->get(), to, static_cast<std::size_t>(count), at);
     if (done < 0 && errno == EINTR) {
       continue;
     }

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CheckpointReader opens a complete checkpoint and reads ranges of its tensors, verifying every
-// byte by a checksum. It owns the files that it has opened. Thread rule: one thread, but any number
-// of threads may call read() at a time.
+// CheckpointReader opens a complete checkpoint and reads ranges of its tensors, comparing every
+// byte with its checksum. It owns the files that it has opened, and opens some of them again where
+// a checkpoint has more than the process may have open. Thread rule: one thread, but any number of
+// threads may call read() at a time.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
-#include "base/descriptor.h"
 #include "ckpt/manifest.h"
+#include "ckpt/open_files.h"
 #include "ckpt/progress.h"
 #include "plan/checkpoint_reads.h"
 
@@ -30,8 +32,10 @@ struct StoredTensor {
 
 class CheckpointReader {
  public:
-  // Throws Error, naming the file, if the folder has no checkpoint or an incomplete one, if JSON is
-  // damaged, or if parts contradict each other. Does not read tensors.
+  // Throws Error, naming the file, for a folder that holds no checkpoint, an
+  // incomplete one, one whose JSON is damaged, and parts that contradict each
+  // other. Tensors are not read. kFailedPrecondition says nothing about the checkpoint: the process
+  // has too many files open.
   explicit CheckpointReader(const std::string& folder);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
@@ -84,7 +88,7 @@ class CheckpointReader {
   Manifest manifest_;
   std::vector<PartManifest> parts_;
   std::map<TensorKey, StoredTensor> tensors_;
-  std::vector<std::vector<Descriptor>> files_;  // By part, by file.
+  const std::unique_ptr<OpenFiles> files_;
 };
 
 }  // namespace sherd::ckpt

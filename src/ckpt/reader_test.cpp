@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/reader.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <thread>
+#include <vector>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -265,6 +269,69 @@ TEST_F(CheckpointReading, PartsThatContradictEachOtherAreNamed) {
   EXPECT_THAT(
       error_of([&] { (void)CheckpointReader(scratch_.path() + "/step-5"); }),
       HasSubstr("part-00001.json: model weight has another dtype or shape"));
+}
+
+// Lowers how many files this process may have open, for as long as it lives.
+class ReaderFileLimit {
+ public:
+  explicit ReaderFileLimit(rlim_t files) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit lowered = before_;
+    lowered.rlim_cur = files;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
+  }
+  ReaderFileLimit(const ReaderFileLimit&) = delete;
+  ReaderFileLimit& operator=(const ReaderFileLimit&) = delete;
+  ~ReaderFileLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_F(CheckpointReading, NeedsFewerOpenFilesThanItHas) {
+  constexpr int kFiles = 200;
+  constexpr rlim_t kLimit = 64;
+  SaveTensors tensors;
+  for (int i = 0; i < kFiles; ++i) {
+    tensors[{"model", str("weight", i)}] = at::full({10}, i, at::kInt);
+  }
+  const SaveJob job{
+      .folder = scratch_.path(), .step = 5, .options = {.file_bytes_max = 1}};
+  ASSERT_TRUE(save_one(*files_, save_shares(tensors, 2), job).ok());
+  const auto folder = scratch_.path() + "/step-5";
+  const ReaderFileLimit limit(kLimit);
+  EXPECT_EQ(save_difference(folder, tensors), kSaveSame);
+  const CheckpointReader reader(folder);
+  EXPECT_EQ(reader.verify(), kFiles * 10 * 4);
+  std::vector<std::jthread> threads;  // Each reads all, in an order of its own.
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int i = 0; i < kFiles; ++i) {
+        const auto value = (i * (2 * thread + 1)) % kFiles;
+        const TensorKey key{"model", str("weight", value)};
+        EXPECT_TRUE(at::equal(
+            save_read(reader, key, {0, 10}), at::full({10}, value, at::kInt)));
+      }
+    });
+  }
+}
+
+// Else training would go on from an older checkpoint.
+TEST_F(CheckpointReading, TooManyOpenFilesAreNoDamage) {
+  const int next = ::dup(0);  // The first descriptor that is free.
+  ASSERT_GE(next, 0);
+  ::close(next);
+  for (const int free : {0, 1, 2}) {
+    const ReaderFileLimit limit(static_cast<rlim_t>(next + free));
+    try {
+      const CheckpointReader reader(good_);
+      EXPECT_GT(free, 0);
+      EXPECT_EQ(reader.verify(), 360'000 * 8 + 2 * 12);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFailedPrecondition);
+      EXPECT_THAT(error.what(), HasSubstr("Too many open files"));
+    }
+  }
 }
 
 }  // namespace
