@@ -118,6 +118,42 @@ TEST(PowerSgd, T57AMatrixOfItsRankSurvives) {
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 1e-4, 1e-4));
 }
 
+// The columns that such a matrix leaves to rounding must not count its first ones again.
+TEST(PowerSgd, T57AMatrixOfALowerRankSurvives) {
+  for (const int rank : {2, 3, 4}) {
+    const auto hook = power_sgd({.rank = rank, .start_step = 0});
+    for (int step = 0; step < 5; ++step) {
+      const auto gradient = matrix(20, 1, step).mm(matrix(1, 30, 2 * step)) * 5;
+      EXPECT_TRUE(
+          at::allclose(reduced(*hook, {gradient}, step), gradient, 1e-3, 1e-3))
+          << rank << " " << step;
+    }
+  }
+}
+
+TEST(PowerSgd, T57AGradientOfZerosDoesNotStopLaterOnes) {
+  for (const bool batched : {false, true}) {
+    const auto hook =
+        power_sgd({.rank = 2, .start_step = 0, .batched = batched});
+    EXPECT_EQ(
+        reduced(*hook, {at::zeros({20, 30})}, 0).norm().item<double>(), 0.0);
+    const auto gradient = matrix(20, 2, 1).mm(matrix(2, 30, 2));
+    EXPECT_GT(reduced(*hook, {gradient}, 1).norm().item<double>(), 0.1);
+  }
+}
+
+// What a gradient of a lower rank leaves free is used again by the next one that needs it.
+TEST(PowerSgd, T57AGradientOfALowerRankDoesNotStopLaterColumns) {
+  const auto hook =
+      power_sgd({.rank = 2, .start_step = 0, .error_feedback = false});
+  const auto low = at::zeros({20, 30});
+  low.select(0, 3).fill_(1);
+  (void)reduced(*hook, {low}, 0);
+  const auto gradient = matrix(20, 2, 3).mm(matrix(2, 30, 4)) * 5;
+  EXPECT_TRUE(
+      at::allclose(reduced(*hook, {gradient}, 1), gradient, 1e-3, 1e-3));
+}
+
 TEST(PowerSgd, T57SendsFewBytes) {
   AloneGroup group;
   auto bucket = bucket_of({matrix(64, 96, 1), at::ones({10})}, 0);

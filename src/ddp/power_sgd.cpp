@@ -4,6 +4,7 @@
 // bucket: all P together with what is not compressed, and all Q. If batched, the bucket is the only
 // matrix.
 #include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -24,7 +25,9 @@
 namespace sherd {
 namespace {
 
-constexpr double kSmallestNorm = 1e-20;
+// What is left of a column without the ones before it, relative to all of it: less is rounding.
+constexpr double kSmallestRest = 1e-4;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct MatrixShape {
   std::int64_t rows = 0;
@@ -46,11 +49,15 @@ bool is_worth_compressing(
   return matrix.rows > 0 && whole >= options.compression_min * low;
 }
 
-// Makes the columns orthonormal, in place; equal inputs give equal bits.
+// Makes the columns orthonormal, in place; equal inputs give equal bits. A column that depends on
+// the ones before it becomes zero: its rest is rounding, which with a length of 1 would not be
+// orthogonal to them, so that they would count twice.
 void orthonormalise(const at::Tensor& p) {
+  const auto smallest = p.norm(2, 0) * kSmallestRest;
   for (std::int64_t i = 0; i < p.size(1); ++i) {
     auto column = p.select(1, i);
-    column.div_(column.norm().clamp_min(kSmallestNorm));
+    const auto norm = column.norm();
+    column.div_(at::where(norm.gt(smallest[i]), norm, kInfinity));
     if (i + 1 < p.size(1)) {
       auto rest = p.narrow(1, i + 1, p.size(1) - i - 1);
       rest.sub_(column.unsqueeze(1).mm(column.unsqueeze(0).mm(rest)));
@@ -331,7 +338,9 @@ class PowerSgd final : public CommHook {
     if (options_.error_feedback) {
       memory.error = kept(low.whole.sub_(approximation), low.old_error);
     }
-    memory.q = kept(low.q, low.old_q);
+    // A column of zeros would be one in every later step, too.
+    const auto alive = low.q.abs().amax(0, /*keepdim=*/true).gt(0);
+    memory.q = kept(at::where(alive, low.q, low.old_q), low.old_q);
   }
 
   const PowerSgdOptions options_;
