@@ -174,7 +174,9 @@ void DdpEngine::check_not_thawed() const {
 }
 
 void DdpEngine::abandon_exchange(const Status& failure) {
-  exchange_->close(failure);
+  if (exchange_) {
+    exchange_->close(failure);
+  }
   transport_->abandon(failure);
   if (buffer_transport_) {
     buffer_transport_->abandon(failure);
@@ -425,7 +427,11 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
   reducer_.reset();
   const auto before = std::move(exchange_);
   ++bucket_version_;
-  open(order);
+  const auto opened =
+      status_of([&] { open(order); }, ErrorCode::kFailedPrecondition);
+  if (!opened.ok()) {
+    fail(opened);
+  }
   for (std::size_t p = 0; p < averages.size(); ++p) {
     if (averages[p].defined()) {
       reduced(p).copy_(averages[p]);
@@ -581,8 +587,12 @@ void DdpEngine::close() {
   if (alone()) {
     return;
   }
-  exchange_->close(Status());  // Does nothing after a failure.
-  transport_->leave();
+  if (exchange_) {
+    exchange_->close(Status());  // Changes nothing after a failure.
+  }
+  if (transport_) {
+    transport_->leave();
+  }
   if (buffer_transport_) {
     buffer_transport_->leave();
   }

@@ -88,7 +88,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void end_of_backward(const std::exception_ptr& failure) override;
   void abandon_exchange(const Status& failure) override;
 
-  bool alone() const { return exchange_ == nullptr; }
+  bool alone() const { return size() == 1; }
   const World& world() const { return mesh_.world(); }
   // The number of replicas, and the index of this one.
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -106,8 +106,10 @@ class DdpEngine final : public autograd::ModelEngine,
   // rank is not between two steps, or has options that its device does not support.
   void check_connection(const char* call, const Mesh& mesh) const;
   void check_between_steps(const char* call) const;
-  // Ends the current exchange, and starts one among these ranks.
+  // Ends the exchange that there is, and starts on these ranks. A failure is that of the engine, until
+  // the next call.
   void connect_again(const Mesh& mesh);
+  void disconnect();
   void open(const std::vector<int>& order);
   std::unique_ptr<exchange::Exchange> make_exchange();
   // Called on the exchange's thread.
@@ -171,10 +173,11 @@ class DdpEngine final : public autograd::ModelEngine,
   const device::Stream hook_stream_;
   bool compares_calls_ = false;  // Calls of hooks.
   Buckets buckets_;
-  std::unique_ptr<exchange::Exchange> exchange_;  // Null: a world of one.
-  FlightLog log_;                                 // The exchange's.
-  std::vector<at::Tensor> gradients_;             // Averages by bucket.
-  std::unique_ptr<exchange::Reducer> reducer_;
+  // Null: a world of one, or the connection failed.
+  std::unique_ptr<exchange::Exchange> exchange_;
+  FlightLog log_;                               // The exchange's.
+  std::vector<at::Tensor> gradients_;           // Averages by bucket.
+  std::unique_ptr<exchange::Reducer> reducer_;  // Null: likewise.
   // By trainable parameter: its state, its number of gradients in this backward,
   // and, with options.static_graph, in the first one.
   std::vector<State> states_;

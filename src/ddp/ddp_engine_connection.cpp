@@ -171,13 +171,14 @@ void DdpEngine::set_hook(const CommHookPtr& hook) {
 void DdpEngine::check_between_steps(const char* call) const {
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !closed_ && !join_ && (alone() || !reducer_->started() || !error_.ok()),
+      !closed_ && !join_ &&
+          (reducer_ == nullptr || !reducer_->started() || !error_.ok()),
       "[ddp] ", call,
       " of a closed handle, in a join scope or in a backward; "
       "expected it between two steps");
 }
 
-void DdpEngine::connect_again(const Mesh& mesh) {
+void DdpEngine::disconnect() {
   accumulation_hooks_.assign(accumulation_hooks_.size(), nullptr);
   release_parameters();
   for (const auto& parameter : model_.trainable) {
@@ -203,8 +204,22 @@ void DdpEngine::connect_again(const Mesh& mesh) {
   if (options_.hook) {
     options_.hook->reset();
   }
-  connect(mesh);
-  start();
+}
+
+void DdpEngine::connect_again(const Mesh& mesh) {
+  disconnect();
+  error_ = status_of(
+      [&] {
+        connect(mesh);
+        start();
+      },
+      ErrorCode::kFailedPrecondition);
+  if (!error_.ok()) {
+    // Backwards must fail, rather than train without the other ranks.
+    release_parameters();
+    take_parameters();
+    error_.throw_if_failed();
+  }
 }
 
 // ---- buffers ----

@@ -334,6 +334,34 @@ TEST_P(ReplicateHooks, T57DifferentHooksAreRefused) {
   }));
 }
 
+// Nothing is exchanged between a hook that ranks disagree on and the next one.
+TEST_P(ReplicateHooks, C12AHookThatWasRefusedMayBeReplaced) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    IntegerMlp model, reference;
+    const auto leaves = unique_parameters(*reference);
+    auto ddp = replicate(*model, world);
+    const auto hook = world.rank() == 1 ? power_sgd() : all_reduce_mean();
+    const auto names_it =
+        AllOf(HasSubstr("rank 1"), HasSubstr("power_sgd(rank 1)"));
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_THAT(error_of([&] { ddp.set_hook(hook); }), names_it);
+      EXPECT_THAT(ddp.report().error, names_it);
+      EXPECT_THAT(
+          error_of([&] { divisible_loss(model, 0, world.rank()).backward(); }),
+          names_it);
+    }
+    ddp.set_hook(nullptr);
+    EXPECT_EQ(ddp.report().error, "");
+    model->zero_grad();
+    reference_backward<IntegerMlp>(reference, leaves, divisible_loss, 1, world);
+    divisible_loss(model, 1, world.rank()).backward();
+    expect_same_gradients(*model, leaves);
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     ReplicateHooks,

@@ -189,8 +189,9 @@ class DistributedDataParallel {
 
   // Collective over the ranks of `world`, between two steps: continues with these ranks, as if
   // replicate() had been called. Ranks that are new in this world call replicate(). The optimizer,
-  // the module and `.grad()` stay. This also works after a rank was lost. Mirrors
-  // DistributedDataParallel._update_process_group.
+  // the module and `.grad()` stay. This also works after a rank was lost. Where ranks cannot connect
+  // (their models or hooks differ) it throws, and so does every synchronised backward until this or
+  // set_hook() succeeds. Mirrors DistributedDataParallel._update_process_group.
   void set_world(const World& world);
   // The same over the mesh's replicate axis.
   void set_mesh(const Mesh& mesh);
