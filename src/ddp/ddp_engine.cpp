@@ -303,7 +303,8 @@ void DdpEngine::add_accumulated() {
 }
 
 void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
-  if (!usable() || no_sync_scopes_ > 0) {
+  // The forward that armed it may have run before set_world().
+  if (!usable() || no_sync_scopes_ > 0 || alone()) {
     timer_.drop_step();
     return;
   }

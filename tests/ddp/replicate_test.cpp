@@ -635,6 +635,19 @@ TEST_P(Replicate, T62TheWorldMayChangeBetweenSteps) {
   }));
 }
 
+// The backward to come was armed by the forward that has none.
+TEST_P(Replicate, T62ARankMayGoOnAloneAfterAForwardWithoutBackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    (void)integer_loss(model, 0, world.rank());
+    ddp.set_world(World::single());
+    integer_loss(model, 0, world.rank()).backward();
+    EXPECT_TRUE(model->first->weight.grad().defined());
+    world.barrier();
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     Replicate,
