@@ -84,7 +84,8 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
   }
   error_.throw_if_failed();
   while (begin_synchronised(/*has_inputs=*/false)) {
-    // A rank that gave a backward up has thrown there.
+    clear_gradients();  // What earlier backwards left here is no part of this one.
+    // Who gave a backward up has thrown there.
     if (end_synchronised("").ok() && after_backward) {
       call_after_backward(lock, after_backward, "ddp");
     }

@@ -188,6 +188,33 @@ TEST_P(ReplicateJoin, T56WhatFollowsABackwardKeepsOptimizersEqual) {
   }));
 }
 
+// As a loop leaves it that clears gradients at its beginning.
+TEST_P(ReplicateJoin, T56ARankWithoutInputsAddsNoSparseGradientAgain) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Embedding model(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    fill_with_integers(*model);
+    auto ddp = replicate(*model, world);
+    int inputs = world.rank() == world.size() - 1 ? 2 : 1;
+    int backwards = 0;
+    const auto after_backward = [&] {
+      const auto gradient = model->weight.grad().to_dense();
+      const double of_the_last = 1.0 / world.size();
+      const double found = gradient[backwards][0].item<double>();
+      EXPECT_NEAR(found, backwards == 0 ? 1.0 : of_the_last, 1e-6);
+      EXPECT_NEAR(gradient.sum().item<double>(), 2 * found, 1e-6);
+      ++backwards;
+    };
+    auto join = ddp.join();
+    for (int batch = 0; batch < inputs; ++batch) {
+      model->zero_grad();
+      model->forward(torch::tensor({batch})).sum().backward();
+      after_backward();
+    }
+    join.finish(after_backward);
+    EXPECT_EQ(backwards, 2);
+  }));
+}
+
 TEST_P(ReplicateJoin, T56TheFirstWithoutInputsMayEndItForAll) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     if (world.size() == 1) {
