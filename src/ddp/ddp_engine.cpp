@@ -344,11 +344,11 @@ bool DdpEngine::begin_synchronised(bool has_inputs) {
     return false;
   }
   std::vector<bool> unexpected;
-  for (std::size_t p = 0; p < graph_.size(); ++p) {
-    unexpected.push_back(graph_[p] == 0);
+  for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
+    unexpected.push_back(!graph_.empty() && graph_[p] == 0);
     // Its bucket may have been reduced before add_accumulated() reads it.
     auto& grad = tensor(p).mutable_grad();
-    if (unexpected[p] && grad.defined()) {
+    if ((unexpected[p] || !tensor(p).requires_grad()) && grad.defined()) {
       grad = grad.clone();
     }
   }

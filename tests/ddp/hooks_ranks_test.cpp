@@ -7,6 +7,10 @@
 #include "support/small_models.h"
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <gmock/gmock.h>
 
@@ -359,6 +363,68 @@ TEST_P(ReplicateHooks, C12AHookThatWasRefusedMayBeReplaced) {
     reference_backward<IntegerMlp>(reference, leaves, divisible_loss, 1, world);
     divisible_loss(model, 1, world.rank()).backward();
     expect_same_gradients(*model, leaves);
+  }));
+}
+
+// The mean; tells which parameters' buckets it has reduced.
+class AnnouncedMean final : public CommHook {
+ public:
+  std::string name() const override { return "announced mean"; }
+  void reduce(GradientBucket& bucket, HookGroup& group) override {
+    group.all_reduce_mean(bucket.gradients);
+    const std::lock_guard lock(mu_);
+    for (const auto& parameter : bucket.parameters) {
+      reduced_.insert(parameter.name);
+    }
+    changed_.notify_all();
+  }
+  void forget() {
+    const std::lock_guard lock(mu_);
+    reduced_.clear();
+  }
+  bool wait_for(const std::string& parameter) {
+    std::unique_lock lock(mu_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] {
+      return reduced_.contains(parameter);
+    });
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable changed_;
+  std::set<std::string> reduced_;
+};
+
+// Its bucket, where its gradient lies, is reduced before the end of backward.
+TEST_P(ReplicateHooks, T53AParameterFrozenLaterKeepsItsGradient) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // Nothing is reduced.
+    }
+    Chain model(3, 6);
+    const auto hook = std::make_shared<AnnouncedMean>();
+    auto options = with_hook(hook);
+    options.bucket_bytes = 100;
+    auto ddp = replicate(*model, world, options);
+    const auto backward = [&](const std::function<void()>& in_backward) {
+      auto x = model->layer(0).forward(integer_rows(0, world.rank(), 6));
+      x.register_hook([&](const torch::Tensor&) { in_backward(); });
+      x = model->layer(2).forward(model->layer(1).forward(x));
+      model->head(x).sum().backward();
+    };
+    backward([] {});
+    auto& frozen = model->layer(2).weight;
+    const auto before = frozen.grad().clone();
+    EXPECT_GT(before.abs().sum().item<double>(), 0.0);
+    for (auto& parameter : model->layer(2).parameters()) {
+      parameter.requires_grad_(false);
+    }
+    hook->forget();
+    backward([&] { EXPECT_TRUE(hook->wait_for("layers.2.weight")); });
+    EXPECT_TRUE(torch::equal(frozen.grad(), before));
+    // Its bucket is left out now.
+    backward([] {});
+    EXPECT_TRUE(torch::equal(frozen.grad(), before));
   }));
 }
 
