@@ -201,6 +201,10 @@ void DdpEngine::disconnect() {
   forget_forward();
   ready_.clear();
   arrivals_.assign(arrivals_.size(), 0);
+  sparse_.assign(sparse_.size(), {});
+  for (auto& state : states_) {
+    state.kept.reset();
+  }
   if (options_.hook) {
     options_.hook->reset();
   }

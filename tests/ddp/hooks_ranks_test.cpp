@@ -428,6 +428,48 @@ TEST_P(ReplicateHooks, T53AParameterFrozenLaterKeepsItsGradient) {
   }));
 }
 
+struct WordsAndRowsImpl : torch::nn::Module {
+  torch::nn::Linear rows{nullptr};
+  torch::nn::Embedding table{nullptr};
+  WordsAndRowsImpl() {
+    rows = register_module("rows", torch::nn::Linear(6, 4));
+    table = register_module(
+        "table",
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).sparse(true)));
+    fill_with_integers(*this);
+  }
+  // Backward reaches the table first, and calls `between` before it reaches the rows.
+  torch::Tensor loss(
+      int batch, int rank, const std::function<void()>& between = [] {}) {
+    const auto x = rows(integer_rows(batch, rank, 6));
+    x.register_hook([between](const torch::Tensor&) { between(); });
+    return (x + table(torch::tensor({batch, batch + 1}))).sum();
+  }
+};
+TORCH_MODULE(WordsAndRows);
+
+TEST_P(ReplicateHooks, T62AFailuresSparseGradientsAreForgotten) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // Nothing fails.
+    }
+    WordsAndRows model, reference;
+    auto ddp = replicate(*model, world);
+    std::optional<JoinScope> join = ddp.join();
+    const auto failing =
+        model->loss(0, world.rank(), [&] { join.reset(); });  // Not finished.
+    EXPECT_THAT(
+        error_of([&] { failing.backward(); }), HasSubstr("without finish()"));
+    ddp.set_hook(nullptr);
+    model->zero_grad();
+    model->loss(4, world.rank()).backward();
+    reference->loss(4, world.rank()).backward();
+    EXPECT_TRUE(torch::equal(
+        model->table->weight.grad().to_dense(),
+        reference->table->weight.grad().to_dense()));
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     ReplicateHooks,
