@@ -248,9 +248,10 @@ class Normalise : public torch::autograd::Function<Normalise> {
     const auto capsule = context->saved_data["rest"].toCapsule();
     const auto& rest = static_cast<const Normalised&>(*capsule);
     const auto& output = saved[0];
-    const auto& gradient = gradients[0];
     const auto dimensions = output.dim();
     const auto options = statistics_options(output);
+    // Its product with the result may be too large for a narrower dtype.
+    const auto gradient = gradients[0].to(options);
     const auto dims = all_but_channels(dimensions);
     const auto sum = [&](const at::Tensor& values) {
       return values.sum(
@@ -296,11 +297,14 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     running_var.mul_(1 - factor)
         .add_(moments.variance, factor * moments.count / (moments.count - 1));
   }
-  return options.affine() ? at::addcmul(
-                                by_channel(bias, input.dim()), output,
-                                by_channel(weight, input.dim()))
-                                .to(input.scalar_type())
-                          : output;
+  if (!options.affine()) {
+    // Backward needs what it saved, and what follows may write the result in place.
+    return output.clone();
+  }
+  return at::addcmul(
+             by_channel(bias, input.dim()), output,
+             by_channel(weight, input.dim()))
+      .to(input.scalar_type());
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

@@ -285,6 +285,51 @@ TEST_P(SyncBatchNormOn, T66TakesImagesOfAnyLayoutAndEmptyBatches) {
   }));
 }
 
+TEST_P(SyncBatchNormOn, T66WhatFollowsMayWriteItsResult) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool affine : {true, false}) {
+      SyncBatchNorm norm(BatchNormOptions(3).affine(affine));
+      synchronise_batch_norm(*norm, world);
+      const auto gradient_of = [&](bool in_place) {
+        const auto x = norm_rows(1, world.rank(), world.rank() + 1)
+                           .to(torch::kFloat)
+                           .requires_grad_();
+        auto y = norm(x);
+        y = in_place ? torch::relu_(y) : torch::relu(y);
+        (y * torch::cos(torch::arange(3))).sum().backward();
+        return x.grad();
+      };
+      EXPECT_TRUE(torch::equal(gradient_of(true), gradient_of(false)));
+    }
+  }));
+}
+
+// As under a gradient scaler: the gradients fit into fp16, their products with the result do not.
+TEST_P(SyncBatchNormOn, T66LargeGradientsInHalfPrecisionAreSummedInFloat) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto rows = torch::sin(torch::arange(36 * 5) * 1.7).view({36, 5});
+    const auto whole = (rows * rows * rows * 50).to(torch::kHalf);
+    auto all = whole.to(torch::kFloat).requires_grad_();
+    torch::nn::BatchNorm1d plain(BatchNormOptions(5).affine(false));
+    const auto expected = plain(all);
+    const auto gradient = expected.detach().sign() * 4e4;
+    EXPECT_GT((expected * gradient).max().item<double>(), 65504.0);
+    expected.backward(gradient);
+
+    SyncBatchNorm sync(BatchNormOptions(5).affine(false));
+    synchronise_batch_norm(*sync, world);
+    const auto count = 36 / world.size();
+    const auto part = [&](const torch::Tensor& tensor) {
+      return tensor.narrow(0, count * world.rank(), count);
+    };
+    auto x = part(whole).clone().requires_grad_();
+    sync(x).backward(part(gradient).to(torch::kHalf));
+    EXPECT_TRUE(torch::allclose(
+        x.grad().to(torch::kFloat), part(all.grad()), 2e-2, 5.0))
+        << x.grad() << part(all.grad());
+  }));
+}
+
 // Sharded, by shared memory and by messages, with each strategy.
 TEST_P(SyncBatchNormOn, T66GoesWithShardedModels) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
