@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
 
 namespace sherd::test {
 namespace {
@@ -48,6 +49,32 @@ TEST_P(ReplicateLayouts, OptimizersOfLibTorchTrainAsInOneProcess) {
       expect_replica_parity<OddLayouts>(
           world, without_gaps, odd_loss, {.steps = 4, .step = step});
     }
+  }));
+}
+
+struct WithNothingImpl : torch::nn::Module {
+  torch::nn::Linear linear{nullptr};
+  torch::Tensor nothing;
+  WithNothingImpl() {
+    linear = register_module("linear", torch::nn::Linear(6, 2));
+    nothing = register_parameter("nothing", torch::zeros({0, 4}));
+    fill_with_integers(*this);
+  }
+};
+TORCH_MODULE(WithNothing);
+
+TEST_P(ReplicateLayouts, SherdsOptimizersTrainBesideParametersWithoutElements) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    WithNothing model;
+    auto ddp = replicate(*model, world);
+    const auto named = ddp.named_parameters();
+    ASSERT_EQ(named.items.size(), 2U);
+    AdamW adamw(named, {.learning_rate = 0.1});
+    const auto before = model->linear->weight.detach().clone();
+    const auto y = model->linear->forward(integer_rows(0, world.rank(), 6));
+    (y.sum() + model->nothing.sum()).backward();
+    adamw.step();
+    EXPECT_FALSE(torch::equal(model->linear->weight, before));
   }));
 }
 
