@@ -385,7 +385,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
     }
     synchronise_buffers();
     timer_.step_ended(time_.now());
-    if (backwards_connected_ == 1 && options_.learn_bucket_order) {
+    if (learns_order_) {
       learn_order(ready);
     }
     update_in_backward();
@@ -413,6 +413,10 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
   std::vector<std::vector<int>> orders;
   for (const auto& text : all.value()) {
     orders.push_back(numbers_of(text));
+    learns_order_ = learns_order_ && text.empty();
+  }
+  if (learns_order_) {
+    return;  // No rank had a gradient.
   }
   const auto order =
       plan::common_order(static_cast<int>(model_.trainable.size()), orders);

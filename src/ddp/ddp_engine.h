@@ -190,6 +190,7 @@ class DdpEngine final : public autograd::ModelEngine,
   std::vector<std::shared_ptr<void>> accumulation_hooks_;
 
   int bucket_version_ = 0;
+  bool learns_order_ = false;  // In the next backward that has gradients.
   std::int64_t backwards_ = 0;
   std::int64_t backwards_connected_ = 0;  // Those since connect().
   std::int64_t gradient_bytes_ = 0;

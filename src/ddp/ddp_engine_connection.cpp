@@ -37,6 +37,7 @@ void DdpEngine::connect(const Mesh& mesh) {
   name_ = str("ddp/", world().next_number(), "/", ranks_.front());
   compares_calls_ = asks_to_compare_calls(process_environment());
   bucket_version_ = 0;
+  learns_order_ = options_.learn_bucket_order;
   backwards_connected_ = 0;
   const auto order = reversed(model_.trainable.size());
   if (size() == 1) {

@@ -334,6 +334,27 @@ TEST_P(Replicate, T52BucketsFollowTheOrderInWhichGradientsWereReady) {
   }));
 }
 
+TEST_P(Replicate, T52ABackwardWithoutGradientsTeachesNoOrder) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;
+    }
+    Crossed model;
+    ReplicateOptions options;
+    options.first_bucket_bytes = 1;
+    options.bucket_bytes = 1;
+    auto ddp = replicate(*model, world, options);
+    const auto x = integer_rows(0, world.rank(), 4).requires_grad_();
+    (void)model->forward(x);
+    x.sum().backward();
+    EXPECT_EQ(ddp.report().backwards, 1);
+    EXPECT_EQ(ddp.report().bucket_version, 0);
+    crossed_loss(model, 0, world.rank()).backward();
+    EXPECT_EQ(ddp.report().bucket_version, 1);
+    EXPECT_EQ(ddp.report().buckets.at(0).at(0).substr(0, 4), "last");
+  }));
+}
+
 TEST_P(Replicate, T52AveragesSurviveNewBuckets) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const bool view : {true, false}) {

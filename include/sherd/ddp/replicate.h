@@ -39,8 +39,8 @@ struct ReplicateOptions {
   std::int64_t bucket_bytes = std::int64_t{8} << 20;
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
   // Performance. Buckets are filled in the order in which gradients became ready in the first
-  // synchronised backward, on which ranks agree at its end. With false they keep the reverse order
-  // of registration, so that a rank that joins later has the same buckets.
+  // synchronised backward that has any, which ranks agree on at its end. With false they keep the
+  // reverse order of registration, so that a rank that joins later has the same ones.
   bool learn_bucket_order = true;
   // Performance. Promises that all backwards of a rank use the same parameters: buckets do not wait
   // for parameters that the first synchronised backward did not use on that rank. If a parameter
