@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <vector>
 #include "base/check.h"
 
 namespace sherd::shm {
@@ -47,7 +48,9 @@ void keep_least(std::optional<AvailableMemory>& least, AvailableMemory found) {
 struct GroupFiles {
   std::string limit;
   std::string used;
-  std::string reclaimable;  // The line of memory.stat about cached files.
+  // Lines of memory.stat: cached files, also those read more than once. Memory
+  // of segments is not among them.
+  std::vector<std::string> reclaimable;
 };
 
 void look_at_group(
@@ -61,7 +64,10 @@ void look_at_group(
     return;
   }
   const std::string stat = read_file(folder + "memory.stat").value_or("");
-  const std::uint64_t cached = field(stat, files.reclaimable).value_or(0);
+  std::uint64_t cached = 0;
+  for (const std::string& name : files.reclaimable) {
+    cached += field(stat, name).value_or(0);
+  }
   keep_least(
       least,
       {.bytes = minus(*limit, minus(*used, cached)),
@@ -131,14 +137,14 @@ std::optional<AvailableMemory> available_memory(const ReadFile& read_file) {
           read_file, "/sys/fs/cgroup", line.substr(path),
           {.limit = "memory.max",
            .used = "memory.current",
-           .reclaimable = "inactive_file"},
+           .reclaimable = {"inactive_file", "active_file"}},
           least);
     } else if (line.find(":memory:") != std::string::npos) {
       look_at_groups(
           read_file, "/sys/fs/cgroup/memory", line.substr(path),
           {.limit = "memory.limit_in_bytes",
            .used = "memory.usage_in_bytes",
-           .reclaimable = "total_inactive_file"},
+           .reclaimable = {"total_inactive_file", "total_active_file"}},
           least);
     }
   }

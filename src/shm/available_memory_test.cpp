@@ -69,6 +69,32 @@ TEST(AvailableMemory, KnowsTheFirstVersionOfControlGroups) {
   EXPECT_EQ(left->bytes, 0U);  // Over the limit it is 0, not 2^64.
 }
 
+// The kernel takes both back when a program wants memory, as MemAvailable says
+// of the host. A corpus in its second epoch is on the active list.
+TEST(AvailableMemory, CachedFilesMakeRoomAlsoWhenTheyWereReadTwice) {
+  const std::string second = "/sys/fs/cgroup";
+  const auto in_second = available_memory(files({
+      {"/proc/self/cgroup", "0::/\n"},
+      {second + "/memory.max", "4000\n"},
+      {second + "/memory.current", "3900\n"},
+      {second + "/memory.stat",
+       "anon 400\nshmem 100\ninactive_anon 100\nactive_anon 400\n"
+       "inactive_file 1000\nactive_file 2400\n"},
+  }));
+  const std::string first = "/sys/fs/cgroup/memory";
+  const auto in_first = available_memory(files({
+      {"/proc/self/cgroup", "3:memory:/\n"},
+      {first + "/memory.limit_in_bytes", "4000\n"},
+      {first + "/memory.usage_in_bytes", "3900\n"},
+      {first + "/memory.stat",
+       "inactive_file 1\nactive_file 2\n"
+       "total_inactive_file 1000\ntotal_active_file 2400\n"},
+  }));
+
+  EXPECT_EQ(in_second->bytes, 3500U);
+  EXPECT_EQ(in_first->bytes, 3500U);
+}
+
 TEST(AvailableMemory, IsUnknownWhereNoFileTells) {
   EXPECT_FALSE(available_memory(files({})).has_value());
   EXPECT_FALSE(
