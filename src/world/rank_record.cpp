@@ -95,4 +95,9 @@ bool same_pids(const HostIdentity& a, const HostIdentity& b) {
   return same_machine(a, b) && a.pid_namespace == b.pid_namespace;
 }
 
+bool same_process(const RankRecord& a, const RankRecord& b) {
+  return a.pid == b.pid && a.start_ticks == b.start_ticks &&
+      same_pids(a.host, b.host);
+}
+
 }  // namespace sherd::world

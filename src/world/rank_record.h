@@ -48,4 +48,7 @@ struct RankRecord {
 bool same_host(const HostIdentity& a, const HostIdentity& b);
 bool same_pids(const HostIdentity& a, const HostIdentity& b);
 
+// Whether both are of one process.
+bool same_process(const RankRecord& a, const RankRecord& b);
+
 }  // namespace sherd::world

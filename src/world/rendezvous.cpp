@@ -28,19 +28,27 @@ std::string rank_key(int rank) { return str("sherd/rank/", rank); }
 
 class Rendezvous {
  public:
-  Rendezvous(c10d::Store& store, const RankRecord& mine, milliseconds deadline)
+  Rendezvous(
+      c10d::Store& store,
+      const RankRecord& mine,
+      milliseconds deadline,
+      const std::function<bool()>& is_over)
       : store_(store),
         mine_(mine),
         deadline_(deadline),
+        is_over_(is_over),
         end_(clock_.now() + deadline) {}
 
-  std::vector<RankRecord> run() {
+  std::optional<std::vector<RankRecord>> run() {
     claim_rank();
     if (mine_.rank == 0) {
       judge();
     } else {
       check_size_of_rank_0();
       hear_verdict();
+    }
+    if (over_) {
+      return std::nullopt;
     }
     std::vector<RankRecord> records;
     for (int r = 0; r < mine_.world_size; ++r) {
@@ -71,21 +79,13 @@ class Rendezvous {
       return;
     }
     const auto other = RankRecord::from_text(there);
-    const bool ours = other.ok() && is_this_process(other.value());
-    throw Error(
-        str("[world] expected one process per rank, found a second rank ",
-            mine_.rank, ": pid ", mine_.pid, " on ", mine_.host.hostname,
-            other.ok() ? str(" beside pid ", other.value().pid, " on ",
-                             other.value().host.hostname)
-                       : "",
-            ours ? " (this process: was its earlier World not closed?)"
-                 : " (is another job using the same port?)"),
-        ErrorCode::kPeerMismatch);
+    throw second_process(
+        mine_, other.ok() ? std::optional(other.value()) : std::nullopt);
   }
 
-  bool is_this_process(const RankRecord& other) const {
-    return other.pid == mine_.pid && other.start_ticks == mine_.start_ticks &&
-        same_pids(other.host, mine_.host);
+  bool over() {
+    over_ = over_ || is_over_();
+    return over_;
   }
 
   RankRecord read_record(int rank) {
@@ -113,6 +113,9 @@ class Rendezvous {
     for (int r = 1; r < mine_.world_size && !bad; ++r) {
       bad = await_arrival(r);
     }
+    if (over()) {
+      return;
+    }
     if (!bad && store_.check({kDisagree})) {
       bad = Status(ErrorCode::kPeerMismatch, store_.get_to_str(kDisagree));
     }
@@ -134,6 +137,9 @@ class Rendezvous {
         return other.world_size == mine_.world_size
             ? std::nullopt
             : std::optional<Status>(disagreement(mine_, other));
+      }
+      if (over()) {
+        return std::nullopt;
       }
       if (left() == milliseconds(0)) {
         return Status(ErrorCode::kDeadlineExceeded, missing_ranks());
@@ -177,8 +183,14 @@ class Rendezvous {
   void hear_verdict() {
     end_ += kGrace;
     while (!wait_for_key(store_, kVerdict, left())) {
+      if (over()) {
+        return;
+      }
       SHERD_CHECK_AS(
           kDeadlineExceeded, left() > milliseconds(0), missing_ranks());
+    }
+    if (over()) {
+      return;
     }
     const std::string verdict = store_.get_to_str(kVerdict);
     if (verdict == kAllHere) {
@@ -194,6 +206,8 @@ class Rendezvous {
   c10d::Store& store_;
   const RankRecord& mine_;
   const milliseconds deadline_;
+  const std::function<bool()>& is_over_;
+  bool over_ = false;
   const SteadyClock clock_;
   Instant end_;
 };
@@ -202,8 +216,17 @@ class Rendezvous {
 
 std::vector<RankRecord> rendezvous(
     c10d::Store& store, const RankRecord& mine, milliseconds deadline) {
+  return rendezvous_unless_over(store, mine, deadline, [] { return false; })
+      .value();
+}
+
+std::optional<std::vector<RankRecord>> rendezvous_unless_over(
+    c10d::Store& store,
+    const RankRecord& mine,
+    milliseconds deadline,
+    const std::function<bool()>& is_over) {
   try {
-    return Rendezvous(store, mine, deadline).run();
+    return Rendezvous(store, mine, deadline, is_over).run();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -213,6 +236,28 @@ std::vector<RankRecord> rendezvous(
             first_line_of(error)),
         ErrorCode::kPeerLost);
   }
+}
+
+std::optional<RankRecord> record_of(c10d::Store& store, int rank) {
+  if (!store.check({rank_key(rank)})) {
+    return std::nullopt;
+  }
+  return RankRecord::from_text(store.get_to_str(rank_key(rank))).value();
+}
+
+bool has_verdict(c10d::Store& store) { return store.check({kVerdict}); }
+
+Error second_process(
+    const RankRecord& mine, const std::optional<RankRecord>& other) {
+  const bool ours = other && same_process(*other, mine);
+  return Error(
+      str("[world] expected one process per rank, found a second rank ",
+          mine.rank, ": pid ", mine.pid, " on ", mine.host.hostname,
+          other ? str(" beside pid ", other->pid, " on ", other->host.hostname)
+                : "",
+          ours ? " (this process: was its earlier World not closed?)"
+               : " (is another job using the same port?)"),
+      ErrorCode::kPeerMismatch);
 }
 
 }  // namespace sherd::world

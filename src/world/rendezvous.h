@@ -7,8 +7,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <vector>
 #include <c10/util/intrusive_ptr.h>
+#include "base/status.h"
 #include "world/rank_record.h"
 
 namespace c10d {
@@ -24,5 +27,22 @@ std::vector<RankRecord> rendezvous(
     c10d::Store& store,
     const RankRecord& mine,
     std::chrono::milliseconds deadline);
+
+// The same, but returns nothing once `is_over` says that this is not where the
+// ranks meet. It is asked a few times a second, and once before the end.
+std::optional<std::vector<RankRecord>> rendezvous_unless_over(
+    c10d::Store& store,
+    const RankRecord& mine,
+    std::chrono::milliseconds deadline,
+    const std::function<bool()>& is_over);
+
+// What a look at a store shows of a rendezvous in it. Both throw when the store
+// is lost.
+std::optional<RankRecord> record_of(c10d::Store& store, int rank);
+bool has_verdict(c10d::Store& store);
+
+// kPeerMismatch: `mine` and `other`, where it is known, are of the same rank.
+Error second_process(
+    const RankRecord& mine, const std::optional<RankRecord>& other);
 
 }  // namespace sherd::world

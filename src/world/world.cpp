@@ -3,16 +3,17 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <utility>
 #include <ATen/ops/empty.h>
 #include <sherd/world/flight_recorder.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
-#include "base/status_from_exception.h"
 #include "world/collectives.h"
 #include "world/flight.h"
 #include "world/rendezvous.h"
+#include "world/rounds.h"
 #include "world/store_connect.h"
 #include "world/world_impl.h"
 
@@ -29,34 +30,48 @@ void check_options(const WorldOptions& options) {
       " and ", options.rendezvous_deadline.count());
 }
 
-// An agent's store outlives its ranks: when torchrun restarts them, the keys of the former ranks
-// are still there.
-std::string store_prefix(const EnvironmentLookup& lookup) {
-  return "sherd-attempt-" + lookup("TORCHELASTIC_RESTART_COUNT").value_or("0");
-}
-
-// The key, in a launcher's store, that counts the closed worlds of the job.
-constexpr const char* kWorldsClosed = "sherd/worlds-closed";
-
-// A store that outlives a world keeps its keys, so the next world uses others. All ranks read the
-// same number: it changes before any rank returns from close().
-c10::intrusive_ptr<c10d::Store> store_of_next_world(
-    const c10::intrusive_ptr<c10d::Store>& job) {
-  std::int64_t closed = 0;
-  try {
-    closed = job->add(kWorldsClosed, 0);
-  } catch (const std::exception& error) {
-    throw Error(
-        "[world] the launcher's store was lost: " + first_line_of(error),
-        ErrorCode::kPeerLost);
-  }
-  return c10::make_intrusive<c10d::PrefixStore>(str("world-", closed), job);
-}
+// Other programs may have keys in the store as well.
+constexpr const char* kStorePrefix = "sherd-world";
 
 void write_flight_records(const World& world, const std::string& folder) {
   if (!folder.empty()) {
     set_flight_folder(world, folder);
   }
+}
+
+struct OwnPart {
+  int rank;
+  int size;
+  const WorldOptions& options;
+  const world::HostIdentity& host;
+  const std::string& master_addr;
+};
+
+using Meet = std::function<world::Meeting(const world::RankRecord& mine)>;
+
+// REQUIRES: checked options, and a rank of the size.
+World make_world_that_meets(const OwnPart& own, const Meet& meet) {
+  auto impl = std::make_shared<World::Impl>();
+  impl->flight = world::make_flight_recorder(own.rank, own.size, own.host);
+  impl->rank = own.rank;
+  impl->size = own.size;
+  impl->options = own.options;
+  impl->master_addr = own.master_addr;
+  const auto mine = world::RankRecord::of_this_process(
+      own.rank, own.size, impl->board.fd(), own.host);
+  world::Meeting meeting = meet(mine);
+  impl->store = std::move(meeting.store);
+  impl->records = std::move(meeting.records);
+  impl->local_size = 0;
+  for (const world::RankRecord& record : impl->records) {
+    if (world::same_host(record.host, own.host)) {
+      impl->local_rank += record.rank < own.rank ? 1 : 0;
+      ++impl->local_size;
+    }
+  }
+  impl->watch =
+      std::make_unique<world::PeerWatch>(own.rank, impl->records, impl->board);
+  return World(std::move(impl));
 }
 
 }  // namespace
@@ -73,16 +88,23 @@ World World::from_environment(const WorldOptions& options) {
   }
   const c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<c10d::PrefixStore>(
-          store_prefix(lookup),
-          world::connect_store(env, options.rendezvous_deadline));
+          kStorePrefix, world::connect_store(env, options.rendezvous_deadline));
   auto host = world::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
-  auto world = world::make_world(
-      env.agent_store ? store_of_next_world(store) : store, env.rank,
-      env.world_size, options, host, env.master_addr);
-  if (env.agent_store) {
-    world.impl_->job_store = store;
-  }
+  auto world = env.agent_store
+      ? make_world_that_meets(
+            {.rank = env.rank,
+             .size = env.world_size,
+             .options = options,
+             .host = host,
+             .master_addr = env.master_addr},
+            [&](const world::RankRecord& mine) {
+              return world::meet_in_new_round(
+                  store, mine, options.rendezvous_deadline);
+            })
+      : world::make_world(
+            store, env.rank, env.world_size, options, host, env.master_addr);
+  world.impl_->agent_store = env.agent_store;
   write_flight_records(world, env.flight_folder);
   return world;
 }
@@ -121,25 +143,17 @@ World world::make_world(
       rank >= 0 && rank < size, "[world] expected a rank from 0 to ", size - 1,
       ", found ", rank);
   SHERD_CHECK(store != nullptr, "[world] expected a store, found null");
-  auto impl = std::make_shared<World::Impl>();
-  impl->flight = make_flight_recorder(rank, size, host);
-  impl->rank = rank;
-  impl->size = size;
-  impl->options = options;
-  impl->master_addr = master_addr;
-  impl->store = std::move(store);
-  const auto mine =
-      RankRecord::of_this_process(rank, size, impl->board.fd(), host);
-  impl->records = rendezvous(*impl->store, mine, options.rendezvous_deadline);
-  impl->local_size = 0;
-  for (const RankRecord& record : impl->records) {
-    if (same_host(record.host, host)) {
-      impl->local_rank += record.rank < rank ? 1 : 0;
-      ++impl->local_size;
-    }
-  }
-  impl->watch = std::make_unique<PeerWatch>(rank, impl->records, impl->board);
-  return World(std::move(impl));
+  return make_world_that_meets(
+      {.rank = rank,
+       .size = size,
+       .options = options,
+       .host = host,
+       .master_addr = master_addr},
+      [&](const RankRecord& mine) -> Meeting {
+        return {
+            .store = store,
+            .records = rendezvous(*store, mine, options.rendezvous_deadline)};
+      });
 }
 
 int World::rank() const { return impl_->rank; }
@@ -266,14 +280,13 @@ void World::close() {
 
 void World::Impl::end_store() {
   try {
-    if (job_store != nullptr && rank == 0) {
-      job_store->add(kWorldsClosed, 1);
+    if (agent_store && store != nullptr && rank == 0) {
+      world::end_round(*store);
     }
   } catch (const std::exception&) {
-    // The launcher's store has ended before its ranks, so there is no next world.
-    job_store.reset();
+    // The launcher's store has ended before its ranks: there is no next world.
+    store.reset();
   }
-  job_store.reset();
   store.reset();
 }
 

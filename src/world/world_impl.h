@@ -68,8 +68,7 @@ struct World::Impl {
   // How often subset() was called for these ranks.
   std::map<std::string, int> subsets;
   bool closed = false;
-  // A launcher's store, which outlives this world; otherwise null.
-  c10::intrusive_ptr<c10d::Store> job_store;
+  bool agent_store = false;  // `store` is a round of a launcher's (rounds.h).
 
   ~Impl();
 

@@ -234,8 +234,81 @@ TEST(World, MeetsInAnAgentsStoreAgainAfterARestart) {
   }));
 }
 
-// Creates, uses and closes worlds one after another, with ranks that are late where it may matter.
-// Handles of the earlier worlds, and their connections, still exist.
+// The ranks of one start by torchrun.
+struct Start {
+  std::vector<int> restart_counts;  // By rank.
+  int late_rank = -1;
+};
+
+// An agent keeps the store while all ranks of each start meet, work and end, the
+// last ones in order and the others without a word to anybody.
+void start_one_after_another(const std::vector<Start>& starts) {
+  const int port = test::free_port();
+  struct Child {
+    std::size_t start;
+    int rank;
+  };
+  std::vector<Child> children;
+  for (std::size_t s = 0; s < starts.size(); ++s) {
+    for (std::size_t r = 0; r < starts[s].restart_counts.size(); ++r) {
+      children.push_back({s, static_cast<int>(r)});
+    }
+  }
+  const auto agent = static_cast<int>(children.size());
+  const auto await_end = [&](c10d::Store& store, std::size_t start) {
+    const auto size = static_cast<int>(starts[start].restart_counts.size());
+    while (store.add(str("ended/", start), 0) < size) {
+      test::be_late(5ms);
+    }
+  };
+  expect_all_ok(run_processes(agent + 1, [&](int index, Rank&) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<std::uint16_t>(port);
+    options.isServer = index == agent;
+    options.waitWorkers = false;
+    c10d::TCPStore store("127.0.0.1", options);
+    if (index == agent) {
+      await_end(store, starts.size() - 1);
+      return;
+    }
+    const auto [s, rank] = children[static_cast<std::size_t>(index)];
+    const auto& counts = starts[s].restart_counts;
+    const auto size = static_cast<int>(counts.size());
+    if (s > 0) {
+      await_end(store, s - 1);
+    }
+    test::be_late(rank == starts[s].late_rank ? 200ms : 0ms);
+    Variables variables = torchrun_variables(rank, size, port);
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+    variables["TORCHELASTIC_RESTART_COUNT"] =
+        std::to_string(counts[static_cast<std::size_t>(rank)]);
+    set_environment(variables);
+    World world = World::from_environment(test::test_world_options());
+    EXPECT_EQ(
+        world.all_gather({static_cast<double>(s)}),
+        std::vector<std::vector<double>>(
+            counts.size(), {static_cast<double>(s)}));
+    if (s + 1 == starts.size()) {
+      world.close();
+    }
+    store.add(str("ended/", s), 1);
+  }));
+}
+
+// Each node's agent counts the failures of its own ranks.
+TEST(World, MeetsAgainAfterAFailureOnOneNode) {
+  start_one_after_another({{{0, 0}}, {{0, 1}}, {{1, 1}}});
+  start_one_after_another({{{0, 0}}, {{0, 1}, 0}, {{1, 1}, 1}});
+}
+
+// Nodes that come or go count nowhere.
+TEST(World, MeetsAgainWithEqualCountsAfterAWorldThatWasNotClosed) {
+  start_one_after_another({{{0, 0}}, {{0, 0}, 0}, {{0, 0}, 1}});
+  start_one_after_another({{{0, 0}}, {{0, 0, 0}, 0}, {{0, 0}}});
+}
+
+// Init, work, close, and again, with ranks that are late where it may matter.
+// Handles of the worlds before, and their connections, are still there.
 void make_worlds(int rank, int size, const Variables& variables) {
   set_environment(variables);
   std::vector<std::shared_ptr<world::Transport>> kept;
@@ -393,7 +466,7 @@ TEST(World, NoticesThatTheKeeperOfTheStoreDiesWhileRanksMeet) {
           options.isServer = true;
           options.waitWorkers = false;
           c10d::TCPStore store("127.0.0.1", options);
-          store.wait({"/sherd-attempt-0/sherd/rank/1"}, 100ms);
+          store.wait({"/sherd-world/sherd/rank/1"}, 100ms);
           self.reach("here");
         }
         const Error error = error_of(test::test_world_options());
