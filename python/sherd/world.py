@@ -13,6 +13,7 @@ import torch.distributed as dist
 from . import _core
 from ._fork import check_not_forked
 from ._fork import worlds as _worlds
+from ._handles import handles
 from ._options import options_of
 from .errors import FailedPreconditionError, InvalidArgumentError
 
@@ -169,12 +170,15 @@ def _world_of_ranks(ranks):
 @atexit.register
 def _close_worlds():
     # A rank that ends with an exception does not wait for others; they are told
-    # that it has left.
-    if hasattr(sys, "last_value"):
+    # that it has left. A forked child has no worlds.
+    if hasattr(sys, "last_value") or not _worlds:
         return
-    for world in list(_worlds.values()):
+    # A world waits until the others leave it, and after sys.exit() they may be waiting
+    # for this rank in the exchange of a model, whose end tells them that it has left.
+    models = [handle._core for handle in handles]  # pylint: disable=protected-access
+    for closes in models + list(_worlds.values()):
         try:
-            world.close()
+            closes.close()
         except Exception as error:  # pylint: disable=broad-exception-caught
             print(f"sherd: {error}", file=sys.stderr)
     _worlds.clear()

@@ -168,27 +168,41 @@ ENDS = {
 class Ends(unittest.TestCase):
     """Of a whole process, started by rank 0 alone."""
 
-    def test_without_a_word(self):
+    def setUp(self):
         if ranks.size() > 1:
             self.skipTest("one process starts them")
+
+    def run_two_ranks(self, end):
+        """What `sherd run` gives of a training step and then the lines of `end`."""
         package, sherd = PLACES
+        program = (
+            "import os, sys, torch\n"
+            f"sys.path.insert(0, {package!r})\n"
+            "import sherd\n"
+            "model = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
+            "handle = sherd.fully_shard(model, sync_module_states=True)\n"
+            "optimizer = torch.optim.AdamW(handle.parameters())\n"
+            "model(torch.ones(2, 4)).sum().backward()\n"
+            "optimizer.step()\n" + end)
+        return subprocess.run(
+            [sherd, "run", "-n", "2", "--", sys.executable, "-W", "ignore", "-c",
+             program],
+            timeout=200, capture_output=True, text=True, check=False)
+
+    def test_without_a_word(self):
         for name, end in ENDS.items():
             with self.subTest(name):
-                program = (
-                    "import sys, torch\n"
-                    f"sys.path.insert(0, {package!r})\n"
-                    "import sherd\n"
-                    "model = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
-                    "handle = sherd.fully_shard(model, sync_module_states=True)\n"
-                    "optimizer = torch.optim.AdamW(handle.parameters())\n"
-                    "model(torch.ones(2, 4)).sum().backward()\n"
-                    "optimizer.step()\n" + end)
-                done = subprocess.run(
-                    [sherd, "run", "-n", "2", "--", sys.executable, "-W",
-                     "ignore", "-c", program],
-                    timeout=200, capture_output=True, text=True, check=False)
+                done = self.run_two_ranks(end)
                 said = [line for line in done.stderr.splitlines() if "sherd" in line]
                 self.assertEqual((done.returncode, said), (0, []), done.stderr)
+
+    def test_the_others_hear_of_a_rank_that_ends_with_a_code(self):
+        # Long before the deadline of the world, 600 s, and so does this test.
+        done = self.run_two_ranks(
+            "if os.environ['RANK'] == '1': sys.exit(3)\n"
+            "model(torch.ones(2, 4)).sum().backward()\n")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, "PeerLostError: .*rank 1 has left")
 
 
 if __name__ == "__main__":
