@@ -56,6 +56,8 @@ def _starts_alike(optimizer, number, first, dtype):
 def _keys(optimizer, number):
     """The keys of the state of a parameter of that group."""
     group = optimizer.param_groups[number]
+    if not group["params"]:
+        return []  # This rank has no slice of them.
     states = [optimizer.state.get(parameter) for parameter in group["params"]]
     dtype = group["params"][0].dtype
     is_there = all(states)  # Adagrad makes it itself.

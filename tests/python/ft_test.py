@@ -146,6 +146,13 @@ class Mistakes(unittest.TestCase):
                 self.assertEqual(name, "w")
                 self.assertTrue(torch.equal(tensor, plain.state[theirs][key]), key)
 
+    def test_a_rank_may_have_no_slice_of_a_group(self):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.AdamW(
+            [{"params": [weight]}, {"params": [], "weight_decay": 0.0}])
+        read = _optimizer_state.reader_of(optimizer, [("w", weight)])
+        self.assertEqual({key for _, key, _ in read()}, {"step", "exp_avg", "exp_avg_sq"})
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
