@@ -37,10 +37,13 @@ def on_every_rank(world, action):
     except Exception as error:  # pylint: disable=broad-exception-caught
         raised = error
     told = [type(raised).__name__, str(raised)] if raised else None
-    for rank, failure in enumerate(gathered(world, told)):
-        if raised is not None:
-            raise raised
-        if failure:
-            kind = getattr(errors, failure[0], errors.Error)
-            raise kind(f"{failure[1]} (rank {rank})")
+    try:
+        for rank, failure in enumerate(gathered(world, told)):
+            if raised is not None:
+                raise raised
+            if failure:
+                kind = getattr(errors, failure[0], errors.Error)
+                raise kind(f"{failure[1]} (rank {rank})")
+    finally:
+        raised = None  # An error that refers to its own frame keeps all in it alive.
     return result

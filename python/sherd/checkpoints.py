@@ -94,8 +94,12 @@ def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
         report = sherd.load("run/checkpoints", handle, optimizer)
     """
     saver = CheckpointSaver(folder, handle, optimizer, **options)
-    saver.save(step, values)
-    saver.wait()
+    try:
+        saver.save(step, values)
+        saver.wait()
+    finally:
+        # The traceback of an error keeps the saver, which must not keep its folder.
+        saver._core = None  # pylint: disable=protected-access
 
 
 def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import gc
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 import ranks
 import torch
@@ -41,6 +43,7 @@ class Checkpoints(unittest.TestCase):
     def setUp(self):
         import sherd  # pylint: disable=import-outside-toplevel
         self.sherd = sherd
+        torch.manual_seed(0)  # Ranks make the same modules.
         self.world = sherd.World.from_environment()
 
     @contextlib.contextmanager
@@ -359,6 +362,36 @@ class Checkpoints(unittest.TestCase):
             for name, tensor in handle.state_dict().items():
                 self.assertTrue(torch.equal(tensor, expected[name]))
             handle.close()
+
+    def test_who_handles_the_error_of_a_save_may_save_again(self):
+        with self.folder() as folder:
+            handle = self.sherd.fully_shard(nn.Linear(3, 5))
+            kept = []  # With their tracebacks; assertRaises() would clear those.
+            for values, step in (({"a": 1}, 1), (None, -1)):
+                try:
+                    self.sherd.save(folder, step, handle, values=values)
+                except self.sherd.Error as error:
+                    kept.append(error)
+                    self.sherd.save(folder, 2, handle)
+            self.assertEqual(len(kept), 2)
+            handle.close()
+
+    def test_an_error_keeps_nothing_alive_once_it_is_handled(self):
+        handle = self.sherd.fully_shard(nn.Linear(3, 5))
+
+        class State(dict):
+            pass
+
+        def gone_after_an_error():
+            state = State(weight=torch.zeros(9, 9))
+            with contextlib.suppress(self.sherd.Error):
+                handle.load_state_dict(state)
+            return weakref.ref(state)
+
+        gc.disable()
+        self.addCleanup(gc.enable)
+        self.assertIsNone(gone_after_an_error()())
+        handle.close()
 
 
 if __name__ == "__main__":
