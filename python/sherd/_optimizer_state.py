@@ -93,7 +93,9 @@ def reader_of(optimizer, named):
             for parameter in group["params"]:
                 if id(parameter) in names:
                     found += read_one(number, parameter)
-                elif parameter.numel():  # Else what a rank without slices has.
+                # A rank without slices has an empty one, and a replicated module
+                # leaves frozen parameters alone.
+                elif parameter.numel() and parameter.requires_grad:
                     raise InvalidArgumentError(
                         "[python] expected an optimizer over the parameters of the "
                         "handle, found one of a parameter of shape "

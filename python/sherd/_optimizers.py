@@ -96,8 +96,15 @@ class TorchState:
         groups = []
         for group in self.optimizer.param_groups:
             groups.append([self._name(tensor) for tensor in group["params"]
-                           if tensor.numel() > 0 or id(tensor) in self.names])
+                           if self._counts(tensor)])
         return groups
+
+    def _counts(self, tensor):
+        """Whether it is one of the handle's or, by mistake, one that is trained
+        without. Others have no state: what a rank without slices has, and frozen
+        parameters, which a replicated module leaves alone."""
+        return id(tensor) in self.names or (
+            tensor.numel() > 0 and tensor.requires_grad)
 
     def _name(self, tensor):
         if id(tensor) not in self.names:
@@ -125,7 +132,7 @@ class TorchState:
         items = []
         for number, group in enumerate(self.optimizer.param_groups):
             for tensor in group["params"]:
-                if tensor.numel() == 0 and id(tensor) not in self.names:
+                if not self._counts(tensor):
                     continue
                 state = self.optimizer.state.get(tensor)
                 if not state and all_of_them and tensor.requires_grad:

@@ -39,6 +39,13 @@ def train(model, optimizer, steps):
     return losses
 
 
+def half_frozen():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    return model
+
+
 class Checkpoints(unittest.TestCase):
     def setUp(self):
         import sherd  # pylint: disable=import-outside-toplevel
@@ -362,6 +369,31 @@ class Checkpoints(unittest.TestCase):
             for name, tensor in handle.state_dict().items():
                 self.assertTrue(torch.equal(tensor, expected[name]))
             handle.close()
+
+    def test_an_optimizer_may_have_parameters_that_are_frozen(self):
+        from sherd import _optimizer_state  # pylint: disable=import-outside-toplevel
+        with self.folder() as folder:
+            handles = []
+            for _ in range(2):
+                model = half_frozen()
+                handle = self.sherd.replicate(model)
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+                handles.append((handle, optimizer))
+                # For sherd.ft.Session.
+                read = _optimizer_state.reader_of(
+                    optimizer, list(handle.core_parameters.items()))
+                self.assertEqual({name for name, *_ in read()}, {"1.weight", "1.bias"})
+            (source, trained), (target, fresh) = handles
+            source.module(torch.ones(2, 3)).sum().backward()
+            trained.step()
+            self.sherd.save(folder, 1, source, trained)
+            self.sherd.load(folder, target, fresh)
+            expected = self.sherd.optimizer_state_dict(source, trained)["state"]
+            self.assertEqual(set(expected), {"1.weight", "1.bias"})
+            self.close_to(
+                self.sherd.optimizer_state_dict(target, fresh)["state"], expected, 0)
+            source.close()
+            target.close()
 
     def test_who_handles_the_error_of_a_save_may_save_again(self):
         with self.folder() as folder:
