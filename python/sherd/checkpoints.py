@@ -259,7 +259,7 @@ def _check_optimizer(mine, names, groups, tensors, strict):
             "[python] expected the state of parameters that the optimizer has, found "
             f"that of {', '.join(sorted(others)[:8])}")
     if groups is not None:
-        optimizer_state.check_groups(names, groups)
+        optimizer_state.check_groups(mine, names, groups, keys)
     optimizer_state.check_keys(mine, names, keys)
 
 

@@ -36,10 +36,15 @@ def named_groups(handle, mine):
     return result
 
 
-def check_groups(groups, saved):
-    """Raises unless `saved` groups have the names of ours, in the same order."""
+def check_groups(mine, groups, saved, with_state):
+    """Raises unless `saved` groups have the names of ours, in the same order. What is
+    frozen here and not saved with state does not count: a sharded module has it among
+    the parameters of its optimizer, a replicated one does not."""
+    frozen = {name for name, parameter in mine.handle.module.named_parameters()
+              if not parameter.requires_grad} - set(with_state)
     saved_names = [list(group.get("params", [])) for group in saved]
-    if [set(names) for names in groups] != [set(names) for names in saved_names]:
+    if [set(names) - frozen for names in groups] != [
+            set(names) - frozen for names in saved_names]:
         raise InvalidArgumentError(
             f"[python] expected parameter groups of {_shown(groups)}, found "
             f"{_shown(saved_names)}")
@@ -182,7 +187,7 @@ def _checked(mine, names, state):
         raise InvalidArgumentError(
             "[python] expected a dictionary of state and param_groups, found one of "
             f"{', '.join(map(str, state)) or 'nothing'}")
-    check_groups(names, state["param_groups"])
+    check_groups(mine, names, state["param_groups"], state["state"])
     check_keys(mine, names, state["state"])
 
 

@@ -4,6 +4,7 @@
 import contextlib
 import copy
 import gc
+import itertools
 import json
 import os
 import shutil
@@ -394,6 +395,35 @@ class Checkpoints(unittest.TestCase):
                 self.sherd.optimizer_state_dict(target, fresh)["state"], expected, 0)
             source.close()
             target.close()
+
+    def test_frozen_parameters_pass_between_sharded_and_replicated(self):
+        sherd = self.sherd
+        kinds = {sherd.replicate: lambda h: torch.optim.AdamW(h.module.parameters()),
+                 sherd.fully_shard: adamw}
+        for save, load in itertools.permutations(kinds):
+            for ours in (False, True):
+                with self.folder() as folder, self.subTest(to=load, ours=ours):
+                    source, target = save(half_frozen()), load(half_frozen())
+                    trained, fresh = (
+                        sherd.AdamW(source) if ours else kinds[save](source),
+                        sherd.AdamW(target) if ours else kinds[load](target))
+                    source.module(torch.ones(2, 3)).sum().backward()
+                    trained.step()
+                    sherd.save(folder, 1, source, trained)
+                    sherd.load(folder, target, fresh)
+                    expected = sherd.optimizer_state_dict(source, trained)
+                    self.assertEqual(set(expected["state"]), {"1.weight", "1.bias"})
+                    self.close_to(sherd.optimizer_state_dict(target, fresh)["state"],
+                                  expected["state"], 0)
+                    sherd.load_optimizer_state_dict(target, fresh, expected)
+                    if save is sherd.replicate:  # What is trained here must be there.
+                        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+                        trained_here = load(model)
+                        with self.assertRaisesRegex(sherd.Error, "parameter groups of 4"):
+                            sherd.load(folder, trained_here, sherd.AdamW(trained_here))
+                        trained_here.close()
+                    target.close()
+                    source.close()
 
     def test_who_handles_the_error_of_a_save_may_save_again(self):
         with self.folder() as folder:
