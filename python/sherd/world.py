@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import collections
 import sys
 from typing import Union
 
@@ -18,10 +17,6 @@ from ._options import options_of
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 Mesh = _core.Mesh
-
-# How many worlds of each process group were closed. Its store keeps their keys, so
-# that the next one has others.
-_closed = collections.Counter()
 
 # What fully_shard() and replicate() take: see there.
 Where = Union[None, "_core.World", "_core.Mesh", dist.ProcessGroup, dist.DeviceMesh]
@@ -75,10 +70,8 @@ class World:
         store = _store_of(group)
         group = group or dist.group.WORLD
         if group not in _worlds:
-            prefix = f"sherd-{_closed[group]}" if _closed[group] else "sherd"
-            _worlds[group] = _core.World.from_store(
-                dist.PrefixStore(prefix, store), dist.get_rank(group),
-                dist.get_world_size(group), options_of(
+            _worlds[group] = _made_over(
+                store, dist.get_process_group_ranks(group), options_of(
                     _core.WorldOptions, deadline_s=deadline_s,
                     rendezvous_deadline_s=rendezvous_deadline_s,
                     share_connections=share_connections))
@@ -89,6 +82,20 @@ class World:
         """This process alone."""
         check_not_forked()
         return _core.World.single()
+
+
+def _made_over(store, ranks, options):
+    """A world of these ranks, in this order. Its keys stay in the store, also when it
+    is closed, and another process group may have the same store: how many worlds this
+    rank has made there is in the store, too, and makes the keys differ."""
+    rank = ranks.index(dist.get_rank())
+    name = f"sherd-{'-'.join(map(str, ranks))}"
+    count = f"{name}/made-by-{rank}"
+    prefix = f"{name}/{store.add(count, 0)}"
+    world = _core.World.from_store(
+        dist.PrefixStore(prefix, store), rank, len(ranks), options)
+    store.add(count, 1)
+    return world
 
 
 def _store_of(group):
@@ -115,7 +122,6 @@ def _close(world):
     for key, made in list(_worlds.items()):
         if made == world:
             del _worlds[key]
-            _closed[key] += 1
 
 
 _core.World.close = _close
@@ -160,10 +166,7 @@ def _world_of_ranks(ranks):
     if ranks == tuple(range(dist.get_world_size())):
         return World.from_process_group()
     if ranks not in _worlds:
-        prefix = f"sherd-ranks-{'-'.join(map(str, ranks))}/{_closed[ranks]}"
-        _worlds[ranks] = _core.World.from_store(
-            dist.PrefixStore(prefix, _store_of(None)), ranks.index(dist.get_rank()),
-            len(ranks), _core.WorldOptions())
+        _worlds[ranks] = _made_over(_store_of(None), ranks, _core.WorldOptions())
     return _worlds[ranks]
 
 

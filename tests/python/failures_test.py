@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import unittest
+import unittest.mock
 
 import ranks
 import torch
@@ -197,6 +198,21 @@ class Failures(unittest.TestCase):
             self.assertNotEqual(again, world)
             again.barrier()
         again.close()
+
+    def test_process_groups_with_the_same_store_have_worlds_of_their_own(self):
+        # As one has that is made after destroy_process_group().
+        World = self.sherd.World
+        with unittest.mock.patch("sherd.world._store_of", return_value=self.keys):
+            first = World.from_process_group(dist.new_group([0, 1]))
+            first.close()
+            second = World.from_process_group(dist.new_group([0, 1]))
+            third = World.from_process_group(dist.new_group([0, 1]))
+        for world in (second, third):
+            self.assertNotEqual(world, first)
+            world.barrier()
+        self.assertNotEqual(second, third)
+        second.close()
+        third.close()
 
     def test_a_process_group_without_this_rank_is_refused(self):
         group = dist.new_group([0])
