@@ -132,9 +132,18 @@ class GradScaler:
         return {name: tensor.item() for name, tensor in self._core.state()}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restores state_dict()."""
-        for name, tensor in self._core.state():
-            tensor.fill_(state[name])
+        """Restores state_dict(), or that of torch.amp.GradScaler. Raises
+        InvalidArgumentError where something is missing; nothing has changed then."""
+        tensors = self._core.state()
+        # torch's has "_growth_tracker".
+        keys = {name: name if name in state else f"_{name}" for name, _ in tensors}
+        missing = [name for name, key in keys.items() if key not in state]
+        if missing:
+            raise InvalidArgumentError(
+                "[python] GradScaler.load_state_dict: expected "
+                f"{' and '.join(keys)}, found no {' and no '.join(missing)}")
+        for name, tensor in tensors:
+            tensor.fill_(state[keys[name]])
 
 
 __all__ = ["AdamW", "GradScaler", "Muon", "SGD"]

@@ -248,7 +248,13 @@ class Failures(unittest.TestCase):
             same = all(map(torch.equal, before, handle.parameters()))
             self.assertEqual(same, infinite)
         self.assertEqual(scaler.state_dict(), {"scale": 4.0, "growth_tracker": 1})
-        theirs = torch.amp.GradScaler("cpu")
+        theirs = torch.amp.GradScaler("cpu", init_scale=32.0)
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "found no growth_tracker$"):
+            scaler.load_state_dict({"scale": 1.0})
+        self.assertEqual(scaler.state_dict(), {"scale": 4.0, "growth_tracker": 1})
+        scaler.load_state_dict(theirs.state_dict())
+        self.assertEqual(scaler.state_dict(), {"scale": 32.0, "growth_tracker": 0})
         with self.assertRaisesRegex(self.sherd.Error, "sherd.GradScaler"):
             theirs.scale(handle.module(torch.ones(2, 8)).mean()).backward()
             theirs.step(optimizer)
