@@ -197,6 +197,8 @@ class TorchState:
 
     def assign(self, name, key, value):
         tensor = self.slices[name]
+        if value.dim() > 0:
+            value = value.view(tensor.shape)  # A part is flat, a replica's is not.
         if value.dim() > 0 and value.is_floating_point() and key != "step":
             value = value.to(tensor.dtype)
         if value.dim() == 0 and key != "step" and not value.is_floating_point():

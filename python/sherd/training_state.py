@@ -25,7 +25,8 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """{"model": ..., "optimizer": ...} in parts. Collective."""
-        state = {"model": self.handle.state_dict("sharded")}
+        state = {"model": self.handle.state_dict("sharded") if self._is_sharded()
+                 else self.handle.module.state_dict()}
         if self.optimizer is not None:
             state["optimizer"] = optimizer_state_dict(
                 self.handle, self.optimizer, "sharded")
@@ -33,7 +34,12 @@ class TrainingState:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what was loaded into state_dict(), and publishes. Collective."""
-        self.handle.load_state_dict(state_dict["model"])
+        model = self.handle if self._is_sharded() else self.handle.module
+        model.load_state_dict(state_dict["model"])
         if self.optimizer is not None:
             load_optimizer_state_dict(
                 self.handle, self.optimizer, state_dict["optimizer"])
+
+    def _is_sharded(self):
+        """Whether the handle has parts; a replicated module is whole on every rank."""
+        return hasattr(self.handle, "state_dict")

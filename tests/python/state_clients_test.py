@@ -128,6 +128,29 @@ class Clients(unittest.TestCase):
                 self.assertAlmostEqual(ours, theirs, places=5)
             handle.close()
 
+    def test_a_replicated_module_is_saved_and_loaded(self):
+        model, other = changed(decoder()), decoder()
+        handles = [self.sherd.replicate(one, self.world) for one in (model, other)]
+        optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2)
+                      for one in (model, other)]
+        train(model, optimizers[0], range(1))
+        source, target = (
+            {"job": self.sherd.TrainingState(handle, optimizer)}
+            for handle, optimizer in zip(handles, optimizers))
+        dcp.save(source, checkpoint_id=self.folder("replicas"))
+        dcp.load(target, checkpoint_id=self.folder("replicas"))
+        for name, tensor in other.state_dict().items():
+            self.assertTrue(torch.equal(tensor, model.state_dict()[name]), name)
+        found, expected = (
+            self.sherd.optimizer_state_dict(handle, optimizer)["state"]
+            for handle, optimizer in zip(handles, optimizers))
+        self.assertEqual(set(found), set(expected))
+        for name, of_one in expected.items():
+            for key, tensor in of_one.items():
+                self.assertTrue(torch.equal(found[name][key], tensor), (name, key))
+        for handle in handles:
+            handle.close()
+
     def test_parts_of_a_plain_module_and_of_other_ranks(self):
         plain = changed(WithEverything())
         dcp.save({"model": plain.state_dict()}, checkpoint_id=self.folder("plain"))
