@@ -35,12 +35,12 @@ class Api(unittest.TestCase):
         status, shown = doxygen(self.folder)
         self.assertEqual((status, shown), (0, ""))
         html = self.folder / "html"
-        # A comment above, one behind a declaration, and its second line.
+        # A comment above, one behind a declaration, and the second line of a comment.
         for page, sentence in (
             ("classsherd_1_1FullyShardedDataParallel", "Scales gradients so that"),
             ("structsherd_1_1WorldOptions", "How long ranks may take to arrive"),
-            ("structsherd_1_1PlanReport", "Those that followed a plan throughout."),
-            ("namespacesherd_1_1ft", "its samples count as taken"),
+            ("structsherd_1_1PlanReport", "Steps that followed a plan throughout."),
+            ("namespacesherd_1_1ft", "Its samples count as taken."),
         ):
             text = " ".join((html / f"{page}.html").read_text().split())
             self.assertTrue(sentence in text, f"{page}: {sentence}")
