@@ -209,6 +209,18 @@ class TrainCommand(unittest.TestCase):
         text = self.shown(*words, ranks=2, expected=2)
         self.assertIn("a memory limit of 20971520 bytes is below its floor", text)
 
+    def test_weights_that_are_not_numbers_are_not_saved(self):
+        # The loss of the second step is finite, its gradients are not.
+        words = (
+            "--layers", "2", "--width", "16", "--heads", "2", "--seq", "16",
+            "--batch", "2", "--warmup", "0", "--lr", "1e3", "--save-every", "1",
+        )  # fmt: skip
+        text = self.shown("--data", "text", "--run", "x", *words, expected=1)
+        self.assertIn("expected a finite norm of gradients, found", text)
+        self.assertIn("at step 2; try a lower --lr", text)
+        saved = [path.name for path in (self.folder / "x/checkpoints").glob("step-*")]
+        self.assertEqual(saved, ["step-1"])
+
     # ---- options of training
 
     def test_micro_batches_do_not_change_what_is_learnt(self):

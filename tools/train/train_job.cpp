@@ -44,7 +44,7 @@ class TrainJob {
       report_.add(record);
       say_new_memory_choice();
       // Comes before a checkpoint is made, since the weights of such a step are useless.
-      check_loss(record);
+      check_finite(record);
       if (save_if_due(record.step)) {
         return kKilledBy + asked_;
       }
@@ -139,13 +139,22 @@ class TrainJob {
     return true;
   }
 
-  static void check_loss(const StepMetrics& record) {
+  // A skipped step has changed no weight.
+  static void check_finite(const StepMetrics& record) {
     if (!std::isfinite(record.loss)) {
-      throw Error(
-          "expected a finite loss, found " + std::to_string(record.loss) +
-              " at step " + std::to_string(record.step) + "; try a lower --lr",
-          ErrorCode::kAborted);
+      refuse_step(record, "loss", record.loss);
     }
+    if (!record.skipped && !std::isfinite(record.grad_norm)) {
+      refuse_step(record, "norm of gradients", record.grad_norm);
+    }
+  }
+
+  [[noreturn]] static void refuse_step(
+      const StepMetrics& record, const std::string& what, double found) {
+    throw Error(
+        "expected a finite " + what + ", found " + std::to_string(found) +
+            " at step " + std::to_string(record.step) + "; try a lower --lr",
+        ErrorCode::kAborted);
   }
 
   void close() {
