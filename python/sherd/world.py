@@ -89,7 +89,9 @@ def _made_over(store, ranks, options):
     is closed, and another process group may have the same store: how many worlds this
     rank has made there is in the store, too, and makes the keys differ."""
     rank = ranks.index(dist.get_rank())
-    name = f"sherd-{'-'.join(map(str, ranks))}"
+    # Names the ranks where it must: every key begins with it.
+    everybody = list(ranks) == list(range(dist.get_world_size()))
+    name = "sherd" if everybody else f"sherd-ranks-{'-'.join(map(str, ranks))}"
     count = f"{name}/made-by-{rank}"
     prefix = f"{name}/{store.add(count, 0)}"
     world = _core.World.from_store(
