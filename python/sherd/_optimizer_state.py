@@ -53,6 +53,12 @@ def _starts_alike(optimizer, number, first, dtype):
     return torch.equal(plain, _after_trial(optimizer, number, 1.0, first, dtype)[0])
 
 
+def is_trained(tensor):
+    """False where it can have no state: what a rank without slices has, and frozen
+    parameters, which a replicated module leaves alone."""
+    return tensor.numel() > 0 and tensor.requires_grad
+
+
 def _keys(optimizer, number):
     """The keys of the state of a parameter of that group."""
     group = optimizer.param_groups[number]
@@ -93,9 +99,7 @@ def reader_of(optimizer, named):
             for parameter in group["params"]:
                 if id(parameter) in names:
                     found += read_one(number, parameter)
-                # A rank without slices has an empty one, and a replicated module
-                # leaves frozen parameters alone.
-                elif parameter.numel() and parameter.requires_grad:
+                elif is_trained(parameter):
                     raise InvalidArgumentError(
                         "[python] expected an optimizer over the parameters of the "
                         "handle, found one of a parameter of shape "

@@ -6,7 +6,7 @@ import copy
 import torch
 
 from . import _core
-from ._optimizer_state import first_state, hyperparameters
+from ._optimizer_state import first_state, hyperparameters, is_trained
 from .errors import InvalidArgumentError
 from .state import placed
 
@@ -101,10 +101,8 @@ class TorchState:
 
     def _counts(self, tensor):
         """Whether it is one of the handle's or, by mistake, one that is trained
-        without. Others have no state: what a rank without slices has, and frozen
-        parameters, which a replicated module leaves alone."""
-        return id(tensor) in self.names or (
-            tensor.numel() > 0 and tensor.requires_grad)
+        without."""
+        return id(tensor) in self.names or is_trained(tensor)
 
     def _name(self, tensor):
         if id(tensor) not in self.names:
