@@ -187,12 +187,12 @@ void sample_fields(FieldReader& io, std::vector<Member>& members) {
   if (is_cut) {
     CutSamples all;
     fields<FieldReader>(io, all);
-    if (const auto fault = fault_of(all, members.size());
-        io.in.ok() && !fault.empty()) {
-      io.in.fail(fault);
-    }
     if (io.in.ok()) {
-      cut(all, members);
+      if (const auto fault = fault_of(all, members.size()); !fault.empty()) {
+        io.in.fail(fault);
+      } else {
+        cut(all, members);
+      }
     }
   }
   bool any_left_out = false;
