@@ -71,7 +71,12 @@ endfunction()
 
 # A file that sees LibTorch pays 11 s for templates its headers leave pending, so
 # several share them. GCC then takes a file's own types for those of a header.
+# Without SHERD_UNITY each file is compiled alone, as the precompiled header makes cheap
+# for one changed file and dear for all.
 function(sherd_compile_together target batch)
+  if(NOT SHERD_UNITY)
+    return()
+  endif()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
   target_compile_options(${target} PRIVATE
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)

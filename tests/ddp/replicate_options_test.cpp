@@ -484,10 +484,6 @@ TEST_P(ReplicateOptionsOf, T64CallsOfHooksAreComparedWhenAskedFor) {
 }
 
 // Device code comes later; then this is what must hold.
-TEST(ReplicateOnAGpu, T50EqualsOneProcess) {
-  GTEST_SKIP() << "replicas on a GPU are not built yet";
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     ReplicateOptionsOf,

@@ -86,7 +86,7 @@ std::vector<ReplicaOutcome> replica_outcomes(int ranks, bool on_device) {
   return all;
 }
 
-TEST(DeviceReplicate, T30TrainsToTheBitsOfTheCpu) {
+TEST(DeviceReplicate, T50TrainsToTheBitsOfTheCpu) {
   for (const int ranks : {1, 2, 4}) {
     SCOPED_TRACE(ranks);
     const auto found = replica_outcomes(ranks, true);
