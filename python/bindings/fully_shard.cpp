@@ -90,6 +90,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("sync_module_states", &Options::sync_module_states)
       .def_readwrite("compare_initial_values", &Options::compare_initial_values)
       .def_readwrite("share_gradients", &Options::share_gradients)
+      .def_readwrite("device", &Options::device)
       .def_readwrite("initialise", &Options::initialise)
       .def_readwrite("mixed_precision", &Options::mixed_precision)
       .def_readwrite("gradient_divide_factor", &Options::gradient_divide_factor)

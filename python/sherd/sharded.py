@@ -204,6 +204,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 sync_module_states: bool = False,
                 compare_initial_values: bool = True,
                 share_gradients: bool = False,
+                device: torch.device | str | None = None,
                 init_fn: Callable[[str, torch.Tensor], Any] | None = None,
                 reductions_under_way_max: int = 4,
                 gradient_divide_factor: float | None = None,
@@ -237,6 +238,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         those of a host, what was gathered over all of them; 0: over all. By messages.
     exchange: "auto", "shared_memory" or "messages". Performance only.
     optimizer_axes: "shard" or "both": whether replicas share optimizer state.
+    device: where tensors of the meta device get memory. None: where the others are.
     init_fn: function of a name and a CPU tensor that writes the first value of a
         tensor of the meta device.
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
@@ -260,7 +262,9 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         secondary_ranks=secondary_ranks, exchange=exchange, optimizer_axes=optimizer_axes,
         mixed_precision=mixed_precision, sync_module_states=sync_module_states,
         compare_initial_values=compare_initial_values,
-        share_gradients=share_gradients, initialise=init_fn,
+        share_gradients=share_gradients,
+        device=torch.device(device) if isinstance(device, str) else device,
+        initialise=init_fn,
         reductions_under_way_max=reductions_under_way_max,
         gradient_divide_factor=gradient_divide_factor, hook=hook,
         gather_hook=gather_hook, cpu_offload=cpu_offload, ignored=names_of(ignored))

@@ -58,6 +58,9 @@ void check_options(const FullyShardOptions& options) {
   SHERD_CHECK(
       options.prefetch_visits >= 0, "[fsdp] options.prefetch_visits is ",
       options.prefetch_visits, "; expected 0 (on demand) or more");
+  SHERD_CHECK(
+      !options.device || !options.device->is_meta(),
+      "[fsdp] options.device: expected a device with memory, found meta");
   const double factor = options.gradient_divide_factor.value_or(1.0);
   SHERD_CHECK(
       factor > 0.0 && std::isfinite(factor),

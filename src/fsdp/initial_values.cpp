@@ -192,7 +192,14 @@ void InitialValues::initialise(std::size_t item, const at::Tensor& value) {
   try {
     const c10::InferenceMode off(false);
     const at::NoGradGuard no_grad;
-    options_.initialise(items_[item].name, value);
+    if (value.is_cpu()) {
+      options_.initialise(items_[item].name, value);
+    } else {
+      const auto on_host =
+          at::empty(value.sizes(), value.options().device(at::kCPU));
+      options_.initialise(items_[item].name, on_host);
+      value.copy_(on_host);
+    }
   } catch (...) {
     failed_ = static_cast<std::ptrdiff_t>(item);
     failure_ = reason_of(std::current_exception());

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -318,8 +319,17 @@ void check_can_be_sharded(const std::string& name, const at::Tensor& tensor) {
       " is the result of an operation; expected a leaf");
 }
 
-// Where those parameters lie that have memory; the CPU if none has.
-c10::Device common_device(const UnitCollector& collector) {
+// With the index of the current one of its type, where `device` names none.
+c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index()) {
+    return device;
+  }
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+// Where those parameters lie that have memory; `wanted` if none has, or else the CPU.
+c10::Device common_device(
+    const UnitCollector& collector, std::optional<c10::Device> wanted) {
   const UnitCollector::Entry* first = nullptr;
   for (const auto& entry : collector.entries()) {
     if (!entry.tensor.defined() || entry.tensor.is_meta()) {
@@ -334,7 +344,16 @@ c10::Device common_device(const UnitCollector& collector) {
         first->tensor.device().str(),
         "; expected all parameters on one device");
   }
-  return first == nullptr ? c10::Device(c10::kCPU) : first->tensor.device();
+  if (first == nullptr) {
+    return with_index(wanted.value_or(c10::kCPU));
+  }
+  const auto device = first->tensor.device();
+  SHERD_CHECK(
+      !wanted || device == with_index(*wanted), "[fsdp] parameter ",
+      first->name, " of unit ", collector.unit(first->unit).name, " is on ",
+      device.str(), "; expected it on the meta device or on options.device, ",
+      wanted->str());
+  return device;
 }
 
 // Now, or once it is thawed.
@@ -613,7 +632,7 @@ ModelUnits build_units(
   check_tied(collector, mixed);
 
   ModelUnits model;
-  model.device = common_device(collector);
+  model.device = common_device(collector, options.device);
   UnitNumbers numbers;
   std::vector<FlatBuilder> builders;
   for (const auto& entry : entries) {

@@ -8,6 +8,7 @@
 #include <sherd/optim/adamw.h>
 #include "device/device_parity.h"
 #include "support/error_of.h"
+#include "support/meta_module.h"
 
 namespace sherd::test {
 namespace {
@@ -234,6 +235,27 @@ TEST(DeviceFullyShard, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
   }
 }
 
+// With one rank, whole parameters are made there; two ranks have shards of them.
+TEST(DeviceFullyShard, T48AModelOnTheMetaDeviceGetsMemoryOnTheDevice) {
+  for (const int ranks : {1, 2}) {
+    expect_as_on_the_cpu(ranks, [](const World& world, c10::Device device) {
+      auto model = on_meta(DeviceMlp());
+      auto options = layers_by_messages();
+      options.device = device;
+      options.initialise = values_like(DeviceMlp());
+      auto fsdp = fully_shard(*model, world, options);
+      for (const auto& slice : fsdp.parameters()) {
+        EXPECT_EQ(slice.device(), device);
+      }
+      for (int step = 0; step < 3; ++step) {
+        loss_of(model, batch_on(device, step, world.rank())).backward();
+        descend_by_hand(fsdp);
+      }
+      return whole_parameters_of(fsdp, *model);
+    });
+  }
+}
+
 // Three ranks have shards of different sizes.
 TEST(DeviceFullyShard, EvaluatesUnderInferenceMode) {
   for (const bool by_hand : {false, true}) {
@@ -312,6 +334,27 @@ TEST(DeviceFullyShard, ParametersOnADeviceAndTheCpuAreAnErrorThatNamesThem) {
             HasSubstr("parameter second.weight of unit second is on cpu"),
             HasSubstr("of unit (root) on checking:")));
   }
+}
+
+TEST(DeviceFullyShard, ParametersBesideTheChosenDeviceAreAnErrorThatNamesBoth) {
+  expect_refused(
+      [](const DeviceRank& self) {
+        auto model = mlp_on(c10::kCPU);
+        auto options = by_layer();
+        options.device = self.device;
+        (void)fully_shard(*model, self.world, options);
+      },
+      AllOf(
+          HasSubstr("of unit (root) is on cpu"),
+          HasSubstr("options.device, checking:")));
+  expect_refused(
+      [](const DeviceRank& self) {
+        auto model = mlp_on(self.device);
+        auto options = by_layer();
+        options.device = c10::kMeta;
+        (void)fully_shard(*model, self.world, options);
+      },
+      HasSubstr("options.device: expected a device with memory, found meta"));
 }
 
 // Rank 1 has no block of more than `bytes_max` bytes in that part of a step. Expects that both ranks

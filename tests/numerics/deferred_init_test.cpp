@@ -3,6 +3,7 @@
 // Models whose parameters begin on the meta device: they get their values while
 // they are sharded, one after another, and train as models that had them
 // before (T36, T48, T49).
+#include "support/meta_module.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_decoders.h"
@@ -24,36 +25,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 class DeferredInit : public testing::TestWithParam<int> {};
-
-// As a module made on the meta device would have it; the same objects.
-void to_meta(const torch::Tensor& tensor) {
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(
-      torch::empty(
-          tensor.sizes(),
-          torch::TensorOptions(tensor.scalar_type()).device(torch::kMeta))
-          .getIntrusivePtr());
-}
-
-template <typename Module>
-Module on_meta(Module module) {
-  for (const auto& tensors : {module->parameters(), module->buffers()}) {
-    for (const auto& tensor : tensors) {
-      to_meta(tensor);
-    }
-  }
-  return module;
-}
-
-// Writes the values that `like` has.
-template <typename Module>
-auto values_of(const Module& like) {
-  return [like](const std::string& name, const torch::Tensor& value) {
-    const torch::NoGradGuard no_grad;
-    const auto parameters = like->named_parameters();
-    const auto* parameter = parameters.find(name);
-    value.copy_(parameter ? *parameter : like->named_buffers()[name]);
-  };
-}
 
 models::Gpt gpt(at::Device device) {
   return small_gpt({.tied = false, .device = device});
@@ -153,7 +124,7 @@ TEST_P(DeferredInit, ObjectsFlagsAndHooksStay) {
       ++asked[name];
       EXPECT_TRUE(value.device().is_cpu()) << name;
       EXPECT_FALSE(value.requires_grad()) << name;
-      values_of(like)(name, value);
+      values_like(like)(name, value);
     };
     auto fsdp = fully_shard(*model, world, options);
     EXPECT_EQ(asked.count("tied"), 1U);  // Its first name.
@@ -350,7 +321,7 @@ TEST_P(DeferredInit, DifferentValuesFromInitialiseAreNamedOnEveryRank) {
       auto model = on_meta(Mixture());
       FullyShardOptions options;
       options.initialise = [&](const std::string& name, const at::Tensor& to) {
-        values_of(like)(name, to);
+        values_like(like)(name, to);
         if (name == differs && world.rank() == last && last > 0) {
           to.add_(1);
         }
@@ -373,7 +344,7 @@ TEST_P(DeferredInit, DifferentValuesFromInitialiseAreNamedOnEveryRank) {
       to_meta(model->scale);
     }
     FullyShardOptions options;
-    options.initialise = values_of(like);
+    options.initialise = values_like(like);
     EXPECT_EQ(
         error_of([&] { fully_shard(*model, world, options).close(); }),
         "no error");

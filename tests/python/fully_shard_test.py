@@ -274,8 +274,13 @@ class FullyShard(unittest.TestCase):
         values.update(plain.named_buffers())
         with torch.device("meta"):
             model = decoder()
+        with self.assertRaisesRegex(self.sherd.Error, "with memory, found meta"):
+            self.sherd.fully_shard(model, device="meta")
+        with self.assertRaisesRegex(self.sherd.Error, "device: expected .*found 3"):
+            self.sherd.fully_shard(model, device=3)
         handle = self.sherd.fully_shard(
-            model, init_fn=lambda name, tensor: tensor.copy_(values[name]))
+            model, device="cpu",
+            init_fn=lambda name, tensor: tensor.copy_(values[name]))
         tokens = batch_of(0, 0)
         self.assertEqual(
             loss_of(model, tokens).item(), loss_of(plain, tokens).item())

@@ -30,11 +30,10 @@ models::RopeScaling rope_scaling_of(const TrainConfig& config) {
 }
 
 std::shared_ptr<models::LanguageModel> make_plain_model(
-    const TrainConfig& config, std::int64_t vocabulary, at::Device where) {
+    const TrainConfig& config, std::int64_t vocabulary) {
   const auto seed = static_cast<std::uint64_t>(config.seed);
   // Shards get their values one parameter at a time.
-  const at::Device device =
-      config.strategy == "ddp" || !where.is_cpu() ? at::kCPU : at::kMeta;
+  const at::Device device = config.strategy == "ddp" ? at::kCPU : at::kMeta;
   if (config.model != "gpt") {
     return std::make_shared<models::LlamaImpl>(models::LlamaConfig{
         .layers = config.layers,
@@ -89,8 +88,8 @@ at::Device device_of(const TrainConfig& config, const World& world) {
 
 std::shared_ptr<models::LanguageModel> make_model(
     const TrainConfig& config, std::int64_t vocabulary, at::Device device) {
-  auto model = make_plain_model(config, vocabulary, device);
-  if (!device.is_cpu()) {
+  auto model = make_plain_model(config, vocabulary);
+  if (config.strategy == "ddp") {
     model->to(device);
   }
   if (config.recompute_activations) {

@@ -9,6 +9,7 @@
 #include <sherd/base/error.h>
 #include <torch/nn/utils/clip_grad.h>
 #include "exchange_kind_flag.h"
+#include "train/model.h"
 
 namespace sherd::tools {
 namespace {
@@ -142,6 +143,7 @@ NamedParameters TrainingEngine::distribute(
   }
   auto options = shard_options(model, config);
   options.hook = hook_;
+  options.device = device_of(config, mesh.world());
   fsdp_.emplace(fully_shard(model, mesh, options));
   return fsdp_->named_parameters();
 }

@@ -118,6 +118,11 @@ struct FullyShardOptions {
   // on one host with kSharedMemory, and OptimizerAxes must be kShard. No effect if every rank has
   // whole gradients anyway (one rank, kNoShard).
   bool share_gradients = false;
+  // Where parameters and buffers on the meta device get memory, so that a model larger than the
+  // memory of one GPU can be sharded over several. Unset: where the other parameters lie, or the
+  // CPU if all are on the meta device. Parameters that have memory must lie there already. Mirrors
+  // FSDP(device_id).
+  std::optional<at::Device> device = std::nullopt;
   // Gives parameters and buffers on the meta device their first values: writes the value of one
   // into `value`, a plain CPU tensor of the module's shape and dtype. It is called once for each,
   // on every rank (with sync_module_states only on rank 0), in module order, one after another, so
@@ -479,7 +484,7 @@ class FullyShardedDataParallel {
 // - a name in options.ignored does not exist, or a parameter is ignored under one name and sharded
 //   under another;
 // - parameters are neither all on the CPU nor all on one device for which sherd can exchange
-//   (docs/design/gpu.md);
+//   (docs/design/gpu.md), or not on options.device;
 // - something is on the meta device without options.initialise, or that function throws (the module
 //   is then lost);
 // - a trainable parameter is not a real floating-point tensor;
