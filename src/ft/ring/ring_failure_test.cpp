@@ -33,28 +33,12 @@ constexpr int kSlowness = 5;
 #endif
 
 bool reaches(Ring& ring, std::int64_t slices) {
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (ring.progress().slices_done < slices) {
-    if (clock.now() > until) {
-      return false;
-    }
-    ::poll(nullptr, 0, 1);
-  }
-  return true;
+  return wait_until([&] { return ring.progress().slices_done >= slices; });
 }
 
 // Waits until a counter has this value: a peer may see the effect before it is counted.
 bool counts(Ring& ring, std::uint64_t RingCounters::* what, std::uint64_t n) {
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (ring.counters().*what != n) {
-    if (clock.now() > until) {
-      return false;
-    }
-    ::poll(nullptr, 0, 1);
-  }
-  return true;
+  return wait_until([&] { return ring.counters().*what == n; });
 }
 
 void begin_all(RingGroup& group, const Epoch& epoch, std::size_t members) {

@@ -4,7 +4,6 @@
 // outlives a process.
 #include "ft/ring/ring.h"
 
-#include <poll.h>
 #include <csignal>
 #include <filesystem>
 #include <random>
@@ -170,11 +169,8 @@ TEST(RingShared, APartThatWasHeldIsNotTakenAfterItsOwnerHasStopped) {
   }
   group[0].give_all();
   group.begin(held.epoch, 1, {1, 1});
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (group[1].ring.counters().received_bytes == 0 && clock.now() < until) {
-    ::poll(nullptr, 0, 1);
-  }
+  ASSERT_TRUE(
+      wait_until([&] { return group[1].ring.counters().received_bytes > 0; }));
   group[0].ring.stop(held.epoch.epoch);
   held.overwrite(group[0].in);
 

@@ -167,10 +167,8 @@ TEST_P(RingBy, AMemberThatBeginsLateIsWaitedFor) {
     group[i].ring.begin({epoch.epoch, 1}, {1, 1, 1});
   }
   // Bytes of the other members have arrived and wait.
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (group[1].ring.counters().received_bytes == 0 && clock.now() < until) {
-  }
+  ASSERT_TRUE(
+      wait_until([&] { return group[1].ring.counters().received_bytes > 0; }));
   group[1].ring.begin({epoch.epoch, 1}, {1, 1, 1});
   group.expect_reduced(epoch, 1, {1, 1, 1});
 }
@@ -185,15 +183,11 @@ TEST_P(RingBy, AReductionIsRepeatedWithAMemberLessAndNothingGivenAgain) {
   }
   // Replica 2 never gives its bucket, and leaves.
   group.begin(first, 7, {1, 2, 3});
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
   for (const int i : {0, 1}) {  // They have begun.
-    const auto begun = [&] {
+    ASSERT_TRUE(wait_until([&] {
       const auto counters = group[i].ring.counters();
       return counters.sent_bytes + counters.shared_bytes > 0;
-    };
-    while (!begun() && clock.now() < until) {
-    }
+    }));
   }
   group[2].ring.stop(first.epoch);
   for (const int i : {0, 1}) {
@@ -292,13 +286,10 @@ TEST_P(RingBy, ProgressNamesWhoIsWaitedFor) {
   ASSERT_TRUE(group.join(epoch));
   group[0].give_all();
   group.begin(epoch, 1, {1, 1});
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (!group[1].ring.progress().attempt && clock.now() < until) {
-  }
-  while (group[0].ring.progress().waits_for != 1U && clock.now() < until) {
-  }
-  EXPECT_EQ(group[0].ring.progress().waits_for, 1U);
+  ASSERT_TRUE(
+      wait_until([&] { return group[1].ring.progress().attempt.has_value(); }));
+  EXPECT_TRUE(
+      wait_until([&] { return group[0].ring.progress().waits_for == 1U; }));
   EXPECT_EQ(group[1].ring.progress().waits_for, std::nullopt);
   EXPECT_EQ(group[1].ring.progress().slices, 1);
 }

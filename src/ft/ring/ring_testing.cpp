@@ -23,6 +23,18 @@
 
 namespace sherd::ft::ring {
 
+bool wait_until(const std::function<bool()>& holds) {
+  const SteadyClock clock;
+  const Instant until = clock.now() + kTestDeadline;
+  while (!holds()) {
+    if (clock.now() > until) {
+      return false;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
 // ---- events of a ring ----
 
 RingEvents EventRecorder::events() {
@@ -412,14 +424,8 @@ std::size_t mappings() {
 }
 
 std::size_t descriptors_down_to(std::size_t count) {
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  std::size_t now = descriptors();
-  while (now > count && clock.now() < until) {
-    ::poll(nullptr, 0, 1);
-    now = descriptors();
-  }
-  return now;
+  (void)wait_until([&] { return descriptors() <= count; });
+  return descriptors();
 }
 
 // ---- hand-made peers ----
@@ -602,15 +608,8 @@ void Proxy::release() {
 std::uint16_t Proxy::port() const { return state_->listening.port; }
 
 bool Proxy::holds() {
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (!state_->holds.load(std::memory_order_acquire)) {
-    if (clock.now() > until) {
-      return false;
-    }
-    ::poll(nullptr, 0, 1);
-  }
-  return true;
+  return wait_until(
+      [&] { return state_->holds.load(std::memory_order_acquire); });
 }
 
 }  // namespace sherd::ft::ring

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <memory_resource>
@@ -22,6 +23,9 @@ namespace sherd::ft::ring {
 
 constexpr std::uint64_t kTestRun = 4711;
 constexpr Duration kTestDeadline = std::chrono::seconds(20);
+
+// Looks each millisecond whether this holds; returns false if the deadline of tests has passed.
+bool wait_until(const std::function<bool()>& holds);
 
 // Waits on a condition variable with the deadline of tests.
 class EventRecorder {

@@ -5,10 +5,8 @@
 // ring_test.cpp has their sums.
 #include "ft/ring/ring.h"
 
-#include <poll.h>
 #include <algorithm>
 #include <csignal>
-#include <functional>
 #include <numeric>
 #include <random>
 #include <gmock/gmock.h>
@@ -40,18 +38,6 @@ void give_all(RingGroup& group) {
   for (int i = 0; i < group.size(); ++i) {
     group[i].give_all();
   }
-}
-
-bool wait_until(const std::function<bool()>& holds) {
-  const SteadyClock clock;
-  const Instant until = clock.now() + kTestDeadline;
-  while (!holds()) {
-    if (clock.now() > until) {
-      return false;
-    }
-    ::poll(nullptr, 0, 1);
-  }
-  return true;
 }
 
 TEST_P(Trees, ASmallBucketCostsEachMemberFourFramesAtMost) {
