@@ -39,7 +39,7 @@ FramedSocket::ReadEvent FramedSocket::read() {
   std::size_t used = 0;
   const std::size_t wanted = std::min(place_left_, kReadMax);
   if (stage_ == Stage::kPayload) {
-    parts[used++] = {place_, wanted};
+    parts[used++] = {payload_rest(), wanted};
   }
   if (stage_ == Stage::kHeader || wanted == place_left_) {
     parts[used++] = {
@@ -70,8 +70,7 @@ FramedSocket::ReadEvent FramedSocket::read() {
 void FramedSocket::took(std::size_t bytes) {
   if (stage_ == Stage::kPayload) {
     const std::size_t payload = std::min(bytes, place_left_);
-    checksum_ = crc32c(place_, payload, checksum_);
-    place_ += payload;
+    checksum_ = crc32c(payload_rest(), payload, checksum_);
     place_left_ -= payload;
     bytes -= payload;
   }
@@ -96,16 +95,27 @@ FramedSocket::ReadEvent FramedSocket::end(Status problem) {
 }
 
 void FramedSocket::receive_into(void* place) {
-  SHERD_ASSERT(stage_ == Stage::kPlace);
-  stage_ = Stage::kPayload;
+  is_text_ = false;
   place_ = static_cast<char*>(place);
-  place_left_ = bytes_after(header_);
+  receive_payload();
 }
 
 void FramedSocket::receive_text() {
   SHERD_ASSERT(header_.payload_bytes <= text_.size());
+  is_text_ = true;
   text_bytes_ = header_.payload_bytes;
-  receive_into(text_.data());
+  receive_payload();
+}
+
+void FramedSocket::receive_payload() {
+  SHERD_ASSERT(stage_ == Stage::kPlace);
+  stage_ = Stage::kPayload;
+  place_left_ = bytes_after(header_);
+}
+
+char* FramedSocket::payload_rest() {
+  char* const begin = is_text_ ? text_.data() : place_;
+  return begin + (bytes_after(header_) - place_left_);
 }
 
 void FramedSocket::send(

@@ -74,6 +74,10 @@ class FramedSocket {
   ReadEvent parse();
   ReadEvent end(Status problem);
   void took(std::size_t bytes);
+  void receive_payload();
+  // Where the rest of the payload goes. A text lies in this object, which may be moved while it is
+  // received, so no pointer to it is kept.
+  char* payload_rest();
 
   Descriptor socket_;
   // Receiving.
@@ -82,7 +86,8 @@ class FramedSocket {
   HeaderBytes next_header_ = {};
   std::size_t next_header_bytes_ = 0;
   FrameHeader header_;
-  char* place_ = nullptr;
+  bool is_text_ = false;
+  char* place_ = nullptr;  // Where the payload begins, unless it is a text.
   std::size_t place_left_ = 0;
   std::uint32_t checksum_ = 0;
   std::array<char, kTextBytesMax> text_ = {};

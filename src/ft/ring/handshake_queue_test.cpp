@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ft/ring/handshake_queue.h"
+
+#include <poll.h>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+#include <gtest/gtest.h>
+#include "ft/ring/frame.h"
+#include "ft/ring/frame_testing.h"
+#include "ft/ring/ring_testing.h"
+#include "net/tcp_socket.h"
+
+namespace sherd::ft::ring {
+namespace {
+
+// A queue at a listener, without a thread. Time stands still unless a test changes it.
+struct QueueAtListener {
+  std::size_t size() const {
+    std::vector<pollfd> list;
+    queue.polls(list);
+    return list.size();
+  }
+  // Advances the queue once something has arrived at that connection, the oldest being the first.
+  void advance_when_readable(std::size_t connection) {
+    std::vector<pollfd> list;
+    queue.polls(list);
+    ASSERT_LT(connection, list.size());
+    constexpr auto kLimit =
+        std::chrono::duration_cast<std::chrono::milliseconds>(kTestDeadline);
+    ASSERT_EQ(
+        1, ::poll(&list[connection], 1, static_cast<int>(kLimit.count())));
+    queue.advance(now);
+  }
+  void accept(std::size_t connections) {
+    EXPECT_TRUE(wait_until([&] {
+      queue.accept_waiting(listening.socket.get(), now);
+      return size() == connections;
+    }));
+  }
+
+  const RingOptions options;
+  RingCounters counters;
+  Instant now = Instant(std::chrono::seconds(100));
+  const net::ListeningSocket listening =
+      std::move(net::listen_on("127.0.0.1")).value();
+  HandshakeQueue queue{options, counters};
+};
+
+TEST(HandshakeQueue, ReadsAHandshakeThatIsInterruptedByTheEndOfAnOlderOne) {
+  QueueAtListener at;
+  Connected first = connect_to(at.listening.port);
+  Connected second = connect_to(at.listening.port);
+  at.accept(2);
+  test::RandomMessages random(1);
+  const Handshake sent = test::random_handshake(random);
+  const std::string frame = frame_of(Epoch{1, 2}, sent);
+  const std::size_t half = kHeaderBytes + 20;
+  ASSERT_TRUE(second.send(std::string_view(frame).substr(0, half)));
+  at.advance_when_readable(1);
+  first.socket.close();
+  at.advance_when_readable(0);
+  ASSERT_EQ(at.size(), 1U);
+  ASSERT_TRUE(second.send(std::string_view(frame).substr(half)));
+  at.advance_when_readable(0);
+  std::optional<Handshake> found;
+  at.queue.decide_ready([&](const IncomingPeer& peer) {
+    found = peer.handshake;
+    return HandshakeQueue::Disposition::kDone;
+  });
+  EXPECT_EQ(found, sent);
+}
+
+}  // namespace
+}  // namespace sherd::ft::ring
