@@ -73,6 +73,9 @@ void HandshakeQueue::warn(
 }
 
 void HandshakeQueue::advance(Instant now) {
+  if (now >= closed_until_) {
+    closed_until_ = {};
+  }
   std::erase_if(pending_, [&](PendingHandshake& pending) {
     return read_handshake(pending, now);
   });

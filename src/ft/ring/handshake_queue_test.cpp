@@ -2,6 +2,7 @@
 #include "ft/ring/handshake_queue.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -72,6 +73,30 @@ TEST(HandshakeQueue, ReadsAHandshakeThatIsInterruptedByTheEndOfAnOlderOne) {
     return HandshakeQueue::Disposition::kDone;
   });
   EXPECT_EQ(found, sent);
+}
+
+// Otherwise the thread of the ring would not sleep any more.
+TEST(HandshakeQueue, HasNothingToDoOnceThePauseWithoutDescriptorsIsOver) {
+  QueueAtListener at;
+  const Connected waiting = connect_to(at.listening.port);
+  rlimit before = {};
+  ASSERT_EQ(0, ::getrlimit(RLIMIT_NOFILE, &before));
+  rlimit none = before;
+  none.rlim_cur = 3;
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &none));
+  at.queue.accept_waiting(at.listening.socket.get(), at.now);
+  ASSERT_EQ(0, ::setrlimit(RLIMIT_NOFILE, &before));
+  EXPECT_FALSE(at.queue.accepts(at.now));
+  const auto next = at.queue.next_instant();
+  ASSERT_TRUE(next.has_value());
+  EXPECT_GT(*next, at.now);
+  at.queue.advance(at.now);
+  EXPECT_EQ(at.queue.next_instant(), next);
+  at.now = *next;
+  at.queue.advance(at.now);
+  EXPECT_TRUE(at.queue.accepts(at.now));
+  EXPECT_EQ(at.queue.next_instant(), std::nullopt);
+  at.accept(1);
 }
 
 }  // namespace
