@@ -92,8 +92,10 @@ bool RingCommunicator::read(PeerLink& link) {
         break;
       case FramedSocket::ReadEvent::kFrame:
         read_frame(link);
-        if (read_large_shared_frame(link)) {
-          return true;  // One frame was read: enough for a turn.
+        // A large frame is enough for a turn. What comes after a sender's last frame belongs to the
+        // next step, so finish() runs first.
+        if (read_large_shared_frame(link) || has_all_from(link)) {
+          return true;
         }
         break;
       case FramedSocket::ReadEvent::kEnd:
@@ -112,6 +114,12 @@ bool RingCommunicator::read_large_shared_frame(const PeerLink& link) const {
   const FrameHeader& header = link.socket->header();
   return header.kind == FrameKind::kSharedData &&
       header.payload_bytes >= context_.options.chunk_bytes / 2;
+}
+
+// Whether this sender has sent all of the reduction under way.
+bool RingCommunicator::has_all_from(const PeerLink& link) const {
+  return !ended_ && link.peer == PeerLink::Peer::kSender && begun() &&
+      all_reduce_->has_arrived_from(link.index);
 }
 
 void RingCommunicator::read_header(PeerLink& link) {
@@ -155,6 +163,9 @@ void RingCommunicator::read_data_header(PeerLink& link) {
     status = Status(
         ErrorCode::kPeerMismatch,
         str("expected a step above ", finished_step_, ", found ", header.step));
+  } else if (has_all_from(link) && header.step > all_reduce_->step()) {
+    end_late(link.index);
+    return;
   } else if (!is_shared) {
     const auto found = all_reduce_->place_for(header, link.index);
     status = found.status();
@@ -261,8 +272,7 @@ void RingCommunicator::on_peer_ending(PeerLink& link, const Ending& ending) {
   // it had to send has arrived.
   if (ending.fault == RingFault::kStopped && begun() &&
       ending.finished_step >= all_reduce_->step() &&
-      (link.peer == PeerLink::Peer::kReceiver ||
-       all_reduce_->has_arrived_from(link.index))) {
+      (link.peer == PeerLink::Peer::kReceiver || has_all_from(link))) {
     after_reduction_ = ending;
     context_.closing.add(link.socket->detach({}));
     link.socket.reset();

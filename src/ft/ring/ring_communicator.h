@@ -121,6 +121,7 @@ class RingCommunicator {
   void connected(PeerLink& link);
   bool read(PeerLink& link);
   bool read_large_shared_frame(const PeerLink& link) const;
+  bool has_all_from(const PeerLink& link) const;
   void read_header(PeerLink& link);
   void read_frame(PeerLink& link);
   void read_data_header(PeerLink& link);
