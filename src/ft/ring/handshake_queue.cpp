@@ -29,9 +29,7 @@ void HandshakeQueue::accept_waiting(int listener, Instant now) {
       return;
     }
     net::set_peer_options(
-        socket.get(),
-        {.user_timeout = options_.user_timeout,
-         .keep_alive_idle = options_.keep_alive_idle});
+        socket.get(), {.user_timeout = options_.user_timeout});
     evict_oldest(now);
     PendingHandshake pending;
     pending.link.emplace(std::move(socket));

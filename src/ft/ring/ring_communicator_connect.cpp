@@ -211,9 +211,7 @@ bool RingCommunicator::dialled(PeerLink& link, Instant now) {
     return true;
   }
   net::set_peer_options(
-      link.dialling.get(),
-      {.user_timeout = context_.options.user_timeout,
-       .keep_alive_idle = context_.options.keep_alive_idle});
+      link.dialling.get(), {.user_timeout = context_.options.user_timeout});
   // The receiver's challenge comes first.
   link.socket.emplace(std::move(link.dialling));
   return true;

@@ -32,9 +32,6 @@ struct RingOptions {
   // How long sent data may stay unacknowledged before the peer counts as lost. It must be longer
   // than any pause of a healthy peer.
   Duration user_timeout = std::chrono::seconds(5);
-  // How long a connection is quiet before the kernel probes the peer, which it then does every
-  // second.
-  Duration keep_alive_idle = std::chrono::seconds(2);
   // ---- performance ----
   // Peers on this host read buckets that lie here in place, at a quarter of the cost of TCP, if
   // they have such memory, too. May be null. Must outlive the ring.
