@@ -170,7 +170,8 @@ void DonorConnection::Impl::receive(const net::Frame& frame) {
     decode(answer_of, [&](const TransferAnswer& its) { receive_answer(its); });
   } else if (type == TransferFrameType::kChunk && !wanted.empty()) {
     decode(chunk_of, [&](const Chunk& chunk) { receive_chunk(chunk); });
-  } else if (type != TransferFrameType::kWaiting || answer) {
+  } else if (
+      type != TransferFrameType::kWaiting || (answer && wanted.empty())) {
     mismatch(
         str("expected ", answer ? "chunks" : "an answer",
             ", found a frame of type ", frame.type));

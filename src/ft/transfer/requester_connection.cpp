@@ -125,8 +125,9 @@ bool RequesterConnection::can_send_chunk() const {
   return has_chunk_requests() && connection_->unsent_bytes() <= kUnsentBytesMax;
 }
 
-std::size_t RequesterConnection::send_chunk() {
+std::size_t RequesterConnection::send_chunk(Instant now) {
   SHERD_ASSERT(can_send_chunk());
+  last_sent_ = now;
   const std::uint64_t place = chunk_requests_.front();
   chunk_requests_.pop_front();
   const auto bytes =

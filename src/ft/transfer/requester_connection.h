@@ -5,6 +5,7 @@
 // its loop.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,10 @@ class RequesterConnection {
   bool is_served() const { return stage_ == Stage::kServed; }
   // Whether it is neither refused nor completely answered.
   bool open() const { return connection_->open(); }
-  Instant last_received() const { return connection_->last_received(); }
+  // When something was last received from it or a chunk was sent to it.
+  Instant last_moved() const {
+    return std::max(connection_->last_received(), last_sent_);
+  }
 
   // From `now` on it waits for as long as its request says. REQUIRES: waits().
   void wait_from(Instant now) {
@@ -72,7 +76,7 @@ class RequesterConnection {
   // A chunk is requested.
   bool has_chunk_requests() const { return open() && !chunk_requests_.empty(); }
   // Sends one chunk and returns its size. REQUIRES: can_send_chunk().
-  std::size_t send_chunk();
+  std::size_t send_chunk(Instant now);
 
  private:
   enum class Stage { kNew, kWaits, kServed, kEnded };
@@ -87,6 +91,7 @@ class RequesterConnection {
   Stage stage_ = Stage::kNew;
   std::optional<TransferRequest> request_;
   Instant waits_until_{0};
+  Instant last_sent_{0};
   TransferAnswer answer_;
   std::shared_ptr<const std::string> bytes_;
   std::deque<std::uint64_t> chunk_requests_;

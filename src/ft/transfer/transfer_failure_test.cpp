@@ -178,7 +178,7 @@ TEST(DonorsThatDisagree, AreReportedAndMostOfThemAreRight) {
       said,
       AllOf(
           HasSubstr(wrong.address().text() + ": it disagrees with"),
-          HasSubstr("found 32 of 32 chunks that differ, the first at byte 0")));
+          HasSubstr("found 64 of 64 chunks that differ, the first at byte 0")));
 }
 
 TEST(DonorsThatDisagree, AreReportedWhenOneAnswersLate) {
@@ -451,7 +451,6 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
       [](FakeDonor& donor) { donor.give(0, "abc"); },
       [](FakeDonor& donor) { donor.give(0, "abcde"); },
       [](FakeDonor& donor) { donor.announce("abcdefgh"); },
-      [](FakeDonor& donor) { donor.say(TransferFrameType::kWaiting, ""); },
       [](FakeDonor& donor) { donor.say(TransferFrameType::kChunk, "short"); },
       [](FakeDonor& donor) { donor.say(std::uint16_t{99}, ""); },
   };
@@ -464,6 +463,17 @@ TEST(StrangeDonor, IsGivenUpWithAReason) {
     acts[i](donor);
     EXPECT_THAT(donor.failure(), HasSubstr("expected"));
   }
+}
+
+TEST(FetchSnapshot, TakesAChunkThatItsDonorLetItWaitFor) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  donor.announce("abcd");
+  EXPECT_EQ(donor.wish(), 0U);
+  donor.say(TransferFrameType::kWaiting, "");
+  donor.give(0, "abcd");
+  ASSERT_TRUE(donor.heard.comes(loop));
+  EXPECT_EQ(donor.heard.value(), "abcd");
 }
 
 TEST(StrangeDonor, ThatSendsBeforeItAnswersIsGivenUp) {

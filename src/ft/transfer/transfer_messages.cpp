@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/transfer/transfer_messages.h"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 #include "base/check.h"
 #include "ft/wire/fields.h"
 
 namespace sherd::ft::transfer {
 namespace {
+
+// A state has about this many chunks if it is not large, so that they arrive often under a low rate
+// limit.
+constexpr std::uint64_t kChunksOfState = 64;
+constexpr std::uint64_t kChunkBytesMin = 4096;
 
 using wire::Field;
 using wire::FieldReader;
@@ -94,6 +101,11 @@ Result<T> read(std::string_view bytes, const char* message) {
 }
 
 }  // namespace
+
+std::uint32_t chunk_bytes_of_state(std::uint64_t bytes) {
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      std::bit_ceil(bytes / kChunksOfState), kChunkBytesMin, kChunkBytesMax));
+}
 
 std::string bytes_of(const TransferRequest& request) {
   return written(request);

@@ -9,6 +9,7 @@
 //                             <-   TransferAnswer, or Refusal at any time
 //   ChunkRequest, kWindow at most ->
 //                             <-   Chunk, in the order of the requests
+//                             <-   Waiting, while the limit on states' rate holds up a chunk
 //
 // The answer for a snapshot has the digests of all its chunks, which a fetch from several donors
 // compares before it takes chunks from all. If a message has another version, only that version can
@@ -39,6 +40,9 @@ constexpr std::uint64_t chunks_of(
     std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
 }
+// The length of the chunks of a state with this many bytes. It depends on nothing else, because
+// donors whose chunks differ in length cannot be compared.
+std::uint32_t chunk_bytes_of_state(std::uint64_t bytes);
 
 enum class TransferFrameType : std::uint16_t {
   kRequest = 1,

@@ -30,23 +30,6 @@ constexpr int kChunksAtOnce = 4;
 constexpr Duration kRoomWait = std::chrono::milliseconds(1);
 // The limit of what a client sends.
 constexpr std::size_t kRequestBytesMax = 1024;
-constexpr std::uint64_t kChunkBytesMin = 4096;
-constexpr std::uint64_t kChunksPerSecond = 8;
-
-// The size of a chunk: small enough that chunks arrive often under a low rate limit, and large
-// enough that the digests fit into an answer.
-std::uint32_t chunk_bytes_for(
-    std::uint64_t bytes, std::uint64_t bytes_per_s_max) {
-  std::uint64_t chunk = kChunkBytesMax;
-  if (bytes_per_s_max > 0) {
-    chunk = std::clamp<std::uint64_t>(
-        bytes_per_s_max / kChunksPerSecond, kChunkBytesMin, kChunkBytesMax);
-  }
-  while (chunk < kChunkBytesMax && bytes / chunk >= kDigestsMax) {
-    chunk = std::min<std::uint64_t>(2 * chunk, kChunkBytesMax);
-  }
-  return static_cast<std::uint32_t>(chunk);
-}
 
 SumStore::Limits limits_of(const TransferServerOptions& options) {
   SHERD_CHECK(
@@ -246,8 +229,7 @@ bool TransferServer::Impl::answer_snapshot(RequesterConnection& requester) {
     requester.serve(
         {.kind = RequestKind::kFetchSnapshot,
          .state = wanted,
-         .chunk_bytes =
-             chunk_bytes_for(snapshot->bytes->size(), options.bytes_per_s_max),
+         .chunk_bytes = chunk_bytes_of_state(snapshot->bytes->size()),
          .digests = snapshot->digests},
         snapshot->bytes);
     drop_oldest_states();
@@ -268,8 +250,7 @@ bool TransferServer::Impl::answer_sum(RequesterConnection& requester) {
     requester.serve(
         {.kind = RequestKind::kFetchSum,
          .commit = sum->commit,
-         .chunk_bytes =
-             chunk_bytes_for(sum->bytes->size(), options.bytes_per_s_max)},
+         .chunk_bytes = kChunkBytesMax},
         sum->bytes);
     return true;
   }
@@ -346,7 +327,7 @@ void TransferServer::Impl::send_chunks() {
       sending = loop.after(kRoomWait, [this] { send_chunks(); });
       return;
     }
-    const std::size_t count = requester.send_chunk();
+    const std::size_t count = requester.send_chunk(now);
     if (requester.is_of_state()) {
       bucket.take(count, now);
     }
@@ -407,7 +388,13 @@ void TransferServer::Impl::tick_requester(
             requester.is_of_state() ? snapshot_text() : sums.text()));
     return;
   }
-  if (now - requester.last_received() > options.silence_max) {
+  const Duration idle = now - requester.last_moved();
+  if (requester.can_send_chunk()) {
+    // The rate limit makes the client wait, perhaps for longer than either side may be silent.
+    if (idle >= kTick) {
+      requester.send_waiting();
+    }
+  } else if (idle > options.silence_max) {
     requester.refuse(
         RefusalReason::kBusy,
         str("expected to hear something within ", seconds(options.silence_max),
@@ -487,8 +474,7 @@ void TransferServer::offer(
 
 std::vector<std::uint64_t> TransferServer::digests_of(
     const std::string& bytes) const {
-  return digests_of_chunks(
-      bytes, chunk_bytes_for(bytes.size(), impl_->options.bytes_per_s_max));
+  return digests_of_chunks(bytes, chunk_bytes_of_state(bytes.size()));
 }
 
 void TransferServer::keep(

@@ -558,5 +558,36 @@ TEST(Bandwidth, ThatIsLowStillLetsSomethingComeBeforeATimeout) {
   EXPECT_EQ(donor.fetch(state_of(1)).failure(), "");
 }
 
+TEST(Bandwidth, ThatIsTooLowForAChunkInTimeLosesNobody) {
+  Donor donor({.silence_max = 800ms, .bytes_per_s_max = 2500});
+  donor.options.timeout_without_progress = 800ms;
+  const auto bytes = random_bytes(8000, 1);
+  offer(donor.server, state_of(1), bytes);
+  const Instant begin = donor.loop.now();
+  EXPECT_EQ(donor.fetch(state_of(1)).value(), *bytes);
+  EXPECT_GT(donor.loop.now() - begin, 1200ms);
+}
+
+TEST(Bandwidth, ThatDiffersBetweenDonorsMakesThemNoOthers) {
+  Donor donor({.bytes_per_s_max = kMebi});
+  TransferServer faster(
+      donor.loop,
+      TransferServerOptions{.shard_rank = 1, .bytes_per_s_max = 2 * kMebi},
+      [] {});
+  faster.set_run(kRun);
+  const auto bytes = random_bytes(kMebi, 1);
+  offer(donor.server, state_of(1), bytes);
+  offer(faster, state_of(1), bytes);
+  CapturedResult<std::string> heard;
+  const auto fetch = fetch_snapshot(
+      donor.loop, {donor.address(), {"127.0.0.1", faster.port()}},
+      donor.options, state_of(1), heard.done());
+  ASSERT_TRUE(heard.comes(donor.loop));
+  EXPECT_TRUE(heard.value() == *bytes);
+  EXPECT_GT(donor.server.bytes_sent(), 0U);
+  EXPECT_GT(faster.bytes_sent(), 0U);
+  EXPECT_EQ(donor.server.bytes_sent() + faster.bytes_sent(), bytes->size());
+}
+
 }  // namespace
 }  // namespace sherd::ft
