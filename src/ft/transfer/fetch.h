@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,8 +42,9 @@ struct FetchOptions {
   Duration others_timeout = std::chrono::seconds(1);
   // How long a donor may take to have a sum; with 0, a donor refuses if it does not have the sum.
   Duration sum_timeout{0};
-  // Anything larger is refused before memory is allocated for it.
-  std::size_t bytes_max = std::size_t{64} << 30U;
+  // Anything larger is refused before memory is reserved for it. Reserved memory costs nothing until
+  // bytes arrive.
+  std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();
 };
 
 // A fetch under way. Destroying it cancels it; then `done` is not called.

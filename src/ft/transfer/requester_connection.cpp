@@ -9,7 +9,7 @@ namespace sherd::ft::transfer {
 namespace {
 
 // The limit of the send queue: queueing more than a socket's own buffer is useless.
-constexpr std::size_t kUnsentBytesMax = 2 * kChunkBytesMax;
+constexpr std::size_t kUnsentBytesMax = 2 * kUsualChunkBytesMax;
 
 }  // namespace
 

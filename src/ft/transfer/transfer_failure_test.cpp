@@ -23,6 +23,7 @@ using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using testing::CapturedResult;
 using testing::commit_of;
 using ::testing::HasSubstr;
@@ -334,6 +335,10 @@ class FakeDonor {
     ++at_;
     return found == type;
   }
+  // Waits until it has another frame or the fetch has failed.
+  void hears_or_fails() {
+    EXPECT_TRUE(run_until(loop_, [&] { return has(at_) || heard.any(); }));
+  }
   // The place in the next frame, which must be a request for a chunk.
   std::uint64_t wish() {
     EXPECT_TRUE(comes(TransferFrameType::kChunkRequest));
@@ -473,6 +478,27 @@ TEST(FetchSnapshot, TakesAChunkThatItsDonorLetItWaitFor) {
   donor.give(0, "abcd");
   ASSERT_TRUE(donor.heard.comes(loop));
   EXPECT_EQ(donor.heard.value(), "abcd");
+}
+
+// A machine with less memory says so.
+TEST(FetchSnapshot, OfManyGibibytesIsAQuestionOfMemoryOnly) {
+  net::Loop loop;
+  FakeDonor donor(loop);
+  const std::uint64_t bytes = std::uint64_t{65} << 30U;
+  const auto chunk_bytes = chunk_bytes_of_state(bytes);
+  donor.say(
+      TransferFrameType::kAnswer,
+      bytes_of(TransferAnswer{
+          .kind = RequestKind::kFetchSnapshot,
+          .state = state_of(1),
+          .bytes = bytes,
+          .chunk_bytes = chunk_bytes,
+          .digests =
+              std::vector<std::uint64_t>(chunks_of(bytes, chunk_bytes))}));
+  donor.hears_or_fails();
+  EXPECT_THAT(
+      donor.heard.failure(),
+      AnyOf("", HasSubstr("no memory for 69793218560 bytes")));
 }
 
 TEST(StrangeDonor, ThatSendsBeforeItAnswersIsGivenUp) {

@@ -103,8 +103,13 @@ Result<T> read(std::string_view bytes, const char* message) {
 }  // namespace
 
 std::uint32_t chunk_bytes_of_state(std::uint64_t bytes) {
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
-      std::bit_ceil(bytes / kChunksOfState), kChunkBytesMin, kChunkBytesMax));
+  auto chunk = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+      std::bit_ceil(bytes / kChunksOfState), kChunkBytesMin,
+      kUsualChunkBytesMax));
+  while (chunk < kChunkBytesMax && chunks_of(bytes, chunk) > kDigestsMax) {
+    chunk *= 2;
+  }
+  return chunk;
 }
 
 std::string bytes_of(const TransferRequest& request) {

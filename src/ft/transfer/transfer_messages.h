@@ -27,11 +27,13 @@
 namespace sherd::ft::transfer {
 
 constexpr std::uint16_t kTransferVersion = 2;
-constexpr std::size_t kChunkBytesMax = std::size_t{1} << 20U;
+// The limit of a chunk, except in states of more than kDigestsMax such chunks.
+constexpr std::size_t kUsualChunkBytesMax = std::size_t{1} << 20U;
+constexpr std::size_t kChunkBytesMax = std::size_t{64} << 20U;
 // How many chunks may be requested but not received yet, which hides the round trip.
 constexpr std::size_t kWindow = 4;
-// The limit of digests in an answer: 128 GiB in chunks of the greatest size.
-constexpr std::size_t kDigestsMax = kChunkBytesMax / 8;
+// The limit of digests in an answer: 128 GiB in usual chunks, 8 TiB in the longest ones.
+constexpr std::size_t kDigestsMax = std::size_t{1} << 17U;
 // The limit of a frame's payload: a chunk with its place and digest, or an answer.
 constexpr std::size_t kPayloadBytesMax = kChunkBytesMax + 1024;
 constexpr std::size_t kReasonBytesMax = 4096;
@@ -40,8 +42,9 @@ constexpr std::uint64_t chunks_of(
     std::uint64_t bytes, std::uint32_t chunk_bytes) {
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
 }
-// The length of the chunks of a state with this many bytes. It depends on nothing else, because
-// donors whose chunks differ in length cannot be compared.
+// The length of the chunks of a state with this many bytes, so that an answer has room for their
+// digests, unless even the longest ones are too many. It depends on nothing else, because donors
+// whose chunks differ in length cannot be compared.
 std::uint32_t chunk_bytes_of_state(std::uint64_t bytes);
 
 enum class TransferFrameType : std::uint16_t {

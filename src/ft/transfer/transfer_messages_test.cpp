@@ -92,7 +92,7 @@ TEST(TransferMessages, ValuesOutOfRangeAreRefused) {
     answer.chunk_bytes = count;
     EXPECT_THAT(
         answer_of(bytes_of(answer)).status().message(),
-        HasSubstr("expected chunks of 1 to 1048576 bytes"));
+        HasSubstr("expected chunks of 1 to 67108864 bytes"));
   }
 }
 
@@ -107,6 +107,19 @@ TEST(TransferMessages, AnAnswerHasOneDigestOfEachChunk) {
   EXPECT_EQ(answer_of(bytes_of(answer)).value(), answer);
   answer.digests.resize(kDigestsMax + 1);
   EXPECT_FALSE(answer_of(bytes_of(answer)).ok());
+}
+
+TEST(TransferMessages, ChunksGrowWithAStateWhoseDigestsWouldBeTooMany) {
+  constexpr std::uint64_t kGibi = std::uint64_t{1} << 30U;
+  EXPECT_EQ(chunk_bytes_of_state(0), 4096U);
+  EXPECT_EQ(chunk_bytes_of_state(64 << 20U), kUsualChunkBytesMax);
+  EXPECT_EQ(chunk_bytes_of_state(128 * kGibi), kUsualChunkBytesMax);
+  EXPECT_EQ(chunk_bytes_of_state(128 * kGibi + 1), 2 * kUsualChunkBytesMax);
+  EXPECT_EQ(chunk_bytes_of_state(8192 * kGibi), kChunkBytesMax);
+  EXPECT_EQ(chunk_bytes_of_state(8192 * kGibi + 1), kChunkBytesMax);
+  for (std::uint64_t bytes = 1; bytes <= 8192 * kGibi; bytes *= 2) {
+    EXPECT_LE(chunks_of(bytes, chunk_bytes_of_state(bytes)), kDigestsMax);
+  }
 }
 
 TEST(TransferMessages, LongReasonIsCut) {

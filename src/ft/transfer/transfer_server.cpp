@@ -225,6 +225,13 @@ bool TransferServer::Impl::answer_snapshot(RequesterConnection& requester) {
   if (!snapshot) {
     return false;
   }
+  if (snapshot->state == wanted && snapshot->digests.size() > kDigestsMax) {
+    requester.refuse(
+        RefusalReason::kNotThere,
+        str("expected a state of at most ", kDigestsMax, " chunks, found ",
+            snapshot->digests.size()));
+    return true;
+  }
   if (snapshot->state == wanted) {
     requester.serve(
         {.kind = RequestKind::kFetchSnapshot,
@@ -250,7 +257,7 @@ bool TransferServer::Impl::answer_sum(RequesterConnection& requester) {
     requester.serve(
         {.kind = RequestKind::kFetchSum,
          .commit = sum->commit,
-         .chunk_bytes = kChunkBytesMax},
+         .chunk_bytes = kUsualChunkBytesMax},
         sum->bytes);
     return true;
   }

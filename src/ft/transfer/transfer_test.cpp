@@ -307,6 +307,21 @@ TEST(FetchSnapshot, DoesNotWaitLongForASecondDonor) {
   EXPECT_EQ(heard.value(), *random_bytes(10, 1));
 }
 
+// Its digests are as many as those of a state of more than 8 TiB.
+TEST(FetchSnapshot, OfMoreChunksThanAnAnswerHoldsIsRefused) {
+  Donor donor;
+  donor.server.offer(
+      state_of(1), random_bytes(10, 1),
+      std::vector<std::uint64_t>(transfer::kDigestsMax + 1));
+  const auto heard = donor.fetch(state_of(1));
+  EXPECT_EQ(heard.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(
+      heard.failure(),
+      HasSubstr("expected a state of at most 131072 chunks, found 131073"));
+  offer(donor.server, state_of(2), random_bytes(10, 2));
+  EXPECT_EQ(donor.fetch(state_of(2)).value(), *random_bytes(10, 2));
+}
+
 TEST(AskSnapshot, IsToldAtOnceOfOneThatIsPromised) {
   Donor donor;
   donor.on_wanted = [&] { donor.server.promise(state_of(8)); };
