@@ -58,8 +58,9 @@ class Leader {
   // A donor that was asked for a snapshot, with its answer.
   struct SnapshotDonor {
     RankAddresses addresses;
-    std::unique_ptr<Fetch> fetch;  // Null once it has answered.
+    std::unique_ptr<Fetch> fetch;  // Null once it has answered or failed.
     std::optional<StateId> state;
+    std::string failure;  // Why it offers no state.
   };
   // One attempt to catch up: it tries sums from one donor after another, then states from several
   // donors together.

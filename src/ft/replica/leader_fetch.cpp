@@ -118,7 +118,7 @@ void Leader::ask_snapshots() {
     }
     if (donor.addresses.size() == ranks()) {
       furthest = furthest.value_or(donor.held->step);
-      catch_up_->asked.push_back({donor.addresses, nullptr, std::nullopt});
+      catch_up_->asked.push_back({donor.addresses, nullptr, std::nullopt, {}});
     }
   }
   if (catch_up_->asked.empty()) {
@@ -145,6 +145,8 @@ void Leader::heard_snapshot(std::size_t donor, const Result<StateId>& state) {
   asked[donor].fetch.reset();
   if (state.ok()) {
     asked[donor].state = state.value();
+  } else {
+    asked[donor].failure = state.status().message();
   }
   const bool all = std::ranges::all_of(
       asked, [](const auto& one) { return one.fetch == nullptr; });
@@ -164,6 +166,8 @@ void Leader::fetch_state() {
   }
   const auto state = states[transfer::majority_of(states)];
   if (!state) {
+    // All have failed. The first one's reason is the same in the next attempt, whichever is faster.
+    catch_up_->failure = catch_up_->asked.front().failure;
     try_next_donor();
     return;
   }

@@ -150,6 +150,46 @@ TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
   EXPECT_EQ(count_of(said, "127.0.0.1:1"), 1U) << said;
 }
 
+TEST(Leader, SaysOnceWhyNoDonorOffersAState) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  std::uint16_t nobody = 0;
+  {
+    nobody = std::move(net::listen_on("127.0.0.1")).value().port;
+  }
+  RunView view = order_of_run(1);
+  view.canonical = {3, kFirst.lineage};
+  for (const ReplicaId peer : {1U, 2U}) {
+    view.peers.push_back(
+        {.replica = peer,
+         .held = view.canonical,
+         .addresses = {{"127.0.0.1", 1, nobody}}});
+  }
+  std::unique_ptr<Leader> leader;
+  const auto send = [&](std::size_t rank, const RankTask& task) {
+    if (const auto* sum = std::get_if<FetchSumTask>(&task)) {
+      loop.post([&leader, rank, serial = sum->serial] {
+        FetchedEvent event;
+        event.serial = serial;
+        event.failure = "there is no sum";
+        leader->received(rank, event);
+      });
+    }
+  };
+  leader = std::make_unique<Leader>(loop, options_of(coordinator, 1), send);
+  ::testing::internal::CaptureStderr();
+  // There are several attempts between two heartbeats.
+  coordinator.serve(4, [&](const Report&) { return view; });
+  const auto said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(
+      count_of(
+          said,
+          "not fetched: [ft] cannot fetch a snapshot from 127.0.0.1:" +
+              std::to_string(nobody)),
+      1U)
+      << said;
+}
+
 TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
