@@ -385,6 +385,19 @@ class TrainCommand(unittest.TestCase):
             again = ("--run", "y", "--steps", steps, "--dtype", dtype)
             self.shown(*SMALL, "--data", "text", *again)
 
+    def test_a_run_in_fp16_with_muon_goes_on_after_a_skipped_step(self):
+        # Weights that are sure of the wrong token: the gradients, which are scaled, become infinite.
+        words = (
+            "--layers", "1", "--width", "32", "--heads", "2", "--sample-tokens", "0",
+            "--seq", "1", "--batch", "1", "--data", "text",
+        )  # fmt: skip
+        self.shown(*words, "--run", "x", "--steps", "3", "--lr", "0.3")
+        muon = ("--optimizer", "muon", "--dtype", "fp16", "--init-from", "x")
+        self.shown(*words, *muon, "--run", "y", "--steps", "8")
+        skipped = [skipped for (skipped,) in self.metrics("y", ["skipped"])]
+        self.assertTrue(skipped[0])
+        self.assertFalse(skipped[-1])
+
     # ---- Ctrl-C
 
     def test_the_first_interrupt_saves_and_ends(self):

@@ -229,6 +229,10 @@ void TrainingEngine::update(StepMetrics& record) {
   }
   adamw_.set_learning_rate(record.lr);
   take_step(record);
+  // Also after a skipped step: infinite gradients would make every later one infinite.
+  if (muon_) {
+    muon_->zero_grad();
+  }
   adamw_.zero_grad();
   if (average_ && !record.skipped) {
     average_->update();
