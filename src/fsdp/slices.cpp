@@ -132,8 +132,9 @@ std::vector<WholeParameter> Slices::whole_parameters() const {
       item.gradient =
           memory.whole_gradient.narrow(0, begin, numel).view(item.shape);
     }
-    if (parameter.trainable >= 0 && !owner_of_all_) {
-      for (const auto cut : model_.flat_of(parameter).layout.cuts) {
+    const auto& layout = model_.flat_of(parameter).layout;
+    if (parameter.trainable >= 0 && !owner_of_all_ && layout.ranks() > 1) {
+      for (const auto cut : layout.cuts) {
         item.cuts.push_back(std::clamp<std::int64_t>(cut - begin, 0, numel));
       }
     }

@@ -112,7 +112,8 @@ struct Muon::Impl {
         whole.ranks == 1 || whole.gradients_are_shared || whole.all_to_all,
         "[optim] ", kMuon,
         ": expected gradients that ranks share "
-        "(FullyShardOptions::share_gradients), found \"",
+        "(FullyShardOptions::share_gradients), or shards on devices, without "
+        "cpu_offload and OptimizerAxes::kBoth, found \"",
         whole.items.front().name, "\" cut among ", whole.ranks,
         " ranks with private ones");
     optim::check_slices(kMuon, parameters.items);

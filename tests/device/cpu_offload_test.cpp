@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/grad_scaler.h>
+#include <sherd/optim/muon.h>
+#include <sherd/optim/sgd.h>
 #include "device/hybrid_recipes.h"
 #include "support/error_of.h"
 
@@ -110,6 +112,40 @@ TEST(DeviceCpuOffload, TrainsWithAdamWAndAScalerAsOnTheCpu) {
     return whole_parameters_of(fsdp, *model);
   };
   expect_as_on_the_cpu(2, body, 1e-4);
+}
+
+// With one rank on the shard axis nothing is cut, so that Muon needs no other rank.
+TEST(DeviceCpuOffload, MuonUpdatesWholeMatricesAsOnTheCpu) {
+  for (const int ranks : {1, 2}) {
+    SCOPED_TRACE(ranks);
+    expect_as_on_the_cpu(ranks, [&](const World& world, c10::Device device) {
+      auto model = mlp_on(device);
+      auto fsdp = fully_shard(
+          *model, Mesh(world, {.replicate = ranks}), offloaded_layers());
+      auto parts = split(fsdp.named_parameters(), {"*.weight"});
+      Muon muon(std::move(parts.matching), {.learning_rate = 0.02});
+      Sgd sgd(std::move(parts.rest), {.learning_rate = 0.02});
+      for (int step = 0; step < 3; ++step) {
+        loss_of(model, batch_on(device, step, world.rank())).backward();
+        muon.step();
+        sgd.step();
+        muon.zero_grad();
+        sgd.zero_grad();
+      }
+      return whole_parameters_of(fsdp, *model);
+    });
+  }
+}
+
+TEST(DeviceCpuOffload, MuonOnShardsIsRefusedByName) {
+  run_device_ranks(2, [](const DeviceRank& self) {
+    auto model = mlp_on(self.device);
+    auto fsdp = fully_shard(*model, self.world, offloaded_layers());
+    auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    EXPECT_THAT(
+        error_of([&] { const Muon muon(std::move(parts.matching)); }),
+        HasSubstr("cpu_offload"));
+  });
 }
 
 // Also to the bits of a device without offload.

@@ -48,7 +48,8 @@ class Muon {
   // gradient arrives. Throws Error, on every rank, if an option is out of range; if there is no
   // parameter, or one that is not a matrix (split() separates them); if slices are parts of
   // parameters on the CPU and ranks do not share gradients (FullyShardOptions::share_gradients), or
-  // parts of parameters on devices with OptimizerAxes::kBoth; and for slices that AdamW refuses.
+  // parts of parameters on devices with OptimizerAxes::kBoth or cpu_offload; and for slices that
+  // AdamW refuses.
   explicit Muon(NamedParameters parameters, const MuonOptions& options = {});
   ~Muon();
   Muon(Muon&&) noexcept;
