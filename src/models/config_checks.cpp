@@ -3,29 +3,6 @@
 
 namespace sherd::models {
 
-void expect_divides(const char* expected, const DivisibilityCheck& division) {
-  if (division.whole % division.part == 0) {
-    return;
-  }
-  std::ostringstream message;
-  message << "[models] expected " << expected << ", found "
-          << division.whole_name << " " << division.whole << " and "
-          << division.part_name << " " << division.part;
-  throw Error(message.str());
-}
-
-void check_sizes(const DecoderSizes& sizes) {
-  expect(sizes.layers >= 1, "at least 1 layer", "layers", sizes.layers);
-  expect(sizes.width >= 1, "a positive width", "width", sizes.width);
-  expect(sizes.heads >= 1, "at least 1 head", "heads", sizes.heads);
-  expect(
-      sizes.sequence >= 1, "a positive sequence length", "sequence",
-      sizes.sequence);
-  expect(
-      sizes.vocabulary >= 1, "a positive vocabulary", "vocabulary",
-      sizes.vocabulary);
-}
-
 void check_ids(const at::Tensor& ids, std::int64_t positions_max) {
   expect(
       ids.dim() == 2, "token ids of two dimensions, [rows, positions]",

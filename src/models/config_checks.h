@@ -12,36 +12,46 @@
 
 namespace sherd::models {
 
-template <typename T>
+// "width 12 and heads 5". `more` are further names, each followed by what was found.
+template <typename T, typename... More>
+void write_found(
+    std::ostream& out, const char* name, const T& found, const More&... more) {
+  out << name << " " << found;
+  if constexpr (sizeof...(more) > 0) {
+    out << " and ";
+    write_found(out, more...);
+  }
+}
+
+// "[models] expected a width that heads divide, found width 12 and heads 5".
+template <typename T, typename... More>
 void expect(
-    bool holds, const char* expected, const char* name, const T& found) {
+    bool holds,
+    const char* expected,
+    const char* name,
+    const T& found,
+    const More&... more) {
   if (!holds) {
     std::ostringstream message;
-    message << "[models] expected " << expected << ", found " << name << " "
-            << found;
+    message << "[models] expected " << expected << ", found ";
+    write_found(message, name, found, more...);
     throw Error(message.str());
   }
 }
 
-// Checks that `part` divides `whole`: "[models] expected a width that heads divide, found width 12
-// and heads 5". REQUIRES: part >= 1.
-struct DivisibilityCheck {
-  const char* whole_name;
-  std::int64_t whole;
-  const char* part_name;
-  std::int64_t part;
-};
-void expect_divides(const char* expected, const DivisibilityCheck& division);
-
-struct DecoderSizes {
-  std::int64_t layers;
-  std::int64_t width;
-  std::int64_t heads;
-  std::int64_t sequence;
-  std::int64_t vocabulary;
-};
-// Checks that all are at least 1.
-void check_sizes(const DecoderSizes& sizes);
+// Checks that the sizes which every decoder has are at least 1.
+template <typename Config>
+void check_sizes(const Config& config) {
+  expect(config.layers >= 1, "at least 1 layer", "layers", config.layers);
+  expect(config.width >= 1, "a positive width", "width", config.width);
+  expect(config.heads >= 1, "at least 1 head", "heads", config.heads);
+  expect(
+      config.sequence >= 1, "a positive sequence length", "sequence",
+      config.sequence);
+  expect(
+      config.vocabulary >= 1, "a positive vocabulary", "vocabulary",
+      config.vocabulary);
+}
 
 // Checks that there are two dimensions and no more positions than `positions_max`.
 void check_ids(const at::Tensor& ids, std::int64_t positions_max);

@@ -22,15 +22,10 @@ constexpr double kNormEpsilon = 1e-5;
 constexpr double kInitialDeviation = 0.02;
 
 GptConfig checked(const GptConfig& config) {
-  check_sizes(
-      {.layers = config.layers,
-       .width = config.width,
-       .heads = config.heads,
-       .sequence = config.sequence,
-       .vocabulary = config.vocabulary});
-  expect_divides(
-      "a width that heads divide",
-      {"width", config.width, "heads", config.heads});
+  check_sizes(config);
+  expect(
+      config.width % config.heads == 0, "a width that heads divide", "width",
+      config.width, "heads", config.heads);
   expect(
       config.dropout >= 0.0 && config.dropout < 1.0, "dropout in [0, 1)",
       "dropout", config.dropout);

@@ -52,16 +52,11 @@ void check_scaling(const RopeScaling& scaling) {
 
 // Checks the configuration and replaces zeros by the values they stand for.
 LlamaConfig checked(LlamaConfig config) {
-  check_sizes(
-      {.layers = config.layers,
-       .width = config.width,
-       .heads = config.heads,
-       .sequence = config.sequence,
-       .vocabulary = config.vocabulary});
+  check_sizes(config);
   if (config.head_width == 0) {
-    expect_divides(
-        "a width that heads divide",
-        {"width", config.width, "heads", config.heads});
+    expect(
+        config.width % config.heads == 0, "a width that heads divide", "width",
+        config.width, "heads", config.heads);
     config.head_width = config.width / config.heads;
   }
   expect(
@@ -76,9 +71,9 @@ LlamaConfig checked(LlamaConfig config) {
   expect(
       config.kv_heads >= 1, "at least 1 head of keys and values", "kv_heads",
       config.kv_heads);
-  expect_divides(
-      "heads that kv_heads divide",
-      {"heads", config.heads, "kv_heads", config.kv_heads});
+  expect(
+      config.heads % config.kv_heads == 0, "heads that kv_heads divide",
+      "heads", config.heads, "kv_heads", config.kv_heads);
   expect(
       config.intermediate >= 1, "a positive intermediate width", "intermediate",
       config.intermediate);
