@@ -3,6 +3,7 @@
 #include <sherd/models/language_model.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <ATen/CPUGeneratorImpl.h>
@@ -30,20 +31,37 @@ std::uint64_t stream_of(const std::string& name, std::uint64_t seed) {
   return hash ^ (hash >> 31U);
 }
 
-// Restores a module's training mode at the end of the scope, also after an exception.
+// Restores the training mode of a module and of all modules inside it at the end of the scope, also
+// after an exception. A part may have another mode than the whole.
 class EvaluationScope {
  public:
   explicit EvaluationScope(torch::nn::Module& module)
       : module_(module), was_training_(module.is_training()) {
+    for (auto& part : module_.modules(/*include_self=*/false)) {
+      const bool was_training = part->is_training();
+      parts_.push_back({std::move(part), was_training});
+    }
     module_.eval();
   }
-  ~EvaluationScope() { module_.train(was_training_); }
+  // train() includes all modules inside, and these come after their parents.
+  ~EvaluationScope() {
+    module_.train(was_training_);
+    for (const auto& part : parts_) {
+      part.module->train(part.was_training);
+    }
+  }
   EvaluationScope(const EvaluationScope&) = delete;
   EvaluationScope& operator=(const EvaluationScope&) = delete;
 
  private:
+  struct Part {
+    std::shared_ptr<torch::nn::Module> module;
+    bool was_training;
+  };
+
   torch::nn::Module& module_;
   bool was_training_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace

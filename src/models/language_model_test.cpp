@@ -123,6 +123,22 @@ TEST_P(LanguageModels, GenerateTheSameFromTheSameSeedAndPutTheModeBack) {
   EXPECT_FALSE(model->parameters()[0].grad().defined());
 }
 
+TEST_P(LanguageModels, GeneratePutsBackTheModeOfEachPart) {
+  const auto model = make();
+  const auto parts = model->modules();
+  parts[2]->eval();
+  std::vector<bool> before;
+  for (const auto& part : parts) {
+    before.push_back(part->is_training());
+  }
+  (void)model->generate({1, 2}, {.tokens = 1});
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i]->is_training(), before[i]) << i;
+  }
+  EXPECT_TRUE(before.front());
+  EXPECT_FALSE(before[2]);
+}
+
 TEST_P(LanguageModels, TemperatureZeroTakesTheLikeliest) {
   const auto model = make();
   model->eval();
