@@ -115,9 +115,10 @@ std::vector<std::int64_t> LanguageModel::generate(
   const EvaluationScope evaluation(*this);
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   auto ids = prompt;
-  auto cache = make_cache(std::min<std::int64_t>(
-      positions_max(),
-      static_cast<std::int64_t>(prompt.size()) + options.tokens));
+  const auto given =
+      std::min(static_cast<std::int64_t>(prompt.size()), positions_max());
+  auto cache =
+      make_cache(given + std::min(options.tokens, positions_max() - given));
   for (std::int64_t made = 0; made < options.tokens; ++made) {
     auto next = choose_token(next_logits(ids, cache), options, generator);
     next = options.on_token ? options.on_token(next) : next;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -217,6 +218,13 @@ TEST_P(LanguageModels, EndAfterAStopIdAndTakeTheTokenTheyAreGiven) {
   const auto end = std::find(plain.begin() + 2, plain.end(), plain[3]) + 1;
   EXPECT_EQ(stopped, std::vector<std::int64_t>(plain.begin(), end));
   EXPECT_EQ(heard, std::vector<std::int64_t>(plain.begin() + 2, end));
+  // However many more tokens are wanted.
+  const auto endless = model->generate(
+      {1, 2},
+      {.tokens = std::numeric_limits<std::int64_t>::max(),
+       .seed = 4,
+       .stop_ids = {plain[3]}});
+  EXPECT_EQ(endless, stopped);
   const auto told = model->generate(
       {1}, {.tokens = 3, .on_token = [](std::int64_t /*id*/) { return 7; }});
   EXPECT_EQ(told, (std::vector<std::int64_t>{1, 7, 7, 7}));
