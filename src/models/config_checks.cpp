@@ -20,6 +20,10 @@ void check_decoding(
   const auto& first = cache.front();
   check_ids(ids, first.positions_max() - first.positions());
   expect(ids.size(1) >= 1, "at least 1 token", "positions", ids.size(1));
+  expect(
+      first.positions() == 0 || ids.size(0) == first.rows(),
+      "as many rows as the cache has", "rows", ids.size(0), "cached rows",
+      first.rows());
 }
 
 }  // namespace sherd::models

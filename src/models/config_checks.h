@@ -56,8 +56,8 @@ void check_sizes(const Config& config) {
 // Checks that there are two dimensions and no more positions than `positions_max`.
 void check_ids(const at::Tensor& ids, std::int64_t positions_max);
 
-// Checks that there are two dimensions, at least one position, and room for all in a cache with
-// this number of layers.
+// Checks that there are two dimensions, at least one position, the cache's number of rows, and
+// room for all in a cache with this number of layers.
 void check_decoding(
     const at::Tensor& ids, const KeyValueCache& cache, std::int64_t layers);
 

@@ -197,7 +197,15 @@ TEST_P(LanguageModels, RefuseToDecodeBeyondTheirCache) {
     EXPECT_THAT(error.what(), HasSubstr("found positions 2"));
   }
   EXPECT_THROW((void)model->decode(ids_by_rule(1, 0, 11), cache), Error);
-  EXPECT_EQ(cache.back().positions(), 3);
+  try {
+    (void)model->decode(ids_by_rule(2, 1, 11), cache);
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("found rows 2 and cached rows 1"));
+  }
+  for (const auto& layer : cache) {
+    EXPECT_EQ(layer.positions(), 3);
+  }
   auto other = GetParam().make(3, 0)->make_cache(4);
   EXPECT_THROW((void)model->decode(ids_by_rule(1, 1, 11), other), Error);
 }

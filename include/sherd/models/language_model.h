@@ -49,6 +49,10 @@ class LayerKeyValues {
   // first call.
   KeysValues append(const at::Tensor& keys, const at::Tensor& values);
 
+  // B of the first call; 0 before it.
+  std::int64_t rows() const {
+    return positions_ == 0 ? 0 : memory_.keys.size(0);
+  }
   std::int64_t positions() const { return positions_; }
   std::int64_t positions_max() const { return positions_max_; }
 
@@ -82,7 +86,8 @@ class LanguageModel : public torch::nn::Module {
 
   // Token ids [B, T] (int64) that follow those in `cache` to the logits of the next token, [B,
   // vocabulary]. Adds the ids' keys and values to the cache. Runs without gradients. Throws
-  // sherd::Error for other shapes, or if the cache has too little room; it is then unchanged.
+  // sherd::Error for other shapes, for another number of rows than the cache has, or if it has too
+  // little room; it is then unchanged.
   // Mirrors transformers' forward(past_key_values=cache, logits_to_keep=1).
   virtual at::Tensor decode(const at::Tensor& ids, KeyValueCache& cache) = 0;
 
