@@ -32,28 +32,22 @@ GptConfig checked(const GptConfig& config) {
   return config;
 }
 
-// Moves a layer to the device, because LibTorch makes its layers on the CPU.
-template <typename Layer>
-Layer on(at::Device device, Layer layer) {
+// LibTorch makes its layers on the CPU, from where this one is moved to the device.
+torch::nn::LayerNorm norm(const GptConfig& config) {
+  torch::nn::LayerNorm layer(
+      torch::nn::LayerNormOptions({config.width}).eps(kNormEpsilon));
   for (const auto& parameter : layer->parameters(/*recurse=*/false)) {
-    if (device != parameter.device()) {
+    if (config.device != parameter.device()) {
       // set_data() refuses another kind of device.
       parameter.unsafeGetTensorImpl()->shallow_copy_from(
-          at::empty_like(parameter.detach(), device).getIntrusivePtr());
+          at::empty_like(parameter.detach(), config.device).getIntrusivePtr());
     }
   }
   return layer;
 }
 
-torch::nn::LayerNorm norm(const GptConfig& config) {
-  return on(
-      config.device,
-      torch::nn::LayerNorm(
-          torch::nn::LayerNormOptions({config.width}).eps(kNormEpsilon)));
-}
-
-torch::nn::Embedding embedding(std::int64_t rows, const GptConfig& config) {
-  return on(config.device, torch::nn::Embedding(rows, config.width));
+Embedding embedding(std::int64_t rows, const GptConfig& config) {
+  return Embedding(rows, config.width, config.device);
 }
 
 at::Tensor drop(const at::Tensor& x, double p, bool training) {
@@ -137,12 +131,8 @@ GptImpl::GptImpl(const GptConfig& config)
     h_->push_back(Block(config_));
   }
   if (!config_.tied_head) {
-    lm_head_ = register_module(
-        "lm_head",
-        on(config_.device,
-           torch::nn::Linear(
-               torch::nn::LinearOptions(config_.width, config_.vocabulary)
-                   .bias(false))));
+    lm_head_ =
+        register_module("lm_head", embedding(config_.vocabulary, config_));
   }
   if (!config_.device.is_meta()) {
     reset_parameters();
@@ -169,7 +159,7 @@ at::Tensor GptImpl::transform(const at::Tensor& ids, KeyValueCache* cache) {
 }
 
 at::Tensor GptImpl::head(const at::Tensor& x) {
-  return lm_head_ ? lm_head_->forward(x) : at::linear(x, wte_->weight);
+  return at::linear(x, (lm_head_ ? lm_head_ : wte_)->weight);
 }
 
 at::Tensor GptImpl::forward(const at::Tensor& ids) {

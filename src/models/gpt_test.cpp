@@ -228,8 +228,13 @@ TEST(Gpt, OnMetaItHasShapesAndNoMemory) {
   config.tied_head = false;
   const Gpt real(config);
   config.device = torch::kMeta;
+  torch::manual_seed(1);
+  const auto expected = torch::rand(4);
+  torch::manual_seed(1);
   const Gpt ghost(config);
   expect_shapes_without_memory(*ghost, *real);
+  // No value was drawn elsewhere first.
+  EXPECT_TRUE(torch::equal(torch::rand(4), expected));
 }
 
 }  // namespace

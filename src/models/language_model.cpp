@@ -9,6 +9,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <sherd/base/error.h>
@@ -65,6 +66,14 @@ class EvaluationScope {
 };
 
 }  // namespace
+
+EmbeddingImpl::EmbeddingImpl(
+    std::int64_t rows, std::int64_t width, const at::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({rows, width}, options))) {}
+
+at::Tensor EmbeddingImpl::forward(const at::Tensor& ids) {
+  return at::embedding(weight, ids);
+}
 
 LanguageModel::LanguageModel(std::uint64_t seed) : seed_(seed) {
   run_layers_with(nullptr);

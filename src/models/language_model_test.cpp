@@ -300,6 +300,14 @@ TEST_P(LanguageModels, InitialValuesFollowSeedAndNameOnly) {
   }
 }
 
+TEST_P(LanguageModels, AreMadeWithoutTheGlobalGenerator) {
+  torch::manual_seed(1);
+  const auto expected = torch::rand(4);
+  torch::manual_seed(1);
+  (void)make();
+  EXPECT_TRUE(torch::equal(torch::rand(4), expected));
+}
+
 TEST_P(LanguageModels, ResetPutsBackWhatTheConstructorMade) {
   const auto fresh = make();
   const auto model = make();

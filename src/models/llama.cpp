@@ -8,7 +8,6 @@
 #include <vector>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
@@ -129,15 +128,6 @@ void LlamaLinearImpl::add_lora(std::int64_t rank, double scale) {
   lora_b_ = adapter("lora_B", rank, weight.size(0));
 }
 
-LlamaEmbeddingImpl::LlamaEmbeddingImpl(const LlamaConfig& config)
-    : weight(register_parameter(
-          "weight",
-          uninitialised({config.vocabulary, config.width}, config.device))) {}
-
-at::Tensor LlamaEmbeddingImpl::forward(const at::Tensor& ids) {
-  return at::embedding(weight, ids);
-}
-
 LlamaRmsNormImpl::LlamaRmsNormImpl(
     std::int64_t width, const LlamaConfig& config)
     : weight(
@@ -224,7 +214,12 @@ at::Tensor LlamaDecoderLayerImpl::forward(
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
-    : embed_tokens(register_module("embed_tokens", LlamaEmbedding(config))),
+    : embed_tokens(register_module(
+          "embed_tokens",
+          Embedding(
+              config.vocabulary,
+              config.width,
+              at::TensorOptions(at::kFloat).device(config.device)))),
       config_(config),
       layers_(register_module("layers", torch::nn::ModuleList())),
       norm_(register_module("norm", LlamaRmsNorm(config.width, config))) {

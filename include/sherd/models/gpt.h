@@ -13,8 +13,6 @@
 #include <sherd/models/language_model.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
@@ -110,11 +108,11 @@ class GptImpl : public LanguageModel {
   std::int64_t layers() const override { return config_.layers; }
 
   GptConfig config_;
-  torch::nn::Embedding wte_{nullptr};  // Tokens; also the head when tied.
-  torch::nn::Embedding wpe_{nullptr};  // Positions.
+  Embedding wte_{nullptr};  // Tokens; also the head when tied.
+  Embedding wpe_{nullptr};  // Positions.
   torch::nn::ModuleList h_{nullptr};
   torch::nn::LayerNorm ln_f_{nullptr};
-  torch::nn::Linear lm_head_{nullptr};  // Null when tied.
+  Embedding lm_head_{nullptr};  // Null when tied.
 };
 TORCH_MODULE(Gpt);
 

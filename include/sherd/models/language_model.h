@@ -2,8 +2,8 @@
 //
 // LanguageModel is the base class of decoders that predict the next token: the loss, decoding with
 // a cache of keys and values, and initial values that depend only on a seed and on each parameter's
-// name. It is a plain torch::nn::Module that knows nothing of ranks or sharding. Thread rule: that
-// of a torch module, one thread at a time.
+// name. It is a plain torch::nn::Module that knows nothing of ranks or sharding. Embedding is the
+// layer that these decoders begin with. Thread rule: that of a torch module, one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 namespace sherd::models {
 
@@ -72,6 +73,21 @@ using LayerRunner = std::function<at::Tensor(
     const torch::nn::Module& layer,
     const std::function<at::Tensor(const at::Tensor& x)>& forward,
     const at::Tensor& x)>;
+
+// A table of rows, one for each token or position: torch::nn::Embedding, but without values at
+// first. LibTorch's own fills its table on the CPU with numbers from the global generator, also for
+// a model on the meta device.
+class EmbeddingImpl : public torch::nn::Module {
+ public:
+  // With the dtype and on the device of `options`.
+  EmbeddingImpl(
+      std::int64_t rows, std::int64_t width, const at::TensorOptions& options);
+  // Ids of any shape to their rows, [..., width].
+  at::Tensor forward(const at::Tensor& ids);
+
+  at::Tensor weight;  // [rows, width]
+};
+TORCH_MODULE(Embedding);
 
 class LanguageModel : public torch::nn::Module {
  public:

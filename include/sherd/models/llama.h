@@ -111,15 +111,6 @@ class LlamaLinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaLinear);
 
-class LlamaEmbeddingImpl : public torch::nn::Module {
- public:
-  explicit LlamaEmbeddingImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& ids);
-
-  at::Tensor weight;  // [vocabulary, width]
-};
-TORCH_MODULE(LlamaEmbedding);
-
 // x / sqrt(mean(x^2) + epsilon), computed in fp32 or more, rounded to the dtype of x and then
 // scaled.
 class LlamaRmsNormImpl : public torch::nn::Module {
@@ -195,7 +186,7 @@ class LlamaModelImpl : public torch::nn::Module {
       const LayerRunner& run_layer,
       KeyValueCache* cache = nullptr);
 
-  LlamaEmbedding embed_tokens{nullptr};
+  Embedding embed_tokens{nullptr};
 
  private:
   LlamaConfig config_;
