@@ -23,16 +23,15 @@ bool StepFollower::begins_step(
     const std::vector<UnitId>& units,
     bool training,
     std::int64_t budget_bytes) {
-  const bool round_again =
-      !record_.training && record_.visits.size() > 1 && units == first_;
-  if (in_step_ && !training && !record_.training && round_again) {
-    end_step(budget_bytes);
+  if (in_step_ && !record_.training) {
+    const bool round_again = record_.visits.size() > 1 && units == first_;
+    if (training || round_again) {
+      end_step(budget_bytes);
+    }
   } else if (
-      in_step_ && record_.backward_ends.empty() && !training &&
-      record_.training) {
+      in_step_ && !training && record_.backward_ends.empty() &&
+      units == first_) {
     drop_step();  // An aborted training step.
-  } else if (in_step_ && training && !record_.training) {
-    end_step(budget_bytes);
   }
   if (!in_step_) {
     first_ = units;

@@ -44,8 +44,9 @@ class StepFollower {
   StepFollower& operator=(const StepFollower&) = delete;
 
   // Whether this visit is the first of a step; units that stay whole anyway are left out. Ends a
-  // step that had no publish: outside training when its first visit comes again, or when the other
-  // mode begins.
+  // step that had no publish: an evaluation when its first visit comes again, or when training
+  // begins; a training step that has had no backward, and so was aborted, when its first visit
+  // comes again outside training. Its other visits without gradients are part of it.
   bool begins_step(
       const std::vector<UnitId>& units,
       bool training,

@@ -272,6 +272,50 @@ TEST(StepFollower, TrainingAndEvaluationHaveTheirOwnPlans) {
   EXPECT_EQ(rank.follower.counters().plans_made, 2);
 }
 
+TEST(StepFollower, ASectionWithoutGradientsIsPartOfItsTrainingStep) {
+  Rank rank;
+  int begun = 0;
+  const auto visit = [&](UnitId unit, bool training, bool in_backward = false) {
+    if (rank.follower.begins_step({unit}, training, kBudget)) {
+      rank.begin(training);
+      ++begun;
+    }
+    return rank.visit({unit}, in_backward);
+  };
+  for (const bool planned : {false, true, true}) {
+    EXPECT_EQ(visit(0, true), planned);
+    EXPECT_EQ(visit(1, false), planned);
+    EXPECT_EQ(visit(2, true), planned);
+    visit(2, true, true);
+    visit(0, true, true);
+    rank.end_backward();
+    rank.end_step();
+  }
+  EXPECT_EQ(begun, 3);
+  EXPECT_EQ(rank.follower.counters().plans_made, 1);
+  EXPECT_EQ(rank.follower.counters().steps_planned, 2);
+}
+
+TEST(StepFollower, AnEvaluationDropsATrainingStepThatWasAborted) {
+  Rank rank;
+  rank.train_step();
+  for (const int visits : {1, 2}) {
+    EXPECT_TRUE(rank.follower.begins_step({0}, true, kBudget));
+    rank.begin();
+    for (UnitId unit = 0; unit < visits; ++unit) {
+      rank.visit({unit});
+    }
+    EXPECT_EQ(rank.evaluate(), 1);
+    EXPECT_EQ(rank.evaluate(), 1);
+    EXPECT_TRUE(rank.follower.following());
+    EXPECT_TRUE(rank.follower.begins_step({0}, true, kBudget));
+    rank.begin();
+    EXPECT_TRUE(rank.train());
+    rank.end_step();
+  }
+  EXPECT_EQ(rank.follower.counters().plans_made, 2);
+}
+
 TEST(StepFollower, PartsOfTheVisitUnderWayAreNoVisitsOfTheirOwn) {
   Rank rank;
   for (int step = 0; step < 2; ++step) {

@@ -69,6 +69,55 @@ TEST_P(CallPatterns, T13TwoForwardsOfWhichOneIsAReferenceWithoutGradient) {
   }));
 }
 
+TEST_P(CallPatterns, T13ASectionWithoutGradientInsideAForward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.steps = 4;
+    options.shard.budget_bytes = 512;
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          auto x = model->layer(0).forward(integer_rows(batch, rank, 6));
+          torch::Tensor target;
+          {
+            const torch::NoGradGuard no_grad;
+            target = model->layer(2).forward(x).clamp(-2, 2);
+          }
+          for (const std::size_t i : {1U, 3U}) {
+            x = model->layer(i).forward(x.clamp(-2, 2));
+          }
+          return model->head(x.clamp(-2, 2) * target).sum();
+        },
+        options);
+  }));
+}
+
+// The evaluation begins elsewhere than the forward that had no backward.
+TEST_P(CallPatterns, T13AnEvaluationAfterAForwardWhoseResultIsThrownAway) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    RankParity options;
+    options.steps = 4;
+    options.shard.budget_bytes = 512;
+    expect_rank_parity<Chain>(
+        world, [] { return chain(); },
+        [](Chain& model, int batch, int rank) {
+          const auto x = integer_rows(batch, rank, 6);
+          torch::Tensor target;
+          if (batch % 2 == 1) {
+            (void)model->forward(x + 1);
+          }
+          {
+            const torch::NoGradGuard no_grad;
+            target = model->layer(2).forward(x).clamp(-2, 2);
+            target = target + model->layer(0).forward(x).clamp(-2, 2);
+          }
+          auto y = model->layer(0).forward(x).clamp(-2, 2);
+          return model->head(y * target).sum();
+        },
+        options);
+  }));
+}
+
 TEST_P(CallPatterns, T13TwoForwardsThatShareOneBackward) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     expect_rank_parity<Chain>(
