@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 namespace sherd::optim {
 namespace {
 
-// Graphs may refer to those of earlier steps.
+// Limits the memory where every step updates other slices.
 constexpr std::size_t kIncrementsMax = 8;
 
 }  // namespace
@@ -51,7 +52,8 @@ void UpdateCounts::count(const std::vector<std::size_t>& slices) {
   }
 }
 
-// If it is the same as in the step before, it costs one kernel and no copy.
+// If these are the slices of the step before, it costs no copy, and one kernel unless many other
+// sets came before them.
 void UpdateCounts::add(Copy& copy, const std::vector<std::size_t>& slices) {
   if (slices != copy.counted) {
     // Replayed steps have counted other slices than this step does.
@@ -59,12 +61,22 @@ void UpdateCounts::add(Copy& copy, const std::vector<std::size_t>& slices) {
     copy.counted = slices;
   }
   bring_up_to_date(copy);
-  copy.counts.add_(increments(copy, slices));
+  if (const auto ones = increments(copy, slices); ones.defined()) {
+    copy.counts.add_(ones);
+  } else {
+    std::vector<at::Tensor> each;
+    for (const auto at : slices) {
+      each.push_back(copy.counts.select(0, static_cast<std::int64_t>(at)));
+    }
+    at::_foreach_add_(each, 1);
+  }
   for (const auto at : slices) {
     copy.known[at] = value(copy.slices[at]) += 1;
   }
 }
 
+// Undefined if there are too many other sets. None of those gives way, because graphs may refer to
+// it.
 at::Tensor UpdateCounts::increments(
     Copy& copy, const std::vector<std::size_t>& slices) {
   const auto found =
@@ -72,12 +84,12 @@ at::Tensor UpdateCounts::increments(
   if (found != copy.increments.end()) {
     return found->ones;
   }
+  if (copy.increments.size() == kIncrementsMax) {
+    return {};
+  }
   std::vector<float> ones(copy.slices.size(), 0);
   for (const auto at : slices) {
     ones[at] = 1;
-  }
-  if (copy.increments.size() == kIncrementsMax) {
-    copy.increments.erase(copy.increments.begin());
   }
   copy.increments.push_back({slices, at::tensor(ones).to(copy.device)});
   return copy.increments.back().ones;

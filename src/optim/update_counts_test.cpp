@@ -74,6 +74,30 @@ TEST_F(DeviceUpdateCounts, AnUpdateOfOthersKnowsReplayedOnes) {
   EXPECT_EQ(on(counts, 2), 2);
 }
 
+// What a graph that was captured in an early step adds must stay where it is.
+TEST_F(DeviceUpdateCounts, NoSetOfSlicesIsForgottenForOthers) {
+  UpdateCounts four({device, device, device, device});
+  const auto waits_of = [&](const std::vector<std::size_t>& slices) {
+    const auto before = test::host_synchronisations(device);
+    four.count(slices);
+    return test::host_synchronisations(device) - before;
+  };
+  four.count({0});
+  four.count({1});
+  const auto waits_if_known = waits_of({0});
+  const std::vector<std::vector<std::size_t>> others = {
+      {2},    {3},    {0, 1}, {0, 2},    {0, 3},   {1, 2},
+      {1, 3}, {2, 3}, {0, 1}, {0, 1, 2}, {1, 2, 3}};
+  for (const auto& slices : others) {
+    four.count(slices);
+  }
+  EXPECT_EQ(waits_of({0}), waits_if_known);
+  EXPECT_EQ(on(four, 0), 8);
+  EXPECT_EQ(on(four, 1), 7);
+  EXPECT_EQ(on(four, 2), 6);
+  EXPECT_EQ(four.on_host(3).item<float>(), 5);
+}
+
 TEST_F(DeviceUpdateCounts, WhatTheHostWritesCountsWhereItWasRead) {
   counts.count({0, 2});
   replay(4);
