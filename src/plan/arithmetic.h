@@ -8,7 +8,7 @@
 
 namespace sherd::plan {
 
-// Larger than every size that a plan accepts, and small enough that two of them can be added.
+// Larger than every size that a plan accepts, and small enough that three of them can be added.
 inline constexpr std::int64_t kSizeCeiling = std::int64_t{1} << 61;
 
 // Both functions: REQUIRES: value >= 0, step >= 1, and value + step does not overflow.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include "base/check.h"
+#include "plan/arithmetic.h"
 
 namespace sherd::plan {
 namespace {
@@ -78,14 +79,11 @@ std::int64_t budget_floor(const UnitSizes& units) {
 Budget full_shard_budget(const UnitSizes& units, int ahead) {
   const std::int64_t visit = budget_floor(units);
   const std::int64_t total = total_unit_bytes(units);
-  const std::int64_t largest = largest_dropped_bytes(units);
-  std::int64_t bytes = std::min(total, root_bytes(units) + visit);
-  for (int units_ahead = 0; units_ahead < ahead && bytes < total;
-       ++units_ahead) {
-    // At most M, so it cannot overflow.
-    bytes = std::min(total, bytes + largest);
-  }
-  return {.bytes = bytes, .assumed_visit_bytes = visit};
+  const std::int64_t bytes_ahead =
+      multiply_capped(ahead, largest_dropped_bytes(units));
+  return {
+      .bytes = std::min(total, root_bytes(units) + visit + bytes_ahead),
+      .assumed_visit_bytes = visit};
 }
 
 Budget shard_grad_op_budget(const UnitSizes& units) {
