@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kScaler = "GradScaler";
 constexpr double kScaleMin = std::numeric_limits<float>::min();
 
-GradScalerOptions checked(const GradScalerOptions& options) {
+void check(const GradScalerOptions& options) {
   const auto expect = [](bool holds, const char* expected, double found) {
     SHERD_CHECK(
         holds, "[optim] ", kScaler, ": expected ", expected, ", found ", found);
@@ -36,7 +36,6 @@ GradScalerOptions checked(const GradScalerOptions& options) {
   expect(
       options.growth_interval > 0, "growth_interval of at least 1",
       options.growth_interval);
-  return options;
 }
 
 // The same on every rank, so either all of them throw or none.
@@ -99,7 +98,7 @@ bool GradScaler::Impl::unscale_here() const {
 
 GradScaler::GradScaler(
     NamedParameters parameters, const GradScalerOptions& options) {
-  checked(options);
+  check(options);
   if (!options.uses_fp16) {
     check_fp16(parameters);
   }
