@@ -65,10 +65,18 @@ GroupActions RestartPolicy::ranks_ended(
     if (of_group.empty()) {
       continue;
     }
-    SHERD_ASSERT(groups_[i].state == State::kRunning);
+    Group& group = groups_[i];
+    if (group.hangs) {
+      // These ends come late: the group has been given up. With the last of them an operator may
+      // admit the replica again.
+      group.stop_policy->ranks_ended(of_group, now);
+      group.hangs = group.stop_policy->running() > 0;
+      continue;
+    }
+    SHERD_ASSERT(group.state == State::kRunning);
     // Its reason is reported when all have ended, which is soon.
-    signal(i, groups_[i].stop_policy->ranks_ended(of_group, now));
-    if (groups_[i].stop_policy->finished()) {
+    signal(i, group.stop_policy->ranks_ended(of_group, now));
+    if (group.stop_policy->finished()) {
       group_ended(i);
     }
   }

@@ -136,7 +136,8 @@ class RestartPolicy {
     std::optional<int> replica;
     State state = State::kIdle;
     bool draining = false;
-    bool hangs = false;  // One of its processes survived SIGKILL.
+    // It was given up while one of its processes survived SIGKILL and has still not ended.
+    bool hangs = false;
     int restarts = 0;
     RestartBudget budget;
     int restarts_after_done = 0;  // In a row.

@@ -424,6 +424,11 @@ TEST(RestartPolicy, OneThatOutlivesSigkillIsNotStartedASecondTime) {
   EXPECT_THAT(reasons_of(given_up), HasSubstr("outlives SIGKILL"));
   EXPECT_THAT(policy.admit(0, kStart).status().message(), HasSubstr("hangs"));
   EXPECT_FALSE(policy.finished());
+  // It ends after all, and is not started by itself.
+  const Instant late = kStart + seconds(12);
+  EXPECT_EQ(words_of(policy.ranks_ended({killed_in(0, 1)}, late)), "");
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_EQ(words_of(policy.admit(0, late).value()), "start 0 as 0");
 }
 
 }  // namespace
