@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 #include <algorithm>
 #include <array>
@@ -38,35 +37,12 @@ std::vector<std::string> launch_command(const ContenderJobSpec& setup) {
 
 }  // namespace
 
-StopSignalFd::StopSignalFd() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    ::sigaddset(&set, signal);
-  }
-  fd_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd_.open()) {
-    fail_as_system("wait for signals");
-  }
-  ::sigprocmask(SIG_BLOCK, &set, &before_.mask);
-  // A handler, because an ignored signal would stay ignored in the ranks.
-  struct sigaction nothing = {};
-  nothing.sa_handler = [](int) {};
-  ::sigaction(SIGPIPE, &nothing, &before_.pipe);
-}
-
-StopSignalFd::~StopSignalFd() {
-  // timeout(1) may send several signals; a second one must not kill on the way out.
-  while (take() != 0) {
-  }
-  before_.restore();
-}
+// timeout(1) may send several signals; a second one must not kill on the way out.
+StopSignalFd::~StopSignalFd() { (void)take(); }
 
 int StopSignalFd::take() const {
-  signalfd_siginfo info = {};
-  return ::read(fd_.get(), &info, sizeof info) == sizeof info
-      ? static_cast<int>(info.ssi_signo)
-      : 0;
+  const std::vector<int> arrived = signals_.take();
+  return arrived.empty() ? 0 : arrived.front();
 }
 
 ContenderJob::ContenderJob(std::string name, const StopSignalFd& signals)

@@ -14,6 +14,7 @@
 #include <vector>
 #include "base/descriptor.h"
 #include "base/process.h"
+#include "base/signal_fd.h"
 #include "bench/contender_protocol.h"
 
 namespace sherd::bench {
@@ -31,20 +32,19 @@ inline constexpr std::size_t kShownBytesMax = 4000;
 // harmless.
 class StopSignalFd {
  public:
-  StopSignalFd();
+  StopSignalFd() = default;
   ~StopSignalFd();
   StopSignalFd(const StopSignalFd&) = delete;
   StopSignalFd& operator=(const StopSignalFd&) = delete;
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return signals_.fd(); }
   // The signal that has arrived, or 0.
   int take() const;
   // The state found at construction, which a child restores before exec.
-  const SignalState& before() const { return before_; }
+  const SignalState& before() const { return signals_.before(); }
 
  private:
-  Descriptor fd_;
-  SignalState before_;
+  const SignalFd signals_{SIGINT, SIGTERM, SIGHUP};
 };
 
 // A signal asked this process to end.

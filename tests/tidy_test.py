@@ -57,7 +57,7 @@ class Includes(unittest.TestCase):
 
     def test_the_benchmarks_use_base_launch_and_tools_too(self):
         self.silent("bench/a.cpp", '"bench/b.h"', '"base/process.h"',
-                    '"launch/signal_fd.h"', '"train/config.h"',
+                    '"launch/port.h"', '"train/config.h"',
                     "<sherd/base/error.h>",
                     others=["bench/b.h", "tools/train/config.h"])
         self.fires("bench/a.cpp", '"exchange/exchange.h"')

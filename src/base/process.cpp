@@ -117,9 +117,18 @@ std::uint64_t process_start_ticks(int pid) {
   return rest >> ticks ? ticks : 0;
 }
 
+SignalState SignalState::current() {
+  SignalState state;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &state.mask);
+  ::sigaction(SIGPIPE, nullptr, &state.pipe);
+  ::sigaction(SIGCHLD, nullptr, &state.child);
+  return state;
+}
+
 void SignalState::restore() const {
   ::sigaction(SIGPIPE, &pipe, nullptr);
-  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
+  ::sigaction(SIGCHLD, &child, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
 }
 
 void ChildProcess::signal_process(int signal) const {

@@ -29,8 +29,11 @@ std::uint64_t process_start_ticks(int pid);
 // The settings that a process with a signalfd has changed, and that its children must not inherit.
 struct SignalState {
   sigset_t mask = {};
-  struct sigaction pipe = {};  // The action on SIGPIPE.
+  struct sigaction pipe = {};   // The action on SIGPIPE.
+  struct sigaction child = {};  // The action on SIGCHLD.
 
+  // The settings of the calling thread.
+  static SignalState current();
   // Safe between fork and exec.
   void restore() const;
 };

@@ -62,13 +62,6 @@ TEST(Process, StartTicksDoNotDependOnTheNameOfTheProgram) {
   EXPECT_EQ(after, before);
 }
 
-SignalState this_state() {
-  SignalState state;
-  ::sigprocmask(SIG_SETMASK, nullptr, &state.mask);
-  ::sigaction(SIGPIPE, nullptr, &state.pipe);
-  return state;
-}
-
 ProcessSpec shell(const std::string& script) {
   return {
       .path = "/bin/sh",
@@ -77,11 +70,12 @@ ProcessSpec shell(const std::string& script) {
 }
 
 TEST(ChildProcess, TellsHowItEnded) {
-  SpawnResult exits =
-      spawn_process(shell("test $COLOUR = blue && exit 7"), this_state());
+  SpawnResult exits = spawn_process(
+      shell("test $COLOUR = blue && exit 7"), SignalState::current());
   ASSERT_TRUE(exits.process);
   EXPECT_EQ(exits.process->wait().status(), 7);
-  SpawnResult killed = spawn_process(shell("kill -9 $$"), this_state());
+  SpawnResult killed =
+      spawn_process(shell("kill -9 $$"), SignalState::current());
   ASSERT_TRUE(killed.process);
   const ProcessExit end = killed.process->wait();
   EXPECT_EQ(end.signal, SIGKILL);
@@ -97,7 +91,7 @@ TEST(ChildProcess, TakesItsGroupAlong) {
   Descriptor out(ends[1]);
   ProcessSpec spec = shell("sleep 1000 & echo; exit 3");
   spec.standard = {0, out.get(), 2};
-  SpawnResult started = spawn_process(spec, this_state());
+  SpawnResult started = spawn_process(spec, SignalState::current());
   ASSERT_TRUE(started.process);
   out.close();
   EXPECT_EQ(started.process->wait().code, 3);
@@ -110,7 +104,7 @@ TEST(ChildProcess, TakesItsGroupAlong) {
 TEST(ChildProcess, AProgramThatCannotRunIsAnErrorOfTheParent) {
   ProcessSpec spec = shell("exit 0");
   spec.path = "/no/such/program";
-  const SpawnResult result = spawn_process(spec, this_state());
+  const SpawnResult result = spawn_process(spec, SignalState::current());
   EXPECT_FALSE(result.process);
   EXPECT_TRUE(result.exec_failed);
   EXPECT_EQ(result.error, ENOENT);

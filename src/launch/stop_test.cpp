@@ -251,6 +251,17 @@ TEST_F(StopTest, ASignalThatWasIgnoredStaysIgnored) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("SIGHUP")));
 }
 
+// Without exit statuses a launcher could not tell how a rank has ended.
+TEST_F(StopTest, EndsAreNoticedByALauncherThatWasToIgnoreThem) {
+  LaunchOptions options = ranks_of(1, "exit 3");
+  LauncherProcess launcher(options, {.ignored = SIGCHLD});
+  EXPECT_EQ(launcher.finish().exit_status, 3);
+  // Ranks ignore what their launcher was to ignore: bit 16 of the mask is SIGCHLD's.
+  options.command = {"grep", "SigIgn", "/proc/self/status"};
+  LauncherProcess other(options, {.ignored = SIGCHLD});
+  EXPECT_THAT(other.finish().out, HasSubstr("0000000000010000\n"));
+}
+
 TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
   LauncherProcess launcher(ranks_of(2, "exec yes"));
   ASSERT_TRUE(launcher.wait_for_out("y\n"));

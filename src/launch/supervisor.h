@@ -6,6 +6,7 @@
 // when it has ended. Thread rule: one thread, the only one of the process.
 #pragma once
 
+#include <csignal>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,12 +16,12 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/process.h"
+#include "base/signal_fd.h"
 #include "base/status.h"
 #include "launch/line_writer.h"
 #include "launch/orphans.h"
 #include "launch/output_forwarder.h"
 #include "launch/program.h"
-#include "launch/signal_fd.h"
 #include "launch/stop_policy.h"
 
 namespace sherd::launch {
@@ -114,7 +115,7 @@ class Supervisor {
   LineWriter stdout_;
   LineWriter stderr_;
   Descriptor nothing_;  // /dev/null, the stdin of children.
-  SignalFd signals_;
+  SignalFd signals_{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
   Orphans orphans_;
   // Set while some are left: when to look for them next, and until when.
   std::optional<Instant> sweep_at_;

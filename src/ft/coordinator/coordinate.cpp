@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -14,8 +13,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/process.h"
 #include "base/replace_file.h"
+#include "base/signal_fd.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
 #include "net/authentication.h"
@@ -31,36 +30,6 @@ constexpr Duration kPollInterval = std::chrono::milliseconds(100);
 constexpr std::size_t kOrderBytesMax = std::size_t{64} << 20U;
 // Connections that have not yet sent their greeting.
 constexpr std::size_t kGreetingsMax = 4096;
-
-// Blocks SIGINT and SIGTERM, in this thread and in threads started meanwhile, until take(), so that
-// these signals end the coordinator in order. Ignores SIGPIPE: the reader of its messages may be
-// gone.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    ::sigemptyset(&held_);
-    ::sigaddset(&held_, SIGINT);
-    ::sigaddset(&held_, SIGTERM);
-    ::pthread_sigmask(SIG_BLOCK, &held_, &before_.mask);
-    struct sigaction ignore = {};
-    ignore.sa_handler = SIG_IGN;
-    ::sigaction(SIGPIPE, &ignore, &before_.pipe);
-  }
-  ~BlockedSignals() { before_.restore(); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
-  // A signal that has arrived, or 0.
-  int take() const {
-    const timespec at_once{};
-    const int signal = ::sigtimedwait(&held_, nullptr, &at_once);
-    return std::max(signal, 0);
-  }
-
- private:
-  sigset_t held_{};
-  SignalState before_;
-};
 
 // Each replica's connection takes a descriptor, and the log, the page and the loop take some more.
 // With too few, the coordinator would wait forever for replicas that cannot connect.
@@ -219,8 +188,8 @@ class CoordinatorMain {
   }
 
   void poll() {
-    if (const int signal = signals_.take(); signal != 0) {
-      log_info(str("[ft] coordinator ends: ", ::strsignal(signal)));
+    if (const auto signals = signals_.take(); !signals.empty()) {
+      log_info(str("[ft] coordinator ends: ", ::strsignal(signals.front())));
       loop_.stop();
       return;
     }
@@ -234,7 +203,9 @@ class CoordinatorMain {
   }
 
   const CoordinateOptions& options_;
-  const BlockedSignals signals_;
+  // They end the coordinator in order. SIGPIPE is ignored, since the reader of its messages may be
+  // gone.
+  const SignalFd signals_{SIGINT, SIGTERM};
   net::Loop loop_;
   std::unique_ptr<StatusServer> page_;
   std::unique_ptr<CoordinatorServer> service_;
