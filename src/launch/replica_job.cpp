@@ -122,7 +122,8 @@ Status ReplicaJob::prepare_coordinator() {
 StartFailure ReplicaJob::wait_for_coordinator() {
   coordinator_->begin(clock_.now());
   while (coordinator_->failure().message.empty() &&
-         coordinator_->address().empty() && policy_.stop_signal() == 0) {
+         coordinator_->address().empty() && policy_.stop_signal() == 0 &&
+         !policy_.all_left()) {
     step();
   }
   return coordinator_->failure();

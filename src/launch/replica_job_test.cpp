@@ -232,6 +232,22 @@ TEST_F(ReplicaJobKillTest, ASignalWhileTheCoordinatorStartsEndsTheJob) {
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 
+TEST_F(ReplicaJobKillTest, RequestsWhileTheCoordinatorStartsStartNothing) {
+  LaunchOptions options = sleepers(2, 1);
+  options.replicas->coordinator_command = {
+      "/bin/sh", "-c", "echo slow; exec sleep 1000"};
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(launcher.wait_for_out("slow"));
+  const std::string control = options.replicas->control;
+  EXPECT_THAT(
+      send_control_request(control, "admit 0").status().message(),
+      HasSubstr("the job is starting"));
+  launcher.signal(SIGUSR1);
+  const LauncherResult outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 75) << outcome.err;
+  EXPECT_THAT(outcome.out, Not(HasSubstr("pid")));
+}
+
 TEST_F(ReplicaJobKillTest, ACoordinatorElsewhereIsOnlyNamed) {
   LaunchOptions options = replicas_of(2, 1, "echo at $SHERD_COORDINATOR");
   options.replicas->coordinator_command.clear();

@@ -46,7 +46,9 @@ RestartPolicy::RestartPolicy(const RestartPolicyOptions& options)
 
 GroupActions RestartPolicy::begin(Instant now) {
   now_ = now;
-  for (std::size_t i = 0; i < groups_.size() && stop_signal_ == 0; ++i) {
+  begun_ = true;
+  for (std::size_t i = 0; i < groups_.size() && stop_signal_ == 0 && !over_;
+       ++i) {
     start(i, "");
   }
   return std::exchange(actions_, {});
@@ -166,7 +168,10 @@ Status RestartPolicy::can_ask_about(int replica) const {
         str("expected a replica from 0 to ", options_.replicas - 1, ", found ",
             replica));
   }
-  return stop_signal_ != 0 || over_ ? refusal("the job is ending") : Status();
+  if (stop_signal_ != 0 || over_) {
+    return refusal("the job is ending");
+  }
+  return begun_ ? Status() : refusal("the job is starting");
 }
 
 Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
@@ -389,7 +394,7 @@ std::optional<std::size_t> RestartPolicy::running_spare() const {
 
 void RestartPolicy::request_leave(std::size_t index) {
   Group& group = groups_[index];
-  if (group.state == State::kWaiting) {
+  if (group.state == State::kWaiting || group.state == State::kIdle) {
     group.state = State::kDrained;
     say(name(index) + " stays away");
   } else if (group.state == State::kRunning) {

@@ -92,7 +92,8 @@ class RestartPolicy {
   // REQUIRES: replicas, ranks >= 1; spares, restarts_max >= 0.
   explicit RestartPolicy(const RestartPolicyOptions& options);
 
-  // Nothing runs before this call; a stop signal that came earlier ends the job here.
+  // Nothing runs before this call, and no request is accepted. A signal that came earlier, to stop
+  // or to leave, ends the job here.
   GroupActions begin(Instant now);
   // All ranks whose end was noticed at the same moment.
   GroupActions ranks_ended(const std::vector<GroupRankExit>& ends, Instant now);
@@ -131,6 +132,7 @@ class RestartPolicy {
   int stop_signal() const { return stop_signal_; }
 
  private:
+  // kIdle: before begin().
   enum class State { kIdle, kRunning, kWaiting, kDone, kDrained, kFailed };
   struct Group {
     std::optional<int> replica;
@@ -175,6 +177,7 @@ class RestartPolicy {
   const RestartPolicyOptions options_;
   std::vector<Group> groups_;
   int stop_signal_ = 0;
+  bool begun_ = false;
   bool over_ = false;  // Spares have been told to end.
   // Whether the replica that ended last, not counting drained ones, has succeeded.
   bool last_was_done_ = false;

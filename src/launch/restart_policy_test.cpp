@@ -295,6 +295,25 @@ TEST(RestartPolicy, AStopSignalBeforeTheBeginningStartsNothing) {
   EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
 }
 
+TEST(RestartPolicy, RequestsBeforeTheBeginningAreRefused) {
+  RestartPolicy policy({.replicas = 2, .ranks = 1});
+  for (const auto& refused :
+       {policy.admit(0, kStart).status(), policy.drain(1, kStart).status()}) {
+    EXPECT_THAT(refused.message(), HasSubstr("the job is starting"));
+  }
+  EXPECT_EQ(words_of(policy.begin(kStart)), "start 0 as 0; start 1 as 1");
+}
+
+TEST(RestartPolicy, ASignalToLeaveBeforeTheBeginningStartsNothing) {
+  RestartPolicy policy({.replicas = 2, .spares = 1, .ranks = 1});
+  const auto actions = policy.signal_received(SIGUSR1, kStart);
+  EXPECT_THAT(reasons_of(actions), HasSubstr("replica 1 stays away"));
+  EXPECT_TRUE(policy.all_left());
+  EXPECT_EQ(words_of(policy.begin(kStart)), "");
+  EXPECT_TRUE(policy.finished());
+  EXPECT_EQ(policy.exit_status(), 75);
+}
+
 TEST(RestartPolicy, ADrainedReplicaStaysAwayUntilItIsAdmitted) {
   RestartPolicy policy = three_of_two();
   EXPECT_EQ(
