@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/output_forwarder.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <string>
+#include <thread>
+#include <utility>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "base/descriptor.h"
 
 namespace sherd::launch {
 namespace {
@@ -57,6 +64,44 @@ TEST(OutputTail, KeepsTheLastTwentyAndCutsLongOnes) {
   EXPECT_EQ(last.lines().back(), "49");
   last.add(std::string(5000, 'x'));
   EXPECT_LT(last.lines().back().size(), 1010U);
+}
+
+// A rank may have left a process behind that writes as fast as it can.
+TEST(OutputForwarder, DrainsWhatThePipeHeldAndNotWhatComesMeanwhile) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  Descriptor in(ends[0]);
+  Descriptor out(ends[1]);
+  std::string page;
+  while (page.size() < 4096) {
+    page += "y\n";
+  }
+  off_t held = 0;
+  while (::write(out.get(), page.data(), page.size()) > 0) {
+    held += static_cast<off_t>(page.size());
+  }
+  ::fcntl(out.get(), F_SETFL, 0);
+  std::thread writer([&] {  // It waits until the pipe is read.
+    for (int i = 0; i < 4096; ++i) {
+      EXPECT_EQ(::write(out.get(), page.data(), page.size()), 4096);
+    }
+    out.close();
+  });
+  const Descriptor rest(::dup(in.get()));
+  const Descriptor shown(::memfd_create("shown", MFD_CLOEXEC));
+  LineWriter lines(shown.get());
+  OutputTail last;
+  OutputForwarder forwarder(std::move(in), "", &lines, &last);
+  forwarder.drain();
+  while (lines.pending()) {
+    lines.write_some();
+  }
+  EXPECT_EQ(::lseek(shown.get(), 0, SEEK_END), held);
+  ::fcntl(rest.get(), F_SETFL, 0);
+  std::string dropped(page.size(), '\0');
+  while (::read(rest.get(), dropped.data(), dropped.size()) > 0) {
+  }
+  writer.join();
 }
 
 }  // namespace

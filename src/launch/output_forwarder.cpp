@@ -69,22 +69,33 @@ OutputForwarder::OutputForwarder(
 
 int OutputForwarder::poll_fd() const { return to_->full() ? -1 : pipe_.get(); }
 
-void OutputForwarder::read_some() {
+void OutputForwarder::read_some() { read_up_to(kReadBytes); }
+
+std::size_t OutputForwarder::read_up_to(std::size_t bytes) {
   std::array<char, kReadBytes> buffer;  // NOLINT: read() fills it.
-  const ssize_t count = ::read(pipe_.get(), buffer.data(), buffer.size());
+  const ssize_t count =
+      ::read(pipe_.get(), buffer.data(), std::min(bytes, buffer.size()));
   if (count > 0) {
-    pass_on(splitter_.add({buffer.data(), static_cast<std::size_t>(count)}));
-  } else if (count == 0 || errno != EINTR) {
+    const auto read = static_cast<std::size_t>(count);
+    pass_on(splitter_.add({buffer.data(), read}));
+    return read;
+  }
+  if (count == 0 || errno != EINTR) {
     pass_on(splitter_.finish());
     pipe_.close();
   }
+  return 0;
 }
 
 void OutputForwarder::drain() {
   int held = 0;
-  while (pipe_.open() && ::ioctl(pipe_.get(), FIONREAD, &held) == 0 &&
-         held > 0) {
-    read_some();
+  if (!pipe_.open() || ::ioctl(pipe_.get(), FIONREAD, &held) != 0) {
+    held = 0;
+  }
+  // Asking again would never end if a writer is faster than this loop.
+  auto left = static_cast<std::size_t>(held);
+  while (pipe_.open() && left > 0) {
+    left -= read_up_to(left);
   }
   pass_on(splitter_.finish());
   pipe_.close();

@@ -57,17 +57,18 @@ class OutputForwarder {
   // The descriptor to poll; -1 while there is nothing to wait for: at the end of the stream, or
   // while the writer is full.
   int poll_fd() const;
-  // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is
-  // readable or hung up.
+  // Passes on one buffer of what the pipe holds. REQUIRES: poll() said it is readable or hung up.
   void read_some();
   // Forwards what the pipe holds now, including a last line without an end, and closes it. Does not
-  // wait for writers that outlive the rank.
+  // wait for writers that outlive the rank, nor for what they write meanwhile.
   void drain();
   // Closes the pipe if the writer's reader is gone, so that the rank meets the closed pipe that it
   // would have met without a launcher.
   void close_if_sink_closed();
 
  private:
+  // Returns how many bytes it has passed on.
+  std::size_t read_up_to(std::size_t bytes);
   void pass_on(const std::vector<std::string>& lines);
 
   Descriptor pipe_;
