@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/line_writer.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
 #include <climits>
+#include "base/check.h"
 
 namespace sherd::launch {
 
 LineWriter::LineWriter(int fd) : fd_(fd) {
   struct stat status = {};
-  is_file_ = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+  const bool known = ::fstat(fd, &status) == 0;
+  is_file_ = known && S_ISREG(status.st_mode);
+  // A terminal that poll() calls writable may still have room for less than is written.
+  if (known && (S_ISCHR(status.st_mode) || S_ISFIFO(status.st_mode))) {
+    own_ = Descriptor(::open(
+        str("/proc/self/fd/", fd).c_str(),
+        O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  }
 }
 
 void LineWriter::add_line(std::string_view prefix, std::string_view line) {
@@ -31,7 +40,7 @@ void LineWriter::write_some() {
     const std::size_t end = rest.rfind('\n');
     rest = rest.substr(0, end == std::string_view::npos ? PIPE_BUF : end + 1);
   }
-  const ssize_t count = ::write(fd_, rest.data(), rest.size());
+  const ssize_t count = ::write(fd(), rest.data(), rest.size());
   if (count < 0) {
     if (errno == EINTR || errno == EAGAIN) {
       return;

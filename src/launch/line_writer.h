@@ -2,13 +2,14 @@
 //
 // LineWriter writes whole lines to a descriptor that may be slow (a terminal, a pager) without
 // blocking the launcher: lines are queued here and written when poll() says that there is room. It
-// does not own the descriptor and does not change its flags, because other processes share them.
-// Thread rule: one thread.
+// does not own the descriptor and does not change its flags, because other processes share them: it
+// opens a terminal or pipe once more and writes without blocking there. Thread rule: one thread.
 #pragma once
 
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include "base/descriptor.h"
 
 namespace sherd::launch {
 
@@ -22,7 +23,8 @@ class LineWriter {
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
 
-  int fd() const { return fd_; }
+  // The descriptor to poll.
+  int fd() const { return own_.open() ? own_.get() : fd_; }
   // Queues prefix, line and an end of line; does nothing once the writer is closed.
   void add_line(std::string_view prefix, std::string_view line);
   bool pending() const { return written_ < pending_.size(); }
@@ -39,7 +41,8 @@ class LineWriter {
 
  private:
   const int fd_;
-  bool is_file_;  // Writing to a file never blocks.
+  Descriptor own_;  // Not open if the system does not open the file again.
+  bool is_file_;    // Writing to a file never blocks.
   bool closed_ = false;
   bool abandoned_ = false;
   int error_ = 0;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Real ranks that fail, are signalled, or lose their launcher.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <csignal>
+#include <cstdlib>
 #include <regex>
 #include <string>
 #include <gmock/gmock.h>
@@ -268,6 +270,25 @@ TEST_F(StopTest, AStalledReaderDoesNotKeepTheLauncherFromItsSignals) {
   launcher.signal(SIGTERM);  // From here on nobody reads stdout.
   ASSERT_TRUE(launcher.wait_for_err("SIGTERM"));
   launcher.signal(SIGTERM);  // This gives up the output as well.
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
+}
+
+TEST_F(StopTest, ATerminalThatNobodyReadsDoesNotKeepTheLauncherFromItsSignals) {
+  Descriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_EQ(::grantpt(terminal.get()), 0);
+  ASSERT_EQ(::unlockpt(terminal.get()), 0);
+  Descriptor screen(
+      ::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(screen.open());
+  LauncherProcess launcher(
+      ranks_of(2, "exec yes"), {.stdout_fd = screen.get()});
+  screen.close();
+  // Something was written; the terminal takes a few thousand bytes.
+  ASSERT_TRUE(
+      wait_readable(terminal.get(), SteadyClock().now() + kTestTimeout));
+  launcher.signal(SIGTERM);
+  ASSERT_TRUE(launcher.wait_for_err("SIGTERM"));
+  terminal.close();  // The output fails now, instead of waiting for a reader.
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
 }
 
