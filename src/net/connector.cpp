@@ -45,13 +45,21 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   std::shared_ptr<ConnectionCore> core;  // Used until the greeting.
   Instant until{0};
   Timer deadline;
+  Timer
+      next_address;  // When the address that is tried has had its share of the time.
 };
 
 void Connector::Impl::begin() {
-  std::error_code error;
-  const auto ip = asio::ip::make_address(address.host, error);
-  if (!error) {
-    check_security(options.security, address.host);
+  std::vector<std::string> known = options.addresses;
+  std::error_code is_name;
+  asio::ip::make_address(address.host, is_name);
+  if (known.empty() && !is_name) {
+    known = {address.host};
+  }
+  std::vector<Tcp::endpoint> endpoints;
+  for (const std::string& ip : known) {
+    check_security(options.security, ip);
+    endpoints.emplace_back(asio::ip::make_address(ip), address.port);
   }
   until = loop.now() + options.timeout;
   deadline = loop.after(options.timeout, [weak = weak_from_this()] {
@@ -62,10 +70,10 @@ void Connector::Impl::begin() {
                seconds(self->options.timeout), " s, found none")});
     }
   });
-  if (error) {
+  if (endpoints.empty()) {
     resolve();
   } else {
-    connect({{ip, address.port}});
+    connect(std::move(endpoints));
   }
 }
 
@@ -108,14 +116,19 @@ void Connector::Impl::resolve() {
 // Tries the first, then the others. REQUIRES: not empty.
 void Connector::Impl::connect(std::vector<Tcp::endpoint> endpoints) {
   const Tcp::endpoint peer = endpoints.front();
+  const Duration share =
+      (until - loop.now()) / static_cast<Duration::rep>(endpoints.size());
   endpoints.erase(endpoints.begin());
+  const bool last = endpoints.empty();
   const auto ended = [self = shared_from_this(), peer,
                       others =
                           std::move(endpoints)](const std::error_code& error) {
     if (!self->done) {
       return;
     }
-    if (!error) {
+    self->next_address.cancel();
+    // It may have been closed after it was connected and before this was called.
+    if (!error && self->socket.is_open()) {
       self->connected(peer);
     } else if (!others.empty()) {
       self->connect(others);
@@ -132,6 +145,14 @@ void Connector::Impl::connect(std::vector<Tcp::endpoint> endpoints) {
   if (error) {
     asio::post(socket.get_executor(), [ended, error] { ended(error); });
     return;
+  }
+  if (!last) {  // The last one has all the time until the deadline.
+    next_address = loop.after(share, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) {
+        std::error_code ignored;
+        self->socket.close(ignored);
+      }
+    });
   }
   socket.async_connect(peer, ended);
 }
@@ -169,6 +190,7 @@ void Connector::Impl::tell(Result<std::unique_ptr<Connection>> result) {
 
 void Connector::Impl::give_up() {
   deadline.cancel();
+  next_address.cancel();
   resolver.cancel();
   std::error_code ignored;
   socket.close(ignored);

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/connection.h"
@@ -22,8 +24,11 @@ struct ConnectorOptions {
   // ---- behaviour ----
   Security security{};
   ConnectionOptions connection{};
-  // The limit for name look-up, connecting and greeting together.
+  // The limit for name look-up, connecting and greeting together. To connect, each address of a name
+  // gets an equal share of what is left, so that a silent one does not hide the others.
   Duration timeout = std::chrono::seconds(5);
+  // The IP addresses of the host, tried in this order. Empty: the system looks its name up.
+  std::vector<std::string> addresses{};
 };
 
 class Connector {

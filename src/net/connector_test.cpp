@@ -61,6 +61,22 @@ TEST(Connector, EndsAtItsDeadlineWhenTheHostIsSilent) {
   }
 }
 
+TEST(Connector, TriesTheNextAddressWhenOneIsSilent) {
+  Loop loop;
+  TestServer server(loop);
+  const HostAddress named{"two-addresses", server.listener->address().port};
+  const testing::UnansweringHost silent(named.port);
+  TestEndpoint client;
+  const Instant begin = loop.now();
+  EXPECT_EQ(
+      testing::dial(
+          loop, named, client,
+          {.timeout = 400ms, .addresses = {silent.ip(), "127.0.0.1"}}),
+      "");
+  // Half of the time was for the first of them.
+  EXPECT_GE(loop.now() - begin, 200ms);
+}
+
 TEST(Connector, RefusesAnAddressBeyondThisHostWithoutSecurity) {
   Loop loop;
   EXPECT_THAT(

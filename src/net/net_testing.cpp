@@ -205,6 +205,18 @@ UnusedPort::UnusedPort() : socket_(bound_socket(address_)) {}
 
 SilentHost::SilentHost() : socket_(listening_socket(address_)) {}
 
+UnansweringHost::UnansweringHost(std::uint16_t port)
+    : socket_(new_socket()), client_(new_socket()) {
+  auto address = loopback(port);
+  address.sin_addr.s_addr = ::inet_addr(ip());
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  SHERD_CHECK(
+      ::bind(socket_.get(), generic, sizeof address) == 0 &&
+          ::listen(socket_.get(), 0) == 0 &&
+          ::connect(client_.get(), generic, sizeof address) == 0,
+      "no listener");
+}
+
 RecordingProxy::RecordingProxy(std::uint16_t listener_port)
     : listener_port_(listener_port), socket_(listening_socket(address_)) {}
 

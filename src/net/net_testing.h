@@ -129,6 +129,17 @@ class SilentHost {
   Descriptor socket_;
 };
 
+// A listening socket at 127.0.0.2 that does not even take connections: attempts to connect wait.
+class UnansweringHost {
+ public:
+  explicit UnansweringHost(std::uint16_t port);
+  static const char* ip() { return "127.0.0.2"; }
+
+ private:
+  Descriptor socket_;
+  Descriptor client_;  // It fills the queue of connections to accept.
+};
+
 // Writes NAME.pem and NAME.key into the folder, with NAME-ca.pem of a new authority that signed it.
 TlsFiles make_certificate(
     const std::string& folder,

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 #include "base/check.h"
 
 namespace sherd::net {
@@ -36,7 +37,11 @@ int whole_seconds(Duration time) {
 
 }  // namespace
 
-Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
+namespace {
+
+// At least one, in the order in which the system wants them tried.
+Result<std::vector<SocketAddress>> addresses_of(
+    const std::string& host, std::uint16_t port) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -51,10 +56,23 @@ Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(
       found, &::freeaddrinfo);
-  SocketAddress address;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  address.bytes = found->ai_addrlen;
-  return address;
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    SocketAddress& address = addresses.emplace_back();
+    std::memcpy(&address.storage, each->ai_addr, each->ai_addrlen);
+    address.bytes = each->ai_addrlen;
+  }
+  return addresses;
+}
+
+}  // namespace
+
+Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
+  const auto addresses = addresses_of(host, port);
+  if (!addresses.ok()) {
+    return addresses.status();
+  }
+  return addresses.value().front();
 }
 
 Result<ListeningSocket> listen_on(const SocketAddress& address) {
@@ -75,17 +93,21 @@ Result<ListeningSocket> listen_on(const SocketAddress& address) {
 }
 
 Result<ListeningSocket> listen_on(const std::string& host) {
-  const auto address = resolve(host, 0);
-  if (!address.ok()) {
-    return address.status();
+  const auto addresses = addresses_of(host, 0);
+  if (!addresses.ok()) {
+    return addresses.status();
   }
-  auto listening = listen_on(address.value());
-  if (!listening.ok()) {
-    return Status(
-        ErrorCode::kUnavailable,
-        "cannot listen on " + host + ": " + listening.status().message());
+  Status why;
+  for (const SocketAddress& address : addresses.value()) {
+    auto listening = listen_on(address);
+    if (listening.ok()) {
+      return listening;
+    }
+    why = listening.status();
   }
-  return listening;
+  return Status(
+      ErrorCode::kUnavailable,
+      "cannot listen on " + host + ": " + why.message());
 }
 
 void set_peer_options(int socket, const TcpTimeouts& timers) {

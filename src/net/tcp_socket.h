@@ -18,7 +18,7 @@ struct SocketAddress {
   socklen_t bytes = 0;
 };
 
-// An IP address, or a name whose lookup may take a while.
+// Takes an IP address, or a name whose lookup may take a while; of several addresses the first.
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
 
 struct ListeningSocket {
@@ -27,6 +27,7 @@ struct ListeningSocket {
 };
 // Port 0 takes any free port. A port that only lingers after an earlier process counts as free.
 Result<ListeningSocket> listen_on(const SocketAddress& address);
+// On the first address of the host that can be bound: a name may have one that this host lacks.
 Result<ListeningSocket> listen_on(const std::string& host);
 
 // Both are needed: the user timeout detects nothing while the connection is quiet, keep-alive
