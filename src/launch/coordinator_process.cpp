@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/coordinator_process.h"
 
+#include <unistd.h>
 #include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -45,11 +47,32 @@ void CoordinatorProcess::begin(Instant now) {
   std::error_code ignored;
   std::filesystem::remove(ready_file_, ignored);  // An earlier run left it.
   started_ = now;
-  failure_ = start();
+  const Status reserved = reserve_ports();
+  failure_ = reserved.ok() ? start() : StartFailure{1, reserved.message()};
   if (failure_.message.empty()) {
     state_ = State::kStarting;
     deadline_ = now + kPollInterval;
   }
+}
+
+Status CoordinatorProcess::reserve_ports() {
+  const auto seed = static_cast<std::uint64_t>(::getpid());
+  Result<ReservedPort> port = reserve_port(seed);
+  if (!port.ok()) {
+    return port.status();
+  }
+  port_ = std::move(port).value();
+  bind_ = str("127.0.0.1:", port_.port);
+  if (!status_.ends_with(":0")) {
+    return {};
+  }
+  Result<ReservedPort> of_status = reserve_port(seed);
+  if (!of_status.ok()) {
+    return of_status.status();
+  }
+  status_port_ = std::move(of_status).value();
+  status_.replace(status_.size() - 1, 1, str(status_port_.port));
+  return {};
 }
 
 StartFailure CoordinatorProcess::start() {
@@ -67,15 +90,13 @@ StartFailure CoordinatorProcess::start() {
   process.path = program.path;
   process.command = replicas.coordinator_command;
   for (const std::string& word :
-       {std::string("--bind"),
-        address_.empty() ? std::string("127.0.0.1:0") : address_,
-        std::string("--log"), log_, std::string("--ready-file"), ready_file_,
-        std::string("--status"), status_, std::string("--replicas-min"),
-        str(replicas.replicas_min), std::string("--replicas-start"),
-        str(replicas.replicas), std::string("--samples-per-replica"),
-        str(replicas.samples_per_replica), std::string("--global-batch"),
-        str(replicas.global_batch), std::string("--samples-multiple"),
-        str(options_.ranks)}) {
+       {std::string("--bind"), bind_, std::string("--log"), log_,
+        std::string("--ready-file"), ready_file_, std::string("--status"),
+        status_, std::string("--replicas-min"), str(replicas.replicas_min),
+        std::string("--replicas-start"), str(replicas.replicas),
+        std::string("--samples-per-replica"), str(replicas.samples_per_replica),
+        std::string("--global-batch"), str(replicas.global_batch),
+        std::string("--samples-multiple"), str(options_.ranks)}) {
     process.command.push_back(word);
   }
   if (!secret_file_.empty()) {
@@ -155,6 +176,7 @@ void CoordinatorProcess::time_passed(Instant now) {
 void CoordinatorProcess::read_ready_file(Instant now) {
   std::ifstream in(ready_file_);
   if (in >> address_) {
+    bind_ = address_;
     in >> status_;
     state_ = State::kRunning;
   } else if (now - started_ < kStartTimeout) {

@@ -2,8 +2,9 @@
 //
 // CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a child that starts
 // before the replicas and ends after them, and that is restarted on the same log and the same ports
-// whenever it dies. A coordinator that has never listened is not restarted: its options or its log
-// must be wrong. Thread rule: one thread.
+// whenever it dies. The ports are reserved for it, so that nobody takes them while it is down. A
+// coordinator that has never listened is not restarted: its options or its log must be wrong.
+// Thread rule: one thread.
 #pragma once
 
 #include <optional>
@@ -11,6 +12,7 @@
 #include <sherd/launch/launch.h>
 #include "base/backoff.h"
 #include "base/clock.h"
+#include "launch/port.h"
 #include "launch/supervisor.h"
 
 namespace sherd::launch {
@@ -47,6 +49,7 @@ class CoordinatorProcess {
   // kStarting: until it listens for the first time. kWaiting: before a restart.
   enum class State { kStarting, kRunning, kWaiting, kEnding, kKilled, kEnded };
 
+  Status reserve_ports();
   StartFailure start();
   void read_ready_file(Instant now);
   void start_later(const std::string& why, Instant now);
@@ -58,11 +61,14 @@ class CoordinatorProcess {
   const int slot_;
   Supervisor& supervisor_;
   State state_ = State::kEnded;
+  ReservedPort port_;
+  ReservedPort status_port_;
+  std::string bind_;    // Where it is to listen.
   std::string status_;  // The address of its status page.
   Backoff backoff_;
   Instant started_{};
   std::optional<Instant> deadline_;
-  std::string address_;
+  std::string address_;  // Where it listens.
   StartFailure failure_;
 };
 

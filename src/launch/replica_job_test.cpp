@@ -28,16 +28,17 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Prints its arguments, and reports that it listens on a port that it chooses once.
+// Prints its arguments, and reports that it listens where it is told to.
 constexpr const char* kCoordinator =
     R"(all="$*"
 while [ $# -gt 1 ]; do
-  case $1 in --bind) bind=$2;; --ready-file) ready=$2;; esac
+  case $1 in
+    --bind) bind=$2;; --status) status=$2;; --ready-file) ready=$2;;
+  esac
   shift
 done
-[ "$bind" = 127.0.0.1:0 ] && bind=127.0.0.1:41234
 echo "pid $$ told $all"
-printf "$bind\n127.0.0.1:41235\n" > "$ready.new" && mv "$ready.new" "$ready"
+printf "$bind\n$status\n" > "$ready.new" && mv "$ready.new" "$ready"
 exec sleep 1000)";
 
 bool runs(pid_t pid) { return ::kill(pid, 0) == 0; }
@@ -47,6 +48,17 @@ bool wait_for_end(pid_t pid) {
   const Descriptor event = open_pidfd(pid);
   return !event.open() ||
       wait_readable(event.get(), SteadyClock().now() + kTestTimeout);
+}
+
+// Whether a launcher could reserve the port, as reserve_port() does.
+bool can_reserve(int port) {
+  const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  return ::bind(
+             socket.get(), reinterpret_cast<const sockaddr*>(&address),
+             sizeof address) == 0;
 }
 
 std::string label_of(const std::string& name) {
@@ -97,12 +109,13 @@ TEST_F(ReplicaJobKillTest, EveryReplicaIsAWorldOfItsOwn) {
       "$SHERD_REPLICA/$SHERD_REPLICAS at $SHERD_COORDINATOR port "
       "$MASTER_PORT"));
   EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  const int coordinator = process_after("--bind 127.0.0.1:", outcome.out);
   std::set<int> ports;
   for (const int replica : {0, 1, 2}) {
     for (const int rank : {0, 1}) {
       const std::string line =
           str("[r", replica, ".", rank, "] ", rank, "/2 ", rank, "/2 replica ",
-              replica, "/3 at 127.0.0.1:41234 port ");
+              replica, "/3 at 127.0.0.1:", coordinator, " port ");
       EXPECT_THAT(outcome.out, HasSubstr(line));
       ports.insert(process_after(line, outcome.out));
     }
@@ -154,11 +167,22 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
   LauncherProcess launcher(sleepers(2, 1));
   const auto ranks = pids(launcher, 2, 1);
   const std::string label = "[coordinator] pid ";
-  ASSERT_TRUE(launcher.wait_for_out("--bind 127.0.0.1:0"));
+  ASSERT_TRUE(launcher.wait_for_out("--samples-multiple"));
+  const int port = process_after("--bind 127.0.0.1:", launcher.out());
+  const int status = process_after("--status 127.0.0.1:", launcher.out());
+  // Reserved ports, which no outgoing connection takes while it is down, nor another launcher.
+  for (const int reserved : {port, status}) {
+    EXPECT_GE(reserved, 20000);
+    EXPECT_LE(reserved, 29999);
+    EXPECT_FALSE(can_reserve(reserved));
+  }
+  EXPECT_NE(port, status);
   for (int life = 2; life <= 3; ++life) {
     ::kill(process_after(label, launcher.out()), SIGKILL);
-    ASSERT_TRUE(launcher.wait_for_out("--bind 127.0.0.1:41234", life - 1));
-    ASSERT_TRUE(launcher.wait_for_out("--status 127.0.0.1:41235", life - 1));
+    ASSERT_TRUE(
+        launcher.wait_for_out(str("--bind 127.0.0.1:", port, " "), life));
+    ASSERT_TRUE(
+        launcher.wait_for_out(str("--status 127.0.0.1:", status, " "), life));
     ASSERT_TRUE(launcher.wait_for_out(label, life));
   }
   for (const auto& [name, pid] : ranks) {
@@ -187,7 +211,7 @@ TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
   EXPECT_THAT(
       outcome.out,
       AllOf(
-          HasSubstr("--status 127.0.0.1:0 --replicas-min 2 --replicas-start 3 "
+          HasSubstr(" --replicas-min 2 --replicas-start 3 "
                     "--samples-per-replica 12 --global-batch 0 "
                     "--samples-multiple 1 --secret-file /my/secret "
                     "--dead-after 3\n"),

@@ -12,7 +12,7 @@
 namespace sherd::launch {
 namespace {
 
-// The user's terminal, signals, the control socket, a lock, and logs being opened.
+// The user's terminal, signals, the control socket, a lock, reserved ports, and logs being opened.
 constexpr std::uint64_t kDescriptorsOfLauncher = 24;
 // The descriptor of its end, stdout, stderr, and the one a spare waits for.
 constexpr std::uint64_t kDescriptorsOfProcess = 4;
