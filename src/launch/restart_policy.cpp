@@ -98,7 +98,7 @@ GroupActions RestartPolicy::start_failed(
   if (groups_[index].replica) {
     failure_ = {group, what, std::nullopt, status};
   }
-  if (groups_[index].restarts == 0) {
+  if (!groups_[index].proved) {
     groups_[index].state = State::kFailed;
     say(what);
   } else {
@@ -208,7 +208,7 @@ Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
         str("a process of replica ", replica, " hangs in the kernel"));
   }
   group.backoff.reset();
-  group.restarts = 0;
+  group.proved = false;
   group.budget.renew();
   now_ = now;
   start(index, name(index) + " is admitted");
@@ -326,7 +326,7 @@ void RestartPolicy::group_ended(std::size_t index) {
             : name(index) + " has left");
   } else if (!end) {
     group.state = State::kDone;
-  } else if (end->exit_code == kWrongUsage && group.restarts == 0) {
+  } else if (end->exit_code == kWrongUsage && !group.proved) {
     group.state = State::kFailed;
     say(what + ", which is wrong usage; it is not started again");
   } else {
@@ -342,6 +342,7 @@ void RestartPolicy::failed(std::size_t index, const std::string& what) {
   }
   const int replica = *std::exchange(groups_[index].replica, std::nullopt);
   groups_[*spare].replica = replica;
+  groups_[*spare].proved = true;
   actions_.push_back(
       {PromoteSpare{static_cast<int>(*spare), replica},
        str(what, "; spare ", *spare, " takes its place")});
@@ -370,7 +371,7 @@ void RestartPolicy::start_again(std::size_t index, const std::string& what) {
             window > Duration(0) ? str(" within ", seconds(window), " s") : "",
             " (--max-restarts, --restart-window)");
   } else {
-    ++group.restarts;
+    group.proved = true;
     reason += str("; ", name(index), " is started again ", in_words(wait));
     if (wait == Duration(0)) {
       start(index, reason);

@@ -140,7 +140,8 @@ class RestartPolicy {
     bool draining = false;
     // It was given up while one of its processes survived SIGKILL and has still not ended.
     bool hangs = false;
-    int restarts = 0;
+    // Its command line is right: it has run before, or has become a replica.
+    bool proved = false;
     RestartBudget budget;
     int restarts_after_done = 0;  // In a row.
     Instant started{};

@@ -417,6 +417,14 @@ TEST(RestartPolicy, WithoutARunningSpareAReplicaIsStartedAgain) {
   EXPECT_EQ(words_of(lose(policy, 0, kStart)), "start 0 as 0");
 }
 
+TEST(RestartPolicy, ASpareThatTookAPlaceHasARightCommandLine) {
+  RestartPolicy policy = begun({.replicas = 1, .spares = 1, .ranks = 1});
+  policy.ranks_ended({killed_in(0, 0)}, kStart);
+  EXPECT_EQ(
+      words_of(policy.ranks_ended({exited(1, 0, 2)}, kStart)),
+      "spare 0 is 0; start 1 as spare");
+}
+
 TEST(RestartPolicy, SparesEndWhenTheReplicasHave) {
   RestartPolicy policy = begun({.replicas = 1, .spares = 1, .ranks = 2});
   EXPECT_EQ(words_of(finish(policy, 0)), "signal 1: 15");
