@@ -292,10 +292,14 @@ RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
 std::string read_flight_folder(const EnvironmentLookup& lookup) {
   const EnvironmentReader read(lookup);
   const auto folder = read.text("SHERD_FLIGHT_DIR");
-  const auto replica = read.text("SHERD_REPLICA");
-  return !folder.value_or("").empty() && replica
-      ? str(*folder, "/replica-", *replica)
-      : folder.value_or("");
+  if (!folder) {
+    return "";
+  }
+  if (const auto replica = read.text("SHERD_REPLICA")) {
+    return str(*folder, "/replica-", *replica);
+  }
+  const auto spare = read.text("SHERD_SPARE_GROUP");
+  return spare ? str(*folder, "/spare-", *spare) : *folder;
 }
 
 }  // namespace sherd

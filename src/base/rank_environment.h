@@ -34,9 +34,9 @@ struct RankEnvironment {
   // SHERD_FAKE_HOST, which `sherd run --fake-hosts` sets: ranks with different numbers behave as if
   // they ran on different hosts.
   std::optional<int> fake_host{};
-  // SHERD_FLIGHT_DIR, which `sherd run --flight-dir` sets: the folder, one for each replica, into
-  // which a rank writes the last events of its exchanges when one fails (flight_recorder.h). Empty:
-  // none.
+  // SHERD_FLIGHT_DIR, which `sherd run --flight-dir` sets: the folder, one for each replica and
+  // spare, into which a rank writes the last events of its exchanges when one fails
+  // (flight_recorder.h). Empty: none.
   std::string flight_folder{};
 };
 

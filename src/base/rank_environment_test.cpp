@@ -170,6 +170,10 @@ TEST(RankEnvironment, ReplicasHaveFoldersOfTheirOwnForRecords) {
   EXPECT_EQ(
       read(with(recorded, {{"SHERD_REPLICA", "2"}})).flight_folder,
       "a/flight/replica-2");
+  EXPECT_EQ(
+      read(with(recorded, {{"SHERD_SPARE", "17"}, {"SHERD_SPARE_GROUP", "4"}}))
+          .flight_folder,
+      "a/flight/spare-4");
 }
 
 TEST(RankEnvironment, OpenMpiRanksAgreeOnAPortWithoutTalking) {

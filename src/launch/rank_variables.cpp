@@ -27,6 +27,7 @@ void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
     ours["SHERD_REPLICA"] = str(*place.replica);
   } else {
     ours["SHERD_SPARE"] = str(place.spare_fd);
+    ours["SHERD_SPARE_GROUP"] = str(place.spare);
   }
   if (place.samples > 0) {
     ours["SHERD_SAMPLES"] = str(place.samples);
@@ -48,7 +49,8 @@ bool is_leftover(std::string_view name, const RankVariables& place) {
   const bool of_tls = name == "SHERD_TLS_CERT" || name == "SHERD_TLS_KEY" ||
       name == "SHERD_TLS_CA";
   return name == "TORCHELASTIC_USE_AGENT_STORE" || name == "SHERD_REPLICA" ||
-      name == "SHERD_SPARE" || name == "SHERD_SECRET_FILE" ||
+      name == "SHERD_SPARE" || name == "SHERD_SPARE_GROUP" ||
+      name == "SHERD_SECRET_FILE" ||
       (of_tls && !place.of_replica->secret_file.empty());
 }
 

@@ -20,6 +20,7 @@ struct ReplicaVariables {
   std::int64_t samples = 0;  // In a step of all replicas; 0 if unknown.
   std::string secret_file;   // Empty if there is none.
   std::string timeouts{};    // Empty for the defaults.
+  int spare = 0;             // The number of a spare.
   int spare_fd = -1;         // From which a spare reads its replica's number.
 };
 
@@ -36,10 +37,10 @@ struct RankVariables {
 
 // Returns `base` ("NAME=value" each) with these changes. Replaced: RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; with fake hosts SHERD_FAKE_HOST; for a replica
-// SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor), SHERD_REPLICAS, SHERD_SAMPLES,
-// SHERD_SECRET_FILE and SHERD_TIMEOUTS. Added unless it is set: OMP_NUM_THREADS. Removed: what an
-// enclosing torchrun's agent has set, since its store does not know these ranks, and with a secret
-// SHERD_TLS_*.
+// SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor, and SHERD_SPARE_GROUP),
+// SHERD_REPLICAS, SHERD_SAMPLES, SHERD_SECRET_FILE and SHERD_TIMEOUTS. Added unless it is set:
+// OMP_NUM_THREADS. Removed: what an enclosing torchrun's agent has set, since its store does not
+// know these ranks, and with a secret SHERD_TLS_*.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankVariables& place);
 

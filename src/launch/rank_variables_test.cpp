@@ -68,7 +68,8 @@ TEST(RankVariables, ThreadsAreAShareOfTheCoresUnlessTheUserSaysOtherwise) {
 
 TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
   const Strings enclosing = {
-      "SHERD_REPLICA=9", "SHERD_SPARE=4", "SHERD_SECRET_FILE=/old"};
+      "SHERD_REPLICA=9", "SHERD_SPARE=4", "SHERD_SPARE_GROUP=5",
+      "SHERD_SECRET_FILE=/old"};
   const ReplicaVariables replica = {
       .coordinator = "127.0.0.1:777",
       .replica = 2,
@@ -80,6 +81,7 @@ TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
   EXPECT_EQ(find_variable(variables, "SHERD_REPLICA"), "2");
   EXPECT_EQ(find_variable(variables, "SHERD_REPLICAS"), "3");
   EXPECT_FALSE(find_variable(variables, "SHERD_SPARE"));
+  EXPECT_FALSE(find_variable(variables, "SHERD_SPARE_GROUP"));
   EXPECT_FALSE(find_variable(variables, "SHERD_SECRET_FILE"));
   // Without replicas these variables belong to the user.
   const Strings kept =
@@ -99,8 +101,10 @@ TEST(RankVariables, OfASpareNameADescriptorInsteadOfAReplica) {
            .replicas = 3,
            .samples = 36,
            .secret_file = "/s",
+           .spare = 4,
            .spare_fd = 17}});
   EXPECT_EQ(find_variable(variables, "SHERD_SPARE"), "17");
+  EXPECT_EQ(find_variable(variables, "SHERD_SPARE_GROUP"), "4");
   EXPECT_FALSE(find_variable(variables, "SHERD_REPLICA"));
   EXPECT_EQ(find_variable(variables, "SHERD_SAMPLES"), "36");
   EXPECT_EQ(find_variable(variables, "SHERD_SECRET_FILE"), "/s");

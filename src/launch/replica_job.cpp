@@ -268,6 +268,7 @@ StartFailure ReplicaJob::start_rank_of(
           .samples = coordinator_ ? full_samples(replicas_) : 0,
           .secret_file = secret_file_,
           .timeouts = replicas_.timeouts,
+          .spare = action.group,
           .spare_fd = told.get()}};
   const std::string name = action.replica ? str("r", *action.replica, ".", rank)
                                           : str("s", action.group, ".", rank);

@@ -31,9 +31,9 @@ struct ReplicaOptions {
   // How many replicas run.
   int replicas = 1;
   // The number of spares: groups of ranks that start and wait until a replica is lost, and then
-  // take its place at once. Instead of SHERD_REPLICA they get SHERD_SPARE, the number of a
-  // descriptor from which they read their replica's number as a line. Each spare takes the memory
-  // of a replica.
+  // take its place at once. Instead of SHERD_REPLICA they get SHERD_SPARE_GROUP, their own number,
+  // and SHERD_SPARE, the number of a descriptor from which they read their replica's number as a
+  // line. Each spare takes the memory of a replica.
   int spares = 0;
   // How often one replica is started again within restart_window before it is given up; with a
   // window of 0, within the whole job. It is started at once, then after 1 s, 2 s and so on up to a
