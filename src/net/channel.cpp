@@ -51,12 +51,7 @@ std::unique_ptr<Channel> make_channel(
     const ConnectionOptions& options,
     std::shared_ptr<TlsContext> tls,
     Side side) {
-  set_peer_options(
-      socket.native_handle(),
-      {.user_timeout = options.user_timeout,
-       .keep_alive_idle = options.keep_alive_idle,
-       .keep_alive_interval = options.keep_alive_interval,
-       .keep_alive_probes = options.keep_alive_probes});
+  set_peer_options(socket.native_handle(), options.timeouts);
   if (tls != nullptr) {
     return make_tls_channel(std::move(socket), std::move(tls), side);
   }

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/frame.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::net {
 
@@ -32,12 +33,8 @@ struct ConnectionOptions {
   // The limit of bytes that wait for a peer that reads too slowly; above it the connection ends.
   // Costs that memory for each such peer.
   std::size_t send_queue_bytes_max = std::size_t{64} << 20U;
-  // When a silent or hanging peer is noticed while sent data waits for it ...
-  Duration user_timeout = std::chrono::seconds(5);
-  // ... and while none does. Each notices only its own case.
-  Duration keep_alive_idle = std::chrono::seconds(2);
-  Duration keep_alive_interval = std::chrono::seconds(1);
-  int keep_alive_probes = 3;
+  // When a silent or hanging peer is noticed.
+  TcpTimeouts timeouts{};
   // How long finish() waits for the peer.
   Duration finish_timeout = std::chrono::seconds(1);
 };

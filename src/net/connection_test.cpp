@@ -336,7 +336,8 @@ TEST(KilledPeer, IsNoticedAtOnce) {
     TestServer server(
         loop,
         {.security = security,
-         .connection = {.user_timeout = 60s, .keep_alive_idle = 60s}});
+         .connection = {
+             .timeouts = {.user_timeout = 60s, .keep_alive_idle = 60s}}});
     const PeerProcess peer(server.listener->address(), security);
     ASSERT_TRUE(run_until(loop, [&] {
       return !server.ends.empty() && !server.ends[0]->frames.empty();
@@ -352,7 +353,8 @@ TEST(KilledPeer, IsNoticedAtOnce) {
 
 TEST(StoppedPeer, IsNoticedByTheUserTimeoutWhenDataWaits) {
   Loop loop;
-  TestServer server(loop, {.connection = {.user_timeout = 500ms}});
+  TestServer server(
+      loop, {.connection = {.timeouts = {.user_timeout = 500ms}}});
   const PeerProcess peer(server.listener->address(), {});
   ASSERT_TRUE(run_until(loop, [&] {
     return !server.ends.empty() && !server.ends[0]->frames.empty();

@@ -110,16 +110,16 @@ Result<ListeningSocket> listen_on(const std::string& host) {
       "cannot listen on " + host + ": " + why.message());
 }
 
-void set_peer_options(int socket, const TcpTimeouts& timers) {
+void set_peer_options(int socket, const TcpTimeouts& timeouts) {
   const auto ms =
-      std::chrono::ceil<std::chrono::milliseconds>(timers.user_timeout);
+      std::chrono::ceil<std::chrono::milliseconds>(timeouts.user_timeout);
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms.count()));
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, whole_seconds(timers.keep_alive_idle));
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE,
+      whole_seconds(timeouts.keep_alive_idle));
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL,
-      whole_seconds(timers.keep_alive_interval));
-  set(socket, IPPROTO_TCP, TCP_KEEPCNT, timers.keep_alive_probes);
+      whole_seconds(timeouts.keep_alive_interval));
 }
 
 Result<Descriptor> begin_connect(const SocketAddress& address) {
