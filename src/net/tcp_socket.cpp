@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -30,10 +31,16 @@ void set(int socket, int level, int name, int value) {
   SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
 }
 
-int whole_seconds(Duration time) {
-  const auto whole = std::chrono::ceil<std::chrono::seconds>(time).count();
-  return static_cast<int>(std::max<std::int64_t>(1, whole));
+// Whole units of time, from 1 to what the option takes.
+template <typename Unit>
+int whole(Duration time, std::int64_t most) {
+  return static_cast<int>(
+      std::clamp<std::int64_t>(std::chrono::ceil<Unit>(time).count(), 1, most));
 }
+
+// The kernel's limits of keep-alive times and of the user timeout, which is 24 days.
+constexpr std::int64_t kProbeSecondsMax = 32767;
+constexpr std::int64_t kUserTimeoutMsMax = std::numeric_limits<int>::max();
 
 }  // namespace
 
@@ -111,15 +118,16 @@ Result<ListeningSocket> listen_on(const std::string& host) {
 }
 
 void set_peer_options(int socket, const TcpTimeouts& timeouts) {
-  const auto ms =
-      std::chrono::ceil<std::chrono::milliseconds>(timeouts.user_timeout);
+  using std::chrono::milliseconds;
+  using std::chrono::seconds;
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(ms.count()));
+  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
+      whole<milliseconds>(timeouts.user_timeout, kUserTimeoutMsMax));
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE,
-      whole_seconds(timeouts.keep_alive_idle));
+      whole<seconds>(timeouts.keep_alive_idle, kProbeSecondsMax));
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL,
-      whole_seconds(timeouts.keep_alive_interval));
+      whole<seconds>(timeouts.keep_alive_interval, kProbeSecondsMax));
 }
 
 Result<Descriptor> begin_connect(const SocketAddress& address) {

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "net/tcp_socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <limits>
+#include <gtest/gtest.h>
+
+namespace sherd::net {
+namespace {
+
+int option_of(const Descriptor& socket, int name) {
+  int value = 0;
+  socklen_t bytes = sizeof value;
+  ::getsockopt(socket.get(), IPPROTO_TCP, name, &value, &bytes);
+  return value;
+}
+
+TEST(TcpSocket, TimesBeyondTheKernelsAreItsLongest) {
+  using std::chrono::hours;
+  const ListeningSocket listening = std::move(listen_on("127.0.0.1")).value();
+  set_peer_options(
+      listening.socket.get(),
+      {.user_timeout = hours(25 * 24),
+       .keep_alive_idle = hours(24),
+       .keep_alive_interval = hours(24)});
+  EXPECT_EQ(
+      option_of(listening.socket, TCP_USER_TIMEOUT),
+      std::numeric_limits<int>::max());
+  EXPECT_EQ(option_of(listening.socket, TCP_KEEPIDLE), 32767);
+  EXPECT_EQ(option_of(listening.socket, TCP_KEEPINTVL), 32767);
+}
+
+}  // namespace
+}  // namespace sherd::net
