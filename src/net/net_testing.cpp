@@ -327,4 +327,15 @@ TlsFiles make_certificate_of(
   return {path + ".pem", path + ".key", authority + ".pem"};
 }
 
+void encrypt_key(const std::string& path, std::string passphrase) {
+  const Key key(
+      PEM_read_PrivateKey(
+          open_file(path, "r").get(), nullptr, nullptr, nullptr),
+      EVP_PKEY_free);
+  const int written = PEM_write_PrivateKey(
+      open_file(path, "w").get(), key.get(), EVP_aes_128_cbc(), nullptr, 0,
+      nullptr, passphrase.data());
+  SHERD_CHECK(written == 1, "no key");
+}
+
 }  // namespace sherd::net::testing

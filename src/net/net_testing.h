@@ -151,5 +151,7 @@ TlsFiles make_certificate_of(
     const std::string& name,
     const std::string& of,
     PeerRole role = PeerRole::kReplica);
+// Encrypts the private key in the file with that passphrase.
+void encrypt_key(const std::string& path, std::string passphrase);
 
 }  // namespace sherd::net::testing

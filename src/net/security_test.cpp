@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/security.h"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "net/net_testing.h"
@@ -279,6 +281,25 @@ TEST(MutualTls, TellsTheCoordinatorFromReplicas) {
       posing_as_replica.refused(),
       HasSubstr("expected a certificate with the name sherd-replica"));
   EXPECT_TRUE(posing_as_replica.server.ends.empty());
+}
+
+TEST(MutualTls, RefusesAnEncryptedKeyAndAsksNobodyForItsPassphrase) {
+  const ScratchFolder folder;
+  const TlsFiles files = make_certificate(folder.path(), "one");
+  testing::encrypt_key(files.key, "open sesame");
+  // Somebody who is asked at stdin knows it.
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor in(ends[0]);
+  const Descriptor out(ends[1]);
+  ASSERT_EQ(::write(out.get(), "open sesame\n", 12), 12);
+  const Descriptor before(::dup(STDIN_FILENO));
+  ::dup2(in.get(), STDIN_FILENO);
+  Loop loop;
+  EXPECT_THAT(
+      error_of([&] { TestServer(loop, {.security = mutual_tls(files)}); }),
+      HasSubstr("unencrypted key in PEM form at " + files.key));
+  ::dup2(before.get(), STDIN_FILENO);
 }
 
 TEST(MutualTls, RefusesFilesThatAreNone) {

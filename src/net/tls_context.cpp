@@ -137,8 +137,15 @@ void set_files(TlsContext& tls, const TlsFiles& files) {
   std::error_code error;
   context.use_certificate_chain_file(files.certificate, error);
   check_loaded(error, "a certificate", files.certificate);
+  // Without this, OpenSSL would ask at the terminal, where a rank waits for ever.
+  context.set_password_callback(
+      [](std::size_t, asio::ssl::context::password_purpose) {
+        return std::string();
+      },
+      error);
+  SHERD_ASSERT(!error);
   context.use_private_key_file(files.key, asio::ssl::context::pem, error);
-  check_loaded(error, "the certificate's key", files.key);
+  check_loaded(error, "the certificate's unencrypted key", files.key);
   context.load_verify_file(files.authority, error);
   check_loaded(error, "the authority's certificate", files.authority);
 }
