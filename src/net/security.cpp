@@ -34,7 +34,8 @@ Security read_shared_secret(const std::string& path) {
   SHERD_CHECK(
       file.is_open(), "[net] expected a file with the secret at ", path,
       ", found: ", std::strerror(errno));
-  std::string secret(kSecretBytesMax, '\0');
+  // One byte more tells whether the file ends there.
+  std::string secret(kSecretBytesMax + 1, '\0');
   file.read(secret.data(), std::ssize(secret));
   secret.resize(static_cast<std::size_t>(file.gcount()));
   SHERD_CHECK(

@@ -59,6 +59,13 @@ TEST(Security, ReadsASecretWithoutItsLineEnd) {
   EXPECT_EQ(
       read_shared_secret(folder.file("secret", kSecret + "\r\n")).secret,
       kSecret);
+  const std::string longest(4096, 's');
+  EXPECT_EQ(
+      read_shared_secret(folder.file("longest", longest)).secret, longest);
+  const std::string too_long = folder.file("long", longest + "s");
+  EXPECT_THAT(
+      error_of([&] { read_shared_secret(too_long); }),
+      HasSubstr("longer than 4096 bytes"));
   const std::string path = folder.file("short", "short\n");
   EXPECT_THAT(
       error_of([&] { read_shared_secret(path); }),

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
+#include "net/host_address.h"
 
 namespace sherd::net {
 namespace {
@@ -153,15 +154,14 @@ std::string peer_of(int socket) {
   sockaddr_storage peer = {};
   socklen_t bytes = sizeof peer;
   std::array<char, NI_MAXHOST> host = {};
-  std::array<char, NI_MAXSERV> port = {};
   auto* address = reinterpret_cast<sockaddr*>(&peer);
   if (::getpeername(socket, address, &bytes) != 0 ||
       ::getnameinfo(
-          address, bytes, host.data(), host.size(), port.data(), port.size(),
-          NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+          address, bytes, host.data(), host.size(), nullptr, 0,
+          NI_NUMERICHOST) != 0) {
     return "somebody who has gone";
   }
-  return std::string(host.data()) + ":" + port.data();
+  return HostAddress{host.data(), port_of(peer)}.text();
 }
 
 int connect_error(int socket) {

@@ -46,7 +46,7 @@ Result<Descriptor> begin_connect(const SocketAddress& address);
 // 0, or the error number of the attempt.
 int connect_error(int socket);
 
-// "10.0.0.7:52133", for messages.
+// "10.0.0.7:52133" or "[::1]:52133", for messages.
 std::string peer_of(int socket);
 
 }  // namespace sherd::net

@@ -31,5 +31,16 @@ TEST(TcpSocket, TimesBeyondTheKernelsAreItsLongest) {
   EXPECT_EQ(option_of(listening.socket, TCP_KEEPINTVL), 32767);
 }
 
+TEST(TcpSocket, APeerOfIpv6HasBrackets) {
+  auto listening = listen_on("::1");
+  if (!listening.ok()) {
+    GTEST_SKIP() << "no IPv6: " << listening.status().message();
+  }
+  const std::uint16_t port = listening.value().port;
+  const Descriptor client =
+      std::move(begin_connect(resolve("::1", port).value())).value();
+  EXPECT_EQ(peer_of(client.get()), "[::1]:" + std::to_string(port));
+}
+
 }  // namespace
 }  // namespace sherd::net
