@@ -14,9 +14,9 @@ namespace sherd::launch {
 struct RankExit {
   int rank = 0;
   int exit_code = 0;
-  // The signal that killed it, or 0; otherwise exit_code is meaningless.
-  // The last line that it wrote.
+  // If not 0, the signal that killed it; exit_code is then meaningless.
   int signal = 0;
+  // The last line that it wrote.
   std::string last_line = {};
   // The rank without which it could not go on, according to its output; this may be the rank
   // itself.

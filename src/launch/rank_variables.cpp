@@ -42,15 +42,17 @@ void add_variables_of_replica(const ReplicaVariables& place, Variables& ours) {
 
 // Variables of an enclosing launcher that are wrong for these ranks.
 bool is_leftover(std::string_view name, const RankVariables& place) {
+  if (name == "TORCHELASTIC_USE_AGENT_STORE" || name == "SHERD_FAKE_HOST") {
+    return true;
+  }
   if (!place.of_replica) {
-    return name == "TORCHELASTIC_USE_AGENT_STORE";
+    return false;
   }
   // With a secret there are no certificates.
   const bool of_tls = name == "SHERD_TLS_CERT" || name == "SHERD_TLS_KEY" ||
       name == "SHERD_TLS_CA";
-  return name == "TORCHELASTIC_USE_AGENT_STORE" || name == "SHERD_REPLICA" ||
-      name == "SHERD_SPARE" || name == "SHERD_SPARE_GROUP" ||
-      name == "SHERD_SECRET_FILE" ||
+  return name == "SHERD_REPLICA" || name == "SHERD_SPARE" ||
+      name == "SHERD_SPARE_GROUP" || name == "SHERD_SECRET_FILE" ||
       (of_tls && !place.of_replica->secret_file.empty());
 }
 

@@ -40,7 +40,7 @@ struct RankVariables {
 // SHERD_COORDINATOR, SHERD_REPLICA (or SHERD_SPARE, a descriptor, and SHERD_SPARE_GROUP),
 // SHERD_REPLICAS, SHERD_SAMPLES, SHERD_SECRET_FILE and SHERD_TIMEOUTS. Added unless it is set:
 // OMP_NUM_THREADS. Removed: what an enclosing torchrun's agent has set, since its store does not
-// know these ranks, and with a secret SHERD_TLS_*.
+// know these ranks, the fake host of an enclosing rank, and with a secret SHERD_TLS_*.
 std::vector<std::string> variables_of_rank(
     const std::vector<std::string>& base, const RankVariables& place);
 

@@ -46,12 +46,14 @@ TEST(RankVariables, OfFakeHostsAreThoseOfSeveralHosts) {
 
 TEST(RankVariables, ReplaceThoseOfAnEnclosingLauncher) {
   const Strings variables = variables_of_rank(
-      {"RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "RANKS=kept"},
+      {"RANK=9", "TORCHELASTIC_USE_AGENT_STORE=True", "SHERD_FAKE_HOST=1",
+       "RANKS=kept"},
       {.rank = 0, .ranks = 1, .port = 1});
   EXPECT_EQ(std::count(variables.begin(), variables.end(), "RANK=9"), 0);
   EXPECT_EQ(find_variable(variables, "RANK"), "0");
   EXPECT_EQ(find_variable(variables, "RANKS"), "kept");
   EXPECT_FALSE(find_variable(variables, "TORCHELASTIC_USE_AGENT_STORE"));
+  EXPECT_FALSE(find_variable(variables, "SHERD_FAKE_HOST"));
 }
 
 TEST(RankVariables, ThreadsAreAShareOfTheCoresUnlessTheUserSaysOtherwise) {

@@ -98,9 +98,10 @@ StartFailure ReplicaJob::prepare() {
 }
 
 Status ReplicaJob::prepare_coordinator() {
+  const std::string temporary =
+      find_variable(options_.environment, "TMPDIR").value_or("");
   Result<JobFolder> folder = replicas_.run_folder.empty()
-      ? JobFolder::make_temporary(
-            find_variable(options_.environment, "TMPDIR").value_or("/tmp"))
+      ? JobFolder::make_temporary(temporary.empty() ? "/tmp" : temporary)
       : JobFolder::open(replicas_.run_folder);
   if (!folder.ok()) {
     return folder.status();
@@ -236,6 +237,7 @@ StartFailure ReplicaJob::start_group(const StartGroup& action) {
     if (!failure.message.empty()) {
       for (int started = 0; started < rank; ++started) {
         supervisor_.kill_and_reap(slot_of(action.group, started));
+        spare_ends_.erase(slot_of(action.group, started));
       }
       return failure;
     }
@@ -246,6 +248,7 @@ StartFailure ReplicaJob::start_group(const StartGroup& action) {
 StartFailure ReplicaJob::start_rank_of(
     const StartGroup& action, int rank, int port) {
   Descriptor told;  // Where a spare reads which replica it becomes.
+  Descriptor spare_end;
   const int slot = slot_of(action.group, rank);
   if (!action.replica) {
     int ends[2] = {-1, -1};
@@ -253,7 +256,7 @@ StartFailure ReplicaJob::start_rank_of(
       return {1, str("cannot start a spare: ", std::strerror(errno))};
     }
     told = Descriptor(ends[0]);
-    spare_ends_[slot] = Descriptor(ends[1]);
+    spare_end = Descriptor(ends[1]);
   }
   const RankVariables place = {
       .rank = rank,
@@ -279,7 +282,11 @@ StartFailure ReplicaJob::start_rank_of(
     setup.log = str(options_.log_dir, "/", name, ".log");
     setup.continues_log = !logs_.insert(setup.log).second;
   }
-  return supervisor_.start(std::move(setup));
+  StartFailure failure = supervisor_.start(std::move(setup));
+  if (failure.message.empty() && spare_end.open()) {
+    spare_ends_[slot] = std::move(spare_end);
+  }
+  return failure;
 }
 
 void ReplicaJob::promote(const PromoteSpare& action) {

@@ -437,6 +437,16 @@ TEST_F(ReplicaJobKillTest, ProcessesShareASecretThatTheJobHasMade) {
           HasSubstr("[r1.0] " + secret + "\n")));
 }
 
+TEST_F(ReplicaJobKillTest, AnEmptyTmpdirIsNone) {
+  LaunchOptions options = replicas_of(1, 1, "exit 0");
+  options.replicas->run_folder.clear();
+  options.replicas->control.clear();
+  options.environment.emplace_back("TMPDIR=");
+  const LauncherResult outcome = launch_and_wait(options);
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("--log /tmp/"));
+}
+
 TEST_F(ReplicaJobKillTest, ThereIsNoSecretWhereNoneIsWanted) {
   LaunchOptions options =
       replicas_of(1, 1, "echo file ${SHERD_SECRET_FILE-none}");

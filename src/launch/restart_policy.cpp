@@ -98,7 +98,10 @@ GroupActions RestartPolicy::start_failed(
   if (groups_[index].replica) {
     failure_ = {group, what, std::nullopt, status};
   }
-  if (!groups_[index].proved) {
+  if (groups_[index].draining) {
+    groups_[index].state = State::kDrained;
+    say(what + "; it had been asked to leave");
+  } else if (!groups_[index].proved) {
     groups_[index].state = State::kFailed;
     say(what);
   } else {

@@ -246,6 +246,16 @@ TEST(RestartPolicy, AFirstStartThatFailsIsNotTriedAgainALaterOneIs) {
   EXPECT_EQ(none.exit_status(), 126);
 }
 
+TEST(RestartPolicy, AStartThatFailsIsNotRepeatedForOneThatWasAskedToLeave) {
+  RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
+  policy.ranks_ended({killed_in(1, 0)}, kStart);  // It is started again.
+  policy.drain(1, kStart).value();
+  EXPECT_EQ(words_of(policy.start_failed(1, 1, "no memory", kStart)), "");
+  EXPECT_FALSE(policy.deadline());
+  EXPECT_THAT(
+      policy.drain(1, kStart).status().message(), HasSubstr("left already"));
+}
+
 TEST(RestartPolicy, AWrongCommandLineIsNotTriedAgain) {
   RestartPolicy policy = begun({.replicas = 2, .ranks = 1});
   const auto wrong = policy.ranks_ended({exited(0, 0, 2)}, kStart);
