@@ -173,6 +173,9 @@ std::string FlightRecorder::path_in(const std::string& folder) const {
 void FlightRecorder::set_folder(const std::string& folder) {
   const std::lock_guard lock(mu_);
   folder_ = folder;
+  if (folder.empty()) {
+    return;
+  }
   std::error_code none_there;
   const auto path = path_in(folder);
   std::filesystem::rename(path, path + ".previous", none_there);

@@ -12,11 +12,12 @@
 namespace sherd {
 
 // Writes the file under another name beside `path`, makes it durable, and renames it to `path`. On
-// failure the old file stays.
+// failure the old file stays, unless only its folder could not be made durable: then the new one is
+// there, and a power loss may bring the old one back.
 Status replace_file(const std::string& path, std::string_view content);
 
 // The second half of replace_file(), for a file that was written in pieces: makes `draft`, which is
-// in the folder of `path`, durable and renames it.
+// in the folder of `path`, durable and renames it. Fails like that.
 Status publish_file(const std::string& draft, const std::string& path);
 
 }  // namespace sherd
