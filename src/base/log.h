@@ -8,14 +8,8 @@
 
 namespace sherd {
 
-enum class LogLevel { kInfo, kWarning, kError };
-
-void log_line(LogLevel level, const std::string& message);
-
-inline void log_info(const std::string& m) { log_line(LogLevel::kInfo, m); }
-inline void log_warning(const std::string& m) {
-  log_line(LogLevel::kWarning, m);
-}
-inline void log_error(const std::string& m) { log_line(LogLevel::kError, m); }
+void log_info(const std::string& message);
+void log_warning(const std::string& message);
+void log_error(const std::string& message);
 
 }  // namespace sherd
