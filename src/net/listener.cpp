@@ -46,7 +46,6 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   LimitedLog log;
   Timer accept_again;
   std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
-  std::uint64_t refused = 0;
   bool closed = false;
 };
 
@@ -150,7 +149,6 @@ void Listener::Impl::greeted(
 }
 
 void Listener::Impl::refuse(const Status& reason) {
-  ++refused;
   log.warn(loop.now(), str(reason.message(), ", at ", address));
   if (handlers.on_refused) {
     handlers.on_refused(reason);
@@ -210,7 +208,5 @@ HostAddress Listener::address() const {
   const auto endpoint = impl_->acceptor.local_endpoint();
   return {endpoint.address().to_string(), endpoint.port()};
 }
-
-std::uint64_t Listener::refused() const { return impl_->refused; }
 
 }  // namespace sherd::net

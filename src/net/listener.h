@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include "base/clock.h"
@@ -58,8 +57,6 @@ class Listener {
 
   // Includes the port that was bound.
   HostAddress address() const;
-  // How many clients were refused.
-  std::uint64_t refused() const;
 
   Listener(Private, std::shared_ptr<Impl> impl);  // For listen().
 
