@@ -12,10 +12,12 @@
 #include <gtest/gtest.h>
 #include "base/check.h"
 #include "launch/launcher_under_test.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -25,7 +27,7 @@ std::string content_of(const std::string& path) {
 }
 
 TEST(JobFolder, ASecondOneIsRefusedUntilTheFirstIsGone) {
-  const TemporaryFolder parent;
+  const ScratchFolder parent;
   const std::string path = parent.path() + "/a/run";
   auto held = std::optional(JobFolder::open(path).value());
   const Result<JobFolder> second = JobFolder::open(path);
@@ -41,7 +43,7 @@ TEST(JobFolder, ASecondOneIsRefusedUntilTheFirstIsGone) {
 }
 
 TEST(JobFolder, ASecretIsForItsOwnerAloneAndNewEachTime) {
-  const TemporaryFolder parent;
+  const ScratchFolder parent;
   const JobFolder folder = JobFolder::open(parent.path()).value();
   const std::string path = folder.make_secret().value();
   const std::string first = content_of(path);
@@ -55,7 +57,7 @@ TEST(JobFolder, ASecretIsForItsOwnerAloneAndNewEachTime) {
 }
 
 TEST(JobFolder, ATemporaryOneGoesWithItsOwner) {
-  const TemporaryFolder parent;
+  const ScratchFolder parent;
   std::string path;
   {
     const JobFolder folder = JobFolder::make_temporary(parent.path()).value();

@@ -15,10 +15,12 @@
 #include <sherd/base/error.h>
 #include "launch/launcher_under_test.h"
 #include "launch/start_plan.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -264,7 +266,7 @@ TEST(Launch, RankZeroDrawsOnTheTerminalItself) {
 }
 
 TEST(Launch, LogFilesHoldBothStreamsAndTheReportReadsThem) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   LaunchOptions options =
       ranks_of(2, "echo out $RANK; echo err $RANK >&2; exit $((RANK * 4))");
   options.output = RankOutput::kFiles;
@@ -282,7 +284,7 @@ TEST(Launch, LogFilesHoldBothStreamsAndTheReportReadsThem) {
 }
 
 TEST(Launch, UnwritableLogFolderIsAnErrorBeforeAnythingStarts) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   std::ofstream(folder.path() + "/file") << "in the way";
   LaunchOptions options = ranks_of(2, "echo started");
   options.output = RankOutput::kFiles;
@@ -305,7 +307,7 @@ TEST(Launch, PortInUseIsAnErrorBeforeAnythingStarts) {
 }
 
 TEST(Launch, ProgramsThatCannotRunAreNamed) {
-  const TemporaryFolder folder;
+  const ScratchFolder folder;
   const auto outcome_of = [](const std::string& program) {
     LaunchOptions options = ranks_of(3, "");
     options.command = {program};

@@ -13,11 +13,8 @@
 #include <unistd.h>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 #include <gtest/gtest.h>
@@ -29,25 +26,6 @@ namespace sherd::launch {
 
 // Generous, because the machine may be busy. Bounds that tests claim are separate.
 constexpr Duration kTestTimeout = std::chrono::seconds(60);
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "sherd-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // Looks like another process's server to the launcher.
 class OccupiedPort {

@@ -16,10 +16,12 @@
 #include "launch/line_writer.h"
 #include "launch/port.h"
 #include "launch/program.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::testing::ScratchFolder;
 using ::testing::HasSubstr;
 
 bool is_open(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
@@ -81,7 +83,7 @@ class FindProgram : public ::testing::Test {
     ::chmod(path.c_str(), mode);
     return path;
   }
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
 };
 
 TEST_F(FindProgram, SearchesPathForAPlainName) {

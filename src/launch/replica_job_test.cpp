@@ -19,10 +19,12 @@
 #include "base/process.h"
 #include "launch/control.h"
 #include "launch/launcher_under_test.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -99,7 +101,7 @@ class ReplicaJobKillTest : public ::testing::Test {
     return found;
   }
 
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
 };
 
 TEST_F(ReplicaJobKillTest, EveryReplicaIsAWorldOfItsOwn) {
@@ -597,7 +599,7 @@ TEST_F(ReplicaJobKillTest, OptionsThatMakeNoSenseAreRefused) {
 class Control : public ::testing::Test {
  protected:
   std::string path() const { return folder_.path() + "/socket"; }
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
 };
 
 TEST_F(Control, AnswersAndIsForItsOwnerAlone) {

@@ -11,10 +11,12 @@
 #include <gtest/gtest.h>
 #include "base/clock.h"
 #include "launch/launcher_under_test.h"
+#include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -26,7 +28,7 @@ class StopTest : public ::testing::Test {
   std::string fifo() const { return folder_.path() + "/fifo"; }
 
  private:
-  TemporaryFolder folder_;
+  ScratchFolder folder_;
 };
 
 TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
