@@ -116,6 +116,8 @@ struct CoordinatorServer::Impl {
 
 Status CoordinatorServer::Impl::begin_term() {
   CoordinatorDecisions decisions;
+  // The new machine does not know which replicas hang.
+  detector.find_hangs_again();
   machine.emplace(
       options.coordinator, store->take_history(), clock.now(), decisions);
   auto status = carry_out(decisions);
@@ -312,8 +314,10 @@ void CoordinatorServer::Impl::act_on(const Finding& finding) {
       board.slow(finding.replica, finding.reason, real.now());
       return;
     case Finding::Kind::kHung:
-      // A fenced replica has nothing to do, and nobody waits for it.
+      // A fenced replica has nothing to do, and nobody waits for it. But one of which the machine
+      // has not heard yet may be a member soon.
       if (!machine || !machine->counts(finding.replica, finding.incarnation)) {
+        detector.find_hang_again(finding.replica, finding.incarnation);
         return;
       }
       board.count("hangs");

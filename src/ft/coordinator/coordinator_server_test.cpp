@@ -252,6 +252,42 @@ INSTANTIATE_TEST_SUITE_P(
       return of.param == Activity::kReducing ? "Reducing" : "Applying";
     });
 
+// The machine that heard of the hang, or none, is gone when the disk works again.
+TEST_F(ServiceTest, WhoHangsWhileTheLogCannotBeWrittenIsLeftOutAfterwards) {
+  options_.detector.hard_floor = milliseconds(700);
+  options_.coordinator.vote_timeout = seconds(30);
+  start_three();
+  replicas_[1]->hang_in(Activity::kReducing);
+  ASSERT_TRUE(run_until(loop_, [&] { return replicas_[1]->hanging(); }));
+  test::fail_syncs(EIO);
+  add(3);  // There is something to write.
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return !service_->status().complaint.empty(); }));
+  // Four replicas report ten times a second each, so the limit has passed after these.
+  const auto reports = counted("reports");
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return counted("reports") > reports + 60; }));
+  EXPECT_EQ(counted("hangs"), 0U);
+  test::fail_syncs(0);
+  EXPECT_TRUE(advance({0, 2}, 5));
+  EXPECT_THAT(failures(), HasSubstr("replica 1: it hangs"));
+}
+
+TEST_F(ServiceTest, WhoWasFoundToHangIsLeftOutOfTheNextTermToo) {
+  options_.detector.hard_floor = milliseconds(700);
+  options_.coordinator.vote_timeout = seconds(30);
+  start_three();
+  replicas_[1]->hang_in(Activity::kReducing);
+  ASSERT_TRUE(run_until(loop_, [&] { return state_of(1) == "hangs"; }));
+  test::fail_syncs(EIO);
+  add(3);
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return !service_->status().complaint.empty(); }));
+  test::fail_syncs(0);
+  EXPECT_TRUE(advance({0, 2}, 5));
+  EXPECT_EQ(counted("hangs"), 2U);
+}
+
 TEST_F(ServiceTest, ANewerLifeFencesTheOlder) {
   start_three();
   add(1, 2);

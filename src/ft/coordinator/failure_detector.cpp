@@ -119,6 +119,20 @@ void FailureDetector::ended(ReplicaId replica, Incarnation incarnation) {
   }
 }
 
+void FailureDetector::find_hang_again(
+    ReplicaId replica, Incarnation incarnation) {
+  const auto found = watched_.find({replica, incarnation});
+  if (found != watched_.end()) {
+    found->second.hung = false;
+  }
+}
+
+void FailureDetector::find_hangs_again() {
+  for (auto& [life, watched] : watched_) {
+    watched.hung = false;
+  }
+}
+
 bool FailureDetector::hung(ReplicaId replica, Incarnation incarnation) const {
   const auto found = watched_.find({replica, incarnation});
   return found != watched_.end() && found->second.hung;

@@ -59,9 +59,14 @@ class FailureDetector {
   // This incarnation is no longer monitored.
   void ended(ReplicaId replica, Incarnation incarnation);
 
-  // Returns the findings since the last call: each phase is found slow once and hung once. A silent
-  // incarnation is forgotten.
+  // Returns the findings since the last call: each phase is found slow once and hung once, unless
+  // it is to be found again. A silent incarnation is forgotten.
   std::vector<Finding> tick(Instant now);
+  // Nobody could act on the finding that the replica hangs, or what was done about it is forgotten.
+  // While it still hangs, the next tick finds it again.
+  void find_hang_again(ReplicaId replica, Incarnation incarnation);
+  // The same for all replicas.
+  void find_hangs_again();
 
   // Whether it was found to hang and has made no progress since.
   bool hung(ReplicaId replica, Incarnation incarnation) const;

@@ -101,16 +101,20 @@ void FakeReplica::received(const net::Frame& frame) {
   carry_out(machine_.received(view));
 }
 
-void FakeReplica::later(Duration delay, std::function<void()> work) {
+void FakeReplica::after(Duration delay, std::function<void()> work) {
   std::erase_if(work_, [](const auto& timer) { return !timer.pending(); });
-  work_.push_back(loop_.after(delay, [this, work = std::move(work)] {
+  work_.push_back(loop_.after(delay, std::move(work)));
+}
+
+void FakeReplica::later(Duration delay, std::function<void()> work) {
+  after(delay, [this, work = std::move(work)] {
     if (hangs_) {
       kept_.push_back(work);
       return;
     }
     ++progress_.serial;
     work();
-  }));
+  });
 }
 
 void FakeReplica::go_on() {
@@ -143,8 +147,9 @@ void FakeReplica::carry_out_one(const Task& task) {
       Overloaded{
           // Computing takes no time, and cancelled work ends late.
           [](const auto&) {},
+          // Another thread connects, so a replica that hangs joins as well.
           [&](const JoinTask& join) {
-            later(Duration(0), [this, epoch = join.epoch] {
+            after(Duration(0), [this, epoch = join.epoch] {
               carry_out(machine_.joined(epoch));
             });
           },

@@ -45,6 +45,7 @@ class FakeReplica {
   void hang() { hangs_ = true; }
   // The same as hang(), from the next time that they begin this activity.
   void hang_in(Activity activity) { hangs_in_ = activity; }
+  bool hanging() const { return hangs_; }
   void go_on();
   void leave() { carry_out(machine_.leave()); }
 
@@ -63,7 +64,8 @@ class FakeReplica {
   void carry_out(const Tasks& tasks);
   void carry_out_one(const Task& task);
   void enter(Activity activity);
-  // Runs `work` after `delay`, as a process that takes that long would.
+  void after(Duration delay, std::function<void()> work);
+  // Runs `work` after `delay`, as a training thread that takes that long would: not while it hangs.
   void later(Duration delay, std::function<void()> work);
   void send(Report report);
   void beat();
@@ -87,7 +89,7 @@ class FakeReplica {
   std::uint64_t bytes_ = 0;
   std::string stopped_;
   std::vector<Commit> commits_;
-  std::vector<net::Timer> work_;
+  std::vector<net::Timer> work_;             // Work under way.
   std::vector<std::function<void()>> kept_;  // Work held back while it hangs.
   net::Timer beat_timer_;
   std::mt19937_64 random_;
