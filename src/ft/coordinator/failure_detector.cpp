@@ -93,13 +93,25 @@ void FailureDetector::received(const Report& report, Instant now) {
   watched.hung = false;
 }
 
+bool FailureDetector::waits_for_hung(const MonitoredReplica& watched) const {
+  const auto& waits_for = watched.progress.waits_for;
+  const Life* other = waits_for ? life_of(*waits_for) : nullptr;
+  return other != nullptr && watched_.at(*other).hung;
+}
+
+// A phase that took longer than its limit counts as one that has reached the limit. If all of it
+// counted, one hang would hide the next ones; if nothing did, phases that take longer from some
+// step on, for whatever reason, would be found to hang forever.
 void FailureDetector::end_phase(
     MonitoredReplica& watched, Activity next, Instant now) {
   const auto activity = index_of(watched.progress.activity);
   SHERD_ASSERT(activity < kActivities, "an activity that nobody decodes");
-  auto& usual = watched.usual_s[activity];
-  const double last_s = seconds(now - watched.since);
-  usual = usual ? *usual + kLastWeight * (last_s - *usual) : last_s;
+  if (!waits_for_hung(watched)) {
+    auto& usual = watched.usual_s[activity];
+    const double last_s =
+        seconds(std::min(now - watched.since, hard_limit(watched)));
+    usual = usual ? *usual + kLastWeight * (last_s - *usual) : last_s;
+  }
   // A serial that changes shows progress within the phase.
   watched.ended[activity] += next != watched.progress.activity ? 1 : 0;
 }

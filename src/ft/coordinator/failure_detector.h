@@ -101,7 +101,8 @@ class FailureDetector {
       const std::vector<TrainingProgress>& ranks,
       Instant now);
   std::optional<double> usual_s(const MonitoredReplica& watched) const;
-  static void end_phase(MonitoredReplica& watched, Activity next, Instant now);
+  void end_phase(MonitoredReplica& watched, Activity next, Instant now);
+  bool waits_for_hung(const MonitoredReplica& watched) const;
   bool is_first(const MonitoredReplica& watched) const;
   Duration hard_limit(const MonitoredReplica& watched) const;
   Duration soft_limit(const MonitoredReplica& watched) const;

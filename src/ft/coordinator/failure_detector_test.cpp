@@ -208,6 +208,51 @@ TEST_F(Watched, WhoMovesAgainIsNotHungAnyMore) {
   EXPECT_FALSE(watch_.hung(1, 1));
 }
 
+TEST_F(Watched, OneThatHungForLongIsFoundSoonWhenItHangsAgain) {
+  pass_steps(6);
+  said_[0].activity = said_[2].activity = Activity::kIdle;
+  for (const auto activity : {Activity::kComputing, Activity::kReducing}) {
+    says(1, activity, ++serial_);
+    EXPECT_THAT(hangs_in(seconds(100)), SizeIs(1)) << text_of(activity);
+    says(1, Activity::kWaiting, ++serial_);
+    EXPECT_THAT(hangs_in(seconds(1)), IsEmpty());
+    says(1, activity, ++serial_);
+    EXPECT_THAT(hangs_in(seconds(30)), SizeIs(1)) << text_of(activity);
+  }
+}
+
+TEST_F(Watched, WhoWaitedForOneThatHungIsFoundSoonToo) {
+  pass_steps(6);
+  says(0, Activity::kReducing, ++serial_, 1);
+  says(1, Activity::kComputing, serial_);
+  says(2, Activity::kReducing, serial_, 0);
+  EXPECT_THAT(hangs_in(seconds(100)), SizeIs(1));
+  pass_steps(1);
+  said_[1].activity = said_[2].activity = Activity::kIdle;
+  says(0, Activity::kReducing, ++serial_);
+  EXPECT_THAT(hangs_in(seconds(6)), SizeIs(1));
+  // It waited for one that waited.
+  said_[0].activity = Activity::kIdle;
+  says(2, Activity::kReducing, ++serial_);
+  EXPECT_THAT(hangs_in(seconds(15)), SizeIs(1));
+}
+
+// The model may have become slower, by longer sequences for example.
+TEST_F(Watched, PhasesThatTakeLongerFromNowOnAreFoundToHangAFewTimes) {
+  pass_steps(6);
+  said_[0].activity = said_[2].activity = Activity::kIdle;
+  std::size_t hangs = 0;
+  for (int i = 0; i < 10; ++i) {
+    says(1, Activity::kComputing, ++serial_);
+    const auto hung = hangs_in(seconds(20)).size();
+    says(1, Activity::kWaiting, ++serial_);
+    EXPECT_THAT(hangs_in(seconds(1)), IsEmpty());
+    hangs += hung;
+    EXPECT_TRUE(i < 3 || hung == 0) << i;
+  }
+  EXPECT_GE(hangs, 1U);
+}
+
 TEST_F(Watched, WhoWaitsForADecisionNeverHangs) {
   for (ReplicaId replica = 0; replica < 3; ++replica) {
     says(replica, Activity::kWaiting, 1);
