@@ -66,9 +66,10 @@ struct CoordinatorServer::Impl {
   std::optional<Coordinator> machine;  // Empty while the log cannot be written.
   std::string complaint;
   // Why the machine decides nothing, as last logged.
-  // How many records were ever in the log.
   std::string standstill;
-  std::int64_t log_size = 0;
+  // Why the log could not be summarised, as last logged.
+  std::string summary_complaint;
+  std::int64_t log_size = 0;  // How many records were ever in the log.
   // Warnings that strangers cause, by kind.
   std::map<std::string, LimitedLog> warnings;
   Duration log_retry{};
@@ -90,6 +91,7 @@ struct CoordinatorServer::Impl {
   Status listen();
   Status begin_term();
   Status carry_out(const CoordinatorDecisions& decisions);
+  Status summarise();
   void decide(const CoordinatorDecisions& decisions);
   void tell(const SendView& tell);
   void schedule();
@@ -152,8 +154,21 @@ Status CoordinatorServer::Impl::carry_out(
     }
   }
   log_standstill(decisions);
-  // Nobody waits for the summary.
-  return store->summarise(machine->history());
+  return summarise();
+}
+
+// Nobody waits for the summary, and the log is complete without it.
+Status CoordinatorServer::Impl::summarise() {
+  auto status = store->summarise(machine->history());
+  if (status.ok() || status.code() == ErrorCode::kFailedPrecondition) {
+    return status;
+  }
+  board.count("summary_failures");
+  if (summary_complaint != status.message()) {
+    summary_complaint = status.message();
+    board.failed("log", status.message(), real.now());
+  }
+  return {};
 }
 
 // Logs why the machine decides nothing when this changes, unless it was logged as a detected fault.
@@ -240,7 +255,8 @@ void CoordinatorServer::Impl::log_failed(const Status& status) {
 }
 
 void CoordinatorServer::Impl::retry_log() {
-  auto opened = LogStore::open(options.log);
+  auto opened =
+      LogStore::open(options.log, {.summary_every = options.summary_every});
   if (!opened.ok()) {
     log_failed(opened.status());
     return;
@@ -540,7 +556,8 @@ Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(
     const CoordinatorServerOptions& options,
     std::function<void(const Status& why)> on_end) {
   auto impl = std::make_unique<Impl>(loop, options);
-  auto opened = LogStore::open(options.log);
+  auto opened =
+      LogStore::open(options.log, {.summary_every = options.summary_every});
   if (!opened.ok()) {
     return opened.status();
   }

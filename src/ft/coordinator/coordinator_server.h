@@ -6,6 +6,7 @@
 // decided; afterwards a new term begins from what is on disk. Thread rule: its loop.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -32,6 +33,8 @@ struct CoordinatorServerOptions {
   // The time between two attempts to write the log doubles from min to max.
   Duration log_retry_min = std::chrono::milliseconds(100);
   Duration log_retry_max = std::chrono::seconds(2);
+  // After how many records the log is summarised again.
+  std::int64_t summary_every = 1024;
 };
 
 class CoordinatorServer {

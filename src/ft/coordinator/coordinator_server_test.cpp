@@ -12,6 +12,7 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sqlite3.h>
 
 #include "ft/coordinator/failing_disk_testing.h"
 #include "ft/coordinator/fake_replica_testing.h"
@@ -475,6 +476,27 @@ TEST_F(ServiceTest, WithoutADiskNothingIsCommittedAndAfterwardsItGoesOn) {
   EXPECT_EQ(service_->status().complaint, "");
   EXPECT_THAT(failures(), HasSubstr("log: [ft] log"));
   EXPECT_GE(service_->status().term, 2U);
+}
+
+// Another process has damaged the table, or the disk has space for records alone.
+TEST_F(ServiceTest, WithoutASummaryItGoesOn) {
+  options_.summary_every = 16;
+  start_three();
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(options_.log.c_str(), &database), SQLITE_OK);
+  sqlite3_busy_timeout(database, 1000);
+  ASSERT_EQ(
+      sqlite3_exec(database, "DROP TABLE summary", nullptr, nullptr, nullptr),
+      SQLITE_OK);
+  sqlite3_close(database);
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return counted("summary_failures") >= 2; }));
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_EQ(service_->status().complaint, "");
+  EXPECT_EQ(service_->status().term, 1U);
+  const auto status = service_->status();
+  ASSERT_EQ(status.failures.size(), 1U) << failures();
+  EXPECT_THAT(status.failures[0].cause, HasSubstr("cannot summarise"));
 }
 
 TEST_F(ServiceTest, AnEmptyLogIsNotTheRunThatReplicasKnow) {

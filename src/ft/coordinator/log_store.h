@@ -61,7 +61,9 @@ class LogStore {
   // forget what it derived from these records. After a failed sync followed by a crash they may be
   // in the log, as if the crash had come before append() returned.
   Status append(const std::vector<Record>& records);
-  // Writes a summary if one is due. REQUIRES: `history` is that of all records.
+  // Writes a summary if one is due. kUnavailable: it cannot be written, which does no harm: a start
+  // reads more records, and the next summary is due some records later. kFailedPrecondition: as in
+  // append(). REQUIRES: `history` is that of all records.
   Status summarise(const History& history);
   // Checks the owner and the file as append() does, but without a record, for a coordinator that
   // has nothing to write and may have been replaced. kUnavailable: the disk failed.
@@ -114,6 +116,8 @@ class LogStore {
   std::int64_t sequence_ = 0;    // The number of the last record.
   std::uint64_t term_ = 0;       // The term of the last record.
   std::int64_t summarised_ = 0;  // The last record that the summary covers.
+  // The last record when a summary could not be written; 0 if the last one was.
+  std::int64_t not_summarised_ = 0;
   // The last step that the summary's pieces cover.
   // A rollback has changed it since then.
   std::int64_t past_end_ = -1;

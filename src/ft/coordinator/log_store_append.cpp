@@ -18,6 +18,8 @@ namespace {
 
 // A piece of the past that no start has to read again is deleted as a whole.
 constexpr std::size_t kPieceStates = 4096;
+// A summary that could not be written is tried again after this share of the records between two.
+constexpr std::int64_t kTriesPerSummary = 16;
 
 }  // namespace
 
@@ -236,10 +238,13 @@ Status LogStore::write_summary(const History& folded) {
 }
 
 Status LogStore::summarise(const History& history) {
-  if (sequence_ - summarised_ < options_.summary_every) {
+  const auto wait = options_.summary_every / kTriesPerSummary + 1;
+  if (sequence_ - summarised_ < options_.summary_every ||
+      (not_summarised_ > 0 && sequence_ - not_summarised_ < wait)) {
     return {};
   }
   auto status = transact("summarise", [&] { return write_summary(history); });
+  not_summarised_ = status.ok() ? 0 : sequence_;
   if (status.ok()) {
     summarised_ = sequence_;
     past_end_ = history.past.empty() ? -1 : history.past.back().state.step;

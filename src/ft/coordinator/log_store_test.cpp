@@ -355,6 +355,31 @@ TEST(LogStoreSummary, OldRecordsAndOldStatesAreDeleted) {
   EXPECT_EQ(log.known().canonical->step, 500);
 }
 
+TEST(LogStoreSummary, OneThatCannotBeWrittenIsTriedAgainSomeRecordsLater) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  const auto store = LogStore::open(path, {.summary_every = 32}).value();
+  History history;
+  int failures = 0;
+  const auto append_some = [&](std::uint64_t from, std::uint64_t to) {
+    for (auto number = from; number <= to; ++number) {
+      append(history, term(number));
+      ASSERT_TRUE(store->append({term(number)}).ok());
+      failures += store->summarise(history).ok() ? 0 : 1;
+    }
+  };
+  run_sql(path, "ALTER TABLE summary RENAME TO moved");
+  append_some(1, 50);
+  EXPECT_GE(failures, 2);
+  EXPECT_LE(failures, 10);
+  run_sql(path, "ALTER TABLE moved RENAME TO summary");
+  failures = 0;
+  append_some(51, 60);
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(count_in(path, "SELECT count(*) FROM summary"), 1);
+  EXPECT_EQ(opened(path)->take_history().term, 60U);
+}
+
 TEST(LogStoreSummary, OneThatIsDamagedIsNamed) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";
