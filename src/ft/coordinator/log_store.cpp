@@ -33,6 +33,22 @@ std::uint32_t checksum_of(
   return crc32c(bytes, crc32c(head.bytes()));
 }
 
+std::string rescued_path(const std::string& path, int number) {
+  return number == 1 ? path + ".rescued" : str(path, ".rescued.", number);
+}
+
+// Files between them may have been deleted.
+int rescues_of(const std::string& path) {
+  std::error_code none;
+  int last = 0;
+  for (int number = 1; number <= kRescuesMax; ++number) {
+    if (std::filesystem::exists(rescued_path(path, number), none)) {
+      last = number;
+    }
+  }
+  return last;
+}
+
 // "[ft] log '/x/log.db': cannot append: database or disk is full (No space ...)".
 Status LogStore::failure(const char* what, int code) const {
   std::string cause = sqlite3_errstr(code);
@@ -77,12 +93,13 @@ Result<std::int64_t> LogStore::number(const char* text) const {
 
 Status LogStore::prepare() {
   std::error_code none;
-  if (!std::filesystem::exists(path_, none) &&
-      std::filesystem::exists(path_ + ".rescued", none)) {
+  const int rescues = rescues_of(path_);
+  if (!std::filesystem::exists(path_, none) && rescues > 0) {
     return refused(str(
         "it is not there, but what a coordinator could rescue of it is in '",
-        path_, ".rescued': move that to '", path_,
-        "', or delete it to begin a new run"));
+        rescued_path(path_, rescues), "': move that to '", path_,
+        "', or delete ", rescues == 1 ? "it" : "it and the older ones",
+        " to begin a new run"));
   }
   sqlite3* opened = nullptr;
   const int code = sqlite3_open_v2(

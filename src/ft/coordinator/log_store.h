@@ -124,6 +124,13 @@ class LogStore {
   bool past_has_changed_ = false;
 };
 
+// The file next to the log that has what a coordinator could rescue when the log was deleted or
+// replaced for the `number`-th time, from 1 on.
+std::string rescued_path(const std::string& path, int number);
+// The number of the newest such file; 0 if there is none.
+int rescues_of(const std::string& path);
+inline constexpr int kRescuesMax = 100;
+
 // The checksum covers the number of a record as well as its bytes, so that swapped records are
 // noticed, too.
 std::uint32_t checksum_of(

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 #include <variant>
 
@@ -42,15 +43,22 @@ Status LogStore::check_file() const {
           " while the coordinator used it; ", rescued()));
 }
 
-// The file that was opened still has all records.
+// The file that was opened still has all records. SQLite writes to no file that exists, and what was
+// rescued before may still be needed.
 std::string LogStore::rescued() const {
-  const std::string to = path_ + ".rescued";
+  const int number = rescues_of(path_) + 1;
+  const std::string to = rescued_path(path_, number);
+  if (number > kRescuesMax) {
+    return str("what it had is lost: there are too many files like '", to, "'");
+  }
   Query query(database_.get(), "VACUUM INTO ?1");
   query.bind_text(1, to);
   (void)query.step();
   if (query.failed()) {
-    return "what it had is lost: " +
-        failure(str("write '", to, "'").c_str(), query.code()).message();
+    const auto why = failure(str("write '", to, "'").c_str(), query.code());
+    std::error_code none;
+    std::filesystem::remove(to, none);  // A part of it would be taken for all.
+    return "what it had is lost: " + why.message();
   }
   return str(
       "what it had is in '", to, "': move that to '", path_,

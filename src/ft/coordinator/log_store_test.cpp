@@ -424,6 +424,34 @@ TEST(LogStore, OneThatWasReplacedTakesNothingMore) {
   EXPECT_EQ(opened(path + ".rescued")->take_history().lives.at(0).current, 5U);
 }
 
+TEST(LogStore, WhatWasRescuedBeforeStaysAndTheNewestIsNamed) {
+  const ScratchFolder folder;
+  const std::string path = folder.path() + "/log.db";
+  // Returns what the store says when its file is deleted after this record.
+  const auto lose_after = [&](const std::vector<Record>& records) {
+    const auto store = opened(path);
+    EXPECT_TRUE(store->append(records).ok());
+    for (const char* end : {"", "-wal", "-shm"}) {
+      fs::remove(path + end);
+    }
+    return store->append({life(9)}).message();
+  };
+  EXPECT_THAT(
+      lose_after({term(1), life(5)}), HasSubstr("'" + path + ".rescued'"));
+  EXPECT_THAT(refusal(path), HasSubstr("is in '" + path + ".rescued':"));
+  // Somebody goes on with a copy.
+  fs::copy(path + ".rescued", path);
+  EXPECT_THAT(lose_after({life(6)}), HasSubstr("'" + path + ".rescued.2'"));
+  EXPECT_THAT(refusal(path), HasSubstr("is in '" + path + ".rescued.2':"));
+  EXPECT_EQ(opened(path + ".rescued")->take_history().lives.at(0).current, 5U);
+  EXPECT_EQ(
+      opened(path + ".rescued.2")->take_history().lives.at(0).current, 6U);
+  // Nobody replaces the newest by what comes later.
+  fs::remove(path + ".rescued");
+  fs::copy(path + ".rescued.2", path);
+  EXPECT_THAT(lose_after({life(7)}), HasSubstr("'" + path + ".rescued.3'"));
+}
+
 TEST(LogStore, IsNotReadBeforeTheDiskCanBeWritten) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";
