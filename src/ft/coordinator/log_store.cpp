@@ -282,6 +282,8 @@ Status LogStore::read_past() {
             ", found ", last ? text_of(*last) : "nothing"));
   }
   past_end_ = history_.past.empty() ? -1 : history_.past.back().state.step;
+  // The pieces may be fewer than the history had when it was summarised.
+  forget_detached(history_);
   return {};
 }
 

@@ -342,6 +342,24 @@ TEST(LogStoreSummary, WithWhatFollowsItIsWhatAllRecordsAre) {
   log.reopen();
 }
 
+TEST(LogStoreSummary, WhatDescendsFromADeletedStateIsForgotten) {
+  const ScratchFolder folder;
+  LongLog log(folder.path() + "/log.db", {.past_min = 40, .summary_every = 7});
+  for (int i = 0; i < 5; ++i) {
+    log.commit();
+  }
+  log.roll_back(3);
+  EXPECT_EQ(log.known().lost.size(), 3U);
+  log.commit();
+  log.reopen();
+  EXPECT_EQ(log.known().lost.size(), 3U);  // What led there is still known.
+  for (int i = 0; i < 300; ++i) {
+    log.commit();
+  }
+  log.reopen();
+  EXPECT_THAT(log.known().lost, ::testing::IsEmpty());
+}
+
 TEST(LogStoreSummary, OldRecordsAndOldStatesAreDeleted) {
   const ScratchFolder folder;
   const std::string path = folder.path() + "/log.db";

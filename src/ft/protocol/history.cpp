@@ -226,10 +226,16 @@ void trim(History& history, std::size_t past_min) {
     history.before_past.add(one->samples);
   }
   history.past.erase(history.past.cbegin(), stay);
+  std::erase_if(
+      history.lost, [](const auto& one) { return !one.second.commit; });
+  forget_detached(history);
+}
+
+void forget_detached(History& history) {
   // In the order of steps, so that ancestors are visited before the states that they led to.
   std::erase_if(history.lost, [&](const auto& one) {
     const auto& commit = one.second.commit;
-    return !commit || !history.knows(commit->base);
+    return commit && !history.knows(commit->base);
   });
 }
 

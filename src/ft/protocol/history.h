@@ -66,6 +66,10 @@ inline constexpr std::size_t kPastMin = std::size_t{1} << 16U;
 // forgotten ones.
 void trim(History& history, std::size_t past_min = kPastMin);
 
+// Forgets the rolled-back states that descend from a state that is not known: no run can go back to
+// them.
+void forget_detached(History& history);
+
 // Appends the record. Throws Error, naming the record, if it cannot follow: a term or an epoch that
 // is not higher; a commit of another epoch, on a state other than canonical, or with samples that
 // were already trained. Trims the history when it has twice as many states as it must keep.
