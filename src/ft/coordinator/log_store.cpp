@@ -204,16 +204,21 @@ Status LogStore::note_file() {
   return {};
 }
 
+// In one transaction: another coordinator may write a summary meanwhile and delete what it covers.
 Status LogStore::read() {
+  auto status = run("read", "BEGIN");
   for (const auto step :
        {&LogStore::read_summary, &LogStore::read_past,
         &LogStore::read_records}) {
-    if (auto status = (this->*step)(); !status.ok()) {
-      return status;
+    if (status.ok()) {
+      status = (this->*step)();
     }
   }
+  if (status.ok()) {
+    status = run("read", "COMMIT");
+  }
   members_ = history_.members;
-  return {};
+  return status;
 }
 
 Status LogStore::read_summary() {
