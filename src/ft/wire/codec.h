@@ -42,6 +42,8 @@ struct CodecLimits {
   static constexpr std::size_t kMembers = 4096;  // Also the limit for peers.
   static constexpr std::size_t kRanges = 65536;  // For one member.
   static constexpr std::size_t kAddresses = 65536;
+  // Whose progress a report has. Leaders choose 16 at most.
+  static constexpr std::size_t kRanksReported = 256;
   static constexpr std::size_t kCommits = 1024;
   static constexpr std::size_t kTextBytes = 65536;
 };

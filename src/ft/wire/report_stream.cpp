@@ -15,7 +15,7 @@ inline constexpr std::size_t kRemembersPart = 12;
 inline constexpr std::size_t kLinkSpeedsPart = 13;
 // One entry for each rank that has something new to report, with its index in the list if not all
 // ranks have.
-inline constexpr ListLimits kNewsList{CodecLimits::kAddresses, 20};
+inline constexpr ListLimits kNewsList{CodecLimits::kRanksReported, 20};
 
 // The remembered parts of a replica's last view.
 template <typename Io>
@@ -71,7 +71,7 @@ void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
 void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
   const auto count = reader.in.u32("ranks");
   const auto news = reader.in.count("progress of ranks", kNewsList);
-  if (count > CodecLimits::kAddresses || count > ranks.size() + news) {
+  if (count > CodecLimits::kRanksReported || count > ranks.size() + news) {
     reader.in.fail(
         str("expected the progress of ", count, " ranks, found ",
             ranks.size() + news));
@@ -97,6 +97,9 @@ using wire::FieldWriter;
 
 std::string ReportWriter::ranks_bytes(
     const std::vector<TrainingProgress>& ranks) {
+  SHERD_CHECK(
+      ranks.size() <= CodecLimits::kRanksReported, "[ft] expected at most ",
+      CodecLimits::kRanksReported, " ranks in a report, found ", ranks.size());
   std::vector<std::string> said;
   std::vector<std::size_t> news;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -110,17 +110,37 @@ TEST(ReportStream, EachReportComesAsItWasSaid) {
 TEST(ReportStream, AddressesGoOnce) {
   Report report;
   report.addresses = addresses_of(8192);
-  report.ranks.resize(8192);
+  report.ranks.resize(CodecLimits::kRanksReported);
   ReportWriter writer;
   ReportReader reader;
   const auto first = writer.bytes_of(report);
-  EXPECT_GT(first.size(), 100000U);
+  EXPECT_GT(first.size(), 32768U);
   ASSERT_TRUE(reader.read(first).ok());
   report.serial = 2;
   const auto second = writer.bytes_of(report);
   EXPECT_LT(second.size(), 20U);
   ASSERT_TRUE(reader.read(second).ok());
   EXPECT_EQ(reader.report(), report);
+}
+
+// The coordinator compares each rank that is reported with all others. A peer may send what no
+// leader does.
+TEST(ReportStream, TheProgressOfTooManyRanksIsRefused) {
+  Report report;
+  report.addresses = addresses_of(8192);
+  report.ranks.resize(256);
+  std::string bytes = ReportWriter().bytes_of(report);
+  ASSERT_TRUE(report_of(bytes).ok());
+  // The two lengths, of all ranks and of those with news.
+  const std::string lengths("\x00\x01\x00\x00\x00\x01\x00\x00", 8);
+  const auto at = bytes.rfind(lengths);
+  ASSERT_NE(at, std::string::npos);
+  bytes[at] = bytes[at + 4] = '\x01';
+  bytes += std::string(100, '\0');  // There are bytes for one more.
+  EXPECT_THAT(
+      report_of(bytes).status().message(), HasSubstr("progress of ranks"));
+  report.ranks.resize(257);
+  EXPECT_THROW((void)ReportWriter().bytes_of(report), Error);
 }
 
 TEST(ReportStream, WhoIsNotAskedSaysNothingOfWhatItRemembers) {
