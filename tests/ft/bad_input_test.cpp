@@ -66,6 +66,7 @@ std::vector<std::string> strange_words(std::mt19937& random) {
   Report report;
   report.replica = 4000000000U;
   report.incarnation = 77;
+  report.config = 5;
   Report ghost = report;
   ghost.replica = 1;
   ghost.run = 12345;

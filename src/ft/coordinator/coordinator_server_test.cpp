@@ -307,6 +307,7 @@ TEST_F(ServiceTest, AGuestOfAnotherRunTakesNobodysPlace) {
   Report report;
   report.replica = 1;
   report.incarnation = 99;
+  report.config = 1;
   report.run = 5;
   const TestClient guest(loop_, options_.address, frame_of(report));
   ASSERT_TRUE(run_until(loop_, [&] { return !guest.received().empty(); }));
@@ -423,6 +424,7 @@ TEST_F(ServiceTest, TextsOfReportsAreMadePrintable) {
   Report report;
   report.replica = 5;
   report.incarnation = 1;
+  report.config = 1;
   report.suspicion = Suspicion{
       replicas_[0]->machine().view().epoch, 2,
       "gone\x1b[2J\nsherd: all is well"};
@@ -543,6 +545,7 @@ TEST_F(ServiceTest, OneThatIsLeftOverFromAnotherRunIsRefusedAlone) {
   Report old;
   old.replica = 7;
   old.incarnation = 99;
+  old.config = 1;
   old.run = 5;
   const TestClient left_over(loop_, options_.address, frame_of(old));
   ASSERT_TRUE(run_until(loop_, [&] { return !left_over.received().empty(); }));

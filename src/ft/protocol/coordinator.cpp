@@ -16,6 +16,22 @@ namespace {
 // their sums.
 constexpr std::size_t kRecent = 8;
 
+// What is added to steps and terms from outside must not overflow.
+constexpr std::int64_t kStepMax = std::int64_t{1} << 60U;
+constexpr std::uint64_t kTermMax = std::uint64_t{1} << 60U;
+
+bool is_of_a_run(const StateId& state) {
+  return state.step >= 0 && state.step <= kStepMax;
+}
+
+bool is_of_a_run(const RunView& memory) {
+  return memory.term <= kTermMax && memory.epoch.term <= kTermMax &&
+      is_of_a_run(memory.canonical) &&
+      std::ranges::all_of(memory.recent, [](const Commit& one) {
+           return is_of_a_run(one.base) && is_of_a_run(one.result);
+         });
+}
+
 }  // namespace
 
 Coordinator::Coordinator(
@@ -96,11 +112,13 @@ bool Coordinator::take_quietly(const Report& report, ReplicaEntry& known) {
 
 // Why the sender of the report is fenced; empty if it is not.
 std::string Coordinator::refusal(const Report& report) const {
-  constexpr std::int64_t kStepMax = std::int64_t{1} << 60;
-  if (report.incarnation == 0 ||
-      (report.held &&
-       (report.held->step < 0 || report.held->step > kStepMax))) {
-    return "expected a life other than 0 and a step of a run, found others";
+  // 0 stands for what is unknown.
+  if (report.incarnation == 0 || report.config == 0) {
+    return "expected a life and a configuration other than 0, found 0";
+  }
+  if ((report.held && !is_of_a_run(*report.held)) ||
+      (report.remembers && !is_of_a_run(*report.remembers))) {
+    return "expected steps and terms of a run, found others";
   }
   if (report.replica >= options_.replicas_max) {
     return str(

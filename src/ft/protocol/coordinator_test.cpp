@@ -560,6 +560,22 @@ TEST(Coordinator, RefusesStrangers) {
   EXPECT_THAT(script.members(0), ElementsAre(0));
 }
 
+// The configuration of the first replica is that of the run, and 0 is that of none yet.
+TEST(Coordinator, RefusesAConfigurationOf0AndGoesOnWithTheOthers) {
+  CoordinatorScript script(options_of(1, 2));
+  script.report(2).config = 0;
+  script.say(2);
+  EXPECT_THAT(
+      script.view(2).fenced,
+      HasSubstr("expected a life and a configuration other than 0"));
+  script.begin({0, 1});
+  EXPECT_THAT(script.members(0), ElementsAre(0, 1));
+  script.say(2);
+  script.vote(0);
+  script.vote(1);
+  EXPECT_EQ(script.view(0).canonical.step, 1);
+}
+
 TEST(Coordinator, AReportThatWasOvertakenChangesNothing) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});

@@ -250,7 +250,8 @@ struct Report {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   std::uint64_t serial = 0;  // Counts the reports of the incarnation.
-  std::uint64_t config = 0;  // A hash of what all replicas must have in common.
+  // A hash of what all replicas must have in common. Never 0.
+  std::uint64_t config = 0;
   std::optional<StateId> held;  // Nullopt if its state is damaged.
   Epoch joined;                 // The epoch whose members it is connected to.
   std::optional<Vote> vote;

@@ -3,6 +3,9 @@
 // What replicas remember of a lost log, when that is enough, and how a run goes on from it.
 #include "ft/protocol/recovery.h"
 
+#include <cstdint>
+#include <functional>
+#include <limits>
 #include <gmock/gmock.h>
 
 #include "ft/protocol/coordinator_script_testing.h"
@@ -266,6 +269,29 @@ TEST(Recovery, AStepOfAnEpochThatIsOverIsNotCommitted) {
 }
 
 // ---- the coordinator that asks ----
+
+TEST(Recovery, AMemoryBeyondAllRangesIsRefused) {
+  auto former = after_one_step();
+  const auto refused = [&](const std::function<void(RunView&)>& damage) {
+    CoordinatorScript script(recovering_options());
+    script.report(0) = memory_of(former, 0);
+    damage(*script.report(0).remembers);
+    script.say(0);
+    return script.view(0).fenced;
+  };
+  const auto why = HasSubstr("expected steps and terms of a run");
+  constexpr auto kLast = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THAT(refused([](RunView& view) { view.canonical.step = kLast; }), why);
+  EXPECT_THAT(
+      refused([](RunView& view) { view.recent[0].base.step = kLast; }), why);
+  EXPECT_THAT(
+      refused([](RunView& view) { view.recent[0].result.step = -1; }), why);
+  EXPECT_THAT(
+      refused([](RunView& view) {
+        view.term = std::numeric_limits<std::uint64_t>::max();
+      }),
+      why);
+}
 
 void ask_all(CoordinatorScript& script, CoordinatorScript& former) {
   for (const ReplicaId replica : {0U, 1U, 2U}) {

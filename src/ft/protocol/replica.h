@@ -16,7 +16,7 @@ namespace sherd::ft {
 struct ReplicaIdentity {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;  // Never 0.
-  std::uint64_t config = 0;
+  std::uint64_t config = 0;     // Never 0.
   StateId held;
   bool operator==(const ReplicaIdentity&) const = default;
 };

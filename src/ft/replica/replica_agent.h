@@ -26,7 +26,8 @@ struct ReplicaAgentOptions {
 
   bool warms_up = false;  // See LeaderOptions.
   net::HostAddress coordinator;
-  std::uint64_t config = 0;
+  // A hash of what all replicas must have in common. Never 0.
+  std::uint64_t config = 1;
   StateId held;
 };
 
