@@ -331,6 +331,24 @@ TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
   EXPECT_TRUE(script.view(1).ended);
 }
 
+// Its program was told to make fewer steps.
+TEST(CoordinatorLog, WhoHasEndedEarlierDoesNotMoveTheEnd) {
+  CoordinatorScript script(options_of(1, 1));
+  script.begin({0});
+  script.vote(0);
+  script.apply({0});
+  script.report(0).finished = true;
+  script.say(0);
+  script.report(1).held = kFirst;
+  script.report(1).finished = true;
+  script.say(1);
+  script.lose(0);
+  script.wait(kHold * 2);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+  EXPECT_THAT(
+      script.view(1).fenced, HasSubstr("the run has ended with step 1"));
+}
+
 TEST(CoordinatorLog, WhoHasTheLastStepDoesNotWaitForThoseThatHaveEnded) {
   CoordinatorScript script(options_of(2, 2));
   script.begin({0, 1});
