@@ -617,8 +617,7 @@ void Coordinator::close_epoch(const std::string& reason, Duration settle) {
 void Coordinator::penalise(ReplicaId replica) {
   auto& known = replicas_.at(replica);
   known.member_since = now_;  // Trust grows again from here on.
-  known.out_until = now_ + known.backoff;
-  keep_out(known, known.out_until);
+  keep_out(known, now_ + known.backoff);
   known.backoff =
       std::clamp(2 * known.backoff, options_.backoff, options_.backoff_max);
 }
