@@ -2,8 +2,10 @@
 #include "ft/coordinator/coordinator_server.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -254,7 +256,16 @@ void CoordinatorServer::Impl::log_failed(const Status& status) {
   log_retry = std::min(2 * log_retry, options.log_retry_max);
 }
 
+// Another term needs the log that could not be written: an empty one would begin another run.
 void CoordinatorServer::Impl::retry_log() {
+  std::error_code error;
+  if (!std::filesystem::exists(options.log, error) && !error) {
+    log_failed(
+        {ErrorCode::kUnavailable,
+         str("[ft] log '", options.log, "': expected ", log_size,
+             " records, found no file: put it back")});
+    return;
+  }
   auto opened =
       LogStore::open(options.log, {.summary_every = options.summary_every});
   if (!opened.ok()) {

@@ -480,6 +480,31 @@ TEST_F(ServiceTest, WithoutADiskNothingIsCommittedAndAfterwardsItGoesOn) {
   EXPECT_GE(service_->status().term, 2U);
 }
 
+// The file system may have been unmounted.
+TEST_F(ServiceTest, ALogThatVanishesWhileTheDiskFailsIsWaitedFor) {
+  start_three();
+  test::fail_syncs(EIO);
+  ASSERT_TRUE(
+      run_until(loop_, [&] { return !service_->status().complaint.empty(); }));
+  const auto move_all = [&](const std::string& from, const std::string& to) {
+    for (const char* end : {"", "-wal", "-shm"}) {
+      std::error_code missing;
+      std::filesystem::rename(from + end, to + end, missing);
+    }
+  };
+  move_all(options_.log, options_.log + ".away");
+  test::fail_syncs(0);
+  ASSERT_TRUE(run_until(loop_, [&] {
+    return service_->status().complaint.find("found no file") !=
+        std::string::npos;
+  }));
+  EXPECT_FALSE(std::filesystem::exists(options_.log));
+  EXPECT_EQ(ended_, "");
+  move_all(options_.log + ".away", options_.log);
+  EXPECT_TRUE(advance({0, 1, 2}, 5));
+  EXPECT_EQ(service_->status().run, 77U);
+}
+
 // Another process has damaged the table, or the disk has space for records alone.
 TEST_F(ServiceTest, WithoutASummaryItGoesOn) {
   options_.summary_every = 16;
