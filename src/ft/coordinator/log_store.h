@@ -119,9 +119,8 @@ class LogStore {
   // The last record when a summary could not be written; 0 if the last one was.
   std::int64_t not_summarised_ = 0;
   // The last step that the summary's pieces cover.
-  // A rollback has changed it since then.
   std::int64_t past_end_ = -1;
-  bool past_has_changed_ = false;
+  bool past_has_changed_ = false;  // By a rollback since the last summary.
 };
 
 // The file next to the log that has what a coordinator could rescue when the log was deleted or

@@ -127,9 +127,8 @@ struct StatusServer::Impl {
   RunStatus shown;
   std::optional<Instant> shown_at;
   // The thread owns this and what follows. Oldest first.
-  // Asked, and nothing was shown since.
   std::vector<Client> clients;
-  bool asked = false;
+  bool asked = false;      // Nothing was shown since it asked.
   Instant accept_again{};  // No client is accepted before this time.
   SteadyClock clock;
   std::thread thread;

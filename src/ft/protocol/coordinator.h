@@ -335,9 +335,8 @@ class Coordinator {
   Instant form_at_{};   // No epoch is formed before this time.
   Instant start_at_{};  // Fewer than replicas_start may begin after this time.
   // Members of the last epoch may be late until then.
-  // The deadline of kJoining.
   Instant reconnect_until_{};
-  Instant join_until_{};
+  Instant join_until_{};  // The deadline of kJoining.
   Instant plan_until_{};  // The deadline for joining the planned epoch.
   // Suspicions since the last commit.
   std::map<ReplicaId, SuspicionCount> suspected_;
@@ -352,9 +351,8 @@ class Coordinator {
   // The first vote for the attempt under way.
   std::optional<Instant> first_vote_;
   // Since when nobody holds the canonical state.
-  // The latest out_until of all replicas.
   std::optional<Instant> lost_since_;
-  Instant out_until_max_{};
+  Instant out_until_max_{};  // The latest out_until of all replicas.
   // Where among the members to look first for one that has not voted, or that does not hold the
   // canonical state. They only save time and decide nothing.
   std::size_t look_for_vote_at_ = 0;

@@ -37,10 +37,9 @@ struct ModelOptions {
   int coordinator_crashes = 0;  // The coordinator then restarts.
   // The old coordinator goes on beside its replacement.
   int coordinator_pauses = 0;
-  // Lost together with the coordinator; the next one recovers.
-  // Damaged parameters, which a replica notices.
+  // The log is lost together with the coordinator; the next one recovers.
   int log_losses = 0;
-  int damages = 0;
+  int damages = 0;        // Damaged parameters, which a replica notices.
   int bad_gradients = 0;  // Replicas notice them, too.
   int leaves = 0;
   int partitions = 0;    // A replica is cut off from all, for a while.

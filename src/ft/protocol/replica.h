@@ -101,9 +101,8 @@ class Replica {
   std::optional<CatchUp> catching_up_;
   std::uint64_t installs_ = 0;
   // Until the installation ends, nobody knows what is held.
-  // Asked by a coordinator whose log is empty.
   bool installing_ = false;
-  bool asked_ = false;
+  bool asked_ = false;  // By a coordinator whose log is empty.
   bool leaving_ = false;
   bool stopped_ = false;
   Tasks tasks_;  // Only set during a call: what it has decided so far.

@@ -150,10 +150,9 @@ class Leader {
   std::map<std::size_t, std::optional<StateDigest>> installed_;
   std::vector<TrainingProgress> progress_;           // Indexed by rank.
   std::vector<std::vector<LinkSpeed>> link_speeds_;  // Indexed by rank.
-  // Heartbeats without a message from it.
-  // How often a silent rank came back.
+  // Heartbeats without a message from the rank, indexed by rank.
   std::vector<std::uint32_t> missed_heartbeats_;
-  std::uint64_t recovered_ranks_ = 0;
+  std::uint64_t recovered_ranks_ = 0;  // How often a silent rank came back.
   // As of the last heartbeat. Hangs last for seconds, and sending these with every vote would
   // double the size of reports.
   std::vector<TrainingProgress> reported_ranks_;
