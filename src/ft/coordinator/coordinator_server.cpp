@@ -322,9 +322,7 @@ void CoordinatorServer::Impl::tick() {
   for (const auto& [life, entry] : lives) {
     const auto& [replica, incarnation] = life;
     board.watched(
-        replica, incarnation,
-        {.hung = detector.hung(replica, incarnation),
-         .slow = detector.slow(replica, incarnation)});
+        replica, incarnation, detector.liveness(replica, incarnation));
   }
   close_silent_connections(now);
 }

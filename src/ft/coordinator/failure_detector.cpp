@@ -89,14 +89,13 @@ void FailureDetector::received(const Report& report, Instant now) {
   end_phase(watched, progress.activity, now);
   watched.progress = progress;
   watched.since = now;
-  watched.slow = false;
-  watched.hung = false;
+  watched.liveness = {};
 }
 
 bool FailureDetector::waits_for_hung(const MonitoredReplica& watched) const {
   const auto& waits_for = watched.progress.waits_for;
   const Life* other = waits_for ? life_of(*waits_for) : nullptr;
-  return other != nullptr && watched_.at(*other).hung;
+  return other != nullptr && watched_.at(*other).liveness.hung;
 }
 
 // A phase that took longer than its limit counts as one that has reached the limit. If all of it
@@ -135,24 +134,20 @@ void FailureDetector::find_hang_again(
     ReplicaId replica, Incarnation incarnation) {
   const auto found = watched_.find({replica, incarnation});
   if (found != watched_.end()) {
-    found->second.hung = false;
+    found->second.liveness.hung = false;
   }
 }
 
 void FailureDetector::find_hangs_again() {
   for (auto& [life, watched] : watched_) {
-    watched.hung = false;
+    watched.liveness.hung = false;
   }
 }
 
-bool FailureDetector::hung(ReplicaId replica, Incarnation incarnation) const {
+Liveness FailureDetector::liveness(
+    ReplicaId replica, Incarnation incarnation) const {
   const auto found = watched_.find({replica, incarnation});
-  return found != watched_.end() && found->second.hung;
-}
-
-bool FailureDetector::slow(ReplicaId replica, Incarnation incarnation) const {
-  const auto found = watched_.find({replica, incarnation});
-  return found != watched_.end() && found->second.slow;
+  return found == watched_.end() ? Liveness() : found->second.liveness;
 }
 
 std::vector<RankActivity> FailureDetector::ranks(
@@ -293,7 +288,8 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     const auto& watched = watched_.at(at);
     const auto& waits_for = watched.progress.waits_for;
     const Life* next = waits_for ? life_of(*waits_for) : nullptr;
-    if (watched.hung || quiet(watched) > Duration(0) || next == nullptr) {
+    if (watched.liveness.hung || quiet(watched) > Duration(0) ||
+        next == nullptr) {
       path.clear();
       break;
     }
@@ -313,7 +309,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     }
     at = *next;
   }
-  if (!watched_.at(at).hung && !hangs(watched_.at(at), now)) {
+  if (!watched_.at(at).liveness.hung && !hangs(watched_.at(at), now)) {
     return std::nullopt;
   }
   const auto links = dead_links_of(path, now);
@@ -363,14 +359,14 @@ std::string FailureDetector::why_hung(const HangCulprit& blame, Instant now) {
 void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
   SeenLives seen;
   for (const auto& [life, waiting] : watched_) {
-    if (waiting.hung || !hangs(waiting, now)) {
+    if (waiting.liveness.hung || !hangs(waiting, now)) {
       continue;
     }
     const auto blame = culprit(life, now, seen);
-    if (!blame || watched_.at(blame->life).hung) {
+    if (!blame || watched_.at(blame->life).liveness.hung) {
       continue;
     }
-    watched_.at(blame->life).hung = true;
+    watched_.at(blame->life).liveness.hung = true;
     found.push_back(
         {Finding::Kind::kHung, blame->life.first, blame->life.second,
          why_hung(*blame, now), blame->links});
@@ -380,11 +376,12 @@ void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
 // A replica that waits for another is not slow itself.
 void FailureDetector::find_slow(Instant now, std::vector<Finding>& found) {
   for (auto& [life, watched] : watched_) {
-    if (watched.slow || !busy(watched.progress) || watched.progress.waits_for ||
-        !usual_s(watched) || now - watched.since <= soft_limit(watched)) {
+    if (watched.liveness.slow || !busy(watched.progress) ||
+        watched.progress.waits_for || !usual_s(watched) ||
+        now - watched.since <= soft_limit(watched)) {
       continue;
     }
-    watched.slow = true;
+    watched.liveness.slow = true;
     found.push_back(
         {Finding::Kind::kSlow, life.first, life.second,
          str("it has been ", text_of(watched.progress.activity), " for ",

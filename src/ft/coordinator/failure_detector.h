@@ -50,6 +50,12 @@ struct Finding {
   std::vector<DeadLink> links{};
 };
 
+// What was found of a replica's current phase.
+struct Liveness {
+  bool hung = false;  // It has made no progress since.
+  bool slow = false;
+};
+
 class FailureDetector {
  public:
   explicit FailureDetector(const FailureDetectorOptions& options)
@@ -68,10 +74,8 @@ class FailureDetector {
   // The same for all replicas.
   void find_hangs_again();
 
-  // Whether it was found to hang and has made no progress since.
-  bool hung(ReplicaId replica, Incarnation incarnation) const;
-  // Whether its current phase was found slow.
-  bool slow(ReplicaId replica, Incarnation incarnation) const;
+  // All is well with an incarnation that is not monitored.
+  Liveness liveness(ReplicaId replica, Incarnation incarnation) const;
   // The activity of its ranks; empty if it is not monitored or does not report them.
   std::vector<RankActivity> ranks(
       ReplicaId replica, Incarnation incarnation, Instant now) const;
@@ -92,8 +96,7 @@ class FailureDetector {
     // How many phases have ended.
     std::array<int, kActivities> ended{};
     std::optional<StateId> held;
-    bool slow = false;
-    bool hung = false;
+    Liveness liveness;
   };
 
   static std::vector<MonitoredRank> monitored(

@@ -161,8 +161,8 @@ TEST_F(Watched, OfAChainOfThoseThatWaitTheLastHangs) {
   EXPECT_THAT(
       hung[0].reason,
       HasSubstr("; replica 1 waits for it; replica 0 waits for replica 1"));
-  EXPECT_TRUE(watch_.hung(2, 1));
-  EXPECT_FALSE(watch_.hung(0, 1));
+  EXPECT_TRUE(watch_.liveness(2, 1).hung);
+  EXPECT_FALSE(watch_.liveness(0, 1).hung);
 }
 
 TEST_F(Watched, WhoComputesHasItsOwnLimitWhoeverWaitsForIt) {
@@ -202,10 +202,10 @@ TEST_F(Watched, WhoMovesAgainIsNotHungAnyMore) {
   pass_steps(6);
   says(1, Activity::kReducing, ++serial_);
   (void)pass(seconds(10));
-  EXPECT_TRUE(watch_.hung(1, 1));
+  EXPECT_TRUE(watch_.liveness(1, 1).hung);
   says(1, Activity::kReducing, ++serial_);
   (void)pass(milliseconds(250));
-  EXPECT_FALSE(watch_.hung(1, 1));
+  EXPECT_FALSE(watch_.liveness(1, 1).hung);
 }
 
 TEST_F(Watched, OneThatHungForLongIsFoundSoonWhenItHangsAgain) {
@@ -461,7 +461,7 @@ TEST_F(Watched, TheFirstPhaseOfAnActivityMayTakeLong) {
     // Later phases have their own usual length.
     says(fresh, Activity::kIdle, 2);
     (void)pass(seconds(1));
-    EXPECT_FALSE(watch_.hung(fresh, 1));
+    EXPECT_FALSE(watch_.liveness(fresh, 1).hung);
     said_.erase(fresh);
     watch_.ended(fresh, 1);
   }
@@ -507,10 +507,10 @@ TEST_F(Watched, AReductionThatIsGivenUpIsNoProgress) {
   says(1, Activity::kComputing, serial_ += 9);
   said_[0].activity = said_[2].activity = Activity::kIdle;
   (void)pass(seconds(8));
-  EXPECT_TRUE(watch_.hung(1, 1));
+  EXPECT_TRUE(watch_.liveness(1, 1).hung);
   says(1, Activity::kComputing, serial_ - 1);
   (void)pass(seconds(1));
-  EXPECT_TRUE(watch_.hung(1, 1));
+  EXPECT_TRUE(watch_.liveness(1, 1).hung);
 }
 
 TEST_F(Watched, ASlowOneIsShownOnceAPhase) {
@@ -518,10 +518,10 @@ TEST_F(Watched, ASlowOneIsShownOnceAPhase) {
   says(1, Activity::kComputing, ++serial_);
   said_[0].activity = said_[2].activity = Activity::kIdle;
   EXPECT_THAT(pass(seconds(4)), SizeIs(1));
-  EXPECT_TRUE(watch_.slow(1, 1));
+  EXPECT_TRUE(watch_.liveness(1, 1).slow);
   says(1, Activity::kIdle, ++serial_);
   EXPECT_THAT(pass(seconds(1)), IsEmpty());
-  EXPECT_FALSE(watch_.slow(1, 1));
+  EXPECT_FALSE(watch_.liveness(1, 1).slow);
 }
 
 }  // namespace

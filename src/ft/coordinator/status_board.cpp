@@ -174,7 +174,7 @@ void StatusBoard::slow(
 }
 
 void StatusBoard::watched(
-    ReplicaId replica, Incarnation incarnation, const LivenessState& liveness) {
+    ReplicaId replica, Incarnation incarnation, const Liveness& liveness) {
   if (ReplicaRow* known = life(replica, incarnation); known != nullptr) {
     known->liveness = liveness;
   }

@@ -54,15 +54,9 @@ class StatusBoard {
       const DetectedFault& notice, const std::string& reason, Instant now);
   void count(const std::string& counter) { ++counters_[counter]; }
 
-  struct LivenessState {
-    bool hung = false;
-    bool slow = false;
-  };
   // Sets what the next status() shows; ignored for an incarnation that is not the newest.
   void watched(
-      ReplicaId replica,
-      Incarnation incarnation,
-      const LivenessState& liveness);
+      ReplicaId replica, Incarnation incarnation, const Liveness& liveness);
 
   // What the board does not know itself: the machine's history, which is null while there is no
   // machine; why nothing is decided; how long the process did not run.
@@ -83,7 +77,7 @@ class StatusBoard {
     std::string address;
     bool connected = true;
     bool fenced = false;
-    LivenessState liveness;
+    Liveness liveness;
     std::optional<Instant> called_slow;
     std::string state;  // As shown in the last status.
     Instant since{};
