@@ -514,6 +514,18 @@ RunView Coordinator::view() const {
   return view;
 }
 
+void Coordinator::send(
+    ReplicaId replica,
+    Incarnation incarnation,
+    RunView view,
+    const std::string& reason) {
+  decisions_.push_back(
+      {SendView{
+           replica, incarnation,
+           std::make_shared<const RunView>(std::move(view))},
+       reason});
+}
+
 // REQUIRES: view_ is null if anything except what replicas hold has changed since it was made.
 void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   const auto& known = replicas_.at(replica);
@@ -523,14 +535,14 @@ void Coordinator::tell(ReplicaId replica, const std::string& reason) {
   if (!view_) {
     view_ = std::make_shared<const RunView>(view());
   }
-  auto said = view_;
+  const auto incarnation = known.report.incarnation;
   if (known.wrong) {
     RunView its = *view_;
     its.wrong = known.wrong;
-    said = std::make_shared<const RunView>(std::move(its));
+    send(replica, incarnation, std::move(its), reason);
+    return;
   }
-  decisions_.push_back(
-      {SendView{replica, known.report.incarnation, std::move(said)}, reason});
+  decisions_.push_back({SendView{replica, incarnation, view_}, reason});
 }
 
 void Coordinator::tell_all(const std::string& reason) {
@@ -552,11 +564,7 @@ void Coordinator::fence(
   last.term = history_.term;
   last.fenced = why;
   last.ended = ended;
-  decisions_.push_back(
-      {SendView{
-           replica, incarnation,
-           std::make_shared<const RunView>(std::move(last))},
-       why});
+  send(replica, incarnation, std::move(last), why);
 }
 
 }  // namespace sherd::ft

@@ -200,6 +200,10 @@ class Coordinator {
   bool waits_for_others(const Report& report);
   void look_for_lost_log();
   bool take_quietly(const Report& report, ReplicaEntry& known);
+  // Begins at `look_at`, where the last search ended, so that all reports of a step together look
+  // at each member only a few times.
+  template <typename Predicate>
+  bool all_members(std::size_t& look_at, const Predicate& holds) const;
   bool all_have_voted();
   bool all_hold_canonical();
   bool is_out(const ReplicaEntry& known) const;
@@ -277,6 +281,7 @@ class Coordinator {
   void judge_links();
   LinkQualityOf link_quality() const;
   std::vector<Member> in_order(std::vector<Member> members) const;
+  void begin_plan(std::vector<Member> members, const std::string& reason);
   bool plan_other_order();
   bool drop_plan();
   // A replica that could not be connected comes in without other newcomers.
@@ -294,6 +299,11 @@ class Coordinator {
   void write(Record record, const std::string& reason);
   RunView view() const;
   void look_again();
+  void send(
+      ReplicaId replica,
+      Incarnation incarnation,
+      RunView view,
+      const std::string& reason);
   void tell(ReplicaId replica, const std::string& reason);
   void fence(
       ReplicaId replica,

@@ -162,6 +162,13 @@ std::optional<ReplicaId> Coordinator::next_suspect() const {
   return next;
 }
 
+void Coordinator::begin_plan(
+    std::vector<Member> members, const std::string& reason) {
+  planned_ = PlannedEpoch{next_epoch(), std::move(members)};
+  plan_until_ = now_ + options_.join_timeout;
+  tell_all(reason);
+}
+
 // Plans an epoch of the same members without slow links between them. They connect during the
 // current epoch and a commit begins the new one, so no step waits for it.
 bool Coordinator::plan_other_order() {
@@ -169,21 +176,18 @@ bool Coordinator::plan_other_order() {
     return false;
   }
   reorder_at_ = now_ + options_.reorder_interval;
-  PlannedEpoch next;
+  std::vector<Member> members;
   for (const auto replica : member_ids_) {
-    next.members.push_back(
-        {replica, replicas_.at(replica).report.incarnation, {}});
+    members.push_back({replica, replicas_.at(replica).report.incarnation, {}});
   }
-  next.members = in_order(std::move(next.members));
+  members = in_order(std::move(members));
   const auto quality = link_quality();
-  if (cost_of_order(next.members, quality) >=
+  if (cost_of_order(members, quality) >=
       cost_of_order(history_.members, quality)) {
     return false;
   }
-  next.epoch = next_epoch();
-  planned_ = std::move(next);
-  plan_until_ = now_ + options_.join_timeout;
-  tell_all("another order of members has fewer slow links");
+  begin_plan(
+      std::move(members), "another order of members has fewer slow links");
   return true;
 }
 
@@ -214,24 +218,20 @@ bool Coordinator::plan() {
   // out.
   const bool some = std::ranges::any_of(replicas_, is_welcome);
   const auto suspect = some ? std::nullopt : next_suspect();
-  PlannedEpoch next;
+  std::vector<Member> members;
   std::string newcomer;
   for (const auto& one : replicas_) {
     const auto replica = one.first;
     const bool comes = is_welcome(one) || replica == suspect;
     if (comes || is_member(replica)) {
-      next.members.push_back({replica, one.second.report.incarnation, {}});
+      members.push_back({replica, one.second.report.incarnation, {}});
       newcomer = comes ? name_of(replica) : newcomer;
     }
   }
   if (newcomer.empty()) {
     return plan_other_order();
   }
-  next.epoch = next_epoch();
-  next.members = in_order(std::move(next.members));
-  planned_ = std::move(next);
-  plan_until_ = now_ + options_.join_timeout;
-  tell_all(str(newcomer, " has caught up"));
+  begin_plan(in_order(std::move(members)), str(newcomer, " has caught up"));
   return true;
 }
 

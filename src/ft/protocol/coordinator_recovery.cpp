@@ -2,7 +2,6 @@
 //
 // How a coordinator whose log is empty asks replicas what they remember, and goes on from it.
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -40,11 +39,9 @@ void Coordinator::hear_memory(const Report& report) {
     question.run = history_.run;
     question.term = history_.term;
     question.asks = true;
-    decisions_.push_back(
-        {SendView{
-             report.replica, report.incarnation,
-             std::make_shared<const RunView>(std::move(question))},
-         "the log is empty"});
+    send(
+        report.replica, report.incarnation, std::move(question),
+        "the log is empty");
   }
 }
 

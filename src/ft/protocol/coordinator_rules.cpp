@@ -34,31 +34,30 @@ bool Coordinator::is_member(ReplicaId replica) const {
   return std::ranges::binary_search(member_ids_, replica);
 }
 
-// Begins where the last search ended, so that all reports of a step together look at each member
-// only a few times.
-bool Coordinator::all_have_voted() {
+template <typename Predicate>
+bool Coordinator::all_members(
+    std::size_t& look_at, const Predicate& holds) const {
   const auto& members = history_.members;
   for (std::size_t i = 0; i < members.size(); ++i) {
-    const auto at = (look_for_vote_at_ + i) % members.size();
-    const auto& vote = replicas_.at(members[at].replica).report.vote;
-    if (!vote || vote->attempt != attempt()) {
-      look_for_vote_at_ = at;
+    const auto at = (look_at + i) % members.size();
+    if (!holds(replicas_.at(members[at].replica).report)) {
+      look_at = at;
       return false;
     }
   }
   return true;
 }
 
+bool Coordinator::all_have_voted() {
+  return all_members(look_for_vote_at_, [&](const Report& report) {
+    return report.vote && report.vote->attempt == attempt();
+  });
+}
+
 bool Coordinator::all_hold_canonical() {
-  const auto& members = history_.members;
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    const auto at = (look_for_state_at_ + i) % members.size();
-    if (replicas_.at(members[at].replica).report.held != history_.canonical) {
-      look_for_state_at_ = at;
-      return false;
-    }
-  }
-  return true;
+  return all_members(look_for_state_at_, [&](const Report& report) {
+    return report.held == history_.canonical;
+  });
 }
 
 bool Coordinator::is_out(const ReplicaEntry& known) const {
