@@ -29,8 +29,8 @@ bool are_enough(const ModelOptions& options, const State& state) {
 // enough of them live.
 bool goes_on(const Model& model, const ModelOptions& options, State state) {
   constexpr int kRounds = 40;
-  state.crashes = 0;
-  state.coordinator_crashes = 0;
+  state.left.crashes = 0;
+  state.left.coordinator_crashes = 0;
   state.former.reset();
   std::uint64_t turn = 0;
   for (int round = 0; round < kRounds && !model.done(state); ++round) {

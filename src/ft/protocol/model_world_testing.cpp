@@ -368,14 +368,14 @@ void Model::add_replica_choices(
 
 void Model::add_coordinator_faults(
     const State& state, std::vector<Choice>& choices) const {
-  if (state.coordinator && state.coordinator_pauses > 0) {
+  if (state.coordinator && state.left.coordinator_pauses > 0) {
     choices.push_back({"the coordinator is paused", [](State& next) {
                          pause_coordinator(next);
                        }});
   }
-  if (state.coordinator && state.log_losses > 0) {
+  if (state.coordinator && state.left.log_losses > 0) {
     choices.push_back({"the coordinator dies with its log", [](State& next) {
-                         --next.log_losses;
+                         --next.left.log_losses;
                          end_coordinator(next);
                          *next.disk = {};
                        }});
@@ -411,15 +411,15 @@ void Model::add_replica_faults(
                          fault(next, *next.replicas[r]);
                        }});
   };
-  if (state.crashes > 0) {
+  if (state.left.crashes > 0) {
     add(std::to_string(r) + " is killed", [](State& next, Process& one) {
-      --next.crashes;
+      --next.left.crashes;
       one.alive = false;
     });
   }
-  if (state.partitions > 0 && !self.cut) {
+  if (state.left.partitions > 0 && !self.cut) {
     add(std::to_string(r) + " is cut off", [r](State& next, Process& one) {
-      --next.partitions;
+      --next.left.partitions;
       one.cut = true;
       std::erase_if(next.network, [&](const auto& message) {
         return message->replica == r;
@@ -429,9 +429,9 @@ void Model::add_replica_faults(
   if (self.protocol.view().term == 0) {
     return;
   }
-  if (state.damages > 0) {
+  if (state.left.damages > 0) {
     add(std::to_string(r) + " is damaged", [this](State& next, Process& one) {
-      --next.damages;
+      --next.left.damages;
       one.bits = ~one.bits;
       one.applying.reset();
       one.installing.reset();
@@ -439,17 +439,17 @@ void Model::add_replica_faults(
       carry_out(next, one, one.protocol.damaged());
     });
   }
-  if (state.bad_gradients > 0 && !self.computing.empty()) {
+  if (state.left.bad_gradients > 0 && !self.computing.empty()) {
     add(std::to_string(r) + " has computed what is of no use",
         [this](State& next, Process& one) {
-          --next.bad_gradients;
+          --next.left.bad_gradients;
           computed_badly(next, one);
         });
   }
-  if (state.leaves > 0) {
+  if (state.left.leaves > 0) {
     add(std::to_string(r) + " wants to leave",
         [this](State& next, Process& one) {
-          --next.leaves;
+          --next.left.leaves;
           carry_out(next, one, one.protocol.leave());
         });
   }
@@ -458,13 +458,13 @@ void Model::add_replica_faults(
 void Model::add_link_cuts(
     const State& state, std::vector<Choice>& choices) const {
   const auto count = static_cast<ReplicaId>(state.replicas.size());
-  for (ReplicaId from = 0; state.link_cuts > 0 && from < count; ++from) {
+  for (ReplicaId from = 0; state.left.link_cuts > 0 && from < count; ++from) {
     for (ReplicaId to = 0; to < count; ++to) {
       if (from != to && !state.cut_links.contains({from, to})) {
         choices.push_back(
             {str("the link from ", from, " to ", to, " is cut"),
              [from, to](State& next) {
-               --next.link_cuts;
+               --next.left.link_cuts;
                next.cut_links.insert({from, to});
              }});
       }
@@ -474,7 +474,7 @@ void Model::add_link_cuts(
 
 void Model::add_slow_links(const State& state, std::vector<Choice>& choices) {
   const auto count = static_cast<ReplicaId>(state.replicas.size());
-  if (state.slow_links == 0 || !state.coordinator) {
+  if (state.left.slow_links == 0 || !state.coordinator) {
     return;
   }
   for (ReplicaId one = 0; one < count; ++one) {
@@ -482,7 +482,7 @@ void Model::add_slow_links(const State& state, std::vector<Choice>& choices) {
       choices.push_back(
           {str("the link between ", one, " and ", other, " is found slow"),
            [one, other](State& next) {
-             --next.slow_links;
+             --next.left.slow_links;
              ModelAccess::find_slow(*next.coordinator, one, other);
            }});
     }
@@ -495,12 +495,12 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   for (std::size_t r = 0; r < state.replicas.size(); ++r) {
     add_replica_faults(state, r, choices);
     const auto id = static_cast<ReplicaId>(r);
-    if (state.false_losses > 0 && state.coordinator &&
+    if (state.left.false_losses > 0 && state.coordinator &&
         state.replicas[r]->alive) {
       choices.push_back(
           {"connection to " + std::to_string(r) + " ends",
            [this, r, id](State& next) {
-             --next.false_losses;
+             --next.left.false_losses;
              auto decisions = next.coordinator->lost(
                  id, std::as_const(next).replicas[r]->incarnation, "",
                  next.now);
@@ -510,26 +510,26 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
     }
   }
   for (const auto& message : state.network) {
-    if (state.lost_messages > 0) {
+    if (state.left.lost_messages > 0) {
       choices.push_back({"a message is lost", [message](State& next) {
-                           --next.lost_messages;
+                           --next.left.lost_messages;
                            std::erase(next.network, message);
                          }});
     }
-    if (state.repeated_messages > 0 && !message->to_coordinator) {
+    if (state.left.repeated_messages > 0 && !message->to_coordinator) {
       choices.push_back(
           {"order to " + std::to_string(message->replica) + ", and again later",
            [this, message](State& next) {
-             --next.repeated_messages;
+             --next.left.repeated_messages;
              deliver(next, *message);
            }});
     }
   }
-  if (state.timeouts > 0 && is_informed(state)) {
+  if (state.left.timeouts > 0 && is_informed(state)) {
     add_event(
         state, "a long time passes",
         [](State& next) {
-          --next.timeouts;
+          --next.left.timeouts;
           next.now += kExpiry;
           return next.coordinator->tick(next.now);
         },

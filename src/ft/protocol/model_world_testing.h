@@ -98,20 +98,7 @@ struct State {
   // was not rolled back.
   std::set<StateId> committed;
   StateId tip;
-  int crashes = 0;
-  int coordinator_crashes = 0;
-  int coordinator_pauses = 0;
-  int log_losses = 0;
-  int damages = 0;
-  int bad_gradients = 0;
-  int leaves = 0;
-  int partitions = 0;
-  int false_losses = 0;
-  int link_cuts = 0;
-  int slow_links = 0;
-  int lost_messages = 0;
-  int repeated_messages = 0;
-  int timeouts = 0;
+  ModelOptions left;  // How many faults of each kind may still happen.
   // Pairs of the replica that connects and the one it connects to.
   std::set<std::pair<ReplicaId, ReplicaId>> cut_links;
   Instant now{};
@@ -136,20 +123,7 @@ class Model {
 
   State first() const {
     State state;
-    state.crashes = options_.crashes;
-    state.coordinator_crashes = options_.coordinator_crashes;
-    state.coordinator_pauses = options_.coordinator_pauses;
-    state.log_losses = options_.log_losses;
-    state.damages = options_.damages;
-    state.bad_gradients = options_.bad_gradients;
-    state.leaves = options_.leaves;
-    state.partitions = options_.partitions;
-    state.false_losses = options_.false_losses;
-    state.link_cuts = options_.link_cuts;
-    state.slow_links = options_.slow_links;
-    state.lost_messages = options_.lost_messages;
-    state.repeated_messages = options_.repeated_messages;
-    state.timeouts = options_.timeouts;
+    state.left = options_;
     state.committed = {first_state()};
     state.tip = first_state();
     for (int r = 0; r < options_.replicas; ++r) {
@@ -182,20 +156,20 @@ class Model {
     }
     add(words, state.reductions);
     const auto left = {
-        state.crashes,
-        state.coordinator_crashes,
-        state.coordinator_pauses,
-        state.log_losses,
-        state.damages,
-        state.bad_gradients,
-        state.leaves,
-        state.partitions,
-        state.false_losses,
-        state.link_cuts,
-        state.slow_links,
-        state.lost_messages,
-        state.repeated_messages,
-        state.timeouts};
+        state.left.crashes,
+        state.left.coordinator_crashes,
+        state.left.coordinator_pauses,
+        state.left.log_losses,
+        state.left.damages,
+        state.left.bad_gradients,
+        state.left.leaves,
+        state.left.partitions,
+        state.left.false_losses,
+        state.left.link_cuts,
+        state.left.slow_links,
+        state.left.lost_messages,
+        state.left.repeated_messages,
+        state.left.timeouts};
     for (const int one : left) {
       words.push_back(static_cast<std::uint64_t>(one));
     }
@@ -366,8 +340,8 @@ class Model {
   CoordinatorOptions coordinator_options(const State& state) const {
     CoordinatorOptions options;
     // Each log is of another run.
-    options.run =
-        1 + static_cast<std::uint64_t>(options_.log_losses - state.log_losses);
+    options.run = 1 +
+        static_cast<std::uint64_t>(options_.log_losses - state.left.log_losses);
     options.recovers = options.run > 1;
     options.replicas_min = options_.replicas_min;
     options.replicas_start =
@@ -433,12 +407,12 @@ class Model {
   }
 
   static void pause_coordinator(State& state) {
-    --state.coordinator_pauses;
+    --state.left.coordinator_pauses;
     state.former = std::move(state.coordinator);
     end_coordinator(state);
   }
   static void kill_coordinator(State& state) {
-    --state.coordinator_crashes;
+    --state.left.coordinator_crashes;
     end_coordinator(state);
   }
   static void end_coordinator(State& state) {
@@ -474,7 +448,7 @@ class Model {
                          const auto all = decisions.size();
                          carry_out(next, std::move(decisions), all);
                        }});
-    if (state.coordinator_crashes <= 0) {
+    if (state.left.coordinator_crashes <= 0) {
       return;
     }
     // Killed before the record, after it, or when the first replica has been told.
