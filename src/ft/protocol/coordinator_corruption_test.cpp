@@ -238,6 +238,25 @@ TEST(Detectors, WhereAllAreBadOthersSamplesAreTriedAndThenTheRunStops) {
       script.coordinator().complaint(), HasSubstr("nobody's gradients are of"));
 }
 
+// A replica reports them until it is a member again and has other samples.
+TEST(Detectors, BadGradientsOfAnEarlierEpochDoNotStopTheRun) {
+  CoordinatorScript script(options_of(1, 2));
+  script.begin({0, 1});
+  stop_run(script, 1);
+  script.wait(kSettle);
+  for (int times = 0; times < 5; ++times) {
+    script.lose(1);
+    script.wait(2 * kHold);
+    EXPECT_THAT(script.members(0), ElementsAre(0));
+    script.lose(0);
+    script.say(1);
+    script.wait(2 * kHold);
+    EXPECT_THAT(script.members(1), ElementsAre(1));
+    script.say(0);
+  }
+  EXPECT_THAT(script.coordinator().complaint(), IsEmpty());
+}
+
 TEST(Detectors, WhoIsBadEachTimeGivesItsSamplesToOthers) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});

@@ -348,8 +348,8 @@ bool Coordinator::form() {
     bool bad = false;
     for (const auto& member : members) {
       taken.add(member.left_out);
-      bad =
-          bad || replicas_.at(member.replica).report.bad_gradients.has_value();
+      // What a newcomer reports may be of an epoch that it was in long ago.
+      bad = bad || !member.left_out.empty();
     }
     if (bad && ++steps_without_gradients_ > kStepsWithoutGradientsMax) {
       stop_run(str("nobody's gradients are of use: ", epoch_ended_because_));
