@@ -95,6 +95,17 @@ TEST(ProtocolModel, ConnectionsThatEndAndTimeouts) {
        .progress_every = 100});
 }
 
+TEST(ProtocolModel, ReplicasThatAreFoundToHangAndMoveAgain) {
+  expect_safe(
+      {.replicas = 2,
+       .replicas_min = 1,
+       .steps = 1,
+       .epochs = 2,
+       .hangs = 1,
+       .latest_messages = true,
+       .progress_every = 100});
+}
+
 TEST(ProtocolModel, ReportsThatAreHeardTogether) {
   expect_safe(
       {.replicas = 2,
@@ -174,6 +185,7 @@ TEST(ProtocolModel, RandomWaysWithEveryFault) {
        .leaves = 1,
        .partitions = 4,
        .false_losses = 3,
+       .hangs = 3,
        .timeouts = 6,
        .latest_messages = true,
        .reports_together = true},

@@ -44,6 +44,8 @@ struct ModelOptions {
   int leaves = 0;
   int partitions = 0;    // A replica is cut off from all, for a while.
   int false_losses = 0;  // Connections between live processes that end.
+  // Replicas that are found to hang, rightly or not, until they move again.
+  int hangs = 0;
   // One-way ring links that carry nothing from then on.
   int link_cuts = 0;
   int slow_links = 0;  // Links that the coordinator finds slow from then on.

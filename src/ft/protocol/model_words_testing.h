@@ -104,7 +104,7 @@ class ModelAccess {
     add(words, report.suspicion);
     add(words, report.digest);
     add(words, report.bad_gradients);
-    words.push_back(report.leaving ? 1 : 0);
+    words.push_back((report.leaving ? 1U : 0U) + 2 * report.progress.serial);
     add(words, report.remembers);
   }
   static void add(StateWords& words, const RunView& view) {
@@ -210,6 +210,11 @@ class ModelAccess {
 
   static const Report& last_report(const Coordinator& one, ReplicaId replica) {
     return one.replicas_.at(replica).report;
+  }
+  // Whether the replica counts and hangs, as far as the coordinator knows.
+  static bool hangs(
+      const Coordinator& one, ReplicaId replica, Incarnation incarnation) {
+    return one.counts(replica, incarnation) && one.replicas_.at(replica).hangs;
   }
   // Whether the replica counts, or has said what it remembers.
   static bool is_there(

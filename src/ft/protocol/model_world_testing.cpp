@@ -354,6 +354,17 @@ void Model::add_replica_choices(
            send_report(next, *next.replicas[r]);
          }});
   }
+  const auto id = static_cast<ReplicaId>(r);
+  if (state.coordinator && !self.cut &&
+      ModelAccess::hangs(*state.coordinator, id, self.incarnation) &&
+      ModelAccess::last_report(*state.coordinator, id).progress.serial ==
+          self.moves) {
+    choices.push_back(
+        {std::to_string(r) + " moves again", [this, r](State& next) {
+           ++next.replicas[r]->moves;
+           send_report(next, *next.replicas[r]);
+         }});
+  }
   add_what_it_does(state, r, choices);
   add_what_its_ring_does(state, r, choices);
   add_orders(state, r, choices);
@@ -489,6 +500,28 @@ void Model::add_slow_links(const State& state, std::vector<Choice>& choices) {
   }
 }
 
+void Model::add_hangs(const State& state, std::vector<Choice>& choices) const {
+  if (state.left.hangs == 0 || !state.coordinator) {
+    return;
+  }
+  for (std::size_t r = 0; r < state.replicas.size(); ++r) {
+    const auto id = static_cast<ReplicaId>(r);
+    const auto incarnation = state.replicas[r]->incarnation;
+    if (state.coordinator->counts(id, incarnation) &&
+        !ModelAccess::hangs(*state.coordinator, id, incarnation)) {
+      choices.push_back(
+          {std::to_string(r) + " is found to hang",
+           [this, id, incarnation](State& next) {
+             --next.left.hangs;
+             auto decisions =
+                 next.coordinator->hangs(id, incarnation, "", next.now);
+             const auto all = decisions.size();
+             carry_out(next, std::move(decisions), all);
+           }});
+    }
+  }
+}
+
 void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
   add_link_cuts(state, choices);
   add_slow_links(state, choices);
@@ -509,6 +542,7 @@ void Model::add_faults(const State& state, std::vector<Choice>& choices) const {
            }});
     }
   }
+  add_hangs(state, choices);
   for (const auto& message : state.network) {
     if (state.left.lost_messages > 0) {
       choices.push_back({"a message is lost", [message](State& next) {
@@ -552,8 +586,7 @@ bool Model::is_informed(const State& state) {
     }
     if (state.coordinator->counts(id, one.incarnation) &&
         (!one.alive || one.cut ||
-         !(ModelAccess::last_report(*state.coordinator, id) ==
-           one.protocol.report()))) {
+         !(ModelAccess::last_report(*state.coordinator, id) == said_by(one)))) {
       return false;
     }
   }

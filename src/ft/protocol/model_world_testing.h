@@ -39,9 +39,10 @@ struct Process {
   Replica protocol;
   Incarnation incarnation = 0;
   bool alive = true;
-  bool cut = false;        // Cut off from everybody.
-  std::uint64_t bits = 1;  // What its parameters really are.
-  std::uint64_t sum = 0;   // What it reduced last.
+  bool cut = false;         // Cut off from everybody.
+  std::uint64_t moves = 0;  // How often it has moved again after a hang.
+  std::uint64_t bits = 1;   // What its parameters really are.
+  std::uint64_t sum = 0;    // What it reduced last.
   // The copied part of a sum, which is applied if the sum is committed.
   std::optional<std::pair<Attempt, std::uint64_t>> prepared = {};
   // The task under way, and the one requested meanwhile.
@@ -165,6 +166,7 @@ class Model {
         state.left.leaves,
         state.left.partitions,
         state.left.false_losses,
+        state.left.hangs,
         state.left.link_cuts,
         state.left.slow_links,
         state.left.lost_messages,
@@ -244,7 +246,7 @@ class Model {
     words.insert(
         words.end(),
         {one.incarnation, one.alive ? 1U : 0U, one.cut ? 1U : 0U, one.bits,
-         one.sum});
+         one.sum, one.moves});
     if (!one.alive) {
       return;
     }
@@ -309,12 +311,18 @@ class Model {
       put(state, report_of(from));
     }
   }
+  static Report said_by(const Process& from) {
+    auto report = from.protocol.report();
+    report.progress.serial = from.moves;
+    return report;
+  }
   static Message report_of(const Process& from) {
+    auto report = said_by(from);
     Message message{
         .to_coordinator = true,
-        .replica = from.protocol.report().replica,
+        .replica = report.replica,
         .incarnation = from.incarnation,
-        .report = from.protocol.report(),
+        .report = std::move(report),
         .view = {},
         .words = {1}};
     ModelAccess::add(message.words, message.report);
@@ -660,6 +668,7 @@ class Model {
   void add_replica_faults(
       const State& state, std::size_t r, std::vector<Choice>& choices) const;
   void add_link_cuts(const State& state, std::vector<Choice>& choices) const;
+  void add_hangs(const State& state, std::vector<Choice>& choices) const;
   static void add_slow_links(const State& state, std::vector<Choice>& choices);
   void add_faults(const State& state, std::vector<Choice>& choices) const;
   void deliver(State& state, const Message& message) const;
