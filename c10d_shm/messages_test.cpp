@@ -282,6 +282,40 @@ TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
       }));
 }
 
+// Ranks 0 and 1 exchange messages all the time, so their doorbells never rest.
+TEST(ShmMessages, ASilentRankIsNamedWhileOtherMessagesFlow) {
+  test::expect_all_ok(
+      run_backend_ranks(3, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
+        const auto store = ranked.prefixed("test");
+        if (ranked.rank() == 2) {
+          store->wait({"done 0", "done 1"});
+          return;
+        }
+        const int other = 1 - ranked.rank();
+        Message waits;
+        if (ranked.rank() == 0) {
+          waits = receive(ranked, torch::empty({10}), 2, 7);
+        }
+        const SteadyClock clock;
+        const Instant limit = clock.now() + 5s;
+        const auto error = error_of([&] {
+          while (clock.now() < limit) {
+            const auto sent = send(ranked, torch::ones({4}), other, 0);
+            receive(ranked, torch::empty({4}), other, 0)->wait();
+            sent->wait();
+          }
+        });
+        EXPECT_THAT(error, HasSubstr("rank 2 is not responding"));
+        EXPECT_LT(clock.now(), limit);
+        if (waits) {
+          EXPECT_THAT(
+              error_of([&] { waits->wait(); }),
+              HasSubstr("rank 2 is not responding"));
+        }
+        store->set("done " + std::to_string(ranked.rank()), "1");
+      }));
+}
+
 TEST(ShmMessages, WhatWasSentBeforeLeavingArrives) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     if (ranked.rank() == 0) {

@@ -8,8 +8,8 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// How often it checks whether all ranks are alive, while messages are under way and otherwise. The
-// doorbell wakes it when there is something to do.
+// How often it checks the peers while messages are under way, however many others come and go, and
+// how long it sleeps otherwise. The doorbell wakes it when there is something to do.
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
 // A peer that has sent or received a message takes what lies in its ring long before that. One that
@@ -93,6 +93,7 @@ void P2pWorker::complete_ended(std::unique_lock<std::mutex>& lock) {
 
 void P2pWorker::serve() {
   std::unique_lock lock(mutex_);
+  Instant last_check = group_->clock.now();
   while (!stopped_) {
     const shm::Counter doorbell = channel_.doorbell();
     const std::uint64_t rung = doorbell.value();
@@ -103,8 +104,10 @@ void P2pWorker::serve() {
     lock.unlock();
     doorbell.sleep_below(rung + 1, at_most);
     lock.lock();
-    if (!doorbell.reached(rung + 1) && !channel_.idle()) {
+    const Instant now = group_->clock.now();
+    if (now - last_check >= kLook && !channel_.idle()) {
       channel_.check_peers();
+      last_check = now;
     }
   }
 }
