@@ -4,6 +4,7 @@
 // through the segment; copies between processes are tested with the backend.
 #include "c10d_shm/communicator/collectives.h"
 
+#include <barrier>
 #include <cstdint>
 #include <vector>
 #include <gmock/gmock.h>
@@ -207,6 +208,27 @@ TEST(SharedCollectives, AnotherCallOfTheSameSizeIsAMismatch) {
     EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
     EXPECT_THAT(outcome.message(), ::testing::HasSubstr("product"));
     EXPECT_TRUE(barrier(communicator, kCall).ok());
+  });
+}
+
+// A message of rank 0 that timed out has ended the group. All ranks come to each collective, so none
+// of them waits.
+TEST(SharedCollectives, NoneSucceedsAfterAMessageHasEndedTheGroup) {
+  constexpr int kRanks = 3;
+  const Table table(kRanks, 0, ShmCommunicator::bytes(kRanks, kOptions));
+  std::barrier all(kRanks);
+  shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
+    ShmCommunicator communicator(table.data(), peers, kClock, kOptions);
+    const bool open = communicator.open(kCall.deadline).ok();
+    EXPECT_TRUE(open);
+    if (rank == 0) {
+      EXPECT_FALSE(peers.blame(1).ok());
+    }
+    all.arrive_and_wait();
+    for (int call = 0; call < 100; ++call) {
+      all.arrive_and_wait();
+      EXPECT_FALSE(barrier(communicator, kCall).ok());
+    }
   });
 }
 

@@ -99,6 +99,10 @@ Status ShmCommunicator::begin(
   if (!failure_.ok()) {
     return failure_;
   }
+  // A message may have ended the group, of which no barrier tells: if all have come, it is complete.
+  if (auto known = peers_->known_trouble()) {
+    return fail(*std::move(known));
+  }
   ++calls_;
   ++round_;
   deadline_ = call.deadline;

@@ -84,7 +84,8 @@ class ShmCommunicator {
   int ranks() const { return peers_->ranks(); }
   const ShmCommunicatorOptions& options() const { return options_; }
   // Begins a collective: announces what this rank has for each other one, and for how many of its
-  // bytes there is room. From then on the buffers are free.
+  // bytes there is room. From then on the buffers are free. Fails if the group has ended, also by a
+  // message.
   Status begin(
       const CollectiveCall& call,
       std::span<const Bytes> offered,

@@ -128,7 +128,7 @@ Status Peers::watch() {
 }
 
 Status Peers::check() {
-  if (auto known = trouble()) {
+  if (auto known = known_trouble()) {
     return *std::move(known);
   }
   std::vector<pollfd> fds(processes_.size());
@@ -143,7 +143,7 @@ Status Peers::check() {
       record_trouble(to_word({Trouble::kDied, r, options_.rank}));
     }
   }
-  return trouble().value_or(Status());
+  return known_trouble().value_or(Status());
 }
 
 // Relaxed: it is a hint that orders nothing.
@@ -171,7 +171,7 @@ int Peers::culprit(int rank) const {
 Status Peers::blame(int rank) {
   record_trouble(
       to_word({Trouble::kNotResponding, culprit(rank), options_.rank}));
-  return *trouble();
+  return *known_trouble();
 }
 
 void Peers::give_up(const std::string& why) {
@@ -228,7 +228,7 @@ bool Peers::has_revoked_memory(int rank) const {
 
 // Only the first trouble is kept: a rank that fails because of another one's death ends soon after,
 // and must not be taken for the cause. It records the cause before it ends, so a rank that sees its
-// end also sees the cause. Release: pairs with the acquire in trouble(), which reads `why`.
+// end also sees the cause. Release: pairs with the acquire in known_trouble(), which reads `why`.
 void Peers::record_trouble(std::uint64_t word) {
   std::uint64_t none = 0;
   std::atomic_ref(head_->trouble)
@@ -236,7 +236,7 @@ void Peers::record_trouble(std::uint64_t word) {
           none, word, std::memory_order_release, std::memory_order_relaxed);
 }
 
-std::optional<Status> Peers::trouble() const {
+std::optional<Status> Peers::known_trouble() const {
   const std::uint64_t word =
       std::atomic_ref(head_->trouble).load(std::memory_order_acquire);
   if (word == 0) {

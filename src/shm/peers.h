@@ -69,6 +69,9 @@ class Peers {
   // (kPeerLost), "rank 2 is not responding" (kDeadlineExceeded), "rank 2 gave up: ..." (kAborted).
   // Once it is not ok it stays the same. Takes a few us.
   Status check();
+  // The first trouble that some rank has recorded; nothing if there is none. Looks at no process: it
+  // is one load.
+  std::optional<Status> known_trouble() const;
 
   // Announces that a thread of this process sleeps until `rank` posts, or, with nothing, that none
   // does. Several threads overwrite each other: it is only a hint for blame().
@@ -99,7 +102,6 @@ class Peers {
  private:
   int culprit(int rank) const;
   void record_trouble(std::uint64_t word);
-  std::optional<Status> trouble() const;
   PeerRecord& record(int rank) const;
 
   const PeersOptions options_;
