@@ -282,6 +282,27 @@ TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
       }));
 }
 
+// Rank 1 waits in a collective for rank 0, which waits for a message of rank 1.
+TEST(ShmMessages, ARankThatTimesOutDoesNotNameItself) {
+  test::expect_all_ok(
+      run_backend_ranks(2, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
+        std::vector<torch::Tensor> tensor = {torch::ones({10})};
+        c10d::AllreduceOptions patient;
+        patient.timeout = 5s;
+        const auto error = error_of([&] {
+          if (ranked.rank() == 0) {
+            receive(ranked, tensor[0], 1, 0)->wait();
+          } else {
+            ranked.shm().allreduce(tensor, patient)->wait();
+          }
+        });
+        EXPECT_THAT(
+            error,
+            HasSubstr(
+                "rank 1 is not responding, rank 0 timed out waiting for it"));
+      }));
+}
+
 // Ranks 0 and 1 exchange messages all the time, so their doorbells never rest.
 TEST(ShmMessages, ASilentRankIsNamedWhileOtherMessagesFlow) {
   test::expect_all_ok(

@@ -154,14 +154,15 @@ void Peers::set_awaited(std::optional<int> rank) {
 }
 
 // The end of the chain of ranks that wait for each other. In a circle, which can also result from a
-// rank that was stopped before it saw its wait end, all ranks are alike.
+// rank that was stopped before it saw its wait end, all ranks are alike. A chain that ends at this
+// rank is a circle as well: it waits for a message, which its record does not say.
 int Peers::culprit(int rank) const {
   int last = rank;
   for (int hops = 0; hops < options_.ranks; ++hops) {
     const std::uint32_t word =
         std::atomic_ref(record(last).awaits).load(std::memory_order_relaxed);
     if (word == 0 || static_cast<int>(word) > options_.ranks) {
-      return last;
+      return last == options_.rank ? rank : last;
     }
     last = static_cast<int>(word) - 1;
   }

@@ -206,6 +206,17 @@ TEST(Peers, ARingOfWaitsBlamesTheOneThatWasWaitedFor) {
       HasSubstr("rank 1 is not responding, rank 0 timed out waiting for it"));
 }
 
+// A rank that waits for a message does not say so in its record.
+TEST(Peers, ARankDoesNotBlameItself) {
+  const Table table = waiter_table(2);
+  Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
+  Peers other(table.peers_memory(), {.rank = 1, .ranks = 2});
+  other.set_awaited(0);
+  EXPECT_THAT(
+      own.blame(1).message(),
+      HasSubstr("rank 1 is not responding, rank 0 timed out waiting for it"));
+}
+
 TEST(Waiter, TheDeadlineCountsFromTheLastProgress) {
   const Table table = waiter_table(2);
   Peers own(table.peers_memory(), {.rank = 0, .ranks = 2});
