@@ -83,7 +83,9 @@ std::vector<CollectivePart> all_gather_parts(
   std::vector<CollectivePart> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     AllToAllPieces pieces{
-        .text = call_text(name, inputs[i].scalar_type()), .one_source = true};
+        .text = call_text(
+            name, inputs[i].scalar_type(), part_text(i, inputs.size())),
+        .one_source = true};
     pieces.inputs = inputs_of({inputs[i]});
     pieces.outputs = outputs_of(outputs[i], writes);
     pieces.to.assign(static_cast<std::size_t>(ranks), pieces.inputs[0].bytes());

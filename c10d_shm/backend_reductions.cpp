@@ -14,6 +14,16 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr const char* kReduceScatter = "reduce_scatter";
 
+// "sum", or "sum, part 2 of 3".
+std::string reduction_text(
+    const c10d::ReduceOp& op, std::size_t index = 0, std::size_t parts = 1) {
+  std::string text = reduce_op_name(op);
+  if (parts > 1) {
+    text += ", " + part_text(index, parts);
+  }
+  return text;
+}
+
 // Replaces `tensor` by the reduction over all ranks, on the ranks given by `arguments.recipients`.
 CollectivePart part_in_place(
     std::string text, TensorBytes tensor, ReduceArguments arguments) {
@@ -33,13 +43,14 @@ CollectivePart part_in_place(
 CollectivePart all_reduce_part(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op,
+    const std::string& reduction,
     int ranks,
     WriteTiming writes = WriteTiming::kDirectly) {
   const auto dtype = tensor.scalar_type();
   auto kernel = reduce_kernel_of(op, dtype, ranks);
   const auto bytes = TensorBytes::in_place(tensor, writes);
   auto part = part_in_place(
-      call_text("all_reduce", dtype, reduce_op_name(op)), bytes,
+      call_text("all_reduce", dtype, reduction), bytes,
       {.recipients = ResultRecipients::kAll,
        .element_bytes = kernel.element_bytes,
        .kernel = std::move(kernel.kernel)});
@@ -52,12 +63,13 @@ CollectivePart reduce_scatter_part(
     const at::Tensor& output,
     const Tensors& input,
     const c10d::ReduceOp& op,
+    const std::string& reduction,
     int ranks,
     WriteTiming writes) {
   const auto dtype = output.scalar_type();
   CollectivePart part;
   part.outputs = {TensorBytes::output(output, writes)};
-  part.run = [text = call_text(kReduceScatter, dtype, reduce_op_name(op)),
+  part.run = [text = call_text(kReduceScatter, dtype, reduction),
               kernel = reduce_kernel_of(op, dtype, ranks),
               inputs = inputs_of(input), target = part.outputs[0]](
                  ShmCommunicator& communicator, Duration deadline) {
@@ -101,8 +113,9 @@ std::vector<CollectivePart> reduce_scatter_parts(
   const WriteTiming writes = memory.write_timing();
   std::vector<CollectivePart> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    parts.push_back(
-        reduce_scatter_part(outputs[i], {inputs[i]}, op, ranks, writes));
+    parts.push_back(reduce_scatter_part(
+        outputs[i], {inputs[i]}, op, reduction_text(op, i, inputs.size()),
+        ranks, writes));
   }
   return parts;
 }
@@ -114,7 +127,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
   const auto& tensor = single_element(tensors, "all_reduce");
   return issue(
       {OpType::ALLREDUCE, "shm:all_reduce", tensors, tensors,
-       only(all_reduce_part(tensor, opts.reduceOp, size_))},
+       only(all_reduce_part(
+           tensor, opts.reduceOp, reduction_text(opts.reduceOp), size_))},
       opts);
 }
 
@@ -124,8 +138,10 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
   memory.writes(tensors);
   const WriteTiming writes = memory.write_timing();
   std::vector<CollectivePart> parts;
-  for (const auto& tensor : tensors) {
-    parts.push_back(all_reduce_part(tensor, opts.reduceOp, size_, writes));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    parts.push_back(all_reduce_part(
+        tensors[i], opts.reduceOp,
+        reduction_text(opts.reduceOp, i, tensors.size()), size_, writes));
   }
   return issue(
       {OpType::ALLREDUCE_COALESCED, "shm:all_reduce_coalesced", tensors,
@@ -175,7 +191,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
   return issue(
       {OpType::REDUCE_SCATTER, "shm:reduce_scatter", pieces, outputs,
        only(reduce_scatter_part(
-           output, pieces, opts.reduceOp, size_, memory.write_timing()))},
+           output, pieces, opts.reduceOp, reduction_text(opts.reduceOp), size_,
+           memory.write_timing()))},
       opts);
 }
 

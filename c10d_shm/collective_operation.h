@@ -62,6 +62,12 @@ inline std::string call_text(
   return text;
 }
 
+// "part 2 of 3", for one of several collectives of a call: calls of different length do not match.
+// Empty for the only one.
+inline std::string part_text(std::size_t index, std::size_t parts) {
+  return parts == 1 ? std::string() : str("part ", index + 1, " of ", parts);
+}
+
 // The only tensor, or list, in `all`: c10d's calls have one for each device.
 template <typename T>
 T& single_element(std::vector<T>& all, const char* name) {

@@ -169,6 +169,40 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
   }));
 }
 
+// The first part already does not match, so no part moves anything.
+TEST(ShmFailure, CoalescedCallsOfDifferentLengthAreAnErrorOnEveryRank) {
+  using Tensors = std::vector<torch::Tensor>;
+  const auto run_all = [](BackendRank& ranked, int call, Tensors& tensors) {
+    Tensors pieces;
+    for (const auto& tensor : tensors) {
+      pieces.push_back(tensor.narrow(0, 0, 4).clone());
+    }
+    auto& shm = ranked.shm();
+    const auto work = call == 0 ? shm.allreduce_coalesced(tensors, {})
+        : call == 1 ? shm.allgather_into_tensor_coalesced(tensors, pieces, {})
+                    : shm.reduce_scatter_tensor_coalesced(pieces, tensors, {});
+    work->wait();
+  };
+  test::expect_all_ok(run_backend_ranks(3, {}, [&](BackendRank& ranked, Rank&) {
+    for (const int call : {0, 1, 2}) {
+      Tensors tensors;
+      for (int i = 0; i < (ranked.rank() == 1 ? 3 : 2); ++i) {
+        tensors.push_back(torch::ones({12}) * (ranked.rank() + 1));
+      }
+      EXPECT_THAT(
+          error_of([&] { run_all(ranked, call, tensors); }),
+          AllOf(
+              HasSubstr("part 1 of 2"), HasSubstr("which rank 0 calls, found"),
+              HasSubstr("part 1 of 3"), HasSubstr("of rank 1")));
+      for (const auto& tensor : tensors) {
+        EXPECT_EQ(tensor.sum().item<int>(), 12 * (ranked.rank() + 1));
+      }
+      tensors.resize(2);
+      run_all(ranked, call, tensors);
+    }
+  }));
+}
+
 // They run before the call throws, but not for a call that the group survives.
 TEST(ShmFailure, AbortHooksRunWhenTheGroupEnds) {
   const auto report = run_backend_ranks(
