@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "c10d_shm/collective_operation.h"
 #include "c10d_shm/p2p_worker.h"
-#include "c10d_shm/shm_group.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -42,7 +41,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
        .tag = tag,
        .type = c10::toString(tensor.scalar_type()),
        .bytes = input.bytes(),
-       .until = group_->clock.now() + options_->timeout},
+       .timeout = options_->timeout},
       work);
   return work;
 }
@@ -71,7 +70,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
        .tag = tag,
        .type = c10::toString(tensor.scalar_type()),
        .bytes = output.bytes(),
-       .until = group_->clock.now() + options_->timeout},
+       .timeout = options_->timeout},
       work, [output] { output.copy_back(); });
   return work;
 }

@@ -211,6 +211,22 @@ TEST(SharedCollectives, AnotherCallOfTheSameSizeIsAMismatch) {
   });
 }
 
+// Moves messages of `channel` until `done` says so.
+void move_messages(P2pChannel& channel, const std::function<bool()>& done) {
+  const Instant until = kClock.now() + kCall.deadline;
+  while (!done() && kClock.now() < until) {
+    const std::uint64_t rung = channel.doorbell().value();
+    while (channel.progress()) {
+    }
+    for (auto& ended : channel.take_ended()) {
+      ended.message.done(ended.outcome, ended.source);
+    }
+    if (!done()) {
+      channel.doorbell().sleep_below(rung + 1, std::chrono::milliseconds(5));
+    }
+  }
+}
+
 // A message of rank 0 that timed out has ended the group. All ranks come to each collective, so none
 // of them waits.
 TEST(SharedCollectives, NoneSucceedsAfterAMessageHasEndedTheGroup) {
@@ -238,7 +254,6 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
   shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
     P2pChannel channel(table.data(), peers, kClock, {});
     const int other = 1 - rank;
-    const Instant until = kClock.now() + kCall.deadline;
     int done = 0;
     const auto count = [&](const Status& outcome, int) {
       EXPECT_TRUE(outcome.ok()) << outcome.message();
@@ -255,32 +270,67 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
           {.peer = other,
            .tag = tag,
            .bytes = bytes_of(out[index(tag)]),
-           .until = until,
+           .timeout = kCall.deadline,
            .done = count});
       channel.receive(
           {.peer = other,
            .tag = 19 - tag,
            .bytes = bytes_of(in[index(19 - tag)]),
-           .until = until,
+           .timeout = kCall.deadline,
            .done = count});
     }
-    while (done < 40 && kClock.now() < until) {
-      const std::uint64_t rung = channel.doorbell().value();
-      while (channel.progress()) {
-      }
-      for (auto& ended : channel.take_ended()) {
-        ended.message.done(ended.outcome, ended.source);
-      }
-      if (done < 40) {
-        channel.doorbell().sleep_below(rung + 1, std::chrono::milliseconds(5));
-      }
-    }
+    move_messages(channel, [&] { return done >= 40; });
     EXPECT_EQ(done, 40);
     for (int tag = 0; tag < 20; ++tag) {
       EXPECT_EQ(in[index(tag)], numbers(other, tag, in[index(tag)].size()));
     }
     EXPECT_TRUE(channel.idle());
   });
+}
+
+// Each piece takes 2 s and the message 10 s, with a timeout of 3 s.
+TEST(SharedP2pChannel, ATimeoutStartsAgainWithEachPiece) {
+  const Table table(2, 0, P2pChannel::bytes(2));
+  shm::test::ManualClock clock;
+  const auto pass = [&clock](Duration time) {
+    clock.step = Instant(time);
+    static_cast<void>(clock.now());
+    clock.step = Instant(0);
+  };
+  shm::Peers peers_0(table.peers_memory(), {.rank = 0, .ranks = 2});
+  shm::Peers peers_1(table.peers_memory(), {.rank = 1, .ranks = 2});
+  P2pChannel sender(table.data(), peers_0, clock, {});
+  P2pChannel receiver(table.data(), peers_1, clock, {});
+  Numbers sent(5 * (std::size_t{64} << 10) / sizeof(std::uint32_t), 7);
+  Numbers found(sent.size(), 0);
+  const auto message = [](int peer, Numbers& numbers) {
+    return P2pMessage{
+        .peer = peer,
+        .bytes = bytes_of(numbers),
+        .timeout = std::chrono::seconds(3)};
+  };
+  sender.send(message(1, sent));
+  receiver.receive(message(0, found));
+  std::vector<P2pChannel::Ended> ended;
+  for (int i = 0; i < 10; ++i) {
+    for (P2pChannel* channel : {&sender, &receiver}) {
+      channel->check_peers();
+      for (auto& each : channel->take_ended()) {
+        ended.push_back(std::move(each));
+      }
+    }
+    pass(std::chrono::seconds(2));
+  }
+  ASSERT_EQ(ended.size(), 2U);
+  EXPECT_TRUE(ended[0].outcome.ok()) << ended[0].outcome.message();
+  EXPECT_TRUE(ended[1].outcome.ok()) << ended[1].outcome.message();
+  EXPECT_EQ(found, sent);
+  sender.send(message(1, sent));
+  pass(std::chrono::seconds(4));
+  sender.check_peers();
+  ended = sender.take_ended();
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended[0].outcome.code(), ErrorCode::kDeadlineExceeded);
 }
 
 }  // namespace

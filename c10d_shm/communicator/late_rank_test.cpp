@@ -351,7 +351,7 @@ void messages_fail_on_both(bool single_copy) {
           P2pMessage message{
               .peer = 1 - peers.rank(),
               .bytes = lent.bytes(0, kCount),
-              .until = kClock.now() + kPatience,
+              .timeout = kPatience,
               .done = [&](const Status& how, int) {
                 outcome = how;
                 done = true;

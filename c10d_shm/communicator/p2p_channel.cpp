@@ -77,6 +77,7 @@ void P2pChannel::send(P2pMessage message) {
     finish(std::move(message), refused, peers_->rank());
     return;
   }
+  renew(message);
   PeerQueues& peer = others_[index(message.peer)];
   MessageHeader header{};
   header.id = next_id_++;
@@ -101,7 +102,12 @@ void P2pChannel::send(P2pMessage message) {
   }
 }
 
+void P2pChannel::renew(P2pMessage& message) const {
+  message.until = clock_->now() + message.timeout;
+}
+
 void P2pChannel::receive(P2pMessage message) {
+  renew(message);
   receives_.push_back(std::move(message));
 }
 
@@ -203,6 +209,7 @@ void P2pChannel::handle(int rank, const Reply& reply) {
     ChunkedTransfer& stream = peer.outgoing.emplace_back();
     stream.message = std::move(message);
     stream.id = reply.id;
+    renew(stream.message);
   } else if (reply.what == kMismatch) {
     const Status why(
         ErrorCode::kPeerMismatch,
@@ -312,6 +319,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
     ChunkedTransfer& stream = peer.incoming.emplace_back();
     stream.message = std::move(message);
     stream.id = header.id;
+    renew(stream.message);
     return true;
   }
   finish(std::move(message), outcome, rank);
@@ -360,6 +368,9 @@ void P2pChannel::end_piece(
     transfers.pop_front();
     finish(std::move(message), {}, source);
   }
+  if (!transfers.empty()) {
+    renew(transfers.front().message);
+  }
 }
 
 void P2pChannel::check_peers() {
@@ -390,8 +401,9 @@ Status P2pChannel::blame_late_peer() {
   const auto is_late = [&](const P2pMessage& message) {
     return now >= message.until;
   };
-  const auto is_late_stream = [&](const ChunkedTransfer& stream) {
-    return is_late(stream.message);
+  // Those behind the first one wait for it.
+  const auto is_late_first = [&](const std::deque<ChunkedTransfer>& streams) {
+    return !streams.empty() && is_late(streams.front().message);
   };
   for (const P2pMessage& message : receives_) {
     if (is_late(message) && message.peer == P2pMessage::kAnyRank) {
@@ -407,8 +419,7 @@ Status P2pChannel::blame_late_peer() {
     if (std::any_of(
             peer.sent.begin(), peer.sent.end(),
             [&](const auto& each) { return is_late(each.second); }) ||
-        std::ranges::any_of(peer.outgoing, is_late_stream) ||
-        std::ranges::any_of(peer.incoming, is_late_stream)) {
+        is_late_first(peer.outgoing) || is_late_first(peer.incoming)) {
       return peers_->blame(r);
     }
   }

@@ -42,9 +42,12 @@ struct P2pMessage {
   // The bytes to send, or the room for a received message; a shorter message fills the beginning.
   // They must stay valid until `done`.
   Bytes bytes{};
-  Instant until{0};
+  // How long its peer may keep it waiting, from when it is issued and after each piece that moves.
+  Duration timeout{0};
   // Called once, with the rank that sent the message.
   std::function<void(const Status& outcome, int source)> done{};
+  // When it has waited for too long; the channel sets it.
+  Instant until{0};
 };
 
 struct P2pChannelOptions {
@@ -169,6 +172,8 @@ class P2pChannel {
   bool post_waiting(int rank);
   bool fill_pieces(int rank);
   bool take_pieces(int rank);
+  // Its peer has answered or moved a piece of it: its timeout starts again.
+  void renew(P2pMessage& message) const;
   // Counts a piece of the first transfer, and ends the transfer if it was the last one.
   void end_piece(
       std::deque<ChunkedTransfer>& transfers, std::size_t bytes, int source);

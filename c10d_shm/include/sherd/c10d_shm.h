@@ -20,7 +20,9 @@ namespace sherd {
 // Equal on every rank.
 struct ShmGroupOptions {
   // How long joining may take, and how long a rank may keep the others waiting in a call that has
-  // no timeout of its own.
+  // no timeout of its own. For a message this counts from when it is issued, not from its
+  // Work::wait() as with Gloo, and again from each piece of it that moves: a receive that is issued
+  // long before its message is sent needs a timeout for that.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   // How errors name the ranks, in order; if empty, 0, 1, ...
   std::vector<int> names{};
