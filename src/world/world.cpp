@@ -9,6 +9,7 @@
 #include <sherd/world/flight_recorder.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/rank_environment.h"
 #include "world/collectives.h"
 #include "world/flight.h"
@@ -231,18 +232,28 @@ std::vector<std::string> World::all_gather_texts(
 
 void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   double bytes = 0;
+  Hash64 types_and_sizes;
   for (const auto& tensor : tensors) {
     SHERD_CHECK(
         tensor.is_contiguous() && tensor.device().is_cpu(),
         "[world] expected contiguous CPU tensors to broadcast");
     bytes += static_cast<double>(tensor.nbytes());
+    types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))
+        .add(static_cast<std::uint64_t>(tensor.nbytes()));
   }
-  const auto all = all_gather({static_cast<double>(tensors.size()), bytes});
+  // As many of its bits as a double holds.
+  const auto fingerprint =
+      static_cast<double>(types_and_sizes.value() & ((1ULL << 53U) - 1));
+  const auto all =
+      all_gather({static_cast<double>(tensors.size()), bytes, fingerprint});
   for (std::size_t r = 0; r < all.size(); ++r) {
     SHERD_CHECK_AS(
         kPeerMismatch, all[r] == all[0], "[world] ranks disagree on what to ",
         "broadcast: rank 0 has ", all[0][0], " tensors of ", all[0][1],
-        " bytes, rank ", r, " has ", all[r][0], " of ", all[r][1]);
+        " bytes, rank ", r, " has ", all[r][0], " of ", all[r][1],
+        all[r][0] == all[0][0] && all[r][1] == all[0][1]
+            ? ", of other dtypes or sizes"
+            : "");
   }
   if (size() == 1) {
     return;

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/torch.h>
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "support/delay.h"
@@ -111,6 +112,30 @@ TEST(World, MeetsThroughTheEnvironment) {
       world.close();
     }));
   }
+}
+
+// As many tensors and bytes on both ranks, but not tensor by tensor.
+TEST(World, TensorsOfOtherSizesAreNotBroadcast) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    const auto option = [&](bool first) {
+      return first ? std::vector<at::Tensor>{at::zeros({4}), at::zeros({8})}
+                   : std::vector<at::Tensor>{at::zeros({8}), at::zeros({4})};
+    };
+    try {
+      world.broadcast(option(world.rank() == 0));
+      ADD_FAILURE() << "expected an error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kPeerMismatch);
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr("rank 0 has 2 tensors of 48 bytes, rank 1 has 2 of 48, of "
+                    "other dtypes or sizes"));
+    }
+    const auto tensors = option(true);
+    tensors[1].fill_(world.rank() + 5);
+    world.broadcast(tensors);
+    EXPECT_EQ(tensors[1].sum().item<float>(), 40);
+  }));
 }
 
 TEST(World, ASubsetIsAWorldOfItsRanks) {

@@ -81,7 +81,8 @@ class World {
   std::vector<std::string> all_gather_texts(const std::string& mine) const;
 
   // Collective: every rank gets rank 0's values, in place. For contiguous CPU tensors. Throws
-  // Error, on every rank, if a rank is lost or ranks differ in the number of tensors or of bytes.
+  // Error, on every rank, if a rank is lost or ranks differ in the number of tensors, or in a
+  // tensor's dtype or size.
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
   // Collective over `ranks`, which are ascending and include this one: makes a world of these ranks
