@@ -291,11 +291,8 @@ Status ShmCommunicator::open(Duration deadline) {
   bool allowed = false;
   failed = probe(deadline, allowed);
   if (failed.ok() && !allowed) {
-    let_peers_copy(true);
+    let_peers_copy();
     failed = probe(deadline, allowed);
-    if (!allowed) {
-      let_peers_copy(false);
-    }
   }
   single_copy_ = failed.ok() && allowed;
   return failed;

@@ -70,9 +70,9 @@ Status copy_to(
       : failure("process_vm_writev", target.pid, copied < 0 ? errno : EFAULT);
 }
 
-void let_peers_copy(bool allowed) {
+void let_peers_copy() {
   // Fails if there is no Yama; then no permission is needed.
-  ::prctl(PR_SET_PTRACER, allowed ? PR_SET_PTRACER_ANY : 0UL, 0, 0, 0);
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 
 }  // namespace sherd::c10d_shm

@@ -32,7 +32,8 @@ Status copy_to(
     std::uint64_t number);
 
 // Allows processes of the same user to copy from and to this one where only ancestors may (Yama's
-// ptrace_scope 1), or revokes that.
-void let_peers_copy(bool allowed);
+// ptrace_scope 1). Nothing revokes that: the process has one such permission, which others of its
+// groups may need.
+void let_peers_copy();
 
 }  // namespace sherd::c10d_shm
