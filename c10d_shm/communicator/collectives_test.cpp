@@ -4,8 +4,10 @@
 // through the segment; copies between processes are tested with the backend.
 #include "c10d_shm/communicator/collectives.h"
 
+#include <sys/mman.h>
 #include <barrier>
 #include <cstdint>
+#include <optional>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -286,6 +288,40 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
     }
     EXPECT_TRUE(channel.idle());
   });
+}
+
+// Memory of the sender that nobody can read. The group goes on.
+TEST(SharedP2pChannel, WhatCannotBeReadIsAnErrorOnBothEnds) {
+  constexpr std::size_t kLong = 4096;
+  void* const hidden =
+      ::mmap(nullptr, kLong, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(hidden, MAP_FAILED);
+  const Table table(2, 0, P2pChannel::bytes(2));
+  shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
+    P2pChannel channel(table.data(), peers, kClock, {.single_copy = true});
+    const auto outcome_of = [&](Bytes bytes) {
+      std::optional<Status> found;
+      P2pMessage message{
+          .peer = 1 - rank,
+          .bytes = bytes,
+          .timeout = kCall.deadline,
+          .done = [&](const Status& outcome, int) { found = outcome; }};
+      rank == 0 ? channel.send(std::move(message))
+                : channel.receive(std::move(message));
+      move_messages(channel, [&] { return found.has_value(); });
+      return found.value_or(Status(ErrorCode::kDeadlineExceeded, "no end"));
+    };
+    Numbers room(kLong / sizeof(std::uint32_t), 0);
+    const Status outcome = outcome_of(
+        rank == 0 ? Bytes(static_cast<std::byte*>(hidden), kLong)
+                  : bytes_of(room));
+    ASSERT_FALSE(outcome.ok());
+    EXPECT_THAT(outcome.message(), ::testing::HasSubstr("rank"));
+    EXPECT_NE(outcome.code(), ErrorCode::kDeadlineExceeded);
+    room.resize(10);
+    EXPECT_TRUE(outcome_of(bytes_of(room)).ok());
+  });
+  ::munmap(hidden, kLong);
 }
 
 // Each piece takes 2 s and the message 10 s, with a timeout of 3 s.

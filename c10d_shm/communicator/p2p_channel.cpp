@@ -219,6 +219,12 @@ void P2pChannel::handle(int rank, const Reply& reply) {
                 reply.room, reply.type, message.bytes.size(),
                 type_text(message.type))));
     finish(std::move(message), why, peers_->rank());
+  } else if (reply.what == kFailed) {
+    const Status why(
+        ErrorCode::kUnavailable,
+        str("[c10d_shm] send of tag ", message.tag, " to ", peers_->name(rank),
+            ": it could not read the message"));
+    finish(std::move(message), why, peers_->rank());
   } else {
     finish(std::move(message), {}, peers_->rank());
   }
@@ -307,7 +313,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
         header.content.data(), message.bytes.data(), message.bytes.size());
   } else if (options_.single_copy) {
     outcome = peer_memory_.read(rank, header.address, message.bytes);
-    reply(kDone);
+    reply(outcome.ok() ? kDone : kFailed);
     post_waiting(rank);
     // The sender revokes its memory, then looks for this reply once more: if its call fails because
     // the reply is missing, this one fails, too.

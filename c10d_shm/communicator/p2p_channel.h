@@ -122,6 +122,7 @@ class P2pChannel {
   static constexpr std::uint64_t kDone = 1;
   static constexpr std::uint64_t kPull = 2;
   static constexpr std::uint64_t kMismatch = 3;
+  static constexpr std::uint64_t kFailed = 4;
   // From one rank to another; initially zeros.
   struct PairQueue {
     shm::CounterCell headers_posted;
