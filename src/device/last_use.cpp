@@ -18,9 +18,10 @@ void LastUse::record(const Place& place, const Stream& stream) {
   if (stream.is_null() || place.begin == place.end) {
     return;
   }
-  const auto until = stream.record();
   const std::lock_guard lock(mu_);
-  // A later moment of a stream includes its earlier ones.
+  // Taken under the lock: of two threads that record the same stream, the later entry then has the
+  // later moment, which includes the earlier ones of the stream.
+  const auto until = stream.record();
   std::erase_if(uses_, [&](const Use& use) {
     return use.stream == stream && contains(place, use.place);
   });
