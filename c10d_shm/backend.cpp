@@ -21,8 +21,10 @@ Status run_all(
     ShmCommunicator& communicator,
     Duration deadline) {
   for (const CollectivePart& part : parts) {
-    if (Status failed = part.run(communicator, deadline); !failed.ok()) {
-      return failed;
+    Status outcome =
+        communicator.run([&] { return part.run(communicator, deadline); });
+    if (!outcome.ok()) {
+      return outcome;
     }
   }
   for (const CollectivePart& part : parts) {

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <barrier>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <vector>
 #include <gmock/gmock.h>
@@ -227,6 +228,33 @@ void move_messages(P2pChannel& channel, const std::function<bool()>& done) {
       channel.doorbell().sleep_below(rung + 1, std::chrono::milliseconds(5));
     }
   }
+}
+
+// Rank 1 runs out of memory among the rounds of a reduction, so that it does not come to the others'
+// next meeting.
+TEST(SharedCollectives, AnExceptionEndsTheGroup) {
+  on_communicators(3, [](ShmCommunicator& communicator) {
+    const bool throws = communicator.rank() == 1;
+    Numbers own = numbers(communicator.rank(), 0, 700);
+    const std::vector<Bytes> slices(3, bytes_of(own));
+    const Status outcome = communicator.run([&] {
+      return reduce(
+          communicator, kCall,
+          {.slices = slices,
+           .recipients = ResultRecipients::kAll,
+           .element_bytes = 4,
+           .kernel = [&](auto inputs, std::size_t elements, std::byte* out) {
+             if (throws) {
+               throw std::bad_alloc();
+             }
+             fold_in_order(inputs, elements, out);
+           }});
+    });
+    EXPECT_EQ(
+        outcome.code(), throws ? ErrorCode::kUnavailable : ErrorCode::kAborted);
+    EXPECT_THAT(outcome.message(), ::testing::HasSubstr("bad_alloc"));
+    EXPECT_FALSE(barrier(communicator, kCall).ok());
+  });
 }
 
 // A message of rank 0 that timed out has ended the group. All ranks come to each collective, so none

@@ -2,10 +2,12 @@
 #include "c10d_shm/communicator/shm_communicator.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 #include <vector>
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/status_from_exception.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/segment.h"
 #include "shm/waiter.h"
@@ -189,6 +191,16 @@ std::byte* ShmCommunicator::scratch(std::size_t bytes) {
 }
 
 void ShmCommunicator::abort() { shm::Counter(aborted_).post(1); }
+
+Status ShmCommunicator::run(const std::function<Status()>& collective) {
+  try {
+    return collective();
+  } catch (...) {
+    return fail(
+        {ErrorCode::kUnavailable,
+         "[c10d_shm] " + reason_of(std::current_exception())});
+  }
+}
 
 // The order matters: the others learn the reason, then that this rank has given up, then that its
 // memory is no longer lent; the caller may go on only when no rank writes that memory any more.

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -120,6 +121,10 @@ class ShmCommunicator {
   // Ends the current or next wait of another thread of this process, as fail() does. Thread rule:
   // any thread.
   void abort();
+
+  // Runs `collective` and returns its outcome. If it throws, this rank has not done its part, and
+  // meetings of the ranks would no longer fit together: then the group ends, as by fail().
+  Status run(const std::function<Status()>& collective);
 
   // Ends the group for all ranks, and takes back the memory that this rank lent: when it returns,
   // no rank writes it any more.
