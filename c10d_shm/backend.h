@@ -147,7 +147,8 @@ class ShmBackend final : public c10d::Backend {
 
   // Called when the group ends with an error, on the thread that notices it and before the
   // operation under way throws the error; and by abort(). Hooks may be called again for the same
-  // failure.
+  // failure. A hook must neither call shutdown() or abort() nor release the backend: they wait for
+  // operations that end only after the hook, and abort() calls the hooks once more.
   HookTable<>& abort_hooks() { return *abort_hooks_; }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
