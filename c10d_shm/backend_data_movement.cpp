@@ -300,7 +300,11 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
   pieces.from = split_pieces(
       output, pieces.outputs[0].bytes(), output_split_sizes, size_);
   const auto own = static_cast<std::size_t>(rank_);
-  expect_count(pieces.from[own].size(), pieces.to[own].size(), kAllToAll);
+  SHERD_CHECK(
+      pieces.from[own].size() == pieces.to[own].size(), "[c10d_shm] ",
+      kAllToAll, ": expected ", pieces.to[own].size(),
+      " bytes in the piece of this rank for itself, found room for ",
+      pieces.from[own].size());
   return issue(
       {OpType::ALLTOALL_BASE,
        "shm:all_to_all_single",

@@ -347,6 +347,19 @@ TEST(ShmFailure, BadTensorsAreRefusedBeforeAnythingIsAwaited) {
     EXPECT_THAT(
         error_of([&] { ranked.shm()._allgather_base(other, input, {}); }),
         HasSubstr("expected Float"));
+    std::vector<std::int64_t> from_sizes = {1, 3};
+    std::vector<std::int64_t> to_sizes = {3, 1};
+    auto room = torch::zeros({4});
+    EXPECT_THAT(
+        error_of([&] {
+          ranked.shm().alltoall_base(room, input, from_sizes, to_sizes, {});
+        }),
+        HasSubstr(
+            ranked.rank() == 0
+                ? "expected 12 bytes in the piece of this rank for itself, "
+                  "found room for 4"
+                : "expected 4 bytes in the piece of this rank for itself, "
+                  "found room for 12"));
     std::vector<torch::Tensor> sparse = {input.to_sparse()};
     EXPECT_THAT(
         error_of([&] { ranked.shm().allreduce(sparse, {}); }),
