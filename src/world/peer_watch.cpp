@@ -12,6 +12,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
@@ -27,8 +28,7 @@ constexpr int kTickMs = 100;
 
 struct PeerWatch::Impl {
   struct Peer {
-    int rank;
-    std::unique_ptr<Descriptor> process;    // Null if it cannot be watched.
+    Descriptor process{};                   // Not open if it cannot be watched.
     std::unique_ptr<ExitStatusPage> board;  // Null if it is unreadable.
   };
 
@@ -69,16 +69,14 @@ struct PeerWatch::Impl {
 };
 
 void PeerWatch::Impl::add_peer(const RankRecord& record) {
-  Peer peer{
-      .rank = record.rank,
-      .process = std::make_unique<Descriptor>(open_pidfd(record.pid)),
-      .board = ExitStatusPage::open(record.pid, record.exit_status_fd)};
+  Descriptor process = open_pidfd(record.pid);
+  const bool ended = !process.open() && errno == ESRCH;
+  Peer peer{.board = ExitStatusPage::open(record.pid, record.exit_status_fd)};
   const bool same_process = record.start_ticks == 0 ||
       process_start_ticks(record.pid) == record.start_ticks;
-  const bool gone =
-      (peer.process->get() < 0 && errno == ESRCH) || !same_process;
-  if (peer.process->get() < 0 || gone) {
-    peer.process.reset();
+  const bool gone = ended || !same_process;
+  if (!gone) {
+    peer.process = std::move(process);
   }
   peers.emplace(record.rank, std::move(peer));
   if (gone) {
@@ -157,8 +155,8 @@ void PeerWatch::Impl::run() {
   std::vector<pollfd> fds{{stop_event.get(), POLLIN, 0}};
   std::vector<int> ranks{-1};
   for (const auto& [rank, peer] : peers) {
-    if (peer.process != nullptr) {
-      fds.push_back({peer.process->get(), POLLIN, 0});
+    if (peer.process.open()) {
+      fds.push_back({peer.process.get(), POLLIN, 0});
       ranks.push_back(rank);
     }
   }
@@ -281,7 +279,7 @@ bool PeerWatch::has_ended(int rank) const {
 
 bool PeerWatch::watches(int rank) const {
   const auto it = impl_->peers.find(rank);
-  return it != impl_->peers.end() && it->second.process != nullptr;
+  return it != impl_->peers.end() && it->second.process.open();
 }
 
 void PeerWatch::stop() {

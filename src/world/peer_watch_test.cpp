@@ -151,10 +151,15 @@ TEST_F(PeerWatchTest, APeerThatBlamesUsDied) {
 
 TEST_F(PeerWatchTest, APeerThatIsGoneAtTheStartIsLost) {
   Peer one(1, nothing);
-  const auto all = records({&one});
+  auto all = records({&one});
   one.kill();
-  PeerWatch watch(0, all, board);
-  EXPECT_EQ(watch.first_lost()->rank, 1);
+  for (const std::uint64_t start_ticks :
+       {all[1].start_ticks, std::uint64_t{0}}) {
+    all[1].start_ticks = start_ticks;  // 0 is an unknown time.
+    PeerWatch watch(0, all, board);
+    ASSERT_TRUE(watch.first_lost());
+    EXPECT_EQ(watch.first_lost()->rank, 1);
+  }
 }
 
 TEST_F(PeerWatchTest, ARecycledProcessIdIsNotThePeer) {
