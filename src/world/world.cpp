@@ -168,24 +168,26 @@ World World::subset(const std::vector<int>& ranks) const {
       kFailedPrecondition, !impl_->closed,
       "[world] expected an open world, found it closed");
   check_group_ranks(ranks, rank(), size());
-  if (ranks.size() == 1) {
-    World alone = single();
-    alone.impl_->options = options();
-    return alone;
-  }
   std::string members;
   for (const int member : ranks) {
     members += str(members.empty() ? "" : ",", member);
   }
-  const auto index = std::find(ranks.begin(), ranks.end(), rank());
   const auto name = str("subset/", members, "/", impl_->subsets[members]++);
+  const auto folder = impl_->flight->folder();
+  const auto flight_folder = folder.empty() ? "" : str(folder, "/", name);
+  if (ranks.size() == 1) {
+    World alone = single();
+    alone.impl_->options = options();
+    write_flight_records(alone, flight_folder);
+    return alone;
+  }
+  const auto index = std::find(ranks.begin(), ranks.end(), rank());
   auto some = world::make_world(
       c10::make_intrusive<c10d::PrefixStore>(name, impl_->store),
       static_cast<int>(index - ranks.begin()), static_cast<int>(ranks.size()),
       options(), impl_->records.at(static_cast<std::size_t>(rank())).host,
       impl_->master_addr);
-  const auto folder = impl_->flight->folder();
-  write_flight_records(some, folder.empty() ? "" : str(folder, "/", name));
+  write_flight_records(some, flight_folder);
   return some;
 }
 

@@ -11,6 +11,7 @@
 #include <map>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/world/flight_recorder.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
@@ -19,6 +20,7 @@
 #include "support/delay.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "support/scratch_folder.h"
 #include "world/collectives.h"
 #include "world/transport.h"
 #include "world/world_impl.h"
@@ -164,6 +166,16 @@ TEST(World, ASubsetIsAWorldOfItsRanks) {
       three.close();
     }
     world.barrier();
+  }));
+}
+
+TEST(World, ASubsetOfOneRankHasAFlightFolder) {
+  expect_all_ok(run_processes(1, [](int, Rank&) {
+    const World world = World::single();
+    const sherd::testing::ScratchFolder folder;
+    set_flight_folder(world, folder.path());
+    const World alone = world.subset({0});
+    EXPECT_EQ(alone.impl()->flight->folder(), folder.path() + "/subset/0/0");
   }));
 }
 
