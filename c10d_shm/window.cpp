@@ -53,7 +53,8 @@ Registered description_of(const at::Tensor& tensor) {
   Registered all;
   if (!tensor.defined() || !tensor.device().is_cpu() ||
       tensor.layout() != c10::kStrided || !tensor.is_contiguous() ||
-      tensor.dim() > kDimensionsMax || lies_in_a_window(tensor)) {
+      tensor.is_conj() || tensor.is_neg() || tensor.dim() > kDimensionsMax ||
+      lies_in_a_window(tensor)) {
     return all;
   }
   all.usable = 1;
@@ -82,6 +83,8 @@ struct ShmWindow::Memory {
   std::vector<Registered> tensors;  // Indexed by rank.
   std::vector<std::size_t> begins;  // By rank: where its storage begins.
   shm::HostSegment segment;
+  // This rank when the tensors were registered: the backend may have been reconfigured since.
+  int own = segment.peers().rank();
   SteadyClock clock{};
   std::shared_ptr<std::atomic<bool>> in_use =
       std::make_shared<std::atomic<bool>>(true);
@@ -105,6 +108,7 @@ struct ShmWindow::Memory {
     return begins;
   }
 
+  int ranks() const { return static_cast<int>(tensors.size()); }
   const Registered& of(int rank) const {
     return tensors[static_cast<std::size_t>(rank)];
   }
@@ -146,9 +150,9 @@ ShmWindow::Memory& ShmWindow::memory() const {
 
 void ShmWindow::expect_rank(int rank) const {
   SHERD_CHECK(
-      rank >= 0 && rank < backend_->getSize(),
-      "[c10d_shm] a window: expected a rank from 0 to ",
-      backend_->getSize() - 1, ", found ", rank);
+      rank >= 0 && rank < memory().ranks(),
+      "[c10d_shm] a window: expected a rank from 0 to ", memory().ranks() - 1,
+      ", found ", rank);
 }
 
 void ShmWindow::register_tensor(const at::Tensor& tensor, bool owning) {
@@ -160,14 +164,15 @@ void ShmWindow::register_tensor(const at::Tensor& tensor, bool owning) {
         " cannot register its tensor; expected a dense, contiguous one of at "
         "most ",
         kDimensionsMax,
-        " dimensions on the CPU that lies in no window, and a window without "
-        "one");
+        " dimensions on the CPU that lies in no window and is no lazy "
+        "conjugate "
+        "or negative, and a window without one");
   }
   const auto begins = Memory::begins_of(all);
   memory_ = std::make_shared<Memory>(
       all, backend_->join_memory("window", begins.back()));
   waited_.assign(all.size(), 0);
-  auto* mine = memory_->storage(backend_->getRank());
+  auto* mine = memory_->storage(memory_->own);
   const auto& storage = tensor.storage();
   if (storage.nbytes() > 0) {
     std::memcpy(mine, storage.data(), storage.nbytes());
@@ -216,23 +221,24 @@ at::Tensor ShmWindow::tensor_of(int rank) {
 
 void ShmWindow::signal(int rank) {
   expect_rank(rank);
-  memory().signals(backend_->getRank(), rank).advance();
+  memory().signals(memory().own, rank).advance();
 }
 
 std::uint64_t ShmWindow::next_signal(int rank) {
   expect_rank(rank);
-  (void)memory();
   const std::lock_guard lock(mu_);
   return ++waited_[static_cast<std::size_t>(rank)];
 }
 
 bool ShmWindow::has_signal(int rank, std::uint64_t number) const {
-  return memory().signals(rank, backend_->getRank()).reached(number);
+  expect_rank(rank);
+  return memory().signals(rank, memory().own).reached(number);
 }
 
 void ShmWindow::wait_for_signal(
     int rank, std::uint64_t number, std::chrono::milliseconds at_most) {
-  const auto own = backend_->getRank();
+  expect_rank(rank);
+  const auto own = memory().own;
   const auto signals = memory().signals(rank, own);
   SHERD_CHECK_AS(
       kFailedPrecondition, rank != own || signals.reached(number),

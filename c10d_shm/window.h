@@ -29,7 +29,8 @@ class ShmWindow {
   // Collective: the storage of `tensor` moves into shared memory, with its values, and stays there
   // as long as it lives; pointers into the old storage become invalid. The tensors of the ranks may
   // differ in every way. If `owning`, the window keeps the tensor. Throws on every rank if some
-  // rank's tensor is not dense and contiguous on the CPU or already lies in a window.
+  // rank's tensor is not dense and contiguous on the CPU, is a view that computes its values (a lazy
+  // conjugate or negative), or already lies in a window.
   void register_tensor(const at::Tensor& tensor, bool owning);
   // Collective: returns when all ranks have called it; after that no rank puts.
   void deregister_tensor();

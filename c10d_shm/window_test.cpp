@@ -77,6 +77,14 @@ TEST(ShmWindow, WhatOneRankCannotRegisterIsAnErrorOfAll) {
               ranked.rank() == 1 ? tensor.t() : tensor, true);
         }),
         AllOf(HasSubstr("rank 1"), HasSubstr("contiguous")));
+    const auto complex = torch::ones({4}, torch::kComplexFloat);
+    for (const auto& lazy : {complex.conj(), torch::_neg_view(tensor)}) {
+      EXPECT_THAT(
+          error_of([&] {
+            window->register_tensor(ranked.rank() == 1 ? lazy : tensor, true);
+          }),
+          AllOf(HasSubstr("rank 1"), HasSubstr("lazy conjugate")));
+    }
     EXPECT_THAT(
         error_of([&] { window->signal(0); }),
         HasSubstr("expected a registered tensor"));
@@ -93,6 +101,9 @@ TEST(ShmWindow, WhatOneRankCannotRegisterIsAnErrorOfAll) {
         HasSubstr("of the dtype of rank 1's"));
     EXPECT_THAT(
         error_of([&] { window->put(tensor, 3, 0); }),
+        HasSubstr("expected a rank from 0 to 2, found 3"));
+    EXPECT_THAT(
+        error_of([&] { (void)window->has_signal(3, 1); }),
         HasSubstr("expected a rank from 0 to 2, found 3"));
     window->deregister_tensor();
   }));
