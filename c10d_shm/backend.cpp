@@ -209,7 +209,7 @@ shm::HostSegment ShmBackend::join_memory(
   return join_host_segment(
       c10::make_intrusive<c10d::PrefixStore>(
           str("memory/", memories_++, "/", what), group_store_),
-      rank_, size_, *options_, bytes, options_->timeout);
+      rank_, size_, *options_, {.bytes = bytes}, options_->timeout);
 }
 
 #ifdef C10D_BACKEND_HAS_WINDOW

@@ -8,8 +8,15 @@
 namespace sherd::c10d_shm {
 namespace {
 
-std::size_t bytes_for(int ranks, const ShmCommunicatorOptions& options) {
-  return ShmCommunicator::bytes(ranks, options) + P2pChannel::bytes(ranks);
+// Queues of messages between all pairs of 64 ranks are 330 MB. A group that has no use for most of
+// them must not be refused for want of memory.
+shm::SegmentOptions segment_for(
+    int ranks, const ShmCommunicatorOptions& options) {
+  const std::size_t communicator = ShmCommunicator::bytes(ranks, options);
+  return {
+      .bytes = communicator + P2pChannel::bytes(ranks),
+      .touched_bytes =
+          communicator + P2pChannel::bytes_between_neighbours(ranks)};
 }
 
 }  // namespace
@@ -35,7 +42,7 @@ shm::HostSegment join_host_segment(
     int rank,
     int ranks,
     const ShmBackendOptions& options,
-    std::size_t bytes,
+    const shm::SegmentOptions& segment,
     std::chrono::milliseconds timeout) {
   const SteadyClock clock;
   JoinAttemptStore attempts(store, rank, clock);
@@ -47,7 +54,7 @@ shm::HostSegment join_host_segment(
   }
   join.key = JoinAttemptStore::kKey;
   join.store = attempts.strings();
-  join.segment.bytes = bytes;
+  join.segment = segment;
   join.deadline = timeout;
   auto joined = shm::join_segment(join, clock).value();
   if (rank == 0 && ranks > 1) {
@@ -64,7 +71,7 @@ std::shared_ptr<ShmGroup> join_shm_group(
     std::chrono::milliseconds timeout) {
   auto group = std::make_shared<ShmGroup>(
       join_host_segment(
-          store, rank, ranks, options, bytes_for(ranks, options.communicator),
+          store, rank, ranks, options, segment_for(ranks, options.communicator),
           timeout),
       options.communicator);
   group->communicator.open(timeout).throw_if_failed();

@@ -24,13 +24,13 @@ struct ShmGroup {
   Bytes p2p_memory() const;
 };
 
-// Collective, as join_shm_group(): memory of this size that all ranks share.
+// Collective, as join_shm_group(): a segment that all ranks share.
 shm::HostSegment join_host_segment(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     int ranks,
     const ShmBackendOptions& options,
-    std::size_t bytes,
+    const shm::SegmentOptions& segment,
     std::chrono::milliseconds timeout);
 
 // Collective over `ranks` ranks, on which `options` are the same; all join within `timeout`. Throws

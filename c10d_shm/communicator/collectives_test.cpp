@@ -318,6 +318,15 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
   });
 }
 
+TEST(SharedP2pChannel, OnlyQueuesOfNeighboursAreExpectedToTakePages) {
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_LE(
+        P2pChannel::bytes_between_neighbours(ranks), P2pChannel::bytes(ranks));
+  }
+  EXPECT_LT(
+      P2pChannel::bytes_between_neighbours(64), P2pChannel::bytes(64) / 30);
+}
+
 // Memory of the sender that nobody can read. The group goes on.
 TEST(SharedP2pChannel, WhatCannotBeReadIsAnErrorOnBothEnds) {
   constexpr std::size_t kLong = 4096;

@@ -6,9 +6,16 @@
 #include "base/check.h"
 
 namespace sherd::c10d_shm {
+
 std::size_t P2pChannel::bytes(int ranks) {
   return index(ranks) * sizeof(shm::CounterCell) +
       index(ranks) * index(ranks) * sizeof(PairQueue);
+}
+
+std::size_t P2pChannel::bytes_between_neighbours(int ranks) {
+  const int others = std::min(ranks - 1, 2);
+  return index(ranks) * sizeof(shm::CounterCell) +
+      index(ranks) * index(others) * sizeof(PairQueue);
 }
 
 P2pChannel::P2pChannel(

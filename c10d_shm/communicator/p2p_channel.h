@@ -61,6 +61,9 @@ class P2pChannel {
   static constexpr std::size_t kShortBytes = 1024;
 
   static std::size_t bytes(int ranks);
+  // How much of that takes pages where each rank exchanges messages with two others, as neighbours
+  // in a pipeline do. The queues between other ranks take none until they send messages.
+  static std::size_t bytes_between_neighbours(int ranks);
 
   // `memory` is bytes(ranks) of a segment, aligned to kCacheLine, initially zeros. `peers` and
   // `clock` must outlive the channel.

@@ -21,8 +21,8 @@ struct SegmentOptions {
   // ---- behaviour ----
   // Its length; > 0.
   std::size_t bytes = 0;
-  // How much of that will ever be written, and so take pages; 0 means all. It is compared with the
-  // available memory when the segment is created.
+  // How much of that is expected to be written, and so to take pages; 0 means all. It is compared
+  // with the available memory when the segment is created.
   std::size_t touched_bytes = 0;
   // ---- performance ----
   // Asks the kernel for huge pages; ignored if it has none for shared memory
