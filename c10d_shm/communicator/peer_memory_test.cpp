@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c10d_shm/communicator/peer_memory.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
 #include <future>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "c10d_shm/communicator/collectives.h"
 #include "shm/testing.h"
 
 namespace sherd::c10d_shm {
@@ -110,6 +117,41 @@ TEST_F(PeerMemoryTest, AProcessWhoseMemoryStaysInDangerAborts) {
   owner_.revoke_memory();
   EXPECT_DEATH(
       lender_.await_end(1ms), "rank 1 was stopped while it wrote memory of");
+}
+
+// From now on the kernel refuses this process, for good, to write memory of others.
+void forbid_writing() {
+  std::array filter = {
+      sock_filter BPF_STMT(
+          BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      sock_filter BPF_JUMP(
+          BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {
+      .len = static_cast<unsigned short>(filter.size()),
+      .filter = filter.data()};
+  const bool forbidden = ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  EXPECT_TRUE(forbidden);
+}
+
+// Reading alone is not enough: large reductions write.
+TEST(SingleCopyOfAGroup, IsNotUsedWhereOneRankMayOnlyRead) {
+  const ShmCommunicatorOptions options{.buffer_bytes = 4096};
+  const Table table(2, 1, ShmCommunicator::bytes(2, options));
+  shm::test::expect_all_ok(shm::test::run_forked(
+      table, [&](int rank, shm::Peers& peers, shm::test::ChildLink&) {
+        if (rank == 1) {
+          forbid_writing();
+        }
+        ShmCommunicator communicator(table.data(), peers, kClock, options);
+        EXPECT_TRUE(communicator.open(30s).ok());
+        EXPECT_FALSE(communicator.single_copy());
+        EXPECT_TRUE(
+            barrier(communicator, {.what = "the end", .deadline = 30s}).ok());
+        return 0;
+      }));
 }
 
 }  // namespace

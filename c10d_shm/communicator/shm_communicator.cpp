@@ -238,13 +238,15 @@ Status ShmCommunicator::write(
 
 // --- What the kernel allows.
 
-// Each rank reads a number from each other one, and reports whether it could.
+// Each rank reads a number from each other one and writes it back, and reports whether it could.
 Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
   const std::uint64_t secret = 0x5ca1ab1e00000000ULL + index(rank());
-  std::uint64_t own = secret;
-  std::vector<Bytes> offered(
-      index(ranks()), std::as_writable_bytes(std::span(&own, 1)));
-  const std::vector<std::size_t> wanted(index(ranks()), sizeof(own));
+  std::vector<std::uint64_t> own(index(ranks()), secret);  // One for each.
+  std::vector<Bytes> offered;
+  for (std::uint64_t& number : own) {
+    offered.push_back(std::as_writable_bytes(std::span(&number, 1)));
+  }
+  const std::vector<std::size_t> wanted(index(ranks()), sizeof(secret));
   const CollectiveCall call{.what = "opening", .deadline = deadline};
   Status failed = begin(call, offered, wanted);
   if (failed.ok()) {
@@ -253,19 +255,17 @@ Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
   if (!failed.ok()) {
     return failed;
   }
-  std::byte could{1};
-  for (int r = 0; r < ranks(); ++r) {
+  bool could = true;
+  for (int r = 0; r < ranks() && could; ++r) {
     std::uint64_t found = 0;
-    const bool read =
-        copy_from(
-            {.pid = peers_->process(r), .address = address(r, rank(), 0)},
-            std::as_writable_bytes(std::span(&found, 1)))
-            .ok();
-    if (!read || found - index(r) != secret - index(rank())) {
-      could = std::byte{0};
-    }
+    const auto bytes = std::as_writable_bytes(std::span(&found, 1));
+    const std::uint64_t there = address(r, rank(), 0);
+    could =
+        copy_from({.pid = peers_->process(r), .address = there}, bytes).ok() &&
+        found - index(r) == secret - index(rank()) &&
+        (r == rank() || peer_writer_.write(r, there, bytes).ok());
   }
-  *buffer(rank()) = could;
+  *buffer(rank()) = std::byte{could};
   failed = meet();
   allowed = failed.ok();
   for (int r = 0; r < ranks(); ++r) {
