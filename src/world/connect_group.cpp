@@ -18,6 +18,7 @@
 #include "base/status_from_exception.h"
 #include "compat/gloo_backend.h"
 #include "world/detached_call.h"
+#include "world/hosts.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
 #include "world/transport_channel.h"
@@ -167,11 +168,7 @@ void World::Impl::free_retired_groups(
 
 c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
     const std::string& name, const std::vector<int>& ranks) {
-  const auto& own_host = records.at(static_cast<std::size_t>(rank)).host;
-  const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int r) {
-    return world::same_host(
-        records.at(static_cast<std::size_t>(r)).host, own_host);
-  });
+  const bool one_host = !world::first_elsewhere(records, rank, ranks);
   compat::GlooOptions gloo{
       .connect_deadline = std::min<milliseconds>(
           options.deadline, compat::GlooOptions().connect_deadline),

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/status_from_exception.h"
+#include "world/hosts.h"
 #include "world/peer_watch.h"
 #include "world/store_wait.h"
 #include "world/world_impl.h"
@@ -73,17 +74,6 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
   return strings;
 }
 
-int first_elsewhere(const World& world, const std::vector<int>& ranks) {
-  const auto& records = world.impl()->records;
-  const auto host = [&](int rank) -> const HostIdentity& {
-    return records.at(static_cast<std::size_t>(rank)).host;
-  };
-  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
-    return rank != world.rank() && !same_host(host(rank), host(world.rank()));
-  });
-  return found == ranks.end() ? -1 : *found;
-}
-
 }  // namespace
 
 Result<shm::HostSegment> share_memory(
@@ -91,10 +81,12 @@ Result<shm::HostSegment> share_memory(
     const std::string& name,
     const std::vector<int>& ranks,
     const shm::SegmentOptions& segment) {
-  if (const int other = first_elsewhere(world, ranks); other >= 0) {
+  const auto other =
+      first_elsewhere(world.impl()->records, world.rank(), ranks);
+  if (other) {
     return Status(
         ErrorCode::kFailedPrecondition,
-        str("[world] expected ranks of one host to share memory; rank ", other,
+        str("[world] expected ranks of one host to share memory; rank ", *other,
             " is on another than rank ", world.rank()));
   }
   const SteadyClock clock;

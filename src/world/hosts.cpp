@@ -28,4 +28,17 @@ std::vector<std::vector<int>> ranks_by_host(
   return hosts;
 }
 
+std::optional<int> first_elsewhere(
+    std::span<const RankRecord> records,
+    int own,
+    const std::vector<int>& ranks) {
+  const auto host = [&](int rank) -> const HostIdentity& {
+    return records[static_cast<std::size_t>(rank)].host;
+  };
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
+    return !same_host(host(rank), host(own));
+  });
+  return found == ranks.end() ? std::nullopt : std::optional<int>(*found);
+}
+
 }  // namespace sherd::world

@@ -4,8 +4,11 @@
 // what tests invent. Thread rule: any thread.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <vector>
 #include <sherd/world/world.h>
+#include "world/rank_record.h"
 
 namespace sherd::world {
 
@@ -13,5 +16,12 @@ namespace sherd::world {
 // the ranks of each host ascend. Equal on every rank.
 std::vector<std::vector<int>> ranks_by_host(
     const World& world, const std::vector<int>& ranks);
+
+// The first of `ranks` that is on another host than `own`. `records` are those of all ranks of the
+// world.
+std::optional<int> first_elsewhere(
+    std::span<const RankRecord> records,
+    int own,
+    const std::vector<int>& ranks);
 
 }  // namespace sherd::world

@@ -49,6 +49,11 @@ struct PeerWatch::Impl {
     PeerLoss cause;
   };
   std::vector<Entry> lost;
+  // REQUIRES: mu is held.
+  std::optional<PeerLoss> first_cause() const {
+    return lost.empty() ? std::nullopt
+                        : std::optional<PeerLoss>(lost.front().cause);
+  }
   // Held while callbacks run, so that unsubscribe() waits for them. Never acquired while holding
   // mu.
   std::mutex callbacks_mu;
@@ -206,9 +211,7 @@ std::optional<PeerLoss> PeerWatch::first_lost(
 
 std::optional<PeerLoss> PeerWatch::first_lost() const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
-  return impl_->lost.empty()
-      ? std::nullopt
-      : std::optional<PeerLoss>(impl_->lost.front().cause);
+  return impl_->first_cause();
 }
 
 std::optional<PeerLoss> PeerWatch::wait_lost(
@@ -216,9 +219,7 @@ std::optional<PeerLoss> PeerWatch::wait_lost(
   std::unique_lock<std::mutex> lock(impl_->mu);
   impl_->changed.wait_for(
       lock, timeout, [this] { return !impl_->lost.empty(); });
-  return impl_->lost.empty()
-      ? std::nullopt
-      : std::optional<PeerLoss>(impl_->lost.front().cause);
+  return impl_->first_cause();
 }
 
 PeerLoss PeerWatch::explain_closed(
