@@ -51,9 +51,9 @@ struct ShmBackendOptions final : c10d::Backend::Options {
 
 class ShmBackend final : public c10d::Backend {
  public:
-  // Collective: joins the ranks through `store`, which must hold no keys of an earlier group.
-  // Throws sherd::Error on every rank if they cannot share memory. Not collective with
-  // options.enable_reconfigure, where c10d supports that: then it joins only in reconfigure().
+  // Collective: joins the ranks through `store`, which may have served earlier groups
+  // (join_attempts.h). Throws sherd::Error on every rank if they cannot share memory. Not collective
+  // with options.enable_reconfigure, where c10d supports that: then it joins only in reconfigure().
   ShmBackend(
       const c10::intrusive_ptr<c10d::Store>& store,
       int rank,

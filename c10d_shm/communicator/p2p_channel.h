@@ -161,10 +161,9 @@ class P2pChannel {
   struct PeerQueues {
     std::deque<MessageHeader> headers_waiting{};  // They wait for a slot.
     std::deque<Reply> replies_waiting{};
-    // Long messages without a reply so far.
-    // Not received yet.
+    // Long messages without a reply so far, by id.
     std::map<std::uint64_t, P2pMessage> sent{};
-    std::deque<ReceivedHeader> arrived{};
+    std::deque<ReceivedHeader> arrived{};    // Not received yet.
     std::deque<ChunkedTransfer> outgoing{};  // Requested, in that order.
     std::deque<ChunkedTransfer> incoming{};
   };

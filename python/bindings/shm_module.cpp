@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of package sherd_shm that is C++: makes backends, and ends those that
+// The part of the Python module sherd.shm that is C++: makes backends, and ends those that
 // are open when Python exits.
 #include <unistd.h>
 #include <chrono>
@@ -105,7 +105,7 @@ void OpenBackends::shutdown() {
     try {
       backend->shutdown();
     } catch (const std::exception& error) {
-      std::cerr << "sherd_shm: " << error.what() << std::endl;
+      std::cerr << "sherd.shm: " << error.what() << std::endl;
     }
   }
 }

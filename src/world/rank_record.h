@@ -12,10 +12,8 @@ namespace sherd::world {
 
 struct HostIdentity {
   std::string hostname{};
-  // Differs between machines and changes with a reboot.
-  // Process ids are comparable only within one.
-  std::string boot_id{};
-  std::string pid_namespace{};
+  std::string boot_id{};  // Differs between machines; changes with a reboot.
+  std::string pid_namespace{};  // Process ids are comparable only within one.
   // For tests: ranks for which it differs count as ranks of different hosts that can still watch
   // each other's processes.
   std::string fake{};

@@ -62,9 +62,8 @@ struct World::Impl {
   std::shared_ptr<compat::GlooDevice> device_of_host;
   std::shared_ptr<compat::GlooDevice> device_between_hosts;
   // Used up, since their keys stay in the store.
-  // How many next_number() has handed out.
   std::set<std::string> group_names;
-  int made = 0;
+  int made = 0;  // How many numbers next_number() has handed out.
   // How often subset() was called for these ranks.
   std::map<std::string, int> subsets;
   bool closed = false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A c10d backend for CPU tensors of ranks on one host, over shared memory, for programs that use
-// c10d themselves; torch.distributed has it as "shm" (Python package sherd_shm). Link
+// c10d themselves; torch.distributed has it as "shm" (Python module sherd.shm). Link
 // sherd::c10d_shm. Thread rule: any thread; collectives of a group from one at a time.
 #pragma once
 
