@@ -86,20 +86,20 @@ void P2pChannel::send(P2pMessage message) {
   }
   renew(message);
   PeerQueues& peer = others_[index(message.peer)];
-  MessageHeader header{};
+  HeaderSlot slot{};
+  MessageHeader& header = slot.header;
   header.id = next_id_++;
   header.bytes = message.bytes.size();
   header.tag = message.tag;
   header.type = type_text(message.type);
   const bool is_short = message.bytes.size() <= kShortBytes;
   if (is_short) {
-    copy_bytes(
-        message.bytes.data(), header.content.data(), message.bytes.size());
+    copy_bytes(message.bytes.data(), slot.content.data(), message.bytes.size());
   } else {
     header.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
   }
   const int to = message.peer;
-  peer.headers_waiting.push_back(header);
+  peer.headers_waiting.push_back(slot);
   if (is_short) {
     post_waiting(to);
     finish(std::move(message), {}, peers_->rank());
@@ -163,19 +163,14 @@ bool P2pChannel::take_headers(int rank) {
   const std::uint64_t posted = shm::Counter(from.headers_posted).value();
   const std::uint64_t begin = taken.value();
   for (std::uint64_t n = begin; n < posted; ++n) {
-    const MessageHeader& header = from.headers[n % kSlots];
-    ReceivedHeader arrived{
-        .id = header.id,
-        .bytes = header.bytes,
-        .address = header.address,
-        .tag = static_cast<int>(header.tag),
-        .type = header.type};
-    if (header.address == 0) {
+    const HeaderSlot& slot = from.headers[n % kSlots];
+    ReceivedHeader arrived{.header = slot.header};
+    if (slot.header.address == 0) {
       const auto size =
-          std::min<std::size_t>(header.bytes, header.content.size());
+          std::min<std::size_t>(slot.header.bytes, slot.content.size());
       arrived.content.assign(
-          header.content.begin(),
-          header.content.begin() + static_cast<std::ptrdiff_t>(size));
+          slot.content.begin(),
+          slot.content.begin() + static_cast<std::ptrdiff_t>(size));
     }
     others_[index(rank)].arrived.push_back(std::move(arrived));
   }
@@ -288,11 +283,14 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   PeerQueues& peer = others_[index(rank)];
   const auto found = std::find_if(
       peer.arrived.begin(), peer.arrived.end(),
-      [&](const ReceivedHeader& header) { return header.tag == message.tag; });
+      [&](const ReceivedHeader& each) {
+        return each.header.tag == message.tag;
+      });
   if (found == peer.arrived.end()) {
     return false;
   }
-  const ReceivedHeader header = std::move(*found);
+  const ReceivedHeader arrived = std::move(*found);
+  const MessageHeader& header = arrived.header;
   peer.arrived.erase(found);
   const bool is_short = header.address == 0;
   const std::size_t room = message.bytes.size();
@@ -317,7 +315,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   message.bytes = message.bytes.first(header.bytes);
   if (is_short) {
     copy_bytes(
-        header.content.data(), message.bytes.data(), message.bytes.size());
+        arrived.content.data(), message.bytes.data(), message.bytes.size());
   } else if (options_.single_copy) {
     outcome = peer_memory_.read(rank, header.address, message.bytes);
     reply(outcome.ok() ? kDone : kFailed);

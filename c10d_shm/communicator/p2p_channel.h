@@ -113,7 +113,10 @@ class P2pChannel {
     std::uint64_t address;
     std::int64_t tag;
     TypeText type;
-    std::array<std::byte, kShortBytes> content;
+  };
+  struct HeaderSlot {
+    MessageHeader header;
+    std::array<std::byte, kShortBytes> content;  // Of a short message.
   };
   struct Reply {
     std::uint64_t id;
@@ -135,16 +138,12 @@ class P2pChannel {
     shm::CounterCell replies_taken;
     shm::CounterCell pieces_filled;
     shm::CounterCell pieces_taken;
-    std::array<MessageHeader, kSlots> headers;
+    std::array<HeaderSlot, kSlots> headers;
     std::array<Reply, kSlots> replies;
     std::array<std::byte, kStreamBytes> piece;
   };
   struct ReceivedHeader {
-    std::uint64_t id = 0;
-    std::uint64_t bytes = 0;
-    std::uint64_t address = 0;
-    int tag = 0;
-    TypeText type{};
+    MessageHeader header{};
     std::vector<std::byte> content{};
   };
   struct ChunkedTransfer {
@@ -159,7 +158,7 @@ class P2pChannel {
   };
   // What this rank keeps for each other one.
   struct PeerQueues {
-    std::deque<MessageHeader> headers_waiting{};  // They wait for a slot.
+    std::deque<HeaderSlot> headers_waiting{};  // They wait for a slot.
     std::deque<Reply> replies_waiting{};
     // Long messages without a reply so far, by id.
     std::map<std::uint64_t, P2pMessage> sent{};
