@@ -122,13 +122,13 @@ void ShmBackend::release_resources() {
   } else {
     shutdown();
   }
+  drop_group();
+}
+
+void ShmBackend::drop_group() {
   p2p_.reset();
   queue_.reset();
   group_.reset();
-}
-
-bool ShmBackend::single_copy() const {
-  return has_group() && group_->communicator.single_copy();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -279,12 +279,8 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
       "[c10d_shm] reconfigure: expected a uuid that this backend has not had, "
       "found ",
       opts.uuid, " again");
-  if (has_group()) {
-    shutdown();
-    p2p_.reset();
-    queue_.reset();
-    group_.reset();
-  }
+  shutdown();
+  drop_group();
   rank_ = members.rank;
   size_ = static_cast<int>(members.global_ranks.size());
   sequence_ = 0;

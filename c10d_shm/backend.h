@@ -64,9 +64,6 @@ class ShmBackend final : public c10d::Backend {
   // the object itself.
   void release_resources() override;
 
-  // Whether the kernel lets ranks copy from each other.
-  bool single_copy() const;
-
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -205,6 +202,8 @@ class ShmBackend final : public c10d::Backend {
       const c10::intrusive_ptr<c10d::Store>& store,
       std::chrono::milliseconds timeout);
   bool has_group() const { return group_ != nullptr; }
+  // Releases the group, if there is one. REQUIRES: shutdown(), or a forked child.
+  void drop_group();
   void expect_group() const;
   std::uint64_t global_rank() const;
   c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);
