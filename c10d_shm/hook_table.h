@@ -5,7 +5,6 @@
 // and remove hooks; a hook that is removed while it runs elsewhere runs to its end.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -25,14 +24,12 @@ class HookTable {
   void set(std::int64_t id, Hook hook) {
     const std::lock_guard lock(mutex_);
     hooks_[id] = std::move(hook);
-    empty_.store(false, std::memory_order_relaxed);
   }
 
   // Does nothing if there is no hook with that number.
   void remove(std::int64_t id) {
     const std::lock_guard lock(mutex_);
     hooks_.erase(id);
-    empty_.store(hooks_.empty(), std::memory_order_relaxed);
   }
 
   // Calls all hooks in the order of their numbers, and returns the exceptions that they threw: a
@@ -52,11 +49,6 @@ class HookTable {
  private:
   std::vector<Hook> registered() const {
     std::vector<Hook> all;
-    // Relaxed: hooks are registered before the calls that they should see, and the caller orders
-    // those.
-    if (empty_.load(std::memory_order_relaxed)) {
-      return all;
-    }
     const std::lock_guard lock(mutex_);
     for (const auto& [id, hook] : hooks_) {
       all.push_back(hook);
@@ -65,7 +57,6 @@ class HookTable {
   }
 
   mutable std::mutex mutex_;
-  std::atomic<bool> empty_{true};
   std::map<std::int64_t, Hook> hooks_;
 };
 
