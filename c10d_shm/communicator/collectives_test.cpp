@@ -318,6 +318,28 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
   });
 }
 
+// Rank 0 has timed out waiting for rank 2 and has left because of that.
+TEST(SharedP2pChannel, NamesTheCauseAndNotWhoLeftBecauseOfIt) {
+  const Table table(3, 0, P2pChannel::bytes(3));
+  shm::Peers first(table.peers_memory(), {.rank = 0, .ranks = 3});
+  shm::Peers own(table.peers_memory(), {.rank = 1, .ranks = 3});
+  P2pChannel channel(table.data(), own, kClock, {});
+  Numbers room(10, 0);
+  channel.receive(
+      {.peer = 0, .bytes = bytes_of(room), .timeout = kCall.deadline});
+  EXPECT_FALSE(first.blame(2).ok());
+  first.leave();
+  channel.check_peers();
+  channel.send({.peer = 0, .bytes = bytes_of(room)});
+  const auto ended = channel.take_ended();
+  ASSERT_EQ(ended.size(), 2U);
+  for (const auto& each : ended) {
+    EXPECT_THAT(
+        each.outcome.message(),
+        ::testing::HasSubstr("rank 2 is not responding"));
+  }
+}
+
 TEST(SharedP2pChannel, OnlyQueuesOfNeighboursAreExpectedToTakePages) {
   for (const int ranks : {1, 2, 3}) {
     EXPECT_LE(

@@ -76,8 +76,10 @@ std::string P2pChannel::mismatch(
 }
 
 void P2pChannel::send(P2pMessage message) {
+  // In this order: a rank that leaves because of trouble has recorded it before.
+  const bool left = peers_->has_left(message.peer);
   Status refused = peers_->check();
-  if (refused.ok() && peers_->has_left(message.peer)) {
+  if (refused.ok() && left) {
     refused = peers_->departure(message.peer);
   }
   if (!refused.ok()) {
@@ -385,18 +387,21 @@ void P2pChannel::end_piece(
 }
 
 void P2pChannel::check_peers() {
-  // Read before the last progress: what a rank posted before it ended counts.
-  Status trouble = peers_->check();
+  // Read before the last progress: what a rank posted before it ended counts. The trouble is read
+  // last: a rank that leaves because of it has recorded it before.
   std::vector<int> left;
   for (int r = 0; r < peers_->ranks(); ++r) {
     if (r != peers_->rank() && peers_->has_left(r)) {
       left.push_back(r);
     }
   }
+  Status trouble = peers_->check();
   while (progress()) {
   }
   for (const int r : left) {
-    end_messages_of(r, peers_->departure(r));
+    if (trouble.ok()) {
+      end_messages_of(r, peers_->departure(r));
+    }
   }
   if (trouble.ok()) {
     trouble = blame_late_peer();

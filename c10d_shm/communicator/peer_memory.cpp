@@ -32,15 +32,18 @@ Status PeerMemory::still_lent(int rank) const {
 Status PeerMemory::cause(int rank, const Status& copied) const {
   const Instant limit = clock_->now() + kCauseAppears;
   for (;;) {
+    // In this order: a rank that leaves or gives up because of trouble has recorded it before.
+    const bool left = peers_->has_left(rank);
+    const bool gave_up = peers_->has_revoked_memory(rank);
     Status trouble = peers_->check();
     if (!trouble.ok()) {
       return trouble;
     }
-    if (peers_->has_left(rank) || peers_->has_revoked_memory(rank)) {
+    if (left || gave_up) {
       return {
           ErrorCode::kPeerLost,
           str("[c10d_shm] ", peers_->name(rank),
-              peers_->has_left(rank) ? " has left" : " has given up",
+              left ? " has left" : " has given up",
               " before this rank had copied its part")};
     }
     if (clock_->now() >= limit) {

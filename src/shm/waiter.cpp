@@ -61,9 +61,10 @@ Status Waiter::wait_asleep(
   for (;;) {
     counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
     // Checks the others before the counter: if a rank has posted and then died or left, its post is
-    // seen, too, and counts.
-    Status trouble = peers_->check();
+    // seen, too, and counts. The trouble is read last: a rank that leaves because of it has recorded
+    // it before.
     const bool left = peers_->has_left(awaited.rank);
+    Status trouble = peers_->check();
     const std::uint64_t found = counter.value();
     const bool in_vain = awaited.cancel_counter &&
         awaited.cancel_counter->reached(awaited.cancel_value);
