@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -44,6 +45,13 @@ class CommHookUnitTransport final : public UnitTransport {
   }
   Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
     return inner_->gather(gather, unsharded);
+  }
+  std::optional<world::Transfers> start_gather(
+      const UnitGather& gather, UnshardedUnit* unsharded) override {
+    return inner_->start_gather(gather, unsharded);
+  }
+  Status discard_shard(const UnitGather& gather, int owner) override {
+    return inner_->discard_shard(gather, owner);
   }
   void gathered_by_all(
       const UnitGather& gather, const UnshardedUnit& unsharded) override {

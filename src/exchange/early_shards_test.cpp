@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include "base/check.h"
 #include "exchange/collective_exchange.h"
+#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/contract_processes_testing.h"
 
@@ -91,7 +92,22 @@ Body two_gathers(
   };
 }
 
-void over_fakes_and_gloo(const UnshardOptions& options, const Check& check) {
+// Moves units by messages; `hooked`: a hook, which does nothing, reduces gradients.
+MakeUnitTransport messages(bool hooked) {
+  return [=](const ModelSpec& model, const auto& gathers,
+             const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
+    auto transport = make_message_unit_transport(model, gathers, reductions);
+    return hooked ? make_comm_hook_unit_transport(
+                        model, std::move(transport), reductions,
+                        {.name = "nothing", .reduce = [](auto&&...) {}})
+                  : std::move(transport);
+  };
+}
+
+void over_fakes_and_gloo(
+    const UnshardOptions& options,
+    const Check& check,
+    const MakeUnitTransport& make = messages(false)) {
   for (const int ranks : {2, 3, 4}) {
     std::vector<Events> events(static_cast<std::size_t>(ranks));
     const auto body = two_gathers(options, events, check);
@@ -101,11 +117,11 @@ void over_fakes_and_gloo(const UnshardOptions& options, const Check& check) {
           .seed = seed, .delay_max = std::chrono::microseconds(300)};
       run_in_threads(
           [&](test::FakeRank& self) {
-            return make_collective_exchange(
+            return make_collective_exchange_with(
                 std::make_shared<NotingTransport>(
                     self.network.transport(self.rank, "gather"),
                     events[static_cast<std::size_t>(self.rank)]),
-                self.network.transport(self.rank, "reduce"));
+                self.network.transport(self.rank, "reduce"), make);
           },
           fake, ranks, {}, body);
     }
@@ -114,11 +130,11 @@ void over_fakes_and_gloo(const UnshardOptions& options, const Check& check) {
     }
     run_in_processes(
         [&](const World& world, const std::vector<int>& all) {
-          return make_collective_exchange(
+          return make_collective_exchange_with(
               std::make_shared<NotingTransport>(
                   world::make_c10d_transport(world, "gather", all),
                   events[static_cast<std::size_t>(world.rank())]),
-              world::make_c10d_transport(world, "reduce", all));
+              world::make_c10d_transport(world, "reduce", all), make);
         },
         ranks, {}, body);
   }
@@ -131,14 +147,21 @@ void expect_counts(const Events& events, int ranks) {
   }
 }
 
+void expect_shards_first(const Events& events, int ranks) {
+  expect_counts(events, ranks);
+  const auto first = std::ranges::find(events, Event::kRequestReceived);
+  EXPECT_EQ(first - events.begin(), 2 * (ranks - 1));
+}
+
 TEST(EarlyShards, OfEqualPlansWaitForNoRequest) {
-  const auto shards_first = [](const Events& events, int ranks) {
-    expect_counts(events, ranks);
-    const auto first = std::ranges::find(events, Event::kRequestReceived);
-    EXPECT_EQ(first - events.begin(), 2 * (ranks - 1));
-  };
-  over_fakes_and_gloo({.in_backward = true, .planned = true}, shards_first);
-  over_fakes_and_gloo({}, shards_first);  // No rank may differ in forward.
+  over_fakes_and_gloo(
+      {.in_backward = true, .planned = true}, expect_shards_first);
+  // No rank may differ in forward.
+  over_fakes_and_gloo({}, expect_shards_first);
+}
+
+TEST(EarlyShards, WaitForNoRequestWhereAHookReducesGradients) {
+  over_fakes_and_gloo({}, expect_shards_first, messages(true));
 }
 
 TEST(EarlyShards, WithoutAPlanABackwardAsksAllRanksFirst) {
