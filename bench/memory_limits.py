@@ -76,15 +76,17 @@ class Bench:
         the time that --memory expected at last."""
         self.runs += 1
         run = self.scratch / str(self.runs)
-        process = subprocess.Popen(
-            self.command(*options, "--run", str(run)),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        output = self.scratch / f"{self.runs}.txt"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                self.command(*options, "--run", str(run)),
+                stdout=file, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         peak = 0
         while process.poll() is None:
             peak = max([peak, *map(resident_peak, children(process.pid))])
             time.sleep(0.02)  # Between looks; nothing waits for it.
-        shown = process.stdout.read()
+        shown = output.read_text()
         if process.returncode and "below its floor" in shown:
             raise RefusedError
         if process.returncode:
