@@ -62,10 +62,10 @@ class DdpEngine final : public autograd::ModelEngine,
   ReplicateReport report() const;
   void close();
 
-  // autograd::ParameterUseListener
   // ModelEngine
   void finish_join(const std::function<void()>& after_backward) override;
   void abandon_join() override;
+  // autograd::ParameterUseListener
   void begin_use(
       std::span<const autograd::ParameterUse> uses,
       const char* operator_name) override;
