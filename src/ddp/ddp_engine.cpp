@@ -274,7 +274,7 @@ Status DdpEngine::reduce_sparse() {
       return sum.status();
     }
     grad = sum.value();
-    note_summed(p, grad.defined());
+    summed_[p] = grad.defined();
   }
   return {};
 }
@@ -494,7 +494,7 @@ void DdpEngine::set_gradients(
     if (used[t]) {
       used_[p] = true;
       show(p);
-      note_summed(p, true);
+      summed_[p] = true;
     } else if (kept.defined() && !used_[p]) {
       tensor(p).mutable_grad() = std::exchange(kept, {});
     }

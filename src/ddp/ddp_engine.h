@@ -139,7 +139,6 @@ class DdpEngine final : public autograd::ModelEngine,
   double scale_of_summed() const { return divide_factor() / size(); }
   void watch_accumulation();
   void before_accumulation(std::size_t p);
-  void note_summed(std::size_t p, bool summed);
   [[noreturn]] void refuse_early_termination() const;
   void add_accumulated();
   // Ends the backward on all ranks. Returns the failure of any of them.

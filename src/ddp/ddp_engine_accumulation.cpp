@@ -53,6 +53,4 @@ void DdpEngine::before_accumulation(std::size_t p) {
   summed_[p] = false;
 }
 
-void DdpEngine::note_summed(std::size_t p, bool summed) { summed_[p] = summed; }
-
 }  // namespace sherd::ddp

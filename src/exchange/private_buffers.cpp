@@ -171,10 +171,6 @@ const std::vector<at::Tensor>& PrivateBuffers::open_unit(
   return units_.emplace(unit, unit_slot(unit, precision)).first->second.flats;
 }
 
-const std::vector<at::Tensor>& PrivateBuffers::unit(UnitId unit) const {
-  return units_.at(unit).flats;
-}
-
 void PrivateBuffers::drop_unit(UnitId unit) {
   const auto found = units_.find(unit);
   SHERD_ASSERT(found != units_.end());

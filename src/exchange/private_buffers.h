@@ -45,7 +45,6 @@ class PrivateBuffers {
   // (published) shard.
   const std::vector<at::Tensor>& open_unit(
       UnitId unit, Precision precision = Precision::kParameter);
-  const std::vector<at::Tensor>& unit(UnitId unit) const;
   bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
   void drop_unit(UnitId unit);
 
