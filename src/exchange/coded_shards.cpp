@@ -49,7 +49,7 @@ CodedShards::CodedShards(
 std::string CodedShards::failed(const CodedShard& which) const {
   return str(
       "[exchange] the hook ", coder_->name, " of gathers failed for unit ",
-      model_.units[static_cast<std::size_t>(which.unit)].name, ": ");
+      model_.unit(which.unit).name, ": ");
 }
 
 std::int64_t CodedShards::bytes_of(const CodedShard& which) const {

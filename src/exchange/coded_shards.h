@@ -76,8 +76,7 @@ class CodedShards {
     std::optional<std::uint64_t> generation;
   };
   const FlatSpec& spec_of(const CodedShard& which) const {
-    return model_.units[static_cast<std::size_t>(which.unit)]
-        .flats[static_cast<std::size_t>(which.flat)];
+    return model_.unit(which.unit).flats[static_cast<std::size_t>(which.flat)];
   }
   std::int64_t bytes_of(const CodedShard& which) const;
   std::int64_t room_bytes(const CodedShard& which) const;

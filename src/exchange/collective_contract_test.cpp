@@ -36,7 +36,7 @@ std::string bytes_of_a_step(Seat& seat) {
   expect_whole(*seat.exchange, model, 1, 1);
   for (const UnitId unit : {5, 3, 2, 1, 0}) {
     fill_gradients(*seat.exchange, model, unit, seat.rank, noise);
-    const auto& spec = model.units[static_cast<std::size_t>(unit)];
+    const auto& spec = model.unit(unit);
     seat.exchange->start_reduce(unit, reduce_options(spec, 1.0 / seat.ranks))
         .throw_if_failed();
   }

@@ -82,7 +82,7 @@ class CollectiveExchange final : public Exchange {
     }
     const bool is_new = unsharded_.emplace(unit, unsharded).second;
     SHERD_ASSERT(is_new, "a unit is gathered that is whole");
-    if (model_.placement == ModelPlacement::kReplicate) {
+    if (model_.replicates()) {
       return {};
     }
     count_unshard(unit, options.precision);
@@ -211,10 +211,6 @@ class CollectiveExchange final : public Exchange {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-
   // Peers would wait in vain for a rank whose allocator has no memory for a unit.
   template <typename Take>
   Status with_room_for(UnitId unit, const Take& take) {
@@ -224,8 +220,9 @@ class CollectiveExchange final : public Exchange {
     } catch (const c10::Error& error) {
       return fail(
           {ErrorCode::kUnavailable,
-           str("[exchange] no memory for unit ", spec(unit).name, ", ",
-               unit_bytes(spec(unit)), " bytes: ", first_line_of(error))});
+           str("[exchange] no memory for unit ", model_.unit(unit).name, ", ",
+               unit_bytes(model_.unit(unit)),
+               " bytes: ", first_line_of(error))});
     }
   }
 
@@ -300,14 +297,14 @@ class CollectiveExchange final : public Exchange {
   void count_unshard(UnitId unit, Precision precision) {
     ++counters_.unshards;
     counters_.unsharded_bytes += precision == Precision::kFull
-        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
-        : unit_bytes(spec(unit));
+        ? flat_offsets(model_.unit(unit), &FlatSpec::shard_dtype).back()
+        : unit_bytes(model_.unit(unit));
   }
 
   // Run by the worker.
   Status gather(
       const CollectiveRequest& request, bool may_start, UnshardedUnit* into) {
-    const ProfiledRange range("gather", spec(request.unit).name);
+    const ProfiledRange range("gather", model_.unit(request.unit).name);
     FlightRecord record{.unit = request.unit, .event = FlightEvent::kStarted};
     log_.record(record);
     WantedUnit wanted{.unsharded = into};

@@ -73,8 +73,8 @@ class CommHookUnitTransport final : public UnitTransport {
       return slot;
     }
     const bool in_place = may_reduce_in_place(unit);
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-      const auto& flat = spec(unit).flats[f];
+    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+      const auto& flat = model_.unit(unit).flats[f];
       if (!flat.trainable) {
         slot.emplace_back();
       } else if (in_place) {
@@ -136,22 +136,14 @@ class CommHookUnitTransport final : public UnitTransport {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-
   // A late round adds to what the first has left there.
   bool may_reduce_in_place(UnitId unit) const {
-    const auto& flats = spec(unit).flats;
-    return model_.overwrites_gradients && replicates() &&
+    const auto& flats = model_.unit(unit).flats;
+    return model_.overwrites_gradients && model_.replicates() &&
         !reduced_once_.contains(unit) &&
         std::all_of(flats.begin(), flats.end(), [](const FlatSpec& flat) {
              return !flat.trainable || flat.slot_dtype() == flat.dtype;
            });
-  }
-
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
   }
 
   // Ranks reduce in the same order, so that the oldest always ends, but where units are gathered: there
@@ -162,7 +154,7 @@ class CommHookUnitTransport final : public UnitTransport {
       return;
     }
     const auto oldest = last_job_ + 1 - most;
-    if (replicates()) {
+    if (model_.replicates()) {
       (void)worker_.wait(oldest);
     } else if (!room_wait_timed_out_) {
       room_wait_timed_out_ = !worker_.wait_for(oldest, options.room_wait());
@@ -182,7 +174,7 @@ class CommHookUnitTransport final : public UnitTransport {
               return Status();
             },
             ErrorCode::kFailedPrecondition,
-            str("[exchange] the hook that reduces ", spec(unit).name,
+            str("[exchange] the hook that reduces ", model_.unit(unit).name,
                 " failed: "));
         !status.ok()) {
       return status;
@@ -228,7 +220,7 @@ class CommHookUnitTransport final : public UnitTransport {
       const std::vector<at::Tensor>& flats) {
     std::size_t first = 0;
     for (std::size_t f = 0; f < flats.size(); ++f) {
-      const auto& layout = spec(unit).flats[f].layout;
+      const auto& layout = model_.unit(unit).flats[f].layout;
       for (std::size_t p = 0; flats[f].defined() && p < layout.numels.size();
            ++p, ++first) {
         if (first < options.gradients.size() &&

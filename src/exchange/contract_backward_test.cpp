@@ -51,8 +51,7 @@ TEST_P(ExchangeBackward, ARankThatReducesAtItsEndAssistsOthersMeanwhile) {
         Status status;
         for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
           fill_gradients(*seat.exchange, model, unit, seat.rank);
-          auto options =
-              reduce_options(model.units[static_cast<std::size_t>(unit)]);
+          auto options = reduce_options(model.unit(unit));
           options.under_way_max = 1;
           options.patient = true;
           status = seat.exchange->start_reduce(unit, options);
@@ -71,8 +70,7 @@ TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
     open(seat, model);
     for (const UnitId unit : {0, 1, 2, 3, 5}) {
       fill_gradients(*seat.exchange, model, unit, seat.rank);
-      auto options =
-          reduce_options(model.units[static_cast<std::size_t>(unit)]);
+      auto options = reduce_options(model.unit(unit));
       for (std::size_t i = 0; i < options.used.size(); ++i) {
         // Parameter 0 by nobody, 1 by the last rank, others by all.
         options.used[i] = i > 1 || (i == 1 && seat.rank == ranks() - 1);
@@ -218,9 +216,7 @@ TEST_P(ExchangeBackward, ReducesMayLieBetweenGathersThatDiffer) {
         expect_whole(*seat.exchange, model, unit, 1, options);
       }
       fill_gradients(*seat.exchange, model, unit, seat.rank);
-      seat.exchange
-          ->start_reduce(
-              unit, reduce_options(model.units[static_cast<std::size_t>(unit)]))
+      seat.exchange->start_reduce(unit, reduce_options(model.unit(unit)))
           .throw_if_failed();
     }
     seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();

@@ -95,11 +95,9 @@ Status until_noticed(Seat& seat, const ModelSpec& model) {
       seat.exchange->reshard(0);
       for (const UnitId unit : {2, 1, 0}) {
         fill_gradients(*seat.exchange, model, unit, seat.rank);
-        status = status.ok()
-            ? seat.exchange->start_reduce(
-                  unit,
-                  reduce_options(model.units[static_cast<std::size_t>(unit)]))
-            : status;
+        status = status.ok() ? seat.exchange->start_reduce(
+                                   unit, reduce_options(model.unit(unit)))
+                             : status;
       }
     }
     if (status.ok()) {
@@ -137,9 +135,7 @@ void die_at(Stage stage, Seat& seat, const ModelSpec& model) {
   }
   for (const UnitId unit : {1, 0}) {
     fill_gradients(*seat.exchange, model, unit, seat.rank);
-    seat.exchange
-        ->start_reduce(
-            unit, reduce_options(model.units[static_cast<std::size_t>(unit)]))
+    seat.exchange->start_reduce(unit, reduce_options(model.unit(unit)))
         .throw_if_failed();
   }
   if (stage == Stage::kEndBackward) {
@@ -286,8 +282,7 @@ TEST_P(ExchangeFailure, DestructionWithWorkUnderWayFailsThoseWhoNeedIt) {
     }
     for (const UnitId unit : {1, 0}) {
       fill_gradients(*seat.exchange, model, unit, seat.rank);
-      (void)seat.exchange->start_reduce(
-          unit, reduce_options(model.units[static_cast<std::size_t>(unit)]));
+      (void)seat.exchange->start_reduce(unit, reduce_options(model.unit(unit)));
     }
     const auto status =
         seat.exchange->end_backward(backward_end(model)).status();

@@ -158,7 +158,7 @@ TEST_P(ExchangeMismatch, ARankThatDoesNotPublishIsNamedBeforeTheDeadline) {
       for (const UnitId unit : {2, 1, 0}) {
         fill_gradients(*seat.exchange, model, unit, seat.rank);
         (void)seat.exchange->start_reduce(
-            unit, reduce_options(model.units[static_cast<std::size_t>(unit)]));
+            unit, reduce_options(model.unit(unit)));
       }
       status = seat.exchange->end_backward(backward_end(model)).status();
     }

@@ -54,8 +54,7 @@ at::Tensor expected_sum(
     UnitId unit,
     int flat,
     double scale) {
-  const auto& spec = model.units[static_cast<std::size_t>(unit)]
-                         .flats[static_cast<std::size_t>(flat)];
+  const auto& spec = model.unit(unit).flats[static_cast<std::size_t>(flat)];
   std::vector<at::Tensor> sums;
   for (int replica = 0; replica < with.replicas; ++replica) {
     std::vector<at::Tensor> sent;
@@ -129,7 +128,7 @@ TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
     open(seat, model);
     for (int backward = 0; backward < 20; ++backward) {
       for (const UnitId unit : {2, 1, 0}) {
-        const auto& spec = model.units[static_cast<std::size_t>(unit)];
+        const auto& spec = model.unit(unit);
         fill_gradients(*seat.exchange, model, unit, seat.rank);
         auto options = reduce_options(spec);
         options.under_way_max = 1;
@@ -154,7 +153,7 @@ TEST_P(ExchangeReduce, T31ALimitIsGivenUpWherePeersDoOtherThingsFirst) {
       marks.wait_for(0);
     }
     for (const UnitId unit : {2, 1, 0}) {
-      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      const auto& spec = model.unit(unit);
       fill_gradients(*seat.exchange, model, unit, seat.rank);
       auto options = reduce_options(spec);
       options.under_way_max = 1;
@@ -178,7 +177,7 @@ TEST_P(ExchangeReduce, SumsInRankOrderThenScales) {
     open(seat, model);
     const double scale = 1.0 / ranks();
     for (const UnitId unit : {5, 2, 0, 1, 3}) {
-      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      const auto& spec = model.unit(unit);
       fill_gradients(*seat.exchange, model, unit, seat.rank, noise);
       seat.exchange->start_reduce(unit, reduce_options(spec, scale))
           .throw_if_failed();
@@ -248,7 +247,7 @@ TEST_P(ExchangeReduce, AccumulatesByFlatAndAcrossBackwards) {
     open(seat, model);
     run_backward(*seat.exchange, model, seat.rank, 0);
     for (const UnitId unit : {0, 1, 2, 3, 5}) {
-      const auto& spec = model.units[static_cast<std::size_t>(unit)];
+      const auto& spec = model.unit(unit);
       fill_gradients(*seat.exchange, model, unit, seat.rank + 1);
       auto options = reduce_options(spec);
       for (std::size_t f = 0; f < options.accumulate.size(); ++f) {
@@ -284,10 +283,7 @@ TEST_P(ExchangeReduce, RanksMayReduceInDifferentOrders) {
           order.begin(), order.begin() + (seat.rank + round) % 5, order.end());
       for (const auto unit : order) {
         fill_gradients(*seat.exchange, model, unit, seat.rank + round);
-        seat.exchange
-            ->start_reduce(
-                unit,
-                reduce_options(model.units[static_cast<std::size_t>(unit)]))
+        seat.exchange->start_reduce(unit, reduce_options(model.unit(unit)))
             .throw_if_failed();
       }
       seat.exchange->end_backward(backward_end(model))

@@ -186,8 +186,7 @@ void fill_gradients(
     int salt,
     Values values) {
   auto slot = exchange.gradient_slot(unit);
-  ASSERT_EQ(
-      slot.size(), model.units[static_cast<std::size_t>(unit)].flats.size());
+  ASSERT_EQ(slot.size(), model.unit(unit).flats.size());
   for (std::size_t f = 0; f < slot.size(); ++f) {
     const auto flat = static_cast<int>(f);
     ASSERT_EQ(slot[f].defined(), flat_of(model, unit, flat).trainable);
@@ -228,9 +227,7 @@ at::Tensor read_whole(
 void expect_values(
     Exchange& exchange, const ModelSpec& model, UnitId unit, int salt) {
   const auto addresses = exchange.wait_for_unshard(unit).value();
-  ASSERT_EQ(
-      addresses.size(),
-      model.units[static_cast<std::size_t>(unit)].flats.size());
+  ASSERT_EQ(addresses.size(), model.unit(unit).flats.size());
   for (std::size_t f = 0; f < addresses.size(); ++f) {
     const auto flat = static_cast<int>(f);
     const auto& spec = flat_of(model, unit, flat);

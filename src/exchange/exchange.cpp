@@ -63,12 +63,10 @@ std::int64_t unit_bytes(const UnitSpec& unit) {
 
 plan::ElementRange owned(
     const ModelSpec& model, UnitId unit, int flat, int rank) {
-  const auto& layout = model.units.at(static_cast<std::size_t>(unit))
-                           .flats.at(static_cast<std::size_t>(flat))
-                           .layout;
-  return model.placement == ModelPlacement::kReplicate
-      ? plan::ElementRange{0, layout.numel}
-      : layout.shard(rank);
+  const auto& layout =
+      model.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
+  return model.replicates() ? plan::ElementRange{0, layout.numel}
+                            : layout.shard(rank);
 }
 
 bool is_cast(const UnitSpec& unit) {

@@ -98,6 +98,11 @@ struct ModelSpec {
   std::vector<std::string> agreed = {};
   // The initial limit of the bytes of unsharded units; 0: no limit. Must be the same on all ranks.
   std::int64_t unsharded_bytes_max = 0;
+
+  const UnitSpec& unit(UnitId id) const {
+    return units[static_cast<std::size_t>(id)];
+  }
+  bool replicates() const { return placement == ModelPlacement::kReplicate; }
 };
 
 // The bytes of a flat and, as one slot, of a whole unit; flats start at multiples of 128 bytes.

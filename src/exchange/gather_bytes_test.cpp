@@ -93,8 +93,7 @@ TEST(GatherBytes, AreThoseOfThePrecisionOrOfTheCoder) {
           const auto before = mine;
           gather_and_drop(*seat.exchange, unit, {.precision = precision});
           std::int64_t expected = 0;
-          for (const auto& flat :
-               model.units[static_cast<std::size_t>(unit)].flats) {
+          for (const auto& flat : model.unit(unit).flats) {
             const auto dtype = precision == Precision::kFull
                 ? flat.shard_dtype()
                 : flat.unsharded_dtype();
@@ -162,8 +161,7 @@ TEST(GatherBytes, ACoderThatSendsNothingIsCalledForEachShardWithElements) {
     for (UnitId unit = 0; unit < static_cast<UnitId>(model.units.size());
          ++unit) {
       gather_and_drop(*seat.exchange, unit);
-      for (const auto& flat :
-           model.units[static_cast<std::size_t>(unit)].flats) {
+      for (const auto& flat : model.unit(unit).flats) {
         expected += flat.layout.shard(seat.rank).numel() > 0 ? 1 : 0;
         for (int owner = 0; owner < kRanks; ++owner) {
           expected += flat.layout.shard(owner).numel() > 0 ? 1 : 0;

@@ -206,8 +206,7 @@ Status train(Exchange& exchange, const ModelSpec& model, std::uint64_t steps) {
     for (const UnitId unit : {2, 1, 0}) {
       if (status.ok()) {
         fill_gradients(exchange, model, unit, 0);
-        status = exchange.start_reduce(
-            unit, reduce_options(model.units[static_cast<std::size_t>(unit)]));
+        status = exchange.start_reduce(unit, reduce_options(model.unit(unit)));
       }
     }
     status = status.ok() ? exchange.end_backward(backward_end(model)).status()

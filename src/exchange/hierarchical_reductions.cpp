@@ -77,7 +77,7 @@ void HierarchicalReductions::stage(Reduction& reduction) {
   const auto& map = *parts_.map;
   std::int64_t bytes = 0;
   const auto each = [&](const auto& visit) {
-    const auto& flats = spec(reduction.unit).flats;
+    const auto& flats = parts_.model->unit(reduction.unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       for (const int owner : map.proxied_ranks()) {
         if (flats[f].trainable) {
@@ -95,7 +95,7 @@ void HierarchicalReductions::stage(Reduction& reduction) {
     bytes += sum_bytes(flat, owner);
   });
   reduction.staging = parts_.memories->borrow_staging(bytes);
-  reduction.own.resize(spec(reduction.unit).flats.size());
+  reduction.own.resize(parts_.model->unit(reduction.unit).flats.size());
   for (auto& by_host : reduction.own) {
     by_host.resize(static_cast<std::size_t>(map.hosts()));
   }
@@ -132,7 +132,8 @@ Status HierarchicalReductions::sum_here(
     const std::shared_ptr<Reduction>& reduction) {
   const auto& map = *parts_.map;
   const auto unit = reduction->unit;
-  const std::string what = str("the gradients of unit ", spec(unit).name);
+  const std::string what =
+      str("the gradients of unit ", parts_.model->unit(unit).name);
   while (const auto missing = slots_.missing(
              unit, reduction->number, &SharedSlotState::posted)) {
     auto status = parts_.waiter->wait(
@@ -165,7 +166,8 @@ Status HierarchicalReductions::sum_here(
 
 Status HierarchicalReductions::complete(const Reduction& reduction) {
   auto status = world::wait_all(
-      reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
+      reduction.transfers,
+      "gradients of unit " + parts_.model->unit(reduction.unit).name);
   for (std::size_t f = 0; status.ok() && f < reduction.own.size(); ++f) {
     if (reduction.own[f].front().defined()) {
       const auto& into = reduction.options.into;

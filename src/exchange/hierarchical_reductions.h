@@ -74,9 +74,6 @@ class HierarchicalReductions {
     world::Transfers transfers;
     bool summed = false;  // Not set if it failed.
   };
-  const UnitSpec& spec(UnitId unit) const {
-    return parts_.model->units[static_cast<std::size_t>(unit)];
-  }
   int tag(UnitId unit, std::size_t flat) const;
   std::uint64_t completed() const { return completer_.ended(); }
   void wait_for_room(const ReduceOptions& options);

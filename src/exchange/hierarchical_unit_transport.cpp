@@ -89,9 +89,6 @@ class HierarchicalUnitTransport final : public UnitTransport {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
   template <typename T>
   std::span<T> at(std::int64_t offset, std::size_t count) const {
     return segment_->at<T>(static_cast<std::size_t>(offset), count);
@@ -238,7 +235,7 @@ Status HierarchicalUnitTransport::place_unit(
   const auto dtype = gather.precision == Precision::kFull
       ? &FlatSpec::shard_dtype
       : &FlatSpec::unsharded_dtype;
-  const auto offsets = flat_offsets(spec(gather.unit), dtype);
+  const auto offsets = flat_offsets(model_.unit(gather.unit), dtype);
   Counter placed(buffer_record().placed);
   if (buffers_) {
     buffer_record().begin = allocate(gather, offsets.back());
@@ -263,7 +260,7 @@ Status HierarchicalUnitTransport::place_unit(
           layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes))
           .data() +
       buffer_record().begin;
-  const auto& specs = spec(gather.unit).flats;
+  const auto& specs = model_.unit(gather.unit).flats;
   for (std::size_t f = 0; f < specs.size(); ++f) {
     flats.push_back(at::from_blob(
         memory + offsets[f], {specs[f].layout.numel},
@@ -291,8 +288,8 @@ std::int64_t HierarchicalUnitTransport::allocate(
 Status HierarchicalUnitTransport::move(
     const UnitGather& gather, const std::vector<at::Tensor>& flats) {
   world::Transfers transfers;
-  for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
-    const auto& layout = spec(gather.unit).flats[f].layout;
+  for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
+    const auto& layout = model_.unit(gather.unit).flats[f].layout;
     const int tag = kFlatTag + static_cast<int>(f) +
         first_flat_[static_cast<std::size_t>(gather.unit)];
     const auto shard = memories_.published_shard(

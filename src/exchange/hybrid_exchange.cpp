@@ -100,7 +100,7 @@ class HybridExchange final : public Exchange {
       // Each replica is of one mind: the others learn of one that is not.
       status = across_->all_reduce(number(), ScalarReduceOp::kMax);
     }
-    if (status.ok() && model.placement == ModelPlacement::kReplicate) {
+    if (status.ok() && model.replicates()) {
       status = {
           ErrorCode::kInvalidArgument,
           "[exchange] replicated units have no shard axis; expected sharded "
@@ -249,9 +249,6 @@ class HybridExchange final : public Exchange {
   UnitState& state(UnitId unit) {
     return units_[static_cast<std::size_t>(unit)];
   }
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
   // The first failure ends both. Returns `status`.
   Status keep(Status status) {
     if (!status.ok() && error_.ok()) {
@@ -335,7 +332,7 @@ const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
     return now.partial;
   }
   // LibTorch keeps pinned memory itself, and knows which copies still use it.
-  for (const auto& flat : spec(unit).flats) {
+  for (const auto& flat : model_.unit(unit).flats) {
     now.partial.push_back(
         flat.trainable
             ? device::empty_on_host(
@@ -347,10 +344,11 @@ const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
 
 void HybridExchange::take_partial_from_pool(UnitId unit) {
   auto& now = state(unit);
-  const auto offsets = flat_offsets(spec(unit), &FlatSpec::gradient_dtype);
+  const auto offsets =
+      flat_offsets(model_.unit(unit), &FlatSpec::gradient_dtype);
   now.memory = partial_pool_.borrow(offsets.back());
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    const auto& flat = spec(unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(unit).flats[f];
     now.partial.push_back(
         flat.trainable ? device::tensor_at(
                              static_cast<char*>(now.memory) + offsets[f],
@@ -393,8 +391,8 @@ Status HybridExchange::gather_shards() {
     if (!whole.ok()) {
       return whole.status();
     }
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-      const auto& flat = spec(unit).flats[f];
+    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+      const auto& flat = model_.unit(unit).flats[f];
       within_->shard_memory(unit, static_cast<int>(f))
           .shard.copy_(
               device::tensor_at(
@@ -416,7 +414,7 @@ Status HybridExchange::barrier_across_owners() {
 
 std::vector<at::Tensor> HybridExchange::sharded_gradients(UnitId unit) {
   std::vector<at::Tensor> gradients;
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
     gradients.push_back(shard_memory(unit, static_cast<int>(f)).gradient);
   }
   return gradients;
@@ -492,7 +490,7 @@ void HybridExchange::take_ended_across() {
 }
 
 Status HybridExchange::sum_across(const Waiting& waiting) {
-  const auto& flats = spec(waiting.unit).flats;
+  const auto& flats = model_.unit(waiting.unit).flats;
   const auto slot = across_->gradient_slot(waiting.unit);
   ReduceOptions options;
   options.scale = scale_across_;

@@ -120,7 +120,7 @@ void reduce(
     const std::function<void(ReduceOptions&)>& change = nullptr) {
   const auto model = plain_model(2);
   fill_gradients(exchange, model, unit, rank);
-  auto options = reduce_options(model.units[static_cast<std::size_t>(unit)]);
+  auto options = reduce_options(model.unit(unit));
   if (change) {
     change(options);
   }

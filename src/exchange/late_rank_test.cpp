@@ -147,10 +147,7 @@ class Steps {
     for (int i = 0; i < 8; ++i) {
       EXPECT_TRUE(all_are(
           at::from_blob(
-              whole.value()[0],
-              {model_.units[static_cast<std::size_t>(unit)]
-                   .flats[0]
-                   .layout.numel},
+              whole.value()[0], {model_.unit(unit).flats[0].layout.numel},
               at::kFloat),
           step_))
           << "unit " << unit << ", step " << step_;
@@ -160,7 +157,7 @@ class Steps {
   }
 
   Status reduce(UnitId unit) {
-    const auto& spec = model_.units[static_cast<std::size_t>(unit)];
+    const auto& spec = model_.unit(unit);
     auto options = reduce_options(spec);
     const auto slot = exchange_.gradient_slot(unit).at(0);
     slot.fill_(0);

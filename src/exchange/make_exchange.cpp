@@ -320,7 +320,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
           world, name + "/reduce", ranks, 2 * world.options().deadline),
       [=](const ModelSpec& model, const auto& gathers,
           const auto& sums) -> Result<std::unique_ptr<UnitTransport>> {
-        if (model.placement == ModelPlacement::kReplicate) {
+        if (model.replicates()) {
           return make_message_unit_transport(model, gathers, sums);
         }
         return make_hierarchical_unit_transport(

@@ -54,18 +54,14 @@ const std::vector<GradientChunk>& MessageReductions::chunks(
   return chunks_[static_cast<std::size_t>(tag(unit, flat))];
 }
 
-const UnitSpec& MessageReductions::spec(UnitId unit) const {
-  return model_.units[static_cast<std::size_t>(unit)];
-}
-
 int MessageReductions::tag(UnitId unit, std::size_t flat) const {
   return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);
 }
 
 std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
   std::int64_t bytes = 0;
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    const auto& flat = spec(unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(unit).flats[f];
     const auto own = flat.layout.shard(via_.index());
     for (const auto& chunk : chunks(unit, f)) {
       bytes +=
@@ -112,8 +108,8 @@ void MessageReductions::post_unit(Reduction& reduction) {
   auto* staging = static_cast<char*>(reduction.staging.memory);
   const auto& given = reduction.options.gradients;
   std::size_t first_parameter = 0;  // Of the flat, among the trainable ones.
-  for (std::size_t f = 0; f < spec(reduction.unit).flats.size(); ++f) {
-    const auto& flat = spec(reduction.unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(reduction.unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(reduction.unit).flats[f];
     for (const auto& chunk : chunks(reduction.unit, f)) {
       const auto p =
           first_parameter + static_cast<std::size_t>(chunk.parameter);
@@ -137,7 +133,7 @@ void MessageReductions::post_segment(
     const GradientChunk& chunk,
     const at::Tensor& gradient,
     char*& staging) {
-  const auto& flat = spec(reduction.unit).flats[f];
+  const auto& flat = model_.unit(reduction.unit).flats[f];
   SHERD_ASSERT(gradient.numel() == chunk.range.numel());
   const auto part_of = [&](int rank) {
     const auto part = intersection(chunk.range, flat.layout.shard(rank));
@@ -186,7 +182,7 @@ void MessageReductions::reclaim() {
       continue;
     }
     ended_.push_back(reduction->unit);
-    if (model_.placement == ModelPlacement::kReplicate) {
+    if (model_.replicates()) {
       // Gradients that travelled alone are still held here, all of a model's
       // where it is replicated.
       reduction->sums.clear();
@@ -213,7 +209,8 @@ at::Tensor MessageReductions::sum_of(
 
 Status MessageReductions::complete(const Reduction& reduction) {
   auto status = world::wait_all(
-      reduction.transfers, "gradients of unit " + spec(reduction.unit).name);
+      reduction.transfers,
+      "gradients of unit " + model_.unit(reduction.unit).name);
   if (!status.ok()) {
     return status;
   }
@@ -243,7 +240,7 @@ Status MessageReductions::finish() {
 // Gradients of this unit have been sent and received under the same tag before,
 // on both sides. Where the sum goes to where they lay, they are sent by now.
 void MessageReductions::share(const Reduction& reduction) {
-  const auto& flats = spec(reduction.unit).flats;
+  const auto& flats = model_.unit(reduction.unit).flats;
   for (std::size_t f = 0; f < flats.size(); ++f) {
     if (!flats[f].trainable) {
       continue;

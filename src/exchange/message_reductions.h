@@ -63,7 +63,6 @@ class MessageReductions {
     bool summed = false;  // Not set if it failed.
   };
 
-  const UnitSpec& spec(UnitId unit) const;
   int tag(UnitId unit, std::size_t flat) const;
   const std::vector<GradientChunk>& chunks(UnitId unit, std::size_t flat) const;
   std::int64_t staging_bytes(UnitId unit) const;

@@ -49,7 +49,7 @@ class MessageUnitTransport final : public UnitTransport {
     auto unsharded = std::make_shared<UnshardedUnit>();
     unsharded->precision = options.precision;
     unsharded->flats = memories_.open_unit(unit, options.precision);
-    if (replicates()) {
+    if (model_.replicates()) {
       refresh(unit, generation);
     }
     return unsharded;
@@ -62,7 +62,7 @@ class MessageUnitTransport final : public UnitTransport {
   std::optional<world::Transfers> start_gather(
       const UnitGather& gather, UnshardedUnit* unsharded) override {
     world::Transfers transfers;
-    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
+    for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
       const auto shard = own_shard(gather, static_cast<int>(f));
       for (int peer = 0; peer < gather_->size(); ++peer) {
         if (!takes_part(gather, peer)) {
@@ -98,8 +98,8 @@ class MessageUnitTransport final : public UnitTransport {
     if (!takes_part(gather, owner)) {
       return {};
     }
-    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
-      const auto& flat = spec(gather.unit).flats[f];
+    for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
+      const auto& flat = model_.unit(gather.unit).flats[f];
       const auto dtype = gather.precision == Precision::kFull
           ? flat.shard_dtype()
           : flat.unsharded_dtype();
@@ -131,7 +131,7 @@ class MessageUnitTransport final : public UnitTransport {
 
   void publish(std::uint64_t generation) override {
     const auto units = static_cast<UnitId>(model_.units.size());
-    for (UnitId unit = 0; replicates() && unit < units; ++unit) {
+    for (UnitId unit = 0; model_.replicates() && unit < units; ++unit) {
       if (memories_.unit_is_open(unit)) {
         refresh(unit, generation);
       }
@@ -159,9 +159,6 @@ class MessageUnitTransport final : public UnitTransport {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
   bool is_coded(const UnitGather& gather) const {
     return coded_ && !gather.secondary &&
         gather.precision == Precision::kParameter;
@@ -175,7 +172,7 @@ class MessageUnitTransport final : public UnitTransport {
       const UnitGather& gather, std::size_t flat, int peer) const {
     return gather.secondary
         ? secondary_->part_of(gather.unit, static_cast<int>(flat), peer)
-        : spec(gather.unit).flats[flat].layout.shard(peer);
+        : model_.unit(gather.unit).flats[flat].layout.shard(peer);
   }
   static CodedShard coded_shard(
       const UnitGather& gather, std::size_t flat, int owner) {
@@ -214,13 +211,10 @@ class MessageUnitTransport final : public UnitTransport {
     const int full = gather.precision == Precision::kFull ? 1 : 0;
     return kFlatTag + 3 * index + (gather.secondary ? 2 : full);
   }
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
-  }
 
   // A replicated unit is the cast of its shards: brings it up to date.
   void refresh(UnitId unit, std::uint64_t generation) {
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
       (void)memories_.published_shard(
           unit, static_cast<int>(f), Precision::kParameter, generation);
     }

@@ -84,10 +84,6 @@ PrivateBuffers::PrivateBuffers(
   }
 }
 
-const UnitSpec& PrivateBuffers::spec(UnitId unit) const {
-  return model_.units.at(static_cast<std::size_t>(unit));
-}
-
 plan::ElementRange PrivateBuffers::owned(UnitId unit, int flat) const {
   return exchange::owned(model_, unit, flat, rank_);
 }
@@ -116,9 +112,9 @@ at::Tensor PrivateBuffers::published_shard(
 
 PrivateBuffers::Slot PrivateBuffers::unit_slot(
     UnitId unit, Precision precision) {
-  const auto& flats = spec(unit).flats;
+  const auto& flats = model_.unit(unit).flats;
   Slot slot;
-  if (precision == Precision::kFull && is_cast(spec(unit))) {
+  if (precision == Precision::kFull && is_cast(model_.unit(unit))) {
     for (const auto& flat : flats) {
       slot.flats.push_back(at::empty(
           {flat.layout.numel},
@@ -126,7 +122,8 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
     }
     return slot;
   }
-  const auto offsets = flat_offsets(spec(unit), &FlatSpec::unsharded_dtype);
+  const auto offsets =
+      flat_offsets(model_.unit(unit), &FlatSpec::unsharded_dtype);
   slot.memory = unit_pool_.borrow(offsets.back());
   for (std::size_t f = 0; f < flats.size(); ++f) {
     slot.flats.push_back(device::tensor_at(
@@ -137,8 +134,8 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
 }
 
 PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
-  const auto& flats = spec(unit).flats;
-  const auto offsets = flat_offsets(spec(unit), &FlatSpec::slot_dtype);
+  const auto& flats = model_.unit(unit).flats;
+  const auto offsets = flat_offsets(model_.unit(unit), &FlatSpec::slot_dtype);
   Slot slot;
   slot.memory = gradient_pool_.borrow(offsets.back());
   for (std::size_t f = 0; f < flats.size(); ++f) {
@@ -156,7 +153,7 @@ PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
 const std::vector<at::Tensor>& PrivateBuffers::open_unit(
     UnitId unit, Precision precision) {
   SHERD_ASSERT(!units_.contains(unit));
-  if (model_.placement == ModelPlacement::kReplicate) {
+  if (model_.replicates()) {
     const auto u = static_cast<std::size_t>(unit);
     Slot slot;
     for (std::size_t f = 0; f < shards_[u].size(); ++f) {

@@ -67,7 +67,6 @@ class PrivateBuffers {
   void add_to(ExchangeCounters& counters) const;
 
  private:
-  const UnitSpec& spec(UnitId unit) const;
   Slot unit_slot(UnitId unit, Precision precision);
   Slot gradient_slot(UnitId unit);
 

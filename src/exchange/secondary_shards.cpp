@@ -53,9 +53,7 @@ const at::Tensor& SecondaryShards::own(UnitId unit, int flat) const {
 }
 
 plan::FlatLayout SecondaryShards::layout_of(UnitId unit, int flat) const {
-  auto layout = model_.units[static_cast<std::size_t>(unit)]
-                    .flats[static_cast<std::size_t>(flat)]
-                    .layout;
+  auto layout = model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
   layout.cuts.clear();
   for (int member = 0; member < group_ranks_; ++member) {
     layout.cuts.push_back(part_of(unit, flat, member).begin);
@@ -66,9 +64,8 @@ plan::FlatLayout SecondaryShards::layout_of(UnitId unit, int flat) const {
 
 plan::ElementRange SecondaryShards::part_of(
     UnitId unit, int flat, int peer) const {
-  const auto& layout = model_.units[static_cast<std::size_t>(unit)]
-                           .flats[static_cast<std::size_t>(flat)]
-                           .layout;
+  const auto& layout =
+      model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
   const int shards = layout.ranks() / group_ranks_;
   const int first = peer % group_ranks_ * shards;
   return {layout.shard(first).begin, layout.shard(first + shards - 1).end};

@@ -58,17 +58,17 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
   const auto& offsets = offsets_[static_cast<std::size_t>(unit)];
   if (!open) {
     reclaim();
-    const auto begin = region_.take(slot_bytes(spec(unit)));
+    const auto begin = region_.take(slot_bytes(mapping_.model->unit(unit)));
     SHERD_CHECK_AS(
         kUnavailable, begin.has_value(),
-        "[exchange] no room for the gradients of unit ", spec(unit).name,
-        " among ", region_.taken_bytes(), " of ", mapping_.region_bytes,
-        " bytes taken");
+        "[exchange] no room for the gradients of unit ",
+        mapping_.model->unit(unit).name, " among ", region_.taken_bytes(),
+        " of ", mapping_.region_bytes, " bytes taken");
     open.emplace();
     open->begin = *begin;
     auto* memory =
         mapping_.regions[static_cast<std::size_t>(mapping_.rank)] + *begin;
-    const auto& flats = spec(unit).flats;
+    const auto& flats = mapping_.model->unit(unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       open->flats.push_back(
           flats[f].trainable
@@ -91,8 +91,8 @@ std::uint64_t SharedGradientSlots::post(
       *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
   const auto& given = options.gradients;
   std::size_t parameter = 0;
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    const auto& flat = spec(unit).flats[f];
+  for (std::size_t f = 0; f < mapping_.model->unit(unit).flats.size(); ++f) {
+    const auto& flat = mapping_.model->unit(unit).flats[f];
     for (std::size_t p = 0; flat.trainable && p < flat.names.size();
          ++p, ++parameter) {
       if (parameter >= given.size() || !given[parameter].defined()) {
@@ -145,7 +145,7 @@ std::uint8_t* SharedGradientSlots::marks(int rank, UnitId unit) const {
 
 std::vector<bool> SharedGradientSlots::used(UnitId unit) const {
   std::vector<bool> used;
-  for (const auto& flat : spec(unit).flats) {
+  for (const auto& flat : mapping_.model->unit(unit).flats) {
     used.resize(used.size() + (flat.trainable ? flat.names.size() : 0));
   }
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -163,7 +163,7 @@ at::Tensor SharedGradientSlots::piece(
     int rank,
     std::size_t f,
     const plan::ElementRange& range) const {
-  const auto& flat = spec(unit).flats[f];
+  const auto& flat = mapping_.model->unit(unit).flats[f];
   const auto offset = offsets_[static_cast<std::size_t>(unit)][f] +
       range.begin *
           static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
@@ -177,7 +177,7 @@ void SharedGradientSlots::sum(
     const OwnedSlice& slice,
     const ReduceOptions& options,
     const at::Tensor& out) const {
-  const auto& flats = spec(slice.unit).flats;
+  const auto& flats = mapping_.model->unit(slice.unit).flats;
   const auto& given = options.gradients;
   std::size_t first_parameter = 0;
   for (std::size_t f = 0; f < slice.flat; ++f) {

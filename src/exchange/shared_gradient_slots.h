@@ -100,9 +100,6 @@ class SharedGradientSlots {
     std::int64_t begin = 0;
   };
 
-  const UnitSpec& spec(UnitId unit) const {
-    return mapping_.model->units[static_cast<std::size_t>(unit)];
-  }
   SharedSlotState& shared(int rank, UnitId unit) const {
     return mapping_.slots
         [static_cast<std::size_t>(rank) * mapping_.model->units.size() +

@@ -79,7 +79,7 @@ class SharedMemoryExchange final : public Exchange {
   Status open(const ModelSpec& model) override;
 
   bool one_sided() const override { return true; }
-  bool takes_sinks() const override { return !replicates(); }
+  bool takes_sinks() const override { return !model_.replicates(); }
 
   ShardMemory shard_memory(UnitId unit, int flat) override {
     return memory_->shard(unit, flat);
@@ -91,7 +91,7 @@ class SharedMemoryExchange final : public Exchange {
     }
     begin();
     const bool full = options.precision == Precision::kFull;
-    if (replicates()) {
+    if (model_.replicates()) {
       if (full) {
         full_.emplace(unit, memory_->shards(unit));
       }
@@ -99,8 +99,8 @@ class SharedMemoryExchange final : public Exchange {
     }
     ++counters_.unshards;
     counters_.unsharded_bytes += full
-        ? flat_offsets(spec(unit), &FlatSpec::shard_dtype).back()
-        : unit_bytes(spec(unit));
+        ? flat_offsets(model_.unit(unit), &FlatSpec::shard_dtype).back()
+        : unit_bytes(model_.unit(unit));
     if (full) {
       full_.emplace(unit, std::vector<at::Tensor>());
     }
@@ -112,15 +112,15 @@ class SharedMemoryExchange final : public Exchange {
       return error_;
     }
     const auto full = full_.find(unit);
-    auto status = replicates() ? Status() : wait_for_owners(unit);
-    if (status.ok() && full != full_.end() && !replicates()) {
+    auto status = model_.replicates() ? Status() : wait_for_owners(unit);
+    if (status.ok() && full != full_.end() && !model_.replicates()) {
       status = copy_in_full(unit, full->second);
     }
     if (!status.ok()) {
       return fail(status);
     }
     std::vector<void*> addresses;
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
       addresses.push_back(
           full != full_.end() ? full->second[f].mutable_data_ptr()
                               : memory_->whole(unit, static_cast<int>(f)));
@@ -173,7 +173,7 @@ class SharedMemoryExchange final : public Exchange {
             ErrorCode::kPeerMismatch,
             str("[exchange] rank ",
                 ranks_[static_cast<std::size_t>(missing->rank)],
-                " has not reduced unit ", spec(missing->unit).name)};
+                " has not reduced unit ", model_.unit(missing->unit).name)};
       }
       if (all.ok()) {
         statuses = std::move(all).value();
@@ -252,12 +252,6 @@ class SharedMemoryExchange final : public Exchange {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
-  }
   int size() const { return control_->size(); }
   int me() const { return control_->index(); }
   RankState& state(int rank) const {
@@ -391,7 +385,7 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
   if (seen_ == published_) {
     return {};
   }
-  const std::string what = str("the values of unit ", spec(unit).name);
+  const std::string what = str("the values of unit ", model_.unit(unit).name);
   for (int rank = 0; rank < size(); ++rank) {
     const Counter published(state(rank).published);
     const Counter coming(state(rank).coming);
@@ -410,7 +404,7 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
     if (!published.reached(published_)) {
       return {
           ErrorCode::kPeerMismatch,
-          str("[exchange] unit ", spec(unit).name, ": ", name(me()),
+          str("[exchange] unit ", model_.unit(unit).name, ": ", name(me()),
               " has generation ", generation_, ", ", name(rank),
               " has not published it and goes on")};
     }
@@ -420,7 +414,7 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
     if (theirs != generation_) {
       return {
           ErrorCode::kPeerMismatch,
-          str("[exchange] unit ", spec(unit).name, ": ", name(me()),
+          str("[exchange] unit ", model_.unit(unit).name, ": ", name(me()),
               " has generation ", generation_, ", ", name(rank),
               " has generation ", theirs)};
     }
@@ -468,7 +462,7 @@ Status SharedMemoryExchange::finish_sums() {
     const auto arrived = cells_->arrived(missing->rank);
     const auto next = cells_->round() + 1;
     const std::string what =
-        str("the gradients of unit ", spec(missing->unit).name);
+        str("the gradients of unit ", model_.unit(missing->unit).name);
     auto status = waiter_->wait(
         missing->counter, missing->number,
         {.rank = missing->rank,
@@ -530,7 +524,7 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
 // are shown in the region of gradient slots, of which none is in use.
 Status SharedMemoryExchange::copy_in_full(
     UnitId unit, std::vector<at::Tensor>& into) {
-  const auto offsets = flat_offsets(spec(unit), &FlatSpec::shard_dtype);
+  const auto offsets = flat_offsets(model_.unit(unit), &FlatSpec::shard_dtype);
   const auto shown = [&](int rank) {
     return base() + layout_.slot_regions[static_cast<std::size_t>(rank)];
   };
@@ -539,8 +533,8 @@ Status SharedMemoryExchange::copy_in_full(
   request.unit = unit;
   request.full_precision = 1;
   const auto nothing = bytes_of("", 0);
-  const bool cast = is_cast(spec(unit));
-  for (std::size_t f = 0; cast && f < spec(unit).flats.size(); ++f) {
+  const bool cast = is_cast(model_.unit(unit));
+  for (std::size_t f = 0; cast && f < model_.unit(unit).flats.size(); ++f) {
     const auto shard = memory_->shard(unit, static_cast<int>(f)).shard;
     std::memcpy(
         shown(me()) + offsets[f], shard.const_data_ptr(), shard.nbytes());
@@ -551,8 +545,8 @@ Status SharedMemoryExchange::copy_in_full(
     }
   }
   into.clear();
-  for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
-    const auto& flat = spec(unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(unit).flats[f];
     into.push_back(
         at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
     for (int rank = 0; rank < size(); ++rank) {

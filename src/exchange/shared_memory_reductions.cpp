@@ -29,7 +29,8 @@ SharedMemoryReductions::SharedMemoryReductions(
 
 void SharedMemoryReductions::post(UnitId unit, const ReduceOptions& options) {
   // What others take lies where they see it: in the gradient, or beside it.
-  SHERD_ASSERT(!replicates() || options.into.empty() == model_.own_gradients);
+  SHERD_ASSERT(
+      !model_.replicates() || options.into.empty() == model_.own_gradients);
   const auto number =
       slots_.post(unit, options, [&](int owner) { return owner == rank_; });
   pending_.push_back({unit, number, options});
@@ -57,7 +58,7 @@ void SharedMemoryReductions::progress() {
   std::erase_if(pending_, [&](const Pending& pending) {
     const bool done = try_sum(pending);
     if (done) {
-      if (replicates()) {
+      if (model_.replicates()) {
         summed_.push_back({pending.unit, pending.number, pending.options.into});
       } else {
         ended_.push_back(pending.unit);
@@ -123,8 +124,8 @@ void SharedMemoryReductions::wait_for_thread(std::chrono::milliseconds time) {
 
 void SharedMemoryReductions::sum(const Pending& pending) const {
   const auto& options = pending.options;
-  for (std::size_t f = 0; f < spec(pending.unit).flats.size(); ++f) {
-    const auto& flat = spec(pending.unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(pending.unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(pending.unit).flats[f];
     if (!flat.trainable) {
       continue;
     }
@@ -142,7 +143,7 @@ void SharedMemoryReductions::sum(const Pending& pending) const {
          .scale = options.scale,
          .accumulate = options.accumulate.at(f)},
         options, part);
-    if (replicates() && !options.into.empty()) {
+    if (model_.replicates() && !options.into.empty()) {
       const auto shown = units_.gradient_of(rank_, pending.unit, number)
                              .narrow(0, own.begin, own.numel());
       std::memcpy(
@@ -153,8 +154,8 @@ void SharedMemoryReductions::sum(const Pending& pending) const {
 
 // Each owner shows its slice of the sum.
 void SharedMemoryReductions::take(const Summed& summed) const {
-  for (std::size_t f = 0; f < spec(summed.unit).flats.size(); ++f) {
-    const auto& flat = spec(summed.unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(summed.unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(summed.unit).flats[f];
     const auto gradient_of = [&](int of) {
       return units_.gradient_of(of, summed.unit, static_cast<int>(f));
     };

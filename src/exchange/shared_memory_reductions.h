@@ -74,12 +74,6 @@ class SharedMemoryReductions {
     std::vector<at::Tensor> into;  // As in ReduceOptions::into.
   };
 
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
-  }
   bool try_sum(const Pending& pending);
   Status sum_when_posted(const Pending& pending);
   void sum(const Pending& pending) const;

@@ -24,12 +24,12 @@ SharedUnits::SharedUnits(
           owned(model_, static_cast<UnitId>(u), static_cast<int>(f), rank_);
       const auto options = at::TensorOptions().dtype(flat.dtype);
       ShardMemory memory;
-      if (!replicates()) {
+      if (!model_.replicates()) {
         whole.push_back(base() + layout_.flats[u][f]);
       }
       if (!model_.own_shards) {
         whole.push_back(nullptr);
-      } else if (replicates() || flat.is_cast()) {
+      } else if (model_.replicates() || flat.is_cast()) {
         memory.shard = at::zeros({own.numel()}, options);
       } else {
         memory.shard = at::from_blob(
@@ -38,17 +38,17 @@ SharedUnits::SharedUnits(
                     static_cast<std::int64_t>(c10::elementSize(flat.dtype)),
             {own.numel()}, [segment](void*) {}, options);
       }
-      if (replicates() && model_.own_shards && flat.is_cast()) {
+      if (model_.replicates() && model_.own_shards && flat.is_cast()) {
         private_casts_.push_back(
             at::empty({own.numel()}, options.dtype(flat.unsharded_dtype())));
         whole.push_back(private_casts_.back().mutable_data_ptr());
-      } else if (replicates() && model_.own_shards) {
+      } else if (model_.replicates() && model_.own_shards) {
         whole.push_back(memory.shard.mutable_data_ptr());
       }
       if (flat.trainable && model_.own_gradients) {
         add_gradient(static_cast<UnitId>(u), static_cast<int>(f), own, memory);
       }
-      if (flat.trainable && replicates() && !model_.own_gradients) {
+      if (flat.trainable && model_.replicates() && !model_.own_gradients) {
         shown_bytes_ += own_bytes(flat);
       }
       shards.push_back(std::move(memory));
@@ -61,14 +61,13 @@ void SharedUnits::add_gradient(
     int flat,
     const plan::ElementRange& own,
     ShardMemory& memory) const {
-  if (replicates()) {
+  if (model_.replicates()) {
     memory.gradient = gradient_of(rank_, unit, flat);
   } else if (model_.share_gradients) {
     memory.whole_gradient = gradient_of(rank_, unit, flat);
     memory.gradient = memory.whole_gradient.narrow(0, own.begin, own.numel());
   } else {
-    const auto& spec = model_.units[static_cast<std::size_t>(unit)]
-                           .flats[static_cast<std::size_t>(flat)];
+    const auto& spec = model_.unit(unit).flats[static_cast<std::size_t>(flat)];
     memory.gradient = untouched_zeros(
         own.numel(), at::TensorOptions().dtype(spec.gradient_dtype()));
   }

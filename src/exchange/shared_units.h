@@ -46,9 +46,6 @@ class SharedUnits {
   void cast_shards() const;
 
  private:
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
-  }
   std::byte* base() const;
   std::int64_t own_bytes(const FlatSpec& flat) const;
   void add_gradient(

@@ -64,10 +64,7 @@ class Trainer {
   void reduce(UnitId unit) {
     fill(unit);
     exchange_
-        .start_reduce(
-            unit,
-            contract::reduce_options(
-                model_.units[static_cast<std::size_t>(unit)], 0.5))
+        .start_reduce(unit, contract::reduce_options(model_.unit(unit), 0.5))
         .throw_if_failed();
   }
   void end_backward() {
@@ -97,7 +94,7 @@ class Trainer {
     exchange_.start_unshard(unit, {.in_backward = in_backward})
         .throw_if_failed();
     const auto at = exchange_.wait_for_unshard(unit).value();
-    const auto& flats = model_.units[static_cast<std::size_t>(unit)].flats;
+    const auto& flats = model_.unit(unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       (void)flat_at(at[f], flats[f], device_).sum();
     }

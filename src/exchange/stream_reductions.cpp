@@ -92,8 +92,8 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
 void StreamReductions::fill_slot(const Reduction& reduction) const {
   const auto& given = reduction.options.gradients;
   std::size_t trainable = 0;
-  for (std::size_t f = 0; f < spec(reduction.unit).flats.size(); ++f) {
-    const auto& flat = spec(reduction.unit).flats[f];
+  for (std::size_t f = 0; f < model_.unit(reduction.unit).flats.size(); ++f) {
+    const auto& flat = model_.unit(reduction.unit).flats[f];
     for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
       if (trainable < given.size() && given[trainable].defined()) {
         reduction.slot.flats[f]
@@ -171,7 +171,7 @@ void StreamReductions::call_hook(const Reduction& reduction) {
         return Status();
       },
       ErrorCode::kFailedPrecondition,
-      "[exchange] the hook that reduces " + spec(reduction.unit).name +
+      "[exchange] the hook that reduces " + model_.unit(reduction.unit).name +
           " failed: ")
       .throw_if_failed();
 }
@@ -185,9 +185,10 @@ at::Tensor StreamReductions::result_of(
     const auto kept = owned(model_, unit, flat, backend_->getRank());
     return slot.narrow(0, kept.begin, kept.numel());
   }
-  if (model_.placement == ModelPlacement::kShard) {
+  if (!model_.replicates()) {
     return sum_for_owner(
-        backend_, spec(unit).flats[static_cast<std::size_t>(flat)].layout, slot,
+        backend_,
+        model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout, slot,
         into);
   }
   sum_for_all(backend_, slot);

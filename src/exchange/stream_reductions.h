@@ -83,9 +83,6 @@ class StreamReductions {
     std::uint64_t gathers_before = 0;  // Started before it was requested.
   };
 
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
   void fill_slot(const Reduction& reduction) const;
   void put_into_stream(Reduction& reduction);
   // Leaves this rank's part of the mean in the slot.

@@ -92,7 +92,7 @@ class StreamUnitTransport final : public UnitTransport {
     auto unsharded = std::make_shared<UnshardedUnit>();
     unsharded->precision = options.precision;
     unsharded->flats = buffers_.places.open_unit(unit, options.precision);
-    if (replicates()) {
+    if (model_.replicates()) {
       refresh(unit, generation);
       return unsharded;
     }
@@ -128,7 +128,7 @@ class StreamUnitTransport final : public UnitTransport {
   }
 
   void use_unit(UnitId unit) override {
-    if (replicates()) {
+    if (model_.replicates()) {
       return;  // It lies where the caller's stream writes it.
     }
     reductions_.gather_is_over(numbers_.at(unit));
@@ -150,7 +150,7 @@ class StreamUnitTransport final : public UnitTransport {
     for (const auto& place : outside) {
       buffers_.uses.forget(place);
     }
-    if (outside.empty() && !replicates()) {
+    if (outside.empty() && !model_.replicates()) {
       buffers_.uses.record(place_of_slot(unsharded.flats), compute());
     }
     buffers_.places.drop_unit(unit);
@@ -159,7 +159,7 @@ class StreamUnitTransport final : public UnitTransport {
   // The optimizer has written the shards on the current stream.
   void publish(std::uint64_t generation) override {
     const auto units = static_cast<UnitId>(model_.units.size());
-    for (UnitId unit = 0; replicates() && unit < units; ++unit) {
+    for (UnitId unit = 0; model_.replicates() && unit < units; ++unit) {
       if (buffers_.places.unit_is_open(unit)) {
         refresh(unit, generation);
       }
@@ -184,9 +184,9 @@ class StreamUnitTransport final : public UnitTransport {
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
     shards_are_written();
     if (reduce_failure_.ok()) {
-      reduce_failure_ = started("reduction of unit " + spec(unit).name, [&] {
-        reductions_.start(unit, options);
-      });
+      reduce_failure_ = started(
+          "reduction of unit " + model_.unit(unit).name,
+          [&] { reductions_.start(unit, options); });
     }
   }
   Status progress() override {
@@ -247,15 +247,9 @@ class StreamUnitTransport final : public UnitTransport {
   }
 
  private:
-  const UnitSpec& spec(UnitId unit) const {
-    return model_.units[static_cast<std::size_t>(unit)];
-  }
-  bool replicates() const {
-    return model_.placement == ModelPlacement::kReplicate;
-  }
   // A replicated unit is the cast of its shards: brings it up to date.
   void refresh(UnitId unit, std::uint64_t generation) {
-    for (std::size_t f = 0; f < spec(unit).flats.size(); ++f) {
+    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
       (void)buffers_.places.published_shard(
           unit, static_cast<int>(f), Precision::kParameter, generation);
     }
@@ -284,8 +278,8 @@ class StreamUnitTransport final : public UnitTransport {
   std::vector<device::Place> places_outside_pool(
       UnitId unit, const UnshardedUnit& unsharded) const {
     std::vector<device::Place> places;
-    if (!replicates() && unsharded.precision == Precision::kFull &&
-        is_cast(spec(unit))) {
+    if (!model_.replicates() && unsharded.precision == Precision::kFull &&
+        is_cast(model_.unit(unit))) {
       for (const auto& flat : unsharded.flats) {
         places.push_back(device::Place::of(flat));
       }
@@ -318,7 +312,7 @@ class StreamUnitTransport final : public UnitTransport {
     if (unsharded != nullptr) {
       wait_for_room(gather.unit, *unsharded);
     }
-    for (std::size_t f = 0; f < spec(gather.unit).flats.size(); ++f) {
+    for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
       put_into_stream(gather, static_cast<int>(f), unsharded);
     }
     const std::lock_guard lock(mu_);
@@ -341,7 +335,7 @@ class StreamUnitTransport final : public UnitTransport {
     }
     const auto layout = gather.secondary
         ? secondary_->layout_of(gather.unit, flat)
-        : spec(gather.unit).flats[f].layout;
+        : model_.unit(gather.unit).flats[f].layout;
     const auto shard = gather.secondary ? secondary_->own(gather.unit, flat)
                                         : published_shard(gather, flat);
     const auto whole = unsharded != nullptr
@@ -362,7 +356,7 @@ class StreamUnitTransport final : public UnitTransport {
     }
     // A copy that casts as well would be made on the host, which would wait for it.
     const auto& spec_of_flat =
-        spec(gather.unit).flats[static_cast<std::size_t>(flat)];
+        model_.unit(gather.unit).flats[static_cast<std::size_t>(flat)];
     return shard
         .to(buffers_.device, spec_of_flat.shard_dtype(), /*non_blocking=*/true)
         .to(gather.precision == Precision::kFull
@@ -379,7 +373,7 @@ class StreamUnitTransport final : public UnitTransport {
     gather_flat(gather_backend_, layout, own, sent);
     count_sent(own, layout);
     const auto& parts =
-        spec(gather.unit).flats[static_cast<std::size_t>(flat)].layout;
+        model_.unit(gather.unit).flats[static_cast<std::size_t>(flat)].layout;
     for (int owner = 0; whole.defined() && owner < layout.ranks(); ++owner) {
       const auto from = layout.shard(owner);
       const auto to = parts.shard(owner);

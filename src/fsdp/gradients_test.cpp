@@ -361,10 +361,7 @@ TEST(Gradients, AreTransposedNeitherOnTheWayInNorOut) {
       }
       const auto& parameter = w.model.parameters[static_cast<std::size_t>(p)];
       const auto part = plan::parameter_slice(
-          w.model.units[static_cast<std::size_t>(parameter.unit)]
-              .flats[static_cast<std::size_t>(parameter.flat)]
-              .layout,
-          parameter.position, self.rank);
+          w.model.flat_of(parameter).layout, parameter.position, self.rank);
       EXPECT_TRUE(torch::equal(
           slice.tensor.grad(),
           full.flatten()

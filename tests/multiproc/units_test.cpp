@@ -85,10 +85,7 @@ TEST(Units, T35TheInnermostMatchOwnsAParameter) {
               candidate.name == "blocks.0.inner";
         }});
     const auto unit_of = [&](const char* name) {
-      return model
-          .units[static_cast<std::size_t>(
-              fsdp::find_parameter(model, name).unit)]
-          .name;
+      return model.unit(fsdp::find_parameter(model, name).unit).name;
     };
     EXPECT_EQ(unit_of("blocks.0.inner.weight"), "blocks.0.inner");
     EXPECT_EQ(unit_of("blocks.0.outer.weight"), "blocks.0");

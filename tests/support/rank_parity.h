@@ -178,8 +178,7 @@ class Slicing {
 
   torch::Tensor of(const std::string& name, const torch::Tensor& full) const {
     const auto& parameter = fsdp::find_parameter(units_, name);
-    const auto& flat = units_.units[static_cast<std::size_t>(parameter.unit)]
-                           .flats[static_cast<std::size_t>(parameter.flat)];
+    const auto& flat = units_.flat_of(parameter);
     const auto range =
         plan::parameter_slice(flat.layout, parameter.position, rank_)
             .in_parameter;
