@@ -15,14 +15,6 @@ namespace {
 
 constexpr std::size_t kReasonBytes = 512;
 
-std::size_t trainable_parameters(const UnitSpec& unit) {
-  std::size_t count = 0;
-  for (const auto& flat : unit.flats) {
-    count += flat.trainable ? flat.names.size() : 0;
-  }
-  return count;
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -34,15 +26,18 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
+void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
+  to.resize(std::max(to.size(), marks.size()));
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    to[i] = to[i] || marks[i];
+  }
+}
+
 void BackwardStatus::mark_used(
     UnitId unit, const std::vector<bool>& used_here) {
   const auto u = static_cast<std::size_t>(unit);
   used.resize(std::max(used.size(), u + 1));
-  auto& marks = used[u];
-  marks.resize(std::max(marks.size(), used_here.size()));
-  for (std::size_t i = 0; i < used_here.size(); ++i) {
-    marks[i] = marks[i] || used_here[i];
-  }
+  add_marks(used[u], used_here);
 }
 
 void BackwardStatus::set_end(const BackwardEnd& end) {

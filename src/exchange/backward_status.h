@@ -12,6 +12,9 @@
 
 namespace sherd::exchange {
 
+// Sets the marks that are set in `marks`, which may be more or fewer.
+void add_marks(std::vector<bool>& to, const std::vector<bool>& marks);
+
 // A rank's BackwardEnd together with the marks of its reductions so far, in the form that is sent
 // to the others.
 struct BackwardStatus : BackwardEnd {

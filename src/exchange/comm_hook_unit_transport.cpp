@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/status_from_exception.h"
 #include "base/worker_thread.h"
+#include "exchange/gradient_chunks.h"
 
 namespace sherd::exchange {
 namespace {
@@ -167,7 +168,7 @@ class CommHookUnitTransport final : public UnitTransport {
       const ReduceOptions& options,
       std::vector<at::Tensor> flats) {
     const at::NoGradGuard no_grad;
-    take_alone(unit, options, flats);
+    copy_given_gradients(model_.unit(unit), options, flats);
     if (auto status = status_of(
             [&] {
               hook_.reduce(unit, flats, {.messages = *transport_});
@@ -212,25 +213,6 @@ class CommHookUnitTransport final : public UnitTransport {
     }
     options.accumulate.at(f) ? out.add_(result) : out.copy_(result);
     return static_cast<std::int64_t>(flat.nbytes());
-  }
-
-  void take_alone(
-      UnitId unit,
-      const ReduceOptions& options,
-      const std::vector<at::Tensor>& flats) {
-    std::size_t first = 0;
-    for (std::size_t f = 0; f < flats.size(); ++f) {
-      const auto& layout = model_.unit(unit).flats[f].layout;
-      for (std::size_t p = 0; flats[f].defined() && p < layout.numels.size();
-           ++p, ++first) {
-        if (first < options.gradients.size() &&
-            options.gradients[first].defined()) {
-          flats[f]
-              .narrow(0, layout.offsets[p], layout.numels[p])
-              .copy_(options.gradients[first]);
-        }
-      }
-    }
   }
 
   const ModelSpec& model_;

@@ -81,8 +81,7 @@ TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
         seat.exchange->end_backward(backward_end(model)).value();
     ASSERT_EQ(outcome.used.size(), model.units.size());
     for (std::size_t u = 0; u < model.units.size(); ++u) {
-      std::vector<bool> expected(
-          static_cast<std::size_t>(trainable_parameters(model.units[u])), true);
+      std::vector<bool> expected(trainable_parameters(model.units[u]), true);
       if (!expected.empty()) {
         expected[0] = false;
       }

@@ -134,14 +134,6 @@ ModelSpec plain_model(int owners) {
 
 bool trainable(const UnitSpec& unit) { return trainable_parameters(unit) > 0; }
 
-int trainable_parameters(const UnitSpec& unit) {
-  int count = 0;
-  for (const auto& flat : unit.flats) {
-    count += flat.trainable ? static_cast<int>(flat.names.size()) : 0;
-  }
-  return count;
-}
-
 at::Tensor pattern(const ModelSpec& model, UnitId unit, int flat, int salt) {
   const auto base = static_cast<std::uint64_t>(unit * 3 + flat * 5 + salt * 11);
   return fill(flat_of(model, unit, flat), [&](std::uint64_t i) {
@@ -244,8 +236,7 @@ ReduceOptions reduce_options(const UnitSpec& unit, double scale) {
   ReduceOptions options;
   options.scale = scale;
   options.accumulate.assign(unit.flats.size(), false);
-  options.used.assign(
-      static_cast<std::size_t>(trainable_parameters(unit)), true);
+  options.used.assign(trainable_parameters(unit), true);
   return options;
 }
 

@@ -166,7 +166,6 @@ ModelSpec mixed_model(int owners);
 ModelSpec plain_model(int owners);
 
 bool trainable(const UnitSpec& unit);
-int trainable_parameters(const UnitSpec& unit);
 
 // ---- values ----
 

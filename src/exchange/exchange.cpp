@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <c10/core/ScalarType.h>
+#include "plan/arithmetic.h"
 
 namespace sherd::exchange {
 namespace {
@@ -10,10 +11,6 @@ namespace {
 constexpr std::int64_t kFlatAlignment = 128;
 // About where copying costs as much as a message does.
 constexpr std::int64_t kAloneBytes = 64 * 1024;
-
-std::int64_t round_up(std::int64_t bytes) {
-  return (bytes + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
-}
 
 std::int64_t bytes_as(const FlatSpec& flat, c10::ScalarType dtype) {
   return flat.layout.numel * static_cast<std::int64_t>(c10::elementSize(dtype));
@@ -52,7 +49,8 @@ std::vector<std::int64_t> flat_offsets(const UnitSpec& unit, FlatDtype dtype) {
   std::vector<std::int64_t> offsets = {0};
   for (const auto& flat : unit.flats) {
     offsets.push_back(
-        offsets.back() + round_up(bytes_as(flat, (flat.*dtype)())));
+        offsets.back() +
+        plan::round_up(bytes_as(flat, (flat.*dtype)()), kFlatAlignment));
   }
   return offsets;
 }
@@ -79,6 +77,14 @@ bool starts_frozen(const UnitSpec& unit) {
   return std::all_of(
       unit.flats.begin(), unit.flats.end(),
       [](const FlatSpec& flat) { return flat.starts_frozen; });
+}
+
+std::size_t trainable_parameters(const UnitSpec& unit) {
+  std::size_t count = 0;
+  for (const auto& flat : unit.flats) {
+    count += flat.trainable ? flat.names.size() : 0;
+  }
+  return count;
 }
 
 bool may_bypass_slot(const FlatSpec& flat, int parameter) {

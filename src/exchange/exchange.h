@@ -11,6 +11,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -115,6 +116,7 @@ plan::ElementRange owned(
 bool is_cast(const UnitSpec& unit);
 // Whether no parameter of the unit trains at first, so no gradient of it is expected.
 bool starts_frozen(const UnitSpec& unit);
+std::size_t trainable_parameters(const UnitSpec& unit);
 // Where each flat begins in a slot of the unit if flats have these dtypes; the last entry is where
 // the slot ends.
 using FlatDtype = c10::ScalarType (FlatSpec::*)() const;
@@ -187,6 +189,13 @@ struct ReduceOptions {
   // Waits for that room as long as the deadline allows. REQUIRES: all patient ranks start their
   // reductions in the same order, and some rank is not patient.
   bool patient = false;
+
+  // The one of `gradients` of this trainable parameter; undefined if there is none, as for -1.
+  at::Tensor gradient(int parameter) const {
+    return parameter >= 0 && parameter < static_cast<int>(gradients.size())
+        ? gradients[static_cast<std::size_t>(parameter)]
+        : at::Tensor();
+  }
 
   // How long start_reduce() waits for room. If patient, transfers have deadlines of their own,
   // after which there is room, so a day stands for no limit.

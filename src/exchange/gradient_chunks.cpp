@@ -4,8 +4,10 @@
 #include <algorithm>
 
 namespace sherd::exchange {
+namespace {
 
-std::vector<GradientChunk> chunks_of(const FlatSpec& flat) {
+// `first`: the number of its first parameter.
+std::vector<GradientChunk> chunks_of(const FlatSpec& flat, int first) {
   std::vector<GradientChunk> chunks;
   std::int64_t end = 0;
   const auto add = [&](std::int64_t until, int parameter) {
@@ -18,11 +20,44 @@ std::vector<GradientChunk> chunks_of(const FlatSpec& flat) {
     if (may_bypass_slot(flat, p)) {
       const auto offset = flat.layout.offsets[static_cast<std::size_t>(p)];
       add(offset, -1);
-      add(offset + flat.layout.numels[static_cast<std::size_t>(p)], p);
+      add(offset + flat.layout.numels[static_cast<std::size_t>(p)], first + p);
     }
   }
   add(flat.layout.numel, -1);
   return chunks;
+}
+
+}  // namespace
+
+std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit) {
+  std::vector<std::vector<GradientChunk>> chunks(unit.flats.size());
+  int first = 0;
+  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+    if (unit.flats[f].trainable) {
+      chunks[f] = chunks_of(unit.flats[f], first);
+      first += unit.flats[f].layout.parameters();
+    }
+  }
+  return chunks;
+}
+
+void copy_given_gradients(
+    const UnitSpec& unit,
+    const ReduceOptions& options,
+    const std::vector<at::Tensor>& slot) {
+  int parameter = 0;
+  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+    const auto& layout = unit.flats[f].layout;
+    for (std::size_t p = 0; unit.flats[f].trainable && p < layout.numels.size();
+         ++p) {
+      const auto given = options.gradient(parameter++);
+      if (given.defined()) {
+        slot[f]
+            .narrow(0, layout.offsets[p], layout.numels[p])
+            .copy_(given, /*non_blocking=*/true);
+      }
+    }
+  }
 }
 
 plan::ElementRange intersection(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a flat's gradients are cut into messages: large parameters by themselves, so that they can be
+// How a unit's gradients are cut into messages: large parameters by themselves, so that they can be
 // sent from where autograd made them, and the others together from the slot. The cut depends only
 // on the layout, so sender and receiver cut in the same way, whatever gradients a rank has. Thread
-// rule: pure functions.
+// rule: functions of their arguments.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,19 @@ namespace sherd::exchange {
 
 struct GradientChunk {
   plan::ElementRange range;  // Of the flat.
-  int parameter = -1;        // The parameter that is sent alone; -1: several.
+  // The one that is sent alone, by its number among the unit's trainable parameters; -1: several.
+  int parameter = -1;
 };
 
-// Ascending and adjacent, covering the whole flat; none is empty.
-std::vector<GradientChunk> chunks_of(const FlatSpec& flat);
+// By flat: ascending and adjacent, covering the whole flat; none is empty. Frozen flats have none.
+std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit);
+
+// Copies into the slot the gradients that `options` has elsewhere; on a device, in its current
+// stream.
+void copy_given_gradients(
+    const UnitSpec& unit,
+    const ReduceOptions& options,
+    const std::vector<at::Tensor>& slot);
 
 // The part that both have in common; if there is none, an empty part of `a`.
 plan::ElementRange intersection(

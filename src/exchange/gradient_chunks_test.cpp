@@ -8,14 +8,14 @@
 namespace sherd::exchange {
 namespace {
 
-FlatSpec flat_of(const std::vector<std::int64_t>& numels) {
+UnitSpec unit_of(const std::vector<std::int64_t>& numels) {
   std::vector<plan::FlatParameter> parameters;
   for (const auto numel : numels) {
     parameters.push_back({str("p", parameters.size()), numel});
   }
   FlatSpec flat;
   flat.layout = plan::plan_flat_layout(parameters, {.ranks = 3});
-  return flat;
+  return {.name = "unit", .flats = {flat}};
 }
 
 constexpr std::int64_t kLarge = 100'001;  // Odd: padding follows.
@@ -28,21 +28,23 @@ TEST(Segments, CoverTheFlatAndKeepLargeParametersApart) {
            {kLarge, kLarge},
            {3, kLarge, 7, 9, kLarge, 0},
            {0, 0, kLarge, 0, 11}}) {
-    const auto flat = flat_of(numels);
+    const auto unit = unit_of(numels);
+    const auto& layout = unit.flats[0].layout;
     std::int64_t end = 0;
     std::size_t alone = 0;
-    for (const auto& chunk : chunks_of(flat)) {
+    const auto chunks = chunks_of(unit);
+    for (const auto& chunk : chunks.at(0)) {
       EXPECT_EQ(chunk.range.begin, end);
       EXPECT_FALSE(chunk.range.empty());
       end = chunk.range.end;
       if (chunk.parameter >= 0) {
         const auto p = static_cast<std::size_t>(chunk.parameter);
-        EXPECT_EQ(chunk.range.begin, flat.layout.offsets[p]);
-        EXPECT_EQ(chunk.range.numel(), flat.layout.numels[p]);
+        EXPECT_EQ(chunk.range.begin, layout.offsets[p]);
+        EXPECT_EQ(chunk.range.numel(), layout.numels[p]);
         ++alone;
       }
     }
-    EXPECT_EQ(end, flat.layout.numel);
+    EXPECT_EQ(end, layout.numel);
     EXPECT_EQ(
         alone,
         static_cast<std::size_t>(

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "device/host_memory.h"
 #include "device/memory.h"
+#include "exchange/backward_status.h"
 #include "exchange/buffer_pool.h"
 #include "exchange/gradient_chunks.h"
 
@@ -25,13 +26,6 @@ namespace {
 
 bool any(const std::vector<bool>& marks) {
   return std::find(marks.begin(), marks.end(), true) != marks.end();
-}
-
-void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
-  to.resize(std::max(to.size(), marks.size()));
-  for (std::size_t i = 0; i < marks.size(); ++i) {
-    to[i] = to[i] || marks[i];
-  }
 }
 
 // Memory of LibTorch's allocator, of the stream that is current when it is taken.
@@ -490,7 +484,7 @@ void HybridExchange::take_ended_across() {
 }
 
 Status HybridExchange::sum_across(const Waiting& waiting) {
-  const auto& flats = model_.unit(waiting.unit).flats;
+  const auto& unit = model_.unit(waiting.unit);
   const auto slot = across_->gradient_slot(waiting.unit);
   ReduceOptions options;
   options.scale = scale_across_;
@@ -499,18 +493,14 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
   if (!position_.both_axes) {
     options.into = sharded_gradients(waiting.unit);
   }
-  for (std::size_t f = 0; f < flats.size(); ++f) {
-    if (!flats[f].trainable) {
-      continue;
-    }
-    const auto first = options.gradients.size();
-    options.gradients.resize(first + flats[f].names.size());
-    for (const auto& chunk : chunks_of(flats[f])) {
+  options.gradients.resize(trainable_parameters(unit));
+  const auto chunks = chunks_of(unit);
+  for (std::size_t f = 0; f < chunks.size(); ++f) {
+    for (const auto& chunk : chunks[f]) {
       const auto from =
           waiting.sums[f].narrow(0, chunk.range.begin, chunk.range.numel());
       if (chunk.parameter >= 0 && from.scalar_type() == slot[f].scalar_type()) {
-        options.gradients[first + static_cast<std::size_t>(chunk.parameter)] =
-            from;
+        options.gradients[static_cast<std::size_t>(chunk.parameter)] = from;
       } else {
         slot[f]
             .narrow(0, chunk.range.begin, chunk.range.numel())

@@ -7,6 +7,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
 
 namespace sherd::exchange {
@@ -17,9 +18,10 @@ constexpr std::int64_t kPieceAlignment = 64;
 // Bytes of one staged piece, rounded up so that the next one is aligned.
 std::int64_t piece_bytes(
     const FlatSpec& flat, const plan::ElementRange& range) {
-  const auto bytes = range.numel() *
-      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
-  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  return plan::round_up(
+      range.numel() *
+          static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())),
+      kPieceAlignment);
 }
 
 }  // namespace
@@ -42,16 +44,8 @@ MessageReductions::MessageReductions(
       first_flat_(first_flats(model)),
       worker_("sherd-reduce") {
   for (const auto& unit : model.units) {
-    for (const auto& flat : unit.flats) {
-      chunks_.push_back(
-          flat.trainable ? chunks_of(flat) : std::vector<GradientChunk>());
-    }
+    chunks_.push_back(chunks_of(unit));
   }
-}
-
-const std::vector<GradientChunk>& MessageReductions::chunks(
-    UnitId unit, std::size_t flat) const {
-  return chunks_[static_cast<std::size_t>(tag(unit, flat))];
 }
 
 int MessageReductions::tag(UnitId unit, std::size_t flat) const {
@@ -63,7 +57,7 @@ std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
   for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
     const auto& flat = model_.unit(unit).flats[f];
     const auto own = flat.layout.shard(via_.index());
-    for (const auto& chunk : chunks(unit, f)) {
+    for (const auto& chunk : chunks_[static_cast<std::size_t>(unit)][f]) {
       bytes +=
           piece_bytes(flat, intersection(chunk.range, own)) * (via_.size() - 1);
     }
@@ -106,23 +100,17 @@ void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
 
 void MessageReductions::post_unit(Reduction& reduction) {
   auto* staging = static_cast<char*>(reduction.staging.memory);
-  const auto& given = reduction.options.gradients;
-  std::size_t first_parameter = 0;  // Of the flat, among the trainable ones.
-  for (std::size_t f = 0; f < model_.unit(reduction.unit).flats.size(); ++f) {
-    const auto& flat = model_.unit(reduction.unit).flats[f];
-    for (const auto& chunk : chunks(reduction.unit, f)) {
-      const auto p =
-          first_parameter + static_cast<std::size_t>(chunk.parameter);
-      const bool elsewhere =
-          chunk.parameter >= 0 && p < given.size() && given[p].defined();
+  const auto& chunks = chunks_[static_cast<std::size_t>(reduction.unit)];
+  for (std::size_t f = 0; f < chunks.size(); ++f) {
+    for (const auto& chunk : chunks[f]) {
+      const auto given = reduction.options.gradient(chunk.parameter);
       post_segment(
           reduction, f, chunk,
-          elsewhere ? given[p]
-                    : reduction.slot.flats[f].narrow(
-                          0, chunk.range.begin, chunk.range.numel()),
+          given.defined() ? given
+                          : reduction.slot.flats[f].narrow(
+                                0, chunk.range.begin, chunk.range.numel()),
           staging);
     }
-    first_parameter += flat.trainable ? flat.names.size() : 0;
   }
 }
 

@@ -64,7 +64,6 @@ class MessageReductions {
   };
 
   int tag(UnitId unit, std::size_t flat) const;
-  const std::vector<GradientChunk>& chunks(UnitId unit, std::size_t flat) const;
   std::int64_t staging_bytes(UnitId unit) const;
   void wait_for_room(const ReduceOptions& options);
   void post_unit(Reduction& reduction);
@@ -87,8 +86,9 @@ class MessageReductions {
   world::Transport& via_;
   PrivateBuffers& memories_;
   const std::vector<int> first_flat_;
-  std::vector<std::vector<GradientChunk>> chunks_;  // By flat of the model.
-  std::vector<UnitId> ended_;                       // Not yet taken.
+  std::vector<std::vector<std::vector<GradientChunk>>>
+      chunks_;                 // By unit, flat.
+  std::vector<UnitId> ended_;  // Not yet taken.
   // Replicated units: summed here since the last finish(), then sent to and received from the other
   // ranks.
   std::vector<std::shared_ptr<Reduction>> shared_;

@@ -65,11 +65,8 @@ void take_step(Exchange& exchange, const ModelSpec& model) {
   (void)exchange.wait_for_unshard(0).value();
   exchange.reshard(0);
   ReduceOptions options;
-  for (const auto& flat : model.units[0].flats) {
-    options.accumulate.push_back(false);
-    options.used.resize(
-        options.used.size() + (flat.trainable ? flat.names.size() : 0), true);
-  }
+  options.accumulate.assign(model.units[0].flats.size(), false);
+  options.used.assign(trainable_parameters(model.units[0]), true);
   for (auto& slot : exchange.gradient_slot(0)) {
     if (slot.defined()) {
       slot.zero_();

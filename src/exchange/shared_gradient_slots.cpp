@@ -45,11 +45,7 @@ SharedGradientSlots::SharedGradientSlots(Mapping mapping)
       posted_(mapping_.model->units.size(), 0) {
   for (const auto& unit : mapping_.model->units) {
     offsets_.push_back(slot_offsets(unit));
-    auto& chunks = chunks_.emplace_back();
-    for (const auto& flat : unit.flats) {
-      chunks.push_back(
-          flat.trainable ? chunks_of(flat) : std::vector<GradientChunk>());
-    }
+    chunks_.push_back(chunks_of(unit));
   }
 }
 
@@ -89,13 +85,12 @@ std::uint64_t SharedGradientSlots::post(
   (void)slot(unit);
   const auto open =
       *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
-  const auto& given = options.gradients;
-  std::size_t parameter = 0;
+  int parameter = 0;
   for (std::size_t f = 0; f < mapping_.model->unit(unit).flats.size(); ++f) {
     const auto& flat = mapping_.model->unit(unit).flats[f];
-    for (std::size_t p = 0; flat.trainable && p < flat.names.size();
-         ++p, ++parameter) {
-      if (parameter >= given.size() || !given[parameter].defined()) {
+    for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
+      const auto given = options.gradient(parameter++);
+      if (!given.defined()) {
         continue;
       }
       const auto begin = flat.layout.offsets[p];
@@ -105,8 +100,7 @@ std::uint64_t SharedGradientSlots::post(
         if (range.empty() || sums_itself(owner)) {
           continue;
         }
-        const auto part =
-            given[parameter].narrow(0, range.begin - begin, range.numel());
+        const auto part = given.narrow(0, range.begin - begin, range.numel());
         std::memcpy(
             open.flats[f]
                 .narrow(0, range.begin, range.numel())
@@ -144,10 +138,7 @@ std::uint8_t* SharedGradientSlots::marks(int rank, UnitId unit) const {
 }
 
 std::vector<bool> SharedGradientSlots::used(UnitId unit) const {
-  std::vector<bool> used;
-  for (const auto& flat : mapping_.model->unit(unit).flats) {
-    used.resize(used.size() + (flat.trainable ? flat.names.size() : 0));
-  }
+  std::vector<bool> used(trainable_parameters(mapping_.model->unit(unit)));
   for (int rank = 0; rank < ranks(); ++rank) {
     const auto* theirs = marks(rank, unit);
     for (std::size_t t = 0; t < used.size(); ++t) {
@@ -177,13 +168,9 @@ void SharedGradientSlots::sum(
     const OwnedSlice& slice,
     const ReduceOptions& options,
     const at::Tensor& out) const {
-  const auto& flats = mapping_.model->unit(slice.unit).flats;
-  const auto& given = options.gradients;
-  std::size_t first_parameter = 0;
-  for (std::size_t f = 0; f < slice.flat; ++f) {
-    first_parameter += flats[f].trainable ? flats[f].names.size() : 0;
-  }
-  const auto own = flats[slice.flat].layout.shard(slice.owner);
+  const auto own = mapping_.model->unit(slice.unit)
+                       .flats[slice.flat]
+                       .layout.shard(slice.owner);
   const bool sinks = !options.sinks.empty();
   const auto used = sinks ? this->used(slice.unit) : std::vector<bool>();
   const auto block =
@@ -194,19 +181,16 @@ void SharedGradientSlots::sum(
     if (range.empty()) {
       continue;
     }
-    const auto p = first_parameter + static_cast<std::size_t>(chunk.parameter);
-    const bool elsewhere =
-        chunk.parameter >= 0 && p < given.size() && given[p].defined();
+    const auto given = options.gradient(chunk.parameter);
     std::vector<at::Tensor> pieces;
     for (int rank = 0; rank < ranks(); ++rank) {
       pieces.push_back(
-          rank == mapping_.rank && elsewhere
-              ? given[p].narrow(
-                    0, range.begin - chunk.range.begin, range.numel())
+          rank == mapping_.rank && given.defined()
+              ? given.narrow(0, range.begin - chunk.range.begin, range.numel())
               : piece(slice.unit, rank, slice.flat, range));
     }
-    if (sinks && chunk.parameter >= 0 && p < options.sinks.size() &&
-        options.sinks[p]) {
+    const auto p = static_cast<std::size_t>(chunk.parameter);
+    if (chunk.parameter >= 0 && p < options.sinks.size() && options.sinks[p]) {
       if (used[p]) {
         sum_into_sink(pieces, slice.scale, block, options.sinks[p]);
       }

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/status_from_exception.h"
+#include "exchange/gradient_chunks.h"
 
 namespace sherd::exchange {
 namespace {
@@ -68,7 +69,7 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.unit = unit;
   reduction.options = options;
   reduction.slot = buffers_.places.take_gradients(unit);
-  fill_slot(reduction);
+  copy_given_gradients(model_.unit(unit), options, reduction.slot.flats);
   reduction.options.gradients.clear();
   reduction.gathers_before = gathers_begun_;
   reduction.filled = device::Stream::current(buffers_.device).record();
@@ -86,23 +87,6 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
       under_way_peak_,
       static_cast<std::int64_t>(
           open_.size() + started_.size() + released_.size()));
-}
-
-// Copies gradients that lie elsewhere.
-void StreamReductions::fill_slot(const Reduction& reduction) const {
-  const auto& given = reduction.options.gradients;
-  std::size_t trainable = 0;
-  for (std::size_t f = 0; f < model_.unit(reduction.unit).flats.size(); ++f) {
-    const auto& flat = model_.unit(reduction.unit).flats[f];
-    for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
-      if (trainable < given.size() && given[trainable].defined()) {
-        reduction.slot.flats[f]
-            .narrow(0, flat.layout.offsets[p], flat.layout.numels[p])
-            .copy_(given[trainable], /*non_blocking=*/model_.shards_on_host);
-      }
-      ++trainable;
-    }
-  }
 }
 
 std::vector<std::uint8_t> StreamReductions::open_units() const {

@@ -83,7 +83,6 @@ class StreamReductions {
     std::uint64_t gathers_before = 0;  // Started before it was requested.
   };
 
-  void fill_slot(const Reduction& reduction) const;
   void put_into_stream(Reduction& reduction);
   // Leaves this rank's part of the mean in the slot.
   void call_hook(const Reduction& reduction);
