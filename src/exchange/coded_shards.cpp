@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/status_from_exception.h"
+#include "plan/arithmetic.h"
 
 namespace sherd::exchange {
 namespace {
@@ -59,7 +60,7 @@ std::int64_t CodedShards::bytes_of(const CodedShard& which) const {
 }
 
 std::int64_t CodedShards::room_bytes(const CodedShard& which) const {
-  return (bytes_of(which) + multiple_ - 1) / multiple_ * multiple_;
+  return plan::round_up(bytes_of(which), multiple_);
 }
 
 at::Tensor CodedShards::room(const CodedShard& which) const {

@@ -13,8 +13,6 @@ namespace {
 using plan::round_up;
 
 constexpr std::int64_t kLine = static_cast<std::int64_t>(shm::kCacheLine);
-// Slots of the largest unit that a region is expected to hold at once.
-constexpr std::int64_t kSlotsTouched = 4;
 
 }  // namespace
 

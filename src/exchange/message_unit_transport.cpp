@@ -50,7 +50,7 @@ class MessageUnitTransport final : public UnitTransport {
     unsharded->precision = options.precision;
     unsharded->flats = memories_.open_unit(unit, options.precision);
     if (model_.replicates()) {
-      refresh(unit, generation);
+      memories_.refresh(unit, generation);
     }
     return unsharded;
   }
@@ -130,12 +130,7 @@ class MessageUnitTransport final : public UnitTransport {
   }
 
   void publish(std::uint64_t generation) override {
-    const auto units = static_cast<UnitId>(model_.units.size());
-    for (UnitId unit = 0; model_.replicates() && unit < units; ++unit) {
-      if (memories_.unit_is_open(unit)) {
-        refresh(unit, generation);
-      }
-    }
+    memories_.refresh_open_units(generation);
   }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
@@ -210,14 +205,6 @@ class MessageUnitTransport final : public UnitTransport {
         static_cast<int>(flat);
     const int full = gather.precision == Precision::kFull ? 1 : 0;
     return kFlatTag + 3 * index + (gather.secondary ? 2 : full);
-  }
-
-  // A replicated unit is the cast of its shards: brings it up to date.
-  void refresh(UnitId unit, std::uint64_t generation) {
-    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
-      (void)memories_.published_shard(
-          unit, static_cast<int>(f), Precision::kParameter, generation);
-    }
   }
 
   // The memories come first: messages under way end before their buffers go.

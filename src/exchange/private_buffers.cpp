@@ -168,6 +168,21 @@ const std::vector<at::Tensor>& PrivateBuffers::open_unit(
   return units_.emplace(unit, unit_slot(unit, precision)).first->second.flats;
 }
 
+void PrivateBuffers::refresh(UnitId unit, std::uint64_t generation) {
+  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
+    (void)published_shard(
+        unit, static_cast<int>(f), Precision::kParameter, generation);
+  }
+}
+
+void PrivateBuffers::refresh_open_units(std::uint64_t generation) {
+  for (const auto& [unit, slot] : units_) {
+    if (model_.replicates()) {
+      refresh(unit, generation);
+    }
+  }
+}
+
 void PrivateBuffers::drop_unit(UnitId unit) {
   const auto found = units_.find(unit);
   SHERD_ASSERT(found != units_.end());

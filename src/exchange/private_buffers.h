@@ -45,7 +45,10 @@ class PrivateBuffers {
   // (published) shard.
   const std::vector<at::Tensor>& open_unit(
       UnitId unit, Precision precision = Precision::kParameter);
-  bool unit_is_open(UnitId unit) const { return units_.contains(unit); }
+  // A replicated unit is the cast of its shards: brings it up to date.
+  void refresh(UnitId unit, std::uint64_t generation);
+  // All replicated units that are open.
+  void refresh_open_units(std::uint64_t generation);
   void drop_unit(UnitId unit);
 
   // A gradient slot (undefined tensors for frozen flats), or the one that is already open.

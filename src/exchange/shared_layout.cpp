@@ -12,8 +12,6 @@ namespace {
 using plan::round_up;
 
 constexpr std::int64_t kSlotAlignment = 128;
-// Slots of the largest unit that a region is expected to hold at once.
-constexpr std::int64_t kSlotsTouched = 4;
 // Each is a mapping of its own to the kernel, which allows a process 65,530.
 constexpr std::size_t kReadOnlyRangesMax = 4096;
 
@@ -37,10 +35,7 @@ std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
 }
 
 std::int64_t slot_bytes(const UnitSpec& unit) {
-  std::int64_t marks = 0;
-  for (const auto& flat : unit.flats) {
-    marks += flat.trainable ? static_cast<std::int64_t>(flat.names.size()) : 0;
-  }
+  const auto marks = static_cast<std::int64_t>(trainable_parameters(unit));
   return slot_offsets(unit).back() + round_up(marks, kSlotAlignment);
 }
 
@@ -51,7 +46,7 @@ SharedLayout plan_shared_layout(
     const ModelSpec& model, int ranks, std::int64_t reserved_bytes) {
   SharedLayout layout;
   std::int64_t at = round_up(reserved_bytes, kPage);
-  const bool sharded = model.placement == ModelPlacement::kShard;
+  const bool sharded = !model.replicates();
   const bool gradients_inside = !sharded || model.share_gradients;
   std::int64_t gradients = 0;  // Of one region.
   std::int64_t frozen = 0;  // The part of those that is not touched at first.

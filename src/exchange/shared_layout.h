@@ -15,6 +15,8 @@ namespace sherd::exchange {
 
 // The kernel's page in bytes: the unit in which memory is mapped, shared and given back.
 inline constexpr std::int64_t kPage = 4096;
+// Slots of the largest unit that a region is expected to hold at once.
+inline constexpr std::int64_t kSlotsTouched = 4;
 
 struct SharedLayout {
   // All offsets are from the start of the segment, in bytes.

@@ -93,7 +93,7 @@ class StreamUnitTransport final : public UnitTransport {
     unsharded->precision = options.precision;
     unsharded->flats = buffers_.places.open_unit(unit, options.precision);
     if (model_.replicates()) {
-      refresh(unit, generation);
+      buffers_.places.refresh(unit, generation);
       return unsharded;
     }
     numbers_[unit] = reductions_.gather_begins();
@@ -158,12 +158,7 @@ class StreamUnitTransport final : public UnitTransport {
 
   // The optimizer has written the shards on the current stream.
   void publish(std::uint64_t generation) override {
-    const auto units = static_cast<UnitId>(model_.units.size());
-    for (UnitId unit = 0; model_.replicates() && unit < units; ++unit) {
-      if (buffers_.places.unit_is_open(unit)) {
-        refresh(unit, generation);
-      }
-    }
+    buffers_.places.refresh_open_units(generation);
     const std::lock_guard lock(mu_);
     shards_written_ = compute().record();
     gathers_wait_ = true;
@@ -247,13 +242,6 @@ class StreamUnitTransport final : public UnitTransport {
   }
 
  private:
-  // A replicated unit is the cast of its shards: brings it up to date.
-  void refresh(UnitId unit, std::uint64_t generation) {
-    for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
-      (void)buffers_.places.published_shard(
-          unit, static_cast<int>(f), Precision::kParameter, generation);
-    }
-  }
   // The stream of the calling thread, which computes with units.
   device::Stream compute() const {
     return device::Stream::current(buffers_.device);
