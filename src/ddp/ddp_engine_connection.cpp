@@ -103,27 +103,27 @@ void DdpEngine::open(const std::vector<int>& order) {
 }
 
 std::unique_ptr<exchange::Exchange> DdpEngine::make_exchange() {
-  const auto name = str(name_, "/", bucket_version_);
-  if (!options_.hook) {
-    const auto kind = exchange::choose_kind(
+  auto kind = ExchangeKind::kCollective;
+  std::optional<exchange::ReduceHook> hook;
+  if (options_.hook) {
+    hook = {
+        .name = name_of_hook(*options_.hook, compares_calls_),
+        .reduce =
+            [this](
+                plan::UnitId unit, const std::vector<at::Tensor>& flats,
+                const exchange::HookTransport& transport) {
+              run_hook(unit, flats.at(0), transport);
+            },
+        .stream = hook_stream_};
+  } else {
+    kind = exchange::choose_kind(
         world(), ranks_, options_.exchange, process_environment(),
         model_.device);
-    kind_ = model_.device.is_cpu() ? exchange::text_of(kind) : kDevices;
-    return exchange::make_exchange(world(), name, ranks_, kind, model_.device);
   }
-  kind_ = model_.device.is_cpu() ? exchange::text_of(ExchangeKind::kCollective)
-                                 : kDevices;
-  return exchange::make_comm_hook_exchange(
-      world(), name, ranks_,
-      {.name = name_of_hook(*options_.hook, compares_calls_),
-       .reduce =
-           [this](
-               plan::UnitId unit, const std::vector<at::Tensor>& flats,
-               const exchange::HookTransport& transport) {
-             run_hook(unit, flats.at(0), transport);
-           },
-       .stream = hook_stream_},
-      model_.device);
+  kind_ = model_.device.is_cpu() ? exchange::text_of(kind) : kDevices;
+  return exchange::make_exchange(
+      world(), str(name_, "/", bucket_version_), ranks_, kind, model_.device,
+      hook);
 }
 
 void DdpEngine::run_hook(

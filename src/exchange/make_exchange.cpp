@@ -172,10 +172,6 @@ struct AxisOptions {
   GatherOptions gathers = {};
 };
 
-bool has_hook(const AxisOptions& options) {
-  return options.hook || options.gathers.coder;
-}
-
 // What ranks compare before they connect.
 std::string describe(const std::string& kind, const AxisOptions& options) {
   std::string text = kind;
@@ -286,6 +282,26 @@ std::unique_ptr<Exchange> connect_messages(
       log);
 }
 
+// In the way that the options allow.
+std::unique_ptr<Exchange> connect_axis(
+    const World& world,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    Kind kind,
+    c10::Device device,
+    const AxisOptions& options,
+    const FlightLog& log) {
+  if (!device.is_cpu()) {
+    return connect_devices(world, name, ranks, device, options, log);
+  }
+  const auto& gathers = options.gathers;
+  const bool other_gathers = gathers.coder ||
+      (gathers.secondary_ranks > 0 && kind == Kind::kCollective);
+  return options.hook || (other_gathers && ranks.size() > 1)
+      ? connect_messages(world, name, ranks, options, log)
+      : connect_exchange(world, name, ranks, kind, log);
+}
+
 }  // namespace
 
 std::unique_ptr<Exchange> make_exchange(
@@ -293,12 +309,11 @@ std::unique_ptr<Exchange> make_exchange(
     const std::string& name,
     const std::vector<int>& ranks,
     Kind kind,
-    c10::Device device) {
+    c10::Device device,
+    const std::optional<ReduceHook>& hook) {
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
-      device.is_cpu() ? connect_exchange(world, name, ranks, kind, log)
-                      : connect_devices(world, name, ranks, device, {}, log),
-      log);
+      connect_axis(world, name, ranks, kind, device, {.hook = hook}, log), log);
 }
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
@@ -329,21 +344,6 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
       std::move(log));
 }
 
-std::unique_ptr<Exchange> make_comm_hook_exchange(
-    const World& world,
-    const std::string& name,
-    const std::vector<int>& ranks,
-    const ReduceHook& hook,
-    c10::Device device) {
-  const auto log = log_of(world, name, ranks);
-  const AxisOptions options{.hook = hook};
-  return make_recorded_exchange(
-      device.is_cpu()
-          ? connect_messages(world, name, ranks, options, log)
-          : connect_devices(world, name, ranks, device, options, log),
-      log);
-}
-
 std::unique_ptr<DeviceCollectives> make_device_collectives(
     const World& world,
     c10::Device device,
@@ -360,26 +360,13 @@ std::unique_ptr<Exchange> make_exchange(
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   const bool on_cpu = options.device.is_cpu();
-  const auto connect = [&](const std::string& axis_name,
-                           const std::vector<int>& ranks, Kind kind,
-                           const AxisOptions& axis, const FlightLog& log) {
-    if (!on_cpu) {
-      return connect_devices(
-          world, axis_name, ranks, options.device, axis, log);
-    }
-    const bool special = has_hook(axis) ||
-        (axis.gathers.secondary_ranks > 0 && kind == Kind::kCollective);
-    return special && ranks.size() > 1
-        ? connect_messages(world, axis_name, ranks, axis, log)
-        : connect_exchange(world, axis_name, ranks, kind, log);
-  };
   const GatherOptions gathers{
       .coder = options.coder, .secondary_ranks = options.secondary_ranks};
   if (mesh.replicate_size() == 1) {
     const auto log = log_of(world, name, mesh.shard_ranks());
     return make_recorded_exchange(
-        connect(
-            name, mesh.shard_ranks(), options.within,
+        connect_axis(
+            world, name, mesh.shard_ranks(), options.within, options.device,
             {.hook = options.hook, .gathers = gathers}, log),
         log);
   }
@@ -395,12 +382,12 @@ std::unique_ptr<Exchange> make_exchange(
             world::make_model_transport(
                 world, replica + "/gather", mesh.shard_ranks()),
             {.sum_thread = false, .log = log_within})
-      : connect(
-            replica, mesh.shard_ranks(), options.within, {.gathers = gathers},
-            log_within);
-  auto across = connect(
-      shard, mesh.replicate_ranks(), options.across, {.hook = options.hook},
-      log_of(world, shard, mesh.replicate_ranks()));
+      : connect_axis(
+            world, replica, mesh.shard_ranks(), options.within, options.device,
+            {.gathers = gathers}, log_within);
+  auto across = connect_axis(
+      world, shard, mesh.replicate_ranks(), options.across, options.device,
+      {.hook = options.hook}, log_of(world, shard, mesh.replicate_ranks()));
   const auto reduce_across = !on_cpu ? ReduceAcross::kAtEnd
       : options.hook                 ? ReduceAcross::kInOrder
                                      : ReduceAcross::kInAnyOrder;

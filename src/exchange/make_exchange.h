@@ -51,14 +51,16 @@ Kind choose_kind_across(
 
 // Collective over `ranks`, under a `name` that is unique in this world. A single rank needs no
 // connection, and so no store. Throws Error if the ranks cannot be connected, and on all of them if
-// they differ in `kind`, which must not be kAuto. If parameters lie on a `device`, bytes move
-// between devices, in their streams. REQUIRES: kCollective in that case.
+// they differ in `kind`, which must not be kAuto, or in the name of `hook`. If parameters lie on a
+// `device`, bytes move between devices, in their streams. A `hook` reduces gradients instead of the
+// exchange. REQUIRES: kCollective in both cases.
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective,
-    c10::Device device = c10::kCPU);
+    c10::Device device = c10::kCPU,
+    const std::optional<ReduceHook>& hook = std::nullopt);
 
 // For a shard axis that spans several hosts: ranks of a host share memory, and between hosts each
 // rank moves its part by messages, so that a host receives every byte once. Ranks agree as in
@@ -70,16 +72,6 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
     const std::string& name,
     std::shared_ptr<world::Transport> gather,
     FlightLog log = {});
-
-// Like make_exchange() by messages or, if parameters lie on a `device`, by its collectives, but the
-// hook reduces gradients instead of the exchange. Throws Error, on all ranks, also if they differ
-// in its name.
-std::unique_ptr<Exchange> make_comm_hook_exchange(
-    const World& world,
-    const std::string& name,
-    const std::vector<int>& ranks,
-    const ReduceHook& hook,
-    c10::Device device = c10::kCPU);
 
 // Collective over `ranks`, under a `name` that is unique in this world. For hooks that no exchange
 // calls.

@@ -426,11 +426,9 @@ std::unique_ptr<exchange::Exchange> exchange_for(
   };
   if (whole) {
     const auto all = Mesh(mesh.world()).shard_ranks();
-    return hook
-        ? exchange::make_comm_hook_exchange(
-              mesh.world(), next_name(mesh), all, *hook, device)
-        : exchange::make_exchange(
-              mesh.world(), next_name(mesh), all, kind_for(all), device);
+    return exchange::make_exchange(
+        mesh.world(), next_name(mesh), all,
+        hook ? ExchangeKind::kCollective : kind_for(all), device, hook);
   }
   return exchange::make_exchange(
       mesh, next_name(mesh),
