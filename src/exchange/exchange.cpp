@@ -2,6 +2,7 @@
 #include "exchange/exchange.h"
 
 #include <algorithm>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include "plan/arithmetic.h"
 
@@ -91,6 +92,10 @@ bool may_bypass_slot(const FlatSpec& flat, int parameter) {
   return flat.layout.numels.at(static_cast<std::size_t>(parameter)) *
       static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())) >=
       kAloneBytes;
+}
+
+at::Tensor numbers(std::int64_t count) {
+  return at::zeros({count}, at::TensorOptions().dtype(c10::ScalarType::Double));
 }
 
 std::vector<std::string> describe(const ModelSpec& model) {

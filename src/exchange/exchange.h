@@ -241,6 +241,9 @@ enum class ScalarReduceOp {
   kSame,  // 1 if every rank has the same number, otherwise 0.
 };
 
+// Zeros for Exchange::all_reduce().
+at::Tensor numbers(std::int64_t count);
+
 struct ExchangeCounters {
   std::int64_t unshards = 0;
   std::int64_t unsharded_bytes = 0;    // Bytes of units made whole.

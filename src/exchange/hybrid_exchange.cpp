@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "device/host_memory.h"
@@ -42,11 +41,6 @@ BufferSource source_of_tensors(c10::Device device) {
       },
       .give_back = [=](void* memory,
                        std::int64_t /*bytes*/) { taken->erase(memory); }};
-}
-
-// For a meeting that has nothing to say.
-at::Tensor number() {
-  return at::zeros({1}, at::TensorOptions().dtype(c10::ScalarType::Double));
 }
 
 class HybridExchange final : public Exchange {
@@ -92,7 +86,7 @@ class HybridExchange final : public Exchange {
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
-      status = across_->all_reduce(number(), ScalarReduceOp::kMax);
+      status = across_->all_reduce(numbers(1), ScalarReduceOp::kMax);
     }
     if (status.ok() && model.replicates()) {
       status = {
@@ -402,7 +396,7 @@ Status HybridExchange::gather_shards() {
 
 Status HybridExchange::barrier_across_owners() {
   return position_.both_axes && across_->one_sided()
-      ? across_->all_reduce(number(), ScalarReduceOp::kMax)
+      ? across_->all_reduce(numbers(1), ScalarReduceOp::kMax)
       : Status();
 }
 

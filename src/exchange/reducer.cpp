@@ -7,7 +7,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/strides.h>
 
 #include "base/check.h"
@@ -358,9 +357,7 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
   if (units.empty()) {
     return wanted;
   }
-  const auto marks = at::zeros(
-      {static_cast<std::int64_t>(units.size())},
-      at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto marks = numbers(std::ssize(units));
   auto* mark = marks.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < units.size(); ++i) {
     const auto& used = state(units[i]).used;

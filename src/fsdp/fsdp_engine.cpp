@@ -5,10 +5,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
@@ -360,8 +357,7 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
 bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const auto flags = integrity_->flags_fingerprint();
-  const auto halves =
-      at::empty({4}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto halves = exchange::numbers(4);
   auto* half = halves.mutable_data_ptr<double>();
   half[0] = static_cast<double>(print >> 32U);
   half[1] = static_cast<double>(print & kLow);
@@ -381,9 +377,8 @@ bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
 void FsdpEngine::refuse_different_flags() {
   const auto ranks = static_cast<std::size_t>(world_size());
   const auto count = model_.parameters.size();
-  const auto flags = at::zeros(
-      {static_cast<std::int64_t>(count * ranks)},
-      at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto flags =
+      exchange::numbers(static_cast<std::int64_t>(count * ranks));
   auto* flag = flags.mutable_data_ptr<double>();
   for (std::size_t p = 0; p < count; ++p) {
     const bool set = model_.parameters[p].tensor.requires_grad();
@@ -565,12 +560,11 @@ void FsdpEngine::synchronised_backward_ended() {
 // Collective: every rank is at the end of the same backward.
 void FsdpEngine::warn_of_idle_optimizer() {
   const bool changed = published_by_hand_ || idle_.changed(slices_->tensors());
-  const auto found = at::full(
-      {2}, changed ? 1.0 : 0.0,
-      at::TensorOptions().dtype(c10::ScalarType::Double));
-  found.mutable_data_ptr<double>()[1] = idle_.change_due() ? 1.0 : 0.0;
+  const auto found = exchange::numbers(2);
+  auto* any = found.mutable_data_ptr<double>();
+  any[0] = changed ? 1.0 : 0.0;
+  any[1] = idle_.change_due() ? 1.0 : 0.0;
   reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  const auto* any = found.const_data_ptr<double>();
   if (any[0] == 0.0 && any[1] != 0.0 && world_rank() == 0) {
     idle_.warn(backwards_);
   }

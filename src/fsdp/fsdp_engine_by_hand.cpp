@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/ops/zeros.h>
-
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/status_from_exception.h"
@@ -27,18 +25,12 @@ double digest_of(const SummonOptions& options) {
   return static_cast<double>(hash.value() >> 12U);
 }
 
-at::Tensor zeros_for(std::size_t count) {
-  return at::zeros(
-      {static_cast<std::int64_t>(count)},
-      at::TensorOptions().dtype(c10::ScalarType::Double));
-}
-
 }  // namespace
 
 void FsdpEngine::refuse_unless_same(
     const char* what, const Status& mine, double number) {
   const auto ranks = static_cast<std::size_t>(world_size());
-  const auto all = zeros_for(2 * ranks);
+  const auto all = exchange::numbers(static_cast<std::int64_t>(2 * ranks));
   auto* failed = all.mutable_data_ptr<double>();
   auto* numbers = failed + ranks;
   const auto me = static_cast<std::size_t>(world_rank());
@@ -77,7 +69,7 @@ std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
 void FsdpEngine::summon_gradients(
     const SummonOptions& options, const std::vector<UnitId>& units) {
   const auto count = model_.parameters.size();
-  const auto found = zeros_for(count);
+  const auto found = exchange::numbers(static_cast<std::int64_t>(count));
   auto* any = found.mutable_data_ptr<double>();
   for (const auto& slice : slices_->all()) {
     any[slice.parameter] = slice.tensor.grad().defined() ? 1.0 : 0.0;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "fsdp/fsdp_engine.h"
@@ -34,8 +33,7 @@ void FsdpEngine::begin_training_forward() {
 }
 
 void FsdpEngine::begin_join_round(JoinKind mine) {
-  const auto told = at::zeros(
-      {world_size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto told = exchange::numbers(world_size());
   told.mutable_data_ptr<double>()[world_rank()] = static_cast<double>(mine);
   reduce_over_ranks(told, exchange::ScalarReduceOp::kSum);
   auto& round = join_->round;

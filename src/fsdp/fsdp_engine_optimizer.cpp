@@ -5,8 +5,6 @@
 #include <exception>
 #include <utility>
 
-#include <ATen/ops/zeros.h>
-
 #include "autograd/gradient_hook.h"
 #include "base/check.h"
 #include "base/status_from_exception.h"
@@ -185,8 +183,7 @@ void FsdpEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
              reason_of(std::current_exception())});
     throw;
   }
-  const auto written =
-      at::zeros({2}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto written = exchange::numbers(2);
   auto* by = written.mutable_data_ptr<double>();
   by[0] = written_in_hooks_ ? 1.0 : 0.0;
   by[1] = written_in_hooks_.value_or(true) ? 0.0 : 1.0;
