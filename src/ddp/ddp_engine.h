@@ -26,6 +26,7 @@
 #include "exchange/exchange.h"
 #include "exchange/make_exchange.h"
 #include "exchange/reducer.h"
+#include "plan/join_round.h"
 #include "world/transport.h"
 
 namespace sherd::ddp {
@@ -197,8 +198,9 @@ class DdpEngine final : public autograd::ModelEngine,
   std::int64_t reduces_before_ = 0;           // Those of earlier exchanges.
   struct Join {
     JoinOptions options;
-    std::vector<int> active = {};  // Ranks with inputs, in the last backward.
-    bool terminated = false;       // All ranks have left this backward.
+    plan::JoinRound round =
+        {};  // The last backward for which some rank had inputs.
+    bool terminated = false;  // All ranks have left this backward.
   };
   std::optional<Join> join_;
   // Parameters in the order of their gradients, in this backward and the last.

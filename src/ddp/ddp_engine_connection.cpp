@@ -242,7 +242,7 @@ void DdpEngine::synchronise_buffers() {
     buffers.push_back(buffer.tensor);
   }
   const auto status = broadcast(
-      buffers, *transport_, join_ ? join_->active.back() : 0,
+      buffers, *transport_, join_ ? join_->round.active.back() : 0,
       "buffers after a backward");
   if (!status.ok()) {
     fail(status);

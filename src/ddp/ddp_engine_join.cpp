@@ -1,43 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // DdpEngine's part for ranks with different numbers of inputs.
-#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/ddp_engine.h"
-#include "plan/join_round.h"
 
 namespace sherd::ddp {
 
 bool DdpEngine::ends_early() const {
-  return join_->options.throw_on_early_termination && !join_->active.empty() &&
-      static_cast<int>(join_->active.size()) < size();
+  return join_->options.throw_on_early_termination &&
+      !join_->round.active.empty() && join_->round.first_without >= 0;
 }
 
 bool DdpEngine::ask_for_inputs(bool has_inputs) {
-  const auto flags =
-      at::zeros({size()}, at::TensorOptions().dtype(c10::ScalarType::Double));
-  auto* flag = flags.mutable_data_ptr<double>();
-  flag[index()] = has_inputs ? 1.0 : 0.0;
+  const auto told = exchange::numbers(size());
+  told.mutable_data_ptr<double>()[index()] = static_cast<double>(
+      has_inputs ? plan::JoinKind::kReduces : plan::JoinKind::kNoInputs);
   const auto status =
-      exchange_->all_reduce(flags, exchange::ScalarReduceOp::kSum);
+      exchange_->all_reduce(told, exchange::ScalarReduceOp::kSum);
   if (!status.ok()) {
     fail(status);
   }
-  std::vector<int> active;
-  for (int rank = 0; rank < size(); ++rank) {
-    if (flag[rank] != 0.0) {
-      active.push_back(rank);
-    }
-  }
-  if (active.empty()) {
+  auto round = plan::join_round(
+      {told.const_data_ptr<double>(), static_cast<std::size_t>(size())});
+  if (round.active.empty()) {
     return false;  // join_ keeps the ranks that had inputs last.
   }
-  join_->active = std::move(active);
+  join_->round = std::move(round);
   if (ends_early()) {
     join_->terminated = has_inputs;
     return false;
@@ -48,20 +40,15 @@ bool DdpEngine::ask_for_inputs(bool has_inputs) {
 
 double DdpEngine::divisor() const {
   return join_ && !join_->options.divide_by_initial_world_size
-      ? divide_factor() * static_cast<double>(join_->active.size()) / size()
+      ? divide_factor() * static_cast<double>(join_->round.active.size()) /
+          size()
       : divide_factor();
 }
 
 void DdpEngine::refuse_early_termination() const {
-  const auto& active = join_->active;
-  int first = 0;  // The first rank without inputs.
-  while (std::find(active.begin(), active.end(), first) != active.end()) {
-    ++first;
-  }
+  const auto first = static_cast<std::size_t>(join_->round.first_without);
   throw Error(
-      "[ddp] " +
-          plan::no_more_inputs(
-              ranks_[static_cast<std::size_t>(first)], backwards_),
+      "[ddp] " + plan::no_more_inputs(ranks_[first], backwards_),
       ErrorCode::kFailedPrecondition);
 }
 
@@ -94,12 +81,12 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
   if (ends_early()) {
     refuse_early_termination();
   }
-  if (join_->active.empty()) {
+  if (join_->round.active.empty()) {
     return;  // No rank had any inputs.
   }
   const auto status = broadcast(
-      state(options_.broadcast_buffers), *transport_, join_->active.back(),
-      "the model of the last rank with inputs");
+      state(options_.broadcast_buffers), *transport_,
+      join_->round.active.back(), "the model of the last rank with inputs");
   if (!status.ok()) {
     fail(status);
   }
