@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/contender_protocol.h"
 
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <sstream>
 #include <string_view>
+#include "base/parse_number.h"
 
 namespace sherd::bench {
 namespace {
@@ -22,21 +22,12 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-template <typename Number>
-std::optional<Number> number(const std::string& word) {
-  Number value{};
-  const char* end = word.data() + word.size();
-  const auto [stop, error] = std::from_chars(word.data(), end, value);
-  return error == std::errc() && stop == end ? std::optional(value)
-                                             : std::nullopt;
-}
-
 // Whole words [first, end) as finite numbers; nothing if one is not.
 std::optional<std::vector<double>> numbers(
     const std::vector<std::string>& words, std::size_t first, std::size_t end) {
   std::vector<double> values;
   for (std::size_t i = first; i < end; ++i) {
-    const auto value = number<double>(words[i]);
+    const auto value = parse_number<double>(words[i]);
     if (!value || !std::isfinite(*value)) {
       return std::nullopt;
     }
@@ -87,7 +78,7 @@ std::optional<RunStepsCommand> parse_command(const std::string& line) {
   if (words.size() != 2 || words[0] != "run") {
     return std::nullopt;
   }
-  const auto steps = number<int>(words[1]);
+  const auto steps = parse_number<int>(words[1]);
   if (!steps || *steps < 1 || *steps > kStepsMax) {
     return std::nullopt;
   }
@@ -101,7 +92,7 @@ std::optional<ReadyReply> parse_ready_reply(const std::string& line) {
   }
   ReadyReply ready{.torch_version = words[2], .processes = {}};
   for (std::size_t i = 3; i < words.size(); ++i) {
-    const auto process = number<int>(words[i]);
+    const auto process = parse_number<int>(words[i]);
     if (!process || *process < 1) {
       return std::nullopt;
     }
@@ -115,7 +106,7 @@ std::optional<StepsReply> parse_steps_reply(const std::string& line) {
   if (!is(words, "ran")) {
     return std::nullopt;
   }
-  const auto steps = number<int>(words[2]);
+  const auto steps = parse_number<int>(words[2]);
   if (!steps || *steps < 1 || *steps > kStepsMax) {
     return std::nullopt;
   }

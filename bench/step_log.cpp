@@ -2,12 +2,12 @@
 #include "bench/step_log.h"
 
 #include <array>
-#include <charconv>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <sstream>
 #include <string_view>
+#include "base/parse_number.h"
 
 namespace sherd::bench {
 namespace {
@@ -24,17 +24,6 @@ std::optional<StepEventKind> kind_named(const std::string& name) {
   return std::nullopt;
 }
 
-// The whole text as a number.
-template <typename Number, typename... Format>
-std::optional<Number> number_of(std::string_view text, Format... format) {
-  Number value{};
-  const auto* end = text.data() + text.size();
-  const auto [stop, error] =
-      std::from_chars(text.data(), end, value, format...);
-  return error == std::errc() && stop == end ? std::optional(value)
-                                             : std::nullopt;
-}
-
 // Cuts "MARKnumber" off the front.
 std::optional<int> take(std::string_view& text, std::string_view mark) {
   if (!text.starts_with(mark)) {
@@ -43,7 +32,7 @@ std::optional<int> take(std::string_view& text, std::string_view mark) {
   text.remove_prefix(mark.size());
   const auto digits = text.substr(0, text.find('.'));
   text.remove_prefix(digits.size());
-  const auto value = number_of<int>(digits);
+  const auto value = parse_number<int>(digits);
   return value && *value >= 0 ? value : std::nullopt;
 }
 
@@ -74,9 +63,9 @@ std::optional<StepEvent> parse_step_event(const std::string& line) {
     return std::nullopt;
   }
   const auto kind = kind_named(kind_text);
-  const auto step = number_of<std::int64_t>(step_text);
-  const auto time_s = number_of<double>(time_text);
-  const auto hash = number_of<std::uint64_t>(hash_text, 16);
+  const auto step = parse_number<std::int64_t>(step_text);
+  const auto time_s = parse_number<double>(time_text);
+  const auto hash = parse_number<std::uint64_t>(hash_text, 16);
   const bool has_hash = hash_text != "-";
   if (!kind || !step || *step < 0 || !time_s || !std::isfinite(*time_s) ||
       (has_hash && (!hash || hash_text.size() != 16))) {

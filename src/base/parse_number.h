@@ -11,12 +11,13 @@
 namespace sherd {
 
 // The number that the whole text stands for; empty if it is not a number or out of the type's
-// range.
-template <typename Number>
-std::optional<Number> parse_number(std::string_view text, int base = 10) {
+// range. `format` is what std::from_chars() takes: the base of an integer.
+template <typename Number, typename... Format>
+std::optional<Number> parse_number(std::string_view text, Format... format) {
   Number value = 0;
   const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+  const auto [stop, error] =
+      std::from_chars(text.data(), end, value, format...);
   return error == std::errc() && stop == end ? std::optional(value)
                                              : std::nullopt;
 }

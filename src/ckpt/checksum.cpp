@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/checksum.h"
 
-#include <charconv>
+#include "base/parse_number.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -28,13 +28,11 @@ bool parse_hex(std::string_view text, std::vector<std::uint64_t>& checksums) {
     return false;
   }
   for (; !text.empty(); text.remove_prefix(kDigits)) {
-    std::uint64_t value = 0;
-    const auto* end = text.data() + kDigits;
-    const auto [stop, error] = std::from_chars(text.data(), end, value, 16);
-    if (error != std::errc() || stop != end) {
+    const auto value = parse_number<std::uint64_t>(text.substr(0, kDigits), 16);
+    if (!value) {
       return false;
     }
-    checksums.push_back(value);
+    checksums.push_back(*value);
   }
   return true;
 }

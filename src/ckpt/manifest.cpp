@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/manifest.h"
 
-#include <charconv>
 #include <limits>
 #include <set>
 #include <string_view>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/parse_number.h"
 #include "ckpt/checksum.h"
 #include "ckpt/dtypes.h"
 
@@ -166,12 +166,8 @@ SavedTensor tensor_of(
 
 // Parses the rest of a name as a number without signs or leading zeros.
 std::int64_t number_of(std::string_view digits) {
-  std::int64_t value = -1;
-  const auto* end = digits.data() + digits.size();
-  const auto [stop, error] = std::from_chars(digits.data(), end, value);
-  const bool whole = error == std::errc() && stop == end && value >= 0 &&
-      std::to_string(value) == digits;
-  return whole ? value : -1;
+  const auto value = parse_number<std::int64_t>(digits).value_or(-1);
+  return value >= 0 && std::to_string(value) == digits ? value : -1;
 }
 
 constexpr std::size_t kRankDigits = 5;
