@@ -39,18 +39,6 @@ std::int64_t unix_time_ns() {
       .count();
 }
 
-template <typename Values, typename Print>
-std::string json_array(const Values& values, const Print& print) {
-  std::string text = "[";
-  for (const auto& value : values) {
-    if (text.size() > 1) {
-      text += ',';
-    }
-    text += print(value);
-  }
-  return text + "]";
-}
-
 std::string json_of(const FlightRecord& record) {
   return str(
       "\n[", record.time_ns, ",\"", text_of(record.event), "\",\"",

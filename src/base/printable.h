@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes texts from other processes safe for a log and a terminal. Thread rule: pure functions.
+// Makes texts from other processes safe for a log and a terminal, and texts of JSON. Thread rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -15,5 +15,18 @@ std::string printable(std::string_view text, std::size_t bytes_max);
 
 // The text as a JSON string, including the quotes, with "?" for the same bytes.
 std::string json_string(std::string_view text);
+
+// What `print` makes of each value, as a JSON array.
+template <typename Values, typename Print>
+std::string json_array(const Values& values, const Print& print) {
+  std::string text = "[";
+  for (const auto& value : values) {
+    if (text.size() > 1) {
+      text += ',';
+    }
+    text += print(value);
+  }
+  return text + "]";
+}
 
 }  // namespace sherd

@@ -22,16 +22,6 @@ std::string line_of(
              reduce_s);
 }
 
-template <typename Values, typename Print>
-std::string json_array(const Values& values, const Print& print) {
-  std::string text;
-  for (const auto& value : values) {
-    text += text.empty() ? "" : ",";
-    text += print(value);
-  }
-  return "[" + text + "]";
-}
-
 std::string json_of(const std::vector<std::string>& texts) {
   return json_array(texts, [](const auto& text) { return json_string(text); });
 }

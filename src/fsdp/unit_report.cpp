@@ -81,11 +81,8 @@ std::string to_text(const ShardReport& report) {
 }
 
 std::string to_json(const ShardReport& report) {
-  std::string by_unit;
-  for (const auto& unit : report.by_unit) {
-    by_unit += by_unit.empty() ? "" : ",";
-    by_unit += json_of(unit);
-  }
+  const auto by_unit = json_array(
+      report.by_unit, [](const UnitReport& unit) { return json_of(unit); });
   return str(
       "{\"units\":", report.units, ",\"budget_bytes\":", report.budget_bytes,
       ",\"unsharded_bytes_peak\":", report.unsharded_bytes_peak,
@@ -99,7 +96,7 @@ std::string to_json(const ShardReport& report) {
       ",\"backwards\":", report.backwards,
       ",\"hook\":", json_string(report.hook),
       ",\"hook_bytes\":", report.hook_bytes, ",\"plan\":", json_of(report.plan),
-      ",\"by_unit\":[", by_unit, "]}");
+      ",\"by_unit\":", by_unit, "}");
 }
 
 }  // namespace sherd
