@@ -5,31 +5,24 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <sherd/base/error.h>
 #include "exec_program.h"
+#include "text_file.h"
 
 namespace sherd::bench {
 namespace {
 
-// The text of a file in /proc, or nothing.
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // The load average of the last minute, as the kernel writes it.
 std::string load() {
-  const std::string text = text_of("/proc/loadavg");
+  const std::string text = tools::text_of_file("/proc/loadavg").value_or("");
   return text.substr(0, text.find(' '));
 }
 
 std::string machine() {
   std::string model = "unknown processor";
-  const std::string text = text_of("/proc/cpuinfo");
+  const std::string text = tools::text_of_file("/proc/cpuinfo").value_or("");
   if (const auto at = text.find("model name"); at != std::string::npos) {
     const auto begin = text.find(": ", at) + 2;
     model = text.substr(begin, text.find('\n', begin) - begin);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 #include <sherd/base/error.h>
+#include "text_file.h"
 
 namespace sherd::bench {
 namespace {
@@ -95,26 +96,25 @@ int ContenderJob::reap() {
   return status;
 }
 
-std::string ContenderJob::last_lines() const {
-  const auto size = ::lseek(errors_.get(), 0, SEEK_END);
-  const auto count = std::min<off_t>(size, kShownBytesMax);
-  std::string text(static_cast<std::size_t>(std::max<off_t>(count, 0)), '\0');
-  const auto got =
-      ::pread(errors_.get(), text.data(), text.size(), size - count);
-  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  if (count < size) {
-    text.erase(0, text.find('\n') + 1);
+std::string last_lines_of(std::string output) {
+  constexpr std::size_t kShownBytesMax = 4000;
+  if (output.size() > kShownBytesMax) {
+    output.erase(0, output.size() - kShownBytesMax);
+    output.erase(0, output.find('\n') + 1);
   }
-  while (text.ends_with('\n')) {
-    text.pop_back();
+  while (output.ends_with('\n')) {
+    output.pop_back();
   }
-  return text.empty() ? "it had written nothing on stderr"
-                      : "its last lines:\n" + text;
+  return output.empty() ? "it had written nothing"
+                        : "its last lines:\n" + output;
 }
 
 void ContenderJob::fail(const std::string& what) {
+  const auto errors =
+      tools::text_of_file("/proc/self/fd/" + std::to_string(errors_.get()));
   throw Error(
-      "[bench] contender " + name_ + " " + what + "; " + last_lines(),
+      "[bench] contender " + name_ + " " + what + "; " +
+          last_lines_of(errors.value_or("")),
       ErrorCode::kUnavailable);
 }
 

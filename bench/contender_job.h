@@ -25,8 +25,9 @@ inline constexpr std::chrono::seconds kBlockDeadline(600);
 inline constexpr std::chrono::seconds kEndDeadline(60);
 // How long `sherd run` gives its ranks after SIGTERM.
 inline constexpr const char* kGraceSeconds = "5";
-// When a job fails, this much of its output is shown.
-inline constexpr std::size_t kShownBytesMax = 4000;
+
+// What an Error says of a job's output: how it ends.
+std::string last_lines_of(std::string output);
 
 // While it lives, makes SIGINT, SIGTERM and SIGHUP readable instead of deadly, and SIGPIPE
 // harmless.
@@ -104,7 +105,6 @@ class ContenderJob {
   bool wait_for_end_of_output(std::chrono::seconds deadline);
   [[noreturn]] void fail(const std::string& what);
   int reap();  // Waits, and returns the exit status.
-  std::string last_lines() const;
 
   const std::string name_;
   const StopSignalFd& signals_;

@@ -11,13 +11,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <system_error>
 #include <utility>
 #include <sherd/base/error.h>
 #include "launch/restart_policy.h"
+#include "text_file.h"
 
 namespace sherd::bench {
 namespace {
@@ -28,11 +27,6 @@ using std::chrono::steady_clock;
 
 // Reading takes processor time from the ranks; the lines that are read have times of their own.
 constexpr milliseconds kLogTick(50);
-
-std::string text_of(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::string make_folder(const std::string& given) {
   std::error_code error;
@@ -64,8 +58,9 @@ int child_that_runs(pid_t parent, const std::string& program) {
     const auto name = entry.path().filename().string();
     const bool number = std::all_of(
         name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (number &&
-        text_of(entry.path() / "status").find(of_parent) != std::string::npos &&
+    const auto status =
+        number ? tools::text_of_file(entry.path() / "status") : std::nullopt;
+    if (status && status->find(of_parent) != std::string::npos &&
         fs::read_symlink(entry.path() / "exe", error).filename() == program) {
       return std::atoi(name.c_str());
     }
@@ -158,21 +153,10 @@ FaultTolerantJob::~FaultTolerantJob() {
   }
 }
 
-std::string FaultTolerantJob::last_lines() const {
-  auto text = text_of(folder_ + "/log");
-  if (text.size() > kShownBytesMax) {
-    text.erase(0, text.size() - kShownBytesMax);
-    text.erase(0, text.find('\n') + 1);
-  }
-  while (text.ends_with('\n')) {
-    text.pop_back();
-  }
-  return text.empty() ? "it had written nothing" : "its last lines:\n" + text;
-}
-
 void FaultTolerantJob::fail(const std::string& what) const {
   throw Error(
-      "[bench] the fault-tolerant run " + what + "; " + last_lines(),
+      "[bench] the fault-tolerant run " + what + "; " +
+          last_lines_of(tools::text_of_file(folder_ + "/log").value_or("")),
       ErrorCode::kUnavailable);
 }
 

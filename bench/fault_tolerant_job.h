@@ -75,7 +75,6 @@ class FaultTolerantJob {
   bool has_ended();  // If so, the launcher has been reaped.
   double kill_process(int process, const std::string& what);
   [[noreturn]] void fail(const std::string& what) const;
-  std::string last_lines() const;
 
   const StopSignalFd& signals_;
   bool folder_is_temporary_ = false;

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/memory.h"
 
-#include <fstream>
 #include <sstream>
+#include "base/check.h"
+#include "text_file.h"
 
 namespace sherd::bench {
 namespace {
 
 std::string text_of(int process, const char* name) {
-  const std::ifstream file("/proc/" + std::to_string(process) + "/" + name);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return tools::text_of_file(str("/proc/", process, "/", name)).value_or("");
 }
 
 }  // namespace
