@@ -16,6 +16,15 @@
 
 namespace sherd::bench {
 
+// What is measured.
+struct CollectivesOptions {
+  int rounds = 15;
+  double block_ms = 30;
+  std::int64_t bytes_min = std::int64_t{64} << 10;
+  std::int64_t bytes_max = std::int64_t{64} << 20;
+  std::string deepspeed{};  // A library; empty runs without it.
+};
+
 struct CollectiveTimes {
   std::string operation;
   std::string dtype;

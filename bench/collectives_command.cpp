@@ -33,13 +33,8 @@ constexpr const char* kCollectivesExamples =
     "The last line is one JSON object; of_gloo is shm's time as a part of "
     "Gloo's.";
 
-struct CollectivesArguments {
+struct CollectivesArguments : CollectivesOptions {
   int ranks = 2;
-  int rounds = 15;
-  double block_ms = 30;
-  std::int64_t bytes_min = std::int64_t{64} << 10;
-  std::int64_t bytes_max = std::int64_t{64} << 20;
-  std::string deepspeed;
   bool json_only = false;
 };
 

@@ -28,14 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-struct RankFlags {
-  int rounds = 15;
-  double block_ms = 30;
-  std::int64_t bytes_min = std::int64_t{64} << 10;
-  std::int64_t bytes_max = std::int64_t{64} << 20;
-  std::string deepspeed{};  // A library; empty runs without it.
-};
-
 int number_of(const char* name) {
   const char* text = std::getenv(name);
   if (text == nullptr) {
@@ -77,7 +69,7 @@ DeepSpeed open_deepspeed(const std::string& path, int rank, int ranks) {
   return all_reduce;
 }
 
-Backends connect(const RankFlags& flags) {
+Backends connect(const CollectivesOptions& flags) {
   Backends job;
   job.rank = number_of("RANK");
   job.ranks = number_of("WORLD_SIZE");
@@ -212,7 +204,7 @@ int count_for(
 
 void measure(
     const Backends& job,
-    const RankFlags& flags,
+    const CollectivesOptions& flags,
     const CollectiveTimes& what,
     c10::ScalarType dtype) {
   CollectiveCase tried(job, what.operation, dtype, what.bytes);
@@ -243,7 +235,7 @@ void measure(
   }
 }
 
-void measure_all(const Backends& job, const RankFlags& flags) {
+void measure_all(const Backends& job, const CollectivesOptions& flags) {
   torch::set_num_threads(1);
   for (const char* operation : {"all_reduce", "all_gather", "reduce_scatter"}) {
     for (const auto& [dtype, name] :
@@ -272,7 +264,7 @@ void measure_all(const Backends& job, const RankFlags& flags) {
 int main(int argc, char** argv) {
   using namespace sherd::bench;
   CLI::App app("One rank of sherd bench collectives");
-  RankFlags flags;
+  CollectivesOptions flags;
   app.add_option("--rounds", flags.rounds);
   app.add_option("--block-ms", flags.block_ms);
   app.add_option("--bytes-min", flags.bytes_min);
