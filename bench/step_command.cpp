@@ -109,68 +109,46 @@ int run_step(const StepArguments& arguments) {
 
 void add_step_options(CLI::App& app, StepArguments& arguments) {
   StepConfig& step = arguments.step;
-  app.add_option("--work", step.work, "wide, small or tiny")
-      ->capture_default_str();
-  app.add_option(
-         "--mode", step.mode,
-         "fsdp: fully_shard; ddp: replicate, beside a bound in which every\n"
-         "rank updates all parameters")
-      ->capture_default_str();
-  app.add_option(
-         "--exchange", step.exchange,
-         "Of sherd. collective: over Gloo; shm: shared memory; auto: as\n"
-         "SHERD_EXCHANGE says, else shm")
-      ->capture_default_str();
-  app.add_option("-n,--ranks", step.ranks, "Number of ranks")
-      ->capture_default_str();
-  app.add_option(
-         "--replicate", step.replicate,
-         "Replicas of as many ranks each that hold the whole model")
-      ->capture_default_str();
-  app.add_option(
-         "--dtype", step.dtype,
-         "fp32; or bf16: forward and backward in bf16 over fp32 weights and\n"
-         "optimizer state, ddp by autocast")
-      ->capture_default_str();
-  app.add_option(
-         "--strategy", step.strategy, "full_shard, shard_grad_op or no_shard")
-      ->capture_default_str();
+  const auto add = [&](const char* name, auto& value, const char* text) {
+    app.add_option(name, value, text)->capture_default_str();
+  };
+  add("--work", step.work, "wide, small or tiny");
+  add("--mode", step.mode,
+      "fsdp: fully_shard; ddp: replicate, beside a bound in which every\n"
+      "rank updates all parameters");
+  add("--exchange", step.exchange,
+      "Of sherd. collective: over Gloo; shm: shared memory; auto: as\n"
+      "SHERD_EXCHANGE says, else shm");
+  add("-n,--ranks", step.ranks, "Number of ranks");
+  add("--replicate", step.replicate,
+      "Replicas of as many ranks each that hold the whole model");
+  add("--dtype", step.dtype,
+      "fp32; or bf16: forward and backward in bf16 over fp32 weights and\n"
+      "optimizer state, ddp by autocast");
+  add("--strategy", step.strategy, "full_shard, shard_grad_op or no_shard");
   app.add_option(
       "--budget", step.budget,
       "Bytes of whole units at most, e.g. 64MiB; sherd only");
-  app.add_option(
-         "--update", step.update,
-         "When sherd's AdamW updates: step: in step(); backward: while "
-         "backward\n"
-         "runs, where ranks share memory")
-      ->capture_default_str();
-  app.add_option(
-         "--peers", step.peers, "all: PyTorch's, where they apply; or none")
-      ->capture_default_str();
-  app.add_option(
-         "--language", step.language,
-         "python: also the same training through the Python package")
-      ->capture_default_str();
-  app.add_option(
-         "--heap", step.heap,
-         "glibc: as the environment has it; kept: in no contender\n"
-         "is memory given back to the kernel")
-      ->capture_default_str();
-  app.add_option(
-         "--interval-width", step.interval_width,
-         "Go on until each ratio's 95 % interval is as narrow,\n"
-         "as a part of the ratio")
-      ->capture_default_str();
-  app.add_option("--rounds-max", step.rounds_max, "But not for more rounds")
-      ->capture_default_str();
-  app.add_option("--minutes-max", step.minutes_max, "And not for longer")
-      ->capture_default_str();
+  add("--update", step.update,
+      "When sherd's AdamW updates: step: in step(); backward: while "
+      "backward\n"
+      "runs, where ranks share memory");
+  add("--peers", step.peers, "all: PyTorch's, where they apply; or none");
+  add("--language", step.language,
+      "python: also the same training through the Python package");
+  add("--heap", step.heap,
+      "glibc: as the environment has it; kept: in no contender\n"
+      "is memory given back to the kernel");
+  add("--interval-width", step.interval_width,
+      "Go on until each ratio's 95 % interval is as narrow,\n"
+      "as a part of the ratio");
+  add("--rounds-max", step.rounds_max, "But not for more rounds");
+  add("--minutes-max", step.minutes_max, "And not for longer");
   app.add_option(
       "--block-steps", step.block_steps,
       "Timed steps of a contender at a time; the work's\n"
       "when left out");
-  app.add_option("--python", arguments.python, "A Python with torch")
-      ->capture_default_str();
+  add("--python", arguments.python, "A Python with torch");
   app.add_flag("--json-only", arguments.json_only, "Without the table");
 }
 
