@@ -4,12 +4,16 @@
 // docstrings that users read are in python/sherd.
 #pragma once
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
+#include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -43,6 +47,29 @@ struct ModuleTree {
       const std::vector<std::string>& sparse = {});
 
   std::shared_ptr<torch::nn::Module> root;
+};
+
+// Name of the parameter, of the state, and the state itself.
+using StateTensors =
+    std::vector<std::tuple<std::string, std::string, at::Tensor>>;
+
+// An optimizer of torch.optim, whose state Python puts together whenever it is asked for.
+struct TorchOptimizer {
+  std::vector<OptimizerTensor> tensors(bool all) const;
+  std::function<StateTensors()> read;
+};
+
+// A CheckpointState and what it refers to.
+struct State {
+  void add_tensors(
+      const std::string& section, const NamedTensors& tensors, bool of_rank0);
+  void add_torch_optimizer(
+      const std::string& section,
+      std::function<StateTensors()> read,
+      const NamedParameters& parameters);
+
+  CheckpointState state;
+  std::deque<TorchOptimizer> optimizers;
 };
 
 // Destroys what may have to wait for its threads.

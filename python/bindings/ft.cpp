@@ -11,9 +11,6 @@
 #include <pybind11/functional.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
-#include <sherd/optim/adamw.h>
-#include <sherd/optim/muon.h>
-#include <sherd/optim/sgd.h>
 #include "bindings.h"
 
 namespace sherd::python {
@@ -23,29 +20,6 @@ using ft::ReplicaCheckpoints;
 using ft::ReplicaSession;
 using ft::SessionOptions;
 using ft::TrainingStep;
-
-// Name of the parameter, of the state, and the state itself.
-using StateTensors =
-    std::vector<std::tuple<std::string, std::string, at::Tensor>>;
-
-// An optimizer of torch.optim.
-struct PythonOptimizer {
-  std::function<StateTensors()> read;
-
-  std::vector<OptimizerTensor> tensors(bool /*all*/) const {
-    std::vector<OptimizerTensor> result;
-    for (auto& [parameter, key, tensor] : read()) {
-      result.push_back({parameter, key, tensor});
-    }
-    return result;
-  }
-};
-
-// All that a step changes, and optimizers that the state refers to.
-struct ReplicatedState {
-  CheckpointState state;
-  std::vector<std::unique_ptr<PythonOptimizer>> optimizers;
-};
 
 // A session with its checkpoints, if it has any. Ends without the GIL, since connections are
 // closed and threads joined.
@@ -108,56 +82,6 @@ class Session {
   bool closed_ = false;
 };
 
-template <typename Optimizer>
-void add_optimizer(
-    ReplicatedState& self,
-    const std::string& section,
-    Optimizer& optimizer,
-    const NamedParameters& parameters) {
-  self.state.add(section, optimizer, parameters);
-}
-
-void add_python_optimizer(
-    ReplicatedState& self,
-    const std::string& section,
-    std::function<StateTensors()> read,
-    const NamedParameters& parameters) {
-  self.optimizers.push_back(std::make_unique<PythonOptimizer>(std::move(read)));
-  add_optimizer(self, section, *self.optimizers.back(), parameters);
-}
-
-void add_buffers(ReplicatedState& self, const NamedTensors& buffers) {
-  for (const auto& [name, buffer] : buffers) {
-    self.state.add(
-        "model",
-        {.name = name,
-         .shape = buffer.sizes().vec(),
-         .elements = buffer,
-         .copies = Copies::kRank0});
-  }
-}
-
-void bind_replicated_state(py::module_& module) {
-  using Self = ReplicatedState;
-  py::class_<Self>(module, "ReplicatedState")
-      .def(py::init())
-      .def(
-          "add_parameters",
-          [](Self& self, const NamedParameters& parameters) {
-            self.state.add(parameters);
-          })
-      .def("add_buffers", &add_buffers)
-      .def(
-          "add_tensors",
-          [](Self& self, const NamedTensors& tensors) {
-            self.state.add("tensors", tensors);
-          })
-      .def("add_optimizer", &add_optimizer<AdamW>, py::keep_alive<1, 3>())
-      .def("add_optimizer", &add_optimizer<Sgd>, py::keep_alive<1, 3>())
-      .def("add_optimizer", &add_optimizer<Muon>, py::keep_alive<1, 3>())
-      .def("add_optimizer", &add_python_optimizer);
-}
-
 void bind_options(py::module_& module) {
   py::enum_<ft::GradientPolicy>(module, "GradientPolicy")
       .value("give", ft::GradientPolicy::kGive)
@@ -213,13 +137,12 @@ void bind_step(py::module_& module) {
 }  // namespace
 
 void bind_ft(py::module_& module) {
-  bind_replicated_state(module);
   bind_options(module);
   bind_step(module);
   py::class_<Session>(module, "Session")
       .def(
           py::init([](const World& world, const NamedParameters& parameters,
-                      const ReplicatedState& state,
+                      const State& state,
                       std::function<void(std::int64_t)> update,
                       const SessionOptions& options, const std::string& folder,
                       std::int64_t save_every, int keep_last) {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whole states in memory, and checkpoints.
-#include <deque>
 #include <pybind11/functional.h>
 #include <sherd/base/error.h>
-#include <sherd/ckpt/checkpoint.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
 #include <sherd/optim/sgd.h>
@@ -14,51 +12,12 @@
 namespace sherd::python {
 namespace {
 
-// Parameter, key and value.
-using StateTensors =
-    std::vector<std::tuple<std::string, std::string, at::Tensor>>;
-
 // Section, name, dtype and shape of each tensor.
 using ContentTensors = std::vector<std::tuple<
     std::string,
     std::string,
     std::string,
     std::vector<std::int64_t>>>;
-
-// The state of an optimizer of torch.optim, which Python has put together.
-struct ListedState {
-  std::vector<OptimizerTensor> tensors(bool /*all*/) const { return listed; }
-  std::vector<OptimizerTensor> listed;
-};
-
-// A CheckpointState and what it refers to.
-struct State {
-  void add_tensors(
-      const std::string& section, const NamedTensors& tensors, bool of_rank0) {
-    for (const auto& [name, tensor] : tensors) {
-      state.add(
-          section,
-          {.name = name,
-           .shape = tensor.sizes().vec(),
-           .elements = tensor.detach(),
-           .copies = of_rank0 ? Copies::kRank0 : Copies::kEqual});
-    }
-  }
-
-  void add_optimizer_tensors(
-      const std::string& section,
-      const StateTensors& tensors,
-      const NamedParameters& parameters) {
-    auto& entry = listed.emplace_back();
-    for (const auto& [parameter, key, tensor] : tensors) {
-      entry.listed.push_back({parameter, key, tensor.detach()});
-    }
-    state.add(section, entry, parameters);
-  }
-
-  CheckpointState state;
-  std::deque<ListedState> listed;
-};
 
 template <typename Optimizer>
 void add_optimizer(
@@ -87,7 +46,7 @@ void bind_state_of_job(py::module_& module) {
             self.state.add(parameters);
           })
       .def("add_tensors", &State::add_tensors)
-      .def("add_optimizer_tensors", &State::add_optimizer_tensors)
+      .def("add_optimizer", &State::add_torch_optimizer)
       .def(
           "add_buffers",
           [](State& self, const ModuleTree& tree) {
@@ -274,6 +233,34 @@ void bind_folders(py::module_& module) {
 }
 
 }  // namespace
+
+std::vector<OptimizerTensor> TorchOptimizer::tensors(bool /*all*/) const {
+  std::vector<OptimizerTensor> result;
+  for (const auto& [parameter, key, tensor] : read()) {
+    result.push_back({parameter, key, tensor.detach()});
+  }
+  return result;
+}
+
+void State::add_tensors(
+    const std::string& section, const NamedTensors& tensors, bool of_rank0) {
+  for (const auto& [name, tensor] : tensors) {
+    state.add(
+        section,
+        {.name = name,
+         .shape = tensor.sizes().vec(),
+         .elements = tensor.detach(),
+         .copies = of_rank0 ? Copies::kRank0 : Copies::kEqual});
+  }
+}
+
+void State::add_torch_optimizer(
+    const std::string& section,
+    std::function<StateTensors()> read,
+    const NamedParameters& parameters) {
+  optimizers.push_back({std::move(read)});
+  state.add(section, optimizers.back(), parameters);
+}
 
 void bind_state(py::module_& module) {
   bind_reports(module);

@@ -159,7 +159,7 @@ class TorchState:
     def add_to(self, state):
         """Adds all there is, or what was prepared, to a CheckpointState."""
         items = self.items(False) if self.prepared is None else self.prepared
-        state.add_optimizer_tensors(SECTION, items, self.handle.core_parameters)
+        state.add_optimizer(SECTION, lambda: items, self.handle.core_parameters)
 
     def prepare(self, described):
         """Called before tensors are written to what add_to() adds: makes those

@@ -178,11 +178,11 @@ def _all_steps(optimizers):
 
 
 def _state_of(handle, optimizers, tensors):
-    state = _core.ReplicatedState()
+    state = _core.CheckpointState()
     parameters = handle.core_parameters
     state.add_parameters(parameters)
-    state.add_buffers(list(handle.module.named_buffers()))
-    state.add_tensors(list(tensors.items()))
+    state.add_tensors("model", list(handle.module.named_buffers()), True)
+    state.add_tensors("tensors", list(tensors.items()), False)
     for section, optimizer in optimizers.items():
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer = reader_of(optimizer, parameters.items())
