@@ -14,6 +14,7 @@
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/clock.h"
+#include "base/parent_folder.h"
 #include "data/prepare.h"
 #include "parse_arguments.h"
 
@@ -72,7 +73,7 @@ std::string token_file(const std::string& path) {
 // The tokenizer next to a token file, which must be the one that made it.
 std::unique_ptr<data::Tokenizer> tokenizer_of(
     const std::string& path, const data::TokenFile& file) {
-  const auto folder = std::filesystem::path(path).parent_path().string();
+  const auto folder = parent_folder(path);
   auto tokenizer = data::tokenizer_file(folder).empty()
       ? data::byte_tokenizer()
       : data::load_tokenizer(folder);

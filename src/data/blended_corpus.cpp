@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
+#include "base/parent_folder.h"
 
 namespace sherd::data {
 namespace {
@@ -129,12 +130,11 @@ std::uint64_t BlendedCorpus::hash() const {
 
 std::string BlendedCorpus::tokenizer_folder() const {
   for (const auto& source : sources_) {
-    const fs::path path(source.corpus->path());
-    for (const auto& folder : {path, path.parent_path()}) {
-      if (!tokenizer_file(folder.string()).empty() &&
-          tokenizer_digest(folder.string()) ==
-              source.corpus->tokenizer_digest()) {
-        return folder.string();
+    const auto path = source.corpus->path();
+    for (const auto& folder : {path, parent_folder(path)}) {
+      if (!tokenizer_file(folder).empty() &&
+          tokenizer_digest(folder) == source.corpus->tokenizer_digest()) {
+        return folder;
       }
     }
   }

@@ -10,13 +10,16 @@
 #include <sherd/data/batches.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/data/token_file.h>
+#include <sherd/data/tokenizer.h>
 #include <torch/torch.h>
 #include "support/scratch_folder.h"
+#include "support/working_directory.h"
 
 namespace sherd::data {
 namespace {
 
 using sherd::testing::ScratchFolder;
+using sherd::testing::WorkingDirectory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -149,6 +152,16 @@ TEST_F(BlendedCorpusTest, TheHashChangesWithWeightsAndValidation) {
       first,
       hash(
           R"({"sources": [{"path": "a"}, {"path": "b"}], "validation": "a"})"));
+}
+
+TEST_F(BlendedCorpusTest, ATokenizerIsFoundBesideABareFileName) {
+  folder_.file("tokenizer.json", "{}");
+  const auto digest = tokenizer_digest(folder_.path());
+  token_file(
+      "a.tokens", 0, 100,
+      {.vocabulary = kVocabulary, .tokenizer_digest = digest});
+  const WorkingDirectory in(folder_.path());
+  EXPECT_EQ(BlendedCorpus("a.tokens").tokenizer_folder(), ".");
 }
 
 TEST_F(BlendedCorpusTest, ReadAheadTakesAnyRangeInside) {

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
+#include "base/parent_folder.h"
 #include "base/status.h"
 
 namespace sherd::data {
@@ -45,7 +46,7 @@ std::string token_file_of(const std::string& path) {
 
 // Checks that the ids of a file are those of the tokenizer beside it.
 void check_tokenizer(const std::string& path, std::uint64_t digest) {
-  const auto folder = fs::path(path).parent_path().string();
+  const auto folder = parent_folder(path);
   const auto beside = tokenizer_file(folder);
   if (beside.empty()) {
     return;
@@ -287,7 +288,7 @@ void Corpus::Impl::open_text(const CorpusOptions& options) {
   const auto files = files_of(path);
   token_bytes =
       std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
-  tokenizer_digest = token_bytes == 1 ? data::tokenizer_digest("") : 0;
+  tokenizer_digest = token_bytes == 1 ? bytes_digest() : 0;
   map(files, options.bytes_max);
   SHERD_CHECK(
       tokens > 0, "[data] ", path,

@@ -182,7 +182,7 @@ void expect_tokenizer_of(
     return;
   }
   const auto tokens_of = [](const std::string& name, std::uint64_t tokenizer) {
-    return tokenizer == data::tokenizer_digest("")
+    return tokenizer == data::bytes_digest()
         ? std::string("bytes")
         : "tokens of " + name + " (digest " + std::to_string(tokenizer) + ")";
   };

@@ -69,7 +69,8 @@ class TokenFile {
   // The ids of a document. Throws Error if there is no document with that index.
   std::vector<std::int64_t> document(std::int64_t index) const;
 
-  // Reads all ids. Throws Error, naming the path, if they are not those that were written.
+  // Reads all of the file. Throws Error, naming the path, if the ids are not those that were
+  // written, or if the documents do not follow each other from the first token to the last.
   void verify() const;
 
  private:

@@ -67,11 +67,15 @@ std::unique_ptr<Tokenizer> byte_tokenizer();
 // The index of the first byte that is not part of a valid UTF-8 character, or text.size().
 std::size_t first_invalid_utf8(std::string_view text);
 
-// The path of the tokenizer.json in a folder; "" if there is none.
+// The path of the tokenizer.json in a folder, where "" is the working directory; "" if there is
+// none.
 std::string tokenizer_file(const std::string& folder);
 
-// digest() of the tokenizer that load_tokenizer() would make from the folder, or of
-// byte_tokenizer() if it has no tokenizer.json. Throws Error if the file cannot be read.
+// digest() of byte_tokenizer().
+std::uint64_t bytes_digest();
+
+// digest() of the tokenizer that load_tokenizer() would make from the folder, or bytes_digest() if
+// it has no tokenizer.json. Throws Error if the file cannot be read.
 std::uint64_t tokenizer_digest(const std::string& folder);
 
 // Copies the tokenizer files that load_tokenizer() and transformers read, and

@@ -277,9 +277,22 @@ std::vector<std::int64_t> TokenFile::document(std::int64_t index) const {
 }
 
 void TokenFile::verify() const {
+  const auto tokens_end = impl_->header.tokens;
   SHERD_CHECK(
       digest_of(impl_->ids()) == impl_->header.ids_digest, "[data] ",
       impl_->path, ": expected the ids that were written, found others");
+  std::uint64_t begin = 0;
+  for (std::uint64_t i = 0; i <= impl_->header.documents; ++i) {
+    const auto offset = impl_->offset(i);
+    const bool first = i > 0 || offset == 0;
+    const bool last = i < impl_->header.documents || offset == tokens_end;
+    SHERD_CHECK(
+        offset >= begin && first && last, "[data] ", impl_->path,
+        ": expected documents that begin at token 0, follow each other and end "
+        "at token ",
+        tokens_end, ", found offset ", offset, " of document ", i);
+    begin = offset;
+  }
 }
 
 }  // namespace sherd::data

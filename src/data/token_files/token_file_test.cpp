@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -176,6 +177,25 @@ TEST(TokenFile, VerifyFindsAChangedId) {
   bytes[66] = 7;
   const TokenFile file(folder.file("changed.tokens", bytes));
   EXPECT_THROW(file.verify(), Error);
+}
+
+TEST(TokenFile, VerifyFindsAChangedOffset) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a.tokens";
+  write(path, {{1, 2}, {3}}, {.vocabulary = 10});
+  EXPECT_NO_THROW(TokenFile(path).verify());
+  const auto bytes = content(path);
+  constexpr std::size_t kOffsets = 64 + 8;  // The header, and padded ids.
+  for (const auto& [place, value] :
+       {std::pair<std::size_t, int>{0, 1}, {8, 4}, {16, 2}}) {
+    auto changed = bytes;
+    changed[kOffsets + place] = static_cast<char>(value);
+    const TokenFile file(folder.file("changed.tokens", changed));
+    EXPECT_THAT(
+        error_of([&] { file.verify(); }),
+        HasSubstr("expected documents that begin at token 0"))
+        << place;
+  }
 }
 
 TEST(TokenizerFiles, AreCopiedOverThoseThatAreThere) {

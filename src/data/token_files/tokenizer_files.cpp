@@ -16,9 +16,11 @@ std::string tokenizer_file(const std::string& folder) {
   return std::filesystem::is_regular_file(path, missing) ? path.string() : "";
 }
 
+std::uint64_t bytes_digest() { return digest_of("bytes"); }
+
 std::uint64_t tokenizer_digest(const std::string& folder) {
   const auto path = tokenizer_file(folder);
-  return path.empty() ? digest_of("bytes")
+  return path.empty() ? bytes_digest()
                       : digest_of(MappedFile::open(path).value().bytes());
 }
 

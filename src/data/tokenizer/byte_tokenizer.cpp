@@ -32,7 +32,7 @@ class ByteTokenizer : public Tokenizer {
 
   std::int64_t vocab_size() const override { return kBytes; }
   const SpecialTokens& special() const override { return special_; }
-  std::uint64_t digest() const override { return tokenizer_digest(""); }
+  std::uint64_t digest() const override { return bytes_digest(); }
 
  private:
   const SpecialTokens special_;

@@ -120,7 +120,9 @@ std::string Charsmap::normalize(std::string_view text) const {
     }
     at = next;
   }
-  return result;
+  // A file may have any bytes as replacements, but callers need UTF-8.
+  return first_invalid_utf8(result) == result.size() ? result
+                                                     : repaired_utf8(result);
 }
 
 }  // namespace sherd::data

@@ -166,7 +166,7 @@ std::optional<std::int64_t> named_token(
     const char* name) {
   for (const char* file :
        {"tokenizer_config.json", "special_tokens_map.json"}) {
-    const auto path = folder + "/" + file;
+    const auto path = (std::filesystem::path(folder) / file).string();
     if (!std::filesystem::exists(path)) {
       continue;
     }
@@ -190,9 +190,9 @@ std::optional<std::int64_t> named_token(
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
-  const auto path = folder + "/tokenizer.json";
+  const auto path = tokenizer_file(folder);
   SHERD_CHECK_AS(
-      kUnavailable, std::filesystem::exists(path), folder,
+      kUnavailable, !path.empty(), folder.empty() ? "." : folder,
       ": expected a folder with a tokenizer.json, found none");
   const auto file = MappedFile::open(path).value();
   try {

@@ -84,7 +84,9 @@ Regex::Regex(const std::string& pattern, const std::string& where)
   int error = 0;
   PCRE2_SIZE offset = 0;
   impl_->code = pcre2_compile(
-      units(text), text.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error,
+      units(text), text.size(),
+      // \C would match a part of a character.
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
       &offset, nullptr);
   SHERD_CHECK(
       impl_->code != nullptr, where, ": expected a pattern, found ", pattern,

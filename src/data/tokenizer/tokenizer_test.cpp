@@ -7,14 +7,17 @@
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
 #include "data/tokenizer/byte_alphabet.h"
+#include "data/tokenizer/charsmap.h"
 #include "data/tokenizer/regex.h"
 #include "data/tokenizer/utf8.h"
 #include "support/scratch_folder.h"
+#include "support/working_directory.h"
 
 namespace sherd::data {
 namespace {
 
 using sherd::testing::ScratchFolder;
+using sherd::testing::WorkingDirectory;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -232,6 +235,22 @@ TEST(ByteTokenizer, BytesAreIds) {
   EXPECT_THROW(tokenizer->decode({256}), Error);
 }
 
+TEST_F(TokenizerTest, BytesStayBytesBesideATokenizer) {
+  const auto bytes = bytes_digest();
+  load(byte_level());
+  const WorkingDirectory in(folder_.path());
+  EXPECT_EQ(bytes_digest(), bytes);
+  EXPECT_EQ(byte_tokenizer()->digest(), bytes);
+}
+
+TEST_F(TokenizerTest, AnEmptyFolderIsTheWorkingDirectory) {
+  load(byte_level());
+  const WorkingDirectory in(folder_.path());
+  EXPECT_EQ(tokenizer_file(""), "tokenizer.json");
+  EXPECT_EQ(load_tokenizer("")->digest(), tokenizer_digest(folder_.path()));
+  EXPECT_EQ(tokenizer_digest(""), tokenizer_digest(folder_.path()));
+}
+
 TEST(Utf8, RepairsMaximalParts) {
   EXPECT_EQ(repaired_utf8("a\xE2\x82z"), "a\uFFFDz");
   EXPECT_EQ(repaired_utf8("\xED\xA0\x80"), "\uFFFD\uFFFD\uFFFD");
@@ -251,6 +270,35 @@ TEST(Utf8, CharactersAreWhatTheyWereMadeOf) {
   }
 }
 
+std::string base64(const std::string& bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (std::size_t bit = 0; bit < 8 * bytes.size(); bit += 6) {
+    std::size_t digit = 0;
+    for (std::size_t i = bit; i < bit + 6; ++i) {
+      const auto byte =
+          i / 8 < bytes.size() ? static_cast<unsigned char>(bytes[i / 8]) : 0;
+      digit = 2 * digit + ((byte >> (7 - i % 8)) & 1U);
+    }
+    text += kDigits[digit];
+  }
+  return text;
+}
+
+TEST(Charsmap, GivesUtf8EvenIfItsTextsAreNot) {
+  // A trie in which "a" leads to the text at offset 0. See darts-clone for its units.
+  std::vector<std::uint32_t> units(98);
+  units['a'] = (1U << 10U) | (1U << 8U) | 'a';
+  const auto trie_bytes = static_cast<std::uint32_t>(4 * units.size());
+  std::string bytes(reinterpret_cast<const char*>(&trie_bytes), 4);
+  bytes.append(reinterpret_cast<const char*>(units.data()), trie_bytes);
+  const Charsmap map(base64(bytes + std::string("\xE2\x82\0", 3)), "here");
+  EXPECT_EQ(map.normalize("bab"), "b\uFFFDb");
+  const Charsmap good(base64(bytes + std::string("e\0", 2)), "here");
+  EXPECT_EQ(good.normalize("bab"), "beb");
+}
+
 TEST(Regex, MatchesAreNotEmptyAndSpacesAreUnicodes) {
   const Regex spaces("\\s|x*", "test");
   const auto match = spaces.find("\u00e9\u2003", 0);
@@ -258,6 +306,10 @@ TEST(Regex, MatchesAreNotEmptyAndSpacesAreUnicodes) {
   EXPECT_EQ(match->begin, 2U);
   EXPECT_FALSE(Regex("\\s", "test").find("\u180E", 0));
   EXPECT_TRUE(Regex("[^\\sa]", "test").find("a\u180E", 0));
+}
+
+TEST(Regex, DoesNotMatchPartsOfCharacters) {
+  EXPECT_THROW(Regex("\\C", "here"), Error);
 }
 
 TEST(Regex, RefusesWhatItCannotRead) {
