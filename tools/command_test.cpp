@@ -36,6 +36,16 @@ TEST(Command, HelpAndVersionAreForNewcomers) {
   EXPECT_THAT(sherd("--version").shown, StartsWith("sherd "));
 }
 
+TEST(Command, OutputThatIsLostIsAFailure) {
+  for (const std::string words :
+       {"--version", "simulate --days 0.01 --runs 1", "trace --help"}) {
+    const auto outcome = test::run_in_shell(
+        "{ '" SHERD_COMMAND "' " + words + " > /dev/full; }");
+    EXPECT_EQ(outcome.exit_status, 1) << words;
+    EXPECT_THAT(outcome.shown, HasSubstr("expected an output that takes all"));
+  }
+}
+
 TEST(Command, ProgramsGetAllTheirArguments) {
   const char* expected = "[rank 0] <-n><7><--port=1><--><--help><a b>\n";
   const std::string print = "printf '<%s>' -n 7 --port=1 -- --help 'a b'";

@@ -16,6 +16,7 @@
 #include "exec_program.h"
 #include "parse_arguments.h"
 #include "subcommand.h"
+#include "tool_main.h"
 #include "train/train_command.h"
 
 namespace sherd::tools {
@@ -110,11 +111,16 @@ int parse_and_run(CLI::App& app, std::vector<std::string> words) {
     }
   }
   if (!parse_arguments(app, std::move(words))) {
+    expect_printed();
     return 0;
   }
   for (const Subcommand& subcommand : subcommands) {
     if (subcommand.app->parsed()) {
-      return subcommand.run(program);
+      const int status = subcommand.run(program);
+      if (!subcommand.takes_program) {  // Else its result is the program's.
+        expect_printed();
+      }
+      return status;
     }
   }
   return kUsageError;  // Not reached: a subcommand is required.

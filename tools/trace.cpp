@@ -4,8 +4,8 @@
 #include <string>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/base/run_main.h>
 #include "parse_arguments.h"
+#include "tool_main.h"
 #include "trace/chrome_trace.h"
 #include "trace/compare_ranks.h"
 #include "trace/flight_file.h"
@@ -93,6 +93,6 @@ int trace_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::trace_command(argc, argv); });
 }

@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
-#include <sherd/base/run_main.h>
 #include <sherd/world/world.h>
 #include "generate/load_model.h"
 #include "generate/model_flags.h"
@@ -20,6 +19,7 @@
 #include "generate/text_stream.h"
 #include "parse_arguments.h"
 #include "terminal_text.h"
+#include "tool_main.h"
 
 namespace sherd::tools {
 namespace {
@@ -189,6 +189,6 @@ int generate_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::generate_command(argc, argv); });
 }
