@@ -7,11 +7,11 @@
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
-#include <sherd/base/run_main.h>
 #include "parse_arguments.h"
 #include "simulate/simulation_json.h"
 #include "simulate/simulation_page.h"
 #include "simulate/simulation_table.h"
+#include "tool_main.h"
 
 namespace sherd::tools {
 namespace {
@@ -193,7 +193,8 @@ void add_output(CLI::App* app, SimulateArguments& arguments) {
   app->add_option(
          "--html", arguments.html,
          "Also write a page about sizes, failures, stalls and\n"
-         "spares, which takes some twenty simulations more")
+         "spares, which takes some seventy short simulations\n"
+         "more")
       ->type_name("FILE");
 }
 
@@ -217,34 +218,45 @@ std::vector<sim::FailurePolicy> policies_of(
   return policies;
 }
 
+void expect_written(const std::ofstream& file, const std::string& path) {
+  if (!file) {
+    throw Error(path + ": expected a file that can be written, found none");
+  }
+}
+
 void write_page(
     const SimulationOptions& options,
     const std::vector<SimulatedPolicy>& all,
     const std::string& path) {
+  const auto page = simulation_page(options, all);
   std::ofstream file(path, std::ios::binary);
-  file << simulation_page(options, all);
-  if (!file.flush()) {
-    throw Error(path + ": expected a file that can be written, found none");
-  }
+  file << page;
+  file.close();
+  expect_written(file, path);
 }
 
 int run(const SimulateArguments& arguments) {
   auto options = arguments.options;
   options.arrivals = arguments.arrivals == "even" ? sim::Arrivals::kEven
                                                   : sim::Arrivals::kPoisson;
+  if (!arguments.html.empty()) {
+    // Before anything takes time. A page that is there stays until there is a new one.
+    expect_written(
+        std::ofstream(arguments.html, std::ios::app), arguments.html);
+  }
   std::vector<SimulatedPolicy> all;
   for (const auto policy : policies_of(arguments.policies)) {
     options.policy = policy;
     all.push_back({policy, sim::simulate(options)});
-  }
-  if (!arguments.html.empty()) {
-    write_page(options, all, arguments.html);
   }
   if (!arguments.json) {
     std::fputs(simulation_table(all).c_str(), stdout);
     std::putchar('\n');
   }
   std::printf("%s\n", simulation_json(all).c_str());
+  if (!arguments.html.empty()) {
+    write_page(options, all, arguments.html);
+  }
   return 0;
 }
 
@@ -263,6 +275,6 @@ int simulate_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::simulate_command(argc, argv); });
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `sherd simulate`, as a user calls it.
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +14,7 @@ namespace sherd {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 test::Outcome simulate(const std::string& arguments) {
   return test::run_in_shell("'" SHERD_COMMAND "' simulate " + arguments);
@@ -61,12 +64,24 @@ TEST(SimulateCommand, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("--mtbf-mim 3"), HasSubstr("--mtbf-min"));
 }
 
+TEST(SimulateCommand, APageOfASmallClusterIsWritten) {
+  const testing::ScratchFolder scratch;
+  const auto page = scratch.path() + "/page.html";
+  const auto outcome = simulate(
+      "--gpus 8 --replicas 2 --step-s 600 --days 10 --runs 1 --html " + page);
+  ASSERT_EQ(outcome.exit_status, 0) << outcome.shown;
+  std::ostringstream html;
+  html << std::ifstream(page).rdbuf();
+  EXPECT_THAT(html.str(), HasSubstr("</html>"));
+}
+
 TEST(SimulateCommand, APageThatCannotBeWrittenIsAnError) {
   const auto outcome = simulate(
       "--gpus 8 --replicas 1 --policy restart --days 0.1 --mtbf-min 60 "
       "--html /proc/nowhere/page.html");
   EXPECT_NE(outcome.exit_status, 0);
   EXPECT_THAT(outcome.shown, HasSubstr("/proc/nowhere/page.html"));
+  EXPECT_THAT(outcome.shown, Not(HasSubstr("Assumptions")));  // At once.
 }
 
 }  // namespace

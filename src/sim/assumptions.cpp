@@ -46,8 +46,8 @@ class Assumptions {
     } else if (options_.policy == FailurePolicy::kTorchft) {
       add_torchft();
     } else {
-      add("everybody stops at a failure", "and is back after the time away",
-          kFtHsdp);
+      add("everybody stops at a failure",
+          "and is back after the time away, all or none of them", kFtHsdp);
     }
     return std::move(all_);
   }
@@ -55,6 +55,11 @@ class Assumptions {
  private:
   void add(const char* name, std::string value, const char* source) {
     all_.push_back({name, std::move(value), source});
+  }
+
+  // Then options about those that go on have no meaning.
+  bool everybody_restarts() const {
+    return options_.policy == FailurePolicy::kRestart;
   }
 
   void add_cluster() {
@@ -92,8 +97,10 @@ class Assumptions {
             ? "even, replicas in turn"
             : "Poisson, replicas at random, also while others are away",
         kGiven);
-    add("failures that stop the whole job", number(options_.whole_job_share),
-        source_of(options_.whole_job_share, usual.whole_job_share, kAssumed));
+    if (!everybody_restarts()) {
+      add("failures that stop the whole job", number(options_.whole_job_share),
+          source_of(options_.whole_job_share, usual.whole_job_share, kAssumed));
+    }
     add("failures that take two replicas", number(options_.two_replica_share),
         source_of(
             options_.two_replica_share, usual.two_replica_share, kAssumed));
@@ -101,12 +108,16 @@ class Assumptions {
     add("time until the lost are back", with_unit(options_.down_min, "min"),
         source_of(options_.down_min, usual.down_min, kFtHsdp));
     add("a failure of what is away", "begins that time anew", kAssumed);
-    add("stall at a return", with_unit(options_.rejoin_min, "min"),
-        source_of(
-            options_.rejoin_min, usual.rejoin_min,
-            "sherd stops nobody for it; FT-HSDP's is 100 s"));
-    add("restart of the whole job", with_unit(options_.restart_min, "min"),
-        source_of(options_.restart_min, usual.restart_min, kFtHsdp));
+    if (!everybody_restarts()) {
+      add("stall at a return", with_unit(options_.rejoin_min, "min"),
+          source_of(
+              options_.rejoin_min, usual.rejoin_min,
+              "sherd stops nobody for it; FT-HSDP's is 100 s"));
+      add("restart of the whole job", with_unit(options_.restart_min, "min"),
+          source_of(options_.restart_min, usual.restart_min, kFtHsdp));
+      add("fewest replicas that make a step", str(options_.replicas_min),
+          source_of(options_.replicas_min, usual.replicas_min, kOwn));
+    }
     add("between checkpoints",
         options_.checkpoint_min > 0 ? with_unit(options_.checkpoint_min, "min")
                                     : "no time: nothing is lost",
@@ -120,11 +131,13 @@ class Assumptions {
               options_.repair_h, usual.repair_h,
               "assumed, 6 to 24 h are usual"));
     }
-    if (options_.stall_min) {
-      add("stall after a failure", with_unit(*options_.stall_min, "min"),
-          kGiven);
-    } else if (options_.policy != FailurePolicy::kRestart) {
-      add_causes();
+    if (!everybody_restarts()) {
+      if (options_.stall_min) {
+        add("stall after a failure", with_unit(*options_.stall_min, "min"),
+            kGiven);
+      } else {
+        add_causes();
+      }
     }
     if (options_.policy == FailurePolicy::kSherd) {
       add("a replica is given up after",

@@ -64,8 +64,9 @@ class SherdRun {
     outcome_.discarded = progress.rolled_back;
     outcome_.epochs = progress.epochs - before_.epochs;
     outcome_.too_few_s = seconds(progress.too_few_time - before_.too_few_time);
-    outcome_.replica_s = seconds(progress.replica_time);
+    outcome_.replica_s = seconds(progress.replica_time - before_.replica_time);
     outcome_.traffic = world_.traffic();
+    outcome_.traffic->subtract(*traffic_before_);
     return outcome_;
   }
 
@@ -75,6 +76,7 @@ class SherdRun {
 
   void begin() {
     before_ = world_.progress();
+    traffic_before_ = world_.traffic();
     schedule_failure();
     schedule_checkpoint();
     schedule_coordinator_failure();
@@ -287,7 +289,9 @@ class SherdRun {
   std::vector<int> slow_hosts_;
   std::set<ft::Incarnation> known_;  // Incarnations that have been members.
   std::optional<ft::StateId> checkpoint_;
+  // What there was when all replicas trained.
   SimulatedWorld::Progress before_;
+  std::optional<Traffic> traffic_before_;
   RunOutcome outcome_;
 };
 

@@ -16,6 +16,8 @@ class TorchftRun {
  public:
   TorchftRun(const SimulationOptions& options, std::uint64_t seed)
       : options_(options),
+        end_(length_of(options)),
+        checkpoint_(minutes(options.checkpoint_min)),
         step_(seconds_of(step_s_of(options))),
         slow_step_(seconds_of(options.straggler_factor * step_s_of(options))),
         stragglers_(stragglers_of(options, seed)),
@@ -25,9 +27,8 @@ class TorchftRun {
         heals_(static_cast<std::size_t>(options.replicas)) {}
 
   RunOutcome run() {
-    const auto end = length_of(options_);
     failure_ = source_.next();
-    while (now_ < end) {
+    while (now_ < end_) {
       const auto waits_until = fail_until(now_);
       if (waits_until > now_) {
         now_ = waits_until;
@@ -35,7 +36,7 @@ class TorchftRun {
         attempt();
       }
     }
-    outcome_.elapsed_s = seconds(end);
+    outcome_.elapsed_s = seconds(end_);
     outcome_.steps_s =
         static_cast<double>(outcome_.commits) * step_s_of(options_);
     return outcome_;
@@ -61,6 +62,9 @@ class TorchftRun {
     if (failure_.whole_job) {
       const auto there = spares_.replace(at) + minutes(options_.restart_min);
       std::fill(ready_at_.begin(), ready_at_.end(), there);
+      std::fill(heals_.begin(), heals_.end(), false);
+      save_if_due(at);
+      go_back_to_checkpoint();
       return there;
     }
     Instant still{};
@@ -88,6 +92,7 @@ class TorchftRun {
   }
 
   void attempt() {
+    save_if_due(now_);
     std::vector<std::size_t> healing;
     int trains = 0;
     for (std::size_t i = 0; i < ready_at_.size(); ++i) {
@@ -97,23 +102,33 @@ class TorchftRun {
         ++trains;
       }
     }
-    // Without a donor they begin with their checkpoints.
+    if (trains + static_cast<int>(healing.size()) < options_.replicas_min) {
+      wait_for_one_more();
+      return;
+    }
+    if (trains == 0) {  // There is no donor.
+      go_back_to_checkpoint();
+    }
     if (trains == 0 || (!healing.empty() && options_.rejoin_min > 0)) {
       for (const auto one : healing) {
         heals_[one] = false;
       }
-      now_ = trains == 0 && healing.empty()
-          ? *std::min_element(ready_at_.begin(), ready_at_.end())
-          : now_ + minutes(options_.rejoin_min);
+      now_ += minutes(options_.rejoin_min);
       return;
     }
+    make_step(healing, trains);
+  }
+
+  void make_step(const std::vector<std::size_t>& healing, int trains) {
     const auto end = now_ + step_time();
-    const auto still = fail_until(end);
-    now_ = std::max(end, still > Instant(0) ? still : end);
+    const auto still = fail_until(std::min(end, end_));
+    // A failure ends the attempt when the reduction notices it; then the others stand still.
+    now_ = std::max(end, still);
     if (still > Instant(0)) {
       ++outcome_.discarded;
-      // A failure ends the attempt when the reduction notices it; then the others stand still.
-      now_ = std::max(now_, end);
+      return;
+    }
+    if (end > end_) {
       return;
     }
     ++outcome_.commits;
@@ -123,7 +138,39 @@ class TorchftRun {
     }
   }
 
+  // REQUIRES: a replica is away.
+  void wait_for_one_more() {
+    auto until = end_;
+    for (const auto ready_at : ready_at_) {
+      if (ready_at > now_) {
+        until = std::min(until, ready_at);
+      }
+    }
+    outcome_.too_few_s += seconds(until - now_);
+    now_ = until;
+  }
+
+  // Saves what was committed, if a checkpoint was due by then.
+  void save_if_due(Instant at) {
+    if (checkpoint_ > Duration(0) && at >= saves_at_) {
+      saved_commits_ = outcome_.commits;
+      saved_work_s_ = outcome_.work_s;
+      saves_at_ = (at / checkpoint_ + 1) * checkpoint_;
+    }
+  }
+
+  // Without a time between checkpoints nothing is lost.
+  void go_back_to_checkpoint() {
+    if (checkpoint_ > Duration(0)) {
+      outcome_.discarded += outcome_.commits - saved_commits_;
+      outcome_.commits = saved_commits_;
+      outcome_.work_s = saved_work_s_;
+    }
+  }
+
   const SimulationOptions& options_;
+  const Instant end_;
+  const Duration checkpoint_;
   const Duration step_;
   const Duration slow_step_;
   const std::vector<Straggler> stragglers_;
@@ -133,6 +180,10 @@ class TorchftRun {
   Instant now_{0};
   std::vector<Instant> ready_at_;
   std::vector<bool> heals_;  // It has come back but made no step yet.
+  // Of the last checkpoint, and when the next one is due.
+  std::int64_t saved_commits_ = 0;
+  double saved_work_s_ = 0;
+  Instant saves_at_{0};
   RunOutcome outcome_;
 };
 

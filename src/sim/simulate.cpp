@@ -34,15 +34,17 @@ void check_share(double value, const char* what) {
 }
 
 void check_cluster(const SimulationOptions& options) {
+  constexpr std::int64_t kGpusMax = 10'000'000;
   constexpr int kReplicasMax = 4096;  // The coordinator's own limit.
   SHERD_CHECK(
       options.replicas >= 1 && options.replicas <= kReplicasMax,
       "[sim] expected 1 to ", kReplicasMax, " replicas, found ",
       options.replicas);
   SHERD_CHECK(
-      options.gpus >= 1 && options.gpus % options.replicas == 0,
-      "[sim] expected a number of GPUs that the ", options.replicas,
-      " replicas divide, found ", options.gpus);
+      options.gpus >= 1 && options.gpus <= kGpusMax &&
+          options.gpus % options.replicas == 0,
+      "[sim] expected a number of GPUs, at most ", kGpusMax, ", that the ",
+      options.replicas, " replicas divide, found ", options.gpus);
   SHERD_CHECK(
       options.gpus_per_host >= 1,
       "[sim] expected at least one GPU in a host, found ",
@@ -52,8 +54,9 @@ void check_cluster(const SimulationOptions& options) {
       "[sim] expected a minimum from 1 to ", options.replicas,
       " replicas, found ", options.replicas_min);
   SHERD_CHECK(
-      !options.spares || *options.spares >= 0,
-      "[sim] expected 0 spares or more, found ", options.spares.value_or(0));
+      !options.spares || (*options.spares >= 0 && *options.spares <= kGpusMax),
+      "[sim] expected 0 to ", kGpusMax, " spares, found ",
+      options.spares.value_or(0));
 }
 
 void check(const SimulationOptions& options) {
@@ -74,9 +77,9 @@ void check(const SimulationOptions& options) {
       options.stragglers_per_1000_host_days,
       "a rate of hosts that become slow");
   SHERD_CHECK(
-      options.straggler_factor >= 1,
+      std::isfinite(options.straggler_factor) && options.straggler_factor >= 1,
       "[sim] expected a step with a slow host to take 1 time as long or more, "
-      "found ",
+      "and not for ever, found ",
       options.straggler_factor);
   check_positive(options.straggler_min, "how long a host is slow, in minutes,");
   check_not_negative(options.stall_min.value_or(0), "a stall, in minutes,");
@@ -99,10 +102,10 @@ void check(const SimulationOptions& options) {
       options.restart_window_s, "a window of restarts, in seconds,");
   check_positive(options.gradient_mb, "megabytes of gradients");
   check_positive(options.link_gbit_per_s, "a link's gigabits a second");
+  constexpr int kRunsMax = 100'000;
   SHERD_CHECK(
-      options.runs >= 1, "[sim] expected at least one run, found ",
-      options.runs);
-  constexpr double kDaysMax = 20000;
+      options.runs >= 1 && options.runs <= kRunsMax, "[sim] expected 1 to ",
+      kRunsMax, " runs, found ", options.runs);
   SHERD_CHECK(
       seconds(length_of(options)) / 86400 <= kDaysMax,
       "[sim] expected at most ", kDaysMax, " days, found ",
@@ -113,6 +116,23 @@ void check(const SimulationOptions& options) {
   SHERD_CHECK(
       failures <= kFailuresMax, "[sim] expected at most ", kFailuresMax,
       " failures in the simulated time, found ", failures);
+  constexpr double kCheckpointsMax = 1e7;
+  const auto checkpoints = options.checkpoint_min > 0
+      ? seconds(length_of(options)) / 60 / options.checkpoint_min
+      : 0;
+  SHERD_CHECK(
+      checkpoints <= kCheckpointsMax, "[sim] expected at most ",
+      kCheckpointsMax, " checkpoints in the simulated time, found ",
+      checkpoints);
+  constexpr double kCoordinatorFailuresMax = 1e6;
+  const auto coordinator_failures = options.coordinator_mtbf_h > 0
+      ? seconds(length_of(options)) / 3600 / options.coordinator_mtbf_h
+      : 0;
+  SHERD_CHECK(
+      coordinator_failures <= kCoordinatorFailuresMax,
+      "[sim] expected at most ", kCoordinatorFailuresMax,
+      " failures of the coordinator in the simulated time, found ",
+      coordinator_failures);
   constexpr double kStragglersMax = 1e6;
   const auto stragglers = options.stragglers_per_1000_host_days > 0
       ? seconds(length_of(options)) / mean_between_stragglers_s(options)

@@ -29,6 +29,9 @@ enum class Arrivals {
   kPoisson,  // At random times, of random replicas.
 };
 
+// The longest time that can be simulated.
+inline constexpr double kDaysMax = 20000;
+
 // Times in minutes are measured from a failure.
 struct SimulationOptions {
   // ---- behaviour ----

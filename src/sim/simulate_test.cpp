@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/simulate.h"
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <gmock/gmock.h>
@@ -96,9 +98,7 @@ TEST(Simulate, AnotherSeedIsAnotherCourse) {
 }
 
 TEST(Simulate, WithoutFailuresNothingIsLost) {
-  for (const auto policy :
-       {FailurePolicy::kRestart, FailurePolicy::kTorchft,
-        FailurePolicy::kSherd}) {
+  for (const auto policy : {FailurePolicy::kRestart, FailurePolicy::kTorchft}) {
     auto options = few_hosts();
     options.policy = policy;
     options.mtbf_min = 1e9;
@@ -155,6 +155,56 @@ TEST(Simulate, AFailureOfTheWholeJobCostsTheStepsSinceTheCheckpoint) {
   EXPECT_DOUBLE_EQ(lost.failures, kept.failures);
   EXPECT_GT(lost.discarded_steps, 0);
   EXPECT_LT(lost.effective_training_time, kept.effective_training_time);
+}
+
+TEST(Simulate, TorchftGoesBackToItsCheckpoint) {
+  auto options = few_hosts();
+  options.policy = FailurePolicy::kTorchft;
+  options.whole_job_share = 1;
+  options.mtbf_min = 240;
+  const auto kept = simulate(options);
+  options.checkpoint_min = 60;
+  const auto lost = simulate(options);
+  EXPECT_DOUBLE_EQ(lost.failures, kept.failures);
+  EXPECT_GT(lost.discarded_steps, kept.discarded_steps + 100);
+  EXPECT_LT(lost.effective_training_time, kept.effective_training_time);
+}
+
+TEST(Simulate, TorchftWaitsForTheFewestReplicasThatMakeAStep) {
+  auto options = few_hosts();
+  options.policy = FailurePolicy::kTorchft;
+  const auto any = simulate(options);
+  EXPECT_EQ(any.too_few_share, 0);
+  options.replicas_min = options.replicas;
+  const auto all = simulate(options);
+  EXPECT_GT(all.too_few_share, 0.05);
+  EXPECT_LT(all.commits, any.commits);
+  EXPECT_LT(all.effective_training_time, any.effective_training_time);
+}
+
+TEST(Simulate, AStepThatEndsTooLateDoesNotCount) {
+  for (const auto policy : {FailurePolicy::kRestart, FailurePolicy::kTorchft}) {
+    auto options = few_hosts();
+    options.policy = policy;
+    options.mtbf_min = 1e9;
+    options.days = 9.0 / 86400;  // One step of 5 s, and most of another.
+    EXPECT_EQ(simulate(options).commits, 1) << static_cast<int>(policy);
+  }
+}
+
+TEST(Simulate, TrafficIsThatOfTheSimulatedTimeOnly) {
+  auto options = few_hosts();
+  options.mtbf_min = 1e9;
+  options.days = 0.01;
+  const auto of_short = *simulate(options).traffic;
+  options.days = 0.1;
+  const auto of_long = *simulate(options).traffic;
+  EXPECT_NEAR(
+      of_short.coordinator_messages_per_s / of_long.coordinator_messages_per_s,
+      1, 0.01);
+  EXPECT_NEAR(
+      of_short.coordinator_in_bytes_per_s / of_long.coordinator_in_bytes_per_s,
+      1, 0.01);
 }
 
 // Counted like in the launcher. Each of two replicas fails every four minutes, a third of the times
@@ -214,6 +264,26 @@ TEST(Simulate, EachAssumptionHasAValueAndASource) {
   }
 }
 
+TEST(Simulate, NamesOnlyAssumptionsThatThePolicyMakes) {
+  const auto has = [](FailurePolicy policy, const char* name) {
+    auto options = few_hosts();
+    options.policy = policy;
+    options.stall_min = 1;
+    const auto all = simulate(options).assumptions;
+    return std::any_of(all.begin(), all.end(), [&](const auto& one) {
+      return one.name == name;
+    });
+  };
+  for (const char* name :
+       {"stall at a return", "restart of the whole job",
+        "failures that stop the whole job", "stall after a failure",
+        "fewest replicas that make a step"}) {
+    EXPECT_FALSE(has(FailurePolicy::kRestart, name)) << name;
+    EXPECT_TRUE(has(FailurePolicy::kTorchft, name)) << name;
+    EXPECT_TRUE(has(FailurePolicy::kSherd, name)) << name;
+  }
+}
+
 TEST(Simulate, RefusesWhatDoesNotFitTogether) {
   const auto refused = [](const std::function<void(SimulationOptions&)>& set) {
     auto options = few_hosts();
@@ -233,7 +303,7 @@ TEST(Simulate, RefusesWhatDoesNotFitTogether) {
       HasSubstr("1 to 4096 replicas, found 0"));
   EXPECT_THAT(
       refused([](auto& o) { o.spares = -1; }),
-      HasSubstr("0 spares or more, found -1"));
+      HasSubstr("0 to 10000000 spares, found -1"));
   EXPECT_THAT(
       refused([](auto& o) { o.mtbf_min = 0; }), HasSubstr("above 0, found 0"));
   EXPECT_THAT(
@@ -250,6 +320,24 @@ TEST(Simulate, RefusesWhatDoesNotFitTogether) {
   EXPECT_THAT(
       refused([](auto& o) { o.mtbf_min = 1e-9; }),
       HasSubstr("failures in the simulated time"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.checkpoint_min = 1e-12; }),
+      HasSubstr("checkpoints in the simulated time"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.coordinator_mtbf_h = 1e-9; }),
+      HasSubstr("failures of the coordinator in the simulated time"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.spares = 2'000'000'000; }),
+      HasSubstr("found 2000000000"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.gpus = 4'000'000'000'000; }),
+      HasSubstr("found 4000000000000"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.runs = 2'000'000'000; }),
+      HasSubstr("found 2000000000"));
+  EXPECT_THAT(
+      refused([](auto& o) { o.straggler_factor = HUGE_VAL; }),
+      HasSubstr("found inf"));
 }
 
 }  // namespace

@@ -70,6 +70,12 @@ Traffic::Traffic(int ranks_per_replica) {
   answer_bytes_ = framed(views_writer_.bytes_for(told, view));
 }
 
+void Traffic::subtract(const Traffic& earlier) {
+  reports_.subtract(earlier.reports_);
+  views_.subtract(earlier.views_);
+  records_.subtract(earlier.records_);
+}
+
 Traffic::Connection& Traffic::connection(
     ft::ReplicaId replica, ft::Incarnation incarnation) {
   auto& one = connections_[replica];

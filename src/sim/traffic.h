@@ -23,6 +23,10 @@ struct Flow {
     messages += times;
     bytes += size * times;
   }
+  void subtract(const Flow& earlier) {
+    messages -= earlier.messages;
+    bytes -= earlier.bytes;
+  }
 };
 
 class Traffic {
@@ -33,6 +37,9 @@ class Traffic {
   void report(const ft::Report& report, std::int64_t times);
   void view(const ft::SendView& sent, std::int64_t times);
   void record(const ft::Record& record, std::int64_t times);
+
+  // Leaves only what was counted since then. REQUIRES: this is a later state of `earlier`.
+  void subtract(const Traffic& earlier);
 
   // Reports, except for heartbeats that repeat them.
   const Flow& reports() const { return reports_; }

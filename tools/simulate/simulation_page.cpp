@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "format_text.h"
@@ -42,13 +43,21 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 )";
 
 // Few failures and few runs, so that all points together take a minute.
+constexpr int kFailures = 150;
+constexpr int kRuns = 4;
+
+int runs_of(const SimulationOptions& options) {
+  return options.arrivals == sim::Arrivals::kEven
+      ? 1
+      : std::min(options.runs, kRuns);
+}
+
 SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
-  constexpr double kFailures = 150;
-  constexpr int kRuns = 4;
   options.policy = policy;
   options.steps.reset();
-  options.days = kFailures * mtbf_min_of(options) / kMinutesPerDay;
-  options.runs = std::min(options.runs, kRuns);
+  options.days = std::min(
+      kFailures * mtbf_min_of(options) / kMinutesPerDay, sim::kDaysMax);
+  options.runs = runs_of(options);
   return options;
 }
 
@@ -56,14 +65,15 @@ constexpr std::array<sim::FailurePolicy, 3> kAll = {
     sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft,
     sim::FailurePolicy::kRestart};
 
-// Effective training time of all policies, for options that depend on x.
+// Effective training time of some policies, for options that depend on x.
 Plot plot_of(
     const char* title,
     const char* x_name,
     const std::vector<double>& xs,
-    const std::function<SimulationOptions(double)>& options_at) {
+    const std::function<SimulationOptions(double)>& options_at,
+    std::span<const sim::FailurePolicy> policies = kAll) {
   Plot plot{.title = title, .x_high = xs.back(), .x_name = x_name};
-  for (const auto policy : kAll) {
+  for (const auto policy : policies) {
     Points points;
     for (const double x : xs) {
       const auto result = sim::simulate(quick(options_at(x), policy));
@@ -120,16 +130,19 @@ std::string failure_plot(const SimulationOptions& options) {
 }
 
 std::string stall_plot(const SimulationOptions& options) {
-  auto plot = plot_of(
+  // Under kRestart all replicas stand still until the restart anyway.
+  constexpr std::array kStalling = {
+      sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft};
+  return plot_html(plot_of(
       "Effective training time, %, by minutes that all stand still after a "
       "failure",
-      "minutes", {0, 0.1, 0.5, 1, 2, 3, 5}, [&](double minutes) {
+      "minutes", {0, 0.1, 0.5, 1, 2, 3, 5},
+      [&](double minutes) {
         auto at = options;
         at.stall_min = minutes;
         return at;
-      });
-  plot.series.pop_back();  // All replicas stand still until the restart anyway.
-  return plot_html(plot);
+      },
+      kStalling));
 }
 
 std::string spares_plot(const SimulationOptions& options) {
@@ -224,9 +237,10 @@ std::string simulation_page(
   html += result_table(all);
   html += spares_plot(options) + failure_plot(options) + size_plot(options) +
       stall_plot(options);
-  html +=
-      "<p>Points of the plots are means of four runs of 150 failures; the "
-      "other options are those of the table.</p>\n";
+  html += format(
+      "<p>Points of the plots are means of %d runs of %d failures, or of %.0f "
+      "days; the other options are those of the table.</p>\n",
+      runs_of(options), kFailures, sim::kDaysMax);
   for (const auto& one : all) {
     html += resource_table(one);
   }
