@@ -11,6 +11,9 @@
 namespace sherd::tools {
 namespace {
 
+// Of ranks without a file; a damaged one may speak of very many.
+constexpr int kMissingShown = 64;
+
 // What a rank requested at one step, and when.
 struct Request {
   std::string subject;
@@ -201,11 +204,16 @@ std::string comparison_text(std::span<const FlightFile> files) {
   for (const auto& file : files) {
     with_file.insert(file.rank);
   }
+  int missing = 0;
   for (int rank = 0; rank < files.front().world_size; ++rank) {
-    if (!with_file.contains(rank)) {
+    if (!with_file.contains(rank) && ++missing <= kMissingShown) {
       text += "rank " + std::to_string(rank) +
           " has left no file: it was killed, or ended without a failure\n";
     }
+  }
+  if (missing > kMissingShown) {
+    text +=
+        "so have " + std::to_string(missing - kMissingShown) + " ranks more\n";
   }
   const auto differences = compare_ranks(files);
   for (const auto& difference : differences) {

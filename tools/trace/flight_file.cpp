@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "sherd flight record";
+constexpr int kRanksMax = 1'000'000;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& found) {
   throw Error(
@@ -92,7 +94,8 @@ FlightFile parse(const Json& json, const std::string& path) {
   for (const auto& row : json.at("events")) {
     file.events.push_back(parse_event(row, file.groups, path));
   }
-  if (file.rank < 0 || file.rank >= file.world_size) {
+  if (file.rank < 0 || file.rank >= file.world_size ||
+      file.world_size > kRanksMax) {
     refuse(
         path,
         "rank " + std::to_string(file.rank) + " of " +
@@ -138,6 +141,23 @@ std::int64_t offset_between(
   return *middle;
 }
 
+// ", but replica-0 and ..." for a folder with those of the replicas of a run; "" for another one.
+std::string replicas_text(const std::string& folder) {
+  std::set<std::string> replicas;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with("replica-") && entry.is_directory(error)) {
+      replicas.insert(name);
+    }
+  }
+  std::string text;
+  for (const auto& name : replicas) {
+    text += (text.empty() ? ", but folders of replicas: " : ", ") + name;
+  }
+  return text.empty() ? "" : text + "; name one of them";
+}
+
 }  // namespace
 
 FlightFile parse_flight_file(const std::string& text, const std::string& path) {
@@ -180,7 +200,7 @@ std::vector<FlightFile> read_flight_folder(const std::string& folder) {
   if (files.empty()) {
     throw Error(
         folder + ": expected a folder with rank-0.json and so on, found " +
-        (error ? error.message() : std::string("none in it")));
+        (error ? error.message() : "none in it" + replicas_text(folder)));
   }
   std::vector<FlightFile> by_rank;
   for (auto& [rank, file] : files) {

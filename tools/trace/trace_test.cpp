@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "support/scratch_folder.h"
 #include "trace/chrome_trace.h"
 #include "trace/compare_ranks.h"
 #include "trace/flight_file.h"
@@ -176,6 +177,17 @@ TEST(CompareRanks, TheTextNamesRanksWithoutFileAndWhatOthersWaitFor) {
 }
 
 // ---- clocks ----
+
+TEST(CompareRanks, VeryManyRanksWithoutFileAreCounted) {
+  std::vector<FlightFile> files(1);
+  files[0].world_size = 1'000'000;
+  EXPECT_THAT(
+      comparison_text(files),
+      AllOf(
+          HasSubstr("rank 64 has left no file"),
+          Not(HasSubstr("rank 65 has left no file")),
+          HasSubstr("so have 999935 ranks more")));
+}
 
 TEST(AlignClocks, HostsMeetWhereTheirRanksEndedTheSameSteps) {
   constexpr std::int64_t kApart = 5'000'000'000;
@@ -362,6 +374,26 @@ TEST(FlightFile, EveryPrefixIsRefused) {
   }
 }
 
+TEST(FlightFile, AFolderOfReplicasIsToldFromAnEmptyOne) {
+  const testing::ScratchFolder scratch;
+  const auto refusal = [&] {
+    try {
+      read_flight_folder(scratch.path());
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal(), ::testing::EndsWith("found none in it"));
+  scratch.file("replica-0/rank-0.json", recorded());
+  scratch.file("replica-1/rank-0.json", recorded());
+  EXPECT_THAT(
+      refusal(),
+      HasSubstr(
+          "found none in it, but folders of replicas: replica-0, replica-1; "
+          "name one of them"));
+}
+
 TEST(FlightFile, ForeignFilesAreRefusedByWhatTheyAre) {
   EXPECT_THAT(error_of_file("{}"), HasSubstr("another format"));
   EXPECT_THAT(error_of_file("[1]"), HasSubstr("another format"));
@@ -373,6 +405,7 @@ TEST(FlightFile, ForeignFilesAreRefusedByWhatTheyAre) {
   };
   EXPECT_THAT(with("/version", 2), HasSubstr("version 2 instead of 1"));
   EXPECT_THAT(with("/rank", 3), HasSubstr("rank 3 of 3"));
+  EXPECT_THAT(with("/world_size", 2'000'000'000), HasSubstr("of 2000000000"));
   EXPECT_THAT(with("/events/0/1", "eaten"), HasSubstr("the event"));
   EXPECT_THAT(with("/events/0/3", 1), HasSubstr("no known exchange or unit"));
   EXPECT_THAT(with("/events/0/4", 2), HasSubstr("no known exchange or unit"));
