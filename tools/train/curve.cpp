@@ -75,7 +75,8 @@ std::optional<double> validation(const StepMetrics& record) {
       : std::nullopt;
 }
 
-// The points with a finite loss: one in so many, the last, and all that were validated.
+// The points with a finite loss: one in so many, the last, and one in so many of those that were
+// validated.
 std::vector<Point> points_of(const std::vector<StepMetrics>& records) {
   std::vector<const StepMetrics*> finite;
   std::vector<double> losses;
@@ -86,12 +87,20 @@ std::vector<Point> points_of(const std::vector<StepMetrics>& records) {
     }
   }
   const auto smooth = smoothed(losses);
+  const auto validations = static_cast<std::size_t>(std::count_if(
+      finite.begin(), finite.end(),
+      [](const auto* record) { return validation(*record).has_value(); }));
   const std::size_t stride = finite.size() / kPointsMax + 1;
+  const std::size_t validation_stride = validations / kPointsMax + 1;
+  std::size_t validated = 0;  // How many points before this one were.
   std::vector<Point> points;
   for (std::size_t i = 0; i < finite.size(); ++i) {
-    if (i % stride == 0 || i + 1 == finite.size() || validation(*finite[i])) {
+    const bool has_validation = validation(*finite[i]).has_value();
+    if (i % stride == 0 || i + 1 == finite.size() ||
+        (has_validation && validated % validation_stride == 0)) {
       points.push_back({finite[i], smooth[i]});
     }
+    validated += has_validation ? 1 : 0;
   }
   return points;
 }

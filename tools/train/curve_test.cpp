@@ -100,5 +100,13 @@ TEST(Curve, ALongRunHasNoLongerPageAndKeepsItsLastStep) {
   EXPECT_THAT(html, HasSubstr("<span style='left:100.00%'>100k</span>"));
 }
 
+TEST(Curve, ALongRunThatValidatesEachStepHasNoLongerPage) {
+  auto records = falling(100'003);
+  for (auto& record : records) {
+    record.val_loss = record.loss;
+  }
+  EXPECT_LT(curve_html("run", {}, records).size(), 5'000'000U);
+}
+
 }  // namespace
 }  // namespace sherd::tools

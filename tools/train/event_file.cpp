@@ -5,9 +5,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <optional>
+#include <string_view>
 #include <system_error>
 #include "base/crc32c.h"
+#include "train/metric_columns.h"
 #include "train/step_meter.h"
 
 namespace sherd::tools {
@@ -87,19 +88,17 @@ std::string scalar(const char* tag, double value) {
           number_field(kValueSimple, static_cast<float>(value)));
 }
 
-std::string scalar(const char* tag, const std::optional<double>& value) {
-  return value.has_value() ? scalar(tag, *value) : "";
-}
-
+// Step and time are those of the event.
 std::string summary(const StepMetrics& record) {
-  return scalar("loss", record.loss) + scalar("val_loss", record.val_loss) +
-      scalar("lr", record.lr) + scalar("grad_norm", record.grad_norm) +
-      scalar("loss_scale", record.loss_scale) +
-      (record.loss_scale ? scalar("skipped", record.skipped ? 1.0 : 0.0) : "") +
-      scalar("step_s", record.step_s) +
-      scalar("tokens_per_s", record.tokens_per_s) + scalar("mfu", record.mfu) +
-      scalar("rss_bytes", static_cast<double>(record.rss_bytes)) +
-      scalar("tokens", static_cast<double>(record.tokens));
+  std::string values;
+  for (const auto& column : kMetricColumns) {
+    const std::string_view name = column.name;
+    const auto value = column.value(record);
+    if (value && name != "step" && name != "time") {
+      values += scalar(column.name, *value);
+    }
+  }
+  return values;
 }
 
 // Creates the folder. Readers take files in the order of their names, and identify them by the text

@@ -180,7 +180,7 @@ RunFolder::RunFolder(
   std::string kept;
   each_record(file, metrics, [&](const std::string& line, StepMetrics record) {
     if (record.step <= step) {
-      records_.push_back(std::move(record));
+      keep(std::move(record));
       kept += line + "\n";
     }
   });
@@ -196,7 +196,7 @@ void RunFolder::open(const std::string& config_json, std::int64_t first_step) {
 }
 
 void RunFolder::add(const StepMetrics& record) {
-  records_.push_back(record);
+  keep(record);
   unless_disk_fails([&] {
     const auto reason = metrics_->append(metrics_line(record) + "\n");
     if (!reason.empty()) {
@@ -204,6 +204,11 @@ void RunFolder::add(const StepMetrics& record) {
     }
   });
   events_->add(record);
+}
+
+void RunFolder::keep(StepMetrics record) {
+  record.ranks = {};  // They would be most of the memory of a long run.
+  records_.push_back(std::move(record));
 }
 
 void RunFolder::write(const std::string& name, const std::string& content) {

@@ -52,7 +52,7 @@ class RunFolder {
   // until it works again; the line is then written before the next one.
   void add(const StepMetrics& record);
 
-  // All records added so far.
+  // All records added so far, without their ranks.
   const std::vector<StepMetrics>& records() const { return records_; }
 
   // Writes a whole file, replacing it in one move: readers see either the old or the new file.
@@ -61,6 +61,7 @@ class RunFolder {
 
  private:
   void open(const std::string& config_json, std::int64_t first_step);
+  void keep(StepMetrics record);
   void unless_disk_fails(const std::function<void()>& action);
   void replace(const std::string& name, const std::string& content) const;
   std::string metrics_path() const;

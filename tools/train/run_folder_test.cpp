@@ -70,6 +70,20 @@ TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
   }
 }
 
+TEST(RunFolder, KeepsStepsInMemoryWithoutTheirRanks) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  {
+    RunFolder folder(path, "{}");
+    folder.add({.step = 1, .loss = 2, .ranks = {{.step_s = 1}}});
+    EXPECT_TRUE(folder.records()[0].ranks.empty());
+  }
+  EXPECT_EQ(read_metrics(path + "/metrics.jsonl")[0].ranks.size(), 1U);
+  const RunFolder again(path, "{}", 1);
+  EXPECT_EQ(again.records()[0].loss, 2);
+  EXPECT_TRUE(again.records()[0].ranks.empty());
+}
+
 TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
   const ScratchFolder scratch;
   RunFolder folder(scratch.path() + "/run", "{}");

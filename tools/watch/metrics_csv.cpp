@@ -4,15 +4,23 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <optional>
+#include "train/metric_columns.h"
 
 namespace sherd::tools {
 namespace {
+
+// Whole numbers up to this one are exact, and are written without an exponent.
+constexpr double kWholeMax = 0x1p53;
 
 // The shortest text that reads back as the same number.
 std::string text_of(std::optional<double> value) {
   if (!value.has_value() || !std::isfinite(*value)) {
     return "";
+  }
+  if (std::abs(*value) <= kWholeMax && std::trunc(*value) == *value) {
+    return std::to_string(static_cast<std::int64_t>(*value));
   }
   std::array<char, 32> text{};
   const auto end =
@@ -23,17 +31,20 @@ std::string text_of(std::optional<double> value) {
 }  // namespace
 
 std::string csv_header() {
-  return "step,time,tokens,loss,val_loss,lr,grad_norm,step_s,tokens_per_s,mfu,"
-         "rss_bytes\n";
+  std::string line;
+  for (const auto& column : kMetricColumns) {
+    line += (line.empty() ? "" : ",") + std::string(column.name);
+  }
+  return line + "\n";
 }
 
 std::string csv_line(const StepMetrics& record) {
-  return std::to_string(record.step) + "," + text_of(record.time) + "," +
-      std::to_string(record.tokens) + "," + text_of(record.loss) + "," +
-      text_of(record.val_loss) + "," + text_of(record.lr) + "," +
-      text_of(record.grad_norm) + "," + text_of(record.step_s) + "," +
-      text_of(record.tokens_per_s) + "," + text_of(record.mfu) + "," +
-      std::to_string(record.rss_bytes) + "\n";
+  std::string line;
+  for (const auto& column : kMetricColumns) {
+    line += text_of(column.value(record)) + ",";
+  }
+  line.back() = '\n';
+  return line;
 }
 
 }  // namespace sherd::tools

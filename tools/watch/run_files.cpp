@@ -15,6 +15,20 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kTailBytes = 256 << 10;
+// Fewer would be no mean. Lines of runs with many ranks are long.
+constexpr std::size_t kStepsMin = 10;
+
+// The last steps of a file, and at least kStepsMin of them if it has so many.
+std::vector<StepMetrics> last_steps(const fs::path& metrics) {
+  const auto size = static_cast<std::int64_t>(fs::file_size(metrics));
+  auto bytes = kTailBytes;
+  auto records = read_metrics(metrics.string(), bytes);
+  while (records.size() < kStepsMin && bytes < size) {
+    bytes *= 2;
+    records = read_metrics(metrics.string(), bytes);
+  }
+  return records;
+}
 
 // Where training ends, according to config.json; 0 if unknown.
 std::int64_t steps_of(const fs::path& folder) {
@@ -41,7 +55,7 @@ RunState read_run(const fs::path& folder, const std::string& ranks) {
   run.steps = steps_of(folder);
   const auto metrics = folder / "metrics.jsonl";
   if (fs::exists(metrics)) {
-    run.records = read_metrics(metrics.string(), kTailBytes);
+    run.records = last_steps(metrics);
     run.age_s = age_s(metrics);
   }
   return run;

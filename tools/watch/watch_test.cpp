@@ -7,8 +7,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "support/scratch_folder.h"
+#include "train/run_folder.h"
 #include "watch/http_get.h"
 #include "watch/metrics_csv.h"
+#include "watch/run_files.h"
 #include "watch/run_view.h"
 #include "watch/status_view.h"
 
@@ -146,6 +149,22 @@ TEST(RunView, ATerminalObeysNothingOfAName) {
   EXPECT_THAT(view_of(run), StartsWith("a?[2Jb\n"));
 }
 
+TEST(RunFiles, LongLinesOfManyRanksAreRead) {
+  const testing::ScratchFolder scratch;
+  std::string metrics;
+  for (std::int64_t step = 1; step <= 12; ++step) {
+    metrics +=
+        metrics_line({.step = step, .ranks = std::vector<RankMetrics>(4096)}) +
+        "\n";
+  }
+  scratch.file("config.json", R"({"steps": 20})");
+  scratch.file("metrics.jsonl", metrics);
+  const auto runs = read_runs(scratch.path());
+  ASSERT_EQ(runs.size(), 1U);
+  ASSERT_GE(runs[0].records.size(), 10U);
+  EXPECT_EQ(runs[0].records.back().step, 12);
+}
+
 TEST(MetricsCsv, HasAnEmptyCellForWhatIsMissingAndAllDigits) {
   EXPECT_THAT(csv_header(), StartsWith("step,time,tokens,loss,"));
   EXPECT_EQ(
@@ -159,7 +178,18 @@ TEST(MetricsCsv, HasAnEmptyCellForWhatIsMissingAndAllDigits) {
            .rss_bytes = 9,
            .time = 1.5,
            .tokens = 7}),
-      "1,1.5,7,,,0.1,2,0.3333333333333333,8,,9\n");
+      "1,1.5,7,,,0.1,2,,,0.3333333333333333,8,,9\n");
+}
+
+TEST(MetricsCsv, HasTheScaleOfTheLossAndWhetherTheStepWasSkipped) {
+  EXPECT_THAT(csv_header(), HasSubstr(",grad_norm,loss_scale,skipped,step_s,"));
+  EXPECT_EQ(
+      csv_line(
+          {.step = 1'000'000,
+           .loss_scale = 65536,
+           .skipped = true,
+           .tokens = 12'000'000'000}),
+      "1000000,0,12000000000,0,,0,0,65536,1,0,0,,0\n");
 }
 
 // What a coordinator reports about two replicas, one of which waits.
