@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 #include <CLI/CLI.hpp>
@@ -18,6 +19,7 @@
 #include "base/replace_file.h"
 #include "generate/model_source.h"
 #include "parse_arguments.h"
+#include "tool_main.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
 #include "train/progress_bar.h"
@@ -29,6 +31,12 @@ namespace {
 constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
+
+// Paths and names that are not UTF-8 are printed with U+FFFD.
+void print(const Json& json, int indent = -1) {
+  std::puts(
+      json.dump(indent, ' ', false, Json::error_handler_t::replace).c_str());
+}
 
 // Opening a path that is no checkpoint reports what it is.
 std::string newest_in(const std::string& path) {
@@ -62,7 +70,7 @@ Json json_of(const CheckpointContent& content) {
 void inspect(const std::string& path, bool json) {
   const auto content = checkpoint_content(newest_in(path));
   if (json) {
-    std::puts(json_of(content).dump(1).c_str());
+    print(json_of(content), 1);
     return;
   }
   std::printf(
@@ -84,7 +92,7 @@ void verify(const std::string& path, bool json) {
   const auto folder = newest_in(path);
   const auto bytes = verify_checkpoint(folder, progress_bar("verify"));
   if (json) {
-    std::puts(Json({{"folder", folder}, {"bytes", bytes}}).dump().c_str());
+    print(Json({{"folder", folder}, {"bytes", bytes}}));
   } else {
     std::printf(
         "%s: complete, %s of tensors as they were saved\n", folder.c_str(),
@@ -98,7 +106,7 @@ void merge(
   const auto files = merge_checkpoint(
       folder, to, {.archives = archives, .progress = progress_bar("merge")});
   if (json) {
-    std::puts(Json({{"folder", folder}, {"files", files}}).dump().c_str());
+    print(Json({{"folder", folder}, {"files", files}}));
     return;
   }
   for (const auto& file : files) {
@@ -160,15 +168,16 @@ void print(const CheckpointDifference& found) {
       found.only_in_first.size() + found.only_in_second.size());
 }
 
-// Returns exit statuses like diff.
+// Returns exit statuses like diff(1): 0 for no difference, 1 for some.
 int diff(const std::string& first, const std::string& second, bool json) {
   const auto found = compare_checkpoints(
       newest_in(first), newest_in(second), progress_bar("diff"));
   if (json) {
-    std::puts(json_of(found).dump(1).c_str());
+    print(json_of(found), 1);
   } else {
     print(found);
   }
+  expect_printed();  // Here, since 1 would say that they differ.
   return found.none() ? 0 : kDiffers;
 }
 
@@ -202,12 +211,23 @@ void export_to(
   const auto copied = data::copy_tokenizer(source.folder, to);
   files.insert(files.end(), copied.begin(), copied.end());
   if (json) {
-    std::puts(
-        Json({{"folder", source.weights}, {"files", files}}).dump().c_str());
+    print(Json({{"folder", source.weights}, {"files", files}}));
     return;
   }
   for (const auto& file : files) {
     std::printf("%s\n", file.c_str());
+  }
+}
+
+// Throws Error if the folder has a run, whose files would be replaced.
+void expect_no_run(const std::string& folder) {
+  std::error_code ignored;
+  for (const char* name : {"config.json", "metrics.jsonl", "checkpoints"}) {
+    const auto path = folder + "/" + name;
+    if (std::filesystem::exists(path, ignored) &&
+        !std::filesystem::is_empty(path, ignored)) {
+      throw Error(folder + ": expected a folder without a run, found " + path);
+    }
   }
 }
 
@@ -218,6 +238,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
     throw Error(
         from + ": expected a Hugging Face model, found a run of sherd train");
   }
+  expect_no_run(run);
   auto config = source.config;
   config.run = ".";  // Relative to the folder of its config.json.
   const auto names = import_checkpoint(
@@ -233,7 +254,7 @@ void import_from(const std::string& from, const std::string& run, bool json) {
   replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
   data::copy_tokenizer(from, run);
   if (json) {
-    std::puts(Json({{"run", run}, {"tensors", names.size()}}).dump().c_str());
+    print(Json({{"run", run}, {"tensors", names.size()}}));
     return;
   }
   std::printf(
@@ -276,7 +297,7 @@ void add_readers(CLI::App& app, Arguments& given, Commands& commands) {
   auto* diff_app = app.add_subcommand(
       "diff",
       "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
-      "0: in nothing; 1: in something");
+      "0: in nothing; 1: in something; 2: they could not be compared");
   diff_app->add_option("PATH", given.path, kPathHelp)->required();
   diff_app->add_option("OTHER", given.to, kPathHelp)->required();
   commands[diff_app] = [](const Arguments& all) {
@@ -341,11 +362,16 @@ int checkpoint_command(int argc, char** argv) {
   if (!parse_arguments(app, words_of(argc, argv))) {
     return 0;
   }
+  const auto* command = app.get_subcommands().front();
   try {
-    return commands.at(app.get_subcommands().front())(given);
-    // The files are at fault, not the command line.
-  } catch (const Error& error) {
-    throw Error(error.what(), ErrorCode::kUnavailable);
+    return commands.at(command)(given);
+  } catch (const std::exception& error) {
+    // The files are at fault, not the command line. But 1 says that checkpoints differ, so diff(1)
+    // returns for an error what run_main() does for wrong usage.
+    throw Error(
+        without_backtrace(error.what()),
+        command->get_name() == "diff" ? ErrorCode::kInvalidArgument
+                                      : ErrorCode::kUnavailable);
   }
 }
 
@@ -353,6 +379,6 @@ int checkpoint_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::checkpoint_command(argc, argv); });
 }

@@ -94,7 +94,13 @@ def carries_the_tokenizer(command):
     assert {pathlib.Path(file).name for file in files["files"]} == {
         "model.safetensors", "config.json", *companions,
     }, files  # fmt: skip
-    command.shown(0, "import", exported, command.scratch / "imported")
+    imported = command.scratch / "imported"
+    command.shown(0, "import", exported, imported)
+    for run in (command.run, imported):
+        config = (run / "config.json").read_bytes()
+        refused = command.shown(1, "import", exported, run)
+        assert f"{run}: expected a folder without a run" in refused, refused
+        assert (run / "config.json").read_bytes() == config
     for name in companions:
         for folder in (exported, command.scratch / "imported"):
             assert name in (folder / name).read_text(), folder
@@ -102,6 +108,7 @@ def carries_the_tokenizer(command):
 
 
 def refuses(command):
+    assert "none: expected" in command.shown(2, "diff", command.run, command.scratch / "none")
     assert "see sherd checkpoint diff --help" in command.shown(2, "diff", command.run)
     assert "'bogus'" in command.shown(2, "bogus")
     misspelt = command.shown(2, "inspekt", command.run)
@@ -114,8 +121,8 @@ def refuses(command):
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    for words in (("verify", damaged), ("diff", damaged, command.step(4))):
-        text = command.shown(1, *words)
+    for status, *words in ((1, "verify", damaged), (2, "diff", damaged, command.step(4))):
+        text = command.shown(status, *words)
         assert "model-00001-000.safetensors: " in text and "is damaged" in text, text
 
 
