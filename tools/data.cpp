@@ -10,13 +10,13 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
-#include <sherd/base/run_main.h>
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/clock.h"
 #include "base/parent_folder.h"
 #include "data/prepare.h"
 #include "parse_arguments.h"
+#include "tool_main.h"
 
 namespace sherd::tools {
 namespace {
@@ -92,14 +92,21 @@ struct ShowOptions {
 };
 
 void show(const ShowOptions& options) {
+  if (options.first < 0 || options.count < 1) {
+    throw Error(
+        "expected --first of 0 or more and --count of 1 or more, found " +
+        std::to_string(options.first) + " and " +
+        std::to_string(options.count));
+  }
   const auto path = token_file(options.path);
   const data::TokenFile file(path);
   const auto tokenizer = tokenizer_of(path, file);
-  const auto end = std::min(file.documents(), options.first + options.count);
-  for (auto i = options.first; i < std::max(end, options.first + 1); ++i) {
-    const auto ids = file.document(i);
+  const auto left = std::max(file.documents() - options.first, std::int64_t{1});
+  for (std::int64_t i = 0; i < std::min(left, options.count); ++i) {
+    const auto document = options.first + i;
+    const auto ids = file.document(document);
     const nlohmann::ordered_json json = {
-        {"document", i}, {"ids", ids}, {"text", tokenizer->decode(ids)}};
+        {"document", document}, {"ids", ids}, {"text", tokenizer->decode(ids)}};
     std::puts(json.dump().c_str());
   }
 }
@@ -200,6 +207,6 @@ int data_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::data_command(argc, argv); });
 }

@@ -3,6 +3,8 @@
 // Whole files as text. Thread rule: any thread.
 #pragma once
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -25,9 +27,11 @@ inline std::optional<std::string> text_of_file(const std::string& path) {
 
 // Throws Error, naming the path, if it cannot be read.
 inline std::string text_in(const std::string& path) {
+  errno = 0;
   auto text = text_of_file(path);
   if (!text) {
-    throw Error(path + ": expected a file that can be read, found none");
+    const std::string reason = errno == 0 ? "none" : std::strerror(errno);
+    throw Error(path + ": expected a file that can be read, found " + reason);
   }
   return *std::move(text);
 }

@@ -383,6 +383,7 @@ def bad_input(sherd, scratch):
     evaluate("tasks.jsonl:1: expected", "--choices", tasks)
     tasks.write_text(json.dumps({"prompt": "a" * 90, "choices": ["b" * 9, ""], "answer": 0}))
     evaluate(f"at most {POSITIONS} with the prompt, found 9 and 99", "--choices", tasks)
+    evaluate("--seq: expected none with --choices", "--choices", tasks, "--seq", 4)
     evaluate(f"--seq: expected 0 to {POSITIONS}", "--data", text, "--seq", 1000)
     # The newest checkpoint lost bytes.
     part = next((folder / "checkpoints" / "step-30").glob("model*.safetensors"))

@@ -4,13 +4,13 @@
 // the right one of several choices most likely. On several ranks the model is sharded over them.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
-#include <sherd/base/run_main.h>
 #include <sherd/data/corpus.h>
 #include <sherd/data/token_file.h>
 #include <sherd/world/world.h>
@@ -21,6 +21,7 @@
 #include "generate/scoring.h"
 #include "parse_arguments.h"
 #include "text_file.h"
+#include "tool_main.h"
 
 namespace sherd::tools {
 namespace {
@@ -64,6 +65,11 @@ void check(const Arguments& given, const ModelSource& source) {
     throw Error(
         std::string("expected --data or --choices, found ") +
         (given.data.empty() ? "neither" : "both"));
+  }
+  if (given.seq != 0 && given.data.empty()) {
+    throw Error(
+        "--seq: expected none with --choices, which are read whole, found " +
+        std::to_string(given.seq));
   }
   if (given.seq < 0 || given.seq > source.config.seq) {
     throw Error(
@@ -183,6 +189,16 @@ Json evaluate_choices(
     for (const auto& choice : task.choices) {
       scores.push_back(score_choice(model, task.prompt, choice));
     }
+    if (std::any_of(scores.begin(), scores.end(), [](double score) {
+          return std::isnan(score);
+        })) {
+      throw Error(
+          "--choices: expected log likelihoods, found NaN for a choice of "
+          "task " +
+              std::to_string(chosen.size() + 1) +
+              "; are all weights of the model finite?",
+          ErrorCode::kAborted);
+    }
     const auto best = static_cast<std::size_t>(
         std::max_element(scores.begin(), scores.end()) - scores.begin());
     right += best == task.answer ? 1U : 0U;
@@ -277,6 +293,6 @@ int eval_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
+  return sherd::tools::tool_main(
       argc, argv, [&] { return sherd::tools::eval_command(argc, argv); });
 }

@@ -25,7 +25,9 @@ ChoiceTask parse_choice_task(
         .prompt = json.at("prompt").get<std::string>(),
         .choices = json.at("choices").get<std::vector<std::string>>(),
         .answer = json.at("answer").get<std::size_t>()};
-    if (task.choices.size() >= 2 && task.answer < task.choices.size()) {
+    // get() makes a number of 1.5 and of true, too.
+    if (json.at("answer").is_number_unsigned() && task.choices.size() >= 2 &&
+        task.answer < task.choices.size()) {
       return task;
     }
   } catch (const nlohmann::json::exception&) {

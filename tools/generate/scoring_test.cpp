@@ -91,6 +91,7 @@ TEST(ChoiceTasks, AnotherLineIsAnErrorThatNamesIt) {
   for (const std::string& line :
        {std::string("text"), good + R"("answer": 2})",
         good + R"("answer": -1})", good + R"("answer": "b"})",
+        good + R"("answer": 1.5})", good + R"("answer": true})",
         good + "\"x\":1}",
         std::string(R"({"prompt": "a", "choices": ["b"], "answer": 0})"),
         std::string(R"({"prompt": 1, "choices": ["b", "c"], "answer": 0})"),

@@ -8,6 +8,7 @@
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
 #include "base/hex.h"
+#include "base/parse_number.h"
 #include "generate/model_source.h"
 #include "train/saved_model.h"
 
@@ -36,7 +37,13 @@ std::uint64_t number_in(
                     "values: ") +
         name);
   }
-  return std::stoull(found->second, nullptr, base);
+  const auto number = parse_number<std::uint64_t>(found->second, base);
+  if (!number) {
+    throw Error(
+        std::string("expected a checkpoint of sherd train, whose ") + name +
+        " is a number, found '" + found->second + "'");
+  }
+  return *number;
 }
 
 data::Position position_of(const std::map<std::string, std::string>& values) {

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
+#include "base/parse_number.h"
 #include "train/config.h"
 
 namespace sherd::tools {
@@ -50,9 +51,16 @@ inline SavedModel saved_model(const CheckpointContent& content) {
     }
     return found->second;
   };
+  const auto& vocabulary = value("train.vocabulary");
+  const auto number = parse_number<std::int64_t>(vocabulary);
+  if (!number) {
+    throw Error(
+        content.folder + ": expected train.vocabulary, a number, found '" +
+        vocabulary + "'");
+  }
   return {
       .config = make_config({}, content.folder, value("train.config")),
-      .vocabulary = std::stoll(value("train.vocabulary"))};
+      .vocabulary = *number};
 }
 
 }  // namespace sherd::tools
