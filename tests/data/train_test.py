@@ -125,6 +125,19 @@ def test_a_model_with_its_tokenizer_is_trained_on_and_evaluated(job):
     )  # fmt: skip
 
 
+def test_an_imported_model_takes_data_of_its_tokenizer_only(job):
+    data, run, imported = job.scratch / "data", job.scratch / "run", job.scratch / "imported"
+    job.must("checkpoint", "export", run, job.scratch / "exported")
+    job.must("checkpoint", "import", job.scratch / "exported", imported)
+    goes_on = ("--config", imported / "config.json")
+    job.must_fail(
+        *job.train(ROOT / "LICENSE", "imported", *goes_on),
+        says=["expected tokens of", "imported/tokenizer.json (digest", "found bytes"],
+    )  # fmt: skip
+    assert not (imported / "metrics.jsonl").exists()
+    job.must(*job.train(data, "imported", *goes_on))
+
+
 def test_a_blend_resumes_on_other_ranks_with_the_same_samples(job):
     job.prepare("one", "--validation", 0.2)
     job.prepare("two", text=ROOT / "STYLE.md")
@@ -147,6 +160,10 @@ def test_a_blend_resumes_on_other_ranks_with_the_same_samples(job):
 
 def test_data_that_is_not_what_it_seems(job):
     data = job.prepare("bad")
+    for flag, number in (("--first", -1), ("--count", 0), ("--count", -3)):
+        job.must_fail("data", "show", data, flag, number, says=["--count of 1 or more, found"])
+    shown = job.must("data", "show", data, "--first", 1, "--count", 2**63 - 1)
+    assert json.loads(shown.splitlines()[0])["document"] == 1, shown
     tokens = data / "train.tokens"
     whole = tokens.read_bytes()
     job.must_fail(*job.train(data, "v", "--vocab", 100), says=["at least 259", "found 100"])

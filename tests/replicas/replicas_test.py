@@ -4,8 +4,8 @@
 
   replicas_test.py CASE SHERD SCRATCH
 
-CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end or fp16; SHERD
-the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
+CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16 or
+five_ranks; SHERD the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
 ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
 are in each step, every number must be the same to the last bit.
 """
@@ -293,9 +293,21 @@ def fp16(sherd, scratch):
         sys.exit(f"expected a scale that is halved by some steps, found {first}")
 
 
+def five_ranks(sherd, scratch):
+    """A number of ranks that does not divide the batch of runs without replicas."""
+    command = [sherd, "run", "--fault-tolerant", "--replicas", "1", "--ranks-per-replica", "5"]
+    command += ["--samples-per-replica", "5", "--dead-after", "5", "--", sherd, *JOB]
+    command += ["--run", str(scratch / "run"), "--steps", "2"]
+    subprocess.run(command, env=environment(), check=True, timeout=TIMEOUT_S)
+    steps = records(scratch / "run" / "replica-0")
+    if sorted(steps) != [1, 2] or "val_loss" not in steps[2]:
+        sys.exit(f"expected two steps and a validation, found {steps}")
+
+
 def main():
     all_cases = (
-        undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16
+        undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16,
+        five_ranks,
     )  # fmt: skip
     cases = {each.__name__: each for each in all_cases}
     if len(sys.argv) != 4 or sys.argv[1] not in cases:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import unittest
 
 TIMEOUT_S = 100
@@ -143,6 +144,34 @@ class TrainCommand(unittest.TestCase):
         self.shown(*words, "--save-every", "1", "--steps", "2")
         text = self.shown(*words, "--save-every", "0", "--steps", "3")
         self.assertIn("goes on behind step 2", text)
+
+    def test_a_flag_set_to_false_wins_over_the_file(self):
+        self.shown(*SMALL, "--data", "text", "--run", "x", "--steps", "1", "--quiet")
+        words = ("--config", "x/config.json", "--steps", "2")
+        text = self.shown(*words, "--quiet=false")
+        self.assertIn("goes on behind step 1", text)
+        self.assertFalse(json.loads((self.folder / "x/config.json").read_text())["quiet"])
+
+    def test_a_path_that_is_no_utf8_is_refused_before_anything_is_loaded(self):
+        text = self.shown(*SMALL, "--data", "no-such-\udcff", "--run", "x", expected=2)
+        self.assertIn("--data: expected a text in UTF-8, found", text)
+
+    def test_a_profile_is_taken_once_and_also_of_a_run_that_is_ended(self):
+        process = self.start(
+            "--data", "text", "--run", "x", "--steps", "1000000",
+            "--profile", "profile", "--profile-steps", "1000000",
+            launcher=("-n", "2"),
+        )  # fmt: skip
+        self.wait_for(process, "step 1/")
+        config = json.loads((self.folder / "x/config.json").read_text())
+        self.assertEqual(config["profile"], "")
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.losses("x")) < 5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        self.wait_for(process, "ended  by SIGINT")
+        process.wait(TIMEOUT_S)
+        self.assertTrue((self.folder / "profile/rank-1.json").is_file())
 
     def test_a_run_that_has_taken_its_steps_says_so(self):
         words = (*SMALL, "--data", "text", "--run", "x")

@@ -45,8 +45,13 @@ void add_train_options(CLI::App& app, CommandLine& line) {
     const std::string name = row.name;
     const std::string flag = "--" + name;
     if (*row.value == '\0') {
-      app.add_flag_callback(
-             flag, [&line, name] { line.flags[name] = "true"; }, row.help)
+      // --quiet=false counts as -1, and wins over a file that says true.
+      app.add_flag_function(
+             flag,
+             [&line, name](std::int64_t count) {
+               line.flags[name] = count > 0 ? "true" : "false";
+             },
+             row.help)
           ->group(row.group);
       continue;
     }

@@ -137,11 +137,24 @@ const OptionSpec* find_row(std::string_view name) {
   return nullptr;
 }
 
+// In quotes, with U+FFFD for what is no UTF-8.
+std::string shown(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+bool is_utf8(const std::string& text) {
+  return shown(text) ==
+      Json(text).dump(-1, ' ', false, Json::error_handler_t::ignore);
+}
+
 void take_flag(
     TrainConfig& config, const std::string& name, const std::string& text) {
   const auto* row = find_row(name);
   if (row == nullptr) {
     refuse("--" + name, "a known option", "none of that name");
+  }
+  if (!is_utf8(text)) {
+    refuse("--" + name, "a text in UTF-8", shown(text));
   }
   try {
     if (set(config, *row, std::string_view(text))) {
@@ -211,6 +224,8 @@ void take_file(
     refuse(
         path, "a JSON object",
         "text that ends being JSON at byte " + std::to_string(error.byte));
+  } catch (const Json::exception& error) {
+    refuse(path, "a JSON object", error.what());
   }
   if (!file.is_object()) {
     refuse(path, "a JSON object", std::string("a JSON ") + file.type_name());
@@ -396,6 +411,11 @@ void check_memory(const TrainConfig& config) {
 }
 
 }  // namespace
+
+std::int64_t attention_width(const TrainConfig& config) {
+  return config.head_width > 0 ? config.heads * config.head_width
+                               : config.width;
+}
 
 bool whole_on_each_rank(const TrainConfig& config) {
   return config.strategy == "ddp" || config.strategy == "no_shard";
@@ -635,7 +655,8 @@ std::string to_json(
         row.member);
   }
   json[kAbout] = about;
-  return json.dump(2) + "\n";
+  // A working directory, which paths may begin with, can have any name.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace sherd::tools

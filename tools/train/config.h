@@ -155,6 +155,9 @@ TrainConfig read_config(
     const TrainConfig& defaults = {});
 void check_config(const TrainConfig& config);
 
+// The number of heads times the size of a head.
+std::int64_t attention_width(const TrainConfig& config);
+
 // Whether each rank has the whole model, regardless of --replicate.
 bool whole_on_each_rank(const TrainConfig& config);
 

@@ -185,12 +185,34 @@ TEST(TrainConfig, WrongKeysAreNamedWithFileExpectedAndFound) {
           HasSubstr("(did you mean layers?)")));
 }
 
+TEST(TrainConfig, TextsAreUtf8AsTheRunsConfigNeedsIt) {
+  EXPECT_EQ(
+      flag_refusal("data", "a\xFF"),
+      "--data: expected a text in UTF-8, found \"a\uFFFD\"");
+  EXPECT_EQ(from_flags({{"data", "\u00E4"}}).data, "\u00E4");
+  TrainConfig config;
+  config.data = "/a\xFF";  // From the working directory.
+  EXPECT_THAT(to_json(config, {}), HasSubstr("/a\uFFFD"));
+}
+
+TEST(TrainConfig, AttentionIsAsWideAsItsHeads) {
+  TrainConfig config;
+  config.width = 96;
+  config.heads = 4;
+  EXPECT_EQ(attention_width(config), 96);
+  config.head_width = 32;
+  EXPECT_EQ(attention_width(config), 128);
+}
+
 TEST(TrainConfig, AFileThatIsNoJsonObjectIsRefused) {
   EXPECT_THAT(file_refusal(""), HasSubstr("expected a JSON object"));
   EXPECT_THAT(
       file_refusal("{\"layers\": }"),
       HasSubstr("job.json: expected a JSON object, found text that"));
   EXPECT_THAT(file_refusal("[1]"), HasSubstr("found a JSON array"));
+  EXPECT_THAT(
+      file_refusal("{\"lr\": 1e999}"),
+      AllOf(HasSubstr("job.json: expected a JSON object"), HasSubstr("1e999")));
 }
 
 TEST(TrainConfig, ValuesOutOfRangeAreRefused) {

@@ -108,7 +108,8 @@ class Settings {
   Settings(const std::string& text, const std::string& path) : path_(path) {
     try {
       json_ = Json::parse(text);
-    } catch (const Json::parse_error&) {
+    } catch (
+        const Json::exception&) {  // Also 1e999, a number that is too large.
       refuse("a JSON object", "something else");
     }
     if (!json_.is_object()) {

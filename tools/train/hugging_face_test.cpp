@@ -97,6 +97,9 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
   EXPECT_EQ(
       refusal("{\"model_type\": 1}"),
       "config.json: expected model_type, a text, found 1");
+  EXPECT_EQ(
+      refusal("{\"rope_theta\": 1e999}"),
+      "config.json: expected a JSON object, found something else");
   EXPECT_EQ(refusal("[1]"), "config.json: expected a JSON object, found array");
   EXPECT_EQ(
       refusal("{"),

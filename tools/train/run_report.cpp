@@ -34,6 +34,7 @@ void print(const std::string& text) {
 TrainConfig movable_config(TrainConfig config, const std::string& run) {
   config.run = run;          // Relative to the file.
   config.init_from.clear();  // The run has its own weights now.
+  config.profile.clear();    // It was asked for once.
   if (!config.data.empty()) {
     config.data = std::filesystem::absolute(config.data).string();
   }

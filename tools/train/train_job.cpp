@@ -7,6 +7,7 @@
 #include <string>
 #include <sherd/base/error.h>
 #include "format_text.h"
+#include "generate/model_source.h"
 #include "train/progress_display.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
@@ -70,10 +71,23 @@ class TrainJob {
     }
     checkpoints_.emplace(trainer_, path_);
     const auto resumed = checkpoints_->resume();
+    if (resumed == 0) {
+      expect_tokenizer_of_imported_model();
+    }
     if (!checkpoints_->note().empty()) {
       report_.say("note   " + checkpoints_->note());
     }
     return resumed;
+  }
+
+  // A run that `sherd checkpoint import` has made has a model, but no data that it was trained on.
+  // Called before the tokenizer of the data replaces that of the model.
+  void expect_tokenizer_of_imported_model() const {
+    const auto model = find_model(path_);
+    for (const auto& source : trainer_.corpus().sources()) {
+      expect_tokenizer_of(
+          model, source.corpus->path(), source.corpus->tokenizer_digest());
+    }
   }
 
   void say_that_nothing_is_left(std::int64_t first) {
@@ -130,6 +144,7 @@ class TrainJob {
     if (asked_ <= kSaveRequest) {
       return false;
     }
+    profile_.finish();
     checkpoints_->wait();
     report_.say(
         std::string("ended  by ") + (asked_ == SIGINT ? "SIGINT" : "SIGTERM") +

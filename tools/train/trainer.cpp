@@ -11,6 +11,7 @@
 #include "train/model_flops.h"
 #include "train/peak_flops.h"
 #include "train/run_folder.h"
+#include "train/train_command.h"
 
 namespace sherd::tools {
 namespace {
@@ -51,6 +52,14 @@ std::uint64_t dropout_seed(std::int64_t seed, std::int64_t first_sample) {
       static_cast<std::uint64_t>(first_sample));
 }
 
+// The coordinator decides which samples a replica trains on. What it validates on are batches
+// still, which its ranks must divide.
+std::int64_t batch_of(const TrainConfig& config, const World& world) {
+  const std::int64_t ranks = world.size();
+  return is_replica() ? (config.batch + ranks - 1) / ranks * ranks
+                      : config.batch;
+}
+
 }  // namespace
 
 Trainer::Trainer(
@@ -63,7 +72,7 @@ Trainer::Trainer(
       corpus_(std::move(corpus)),
       batches_(
           *corpus_,
-          {.batch = config_.batch,
+          {.batch = batch_of(config_, world),
            .sequence = config_.seq,
            .seed = static_cast<std::uint64_t>(config_.seed),
            .rank = world.rank(),
@@ -74,7 +83,7 @@ Trainer::Trainer(
       flops_per_token_(flops_per_token(
           {.parameters = multiplied_parameters(*model_),
            .layers = config_.layers,
-           .width = config_.width,
+           .width = attention_width(config_),
            .sequence = config_.seq})),
       peak_flops_(peak_flops(world_, config_, device_)) {}
 
