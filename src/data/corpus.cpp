@@ -136,12 +136,6 @@ class StreamHash {
   std::uint64_t bytes_ = 0;
 };
 
-std::uint16_t id_at(std::string_view bytes, std::int64_t index) {
-  std::uint16_t id = 0;
-  std::memcpy(&id, bytes.data() + index * kIdBytes, sizeof(id));
-  return id;
-}
-
 // Writes ids stored as `Word`s to `to`, and returns the largest.
 template <typename Word>
 std::int64_t copy_words(
@@ -201,7 +195,8 @@ struct Corpus::Impl {
       std::int64_t first, std::int64_t count, const Function& each) const;
   void map(const std::vector<std::string>& files, std::int64_t bytes_max);
   void take_vocabulary(std::int64_t wanted);
-  void check_bytes(std::int64_t wanted) const;
+  // The largest id. Throws Error for one that is not below `wanted`, unless that is 0.
+  template <typename Word>
   std::int64_t check_ids(std::int64_t wanted) const;
   void take_hash();
 };
@@ -235,34 +230,25 @@ void Corpus::Impl::map(
 
 void Corpus::Impl::take_vocabulary(std::int64_t wanted) {
   if (token_bytes == kIdBytes) {
-    const auto largest = check_ids(wanted);
+    const auto largest = check_ids<std::uint16_t>(wanted);
     vocabulary = wanted > 0 ? wanted : largest + 1;
     return;
   }
   vocabulary = wanted > 0 ? wanted : kByteVocabulary;
   if (vocabulary < kByteVocabulary) {
-    check_bytes(vocabulary);
+    check_ids<unsigned char>(vocabulary);
   }
 }
 
-void Corpus::Impl::check_bytes(std::int64_t wanted) const {
-  for (const auto& piece : pieces) {
-    for (std::size_t i = 0; i < piece.bytes.size(); ++i) {
-      const auto id = static_cast<unsigned char>(piece.bytes[i]);
-      SHERD_CHECK(
-          id < wanted, "[data] ", piece.path,
-          ": expected token ids below the vocabulary ", wanted, ", found ",
-          static_cast<int>(id), " at byte ", i);
-    }
-  }
-}
-
+template <typename Word>
 std::int64_t Corpus::Impl::check_ids(std::int64_t wanted) const {
   std::int64_t largest = 0;
   for (const auto& piece : pieces) {
-    const auto count = static_cast<std::int64_t>(piece.bytes.size()) / kIdBytes;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t id = id_at(piece.bytes, i);
+    const std::size_t count = piece.bytes.size() / sizeof(Word);
+    for (std::size_t i = 0; i < count; ++i) {
+      Word word = 0;
+      std::memcpy(&word, piece.bytes.data() + i * sizeof(Word), sizeof(Word));
+      const auto id = static_cast<std::int64_t>(word);
       SHERD_CHECK(
           wanted == 0 || id < wanted, "[data] ", piece.path,
           ": expected token ids below the vocabulary ", wanted, ", found ", id,

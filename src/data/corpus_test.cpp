@@ -178,7 +178,7 @@ TEST(Corpus, RefusalsNamePathExpectedAndFound) {
           HasSubstr("found 10 at token 1")));
   const auto bytes = folder.file("bytes", "a\x80");
   EXPECT_THAT(
-      refusal(bytes, {.vocabulary = 128}), HasSubstr("found 128 at byte 1"));
+      refusal(bytes, {.vocabulary = 128}), HasSubstr("found 128 at token 1"));
   EXPECT_THAT(refusal("/dev/null"), HasSubstr("expected a regular file"));
   EXPECT_THAT(
       refusal(bytes, {.bytes_max = -1}), HasSubstr("at least 0, found -1"));
