@@ -122,6 +122,12 @@ class Assumptions {
         options_.checkpoint_min > 0 ? with_unit(options_.checkpoint_min, "min")
                                     : "no time: nothing is lost",
         options_.checkpoint_min > 0 ? kGiven : "the published formula");
+    add_spares();
+    add_stall();
+  }
+
+  void add_spares() {
+    const SimulationOptions usual;
     add("spare hosts",
         options_.spares ? str(*options_.spares) : "as many as are needed",
         options_.spares ? kGiven : "the published formula");
@@ -131,6 +137,10 @@ class Assumptions {
               options_.repair_h, usual.repair_h,
               "assumed, 6 to 24 h are usual"));
     }
+  }
+
+  void add_stall() {
+    const SimulationOptions usual;
     if (!everybody_restarts()) {
       if (options_.stall_min) {
         add("stall after a failure", with_unit(*options_.stall_min, "min"),

@@ -73,10 +73,11 @@ Failure FailureSource::next() {
   if (even_) {
     at_s_ += mtbf_s_;
   }
-  failure.whole_job = whole_job();
+  failure.whole_job = happens(whole_job_share_, whole_job_due_);
   const auto first = even_ ? count_ % replicas_ : victims_.below(replicas_);
   failure.replicas = {static_cast<int>(first)};
-  if (!failure.whole_job && two_replicas() && replicas_ > 1) {
+  if (!failure.whole_job && happens(two_replica_share_, two_replicas_due_) &&
+      replicas_ > 1) {
     const auto step =
         even_ ? (replicas_ + 1) / 2 : 1 + victims_.below(replicas_ - 1);
     failure.replicas.push_back(static_cast<int>((first + step) % replicas_));
@@ -86,24 +87,14 @@ Failure FailureSource::next() {
   return failure;
 }
 
-bool FailureSource::whole_job() {
+bool FailureSource::happens(double share, double& due) {
   if (!even_) {
-    return kinds_.uniform() < whole_job_share_;
+    return kinds_.uniform() < share;
   }
-  whole_job_due_ += whole_job_share_;
-  const bool due = whole_job_due_ >= 1;
-  whole_job_due_ -= due ? 1 : 0;
-  return due;
-}
-
-bool FailureSource::two_replicas() {
-  if (!even_) {
-    return kinds_.uniform() < two_replica_share_;
-  }
-  two_replicas_due_ += two_replica_share_;
-  const bool due = two_replicas_due_ >= 1;
-  two_replicas_due_ -= due ? 1 : 0;
-  return due;
+  due += share;
+  const bool now = due >= 1;
+  due -= now ? 1 : 0;
+  return now;
 }
 
 FailureKind FailureSource::kind() {

@@ -51,8 +51,9 @@ class FailureSource {
 
  private:
   FailureKind kind();
-  bool whole_job();
-  bool two_replicas();
+  // Whether this failure is one of that share: at random or, if failures come evenly, as soon as the
+  // shares that are `due` add up to one.
+  bool happens(double share, double& due);
 
   const bool even_;
   const double mtbf_s_;

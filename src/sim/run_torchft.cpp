@@ -180,7 +180,7 @@ class TorchftRun {
   Instant now_{0};
   std::vector<Instant> ready_at_;
   std::vector<bool> heals_;  // It has come back but made no step yet.
-  // Of the last checkpoint, and when the next one is due.
+  // What the last checkpoint has, and when the next one is due.
   std::int64_t saved_commits_ = 0;
   double saved_work_s_ = 0;
   Instant saves_at_{0};

@@ -106,27 +106,29 @@ void check(const SimulationOptions& options) {
   SHERD_CHECK(
       options.runs >= 1 && options.runs <= kRunsMax, "[sim] expected 1 to ",
       kRunsMax, " runs, found ", options.runs);
+}
+
+// An option that would take hours to simulate is a mistake.
+void check_limits(const SimulationOptions& options) {
+  const auto length_s = seconds(length_of(options));
   SHERD_CHECK(
-      seconds(length_of(options)) / 86400 <= kDaysMax,
-      "[sim] expected at most ", kDaysMax, " days, found ",
-      seconds(length_of(options)) / 86400);
-  // An option that would take hours to simulate is a mistake.
+      length_s / 86400 <= kDaysMax, "[sim] expected at most ", kDaysMax,
+      " days, found ", length_s / 86400);
   constexpr double kFailuresMax = 1e8;
-  const auto failures = seconds(length_of(options)) / 60 / mtbf_min_of(options);
+  const auto failures = length_s / 60 / mtbf_min_of(options);
   SHERD_CHECK(
       failures <= kFailuresMax, "[sim] expected at most ", kFailuresMax,
       " failures in the simulated time, found ", failures);
   constexpr double kCheckpointsMax = 1e7;
-  const auto checkpoints = options.checkpoint_min > 0
-      ? seconds(length_of(options)) / 60 / options.checkpoint_min
-      : 0;
+  const auto checkpoints =
+      options.checkpoint_min > 0 ? length_s / 60 / options.checkpoint_min : 0;
   SHERD_CHECK(
       checkpoints <= kCheckpointsMax, "[sim] expected at most ",
       kCheckpointsMax, " checkpoints in the simulated time, found ",
       checkpoints);
   constexpr double kCoordinatorFailuresMax = 1e6;
   const auto coordinator_failures = options.coordinator_mtbf_h > 0
-      ? seconds(length_of(options)) / 3600 / options.coordinator_mtbf_h
+      ? length_s / 3600 / options.coordinator_mtbf_h
       : 0;
   SHERD_CHECK(
       coordinator_failures <= kCoordinatorFailuresMax,
@@ -135,7 +137,7 @@ void check(const SimulationOptions& options) {
       coordinator_failures);
   constexpr double kStragglersMax = 1e6;
   const auto stragglers = options.stragglers_per_1000_host_days > 0
-      ? seconds(length_of(options)) / mean_between_stragglers_s(options)
+      ? length_s / mean_between_stragglers_s(options)
       : 0;
   SHERD_CHECK(
       stragglers <= kStragglersMax, "[sim] expected at most ", kStragglersMax,
@@ -237,6 +239,7 @@ Duration length_of(const SimulationOptions& options) {
 
 SimulationResult simulate(const SimulationOptions& options) {
   check(options);
+  check_limits(options);
   const auto outcomes = run_all(options);
   SimulationResult result;
   const auto mean = [&](auto value) {
