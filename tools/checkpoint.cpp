@@ -17,8 +17,10 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/data/tokenizer.h>
 #include "base/replace_file.h"
+#include "format_text.h"
 #include "generate/model_source.h"
 #include "parse_arguments.h"
+#include "terminal_text.h"
 #include "tool_main.h"
 #include "train/config.h"
 #include "train/hugging_face.h"
@@ -36,6 +38,11 @@ using Json = nlohmann::ordered_json;
 void print(const Json& json, int indent = -1) {
   std::puts(
       json.dump(indent, ' ', false, Json::error_handler_t::replace).c_str());
+}
+
+// For names and values of a checkpoint that somebody else may have made.
+std::string shown(const std::string& text) {
+  return printable_on_terminal(text);
 }
 
 // Opening a path that is no checkpoint reports what it is.
@@ -74,17 +81,18 @@ void inspect(const std::string& path, bool json) {
     return;
   }
   std::printf(
-      "%s: step %lld, saved by %d rank%s, %lld files, %s\n",
-      content.folder.c_str(), static_cast<long long>(content.step),
-      content.world_size, content.world_size == 1 ? "" : "s",
+      "%s: step %lld, saved by %s, %lld files, %s\n", content.folder.c_str(),
+      static_cast<long long>(content.step),
+      counted(content.world_size, "rank").c_str(),
       static_cast<long long>(content.files), bytes_text(content.bytes).c_str());
   for (const auto& [name, value] : content.values) {
-    std::printf("  %s = %s\n", name.c_str(), value.c_str());
+    std::printf("  %s = %s\n", shown(name).c_str(), shown(value).c_str());
   }
   for (const auto& tensor : content.tensors) {
     std::printf(
-        "  %s  %s  %s %s\n", tensor.section.c_str(), tensor.name.c_str(),
-        tensor.dtype.c_str(), text_of(tensor.shape).c_str());
+        "  %s  %s  %s %s\n", shown(tensor.section).c_str(),
+        shown(tensor.name).c_str(), tensor.dtype.c_str(),
+        text_of(tensor.shape).c_str());
   }
 }
 
@@ -135,18 +143,18 @@ Json json_of(const CheckpointDifference& found) {
 
 void print(const CheckpointDifference& found) {
   for (const auto& name : found.only_in_first) {
-    std::printf("only in the first   %s\n", name.c_str());
+    std::printf("only in the first   %s\n", shown(name).c_str());
   }
   for (const auto& name : found.only_in_second) {
-    std::printf("only in the second  %s\n", name.c_str());
+    std::printf("only in the second  %s\n", shown(name).c_str());
   }
   for (const auto& name : found.values) {
-    std::printf("value               %s\n", name.c_str());
+    std::printf("value               %s\n", shown(name).c_str());
   }
   for (const auto& tensor : found.changed) {
     std::printf(
-        "changed             %s %s", tensor.section.c_str(),
-        tensor.name.c_str());
+        "changed             %s %s", shown(tensor.section).c_str(),
+        shown(tensor.name).c_str());
     if (tensor.dtypes[0] != tensor.dtypes[1]) {
       std::printf(
           "  %s to %s", tensor.dtypes[0].c_str(), tensor.dtypes[1].c_str());

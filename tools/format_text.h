@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// printf into a string. Thread rule: any thread.
+// Numbers in texts, and printf into a string. Thread rule: any thread.
 #pragma once
 
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 
@@ -18,6 +19,11 @@ namespace sherd::tools {
   std::vsnprintf(text, sizeof(text), pattern, values);
   va_end(values);
   return text;
+}
+
+// "1 rank", "2 ranks".
+inline std::string counted(std::int64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
 }  // namespace sherd::tools

@@ -1,12 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes texts from others safe for a terminal. Thread rule: a pure function.
+// The size of the terminal, and texts from others that are safe for it. Thread rule: any thread.
 #pragma once
 
+#include <sys/ioctl.h>
+#include <unistd.h>
 #include <algorithm>
 #include <string>
 
 namespace sherd::tools {
+
+struct TerminalSize {
+  int columns = 80;
+  int rows = 0;  // 0 means unknown.
+};
+
+// That of the terminal on stdout, if it is one.
+inline TerminalSize terminal_size() {
+  winsize size = {};
+  const bool known =
+      ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? TerminalSize{.columns = size.ws_col, .rows = size.ws_row}
+               : TerminalSize{};
+}
 
 // The text with "?" in place of characters that a terminal would obey, such as escape sequences.
 inline std::string printable_on_terminal(std::string text) {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/ioctl.h>
 #include <unistd.h>
 #include <algorithm>
 #include <chrono>
@@ -14,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include "subcommand.h"
+#include "terminal_text.h"
 #include "watch/http_get.h"
 #include "watch/run_files.h"
 #include "watch/run_view.h"
@@ -50,12 +50,14 @@ struct Screen {
 };
 
 Screen screen() {
-  winsize size = {};
-  const bool known = ::isatty(STDOUT_FILENO) == 1 &&
-      ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const auto size = terminal_size();
+  if (::isatty(STDOUT_FILENO) != 1 || size.rows == 0) {
+    return {};
+  }
   // A full last line would make the terminal scroll.
-  const std::size_t rows = size.ws_row > 1 ? size.ws_row - 1 : 1;
-  return known ? Screen{.columns = size.ws_col, .rows = rows} : Screen{};
+  return {
+      .columns = static_cast<std::size_t>(size.columns),
+      .rows = static_cast<std::size_t>(std::max(size.rows - 1, 1))};
 }
 
 std::string status_text(const std::string& address, const Screen& room) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include "parse_arguments.h"
+#include "terminal_text.h"
 #include "tool_main.h"
 #include "trace/chrome_trace.h"
 #include "trace/compare_ranks.h"
@@ -31,7 +32,8 @@ struct TraceArguments {
 int show_differences(const std::string& folder) {
   auto files = read_flight_folder(folder);
   align_clocks(files);
-  std::fputs(comparison_text(files).c_str(), stdout);
+  // Other hosts wrote the names and reasons.
+  std::fputs(printable_on_terminal(comparison_text(files)).c_str(), stdout);
   return 0;
 }
 

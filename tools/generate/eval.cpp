@@ -14,6 +14,7 @@
 #include <sherd/data/corpus.h>
 #include <sherd/data/token_file.h>
 #include <sherd/world/world.h>
+#include "format_text.h"
 #include "generate/load_model.h"
 #include "generate/model_flags.h"
 #include "generate/model_source.h"
@@ -213,12 +214,10 @@ Json evaluate_choices(
 }
 
 std::string score_line(const Json& score) {
-  char line[120];
-  std::snprintf(
-      line, sizeof(line), "%lld tokens, loss %.4f, perplexity %.3f",
+  return format(
+      "%lld tokens, loss %.4f, perplexity %.3f",
       score["tokens"].get<long long>(), score["loss"].get<double>(),
       score["perplexity"].get<double>());
-  return line;
 }
 
 void print_scores(const Json& found) {

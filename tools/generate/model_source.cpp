@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
+#include "refuse.h"
 #include "text_file.h"
 #include "train/hugging_face.h"
 #include "train/saved_model.h"
@@ -20,13 +21,6 @@ constexpr std::int64_t kByteVocabulary = 256;
 constexpr const char* kExpected =
     "a run or checkpoint of sherd train, or a folder with config.json and "
     "model.safetensors of a Hugging Face model";
-
-[[noreturn]] void refuse(
-    const std::string& path,
-    const std::string& expected,
-    const std::string& found) {
-  throw Error(path + ": expected " + expected + ", found " + found);
-}
 
 bool exists(const std::string& path) {
   std::error_code ignored;

@@ -21,18 +21,10 @@ constexpr double kPercent = 100;
 constexpr double kMinutesPerDay = 1440;
 
 constexpr const char* kStyle = R"(
-:root { color-scheme: light dark; --ink: #1f2328; --dim: #656d76;
-  --grid: #d8dee4; --page: #ffffff; --sherd: #0a66c2; --torchft: #b35900;
-  --restart: #6e4fbf; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --dim: #9198a1;
-  --grid: #30363d; --page: #0d1117; --sherd: #58a6ff; --torchft: #ff9e4a;
-  --restart: #b49aff; } }
-body { margin: 24px auto; max-width: 1000px; padding: 0 16px;
-  background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 20px; margin: 0 0 4px; overflow-wrap: anywhere; }
+:root { --sherd: #0a66c2; --torchft: #b35900; --restart: #6e4fbf; }
+@media (prefers-color-scheme: dark) { :root { --sherd: #58a6ff;
+  --torchft: #ff9e4a; --restart: #b49aff; } }
 h2 { font-size: 16px; margin: 28px 0 4px; }
-p { color: var(--dim); margin: 0; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 4px 14px 4px 0; vertical-align: top;
@@ -222,12 +214,7 @@ std::string assumption_table(const std::vector<SimulatedPolicy>& all) {
 
 std::string simulation_page(
     const SimulationOptions& options, const std::vector<SimulatedPolicy>& all) {
-  std::string html =
-      "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>\n"
-      "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-      "<title>sherd simulate</title>\n<style>" +
-      std::string(kStyle) + kPlotStyle + "</style></head><body>\n";
-  html += format(
+  std::string html = format(
       "<h1>%lld GPUs in %d replicas, a failure each %.3g min</h1>\n",
       static_cast<long long>(options.gpus), options.replicas,
       mtbf_min_of(options));
@@ -244,7 +231,8 @@ std::string simulation_page(
   for (const auto& one : all) {
     html += resource_table(one);
   }
-  return html + assumption_table(all) + "</body></html>\n";
+  html += assumption_table(all);
+  return page_html({.title = "sherd simulate", .style = kStyle, .body = html});
 }
 
 }  // namespace sherd::tools

@@ -11,7 +11,7 @@
 namespace sherd::tools {
 namespace {
 
-// Of ranks without a file; a damaged one may speak of very many.
+// How many ranks without a file are named; a damaged file may speak of very many.
 constexpr int kMissingShown = 64;
 
 // What a rank requested at one step, and when.

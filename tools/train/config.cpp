@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "nearest_name.h"
+#include "refuse.h"
 
 namespace sherd::tools {
 namespace {
@@ -22,13 +23,6 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kAbout = "about";
 // The help of options that gpt does not have begins with this.
 constexpr std::string_view kLlamaOnly = "Llama:";
-
-[[noreturn]] void refuse(
-    const std::string& where,
-    const std::string& expected,
-    const std::string& found) {
-  throw Error(where + ": expected " + expected + ", found " + found);
-}
 
 std::string in_quotes(std::string_view text) {
   std::string result = "'";

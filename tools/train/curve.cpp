@@ -19,15 +19,9 @@ constexpr double kEarlyParts = 8;
 constexpr double kWindowMin = 3;
 
 constexpr const char* kStyle = R"(
-:root { color-scheme: light dark; --ink: #1f2328; --dim: #656d76;
-  --grid: #d8dee4; --page: #ffffff; --train: #0a66c2; --val: #c4540a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --dim: #9198a1;
-  --grid: #30363d; --page: #0d1117; --train: #58a6ff; --val: #ff9e4a; } }
-body { margin: 24px auto; max-width: 1000px; padding: 0 16px;
-  background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 20px; margin: 0 0 4px; overflow-wrap: anywhere; }
-p { color: var(--dim); margin: 0; overflow-wrap: anywhere; }
+:root { --train: #0a66c2; --val: #c4540a; }
+@media (prefers-color-scheme: dark) {
+  :root { --train: #58a6ff; --val: #ff9e4a; } }
 #values { position: sticky; top: 0; z-index: 1; padding: 6px 0;
   background: var(--page); color: var(--ink); min-height: 1.5em;
   font-variant-numeric: tabular-nums; }
@@ -199,20 +193,16 @@ std::string curve_html(
   const auto points = points_of(records);
   const double last =
       points.empty() ? 1 : static_cast<double>(points.back().record->step);
-  std::string html =
-      "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-      "<meta name='viewport' content='width=device-width, initial-scale=1'>\n"
-      "<title>" +
-      html_escaped(title) + "</title><style>" + kStyle + kPlotStyle +
-      "</style></head><body>\n<h1>" + html_escaped(title) + "</h1>\n";
+  std::string body = "<h1>" + html_escaped(title) + "</h1>\n";
   for (const auto& fact : facts) {
-    html += "<p>" + html_escaped(fact) + "</p>\n";
+    body += "<p>" + html_escaped(fact) + "</p>\n";
   }
-  return html + "<p id='values'>Move over a curve to see its values.</p>\n" +
+  body += "<p id='values'>Move over a curve to see its values.</p>\n" +
       plots_html(points, last) +
       "<script>\nconst POINTS = " + points_json(points).dump() +
       ";\nconst LAST = " + nlohmann::json(last).dump() + ";" + kScript +
-      "</script></body></html>\n";
+      "</script>\n";
+  return page_html({.title = title, .style = kStyle, .body = body});
 }
 
 }  // namespace sherd::tools

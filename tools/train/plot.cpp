@@ -87,9 +87,17 @@ std::string legend(const Plot& plot) {
   return html + "</figcaption>\n";
 }
 
-}  // namespace
-
-const char* const kPlotStyle = R"(
+// The colours of one page's lines are its own.
+constexpr const char* kPageStyle = R"(
+:root { color-scheme: light dark; --ink: #1f2328; --dim: #656d76;
+  --grid: #d8dee4; --page: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --dim: #9198a1;
+  --grid: #30363d; --page: #0d1117; } }
+body { margin: 24px auto; max-width: 1000px; padding: 0 16px;
+  background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 20px; margin: 0 0 4px; overflow-wrap: anywhere; }
+p { color: var(--dim); margin: 0; overflow-wrap: anywhere; }
 figure { margin: 20px 0 0; }
 figcaption { font-weight: 600; }
 .key { font-weight: 400; color: var(--dim); margin-right: 8px;
@@ -118,6 +126,16 @@ figure:first-of-type .plot { height: 340px; }
 @media (max-width: 600px) { .plot { height: 170px; }
   figure:first-of-type .plot { height: 240px; } }
 )";
+
+}  // namespace
+
+std::string page_html(const Page& page) {
+  return "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>\n"
+         "<meta name='viewport' content='width=device-width, "
+         "initial-scale=1'>\n<title>" +
+      html_escaped(page.title) + "</title>\n<style>" + kPageStyle + page.style +
+      "</style></head><body>\n" + page.body + "</body></html>\n";
+}
 
 std::string html_escaped(const std::string& text) {
   std::string result;

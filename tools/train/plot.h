@@ -26,11 +26,17 @@ struct Plot {
   std::vector<Series> series{};
 };
 
-// A <figure> with the classes in kPlotStyle.
+// A <figure> with the classes of the style of page_html().
 std::string plot_html(const Plot& plot);
 
-// CSS of all plots of a page.
-extern const char* const kPlotStyle;
+// A whole page that needs nothing from the network, with light and dark colours. `style` is CSS that
+// the page has beside that of pages and plots, `body` HTML; a title that is shown is in the body.
+struct Page {
+  std::string title = {};
+  std::string style = {};
+  std::string body = {};
+};
+std::string page_html(const Page& page);
 
 // For HTML text and attributes.
 std::string html_escaped(const std::string& text);

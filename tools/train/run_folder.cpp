@@ -13,19 +13,19 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/replace_file.h"
+#include "refuse.h"
 
 namespace sherd::tools {
 namespace {
 
 constexpr const char* kMetrics = "metrics.jsonl";
 
-[[noreturn]] void refuse(
+// The disk or a file is at fault, not the command line.
+[[noreturn]] void refuse_file(
     const std::string& path,
     const std::string& expected,
     const std::string& found) {
-  throw Error(
-      path + ": expected " + expected + ", found " + found,
-      ErrorCode::kUnavailable);
+  refuse(path, expected, found, ErrorCode::kUnavailable);
 }
 
 // Infinity and NaN are null in JSON.
@@ -38,10 +38,10 @@ std::string made(const std::string& path) {
   std::error_code failure;
   std::filesystem::create_directories(path, failure);
   if (failure) {
-    refuse(path, "a folder that can be written", failure.message());
+    refuse_file(path, "a folder that can be written", failure.message());
   }
   if (std::filesystem::exists(path + "/" + kMetrics, failure)) {
-    refuse(
+    refuse_file(
         path,
         "a new folder for this run, or one with checkpoints to go on from",
         "metrics.jsonl of another run");
@@ -130,7 +130,7 @@ StepMetrics parse_metrics_line(
     }
     return record;
   } catch (const nlohmann::json::exception&) {
-    refuse(path, "lines of metrics", "'" + line.substr(0, 60) + "'");
+    refuse_file(path, "lines of metrics", "'" + line.substr(0, 60) + "'");
   }
 }
 
@@ -151,7 +151,7 @@ std::vector<StepMetrics> read_metrics(
   errno = 0;
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
-    refuse(path, "the metrics of a run", std::strerror(errno));
+    refuse_file(path, "the metrics of a run", std::strerror(errno));
   }
   const auto size = static_cast<std::int64_t>(file.tellg());
   const auto begin = bytes_max > 0 ? std::max(size - bytes_max, 0L) : 0L;
@@ -200,7 +200,7 @@ void RunFolder::add(const StepMetrics& record) {
   unless_disk_fails([&] {
     const auto reason = metrics_->append(metrics_line(record) + "\n");
     if (!reason.empty()) {
-      refuse(metrics_path(), "room for one more line", reason);
+      refuse_file(metrics_path(), "room for one more line", reason);
     }
   });
   events_->add(record);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_report.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 #include <cinttypes>
 #include <cmath>
@@ -12,18 +11,14 @@
 #include <torch/version.h>
 #include "base/clock.h"
 #include "base/hex.h"
+#include "format_text.h"
+#include "terminal_text.h"
 #include "train/curve.h"
 #include "train/initial_model.h"
 #include "train/step_meter.h"
 
 namespace sherd::tools {
 namespace {
-
-int terminal_columns() {
-  winsize size = {};
-  const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
-  return known && size.ws_col > 0 ? size.ws_col : 80;
-}
 
 void print(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
@@ -76,7 +71,7 @@ void RunReport::open(const RunStart& start) {
       " tokens, hash " + hex(corpus.hash()));
   say("model  " + trainer_.config().model + ", " +
       std::to_string(trainer_.parameter_count()) + " parameters; " +
-      ranks_text() + ", " + batch_text());
+      counted(trainer_.world().size(), "rank") + ", " + batch_text());
   say("run    " + path);
   if (!trainer_.config().init_from.empty() && start.first == 0) {
     say("weights of " + trainer_.config().init_from);
@@ -142,16 +137,11 @@ void RunReport::add(StepMetrics record) {
        .rss_bytes = record.rss_bytes,
        .seconds_left = per_step_s * static_cast<double>(last - record.step)},
       record.val_loss.has_value(), seconds(SteadyClock().now()),
-      terminal_columns()));
+      terminal_size().columns));
 }
 
 std::string RunReport::batch_text() const {
   return batch_ + " x " + std::to_string(trainer_.config().seq);
-}
-
-std::string RunReport::ranks_text() const {
-  const int ranks = trainer_.world().size();
-  return std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
 }
 
 double RunReport::tokens_per_s() const {
@@ -166,14 +156,12 @@ void RunReport::write_curve_if_due(const StepMetrics& record) {
   }
   curve_s_ = seconds(SteadyClock().now());
   const auto& corpus = trainer_.corpus();
-  char facts[160];
-  std::snprintf(
-      facts, sizeof(facts), "%" PRId64 " steps of %s, %s; last loss %.3f",
-      record.step, batch_text().c_str(), ranks_text().c_str(), record.loss);
-  std::string text = facts;
+  auto text = format(
+      "%" PRId64 " steps of %s, %s; last loss %.3f", record.step,
+      batch_text().c_str(), counted(trainer_.world().size(), "rank").c_str(),
+      record.loss);
   if (val_loss_.has_value()) {
-    std::snprintf(facts, sizeof(facts), ", validation %.3f", *val_loss_);
-    text += facts;
+    text += format(", validation %.3f", *val_loss_);
   }
   folder_->write(
       "curve.html",
@@ -191,13 +179,10 @@ void RunReport::finish(const Sample& sample, const std::string& saved) {
     say("sample (the model goes on after the bar):\n" + text_of(sample, run_));
   }
   const auto& last = folder_->records().back();
-  char summary[160];
-  std::snprintf(
-      summary, sizeof(summary),
+  say(format(
       "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
       last.val_loss.value_or(std::nan("")), tokens_per_s(),
-      format_duration(seconds(SteadyClock().now()) - start_s_).c_str());
-  say(summary);
+      format_duration(seconds(SteadyClock().now()) - start_s_).c_str()));
   say("curve  " + folder_->path() + "/curve.html");
   if (!saved.empty()) {
     say("saved  " + saved);

@@ -50,7 +50,6 @@ class RunReport {
   std::map<std::string, std::string> about() const;
   void copy_tokenizer() const;
   std::string batch_text() const;
-  std::string ranks_text() const;
   double tokens_per_s() const;
   void write_curve_if_due(const StepMetrics& record);
   void say_how_to_go_on();

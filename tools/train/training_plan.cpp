@@ -34,10 +34,6 @@ std::string memory_text(const TrainingPlan& plan) {
   return text;
 }
 
-std::string ranks_text(int ranks) {
-  return std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
-}
-
 }  // namespace
 
 std::string plan_text(const TrainingPlan& plan) {
@@ -57,8 +53,8 @@ std::string plan_text(const TrainingPlan& plan) {
       plan.corpus_tokens, passes);
   text += format(
       "ranks  %s, %s; a step has %" PRId64 " x %" PRId64 " tokens\n",
-      ranks_text(plan.ranks).c_str(), config.strategy.c_str(), config.batch,
-      config.seq);
+      counted(plan.ranks, "rank").c_str(), config.strategy.c_str(),
+      config.batch, config.seq);
   text += memory_text(plan);
   text += format(
       "time   %.3f s a step, %s tokens/s; %" PRId64
