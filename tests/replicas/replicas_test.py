@@ -160,23 +160,25 @@ def coordinator_killed(sherd, scratch):
     whole = plain(sherd, scratch / "plain", steps)
     run = scratch / "ft"
 
-    def kill_coordinator(launcher):
+    def signal_coordinator(launcher, number):
         coordinator = coordinator_below(launcher)
         if coordinator is None:
             sys.exit("expected a coordinator, found none")
-        os.kill(coordinator, signal.SIGKILL)
+        os.kill(coordinator, number)
 
     def disturb(launcher, folders):
         wait_for("five steps", lambda: 5 in records(folders[0]))
-        kill_coordinator(launcher)
+        signal_coordinator(launcher, signal.SIGKILL)
         last = max(records(folders[0]))
         wait_for("more steps", lambda: max(records(folders[0])) > last + 2)
+        # It would rescue what it has of a log that is gone.
+        signal_coordinator(launcher, signal.SIGSTOP)
         logs = list(run.glob("coordinator.db*"))
         if not logs:
             sys.exit(f"expected a log in {run}, found none")
         for log in logs:
             log.unlink()
-        kill_coordinator(launcher)
+        signal_coordinator(launcher, signal.SIGKILL)
 
     # Nobody goes on alone.
     samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
