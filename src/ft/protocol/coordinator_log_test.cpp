@@ -300,14 +300,20 @@ TEST(CoordinatorLog, WhoInstallsWhatIsLackingIsWaitedFor) {
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
 }
 
-// The only replica of the run has ended with step 1 and is gone.
-CoordinatorScript after_the_end() {
+// The only replica of the run has ended with step 1.
+CoordinatorScript at_the_end() {
   CoordinatorScript script(options_of(1, 1));
   script.begin({0});
   script.vote(0);
   script.apply({0});
   script.report(0).finished = true;
   script.say(0);
+  return script;
+}
+
+// It is gone, too.
+CoordinatorScript after_the_end() {
+  auto script = at_the_end();
   script.lose(0);
   return script;
 }
@@ -333,12 +339,7 @@ TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
 
 // Its program was told to make fewer steps.
 TEST(CoordinatorLog, WhoHasEndedEarlierDoesNotMoveTheEnd) {
-  CoordinatorScript script(options_of(1, 1));
-  script.begin({0});
-  script.vote(0);
-  script.apply({0});
-  script.report(0).finished = true;
-  script.say(0);
+  auto script = at_the_end();
   script.report(1).held = kFirst;
   script.report(1).finished = true;
   script.say(1);
