@@ -8,6 +8,7 @@
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
 #include "base/hex.h"
+#include "base/parent_folder.h"
 #include "base/parse_number.h"
 #include "generate/model_source.h"
 #include "train/saved_model.h"
@@ -244,8 +245,7 @@ bool has_checkpoint(const World& world, const std::string& run_path) {
 std::string unused_checkpoints(
     const std::string& config_path, const std::string& run) {
   namespace fs = std::filesystem;
-  const auto parent = fs::path(config_path).parent_path().string();
-  const auto folder = parent.empty() ? std::string(".") : parent;
+  const auto folder = parent_folder(config_path);
   const auto newest = newest_checkpoint(folder + kFolder);
   if (!newest ||
       (!run.empty() &&
