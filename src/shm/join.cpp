@@ -362,8 +362,8 @@ class JoinFollower {
   Status take_segment(UnixConnection& leader);
   // Waits for the leader's last message; returns ok if it is "joined".
   Status await_outcome(UnixConnection& leader);
-  // Why the leader is gone: what it left in the store, or else that it died. Notes if it left
-  // another offer there than the one that this rank took.
+  // Why the leader is gone: what it left in the store, or what the store knows about a loss, or
+  // else that it died. Notes if it left another offer there than the one that this rank took.
   Status leader_is_gone();
   Status explain(const Status& failed);
 
@@ -490,6 +490,11 @@ Status JoinFollower::leader_is_gone() {
       return *std::move(told);
     }
     offered_again_ = text.value() != offer_;
+  } else if (text.status().code() == ErrorCode::kPeerLost) {
+    // The store went with the leader, and its side knows what brought both down.
+    return context_.failure(
+        ErrorCode::kPeerLost,
+        str(context_.name(0), " is gone: ", text.status().message()));
   }
   return context_.died(0);
 }

@@ -262,6 +262,22 @@ TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
   EXPECT_EQ(report.children[1].result, "ok");
 }
 
+// As when a rank of another group is lost: the leader gave up for that reason and has taken the
+// store with it before this rank could read why.
+TEST(Join, WhatBroughtTheLeaderDownIsNamedAlthoughTheStoreIsGone) {
+  SegmentJoinOptions options{.rank = 1, .ranks = 2, .key = "segment"};
+  options.segment.bytes = 8192;
+  bool first = true;
+  options.store.get = [&](const std::string&, Duration) -> Result<std::string> {
+    return std::exchange(first, false)
+        ? Result<std::string>(std::string("sherd-nobody"))
+        : Status(ErrorCode::kPeerLost, "rank 3 was lost");
+  };
+  const Status failed = join_segment(options, kClock).status();
+  EXPECT_EQ(failed.code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(failed.message(), HasSubstr("rank 0 is gone: rank 3 was lost"));
+}
+
 TEST(Join, ALeaderThatNeverOffersIsNamed) {
   TestStore store;
   const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
