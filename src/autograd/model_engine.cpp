@@ -14,7 +14,10 @@ void ModelEngine::check_open() const {
 }
 
 void ModelEngine::note_backward() {
-  armed_in_backward_ = armed_in_backward_ || arm(weak_from_this());
+  if (!armed_in_backward_ && arm(weak_from_this())) {
+    armed_in_backward_ = true;
+    begin_backward();
+  }
 }
 
 void ModelEngine::note_use() {

@@ -68,6 +68,8 @@ class ModelEngine : public BackwardListener,
 
   // Checks the model. An exception refuses the use, and the next use calls this again.
   virtual void begin_training_forward() {}
+  // The first event in a backward, on the thread that runs it.
+  virtual void begin_backward() {}
   // `failure` is null unless the backward threw. Also called when not usable().
   virtual void end_of_backward(const std::exception_ptr& failure) = 0;
   // Calls the users' hooks once the backward is over, without the lock.

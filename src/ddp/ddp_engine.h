@@ -86,6 +86,11 @@ class DdpEngine final : public autograd::ModelEngine,
 
   // ModelEngine
   void begin_training_forward() override;
+  void begin_backward() override {
+    if (exchange_ && no_sync_scopes_ == 0) {
+      exchange_->begin_backward();
+    }
+  }
   void end_of_backward(const std::exception_ptr& failure) override;
   void abandon_exchange(const Status& failure) override;
 

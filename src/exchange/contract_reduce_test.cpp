@@ -437,6 +437,7 @@ TEST_P(ExchangeReduce, LargeGradientsMayLieOutsideTheSlot) {
     open(seat, model);
     const auto& unit = model.units[0];
     for (int round = 0; round < 3; ++round) {
+      seat.exchange->begin_backward();
       fill_gradients(*seat.exchange, model, 0, seat.rank);
       auto slot = seat.exchange->gradient_slot(0);
       auto options = reduce_options(unit);
@@ -473,6 +474,7 @@ TEST_P(ExchangeReduce, GradientsOutsideTheSlotGoWhenTheyAreSummed) {
     auto model = make_model(owners(), {{{.numels = {40'000}}}});
     model.placement = ModelPlacement::kReplicate;
     open(seat, model);
+    seat.exchange->begin_backward();
     const auto slot = seat.exchange->gradient_slot(0);
     auto gradient = at::ones({40'000});
     const c10::weak_intrusive_ptr<at::TensorImpl> held(

@@ -281,6 +281,10 @@ class Exchange {
   // Drops a whole unit. Never waits.
   virtual void reshard(UnitId unit) = 0;
 
+  // A backward runs on this thread. From now on until end_backward() its large gradients may be made
+  // where other ranks can read them. May be called again.
+  virtual void begin_backward() {}
+
   // Returns memory for the unit's gradients: one 1-D tensor per flat (undefined if not trainable).
   // Its content is undefined; the engine fills all of it, padding with zeros, except what it passes
   // as ReduceOptions::gradients. Never waits for a peer. Returns the same until start_reduce().

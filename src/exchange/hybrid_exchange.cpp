@@ -175,6 +175,9 @@ class HybridExchange final : public Exchange {
     return keep(status);
   }
 
+  // The sums of the ranks within are what goes across.
+  void begin_backward() override { within_->begin_backward(); }
+
   void synchronize() override {
     within_->synchronize();
     across_->synchronize();

@@ -113,6 +113,7 @@ class Steps {
     for (int unit = 0; unit < 2 && status.ok(); ++unit) {
       status = visit(unit);
     }
+    exchange_.begin_backward();
     for (int unit = 1; unit >= 0 && status.ok(); --unit) {
       status = reduce(unit);
     }
@@ -163,7 +164,8 @@ class Steps {
     slot.fill_(0);
     const float mine = static_cast<float>(step_ + 1 + index_);
     if (unit == 0) {
-      given_.fill_(mine);
+      given_ =
+          torch::full({40'000}, mine);  // In shared memory, if there is some.
       options.gradients = {given_};
     } else {
       slot.narrow(0, 0, spec.flats[0].layout.numels[0]).fill_(mine);

@@ -118,6 +118,7 @@ class RecordedExchange final : public Exchange {
   }
 
   void synchronize() override { next_->synchronize(); }
+  void begin_backward() override { next_->begin_backward(); }
 
   std::vector<UnitId> progress() override {
     auto ended = std::exchange(ended_, {});

@@ -77,7 +77,7 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
   return open->flats;
 }
 
-// Gradients that lie elsewhere: others see the slot only.
+// Gradients that lie elsewhere: others see the slot and the heap only.
 std::uint64_t SharedGradientSlots::post(
     UnitId unit,
     const ReduceOptions& options,
@@ -85,12 +85,21 @@ std::uint64_t SharedGradientSlots::post(
   (void)slot(unit);
   const auto open =
       *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
+  auto& mine = shared(mapping_.rank, unit);
+  mine.begin = open.begin;
+  auto* const places = this->places(mapping_.rank, unit);
+  std::vector<at::Tensor> in_heap;
   int parameter = 0;
   for (std::size_t f = 0; f < mapping_.model->unit(unit).flats.size(); ++f) {
     const auto& flat = mapping_.model->unit(unit).flats[f];
     for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
-      const auto given = options.gradient(parameter++);
-      if (!given.defined()) {
+      const auto given = options.gradient(parameter);
+      const auto place = this->place(given);
+      places[parameter++] = place.value_or(kInSlot);
+      if (place) {
+        in_heap.push_back(given);
+      }
+      if (place || !given.defined()) {
         continue;
       }
       const auto begin = flat.layout.offsets[p];
@@ -110,12 +119,10 @@ std::uint64_t SharedGradientSlots::post(
     }
   }
   const auto number = ++posted_[static_cast<std::size_t>(unit)];
-  auto& mine = shared(mapping_.rank, unit);
-  mine.begin = open.begin;
   std::copy(
       options.used.begin(), options.used.end(), marks(mapping_.rank, unit));
   shm::Counter(mine.posted).post(number);
-  lent_.push_back({unit, number, open.begin});
+  lent_.push_back({unit, number, open.begin, std::move(in_heap)});
   return number;
 }
 
@@ -137,6 +144,20 @@ std::uint8_t* SharedGradientSlots::marks(int rank, UnitId unit) const {
       offsets_[static_cast<std::size_t>(unit)].back());
 }
 
+std::int64_t* SharedGradientSlots::places(int rank, UnitId unit) const {
+  return reinterpret_cast<std::int64_t*>(
+      mapping_.regions[static_cast<std::size_t>(rank)] +
+      shared(rank, unit).begin + places_offset(mapping_.model->unit(unit)));
+}
+
+std::optional<std::int64_t> SharedGradientSlots::place(
+    const at::Tensor& gradient) const {
+  const auto offset = mapping_.heap && gradient.defined()
+      ? mapping_.heap->offset(gradient.const_data_ptr(), gradient.nbytes())
+      : std::nullopt;
+  return offset ? std::optional(mapping_.region_bytes + *offset) : std::nullopt;
+}
+
 std::vector<bool> SharedGradientSlots::used(UnitId unit) const {
   std::vector<bool> used(trainable_parameters(mapping_.model->unit(unit)));
   for (int rank = 0; rank < ranks(); ++rank) {
@@ -148,20 +169,24 @@ std::vector<bool> SharedGradientSlots::used(UnitId unit) const {
   return used;
 }
 
-// What a rank has for a range of a flat, in its slot.
+// What a rank shows of a chunk of a flat.
 at::Tensor SharedGradientSlots::piece(
     UnitId unit,
     int rank,
     std::size_t f,
+    const GradientChunk& chunk,
     const plan::ElementRange& range) const {
-  const auto& flat = mapping_.model->unit(unit).flats[f];
-  const auto offset = offsets_[static_cast<std::size_t>(unit)][f] +
-      range.begin *
-          static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
+  const auto dtype = mapping_.model->unit(unit).flats[f].slot_dtype();
+  const auto element = static_cast<std::int64_t>(c10::elementSize(dtype));
+  const auto place =
+      chunk.parameter < 0 ? kInSlot : places(rank, unit)[chunk.parameter];
+  const auto begin = place == kInSlot
+      ? shared(rank, unit).begin + offsets_[static_cast<std::size_t>(unit)][f] +
+          range.begin * element
+      : place + (range.begin - chunk.range.begin) * element;
   return at::from_blob(
-      mapping_.regions[static_cast<std::size_t>(rank)] +
-          shared(rank, unit).begin + offset,
-      {range.numel()}, at::TensorOptions().dtype(flat.slot_dtype()));
+      mapping_.regions[static_cast<std::size_t>(rank)] + begin, {range.numel()},
+      at::TensorOptions().dtype(dtype));
 }
 
 void SharedGradientSlots::sum(
@@ -187,7 +212,7 @@ void SharedGradientSlots::sum(
       pieces.push_back(
           rank == mapping_.rank && given.defined()
               ? given.narrow(0, range.begin - chunk.range.begin, range.numel())
-              : piece(slice.unit, rank, slice.flat, range));
+              : piece(slice.unit, rank, slice.flat, chunk, range));
     }
     const auto p = static_cast<std::size_t>(chunk.parameter);
     if (chunk.parameter >= 0 && p < options.sinks.size() && options.sinks[p]) {

@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 #include "exchange/gradient_chunks.h"
+#include "exchange/gradient_heap.h"
 #include "exchange/shared_layout.h"
 #include "shm/counter.h"
 
@@ -40,6 +42,8 @@ class SharedGradientSlots {
     std::vector<std::byte*> regions;  // Of gradient slots, by rank.
     std::int64_t region_bytes;
     SharedSlotState* slots;  // By rank, by unit.
+    // This rank's, which begins where its slots end; may be null.
+    std::shared_ptr<GradientHeap> heap = nullptr;
   };
   explicit SharedGradientSlots(Mapping mapping);
 
@@ -48,7 +52,8 @@ class SharedGradientSlots {
   // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
   // Shows the slot to the others, together with the gradients that `options` has elsewhere, except
-  // for the slices of those owners for which this rank makes the sum. Returns its number.
+  // for the slices of those owners for which this rank makes the sum. Gradients in the heap stay
+  // there, others are copied into the slot. Returns its number.
   std::uint64_t post(
       UnitId unit,
       const ReduceOptions& options,
@@ -98,6 +103,7 @@ class SharedGradientSlots {
     UnitId unit = 0;
     std::uint64_t number = 0;
     std::int64_t begin = 0;
+    std::vector<at::Tensor> in_heap;  // The gradients that lie there.
   };
 
   SharedSlotState& shared(int rank, UnitId unit) const {
@@ -105,11 +111,16 @@ class SharedGradientSlots {
         [static_cast<std::size_t>(rank) * mapping_.model->units.size() +
          static_cast<std::size_t>(unit)];
   }
+  // What follows the slot that the rank has posted last.
   std::uint8_t* marks(int rank, UnitId unit) const;
+  std::int64_t* places(int rank, UnitId unit) const;
+  // Where the gradient begins in this rank's region, if it lies in the heap.
+  std::optional<std::int64_t> place(const at::Tensor& gradient) const;
   at::Tensor piece(
       UnitId unit,
       int rank,
       std::size_t flat,
+      const GradientChunk& chunk,
       const plan::ElementRange& range) const;
 
   const Mapping mapping_;

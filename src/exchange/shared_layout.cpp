@@ -28,15 +28,53 @@ std::vector<std::int64_t> trainable_offsets(
   return offsets;
 }
 
+// Calls it with the bytes of each gradient that may lie in a gradient heap.
+template <typename Call>
+void each_heap_block(const ModelSpec& model, const Call& call) {
+  for (const auto& unit : model.units) {
+    for (const auto& flat : unit.flats) {
+      for (int p = 0; flat.trainable && p < flat.layout.parameters(); ++p) {
+        if (may_bypass_slot(flat, p)) {
+          call(
+              flat.layout.numels[static_cast<std::size_t>(p)] *
+              static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
   return trainable_offsets(unit, &FlatSpec::slot_dtype);
 }
 
-std::int64_t slot_bytes(const UnitSpec& unit) {
+std::int64_t places_offset(const UnitSpec& unit) {
   const auto marks = static_cast<std::int64_t>(trainable_parameters(unit));
   return slot_offsets(unit).back() + round_up(marks, kSlotAlignment);
+}
+
+std::int64_t slot_bytes(const UnitSpec& unit) {
+  const auto places = static_cast<std::int64_t>(
+      trainable_parameters(unit) * sizeof(std::int64_t));
+  return places_offset(unit) + round_up(places, kSlotAlignment);
+}
+
+std::set<std::size_t> heap_block_sizes(const ModelSpec& model) {
+  std::set<std::size_t> sizes;
+  each_heap_block(model, [&](std::int64_t bytes) {
+    sizes.insert(static_cast<std::size_t>(bytes));
+  });
+  return sizes;
+}
+
+std::int64_t heap_bytes(const ModelSpec& model) {
+  std::int64_t all = 0;
+  each_heap_block(model, [&](std::int64_t bytes) {
+    all += round_up(bytes, kSlotAlignment);
+  });
+  return round_up(all, kPage);
 }
 
 // In a backward each unit takes a slot, and another one for late gradients;
@@ -79,6 +117,7 @@ SharedLayout plan_shared_layout(
     }
   }
   layout.slot_region_bytes = round_up(std::max(slots, shown), kPage);
+  layout.heap_bytes = heap_bytes(model);
   layout.gradient_region_bytes = round_up(gradients, kPage);
   const bool each_has_one = !sharded && model.own_gradients;
   for (int rank = 0; gradients_inside && rank < ranks; ++rank) {
@@ -90,7 +129,7 @@ SharedLayout plan_shared_layout(
       ranks * std::min(layout.slot_region_bytes, kSlotsTouched * largest);
   for (int rank = 0; rank < ranks; ++rank) {
     layout.slot_regions.push_back(at);
-    at += layout.slot_region_bytes;
+    at += layout.slot_region_bytes + layout.heap_bytes;
   }
   layout.bytes = at;
   return layout;
@@ -132,7 +171,7 @@ std::vector<ByteRange> read_only_ranges(
     }
   };
   add_others(layout.gradient_regions, layout.gradient_region_bytes);
-  add_others(layout.slot_regions, layout.slot_region_bytes);
+  add_others(layout.slot_regions, layout.slot_region_bytes + layout.heap_bytes);
   return ranges;
 }
 

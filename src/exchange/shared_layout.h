@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 #include "exchange/exchange.h"
 
@@ -21,8 +22,10 @@ inline constexpr std::int64_t kSlotsTouched = 4;
 struct SharedLayout {
   // All offsets are from the start of the segment, in bytes.
   std::vector<std::vector<std::int64_t>> flats;  // By unit, flat; if sharded.
-  std::vector<std::int64_t> slot_regions;        // By rank.
+  // By rank: gradient slots, and behind them, on a page of its own, the gradient heap.
+  std::vector<std::int64_t> slot_regions;
   std::int64_t slot_region_bytes = 0;
+  std::int64_t heap_bytes = 0;
   // Gradients of replicated units: a region for each rank, or the same region for all if ranks own
   // no gradients. Gradients of sharded units, if they are shared: the same region for all.
   // `gradients` says where that of a flat begins in the region.
@@ -53,9 +56,15 @@ std::vector<ByteRange> read_only_ranges(
 // Where each flat begins in a gradient slot of the unit; the last entry is where the slot ends.
 // Frozen flats take no room.
 std::vector<std::int64_t> slot_offsets(const UnitSpec& unit);
-// The size of a slot with the marks after it: one byte per trainable parameter, which says whether
-// the rank has a gradient of it.
+// What follows a slot: for each trainable parameter a byte that says whether the rank has a gradient
+// of it, and then where in the rank's region that lies, if it does not lie in the slot.
+inline constexpr std::int64_t kInSlot = -1;
+std::int64_t places_offset(const UnitSpec& unit);
+// The size of a slot with what follows it.
 std::int64_t slot_bytes(const UnitSpec& unit);
+// The sizes of the gradients that may lie in a gradient heap, in bytes, and what they take together.
+std::set<std::size_t> heap_block_sizes(const ModelSpec& model);
+std::int64_t heap_bytes(const ModelSpec& model);
 
 // Allocates ranges of a region, always the lowest that fits, so that memory that is returned soon
 // is used again and few pages are ever touched. Thread rule: one thread.

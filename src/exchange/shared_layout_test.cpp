@@ -44,7 +44,9 @@ Written written_by(
       }
     }
     const auto i = static_cast<std::size_t>(r);
-    mark(bytes, layout.slot_regions[i], layout.slot_region_bytes);
+    mark(
+        bytes, layout.slot_regions[i],
+        layout.slot_region_bytes + layout.heap_bytes);
     if (!layout.gradient_regions.empty()) {
       mark(bytes, layout.gradient_regions[i], layout.gradient_region_bytes);
     }

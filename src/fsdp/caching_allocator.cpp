@@ -11,8 +11,8 @@
 #include <memory>
 #include <mutex>
 #include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include "base/check.h"
+#include "exchange/gradient_heap.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -55,7 +55,7 @@ class Pool final : public c10::Allocator {
     if (users_++ > 0) {
       return;
     }
-    auto* before = c10::GetCPUAllocator();
+    auto* before = exchange::cpu_allocator();
     const bool another = before_ != nullptr && before_ != before;
     if (another || before->raw_deleter() == nullptr) {
       return;  // Blocks of `before_` may still come back.
@@ -64,15 +64,15 @@ class Pool final : public c10::Allocator {
     most_.store(bytes(), std::memory_order_relaxed);
     delete_before_ = before->raw_deleter();
     installed_ = true;
-    c10::SetCPUAllocator(this);
+    exchange::set_cpu_allocator(this);
   }
   void remove() {
     const std::lock_guard lock(mu_);
     if (--users_ > 0 || !installed_) {
       return;
     }
-    if (c10::GetCPUAllocator() == this) {
-      c10::SetCPUAllocator(before_);
+    if (exchange::cpu_allocator() == this) {
+      exchange::set_cpu_allocator(before_);
     }
     installed_ = false;
     evict(bytes_.load(std::memory_order_relaxed));

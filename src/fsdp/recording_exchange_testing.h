@@ -62,6 +62,7 @@ class RecordingExchange final : public exchange::Exchange {
     next_->reshard(unit);
   }
   void synchronize() override { next_->synchronize(); }
+  void begin_backward() override { next_->begin_backward(); }
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     return next_->gradient_slot(unit);
   }
