@@ -124,17 +124,14 @@ std::vector<std::string> FaultTolerantJob::command_of(
       "--max-restarts",
       "1000000",
       "--grace",
-      kGraceSeconds,
-      "--",
-      setup.rank,
-      "--contender",
-      "replica",
-      "--exchange",
-      setup.exchange,
-      "--folder",
-      folder_,
-      "--hash-every",
-      std::to_string(setup.hash_every)};
+      kGraceSeconds};
+  command.insert(
+      command.end(), setup.coordinator_flags.begin(),
+      setup.coordinator_flags.end());
+  command.insert(
+      command.end(),
+      {"--", setup.rank, "--contender", "replica", "--exchange", setup.exchange,
+       "--folder", folder_, "--hash-every", std::to_string(setup.hash_every)});
   if (setup.gated) {
     command.insert(command.end(), {"--gate", folder_ + "/gate"});
   }

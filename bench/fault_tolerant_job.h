@@ -31,6 +31,8 @@ struct FaultTolerantJobSpec {
   bool gated = false;
   // Where files and the launcher's log go; a temporary folder if empty.
   std::string folder;
+  // Flags of `sherd run` for its coordinator; others have their defaults.
+  std::vector<std::string> coordinator_flags;
   // The complete environment, "NAME=value" each.
   std::vector<std::string> environment;
 };
