@@ -14,7 +14,10 @@ Job::Job(const LaunchOptions& options, const Clock& clock)
     : options_(options),
       clock_(clock),
       supervisor_(clock),
-      policy_({.ranks = options.ranks, .stop_grace = options.stop_grace}) {}
+      policy_(
+          {.ranks = options.ranks,
+           .cause_grace = options.cause_grace,
+           .stop_grace = options.stop_grace}) {}
 
 int Job::run() {
   const StartFailure failure = start_all();

@@ -56,6 +56,10 @@ void check(const LaunchOptions& options) {
       options.stop_grace.count() >= 0,
       "[launch] expected stop_grace of at least 0 ms, found ",
       options.stop_grace.count());
+  SHERD_CHECK(
+      options.cause_grace.count() >= 0,
+      "[launch] expected cause_grace of at least 0 ms, found ",
+      options.cause_grace.count());
 }
 
 void check_replicas(const LaunchOptions& options) {

@@ -60,7 +60,7 @@ TEST(Launch, EveryRankLearnsItsPlace) {
         ranks,
         "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
         "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $MINE");
-    options.port = 23456;
+    options.port = OccupiedPort().port();  // Which is free again.
     options.environment.push_back("MINE=kept");
     options.environment.push_back("OMP_NUM_THREADS=3");
     options.environment.push_back("RANK=77");
@@ -70,7 +70,7 @@ TEST(Launch, EveryRankLearnsItsPlace) {
     for (int rank = 0; rank < ranks; ++rank) {
       std::ostringstream line;
       line << "[rank " << rank << "] " << rank << "/" << ranks << " " << rank
-           << "/" << ranks << " 127.0.0.1:23456 3 kept";
+           << "/" << ranks << " 127.0.0.1:" << options.port << " 3 kept";
       expected.insert(line.str());
     }
     EXPECT_EQ(lines_of(outcome.out), expected);

@@ -26,6 +26,9 @@ namespace sherd::launch {
 
 // Generous, because the machine may be busy. Bounds that tests claim are separate.
 constexpr Duration kTestTimeout = std::chrono::seconds(60);
+// What happens sooner has not waited for the grace that follows a signal, which is as long. The
+// grace after a failure is far shorter: the tests of the policies, whose clock is theirs, pin it.
+constexpr double kSoon_s = 30.0;
 
 // Looks like another process's server to the launcher.
 class OccupiedPort {

@@ -133,7 +133,7 @@ TEST_F(ReplicaJobKillTest, OneLostRankRestartsItsReplicaAndNoOther) {
   ::kill(before.at("r1.1"), SIGKILL);
   ASSERT_TRUE(launcher.wait_for_out("[r1.0] pid ", 2));
   ASSERT_TRUE(launcher.wait_for_out("[r1.1] pid ", 2));
-  EXPECT_LT(seconds(SteadyClock().now() - struck), 4.0);
+  EXPECT_LT(seconds(SteadyClock().now() - struck), kSoon_s);
   for (const auto& [name, pid] : before) {
     EXPECT_EQ(runs(pid), !name.starts_with("r1.")) << name;
   }
@@ -156,7 +156,7 @@ TEST_F(ReplicaJobKillTest, ASiblingThatIgnoresSigtermDoesNotHoldUpTheRestart) {
   const Instant struck = SteadyClock().now();
   ::kill(before.at("r0.0"), SIGKILL);
   ASSERT_TRUE(launcher.wait_for_out("[r0.1] pid ", 2));
-  EXPECT_LT(seconds(SteadyClock().now() - struck), 4.0);
+  EXPECT_LT(seconds(SteadyClock().now() - struck), kSoon_s);
   EXPECT_FALSE(runs(before.at("r0.1")));
   launcher.signal(SIGINT);
   ASSERT_TRUE(launcher.wait_for_err("passed signal 2 (SIGINT) on"));
@@ -179,6 +179,7 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
     EXPECT_FALSE(can_reserve(reserved));
   }
   EXPECT_NE(port, status);
+  const Instant struck = SteadyClock().now();
   for (int life = 2; life <= 3; ++life) {
     ::kill(process_after(label, launcher.out()), SIGKILL);
     ASSERT_TRUE(
@@ -187,6 +188,7 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
         launcher.wait_for_out(str("--status 127.0.0.1:", status, " "), life));
     ASSERT_TRUE(launcher.wait_for_out(label, life));
   }
+  const double both_s = seconds(SteadyClock().now() - struck);
   for (const auto& [name, pid] : ranks) {
     EXPECT_TRUE(runs(pid)) << name;
   }
@@ -195,10 +197,11 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
   const LauncherResult outcome = launcher.finish();
   EXPECT_THAT(
       outcome.err,
-      AllOf(
-          HasSubstr("the coordinator was killed by signal 9 (SIGKILL); it is "
-                    "started again at once"),
-          HasSubstr("it is started again in 0.1 s")));
+      HasSubstr("the coordinator was killed by signal 9 (SIGKILL); it is "
+                "started again at once"));
+  if (both_s < 2.0) {  // After a longer life it would again be at once.
+    EXPECT_THAT(outcome.err, HasSubstr("it is started again in 0.1 s"));
+  }
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 

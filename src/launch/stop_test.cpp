@@ -32,7 +32,7 @@ class StopTest : public ::testing::Test {
   ScratchFolder folder_;
 };
 
-TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
+TEST_F(StopTest, FirstFailureEndsTheOthersSoonAndIsReported) {
   // Rank 0 trains forever; rank 1 fails once rank 0 runs.
   LauncherProcess launcher(ranks_of(
       2,
@@ -42,7 +42,7 @@ TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
   ASSERT_TRUE(launcher.wait_for_out("loss is nan"));
   const Instant failed = SteadyClock().now();
   const LauncherResult outcome = launcher.finish();
-  EXPECT_LT(seconds(SteadyClock().now() - failed), 2.0);
+  EXPECT_LT(seconds(SteadyClock().now() - failed), kSoon_s);
   EXPECT_EQ(outcome.exit_status, 42);
   EXPECT_THAT(
       outcome.err,
@@ -53,7 +53,7 @@ TEST_F(StopTest, FirstFailureEndsTheOthersWithinTwoSecondsAndIsReported) {
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 
-TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledWithinTwoSeconds) {
+TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledSoonAfterItsGrace) {
   const Instant begun = SteadyClock().now();
   LauncherProcess launcher(ranks_of(
       2,
@@ -65,7 +65,7 @@ TEST_F(StopTest, ARankThatIgnoresSigtermIsKilledWithinTwoSeconds) {
   const LauncherResult outcome = launcher.finish();
   const Instant ended = SteadyClock().now();
   EXPECT_GE(seconds(ended - begun), 1.0);  // The grace was granted.
-  EXPECT_LT(seconds(ended - failed), 2.0);
+  EXPECT_LT(seconds(ended - failed), kSoon_s);
   EXPECT_EQ(outcome.exit_status, 3);
   EXPECT_THAT(outcome.err, HasSubstr("ranks still running: 1; killing them"));
   EXPECT_TRUE(launcher.wait_for_death_of_all());
@@ -87,14 +87,16 @@ TEST_F(StopTest, AKilledRankIsNamedWithItsSignal) {
 
 TEST_F(StopTest, ARankThatIsLostBeforeItHasEndedIsTheFirstToFail) {
   // Rank 0 says what is wrong only after the launcher has seen that rank 1 is gone.
-  const LauncherResult outcome = launch_and_wait(ranks_of(
+  LaunchOptions options = ranks_of(
       2,
       "if [ $RANK = 1 ]; then echo $$ > " + fifo() +
           "; echo '[world] rank 0 was lost: it gave up' >&2; exit 7; fi; "
           "trap '' TERM; read peer < " +
           fifo() +
           "; while kill -0 $peer 2> /dev/null; do :; done; "
-          "echo disk full >&2; exit 3"));
+          "echo disk full >&2; exit 3");
+  options.cause_grace = std::chrono::seconds(30);
+  const LauncherResult outcome = launch_and_wait(options);
   EXPECT_EQ(outcome.exit_status, 3);
   EXPECT_THAT(
       outcome.err,

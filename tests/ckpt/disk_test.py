@@ -120,7 +120,11 @@ def names_the_rank_that_may_not_write(sherd, scratch):
         )
         assert done.returncode == 1, done
         report = done.stderr[done.stderr.index("sherd: error: ") :]
-        assert "rank 0 exited with code 1 and was the first" in report, done.stderr
+        # The second on a machine so busy that rank 0 did not end within the launcher's grace.
+        assert (
+            "rank 0 exited with code 1 and was the first" in report
+            or "rank 1 exited with code 1 because of rank 0" in report
+        ), done.stderr
         assert "Not a directory" in report, done.stderr
 
 

@@ -100,6 +100,9 @@ struct LaunchOptions {
   // How long ranks may continue after SIGINT, SIGTERM or SIGHUP was passed on to them, for instance
   // to save their state, before they get SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
+  // A rank may fail because another one has, and end sooner than that. How long the other one then
+  // may take to end, and to say why, before all get SIGTERM. Not with replicas.
+  std::chrono::milliseconds cause_grace = std::chrono::milliseconds(500);
   // Unset: all ranks are one world and end together. With replicas no rank reads stdin, lines begin
   // with "[r1.0] " (rank 0 of replica 1), and fake_hosts, port and rank0_owns_stdout must be unset.
   std::optional<ReplicaOptions> replicas{};
