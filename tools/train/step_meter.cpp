@@ -28,9 +28,11 @@ StepMeter::StepMeter()
     : begin_s_(seconds(SteadyClock().now())), busy_begin_s_(busy_s()) {}
 
 RankMetrics StepMeter::measure() const {
+  // It ends before the time of the step, as it began after it, and is never longer.
+  const double busy = busy_s() - busy_begin_s_;
   return {
       .step_s = seconds(SteadyClock().now()) - begin_s_,
-      .busy_s = busy_s() - busy_begin_s_,
+      .busy_s = busy,
       .rss_bytes = resident_bytes()};
 }
 

@@ -25,6 +25,13 @@ TEST(StepMeter, ComputingIsBusyAndWaitingIsNot) {
   EXPECT_GE(meter.measure().step_s, waited.step_s + 0.015);
 }
 
+TEST(StepMeter, AStepIsNoLongerBusyThanItLasts) {
+  for (int i = 0; i < 10000; ++i) {
+    const auto metrics = StepMeter().measure();
+    ASSERT_LE(metrics.busy_s, metrics.step_s);
+  }
+}
+
 TEST(ModelFlops, AreThoseOfPalm) {
   EXPECT_DOUBLE_EQ(
       flops_per_token(
