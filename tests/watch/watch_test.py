@@ -19,6 +19,7 @@ import math
 import os
 import pathlib
 import pty
+import re
 import shutil
 import signal
 import struct
@@ -26,8 +27,8 @@ import sys
 import time
 
 from watched_job import (
-    BATCH, EXIT_SKIPPED, LAYERS, MODEL, ROOT, SEQUENCE, VALIDATE, WIDTH, call, expect, job,
-    whole_lines,
+    BATCH, EXIT_SKIPPED, LAYERS, MODEL, ROOT, SEQUENCE, VALIDATE, WIDTH, answer_to, call,
+    expect, job, whole_lines,
 )  # fmt: skip
 
 VOCABULARY = 256  # Bytes.
@@ -199,11 +200,11 @@ def frames_on_a_terminal(sherd, run, count):
 
 
 def show_running(sherd, run, address):
-    shown = call(sherd, "top", address, "--once")
+    shown = answer_to(sherd, "top", address, "--once")
     expect(shown, f"coordinator {address}", "committed: running", "member", "steps/s")
     assert shown == "" or max(map(len, shown.split("\n"))) <= 80, shown
-    expect(call(sherd, "top", f"http://{address}/", "--once"), "committed: running")
-    shown = call(sherd, "top", run, "--once")
+    expect(answer_to(sherd, "top", f"http://{address}/", "--once"), "committed: running")
+    shown = answer_to(sherd, "top", run, "--once")
     expect(
         shown, f"coordinator {address}", "replica-0   step ", "running, the last step",
         "tokens/s", "MFU", "loss", "r0.0", "r1.0", "MiB",
@@ -220,10 +221,10 @@ def top(sherd, scratch):
     expect(call(sherd, "top", address, "--once", status=1), nobody)
     for metrics in run.glob("replica-*/metrics.jsonl"):
         os.utime(metrics, (time.time() - 3600,) * 2)
-    expect(
-        call(sherd, "top", run, "--once"), nobody,
-        "nothing runs, the last step was 1:00:00 ago", "r0.0",
-    )  # fmt: skip
+    shown = call(sherd, "top", run, "--once")
+    expect(shown, nobody, "r0.0")
+    # A busy machine may take a while to come here.
+    assert re.search("nothing runs, the last step was 1:0[0-4]:[0-5][0-9] ago", shown), shown
     shutil.rmtree(run / "replica-0")  # As on a host that has the other alone.
     expect(call(sherd, "top", run, "--once"), "r1.0")
     for target in (scratch / "none", "nowhere"):

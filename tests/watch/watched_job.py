@@ -31,15 +31,22 @@ def environment():
     return clean | {"OMP_NUM_THREADS": "1"}
 
 
-def call(*words, status=0):
-    """What a command prints, stderr included."""
-    done = subprocess.run(
+def outcome_of(*words):
+    return subprocess.run(
         [str(word) for word in words], env=environment(), timeout=TIMEOUT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
+
+
+def checked(done, status):
     if done.returncode != status:
-        sys.exit(f"{words}: expected {status}, found {done.returncode}:\n{done.stdout}")
+        sys.exit(f"{done.args}: expected {status}, found {done.returncode}:\n{done.stdout}")
     return done.stdout
+
+
+def call(*words, status=0):
+    """What a command prints, stderr included."""
+    return checked(outcome_of(*words), status)
 
 
 def expect(what, *parts):
@@ -58,14 +65,29 @@ def wait_for(what, found):
     sys.exit(f"expected {what} within {TIMEOUT_S} s")
 
 
+def answer_to(*words):
+    """What a command prints that asks a coordinator, which may be too busy to answer at first."""
+
+    def shown():
+        done = outcome_of(*words)
+        late = "expected the status page of a coordinator, found that nobody" in done.stdout
+        return None if late else checked(done, 0)
+
+    return wait_for("an answer of the coordinator", shown)
+
+
 def whole_lines(path):
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def committed(address):
-    """The step that the coordinator's status page names."""
-    with urllib.request.urlopen(f"http://{address}/status.json", timeout=10) as page:
-        return json.load(page)["canonical"]["step"]
+    """The step that the coordinator's status page names; -1 while it does not answer."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"http://{address}/status.json", timeout=10) as page:
+            return json.load(page)["canonical"]["step"]
+    except OSError:
+        return -1
 
 
 @contextlib.contextmanager
