@@ -10,6 +10,7 @@ launcher; every loss must be the same number. Exit status 77, a counted skip,
 where mpirun is missing and scripts/setup does not install it.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -25,6 +26,13 @@ JOB = (
     "--seq", "16", "--sample-tokens", "0", "--data",
     str(pathlib.Path(__file__).resolve().parent.parent.parent / "LICENSE"),
 )  # fmt: skip
+
+
+SLURM_JOBS = itertools.count(os.getpid())
+
+
+class PortInUseError(Exception):
+    """Ranks take a port that follows from their job's id; another program may have it."""
 
 
 def environment(**more):
@@ -47,13 +55,15 @@ def start_all(commands):
         for command, env in commands
     ]
     try:
-        shown = [process.communicate(timeout=TIMEOUT_S)[0] for process in started]
+        for process in started:
+            text = process.communicate(timeout=TIMEOUT_S)[0]
+            if process.returncode != 0 and "which is in use" in text:
+                raise PortInUseError(text)
+            if process.returncode != 0:
+                sys.exit(f"{process.args} ended with {process.returncode}:\n{text}")
     finally:
         for process in started:
             process.kill()  # Of those that have ended: nothing.
-    for process, text in zip(started, shown):
-        if process.returncode != 0:
-            sys.exit(f"{process.args} ended with {process.returncode}:\n{text}")
 
 
 def under_sherd(job):
@@ -82,7 +92,7 @@ def under_mpirun(job):
 def under_slurm_variables(job):
     """No Slurm runs here: what srun would set for a step of two tasks."""
     step = {
-        "SLURM_JOB_ID": str(os.getpid()),  # Makes the port this run's own.
+        "SLURM_JOB_ID": str(next(SLURM_JOBS)),  # Makes the port this run's own.
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_TASKS_PER_NODE": str(RANKS),
@@ -125,7 +135,11 @@ def main():
     found = {}
     for each, start in (("sherd run", under_sherd), (name, launch)):
         run = scratch / each.replace(" ", "_")
-        start([sherd, *JOB, "--run", str(run)])
+        job = [sherd, *JOB, "--run", str(run)]
+        try:
+            start(job)
+        except PortInUseError:
+            start(job)  # Another job, thus another port.
         found[each] = losses(run)
     print(found)
     if len(found[name]) != 4 or found[name] != found["sherd run"]:
