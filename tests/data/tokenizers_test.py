@@ -6,7 +6,8 @@
 
 Trains small tokenizers of each kind on text that lies on this machine, and
 compares ids and decoded text on 10,000 lines of it, on sentences of many
-scripts, on every character, on random characters and on random bytes. `sherd
+scripts, on every character, on random characters and on random bytes, which
+differ in each run without SEED. `sherd
 data prepare` encodes; the token file is read here by its documented format.
 Exit status 77, a counted skip, without `tokenizers` (scripts/setup puts it into
 build/clients, where it can).
