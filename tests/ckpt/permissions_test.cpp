@@ -9,6 +9,7 @@
 
 #include <grp.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <csignal>
 #include <filesystem>
@@ -70,6 +71,8 @@ std::set<std::string> names_in(const std::string& folder) {
 
 class Permissions : public ::testing::TestWithParam<int> {
  protected:
+  // Nobody passes through scratch folders, whatever the umask was.
+  static void SetUpTestSuite() { ::umask(0022); }
   void SetUp() override {
     if (::geteuid() != 0) {
       GTEST_SKIP() << "needs root";
