@@ -219,18 +219,16 @@ void StepFollower::end_step(std::int64_t budget_bytes) {
     return;
   }
   in_step_ = false;
-  plan_ = nullptr;
+  const StepPlan* followed = std::exchange(plan_, nullptr);
   if (record_.visits.empty() || record_.visits.size() == kVisitsMax) {
     return;
   }
   ++counters_.steps;
-  if (planned_throughout_) {
-    ++counters_.steps_planned;
-    return;
-  }
-  const auto known = std::find_if(
-      plans_.begin(), plans_.end(),
-      [&](const StepPlan& plan) { return plan.record == record_; });
+  counters_.steps_planned += planned_throughout_ ? 1 : 0;
+  const auto known =
+      std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
+        return planned_throughout_ ? &plan == followed : plan.record == record_;
+      });
   if (known != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, known);
     return;

@@ -86,7 +86,7 @@ class StepFollower {
   bool following() const { return plan_ != nullptr; }
   // Whether this rank departed in this step from the plan with which it began.
   bool departed() const { return departed_; }
-  // The plan of the last step, if it had one.
+  // The plan of the last step that had one.
   const StepPlan* latest() const {
     return plans_.empty() ? nullptr : &plans_.front();
   }

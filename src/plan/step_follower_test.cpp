@@ -272,6 +272,27 @@ TEST(StepFollower, TrainingAndEvaluationHaveTheirOwnPlans) {
   EXPECT_EQ(rank.follower.counters().plans_made, 2);
 }
 
+TEST(StepFollower, ThePlanOfEachStepIsTheLatestAndStaysKnown) {
+  Rank rank;
+  rank.train_step();
+  const auto trained = rank.follower.latest()->record;
+  rank.begin(false);
+  rank.visit({0});
+  rank.end_step();
+  EXPECT_FALSE(rank.follower.latest()->record == trained);
+  // More kinds of evaluations than plans are kept, with training in between.
+  for (const UnitId last : {0, 1, 2, 3, 0, 1, 2, 3}) {
+    rank.train_step();
+    EXPECT_TRUE(rank.follower.latest()->record == trained);
+    rank.begin(false);
+    rank.visit({last});
+    rank.visit({(last + 1) % 4});
+    rank.end_step();
+  }
+  rank.begin();
+  EXPECT_TRUE(rank.train());
+}
+
 TEST(StepFollower, ASectionWithoutGradientsIsPartOfItsTrainingStep) {
   Rank rank;
   int begun = 0;
