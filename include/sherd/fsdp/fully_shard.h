@@ -33,7 +33,7 @@
 
 namespace sherd {
 
-// How much stays whole. Each strategy is a byte budget for unsharded units (docs/guide/units.md).
+// How much stays whole. Each strategy is a byte budget for unsharded units (docs/guide/cache.md).
 enum class Strategy {
   // Enough for the root unit, the largest visit and one unit ahead.
   kFullShard,
