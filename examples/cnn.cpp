@@ -183,13 +183,14 @@ double evaluate(const sherd::World& world, const Images& held_out) {
   return accuracy(world, model, held_out);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(const char* epochs) {
+  if (std::atoi(epochs) < 1) {
+    throw sherd::Error(
+        std::string("expected at least 1 epoch, found ") + epochs);
+  }
   auto world = sherd::World::from_environment();
   const auto held_out = make_images(512, 2);
-  const auto trained =
-      train(world, held_out, argc > 1 ? std::atoi(argv[1]) : 4);
+  const auto trained = train(world, held_out, std::atoi(epochs));
   const auto loaded = evaluate(world, held_out);
   if (world.rank() == 0) {
     std::printf(
@@ -197,4 +198,12 @@ int main(int argc, char** argv) {
         loaded == trained ? "the same" : "another one");
   }
   world.close();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return sherd::run_main(
+      argc, argv, [&] { return run(argc > 1 ? argv[1] : "4"); });
 }

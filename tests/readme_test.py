@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""C++ in two documents is that of examples, which are built and run: the README
-shows all of examples/first.cpp, docs/guide/own_models.md parts of cnn.cpp. The
-Dockerfile does what the README says."""
+"""C++ in two documents is that of examples, which are built and run (the first one
+by `make soak`): the README shows all of examples/first.cpp,
+docs/guide/own_models.md parts of cnn.cpp. The Dockerfile does what the README says."""
 import pathlib
 import re
 import sys
