@@ -20,9 +20,11 @@ def main():
     parser.add_argument("--text", default="docs/guide", help="a folder of text")
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
-    text = torch.frombuffer(bytearray(b"".join(
-        file.read_bytes() for file in sorted(Path(options.text).glob("*.md")))),
-        dtype=torch.uint8)
+    files = sorted(Path(options.text).glob("*.md"))
+    if not files:
+        parser.error(f"--text: expected a folder with *.md files, found {options.text}")
+    text = torch.frombuffer(
+        bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
     transformers.set_seed(0)
     base = transformers.LlamaForCausalLM(transformers.LlamaConfig(

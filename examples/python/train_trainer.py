@@ -22,7 +22,10 @@ def main():
     parser.add_argument("--text", default="docs/guide", help="a folder of text")
     parser.add_argument("--steps", type=int, default=11)
     options = parser.parse_args()
-    text = b"".join(file.read_bytes() for file in sorted(Path(options.text).glob("*.md")))
+    files = sorted(Path(options.text).glob("*.md"))
+    if not files:
+        parser.error(f"--text: expected a folder with *.md files, found {options.text}")
+    text = b"".join(file.read_bytes() for file in files)
     blocks = [torch.tensor(list(text[begin:begin + CONTEXT]))
               for begin in range(0, len(text) - CONTEXT, CONTEXT)]
     dataset = [{"input_ids": block, "labels": block} for block in blocks]

@@ -16,13 +16,23 @@ EXAMPLES = clients.ROOT / "examples" / "python"
 STEPS = 11
 
 
-def started(package, launcher, example, *arguments):
-    """What an example prints."""
+def outcome_of(package, launcher, example, *arguments):
     path = os.pathsep.join([package, str(clients.FOLDER)])
-    done = subprocess.run(
+    return subprocess.run(
         [*launcher, str(EXAMPLES / example), *map(str, arguments)], check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+
+
+def must_refuse_no_text(package, example):
+    done = outcome_of(package, [sys.executable], example, "--text", EXAMPLES)
+    if done.returncode != 2 or "expected a folder with *.md files, found" not in done.stdout:
+        sys.exit(f"{example} without text: {done.returncode}, {done.stdout}")
+
+
+def started(package, launcher, example, *arguments):
+    """What an example prints."""
+    done = outcome_of(package, launcher, example, *arguments)
     print(done.stdout)
     if done.returncode != 0:
         sys.exit(f"{example} ended with {done.returncode}")
@@ -48,6 +58,7 @@ def main():
                           "--text", text, "--steps", STEPS))
         return
     clients.need("transformers", "accelerate", "peft")
+    must_refuse_no_text(package, f"{case}.py")
     must_fall(started(package, launchers["torchrun"], f"{case}.py",
                       "--text", text))
 
