@@ -84,6 +84,7 @@ PARTS = {
          "device/memory_use.h", "device/host_memory.h", "device/stream.h",
          "exchange/exchange.h", "exchange/make_exchange.h",
          "exchange/reducer.h", "exchange/unit_parameter.h",
+         "exchange/gradient_heap.h",
          "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",
          "ddp/comm_hook_group.h", "ddp/quantised_rows.h"),
         torch=True),

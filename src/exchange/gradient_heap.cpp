@@ -88,7 +88,7 @@ class HeapAllocator final : public c10::Allocator {
   }
 
   static void free_block(void* block) { instance().give_back(block); }
-  // Of a block whose DataPtr was released, which may be one of the allocator below.
+  // The block's DataPtr was released; it may be one of the allocator below.
   static void free_raw(void* block) {
     if (!instance().give_back(block)) {
       instance().below()->raw_deleter()(block);
