@@ -11,6 +11,7 @@
 #include "base/worker_thread.h"
 #include "exchange/backward_status.h"
 #include "exchange/collective_steps.h"
+#include "exchange/gradient_heap.h"
 #include "exchange/numbers.h"
 #include "exchange/profiled_range.h"
 #include "exchange/recorded_exchange.h"
@@ -120,6 +121,12 @@ class CollectiveExchange final : public Exchange {
     unit_transport_->drop_unit(unit, *dropped.mapped());
   }
 
+  void begin_backward() override {
+    if (unit_transport_ && error_.ok()) {
+      unit_transport_->begin_backward();
+    }
+  }
+
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     std::vector<at::Tensor> slot;
     with_room_for(unit, [&] {
@@ -140,6 +147,7 @@ class CollectiveExchange final : public Exchange {
   }
 
   Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
+    GradientHeap::leave();
     if (!error_.ok()) {
       return error_;
     }

@@ -38,6 +38,7 @@ class HierarchicalReductions {
   HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping mapping);
 
   // As in Exchange.
+  void begin_backward() { slots_.begin_backward(); }
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void start(UnitId unit, const ReduceOptions& options);
   // Takes back the memory of reductions that ended, and returns the first failure so far. Never

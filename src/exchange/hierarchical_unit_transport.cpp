@@ -65,6 +65,7 @@ class HierarchicalUnitTransport final : public UnitTransport {
   }
   void publish(std::uint64_t) override {}
 
+  void begin_backward() override { sums_->begin_backward(); }
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
     return sums_->slot(unit);
   }
@@ -168,7 +169,9 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
       .rank = map_.local_rank(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
-      .slots = nullptr};
+      .slots = nullptr,
+      .heap_bytes = layout_.heap_bytes,
+      .segment = segment_};
   const auto slots =
       static_cast<std::size_t>(map_.local_ranks()) * model_.units.size();
   if (slots > 0) {
@@ -177,7 +180,9 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
   for (const auto region : layout_.slot_regions) {
     mapping.regions.push_back(
         at<std::byte>(
-            region, static_cast<std::size_t>(layout_.slot_region_bytes))
+            region,
+            static_cast<std::size_t>(
+                layout_.slot_region_bytes + layout_.heap_bytes))
             .data());
   }
   sums_.emplace(

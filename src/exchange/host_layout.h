@@ -35,8 +35,10 @@ struct HostLayout {
   std::int64_t dropped = 0;        // std::uint64_t by local rank, by unit.
   std::int64_t units = 0;          // Buffers for whole units.
   std::int64_t unit_region_bytes = 0;
-  std::vector<std::int64_t> slot_regions;  // Gradient slots, by local rank.
+  // By local rank: gradient slots, and behind them the gradient heap.
+  std::vector<std::int64_t> slot_regions;
   std::int64_t slot_region_bytes = 0;
+  std::int64_t heap_bytes = 0;
   std::int64_t bytes = 0;
   // The part that training touches if all ranks do the same: units up to the budget, and a few
   // slots in each region.

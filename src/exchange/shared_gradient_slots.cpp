@@ -47,6 +47,20 @@ SharedGradientSlots::SharedGradientSlots(Mapping mapping)
     offsets_.push_back(slot_offsets(unit));
     chunks_.push_back(chunks_of(unit));
   }
+  if (mapping_.heap_bytes > 0) {
+    heap_ = std::make_shared<GradientHeap>(
+        std::span(
+            mapping_.regions[static_cast<std::size_t>(mapping_.rank)] +
+                mapping_.region_bytes,
+            static_cast<std::size_t>(mapping_.heap_bytes)),
+        heap_block_sizes(*mapping_.model), mapping_.segment);
+  }
+}
+
+void SharedGradientSlots::begin_backward() {
+  if (heap_) {
+    heap_->enter();
+  }
 }
 
 std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
@@ -152,8 +166,8 @@ std::int64_t* SharedGradientSlots::places(int rank, UnitId unit) const {
 
 std::optional<std::int64_t> SharedGradientSlots::place(
     const at::Tensor& gradient) const {
-  const auto offset = mapping_.heap && gradient.defined()
-      ? mapping_.heap->offset(gradient.const_data_ptr(), gradient.nbytes())
+  const auto offset = heap_ && gradient.defined()
+      ? heap_->offset(gradient.const_data_ptr(), gradient.nbytes())
       : std::nullopt;
   return offset ? std::optional(mapping_.region_bytes + *offset) : std::nullopt;
 }

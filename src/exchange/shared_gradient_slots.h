@@ -42,12 +42,16 @@ class SharedGradientSlots {
     std::vector<std::byte*> regions;  // Of gradient slots, by rank.
     std::int64_t region_bytes;
     SharedSlotState* slots;  // By rank, by unit.
-    // This rank's, which begins where its slots end; may be null.
-    std::shared_ptr<GradientHeap> heap = nullptr;
+    // Of the heap that follows each rank's slots, and what keeps it mapped.
+    std::int64_t heap_bytes;
+    std::shared_ptr<const void> segment;
   };
   explicit SharedGradientSlots(Mapping mapping);
 
   int ranks() const { return static_cast<int>(mapping_.regions.size()); }
+
+  // From now on until GradientHeap::leave() large gradients of this thread may lie in the heap.
+  void begin_backward();
 
   // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
@@ -128,6 +132,7 @@ class SharedGradientSlots {
   // By unit, flat.
   std::vector<std::vector<std::vector<GradientChunk>>> chunks_;
   RegionAllocator region_;
+  std::shared_ptr<GradientHeap> heap_;     // Null if no gradient is large.
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.
   std::deque<Lent> lent_;

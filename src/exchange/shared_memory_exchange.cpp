@@ -131,8 +131,8 @@ class SharedMemoryExchange final : public Exchange {
   void reshard(UnitId unit) override { full_.erase(unit); }
 
   void begin_backward() override {
-    if (heap_ && error_.ok()) {
-      heap_->enter();
+    if (sums_ && error_.ok()) {
+      sums_->begin_backward();
     }
   }
 
@@ -305,7 +305,6 @@ class SharedMemoryExchange final : public Exchange {
   std::optional<shm::SmallAllGather> cells_;  // For steps of all ranks.
   std::int64_t cell_bytes_ = 0;
   std::optional<SharedUnits> memory_;
-  std::shared_ptr<GradientHeap> heap_;  // Null if no gradient is large.
   std::optional<SharedMemoryReductions> sums_;
   std::map<UnitId, std::vector<at::Tensor>> full_;
   BackwardStatus backward_status_;
@@ -365,17 +364,11 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
       .rank = me(),
       .regions = {},
       .region_bytes = layout_.slot_region_bytes,
-      .slots = reinterpret_cast<SharedSlotState*>(base() + cells + states)};
+      .slots = reinterpret_cast<SharedSlotState*>(base() + cells + states),
+      .heap_bytes = layout_.heap_bytes,
+      .segment = segment_};
   for (const auto region : layout_.slot_regions) {
     mapping.regions.push_back(base() + region);
-  }
-  if (layout_.heap_bytes > 0) {
-    heap_ = mapping.heap = std::make_shared<GradientHeap>(
-        std::span(
-            mapping.regions[static_cast<std::size_t>(me())] +
-                layout_.slot_region_bytes,
-            static_cast<std::size_t>(layout_.heap_bytes)),
-        heap_block_sizes(model_), segment_);
   }
   sums_.emplace(std::move(mapping), *memory_, options_.sum_thread);
   return {};

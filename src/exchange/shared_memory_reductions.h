@@ -32,6 +32,7 @@ class SharedMemoryReductions {
   SharedMemoryReductions(const SharedMemoryReductions&) = delete;
   SharedMemoryReductions& operator=(const SharedMemoryReductions&) = delete;
 
+  void begin_backward() { slots_.begin_backward(); }
   // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit) { return slots_.slot(unit); }
   void post(UnitId unit, const ReduceOptions& options);

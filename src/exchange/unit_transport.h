@@ -82,6 +82,7 @@ class UnitTransport {
   virtual void publish(std::uint64_t generation) = 0;
 
   // As in Exchange.
+  virtual void begin_backward() {}
   virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
   virtual void start_reduce(UnitId unit, const ReduceOptions& options) = 0;
   // Takes back the memory of reductions that ended, and returns the first failure so far. Never
