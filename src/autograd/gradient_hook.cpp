@@ -58,9 +58,6 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    if (!gradients.at(0).defined()) {
-      return gradients;  // Nothing is added, and nobody was told so.
-    }
     try {
       call_();
     } catch (const Error& error) {

@@ -33,8 +33,9 @@ void call_post_accumulation_hook(const at::Tensor& leaf);
 void remove_gradient_hook(const at::Tensor& parameter);
 
 // Makes each backward call `call` before autograd adds to the parameter's `.grad()`, on the same
-// thread, for as long as the returned object lives. Unlike a hook of the tensor it stays when a
-// user sets a hook. REQUIRES: `parameter` is a leaf that requires gradients.
+// thread, for as long as the returned object lives; also one whose gradient is undefined, since
+// GradientCallback gets what is in `.grad()` then. Unlike a hook of the tensor it stays when a user
+// sets a hook. REQUIRES: `parameter` is a leaf that requires gradients.
 std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, std::function<void()> call);
 

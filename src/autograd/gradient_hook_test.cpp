@@ -113,6 +113,15 @@ TEST(GradientHook, FiresWithAnUndefinedGradient) {
   EXPECT_FALSE(taken.of[0][0].defined());
 }
 
+TEST(PreAccumulationHook, IsCalledForAnUndefinedGradientToo) {
+  const auto w = parameter();
+  int calls = 0;
+  const auto hook = add_pre_accumulation_hook(w, [&calls] { ++calls; });
+  NoGradient::apply(w).backward();
+  w.sum().backward();
+  EXPECT_EQ(calls, 2);
+}
+
 TEST(GradientHook, TakesAnOlderGradientTogetherWithTheNew) {
   const auto w = at::ones({2}).requires_grad_();
   w.mutable_grad() = at::full({2}, 10.0F);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <gmock/gmock.h>
 #include "fsdp/testing.h"
+#include "support/optional_gradient.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -139,6 +140,20 @@ std::string end_of(const std::function<void()>& program) {
     return error.what();
   }
   return "";
+}
+
+TEST(FsdpEngine, AnUndefinedGradientChangesNone) {
+  run_fake_ranks(kRanks, exchange::FakeOptions{}, [](FakeRank& self) {
+    torch::nn::Module module("m");
+    const auto weight = module.register_parameter("weight", torch::ones({7}));
+    const auto engine = runtime_of(self, module, units::none());
+    engine->start();
+    const auto slice = engine->named_parameters().items[0].slice;
+    test::sum_with(weight, test::Gradient::kOnes).backward();
+    test::sum_with(weight, test::Gradient::kUndefined).backward();
+    EXPECT_TRUE(torch::equal(slice.grad(), torch::ones(slice.sizes())));
+    self.barrier.arrive_and_wait();
+  });
 }
 
 TEST(FsdpEngine, ARankLostAtAnyOperationEndsEveryRankWithAnErrorThatNamesIt) {

@@ -145,12 +145,15 @@ void SingleRankEngine::check_parameters() const {
 
 void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   const auto& slice = slices_[static_cast<std::size_t>(parameter)];
-  if (!gradient.defined() || !slice.defined()) {
+  if (!slice.defined()) {
     return;
   }
   check_parameter(parameter);
   const std::lock_guard lock(mu_);
-  note_backward();
+  note_backward();  // Its end shows the module's gradients again.
+  if (!gradient.defined()) {
+    return;
+  }
   const at::NoGradGuard no_grad;
   auto dense = gradient.is_sparse() ? gradient.to_dense() : std::move(gradient);
   // Not a view for autograd: optimizers detach_() gradients in place.

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include "fsdp/testing.h"
+#include "support/optional_gradient.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -88,6 +89,17 @@ TEST(SingleRankEngine, GradientsAccumulateInSlicesNotInParameters) {
   EXPECT_EQ(net->first->weight.grad().sizes(), net->first->weight.sizes());
   EXPECT_THROW((void)net->first->weight.grad().sum(), Error);
   EXPECT_FALSE(net->offset.grad().defined());
+}
+
+TEST(SingleRankEngine, AnUndefinedGradientChangesNone) {
+  torch::nn::Module module("m");
+  const auto weight = module.register_parameter("weight", torch::ones({7}));
+  const auto engine = start(module);
+  const auto slice = engine->named_parameters().items[0].slice;
+  test::sum_with(weight, test::Gradient::kOnes).backward();
+  test::sum_with(weight, test::Gradient::kUndefined).backward();
+  EXPECT_TRUE(torch::equal(slice.grad(), torch::ones({7})));
+  EXPECT_TRUE(weight.grad().defined());  // Shown again.
 }
 
 TEST(SingleRankEngine, ClipsAsLibTorch) {

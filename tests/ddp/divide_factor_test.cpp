@@ -3,6 +3,7 @@
 // ReplicateOptions::gradient_divide_factor: beside one process that adds up every rank's gradient and
 // divides by the factor, whatever autograd adds to what ranks have summed before.
 #include "ddp/replica_parity.h"
+#include "support/optional_gradient.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
 
@@ -158,6 +159,19 @@ TEST_P(ReplicateDivideFactor, B21KeepsSumsOfParametersThatAreNotUsedAgain) {
         }
       }
     }
+  }));
+}
+
+TEST_P(ReplicateDivideFactor, B21AnUndefinedGradientKeepsTheSum) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto module = std::make_shared<torch::nn::Module>("m");
+    const auto weight = module->register_parameter("weight", torch::ones({7}));
+    auto ddp = replicate(*module, world, divided_by(1.0));
+    const auto sum = torch::full({7}, static_cast<float>(world.size()));
+    sum_with(weight, Gradient::kOnes).backward();
+    EXPECT_TRUE(torch::allclose(weight.grad(), sum));
+    sum_with(weight, Gradient::kUndefined).backward();
+    EXPECT_TRUE(torch::allclose(weight.grad(), sum));
   }));
 }
 
