@@ -53,21 +53,22 @@ PostAccumulateGradHook* hook_of(const at::Tensor& parameter) {
 
 class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit PreAccumulationHook(std::function<void()> call)
+  explicit PreAccumulationHook(PreAccumulationCallback call)
       : call_(std::move(call)) {}
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
+    auto gradient = gradients.at(0);
     try {
-      call_();
+      call_(gradient);
     } catch (const Error& error) {
       rethrow_translated(error);
     }
-    return gradients;
+    return {std::move(gradient)};
   }
 
  private:
-  const std::function<void()> call_;
+  const PreAccumulationCallback call_;
 };
 
 // A hook of the node that accumulates. It keeps the node alive, which LibTorch drops between two
@@ -75,7 +76,7 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
 class PreAccumulationRegistration {
  public:
   PreAccumulationRegistration(
-      const at::Tensor& parameter, std::function<void()> call)
+      const at::Tensor& parameter, PreAccumulationCallback call)
       : accumulator_(impl::grad_accumulator(parameter)) {
     auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
     hook_ = hook.get();
@@ -99,7 +100,7 @@ class PreAccumulationRegistration {
 }  // namespace
 
 std::shared_ptr<void> add_pre_accumulation_hook(
-    const at::Tensor& parameter, std::function<void()> call) {
+    const at::Tensor& parameter, PreAccumulationCallback call) {
   return std::make_shared<PreAccumulationRegistration>(
       parameter, std::move(call));
 }

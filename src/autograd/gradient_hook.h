@@ -32,11 +32,14 @@ void call_post_accumulation_hook(const at::Tensor& leaf);
 // Restores the hook that was there before set_gradient_hook().
 void remove_gradient_hook(const at::Tensor& parameter);
 
+// Receives the gradient that autograd is about to add, perhaps undefined, and may replace it.
+using PreAccumulationCallback = std::function<void(at::Tensor& gradient)>;
+
 // Makes each backward call `call` before autograd adds to the parameter's `.grad()`, on the same
 // thread, for as long as the returned object lives; also one whose gradient is undefined, since
 // GradientCallback gets what is in `.grad()` then. Unlike a hook of the tensor it stays when a user
 // sets a hook. REQUIRES: `parameter` is a leaf that requires gradients.
 std::shared_ptr<void> add_pre_accumulation_hook(
-    const at::Tensor& parameter, std::function<void()> call);
+    const at::Tensor& parameter, PreAccumulationCallback call);
 
 }  // namespace sherd::autograd

@@ -116,7 +116,8 @@ TEST(GradientHook, FiresWithAnUndefinedGradient) {
 TEST(PreAccumulationHook, IsCalledForAnUndefinedGradientToo) {
   const auto w = parameter();
   int calls = 0;
-  const auto hook = add_pre_accumulation_hook(w, [&calls] { ++calls; });
+  const auto hook =
+      add_pre_accumulation_hook(w, [&calls](at::Tensor&) { ++calls; });
   NoGradient::apply(w).backward();
   w.sum().backward();
   EXPECT_EQ(calls, 2);

@@ -13,14 +13,13 @@
 namespace sherd::ddp {
 namespace {
 
-// While the result lives, multiplies gradients by `scale` before autograd adds them to the
-// parameter's `.grad()`.
-std::shared_ptr<void> scale_gradients(
-    const at::Tensor& parameter, double scale) {
-  const auto hook = parameter.register_hook(
-      [scale](const at::Tensor& gradient) { return gradient.mul(scale); });
-  const auto remove = [parameter, hook](void*) { parameter.remove_hook(hook); };
-  return {parameter.unsafeGetTensorImpl(), remove};
+// Multiplies gradients before autograd adds them to `.grad()`.
+autograd::PreAccumulationCallback scale_gradients(double scale) {
+  return [scale](at::Tensor& gradient) {
+    if (gradient.defined()) {
+      gradient = gradient.mul(scale);
+    }
+  };
 }
 
 }  // namespace
@@ -34,13 +33,13 @@ void DdpEngine::watch_accumulation() {
     if (accumulation_hooks_[p] != nullptr || !parameter.requires_grad()) {
       continue;
     }
-    accumulation_hooks_[p] = alone()
-        ? scale_gradients(parameter, 1.0 / divide_factor())
-        : autograd::add_pre_accumulation_hook(
-              parameter, while_alive(this, [p](DdpEngine& self) {
-                const std::lock_guard lock(self.mu_);
-                self.before_accumulation(p);
-              }));
+    accumulation_hooks_[p] = autograd::add_pre_accumulation_hook(
+        parameter,
+        alone() ? scale_gradients(1.0 / divide_factor())
+                : while_alive(this, [p](DdpEngine& self, at::Tensor&) {
+                    const std::lock_guard lock(self.mu_);
+                    self.before_accumulation(p);
+                  }));
   }
 }
 

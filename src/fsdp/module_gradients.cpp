@@ -35,7 +35,7 @@ bool ModuleGradients::watch(std::size_t parameter) {
   auto& hook = items_[parameter].before_gradient;
   const auto& tensor = model_.parameters[parameter].tensor;
   if (hook == nullptr && tensor.requires_grad()) {
-    hook = autograd::add_pre_accumulation_hook(tensor, [this] {
+    hook = autograd::add_pre_accumulation_hook(tensor, [this](at::Tensor&) {
       // Pairs with show(): a placeholder that is there is seen.
       if (shown_.load(std::memory_order_acquire)) {
         callbacks_.hide();

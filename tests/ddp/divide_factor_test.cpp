@@ -164,14 +164,33 @@ TEST_P(ReplicateDivideFactor, B21KeepsSumsOfParametersThatAreNotUsedAgain) {
 
 TEST_P(ReplicateDivideFactor, B21AnUndefinedGradientKeepsTheSum) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const auto module = std::make_shared<torch::nn::Module>("m");
-    const auto weight = module->register_parameter("weight", torch::ones({7}));
-    auto ddp = replicate(*module, world, divided_by(1.0));
-    const auto sum = torch::full({7}, static_cast<float>(world.size()));
-    sum_with(weight, Gradient::kOnes).backward();
-    EXPECT_TRUE(torch::allclose(weight.grad(), sum));
-    sum_with(weight, Gradient::kUndefined).backward();
-    EXPECT_TRUE(torch::allclose(weight.grad(), sum));
+    for (const float factor : {1.0F, 2.0F}) {
+      const auto module = std::make_shared<torch::nn::Module>("m");
+      const auto weight = module->register_parameter("w", torch::ones({7}));
+      auto ddp = replicate(*module, world, divided_by(factor));
+      const auto sum =
+          torch::full({7}, static_cast<float>(world.size()) / factor);
+      sum_with(weight, Gradient::kOnes).backward();
+      EXPECT_TRUE(torch::allclose(weight.grad(), sum));
+      sum_with(weight, Gradient::kUndefined).backward();
+      EXPECT_TRUE(torch::allclose(weight.grad(), sum));
+    }
+  }));
+}
+
+TEST_P(ReplicateDivideFactor, B21LeavesAutogradGradAsItIs) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp reference, model;
+    auto ddp = replicate(*model, world, divided_by(2.0));
+    const auto gradients = [&](IntegerMlp& mlp) {
+      return torch::autograd::grad(
+          {integer_loss(mlp, 0, world.rank())}, mlp->parameters());
+    };
+    const auto expected = gradients(reference);
+    const auto found = gradients(model);
+    for (std::size_t p = 0; p < expected.size(); ++p) {
+      EXPECT_TRUE(torch::equal(found[p], expected[p])) << "parameter " << p;
+    }
   }));
 }
 
