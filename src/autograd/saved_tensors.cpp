@@ -2,25 +2,34 @@
 #include "autograd/saved_tensors.h"
 
 #include <utility>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace sherd::autograd {
 namespace {
 
-SavedTensorHookFactory*& innermost() {
-  thread_local SavedTensorHookFactory* factory = nullptr;
-  return factory;
+const SavedTensorHookScope*& innermost() {
+  thread_local const SavedTensorHookScope* scope = nullptr;
+  return scope;
 }
 
 }  // namespace
 
 SavedTensorHookScope::SavedTensorHookScope(SavedTensorHookFactory* factory)
-    : before_(std::exchange(innermost(), factory)) {}
+    : factory_(factory),
+      task_(torch::autograd::get_current_graph_task_id()),
+      before_(std::exchange(innermost(), this)) {}
 
 SavedTensorHookScope::~SavedTensorHookScope() { innermost() = before_; }
 
+SavedTensorHooks SavedTensorHookScope::hooks() const {
+  return task_ == torch::autograd::get_current_graph_task_id()
+      ? factory_->make_hooks()
+      : nullptr;
+}
+
 SavedTensorHooks saved_tensor_hooks() {
-  auto* factory = innermost();
-  return factory != nullptr ? factory->make_hooks() : nullptr;
+  const auto* scope = innermost();
+  return scope != nullptr ? scope->hooks() : nullptr;
 }
 
 }  // namespace sherd::autograd

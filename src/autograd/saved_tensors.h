@@ -3,7 +3,9 @@
 // Hooks for the tensors that autograd saves for backward. LibTorch asks its engine for hooks
 // whenever it saves a tensor, and sherd's engine asks the innermost SavedTensorHookScope of the
 // thread. Mirrors torch.autograd.graph.saved_tensors_hooks, whose C++ side takes only Python
-// functions. Thread rule: a scope affects the thread that made it.
+// functions. Thread rule: a scope affects the thread that made it, and there not the nodes of a
+// backward that begins within the scope: where those run depends on devices and on the depth of
+// nesting, and an exception from hooks would pass through LibTorch's engine.
 #pragma once
 
 #include <memory>
@@ -28,12 +30,18 @@ class SavedTensorHookScope {
   SavedTensorHookScope(const SavedTensorHookScope&) = delete;
   SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
 
+  // Hooks of the factory, or null in a backward that began within the scope.
+  SavedTensorHooks hooks() const;
+
  private:
-  SavedTensorHookFactory* const before_;
+  SavedTensorHookFactory* const factory_;
+  const int
+      task_;  // LibTorch's number of the backward in which the scope began.
+  const SavedTensorHookScope* const before_;
 };
 
-// Returns hooks of the innermost scope, or null outside any scope; autograd then keeps tensors
-// itself.
+// Returns the hooks of the innermost scope, or null outside any scope; where it is null, autograd
+// keeps tensors itself.
 SavedTensorHooks saved_tensor_hooks();
 
 }  // namespace sherd::autograd

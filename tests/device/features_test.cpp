@@ -484,6 +484,25 @@ TEST(DeviceActivationCheckpoints, RecomputationsDrawTheSameRandomNumbers) {
       values_by_rank(2, true, train(false)));
 }
 
+// The backward within runs on the device's thread, from the caller's at first and from that thread
+// when the region is run again.
+TEST(DeviceActivationCheckpoints, MayTakeGradientsWithin) {
+  const auto train = [](bool checkpointed) -> ParityBody {
+    return [=](const World&, c10::Device device) {
+      const auto x = batch_on(device, 0, 0).requires_grad_();
+      const auto penalty = [](const torch::Tensor& in) {
+        return torch::autograd::grad({in.tanh().sum()}, {in}, {}, true, true)[0]
+            .square();
+      };
+      (checkpointed ? checkpoint(penalty, x) : penalty(x)).sum().backward();
+      return values_of({x.grad()});
+    };
+  };
+  expect_equal_values(
+      values_by_rank(1, true, train(true)),
+      values_by_rank(1, false, train(false)));
+}
+
 // ---- frozen parameters ----
 
 TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
