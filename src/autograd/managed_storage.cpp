@@ -88,12 +88,11 @@ ManagedStorage::~ManagedStorage() {
 }
 
 void ManagedStorage::set_pointer(void* bytes) {
-  auto* impl = storage_.unsafeGetStorageImpl();
-  auto& data = impl->_mutable_data_ptr_no_checks();
-  const auto device = data.device();
-  // The new DataPtr takes over the reference of the old one.
-  (void)data.release_context();
-  impl->set_data_ptr_noswap(c10::DataPtr(bytes, tag_, &release_tag, device));
+  // A reference for the new DataPtr. The old one gives its own back once the new one is in place,
+  // so that tag_of() finds the tag at any moment.
+  tag_->references.fetch_add(1, std::memory_order_relaxed);
+  storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      c10::DataPtr(bytes, tag_, &release_tag, storage_.device()));
 }
 
 void ManagedStorage::fill(void* bytes) {

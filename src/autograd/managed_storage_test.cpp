@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/managed_storage.h"
 
+#include <thread>
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
 #include "autograd/param_key.h"
@@ -288,6 +289,26 @@ TEST(Tag, KeepsItsTwoReferencesThroughAnyNumberOfFillings) {
     storage.empty("y");
   }
   EXPECT_EQ(tag_of(w)->references.load(), 2);
+}
+
+TEST(Tag, IsThereWhileAnotherThreadFillsTheStorage) {
+  std::vector<float> bytes(4);
+  FakeUnitCache listener;
+  ManagedStorage storage(nullptr, 0, 0, 16, at::kCPU);
+  const auto w = parameter({4});
+  adopt(w, storage, 0, at::kFloat);
+  std::atomic<bool> done = false;
+  std::jthread other([&] {
+    for (int i = 0; i < 1'000'000; ++i) {
+      storage.fill(bytes.data());
+    }
+    done = true;
+  });
+  std::int64_t missing = 0;
+  while (!done) {
+    missing += tag_of(w) == nullptr ? 1 : 0;
+  }
+  EXPECT_EQ(missing, 0);
 }
 
 TEST(Tag, OutlivesTheTensorsAsLongAsTheHandle) {
