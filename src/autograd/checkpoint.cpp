@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/DimVector.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include "autograd/backward.h"
@@ -42,11 +41,37 @@ bool is_parameter_or_view(const at::Tensor& tensor) {
       (owner.is_leaf() && owner.requires_grad());
 }
 
+// The elements of a tensor that autograd saved. LibTorch checks that they have not changed since only
+// if a tensor has no hooks.
+class SavedElements {
+ public:
+  SavedElements() = default;
+  explicit SavedElements(const at::Tensor& tensor)
+      : tensor_(tensor.tensor_data()),  // Shares the version with the tensor.
+        version_(tensor._version()) {}
+
+  bool defined() const { return tensor_.defined(); }
+  // Throws Error if an operator has changed them in place. `what`: "tensor" or "parameter".
+  const at::Tensor& unpack(const char* what) const {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, tensor_._version() == version_,
+        "[autograd] checkpoint: a ", what, " of shape ", tensor_.sizes(),
+        " was changed between forward and backward: expected version ",
+        version_, ", found ", tensor_._version());
+    return tensor_;
+  }
+
+ private:
+  at::Tensor tensor_;
+  std::int64_t version_ = 0;
+};
+
 // A tensor that the forward saved.
 struct SavedTensorSlot {
   TensorMetadata kind;
-  bool awaited;       // Some node may still ask for it.
-  at::Tensor tensor;  // Defined from a recomputation until a node takes it.
+  bool awaited;  // Some node may still ask for it.
+  SavedElements
+      elements;  // Defined from a recomputation until a node takes them.
 };
 
 // Ends a recomputation early. Not a std::exception, which fn might catch.
@@ -61,15 +86,15 @@ class Recomputation final : public SavedTensorHookFactory {
       std::vector<SavedTensorSlot> slots, ForwardStatus first, bool early_stop)
       : slots_(std::move(slots)), first_(first), early_stop_(early_stop) {
     for (auto& slot : slots_) {
-      slot.awaited = slot.awaited && !slot.tensor.defined();
-      slot.tensor.reset();
+      slot.awaited = slot.awaited && !slot.elements.defined();
+      slot.elements = {};
       missing_ += slot.awaited ? 1 : 0;
     }
   }
 
   SavedTensorHooks make_hooks() override;
 
-  void take(const at::Tensor& tensor) {
+  void take(const at::Tensor& tensor, const SavedElements& elements) {
     const auto number = taken_++;
     if (number >= slots_.size()) {
       SHERD_CHECK(
@@ -87,7 +112,7 @@ class Recomputation final : public SavedTensorHookFactory {
     if (!slot.awaited) {
       return;
     }
-    slot.tensor = tensor;
+    slot.elements = elements;
     if (--missing_ == 0 && early_stop_) {
       stopped_ = true;
       throw StopRecomputation();
@@ -123,14 +148,14 @@ class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
  public:
   explicit RecomputedTensorHooks(Recomputation* run) : run_(run) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.tensor_data();
-    run_->take(tensor_);
+    elements_ = SavedElements(tensor);
+    run_->take(tensor, elements_);
   }
-  at::Tensor call_unpack_hook() override { return tensor_; }
+  at::Tensor call_unpack_hook() override { return elements_.unpack("tensor"); }
 
  private:
   Recomputation* const run_;  // Packing follows making, within the run.
-  at::Tensor tensor_;
+  SavedElements elements_;
 };
 
 SavedTensorHooks Recomputation::make_hooks() {
@@ -174,7 +199,7 @@ class CheckpointedRegion {
   void forget(std::size_t number) {
     const std::lock_guard lock(mu_);
     slots_[number].awaited = false;
-    slots_[number].tensor.reset();
+    slots_[number].elements = {};
   }
 
   void complete() {
@@ -186,12 +211,12 @@ class CheckpointedRegion {
   at::Tensor take(std::size_t number) {
     {
       const std::lock_guard lock(mu_);
-      if (auto tensor = std::exchange(slots_[number].tensor, {});
-          tensor.defined()) {
-        return tensor;
+      if (const auto found = std::exchange(slots_[number].elements, {});
+          found.defined()) {
+        return found.unpack("tensor");
       }
     }
-    return run_for(number);
+    return run_for(number).unpack("tensor");
   }
 
  private:
@@ -217,13 +242,13 @@ class CheckpointedRegion {
     const std::lock_guard lock(mu_);
     auto slots = slots_;
     slots[number].awaited = true;
-    slots[number].tensor.reset();
+    slots[number].elements = {};
     return {std::move(slots), first_, early_stop_};
   }
 
   // fn runs without the lock, because it may wait for other ranks, and other threads may run it at
   // the same time.
-  at::Tensor run_for(std::size_t number) {
+  SavedElements run_for(std::size_t number) {
     auto run = begin(number);
     {
       const auto inputs = unpack_inputs();
@@ -238,11 +263,11 @@ class CheckpointedRegion {
     auto found = run.finish();
     const std::lock_guard lock(mu_);
     for (std::size_t i = 0; i < found.size(); ++i) {
-      if (i != number && slots_[i].awaited && found[i].tensor.defined()) {
-        slots_[i].tensor = std::move(found[i].tensor);
+      if (i != number && slots_[i].awaited && found[i].elements.defined()) {
+        slots_[i].elements = std::move(found[i].elements);
       }
     }
-    return std::move(found[number].tensor);
+    return std::move(found[number].elements);
   }
 
   const CheckpointedForward::Recompute recompute_;
@@ -271,8 +296,7 @@ class CheckpointedTensorHooks final
 
   void call_pack_hook(const at::Tensor& tensor) override {
     if (is_parameter_or_view(tensor)) {
-      kept_ = tensor.tensor_data();
-      version_ = tensor._version();
+      kept_ = SavedElements(tensor);
     }
     slot_ = region_->add(
         tensor,
@@ -282,24 +306,14 @@ class CheckpointedTensorHooks final
   }
 
   at::Tensor call_unpack_hook() override {
-    if (!kept_.defined()) {
-      return region_->take(slot_);
-    }
-    // LibTorch checks the same for tensors that it saves without hooks.
-    SHERD_CHECK_AS(
-        kFailedPrecondition, kept_._version() == version_,
-        "[autograd] checkpoint: a parameter of shape ", kept_.sizes(),
-        " was changed between forward and backward: expected version ",
-        version_, ", found ", kept_._version());
-    return kept_;
+    return kept_.defined() ? kept_.unpack("parameter") : region_->take(slot_);
   }
 
  private:
   const std::shared_ptr<CheckpointedRegion> region_;
   bool packed_ = false;
   std::size_t slot_ = 0;
-  at::Tensor kept_;
-  std::int64_t version_ = 0;
+  SavedElements kept_;
 };
 
 class CheckpointHookFactory final : public SavedTensorHookFactory {
@@ -328,7 +342,7 @@ CheckpointedForward::CheckpointedForward(
     Recompute recompute,
     const std::vector<at::Tensor>& inputs,
     const CheckpointOptions& options) {
-  if (!at::GradMode::is_enabled()) {
+  if (!records_gradients()) {
     return;
   }
   SHERD_CHECK_AS(

@@ -39,7 +39,7 @@ struct CheckpointOptions {
 namespace autograd {
 
 // The scope of a region's forward: while it lives, what autograd saves on this thread is not kept.
-// It does nothing if gradients are off.
+// It does nothing if gradients are off or in inference mode.
 class CheckpointedForward {
  public:
   using Recompute = std::function<void(std::span<const at::Tensor> inputs)>;
@@ -72,11 +72,12 @@ void call_with_inputs(
 // must do the same each time; it is copied and kept until the graph is gone, so it should capture
 // by value, for example the modules' shared_ptrs. Side effects (running statistics, counters)
 // happen twice. Inputs may be undefined or without gradient; whatever else fn needs, it captures.
-// Regions may be nested. Parameters are read again, not kept. With gradients off this is just
-// fn(inputs...). Throws Error at once if an autograd engine other than sherd's is installed (a
-// Python process). Throws Error in backward if the recomputation saves other tensors than the
-// forward did (it names both), or if a parameter or an input was changed in place meanwhile. What
-// fn throws there reaches the caller of backward().
+// Regions may be nested. Parameters are read again, not kept. With gradients off, or in inference
+// mode, this is just fn(inputs...); else it throws Error at once if an autograd engine other than
+// sherd's is installed (a Python process). Backward throws Error if the recomputation saves other
+// tensors than the forward did (it names both), or if a parameter or another tensor that fn saves
+// has been changed in place before its use; for a changed input it throws LibTorch's c10::Error.
+// What fn throws there reaches the caller of backward().
 template <typename Function, typename... Inputs>
   requires std::invocable<Function&, const Inputs&...>
 auto checkpoint(
