@@ -56,11 +56,13 @@ class BackwardRegistry {
     const std::lock_guard lock(mu_);
     by_task_.emplace(task, scope);
   }
-  // Returns null if the task belongs to no backward.
-  OutermostBackward* find(int task) {
+  // The task begins within a node of `parent` and belongs to the same backward, or to none if that
+  // has ended: after a failure, nodes of other devices may still run.
+  void adopt_task(int parent, int task) {
     const std::lock_guard lock(mu_);
-    const auto found = by_task_.find(task);
-    return found == by_task_.end() ? nullptr : found->second;
+    if (auto* scope = find(parent)) {
+      by_task_.emplace(task, scope);
+    }
   }
   void end(OutermostBackward* scope) {
     const std::lock_guard lock(mu_);
@@ -70,14 +72,20 @@ class BackwardRegistry {
   // Returns false if the task belongs to no backward.
   bool add(int task, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
-    const auto found = by_task_.find(task);
-    if (found != by_task_.end()) {
-      add_once(found->second->listeners, listener);
+    auto* scope = find(task);
+    if (scope != nullptr) {
+      add_once(scope->listeners, listener);
     }
-    return found != by_task_.end();
+    return scope != nullptr;
   }
 
  private:
+  // Returns null if the task belongs to no backward. REQUIRES: mu_ is held.
+  OutermostBackward* find(int task) const {
+    const auto found = by_task_.find(task);
+    return found == by_task_.end() ? nullptr : found->second;
+  }
+
   std::mutex mu_;
   std::unordered_map<int, OutermostBackward*> by_task_;  // Guarded by mu_.
 };
@@ -212,11 +220,12 @@ class BackwardEngine final : public torch::autograd::Engine {
       const std::shared_ptr<torch::autograd::GraphTask>& task,
       RootNode root,
       torch::autograd::InputBuffer&& inputs) override {
-    OutermostBackward* scope = in_backward()
-        ? backward_registry().find(torch::autograd::get_current_graph_task_id())
-        : std::exchange(starting(), nullptr);
-    if (scope != nullptr) {
-      backward_registry().add_task(static_cast<int>(task->id_), scope);
+    const int id = static_cast<int>(task->id_);
+    if (in_backward()) {
+      backward_registry().adopt_task(
+          torch::autograd::get_current_graph_task_id(), id);
+    } else if (auto* scope = std::exchange(starting(), nullptr)) {
+      backward_registry().add_task(id, scope);
     }
     return Engine::execute_with_graph_task(
         task, std::move(root), std::move(inputs));

@@ -13,7 +13,6 @@
 
 #include <exception>
 #include <memory>
-#include <string>
 
 namespace sherd::autograd {
 
