@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/activation_cast.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <unordered_set>
 
 #include <ATen/core/Tensor.h>
 
+#include "autograd/aten_operators.h"
 #include "autograd/managed_storage.h"
 
 namespace sherd::autograd {
@@ -71,23 +71,16 @@ constexpr auto kFirstOnly =
 // These have no activations to cast, but results.
 constexpr auto kResultsOnly = std::to_array<std::string_view>({"embedding"});
 
-constexpr std::string_view kCastOperatorspace = "aten::";
-
-std::unordered_set<c10::OperatorHandle> find_operators(
+std::unordered_set<c10::OperatorHandle> without_writers(
     std::span<const std::string_view> names) {
-  std::unordered_set<c10::OperatorHandle> found;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    const std::string_view full = name.name;
-    const auto op = dispatcher.findSchema(name);
-    if (op && full.starts_with(kCastOperatorspace) &&
-        std::ranges::find(names, full.substr(kCastOperatorspace.size())) !=
-            names.end() &&
-        !op->schema().is_mutable()) {
-      found.insert(*op);
-    }
-  }
-  return found;
+  return aten_operators(names, [](const c10::FunctionSchema& schema) {
+    return !schema.is_mutable();
+  });
+}
+
+bool is_cast_operator(const c10::OperatorHandle& op) {
+  static const auto kOperators = without_writers(kCastOperators);
+  return kOperators.contains(op);
 }
 
 bool needs_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
@@ -119,12 +112,12 @@ void cast_value(c10::IValue& value, c10::ScalarType dtype) {
 }  // namespace
 
 bool keeps_parameters(const c10::OperatorHandle& op) {
-  static const auto kOfFirst = find_operators(kFirstOnly);
+  static const auto kOfFirst = without_writers(kFirstOnly);
   return kOfFirst.contains(op);
 }
 
 bool returns_rows_of_parameters(const c10::OperatorHandle& op) {
-  static const auto kRows = find_operators(kResultsOnly);
+  static const auto kRows = without_writers(kResultsOnly);
   return kRows.contains(op);
 }
 
@@ -132,8 +125,7 @@ void cast_results(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
-  static const auto kOperators = find_operators(kCastOperators);
-  if (!kOperators.contains(op) && !returns_rows_of_parameters(op)) {
+  if (!is_cast_operator(op) && !returns_rows_of_parameters(op)) {
     return;
   }
   for (auto i = stack.size() - op.schema().returns().size(); i < stack.size();
@@ -150,8 +142,7 @@ void cast_activations(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
-  static const auto kOperators = find_operators(kCastOperators);
-  if (!kOperators.contains(op)) {
+  if (!is_cast_operator(op)) {
     return;
   }
   const auto arguments = op.schema().arguments().size();

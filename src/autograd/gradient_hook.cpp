@@ -125,10 +125,7 @@ void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {
 }
 
 bool has_gradient_hook(const at::Tensor& parameter) {
-  // A tensor that never needed gradients has no place for hooks.
-  return impl::get_autograd_meta(parameter) != nullptr &&
-      dynamic_cast<GradientHook*>(impl::post_acc_grad_hooks(parameter).get()) !=
-      nullptr;
+  return dynamic_cast<GradientHook*>(hook_of(parameter)) != nullptr;
 }
 
 void remove_gradient_hook(const at::Tensor& parameter) {

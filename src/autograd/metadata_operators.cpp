@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <unordered_set>
+#include "autograd/aten_operators.h"
 
 namespace sherd::autograd {
 namespace {
@@ -46,8 +46,8 @@ constexpr auto kFlagWriters =
 
 // An overload may differ from others of the same name: zeros_like.out writes, and narrow by a
 // tensor reads that tensor.
-bool is_plain_overload(
-    std::string_view name, const c10::FunctionSchema& schema) {
+bool is_plain_overload(const c10::FunctionSchema& schema) {
+  const auto name = std::string_view(schema.name()).substr(kAten.size());
   if (schema.is_mutable()) {
     return std::ranges::find(kFlagWriters, name) != kFlagWriters.end();
   }
@@ -59,26 +59,6 @@ bool is_plain_overload(
       std::ranges::find(kTwoTensors, name) != kTwoTensors.end();
 }
 
-std::unordered_set<c10::OperatorHandle> find_operators() {
-  std::unordered_set<std::string_view> wanted(
-      kMetadataOperators.begin(), kMetadataOperators.end());
-  std::unordered_set<c10::OperatorHandle> found;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    constexpr std::string_view kMetadataOperatorspace = "aten::";
-    const std::string_view full = name.name;
-    if (!full.starts_with(kMetadataOperatorspace)) {
-      continue;
-    }
-    const auto base = full.substr(kMetadataOperatorspace.size());
-    const auto op = dispatcher.findSchema(name);
-    if (op && wanted.contains(base) && is_plain_overload(base, op->schema())) {
-      found.insert(*op);
-    }
-  }
-  return found;
-}
-
 }  // namespace
 
 std::span<const std::string_view> metadata_operators() {
@@ -86,7 +66,8 @@ std::span<const std::string_view> metadata_operators() {
 }
 
 bool uses_metadata_only(const c10::OperatorHandle& op) {
-  static const auto kOperators = find_operators();
+  static const auto kOperators =
+      aten_operators(kMetadataOperators, is_plain_overload);
   return kOperators.contains(op);
 }
 

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 #include "autograd/activation_cast.h"
+#include "autograd/aten_operators.h"
 #include "autograd/metadata_operators.h"
 #include "base/check.h"
 #include "base/interrupt.h"
@@ -104,8 +105,9 @@ class ParameterUseScope {
       check_may_use_parameters(name);
     }
     try {
-      while (entered_ < uses_.size()) {
-        const auto group = next_group();
+      const std::span<const ParameterUse> all(uses_.data(), uses_.size());
+      while (entered_ < all.size()) {
+        const auto group = first_group(all.subspan(entered_));
         auto* listener = listener_of(group.front());
         SHERD_CHECK_AS(
             kFailedPrecondition, listener != nullptr, "[autograd] ", name,
@@ -125,28 +127,24 @@ class ParameterUseScope {
   ParameterUseScope& operator=(const ParameterUseScope&) = delete;
 
  private:
-  std::span<const ParameterUse> next_group() const {
-    const auto* begin = uses_.data() + entered_;
-    const auto* end = uses_.data() + uses_.size();
-    const auto* last = std::find_if(begin, end, [&](const ParameterUse& use) {
-      return listener_of(use) != listener_of(*begin);
+  // The first of these uses, as far as they have the same listener.
+  static std::span<const ParameterUse> first_group(
+      std::span<const ParameterUse> uses) {
+    const auto last = std::ranges::find_if(uses, [&](const ParameterUse& use) {
+      return listener_of(use) != listener_of(uses.front());
     });
-    return {begin, last};
+    return {uses.begin(), last};
   }
 
   void leave() noexcept {
-    std::size_t left = 0;
+    std::span<const ParameterUse> left(uses_.data(), entered_);
     const c10::impl::ExcludeDispatchKeyGuard outside(kTransforms);
-    while (left < entered_) {
-      auto* listener = listener_of(uses_[left]);
-      auto end = left;
-      while (end < entered_ && listener_of(uses_[end]) == listener) {
-        ++end;
+    while (!left.empty()) {
+      const auto group = first_group(left);
+      if (auto* listener = listener_of(group.front())) {
+        listener->end_use(group);
       }
-      if (listener != nullptr) {
-        listener->end_use({uses_.data() + left, end - left});
-      }
-      left = end;
+      left = left.subspan(group.size());
     }
     entered_ = 0;
   }
@@ -156,7 +154,7 @@ class ParameterUseScope {
 };
 
 bool is_builtin(const c10::OperatorHandle& op) {
-  return op.operator_name().name.starts_with("aten::");
+  return op.operator_name().name.starts_with(kAten);
 }
 
 void cast_inputs(
