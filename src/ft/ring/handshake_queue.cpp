@@ -75,7 +75,7 @@ void HandshakeQueue::advance(Instant now) {
     closed_until_ = {};
   }
   std::erase_if(pending_, [&](PendingHandshake& pending) {
-    return read_handshake(pending, now);
+    return advance(pending, now);
   });
 }
 
@@ -87,25 +87,35 @@ bool HandshakeQueue::refuse(const FramedSocket& link, Instant now) {
   return true;
 }
 
-bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
-  if (now >= pending.until) {
-    ++(pending.caller ? counters_.stale_connections
-                      : counters_.silent_connections);
-    if (pending.link) {
-      warn(
-          *pending.link, now,
-          str("is refused: expected a member's handshake within ",
-              seconds(kHandshakeTimeout), " s, found none"));
-    }
+bool HandshakeQueue::advance(PendingHandshake& pending, Instant now) {
+  // Read first: this process may not have run for a while, and what has arrived meanwhile is in
+  // time.
+  if (pending.caller ? has_spoken(*pending.caller)
+                     : read_handshake(pending, now)) {
     return true;
   }
-  if (pending.caller) {
-    // The peer waits for an answer, so nothing but its end may arrive.
-    const bool silent =
-        pending.caller->link.read() == FramedSocket::ReadEvent::kNothing;
-    counters_.refused_connections += silent ? 0 : 1;
-    return !silent;
+  if (now < pending.until) {
+    return false;
   }
+  ++(pending.caller ? counters_.stale_connections
+                    : counters_.silent_connections);
+  if (pending.link) {
+    warn(
+        *pending.link, now,
+        str("is refused: expected a member's handshake within ",
+            seconds(kHandshakeTimeout), " s, found none"));
+  }
+  return true;
+}
+
+// The peer waits for an answer, so nothing but its end may arrive.
+bool HandshakeQueue::has_spoken(IncomingPeer& caller) {
+  const bool silent = caller.link.read() == FramedSocket::ReadEvent::kNothing;
+  counters_.refused_connections += silent ? 0 : 1;
+  return !silent;
+}
+
+bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
   for (;;) {
     const auto got = pending.link->read();
     if (got == FramedSocket::ReadEvent::kNothing) {

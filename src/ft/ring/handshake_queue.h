@@ -62,7 +62,9 @@ class HandshakeQueue {
     std::uint64_t challenge = 0;
     Instant until{};
   };
-  // Whether to drop the connection.
+  // Each returns whether to drop the connection.
+  bool advance(PendingHandshake& pending, Instant now);
+  bool has_spoken(IncomingPeer& caller);
   bool read_handshake(PendingHandshake& pending, Instant now);
   // Always true.
   bool refuse(const FramedSocket& link, Instant now);

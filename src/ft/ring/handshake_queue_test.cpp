@@ -42,6 +42,15 @@ struct QueueAtListener {
       return size() == connections;
     }));
   }
+  // The handshake that has arrived; nullopt if none has.
+  std::optional<Handshake> taken() {
+    std::optional<Handshake> found;
+    queue.decide_ready([&](const IncomingPeer& peer) {
+      found = peer.handshake;
+      return HandshakeQueue::Disposition::kDone;
+    });
+    return found;
+  }
 
   const RingOptions options;
   RingCounters counters;
@@ -67,12 +76,20 @@ TEST(HandshakeQueue, ReadsAHandshakeThatIsInterruptedByTheEndOfAnOlderOne) {
   ASSERT_EQ(at.size(), 1U);
   ASSERT_TRUE(second.send(std::string_view(frame).substr(half)));
   at.advance_when_readable(0);
-  std::optional<Handshake> found;
-  at.queue.decide_ready([&](const IncomingPeer& peer) {
-    found = peer.handshake;
-    return HandshakeQueue::Disposition::kDone;
-  });
-  EXPECT_EQ(found, sent);
+  EXPECT_EQ(at.taken(), sent);
+}
+
+TEST(HandshakeQueue, TakesAHandshakeThatArrivedWhileItsProcessStoodStill) {
+  QueueAtListener at;
+  Connected peer = connect_to(at.listening.port);
+  at.accept(1);
+  test::RandomMessages random(1);
+  const Handshake sent = test::random_handshake(random);
+  ASSERT_TRUE(peer.send(frame_of(Epoch{1, 2}, sent)));
+  at.now += std::chrono::seconds(10);
+  at.advance_when_readable(0);
+  EXPECT_EQ(at.taken(), sent);
+  EXPECT_EQ(at.counters.silent_connections, 0U);
 }
 
 // Otherwise the thread of the ring would not sleep any more.

@@ -438,12 +438,17 @@ bool RingCommunicator::advance(Instant now) {
     return false;
   }
   now_ = now;
-  bool moved = dial(now);
+  bool moved = false;
   for (auto& link : links_) {
     if (!ended_ && link.socket) {
       link.socket->write();
       moved = read(link) || moved;
     }
+  }
+  // After the reads: this process may not have run for a while, and an answer that has arrived
+  // meanwhile is in time.
+  if (!ended_) {
+    moved = dial(now) || moved;
   }
   if (!ended_) {
     moved = all_reduce_->work() || moved;

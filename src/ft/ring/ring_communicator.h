@@ -143,8 +143,9 @@ class RingCommunicator {
   const Route route_;
   const ReduceSchedule schedule_;
   std::vector<PeerLink>
-      links_;         // Receivers first, each in the schedule's order.
-  Instant deadline_;  // For connecting all of them.
+      links_;              // Receivers first, each in the schedule's order.
+  Instant deadline_;       // For connecting all of them.
+  bool suspects_ = false;  // Some were not connected at the first deadline.
   std::optional<Instant> late_until_;  // Set if a sum was not read in time.
   bool joined_ = false;
   bool joined_reported_ = false;

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a member reports when its epoch ends: a sum that it has, and the right member to blame.
+#include <poll.h>
 #include <chrono>
+#include <optional>
+#include <utility>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "ft/ring/frame.h"
+#include "ft/ring/handshake_queue.h"
+#include "ft/ring/ring_communicator.h"
 #include "ft/ring/ring_testing.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {
 namespace {
@@ -122,6 +129,111 @@ TEST(RingJoin, WhoIsNotAnsweredIsHeardBeforeWhoIsNotDialled) {
     EXPECT_EQ(failure->accused, 1U) << failure->reason;
     EXPECT_EQ(failure->reporter, 0U) << failure->reason;
   }
+}
+
+// The first of two members, without a thread. Time stands still unless a test changes it.
+class SteppedMember {
+ public:
+  SteppedMember() {
+    context_.run = kTestRun;
+    context_.elements = {10};
+    context_.buckets.resize(1);
+  }
+  std::uint16_t port() const { return listening_.port; }
+  void join(const RingMembership& epoch) {
+    Route route{epoch, 0, {}};
+    const RingMember& other = epoch.members[1];
+    route.receivers.push_back(
+        {net::resolve(other.host, other.port).value(), {}});
+    communicator_.emplace(context_, std::move(route), now_);
+  }
+  RingCommunicator& communicator() { return *communicator_; }
+  // Moves its own connection on.
+  void advance() { communicator_->advance(now_); }
+  void advance_connections() {
+    handshakes_.advance(now_);
+    handshakes_.decide_ready([this](IncomingPeer& caller) {
+      communicator_->accept(std::move(caller.link), caller.handshake);
+      return HandshakeQueue::Disposition::kDone;
+    });
+    advance();
+    handshakes_.accept_waiting(listening_.socket.get(), now_);
+  }
+  // Waits until something has arrived on the connection that it dialled, and leaves it unread.
+  bool receives() {
+    return wait_until([this] {
+      std::vector<pollfd> list;
+      communicator_->polls(list);
+      return ::poll(list.data(), 1, 0) == 1 && (list[0].revents & POLLIN) != 0;
+    });
+  }
+  void stand_still(Duration time) { now_ += time; }
+
+ private:
+  RingContext context_{
+      {.replica = 0, .incarnation = 100, .chunk_bytes = 4096, .slots = 4}};
+  const net::ListeningSocket listening_ =
+      std::move(net::listen_on("127.0.0.1")).value();
+  HandshakeQueue handshakes_{context_.options, context_.counters};
+  Instant now_ = Instant(std::chrono::seconds(100));
+  std::optional<RingCommunicator> communicator_;
+};
+
+// How far the member is with its connection when it stands still.
+enum class Stands { kBeforeItDials, kBeforeItGreets, kBeforeItIsAnswered };
+
+void expect_joins_after_it_stood_still(Stands moment) {
+  SCOPED_TRACE(static_cast<int>(moment));
+  RingGroup group(2, {.layout = {10}});
+  SteppedMember member;
+  auto epoch = group.epoch(1);
+  epoch.members[0].port = member.port();
+  member.join(epoch);
+  group[1].ring.join(epoch);
+  if (moment != Stands::kBeforeItDials) {
+    member.advance();
+    ASSERT_TRUE(member.receives()) << "the challenge";
+  }
+  if (moment == Stands::kBeforeItIsAnswered) {
+    member.advance();  // Connected.
+    member.advance();
+    ASSERT_TRUE(member.receives()) << "the answer";
+  }
+  member.stand_still(std::chrono::seconds(10));
+  EXPECT_TRUE(wait_until([&] {
+    member.advance_connections();
+    return member.communicator().ended() || member.communicator().take_joined();
+  }));
+  EXPECT_FALSE(member.communicator().ended())
+      << member.communicator().ending().reason;
+  EXPECT_TRUE(group[1].events_seen.joined(epoch.epoch));
+}
+
+// The other one is well, and has answered all that it was told.
+TEST(RingJoin, AMemberThatStoodStillDoesNotBlameTheOther) {
+  for (const auto moment :
+       {Stands::kBeforeItDials, Stands::kBeforeItGreets,
+        Stands::kBeforeItIsAnswered}) {
+    expect_joins_after_it_stood_still(moment);
+  }
+}
+
+TEST(RingJoin, AMemberThatStoodStillWaitsOnceMoreForWhoDoesNotAnswer) {
+  RingGroup group(2, {.layout = {10}});
+  const auto silent = std::move(net::listen_on("127.0.0.1")).value();
+  SteppedMember member;
+  auto epoch = group.epoch(1);
+  epoch.members[1].port = silent.port;
+  member.join(epoch);
+  member.advance();
+  member.stand_still(std::chrono::seconds(10));
+  member.advance();
+  EXPECT_FALSE(member.communicator().ended());
+  member.stand_still(std::chrono::seconds(1));
+  member.advance();
+  ASSERT_TRUE(member.communicator().ended());
+  EXPECT_EQ(member.communicator().ending().fault, RingFault::kUnreachable);
+  EXPECT_EQ(member.communicator().ending().accused, 1U);
 }
 
 }  // namespace
