@@ -618,11 +618,12 @@ TEST(LogStoreKilled, ATornTailIsDroppedAndNothingElse) {
   const std::string wal = bytes_at(path + "-wal");
   ASSERT_GT(wal.size(), size_before);
 
-  // Syncs to a disk would take minutes here, and cannot fail.
+  // Syncs to a disk would take minutes here, and cannot fail. The folder has no name of sherd's,
+  // since other tests count what is left under those.
   const fs::path memory("/dev/shm");
   const fs::path parent =
       fs::is_directory(memory) ? memory : fs::path(folder.path());
-  const fs::path torn = parent / str("sherd_torn_", ::getpid());
+  const fs::path torn = parent / str("torn_log_", ::getpid());
   fs::create_directories(torn);
   const std::string copy = (torn / "log.db").string();
   for (auto cut = size_before; cut <= wal.size(); ++cut) {

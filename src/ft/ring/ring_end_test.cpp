@@ -114,14 +114,16 @@ TEST(RingEnd, AMemberThatCannotEndItsStepBeforeTheNextOneAccusesItself) {
 // The first member connects through a proxy that forwards nothing.
 TEST(RingJoin, WhoIsNotAnsweredIsHeardBeforeWhoIsNotDialled) {
   RingGroup group(
-      3, {.layout = {10}, .connect_timeout = std::chrono::milliseconds(200)});
+      3, {.layout = {10}, .connect_timeout = std::chrono::seconds(2)});
   Proxy proxy(group[1].ring.port(), {.hold_at = 0});
-  auto epoch = group.epoch(1);
+  const auto epoch = group.epoch(1);
+  auto through_proxy = epoch;
+  through_proxy.members[1].port = proxy.port();
+  // Its time begins first. Members that join after its end hear of that when they dial.
+  group[0].ring.join(through_proxy);
   for (const int i : {1, 2}) {
     group[i].ring.join(epoch);
   }
-  epoch.members[1].port = proxy.port();
-  group[0].ring.join(epoch);
   for (int i = 0; i < 3; ++i) {
     const auto failure = group[i].events_seen.failed(epoch.epoch);
     ASSERT_TRUE(failure.has_value());
