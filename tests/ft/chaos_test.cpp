@@ -59,6 +59,7 @@ class Chaos {
     cluster.links = true;
     cluster.digest_every = 3;
     cluster.coordinator.replicas_min = 2;
+    cluster.coordinator.dead_after = kSilence;
     cluster.coordinator.hold_time = milliseconds(3000);
     cluster.coordinator.hang_after = milliseconds(1500);
     cluster.coordinator.first_hang_after = milliseconds(1500);

@@ -40,8 +40,8 @@ Cluster::Cluster(const ClusterOptions& options)
     : segments_before_(segments()), options_(options), steps_(options.steps) {
   auto& coordinator = options_.coordinator;
   const auto& log_folder = options_.log_folder;
-  coordinator.log =
-      (log_folder.empty() ? folder_.path() : log_folder) + "/coordinator.db";
+  coordinator.log = (log_folder.empty() ? memory_folder_.path() : log_folder) +
+      "/coordinator.db";
   buckets_ = options_.buckets;
   coordinator.ready_file = folder_.path() + "/ready";
   coordinator.replicas_start = options_.replicas;

@@ -22,6 +22,7 @@
 #include "base/descriptor.h"
 #include "ft/outcome.h"
 #include "ft/shared_number.h"
+#include "ft/stall_meter.h"
 #include "ft/toy_rank.h"
 #include "support/fault_proxy.h"
 #include "support/scratch_folder.h"
@@ -31,6 +32,16 @@ namespace sherd::ft::test {
 // When a replica is lost, nothing is committed for this long: detection, a new epoch, an all-reduce
 // and 100 ms, times five.
 inline constexpr Duration kGap = std::chrono::milliseconds(1800);
+
+// A replica that says nothing for this long counts as lost in tests of silence.
+inline constexpr std::chrono::milliseconds kSilence{1000};
+
+// For the other tests: any process may stand still for longer than that while the machine is busy.
+inline CoordinateOptions patient_coordinator() {
+  CoordinateOptions options;
+  options.dead_after = std::chrono::seconds(5);
+  return options;
+}
 
 struct ClusterOptions {
   int replicas = 3;
@@ -64,10 +75,11 @@ struct ClusterOptions {
   int digest_every = 0;
   // Whether all replicas stop; otherwise the gradients are left out.
   bool bad_gradients_stop = false;
-  // The folder of the coordinator's log; if empty, it is with the other files of the test.
+  // The folder of the coordinator's log; if empty, it is one in memory, so that no step waits for a
+  // disk that others use, too.
   std::string log_folder{};
   // The options that the cluster does not set itself: limits and timeouts.
-  CoordinateOptions coordinator{};
+  CoordinateOptions coordinator = patient_coordinator();
   std::chrono::milliseconds limit{40000};
 };
 
@@ -208,6 +220,8 @@ class Cluster {
 
   const std::set<std::string> segments_before_;
   const sherd::testing::ScratchFolder folder_;
+  const sherd::testing::ScratchFolder memory_folder_{"/dev/shm", "log_of_run_"};
+  const StallMeter stalls_;
   ClusterOptions options_;
   SharedNumber steps_;
   const SteadyClock clock_;

@@ -274,6 +274,7 @@ Outcome Cluster::outcome(bool in_time) {
   outcome.coordinator.assign(std::istreambuf_iterator<char>(said), {});
   outcome.log = records_of(options_.coordinator.log);
   outcome.segments_left = segments_left();
+  outcome.stall = stalls_.longest();
   outcome.struck_at = struck_at_;
   outcome.steps = steps_.get();
   outcome.ranks = options_.ranks;

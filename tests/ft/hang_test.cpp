@@ -70,7 +70,10 @@ TEST(FaultsHang, F21TheReportNamesTheRankThatComputesAndWhoWaitsForWhichUnit) {
 }
 
 TEST(FaultsHang, F21OnlyTheThreadThatReportsIsEvictedForSilence) {
-  Cluster cluster({.steps = 300});
+  ClusterOptions options;
+  options.steps = 300;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   // At the sixth heartbeat, wherever training is by then.
   cluster.at({.replica = 1, .point = "beat", .step = 6}, [&] {
     const auto above = cluster.last_held() + 5;
@@ -110,7 +113,10 @@ TEST(FaultsHang, AFirstOptimizerStepAndAnEvaluationAreNoHangs) {
 }
 
 TEST(FaultsHang, AnAgentThatIsBusyForLongerThanTheDeadAreSilentIsNotEvicted) {
-  Cluster cluster({.steps = 40});
+  ClusterOptions options;
+  options.steps = 40;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   cluster.order_at(
       {.replica = 1, .point = "reducing", .step = 10}, "sleep 1600");
   const auto outcome = cluster.run();

@@ -35,7 +35,8 @@ struct Life {
 struct Expectation {
   // Replicas to which nothing has happened.
   std::vector<ReplicaId> survivors{};
-  // The limit between two commits that survivors saw; 0 means none.
+  // The limit between two commits that survivors saw, besides what the machine stood still; 0 means
+  // none.
   Duration gap_max{0};
   // The limit for computations of all survivors together that no commit has used.
   int unused_max = 0;
@@ -57,6 +58,7 @@ class Outcome {
   bool in_time = false;
   // Files of shared memory that no process uses any more.
   std::set<std::string> segments_left;
+  Duration stall{0};     // The longest delay that StallMeter saw.
   Instant struck_at{0};  // When the last armed act was done.
   std::int64_t steps = 0;
   int ranks = 1;
@@ -71,6 +73,7 @@ class Outcome {
   std::optional<std::uint64_t> replayed(const StateId& state, int rank) const;
 
   History history() const;
+  // The epochs up to the last commit: replicas that end one by one after that may begin another one.
   std::int64_t epochs() const;
   std::int64_t rollbacks() const;
   // How many members the commit of that step on the chain has; 0 if there is none.

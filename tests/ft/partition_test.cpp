@@ -17,6 +17,7 @@ TEST(FaultsPartition, F30TheSideOfTheCoordinatorGoesOnAndTheOtherCatchesUp) {
   ClusterOptions options;
   options.links = true;
   options.coordinator.replicas_min = 2;
+  options.coordinator.dead_after = kSilence;
   Cluster cluster(options);
   cluster.at({.replica = 2, .point = "reducing", .step = 11}, [&] {
     cluster.part(2, 0);
@@ -38,6 +39,7 @@ TEST(FaultsPartition, F31WithTheMinorityNothingIsCommittedAndNothingLost) {
   options.steps = 40;
   options.links = true;
   options.coordinator.replicas_min = 2;
+  options.coordinator.dead_after = kSilence;
   Cluster cluster(options);
   cluster.when_held(10, [&] {
     for (const ReplicaId one : {1U, 2U}) {
@@ -59,6 +61,7 @@ TEST(FaultsPartition, F31WithTheMinorityNothingIsCommittedAndNothingLost) {
 TEST(FaultsPartition, F33OneCutFromTheCoordinatorAloneCommitsNothingAlone) {
   ClusterOptions options;
   options.links = true;
+  options.coordinator.dead_after = kSilence;
   Cluster cluster(options);
   cluster.at({.replica = 1, .point = "reducing", .step = 10}, [&] {
     cluster.coordinator_link(1).set_both({.paused = true});

@@ -61,6 +61,7 @@ class Soak {
     options.restart_after = milliseconds(500);
     options.links = true;
     options.coordinator.hold_time = std::chrono::seconds(10);
+    options.coordinator.dead_after = kSilence;
     options.coordinator.hang_after = std::chrono::seconds(3);
     options.limit = lasts + minutes(5);
     return options;

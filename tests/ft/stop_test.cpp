@@ -19,7 +19,10 @@ using ::testing::HasSubstr;
 constexpr Duration kSilenceGap = milliseconds(1250 + 1800);
 
 TEST(FaultsStop, F18ForGoodInReduceIsEvictedAndNotItsNeighbour) {
-  Cluster cluster({.steps = 40});
+  ClusterOptions options;
+  options.steps = 40;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   cluster.stop_at({.replica = 1, .point = "reducing", .step = 10}, {});
   const auto outcome = cluster.run();
   outcome.check(
@@ -44,7 +47,9 @@ TEST(FaultsStop, F19ForHalfTheTimeChangesNothing) {
 }
 
 TEST(FaultsStop, F20PastEvictionItCatchesUp) {
-  Cluster cluster({});
+  ClusterOptions options;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   cluster.stop_at({.replica = 1, .point = "backward", .step = 10}, {});
   cluster.when_held(20, [&] { cluster.signal(1, 0, SIGCONT); });
   cluster.end_behind({.replica = 1, .life = 1, .above = 20});
@@ -55,7 +60,9 @@ TEST(FaultsStop, F20PastEvictionItCatchesUp) {
 }
 
 TEST(FaultsStop, F20PastItsReplacementItIsFenced) {
-  Cluster cluster({});
+  ClusterOptions options;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   pid_t former = -1;
   cluster.at({.replica = 1, .point = "backward", .step = 10}, [&] {
     cluster.signal(1, 0, SIGSTOP);
@@ -97,7 +104,10 @@ TEST(FaultsStop, F21OnlyTheThreadThatTrainsIsEvictedForLackOfProgress) {
 }
 
 TEST(FaultsStop, F22TheCoordinatorStandsStillAndBlamesNobody) {
-  Cluster cluster({.steps = 40});
+  ClusterOptions options;
+  options.steps = 40;
+  options.coordinator.dead_after = kSilence;
+  Cluster cluster(options);
   cluster.when_held(10, [&] {
     cluster.signal_coordinator(SIGSTOP);
     cluster.after(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <unistd.h>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,14 +16,22 @@ namespace sherd::testing {
 
 class ScratchFolder {
  public:
-  ScratchFolder() {
+  ScratchFolder() : ScratchFolder(::testing::TempDir(), "sherd_") {}
+  // Its name begins with the prefix. Where there is no such parent, it is where the others are.
+  ScratchFolder(
+      const std::filesystem::path& parent, const std::string& prefix) {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     // Parallel test processes must not share a folder, hence the process id; nor must two folders
     // of one test.
     static int made = 0;
-    path_ = std::filesystem::path(::testing::TempDir()) /
-        ("sherd_" + std::to_string(::getpid()) + "_" + std::to_string(++made) +
-         "_" + (test != nullptr ? test->name() : "suite"));
+    std::string name = prefix + std::to_string(::getpid()) + "_" +
+        std::to_string(++made) + "_" +
+        (test != nullptr ? test->name() : "suite");
+    std::ranges::replace(name, '/', '_');  // As in names of parameters.
+    path_ = (std::filesystem::is_directory(parent)
+                 ? parent
+                 : std::filesystem::path(::testing::TempDir())) /
+        name;
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }
