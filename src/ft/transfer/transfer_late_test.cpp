@@ -28,6 +28,7 @@ using net::testing::run_until;
 using testing::CapturedResult;
 using testing::commit_of;
 using testing::kRun;
+using testing::kTestDeadline;
 using testing::random_bytes;
 using testing::state_of;
 
@@ -161,9 +162,11 @@ std::unique_ptr<Fetch> fetch(
       });
 }
 
+using Bytes = std::shared_ptr<const std::string>;
+
 // Fetches once from the port that it gets; reports 'r' for the right bytes, 'w' for wrong ones, 'f'
 // for a failure.
-void be_a_fetcher(What what, int channel) {
+void be_a_fetcher(What what, const Bytes& right, int channel) {
   std::uint16_t port = 0;
   SHERD_CHECK(::read(channel, &port, sizeof port) == sizeof port, "no port");
   net::Loop loop;
@@ -172,22 +175,23 @@ void be_a_fetcher(What what, int channel) {
       fetch(what, loop, {"127.0.0.1", port}, {.run = kRun}, heard.done());
   (void)heard.comes(loop);
   const char letter = !heard.any() || heard.code() ? 'f'
-      : heard.value() == *random_bytes(kBytes, 1)  ? 'r'
+      : heard.value() == *right                    ? 'r'
                                                    : 'w';
   SHERD_CHECK(::write(channel, &letter, 1) == 1, "nobody listens");
 }
 
 TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed_);
+  const Bytes right = random_bytes(kBytes, 1);
   Processes fetchers;
   for (std::size_t i = 0; i < kMoments; ++i) {
     fetchers.push_back(std::make_unique<Process>(
-        [this](int channel) { be_a_fetcher(GetParam(), channel); }));
+        [&](int channel) { be_a_fetcher(GetParam(), right, channel); }));
   }
   net::Loop loop;
   TransferServer server(loop, serving(GetParam()), [] {});
   server.set_run(kRun);
-  const auto bytes = std::make_shared<std::string>(*random_bytes(kBytes, 1));
+  const auto bytes = std::make_shared<std::string>(*right);
   if (is_state()) {
     offer(server, state_of(1), bytes);
   } else {
@@ -200,20 +204,21 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
 
   // The donor gives all of them up, and frees the bytes for newer ones.
   const auto newer = random_bytes(1, 2);
-  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
+  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, kTestDeadline));
   if (is_state()) {
     offer(server, state_of(9), newer);
   } else {
     server.keep(commit_of(2), newer);
   }
-  ASSERT_TRUE(run_until(loop, [&] { return bytes.use_count() == 1; }, 20s));
+  ASSERT_TRUE(
+      run_until(loop, [&] { return bytes.use_count() == 1; }, kTestDeadline));
   fill(*bytes);
 
   std::string letters;
   for (const auto& fetcher : fetchers) {
     fetcher->signal(SIGCONT);
   }
-  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, 20s));
+  ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, kTestDeadline));
   run_for(loop, 50ms);
   for (const auto& fetcher : fetchers) {
     letters += fetcher->letter();
@@ -225,24 +230,25 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
 }
 
 // Offers until it is killed, and reports its port.
-void be_a_donor(What what, int channel) {
+void be_a_donor(What what, const Bytes& bytes, int channel) {
   net::Loop loop;
   TransferServer server(
       loop, {.bytes_per_s_max = what == What::kState ? 20 * kBytes : 0}, [] {});
   server.set_run(kRun);
-  offer(server, state_of(1), random_bytes(kBytes, 1));
-  server.keep(commit_of(1), random_bytes(kBytes, 1));
+  offer(server, state_of(1), bytes);
+  server.keep(commit_of(1), bytes);
   const std::uint16_t port = server.port();
   SHERD_CHECK(::write(channel, &port, sizeof port) == sizeof port, "no parent");
-  run_for(loop, 60s);
+  run_for(loop, 10 * kTestDeadline);  // It is killed before.
 }
 
 TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed_);
+  const Bytes right = random_bytes(kBytes, 1);
   Processes donors;
   for (std::size_t i = 0; i < kMoments; ++i) {
     donors.push_back(std::make_unique<Process>(
-        [this](int channel) { be_a_donor(GetParam(), channel); }));
+        [&](int channel) { be_a_donor(GetParam(), right, channel); }));
   }
   net::Loop loop;
   FetchOptions options{.run = kRun};
@@ -256,7 +262,6 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
         fetch(GetParam(), loop, addresses[i], options, heard[i].done()));
   }
   stop_at_moments(loop, donors);
-  const auto right = random_bytes(kBytes, 1);
   int given_up = 0;
   std::vector<std::string> kept;
   for (const auto& one : heard) {

@@ -4,6 +4,7 @@
 // a fetch. Thread rule: one thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <string>
 #include <utility>
 #include <gtest/gtest.h>
+#include "base/clock.h"
 #include "base/status.h"
 #include "ft/protocol/messages.h"
 #include "ft/transfer/transfer_server.h"
@@ -34,6 +36,13 @@ namespace sherd::ft::testing {
 
 inline constexpr std::uint64_t kRun = 77;
 inline constexpr std::size_t kMebi = std::size_t{1} << 20U;
+
+// How long a test waits for anything. Sanitizers make everything slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr Duration kTestDeadline = std::chrono::seconds(100);
+#else
+inline constexpr Duration kTestDeadline = std::chrono::seconds(20);
+#endif
 
 inline StateId state_of(std::int64_t step, std::uint64_t lineage = 1) {
   return {step, {lineage, static_cast<std::uint64_t>(step)}};
@@ -80,7 +89,7 @@ class CapturedResult {
   }
   // Runs the loop until the result is there.
   [[nodiscard]] bool comes(
-      net::Loop& loop, Duration limit = std::chrono::seconds(20)) const {
+      net::Loop& loop, Duration limit = kTestDeadline) const {
     return net::testing::run_until(loop, [&] { return any(); }, limit);
   }
 
