@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -222,19 +223,26 @@ TEST(FaultsSmallDisk, F27NothingIsCommittedThatIsNotWrittenAndNothingIsLost) {
   options.log_folder = disk.path();
   Cluster cluster(options);
   std::int64_t held = 0;
-  cluster.when_held(10, [&] {
-    disk.fill();
-    // Earlier messages may still be under way.
-    cluster.after(milliseconds(500), [&] { held = cluster.last_held(); });
-    cluster.after(milliseconds(1500), [&] {
+  // Earlier messages may still be under way, until no step was held for a second.
+  std::function<void()> look = [&] {
+    if (held < cluster.last_held()) {
+      held = cluster.last_held();
+      cluster.after(milliseconds(1000), look);
+      return;
+    }
+    cluster.after(milliseconds(1000), [&] {
       EXPECT_EQ(cluster.last_held(), held);
       disk.make_room();
     });
+  };
+  cluster.when_held(10, [&] {
+    disk.fill();
+    look();
   });
   const auto outcome = cluster.run();
   outcome.check(
       {.survivors = {0, 1, 2},
-       .gap_max = milliseconds(1500 + 5000),
+       .gap_max = milliseconds(3000 + 5000),
        .says = {"full"}});
   EXPECT_LT(held, 60);
   EXPECT_GE(outcome.history().term, 2U);

@@ -356,6 +356,15 @@ void Cluster::signal_coordinator(int number) {
   }
 }
 
+bool Cluster::coordinator_lives() const {
+  siginfo_t ended = {};
+  const int looked = ::waitid(
+      P_PID, static_cast<id_t>(coordinators_.back()), &ended,
+      WEXITED | WNOHANG | WNOWAIT);
+  SHERD_CHECK(looked == 0, "[cluster] expected a coordinator");
+  return ended.si_pid == 0;
+}
+
 void Cluster::start_successor() {
   signal_coordinator(SIGSTOP);
   former_port_ = net::parse_host_address(options_.coordinator.bind).port;

@@ -33,6 +33,13 @@ namespace sherd::ft::test {
 // and 100 ms, times five.
 inline constexpr Duration kGap = std::chrono::milliseconds(1800);
 
+// Sanitizers make everything slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr int kSlowness = 4;
+#else
+inline constexpr int kSlowness = 1;
+#endif
+
 // A replica that says nothing for this long counts as lost in tests of silence.
 inline constexpr std::chrono::milliseconds kSilence{1000};
 
@@ -80,7 +87,7 @@ struct ClusterOptions {
   std::string log_folder{};
   // The options that the cluster does not set itself: limits and timeouts.
   CoordinateOptions coordinator = patient_coordinator();
-  std::chrono::milliseconds limit{40000};
+  std::chrono::milliseconds limit{40000 * kSlowness};
 };
 
 // The moment when a rank reaches a point, in one incarnation of its replica. The points are those
@@ -138,6 +145,8 @@ class Cluster {
   void wake(pid_t pid);
   void start_coordinator();
   void signal_coordinator(int number);
+  // Whether the last one has not ended on its own.
+  bool coordinator_lives() const;
   // Stops the coordinator and starts another one on the same log, for all links; then continues the
   // former one.
   void start_successor();

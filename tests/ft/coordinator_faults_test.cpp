@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <random>
 #include <string>
 #include <variant>
@@ -223,15 +224,20 @@ TEST(FaultsCoordinator, F29ALostLogIsNeverMadeFromSomeOfTheReplicas) {
 TEST(FaultsCoordinator, F29ALogThatIsRemovedIsNoticedAndCanBePutBack) {
   Cluster cluster({.steps = 60});
   const auto log = cluster.log();
+  std::function<void()> look = [&] {
+    if (cluster.coordinator_lives()) {
+      cluster.after(milliseconds(10), look);
+      return;
+    }
+    cluster.signal_coordinator(SIGKILL);  // Only for waitpid().
+    std::filesystem::rename(log + ".rescued", log);
+    cluster.start_coordinator();
+  };
   cluster.when_held(10, [&] {
     for (const auto* suffix : {"", "-wal", "-shm"}) {
       std::filesystem::remove(log + suffix);
     }
-    cluster.after(milliseconds(1500), [&] {
-      cluster.signal_coordinator(SIGKILL);  // It has ended on its own.
-      std::filesystem::rename(log + ".rescued", log);
-      cluster.start_coordinator();
-    });
+    look();
   });
   const auto outcome = cluster.run();
   outcome.check(
