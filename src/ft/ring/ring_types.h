@@ -26,7 +26,8 @@ struct RingOptions {
   Incarnation incarnation = 0;
   int shard_rank = 0;
   // The time limit for answers from the members that this one connects to. Members that connect to
-  // this one may take longer, since they report first when they cannot. Both limits are below the
+  // this one may take longer, since they report first when they cannot. Nobody is blamed before an
+  // eighth more has passed, since this process itself may have stood still. All of it is below the
   // coordinator's join_timeout.
   Duration connect_timeout = std::chrono::milliseconds(700);
   // How long sent data may stay unacknowledged before the peer counts as lost. It must be longer
