@@ -503,7 +503,7 @@ TEST(World, NoticesThatTheKeeperOfTheStoreDiesWhileRanksMeet) {
           options.isServer = true;
           options.waitWorkers = false;
           c10d::TCPStore store("127.0.0.1", options);
-          store.wait({"/sherd-world/sherd/rank/1"}, 100ms);
+          store.wait({"sherd-world/sherd/rank/1"}, 20s);
           self.reach("here");
         }
         const Error error = error_of(test::test_world_options());
@@ -511,6 +511,7 @@ TEST(World, NoticesThatTheKeeperOfTheStoreDiesWhileRanksMeet) {
         EXPECT_THAT(error.what(), HasSubstr("rank 0"));
       },
       {.strikes = {{.child = 0, .point = "here", .signal = SIGKILL}}});
+  EXPECT_EQ(report[0].signal, SIGKILL) << report[0].output;
   EXPECT_EQ(report[1].exit_code, 0) << report[1].output;
 }
 
