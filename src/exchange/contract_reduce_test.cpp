@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 #include <torch/torch.h>
+#include "base/clock.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -126,7 +127,10 @@ TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(owners());
     open(seat, model);
+    const SteadyClock clock;
+    bool limit_given_up = false;
     for (int backward = 0; backward < 20; ++backward) {
+      const Instant began = clock.now();
       for (const UnitId unit : {2, 1, 0}) {
         const auto& spec = model.unit(unit);
         fill_gradients(*seat.exchange, model, unit, seat.rank);
@@ -137,9 +141,14 @@ TEST_P(ExchangeReduce, T31NoMoreReductionsAreUnderWayThanAsked) {
       seat.exchange->end_backward(backward_end(model))
           .status()
           .throw_if_failed();
+      // On a machine so busy, this rank may have waited in vain for room.
+      const bool may_have_given_up =
+          clock.now() - began >= ReduceOptions().room_wait();
+      limit_given_up = limit_given_up || may_have_given_up;
       expect_sums(*seat.exchange, model, seat.rank, ranks());
     }
-    EXPECT_EQ(seat.exchange->counters().reduces_under_way_peak, 1);
+    const auto peak = seat.exchange->counters().reduces_under_way_peak;
+    EXPECT_TRUE(limit_given_up || peak == 1) << peak;
   });
 }
 
