@@ -43,10 +43,7 @@ inline std::vector<std::string> run_in_processes(
         seat.exchange = make(world, all);
         // No rank dies while others still connect. This does not use a barrier, because a death
         // interrupts ranks that have not left it yet.
-        connected.set(seat.rank);
-        for (int rank = 0; rank < ranks; ++rank) {
-          connected.wait_for(rank);
-        }
+        connected.meet(seat.rank, ranks);
         seat.meet = [&] { world.barrier(); };
         seat.die = [&] { self.reach("die"); };
         body(seat);

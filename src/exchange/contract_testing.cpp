@@ -71,6 +71,13 @@ void Marks::wait_for(int rank) const {
   }
 }
 
+void Marks::meet(int rank, int ranks) {
+  set(rank);
+  for (int other = 0; other < ranks; ++other) {
+    wait_for(other);
+  }
+}
+
 ModelSpec make_model(
     int owners, const std::vector<std::vector<FlatSketch>>& units) {
   ModelSpec model;

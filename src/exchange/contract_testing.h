@@ -137,6 +137,9 @@ class Marks {
   }
   // Sleeps until the rank has set its flag; throws after half a minute.
   void wait_for(int rank) const;
+  // Sets the flag of the rank and waits for those of all. Unlike in a barrier of the ranks, nobody
+  // is disturbed by what another one does, or how it ends, as soon as it has returned.
+  void meet(int rank, int ranks);
 
  private:
   using Flag = std::atomic<std::uint32_t>;
