@@ -11,9 +11,10 @@
 namespace sherd::c10d_shm {
 namespace {
 
-// How long to look for the cause of a failed copy: a process loses its memory a moment before it is
-// seen to have ended.
+// How long to look for the cause of a failed copy. A process loses its memory a moment before it is
+// seen to have ended; that moment is long if others have all the cores.
 constexpr Duration kCauseAppears = std::chrono::milliseconds(300);
+constexpr Duration kEndAppears = std::chrono::seconds(5);
 constexpr Duration kLook = std::chrono::milliseconds(1);
 
 }  // namespace
@@ -30,8 +31,13 @@ Status PeerMemory::still_lent(int rank) const {
 }
 
 Status PeerMemory::cause(int rank, const Status& copied) const {
-  const Instant limit = clock_->now() + kCauseAppears;
+  const bool memory_is_gone =
+      !copied.ok() && copied.code() == ErrorCode::kPeerLost;
+  const Instant limit =
+      clock_->now() + (memory_is_gone ? kEndAppears : kCauseAppears);
   for (;;) {
+    // Before the looks: this thread may have no core for longer than the limit.
+    const bool last_look = clock_->now() >= limit;
     // In this order: a rank that leaves or gives up because of trouble has recorded it before.
     const bool left = peers_->has_left(rank);
     const bool gave_up = peers_->has_revoked_memory(rank);
@@ -46,7 +52,7 @@ Status PeerMemory::cause(int rank, const Status& copied) const {
               left ? " has left" : " has given up",
               " before this rank had copied its part")};
     }
-    if (clock_->now() >= limit) {
+    if (last_look) {
       return {
           copied.code(),
           str("[c10d_shm] reading memory of ", peers_->name(rank), ": ",
