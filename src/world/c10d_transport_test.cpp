@@ -132,6 +132,7 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1});
         Collectives(*comm, "start").barrier().throw_if_failed();
+        test::let_others_pass(world, 1);
         if (world.rank() == 1) {
           auto never = torch::zeros({10});
           const auto pending = comm->receive(never, 0, 1);
@@ -157,6 +158,7 @@ TEST(CommunicatorWaits, EndWhenTheProgramIsInterruptedAndPeersHearOfIt) {
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1});
         Collectives(*comm, "start").barrier().throw_if_failed();
+        test::let_others_pass(world, 1);
         auto never = torch::zeros({10});
         const auto pending = comm->receive(never, 1 - world.rank(), 1);
         if (world.rank() == 1) {
@@ -263,6 +265,7 @@ TEST(SharedConnections, FailAndEndTogether) {
         auto sum = torch::ones({1}, torch::kFloat);
         Collectives(*second, "sum").all_reduce(sum, 1.0).throw_if_failed();
         const auto third = make_model_transport(world, "c/gather", {0, 1});
+        test::let_others_pass(world, 0);
         if (world.rank() == 0) {
           third->abandon({ErrorCode::kAborted, "it had enough"});
         }

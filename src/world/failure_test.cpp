@@ -69,20 +69,10 @@ void expect_survivors_name(
   }
 }
 
-// All ranks have left the barrier when this returns on `victim`: its end would otherwise be that of
-// the barrier for ranks still in it.
-void meet_before_the_strike(const World& world, Transport& comm, int victim) {
+// All ranks have left the barrier when this returns on `leaver`.
+void meet_before_the_loss(const World& world, Transport& comm, int leaver) {
   Collectives(comm, "start").barrier().throw_if_failed();
-  auto& store = *world.impl()->store;
-  if (world.rank() != victim) {
-    store.set(str("past ", world.rank()), std::string());
-    return;
-  }
-  for (int rank = 0; rank < world.size(); ++rank) {
-    if (rank != victim) {
-      store.wait({str("past ", rank)});
-    }
-  }
+  test::let_others_pass(world, leaver);
 }
 
 // Every rank waits for its predecessor, so only one of them communicates with the killed rank.
@@ -119,7 +109,7 @@ TEST(KilledRank, ErrorSaysWhatWasWaitedForAndWithWhom) {
       3,
       [&](World world, Rank& self) {
         const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-        meet_before_the_strike(world, *comm, 1);
+        meet_before_the_loss(world, *comm, 1);
         if (world.rank() == 1) {
           self.reach("here");
         }
@@ -308,19 +298,21 @@ TEST(SigpipeGuard, TakesAwayOnlyWhatCameMeanwhile) {
 }
 
 TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
-  RankOptions options = killing(1, SIGSTOP);
-  options.world.deadline = 1s;
   const RankReport report = run_ranks(
       2,
       [](World world, Rank& self) {
-        const auto comm = make_c10d_transport(world, "c", {0, 1});
-        meet_before_the_strike(world, *comm, 1);
+        const auto comm = make_c10d_transport(world, "c", {0, 1}, 1s);
+        world.barrier();
+        test::let_others_pass(world, 1);
         if (world.rank() == 1) {
           self.reach("here");
         }
         auto t = some();
         const auto p = comm->receive(t, 1, 0);
+        const SteadyClock clock;
+        const Instant began = clock.now();
         const Status status = p->wait("reduce of unit h.0");
+        EXPECT_GE(clock.now() - began, 900ms);
         EXPECT_EQ(status.code(), ErrorCode::kDeadlineExceeded);
         EXPECT_THAT(
             status.message(),
@@ -331,9 +323,8 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
         EXPECT_EQ(p->wait("again").message(), status.message());
         comm->abandon({});
       },
-      options);
+      killing(1, SIGSTOP));
   EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
-  EXPECT_GE(report.after_strike(0), 900ms);
   EXPECT_LT(report.after_strike(0), 1s + kNoticedWithin);
   EXPECT_EQ(report[1].signal, SIGKILL);
 }
@@ -341,29 +332,25 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
 // Rank 2 waits for rank 0, which waits for rank 1, which is stopped: rank 0 ends first, but rank 1
 // is the one to name.
 TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {
-  RankOptions options = killing(1, SIGSTOP);
-  options.world.deadline = 3s;
   const RankReport report = run_ranks(
       3,
       [](World world, Rank& self) {
-        const auto pair = make_c10d_transport(world, "pair", {0, 1, 2});
-        meet_before_the_strike(world, *pair, 1);
+        const auto pair = make_c10d_transport(
+            world, "pair", {0, 1, 2}, world.rank() == 0 ? 1s : 20s);
+        world.barrier();
+        test::let_others_pass(world, 1);
         if (world.rank() == 1) {
           self.reach("here");
-        }
-        if (world.rank() == 2) {
-          // Starts its wait later, so rank 0's deadline comes first.
-          world.impl()->watch->wait_lost(2s);
         }
         auto t = some();
         const auto p = pair->receive(t, world.rank() == 0 ? 1 : 0, 0);
         p->wait("numbers").throw_if_failed();
       },
-      options);
+      killing(1, SIGSTOP));
   EXPECT_THAT(report[0].output, HasSubstr("rank 1 did not answer rank 0"));
   EXPECT_THAT(
       report[2].output,
-      HasSubstr("rank 1 was lost: it did not answer rank 0 within 3 s; rank 2 "
+      HasSubstr("rank 1 was lost: it did not answer rank 0 within 1 s; rank 2 "
                 "waited for numbers with rank 0"));
 }
 
@@ -423,7 +410,7 @@ TEST(RankThatGivesUp, IsNamedWithItsReason) {
       3,
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        meet_before_the_loss(world, *comm, 1);
         if (world.rank() == 1) {
           comm->abandon(Status(ErrorCode::kUnavailable, "[data] out of text"));
           comm->abandon({});  // Idempotent.
@@ -467,7 +454,7 @@ TEST(RankThatLeaves, IsOnlyAnErrorForThoseWhoNeedIt) {
       3,
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        meet_before_the_loss(world, *comm, 1);
         if (world.rank() == 1) {
           return;  // Without World::close().
         }

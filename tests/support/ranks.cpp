@@ -146,6 +146,20 @@ RankReport run_ranks(
       options);
 }
 
+void let_others_pass(const World& world, int leaver) {
+  auto& store = *world.impl()->store;
+  const auto key = [](int rank) { return str("test/past ", rank); };
+  if (world.rank() != leaver) {
+    store.set(key(world.rank()), std::string());
+    return;
+  }
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (rank != leaver) {
+      store.wait({key(rank)});
+    }
+  }
+}
+
 void expect_all_ok(const RankReport& report) {
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     const ChildEnd& end = report.ranks[i];

@@ -77,6 +77,11 @@ RankReport run_processes(
     const std::function<void(int index, Rank&)>& body,
     const RankOptions& options = {});
 
+// For rank `leaver`, which ends or gives up next: returns when every other rank has called it, too,
+// at which it returns at once. Call it after a barrier or a step, whose end the leaver's own would
+// otherwise be for ranks that are still in it. Once in a world.
+void let_others_pass(const World& world, int leaver);
+
 // Adds a failure for each rank that did not exit with 0, with its output.
 void expect_all_ok(const RankReport& report);
 
