@@ -175,6 +175,22 @@ C10dTransport::Outcome C10dTransport::wait_once(
   return outcome;
 }
 
+// For a wait that a loss has interrupted: whether the message ended before, which the loss does not
+// undo. If it did not, this breaks the connections of the group, which fails in any case.
+bool C10dTransport::has_ended(const Message& message) {
+  // An interrupt that came when the wait had ended interrupts the first of these.
+  for (int look = 0; look < 2; ++look) {
+    try {
+      if (message.operation->work->wait(kNoTime)) {
+        return true;
+      }
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  return false;
+}
+
 void C10dTransport::interrupt() {
   const bool probe = has_unwatched_ && ++ticks_ % kTicksPerProbe == 0;
   const bool all = probe || lost() || InterruptibleWait::possible();
@@ -251,7 +267,10 @@ Status C10dTransport::wait(
       probe_unwatched(leaver == Leaver::kGoesOn ? message.peer : -1);
     }
   }
-  if (outcome != Outcome::kComplete) {
+  const bool ended = outcome == Outcome::kComplete ||
+      (outcome == Outcome::kInterrupted && lost() && failure().ok() &&
+       has_ended(message));
+  if (!ended) {
     return fail(message, what, began);
   }
   const std::lock_guard<std::mutex> lock(mu_);

@@ -85,6 +85,7 @@ class C10dTransport final : public Transport {
   Status wait(Message& message, const std::string& what, Leaver leaver);
   enum class Outcome { kComplete, kInterrupted, kBroken };
   Outcome wait_once(const Message& message, std::chrono::milliseconds limit);
+  static bool has_ended(const Message& message);
 
   int own_rank() const { return world_rank(index()); }
   bool lost() const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -14,10 +15,12 @@
 #include "support/ranks.h"
 #include "world/collectives.h"
 #include "world/transport_channel.h"
+#include "world/world_impl.h"
 
 namespace sherd::world {
 namespace {
 
+using namespace std::chrono_literals;
 using test::expect_all_ok;
 using test::RankOptions;
 using test::run_ranks;
@@ -150,6 +153,40 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
             testing::HasSubstr("it had enough"));
       },
       {.close_world = false}));
+}
+
+// Rank 1 has sent all that rank 0 needs of it before it dies.
+TEST(CommunicatorWaits, FindWhatHasArrivedBeforeALoss) {
+  const auto report = run_ranks(
+      2,
+      [](World world, test::Rank& self) {
+        const auto comm = make_c10d_transport(world, "c", {0, 1});
+        auto last = torch::full({10}, world.rank());
+        auto sign = torch::zeros({1});
+        if (world.rank() == 1) {
+          Transfers sent;
+          sent.push_back(comm->send(last, 0, 1));
+          sent.push_back(comm->send(sign, 0, 2));
+          wait_all(sent, "what rank 0 needs").throw_if_failed();
+          test::let_others_pass(world, 1);
+          self.reach("here");
+        }
+        const auto arrives = comm->receive(last, 1, 1);
+        // It comes over the same connection, after the other one.
+        const auto came = comm->receive(sign, 1, 2);
+        came->wait("the sign").throw_if_failed();
+        test::let_others_pass(world, 1);
+        ASSERT_TRUE(world.impl()->watch->wait_lost(20s));
+        arrives->wait("the last message").throw_if_failed();
+        EXPECT_TRUE(last.eq(1).all().item<bool>());
+        const auto never = comm->receive(sign, 1, 3);
+        EXPECT_THAT(
+            never->wait("another").message(),
+            testing::HasSubstr("rank 1 was lost: it died"));
+      },
+      {.strikes = {{.child = 1, .point = "here", .signal = SIGKILL}},
+       .close_world = false});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
 }
 
 TEST(CommunicatorWaits, EndWhenTheProgramIsInterruptedAndPeersHearOfIt) {
