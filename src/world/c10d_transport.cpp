@@ -21,8 +21,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the cause of a broken connection may take to become visible.
-constexpr milliseconds kPatience(300);
+// How long the cause of a broken connection may take to become visible: much longer than usual where
+// others have all the cores. It is spent in vain only for a peer that lives and has broken its
+// connections without a word.
+constexpr milliseconds kPatience(5000);
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 // Receives with these tags are never answered.
 constexpr int kPoisonTag = Transport::kCollectiveTags + (1 << 29);

@@ -236,14 +236,38 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    // Give a death, the usual reason, a moment to become visible.
-    const auto loss = watch->wait_lost(milliseconds(300));
+    const auto loss = await_loss();
     throw Error(
         loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
                    "; rank ", rank, " was connecting group '", name, "'")
              : str("[world] rank ", rank, " could not connect group '", name,
                    "': ", first_line_of(error)),
         loss ? ErrorCode::kPeerLost : ErrorCode::kUnavailable);
+  }
+}
+
+// A death becomes visible at once, but not where others have all the cores. Waits longer if it would
+// be visible: no rank is on another host, the launcher does not keep the store, and the rank that
+// keeps it has not left, which would be the reason.
+std::optional<world::PeerLoss> World::Impl::await_loss() const {
+  constexpr milliseconds kUsual(300);
+  constexpr milliseconds kBusy(5000);
+  constexpr milliseconds kSlice(10);
+  bool watches_all = true;
+  for (int r = 0; r < size; ++r) {
+    watches_all = watches_all && (r == rank || watch->watches(r));
+  }
+  const SteadyClock clock;
+  const Instant began = clock.now();
+  for (;;) {
+    const Instant now = clock.now();
+    if (auto loss = watch->wait_lost(kSlice)) {
+      return loss;
+    }
+    const bool patient = watches_all && !agent_store && !watch->has_ended(0);
+    if (now - began >= (patient ? kBusy : kUsual)) {
+      return watch->explanation(0);
+    }
   }
 }
 

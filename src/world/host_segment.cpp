@@ -15,9 +15,6 @@
 namespace sherd::world {
 namespace {
 
-// The store disappears with a rank, whose loss is the better reason.
-constexpr std::chrono::milliseconds kLossPatience{500};
-
 Status lost(const PeerLoss& loss) {
   return {
       ErrorCode::kPeerLost,
@@ -25,7 +22,8 @@ Status lost(const PeerLoss& loss) {
 }
 
 Status lost_store(const World::Impl& impl, const std::exception& error) {
-  const auto loss = impl.watch->wait_lost(kLossPatience);
+  // The store disappears with a rank, whose loss is the better reason.
+  const auto loss = impl.await_loss();
   return loss ? lost(*loss)
               : Status(
                     ErrorCode::kPeerLost,

@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <map>
@@ -23,6 +24,7 @@ namespace sherd::world {
 namespace {
 
 constexpr int kTickMs = 100;
+constexpr std::chrono::milliseconds kPatienceForPage(300);
 
 }  // namespace
 
@@ -67,6 +69,7 @@ struct PeerWatch::Impl {
 
   void add_peer(const RankRecord& record);
   std::optional<PeerLoss> explanation(int rank) const;
+  bool sees_end_of(const Peer& peer) const;
   void process_ended(int rank);
   void record(int rank, const PeerLoss& cause);
   void call_subscribers();
@@ -118,6 +121,15 @@ std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
   // A rank that blames this one waited for it in vain: that explains that rank's end and is no loss
   // for this one.
   return cause && cause->rank != own_rank ? cause : std::nullopt;
+}
+
+// The thread of the watch may not have had a core since then.
+bool PeerWatch::Impl::sees_end_of(const Peer& peer) const {
+  std::array<pollfd, 2> fds{
+      {{stop_event.get(), POLLIN, 0}, {peer.process.get(), POLLIN, 0}}};
+  // After stop() ends are in order. A descriptor that is not open is skipped.
+  return ::poll(fds.data(), fds.size(), 0) > 0 && fds[0].revents == 0 &&
+      fds[1].revents != 0;
 }
 
 void PeerWatch::Impl::process_ended(int rank) {
@@ -216,26 +228,44 @@ std::optional<PeerLoss> PeerWatch::first_lost() const {
 
 std::optional<PeerLoss> PeerWatch::wait_lost(
     std::chrono::milliseconds timeout) const {
-  std::unique_lock<std::mutex> lock(impl_->mu);
-  impl_->changed.wait_for(
-      lock, timeout, [this] { return !impl_->lost.empty(); });
-  return impl_->first_cause();
+  {
+    std::unique_lock<std::mutex> lock(impl_->mu);
+    if (impl_->changed.wait_for(
+            lock, timeout, [this] { return !impl_->lost.empty(); })) {
+      return impl_->first_cause();
+    }
+  }
+  for (const auto& [rank, peer] : impl_->peers) {
+    if (impl_->sees_end_of(peer)) {
+      impl_->process_ended(rank);
+    }
+  }
+  return first_lost();
 }
 
 PeerLoss PeerWatch::explain_closed(
     int rank, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kSlice(2);
   const SteadyClock clock;
-  const Instant give_up = clock.now() + patience;
-  const bool can_learn = impl_->peers.contains(rank);
+  const auto it = impl_->peers.find(rank);
+  const bool can_learn = it != impl_->peers.end() &&
+      (it->second.process.open() || it->second.board != nullptr);
+  // Without its process only what it has recorded already tells anything.
+  const bool shows_its_end = can_learn && it->second.process.open();
+  const Instant give_up = clock.now() +
+      (shows_its_end ? patience : std::min(patience, kPatienceForPage));
   PeerLoss cause{rank, "closed its connection"};
   while (can_learn) {
+    // Before the looks: this thread may have no core for longer than its patience.
+    const bool last_look = clock.now() >= give_up;
+    if (impl_->sees_end_of(it->second)) {
+      impl_->process_ended(rank);
+    }
     if (const auto known = first_lost({rank})) {
       return *known;
     }
-    const ExitStatus notice = impl_->peers.at(rank).board != nullptr
-        ? impl_->peers.at(rank).board->read()
-        : ExitStatus();
+    const ExitStatus notice =
+        it->second.board != nullptr ? it->second.board->read() : ExitStatus();
     if (const auto found = impl_->explanation(rank)) {
       cause = *found;
       break;
@@ -244,7 +274,8 @@ PeerLoss PeerWatch::explain_closed(
       cause.how = "left the job";
       break;
     }
-    if (clock.now() >= give_up) {
+    // Its trouble is this rank, or what this rank brought about: it has no more to say.
+    if (notice.trouble || last_look) {
       break;
     }
     std::unique_lock<std::mutex> lock(impl_->mu);
@@ -252,6 +283,10 @@ PeerLoss PeerWatch::explain_closed(
   }
   impl_->record(rank, cause);
   return first_lost({rank}).value_or(cause);
+}
+
+std::optional<PeerLoss> PeerWatch::explanation(int rank) const {
+  return impl_->explanation(rank);
 }
 
 void PeerWatch::report(const PeerLoss& loss) { impl_->record(loss.rank, loss); }

@@ -53,6 +53,10 @@ class PeerWatch {
   // "closed its connection". Returns the cause.
   PeerLoss explain_closed(int rank, std::chrono::milliseconds patience);
 
+  // What brought `rank` down, or made it give up, according to the exit status pages. Nothing if it
+  // left in order, if nothing is recorded, or if it blames this rank.
+  std::optional<PeerLoss> explanation(int rank) const;
+
   // Records that `rank` is lost, here and on this rank's exit status page, and wakes all waiters.
   // Later reports of the same rank change nothing.
   void report(const PeerLoss& loss);

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <csignal>
 #include <functional>
+#include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "base/check.h"
+#include "base/clock.h"
 #include "world/exit_status_page.h"
 #include "world/rank_record.h"
 
@@ -170,6 +172,42 @@ TEST_F(PeerWatchTest, ARecycledProcessIdIsNotThePeer) {
   EXPECT_EQ(watch.first_lost()->rank, 1);
 }
 
+// As on a busy machine, where the thread of the watch has no core.
+TEST_F(PeerWatchTest, WhoAsksSeesADeathThatTheThreadHasNotSeen) {
+  const auto ask_late = [&](const auto& ask) {
+    Peer one(1, nothing);
+    PeerWatch watch(0, records({&one}), board);
+    std::atomic<bool> holds = false;
+    const int handle = watch.subscribe([&] {
+      holds = true;
+      while (!watch.first_lost()) {
+        std::this_thread::yield();
+      }
+    });
+    while (!holds) {
+      std::this_thread::yield();
+    }
+    one.kill();
+    ask(watch);
+    // Without it, the thread would wait for ever where nothing was seen.
+    watch.report({1, "was not seen to die"});
+    EXPECT_EQ(watch.first_lost()->how, "died");
+    watch.unsubscribe(handle);
+  };
+  ask_late([](PeerWatch& watch) { watch.explain_closed(1, 0ms); });
+  ask_late([](PeerWatch& watch) { watch.wait_lost(0ms); });
+}
+
+// It blames this rank, which has nothing to wait for.
+TEST_F(PeerWatchTest, ALivePeerThatBlamesUsClosedItsConnection) {
+  Peer one(1, [](ExitStatusPage& b) { b.record_failure(0, "was silent"); });
+  PeerWatch watch(0, records({&one}), board);
+  const SteadyClock clock;
+  const Instant began = clock.now();
+  EXPECT_EQ(watch.explain_closed(1, 60s).how, "closed its connection");
+  EXPECT_LT(clock.now() - began, 30s);
+}
+
 TEST_F(PeerWatchTest, AfterStopDeathsAreInOrder) {
   Peer one(1, nothing);
   PeerWatch watch(0, records({&one}), board);
@@ -177,6 +215,7 @@ TEST_F(PeerWatchTest, AfterStopDeathsAreInOrder) {
   watch.stop();
   one.kill();
   EXPECT_FALSE(watch.wait_lost(50ms));
+  EXPECT_EQ(watch.explain_closed(1, 1ms).how, "closed its connection");
 }
 
 TEST_F(PeerWatchTest, TicksForRanksItCannotWatch) {

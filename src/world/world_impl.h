@@ -82,6 +82,9 @@ struct World::Impl {
   void announce_closing();
   // Releases the store, which ends it if this process keeps it.
   void end_store();
+  // Waits for the loss that is the usual reason why the store or a connection fails. Nothing if
+  // none appears.
+  std::optional<world::PeerLoss> await_loss() const;
 
  private:
   void check_none_lost(
