@@ -19,9 +19,11 @@ constexpr const char* kDisagree = "sherd/disagree";
 constexpr const char* kVerdict = "sherd/verdict";
 constexpr const char* kHeard = "sherd/heard";
 constexpr const char* kAllHere = "all here";
-// How long rank 0, whose end may be the end of the store, lets others read a bad verdict, including
-// ranks about to arrive; and how much longer than rank 0 they wait for a verdict.
+// How long rank 0, whose end may be the end of the store, lets others read its verdict, including
+// ranks about to arrive: all of them come if ranks disagree, and none of the missing ones if the
+// time is up. And how much longer than rank 0 they wait for a verdict.
 constexpr milliseconds kLinger(1000);
+constexpr milliseconds kLingerForAll(5000);
 constexpr milliseconds kGrace(3000);
 
 std::string rank_key(int rank) { return str("sherd/rank/", rank); }
@@ -57,7 +59,7 @@ class Rendezvous {
     // Rank 0 keeps the store: if it failed at its very next call, the others would blame the store
     // instead of reporting the error that is the same for all.
     if (mine_.rank == 0) {
-      linger();
+      linger(kLinger);
     } else {
       store_.add(kHeard, 1);
     }
@@ -121,7 +123,7 @@ class Rendezvous {
     }
     store_.set(kVerdict, bad ? bad->message() : kAllHere);
     if (bad) {
-      linger();
+      linger(bad->code() == ErrorCode::kPeerMismatch ? kLingerForAll : kLinger);
       bad->throw_if_failed();
     }
   }
@@ -155,8 +157,9 @@ class Rendezvous {
             other.world_size)};
   }
 
-  void linger() {
-    const Instant end = clock_.now() + kLinger;
+  // Ends before if all others have heard.
+  void linger(milliseconds longest) {
+    const Instant end = clock_.now() + longest;
     // The key changes its value, which a store cannot wait for. So poll, with short waits for a key
     // that never comes.
     while (store_.add(kHeard, 0) < mine_.world_size - 1 && clock_.now() < end) {
