@@ -107,18 +107,26 @@ void World::Impl::check_none_lost(
       " s of rank ", rank);
 }
 
-// Throws if rank `missing` has left the world, or is about to, without having set its key of group
-// `name`.
+// Throws if rank `missing` has left the world or given up, or is about to, without having set its
+// key of group `name`.
 void World::Impl::check_will_join(
     const std::string& name, int missing, const std::string& key) const {
   const bool left = watch->has_ended(missing);
   const bool closes =
       name != kWorldGroup && store->check({closing_key(missing)});
+  if (!(left || closes) || store->check({key})) {
+    return;
+  }
+  const auto cause = left ? watch->explanation(missing) : std::nullopt;
   SHERD_CHECK_AS(
-      kPeerLost, !(left || closes) || store->check({key}), "[world] rank ",
-      missing, " was lost: it ",
-      left ? "left the job" : "closed its World and takes part no more",
-      "; rank ", rank, " waited for group '", name, "' with it");
+      kPeerLost, !cause, "[world] rank ", cause->rank, " was lost: it ",
+      cause->how, "; rank ", rank, " waited for group '", name, "' with rank ",
+      missing);
+  throw Error(
+      str("[world] rank ", missing, " was lost: it ",
+          left ? "left the job" : "closed its World and takes part no more",
+          "; rank ", rank, " waited for group '", name, "' with it"),
+      ErrorCode::kPeerLost);
 }
 
 // Every member announces that it has reached `stage` ("connects", "connected") and waits for the

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -638,6 +639,33 @@ TEST(Connecting, NamesTheMemberThatDoesNotCome) {
       },
       options);
   expect_all_ok(report);
+}
+
+// Rank 1 has given up because of rank 2, and its process lives on.
+TEST(Connecting, NamesWhatMadeAMemberGiveUp) {
+  expect_all_ok(run_ranks(3, [](World outer) {
+    std::optional<World> world = inner_world(outer, "inner", true);
+    outer.barrier();  // All watch each other.
+    auto& store = *outer.impl()->store;
+    if (outer.rank() == 1) {
+      world->impl()->watch->report({2, "stood still"});
+      world.reset();
+      store.set("given up", std::string());
+    } else if (outer.rank() == 0) {
+      store.wait({"given up"});
+      std::string error;
+      try {
+        make_c10d_transport(*world, "c", {0, 1});
+      } catch (const Error& caught) {
+        error = caught.what();
+      }
+      EXPECT_THAT(
+          error,
+          HasSubstr("rank 2 was lost: it stood still; rank 0 waited for group "
+                    "'c' with rank 1"));
+    }
+    outer.barrier();
+  }));
 }
 
 // The moments differ from run to run.

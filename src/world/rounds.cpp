@@ -65,7 +65,7 @@ class Rounds {
       // another meanwhile is another rank 0 of the same job.
       if (number > newest_at_arrival) {
         throw second_process(
-            record_of(*round, 0).value(), record_of(*store_of(newest()), 0));
+            record_of(*round, 0).value(), root_that_comes(newest()));
       }
     }
   }
@@ -76,6 +76,25 @@ class Rounds {
   StorePtr store_of(std::int64_t number) const {
     return c10::make_intrusive<c10d::PrefixStore>(
         str("round-", number), agents_);
+  }
+
+  // The rank 0 of a round, which counts the round before it claims its place there. Nothing if it
+  // has died in between.
+  std::optional<RankRecord> root_that_comes(std::int64_t number) const {
+    const StorePtr round = store_of(number);
+    const SteadyClock clock;
+    const Instant end = clock.now() + kTimeToEnd;
+    Backoff backoff(
+        {.first = std::chrono::microseconds(200), .longest = milliseconds(20)});
+    InterruptibleWait interrupts;
+    for (;;) {
+      auto root = record_of(*round, 0);
+      if (root || clock.now() >= end) {
+        return root;
+      }
+      interrupts.poll().throw_if_failed();
+      std::this_thread::sleep_for(backoff.next());
+    }
   }
 
   // The round to join; on rank 0 a new one, if nothing is wrong.
