@@ -176,7 +176,7 @@ TEST(ShmRejoin, AnAttemptThatFailedDoesNotEndTheNextOne) {
     // Rank 2 does not come.
     if (self.rank() < 2) {
       EXPECT_THAT(
-          error_of([&] { self.form(3, 1s); }),
+          error_of([&] { self.form(3, 3s); }),
           HasSubstr("not responding: rank 2"));
     }
     self.say(str("missed ", self.rank()));
@@ -184,7 +184,7 @@ TEST(ShmRejoin, AnAttemptThatFailedDoesNotEndTheNextOne) {
     self.await("missed 1");
     if (self.rank() == 2) {  // It is late and learns what the others learned.
       EXPECT_THAT(
-          error_of([&] { self.form(3, 1s); }),
+          error_of([&] { self.form(3, 3s); }),
           HasSubstr("not responding: rank 2"));
       self.say("late");
     }

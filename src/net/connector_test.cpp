@@ -71,10 +71,10 @@ TEST(Connector, TriesTheNextAddressWhenOneIsSilent) {
   EXPECT_EQ(
       testing::dial(
           loop, named, client,
-          {.timeout = 1s, .addresses = {silent.ip(), "127.0.0.1"}}),
+          {.timeout = 4s, .addresses = {silent.ip(), "127.0.0.1"}}),
       "");
   // Half of the time was for the first of them.
-  EXPECT_GE(loop.now() - begin, 500ms);
+  EXPECT_GE(loop.now() - begin, 2s);
 }
 
 TEST(Connector, RefusesAnAddressBeyondThisHostWithoutSecurity) {

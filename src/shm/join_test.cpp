@@ -2,6 +2,7 @@
 #include "shm/join.h"
 
 #include <unistd.h>
+#include <algorithm>
 #include <csignal>
 #include <sstream>
 #include <utility>
@@ -135,7 +136,7 @@ TEST(Join, ARankThatDiesAtAnyPointIsNamedOnAllOthers) {
       const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
         const DeadlyClock deadly(rank == victim ? reading : 0);
         SegmentJoinOptions options = options_of(rank, 3, store);
-        options.deadline = 1s;
+        options.deadline = 3s;
         Result<HostSegment> joined = join_segment(options, deadly);
         if (rank == victim) {
           link.report("through");
@@ -202,7 +203,7 @@ TEST(Join, ARankThatDoesNotComeIsNamedOnAllOthers) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     SegmentJoinOptions options = options_of(rank, 3, store);
-    options.deadline = 1s;
+    options.deadline = 3s;
     return rank == 2 ? 0 : join_and_report(options, link);
   });
 
@@ -211,7 +212,7 @@ TEST(Join, ARankThatDoesNotComeIsNamedOnAllOthers) {
         report.children[r].result,
         AllOf(
             StartsWith(code_text(ErrorCode::kDeadlineExceeded)),
-            HasSubstr("within 1 s, not responding: rank 2")));
+            HasSubstr("within 3 s, not responding: rank 2")));
   }
 }
 
@@ -228,6 +229,8 @@ TEST(Join, ALeaderThatStopsIsNotResponding) {
             link.reach("offered");
             return Status();
           };
+        } else {
+          store.get(20s).value();  // The deadline is not for the offer to come.
         }
         return join_and_report(options, link);
       },
@@ -252,7 +255,7 @@ TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
                               Duration at_most) -> Result<std::string> {
         return std::exchange(first, false)
             ? Result<std::string>(std::string("sherd-nobody"))
-            : store.get(at_most);
+            : store.get(std::max<Duration>(at_most, 20s));
       };
     }
     return join_and_report(options, link);

@@ -620,22 +620,25 @@ TEST(Destruction, DoesNotWaitForUnansweredOperations) {
 
 TEST(Connecting, NamesTheMemberThatDoesNotCome) {
   RankOptions options{.close_world = false};
-  options.world.deadline = 500ms;
+  options.world.deadline = 3s;
   const RankReport report = run_ranks(
       3,
       [](World world) {
-        if (world.rank() == 2) {
-          world.impl()->watch->wait_lost(2500ms);
-          return;
+        auto& store = *world.impl()->store;
+        if (world.rank() != 2) {
+          try {
+            const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
+            ADD_FAILURE() << "connected without rank 2";
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+            EXPECT_THAT(
+                error.what(), HasSubstr("rank 2 did not join group 'c'"));
+          }
+          store.set(str("failed ", world.rank()), std::string());
         }
-        try {
-          const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-          ADD_FAILURE() << "connected without rank 2";
-        } catch (const Error& error) {
-          EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
-          EXPECT_THAT(error.what(), HasSubstr("rank 2 did not join group 'c'"));
-        }
-        world.impl()->watch->wait_lost(1s);
+        // No rank ends, and takes the store along, while others still need it.
+        store.wait({"failed 0", "failed 1"});
+        test::let_others_pass(world, 0);
       },
       options);
   expect_all_ok(report);

@@ -468,11 +468,11 @@ TEST(World, NamesTheRanksThatDoNotArrive) {
   expect_all_ok(run_processes(2, [&](int index, Rank&) {
     const int rank = index == 0 ? 0 : 2;
     set_environment(torchrun_variables(rank, 4, port));
-    const Error error = error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    const Error error = error_of({.deadline = 5s, .rendezvous_deadline = 3s});
     EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
     EXPECT_THAT(
         error.what(),
-        HasSubstr("expected 4 ranks within 1 s, found 2: ranks 1, 3 did not "
+        HasSubstr("expected 4 ranks within 3 s, found 2: ranks 1, 3 did not "
                   "arrive"));
   }));
 }

@@ -178,7 +178,7 @@ TEST_P(Mismatch, AnEvaluationThatNobodyAnswersTellsTheRuleAtTheDeadline) {
             error_of([&] { visit(model, {0, 1}); }),
             HasSubstr("every rank makes every forward, an evaluation too"));
       },
-      broken(1s)));
+      broken(3s)));
 }
 
 TEST_P(Mismatch, T39OneRankClipsWhileTheOthersGoForward) {
@@ -285,16 +285,16 @@ TEST_P(Mismatch, T39VisitsOfOneRankAloneEndAtTheDeadline) {
               error,
               AllOf(HasSubstr(text(ranks - 1)), HasSubstr("World::barrier")));
         }
-        EXPECT_LT(SteadyClock().now() - began, 6s);
+        EXPECT_LT(SteadyClock().now() - began, 15s);
         // The last rank is over first: an earlier death would end its wait, too.
         if (world.rank() == ranks - 1) {
           last_is_over.set(1);
         }
-        while (last_is_over.get() == 0 && SteadyClock().now() - began < 20s) {
+        while (last_is_over.get() == 0 && SteadyClock().now() - began < 40s) {
           ::poll(nullptr, 0, 1);
         }
       },
-      broken(1s)));
+      broken(3s)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
