@@ -28,7 +28,7 @@ void all_reduce(BackendRank& ranked, std::int64_t size) {
 // Sizes for each path.
 constexpr std::array<std::int64_t, 3> kSizesOfEachWay = {8, 100'000, 4'000'000};
 
-TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
+TEST(ShmFailure, EveryRankNamesTheDeadOneLongBeforeTheTimeout) {
   for (const auto size : kSizesOfEachWay) {
     for (const int ranks : {2, 4}) {
       const auto report = run_backend_ranks(
@@ -51,7 +51,7 @@ TEST(ShmFailure, EveryRankNamesTheDeadOneWithinASecond) {
       for (int r = 0; r < ranks; ++r) {
         if (r != 1) {
           EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
-          EXPECT_LT(report.after_strike(r), 1s);
+          EXPECT_LT(report.after_strike(r), 10s);
         }
       }
     }

@@ -244,7 +244,7 @@ TEST(ShmMessages, ARankThatDiesAmongLargeReceivesIsNamed) {
   EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
 }
 
-TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
+TEST(ShmMessages, ADeadRankIsNamedLongBeforeTheTimeout) {
   for (const std::int64_t size : {10, 100'000}) {
     const auto report = run_backend_ranks(
         3, {},
@@ -260,7 +260,7 @@ TEST(ShmMessages, ADeadRankIsNamedWithinASecond) {
         {.strikes = {{.child = 2, .point = "here", .signal = SIGKILL}}});
     for (int r = 0; r < 2; ++r) {
       EXPECT_EQ(report[r].exit_code, 0) << report[r].output;
-      EXPECT_LT(report.after_strike(r), 1s);
+      EXPECT_LT(report.after_strike(r), 10s);
     }
   }
 }

