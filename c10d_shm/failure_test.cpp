@@ -86,8 +86,9 @@ TEST(ShmFailure, ARankThatDiesAmongCopiesIsNamed) {
 
 TEST(ShmFailure, ASilentRankIsNamedAfterTheTimeout) {
   const auto report = run_backend_ranks(
-      3, {.timeout = 500ms},
+      3, {},
       [](BackendRank& ranked, Rank& self) {
+        ranked.shm().setTimeout(500ms);
         if (ranked.rank() == 2) {
           self.reach("here");
         }
@@ -303,7 +304,8 @@ void late_rank_fails(BackendRank& ranked, const Operation& operation, Way way) {
   static int cases = 0;
   const auto store = ranked.prefixed("case" + std::to_string(++cases));
   auto shm = c10::make_intrusive<ShmBackend>(
-      store, ranked.rank(), 2, c10::make_intrusive<ShmBackendOptions>(200ms));
+      store, ranked.rank(), 2, c10::make_intrusive<ShmBackendOptions>(20s));
+  shm->setTimeout(200ms);
   std::vector<torch::Tensor> tensors = {torch::ones({1'000'000})};
   if (ranked.rank() == 0) {
     EXPECT_NE(give_up(std::move(shm), operation, tensors, way), "no error");

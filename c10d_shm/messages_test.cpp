@@ -266,75 +266,73 @@ TEST(ShmMessages, ADeadRankIsNamedLongBeforeTheTimeout) {
 }
 
 TEST(ShmMessages, ASilentRankIsNamedAfterTheTimeout) {
-  test::expect_all_ok(
-      run_backend_ranks(2, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
-        if (ranked.rank() == 0) {
-          EXPECT_THAT(
-              error_of(
-                  [&] { receive(ranked, torch::empty({10}), 1, 0)->wait(); }),
-              ::testing::AllOf(
-                  HasSubstr("rank 1 is not responding"),
-                  HasSubstr("timed out")));
-          ranked.prefixed("test")->set("done", "1");
-        } else {
-          ranked.prefixed("test")->wait({"done"});
-        }
-      }));
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    ranked.shm().setTimeout(300ms);
+    if (ranked.rank() == 0) {
+      EXPECT_THAT(
+          error_of([&] { receive(ranked, torch::empty({10}), 1, 0)->wait(); }),
+          ::testing::AllOf(
+              HasSubstr("rank 1 is not responding"), HasSubstr("timed out")));
+      ranked.prefixed("test")->set("done", "1");
+    } else {
+      ranked.prefixed("test")->wait({"done"});
+    }
+  }));
 }
 
 // Rank 1 waits in a collective for rank 0, which waits for a message of rank 1.
 TEST(ShmMessages, ARankThatTimesOutDoesNotNameItself) {
-  test::expect_all_ok(
-      run_backend_ranks(2, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
-        std::vector<torch::Tensor> tensor = {torch::ones({10})};
-        c10d::AllreduceOptions patient;
-        patient.timeout = 5s;
-        const auto error = error_of([&] {
-          if (ranked.rank() == 0) {
-            receive(ranked, tensor[0], 1, 0)->wait();
-          } else {
-            ranked.shm().allreduce(tensor, patient)->wait();
-          }
-        });
-        EXPECT_THAT(
-            error,
-            HasSubstr(
-                "rank 1 is not responding, rank 0 timed out waiting for it"));
-      }));
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    ranked.shm().setTimeout(300ms);
+    std::vector<torch::Tensor> tensor = {torch::ones({10})};
+    c10d::AllreduceOptions patient;
+    patient.timeout = 20s;
+    const auto error = error_of([&] {
+      if (ranked.rank() == 0) {
+        receive(ranked, tensor[0], 1, 0)->wait();
+      } else {
+        ranked.shm().allreduce(tensor, patient)->wait();
+      }
+    });
+    EXPECT_THAT(
+        error,
+        HasSubstr("rank 1 is not responding, rank 0 timed out waiting for it"));
+  }));
 }
 
 // Ranks 0 and 1 exchange messages all the time, so their doorbells never rest.
 TEST(ShmMessages, ASilentRankIsNamedWhileOtherMessagesFlow) {
-  test::expect_all_ok(
-      run_backend_ranks(3, {.timeout = 300ms}, [](BackendRank& ranked, Rank&) {
-        const auto store = ranked.prefixed("test");
-        if (ranked.rank() == 2) {
-          store->wait({"done 0", "done 1"});
-          return;
-        }
-        const int other = 1 - ranked.rank();
-        Message waits;
-        if (ranked.rank() == 0) {
-          waits = receive(ranked, torch::empty({10}), 2, 7);
-        }
-        const SteadyClock clock;
-        const Instant limit = clock.now() + 5s;
-        const auto error = error_of([&] {
-          while (clock.now() < limit) {
-            const auto sent = send(ranked, torch::ones({4}), other, 0);
-            receive(ranked, torch::empty({4}), other, 0)->wait();
-            sent->wait();
-          }
-        });
-        EXPECT_THAT(error, HasSubstr("rank 2 is not responding"));
-        EXPECT_LT(clock.now(), limit);
-        if (waits) {
-          EXPECT_THAT(
-              error_of([&] { waits->wait(); }),
-              HasSubstr("rank 2 is not responding"));
-        }
-        store->set("done " + std::to_string(ranked.rank()), "1");
-      }));
+  test::expect_all_ok(run_backend_ranks(3, {}, [](BackendRank& ranked, Rank&) {
+    const auto store = ranked.prefixed("test");
+    if (ranked.rank() == 2) {
+      store->wait({"done 0", "done 1"});
+      return;
+    }
+    const int other = 1 - ranked.rank();
+    Message waits;
+    if (ranked.rank() == 0) {
+      ranked.shm().setTimeout(300ms);
+      waits = receive(ranked, torch::empty({10}), 2, 7);
+      ranked.shm().setTimeout(20s);
+    }
+    const SteadyClock clock;
+    const Instant limit = clock.now() + 15s;
+    const auto error = error_of([&] {
+      while (clock.now() < limit) {
+        const auto sent = send(ranked, torch::ones({4}), other, 0);
+        receive(ranked, torch::empty({4}), other, 0)->wait();
+        sent->wait();
+      }
+    });
+    EXPECT_THAT(error, HasSubstr("rank 2 is not responding"));
+    EXPECT_LT(clock.now(), limit);
+    if (waits) {
+      EXPECT_THAT(
+          error_of([&] { waits->wait(); }),
+          HasSubstr("rank 2 is not responding"));
+    }
+    store->set("done " + std::to_string(ranked.rank()), "1");
+  }));
 }
 
 TEST(ShmMessages, WhatWasSentBeforeLeavingArrives) {
