@@ -31,9 +31,9 @@ constexpr float kGuard = 1e30F;
 
 enum class Via { kSharedMemory, kMessages };
 
-// Of each wait, once all have connected.
+// The deadline of each wait, once all have connected; by shared memory, that of opening, too.
 std::chrono::milliseconds deadline_of(Via via) {
-  return via == Via::kMessages ? 800ms : 400ms;
+  return via == Via::kMessages ? 800ms : 1500ms;
 }
 
 // One unit whose gradient travels alone, and a small one.
