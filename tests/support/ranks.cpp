@@ -7,6 +7,8 @@
 #include <unistd.h>
 #include <cstdio>
 #include <exception>
+#include <fstream>
+#include <random>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -22,7 +24,8 @@ struct Listener {
   int port = 0;
 };
 
-Listener listen_on_loopback() {
+// At any free port if `port` is 0. Without a descriptor if that is not possible.
+Listener listen_on_loopback(int port = 0) {
   Listener listener;
   listener.fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -30,13 +33,15 @@ Listener listen_on_loopback() {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
   socklen_t length = sizeof(address);
   auto* any = reinterpret_cast<sockaddr*>(&address);
-  SHERD_CHECK(
-      ::bind(listener.fd, any, length) == 0 &&
-          ::listen(listener.fd, 128) == 0 &&
-          ::getsockname(listener.fd, any, &length) == 0,
-      "[test] expected a free port on the loopback address");
+  if (::bind(listener.fd, any, length) != 0 ||
+      ::listen(listener.fd, 128) != 0 ||
+      ::getsockname(listener.fd, any, &length) != 0) {
+    ::close(listener.fd);
+    return {};
+  }
   listener.port = ntohs(address.sin_port);
   return listener;
 }
@@ -121,6 +126,8 @@ RankReport run_ranks(
     const std::function<void(World, Rank&)>& body,
     const RankOptions& options) {
   const Listener listener = listen_on_loopback();
+  SHERD_CHECK(
+      listener.fd >= 0, "[test] expected a free port on the loopback address");
   RankReport report = run_processes(
       world_size,
       [&](int rank, Rank& self) {
@@ -171,10 +178,23 @@ void expect_all_ok(const RankReport& report) {
   }
 }
 
+// Below the ports that the kernel gives to connections and to sockets that ask for any, of which
+// there may be many before a rank listens at this one.
 int free_port() {
-  const Listener listener = listen_on_loopback();
-  ::close(listener.fd);
-  return listener.port;
+  constexpr int kLowest = 10'000;
+  int end = 0;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> end;
+  std::random_device random;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const int port = end > kLowest
+        ? std::uniform_int_distribution(kLowest, end - 1)(random)
+        : 0;
+    if (const Listener listener = listen_on_loopback(port); listener.fd >= 0) {
+      ::close(listener.fd);
+      return listener.port;
+    }
+  }
+  throw Error("[test] expected a free port on the loopback address");
 }
 
 }  // namespace sherd::test
