@@ -31,10 +31,8 @@ constexpr float kGuard = 1e30F;
 
 enum class Via { kSharedMemory, kMessages };
 
-// The deadline of each wait, once all have connected; by shared memory, that of opening, too.
-std::chrono::milliseconds deadline_of(Via via) {
-  return via == Via::kMessages ? 800ms : 1500ms;
-}
+// The deadline of each wait once all have connected, which includes those of opening.
+constexpr std::chrono::milliseconds kLateRankDeadline = 1500ms;
 
 // One unit whose gradient travels alone, and a small one.
 ModelSpec late_model() {
@@ -50,12 +48,12 @@ std::unique_ptr<Exchange> make(
         world, str("pair", pair, what), ranks, deadline);
   };
   if (via == Via::kMessages) {
-    auto gather = transport("/gather", deadline_of(via));
+    auto gather = transport("/gather", kLateRankDeadline);
     return make_collective_exchange(
-        std::move(gather), transport("/reduce", deadline_of(via)));
+        std::move(gather), transport("/reduce", kLateRankDeadline));
   }
   auto connected = transport("/transport", 20s);
-  world.impl()->options.deadline = deadline_of(via);
+  world.impl()->options.deadline = kLateRankDeadline;
   return make_shared_memory_exchange(
       world, str("pair", pair), std::move(connected),
       {.sum_thread = sum_thread});
