@@ -9,7 +9,6 @@
 #include <csignal>
 #include <functional>
 #include <numeric>
-#include <optional>
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -629,59 +628,6 @@ TEST(Destruction, DoesNotWaitForUnansweredOperations) {
   }
 }
 
-TEST(Connecting, NamesTheMemberThatDoesNotCome) {
-  RankOptions options{.close_world = false};
-  options.world.deadline = 3s;
-  const RankReport report = run_ranks(
-      3,
-      [](World world) {
-        auto& store = *world.impl()->store;
-        if (world.rank() != 2) {
-          try {
-            const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-            ADD_FAILURE() << "connected without rank 2";
-          } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
-            EXPECT_THAT(
-                error.what(), HasSubstr("rank 2 did not join group 'c'"));
-          }
-          store.set(str("failed ", world.rank()), std::string());
-        }
-        // No rank ends, and takes the store along, while others still need it.
-        store.wait({"failed 0", "failed 1"});
-        test::let_others_pass(world, 0);
-      },
-      options);
-  expect_all_ok(report);
-}
-
-// Rank 1 has given up because of rank 2, and its process lives on.
-TEST(Connecting, NamesWhatMadeAMemberGiveUp) {
-  expect_all_ok(run_ranks(3, [](World outer) {
-    std::optional<World> world = inner_world(outer, "inner", true);
-    outer.barrier();  // All watch each other.
-    auto& store = *outer.impl()->store;
-    if (outer.rank() == 1) {
-      world->impl()->watch->report({2, "stood still"});
-      world.reset();
-      store.set("given up", std::string());
-    } else if (outer.rank() == 0) {
-      store.wait({"given up"});
-      std::string error;
-      try {
-        make_c10d_transport(*world, "c", {0, 1});
-      } catch (const Error& caught) {
-        error = caught.what();
-      }
-      EXPECT_THAT(
-          error,
-          HasSubstr("rank 2 was lost: it stood still; rank 0 waited for group "
-                    "'c' with rank 1"));
-    }
-    outer.barrier();
-  }));
-}
-
 // The moments differ from run to run.
 TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
   for (int i = 0; i < 12; ++i) {
@@ -703,21 +649,6 @@ TEST(Connecting, NamesAMemberThatIsKilledMeanwhile) {
         killing(1));
     expect_survivors_name(report, 1, "died; rank ");
   }
-}
-
-TEST(Connecting, RefusesWhatCannotBe) {
-  expect_all_ok(run_ranks(2, [](World world) {
-    const auto once = make_c10d_transport(world, "c", {0, 1});
-    EXPECT_THROW(make_c10d_transport(world, "c", {0, 1}), Error);
-    EXPECT_THROW(make_c10d_transport(world, "d", {1, 0}), Error);
-    EXPECT_THROW(make_c10d_transport(world, "e", {0, 2}), Error);
-    EXPECT_THROW(make_c10d_transport(world, "f", {1 - world.rank()}), Error);
-    EXPECT_THROW(make_c10d_transport(world, "g", {}), Error);
-    EXPECT_THROW(once->send(some(), world.rank(), 0), Error);
-    EXPECT_THROW(once->send(some(), 2, 0), Error);
-    EXPECT_THROW(once->send(some(), 1 - world.rank(), -1), Error);
-    EXPECT_THROW(once->send(some(4).view({2, 2}).t(), 0, 0), Error);
-  }));
 }
 
 }  // namespace
