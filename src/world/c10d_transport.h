@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // C10dTransport is a Transport over one c10d backend, with waits that end when any rank of the
-// group is lost. Only send and receive of the backend are used: over Gloo they are faster than its
-// collectives, need none of its worker threads (whose work its destructor would wait for), and can
-// be interrupted.
+// group is lost; a message that has arrived by then is received. Only send and receive of the
+// backend are used: over Gloo they are faster than its collectives, need none of its worker threads
+// (whose work its destructor would wait for), and can be interrupted.
 //
 // It relies on these facts about Gloo: a wait that times out breaks every connection of the group;
 // Work::abort() makes a wait return false and breaks nothing; a message under way when its
