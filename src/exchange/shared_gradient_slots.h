@@ -42,7 +42,7 @@ class SharedGradientSlots {
     std::vector<std::byte*> regions;  // Of gradient slots, by rank.
     std::int64_t region_bytes;
     SharedSlotState* slots;  // By rank, by unit.
-    // Of the heap that follows each rank's slots, and what keeps it mapped.
+    // The size of the heap that follows each rank's slots, and what keeps it mapped.
     std::int64_t heap_bytes;
     std::shared_ptr<const void> segment;
   };
