@@ -51,6 +51,8 @@ class HeapAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mu_); }
+
   void add(GradientHeap* heap) {
     const std::lock_guard lock(mu_);
     heaps_.emplace(heap->region_.data(), heap);
@@ -63,7 +65,8 @@ class HeapAllocator final : public c10::Allocator {
  private:
   void* take(std::size_t bytes) {
     const auto heap = current_heap.lock();
-    if (!heap || !heap->sizes_.contains(bytes)) {
+    if (!heap || !heap->sizes_.contains(bytes) ||
+        heap->closed_.load(std::memory_order_relaxed)) {
       return nullptr;
     }
     const std::lock_guard lock(mu_);
@@ -132,6 +135,16 @@ std::optional<std::int64_t> GradientHeap::offset(
           bytes <= static_cast<std::size_t>(end - first)
       ? std::optional<std::int64_t>(first - region_.data())
       : std::nullopt;
+}
+
+std::int64_t GradientHeap::bytes() const {
+  const auto lock = HeapAllocator::instance().lock();
+  return free_.taken_bytes();
+}
+
+std::int64_t GradientHeap::bytes_peak() const {
+  const auto lock = HeapAllocator::instance().lock();
+  return free_.taken_bytes_peak();
 }
 
 void* GradientHeap::take(std::size_t bytes) {

@@ -2,10 +2,11 @@
 //
 // GradientHeap lends memory of a region that other ranks can read to the large gradients that
 // autograd makes, so that nobody has to copy them there. While a thread is inside, LibTorch's CPU
-// allocator takes blocks of a gradient's size from the heap. Other tensors of that size get blocks,
-// too; where there is no room, tensors lie in LibTorch's own memory. Thread rule: any thread.
+// allocator takes blocks of a gradient's size from the heap, also for other tensors of that size.
+// Where there is no room, tensors lie in LibTorch's own memory. Thread rule: any thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,13 @@ class GradientHeap : public std::enable_shared_from_this<GradientHeap> {
   void enter();
   static void leave();
 
+  // From now on no block is taken.
+  void close() { closed_.store(true, std::memory_order_relaxed); }
+
+  // The bytes of blocks in use.
+  std::int64_t bytes() const;
+  std::int64_t bytes_peak() const;
+
   // Where the bytes begin in the region; nothing if they lie elsewhere.
   std::optional<std::int64_t> offset(
       const void* begin, std::size_t bytes) const;
@@ -47,6 +55,7 @@ class GradientHeap : public std::enable_shared_from_this<GradientHeap> {
   const std::span<std::byte> region_;
   const std::set<std::size_t> sizes_;
   const std::shared_ptr<const void> mapping_;
+  std::atomic<bool> closed_ = false;
   // Guarded by the mutex of HeapAllocator.
   RegionAllocator free_;
   std::int64_t blocks_ = 0;

@@ -50,8 +50,13 @@ TEST(GradientHeap, TensorsOfItsSizeLieThereWhileAThreadIsInside) {
   first.reset();
   first = tensor_of(kBlock);
   EXPECT_EQ(two.place(first), 0);
+  EXPECT_EQ(two.heap->bytes(), 2 * kBlock);
   first.reset();
+  EXPECT_EQ(two.heap->bytes(), kBlock);
   GradientHeap::leave();
+  EXPECT_FALSE(two.place(tensor_of(kBlock)));
+  two.heap->enter();
+  two.heap->close();
   EXPECT_FALSE(two.place(tensor_of(kBlock)));
 }
 
@@ -125,7 +130,9 @@ TEST(GradientHeap, AGradientStaysUntilEveryRankHasSummed) {
           seat.exchange->start_reduce(0, options).throw_if_failed();
           options = {};
           const auto other = torch::full({40'000}, 1e30F);
-          EXPECT_FALSE(lies_in_the_segment(other));  // There is one block.
+          // There is one block, and rank 1 has not read it yet.
+          EXPECT_FALSE(
+              seat.rank == 0 && step == 1 && lies_in_the_segment(other));
           posted.set(seat.rank);
           seat.exchange->end_backward(backward_end(model))
               .status()

@@ -216,6 +216,7 @@ Status HierarchicalReductions::finish() {
 
 // The one that sums posts to the other.
 void HierarchicalReductions::settle() {
+  slots_.close();
   summer_.settle();
   completer_.settle();
 }

@@ -54,7 +54,7 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
   layout.unit_region_bytes = (local_ranks + 1) * bytes;
   layout.units = reserve(layout.unit_region_bytes, kPage);
   layout.slot_region_bytes = round_up(slots, kPage);
-  layout.heap_bytes = heap_bytes(model);
+  layout.heap_bytes = local_ranks > 1 ? heap_bytes(model) : 0;
   for (int rank = 0; rank < local_ranks; ++rank) {
     layout.slot_regions.push_back(
         reserve(layout.slot_region_bytes + layout.heap_bytes, kPage));

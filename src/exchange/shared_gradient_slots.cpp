@@ -18,6 +18,24 @@ namespace {
 // sink reads and writes, and is long against the price of a call.
 constexpr std::int64_t kSinkElements = std::int64_t{1} << 15;
 
+std::int64_t gradient_bytes(const FlatSpec& flat, std::size_t parameter) {
+  return flat.layout.numels[parameter] *
+      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
+}
+
+// The bytes of the unit's large gradients.
+std::int64_t large_bytes(const UnitSpec& unit) {
+  std::int64_t bytes = 0;
+  for (const auto& flat : unit.flats) {
+    for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
+      bytes += may_bypass_slot(flat, static_cast<int>(p))
+          ? gradient_bytes(flat, p)
+          : 0;
+    }
+  }
+  return bytes;
+}
+
 void sum_into_sink(
     std::span<const at::Tensor> pieces,
     double scale,
@@ -63,6 +81,26 @@ void SharedGradientSlots::begin_backward() {
   }
 }
 
+void SharedGradientSlots::close() {
+  if (heap_) {
+    heap_->close();
+  }
+}
+
+std::int64_t SharedGradientSlots::bytes() const {
+  return bytes_ + (heap_ ? heap_->bytes() : 0);
+}
+
+std::int64_t SharedGradientSlots::bytes_peak() const {
+  return bytes_peak_ + (heap_ ? heap_->bytes_peak() : 0);
+}
+
+void SharedGradientSlots::count(Open& open, std::int64_t bytes) {
+  open.bytes += bytes;
+  bytes_ += bytes;
+  bytes_peak_ = std::max(bytes_peak_, bytes_);
+}
+
 std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
   auto& open = open_[static_cast<std::size_t>(unit)];
   const auto& offsets = offsets_[static_cast<std::size_t>(unit)];
@@ -76,6 +114,10 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
         " of ", mapping_.region_bytes, " bytes taken");
     open.emplace();
     open->begin = *begin;
+    count(
+        *open,
+        slot_bytes(mapping_.model->unit(unit)) -
+            large_bytes(mapping_.model->unit(unit)));
     auto* memory =
         mapping_.regions[static_cast<std::size_t>(mapping_.rank)] + *begin;
     const auto& flats = mapping_.model->unit(unit).flats;
@@ -97,7 +139,7 @@ std::uint64_t SharedGradientSlots::post(
     const ReduceOptions& options,
     const std::function<bool(int owner)>& sums_itself) {
   (void)slot(unit);
-  const auto open =
+  auto open =
       *std::exchange(open_[static_cast<std::size_t>(unit)], std::nullopt);
   auto& mine = shared(mapping_.rank, unit);
   mine.begin = open.begin;
@@ -112,8 +154,13 @@ std::uint64_t SharedGradientSlots::post(
       places[parameter++] = place.value_or(kInSlot);
       if (place) {
         in_heap.push_back(given);
+        continue;
       }
-      if (place || !given.defined()) {
+      if (!given.defined()) {
+        count(
+            open,
+            may_bypass_slot(flat, static_cast<int>(p)) ? gradient_bytes(flat, p)
+                                                       : 0);
         continue;
       }
       const auto begin = flat.layout.offsets[p];
@@ -129,6 +176,7 @@ std::uint64_t SharedGradientSlots::post(
                 .narrow(0, range.begin, range.numel())
                 .mutable_data_ptr(),
             part.const_data_ptr(), part.nbytes());
+        count(open, static_cast<std::int64_t>(part.nbytes()));
       }
     }
   }
@@ -136,7 +184,7 @@ std::uint64_t SharedGradientSlots::post(
   std::copy(
       options.used.begin(), options.used.end(), marks(mapping_.rank, unit));
   shm::Counter(mine.posted).post(number);
-  lent_.push_back({unit, number, open.begin, std::move(in_heap)});
+  lent_.push_back({unit, number, open.begin, open.bytes, std::move(in_heap)});
   return number;
 }
 
@@ -251,6 +299,7 @@ void SharedGradientSlots::reclaim() {
         !missing(lent.unit, lent.number, &SharedSlotState::summed);
     if (free) {
       region_.give_back(lent.begin);
+      bytes_ -= lent.bytes;
     }
     return free;
   });

@@ -52,6 +52,8 @@ class SharedGradientSlots {
 
   // From now on until GradientHeap::leave() large gradients of this thread may lie in the heap.
   void begin_backward();
+  // From now on none does.
+  void close();
 
   // This rank's slot; undefined for frozen flats. The same until post().
   std::vector<at::Tensor> slot(UnitId unit);
@@ -94,12 +96,14 @@ class SharedGradientSlots {
 
   // Takes back slots that nobody reads any more.
   void reclaim();
-  std::int64_t bytes() const { return region_.taken_bytes(); }
-  std::int64_t bytes_peak() const { return region_.taken_bytes_peak(); }
+  // What slots have, except the room of large gradients that lie elsewhere, and blocks of the heap.
+  std::int64_t bytes() const;
+  std::int64_t bytes_peak() const;
 
  private:
   struct Open {
     std::int64_t begin = 0;
+    std::int64_t bytes = 0;  // As far as they are written.
     std::vector<at::Tensor> flats;
   };
   // A slot that others may still read.
@@ -107,6 +111,7 @@ class SharedGradientSlots {
     UnitId unit = 0;
     std::uint64_t number = 0;
     std::int64_t begin = 0;
+    std::int64_t bytes = 0;           // As in Open.
     std::vector<at::Tensor> in_heap;  // The gradients that lie there.
   };
 
@@ -118,6 +123,7 @@ class SharedGradientSlots {
   // What follows the slot that the rank has posted last.
   std::uint8_t* marks(int rank, UnitId unit) const;
   std::int64_t* places(int rank, UnitId unit) const;
+  void count(Open& open, std::int64_t bytes);
   // Where the gradient begins in this rank's region, if it lies in the heap.
   std::optional<std::int64_t> place(const at::Tensor& gradient) const;
   at::Tensor piece(
@@ -132,6 +138,8 @@ class SharedGradientSlots {
   // By unit, flat.
   std::vector<std::vector<std::vector<GradientChunk>>> chunks_;
   RegionAllocator region_;
+  std::int64_t bytes_ = 0;  // Of slots, as in Open.
+  std::int64_t bytes_peak_ = 0;
   std::shared_ptr<GradientHeap> heap_;     // Null if no gradient is large.
   std::vector<std::optional<Open>> open_;  // By unit.
   std::vector<std::uint64_t> posted_;      // By unit.

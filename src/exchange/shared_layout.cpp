@@ -52,13 +52,13 @@ std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
 
 std::int64_t places_offset(const UnitSpec& unit) {
   const auto marks = static_cast<std::int64_t>(trainable_parameters(unit));
-  return slot_offsets(unit).back() + round_up(marks, kSlotAlignment);
+  return slot_offsets(unit).back() + round_up(marks, sizeof(std::int64_t));
 }
 
 std::int64_t slot_bytes(const UnitSpec& unit) {
   const auto places = static_cast<std::int64_t>(
       trainable_parameters(unit) * sizeof(std::int64_t));
-  return places_offset(unit) + round_up(places, kSlotAlignment);
+  return round_up(places_offset(unit) + places, kSlotAlignment);
 }
 
 std::set<std::size_t> heap_block_sizes(const ModelSpec& model) {
@@ -117,7 +117,7 @@ SharedLayout plan_shared_layout(
     }
   }
   layout.slot_region_bytes = round_up(std::max(slots, shown), kPage);
-  layout.heap_bytes = heap_bytes(model);
+  layout.heap_bytes = ranks > 1 ? heap_bytes(model) : 0;
   layout.gradient_region_bytes = round_up(gradients, kPage);
   const bool each_has_one = !sharded && model.own_gradients;
   for (int rank = 0; gradients_inside && rank < ranks; ++rank) {

@@ -110,6 +110,7 @@ Status SharedMemoryReductions::sum_when_posted(const Pending& pending) {
 }
 
 void SharedMemoryReductions::stop() {
+  slots_.close();
   stopping_.store(true, std::memory_order_relaxed);
   if (worker_) {
     worker_->settle();

@@ -449,6 +449,14 @@ void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
   (void)exchange_->progress();
 }
 
+// Not where gradients are kept, which would fill the memory that ranks share, nor under a memory
+// limit, which does not count that memory.
+void FsdpEngine::begin_backward() {
+  if (!memory_ && gradient_kind() != plan::JoinKind::kKeeps) {
+    exchange_->begin_backward();
+  }
+}
+
 // Units used last in forward have their gradients first. Ranks that left out
 // different visits have different orders, which the exchange takes, but no hook.
 void FsdpEngine::order_reductions() {

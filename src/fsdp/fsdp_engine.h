@@ -130,7 +130,7 @@ class FsdpEngine final : public ShardingEngine,
   }
   // ModelEngine
   void begin_training_forward() override;
-  void begin_backward() override { exchange_->begin_backward(); }
+  void begin_backward() override;
   void end_of_backward(const std::exception_ptr& failure) override;
   void call_hooks(std::unique_lock<std::mutex>& lock) override;
   Status explained(const Status& status) const override;
