@@ -32,6 +32,9 @@ void ModelEngine::note_use() {
 
 void ModelEngine::backward_ended(std::exception_ptr failure) {
   std::unique_lock lock(mu_);
+  if (!armed_ && !armed_in_backward_) {
+    return;  // It was armed by a forward that is forgotten, and is another model's backward.
+  }
   armed_ = false;
   armed_in_backward_ = false;
   end_of_backward(failure);

@@ -72,6 +72,7 @@ void FsdpEngine::begin_join(const JoinOptions& options) {
       kFailedPrecondition, !memory_ || !memory_->measuring(),
       "[fsdp] join() before memory_bytes has led to a decision, for which "
       "every rank's steps are measured; expected five steps before it");
+  forget_forward();  // A forward without a backward is no round of this scope.
   join_.emplace(Join{.options = options});
 }
 

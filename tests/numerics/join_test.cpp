@@ -28,6 +28,7 @@ struct UnevenRun {
   Inputs inputs;
   MakeStep step = sign_steps();
   double tolerance = 0.0;
+  bool forward_before = false;  // Of all ranks, without a backward.
 };
 
 // More units than may be reduced at a time.
@@ -60,6 +61,9 @@ void expect_uneven_parity(const World& world, const UnevenRun& run) {
     step_shards();
     fsdp.publish();
   };
+  if (run.forward_before) {
+    (void)chain_pass(model, 0, world.rank());
+  }
   auto join = fsdp.join(run.join);
   while (batch < run.inputs(world.rank())) {
     chain_pass(model, batch, world.rank()).backward();
@@ -92,6 +96,17 @@ TEST_P(ShardedJoin, EqualsTheLoopOverRanksWithInputs) {
         world,
         {.join = {.divide_by_initial_world_size = false},
          .inputs = input_counts()[0]});
+  }));
+}
+
+TEST_P(ShardedJoin, AfterAForwardWithoutABackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& inputs : input_counts()) {
+      expect_uneven_parity(
+          world,
+          {.shard = over_messages(), .inputs = inputs, .forward_before = true});
+      expect_uneven_parity(world, {.inputs = inputs, .forward_before = true});
+    }
   }));
 }
 
