@@ -341,7 +341,8 @@ void FsdpEngine::note_phase(const char* operator_name) {
 }
 
 void FsdpEngine::publish_if_due(const char* operator_name) {
-  if (unpublished_ && !autograd::in_backward()) {
+  // What full_precision() has not published, nobody has written.
+  if (unpublished_ && !autograd::in_backward() && !full_precision_scope_) {
     SHERD_CHECK_AS(
         kFailedPrecondition, autograd::records_gradients(), "[fsdp] ",
         operator_name,

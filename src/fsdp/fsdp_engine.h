@@ -192,6 +192,8 @@ class FsdpEngine final : public ShardingEngine,
       const std::vector<std::int64_t>& numels);
   void reduce_over_ranks(
       const at::Tensor& numbers, exchange::ScalarReduceOp op);
+  // Whether shards may have been written since the last publish.
+  bool may_be_written() const;
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   MemoryPlannerOptions memory_planner_options();

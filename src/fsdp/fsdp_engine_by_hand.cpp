@@ -49,6 +49,13 @@ void FsdpEngine::refuse_unless_same(
   }
 }
 
+// Optimizers of sherd's own write nothing between a backward and the step that publishes it, unless
+// they have written in the backward.
+bool FsdpEngine::may_be_written() const {
+  return unpublished_ &&
+      (publishers_.expired() || slices_->writes_in_backward());
+}
+
 // ---- summoning ----
 
 std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
@@ -138,7 +145,7 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
       "gradients in shared memory; call it before or after");
   integrity_->check();
   const auto units = summoned_units(options);
-  if (unpublished_) {
+  if (may_be_written()) {
     publish_locked(/*keep_frozen=*/false);
   }
   const auto status = status_of(
@@ -255,7 +262,7 @@ void FsdpEngine::begin_full_precision() {
       ErrorCode::kInvalidArgument);
   refuse_unless_same("full_precision()", mine, 0.0);
   integrity_->check();
-  if (unpublished_) {
+  if (may_be_written()) {
     publish_locked(/*keep_frozen=*/true);
   }
   if (has_other_values_in_full_precision(model_)) {

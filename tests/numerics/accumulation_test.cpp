@@ -197,6 +197,61 @@ TEST_P(Accumulation, AReadOnlySummonLeavesGraphsUsable) {
   }));
 }
 
+// With an optimizer of sherd's own nothing is written between the two backwards.
+TEST_P(Accumulation, ScopesThatOnlyReadLeaveGraphsUsableAfterABackward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto kind : {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+      FullyShardOptions options;
+      options.exchange = kind;
+      for (const bool narrow : {false, true}) {
+        if (narrow) {
+          options.mixed_precision = {.param_dtype = torch::kBFloat16};
+        }
+        const auto gradients_with = [&](const auto& read) {
+          Chain model = wide_chain();
+          auto fsdp = fully_shard(*model, world, options);
+          AdamW adamw(fsdp.named_parameters(), {});
+          const auto loss = [&](int batch) {
+            return loss_of(model, batch, world.rank());
+          };
+          const auto first = loss(0);
+          const auto second = loss(1);
+          first.backward();
+          read(fsdp, loss);
+          second.backward();
+          std::vector<torch::Tensor> gradients;
+          for (const auto& slice : fsdp.parameters()) {
+            gradients.push_back(slice.grad().clone());
+          }
+          adamw.step();
+          return gradients;
+        };
+        const auto expected = gradients_with([](auto&, const auto&) {});
+        const auto summoned = gradients_with([](auto& fsdp, const auto&) {
+          const auto scope = fsdp.summon_full_parameters(
+              {.read_only = true, .with_gradients = true});
+        });
+        const auto in_full_precision =
+            gradients_with([](auto& fsdp, const auto&) {
+              const auto scope = fsdp.full_precision();
+            });
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(torch::equal(summoned[i], expected[i]));
+          EXPECT_TRUE(torch::equal(in_full_precision[i], expected[i]));
+        }
+        if (narrow || kind == ExchangeKind::kCollective) {
+          // What is evaluated inside the scope are values of before the step.
+          (void)gradients_with([&](auto& fsdp, const auto& loss) {
+            const torch::NoGradGuard no_grad;
+            const auto scope = fsdp.full_precision();
+            EXPECT_TRUE(loss(2).isfinite().template item<bool>());
+          });
+        }
+      }
+    }
+  }));
+}
+
 // What the plan says is what the exchange counted, from the floor to everything.
 TEST_P(Accumulation, T11T27ThePlanPredictsWhatIsGathered) {
   if (GetParam() == 1) {

@@ -394,14 +394,16 @@ class FullyShardedDataParallel {
   // sherd's optimizers call it themselves. Every rank calls it.
   void publish();
 
-  // Makes all parameters whole: see SummonScope. Collective. Publishes first. The copies are not
-  // part of the byte budget.
+  // Makes all parameters whole: see SummonScope. Collective. Publishes first if a backward came
+  // before it, unless an optimizer of sherd's own will do so in its step(); then nothing has been
+  // written yet, and graphs stay usable over a read_only scope. The copies are not part of the byte
+  // budget.
   [[nodiscard]] SummonScope summon_full_parameters(
       const SummonOptions& options = {});
 
   // Inside the scope, operators use the values and dtypes of the shards, and activations are cast
   // to those, for example to evaluate in fp32 a model that trains in bf16. Every rank makes and
-  // ends the scope, between two steps. Publishes first if a backward came before it. Units are
+  // ends the scope, between two steps. Publishes first where summon_full_parameters() does. Units are
   // gathered on demand, without gather_hook, and the least recently used are dropped to make room,
   // so that the budget holds in bytes of full precision. If an operator needs more than that, the
   // budget of a strategy grows, whereas with fully_shard's budget_bytes it is an error. All ranks
