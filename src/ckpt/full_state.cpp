@@ -445,6 +445,7 @@ LoadReport scatter_full_state(
   check(wanted, offer);
   FullStateScatter scatter(
       world, std::move(targets), std::move(tensors), std::move(wanted));
+  CheckpointAccess::before_load(state);
   on_all_or_none(ranks, kScattering, [&] {
     scatter.run(offer).throw_if_failed();
     report.bytes_read = scatter.bytes();

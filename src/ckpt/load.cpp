@@ -238,6 +238,7 @@ LoadReport load_checkpoint(
     load.emplace(folder, state, options, world.rank());
   });
   const auto names = ranks.gather(load->optional_names(), kLoading);
+  CheckpointAccess::before_load(state);
   LoadReport report;
   on_all_or_none(ranks, kLoading, [&] {
     report = load->run(names.value());

@@ -120,6 +120,9 @@ void CheckpointState::add(const NamedParameters& parameters) {
   for (const auto& [name, item] : whole) {  // This rank has no slice of these.
     names_.insert({kModelSection, name});
   }
+  if (parameters.before_load) {
+    before_load_.push_back(parameters.before_load);
+  }
   const auto& publish = parameters.publish_loaded ? parameters.publish_loaded
                                                   : parameters.publish;
   if (publish) {
@@ -358,6 +361,12 @@ bool CheckpointAccess::may_contain(
                return entry.section == section &&
                    entry.slices.contains(name.substr(dot + 1));
              });
+}
+
+void CheckpointAccess::before_load(const CheckpointState& state) {
+  for (const auto& before_load : state.before_load_) {
+    before_load();
+  }
 }
 
 void CheckpointAccess::publish(const CheckpointState& state) {

@@ -57,6 +57,9 @@ class CheckpointAccess {
   static bool may_contain(
       const CheckpointState& state, const ckpt::TensorKey& key);
 
+  // Collective, before the first tensor is written: as in NamedParameters. publish() follows the
+  // last one.
+  static void before_load(const CheckpointState& state);
   static void publish(const CheckpointState& state);
 
  private:

@@ -157,6 +157,7 @@ void load_tensor_files(
     const std::vector<std::string>& files,
     CheckpointState& state,
     const ImportOptions& options) {
+  CheckpointAccess::before_load(state);
   const auto mine = status_of(
       [&] {
         ckpt::load(files, state, world.rank(), options);

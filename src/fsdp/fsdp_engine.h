@@ -192,6 +192,8 @@ class FsdpEngine final : public ShardingEngine,
       const std::vector<std::int64_t>& numels);
   void reduce_over_ranks(
       const at::Tensor& numbers, exchange::ScalarReduceOp op);
+  // As in NamedParameters.
+  void before_load();
   // Whether shards may have been written since the last publish.
   bool may_be_written() const;
   void publish_now(bool keep_frozen);

@@ -20,6 +20,8 @@ NamedParameters FsdpEngine::named_parameters() {
   }
   named.publish = while_alive(
       this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
+  named.before_load =
+      while_alive(this, [](FsdpEngine& self) { self.before_load(); });
   named.publish_loaded =
       while_alive(this, [](FsdpEngine& self) { self.publish(); });
   if (exchange_->takes_sinks()) {
@@ -133,6 +135,16 @@ std::shared_ptr<void> FsdpEngine::claim_publisher() {
     publishers_ = claim;
   }
   return claim;
+}
+
+void FsdpEngine::before_load() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  if (writes_in_place()) {
+    // A rank comes here when it has read whatever it reads, and reads nothing before the publish.
+    reduce_over_ranks(exchange::numbers(1), exchange::ScalarReduceOp::kMax);
+    read_since_backward_ = false;
+  }
 }
 
 void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }

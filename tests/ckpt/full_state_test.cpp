@@ -44,8 +44,9 @@ struct StateOfThreeLayers {
   AdamW adamw = AdamW(fsdp.named_parameters());
   CheckpointState state;
 
-  explicit StateOfThreeLayers(const World& world)
-      : fsdp(fully_shard(*model, world)) {
+  explicit StateOfThreeLayers(
+      const World& world, const FullyShardOptions& options = {})
+      : fsdp(fully_shard(*model, world, options)) {
     state.add(fsdp.named_parameters());
     state.add_buffers(*model);
     state.add("adamw", adamw, fsdp.named_parameters());
@@ -57,6 +58,14 @@ struct StateOfThreeLayers {
     adamw.step();
     adamw.zero_grad();
     return loss.item<float>();
+  }
+
+  float evaluate() {
+    const torch::NoGradGuard no_grad;
+    model->eval();
+    const auto loss = loss_of(model).item<float>();
+    model->train();
+    return loss;
   }
 };
 
@@ -264,10 +273,9 @@ TEST_P(FullState, FrozenValuesThatAreLoadedInTheMiddleOfARunAreUsed) {
           loss.fill_(loss_of(plain).item<float>());
         }
         world.broadcast({loss});
+        const torch::NoGradGuard no_grad;
         const auto found = loss_of(model);
         EXPECT_NEAR(found.item<float>(), loss.item<float>(), 1e-5);
-        found.backward();  // Shards are written after a backward only.
-        adamw.zero_grad();
       };
       train(3);
       const auto before = gather_full_state(world, state);
@@ -287,6 +295,85 @@ TEST_P(FullState, FrozenValuesThatAreLoadedInTheMiddleOfARunAreUsed) {
       train(2);
       load_checkpoint(world, folder + "/step-1", state);
       expect_loss_of(other);
+    }
+  }));
+}
+
+std::vector<FullyShardOptions> of_each_exchange_and_precision() {
+  std::vector<FullyShardOptions> all;
+  for (const auto exchange : {ExchangeKind::kAuto, ExchangeKind::kCollective}) {
+    all.push_back({.exchange = exchange});
+    all.push_back(
+        {.exchange = exchange,
+         .mixed_precision = {.param_dtype = torch::kBFloat16}});
+  }
+  return all;
+}
+
+// Where ranks share memory, one of them may evaluate alone; the others go on to load.
+TEST_P(FullState, ComesAfterAnEvaluation) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    int folders = 0;
+    for (const auto& options : of_each_exchange_and_precision()) {
+      for (const bool one_rank : {false, true}) {
+        if (one_rank && options.exchange == ExchangeKind::kCollective) {
+          continue;
+        }
+        StateOfThreeLayers job(world, options);
+        const auto evaluate = [&] {
+          if (!one_rank || world.rank() == 0) {
+            (void)job.evaluate();
+          }
+        };
+        job.step();
+        const auto folder = scratch.path() + "/" + std::to_string(folders++);
+        CheckpointSaver(world, folder).save(1, job.state);
+        const auto saved = gather_full_state(world, job.state);
+        const std::vector<float> expected = {job.step(), job.step()};
+        evaluate();
+        load_checkpoint(world, folder + "/step-1", job.state);
+        evaluate();
+        EXPECT_EQ(job.step(), expected[0]);
+        EXPECT_EQ(job.step(), expected[1]);
+        evaluate();
+        scatter_full_state(world, saved, job.state);
+        EXPECT_EQ(job.step(), expected[0]);
+        evaluate();
+        EXPECT_EQ(job.step(), expected[1]);
+      }
+    }
+  }));
+}
+
+TEST_P(FullState, ComesFromTensorFilesAfterAnEvaluation) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto file =
+        scratch.path() + "/" + std::to_string(world.rank()) + ".pt";
+    torch::save(three_layers(), file);
+    for (const auto& options : of_each_exchange_and_precision()) {
+      auto model = three_layers();
+      auto fsdp = fully_shard(*model, world, options);
+      AdamW adamw(fsdp.named_parameters());
+      CheckpointState state;
+      state.add(fsdp.named_parameters());
+      state.add_buffers(*model);
+      const auto step = [&] {
+        auto loss = loss_of(model);
+        loss.backward();
+        adamw.step();
+        adamw.zero_grad();
+        return loss.item<float>();
+      };
+      const auto untrained = step();
+      EXPECT_NE(step(), untrained);
+      {
+        const torch::NoGradGuard no_grad;
+        (void)loss_of(model);
+      }
+      load_tensor_files(world, {file}, state);
+      EXPECT_EQ(step(), untrained);
     }
   }));
 }

@@ -131,6 +131,7 @@ class CheckpointState {
   std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
   std::optional<std::set<std::string>> modules_;  // Those without tensors.
+  std::vector<std::function<void()>> before_load_;
   std::vector<std::function<void()>> publish_;
 };
 

@@ -98,6 +98,7 @@ void restore_state(
     found.push_back(in.raw("a tensor", expected));
   }
   in.finish("a state").throw_if_failed();
+  CheckpointAccess::before_load(state);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < targets.size(); ++i) {
     const auto& target = targets[i];
