@@ -194,6 +194,7 @@ class FsdpEngine final : public ShardingEngine,
       const at::Tensor& numbers, exchange::ScalarReduceOp op);
   // As in NamedParameters.
   void before_load();
+  void drop_kept(const std::vector<std::string>& names);
   // Whether shards may have been written since the last publish.
   bool may_be_written() const;
   void publish_now(bool keep_frozen);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What optimizers see of FsdpEngine: slices, sums over ranks, clipping and publishing.
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <utility>
@@ -36,6 +37,10 @@ NamedParameters FsdpEngine::named_parameters() {
   });
   named.claim = while_alive(
       this, [](FsdpEngine& self) { return self.claim_publisher(); });
+  named.drop_kept = while_alive(
+      this, [](FsdpEngine& self, const std::vector<std::string>& names) {
+        self.drop_kept(names);
+      });
   named.check_gradients_writable =
       while_alive(this, [](FsdpEngine& self, const char* what) {
         const std::lock_guard lock(self.mu_);
@@ -62,6 +67,17 @@ NamedParameters FsdpEngine::named_parameters() {
         });
   }
   return named;
+}
+
+void FsdpEngine::drop_kept(const std::vector<std::string>& names) {
+  const std::lock_guard lock(mu_);
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto index = static_cast<int>(p);
+    if (gradients_->keeps(index) &&
+        std::ranges::find(names, model_.parameters[p].name) != names.end()) {
+      gradients_->drop_kept(index);
+    }
+  }
 }
 
 std::shared_ptr<void> FsdpEngine::register_backward_update(

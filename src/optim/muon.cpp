@@ -302,11 +302,7 @@ void Muon::step() {
   }
 }
 
-void Muon::zero_grad() {
-  for (const auto& item : impl_->parameters.items) {
-    item.slice.mutable_grad().reset();
-  }
-}
+void Muon::zero_grad() { optim::drop_gradients(impl_->parameters); }
 
 void Muon::set_learning_rate(double learning_rate) {
   optim::check_not_negative(kMuon, "learning_rate", learning_rate);

@@ -123,6 +123,12 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
 
 namespace {
 
+void reset_gradients(const NamedParameters& parameters) {
+  for (const NamedParameter& parameter : parameters.items) {
+    parameter.slice.mutable_grad().reset();
+  }
+}
+
 // Undefined slices are refused later.
 std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
   std::vector<c10::Device> devices;
@@ -134,6 +140,18 @@ std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
 }
 
 }  // namespace
+
+void drop_gradients(const NamedParameters& parameters) {
+  reset_gradients(parameters);
+  if (parameters.drop_kept) {
+    std::vector<std::string> names;
+    names.reserve(parameters.whole.items.size());
+    for (const WholeParameter& item : parameters.whole.items) {
+      names.push_back(item.name);
+    }
+    parameters.drop_kept(names);
+  }
+}
 
 SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
     : parameters_(std::move(parameters)),
@@ -360,16 +378,10 @@ void SliceSet::end_update() {
     slice.gradient.reset();
   }
   if (in_backward_ != nullptr) {
-    zero_grad();  // Clears the gradients that were not used in backward.
+    reset_gradients(parameters_);  // Those that were not used in backward.
   }
   if (parameters_.publish) {
     parameters_.publish();
-  }
-}
-
-void SliceSet::zero_grad() {
-  for (const NamedParameter& parameter : parameters_.items) {
-    parameter.slice.mutable_grad().reset();
   }
 }
 

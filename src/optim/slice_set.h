@@ -33,6 +33,10 @@ void check_slices(const char* owner, const std::vector<NamedParameter>& slices);
 // none. Throws Error if the gradient is sparse, or has another shape or device.
 at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 
+// What an optimizer's zero_grad() does: makes the gradients of all slices undefined, and drops what
+// no_sync() has kept of them.
+void drop_gradients(const NamedParameters& parameters);
+
 struct SliceSetOptions {
   const char* owner = "";          // Name of the optimizer, for messages.
   std::size_t state_tensors = 0;   // The number per slice.
@@ -72,7 +76,7 @@ class SliceSet {
   // LibTorch's usual error.
   void end_update();
 
-  void zero_grad();
+  void zero_grad() { drop_gradients(parameters_); }
   std::vector<std::string> names() const;
 
   // Views of the state of one slice. Throw Error for an unknown name.

@@ -7,8 +7,12 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/muon.h>
+#include <sherd/optim/sgd.h>
 
 namespace sherd::test {
 namespace {
@@ -249,6 +253,76 @@ TEST_P(Accumulation, ScopesThatOnlyReadLeaveGraphsUsableAfterABackward) {
         }
       }
     }
+  }));
+}
+
+using ZeroGrad = std::function<void()>;
+
+template <typename Optimizer>
+ZeroGrad zero_grad_of(const NamedParameters& parameters) {
+  return [optimizer = std::make_shared<Optimizer>(parameters)] {
+    optimizer->zero_grad();
+  };
+}
+
+// Muon has the matrices, AdamW the rest.
+ZeroGrad zero_grad_of_two(const NamedParameters& parameters) {
+  const auto parts = split(parameters, {"*.weight"});
+  return [matrices = zero_grad_of<Muon>(parts.matching),
+          rest = zero_grad_of<AdamW>(parts.rest)] {
+    matrices();
+    rest();
+  };
+}
+
+TEST_P(Accumulation, ZeroGradOfAnOptimizerDropsWhatNoSyncHasKept) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& optimizer :
+         {zero_grad_of<AdamW>, zero_grad_of<Sgd>, zero_grad_of_two}) {
+      Chain reference = wide_chain();
+      Chain model = wide_chain();
+      FullyShardOptions options;
+      options.share_gradients = optimizer == zero_grad_of_two;
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      const auto zero_grad = optimizer(fsdp.named_parameters());
+      {
+        const auto scope = fsdp.no_sync();
+        loss_of(model, 0, world.rank()).backward();
+      }
+      zero_grad();
+      loss_of(model, 1, world.rank()).backward();
+      reference_backward<Chain>(reference, leaves, loss_of, 1, world);
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+    }
+  }));
+}
+
+// An optimizer drops what was kept of its own parameters only.
+TEST_P(Accumulation, ZeroGradOfOneOfTwoOptimizersLeavesTheOthersGradients) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference = wide_chain();
+    Chain model = wide_chain();
+    const Slicing slicing(*reference, world, {});
+    auto leaves = unique_parameters(*reference);
+    auto fsdp = fully_shard(*model, world);
+    const auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    AdamW weights(parts.matching, {});
+    {
+      const auto scope = fsdp.no_sync();
+      loss_of(model, 0, world.rank()).backward();
+    }
+    weights.zero_grad();
+    loss_of(model, 1, world.rank()).backward();
+    reference_backward<Chain>(reference, leaves, loss_of, 0, world);
+    for (const auto& leaf : leaves) {
+      if (leaf.name.ends_with(".weight")) {
+        leaf.tensor.mutable_grad().reset();
+      }
+    }
+    reference_backward<Chain>(reference, leaves, loss_of, 1, world);
+    expect_gradients(slicing, leaves, fsdp, 0.0);
   }));
 }
 

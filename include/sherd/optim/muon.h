@@ -65,7 +65,7 @@ class Muon {
   // the next step.
   void step();
 
-  // Makes every gradient undefined.
+  // Makes every gradient undefined, and drops those that no_sync() has kept on this rank.
   void zero_grad();
 
   // Takes effect from the next step() on. Throws Error, and changes nothing, if the rate is

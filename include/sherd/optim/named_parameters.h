@@ -101,6 +101,10 @@ struct NamedParameters {
   // before the call is visible to the others after it. Empty: every rank has all gradients, with
   // the same values.
   std::function<void(const at::Tensor& numbers)> all_reduce_max;
+  // Drops what backwards under no_sync() have kept on this rank of the gradients of these
+  // parameters. Called by zero_grad() with the names of `whole.items`, since a rank keeps gradients
+  // of parameters of which it owns nothing, too. May be empty: nothing is kept outside of `.grad()`.
+  std::function<void(const std::vector<std::string>& names)> drop_kept;
   // Called before gradients of slices are changed, with the name of what does it. Throws Error, on
   // every rank, inside a summon scope that writes its whole gradients back, which would undo the
   // change. May be empty.

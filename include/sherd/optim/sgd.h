@@ -44,6 +44,7 @@ class Sgd {
   void step();
 
   // Makes every gradient undefined, so that the next step() skips parameters that no backward uses.
+  // Gradients that no_sync() has kept on this rank are dropped, too.
   void zero_grad();
 
   // Takes effect from the next step() on; each group keeps its learning_rate_scale. Throws Error,
