@@ -275,27 +275,41 @@ ZeroGrad zero_grad_of_two(const NamedParameters& parameters) {
   };
 }
 
+using MakeZeroGrad = ZeroGrad (*)(const NamedParameters&);
+
+void expect_dropped_by(
+    MakeZeroGrad optimizer,
+    const World& world,
+    const FullyShardOptions& options) {
+  Chain reference = wide_chain();
+  Chain model = wide_chain();
+  const Slicing slicing(*reference, world, options);
+  const auto leaves = unique_parameters(*reference);
+  auto fsdp = fully_shard(*model, world, options);
+  const auto zero_grad = optimizer(fsdp.named_parameters());
+  {
+    const auto scope = fsdp.no_sync();
+    loss_of(model, 0, world.rank()).backward();
+  }
+  zero_grad();
+  loss_of(model, 1, world.rank()).backward();
+  reference_backward<Chain>(reference, leaves, loss_of, 1, world);
+  expect_gradients(slicing, leaves, fsdp, 0.0);
+}
+
 TEST_P(Accumulation, ZeroGradOfAnOptimizerDropsWhatNoSyncHasKept) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    for (const auto& optimizer :
-         {zero_grad_of<AdamW>, zero_grad_of<Sgd>, zero_grad_of_two}) {
-      Chain reference = wide_chain();
-      Chain model = wide_chain();
-      FullyShardOptions options;
-      options.share_gradients = optimizer == zero_grad_of_two;
-      const Slicing slicing(*reference, world, options);
-      const auto leaves = unique_parameters(*reference);
-      auto fsdp = fully_shard(*model, world, options);
-      const auto zero_grad = optimizer(fsdp.named_parameters());
-      {
-        const auto scope = fsdp.no_sync();
-        loss_of(model, 0, world.rank()).backward();
-      }
-      zero_grad();
-      loss_of(model, 1, world.rank()).backward();
-      reference_backward<Chain>(reference, leaves, loss_of, 1, world);
-      expect_gradients(slicing, leaves, fsdp, 0.0);
-    }
+    expect_dropped_by(zero_grad_of<AdamW>, world, {});
+    expect_dropped_by(zero_grad_of<Sgd>, world, {});
+  }));
+}
+
+TEST_P(Accumulation, ZeroGradOfMuonDropsWhatWasKeptOverSharedMemory) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    FullyShardOptions options;
+    options.exchange = ExchangeKind::kSharedMemory;
+    options.share_gradients = true;
+    expect_dropped_by(zero_grad_of_two, world, options);
   }));
 }
 
