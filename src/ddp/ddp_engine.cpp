@@ -328,6 +328,9 @@ void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
 }
 
 std::string DdpEngine::changed_graph() const {
+  if (ready_.empty()) {
+    return "";  // This backward was that of another model.
+  }
   for (std::size_t p = 0; p < graph_.size(); ++p) {
     if (arrivals_[p] != graph_[p]) {
       return str(
@@ -365,9 +368,11 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
   }
   const auto ready = std::exchange(ready_, {});
   ready_before_ = ready;
-  same_graph_ = same_graph_ &&
-      (arrivals_before_.empty() || arrivals_before_ == arrivals_);
-  arrivals_before_ = arrivals_;
+  if (!ready.empty()) {
+    same_graph_ = same_graph_ &&
+        (arrivals_before_.empty() || arrivals_before_ == arrivals_);
+    arrivals_before_ = arrivals_;
+  }
   if (result.ok() && options_.static_graph && graph_.empty() &&
       !ready.empty()) {
     graph_ = arrivals_;

@@ -70,6 +70,7 @@ Reducer::Reducer(
     }
   }
   kept_.resize(targets_.size());
+  may_be_kept_.resize(targets_.size(), false);
   dormant_ = starts_frozen_;
   set_order({});
   reset();
@@ -200,6 +201,12 @@ bool Reducer::has_arrived(int parameter) const {
           .arrived[static_cast<std::size_t>(target.trainable)];
 }
 
+bool Reducer::may_have_gradient(int parameter) const {
+  const auto p = static_cast<std::size_t>(parameter);
+  return parameters_[p].tensor.requires_grad() || may_be_kept_[p] ||
+      has_arrived(parameter);
+}
+
 void Reducer::fill_missing(UnitId unit) {
   open(unit);
   auto& now = state(unit);
@@ -285,11 +292,20 @@ void Reducer::add_kept(UnitId unit) {
   }
 }
 
+void Reducer::drop_all_kept() {
+  kept_.assign(kept_.size(), {});
+  may_be_kept_.assign(may_be_kept_.size(), false);
+}
+
 Result<bool> Reducer::finish_kept(const std::string& aborted, bool departed) {
   const auto outcome = round(aborted, departed);
   if (!outcome.ok()) {
-    kept_.assign(kept_.size(), {});
+    drop_all_kept();
     return outcome.status();
+  }
+  for (std::size_t p = 0; p < may_be_kept_.size(); ++p) {
+    may_be_kept_[p] = may_be_kept_[p] || keeps(static_cast<int>(p)) ||
+        parameters_[p].tensor.requires_grad();
   }
   return outcome.value().diverged;
 }
@@ -414,6 +430,7 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
     states_[u].wakes = dormant_[u] && is_used(static_cast<UnitId>(u));
   }
   auto result = all_rounds(aborted, departed);
+  may_be_kept_.assign(may_be_kept_.size(), false);
   for (std::size_t u = 0; leaves_out_unused_ && u < idle_.size(); ++u) {
     idle_[u] = result.ok() && !used_by_any_[u];
   }
@@ -433,7 +450,7 @@ Result<bool> Reducer::finish(const std::string& aborted, bool departed) {
   if (!result.ok()) {
     // What was kept of ordinary units is in the sums that were dropped; what was kept of dormant ones
     // has waited for a late round.
-    kept_.assign(kept_.size(), {});
+    drop_all_kept();
     if (!partial_) {
       reduced_.clear_gradients();
     }

@@ -8,6 +8,7 @@
 // can wait in full size for the next backward. Thread rule: the caller's lock.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -78,6 +79,11 @@ class Reducer {
     return dormant_[static_cast<std::size_t>(unit)];
   }
   bool partial() const { return partial_; }
+  // Whether some rank had a gradient in the last backward that was finished; the same on all ranks.
+  bool any_used() const {
+    return std::find(used_by_any_.begin(), used_by_any_.end(), true) !=
+        used_by_any_.end();
+  }
   // Whether some rank had hooks at the end of the last backward.
   bool any_hooks() const { return any_hooks_; }
   // Says that this rank has no gradients in the next backwards, while others have some: it reduces
@@ -98,6 +104,10 @@ class Reducer {
   Status arrived(int parameter, const at::Tensor& gradient, bool fresh = true);
   // Whether its gradient has arrived since the last finish().
   bool has_arrived(int parameter) const;
+
+  // Whether the parameter may have a gradient in this backward, on this rank or another: it is not
+  // frozen, or a gradient has come, or one may have been kept before it was frozen.
+  bool may_have_gradient(int parameter) const;
 
   // Keeps the gradient, in full size and at least in fp32, for the next backward whose gradients
   // are reduced.
@@ -150,6 +160,7 @@ class Reducer {
   void reset_arrivals(UnitId unit);
   void fill_missing(UnitId unit);
   void add_kept(UnitId unit);
+  void drop_all_kept();
   void zero_padding(UnitId unit);
   Status reduce(UnitId unit);
   Status reduce_ready();
@@ -175,6 +186,9 @@ class Reducer {
   std::vector<Target> targets_;              // By parameter.
   std::vector<std::vector<int>> trainable_;  // By unit: parameters.
   std::vector<at::Tensor> kept_;             // By parameter; may be undefined.
+  // By parameter: since the last finish() a backward was kept in which it was not frozen, so that
+  // some rank may keep a gradient of it.
+  std::vector<bool> may_be_kept_;
   std::vector<UnitState> states_;
   std::vector<UnitId> order_;
   std::size_t next_ = 0;  // The index in order_ of the next unit to reduce.

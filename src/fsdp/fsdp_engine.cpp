@@ -222,17 +222,24 @@ Status FsdpEngine::explained(const Status& status) const {
 
 // ---- visits ----
 
-std::string FsdpEngine::parameter_at(const autograd::ParameterUse& use) const {
+std::optional<int> FsdpEngine::used_parameter(
+    const autograd::ParameterUse& use) const {
   const auto offset = use.tensor->storage_offset();
-  std::string name = "of unit " + model_.unit(use.tag->unit).name;
-  for (const auto& parameter : model_.parameters) {
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
     const auto begin = model_.offset_of(parameter);
     if (parameter.unit == use.tag->unit && parameter.flat == use.tag->flat &&
         begin <= offset && offset < begin + parameter.tensor.numel()) {
-      name = parameter.name;
+      return static_cast<int>(p);
     }
   }
-  return name;
+  return std::nullopt;
+}
+
+std::string FsdpEngine::parameter_at(const autograd::ParameterUse& use) const {
+  const auto found = used_parameter(use);
+  return found ? model_.parameter(*found).name
+               : "of unit " + model_.unit(use.tag->unit).name;
 }
 
 void FsdpEngine::refuse_write(
@@ -247,14 +254,19 @@ void FsdpEngine::refuse_write(
       ErrorCode::kFailedPrecondition);
 }
 
-// An optimizer may have written the parameter here or on another rank.
+// An optimizer may have written the parameter here or on another rank. A parameter that was frozen
+// before this backward has no gradient on any rank, so none writes it.
 void FsdpEngine::refuse_stale_read(
     const autograd::ParameterUse& use, const char* operator_name) const {
   const auto& flat =
       model_.unit(use.tag->unit).flats[static_cast<std::size_t>(use.tag->flat)];
+  if (!flat.trainable || !gradients_->reduced(use.tag->unit)) {
+    return;
+  }
+  const auto parameter = used_parameter(use);
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !flat.trainable || !gradients_->reduced(use.tag->unit), "[fsdp] ",
+      parameter && !gradients_->may_have_gradient(*parameter), "[fsdp] ",
       operator_name, " reads parameter ", parameter_at(use),
       " in a backward after its gradient was complete, when an optimizer may "
       "have updated it; construct the optimizer without in_backward");
@@ -557,13 +569,26 @@ void FsdpEngine::synchronised_backward_ended() {
   if (options_.hook) {
     options_.hook->synchronised_backward_ended();
   }
-  unpublished_ = true;
+  unpublished_ = unpublished_ || step_may_follow();
   if (!idle_.change_due()) {
     idle_.note_gradients(slices_->tensors());
   }
   if (backwards_ == IdleOptimizerDetector::kBackwards) {
     warn_of_idle_optimizer();
   }
+}
+
+// Collective, and the same on all ranks: whether an optimizer may update shards now. A backward that
+// used no parameter of this model belongs to another one, but gradients of earlier ones may be left.
+bool FsdpEngine::step_may_follow() {
+  if (gradients_->any_used()) {
+    return true;
+  }
+  const auto found = exchange::numbers(1);
+  auto* any = found.mutable_data_ptr<double>();
+  *any = slices_->any_gradient() ? 1.0 : 0.0;
+  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+  return *any != 0.0;
 }
 
 // Collective: every rank is at the end of the same backward.
@@ -619,7 +644,7 @@ void FsdpEngine::unshard() {
 void FsdpEngine::reshard() {
   const std::lock_guard lock(mu_);
   check_open();
-  cache_->leave_plan();
+  cache_->reshard();
 }
 
 ShardReport FsdpEngine::report() {

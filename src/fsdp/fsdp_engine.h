@@ -149,6 +149,7 @@ class FsdpEngine final : public ShardingEngine,
 
   void refuse_write(
       const autograd::ParameterUse& use, const char* operator_name) const;
+  std::optional<int> used_parameter(const autograd::ParameterUse& use) const;
   std::string parameter_at(const autograd::ParameterUse& use) const;
   void refuse_stale_read(
       const autograd::ParameterUse& use, const char* operator_name) const;
@@ -202,6 +203,7 @@ class FsdpEngine final : public ShardingEngine,
   MemoryPlannerOptions memory_planner_options();
   void refuse_hopeless_limit();
   void plan_memory();
+  bool step_may_follow();
   void warn_of_idle_optimizer();
 
   const FsdpEngineOptions options_;
@@ -224,8 +226,9 @@ class FsdpEngine final : public ShardingEngine,
   std::unique_ptr<exchange::Reducer> gradients_;
   std::unique_ptr<ParameterIntegrity> integrity_;
 
-  bool in_step_ = false;      // A training forward since the last publish.
-  bool unpublished_ = false;  // A backward ended; shards may be written.
+  bool in_step_ = false;  // A training forward since the last publish.
+  // A backward brought gradients, or found some; shards may be written.
+  bool unpublished_ = false;
   // An operator outside backward has used a parameter since the last backward.
   bool read_since_backward_ = false;
   // Ranks have compared requires_grad since the last publish.

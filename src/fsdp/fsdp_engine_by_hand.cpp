@@ -329,6 +329,7 @@ void FsdpEngine::set_budget(
         refuse_in_full_precision("another budget");
         check_budget_change(strategy, bytes, memory_ != nullptr);
         if (cache_->planned()) {
+          cache_->refuse_in_use("another budget");
           budget = budget_of(model_, strategy, bytes, options_.prefetch_visits);
         }
         return Status();

@@ -297,9 +297,10 @@ std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(
     const auto t =
         static_cast<std::size_t>(model_.parameter(slice.parameter).trainable);
     sinks.resize(std::max(sinks.size(), t + 1));
-    sinks[t] = [update, index = slice.update_index](
+    sinks[t] = [update, index = slice.update_index,
+                dtype = slice.tensor.scalar_type()](
                    std::int64_t begin, const at::Tensor& sum) {
-      update->update(index, begin, sum);
+      update->update(index, begin, sum.to(dtype));
     };
   }
   return sinks;
@@ -322,6 +323,12 @@ at::Tensor Slices::gradient_of(int parameter) const {
   return gradient.defined()
       ? gradient.detach().reshape({-1}).to(at::kCPU, dtype).contiguous()
       : at::zeros({slice.tensor.numel()}, at::TensorOptions().dtype(dtype));
+}
+
+bool Slices::any_gradient() const {
+  return std::any_of(slices_.begin(), slices_.end(), [](const Slice& slice) {
+    return slice.tensor.grad().defined();
+  });
 }
 
 bool Slices::slice_has_gradient(int parameter) const {

@@ -83,6 +83,8 @@ class Slices : public exchange::ReducedGradients {
   // Whether the parameter got a gradient on some rank in the last backward, or this rank's slice
   // still has one.
   bool has_gradient(int parameter) const;
+  // Whether any slice of this rank has a gradient.
+  bool any_gradient() const;
   // This rank's slice of its gradient, on the CPU, in the dtype of sharded gradients; zeros if it
   // has none; undefined if this rank owns no part of the parameter.
   at::Tensor gradient_of(int parameter) const;

@@ -231,6 +231,13 @@ void UnitCache::end_backward() {
   carry_out(follower_.end_backward(), /*in_backward=*/true);
 }
 
+void UnitCache::reshard() {
+  follower_.leave();
+  Visit all(static_cast<std::size_t>(residency_.units()));
+  std::iota(all.begin(), all.end(), 0);
+  drop_unused(all);
+}
+
 void UnitCache::leave_plan() {
   follower_.leave();
   drop_all();

@@ -79,8 +79,11 @@ class UnitCache {
   // Whether this rank has left its plan.
   bool departed() const { return follower_.departed(); }
   // Drops all units and works without a plan until the step is over: for ranks that may have
-  // different units whole, and for users who move units themselves.
+  // different units whole.
   void leave_plan();
+  // The same for users who move units themselves, except that units that an operator uses stay
+  // whole.
+  void reshard();
   // While some ranks have no inputs and only assist, units are gathered on demand and without a
   // plan, in forward as in a backward in which ranks differ. Drops all units when this changes.
   void set_uneven(bool uneven);

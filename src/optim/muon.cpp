@@ -6,7 +6,6 @@
 #include <utility>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include "base/check.h"
 #include "optim/assign_by_cost.h"
 #include "optim/cut_matrices.h"
@@ -50,8 +49,8 @@ struct MuonMatrix {
   at::Tensor slice = {};
   std::int64_t slice_begin = 0;
   std::vector<std::int64_t> cuts = {};  // As in WholeParameter.
-  at::TensorOptions options = {};
-  at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is, or cut.
+  at::TensorOptions options = {};       // The dtype and device of the matrix.
+  at::Tensor shared_gradient = {};      // Whole; undefined: `slice` is, or cut.
   // Whole, on the owner, during a step: what ranks that share no gradients have sent.
   at::Tensor gathered_gradient = {};
   at::Tensor momentum = {};  // On the owner, from its first update on.
@@ -63,6 +62,11 @@ struct MuonMatrix {
     }
     return shared_gradient.defined() ? shared_gradient
                                      : slice.grad().view({rows, columns});
+  }
+  void allocate_momentum() {
+    if (!momentum.defined()) {
+      momentum = at::zeros({rows, columns}, options);
+    }
   }
   bool is_cut() const { return !shared_gradient.defined() && !cuts.empty(); }
   // This rank's part of the gradient, in the slice's shape.
@@ -102,7 +106,10 @@ struct Muon::Impl {
     auto& whole = parameters.whole;
     if (whole.items.empty()) {
       for (const auto& [name, slice] : parameters.items) {
-        whole.items.push_back({.name = name, .shape = slice.sizes().vec()});
+        whole.items.push_back(
+            {.name = name,
+             .shape = slice.sizes().vec(),
+             .options = slice.options()});
       }
     }
     SHERD_CHECK(
@@ -238,17 +245,16 @@ void Muon::Impl::scatter_updates(const std::vector<optim::CutMatrix>& moved) {
   }
 }
 
-// Writes the update into the memory of the gradient.
+// Writes the update into the memory of the gradient, which may be of a narrower dtype.
 void Muon::Impl::make_update(MuonMatrix& matrix) const {
-  const auto gradient = matrix.gradient();
-  if (!matrix.momentum.defined()) {
-    matrix.momentum = at::zeros_like(gradient);
-  }
+  const auto room = matrix.gradient();
+  const auto gradient = room.to(matrix.options.dtype());
+  matrix.allocate_momentum();
   matrix.momentum.lerp_(gradient, 1.0 - options.momentum);
   const auto direction = options.nesterov
       ? gradient.lerp(matrix.momentum, options.momentum)
       : matrix.momentum;
-  gradient.copy_(optim::orthogonalised(
+  room.copy_(optim::orthogonalised(
       direction,
       {.coefficients = options.coefficients,
        .iterations = options.iterations,
@@ -333,15 +339,7 @@ at::Tensor Muon::momentum_buffer(const std::string& name) {
       impl_->owns(*found), "[optim] ", kMuon, ": expected a matrix of rank ",
       impl_->parameters.whole.rank, ", found \"", name, "\", which rank ",
       found->owner, " of those that share it has");
-  if (!found->momentum.defined()) {
-    found->momentum = at::zeros(
-        {found->rows, found->columns},
-        found->is_cut()
-            ? found->options
-            : (found->slice.defined() ? found->slice : found->shared_gradient)
-                  .options()
-                  .requires_grad(false));
-  }
+  found->allocate_momentum();
   return found->momentum;
 }
 

@@ -134,6 +134,26 @@ TEST_P(ReplicateGraphs, T54AnotherGraphIsRefusedOnEveryRank) {
   }));
 }
 
+// As for a generator, while its discriminator learns from values that carry no gradient.
+TEST_P(ReplicateGraphs, T54ABackwardOfAnotherModelIsNoOtherGraph) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    auto options = buckets_of_few();
+    options.static_graph = true;
+    auto ddp = replicate(*model, world, options);
+    auto other = torch::ones({1}).requires_grad_();
+    for (int batch = 0; batch < 3; ++batch) {
+      const auto made = model->forward(integer_rows(batch, world.rank(), 6));
+      (made.detach().sum() * other).sum().backward();
+      EXPECT_FALSE(model->head->weight.grad().defined());
+      made.sum().backward();
+      EXPECT_TRUE(model->head->weight.grad().defined());
+      model->zero_grad();
+    }
+    EXPECT_TRUE(ddp.report().same_graph);
+  }));
+}
+
 // Gradients stay from step to step, and the first rank does not use the head: its
 // bucket leaves early there, although an average lies in it.
 TEST_P(ReplicateGraphs, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {

@@ -9,7 +9,9 @@
 #include "support/small_models.h"
 
 #include <functional>
+#include <optional>
 #include <gmock/gmock.h>
+#include <sherd/autograd/touch.h>
 
 namespace sherd::test {
 namespace {
@@ -224,6 +226,43 @@ TEST_P(ByHand, B13InAStepAndWhereRanksDifferItIsRefused) {
                   : "refused on rank " + std::to_string(last)));
       EXPECT_EQ(fsdp.report().budget_bytes, before);
     }
+    chain.step();
+    chain.expect_equal();
+  }));
+}
+
+TEST_P(ByHand, B13WhileATouchGoesOnNothingIsTakenFromIt) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto options = over_messages();
+    const auto floor = budgets_of(*Chain(4, 6), options, world.size()).floor;
+    ChainBesideReference chain(world, options);
+    auto& fsdp = chain.fsdp();
+    chain.step();
+    const int last = world.size() - 1;
+    const auto weight = chain.model()->layer(1).weight;
+    std::optional<TouchScope> touched;
+    {
+      const torch::NoGradGuard no_grad;  // An evaluation is no step.
+      touched.emplace(weight);
+    }
+    if (world.rank() != last) {
+      touched.reset();
+    }
+    if (world.size() > 1) {
+      EXPECT_THAT(
+          error_of([&] { fsdp.set_budget_bytes(floor); }),
+          HasSubstr(
+              world.rank() == last
+                  ? "in use by"
+                  : "refused on rank " + std::to_string(last)));
+    }
+    fsdp.reshard();
+    if (touched) {
+      EXPECT_NE(weight.const_data_ptr(), nullptr);
+    }
+    touched.reset();
+    chain.step();
+    fsdp.set_budget_bytes(floor);
     chain.step();
     chain.expect_equal();
   }));

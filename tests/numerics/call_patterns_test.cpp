@@ -168,6 +168,26 @@ TEST_P(CallPatterns, EvaluationBetweenStepsSeesTheNewValues) {
   }));
 }
 
+// The teacher's forward records gradients, but backward ends before it.
+TEST_P(CallPatterns, ABackwardThatEndsBeforeAModelIsNoStepOfIt) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain teacher = chain();
+    Chain student = chain();
+    auto taught_by = fully_shard(*teacher, world);
+    auto fsdp = fully_shard(*student, world);
+    Sgd sgd(fsdp.named_parameters(), {.learning_rate = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      const auto x = integer_rows(step, world.rank(), 6);
+      const auto wanted = teacher->forward(x);
+      (student->forward(x) - wanted.detach()).square().sum().backward();
+      sgd.step();
+      sgd.zero_grad();
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(torch::equal(teacher->forward(x), wanted));
+    }
+  }));
+}
+
 TEST_P(CallPatterns, T19AListOfWhichEachBatchUsesAnotherPart) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     RankParity options;

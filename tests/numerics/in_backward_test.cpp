@@ -13,6 +13,7 @@
 #include <string>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/sgd.h>
 
 namespace sherd::test {
 namespace {
@@ -125,14 +126,75 @@ TEST_P(InBackward, EqualsAStepAfterBackward) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const auto exchange :
          {ExchangeKind::kSharedMemory, ExchangeKind::kCollective}) {
-      for (const bool bf16 : {false, true}) {
+      MixedPrecision bf16;
+      bf16.param_dtype = torch::kBFloat16;
+      auto narrow_gradients = bf16;
+      narrow_gradients.keep_low_precision_grads = true;
+      for (const auto& precision : {MixedPrecision(), bf16, narrow_gradients}) {
         FullyShardOptions shard;
         shard.units = units::by_name("*");
         shard.exchange = exchange;
-        if (bf16) {
-          shard.mixed_precision.param_dtype = torch::kBFloat16;
-        }
+        shard.mixed_precision = precision;
         expect_equal(train(world, shard, true), train(world, shard, false));
+      }
+    }
+  }));
+}
+
+// Units of one layer, of two, and of one again.
+struct ThreePartsImpl : torch::nn::Module {
+  torch::nn::Linear part1{nullptr}, part3{nullptr};
+  torch::nn::Sequential part2{nullptr};
+  ThreePartsImpl() {
+    torch::manual_seed(7);
+    part1 = register_module("part1", torch::nn::Linear(kWidth, kWidth));
+    part2 = register_module(
+        "part2",
+        torch::nn::Sequential(
+            torch::nn::Linear(kWidth, kWidth), torch::nn::Tanh(),
+            torch::nn::Linear(kWidth, kWidth)));
+    part3 = register_module("part3", torch::nn::Linear(kWidth, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return part3(torch::tanh(part2->forward(torch::tanh(part1(x)))));
+  }
+};
+TORCH_MODULE(ThreeParts);
+
+// Frozen in some steps only: a part of a unit, all of it.
+torch::OrderedDict<std::string, torch::Tensor> train_with_flags(
+    const World& world, const FullyShardOptions& shard, bool in_backward) {
+  constexpr int kSteps = 6;
+  ThreeParts model;
+  auto fsdp = fully_shard(*model, world, shard);
+  AdamW adamw(
+      fsdp.named_parameters(),
+      {.learning_rate = 1e-2, .in_backward = in_backward});
+  for (int step = 0; step < kSteps; ++step) {
+    for (auto& item : model->part2->named_parameters()) {
+      const bool early = item.key().starts_with("0.");
+      item.value().requires_grad_(step % 3 == 0 || (step % 3 == 1 && !early));
+    }
+    const auto rows = torch::sin(torch::arange(4 * kWidth, torch::kFloat)
+                                     .mul(0.1 * (1 + step) + world.rank())
+                                     .view({4, kWidth}));
+    model->forward(rows).square().mean().backward();
+    adamw.step();
+    adamw.zero_grad();
+  }
+  return full_parameters(*model, fsdp);
+}
+
+TEST_P(InBackward, WhatIsFrozenLaterIsReadAfterItsUnitIsReduced) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto exchange :
+         {ExchangeKind::kSharedMemory, ExchangeKind::kCollective}) {
+      FullyShardOptions shard;
+      shard.units = units::by_name("part?");
+      shard.exchange = exchange;
+      const auto within = train_with_flags(world, shard, true);
+      for (const auto& item : train_with_flags(world, shard, false)) {
+        expect_close(within[item.key()], item.value(), kRounding, item.key());
       }
     }
   }));
@@ -274,6 +336,49 @@ TEST(InBackwardRefuses, ReadingAParameterAfterItsUpdate) {
             "reads parameter second.weight in a backward after its gradient "
             "was complete"));
   }));
+}
+
+// Rank 0 alone keeps a gradient of what is frozen then, so rank 1 must not read it either.
+TEST(InBackwardRefuses, ReadingWhatAnotherRankKeepsAGradientOf) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    Subject subject(world);
+    auto& model = subject.model;
+    {
+      const auto scope = subject.fsdp->no_sync();
+      forked_loss(model, 1, world).backward();
+    }
+    for (auto& parameter : model->rare->parameters()) {
+      parameter.requires_grad_(false);
+    }
+    EXPECT_THAT(
+        error_of([&] { forked_loss(model, 2, world).backward(); }),
+        testing::HasSubstr("reads parameter rare.weight in a backward"));
+  }));
+}
+
+// A generator whose discriminator learns first, from values that carry no gradient.
+TEST(InBackward, ABackwardOfAnotherModelIsNoStep) {
+  for (const int ranks : {2, 3}) {
+    expect_all_ok(run_ranks(ranks, [](World world) {
+      Subject subject(world);
+      torch::manual_seed(3);
+      torch::nn::Linear other(1, 1);
+      auto fsdp = fully_shard(*other, world);
+      Sgd sgd(fsdp.named_parameters(), {.learning_rate = 0.1});
+      for (int step = 0; step < 3; ++step) {
+        const auto made = subject.model->forward(
+            torch::ones({2, kWidth}).mul(1 + step), /*detour=*/true);
+        other(made.detach()).sum().backward();
+        sgd.step();
+        sgd.zero_grad();
+        other(made).sum().backward();
+        subject.adamw->step();
+        subject.adamw->zero_grad();
+        sgd.zero_grad();
+        fsdp.publish();
+      }
+    }));
+  }
 }
 
 // Both ranks are told, since both have updated something.

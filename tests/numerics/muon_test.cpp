@@ -217,6 +217,32 @@ TEST_P(SharedMemoryMuon, InBf16EqualsRanksThatHoldEverything) {
   }));
 }
 
+// Momentum is that of the matrices; the bits are those of gradients that were made wide.
+TEST_P(SharedMemoryMuon, WithNarrowGradientsEqualsRanksThatHoldEverything) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    auto job = gpt_job();
+    job.shard.mixed_precision.param_dtype = torch::kBFloat16;
+    job.shard.mixed_precision.keep_low_precision_grads = true;
+    expect_equal(
+        train<models::Gpt>(world, gpt, token_loss<models::Gpt>, job),
+        train<models::Gpt>(
+            world, gpt, token_loss<models::Gpt>, replicated(job)));
+    auto model = gpt();
+    auto fsdp = fully_shard(*model, world, job.shard);
+    const auto parts = split(fsdp.named_parameters(), job.matrices);
+    Muon muon(parts.matching, job.muon);
+    // A load makes buffers before the first step does.
+    if (!muon.names().empty()) {
+      (void)muon.momentum_buffer(muon.names().front());
+    }
+    token_loss(model, 0, world.rank()).backward();
+    muon.step();
+    for (const auto& name : muon.names()) {
+      EXPECT_EQ(muon.momentum_buffer(name).scalar_type(), torch::kFloat);
+    }
+  }));
+}
+
 // A layer that only the last rank uses, and one batch in which nobody does.
 TEST_P(SharedMemoryMuon, UnusedMatricesEqualOneProcess) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
