@@ -578,32 +578,6 @@ void FsdpEngine::synchronised_backward_ended() {
   }
 }
 
-// Collective, and the same on all ranks: whether an optimizer may update shards now. A backward that
-// used no parameter of this model belongs to another one, but gradients of earlier ones may be left.
-bool FsdpEngine::step_may_follow() {
-  if (gradients_->any_used()) {
-    return true;
-  }
-  const auto found = exchange::numbers(1);
-  auto* any = found.mutable_data_ptr<double>();
-  *any = slices_->any_gradient() ? 1.0 : 0.0;
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  return *any != 0.0;
-}
-
-// Collective: every rank is at the end of the same backward.
-void FsdpEngine::warn_of_idle_optimizer() {
-  const bool changed = published_by_hand_ || idle_.changed(slices_->tensors());
-  const auto found = exchange::numbers(2);
-  auto* any = found.mutable_data_ptr<double>();
-  any[0] = changed ? 1.0 : 0.0;
-  any[1] = idle_.change_due() ? 1.0 : 0.0;
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  if (any[0] == 0.0 && any[1] != 0.0 && world_rank() == 0) {
-    idle_.warn(backwards_);
-  }
-}
-
 // ---- the rest ----
 
 int& FsdpEngine::scopes_of(NoSyncAxis axis) {
