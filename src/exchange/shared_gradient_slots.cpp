@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -17,24 +19,6 @@ namespace {
 // Bytes of a block that goes to a sink: it stays in the second-level cache with what the
 // sink reads and writes, and is long against the price of a call.
 constexpr std::int64_t kSinkElements = std::int64_t{1} << 15;
-
-std::int64_t gradient_bytes(const FlatSpec& flat, std::size_t parameter) {
-  return flat.layout.numels[parameter] *
-      static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()));
-}
-
-// The bytes of the unit's large gradients.
-std::int64_t large_bytes(const UnitSpec& unit) {
-  std::int64_t bytes = 0;
-  for (const auto& flat : unit.flats) {
-    for (std::size_t p = 0; flat.trainable && p < flat.names.size(); ++p) {
-      bytes += may_bypass_slot(flat, static_cast<int>(p))
-          ? gradient_bytes(flat, p)
-          : 0;
-    }
-  }
-  return bytes;
-}
 
 void sum_into_sink(
     std::span<const at::Tensor> pieces,
@@ -61,9 +45,15 @@ SharedGradientSlots::SharedGradientSlots(Mapping mapping)
       region_(mapping_.region_bytes),
       open_(mapping_.model->units.size()),
       posted_(mapping_.model->units.size(), 0) {
+  std::set<std::size_t> sizes;
   for (const auto& unit : mapping_.model->units) {
     offsets_.push_back(slot_offsets(unit));
     chunks_.push_back(chunks_of(unit));
+    const auto large = large_gradients(unit);
+    sizes.insert(large.begin(), large.end());
+    small_bytes_.push_back(
+        slot_bytes(unit) -
+        std::accumulate(large.begin(), large.end(), std::int64_t{0}));
   }
   if (mapping_.heap_bytes > 0) {
     heap_ = std::make_shared<GradientHeap>(
@@ -71,7 +61,7 @@ SharedGradientSlots::SharedGradientSlots(Mapping mapping)
             mapping_.regions[static_cast<std::size_t>(mapping_.rank)] +
                 mapping_.region_bytes,
             static_cast<std::size_t>(mapping_.heap_bytes)),
-        heap_block_sizes(*mapping_.model), mapping_.segment);
+        std::move(sizes), mapping_.segment);
   }
 }
 
@@ -114,10 +104,7 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
         " of ", mapping_.region_bytes, " bytes taken");
     open.emplace();
     open->begin = *begin;
-    count(
-        *open,
-        slot_bytes(mapping_.model->unit(unit)) -
-            large_bytes(mapping_.model->unit(unit)));
+    count(*open, small_bytes_[static_cast<std::size_t>(unit)]);
     auto* memory =
         mapping_.regions[static_cast<std::size_t>(mapping_.rank)] + *begin;
     const auto& flats = mapping_.model->unit(unit).flats;
@@ -157,10 +144,7 @@ std::uint64_t SharedGradientSlots::post(
         continue;
       }
       if (!given.defined()) {
-        count(
-            open,
-            may_bypass_slot(flat, static_cast<int>(p)) ? gradient_bytes(flat, p)
-                                                       : 0);
+        count(open, large_gradient_bytes(flat, p));
         continue;
       }
       const auto begin = flat.layout.offsets[p];

@@ -135,6 +135,8 @@ class SharedGradientSlots {
 
   const Mapping mapping_;
   std::vector<std::vector<std::int64_t>> offsets_;  // slot_offsets().
+  // By unit: what a slot has besides the room of large gradients.
+  std::vector<std::int64_t> small_bytes_;
   // By unit, flat.
   std::vector<std::vector<std::vector<GradientChunk>>> chunks_;
   RegionAllocator region_;

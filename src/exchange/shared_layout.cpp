@@ -28,22 +28,6 @@ std::vector<std::int64_t> trainable_offsets(
   return offsets;
 }
 
-// Calls it with the bytes of each gradient that may lie in a gradient heap.
-template <typename Call>
-void each_heap_block(const ModelSpec& model, const Call& call) {
-  for (const auto& unit : model.units) {
-    for (const auto& flat : unit.flats) {
-      for (int p = 0; flat.trainable && p < flat.layout.parameters(); ++p) {
-        if (may_bypass_slot(flat, p)) {
-          call(
-              flat.layout.numels[static_cast<std::size_t>(p)] *
-              static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())));
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<std::int64_t> slot_offsets(const UnitSpec& unit) {
@@ -61,19 +45,32 @@ std::int64_t slot_bytes(const UnitSpec& unit) {
   return round_up(places_offset(unit) + places, kSlotAlignment);
 }
 
-std::set<std::size_t> heap_block_sizes(const ModelSpec& model) {
-  std::set<std::size_t> sizes;
-  each_heap_block(model, [&](std::int64_t bytes) {
-    sizes.insert(static_cast<std::size_t>(bytes));
-  });
+std::int64_t large_gradient_bytes(const FlatSpec& flat, std::size_t parameter) {
+  return flat.trainable && may_bypass_slot(flat, static_cast<int>(parameter))
+      ? flat.layout.numels[parameter] *
+          static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype()))
+      : 0;
+}
+
+std::vector<std::int64_t> large_gradients(const UnitSpec& unit) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& flat : unit.flats) {
+    for (std::size_t p = 0; p < flat.layout.numels.size(); ++p) {
+      if (const auto bytes = large_gradient_bytes(flat, p); bytes > 0) {
+        sizes.push_back(bytes);
+      }
+    }
+  }
   return sizes;
 }
 
 std::int64_t heap_bytes(const ModelSpec& model) {
   std::int64_t all = 0;
-  each_heap_block(model, [&](std::int64_t bytes) {
-    all += round_up(bytes, kSlotAlignment);
-  });
+  for (const auto& unit : model.units) {
+    for (const auto bytes : large_gradients(unit)) {
+      all += round_up(bytes, kSlotAlignment);
+    }
+  }
   return round_up(all, kPage);
 }
 

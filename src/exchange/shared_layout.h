@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <vector>
 #include "exchange/exchange.h"
 
@@ -62,8 +61,11 @@ inline constexpr std::int64_t kInSlot = -1;
 std::int64_t places_offset(const UnitSpec& unit);
 // The size of a slot with what follows it.
 std::int64_t slot_bytes(const UnitSpec& unit);
-// The sizes of the gradients that may lie in a gradient heap, in bytes, and what they take together.
-std::set<std::size_t> heap_block_sizes(const ModelSpec& model);
+// The bytes of a gradient that may lie in a gradient heap; 0 for others.
+std::int64_t large_gradient_bytes(const FlatSpec& flat, std::size_t parameter);
+// Those of a unit that are not 0.
+std::vector<std::int64_t> large_gradients(const UnitSpec& unit);
+// What all large gradients take in a heap.
 std::int64_t heap_bytes(const ModelSpec& model);
 
 // Allocates ranges of a region, always the lowest that fits, so that memory that is returned soon
