@@ -610,6 +610,7 @@ TEST(Destruction, DoesNotWaitForUnansweredOperations) {
           auto big = some(kHuge / 16);
           const auto comm = make_c10d_transport(world, "c", {0, 1});
           world.barrier();
+          test::let_others_pass(world, 0);
           if (world.rank() == 0) {
             const auto never = comm->receive(t, 1, 7);
             const auto sent = comm->send(big, 1, 8);
