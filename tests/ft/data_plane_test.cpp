@@ -20,7 +20,7 @@ using ::testing::Not;
 
 // The links have to be noticed, and one or two rings cannot be connected: 1.4 to 2.2 s on an idle
 // machine.
-constexpr Duration kCutGap = milliseconds(4000);
+constexpr Duration kCutGap = milliseconds(6000);
 
 ClusterOptions with_ring_links(int replicas, int replicas_min) {
   ClusterOptions options;
