@@ -120,8 +120,19 @@ class FullStateGather {
         sources_(std::move(sources)),
         via_(connect(world)) {}
 
-  // If a visit throws, all other messages are still received.
+  // If a visit throws, all other messages are still received. If there is no memory for a tensor,
+  // the ranks that wait for this one learn it.
   Status run(const FullTensorVisitor& visit) {
+    try {
+      return transfer(visit);
+    } catch (const std::exception& error) {
+      via_->abandon(Status(ErrorCode::kUnavailable, error.what()));
+      throw;
+    }
+  }
+
+ private:
+  Status transfer(const FullTensorVisitor& visit) {
     Status visited;
     for (const auto& [key, sources] : sources_) {
       if (rank_ != 0) {
@@ -141,7 +152,6 @@ class FullStateGather {
     return visited;
   }
 
- private:
   void send(const std::vector<PieceSource>& sources) {
     for (const auto& source : sources) {
       if (source.rank == rank_) {
@@ -191,9 +201,10 @@ CheckpointState state_of(const FullState& full) {
 
 std::vector<TensorPiece> pieces_of(const std::vector<LoadTarget>& targets) {
   std::vector<TensorPiece> pieces;
-  for (const auto& [section, shard, optional, loaded] : targets) {
+  for (const auto& target : targets) {
+    const auto& shard = target.shard;
     pieces.push_back(
-        {.section = section,
+        {.section = target.section,
          .name = shard.name,
          .shape = shard.shape,
          .range = {shard.begin, shard.begin + shard.elements.numel()},
@@ -305,11 +316,14 @@ class FullStateScatter {
   // Clears an optimizer's state of parameters for which `full` has none, so that it is as before
   // its first update.
   void clear_rest(const Offer& offer, const std::vector<std::string>& missing) {
-    for (auto& [section, shard, optional, loaded] : targets_) {
-      const TensorKey key{section, shard.name};
-      if (optional && !loaded && !offer.tensors.contains(key) &&
+    for (auto& target : targets_) {
+      const TensorKey key{target.section, target.shard.name};
+      if (target.optional && !target.loaded && !offer.tensors.contains(key) &&
           std::ranges::find(missing, key.text()) == missing.end()) {
-        shard.elements.zero_();
+        target.shard.elements.zero_();
+        if (target.reset) {
+          target.reset();
+        }
       }
     }
   }

@@ -116,6 +116,11 @@ class CheckpointLoader {
         std::rethrow_exception(failure);
       }
     }
+    for (const auto& target : targets_) {
+      if (target.reset && is_before_first_update(target)) {
+        target.reset();
+      }
+    }
     report_.bytes_read = bytes_;
     return report_;
   }
@@ -167,6 +172,13 @@ class CheckpointLoader {
         ckpt::list_of(report_.unexpected));
   }
 
+  // Whether the checkpoint has no state of its parameter.
+  bool is_before_first_update(const LoadTarget& target) const {
+    const ckpt::TensorKey key{target.section, target.shard.name};
+    return target.optional && !target.loaded && !missing_.contains(key) &&
+        !reader_.tensors().contains(key);
+  }
+
   void read_all(std::atomic<std::size_t>& next) {
     const at::NoGradGuard no_grad;
     for (auto i = next.fetch_add(1); i < targets_.size();
@@ -181,8 +193,8 @@ class CheckpointLoader {
     const ckpt::TensorKey key{target.section, shard.name};
     const auto found = reader_.tensors().find(key);
     if (found == reader_.tensors().end()) {
-      if (target.optional && !target.loaded && !missing_.contains(key)) {
-        shard.elements.zero_();  // As before its first update.
+      if (is_before_first_update(target)) {
+        shard.elements.zero_();
       }
       return;
     }

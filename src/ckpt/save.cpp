@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <pthread.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -23,7 +24,8 @@ using ckpt::TensorPiece;
 
 namespace {
 
-// How long to wait for another job's save into a shared folder.
+// How long to wait for another job's save into a shared folder, but only for half of the world's
+// deadline, since the other ranks wait for rank 0.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
 constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
 // Rank 0's text if the checkpoint already exists.
@@ -38,7 +40,9 @@ struct CheckpointSaver::Impl {
             .files = *files,
             .folder = folder,
             .ranks = ckpt::ranks_with_own_connections(world),
-            .options = std::move(options)} {
+            .options = std::move(options)},
+        lock_timeout(
+            std::min<Duration>(kLockTimeout, world.options().deadline / 2)) {
     Status status;
     if (world.rank() == 0) {
       status = prepare();
@@ -112,7 +116,7 @@ struct CheckpointSaver::Impl {
     const auto first = text_of_rank_zero(
         context.ranks,
         [&]() -> Result<std::string> {
-          auto status = take_folder(SteadyClock().now() + kLockTimeout);
+          auto status = take_folder(SteadyClock().now() + lock_timeout);
           if (!status.ok()) {
             return status;
           }
@@ -157,16 +161,21 @@ struct CheckpointSaver::Impl {
     }
   }
 
-  Status join() {
+  void end_writer() {
     if (writer.joinable()) {
       writer.join();
     }
     writes.store(false, std::memory_order_relaxed);
+  }
+
+  Status join() {
+    end_writer();
     return std::exchange(outcome, {});
   }
 
   const std::unique_ptr<ckpt::FileSystem> files;
   const ckpt::SaveContext context;
+  const Duration lock_timeout;
   // On rank 0: held for life or, for a shared folder, while it saves.
   std::optional<ckpt::FolderLock> lock;
   std::vector<at::Tensor> copies;
@@ -217,6 +226,7 @@ bool CheckpointSaver::saving() const {
 }
 
 std::optional<std::string> CheckpointSaver::newest() const {
+  impl_->end_writer();  // It uses the same connections.
   const auto& context = impl_->context;
   const auto steps = ckpt::complete_steps(context.ranks, context.folder);
   steps.status().throw_if_failed();

@@ -194,9 +194,9 @@ void CheckpointState::add_optimizer(
 
 // An optimizer's state of a parameter has the extent of the slice, of the whole matrix, or is one
 // number, which belongs to the rank of the parameter's first element.
-std::vector<CheckpointAccess::SectionShard> CheckpointAccess::optimizer_shards(
+std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::optimizer_shards(
     const CheckpointState::OptimizerState& optimizer, bool all) {
-  std::vector<SectionShard> shards;
+  std::vector<LoadTarget> shards;
   for (const auto& tensor : optimizer.tensors(all)) {
     const auto found = optimizer.slices.find(tensor.parameter);
     SHERD_CHECK(
@@ -218,7 +218,11 @@ std::vector<CheckpointAccess::SectionShard> CheckpointAccess::optimizer_shards(
     }
     shard.elements = in_place(tensor.tensor);
     check_shard(shard);
-    shards.emplace_back(optimizer.section, std::move(shard));
+    shards.push_back(
+        {.section = optimizer.section,
+         .shard = std::move(shard),
+         .optional = true,
+         .reset = tensor.reset});
   }
   return shards;
 }
@@ -228,8 +232,9 @@ std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
   const at::NoGradGuard no_grad;  // Reading is no forward.
   auto shards = state.shards_;
   for (const auto& optimizer : state.optimizers_) {
-    auto more = optimizer_shards(optimizer, /*all=*/false);
-    std::move(more.begin(), more.end(), std::back_inserter(shards));
+    for (auto& more : optimizer_shards(optimizer, /*all=*/false)) {
+      shards.emplace_back(std::move(more.section), std::move(more.shard));
+    }
   }
   std::vector<ckpt::TensorPiece> pieces;
   for (auto& [section, shard] : shards) {
@@ -289,10 +294,8 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
     if (!wanted(optimizer.section)) {
       continue;
     }
-    for (auto& [its_section, shard] :
-         optimizer_shards(optimizer, /*all=*/true)) {
-      targets.push_back({its_section, std::move(shard), /*optional=*/true});
-    }
+    auto more = optimizer_shards(optimizer, /*all=*/true);
+    std::move(more.begin(), more.end(), std::back_inserter(targets));
   }
   if (!wanted(kGenerators)) {
     return targets;

@@ -36,6 +36,7 @@ class CheckpointAccess {
     bool optional = false;
     // Takes what was read, on any thread. Unset: it was read to its final place.
     std::function<void(const at::Tensor&)> loaded = nullptr;
+    std::function<void()> reset = nullptr;  // As in OptimizerTensor.
   };
   // Those of `section` alone if it is given; an optimizer of another section makes no state then.
   static std::vector<LoadTarget> targets(
@@ -63,8 +64,7 @@ class CheckpointAccess {
   static void publish(const CheckpointState& state);
 
  private:
-  using SectionShard = std::pair<std::string, NamedShard>;
-  static std::vector<SectionShard> optimizer_shards(
+  static std::vector<LoadTarget> optimizer_shards(
       const CheckpointState::OptimizerState& optimizer, bool all);
 };
 

@@ -37,6 +37,11 @@ class OptimizerStateTensors {
     into_.push_back({parameter_.name, key, tensor.detach()});
   }
 
+  // What the last one added is before the first update.
+  void reset_by(std::function<void()> reset) {
+    into_.back().reset = std::move(reset);
+  }
+
   void add(const char* key, std::int64_t& number) {
     into_.push_back(
         {parameter_.name, key,
@@ -79,9 +84,11 @@ bool is_known(const optim::OptimizerOptions& given) {
       optim::RMSpropOptions, optim::AdagradOptions>();
 }
 
+// `forget` removes the state, as before the first update.
 void add_fields(
     const optim::OptimizerOptions& given,
     StatePtr& found,
+    const std::function<void()>& forget,
     OptimizerStateTensors& fields) {
   if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&given)) {
     add_adam<optim::AdamWParamState>(found, adamw->amsgrad(), fields);
@@ -93,6 +100,8 @@ void add_fields(
       fields.add(
           "momentum_buffer",
           made<optim::SGDParamState>(found).momentum_buffer());
+      // The first update makes the buffer of the whole gradient, whatever the dampening.
+      fields.reset_by(forget);
     }
   } else if (
       const auto* rms = dynamic_cast<const optim::RMSpropOptions*>(&given)) {
@@ -105,10 +114,16 @@ void add_fields(
     if (rms->centered()) {
       fields.add("grad_avg", state.grad_avg());
     }
-  } else if (dynamic_cast<const optim::AdagradOptions*>(&given) != nullptr) {
+  } else if (
+      const auto* adagrad =
+          dynamic_cast<const optim::AdagradOptions*>(&given)) {
     auto& state = made<optim::AdagradParamState>(found);
     fields.add("step", state.step());
     fields.add("sum", state.sum());
+    fields.reset_by(
+        [sum = state.sum(), to = adagrad->initial_accumulator_value()] {
+          sum.fill_(to);
+        });
   }
 }
 
@@ -135,7 +150,9 @@ std::vector<OptimizerTensor> tensors_of(
         continue;
       }
       OptimizerStateTensors fields(*named->second, tensors);
-      add_fields(group.options(), states[key], fields);
+      add_fields(
+          group.options(), states[key], [&states, key] { states.erase(key); },
+          fields);
     }
   }
   return tensors;

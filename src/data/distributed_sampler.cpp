@@ -66,6 +66,9 @@ DistributedSampler::DistributedSampler(
 }
 
 void DistributedSampler::set_epoch(std::int64_t epoch) {
+  if (state_->restored && state_->epoch == epoch) {
+    return;
+  }
   *state_ = {.size = state_->size, .options = state_->options, .epoch = epoch};
 }
 

@@ -102,6 +102,21 @@ TEST(DistributedSampler, TheNextEpochIsWholeAgain) {
   EXPECT_EQ(rest_of(sampler), epoch_of(10, {.seed = 4}, 1));
 }
 
+TEST(DistributedSampler, TheEpochOfARestoredPositionGoesOnThere) {
+  DistributedSampler sampler(10, {.seed = 4});
+  sampler.set_epoch(2);
+  sampler.reset();
+  sampler.next(4);
+  DistributedSampler other(10, {.seed = 4});
+  other.restore(sampler.position());
+  other.set_epoch(2);  // As each turn of a loop over epochs begins.
+  other.reset();
+  EXPECT_EQ(rest_of(other), rest_of(sampler));
+  other.set_epoch(2);
+  other.reset();
+  EXPECT_EQ(rest_of(other), epoch_of(10, {.seed = 4}, 2));
+}
+
 TEST(DistributedSampler, ArchivesKeepThePosition) {
   DistributedSampler sampler(10, {.seed = 4});
   sampler.set_epoch(2);

@@ -123,8 +123,10 @@ std::vector<NamedOptimizer> optimizers() {
   namespace optim = torch::optim;
   return {
       {"torch_adagrad",
-       making<OfTorch, optim::Adagrad>(
-           optim::AdagradOptions(0.1).lr_decay(0.01).weight_decay(0.01))},
+       making<OfTorch, optim::Adagrad>(optim::AdagradOptions(0.1)
+                                           .lr_decay(0.01)
+                                           .weight_decay(0.01)
+                                           .initial_accumulator_value(0.2))},
       {"torch_adam", making<OfTorch, optim::Adam>(optim::AdamOptions(0.05))},
       {"torch_adamw",
        making<OfTorch, optim::AdamW>(
@@ -256,6 +258,31 @@ TEST_P(OptimizerStates, T46GoOnOverAnotherNumberOfRanks) {
       job.step(2);
       job.step(3);
       expect_parameters_after(4, optimizer, job);
+    }
+  }));
+}
+
+// What was saved before the first update has no state of the optimizer.
+TEST(OptimizerStatesBeforeUpdates, T46GoOnFromBeforeTheFirstUpdate) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    for (const auto& optimizer : optimizers()) {
+      ShardedJob fresh(world, optimizer, 1);
+      const auto folder = scratch.path() + "/" + optimizer.name;
+      CheckpointSaver(world, folder).save(0, fresh.state());
+      const auto full = fresh.full_state();
+      for (const bool from_folder : {true, false}) {
+        ShardedJob job(world, optimizer, 2);
+        job.step(7);  // State that has to go.
+        if (from_folder) {
+          load_checkpoint(world, folder + "/step-0", job.state());
+        } else {
+          scatter_full_state(world, full, job.state());
+        }
+        job.step(0);
+        job.step(1);
+        expect_parameters_after(2, optimizer, job);
+      }
     }
   }));
 }

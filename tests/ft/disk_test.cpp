@@ -247,6 +247,27 @@ TEST_F(FaultsDisk, F52AStorageThatHangsHoldsUpNoStep) {
   EXPECT_EQ(cluster.failures(), 0U);
 }
 
+// A run that ends without its last checkpoint must not look like one that has it.
+TEST_F(FaultsDisk, F51ThatTheLastOneFailsIsAnError) {
+  DiskCluster cluster(
+      {.folder = scratch_.path() + "/run",
+       .replicas = 1,
+       .steps = 10,
+       .fault = DiskFault::kFull,
+       .fault_at = "/.saving-step-10"});
+  cluster.start_all();
+  ASSERT_TRUE(cluster.run_until_failed(0));
+  EXPECT_THAT(cluster.failure_of(0), HasSubstr("/.saving-step-10"));
+  // The first attempt was that of its turn.
+  EXPECT_THAT(
+      cluster.said(),
+      AllOf(
+          HasSubstr("the checkpoint of step 10 of "),
+          HasSubstr("failed, and training goes on")));
+  EXPECT_TRUE(cluster.saved(5));
+  EXPECT_FALSE(cluster.saved(10));
+}
+
 // ---- checkpoints of other runs ----
 
 // Makes a checkpoint of step 5 with another log.

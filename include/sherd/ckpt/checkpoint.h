@@ -146,9 +146,9 @@ struct SaveOptions {
   // for the copy. The price is the memory of that copy. One save runs at a time: the next one waits
   // for it and throws its failure.
   bool asynchronous = false;
-  // After a save, all checkpoints are removed except the newest `keep_last` and those whose step is
-  // a multiple of `keep_every`. With 0, keep_last removes none, and keep_every keeps no further
-  // ones.
+  // After a save, all checkpoints are removed except those whose step is a multiple of
+  // `keep_every`, those of later steps, as an earlier run may have left, and the newest `keep_last`
+  // of all others. With 0, keep_last removes none, and keep_every keeps no further ones.
   int keep_last = 0;
   std::int64_t keep_every = 0;
   // Other jobs save into the folder, too, as replicas do. It is then locked only during each save,
@@ -194,7 +194,8 @@ class CheckpointSaver {
   // or slower. Never waits.
   bool saving() const;
 
-  // Collective. Returns the folder of the newest complete checkpoint, the same on every rank.
+  // Collective. Returns the folder of the newest complete checkpoint, the same on every rank. Waits
+  // for a save that is under way, whose failure the next save() or wait() throws.
   std::optional<std::string> newest() const;
 
  private:
@@ -204,7 +205,9 @@ class CheckpointSaver {
 
 struct LoadOptions {
   // If true, a name that only the state or only the checkpoint has is an error, which lists all of
-  // them. Otherwise they are reported and left as they are.
+  // them. Otherwise they are reported and left as they are. Neither holds for generators, nor for an
+  // optimizer's state of a parameter of which the checkpoint has none: it becomes what it is before
+  // the first update.
   bool strict = true;
 };
 

@@ -43,7 +43,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
       std::int64_t size, const DistributedSamplerOptions& options);
 
   // Call it before each epoch, as in PyTorch; without it every epoch has the order of the first.
-  // The epoch starts from its first sample.
+  // The epoch starts from its first sample or, right after restore() to the same epoch, from there.
   void set_epoch(std::int64_t epoch);
 
   // How many samples of an epoch this rank has: PyTorch's len(sampler). After restore(), what is

@@ -71,10 +71,12 @@ class ReplicaCheckpoints {
   void save_if_due(const ReplicaSession& session, const TrainingStep& step);
 
   // Collective, between two steps or after the last one. Saves at once, whichever replica's turn it
-  // is, unless another replica has already saved the same step.
+  // is, unless another replica has already saved the same step; what save_if_due() failed to save
+  // is tried again.
   void save(const ReplicaSession& session);
 
-  // Collective. Waits until a save that is under way is complete or has failed.
+  // Collective. Waits until a save that is under way is complete. Throws Error if the last one
+  // failed: the run then ends without its last checkpoint, unless another replica has saved it.
   void wait();
 
  private:

@@ -121,6 +121,8 @@ struct OptimizerTensor {
   std::string parameter;
   std::string key;    // "exp_avg"
   at::Tensor tensor;  // In the shape of the slice, or 0-D.
+  // Makes it what it is before the first update, if that is not 0.
+  std::function<void()> reset = nullptr;
 };
 
 // Settings that differ for some parameters. A group selects parameters by name, so that every rank

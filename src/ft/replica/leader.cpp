@@ -370,8 +370,9 @@ void Leader::leave_undecided() {
 
 // Ends once all others hold at least the same step.
 void Leader::end_in_order() {
-  // A replica that holds nothing had a wrong state: it fetches another one.
-  if (!finished_ || stopped_ || !machine_.held()) {
+  // A replica that holds nothing had a wrong state: it fetches another one. One rank's program may
+  // have ended while another rank still writes the last step.
+  if (!finished_ || stopped_ || busy_ || !machine_.held()) {
     return;
   }
   const auto& peers = machine_.view().peers;

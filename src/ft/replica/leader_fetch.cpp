@@ -17,7 +17,7 @@
 namespace sherd::ft {
 namespace {
 
-// Each donor copies its state.
+// How many donors are asked, the furthest first. Each one that gives a state copies it.
 constexpr std::size_t kDonorsMax = 4;
 // How long to wait for the other donors' answers after the first one.
 constexpr Duration kOthersMax = std::chrono::milliseconds(300);
@@ -74,7 +74,8 @@ void Leader::on(const StopCatchUpTask&) {
   send_all(StopCatchUpTask{});
 }
 
-// Tries the sums of all donors first, because they are small, and then states.
+// Tries the sums of a few donors first, because they are small, and then states. A replica that has
+// just started mostly needs a state, which it must not have to ask hundreds of others for.
 void Leader::try_next_donor() {
   if (!catch_up_->wants_sum) {
     ask_snapshots();
@@ -82,7 +83,7 @@ void Leader::try_next_donor() {
   }
   const auto donors = donors_for(
       machine_.view(), catch_up_->task, options_.replica.replica, true);
-  while (catch_up_->tries < donors.size()) {
+  while (catch_up_->tries < std::min(donors.size(), kDonorsMax)) {
     const auto& donor = donors[catch_up_->tries++];
     if (donor.addresses.size() == ranks()) {
       fetch_sum_from(donor);

@@ -322,6 +322,66 @@ TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
                 "decided for 0.6 s"));
 }
 
+// Rank 0's program ends while rank 1 still writes the last step.
+TEST(Leader, StaysUntilAllRanksHaveTheLastStep) {
+  const StateId second{1, 99};
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  bool all_applied = false;
+  std::vector<net::Timer> events;
+  Leader* leader_of_two = nullptr;
+  const auto both = [&](const RankEvent& event) {
+    leader_of_two->received(0, event);
+    leader_of_two->received(1, event);
+  };
+  Leader leader(
+      loop, options_of(coordinator, 2),
+      [&](std::size_t rank, const RankTask& task) {
+        if (std::holds_alternative<StopTask>(task)) {
+          EXPECT_TRUE(all_applied);
+          loop.stop();
+        }
+        if (rank != 0) {
+          return;
+        }
+        std::function<void()> then;
+        if (std::holds_alternative<RingMembership>(task)) {
+          then = [&] { both(JoinedEvent{{1, 1}}); };
+        } else if (std::holds_alternative<ReduceTask>(task)) {
+          then = [&] { both(ReducedEvent{{{1, 1}, 1}, 9}); };
+        } else if (std::holds_alternative<ApplyTask>(task)) {
+          then = [&] {
+            leader_of_two->received(0, AppliedEvent{second});
+            leader_of_two->received(0, FinishedEvent{});
+            all_applied = true;
+            leader_of_two->received(1, AppliedEvent{second});
+          };
+        }
+        if (then) {
+          events.push_back(loop.after(milliseconds(0), then));
+        }
+      });
+  leader_of_two = &leader;
+  coordinator.serve(1000, [&](const Report& report) {
+    auto view = order_to_member();
+    view.peers[0].addresses = std::vector<RankAddress>(2, {"127.0.0.1", 1, 2});
+    if (report.joined == Epoch{1, 1}) {
+      view.stage = EpochStage::kRunning;
+    }
+    if (report.vote || report.held == second) {
+      view.canonical = second;
+      view.recent = {
+          {.attempt = {{1, 1}, 1},
+           .base = kFirst,
+           .result = second,
+           .gradients = report.vote ? report.vote->gradients : 0}};
+    }
+    view.peers[0].held = report.held;
+    return std::optional(view);
+  });
+  EXPECT_TRUE(all_applied);
+}
+
 // ---- other versions ----
 
 // Neither will ever understand the other, however often the leader connects.

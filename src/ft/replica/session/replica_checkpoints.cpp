@@ -71,13 +71,23 @@ struct ReplicaCheckpoints::Impl {
         all, [](const auto& one) { return one.front() > 0; });
   }
 
-  void wait() {
-    try {
-      saver.wait();
-    } catch (const Error& error) {
+  // Whether the last save succeeded. One that failed may be tried again.
+  Status wait() {
+    const auto status =
+        status_of([&] { saver.wait(); }, ErrorCode::kUnavailable);
+    if (!status.ok()) {
+      failure = status;
+      saved.clear();
+    }
+    return failure;
+  }
+
+  void wait_and_warn() {
+    const auto name = saved;
+    if (const auto status = wait(); !status.ok() && !name.empty()) {
       warn(
-          str("[ft] the checkpoint of ", saved,
-              " failed, and training goes on: ", error.what()));
+          str("[ft] the checkpoint of ", name,
+              " failed, and training goes on: ", status.message()));
     }
   }
 
@@ -91,13 +101,16 @@ struct ReplicaCheckpoints::Impl {
           "[ft] ", name, " is not saved: ", saved, " is still being written"));
       return;
     }
-    wait();
+    wait_and_warn();
     saved = name;
+    failure = {};
     state.values = values;
     state.values[kReplicaState] = name;
     try {
       saver.save(step, state);
     } catch (const Error& error) {
+      failure = Status(error.code(), error.what());
+      saved.clear();
       warn(str("[ft] ", name, " is not saved: ", error.what()));
     }
   }
@@ -106,7 +119,9 @@ struct ReplicaCheckpoints::Impl {
   const ReplicaCheckpointOptions options;
   const std::map<std::string, std::string> values;  // The program's values.
   CheckpointState state;
-  std::string saved;  // The name of the state saved last, or of the loaded one.
+  // The name of the state saved last, or of the loaded one. Empty after a failure.
+  std::string saved;
+  Status failure;  // That of the last save.
   CheckpointSaver saver;
 };
 
@@ -136,6 +151,10 @@ std::string ReplicaCheckpoints::load() {
       all.saved = all.name_in(folder, step);
       return all.saved;
     } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable &&
+          error.code() != ErrorCode::kInvalidArgument) {
+        throw;
+      }
       wrong = wrong.empty() ? error.what() : wrong;
       all.warn(str("[ft] not loaded: ", error.what()));
     }
@@ -160,10 +179,10 @@ void ReplicaCheckpoints::save_if_due(
 }
 
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
-  impl_->wait();  // The last save must not be skipped.
+  impl_->wait_and_warn();  // The last save must not be skipped.
   impl_->begin_save(session.step(), session.state_name());
 }
 
-void ReplicaCheckpoints::wait() { impl_->wait(); }
+void ReplicaCheckpoints::wait() { impl_->wait().throw_if_failed(); }
 
 }  // namespace sherd::ft
