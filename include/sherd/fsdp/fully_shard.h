@@ -435,8 +435,9 @@ class FullyShardedDataParallel {
   // calls, once steps are planned (docs/guide/gpus.md). Does nothing on the CPU.
   void synchronize();
 
-  // unshard() gathers units as far as the budget allows; reshard() drops all of them. Collective if
-  // the exchange is. They are never needed, but useful before a measurement.
+  // unshard() gathers units as far as the budget allows; reshard() drops all of them but those that
+  // a TouchScope uses. Collective if the exchange is. They are never needed, but useful before a
+  // measurement.
   void unshard();
   void reshard();
 
@@ -451,9 +452,9 @@ class FullyShardedDataParallel {
   // Collective, between two steps, that is after publish() and before the next training forward:
   // from now on units stay whole as this strategy or this number of bytes says. New plans are made
   // from the steps recorded so far. No effect if nothing is gathered: with one rank, with kNoShard,
-  // or if ranks share memory. Throws Error, on every rank, in the middle of a step, for kNoShard,
-  // for bytes below the floor, with FullyShardOptions::memory_bytes, and if ranks ask for different
-  // ones; nothing has changed then. Mirrors FSDPModule.set_reshard_after_forward and
+  // or if ranks share memory. Throws Error, on every rank, in the middle of a step, while a
+  // TouchScope lives, for kNoShard, for bytes below the floor, with FullyShardOptions::memory_bytes,
+  // and if ranks ask for different ones; nothing has changed then. Mirrors FSDPModule.set_reshard_after_forward and
   // set_reshard_after_backward.
   void set_strategy(Strategy strategy);
   void set_budget_bytes(std::int64_t bytes);
