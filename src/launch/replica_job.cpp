@@ -171,8 +171,12 @@ void ReplicaJob::serve_control_requests() {
       continue;
     }
     const std::string reason = actions.value().front().reason;
-    carry_out(std::move(actions).value());
-    control_->reply(*request, "ok " + reason);
+    const StartFailure failure = carry_out(std::move(actions).value());
+    control_->reply(
+        *request,
+        failure.message.empty() ? "ok " + reason
+                                : "error " + reason +
+                ", but could not be started: " + failure.message);
   }
 }
 
@@ -187,7 +191,8 @@ Result<GroupActions> ReplicaJob::act_on_request(const std::string& text) {
       : policy_.admit(replica, clock_.now());
 }
 
-void ReplicaJob::carry_out(GroupActions actions) {
+StartFailure ReplicaJob::carry_out(GroupActions actions) {
+  StartFailure last;
   // Actions that follow from a failed start come after the others.
   std::deque<GroupAction> left(
       std::make_move_iterator(actions.begin()),
@@ -202,19 +207,22 @@ void ReplicaJob::carry_out(GroupActions actions) {
     } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
       promote(*spare);
     } else if (const auto* start = std::get_if<StartGroup>(&action.what)) {
-      const GroupActions more = start_or_report(*start);
+      const GroupActions more = start_or_report(*start, &last);
       left.insert(left.end(), more.begin(), more.end());
     }
   }
+  return last;
 }
 
 // With many replicas a start takes long enough for an operator to change their mind.
-GroupActions ReplicaJob::start_or_report(const StartGroup& action) {
+GroupActions ReplicaJob::start_or_report(
+    const StartGroup& action, StartFailure* last) {
   GroupActions more;
   const StartFailure failure = policy_.stop_signal() != 0
       ? StartFailure{1, "the job is ending"}
       : start_group(action);
   if (!failure.message.empty()) {
+    *last = failure;
     more = policy_.start_failed(
         action.group, failure.exit_status, failure.message, clock_.now());
   }

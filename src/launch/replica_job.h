@@ -44,9 +44,11 @@ class ReplicaJob {
   void ended(const std::vector<RankExit>& ends);
   void serve_control_requests();
   Result<GroupActions> act_on_request(const std::string& text);
-  void carry_out(GroupActions actions);
-  // Returns the further actions, after a failure and for signals that arrived meanwhile.
-  GroupActions start_or_report(const StartGroup& action);
+  // Returns the last failure to start a group; without a message there was none.
+  StartFailure carry_out(GroupActions actions);
+  // Returns the further actions, after a failure, which is kept in `last`, and for signals that
+  // arrived meanwhile.
+  GroupActions start_or_report(const StartGroup& action, StartFailure* last);
   StartFailure start_group(const StartGroup& action);
   StartFailure start_rank_of(const StartGroup& action, int rank, int port);
   void promote(const PromoteSpare& action);

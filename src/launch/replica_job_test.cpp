@@ -19,11 +19,13 @@
 #include "base/process.h"
 #include "launch/control.h"
 #include "launch/launcher_under_test.h"
+#include "support/error_of.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::launch {
 namespace {
 
+using ::sherd::test::error_of;
 using ::sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -385,6 +387,29 @@ TEST_F(ReplicaJobKillTest, ReplicasAreDrainedAndAdmitted) {
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
   EXPECT_FALSE(std::filesystem::exists(control));
   EXPECT_THROW(drain_replica(control, 1), Error);
+}
+
+TEST_F(ReplicaJobKillTest, AnAdmittedReplicaThatCannotStartIsNoSuccess) {
+  const std::string program = path("program");
+  std::ofstream(program) << "#!/bin/sh\ntrap 'exit 0' USR1\necho pid $$\n"
+                         << "sleep 1000 &\nwait\n";
+  ::chmod(program.c_str(), 0755);
+  LaunchOptions options = sleepers(2, 1);
+  options.command = {program};
+  LauncherProcess launcher(options);
+  pids(launcher, 2, 1);
+  const std::string control = path("run/control");
+  drain_replica(control, 1);
+  ASSERT_TRUE(launcher.wait_for_err("replica 1 has left"));
+  std::filesystem::remove(program);
+  const std::string why = error_of([&] { admit_replica(control, 1); });
+  EXPECT_THAT(
+      why,
+      AllOf(
+          HasSubstr("replica 1 is admitted, but could not be started: "),
+          HasSubstr(program)));
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.finish().exit_status, 128 + SIGTERM);
 }
 
 TEST_F(ReplicaJobKillTest, WhenAllHaveLeftTheJobSaysThatTheRunIsNotOver) {
