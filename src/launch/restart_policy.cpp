@@ -329,7 +329,9 @@ void RestartPolicy::group_ended(std::size_t index) {
             : name(index) + " has left");
   } else if (!end) {
     group.state = State::kDone;
-  } else if (end->exit_code == kWrongUsage && !group.proved) {
+  } else if (
+      end->exit_code == kWrongUsage && !group.proved &&
+      now_ - group.started < options_.well_after) {
     group.state = State::kFailed;
     say(what + ", which is wrong usage; it is not started again");
   } else {

@@ -12,7 +12,7 @@
 //   all ranks returned 0               done; the others go on
 //   it was asked to leave              drained, until it is admitted again
 //   the job is stopping                ended
-//   code 2 on its first start          failed: the command line is wrong
+//   code 2 soon after its first start  failed: the command line is wrong
 //   a rank failed, and a spare runs    the spare takes the replica; the group is
 //                                      restarted as a spare, after its back-off
 //   a rank failed, otherwise           restarted after its back-off
@@ -50,7 +50,8 @@ struct RestartPolicyOptions {
   // anyway, and the replica is missed.
   Duration failure_grace = std::chrono::milliseconds(200);
   Duration stop_grace = std::chrono::seconds(30);
-  // The wait between the starts of a group; it is reset after a group has run for `well_after`.
+  // The wait between the starts of a group; it is reset after a group has run for `well_after`. One
+  // that has run so long understood its command line.
   BackoffOptions backoff{
       .first = std::chrono::seconds(1),
       .longest = std::chrono::seconds(60),

@@ -273,6 +273,14 @@ TEST(RestartPolicy, AWrongCommandLineIsNotTriedAgain) {
   EXPECT_EQ(all.exit_status(), 2);
 }
 
+TEST(RestartPolicy, ALateEndWithTwoIsNoWrongCommandLine) {
+  for (const auto ran : {minutes(4), minutes(5)}) {
+    RestartPolicy policy = begun({.replicas = 1, .ranks = 1});
+    const auto end = policy.ranks_ended({exited(0, 0, 2)}, kStart + ran);
+    EXPECT_EQ(words_of(end), ran < minutes(5) ? "" : "start 0 as 0");
+  }
+}
+
 TEST(RestartPolicy, AStopSignalEndsAllStartsNothingAndSetsTheStatus) {
   RestartPolicy policy = three_of_two();
   lose(policy, 2, kStart);
