@@ -9,6 +9,16 @@
 #include "launch/start_limits.h"
 
 namespace sherd::launch {
+namespace {
+
+// What ranks do when one fails, see RankEnvironment.
+bool ranks_write_records(const LaunchOptions& options) {
+  return !find_variable(options.environment, "SHERD_FLIGHT_DIR")
+              .value_or("")
+              .empty();
+}
+
+}  // namespace
 
 Job::Job(const LaunchOptions& options, const Clock& clock)
     : options_(options),
@@ -17,6 +27,8 @@ Job::Job(const LaunchOptions& options, const Clock& clock)
       policy_(
           {.ranks = options.ranks,
            .cause_grace = options.cause_grace,
+           .record_grace = ranks_write_records(options) ? options.record_grace
+                                                        : Duration(0),
            .stop_grace = options.stop_grace}) {}
 
 int Job::run() {

@@ -60,6 +60,10 @@ void check(const LaunchOptions& options) {
       options.cause_grace.count() >= 0,
       "[launch] expected cause_grace of at least 0 ms, found ",
       options.cause_grace.count());
+  SHERD_CHECK(
+      options.record_grace.count() >= 0,
+      "[launch] expected record_grace of at least 0 ms, found ",
+      options.record_grace.count());
 }
 
 void check_replicas(const LaunchOptions& options) {

@@ -31,12 +31,13 @@ std::optional<SignalRequest> StopPolicy::ranks_ended(
     // The remaining ranks are ending already, in their own time.
     return std::nullopt;
   }
-  if (!cause_is_running()) {
+  const bool records = options_.record_grace > Duration(0);
+  if (!records && !cause_is_running()) {
     return end_others(now);
   }
   if (state_ == State::kRunning) {
     state_ = State::kAwaiting;
-    deadline_ = now + options_.cause_grace;
+    deadline_ = now + (records ? options_.record_grace : options_.cause_grace);
   }
   return std::nullopt;
 }

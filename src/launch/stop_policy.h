@@ -8,7 +8,10 @@
 //   running   a rank fails                        SIGTERM groups  ending
 //   running   a rank fails that has lost          none            awaiting
 //             another one, which still runs
-//   awaiting  that one ends, or the deadline      SIGTERM groups  ending
+//   running   a rank fails, with a record_grace   none            awaiting
+//   awaiting  the rank that was lost ends         SIGTERM groups  ending
+//             (without a record_grace)
+//   awaiting  deadline                            SIGTERM groups  ending
 //   awaiting  any signal                          as in running
 //   running   SIGINT, SIGTERM, SIGHUP             same, groups    ending
 //   running   SIGUSR1, SIGUSR2                    same, ranks     running
@@ -38,6 +41,9 @@ struct StopPolicyOptions {
   // How long a rank that another one has lost may take to report why it fails, before SIGTERM.
   Duration cause_grace = std::chrono::milliseconds(500);
   // The time from a signal to the launcher to SIGKILL for the ranks.
+  // How long the others may take after any failure to notice it and to write down what they waited
+  // for, before SIGTERM, which would end them meanwhile. 0: they get it at once.
+  Duration record_grace = Duration(0);
   Duration stop_grace = std::chrono::seconds(30);
   // The time from SIGKILL to giving up on a rank that still does not end.
   Duration kill_timeout = std::chrono::seconds(10);

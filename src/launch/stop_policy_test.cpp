@@ -99,6 +99,28 @@ TEST(StopPolicy, ALostRankThatGoesOnIsEnded) {
   EXPECT_EQ(policy.first_failure()->blames, 0);
 }
 
+TEST(StopPolicy, RanksThatWriteRecordsHaveTimeForThemAfterEveryFailure) {
+  StopPolicyOptions options;
+  options.ranks = 4;
+  options.record_grace = milliseconds(5000);
+  StopPolicy policy(options);
+  EXPECT_FALSE(policy.ranks_ended({killed(1, SIGKILL)}, kLaunch));
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(5000));
+  // They end by themselves, once each has noticed.
+  EXPECT_FALSE(policy.ranks_ended({lost(0, 1)}, kLaunch + milliseconds(700)));
+  EXPECT_EQ(policy.deadline(), kLaunch + milliseconds(5000));
+  EXPECT_FALSE(policy.time_passed(kLaunch + milliseconds(4999)));
+  // One does not.
+  EXPECT_FALSE(policy.ranks_ended({lost(2, 1)}, kLaunch + milliseconds(4999)));
+  const auto end = policy.time_passed(kLaunch + milliseconds(5000));
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->signal, SIGTERM);
+  EXPECT_THAT(end->reason, HasSubstr("rank 1 was killed"));
+  policy.ranks_ended({killed(3, SIGTERM)}, kLaunch + milliseconds(5001));
+  EXPECT_EQ(policy.first_failure()->rank, 1);
+  EXPECT_EQ(policy.exit_status(), 128 + SIGKILL);
+}
+
 TEST(StopPolicy, RanksThatBlameEachOtherAreTakenAsNoticed) {
   StopPolicy policy = policy_of(2);
   EXPECT_FALSE(policy.ranks_ended({lost(1, 0)}, kLaunch));

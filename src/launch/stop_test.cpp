@@ -105,6 +105,21 @@ TEST_F(StopTest, ARankThatIsLostBeforeItHasEndedIsTheFirstToFail) {
           HasSubstr("    disk full\n")));
 }
 
+TEST_F(StopTest, ARankThatWritesRecordsNoticesALossByItself) {
+  LaunchOptions options = ranks_of(
+      2,
+      "if [ $RANK = 1 ]; then echo $$ > " + fifo() +
+          "; kill -9 $$; fi; read peer < " + fifo() +
+          "; while kill -0 $peer 2> /dev/null; do :; done; "
+          "echo noticed; exit 3");
+  options.environment.emplace_back("SHERD_FLIGHT_DIR=flight");
+  options.record_grace = std::chrono::minutes(10);
+  const LauncherResult outcome = launch_and_wait(options);
+  EXPECT_EQ(outcome.exit_status, 128 + SIGKILL);
+  EXPECT_THAT(outcome.out, HasSubstr("[rank 0] noticed\n"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("ending the other ranks")));
+}
+
 TEST_F(StopTest, TheCauseIsShownOfALostRankThatDoesNotFail) {
   LauncherProcess launcher(ranks_of(
       2,

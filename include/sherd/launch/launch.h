@@ -103,6 +103,10 @@ struct LaunchOptions {
   // A rank may fail because another one has, and end sooner than that. How long the other one then
   // may take to end, and to say why, before all get SIGTERM. Not with replicas.
   std::chrono::milliseconds cause_grace = std::chrono::milliseconds(500);
+  // With SHERD_FLIGHT_DIR in the environment of the ranks: how long the others may take after a
+  // failure to notice it and to write what they waited for, before all get SIGTERM. The job ends
+  // sooner if they do. Not with replicas, which are missed.
+  std::chrono::milliseconds record_grace = std::chrono::seconds(5);
   // Unset: all ranks are one world and end together. With replicas no rank reads stdin, lines begin
   // with "[r1.0] " (rank 0 of replica 1), and fake_hosts, port and rank0_owns_stdout must be unset.
   std::optional<ReplicaOptions> replicas{};
