@@ -187,7 +187,7 @@ class LauncherProcess {
   [[noreturn]] static void become_launcher(
       const LaunchOptions& options, const Streams& streams, const Ends& ends) {
     for (const int number :
-         {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
+         {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD}) {
       ::signal(number, number == streams.ignored ? SIG_IGN : SIG_DFL);
     }
     const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);

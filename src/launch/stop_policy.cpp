@@ -75,9 +75,13 @@ std::optional<SignalRequest> StopPolicy::signal_received(
   if (state_ == State::kEnding && signal == SIGINT) {
     return kill("interrupted while the ranks were ending", now);
   }
-  if (state_ == State::kRunning || state_ == State::kAwaiting) {
+  const bool first = state_ == State::kRunning || state_ == State::kAwaiting;
+  stop_signal_ = first ? signal : stop_signal_;
+  if (signal == SIGQUIT) {
+    return kill("got " + describe_signal(signal), now);
+  }
+  if (first) {
     state_ = State::kEnding;
-    stop_signal_ = signal;
     deadline_ = now + options_.stop_grace;
   }
   sent_.push_back(signal);

@@ -15,7 +15,8 @@
 //   awaiting  any signal                          as in running
 //   running   SIGINT, SIGTERM, SIGHUP             same, groups    ending
 //   running   SIGUSR1, SIGUSR2                    same, ranks     running
-//   ending    SIGINT                              SIGKILL groups  killed
+//   running   SIGQUIT                             SIGKILL groups  killed
+//   ending    SIGINT, SIGQUIT                     SIGKILL groups  killed
 //   ending    any other signal                    as in running   ending
 //   ending    deadline (1 s after a failure,      SIGKILL groups  killed
 //             stop_grace after a signal)
@@ -40,10 +41,10 @@ struct StopPolicyOptions {
   Duration failure_grace = std::chrono::seconds(1);
   // How long a rank that another one has lost may take to report why it fails, before SIGTERM.
   Duration cause_grace = std::chrono::milliseconds(500);
-  // The time from a signal to the launcher to SIGKILL for the ranks.
   // How long the others may take after any failure to notice it and to write down what they waited
   // for, before SIGTERM, which would end them meanwhile. 0: they get it at once.
   Duration record_grace = Duration(0);
+  // The time from a signal to the launcher to SIGKILL for the ranks.
   Duration stop_grace = std::chrono::seconds(30);
   // The time from SIGKILL to giving up on a rank that still does not end.
   Duration kill_timeout = std::chrono::seconds(10);

@@ -200,6 +200,22 @@ TEST(StopPolicy, SecondInterruptKills) {
   EXPECT_EQ(policy.exit_status(), 128 + SIGINT);
 }
 
+TEST(StopPolicy, SigquitKillsAtOnceAlsoWhileRanksAreEnding) {
+  for (const int before : {0, SIGTERM}) {
+    StopPolicy policy = policy_of(1);
+    if (before != 0) {
+      policy.signal_received(before, kLaunch);
+    }
+    const auto kill = policy.signal_received(SIGQUIT, kLaunch);
+    ASSERT_TRUE(kill);
+    EXPECT_EQ(kill->signal, SIGKILL);
+    EXPECT_EQ(kill->to, SignalTarget::kGroups);
+    policy.ranks_ended({killed(0, SIGKILL)}, kLaunch);
+    EXPECT_FALSE(policy.first_failure());
+    EXPECT_EQ(policy.exit_status(), 128 + (before != 0 ? before : SIGQUIT));
+  }
+}
+
 TEST(StopPolicy, AnotherStopSignalIsPassedOnWithoutMoreTime) {
   StopPolicy policy = policy_of(1);
   policy.signal_received(SIGINT, kLaunch);

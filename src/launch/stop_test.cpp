@@ -198,11 +198,12 @@ TEST_F(StopTest, SigtermIsPassedOnAndRanksMaySaveTheirState) {
 }
 
 TEST_F(StopTest, EveryStopSignalEndsTheJobWithItsStatus) {
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int number : {SIGINT, SIGQUIT, SIGTERM, SIGHUP}) {
     LauncherProcess launcher(ranks_of(1, "echo ready; exec sleep 1000"));
     ASSERT_TRUE(launcher.wait_for_out("ready\n"));
     launcher.signal(number);
     EXPECT_EQ(launcher.finish().exit_status, 128 + number);
+    EXPECT_TRUE(launcher.wait_for_death_of_all());
   }
 }
 

@@ -115,7 +115,8 @@ class Supervisor {
   LineWriter stdout_;
   LineWriter stderr_;
   Descriptor nothing_;  // /dev/null, the stdin of children.
-  SignalFd signals_{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD};
+  SignalFd signals_{SIGINT,  SIGQUIT, SIGTERM, SIGHUP,
+                    SIGUSR1, SIGUSR2, SIGCHLD};
   Orphans orphans_;
   // Set while some are left: when to look for them next, and until when.
   std::optional<Instant> sweep_at_;

@@ -125,8 +125,8 @@ struct LaunchOptions {
 // Each rank leads a process group of its own, which ends when the rank does. Processes that have
 // left the group and lost their parent are ended then, too, unless they have cleared their
 // environment, in which SHERD_START marks them. Rank 0 reads the launcher's stdin unless that is a
-// terminal; the others read nothing. SIGUSR1 and SIGUSR2 are passed on to the ranks. Signals that
-// were ignored at the call (nohup) stay ignored.
+// terminal; the others read nothing. SIGUSR1 and SIGUSR2 are passed on to the ranks; SIGQUIT kills
+// them. Signals that were ignored at the call (nohup) stay ignored.
 //
 // With replicas, a rank that fails ends only its replica, which is started again even if others
 // have returned. The status is 0 if the replica that ended last has returned, 75 if all were asked
