@@ -161,12 +161,6 @@ std::string FlightRecorder::path_in(const std::string& folder) const {
 void FlightRecorder::set_folder(const std::string& folder) {
   const std::lock_guard lock(mu_);
   folder_ = folder;
-  if (folder.empty()) {
-    return;
-  }
-  std::error_code none_there;
-  const auto path = path_in(folder);
-  std::filesystem::rename(path, path + ".previous", none_there);
 }
 
 std::string FlightRecorder::folder() const {
@@ -187,7 +181,21 @@ void FlightRecorder::fail(std::uint16_t group, const std::string& reason) {
 
 Status FlightRecorder::write() const {
   const auto to = folder();
-  return to.empty() ? Status() : write_to(to);
+  if (to.empty()) {
+    return {};
+  }
+  keep_previous(to);
+  return write_to(to);
+}
+
+void FlightRecorder::keep_previous(const std::string& folder) const {
+  const std::lock_guard writing(write_mu_);
+  if (std::exchange(kept_previous_in_, folder) == folder) {
+    return;
+  }
+  std::error_code none_there;
+  const auto path = path_in(folder);
+  std::filesystem::rename(path, path + ".previous", none_there);
 }
 
 Status FlightRecorder::write_to(const std::string& folder) const {
@@ -220,6 +228,7 @@ std::string FlightRecorder::to_json() const {
       "{\"format\":\"sherd flight record\",\"version\":1,\"rank\":",
       options_.rank, ",\"world_size\":", options_.world_size,
       ",\"host\":", json_string(options_.host),
+      ",\"run\":", json_string(options_.run),
       ",\"reason\":", json_string(reason_), ",\"unix_ns\":", unix_time_ns(),
       ",\"monotonic_ns\":", clock_.now().count(), ",\"forgotten\":", forgotten_,
       ",\n\"groups\":", json_array(groups_, group),

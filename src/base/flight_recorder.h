@@ -81,6 +81,7 @@ struct FlightOptions {
   int rank = 0;
   int world_size = 1;
   std::string host{};  // Equal for ranks with the same monotonic clock.
+  std::string run{};   // Equal for the ranks of a run, and for no other run.
   std::size_t records_max = 1000;
 };
 
@@ -111,15 +112,15 @@ class FlightRecorder {
   // Whether visits are recorded, too.
   bool profiling() const { return profiling_.load(std::memory_order_relaxed); }
 
-  // Sets the folder into which write() puts its file; empty: none. Renames a file that an earlier
-  // run has left there for this rank.
+  // Sets the folder into which write() puts its file; empty: none.
   void set_folder(const std::string& folder);
   std::string folder() const;  // Empty: none.
 
   // Remembers why this rank failed, and writes the file. Only the first reason is kept. If the file
   // cannot be written, logs a warning.
   void fail(std::uint16_t group, const std::string& reason);
-  // Writes FOLDER/rank-N.json atomically. Returns kOk if there is no folder.
+  // Writes FOLDER/rank-N.json atomically. The first time, a file that an earlier run has left there
+  // for this rank gets the suffix .previous. Returns kOk if there is no folder.
   [[nodiscard]] Status write() const;
   [[nodiscard]] Status write_to(const std::string& folder) const;
 
@@ -138,10 +139,13 @@ class FlightRecorder {
   };
   static void add_up(Group& group, const FlightRecord& record);
   std::string path_in(const std::string& folder) const;
+  void keep_previous(const std::string& folder) const;
 
   const FlightOptions options_;
   const Clock& clock_;
   mutable std::mutex write_mu_;  // Locked before mu_.
+  // Guarded by write_mu_: where an earlier file has been renamed.
+  mutable std::string kept_previous_in_;
   mutable std::mutex mu_;
   // Guarded by mu_:
   std::vector<Group> groups_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 #include <sherd/world/world.h>
 #include "base/flight_recorder.h"
 #include "world/rank_record.h"
@@ -13,7 +14,8 @@ namespace sherd::world {
 // The recorder into which exchanges over this world record.
 std::shared_ptr<FlightRecorder> flight_recorder_of(const World& world);
 
+// For that rank of a world with these records.
 std::shared_ptr<FlightRecorder> make_flight_recorder(
-    int rank, int world_size, const HostIdentity& host);
+    int rank, const std::vector<RankRecord>& records);
 
 }  // namespace sherd::world

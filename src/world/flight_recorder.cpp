@@ -14,13 +14,19 @@ std::shared_ptr<FlightRecorder> world::flight_recorder_of(const World& world) {
 }
 
 std::shared_ptr<FlightRecorder> world::make_flight_recorder(
-    int rank, int world_size, const HostIdentity& host) {
+    int rank, const std::vector<RankRecord>& records) {
   static const SteadyClock clock;
+  const HostIdentity& host = records.at(static_cast<std::size_t>(rank)).host;
+  const RankRecord& first = records.front();
   return std::make_shared<FlightRecorder>(
       FlightOptions{
           .rank = rank,
-          .world_size = world_size,
-          .host = str(host.hostname, " ", host.boot_id, " ", host.fake)},
+          .world_size = static_cast<int>(records.size()),
+          .host = str(host.hostname, " ", host.boot_id, " ", host.fake),
+          // Every rank knows this of rank 0, whose process no other run has.
+          .run =
+              str(first.host.hostname, " ", first.host.boot_id, " ", first.pid,
+                  " ", first.start_ticks)},
       clock);
 }
 

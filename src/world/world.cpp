@@ -53,7 +53,6 @@ using Meet = std::function<world::Meeting(const world::RankRecord& mine)>;
 // REQUIRES: checked options, and a rank of the size.
 World make_world_that_meets(const OwnPart& own, const Meet& meet) {
   auto impl = std::make_shared<World::Impl>();
-  impl->flight = world::make_flight_recorder(own.rank, own.size, own.host);
   impl->rank = own.rank;
   impl->size = own.size;
   impl->options = own.options;
@@ -63,6 +62,7 @@ World make_world_that_meets(const OwnPart& own, const Meet& meet) {
   world::Meeting meeting = meet(mine);
   impl->store = std::move(meeting.store);
   impl->records = std::move(meeting.records);
+  impl->flight = world::make_flight_recorder(own.rank, impl->records);
   impl->local_size = 0;
   for (const world::RankRecord& record : impl->records) {
     if (world::same_host(record.host, own.host)) {
@@ -126,7 +126,7 @@ World World::single() {
   auto impl = std::make_shared<Impl>();
   impl->records.push_back(world::RankRecord::of_this_process(
       0, 1, impl->board.fd(), world::HostIdentity::of_this_process()));
-  impl->flight = world::make_flight_recorder(0, 1, impl->records.front().host);
+  impl->flight = world::make_flight_recorder(0, impl->records);
   impl->watch =
       std::make_unique<world::PeerWatch>(0, impl->records, impl->board);
   return World(std::move(impl));

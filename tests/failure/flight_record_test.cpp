@@ -98,6 +98,30 @@ TEST(FlightRecord, NamesARankThatWasKilled) {
           ContainsRegex("rank 2: .*\n    failed: .*rank 1 ")));
 }
 
+TEST(FlightRecord, FilesOfAnEarlierRunAreNotOfThisFailure) {
+  const testing::ScratchFolder folder;
+  for (const int killed : {1, 2}) {
+    FlightRun run;
+    run.options.close_world = false;
+    run.options.strikes = {
+        {.child = killed, .point = "the second step", .signal = SIGKILL}};
+    train_with_records(
+        folder.path(), run,
+        [](Rank& self, const World&, int step, std::size_t layer) {
+          if (step == 1 && layer == 0) {
+            self.reach("the second step");
+          }
+          return layer;
+        });
+    const auto files = aligned_files(folder.path());
+    ASSERT_THAT(files, SizeIs(2));
+    EXPECT_THAT(
+        tools::comparison_text(files),
+        HasSubstr("rank " + std::to_string(killed) + " has left no file"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/rank-0.json.previous"));
+}
+
 TEST(FlightRecord, NamesARankThatAnExceptionHasEnded) {
   const testing::ScratchFolder folder;
   FlightRun run{.exchange = ExchangeKind::kCollective};

@@ -81,6 +81,7 @@ FlightFile parse(const Json& json, const std::string& path) {
   file.rank = json.at("rank").get<int>();
   file.world_size = json.at("world_size").get<int>();
   file.host = json.at("host").get<std::string>();
+  file.run = json.value("run", "");
   file.reason = json.at("reason").get<std::string>();
   file.unix_ns = json.at("unix_ns").get<std::int64_t>();
   file.monotonic_ns = json.at("monotonic_ns").get<std::int64_t>();
@@ -141,6 +142,13 @@ std::int64_t offset_between(
   return *middle;
 }
 
+// Drops what other runs than the last one to write have left.
+void keep_last_run(std::vector<FlightFile>& files) {
+  const auto newest = std::ranges::max_element(files, {}, &FlightFile::unix_ns);
+  const std::string run = newest == files.end() ? "" : newest->run;
+  std::erase_if(files, [&](const FlightFile& file) { return file.run != run; });
+}
+
 // ", but replica-0 and ..." for a folder with those of the replicas of a run; "" for another one.
 std::string replicas_text(const std::string& folder) {
   std::set<std::string> replicas;
@@ -176,7 +184,7 @@ FlightFile parse_flight_file(const std::string& text, const std::string& path) {
 }
 
 std::vector<FlightFile> read_flight_folder(const std::string& folder) {
-  std::map<int, FlightFile> files;
+  std::vector<FlightFile> files;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     const auto path = entry.path();
@@ -188,25 +196,25 @@ std::vector<FlightFile> read_flight_folder(const std::string& folder) {
     if (name != "rank-" + std::to_string(file.rank) + ".json") {
       refuse(path.string(), "those of rank " + std::to_string(file.rank));
     }
-    if (!files.empty() && files.begin()->second.world_size != file.world_size) {
-      refuse(
-          path.string(),
-          "those of one of " + std::to_string(file.world_size) +
-              " ranks beside one of " +
-              std::to_string(files.begin()->second.world_size));
-    }
-    files.emplace(file.rank, std::move(file));
+    files.push_back(std::move(file));
   }
   if (files.empty()) {
     throw Error(
         folder + ": expected a folder with rank-0.json and so on, found " +
         (error ? error.message() : "none in it" + replicas_text(folder)));
   }
-  std::vector<FlightFile> by_rank;
-  for (auto& [rank, file] : files) {
-    by_rank.push_back(std::move(file));
+  keep_last_run(files);
+  std::ranges::sort(files, {}, &FlightFile::rank);
+  for (const auto& file : files) {
+    if (file.world_size != files.front().world_size) {
+      refuse(
+          folder + "/rank-" + std::to_string(file.rank) + ".json",
+          "those of one of " + std::to_string(file.world_size) +
+              " ranks beside one of " +
+              std::to_string(files.front().world_size));
+    }
   }
-  return by_rank;
+  return files;
 }
 
 void align_clocks(std::span<FlightFile> files) {

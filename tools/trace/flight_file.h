@@ -23,6 +23,7 @@ struct FlightFile {
   int rank = 0;
   int world_size = 1;
   std::string host;
+  std::string run;           // Empty in files of the first versions.
   std::string reason;        // Why the rank failed; empty if it had not.
   std::int64_t unix_ns = 0;  // When it was written,
   // and the same time by the clock of the events.
@@ -36,8 +37,9 @@ struct FlightFile {
 // Throws Error, naming the path, for text that is no such file or is incomplete.
 FlightFile parse_flight_file(const std::string& text, const std::string& path);
 
-// The rank-N.json files of a folder, by rank. Throws Error if there is none, or if one is from a
-// different number of ranks.
+// The rank-N.json files of a folder, by rank, of the run that has written last: earlier ones may
+// have left files of ranks that this one lacks, or that were killed. Throws Error if there is none,
+// or if one is from a different number of ranks.
 std::vector<FlightFile> read_flight_folder(const std::string& folder);
 
 // Converts all times to the clock of the first file's host. The clocks of two hosts are compared by

@@ -335,10 +335,11 @@ std::string error_of_file(const std::string& text) {
   }
 }
 
-std::string recorded() {
+std::string recorded(
+    const FlightOptions& options = {
+        .rank = 2, .world_size = 3, .host = "a b"}) {
   static const SteadyClock clock;
-  const auto recorder = std::make_shared<FlightRecorder>(
-      FlightOptions{.rank = 2, .world_size = 3, .host = "a b"}, clock);
+  const auto recorder = std::make_shared<FlightRecorder>(options, clock);
   const FlightLog log(recorder, "fsdp/0", {0, 1, 2});
   log.name_units({"h.0", "h.1"});
   log.record(
@@ -392,6 +393,23 @@ TEST(FlightFile, AFolderOfReplicasIsToldFromAnEmptyOne) {
       HasSubstr(
           "found none in it, but folders of replicas: replica-0, replica-1; "
           "name one of them"));
+}
+
+TEST(FlightFile, OnlyThoseOfTheRunThatWroteLastAreOfOneFailure) {
+  const testing::ScratchFolder scratch;
+  for (const int rank : {0, 1, 2, 3}) {
+    scratch.file(
+        "rank-" + std::to_string(rank) + ".json",
+        recorded({.rank = rank, .world_size = 4, .run = "first"}));
+  }
+  EXPECT_THAT(read_flight_folder(scratch.path()), SizeIs(4));
+  // A rank of the second run was killed.
+  scratch.file(
+      "rank-1.json", recorded({.rank = 1, .world_size = 2, .run = "second"}));
+  const auto files = read_flight_folder(scratch.path());
+  ASSERT_THAT(files, SizeIs(1));
+  EXPECT_EQ(files[0].rank, 1);
+  EXPECT_EQ(files[0].world_size, 2);
 }
 
 TEST(FlightFile, ForeignFilesAreRefusedByWhatTheyAre) {

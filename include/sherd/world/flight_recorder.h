@@ -16,8 +16,8 @@ class FlightRecorder;
 
 // From now on this rank writes its last 1,000 events to FOLDER/rank-N.json when an exchange fails,
 // when an exception ends one, and on SIGUSR2, which no longer ends the process. The folder is made
-// when it is needed. A file that an earlier run has left there for this rank is renamed: its name
-// gets the suffix .previous. `sherd trace flight FOLDER` compares the ranks.
+// when it is needed. A file that an earlier run has left there for this rank then gets the suffix
+// .previous. `sherd trace flight FOLDER` compares the ranks of the run that has written last.
 // World::from_environment() and from_store() call this function if SHERD_FLIGHT_DIR is set. A
 // subset of a world uses a folder within the world's: FOLDER/subset/RANKS/N, where N counts the
 // subsets with the same ranks. Thread rule: the thread that made the world.
