@@ -471,6 +471,16 @@ class TrainCommand(unittest.TestCase):
         self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
         self.assertNotEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
 
+    def test_replicas_need_the_folder_of_their_run_even_if_they_save_nothing(self):
+        process = self.start(
+            "--data", "text", "--steps", "2", "--save-every", "0",
+            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
+        )  # fmt: skip
+        text = process.stdout.read()
+        self.assertIn("--run: expected the folder of the run, which replicas share", text)
+        self.assertEqual(process.wait(TIMEOUT_S), 2)
+        self.assertFalse((self.folder / "runs").exists())
+
     def test_a_batch_that_contradicts_the_launcher_is_refused(self):
         process = self.start(
             "--data", "text", "--batch", "12",

@@ -72,11 +72,6 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
   if (config.save_every == 0) {
     return nullptr;
   }
-  if (config.run.empty()) {
-    throw Error(
-        "--run: expected a folder in which replicas that are started again "
-        "find checkpoints, or --save-every 0; found none");
-  }
   check_average(config);
   state.values = model_metadata(config, trainer.corpus().vocabulary());
   return std::make_unique<ft::ReplicaCheckpoints>(

@@ -127,6 +127,11 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
   if (is_replica() && line.flags.contains("batch")) {
     expect_batch_of_replica(config.batch);
   }
+  if (is_replica() && config.run.empty()) {
+    throw Error(
+        "--run: expected the folder of the run, which replicas share and find "
+        "again when they are started again; found none");
+  }
   auto corpus = open_corpus(config);  // Its errors need no other rank.
   if (initial) {
     for (const auto& source : corpus->sources()) {
