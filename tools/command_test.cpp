@@ -203,6 +203,37 @@ TEST(Command, TimersOfReplicasAreInTheirEnvironment) {
       HasSubstr("--linger-timeout: expected seconds above 0, found 0"));
 }
 
+TEST(Command, ReplicasThatConnectTooLateForTheCoordinatorAreRefused) {
+  const auto shown = [](const std::string& flags,
+                        const std::string& variables = "") {
+    return test::run_in_shell(
+               variables +
+               " '" SHERD_COMMAND "' run --fault-tolerant --replicas 1 " +
+               flags + " sh -c 'echo it runs'")
+        .shown;
+  };
+  const auto refused = [](const std::string& limit, const std::string& found) {
+    return HasSubstr(
+        "--connect-timeout: expected at most seven tenths of --join-timeout, " +
+        limit + " s, found " + found);
+  };
+  EXPECT_THAT(shown("--connect-timeout 0.8"), refused("0.7", "0.8"));
+  EXPECT_THAT(shown("--join-timeout 0.5"), refused("0.35", "0.7"));
+  EXPECT_THAT(
+      shown("--join-timeout 3 --connect-timeout 2.11"), refused("2.1", "2.11"));
+  EXPECT_THAT(
+      shown("", "SHERD_TIMEOUTS=connect=3,link=2"), refused("0.7", "3"));
+  EXPECT_THAT(
+      shown("--connect-timeout 0.7", "SHERD_TIMEOUTS=connect=3"),
+      HasSubstr("it runs"));
+  EXPECT_THAT(
+      shown("--join-timeout 3 --connect-timeout 2.1"), HasSubstr("it runs"));
+  // Nobody knows how long a coordinator elsewhere waits.
+  EXPECT_THAT(
+      shown("--coordinator 127.0.0.1:9 --connect-timeout 5"),
+      HasSubstr("it runs"));
+}
+
 TEST(Command, BenchmarksThatAreNotBuiltAreNamedWithARemedy) {
   const testing::ScratchFolder folder;
   const std::string copy = folder.path() + "/sherd";

@@ -120,7 +120,8 @@ inline constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
      "then it saves what it holds (a third of --grace)"},
     {"--connect-timeout", "connect",
      "A replica to which no connection was made in this\n"
-     "time counts as lost; less than --join-timeout (0.7)"},
+     "time counts as lost; at most seven tenths of\n"
+     "--join-timeout (0.7)"},
     {"--link-timeout", "link",
      "A connection counts as lost when sent bytes were not\n"
      "acknowledged for this long (5)"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -102,6 +103,40 @@ std::string timeouts_of(const RunArguments& arguments) {
   return text.str();
 }
 
+// The value of `key` in a text such as SHERD_TIMEOUTS, or what counts without one.
+double seconds_in(
+    const std::string& timeouts, const std::string& key, double otherwise) {
+  const std::string text = "," + timeouts;
+  const std::string name = "," + key + "=";
+  const auto last = text.rfind(name);
+  return last == std::string::npos
+      ? otherwise
+      : std::strtod(text.c_str() + last + name.size(), nullptr);
+}
+
+// Members that cannot connect must report it before the coordinator counts who has joined.
+void check_connect_timeout(
+    const RunArguments& arguments, const std::string& timeouts) {
+  if (!arguments.replicas.coordinator.empty()) {
+    return;  // It has a --join-timeout of its own.
+  }
+  const double connect = seconds_in(timeouts, "connect", 0.7);
+  using Seconds = std::chrono::duration<double>;
+  double join = Seconds(ft::CoordinateOptions().join_timeout).count();
+  for (const CLI::Option* option : arguments.passed_on) {
+    if (option->get_name() == "--join-timeout" && option->count() > 0) {
+      join = option->as<double>();
+    }
+  }
+  if (connect > 0.7 * join + 1e-9) {
+    std::ostringstream text;
+    text << "--connect-timeout: expected at most seven tenths of "
+            "--join-timeout, "
+         << 0.7 * join << " s, found " << connect;
+    throw Error(text.str());
+  }
+}
+
 // `make train` does not build it.
 std::string coordinator_program() {
   const auto path = path_beside("sherd-coordinate");
@@ -123,6 +158,7 @@ void set_replicas(RunArguments& arguments) {
   options.replicas = arguments.replicas;
   options.replicas->makes_secret = !arguments.no_secret;
   options.replicas->timeouts = timeouts_of(arguments);
+  check_connect_timeout(arguments, options.replicas->timeouts);
   options.replicas->restart_window =
       milliseconds_of(arguments.restart_window_seconds);
   auto& words = options.replicas->coordinator_arguments;

@@ -58,8 +58,8 @@ struct SessionTimeouts {
   // coordinator's decision. Then it leaves with the state that it has, so that the program can save
   // it.
   std::chrono::milliseconds leave = std::chrono::seconds(10);
-  // A replica to which no connection was made within this time counts as lost. Must be less than
-  // two thirds of the coordinator's join_timeout.
+  // A replica to which no connection was made within this time counts as lost. Must be at most
+  // seven tenths of the coordinator's join_timeout.
   std::chrono::milliseconds connect = std::chrono::milliseconds(700);
   // A connection counts as lost if sent bytes were not acknowledged for this long.
   std::chrono::milliseconds link = std::chrono::seconds(5);
