@@ -2,6 +2,7 @@
 #include "base/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -172,10 +173,19 @@ ProcessExit ChildProcess::wait() {
   return reap(0).value_or(ProcessExit{.code = 1});
 }
 
-void ChildProcess::kill_and_reap() {
+bool ChildProcess::kill_and_reap(Duration timeout) {
   signal_group(SIGKILL);
-  reap(0);
+  if (pid_ > 0 && exit_event_.open()) {
+    const SteadyClock clock;
+    const Instant deadline = clock.now() + timeout;
+    pollfd polled = {exit_event_.get(), POLLIN, 0};
+    while (::poll(&polled, 1, poll_ms(clock.now(), deadline)) < 0 &&
+           errno == EINTR) {
+    }
+  }
+  const bool ended = pid_ <= 0 || reap(exit_event_.open() ? WNOHANG : 0);
   pid_ = -1;
+  return ended;
 }
 
 SpawnResult spawn_process(const ProcessSpec& spec, const SignalState& signals) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "base/clock.h"
 #include "base/descriptor.h"
 
 namespace sherd {
@@ -77,8 +78,9 @@ class ChildProcess {
   std::optional<ProcessExit> try_reap();
   // The same, but waits for the end. REQUIRES: not yet reaped.
   ProcessExit wait();
-  // Kills the group first; does nothing once the process is reaped.
-  void kill_and_reap();
+  // Kills the group first. Returns false if the process has not ended within `timeout`, because it
+  // hangs in the kernel: it is forgotten then. Does nothing once the process is reaped.
+  bool kill_and_reap(Duration timeout = std::chrono::seconds(10));
 
  private:
   std::optional<ProcessExit> reap(int flags);

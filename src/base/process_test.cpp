@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cerrno>
@@ -99,6 +100,46 @@ TEST(ChildProcess, TakesItsGroupAlong) {
   char byte = 0;
   while (::read(in.get(), &byte, 1) == 1) {
   }
+}
+
+// A debugger keeps a dead process from its parent, as a device that does not answer does.
+TEST(ChildProcess, OneThatOutlivesSigkillIsNotWaitedForWithoutLimit) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Descriptor in(ends[0]);
+  const Descriptor out(ends[1]);
+  const auto pause_forever = [] {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) {
+      ::pause();
+    }
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    EXPECT_EQ(::write(out.get(), "r", 1), 1);
+    pause_forever();
+  }
+  char told = 0;
+  ASSERT_EQ(::read(in.get(), &told, 1), 1);
+  const pid_t debugger = ::fork();
+  if (debugger == 0) {
+    told = ::ptrace(PTRACE_SEIZE, child, 0, 0) == 0 ? 'y' : 'n';
+    EXPECT_EQ(::write(out.get(), &told, 1), 1);
+    pause_forever();
+  }
+  ASSERT_EQ(::read(in.get(), &told, 1), 1);
+  ChildProcess process(child, open_pidfd(child));
+  const bool was_reaped = process.kill_and_reap(std::chrono::seconds(1));
+  EXPECT_EQ(process.pid(), -1);
+  ::kill(debugger, SIGKILL);
+  ::waitpid(debugger, nullptr, 0);
+  if (told == 'n') {
+    GTEST_SKIP() << "no process may debug another";
+  }
+  EXPECT_FALSE(was_reaped);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
 }
 
 TEST(ChildProcess, AProgramThatCannotRunIsAnErrorOfTheParent) {

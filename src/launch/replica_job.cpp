@@ -243,10 +243,12 @@ StartFailure ReplicaJob::start_group(const StartGroup& action) {
   for (int rank = 0; rank < ranks(); ++rank) {
     const StartFailure failure = start_rank_of(action, rank, port.value());
     if (!failure.message.empty()) {
-      for (int started = 0; started < rank; ++started) {
-        supervisor_.kill_and_reap(slot_of(action.group, started));
-        spare_ends_.erase(slot_of(action.group, started));
+      std::vector<int> started;
+      for (int before = 0; before < rank; ++before) {
+        started.push_back(slot_of(action.group, before));
+        spare_ends_.erase(started.back());
       }
+      supervisor_.kill_and_reap(started);
       return failure;
     }
   }

@@ -243,10 +243,21 @@ void Supervisor::signal(int slot, const SignalRequest& action) const {
   }
 }
 
-void Supervisor::kill_and_reap(int slot) {
-  const auto child = children_.find(slot);
-  if (child != children_.end()) {
-    child->second.process.kill_and_reap();
+void Supervisor::kill_and_reap(const std::vector<int>& slots) {
+  for (const int slot : slots) {
+    signal(slot, {SIGKILL, SignalTarget::kGroups, ""});
+  }
+  const Instant deadline = clock_.now() + StopPolicyOptions().kill_timeout;
+  for (const int slot : slots) {
+    const auto child = children_.find(slot);
+    if (child == children_.end()) {
+      continue;
+    }
+    ChildProcess& process = child->second.process;
+    const pid_t pid = process.pid();
+    if (!process.kill_and_reap(deadline - clock_.now())) {
+      say_hangs(pid);
+    }
     for (OutputForwarder& stream : child->second.streams) {
       stream.drain();
     }
@@ -254,9 +265,11 @@ void Supervisor::kill_and_reap(int slot) {
 }
 
 int Supervisor::give_up(const StartFailure& failure) {
+  std::vector<int> slots;
   for (const auto& [slot, child] : children_) {
-    kill_and_reap(slot);
+    slots.push_back(slot);
   }
+  kill_and_reap(slots);
   end_orphans();
   say_error(failure.message);
   flush();
@@ -273,6 +286,10 @@ void Supervisor::say_error(const std::string& sentence) {
 
 OutputTail Supervisor::output_tail(const Child& child) {
   return child.log.empty() ? *child.last : tail_of_file(child.log);
+}
+
+void Supervisor::say_hangs(pid_t pid) {
+  say_error(str("process ", pid, " hangs in the kernel and outlives SIGKILL"));
 }
 
 void Supervisor::report_output_tail(int slot) {
@@ -292,9 +309,7 @@ void Supervisor::report_output_tail(int slot) {
 void Supervisor::report_problems() {
   for (const auto& [slot, child] : children_) {
     if (child.process.pid() > 0) {
-      say_error(
-          str("process ", child.process.pid(),
-              " hangs in the kernel and outlives SIGKILL"));
+      say_hangs(child.process.pid());
     }
   }
   for (const LineWriter* sink : {&stdout_, &stderr_}) {

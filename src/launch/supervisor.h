@@ -72,7 +72,8 @@ class Supervisor {
 
   // These do nothing for a slot without a process.
   void signal(int slot, const SignalRequest& action) const;
-  void kill_and_reap(int slot);
+  // Waits as long as a job does for processes that it has killed. Those that hang are reported.
+  void kill_and_reap(const std::vector<int>& slots);
   // Ends all running processes, says why the job cannot begin, and returns its exit status.
   int give_up(const StartFailure& failure);
 
@@ -102,6 +103,7 @@ class Supervisor {
 
   Result<Channels> open_channels(
       SupervisedProcessSpec* setup, OutputTail* last);
+  void say_hangs(pid_t pid);
   static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();
   std::set<pid_t> own_processes() const;
