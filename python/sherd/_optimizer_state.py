@@ -62,10 +62,11 @@ def is_trained(tensor):
 def _keys(optimizer, number):
     """The keys of the state of a parameter of that group."""
     group = optimizer.param_groups[number]
-    if not group["params"]:
+    mine = [parameter for parameter in group["params"] if parameter.numel() > 0]
+    if not mine:
         return []  # This rank has no slice of them.
-    states = [optimizer.state.get(parameter) for parameter in group["params"]]
-    dtype = group["params"][0].dtype
+    states = [optimizer.state.get(parameter) for parameter in mine]
+    dtype = mine[0].dtype
     is_there = all(states)  # Adagrad makes it itself.
     first = states[0] if is_there else first_state(
         optimizer, number, torch.zeros(2, dtype=dtype))

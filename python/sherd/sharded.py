@@ -35,21 +35,30 @@ class FullyShardedDataParallel:
         self.mesh = mesh
         self._core = core
         self._named = core.named_parameters()
-        slices = self._named.items()
-        # An optimizer of torch.optim refuses to have no parameters at all.
-        self._slices = slices or [("", torch.empty(0, requires_grad=True))]
         sharded = {name for unit in core.units() for name in unit.parameters}
-        self._whole = [parameter for name, parameter in module.named_parameters()
-                       if name in sharded]
+        named = module.named_parameters(remove_duplicate=False)
+        whole = {name: parameter for name, parameter in named if name in sharded}
+        self._whole = list(whole.values())
+        self._slices = self._slices_of(whole)
         _slices.mark((tensor for _, tensor in self._slices), self, True)
         _slices.mark(self._whole, self, False)
         self.guard = state.Guard(self)
         handles.add(self)
 
+    def _slices_of(self, whole):
+        """All ranks have the same names, so that groups of an optimizer that are made
+        by name have the same owners and are empty on no rank: an optimizer of
+        torch.optim refuses to have no parameters, and every rank has to publish."""
+        slices = dict(self._named.items())
+        named = [(name, slices.get(name)) for name, _, _ in state.placed(self)]
+        return [(name, torch.empty(0, requires_grad=whole[name].requires_grad)
+                 if part is None else part) for name, part in named]
+
     def parameters(self) -> list[torch.Tensor]:
         """This rank's slice of each parameter: 1-D leaves in the order of the
         module, for an optimizer. ``.grad`` is set when a synchronised backward
-        returns. The same tensors every time."""
+        returns. The same tensors every time. Where this rank owns nothing of a
+        parameter the slice is empty and has no gradient."""
         return [tensor for _, tensor in self._slices]
 
     def named_parameters(self) -> list[tuple[str, torch.Tensor]]:

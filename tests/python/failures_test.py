@@ -250,7 +250,7 @@ class Failures(unittest.TestCase):
             loss = handle.module(torch.ones(2, 8)).mean()
             scaler.scale(loss).backward()
             if infinite and ranks.rank() == 1:
-                handle.parameters()[0].grad.fill_(float("inf"))
+                handle.parameters()[-1].grad.fill_(float("inf"))
             self.assertEqual(scaler.step(optimizer), not infinite)
             scaler.update()
             optimizer.zero_grad()

@@ -129,7 +129,8 @@ class SliceHooks(unittest.TestCase):
 
         last = ranks.rank() == ranks.size() - 1
         if last:
-            handle.parameters()[0].register_post_accumulate_grad_hook(refuse)
+            dict(handle.named_parameters())[
+                "body.2.bias"].register_post_accumulate_grad_hook(refuse)
         with self.assertRaisesRegex((ValueError, self.sherd.Error),
                                     "not today" if last else "hook|lost|not today"):
             loss_of(model, 0).backward()

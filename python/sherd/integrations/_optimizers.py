@@ -2,9 +2,6 @@
 """Optimizers that were made over the parameters of a plain module, which became
 sharded since."""
 
-import torch
-
-from .. import _slices
 from ..errors import FailedPreconditionError
 from ..optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 
@@ -34,17 +31,8 @@ class OverSlices:
                        for group in optimizer.param_groups]
         for group, names in zip(optimizer.param_groups, self._names):
             group["params"] = [slices[name] for name in names if name in slices]
-        self._publish_always()
         optimizer.state_dict = self.state_dict
         optimizer.load_state_dict = self.load_state_dict
-
-    def _publish_always(self):
-        # Its steps publish also where this rank owns nothing that it updates.
-        groups = self._optimizer.param_groups
-        if not any(group["params"] for group in groups):
-            nothing = torch.empty(0, requires_grad=True)
-            _slices.mark([nothing], self._handle, True)
-            groups[0]["params"] = [nothing]
 
     def _places(self):
         """The number that torch.optim's dictionaries have for each name."""
