@@ -163,6 +163,37 @@ Owned<SummonScope> summon(
        .module = of_module}));
 }
 
+void bind_named_parameters(py::module_& module) {
+  py::class_<NamedParameters>(module, "NamedParameters")
+      .def(
+          "items",
+          [](const NamedParameters& parameters) {
+            NamedTensors items;
+            for (const auto& item : parameters.items) {
+              items.emplace_back(item.name, item.slice);
+            }
+            return items;
+          })
+      // What an optimizer calls; frozen slices count as unchanged.
+      .def(
+          "publish",
+          [](const NamedParameters& parameters) {
+            if (parameters.publish) {
+              parameters.publish();
+            }
+          },
+          WithoutGil())
+      .def(
+          "drop_kept",
+          [](const NamedParameters& parameters,
+             const std::vector<std::string>& names) {
+            if (parameters.drop_kept) {
+              parameters.drop_kept(names);
+            }
+          },
+          WithoutGil());
+}
+
 // What is done by hand between two steps.
 void bind_by_hand(py::class_<ShardedModule, Owned<ShardedModule>>& sharded) {
   using Self = ShardedModule;
@@ -201,25 +232,7 @@ void bind_fully_shard(py::module_& module) {
   bind_reports(module);
   bind_summon(module);
   using Self = ShardedModule;
-  py::class_<NamedParameters>(module, "NamedParameters")
-      .def(
-          "items",
-          [](const NamedParameters& parameters) {
-            NamedTensors items;
-            for (const auto& item : parameters.items) {
-              items.emplace_back(item.name, item.slice);
-            }
-            return items;
-          })
-      // What an optimizer calls; frozen slices count as unchanged.
-      .def(
-          "publish",
-          [](const NamedParameters& parameters) {
-            if (parameters.publish) {
-              parameters.publish();
-            }
-          },
-          WithoutGil());
+  bind_named_parameters(module);
   py::class_<Self, Owned<Self>> sharded(module, "ShardedModule");
   bind_by_hand(sharded);
   bind_join(sharded, [](Self& self) -> auto& { return self.fsdp; });

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tells torch.optim and torch.nn.utils that parameters are sharded.
 
-An optimizer of torch.optim over a handle's slices publishes them after each step.
+An optimizer of torch.optim over a handle's slices publishes them after each step, and
+its zero_grad() drops what no_sync() has kept of them.
 One over the parameters of the module itself, and a gradient norm of some ranks
 only, would be wrong without a word, so these raise or do the right thing.
 """
@@ -78,6 +79,19 @@ def _before_step(optimizer, _args, _kwargs):
                 "module, which have no gradients")
     if owners:
         _stepping[optimizer] = [handle for handle, _ in owners]
+
+
+def _zero_grad(original):
+    @functools.wraps(original)
+    def zero_grad(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        given = {id(tensor) for group in self.param_groups for tensor in group["params"]}
+        for handle, is_slice in _owners_of(self):
+            if is_slice:
+                handle.core_parameters.drop_kept(
+                    [name for name, part in handle.named_parameters()
+                     if id(part) in given])
+    return zero_grad
 
 
 def _is_within_another(optimizer, step):
@@ -163,6 +177,7 @@ def install():
     scaler = torch.amp.GradScaler
     scaler.unscale_ = _grad_scaler(scaler.unscale_)
     scaler.step = _grad_scaler(scaler.step)
+    torch.optim.Optimizer.zero_grad = _zero_grad(torch.optim.Optimizer.zero_grad)
     torch_optimizer.register_optimizer_step_pre_hook(_before_step)
     torch_optimizer.register_optimizer_step_post_hook(_after_step)
     clip = _clip_grad_norm(torch.nn.utils.clip_grad_norm_)

@@ -208,6 +208,34 @@ class FullyShard(unittest.TestCase):
                 self.assertTrue(torch.allclose(ours, theirs, atol=1e-5))
         handle.close()
 
+    def gradients_of(self, is_first, zeroed):
+        """Of a backward after one under no_sync(), if that is first, and zero_grad() of
+        an optimizer of these parameters."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        handle = self.sherd.fully_shard(model, units=[])
+        optimizer = torch.optim.SGD(
+            [part for name, part in handle.named_parameters() if zeroed(name)], lr=0.1)
+        if is_first:
+            with handle.no_sync():
+                model(torch.ones(1, 3)).sum().backward()
+        optimizer.zero_grad()
+        model(torch.full((2, 3), 3.0)).square().sum().backward()
+        with handle.summon_full_parameters(read_only=True, with_gradients=True) as full:
+            gradients = {name: full.gradient(name).clone()
+                         for name, _ in model.named_parameters()}
+        handle.close()
+        return gradients
+
+    def test_zero_grad_drops_what_no_sync_has_kept_of_its_parameters(self):
+        # One that another rank owns, all, some.
+        for zeroed in (lambda name: name == "1.bias", lambda name: name == "0.weight",
+                       lambda name: True, lambda name: name.endswith("bias")):
+            fresh = self.gradients_of(False, zeroed)
+            found = self.gradients_of(True, zeroed)
+            for name, gradient in fresh.items():
+                self.assertEqual(torch.equal(found[name], gradient), zeroed(name), name)
+
     def test_an_optimizer_of_parameters_of_which_a_rank_owns_nothing(self):
         for exchange in ("shared_memory", "messages"):
             for chosen in ("0.weight", "1.bias"):
