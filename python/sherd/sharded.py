@@ -31,7 +31,7 @@ class FullyShardedDataParallel:
     def __init__(self, module: torch.nn.Module, core, mesh, hooks, hook_of) -> None:
         self.module = module
         self.hook_of = hook_of  # For checkpoints.
-        self._hooks = [register() for register in hooks]
+        self._hooks = [register(core) for register in hooks]
         self.mesh = mesh
         self._core = core
         self._named = core.named_parameters()
@@ -112,6 +112,12 @@ class FullyShardedDataParallel:
         FSDP.summon_full_params()."""
         return self._core.summon_full_parameters(
             read_only, full_precision, rank0_only, with_gradients, module)
+
+    def full_precision(self) -> AbstractContextManager:
+        """A scope around an evaluation, in which units are gathered in the dtype of the
+        shards, and inputs are not cast. Every rank uses the same units in the same
+        order. Mirrors sherd::FullyShardedDataParallel::full_precision()."""
+        return self._core.full_precision()
 
     def unshard(self, module: torch.nn.Module | str | None = None) -> Any:
         """Gathers units, or those of a module (or of the module or unit of that name),

@@ -114,14 +114,18 @@ def _cast_to(dtype):
     return lambda values: tree_map(cast, values)
 
 
-def _input_hook(dtype):
+def _cast_inputs(module, dtype, core):
     cast = _cast_to(dtype)
-    return lambda module, args, kwargs: (cast(args), cast(kwargs))
+
+    def hook(_module, args, kwargs):
+        return None if core.is_in_full_precision() else (cast(args), cast(kwargs))
+
+    return module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
 
 
-def _output_hook(dtype):
+def _cast_outputs(module, dtype, _core):
     cast = _cast_to(dtype)
-    return lambda module, inputs, outputs: cast(outputs)
+    return module.register_forward_hook(lambda module, inputs, outputs: cast(outputs))
 
 
 def _input_dtype(name, module, named, precision):
@@ -138,17 +142,15 @@ def _input_dtype(name, module, named, precision):
 
 def forward_casts(root, named, precision):
     """Options without output_dtype, and what registers the hooks that cast inputs and
-    outputs of units as FSDP2 does, to be called once the module is sharded. In C++,
+    outputs of units as FSDP2 does, to be called with the sharded module's core. In C++,
     which has no such hooks, the engine casts what operators take and return."""
     options, hooks = dict(named), []
     for name, module in root.named_modules(remove_duplicate=False):
         if dtype := _input_dtype(name, module, named, precision):
-            hooks.append(partial(module.register_forward_pre_hook, _input_hook(dtype),
-                                 prepend=True, with_kwargs=True))
+            hooks.append(partial(_cast_inputs, module, dtype))
         one = named.get(name)
         if one is not None and one.output_dtype is not None:
-            hooks.append(partial(
-                module.register_forward_hook, _output_hook(one.output_dtype)))
+            hooks.append(partial(_cast_outputs, module, one.output_dtype))
             options[name] = UnitOptions(
                 one.name, one.own_unit, one.mixed_precision, None, one.keep_whole)
     return options, hooks

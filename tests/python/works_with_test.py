@@ -222,6 +222,21 @@ class WorksWith(unittest.TestCase):
         handle.close()
         self.assertFalse(model.cast._forward_pre_hooks)
 
+    def test_evaluation_in_full_precision(self):
+        model = mlp()
+        values = batch_of(0, 0)
+        with torch.no_grad():
+            expected = model(values)
+        handle = self.sherd.fully_shard(model, mixed_precision=self.sherd.MixedPrecision(
+            param_dtype=torch.bfloat16))
+        for scope in (handle.full_precision, lambda: handle.summon_full_parameters(
+                read_only=True, full_precision=True)):
+            with torch.no_grad():
+                with scope():
+                    torch.testing.assert_close(model(values), expected)
+                self.assertEqual(model(values).dtype, torch.bfloat16)
+        handle.close()
+
     def test_transforms_of_torch_func_may_gather(self):
         halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
         x = batch_of(0, 0)
