@@ -204,19 +204,18 @@ void bind_folders(py::module_& module) {
         return load_checkpoint(world, folder, state.state, {.strict = strict});
       },
       WithoutGil());
-  py::class_<CheckpointSaver>(module, "CheckpointSaver")
+  py::class_<CheckpointSaver, Owned<CheckpointSaver>>(module, "CheckpointSaver")
       .def(
           py::init([](const World& world, const std::string& folder,
                       bool asynchronous, int keep_last, std::int64_t keep_every,
                       bool shared, std::int64_t file_bytes_max) {
-            return std::make_unique<CheckpointSaver>(
+            return own(CheckpointSaver(
                 world, folder,
-                SaveOptions{
-                    .asynchronous = asynchronous,
-                    .keep_last = keep_last,
-                    .keep_every = keep_every,
-                    .shared = shared,
-                    .file_bytes_max = file_bytes_max});
+                {.asynchronous = asynchronous,
+                 .keep_last = keep_last,
+                 .keep_every = keep_every,
+                 .shared = shared,
+                 .file_bytes_max = file_bytes_max}));
           }),
           py::arg("world"), py::arg("folder"), py::arg("asynchronous"),
           py::arg("keep_last"), py::arg("keep_every"), py::arg("shared"),
