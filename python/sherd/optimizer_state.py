@@ -6,6 +6,7 @@ tensor}}, "param_groups": [{..., "params": [NAME, ...]}]}, for sherd's optimizer
 for those of torch.optim whose state of a parameter has its shape or is one number.
 """
 
+import collections.abc
 from typing import Any
 
 import torch
@@ -173,13 +174,21 @@ def load_optimizer_state_dict(handle, optimizer: Any,
     world = handle.mesh.world
     mine = on_every_rank(world, lambda: state_of(handle, optimizer))
     names = named_groups(handle, mine)
-    is_sharded = any(
-        isinstance(value, ShardTensor) for of_one in state.get("state", {}).values()
-        for value in of_one.values())
+    is_sharded = on_every_rank(world, lambda: _has_parts(state))
     if any(gathered(world, is_sharded)):
         _load_parts(handle, mine, names, state)
     else:
         _load_full(world, mine, names, state)
+
+
+def _has_parts(state):
+    if not isinstance(state, collections.abc.Mapping):
+        raise InvalidArgumentError(
+            "[python] load_optimizer_state_dict: expected a dictionary of state and "
+            "param_groups, which may be empty on ranks other than 0, found a "
+            f"{type(state).__name__}")
+    return any(isinstance(value, ShardTensor) for of_one in state.get("state", {}).values()
+               for value in of_one.values())
 
 
 def _checked(mine, names, state):

@@ -203,13 +203,18 @@ def wait_for_readers(handle):
 
 def load_state_dict(handle, state, strict=True):
     """See FullyShardedDataParallel.load_state_dict()."""
-    if not isinstance(state, collections.abc.Mapping):
-        raise InvalidArgumentError(
-            "[python] load_state_dict: expected a dictionary of tensors by name, found a "
-            f"{type(state).__name__}")
+    def describe():
+        if not isinstance(state, collections.abc.Mapping):
+            raise InvalidArgumentError(
+                "[python] load_state_dict: expected a dictionary of tensors by name, "
+                "which may be empty on ranks other than 0, found a "
+                f"{type(state).__name__}")
+        parts = [isinstance(value, ShardTensor) for value in state.values()]
+        return [any(parts), bool(parts)]
+
+    world = handle.mesh.world
+    of_ranks = gathered(world, on_every_rank(world, describe))
     wait_for_readers(handle)
-    parts = [isinstance(value, ShardTensor) for value in state.values()]
-    of_ranks = gathered(handle.mesh.world, [any(parts), bool(parts)])
     if any(sharded for sharded, _ in of_ranks):
         if not all(sharded or not some for sharded, some in of_ranks):
             raise InvalidArgumentError(

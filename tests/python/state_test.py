@@ -185,6 +185,14 @@ class State(unittest.TestCase):
             state = good | wrong if ranks.rank() == 0 else {}
             with self.assertRaisesRegex(sherd.InvalidArgumentError, text):
                 handle.load_state_dict(state)
+        optimizer = sherd.SGD(handle)
+        good_of_optimizer = sherd.optimizer_state_dict(handle, optimizer)
+        first = ranks.rank() == 0
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "found a NoneType"):
+            handle.load_state_dict(None if first else good)
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "found a NoneType"):
+            sherd.load_optimizer_state_dict(
+                handle, optimizer, None if first else good_of_optimizer)
         missing = {name: tensor for name, tensor in good.items() if name != "frozen"}
         with self.assertRaisesRegex(sherd.InvalidArgumentError, "no frozen"):
             handle.load_state_dict(missing)
