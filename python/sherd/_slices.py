@@ -50,6 +50,12 @@ def unmark(tensors):
             delattr(tensor, _MARK)
 
 
+def owner_of(tensor):
+    """The handle whose slice or parameter of the module this is, or None."""
+    owner = getattr(tensor, _MARK, None)
+    return owner.handle() if owner is not None else None
+
+
 def _owners(tensors):
     """(handle, whether slices) of all that sharded tensors among these belong to."""
     # In the order of the tensors, which is that of all ranks.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _core, optimizer_state
+from . import _core, _slices, optimizer_state
 from ._handles import check_handle
 from ._optimizers import SECTION, state_of
 from ._together import of_rank0, on_every_rank
@@ -143,10 +143,11 @@ def _base_state(handle, generators):
 
 
 def ignored_parameters(handle):
-    """(name, tensor) of the parameters that the handle leaves alone."""
+    """(name, tensor) of the parameters that the handle leaves alone, without those that
+    another handle has sharded and saves."""
     managed = {name for name, _, _ in placed(handle)}
     return [(name, tensor) for name, tensor in handle.module.named_parameters()
-            if name not in managed]
+            if name not in managed and _slices.owner_of(tensor) in (None, handle)]
 
 
 def _described(options):

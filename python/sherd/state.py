@@ -12,7 +12,7 @@ import contextlib
 
 import torch
 
-from . import _core
+from . import _core, _slices
 from ._shard_tensor import ShardTensor
 from ._together import gathered, of_rank0, on_every_rank
 from .errors import FailedPreconditionError, InvalidArgumentError
@@ -91,12 +91,25 @@ def _storage(tensor):
         return None
 
 
+def _entries(handle):
+    """state_dict() of the module, without what other handles have sharded in it."""
+    owners = {_slices.owner_of(tensor) for tensor in handle.module.parameters()}
+    with contextlib.ExitStack() as guards:
+        for one in {handle, *owners} - {None}:
+            guards.enter_context(one.guard.opened())
+        entries = handle.module.state_dict(keep_vars=True)
+    for key, value in list(entries.items()):
+        if _slices.owner_of(value) not in (None, handle):
+            del entries[key]
+    return entries
+
+
 class Template:
-    """What the plain module's state_dict() would have: by its names, in order."""
+    """What the plain module's state_dict() would have: by its names, in order. What
+    another handle has sharded is not there, since that saves it."""
 
     def __init__(self, handle):
-        with handle.guard.opened():
-            self.entries = handle.module.state_dict(keep_vars=True)
+        self.entries = _entries(handle)
         self.metadata = getattr(self.entries, "_metadata", None)
         whole = placed(handle)
         named = dict(handle.module.named_parameters(remove_duplicate=False))

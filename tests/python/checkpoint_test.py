@@ -425,6 +425,38 @@ class Checkpoints(unittest.TestCase):
                     target.close()
                     source.close()
 
+    def nested(self, model):
+        """Two handles of one model."""
+        return [self.sherd.fully_shard(model[1], exchange="messages"),
+                self.sherd.fully_shard(model, exchange="messages", ignored=["1"])]
+
+    def test_b4_what_two_handles_have_sharded_is_saved_by_both(self):
+        plain = decoder()
+        of_inner = {f"1.{name}": value for name, value in plain[1].state_dict().items()}
+        of_outer = {name: value for name, value in plain.state_dict().items()
+                    if name not in of_inner}
+        inner, outer = self.nested(decoder())
+        whole = outer.state_dict()
+        self.assertEqual(list(whole), list(of_outer))
+        whole |= {f"1.{name}": value for name, value in inner.state_dict().items()}
+        decoder().load_state_dict(whole)
+        for name, value in plain.state_dict().items():
+            self.assertTrue(torch.equal(whole[name], value), name)
+        self.assertEqual(
+            list(self.sherd.TrainingState(outer).state_dict()["model"]), list(of_outer))
+        with self.folder() as folder:
+            for name, handle in (("inner", inner), ("outer", outer)):
+                self.sherd.save(os.path.join(folder, name), 1, handle)
+            handles = self.nested(changed(decoder()))
+            for name, handle in zip(("inner", "outer"), handles):
+                self.sherd.load(os.path.join(folder, name), handle)
+            for handle, expected in zip(handles, (plain[1].state_dict(), of_outer)):
+                for name, value in handle.state_dict().items():
+                    self.assertTrue(torch.equal(value, expected[name]), name)
+                handle.load_state_dict(expected)
+        for handle in (*handles, outer, inner):
+            handle.close()
+
     def test_who_handles_the_error_of_a_save_may_save_again(self):
         with self.folder() as folder:
             handle = self.sherd.fully_shard(nn.Linear(3, 5))
