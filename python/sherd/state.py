@@ -19,6 +19,7 @@ from .errors import FailedPreconditionError, InvalidArgumentError
 
 _KINDS = ("full", "rank0", "sharded")
 _MODEL, _OTHERS = "model", "others"  # Sections.
+_COPY = "__reduce_ex__"
 
 IncompatibleKeys = collections.namedtuple(
     "IncompatibleKeys", ["missing_keys", "unexpected_keys"])
@@ -26,15 +27,20 @@ IncompatibleKeys = collections.namedtuple(
 
 class Guard:
     """Makes state_dict() and load_state_dict() of a sharded module, and of modules in
-    it, raise: they would save what this rank has by chance, and load nothing."""
+    it, raise: they would save what this rank has by chance, and load nothing. Copies
+    raise before they read a parameter, for which other ranks would have to gather."""
 
     def __init__(self, handle):
         self._open = False
         self._hooks = []
+        self._modules = []
         sharded = {id(tensor) for tensor in handle.module_parameters()}
         for module in handle.module.modules():
             own = module.parameters(recurse=False)
             if any(id(tensor) in sharded for tensor in own):
+                # Those who copy and pickle ask the object, not its class.
+                module.__dict__[_COPY] = _slices.refuse_copy
+                self._modules.append(module)
                 self._hooks += [
                     module.register_state_dict_pre_hook(self._before_save),
                     module.register_load_state_dict_pre_hook(self._before_load)]
@@ -52,7 +58,9 @@ class Guard:
         """Ends it."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        for module in self._modules:
+            module.__dict__.pop(_COPY, None)
+        self._hooks, self._modules = [], []
 
     def _before_save(self, *_):
         if not self._open:

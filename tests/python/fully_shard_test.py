@@ -387,9 +387,12 @@ class FullyShard(unittest.TestCase):
         self.assertIs(sherd.handle_of(model), handle)
         with self.assertRaisesRegex(sherd.Error, "not sharded yet"):
             sherd.fully_shard(model)
+        unshards = handle.report().unshards
         for copies in (copy.deepcopy, pickle.dumps):
-            with self.assertRaisesRegex(sherd.Error, "before fully_shard"):
-                copies(model)
+            for part in (model, model[1], model[1].self_attn, model[3]):
+                with self.assertRaisesRegex(sherd.Error, "before fully_shard"):
+                    copies(part)
+        self.assertEqual(handle.report().unshards, unshards)
         with self.assertRaisesRegex(sherd.Error, r"handle.parameters\(\)"):
             torch.optim.SGD(model.parameters(), lr=0.1).step()
         handle.close()
