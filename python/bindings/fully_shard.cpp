@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 #include <optional>
+#include <ATen/ops/empty.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <torch/nn/module.h>
 #include "bindings.h"
@@ -187,6 +188,22 @@ Owned<Summoned> summon(
       full_precision ? keep_full_precision(module) : nullptr});
 }
 
+// The slice of each parameter, empty where this rank owns nothing of it.
+NamedTensors slices_of(const NamedParameters& parameters) {
+  std::map<std::string, at::Tensor> owned;
+  for (const auto& item : parameters.items) {
+    owned.emplace(item.name, item.slice);
+  }
+  NamedTensors slices;
+  for (const auto& item : parameters.whole.items) {
+    const auto found = owned.find(item.name);
+    slices.emplace_back(
+        item.name,
+        found != owned.end() ? found->second : at::empty({0}, item.options));
+  }
+  return slices;
+}
+
 void bind_named_parameters(py::module_& module) {
   py::class_<NamedParameters>(module, "NamedParameters")
       .def(
@@ -198,6 +215,7 @@ void bind_named_parameters(py::module_& module) {
             }
             return items;
           })
+      .def("slices", &slices_of)
       // What an optimizer calls; frozen slices count as unchanged.
       .def(
           "publish",

@@ -49,10 +49,11 @@ class FullyShardedDataParallel:
         """All ranks have the same names, so that groups of an optimizer that are made
         by name have the same owners and are empty on no rank: an optimizer of
         torch.optim refuses to have no parameters, and every rank has to publish."""
-        slices = dict(self._named.items())
-        named = [(name, slices.get(name)) for name, _, _ in state.placed(self)]
-        return [(name, torch.empty(0, requires_grad=whole[name].requires_grad)
-                 if part is None else part) for name, part in named]
+        slices = self._named.slices()
+        for name, part in slices:
+            if part.numel() == 0:
+                part.requires_grad_(whole[name].requires_grad)
+        return slices
 
     def parameters(self) -> list[torch.Tensor]:
         """This rank's slice of each parameter: 1-D leaves in the order of the

@@ -240,17 +240,19 @@ class FullyShard(unittest.TestCase):
         for exchange in ("shared_memory", "messages"):
             for chosen in ("0.weight", "1.bias"):
                 torch.manual_seed(0)
-                plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+                plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
                 model = copy.deepcopy(plain)
                 handle = self.sherd.fully_shard(model, units=[], exchange=exchange)
                 slices = dict(handle.named_parameters())
                 names = [name for name, _ in plain.named_parameters()]
                 self.assertEqual(list(slices), names)
+                self.assertEqual({(part.dtype, part.requires_grad)
+                                  for part in slices.values()}, {(torch.float64, True)})
                 optimizers = [torch.optim.SGD([slices[chosen]], lr=0.1),
                               torch.optim.SGD([plain.get_parameter(chosen)], lr=0.1)]
                 for _ in range(2):
                     for net, optimizer in zip((model, plain), optimizers):
-                        net(torch.ones(2, 3)).square().sum().backward()
+                        net(torch.ones(2, 3).double()).square().sum().backward()
                         optimizer.step()
                         optimizer.zero_grad()
                 for name, value in handle.state_dict().items():
