@@ -108,7 +108,7 @@ void World::Impl::check_none_lost(
 }
 
 // Throws if rank `missing` has left the world or given up, or is about to, without having set its
-// key of group `name`.
+// key of group `name`. The others are told, since this rank may leave before they look.
 void World::Impl::check_will_join(
     const std::string& name, int missing, const std::string& key) const {
   const bool left = watch->has_ended(missing);
@@ -118,14 +118,14 @@ void World::Impl::check_will_join(
     return;
   }
   const auto cause = left ? watch->explanation(missing) : std::nullopt;
-  SHERD_CHECK_AS(
-      kPeerLost, !cause, "[world] rank ", cause->rank, " was lost: it ",
-      cause->how, "; rank ", rank, " waited for group '", name, "' with rank ",
-      missing);
+  const auto loss = cause.value_or(world::PeerLoss{
+      missing,
+      left ? "left the job" : "closed its World and takes part no more"});
+  watch->report(loss);
   throw Error(
-      str("[world] rank ", missing, " was lost: it ",
-          left ? "left the job" : "closed its World and takes part no more",
-          "; rank ", rank, " waited for group '", name, "' with it"),
+      str("[world] rank ", loss.rank, " was lost: it ", loss.how, "; rank ",
+          rank, " waited for group '", name, "' with ",
+          cause ? str("rank ", missing) : "it"),
       ErrorCode::kPeerLost);
 }
 

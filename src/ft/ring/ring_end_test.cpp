@@ -161,13 +161,12 @@ class SteppedMember {
     advance();
     handshakes_.accept_waiting(listening_.socket.get(), now_);
   }
-  // Waits until something has arrived on the connection that it dialled, and leaves it unread.
-  bool receives() {
-    return wait_until([this] {
-      std::vector<pollfd> list;
-      communicator_->polls(list);
-      return ::poll(list.data(), 1, 0) == 1 && (list[0].revents & POLLIN) != 0;
-    });
+  // Whether something has arrived on the connection that it dialled, which stays unread.
+  bool has_received() const {
+    std::vector<pollfd> list;
+    communicator_->polls(list);
+    return !list.empty() && ::poll(list.data(), 1, 0) == 1 &&
+        (list[0].revents & POLLIN) != 0;
   }
   void stand_still(Duration time) { now_ += time; }
 
@@ -184,31 +183,45 @@ class SteppedMember {
 // How far the member is with its connection when it stands still.
 enum class Stands { kBeforeItDials, kBeforeItGreets, kBeforeItIsAnswered };
 
-void expect_joins_after_it_stood_still(Stands moment) {
+// Returns false if nothing was learnt, because this thread really stood still: the other member
+// expects a handshake within a second.
+bool joins_after_it_stood_still(Stands moment) {
   SCOPED_TRACE(static_cast<int>(moment));
-  RingGroup group(2, {.layout = {10}});
+  RingGroup group(
+      2, {.layout = {10}, .connect_timeout = std::chrono::minutes(1)});
   SteppedMember member;
+  const auto is_refused = [&] {
+    return group[1].ring.counters().silent_connections > 0;
+  };
+  const auto receives = [&] {
+    return wait_until([&] { return member.has_received() || is_refused(); });
+  };
   auto epoch = group.epoch(1);
   epoch.members[0].port = member.port();
   member.join(epoch);
   group[1].ring.join(epoch);
   if (moment != Stands::kBeforeItDials) {
     member.advance();
-    ASSERT_TRUE(member.receives()) << "the challenge";
+    EXPECT_TRUE(receives()) << "the challenge";
   }
   if (moment == Stands::kBeforeItIsAnswered) {
     member.advance();  // Connected.
     member.advance();
-    ASSERT_TRUE(member.receives()) << "the answer";
+    EXPECT_TRUE(receives()) << "the answer";
   }
   member.stand_still(std::chrono::seconds(10));
   EXPECT_TRUE(wait_until([&] {
     member.advance_connections();
-    return member.communicator().ended() || member.communicator().take_joined();
+    return member.communicator().ended() ||
+        member.communicator().take_joined() || is_refused();
   }));
+  if (is_refused()) {
+    return false;
+  }
   EXPECT_FALSE(member.communicator().ended())
       << member.communicator().ending().reason;
   EXPECT_TRUE(group[1].events_seen.joined(epoch.epoch));
+  return true;
 }
 
 // The other one is well, and has answered all that it was told.
@@ -216,7 +229,10 @@ TEST(RingJoin, AMemberThatStoodStillDoesNotBlameTheOther) {
   for (const auto moment :
        {Stands::kBeforeItDials, Stands::kBeforeItGreets,
         Stands::kBeforeItIsAnswered}) {
-    expect_joins_after_it_stood_still(moment);
+    int tries = 1;
+    while (!joins_after_it_stood_still(moment) && !HasFailure()) {
+      ASSERT_LT(++tries, 20);
+    }
   }
 }
 
