@@ -174,10 +174,14 @@ Result<FolderLock> lock_folder(const std::string& path) {
     return failed_by_errno("open", file_path);
   }
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    return errno == EWOULDBLOCK
-        ? failed(
-              "save to", path, "another run does; expected a folder of its own")
-        : failed_by_errno("lock", file_path);
+    if (errno != EWOULDBLOCK) {
+      return failed_by_errno("lock", file_path);
+    }
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        failed(
+            "save to", path, "another run does; expected a folder of its own")
+            .message());
   }
   return FolderLock(std::move(file));
 }

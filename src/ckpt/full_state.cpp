@@ -126,7 +126,9 @@ class FullStateGather {
     try {
       return transfer(visit);
     } catch (const std::exception& error) {
-      via_->abandon(Status(ErrorCode::kUnavailable, error.what()));
+      if (via_ != nullptr) {
+        via_->abandon(Status(ErrorCode::kUnavailable, error.what()));
+      }
       throw;
     }
   }

@@ -60,12 +60,19 @@ struct CheckpointSaver::Impl {
         : status;
   }
 
-  // Locks the folder once others have unlocked it, and cleans it up.
+  // Locks the folder once others have unlocked it, and cleans it up. kDeadlineExceeded if another
+  // job is still saving into a shared one then.
   Status take_folder(Instant deadline) {
+    const auto is_taken = [](const Status& status) {
+      return !status.ok() && status.code() == ErrorCode::kFailedPrecondition;
+    };
     auto locked = ckpt::lock_folder(context.folder);
-    while (!locked.ok() && SteadyClock().now() < deadline) {
+    while (is_taken(locked.status()) && SteadyClock().now() < deadline) {
       std::this_thread::sleep_for(kLockPollInterval);
       locked = ckpt::lock_folder(context.folder);
+    }
+    if (context.options.shared && is_taken(locked.status())) {
+      return {ErrorCode::kDeadlineExceeded, locked.status().message()};
     }
     if (!locked.ok()) {
       return locked.status();

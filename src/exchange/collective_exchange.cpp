@@ -139,7 +139,11 @@ class CollectiveExchange final : public Exchange {
     if (!error_.ok()) {
       return error_;
     }
-    unit_transport_->start_reduce(unit, options);
+    if (auto room = with_room_for(
+            unit, [&] { unit_transport_->start_reduce(unit, options); });
+        !room.ok()) {
+      return room;
+    }
     backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
     look();
@@ -219,13 +223,15 @@ class CollectiveExchange final : public Exchange {
   }
 
  private:
-  // Peers would wait in vain for a rank whose allocator has no memory for a unit.
+  // Peers would wait in vain for a rank that has no memory for a unit or its gradients.
   template <typename Take>
   Status with_room_for(UnitId unit, const Take& take) {
     try {
       take();
       return {};
-    } catch (const c10::Error& error) {
+    } catch (const Error& error) {
+      return fail({error.code(), error.what()});
+    } catch (const std::exception& error) {
       return fail(
           {ErrorCode::kUnavailable,
            str("[exchange] no memory for unit ", model_.unit(unit).name, ", ",

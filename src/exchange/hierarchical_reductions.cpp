@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "exchange/message_reductions.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
@@ -49,9 +50,16 @@ int HierarchicalReductions::tag(UnitId unit, std::size_t flat) const {
 // other things first may wait for something that this rank does next.
 void HierarchicalReductions::wait_for_room(const ReduceOptions& options) {
   const auto most = static_cast<std::uint64_t>(options.under_way_max);
-  if (most > 0 && started_ >= most && !room_wait_timed_out_) {
-    room_wait_timed_out_ =
-        !completer_.wait_for(started_ + 1 - most, options.room_wait());
+  if (most == 0 || started_ < most || room_wait_timed_out_) {
+    return;
+  }
+  constexpr std::chrono::milliseconds kSlice(50);
+  const SteadyClock clock;
+  const Instant end = clock.now() + options.room_wait();
+  // After a failed sum nothing reaches the other thread any more.
+  while (!completer_.wait_for(started_ + 1 - most, kSlice) &&
+         !room_wait_timed_out_) {
+    room_wait_timed_out_ = clock.now() >= end || !summer_.failure().ok();
   }
 }
 

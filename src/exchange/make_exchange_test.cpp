@@ -60,6 +60,27 @@ TEST(MakeExchange, HostsAreWhatAutoLooksAt) {
   }));
 }
 
+// Containers with the host's network have its name, too.
+TEST(MakeExchange, RanksThatDoNotShareProcessIdsExchangeByMessages) {
+  test::expect_all_ok(test::run_ranks(4, [](World outer) {
+    auto host = world::HostIdentity::of_this_process();
+    host.pid_namespace += str(" of container ", outer.rank() / 2);
+    World world = world::make_world(
+        c10::make_intrusive<c10d::PrefixStore>("in", outer.impl()->store),
+        outer.rank(), 4, outer.options(), host, "127.0.0.1");
+    const auto chosen = [&](const std::vector<int>& ranks) {
+      return choose_kind(world, ranks, Kind::kAuto, variable(std::nullopt));
+    };
+    EXPECT_EQ(chosen({0, 1}), Kind::kSharedMemory);
+    EXPECT_EQ(chosen({1, 2}), Kind::kCollective);
+    EXPECT_EQ(chosen({0, 1, 2, 3}), Kind::kHierarchical);
+    EXPECT_EQ(
+        choose_kind_across(world, {1, 2}, Kind::kAuto, variable(std::nullopt)),
+        Kind::kCollective);
+    world.close();
+  }));
+}
+
 TEST(MakeExchange, ReplicasOfOneHostShareMemoryUnlessMessagesAreAskedFor) {
   test::RankOptions options;
   options.hosts = {2, 1};

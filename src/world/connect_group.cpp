@@ -117,10 +117,11 @@ void World::Impl::check_will_join(
   if (!(left || closes) || store->check({key})) {
     return;
   }
-  const auto cause = left ? watch->explanation(missing) : std::nullopt;
+  // One that closes may have found the others gone since, which left because it does.
+  const auto cause = closes ? std::nullopt : watch->explanation(missing);
   const auto loss = cause.value_or(world::PeerLoss{
       missing,
-      left ? "left the job" : "closed its World and takes part no more"});
+      closes ? "closed its World and takes part no more" : "left the job"});
   watch->report(loss);
   throw Error(
       str("[world] rank ", loss.rank, " was lost: it ", loss.how, "; rank ",

@@ -17,7 +17,8 @@ std::vector<std::vector<int>> ranks_by_host(
   for (const int rank : ranks) {
     const auto known =
         std::find_if(hosts.begin(), hosts.end(), [&](const auto& members) {
-          return same_host(host(members.front()), host(rank));
+          const auto& other = host(members.front());
+          return same_host(other, host(rank)) && same_pids(other, host(rank));
         });
     if (known == hosts.end()) {
       hosts.push_back({rank});

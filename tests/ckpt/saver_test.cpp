@@ -2,6 +2,7 @@
 //
 // What can go wrong with disks and folders is told to every rank, and the
 // checkpoint before is as it was.
+#include "ckpt/file_system.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "support/scratch_folder.h"
@@ -226,6 +227,29 @@ TEST_P(SaverOf, ASharedFolderIsLockedForEachSaveAlone) {
     EXPECT_EQ(first.newest(), folder + "/step-2");
     EXPECT_EQ(verify_checkpoint(folder + "/step-1"), 4000 * world.size());
   }));
+}
+
+// Another job may take long to write, which is no fault of the disk.
+TEST(Saver, ASharedFolderThatStaysLockedIsALateOne) {
+  const ScratchFolder scratch;
+  RankOptions options;
+  options.world.deadline = std::chrono::milliseconds(200);
+  expect_all_ok(run_ranks(
+      1,
+      [&](World world) {
+        auto numbers = torch::zeros({10});
+        auto state = state_of(world, numbers);
+        CheckpointSaver saver(world, scratch.path(), {.shared = true});
+        const auto lock = ckpt::lock_folder(scratch.path());
+        try {
+          saver.save(1, state);
+          ADD_FAILURE() << "expected an error";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+          EXPECT_THAT(error.what(), HasSubstr("another run does"));
+        }
+      },
+      options));
 }
 
 TEST_P(SaverOf, WhatAnotherHasSavedIsNotSavedAgain) {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/status_from_exception.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"
 #include "ft/protocol/identity.h"
@@ -71,23 +72,29 @@ struct ReplicaCheckpoints::Impl {
         all, [](const auto& one) { return one.front() > 0; });
   }
 
-  // Whether the last save succeeded. One that failed may be tried again.
-  Status wait() {
+  // Waits for a save that is under way. One that failed may be tried again. It has not failed if
+  // another replica takes long to write the same or another step.
+  void wait() {
     const auto status =
         status_of([&] { saver.wait(); }, ErrorCode::kUnavailable);
-    if (!status.ok()) {
-      failure = status;
-      saved.clear();
+    if (status.ok()) {
+      return;
     }
-    return failure;
+    const auto name = std::exchange(saved, {});
+    if (status.code() == ErrorCode::kDeadlineExceeded) {
+      warn(str("[ft] ", name, " is not saved here: ", status.message()));
+      return;
+    }
+    failure = status;
   }
 
   void wait_and_warn() {
     const auto name = saved;
-    if (const auto status = wait(); !status.ok() && !name.empty()) {
+    wait();
+    if (!failure.ok() && !name.empty()) {
       warn(
           str("[ft] the checkpoint of ", name,
-              " failed, and training goes on: ", status.message()));
+              " failed, and training goes on: ", failure.message()));
     }
   }
 
@@ -183,6 +190,9 @@ void ReplicaCheckpoints::save(const ReplicaSession& session) {
   impl_->begin_save(session.step(), session.state_name());
 }
 
-void ReplicaCheckpoints::wait() { impl_->wait().throw_if_failed(); }
+void ReplicaCheckpoints::wait() {
+  impl_->wait();
+  impl_->failure.throw_if_failed();
+}
 
 }  // namespace sherd::ft
