@@ -22,27 +22,6 @@ struct ShardedModule {
   // Every optimizer of Python publishes, so that what is used after a backward has not changed
   // before one has done so: a pass that began earlier may still run backward.
   std::shared_ptr<void> publishes = claim_of(fsdp.named_parameters());
-  // Kept by the scopes of full precision that are open.
-  std::weak_ptr<void> full_precision = {};
-};
-
-// Inputs of units are not cast as long as somebody keeps the result.
-std::shared_ptr<void> keep_full_precision(ShardedModule& module) {
-  auto kept = module.full_precision.lock();
-  if (kept == nullptr) {
-    kept = std::make_shared<int>();
-    module.full_precision = kept;
-  }
-  return kept;
-}
-
-struct Summoned : SummonScope {
-  std::shared_ptr<void> full_precision;
-
-  void close() {
-    full_precision.reset();
-    SummonScope::close();
-  }
 };
 
 using NamedUnits = std::map<std::string, units::UnitOptions>;
@@ -157,12 +136,12 @@ void bind_reports(py::module_& module) {
 }
 
 void bind_summon(py::module_& module) {
-  py::class_<Summoned, Owned<Summoned>>(module, "SummonScope")
-      .def("tensor", &Summoned::tensor, py::arg("name"), WithoutGil())
-      .def("gradient", &Summoned::gradient, py::arg("name"), WithoutGil())
-      .def("close", &Summoned::close, WithoutGil())
+  py::class_<SummonScope, Owned<SummonScope>>(module, "SummonScope")
+      .def("tensor", &SummonScope::tensor, py::arg("name"), WithoutGil())
+      .def("gradient", &SummonScope::gradient, py::arg("name"), WithoutGil())
+      .def("close", &SummonScope::close, WithoutGil())
       .def("__enter__", [](py::object scope) { return scope; })
-      .def("__exit__", [](Summoned& scope, const py::args&) {
+      .def("__exit__", [](SummonScope& scope, const py::args&) {
         const py::gil_scoped_release released;
         scope.close();
       });
@@ -170,22 +149,19 @@ void bind_summon(py::module_& module) {
       .def("wait", &UnshardHandle::wait, WithoutGil());
 }
 
-Owned<Summoned> summon(
+Owned<SummonScope> summon(
     ShardedModule& module,
     bool read_only,
     bool full_precision,
     bool rank0_only,
     bool with_gradients,
     const std::string& of_module) {
-  auto scope = module.fsdp.summon_full_parameters(
+  return own(module.fsdp.summon_full_parameters(
       {.read_only = read_only,
        .full_precision = full_precision,
        .rank0_only = rank0_only,
        .with_gradients = with_gradients,
-       .module = of_module});
-  return own(Summoned{
-      std::move(scope),
-      full_precision ? keep_full_precision(module) : nullptr});
+       .module = of_module}));
 }
 
 // The slice of each parameter, empty where this rank owns nothing of it.
@@ -305,16 +281,9 @@ void bind_fully_shard(py::module_& module) {
       .def(
           "full_precision",
           [](Self& self) {
-            return make_scope([&self] {
-              auto scope = self.fsdp.full_precision();
-              return std::make_pair(
-                  std::move(scope), keep_full_precision(self));
-            });
+            return make_scope([&self] { return self.fsdp.full_precision(); });
           },
           py::keep_alive<0, 1>())
-      .def(
-          "is_in_full_precision",
-          [](const Self& self) { return !self.full_precision.expired(); })
       .def(
           "report", [](const Self& self) { return self.fsdp.report(); },
           WithoutGil())

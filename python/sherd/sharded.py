@@ -15,7 +15,9 @@ from ._options import member, names_of, options_of
 from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
 from .hooks import Hook, HookOf, comm_hook
-from .units import Units, forward_casts, named_units
+from .units import (
+    FullPrecisionScope, FullPrecisionSummon, InputCasts, Units, forward_casts,
+    named_units)
 from .world import Mesh, Where, mesh_of
 
 _HANDLE = "_sherd_handle"  # An attribute of modules.
@@ -31,7 +33,8 @@ class FullyShardedDataParallel:
     def __init__(self, module: torch.nn.Module, core, mesh, hooks, hook_of) -> None:
         self.module = module
         self.hook_of = hook_of  # For checkpoints.
-        self._hooks = [register(core) for register in hooks]
+        self._casts = InputCasts()
+        self._hooks = [register(self._casts) for register in hooks]
         self.mesh = mesh
         self._core = core
         self._named = core.named_parameters()
@@ -111,14 +114,15 @@ class FullyShardedDataParallel:
         show their values, and the scope's ``tensor(name)`` gives them in full
         precision, ``gradient(name)`` their gradients. Collective. Mirrors
         FSDP.summon_full_params()."""
-        return self._core.summon_full_parameters(
+        scope = self._core.summon_full_parameters(
             read_only, full_precision, rank0_only, with_gradients, module)
+        return FullPrecisionSummon(scope, self._casts) if full_precision else scope
 
     def full_precision(self) -> AbstractContextManager:
         """A scope around an evaluation, in which units are gathered in the dtype of the
         shards, and inputs are not cast. Every rank uses the same units in the same
         order. Mirrors sherd::FullyShardedDataParallel::full_precision()."""
-        return self._core.full_precision()
+        return FullPrecisionScope(self._core.full_precision(), self._casts)
 
     def unshard(self, module: torch.nn.Module | str | None = None) -> Any:
         """Gathers units, or those of a module (or of the module or unit of that name),

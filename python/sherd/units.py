@@ -114,16 +114,74 @@ def _cast_to(dtype):
     return lambda values: tree_map(cast, values)
 
 
-def _cast_inputs(module, dtype, core):
+class InputCasts:
+    """Whether units cast their inputs: not inside a scope of full precision. A plain
+    bool, since torch.compile cannot trace a question to the core."""
+
+    def __init__(self):
+        self.are_on = True
+        self._scopes = 0
+
+    def count(self, opened):
+        """Called with 1 where such a scope is opened, and with -1 where it ends."""
+        self._scopes += opened
+        self.are_on = self._scopes == 0
+
+
+class FullPrecisionScope:
+    """A scope of the core in which inputs are not cast. It may be used again."""
+
+    def __init__(self, scope, casts):
+        self._scope, self._casts, self._is_open = scope, casts, False
+
+    def _set_open(self, is_open):
+        if is_open != self._is_open:
+            self._is_open = is_open
+            self._casts.count(1 if is_open else -1)
+
+    def __enter__(self):
+        self._scope.__enter__()
+        self._set_open(True)
+
+    def __exit__(self, *raised):
+        self._set_open(False)
+        self._scope.__exit__(*raised)
+
+    def __del__(self):
+        self._set_open(False)  # The core's scope ends as well.
+
+
+class FullPrecisionSummon(FullPrecisionScope):
+    """The core's summon scope, which is open from the start."""
+
+    def __init__(self, scope, casts):
+        super().__init__(scope, casts)
+        self._set_open(True)
+
+    def __enter__(self):
+        return self
+
+    def tensor(self, name):
+        return self._scope.tensor(name)
+
+    def gradient(self, name):
+        return self._scope.gradient(name)
+
+    def close(self):
+        self._set_open(False)
+        self._scope.close()
+
+
+def _cast_inputs(module, dtype, casts):
     cast = _cast_to(dtype)
 
     def hook(_module, args, kwargs):
-        return None if core.is_in_full_precision() else (cast(args), cast(kwargs))
+        return (cast(args), cast(kwargs)) if casts.are_on else None
 
     return module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
 
 
-def _cast_outputs(module, dtype, _core):
+def _cast_outputs(module, dtype, _casts):
     cast = _cast_to(dtype)
     return module.register_forward_hook(lambda module, inputs, outputs: cast(outputs))
 
@@ -142,7 +200,7 @@ def _input_dtype(name, module, named, precision):
 
 def forward_casts(root, named, precision):
     """Options without output_dtype, and what registers the hooks that cast inputs and
-    outputs of units as FSDP2 does, to be called with the sharded module's core. In C++,
+    outputs of units as FSDP2 does, to be called with InputCasts once it is sharded. In C++,
     which has no such hooks, the engine casts what operators take and return."""
     options, hooks = dict(named), []
     for name, module in root.named_modules(remove_duplicate=False):

@@ -237,6 +237,27 @@ class WorksWith(unittest.TestCase):
                 self.assertEqual(model(values).dtype, torch.bfloat16)
         handle.close()
 
+    def test_a_compiled_module_in_mixed_precision_is_one_graph(self):
+        """Code that casts inputs is not that of full precision."""
+        model = mlp()
+        values = batch_of(0, 0)
+        with torch.no_grad():
+            expected = model(values)
+        handle = self.sherd.fully_shard(model, mixed_precision=self.sherd.MixedPrecision(
+            param_dtype=torch.bfloat16))
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with torch.no_grad():
+            self.assertEqual(compiled(values).dtype, torch.bfloat16)
+            with handle.full_precision():
+                torch.testing.assert_close(compiled(values), expected)
+            self.assertEqual(compiled(values).dtype, torch.bfloat16)
+            scope = handle.summon_full_parameters(read_only=True, full_precision=True)
+            torch.testing.assert_close(compiled(values), expected)
+            scope.close()
+            self.assertEqual(compiled(values).dtype, torch.bfloat16)
+        loss_of(compiled, values).backward()
+        handle.close()
+
     def test_transforms_of_torch_func_may_gather(self):
         halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
         x = batch_of(0, 0)
