@@ -202,6 +202,14 @@ void bind_named_parameters(py::module_& module) {
           },
           WithoutGil())
       .def(
+          "all_reduce_max",
+          [](const NamedParameters& parameters, const at::Tensor& numbers) {
+            if (parameters.all_reduce_max) {
+              parameters.all_reduce_max(numbers);
+            }
+          },
+          WithoutGil())
+      .def(
           "drop_kept",
           [](const NamedParameters& parameters,
              const std::vector<std::string>& names) {

@@ -122,6 +122,20 @@ def _after_step(optimizer, _args, _kwargs):
         handle.core_parameters.publish()
 
 
+def _lacks_some(handle, given, is_slice):
+    """Whether, on any rank, parameters that are trained are not among these, or slices
+    that have a gradient: a list of those that have one lacks other slices on each rank.
+    Collective, since the other ranks would wait for one that raises alone."""
+    listed = {id(tensor) for tensor in given}
+    ours = handle.parameters() if is_slice else handle.module_parameters()
+    lacks = len(listed) != len(given) or any(
+        tensor.requires_grad and id(tensor) not in listed
+        and not (is_slice and tensor.grad is None) for tensor in ours)
+    any_lacks = torch.tensor([float(lacks)], dtype=torch.float64)
+    handle.core_parameters.all_reduce_max(any_lacks)
+    return any_lacks.item() > 0
+
+
 def _clip_grad_norm(original):
     @functools.wraps(original)
     def clip_grad_norm_(parameters, max_norm, norm_type=2.0,
@@ -140,7 +154,8 @@ def _clip_grad_norm(original):
         sharded = sum(hasattr(tensor, _MARK) for tensor in given)
         mine = sum(tensor.requires_grad for tensor in (
             handle.parameters() if is_slice else handle.module_parameters()))
-        if len(handles) != 1 or sharded != len(given) or sharded != mine:
+        if len(handles) != 1 or sharded != len(given) or _lacks_some(
+                handle, given, is_slice):
             raise InvalidArgumentError(
                 "[python] clip_grad_norm_: expected all parameters of one sharded "
                 f"module, found {sharded} of {mine} that are trained and {len(given)} "

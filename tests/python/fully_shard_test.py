@@ -261,6 +261,25 @@ class FullyShard(unittest.TestCase):
                     nn.utils.clip_grad_norm_([slices[chosen]], 1.0)
                 handle.close()
 
+    def test_clipping_of_slices_that_have_a_gradient(self):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        model = copy.deepcopy(plain)
+        handle = self.sherd.fully_shard(model, units=[])
+        for net in (plain, model):  # Without the last bias.
+            nn.functional.linear(
+                net[0](torch.ones(2, 3)), net[1].weight).square().sum().backward()
+        slices = dict(handle.named_parameters())
+        # All that the first ranks own, but not the last one.
+        with self.assertRaisesRegex(self.sherd.Error, "found 2 of 4"):
+            nn.utils.clip_grad_norm_([slices["0.weight"], slices["0.bias"]], 0.5)
+        expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        found = nn.utils.clip_grad_norm_(
+            [part for part in handle.parameters() if part.grad is not None], 0.5)
+        self.assertAlmostEqual(found.item(), expected.item(), places=5)
+        self.assertAlmostEqual(handle.clip_grad_norm(1.0), 0.5, places=5)
+        handle.close()
+
     def test_a_loss_in_chunks(self):
         """Backwards of a part of the model run between a pass and its backward."""
         of_ways = []
