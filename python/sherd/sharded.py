@@ -52,10 +52,15 @@ class FullyShardedDataParallel:
         """All ranks have the same names, so that groups of an optimizer that are made
         by name have the same owners and are empty on no rank: an optimizer of
         torch.optim refuses to have no parameters, and every rank has to publish."""
-        slices = self._named.slices()
-        for name, part in slices:
+        found = dict(self._named.slices())
+        slices = []
+        for name, parameter in whole.items():
+            # The core has no slices of parameters without elements.
+            part = found[name] if name in found else torch.empty(
+                0, dtype=parameter.dtype, device=parameter.device)
             if part.numel() == 0:
-                part.requires_grad_(whole[name].requires_grad)
+                part.requires_grad_(parameter.requires_grad)
+            slices.append((name, part))
         return slices
 
     def parameters(self) -> list[torch.Tensor]:

@@ -280,6 +280,30 @@ class FullyShard(unittest.TestCase):
         self.assertAlmostEqual(handle.clip_grad_norm(1.0), 0.5, places=5)
         handle.close()
 
+    def test_parameters_without_elements_have_slices(self):
+        model = nn.Linear(3, 2).double()
+        model.none = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+        only = nn.Module()
+        only.none = nn.Parameter(torch.empty(0), requires_grad=False)
+        for module in (model, only):
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+            handle = self.sherd.fully_shard(module)
+            slices = dict(handle.named_parameters())
+            self.assertEqual(
+                list(slices), [name for name, _ in module.named_parameters()])
+            for name, parameter in module.named_parameters():
+                self.assertEqual(slices[name].dtype, parameter.dtype)
+                self.assertEqual(slices[name].requires_grad, parameter.requires_grad)
+            self.assertEqual(slices["none"].shape, (0,))
+            optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+            if module is model:
+                model(torch.ones(1, 3).double()).sum().backward()
+                nn.utils.clip_grad_norm_(handle.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            handle.close()
+
     def test_a_loss_in_chunks(self):
         """Backwards of a part of the model run between a pass and its backward."""
         of_ways = []
