@@ -2,7 +2,8 @@
 """What tells torch.optim and torch.nn.utils that parameters are sharded.
 
 An optimizer of torch.optim over a handle's slices publishes them after each step, and
-its zero_grad() drops what no_sync() has kept of them.
+its zero_grad() drops what no_sync() has kept of them, but not what
+no_sync(axis="replicate") has summed up.
 One over the parameters of the module itself, and a gradient norm of some ranks
 only, would be wrong without a word, so these raise or do the right thing.
 """
