@@ -202,6 +202,9 @@ void export_to(
         ": expected a run or checkpoint of sherd train, found a Hugging "
         "Face model");
   }
+  // Before the weights are written, because it may refuse the model.
+  const auto description =
+      hugging_face_config(source.config, source.vocabulary);
   auto files = merge_checkpoint(
       source.weights, to,
       {.section = source.section,
@@ -213,9 +216,7 @@ void export_to(
   const auto merged = std::exchange(files.front(), to + "/model.safetensors");
   std::filesystem::rename(merged, files.front());
   files.push_back(to + "/config.json");
-  replace_file(
-      files.back(), hugging_face_config(source.config, source.vocabulary))
-      .throw_if_failed();
+  replace_file(files.back(), description).throw_if_failed();
   const auto copied = data::copy_tokenizer(source.folder, to);
   files.insert(files.end(), copied.begin(), copied.end());
   if (json) {

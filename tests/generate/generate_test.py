@@ -98,6 +98,10 @@ def small_models():
         ),
         "mistral": tf.MistralConfig(sliding_window=20, **llama),
         "qwen2": tf.Qwen2Config(tie_word_embeddings=True, **llama),
+        "sliding": tf.Qwen2Config(
+            use_sliding_window=True, sliding_window=20, max_window_layers=0,
+            **llama,
+        ),
         "qwen3": tf.Qwen3Config(head_dim=16, **llama),
         "yarn": tf.Qwen2Config(rope_parameters=yarn, **llama),
     }
@@ -160,7 +164,7 @@ def imported(sherd, scratch):
     """What transformers saved is the same model as a run, and comes back."""
     from safetensors.torch import load_file
 
-    for name in ("llama", "qwen2", "qwen3", "mistral", "yarn"):
+    for name in ("llama", "qwen2", "sliding", "qwen3", "mistral", "yarn"):
         folder, run_folder = scratch / name, scratch / f"{name}-run"
         saved_model(small_models()[name], folder)
         shutil.rmtree(run_folder, ignore_errors=True)

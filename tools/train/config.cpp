@@ -351,6 +351,7 @@ void check_llama(const TrainConfig& config) {
           "--" + std::string(name), "a positive number", std::to_string(found));
     }
   }
+  expect_no_window_of_llama(config);
   parse_rope_scaling(config.rope_scaling);
 }
 
@@ -413,6 +414,15 @@ std::int64_t attention_width(const TrainConfig& config) {
 
 bool whole_on_each_rank(const TrainConfig& config) {
   return config.strategy == "ddp" || config.strategy == "no_shard";
+}
+
+void expect_no_window_of_llama(const TrainConfig& config) {
+  if (config.model == "llama" && config.sliding_window != 0) {
+    refuse(
+        "--sliding-window",
+        "0 with --model llama (--model mistral is a Llama with a window)",
+        std::to_string(config.sliding_window));
+  }
 }
 
 void check_config(const TrainConfig& config) {

@@ -28,7 +28,7 @@ struct TrainConfig {
   std::int64_t kv_heads = 0;          // 0 means `heads`. Llama only.
   std::int64_t intermediate = 0;      // 0 means Llama's rule. Llama only.
   std::int64_t head_width = 0;        // 0 means width / heads. Llama only.
-  std::int64_t sliding_window = 0;    // 0 means none. Llama only.
+  std::int64_t sliding_window = 0;    // 0 means none. Not of gpt and llama.
   double rope_theta = 10000.0;        // Llama only.
   std::string rope_scaling = "none";  // See parse_rope_scaling().
   double norm_epsilon = 1e-6;         // Llama only.
@@ -154,6 +154,9 @@ TrainConfig read_config(
     const std::string& file_text,
     const TrainConfig& defaults = {});
 void check_config(const TrainConfig& config);
+// The same for a sliding window, which Hugging Face's Llama has none of: a Llama with one is a
+// Mistral. Checkpoints may have been trained before this was checked.
+void expect_no_window_of_llama(const TrainConfig& config);
 
 // The number of heads times the size of a head.
 std::int64_t attention_width(const TrainConfig& config);

@@ -315,6 +315,9 @@ TEST(TrainConfig, WhatMakesNoLlamaIsRefused) {
   EXPECT_EQ(llama_refusal({{"width", "40"}, {"head-width", "6"}}), "accepted");
   EXPECT_THAT(
       llama_refusal({{"rope-theta", "0"}}), HasSubstr("a positive number"));
+  EXPECT_THAT(
+      llama_refusal({{"sliding-window", "64"}}),
+      HasSubstr("--sliding-window: expected 0 with --model llama"));
 }
 
 TEST(TrainConfig, WhatIsLlamasIsRefusedForGpt) {

@@ -93,11 +93,15 @@ Json llama(const TrainConfig& config, std::int64_t vocabulary) {
       {"attention_bias", false},
       {"mlp_bias", false},
       {"tie_word_embeddings", config.tied_head}};
+  const bool slides = config.sliding_window > 0;
   if (config.model == "mistral") {
-    json["sliding_window"] =
-        config.sliding_window > 0 ? Json(config.sliding_window) : Json();
+    json["sliding_window"] = slides ? Json(config.sliding_window) : Json();
   } else if (config.model != "llama") {
-    json["use_sliding_window"] = false;
+    json["use_sliding_window"] = slides;
+    if (slides) {
+      json["sliding_window"] = config.sliding_window;
+      json["max_window_layers"] = 0;  // The layers from this one on slide.
+    }
   }
   return json;
 }
@@ -262,15 +266,25 @@ void take_rope(const Settings& settings, TrainConfig& config) {
   }
 }
 
-// In Qwen some layers may have one; in Mistral all have it.
+// In Qwen some layers may have one, which sherd has only for all of them; in Mistral all have it.
 std::int64_t sliding_window_of(const Settings& settings) {
-  if (settings.family() != "mistral") {
-    settings.expect("use_sliding_window", false, true);
+  const auto family = settings.family();
+  const bool qwen = family == "qwen2" || family == "qwen3";
+  const bool slides = family == "mistral" ||
+      (qwen && settings.value("use_sliding_window", false) == true);
+  if (family != "mistral") {
+    settings.expect("use_sliding_window", slides, true);
+    if (slides) {
+      settings.expect("max_window_layers", 0, false);
+    }
+    const std::string wanted = slides ? "sliding_attention" : "full_attention";
     for (const auto& kind : settings.value("layer_types", Json::array())) {
-      if (kind != "full_attention") {
-        settings.refuse("layer_types of full_attention", kind.dump());
+      if (kind != wanted) {
+        settings.refuse("layer_types of " + wanted, kind.dump());
       }
     }
+  }
+  if (!slides) {
     return 0;
   }
   return settings.has("sliding_window") ? settings.count_or("sliding_window", 0)
@@ -334,6 +348,7 @@ std::string name_from_hugging_face(
 
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary) {
+  expect_no_window_of_llama(config);
   auto json = config.model == "gpt" ? gpt2(config, vocabulary)
                                     : llama(config, vocabulary);
   // The vocabulary is bytes, or whatever ids the data had; none of them is special.

@@ -14,6 +14,7 @@ namespace sherd::tools {
 // Qwen3ForCausalLM, readable by every version of transformers that knows the model. REQUIRES: for
 // Llama and similar models, what the configuration may leave open (kv_heads, intermediate) is
 // filled in.
+// Throws Error for a Llama with a sliding window, which LlamaForCausalLM does not have.
 std::string hugging_face_config(
     const TrainConfig& config, std::int64_t vocabulary);
 

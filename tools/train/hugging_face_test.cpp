@@ -25,6 +25,13 @@ std::string refusal(const std::string& text) {
   return "accepted";
 }
 
+// What a config.json of that family with these changes is refused for.
+std::string with(const char* family, const nlohmann::json& changes) {
+  auto json = sizes(family);
+  json.update(changes);
+  return refusal(json.dump());
+}
+
 TEST(HuggingFace, DescribesAGpt2) {
   TrainConfig config;
   config.layers = 3;
@@ -107,11 +114,6 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
   EXPECT_EQ(
       refusal("{\"model_type\": \"gpt2\"}"),
       "config.json: expected n_layer, a whole number, found none");
-  const auto with = [&](const char* family, const nlohmann::json& changes) {
-    auto json = sizes(family);
-    json.update(changes);
-    return refusal(json.dump());
-  };
   EXPECT_EQ(with("llama", nlohmann::json::object()), "accepted");
   EXPECT_EQ(
       with("llama", {{"rope_parameters", {{"rope_type", "longrope"}}}}),
@@ -131,9 +133,6 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
       with("llama", {{"hidden_act", "gelu"}}),
       "config.json: expected hidden_act \"silu\", found \"gelu\"");
   EXPECT_EQ(
-      with("qwen2", {{"use_sliding_window", true}}),
-      "config.json: expected use_sliding_window false, found true");
-  EXPECT_EQ(
       with("qwen3", {{"layer_types", {"full_attention", "other"}}}),
       "config.json: expected layer_types of full_attention, found \"other\"");
   EXPECT_EQ(
@@ -148,6 +147,23 @@ TEST(HuggingFace, RefusesWhatSherdHasNoEqualOf) {
       "0.5");
 }
 
+TEST(HuggingFace, RefusesAWindowOfSomeLayers) {
+  EXPECT_EQ(
+      with("llama", {{"use_sliding_window", true}}),
+      "config.json: expected use_sliding_window false, found true");
+  EXPECT_EQ(
+      with("qwen2", {{"use_sliding_window", true}}),
+      "config.json: expected max_window_layers 0, found none");
+  EXPECT_EQ(
+      with(
+          "qwen2",
+          {{"use_sliding_window", true},
+           {"max_window_layers", 0},
+           {"layer_types", {"sliding_attention", "full_attention"}}}),
+      "config.json: expected layer_types of sliding_attention, found "
+      "\"full_attention\"");
+}
+
 TEST(HuggingFace, ReadsWhatItWritesOfEachFamily) {
   for (const char* family : {"llama", "mistral", "qwen2", "qwen3"}) {
     TrainConfig config;
@@ -159,17 +175,48 @@ TEST(HuggingFace, ReadsWhatItWritesOfEachFamily) {
     config.rope_theta = 5e5;
     config.norm_epsilon = 1e-5;
     config.tied_head = true;
-    config.sliding_window = config.model == "mistral" ? 17 : 0;
+    const auto expect_same = [&] {
+      EXPECT_EQ(
+          parse_hugging_face_config(hugging_face_config(config, 300), "x"),
+          config)
+          << family << ", " << config.rope_scaling;
+    };
     for (const char* scaling :
          {"none", "linear:2.5", "llama3:8.0,1.0,4.0,64", "yarn:4.0,32.0,1.0,64",
           "yarn:4.0,16.0,2.0,64,1.25"}) {
       config.rope_scaling = scaling;
-      EXPECT_EQ(
-          parse_hugging_face_config(hugging_face_config(config, 300), "x"),
-          config)
-          << family << ", " << scaling;
+      expect_same();
+    }
+    if (config.model != "llama") {
+      config.sliding_window = 17;
+      expect_same();
     }
   }
+}
+
+TEST(HuggingFace, AWindowIsNotLeftOutOfALlama) {
+  TrainConfig config;
+  config.model = "llama";
+  config.sliding_window = 17;
+  try {
+    hugging_face_config(config, 300);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "--sliding-window: expected 0 with --model llama (--model mistral is a "
+        "Llama with a window), found 17");
+  }
+}
+
+TEST(HuggingFace, AllLayersOfAQwenSlide) {
+  TrainConfig config;
+  config.model = "qwen2";
+  config.sliding_window = 17;
+  const auto json = nlohmann::json::parse(hugging_face_config(config, 300));
+  EXPECT_EQ(json["use_sliding_window"], true);
+  EXPECT_EQ(json["sliding_window"], 17);
+  EXPECT_EQ(json["max_window_layers"], 0);
 }
 
 TEST(HuggingFace, TakesWhatTransformersTakesWhereASettingIsMissing) {

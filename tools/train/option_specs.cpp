@@ -22,7 +22,9 @@ std::vector<OptionSpec> model_specs() {
        "Model", &C::intermediate},
       {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
        "Model", &C::head_width},
-      {"sliding-window", "N", "Llama: positions that each one sees; 0: all",
+      {"sliding-window", "N",
+       "Llama: positions that each one sees; 0: all; not with --model llama,\n"
+       "which is --model mistral with a window",
        "Model", &C::sliding_window},
       {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
        &C::rope_theta},
