@@ -2,6 +2,7 @@
 #include "sim/failures.h"
 
 #include <algorithm>
+#include "sim/world.h"
 
 namespace sherd::sim {
 
@@ -29,12 +30,26 @@ Duration seconds_of(double count) {
       std::chrono::duration<double>(std::min(count, kMax)));
 }
 
+Duration leader_fan_out_of(const SimulationOptions& options) {
+  // As measured by leader_load.
+  constexpr Duration kRankMessage = std::chrono::microseconds(10);
+  return options.gpus / options.replicas * kRankMessage;
+}
+
 double step_s_of(const SimulationOptions& options) {
   constexpr double kPublished = 20;  // The value of FT-HSDP for 98,304 GPUs.
+  if (options.step_s) {
+    return *options.step_s;
+  }
+  if (!options.stall_min || options.policy != FailurePolicy::kSherd) {
+    return kPublished;
+  }
+  // A step of large replicas is longer, because deciding about it takes their leaders long.
   constexpr double kShort = 0.5;
-  const bool formula =
-      options.stall_min && options.policy == FailurePolicy::kSherd;
-  return options.step_s.value_or(formula ? kShort : kPublished);
+  constexpr double kOverheads = 1.5;
+  WorldTimes times;
+  times.leader_fan_out = leader_fan_out_of(options);
+  return std::max(kShort, kOverheads * seconds(step_overhead_of(times)));
 }
 
 double mtbf_min_of(const SimulationOptions& options) {

@@ -43,6 +43,9 @@ struct Failure {
 Duration minutes(double count);
 Duration seconds_of(double count);
 
+// The time that one message to or from each rank of its replica takes a leader.
+Duration leader_fan_out_of(const SimulationOptions& options);
+
 class FailureSource {
  public:
   FailureSource(const SimulationOptions& options, std::uint64_t seed);

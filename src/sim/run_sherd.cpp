@@ -298,12 +298,9 @@ class SherdRun {
 }  // namespace
 
 WorldTimes times_of(const SimulationOptions& options) {
-  // The time that one message to or from a rank takes its leader, as measured by leader_load.
-  constexpr Duration kRankMessage = std::chrono::microseconds(10);
-  const auto ranks = options.gpus / options.replicas;
   WorldTimes times;
   times.step = seconds_of(step_s_of(options));
-  times.leader_fan_out = static_cast<int>(ranks) * kRankMessage;
+  times.leader_fan_out = leader_fan_out_of(options);
   if (!options.stall_min) {
     constexpr double kBitsPerMegabyte = 8e6;
     const double sent = ft::sent_share_of(options.replicas) *

@@ -107,7 +107,8 @@ struct SimulationOptions {
 };
 
 // The given step time, or else 20 s. If stall_min replaces sherd's own stages by those of the
-// published formulas, which know no steps, it is half a second.
+// published formulas, which know no steps, it is half a second, or half as long again as it takes
+// to decide about a step if that is more (replicas of more than 8,300 GPUs).
 double step_s_of(const SimulationOptions& options);
 
 // The mean time in minutes between two failures of the whole cluster: as given, or derived from its

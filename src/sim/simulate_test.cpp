@@ -284,6 +284,22 @@ TEST(Simulate, NamesOnlyAssumptionsThatThePolicyMakes) {
   }
 }
 
+// Half a second is too short for a leader of so many ranks.
+TEST(Simulate, AStallCanBeSetForReplicasOfAnySize) {
+  auto options = few_hosts();
+  options.step_s.reset();
+  options.stall_min = 1;
+  options.runs = 1;
+  options.days = 0.1;
+  for (const std::int64_t gpus : {64, 98'304, 200'000}) {
+    options.gpus = gpus;
+    EXPECT_GT(simulate(options).effective_training_time, 0.5) << gpus;
+  }
+  options.gpus = 98'304;
+  options.replicas = 12;
+  EXPECT_DOUBLE_EQ(step_s_of(options), 0.5);
+}
+
 TEST(Simulate, RefusesWhatDoesNotFitTogether) {
   const auto refused = [](const std::function<void(SimulationOptions&)>& set) {
     auto options = few_hosts();

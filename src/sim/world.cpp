@@ -86,11 +86,12 @@ EventQueue::Action SimulatedWorld::bound(
   };
 }
 
-// What lies between two steps: the last rank has computed, its leader votes, the commit is written
-// and sent, ranks apply it and get the next step.
-Duration SimulatedWorld::step_overhead() const {
-  const auto& times = options_.times;
+Duration step_overhead_of(const WorldTimes& times) {
   return 2 * times.message + times.sync + 4 * times.leader_fan_out;
+}
+
+Duration SimulatedWorld::step_overhead() const {
+  return step_overhead_of(options_.times);
 }
 
 Duration SimulatedWorld::computing_time(const Process& one) const {

@@ -48,6 +48,10 @@ struct WorldTimes {
   Duration reconnect = std::chrono::milliseconds(50);
 };
 
+// What lies between two steps: the last rank has computed, its leader votes, the commit is written
+// and sent, ranks apply it and get the next step.
+Duration step_overhead_of(const WorldTimes& times);
+
 struct SimulatedWorldOptions {
   // ---- behaviour ----
 
