@@ -61,7 +61,11 @@ void check_cluster(const SimulationOptions& options) {
 
 void check(const SimulationOptions& options) {
   check_cluster(options);
-  check_positive(step_s_of(options), "a step, in seconds,");
+  constexpr double kStepMin_s = 0.001;
+  SHERD_CHECK(
+      std::isfinite(step_s_of(options)) && step_s_of(options) >= kStepMin_s,
+      "[sim] expected a step of at least ", kStepMin_s, " s, found ",
+      step_s_of(options));
   check_positive(options.days, "a number of days");
   SHERD_CHECK(
       !options.steps || *options.steps > 0,
@@ -114,6 +118,11 @@ void check_limits(const SimulationOptions& options) {
   SHERD_CHECK(
       length_s / 86400 <= kDaysMax, "[sim] expected at most ", kDaysMax,
       " days, found ", length_s / 86400);
+  constexpr double kStepsMax = 1e10;
+  const auto steps = length_s / step_s_of(options);
+  SHERD_CHECK(
+      steps <= kStepsMax, "[sim] expected at most ", kStepsMax,
+      " steps in the simulated time, found ", steps);
   constexpr double kFailuresMax = 1e8;
   const auto failures = length_s / 60 / mtbf_min_of(options);
   SHERD_CHECK(

@@ -300,17 +300,45 @@ TEST(Simulate, AStallCanBeSetForReplicasOfAnySize) {
   EXPECT_DOUBLE_EQ(step_s_of(options), 0.5);
 }
 
+std::string refused(const std::function<void(SimulationOptions&)>& set) {
+  auto options = few_hosts();
+  set(options);
+  try {
+    simulate(options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(Simulate, RefusesStepsThatAreTooShort) {
+  EXPECT_THAT(
+      refused([](auto& o) {
+        o.gpus = 6400;
+        o.step_s = 0.01;
+      }),
+      HasSubstr("expected a step longer than"));
+  for (const auto policy :
+       {FailurePolicy::kRestart, FailurePolicy::kTorchft,
+        FailurePolicy::kSherd}) {
+    EXPECT_THAT(
+        refused([&](auto& o) {
+          o.policy = policy;
+          o.step_s = 1e-10;
+        }),
+        HasSubstr("expected a step of at least 0.001 s, found 1e-10"));
+    EXPECT_THAT(
+        refused([&](auto& o) {
+          o.policy = policy;
+          o.step_s = 0.001;
+          o.days = 200;
+        }),
+        HasSubstr(
+            "at most 1e+10 steps in the simulated time, found 1.728e+10"));
+  }
+}
+
 TEST(Simulate, RefusesWhatDoesNotFitTogether) {
-  const auto refused = [](const std::function<void(SimulationOptions&)>& set) {
-    auto options = few_hosts();
-    set(options);
-    try {
-      simulate(options);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was refused");
-  };
   EXPECT_THAT(
       refused([](auto& o) { o.gpus = 65; }),
       HasSubstr("4 replicas divide, found 65"));
@@ -330,9 +358,6 @@ TEST(Simulate, RefusesWhatDoesNotFitTogether) {
   EXPECT_THAT(
       refused([](auto& o) { o.steps = 0; }),
       HasSubstr("steps above 0, found 0"));
-  EXPECT_THAT(
-      refused([](auto& o) { o.step_s = 1e-5; }),
-      HasSubstr("expected a step longer than"));
   EXPECT_THAT(
       refused([](auto& o) { o.mtbf_min = 1e-9; }),
       HasSubstr("failures in the simulated time"));
