@@ -81,7 +81,7 @@ void add_cluster(CLI::App* app, SimulateArguments& arguments) {
   add_number(
       app, "--steps", options.steps, "N",
       "Instead: for the time that so many steps take\n"
-      "without failures");
+      "without failures; needs --step-s with --stall-min");
   add_number(
       app, "--replicas-min", options.replicas_min, "N",
       "No step is committed by fewer replicas (1)");
@@ -237,6 +237,11 @@ void write_page(
 
 int run(const SimulateArguments& arguments) {
   auto options = arguments.options;
+  if (options.steps && options.stall_min && !options.step_s) {
+    throw Error(
+        "--steps: expected a --step-s beside --stall-min, with which the steps "
+        "of the policies differ, found none");
+  }
   options.arrivals = arguments.arrivals == "even" ? sim::Arrivals::kEven
                                                   : sim::Arrivals::kPoisson;
   if (!arguments.html.empty()) {

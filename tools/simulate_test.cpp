@@ -59,6 +59,9 @@ TEST(SimulateCommand, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("--gpus 100 --replicas 12"), HasSubstr("found 100"));
   EXPECT_THAT(refused("--spares -1"), HasSubstr("found -1"));
   EXPECT_THAT(refused("--mtbf-min 0"), HasSubstr("found 0"));
+  EXPECT_THAT(
+      refused("--policy all --steps 1000 --stall-min 3"),
+      HasSubstr("--steps: expected a --step-s"));
   EXPECT_THAT(refused("--policy raft"), HasSubstr("found 'raft'"));
   EXPECT_THAT(refused("--arrivals never"), HasSubstr("never"));
   EXPECT_THAT(refused("--mtbf-mim 3"), HasSubstr("--mtbf-min"));
