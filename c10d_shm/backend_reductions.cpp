@@ -17,7 +17,7 @@ constexpr const char* kReduceScatter = "reduce_scatter";
 // "sum", or "sum, part 2 of 3".
 std::string reduction_text(
     const c10d::ReduceOp& op, std::size_t index = 0, std::size_t parts = 1) {
-  std::string text = reduce_op_name(op);
+  std::string text = reduce_op_text(op);
   if (parts > 1) {
     text += ", " + part_text(index, parts);
   }
@@ -159,7 +159,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
                                    : TensorBytes::input(tensor);
   auto part = part_in_place(
       call_text(
-          "reduce", dtype, str(reduce_op_name(opts.reduceOp), ", root ", root)),
+          "reduce", dtype, str(reduce_op_text(opts.reduceOp), ", root ", root)),
       bytes,
       {.recipients = ResultRecipients::kRoot,
        .root = root,

@@ -171,6 +171,41 @@ TEST(ShmFailure, DifferentCallsAreAnErrorOnEveryRank) {
   }));
 }
 
+// One rank multiplies what all have.
+TEST(ShmFailure, DifferentFactorsAreAnErrorOnEveryRank) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    const auto factor = ranked.rank() == 0 ? 0.5 : 2.0;
+    std::vector<torch::Tensor> tensor = {torch::ones({10})};
+    const auto reduce = [&] {
+      c10d::ReduceOptions options;
+      options.reduceOp = c10d::makePreMulSum(factor);
+      ranked.shm().reduce(tensor, options)->wait();
+    };
+    const auto all_reduce = [&](const auto& factor_or_tensor) {
+      c10d::AllreduceOptions options;
+      options.reduceOp = c10d::makePreMulSum(factor_or_tensor);
+      ranked.shm().allreduce(tensor, options)->wait();
+    };
+    EXPECT_EQ(
+        error_of(reduce),
+        "[c10d_shm] expected reduce(premul_sum 0x1p-1, root 0, Float), which "
+        "rank 0 calls, found reduce(premul_sum 0x1p+1, root 0, Float) of rank "
+        "1");
+    EXPECT_EQ(
+        error_of([&] { all_reduce(factor); }),
+        "[c10d_shm] expected all_reduce(premul_sum 0x1p-1, Float), which rank "
+        "0 calls, found all_reduce(premul_sum 0x1p+1, Float) of rank 1");
+    EXPECT_TRUE(tensor[0].equal(torch::ones({10})));
+    // The same factor, given as a number or a tensor.
+    if (ranked.rank() == 0) {
+      all_reduce(2.0);
+    } else {
+      all_reduce(torch::full({}, factor));
+    }
+    EXPECT_TRUE(tensor[0].equal(torch::full({10}, 4.0F)));
+  }));
+}
+
 // The first part already does not match, so no part moves anything.
 TEST(ShmFailure, CoalescedCallsOfDifferentLengthAreAnErrorOnEveryRank) {
   using Tensors = std::vector<torch::Tensor>;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <type_traits>
 #include <vector>
 #include <c10/util/BFloat16.h>
@@ -207,6 +208,41 @@ void sum_of_floats(Inputs inputs, std::size_t elements, std::byte* out) {
   });
 }
 
+std::string reduce_op_name(Op::RedOpType op) {
+  switch (op) {
+    case Op::SUM:
+      return "sum";
+    case Op::AVG:
+      return "avg";
+    case Op::PRODUCT:
+      return "product";
+    case Op::MIN:
+      return "min";
+    case Op::MAX:
+      return "max";
+    case Op::BAND:
+      return "band";
+    case Op::BOR:
+      return "bor";
+    case Op::BXOR:
+      return "bxor";
+    case Op::PREMUL_SUM:
+      return "premul_sum";
+    default:
+      return "unused";
+  }
+}
+
+double factor_of(const Op& op) {
+  const auto* more =
+      dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  SHERD_CHECK(
+      more != nullptr,
+      "[c10d_shm] expected a factor with premul_sum, found none");
+  return more->tensor_factor.defined() ? more->tensor_factor.item<double>()
+                                       : more->double_factor;
+}
+
 [[noreturn]] void refuse(Op::RedOpType op, c10::ScalarType dtype) {
   throw Error(
       str("[c10d_shm] expected a reduce operation that shm has for ",
@@ -311,17 +347,7 @@ ReduceKernel kernel_for_dtype(
 TypedReduceKernel reduce_kernel_of(
     const Op& op, c10::ScalarType dtype, int ranks) {
   // What sums are divided by, or elements multiplied by.
-  double parameter = ranks;
-  if (op.op_ == Op::PREMUL_SUM) {
-    const auto* more =
-        dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-    SHERD_CHECK(
-        more != nullptr,
-        "[c10d_shm] expected a factor with premul_sum, found none");
-    parameter = more->tensor_factor.defined()
-        ? more->tensor_factor.item<double>()
-        : more->double_factor;
-  }
+  const double parameter = op.op_ == Op::PREMUL_SUM ? factor_of(op) : ranks;
   if (c10::isComplexType(dtype)) {  // Pairs of numbers.
     if (op.op_ != Op::SUM && op.op_ != Op::AVG && op.op_ != Op::PREMUL_SUM) {
       refuse(op.op_, dtype);
@@ -331,29 +357,15 @@ TypedReduceKernel reduce_kernel_of(
   return {kernel_for_dtype(op.op_, dtype, parameter), c10::elementSize(dtype)};
 }
 
-std::string reduce_op_name(Op::RedOpType op) {
-  switch (op) {
-    case Op::SUM:
-      return "sum";
-    case Op::AVG:
-      return "avg";
-    case Op::PRODUCT:
-      return "product";
-    case Op::MIN:
-      return "min";
-    case Op::MAX:
-      return "max";
-    case Op::BAND:
-      return "band";
-    case Op::BOR:
-      return "bor";
-    case Op::BXOR:
-      return "bxor";
-    case Op::PREMUL_SUM:
-      return "premul_sum";
-    default:
-      return "unused";
+std::string reduce_op_text(const Op& op) {
+  auto text = reduce_op_name(op.op_);
+  if (op.op_ == Op::PREMUL_SUM) {
+    // Hexadecimal, which is exact.
+    std::array<char, 32> factor{};
+    std::snprintf(factor.data(), factor.size(), " %a", factor_of(op));
+    text += factor.data();
   }
+  return text;
 }
 
 }  // namespace sherd::c10d_shm
