@@ -2,7 +2,9 @@
 //
 // Lets the failures happen to a world.
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -189,10 +191,15 @@ class SherdRun {
       world_.reset_link(one, next);
       return;
     }
+    const std::pair<ft::ReplicaId, ft::ReplicaId> link = std::minmax(one, next);
     world_.cut_link(one, next);
+    ++cuts_[link];
     world_.events().add_outside(
-        world_.now() + minutes(options_.link_down_min),
-        [this, one, next] { world_.mend_link(one, next); });
+        world_.now() + minutes(options_.link_down_min), [this, link] {
+          if (--cuts_[link] == 0) {
+            world_.mend_link(link.first, link.second);
+          }
+        });
   }
 
   void lose(int replica, FailureKind kind) {
@@ -284,9 +291,10 @@ class SherdRun {
   std::vector<std::uint64_t> returns_;  // How often each was due to come back.
   std::vector<RestartBudget> budgets_;  // For each replica's launcher.
   // Replicas that have used up their restarts.
-  // For each replica.
   std::set<int> given_up_;
-  std::vector<int> slow_hosts_;
+  std::vector<int> slow_hosts_;  // For each replica.
+  // How many failures of a link have not ended.
+  std::map<std::pair<ft::ReplicaId, ft::ReplicaId>, int> cuts_;
   std::set<ft::Incarnation> known_;  // Incarnations that have been members.
   std::optional<ft::StateId> checkpoint_;
   // What there was when all replicas trained.

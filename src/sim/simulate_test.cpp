@@ -63,6 +63,21 @@ TEST(Simulate, ADeadLinkCostsAsMuchAsRingsCannotGoRound) {
   EXPECT_LT(lost_to_links(8), of_two / 8);
 }
 
+// The next failures come long before the first has ended.
+TEST(Simulate, ALinkIsBackWhenItsLastFailureHasEnded) {
+  auto options = few_hosts();
+  options.replicas = 2;
+  options.two_replica_share = 0;
+  options.mtbf_min = 10;
+  options.runs = 1;
+  options.days = 4;
+  options.step_s = 20;
+  options.link_down_min = 1000;
+  options.down_min = 0.5;
+  // Of two replicas only one trains while the link is down, which is nearly always.
+  EXPECT_LT(simulate(options).effective_training_time, 0.6);
+}
+
 TEST(Simulate, StepsMadeAsOneGiveTheSameAsEachByItself) {
   for (const bool stages : {true, false}) {
     auto options = few_hosts();
