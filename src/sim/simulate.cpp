@@ -9,11 +9,14 @@
 #include <thread>
 
 #include "base/check.h"
+#include "ft/wire/codec.h"
 #include "sim/report.h"
 #include "sim/runs.h"
 
 namespace sherd::sim {
 namespace {
+
+static_assert(kReplicaGpusMax == ft::CodecLimits::kAddresses);
 
 void check_positive(double value, const char* what) {
   SHERD_CHECK(
@@ -45,6 +48,11 @@ void check_cluster(const SimulationOptions& options) {
           options.gpus % options.replicas == 0,
       "[sim] expected a number of GPUs, at most ", kGpusMax, ", that the ",
       options.replicas, " replicas divide, found ", options.gpus);
+  SHERD_CHECK(
+      options.policy != FailurePolicy::kSherd ||
+          options.gpus / options.replicas <= kReplicaGpusMax,
+      "[sim] expected replicas of at most ", kReplicaGpusMax,
+      " GPUs, found ones of ", options.gpus / options.replicas);
   SHERD_CHECK(
       options.gpus_per_host >= 1,
       "[sim] expected at least one GPU in a host, found ",

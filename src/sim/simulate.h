@@ -32,6 +32,9 @@ enum class Arrivals {
 // The longest time that can be simulated.
 inline constexpr double kDaysMax = 20000;
 
+// The largest replica under kSherd: its report has the addresses of so many ranks.
+inline constexpr std::int64_t kReplicaGpusMax = 65536;
+
 // Times in minutes are measured from a failure.
 struct SimulationOptions {
   // ---- behaviour ----

@@ -389,6 +389,9 @@ TEST(Simulate, RefusesWhatDoesNotFitTogether) {
       refused([](auto& o) { o.gpus = 4'000'000'000'000; }),
       HasSubstr("found 4000000000000"));
   EXPECT_THAT(
+      refused([](auto& o) { o.gpus = 4 * (kReplicaGpusMax + 1); }),
+      HasSubstr("replicas of at most 65536 GPUs, found ones of 65537"));
+  EXPECT_THAT(
       refused([](auto& o) { o.runs = 2'000'000'000; }),
       HasSubstr("found 2000000000"));
   EXPECT_THAT(

@@ -92,10 +92,10 @@ std::string size_plot(const SimulationOptions& options) {
   // Each replica has whole hosts, with the failures that such hosts have.
   std::vector<double> gpus;
   for (const double factor : {0.0625, 0.125, 0.25, 0.5, 1.0, 1.5}) {
-    const auto each = std::max<std::int64_t>(
+    const auto each = std::clamp<std::int64_t>(
         std::llround(
             factor * static_cast<double>(options.gpus) / options.replicas),
-        1);
+        1, sim::kReplicaGpusMax);
     gpus.push_back(static_cast<double>(each * options.replicas));
   }
   gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());

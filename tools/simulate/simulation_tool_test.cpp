@@ -106,5 +106,13 @@ TEST(SimulationPage, NeedsNoNetworkAndPlotsAllFour) {
           Not(ContainsRegex("[>, ]nan"))));
 }
 
+TEST(SimulationPage, PlotsReplicasOfAnySizeThatCanBeSimulated) {
+  auto options = short_run();
+  options.runs = 1;
+  options.replicas = 2;
+  options.gpus = options.replicas * sim::kReplicaGpusMax;
+  EXPECT_THAT(simulation_page(options, {}), HasSubstr("</html>"));
+}
+
 }  // namespace
 }  // namespace sherd::tools
