@@ -318,14 +318,11 @@ class FullStateScatter {
   // Clears an optimizer's state of parameters for which `full` has none, so that it is as before
   // its first update.
   void clear_rest(const Offer& offer, const std::vector<std::string>& missing) {
-    for (auto& target : targets_) {
+    for (const auto& target : targets_) {
       const TensorKey key{target.section, target.shard.name};
-      if (target.optional && !target.loaded && !offer.tensors.contains(key) &&
+      if (target.may_be_cleared() && !offer.tensors.contains(key) &&
           std::ranges::find(missing, key.text()) == missing.end()) {
-        target.shard.elements.zero_();
-        if (target.reset) {
-          target.reset();
-        }
+        target.clear();
       }
     }
   }

@@ -116,11 +116,7 @@ class CheckpointLoader {
         std::rethrow_exception(failure);
       }
     }
-    for (const auto& target : targets_) {
-      if (target.reset && is_before_first_update(target)) {
-        target.reset();
-      }
-    }
+    clear_rest();
     report_.bytes_read = bytes_;
     return report_;
   }
@@ -172,11 +168,19 @@ class CheckpointLoader {
         ckpt::list_of(report_.unexpected));
   }
 
-  // Whether the checkpoint has no state of its parameter.
-  bool is_before_first_update(const LoadTarget& target) const {
-    const ckpt::TensorKey key{target.section, target.shard.name};
-    return target.optional && !target.loaded && !missing_.contains(key) &&
-        !reader_.tensors().contains(key);
+  // An optimizer's state of parameters of which the checkpoint has none. On this thread, since it may
+  // change the optimizer's own lists.
+  void clear_rest() const {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < targets_.size(); ++i) {
+      const auto& target = targets_[i];
+      const ckpt::TensorKey key{target.section, target.shard.name};
+      if (target.may_be_cleared() && !missing_.contains(key) &&
+          !reader_.tensors().contains(key)) {
+        const device::CurrentStream on(streams_[i]);
+        target.clear();
+      }
+    }
   }
 
   void read_all(std::atomic<std::size_t>& next) {
@@ -193,9 +197,6 @@ class CheckpointLoader {
     const ckpt::TensorKey key{target.section, shard.name};
     const auto found = reader_.tensors().find(key);
     if (found == reader_.tensors().end()) {
-      if (is_before_first_update(target)) {
-        shard.elements.zero_();
-      }
       return;
     }
     SHERD_CHECK(

@@ -227,6 +227,13 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::optimizer_shards(
   return shards;
 }
 
+void CheckpointAccess::LoadTarget::clear() const {
+  shard.elements.zero_();
+  if (reset) {
+    reset();
+  }
+}
+
 std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
     const CheckpointState& state, int rank, int size) {
   const at::NoGradGuard no_grad;  // Reading is no forward.

@@ -37,6 +37,11 @@ class CheckpointAccess {
     // Takes what was read, on any thread. Unset: it was read to its final place.
     std::function<void(const at::Tensor&)> loaded = nullptr;
     std::function<void()> reset = nullptr;  // As in OptimizerTensor.
+
+    // Whether it is state of an optimizer, which is cleared if there is none to load.
+    bool may_be_cleared() const { return optional && !loaded; }
+    // Makes it what it is before the first update.
+    void clear() const;
   };
   // Those of `section` alone if it is given; an optimizer of another section makes no state then.
   static std::vector<LoadTarget> targets(

@@ -323,8 +323,8 @@ class PowerSgd final : public CommHook {
     const auto approximation = low.p.mm(low.q.t());
     low.gradient.copy_(approximation.view(low.gradient.sizes()));
     // If some number is not finite, the step will be skipped on every rank, and nothing of this
-    // matrix is kept. On a device an operator decides that, because otherwise the host would have to wait for
-    // the answer.
+    // matrix is kept. On a device an operator decides that, because otherwise the host would have to
+    // wait for the answer.
     const auto is_finite = at::isfinite(approximation).all();
     if (is_finite.is_cpu() && !is_finite.item<bool>()) {
       return;

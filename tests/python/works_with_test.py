@@ -222,13 +222,19 @@ class WorksWith(unittest.TestCase):
         handle.close()
         self.assertFalse(model.cast._forward_pre_hooks)
 
-    def test_evaluation_in_full_precision(self):
+    def in_mixed_precision(self, values):
+        """A module whose units compute in bfloat16, its handle, and what the plain
+        module makes of the values."""
         model = mlp()
-        values = batch_of(0, 0)
         with torch.no_grad():
             expected = model(values)
         handle = self.sherd.fully_shard(model, mixed_precision=self.sherd.MixedPrecision(
             param_dtype=torch.bfloat16))
+        return model, handle, expected
+
+    def test_evaluation_in_full_precision(self):
+        values = batch_of(0, 0)
+        model, handle, expected = self.in_mixed_precision(values)
         for scope in (handle.full_precision, lambda: handle.summon_full_parameters(
                 read_only=True, full_precision=True)):
             with torch.no_grad():
@@ -239,12 +245,8 @@ class WorksWith(unittest.TestCase):
 
     def test_a_compiled_module_in_mixed_precision_is_one_graph(self):
         """Code that casts inputs is not that of full precision."""
-        model = mlp()
         values = batch_of(0, 0)
-        with torch.no_grad():
-            expected = model(values)
-        handle = self.sherd.fully_shard(model, mixed_precision=self.sherd.MixedPrecision(
-            param_dtype=torch.bfloat16))
+        model, handle, expected = self.in_mixed_precision(values)
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         with torch.no_grad():
             self.assertEqual(compiled(values).dtype, torch.bfloat16)

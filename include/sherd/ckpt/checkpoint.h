@@ -205,9 +205,9 @@ class CheckpointSaver {
 
 struct LoadOptions {
   // If true, a name that only the state or only the checkpoint has is an error, which lists all of
-  // them. Otherwise they are reported and left as they are. Neither holds for generators, nor for an
-  // optimizer's state of a parameter of which the checkpoint has none: it becomes what it is before
-  // the first update.
+  // them. Otherwise they are reported and left as they are. Neither holds for generators, nor for
+  // an optimizer's state of a parameter of which the checkpoint has none: it becomes what it is
+  // before the first update.
   bool strict = true;
 };
 

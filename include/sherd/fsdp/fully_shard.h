@@ -453,9 +453,9 @@ class FullyShardedDataParallel {
   // from now on units stay whole as this strategy or this number of bytes says. New plans are made
   // from the steps recorded so far. No effect if nothing is gathered: with one rank, with kNoShard,
   // or if ranks share memory. Throws Error, on every rank, in the middle of a step, while a
-  // TouchScope lives, for kNoShard, for bytes below the floor, with FullyShardOptions::memory_bytes,
-  // and if ranks ask for different ones; nothing has changed then. Mirrors FSDPModule.set_reshard_after_forward and
-  // set_reshard_after_backward.
+  // TouchScope lives, for kNoShard, for bytes below the floor, with
+  // FullyShardOptions::memory_bytes, and if ranks ask for different ones; nothing has changed then.
+  // Mirrors FSDPModule.set_reshard_after_forward and set_reshard_after_backward.
   void set_strategy(Strategy strategy);
   void set_budget_bytes(std::int64_t bytes);
 

@@ -76,8 +76,8 @@ class ReplicaCheckpoints {
   void save(const ReplicaSession& session);
 
   // Collective. Waits until a save that is under way is complete. Throws Error if the last one
-  // failed: the run then ends without its last checkpoint, unless another replica has saved it. That
-  // another one is still writing, after as long as SaveOptions::shared says, is only a warning.
+  // failed: the run then ends without its last checkpoint, unless another replica has saved it.
+  // That another one is still writing, after as long as SaveOptions::shared says, is only a warning.
   void wait();
 
  private:
