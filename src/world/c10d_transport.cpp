@@ -76,10 +76,7 @@ C10dTransport::C10dTransport(
       backend_(std::move(backend)),
       watch_(watch),
       leave_bytes_(at::zeros({size()}, at::kByte)) {
-  has_unwatched_ = std::any_of(ranks().begin(), ranks().end(), [&](int rank) {
-    return rank != own_rank() && !watch_.watches(rank);
-  });
-  expect_leave_messages();
+  expect_messages();
   subscription_ = watch_.subscribe([this] { interrupt(); });
 }
 
@@ -194,7 +191,7 @@ bool C10dTransport::has_ended(const Message& message) {
 }
 
 void C10dTransport::interrupt() {
-  const bool probe = has_unwatched_ && ++ticks_ % kTicksPerProbe == 0;
+  const bool probe = !probes_.empty() && ++ticks_ % kTicksPerProbe == 0;
   const bool all = probe || lost() || InterruptibleWait::possible();
   const std::lock_guard<std::mutex> lock(mu_);
   abort_waits(all ? Waits::kAll : Waits::kForLeavers);
@@ -215,21 +212,32 @@ void C10dTransport::abort_waits(Waits which) {
   }
 }
 
-// A message under way does not notice that its connection broke, but starting another one on that
-// connection does. Peers that have left in order may close it, except for `needed`.
+// Whether the connection with an unwatched peer has broken. A message in the middle of its bytes does
+// not notice that, but a receive that has not begun does: its wait, which is aborted before it
+// begins, ends with the connection's failure, if there is one, before it ends with the abort.
+bool C10dTransport::is_broken(const Probe& probe) {
+  if (probe.receive == nullptr) {
+    return true;
+  }
+  const std::lock_guard<std::mutex> probing(probing_);
+  try {
+    probe.receive->work->abort();
+  } catch (const std::exception&) {
+    return false;  // A backend whose work cannot be aborted cannot be probed.
+  }
+  try {
+    probe.receive->work->wait(kNoTime);
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+// Peers that have left in order may close their connections, except for `needed`.
 void C10dTransport::probe_unwatched(int needed) {
-  const SigpipeGuard no_sigpipe;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == index() || watch_.watches(world_rank(peer))) {
-      continue;
-    }
-    std::vector<at::Tensor> tensors{at::empty({1}, at::kByte)};
-    try {
-      backend_->recv(tensors, peer, kProbeTag);
-    } catch (const std::exception&) {
-      if (peer == needed || !has_left(peer)) {
-        watch_.explain_closed(world_rank(peer), kPatience);
-      }
+  for (const auto& probe : probes_) {
+    if (is_broken(probe) && (probe.peer == needed || !has_left(probe.peer))) {
+      watch_.explain_closed(world_rank(probe.peer), kPatience);
     }
   }
 }
@@ -264,7 +272,7 @@ Status C10dTransport::wait(
     // A thread that polls for interrupts is woken at every tick of the watch.
     const int turn = ticks_ / kTicksPerProbe;
     const bool due = !InterruptibleWait::possible() || turn != probed;
-    if (outcome == Outcome::kInterrupted && has_unwatched_ && !left && due) {
+    if (outcome == Outcome::kInterrupted && !probes_.empty() && !left && due) {
       probed = turn;
       probe_unwatched(leaver == Leaver::kGoesOn ? message.peer : -1);
     }
@@ -329,22 +337,34 @@ Status C10dTransport::keep(const Status& failure) {
 
 // ---- leave messages ----
 
-void C10dTransport::expect_leave_messages() {
+// Starts a receive whose message comes late or never. Returns null if the connection is broken; a
+// rank that needs the peer finds out.
+C10dTransport::OperationPtr C10dTransport::expect(
+    const at::Tensor& tensor, int peer, int tag) {
+  std::vector<at::Tensor> tensors{tensor};
+  try {
+    return std::make_shared<Operation>(
+        Operation{backend_->recv(tensors, peer, tag), tensor});
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void C10dTransport::expect_messages() {
   leave_messages_.resize(ranks().size());
   if (backend_ == nullptr) {
     return;
   }
   const SigpipeGuard no_sigpipe;
   for (int peer = 0; peer < size(); ++peer) {
-    std::vector<at::Tensor> tensors{leave_bytes_.narrow(0, peer, 1)};
-    try {
-      leave_messages_[static_cast<std::size_t>(peer)] = peer == index()
-          ? nullptr
-          : std::make_shared<Operation>(Operation{
-                backend_->recv(tensors, peer, kLeaveTag), tensors[0]});
-    } catch (const std::exception&) {
-      // The connection is broken; a rank that needs the peer finds out.
+    if (peer == index()) {
       continue;
+    }
+    leave_messages_[static_cast<std::size_t>(peer)] =
+        expect(leave_bytes_.narrow(0, peer, 1), peer, kLeaveTag);
+    if (!watch_.watches(world_rank(peer))) {
+      probes_.push_back(
+          {peer, expect(at::empty({1}, at::kByte), peer, kProbeTag)});
     }
   }
 }

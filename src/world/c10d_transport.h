@@ -89,8 +89,16 @@ class C10dTransport final : public Transport {
 
   int own_rank() const { return world_rank(index()); }
   bool lost() const;
+  // For a member whose death shows only in its connection: a receive that is never answered, and
+  // fails with the connection. Null if the connection was broken when it began.
+  struct Probe {
+    int peer;
+    OperationPtr receive;
+  };
+  bool is_broken(const Probe& probe);
   void probe_unwatched(int needed);
-  void expect_leave_messages();
+  OperationPtr expect(const at::Tensor& tensor, int peer, int tag);
+  void expect_messages();
   void send_leave_message();
   std::uint8_t leave_message_of(int peer) const;
   bool has_left(int peer) const { return leave_message_of(peer) != 0; }
@@ -110,14 +118,14 @@ class C10dTransport final : public Transport {
   c10::intrusive_ptr<c10d::Backend> backend_;
   PeerWatch& watch_;
   const SteadyClock clock_;
-  // Members whose death shows only in their connections.
-  bool has_unwatched_ = false;
   int subscription_ = 0;
   std::atomic<int> ticks_ = 0;
   // The leave message of each member, 0 until it arrives; the backend writes it.
   const at::Tensor leave_bytes_;
   // The receives of these, by member.
   std::vector<OperationPtr> leave_messages_;
+  std::vector<Probe> probes_;
+  std::mutex probing_;  // Each wait for a probe uses up one abort.
 
   // Held from a failure until no memory of the group is read or written any more, so that a second
   // thread that fails does not return sooner. Never acquired while holding mu_.
