@@ -2,9 +2,12 @@
 #include "net/listener.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <functional>
 #include <utility>
 #include "base/check.h"
 #include "base/limited_log.h"
@@ -16,6 +19,52 @@ namespace sherd::net {
 namespace {
 // The pause after accept() itself has failed because descriptors ran out.
 constexpr auto kAcceptAgainAfter = std::chrono::milliseconds(100);
+
+// The context of a process that listens, perhaps for longer than its certificates are valid: files
+// that have changed are read again. If they cannot be used, perhaps because only one of them has
+// been replaced yet, the context stays as it was, and the next connection tries again.
+class RenewedTls {
+ public:
+  explicit RenewedTls(const Security& security)
+      : security_(security),
+        read_(written()),
+        context_(make_tls_context(security)) {}
+
+  // Returns null without security. `warn` is called with why changed files are not used.
+  std::shared_ptr<TlsContext> context(
+      const std::function<void(const std::string&)>& warn) {
+    if (const auto now = written(); now != read_) {
+      try {
+        context_ = make_tls_context(security_);
+        read_ = now;
+      } catch (const Error& error) {
+        warn(error.what());
+      }
+    }
+    return context_;
+  }
+
+ private:
+  using Written = std::array<std::filesystem::file_time_type, 3>;
+
+  // The times at which the files were written last.
+  Written written() const {
+    const auto time_of = [](const std::string& path) {
+      std::error_code unknown;
+      return std::filesystem::last_write_time(path, unknown);
+    };
+    return security_.kind == Security::Kind::kMutualTls
+        ? Written{time_of(security_.files.certificate),
+                  time_of(security_.files.key),
+                  time_of(security_.files.authority)}
+        : Written();
+  }
+
+  const Security security_;
+  Written read_;
+  std::shared_ptr<TlsContext> context_;
+};
+
 }  // namespace
 
 struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
@@ -26,7 +75,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
       : loop(its_loop),
         options(its_options),
         handlers(std::move(to_call)),
-        tls(make_tls_context(its_options.security)),
+        tls(its_options.security),
         acceptor(its_loop.context()) {}
 
   std::error_code bind(const Tcp::endpoint& endpoint);
@@ -40,7 +89,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   Loop& loop;
   const ListenerOptions options;
   const ListenerHandlers handlers;
-  const std::shared_ptr<TlsContext> tls;
+  RenewedTls tls;
   Tcp::acceptor acceptor;
   std::string address;  // The acceptor's.
   LimitedLog log;
@@ -121,9 +170,15 @@ void Listener::Impl::accepted(Tcp::socket socket) {
              " connections without a greeting")});
     unfinished.pop_front();
   }
+  const auto context = tls.context([this](const std::string& why) {
+    log.warn(
+        loop.now(),
+        str("[net] certificates have changed and are not used: ", why));
+  });
   const auto core = std::make_shared<ConnectionCore>(
       loop,
-      make_channel(std::move(socket), options.connection, tls, Side::kAccepted),
+      make_channel(
+          std::move(socket), options.connection, context, Side::kAccepted),
       Side::kAccepted, text_of(peer), options.connection);
   unfinished.push_back(core);
   core->greet(

@@ -47,7 +47,8 @@ Security shared_secret(std::string secret);
 // Uses the file's bytes without trailing line ends. Also throws Error for a file that cannot be
 // read.
 Security read_shared_secret(const std::string& path);
-// The files are read by listen() and by Connector.
+// The files are read by listen() and by Connector, and again for the first connection that a
+// listener accepts after they have changed.
 Security mutual_tls(TlsFiles files);
 
 // For users' options: the file of a secret, or all three files of certificates, or neither. Throws

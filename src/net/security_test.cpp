@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <filesystem>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "net/net_testing.h"
@@ -260,6 +261,36 @@ TEST(MutualTls, KeepsThoseOutWhoHaveOnlyASecretOrNothing) {
       EXPECT_TRUE(meeting.server.ends.empty());
     }
   }
+}
+
+// Certificates with a short life are replaced while coordinators and replicas run on.
+TEST(MutualTls, ReadsFilesAgainThatHaveChanged) {
+  namespace fs = std::filesystem;
+  const ScratchFolder folder;
+  const TlsFiles client = make_certificate(folder.path(), "authority");
+  const TlsFiles foreign = make_certificate(folder.path(), "foreign");
+  const TlsFiles right =
+      make_certificate_of(folder.path(), "right", "authority");
+  const std::string files = folder.path() + "/files";
+  fs::create_directory(files);
+  const TlsFiles used = {
+      files + "/certificate", files + "/key", client.authority};
+  // As a certificate's manager does it: nobody sees half a file.
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    fs::copy_file(from, to + ".new");
+    fs::rename(to + ".new", to);
+  };
+  replace(foreign.certificate, used.certificate);
+  replace(foreign.key, used.key);
+  HandshakeOutcome meeting(mutual_tls(used), mutual_tls(client));
+  EXPECT_THAT(meeting.dialled, HasSubstr("of the same authority"));
+  // A certificate without its key is not used yet, and the listener goes on.
+  replace(right.certificate, used.certificate);
+  EXPECT_THAT(
+      meeting.next(mutual_tls(client)), HasSubstr("of the same authority"));
+  replace(right.key, used.key);
+  EXPECT_EQ(meeting.next(mutual_tls(client)), "");
+  EXPECT_TRUE(meeting.talk());
 }
 
 Security with_peer(const TlsFiles& files, PeerRole peer) {
