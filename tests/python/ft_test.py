@@ -3,7 +3,9 @@
 
 Usage: ft_test.py PACKAGE_FOLDER SHERD."""
 
+import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -152,6 +154,72 @@ class Mistakes(unittest.TestCase):
             [{"params": [weight]}, {"params": [], "weight_decay": 0.0}])
         read = _optimizer_state.reader_of(optimizer, [("w", weight)])
         self.assertEqual({key for _, key, _ in read()}, {"step", "exp_avg", "exp_avg_sq"})
+
+
+class Signals(unittest.TestCase):
+    """Handlers run while a session waits, which may be for hours."""
+
+    def setUp(self):
+        patch = unittest.mock.patch.dict(
+            os.environ, {"SHERD_COORDINATOR": "127.0.0.1:1", "SHERD_REPLICA": "0"})
+        patch.start()
+        self.addCleanup(patch.stop)
+        # What ends a wait that hears nothing.
+        faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+        self.addCleanup(faulthandler.cancel_dump_traceback_later)
+
+    def at_a_signal(self, handler):
+        """Lets the handler run every 0.2 s."""
+        before = signal.signal(signal.SIGALRM, handler)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+
+    def session(self):
+        """A session without a coordinator: begin_step() waits for it."""
+        handle = sherd.fully_shard(torch.nn.Linear(3, 2), sherd.World.single())
+        self.addCleanup(handle.close)
+        session = sherd.ft.Session(handle, sherd.AdamW(handle))
+        self.addCleanup(session.close)
+        return session
+
+    def test_a_handler_may_call_leave(self):
+        session = self.session()
+        self.at_a_signal(lambda *_: session.leave())
+        self.assertIsNone(session.begin_step())
+
+    def test_what_a_handler_raises_ends_the_wait(self):
+        session = self.session()
+
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        self.at_a_signal(stop)
+        with self.assertRaises(KeyboardInterrupt):
+            session.begin_step()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def test_a_spare_hears_signals_and_goes_on_waiting(self):
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        self.addCleanup(os.close, writer)
+        os.environ["SHERD_SPARE"] = str(reader)
+        heard = []
+
+        def count(*_):
+            heard.append(1)
+            if len(heard) == 2:  # The first has not ended the wait.
+                os.write(writer, b"2\n")
+
+        self.at_a_signal(count)
+        world = sherd.World.single()
+        handle = sherd.fully_shard(torch.nn.Linear(3, 2), world)
+        self.addCleanup(handle.close)
+        session = sherd.ft.Session(handle, sherd.AdamW(handle))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.addCleanup(session.close)
+        self.assertEqual(session.options.replica, 2)
+        session.leave()
 
 
 if __name__ == "__main__":

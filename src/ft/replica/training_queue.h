@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 #include <variant>
+#include "base/interrupt.h"
 #include "ft/replica/rank_messages.h"
 
 namespace sherd::ft {
@@ -50,10 +51,22 @@ class TrainingQueue {
   }
 
   // Returns the first task, which stays in the queue. Waits without a deadline: if another process
-  // dies, a task arrives, and the coordinator notices a rank that hangs.
+  // dies, a task arrives, and the coordinator notices a rank that hangs. Throws Error with kAborted
+  // if the program is interrupted.
   TrainingTask front() {
+    InterruptibleWait interrupts;
     std::unique_lock lock(mutex_);
-    came_.wait(lock, [this] { return !queue_.empty(); });
+    while (queue_.empty()) {
+      if (!InterruptibleWait::possible()) {
+        came_.wait(lock);
+        continue;
+      }
+      came_.wait_for(lock, InterruptibleWait::kPeriod);
+      // A handler of a signal may ask the replica to leave, which ends in push().
+      lock.unlock();
+      interrupts.poll().throw_if_failed();
+      lock.lock();
+    }
     return queue_.front();
   }
 

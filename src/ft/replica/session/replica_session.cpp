@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/ft/replica_session.h>
 
+#include <poll.h>
 #include <unistd.h>
 #include <array>
 #include <atomic>
@@ -11,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/interrupt.h"
 #include "base/parse_number.h"
 #include "base/rank_environment.h"
 #include "device/host_memory.h"
@@ -37,15 +39,29 @@ int number_of(const char* name, const std::string& text) {
   return *number;
 }
 
+// Returns when the descriptor can be read or has ended. Throws Error if the program is interrupted;
+// other signals with a handler do not end the wait.
+void wait_for_input(int descriptor) {
+  const int period = static_cast<int>(
+      InterruptibleWait::kPeriod / std::chrono::milliseconds(1));
+  InterruptibleWait interrupts;
+  pollfd input{.fd = descriptor, .events = POLLIN, .revents = 0};
+  while (::poll(&input, 1, InterruptibleWait::possible() ? period : -1) <= 0) {
+    interrupts.poll().throw_if_failed();
+  }
+}
+
 // A spare waits here until the launcher writes the number of the replica that it replaces.
 std::string line_from(int descriptor) {
   std::string line;
   char next = 0;
+  wait_for_input(descriptor);
   while (::read(descriptor, &next, 1) == 1) {
     if (next == '\n') {
       return line;
     }
     line += next;
+    wait_for_input(descriptor);
   }
   throw Error(
       "[ft] the launcher ended before this spare was needed",
