@@ -3,16 +3,21 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/run_main.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/torch.h>
 #include "support/error_of.h"
 #include "support/ranks.h"
+#include "world/c10d_transport.h"
 #include "world/collectives.h"
 #include "world/transport_channel.h"
 #include "world/world_impl.h"
@@ -23,6 +28,7 @@ namespace {
 using namespace std::chrono_literals;
 using test::expect_all_ok;
 using test::RankOptions;
+using test::RankReport;
 using test::run_ranks;
 
 std::vector<int> all_ranks(const World& world) {
@@ -340,6 +346,71 @@ TEST(SharedConnections, HaveALimit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, CommunicatorSizes, ::testing::Values(1, 2, 3, 4, 7));
+
+// Starts receives that are never answered, and counts them.
+class SilentBackend final : public c10d::Backend {
+ public:
+  SilentBackend() : Backend(0, 2) {}
+  c10::intrusive_ptr<c10d::Work> recv(
+      std::vector<at::Tensor>& /*tensors*/,
+      int /*peer*/,
+      int /*tag*/) override {
+    ++receives;
+    return c10::make_intrusive<SilentWork>();
+  }
+
+  int receives = 0;
+
+ private:
+  class SilentWork final : public c10d::Work {
+   public:
+    bool wait(std::chrono::milliseconds limit) override {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait_for(lock, limit, [this] { return aborted_; })) {
+        throw std::runtime_error("timed out");
+      }
+      aborted_ = false;
+      return false;
+    }
+    void abort() override {
+      const std::lock_guard lock(mutex_);
+      aborted_ = true;
+      changed_.notify_all();
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool aborted_ = false;
+  };
+};
+
+// Gloo keeps some memory for each receive that is never answered, and a job waits for weeks.
+TEST(PeerOfAnotherHost, IsProbedWithOneReceiveHoweverLongTheWait) {
+  const RankReport report = run_ranks(
+      2,
+      [](World world) {
+        if (world.rank() == 1) {
+          world.impl()->watch->wait_lost(20s);
+          return;
+        }
+        ASSERT_FALSE(world.impl()->watch->watches(1));
+        const auto backend = c10::make_intrusive<SilentBackend>();
+        C10dTransport transport(
+            {.ranks = {0, 1}, .own_rank = 0, .deadline = 2500ms, .name = "it"},
+            backend, *world.impl()->watch);
+        auto t = torch::ones({4});
+        const auto message = transport.receive(t, 1, 0);
+        const int before = backend->receives;  // Probes and leave messages.
+        const Status status = message->wait("numbers");
+        EXPECT_EQ(status.code(), ErrorCode::kDeadlineExceeded)
+            << status.message();
+        // One receive ends the group.
+        EXPECT_EQ(backend->receives, before + 1);
+      },
+      {.hosts = {1, 1}, .blind_hosts = true, .close_world = false});
+  EXPECT_EQ(report[0].exit_code, 0) << report[0].output;
+}
 
 }  // namespace
 }  // namespace sherd::world
