@@ -82,7 +82,7 @@ std::vector<CollectiveTimes> times_of(const CollectivesArguments& arguments) {
   return all;
 }
 
-int run(const CollectivesArguments& arguments) {
+void run(const CollectivesArguments& arguments) {
   expect_release_build();
   expect_program("sherd-bench-collectives");
   const BenchmarkContext found = benchmark_context();
@@ -92,12 +92,11 @@ int run(const CollectivesArguments& arguments) {
     std::fputs(table_of(arguments.ranks, all, found).c_str(), stdout);
   }
   std::puts(json_of(arguments.ranks, all, found).c_str());
-  return 0;
 }
 
 }  // namespace
 
-BenchCommand add_collectives(CLI::App& bench_app) {
+void add_collectives(CLI::App& bench_app) {
   auto arguments = std::make_shared<CollectivesArguments>();
   CLI::App* app =
       bench_app.add_subcommand("collectives", kCollectivesExplanation);
@@ -120,7 +119,7 @@ BenchCommand add_collectives(CLI::App& bench_app) {
       "DeepSpeed's shared-memory all-reduce too: the library\n"
       "that bench/build_deepspeed.py makes");
   app->add_flag("--json-only", arguments->json_only, "Without the table");
-  return {.app = app, .run = [arguments] { return run(*arguments); }};
+  app->callback([arguments] { run(*arguments); });
 }
 
 }  // namespace sherd::bench

@@ -4,7 +4,6 @@
 // description of the machine, and the progress line. Thread rule: one thread.
 #pragma once
 
-#include <functional>
 #include <string>
 #include "bench/report.h"
 #include "bench/step_bench.h"
@@ -15,15 +14,11 @@ class App;
 
 namespace sherd::bench {
 
-struct BenchCommand {
-  CLI::App* app = nullptr;
-  // Called after a successful parse; returns the exit status and may throw Error.
-  std::function<int()> run;
-};
-
-BenchCommand add_step(CLI::App& bench_app);
-BenchCommand add_collectives(CLI::App& bench_app);
-BenchCommand add_faults(CLI::App& bench_app);
+// Each acts in the callback of its CLI::App, which may throw Error. `status` becomes the exit status
+// and must live until then.
+void add_step(CLI::App& bench_app, int& status);
+void add_collectives(CLI::App& bench_app);
+void add_faults(CLI::App& bench_app, int& status);
 
 // Throws in a build whose times would be meaningless.
 void expect_release_build();

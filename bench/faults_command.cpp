@@ -114,12 +114,12 @@ void add_options(CLI::App& app, FaultsArguments& arguments) {
 
 }  // namespace
 
-BenchCommand add_faults(CLI::App& bench_app) {
+void add_faults(CLI::App& bench_app, int& status) {
   auto arguments = std::make_shared<FaultsArguments>();
   CLI::App* app = bench_app.add_subcommand("faults", kFaultsExplanation);
   app->footer(kFaultsExamples);
   add_options(*app, *arguments);
-  return {.app = app, .run = [arguments] { return run(*arguments); }};
+  app->callback([arguments, &status] { status = run(*arguments); });
 }
 
 }  // namespace sherd::bench

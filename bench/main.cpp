@@ -9,22 +9,15 @@
 namespace sherd::bench {
 namespace {
 
-constexpr int kUsageError = 2;
-
 int run_command(int argc, char** argv) {
   CLI::App app("Compare speed and memory with others", "sherd bench");
   app.require_subcommand(1);
-  const BenchCommand commands[] = {
-      add_step(app), add_collectives(app), add_faults(app)};
-  if (!tools::parse_arguments(app, tools::words_of(argc, argv))) {
-    return 0;
-  }
-  for (const BenchCommand& command : commands) {
-    if (command.app->parsed()) {
-      return command.run();
-    }
-  }
-  return kUsageError;  // Not reached: a subcommand is required.
+  int status = 0;
+  add_step(app, status);
+  add_collectives(app);
+  add_faults(app, status);
+  tools::parse_arguments(app, tools::words_of(argc, argv));
+  return status;
 }
 
 }  // namespace

@@ -154,12 +154,12 @@ void add_step_options(CLI::App& app, StepArguments& arguments) {
 
 }  // namespace
 
-BenchCommand add_step(CLI::App& bench_app) {
+void add_step(CLI::App& bench_app, int& status) {
   auto arguments = std::make_shared<StepArguments>();
   CLI::App* app = bench_app.add_subcommand("step", kStepExplanation);
   app->footer(kStepExamples);
   add_step_options(*app, *arguments);
-  return {.app = app, .run = [arguments] { return run_step(*arguments); }};
+  app->callback([arguments, &status] { status = run_step(*arguments); });
 }
 
 }  // namespace sherd::bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The `sherd` command. A subcommand that starts ranks or watches a run is a line in
-// add_subcommands(). Every other one is a program of its own, sherd-NAME next to this one, and a
+// parse_and_run(). Every other one is a program of its own, sherd-NAME next to this one, and a
 // line in kPrograms: those that need LibTorch, because loading it takes at least 0.2 s, which a
 // job's launcher should not spend before its ranks spend it again; and those that a newcomer's
 // first training, which has to wait for the compiler, does not need.
@@ -52,13 +52,6 @@ constexpr ExternalCommand kPrograms[] = {
 constexpr ExternalCommand kBench = {
     "bench", "Compare speed and memory with others", kMakeBuild};
 
-std::vector<Subcommand> add_subcommands(CLI::App& app) {
-  std::vector<Subcommand> added = {
-      add_run(app), add_replica(app), add_top(app), add_metrics(app)};
-  app.add_subcommand(kBench.name, kBench.description);  // For the help.
-  return added;
-}
-
 std::string program_of(const ExternalCommand& command) {
   return std::string("sherd-") + command.name;
 }
@@ -95,35 +88,32 @@ std::size_t program_begin(
   return words.size();
 }
 
-// REQUIRES: there is at least one word.
 int parse_and_run(CLI::App& app, std::vector<std::string> words) {
-  const std::vector<Subcommand> subcommands = add_subcommands(app);
   std::vector<std::string> program;
-  for (const Subcommand& subcommand : subcommands) {
-    if (subcommand.takes_program && words[0] == subcommand.app->get_name()) {
-      const std::size_t begin = program_begin(*subcommand.app, words);
-      program.assign(
-          words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
-      words.resize(begin);
-      if (words.back() == "--") {
-        words.pop_back();
-      }
+  int status = 0;
+  add_run(app, program, status);
+  add_replica(app);
+  add_top(app);
+  add_metrics(app);
+  app.add_subcommand(kBench.name, kBench.description);  // For the help.
+  if (words.empty()) {
+    std::fputs(app.help().c_str(), stderr);
+    return kUsageError;
+  }
+  const bool takes_program = words[0] == "run";
+  if (takes_program) {
+    const std::size_t begin = program_begin(*app.get_subcommand("run"), words);
+    program.assign(
+        words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
+    words.resize(begin);
+    if (words.back() == "--") {
+      words.pop_back();
     }
   }
-  if (!parse_arguments(app, std::move(words))) {
-    expect_printed();
-    return 0;
+  if (!parse_arguments(app, std::move(words)) || !takes_program) {
+    expect_printed();  // Else the result is the program's.
   }
-  for (const Subcommand& subcommand : subcommands) {
-    if (subcommand.app->parsed()) {
-      const int status = subcommand.run(program);
-      if (!subcommand.takes_program) {  // Else its result is the program's.
-        expect_printed();
-      }
-      return status;
-    }
-  }
-  return kUsageError;  // Not reached: a subcommand is required.
+  return status;
 }
 
 int run_command(int argc, char** argv) {
@@ -148,11 +138,6 @@ int run_command(int argc, char** argv) {
       "  sherd run -n 4 ./train --steps 100   four ranks of your own program\n"
       "  sherd run --help                     all about starting ranks\n" +
       more);
-  if (argc < 2) {
-    add_subcommands(app);
-    std::fputs(app.help().c_str(), stderr);
-    return kUsageError;
-  }
   return parse_and_run(app, words_of(argc, argv));
 }
 

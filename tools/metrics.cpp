@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <system_error>
-#include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include "subcommand.h"
@@ -14,7 +13,7 @@
 namespace sherd::tools {
 namespace {
 
-int run(const std::string& folder) {
+void run(const std::string& folder) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) {
     throw Error(folder + ": expected the folder of a run, found none");
@@ -24,12 +23,11 @@ int run(const std::string& folder) {
     text += csv_line(record);
   }
   std::fputs(text.c_str(), stdout);
-  return 0;
 }
 
 }  // namespace
 
-Subcommand add_metrics(CLI::App& app) {
+void add_metrics(CLI::App& app) {
   auto folder = std::make_shared<std::string>();
   CLI::App* metrics = app.add_subcommand(
       "metrics", "Print the metrics of a run as comma-separated values");
@@ -39,9 +37,7 @@ Subcommand add_metrics(CLI::App& app) {
           "folder", *folder, "The folder of a run, or of one replica of it")
       ->type_name("RUN")
       ->required();
-  return {.app = metrics, .run = [folder](const std::vector<std::string>&) {
-            return run(*folder);
-          }};
+  metrics->callback([folder] { run(*folder); });
 }
 
 }  // namespace sherd::tools

@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/launch/launch.h>
 #include "subcommand.h"
@@ -35,7 +34,7 @@ CLI::App* add_request(
 
 }  // namespace
 
-Subcommand add_replica(CLI::App& app) {
+void add_replica(CLI::App& app) {
   auto arguments = std::make_shared<ReplicaArguments>();
   CLI::App* replica_app = app.add_subcommand(
       "replica", "Let a replica of a running job leave, or start it again");
@@ -46,15 +45,12 @@ Subcommand add_replica(CLI::App& app) {
   add_request(
       *replica_app, "admit",
       "Start a replica that has left, or that was given up", *arguments);
-  return {
-      .app = replica_app,
-      .run = [arguments, drain](const std::vector<std::string>& /*none*/) {
-        const std::string answer = drain->parsed()
-            ? launch::drain_replica(arguments->control, arguments->replica)
-            : launch::admit_replica(arguments->control, arguments->replica);
-        std::printf("%s\n", answer.c_str());
-        return 0;
-      }};
+  replica_app->callback([arguments, drain] {
+    const std::string answer = drain->parsed()
+        ? launch::drain_replica(arguments->control, arguments->replica)
+        : launch::admit_replica(arguments->control, arguments->replica);
+    std::printf("%s\n", answer.c_str());
+  });
 }
 
 }  // namespace sherd::tools

@@ -315,7 +315,8 @@ void add_timers(CLI::App& run_app, RunArguments& arguments) {
 
 }  // namespace
 
-Subcommand add_run(CLI::App& app) {
+void add_run(
+    CLI::App& app, const std::vector<std::string>& program, int& status) {
   auto arguments = std::make_shared<RunArguments>();
   CLI::App* run_app = app.add_subcommand(
       "run", "Start ranks of a program on this host and watch them");
@@ -369,13 +370,8 @@ Subcommand add_run(CLI::App& app) {
           "before they are killed (30)")
       ->check(check_seconds)
       ->type_name("SECONDS");
-  return {
-      .app = run_app,
-      .run =
-          [arguments](const std::vector<std::string>& program) {
-            return run(*arguments, program);
-          },
-      .takes_program = true};
+  run_app->callback(
+      [arguments, &program, &status] { status = run(*arguments, program); });
 }
 
 }  // namespace sherd::tools

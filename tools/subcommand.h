@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What main.cpp knows of a subcommand. Each is in a file of its own, which parses, calls the
-// library and prints. Thread rule: one thread.
+// The subcommands that main.cpp adds. Each is in a file of its own, and acts in the callback of its
+// CLI::App: it calls the library, prints, and may throw sherd::Error. Thread rule: one thread.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,22 +13,15 @@ class App;
 
 namespace sherd::tools {
 
-struct Subcommand {
-  CLI::App* app = nullptr;
-  // Called after a successful parse, with the words from PROGRAM on as the user wrote them, or none
-  // unless `takes_program`. Returns the exit status; may throw sherd::Error.
-  std::function<int(const std::vector<std::string>& program)> run;
-  // Whether the subcommand's own options end where a program begins.
-  bool takes_program = false;
-};
-
-// sherd run: start ranks on this host.
-Subcommand add_run(CLI::App& app);
+// sherd run: start ranks on this host. `program` has the words from PROGRAM on, as the user wrote
+// them, before `app` parses; `status` is then the exit status. Both must live until then.
+void add_run(
+    CLI::App& app, const std::vector<std::string>& program, int& status);
 // sherd replica: ask a launcher to drain or admit a replica.
-Subcommand add_replica(CLI::App& app);
+void add_replica(CLI::App& app);
 // sherd top: show a running job.
-Subcommand add_top(CLI::App& app);
+void add_top(CLI::App& app);
 // sherd metrics: print the metrics of a run as CSV.
-Subcommand add_metrics(CLI::App& app);
+void add_metrics(CLI::App& app);
 
 }  // namespace sherd::tools

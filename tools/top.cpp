@@ -109,11 +109,11 @@ void show(const std::string& text) {
   std::fflush(stdout);
 }
 
-int run(const TopArguments& arguments) {
+void run(const TopArguments& arguments) {
   auto text = frame(arguments.target, screen());
   if (arguments.once || ::isatty(STDOUT_FILENO) == 0) {
     show(text);
-    return 0;
+    return;
   }
   for (;;) {
     show(kHome + std::string(kEraseBelow) + text);
@@ -128,7 +128,7 @@ int run(const TopArguments& arguments) {
 
 }  // namespace
 
-Subcommand add_top(CLI::App& app) {
+void add_top(CLI::App& app) {
   auto arguments = std::make_shared<TopArguments>();
   CLI::App* top = app.add_subcommand(
       "top", "Show a running job: steps, speed, ranks, stragglers");
@@ -143,9 +143,7 @@ Subcommand add_top(CLI::App& app) {
       "--once", arguments->once,
       "Print once and end, as without a terminal; else\n"
       "again each second");
-  return {.app = top, .run = [arguments](const std::vector<std::string>&) {
-            return run(*arguments);
-          }};
+  top->callback([arguments] { run(*arguments); });
 }
 
 }  // namespace sherd::tools
