@@ -171,16 +171,16 @@ ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
   return *ready;
 }
 
-void ContenderJob::send(const RunStepsCommand& command) {
+void ContenderJob::send(int steps) {
   // If the process has ended, the answer is missing, and that is reported.
-  const std::string line = line_of(command) + "\n";
+  const std::string line = request_line(steps) + "\n";
   [[maybe_unused]] const auto written =
       ::write(to_.get(), line.data(), line.size());
 }
 
 StepsReply ContenderJob::run(
     int steps, seconds deadline, const std::function<void()>& while_waiting) {
-  send({.steps = steps});
+  send(steps);
   const auto line = answer(steady_clock::now() + deadline, while_waiting);
   auto ran = parse_steps_reply(line);
   if (!ran || ran->step_ms.size() != static_cast<std::size_t>(steps)) {
@@ -207,7 +207,7 @@ bool ContenderJob::wait_for_end_of_output(seconds deadline) {
 }
 
 void ContenderJob::end(seconds deadline) {
-  send({.steps = 0});
+  send(0);
   to_.close();
   if (!wait_for_end_of_output(deadline)) {
     fail("did not end in time");

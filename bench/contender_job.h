@@ -96,7 +96,8 @@ class ContenderJob {
 
   ContenderJob(std::string name, const StopSignalFd& signals);
   void start(const ContenderJobSpec& setup);
-  void send(const RunStepsCommand& command);
+  // 0 steps end it.
+  void send(int steps);
   // The next line of the protocol.
   std::string answer(
       Deadline deadline, const std::function<void()>& while_waiting);

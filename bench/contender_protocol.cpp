@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 #include "base/parse_number.h"
+#include "format_text.h"
 
 namespace sherd::bench {
 namespace {
@@ -42,8 +43,8 @@ bool is(const std::vector<std::string>& words, std::string_view kind) {
 
 }  // namespace
 
-std::string line_of(const RunStepsCommand& command) {
-  return command.steps == 0 ? "end" : "run " + std::to_string(command.steps);
+std::string request_line(int steps) {
+  return steps == 0 ? "end" : "run " + std::to_string(steps);
 }
 
 std::string line_of(const ReadyReply& ready) {
@@ -60,9 +61,7 @@ std::string line_of(const StepsReply& ran) {
       std::string(kMark) + " ran " + std::to_string(ran.step_ms.size());
   for (const auto* values : {&ran.step_ms, &ran.losses}) {
     for (const double value : *values) {
-      char text[32];
-      std::snprintf(text, sizeof text, " %.9g", value);
-      line += text;
+      line += tools::format(" %.9g", value);
     }
   }
   return line;
@@ -70,10 +69,10 @@ std::string line_of(const StepsReply& ran) {
 
 bool is_answer(const std::string& line) { return line.starts_with(kMark); }
 
-std::optional<RunStepsCommand> parse_command(const std::string& line) {
+std::optional<int> parse_request(const std::string& line) {
   const auto words = words_of(line);
   if (words.size() == 1 && words[0] == "end") {
-    return RunStepsCommand{};
+    return 0;
   }
   if (words.size() != 2 || words[0] != "run") {
     return std::nullopt;
@@ -82,7 +81,7 @@ std::optional<RunStepsCommand> parse_command(const std::string& line) {
   if (!steps || *steps < 1 || *steps > kStepsMax) {
     return std::nullopt;
   }
-  return RunStepsCommand{.steps = *steps};
+  return steps;
 }
 
 std::optional<ReadyReply> parse_ready_reply(const std::string& line) {

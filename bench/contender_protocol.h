@@ -19,11 +19,6 @@
 
 namespace sherd::bench {
 
-// A request to a contender; 0 steps end it.
-struct RunStepsCommand {
-  int steps = 0;
-};
-
 struct ReadyReply {
   std::string torch_version;  // Without spaces.
   std::vector<int> processes;
@@ -34,7 +29,8 @@ struct StepsReply {
   std::vector<double> losses;
 };
 
-std::string line_of(const RunStepsCommand& command);
+// The request to take so many steps; 0 of them end the contender.
+std::string request_line(int steps);
 std::string line_of(const ReadyReply& ready);
 std::string line_of(const StepsReply& ran);
 
@@ -43,7 +39,7 @@ bool is_answer(const std::string& line);
 
 // Nothing unless the line has exactly the right form: numbers that are whole words, positive and
 // finite times, as many losses as times.
-std::optional<RunStepsCommand> parse_command(const std::string& line);
+std::optional<int> parse_request(const std::string& line);
 std::optional<ReadyReply> parse_ready_reply(const std::string& line);
 std::optional<StepsReply> parse_steps_reply(const std::string& line);
 

@@ -10,8 +10,8 @@ namespace {
 using ::testing::ElementsAre;
 
 TEST(Protocol, WhatIsWrittenIsRead) {
-  EXPECT_EQ(parse_command(line_of(RunStepsCommand{.steps = 7}))->steps, 7);
-  EXPECT_EQ(parse_command(line_of(RunStepsCommand{}))->steps, 0);
+  EXPECT_EQ(parse_request(request_line(7)), 7);
+  EXPECT_EQ(parse_request(request_line(0)), 0);
   const auto ready = parse_ready_reply(line_of(
       ReadyReply{.torch_version = "2.13.0+cpu", .processes = {12, 13}}));
   ASSERT_TRUE(ready.has_value());
@@ -34,7 +34,7 @@ TEST(Protocol, WrongLinesAreRefused) {
   for (const char* line :
        {"", "run", "run 0", "run -1", "run 1x", "run 1 2", "run 999999999",
         "run 99999999999999999999", "End", "end now"}) {
-    EXPECT_FALSE(parse_command(line).has_value()) << line;
+    EXPECT_FALSE(parse_request(line).has_value()) << line;
   }
   for (const char* line :
        {"", "bench:", "bench: ready", "bench: ready 2.13", "ready 2.13 1",

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <random>
 #include "bench/statistics.h"
+#include "format_text.h"
 #include "sim/gap.h"
 
 namespace sherd::bench {
@@ -67,17 +67,12 @@ std::vector<double> simulated_gaps_s(
 }
 
 std::string sentence_of(const FaultMetrics& fault) {
-  char text[160];
-  if (fault.kill.target == KillTarget::kCoordinator) {
-    std::snprintf(
-        text, sizeof text, "the coordinator: gap %.2f s", fault.gap_s);
-  } else {
-    std::snprintf(
-        text, sizeof text, "replica %d, rank %d: gap %.2f s, back in %.1f s",
-        fault.kill.replica, fault.kill.rank, fault.gap_s,
-        fault.return_s.value_or(0.0));
-  }
-  return text;
+  return fault.kill.target == KillTarget::kCoordinator
+      ? tools::format("the coordinator: gap %.2f s", fault.gap_s)
+      : tools::format(
+            "replica %d, rank %d: gap %.2f s, back in %.1f s",
+            fault.kill.replica, fault.kill.rank, fault.gap_s,
+            fault.return_s.value_or(0.0));
 }
 
 // One run with kills.

@@ -74,9 +74,9 @@ FaultCriteria check_criteria(const FaultsResult& result);
 
 // Gaps of kills of that target, in order.
 std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
-// The same for returns and throughputs, where they are known.
-std::vector<double> returns_of(const FaultsResult& result);
-std::vector<double> throughputs_of(const FaultsResult& result);
+// The returns or throughputs of all kills, where they are known.
+std::vector<double> known_of(
+    const FaultsResult& result, std::optional<double> FaultMetrics::* member);
 
 // Throws Error if the run ends or does not recover; and Interrupted. Nothing is left running then.
 FaultsResult measure_faults(

@@ -87,24 +87,15 @@ std::vector<double> gaps_of(const FaultsResult& result, KillTarget target) {
   return gaps;
 }
 
-std::vector<double> returns_of(const FaultsResult& result) {
-  std::vector<double> returns;
+std::vector<double> known_of(
+    const FaultsResult& result, std::optional<double> FaultMetrics::* member) {
+  std::vector<double> known;
   for (const auto& fault : result.faults) {
-    if (fault.return_s) {
-      returns.push_back(*fault.return_s);
+    if (fault.*member) {
+      known.push_back(*(fault.*member));
     }
   }
-  return returns;
-}
-
-std::vector<double> throughputs_of(const FaultsResult& result) {
-  std::vector<double> throughputs;
-  for (const auto& fault : result.faults) {
-    if (fault.throughput) {
-      throughputs.push_back(*fault.throughput);
-    }
-  }
-  return throughputs;
+  return known;
 }
 
 FaultCriteria check_criteria(const FaultsResult& result) {
@@ -114,7 +105,8 @@ FaultCriteria check_criteria(const FaultsResult& result) {
       at_most(gaps_of(result, KillTarget::kRank), criteria.gap_s_max);
   criteria.coordinator_gap =
       at_most(gaps_of(result, KillTarget::kCoordinator), kCoordinatorGapMax_s);
-  if (const auto throughputs = throughputs_of(result); !throughputs.empty()) {
+  if (const auto throughputs = known_of(result, &FaultMetrics::throughput);
+      !throughputs.empty()) {
     criteria.throughput = median(throughputs) >= kThroughputMin;
   }
   criteria.nothing_lost = sum_of_lost(result) == 0;

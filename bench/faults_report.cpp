@@ -126,8 +126,10 @@ std::string table_of(
   text += "gap, coordinator       " +
       median_text(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
       verdict(criteria.coordinator_gap);
-  text += "back after             " + median_text(returns_of(result)) + " s\n";
-  text += "throughput meanwhile   " + median_text(throughputs_of(result)) +
+  text += "back after             " +
+      median_text(known_of(result, &FaultMetrics::return_s)) + " s\n";
+  text += "throughput meanwhile   " +
+      median_text(known_of(result, &FaultMetrics::throughput)) +
       ", at least 0.9" + verdict(criteria.throughput);
   text += format(
       "discarded steps %d, divergences %d of %d states compared",
@@ -159,7 +161,8 @@ std::string json_of(
   json["gap_s_max"] = number(criteria.gap_s_max);
   json["coordinator_gap_s_median"] =
       median_or_null(gaps_of(result, KillTarget::kCoordinator));
-  json["throughput_median"] = median_or_null(throughputs_of(result));
+  json["throughput_median"] =
+      median_or_null(known_of(result, &FaultMetrics::throughput));
   json["discarded_steps"] = result.discarded_steps;
   json["divergences"] = result.hashes.divergences;
   json["states_compared"] = result.hashes.compared;

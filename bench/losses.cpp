@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
+#include "format_text.h"
 
 namespace sherd::bench {
 namespace {
@@ -13,14 +13,11 @@ std::string sentence(
     const FirstLosses& b,
     std::size_t step,
     double tolerance) {
-  char text[200];
-  std::snprintf(
-      text, sizeof text,
+  return tools::format(
       "expected all losses within %g of each other, found in step %zu %s %.6f "
       "and %s %.6f; the times would compare different work",
       tolerance, step + 1, a.name.c_str(), a.losses[step], b.name.c_str(),
       b.losses[step]);
-  return text;
 }
 
 }  // namespace

@@ -82,11 +82,11 @@ class RankLoop {
     double steps = 0;
     std::string line;
     if (leads() && std::getline(std::cin, line)) {
-      const auto command = parse_command(line);
-      if (!command) {
+      const auto asked = parse_request(line);
+      if (!asked) {
         throw Error("[bench] expected a command, found '" + line + "'");
       }
-      steps = command->steps;
+      steps = *asked;
     }
     return static_cast<int>(world_.all_gather({steps}).front().front());
   }
@@ -139,7 +139,6 @@ class RankLoop {
 int rank_command(int argc, char** argv) {
   CLI::App app("One rank of a contender of `sherd bench`", "sherd-bench-rank");
   StepRunnerOptions options;
-  ReplicaRankOptions replica;
   app.add_option("--contender", options.contender)->required();
   app.add_option("--layers", options.work.layers)->required();
   app.add_option("--width", options.work.width)->required();
@@ -154,16 +153,16 @@ int rank_command(int argc, char** argv) {
   app.add_option("--budget-bytes", options.budget_bytes);
   app.add_option("--update", options.update);
   app.add_option("--barrier", options.barrier);
-  app.add_option("--folder", replica.folder);
-  app.add_option("--gate", replica.gate);
-  app.add_option("--hash-every", replica.hash_every);
+  app.add_option("--folder", options.folder);
+  app.add_option("--gate", options.gate);
+  app.add_option("--hash-every", options.hash_every);
   CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   if (options.contender == "replica") {
     install_leave_signal_handler();
-    StepLogWriter file(replica.folder, step_log_name());
+    StepLogWriter file(options.folder, step_log_name());
     auto world = World::from_environment();
-    train_as_replica(world, options, replica, file);
+    train_as_replica(world, options, file);
     world.close();
     return 0;
   }

@@ -31,15 +31,12 @@ int number_in(const char* variable) {
 class ReplicaRank {
  public:
   ReplicaRank(
-      const World& world,
-      const StepRunnerOptions& runner,
-      const ReplicaRankOptions& options,
-      StepLogWriter& file)
-      : work_(runner.work),
-        options_(options),
+      const World& world, const StepRunnerOptions& options, StepLogWriter& file)
+      : work_(options.work),
+        hash_every_(options.hash_every),
         file_(file),
-        model_(model_config(runner.work)),
-        fsdp_(fully_shard(*model_, world, shard_options(runner))),
+        model_(model_config(options.work)),
+        fsdp_(fully_shard(*model_, world, shard_options(options))),
         adamw_(fsdp_.named_parameters(), {.learning_rate = kLearningRate}),
         session_(
             world,
@@ -132,8 +129,7 @@ class ReplicaRank {
 
   void update(std::int64_t step) {
     adamw_.step();
-    const bool hashed =
-        options_.hash_every > 0 && step % options_.hash_every == 0;
+    const bool hashed = hash_every_ > 0 && step % hash_every_ == 0;
     file_.add(
         {.kind = kind_,
          .step = step,
@@ -156,7 +152,7 @@ class ReplicaRank {
   }
 
   const Workload work_;
-  const ReplicaRankOptions options_;
+  const int hash_every_;
   StepLogWriter& file_;
   StepEventKind kind_ = StepEventKind::kReplayed;  // For the next update.
   models::Gpt model_;
@@ -185,11 +181,8 @@ StepLogName step_log_name() {
 }
 
 void train_as_replica(
-    const World& world,
-    const StepRunnerOptions& runner,
-    const ReplicaRankOptions& options,
-    StepLogWriter& file) {
-  ReplicaRank(world, runner, options, file).run();
+    const World& world, const StepRunnerOptions& options, StepLogWriter& file) {
+  ReplicaRank(world, options, file).run();
 }
 
 }  // namespace sherd::bench

@@ -12,16 +12,6 @@
 
 namespace sherd::bench {
 
-struct ReplicaRankOptions {
-  // Where the step log is written.
-  std::string folder;
-  // The file of a StepGate for which steps wait; empty if there is none.
-  std::string gate;
-  // Steps whose number is a multiple of it are logged with a hash, which reads all parameters and
-  // optimizer state; 0 means no hashes.
-  int hash_every = 0;
-};
-
 // From now on SIGUSR1 asks this process to leave instead of killing it. Must be called before
 // anything that takes time.
 void install_leave_signal_handler();
@@ -32,9 +22,6 @@ StepLogName step_log_name();
 // Collective over the ranks of the replica; returns when it has left. Throws Error if the replica
 // no longer has a place.
 void train_as_replica(
-    const World& world,
-    const StepRunnerOptions& runner,
-    const ReplicaRankOptions& options,
-    StepLogWriter& file);
+    const World& world, const StepRunnerOptions& options, StepLogWriter& file);
 
 }  // namespace sherd::bench

@@ -10,6 +10,7 @@
 #include <vector>
 #include <nlohmann/json.hpp>
 #include "bench/statistics.h"
+#include "format_text.h"
 
 namespace sherd::bench {
 
@@ -23,14 +24,7 @@ struct BenchmarkContext {
   std::string machine;  // "AMD EPYC, 2 cores, load 0.03".
 };
 
-// Formats like printf, up to 199 characters. REQUIRES: pattern is a literal.
-template <typename... Numbers>
-std::string format(const char* pattern, Numbers... numbers) {
-  char text[200];
-  // NOLINTNEXTLINE(bugprone-*): every pattern is a literal.
-  std::snprintf(text, sizeof text, pattern, numbers...);
-  return text;
-}
+using tools::format;
 
 // "1.10-1.40", or "open" below 6 values.
 std::string interval_text(const MedianEstimate& estimate, int digits);

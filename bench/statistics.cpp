@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <utility>
+#include "format_text.h"
 
 namespace sherd::bench {
 namespace {
@@ -87,26 +87,19 @@ std::string stop_reason(
     int rounds,
     double seconds,
     const StopLimits& limits) {
-  char text[96];
   const auto narrow = [&](const MedianEstimate& ratio) {
     return ratio.width() <= limits.interval_width;
   };
   if (std::all_of(ratios_to_bound.begin(), ratios_to_bound.end(), narrow)) {
-    std::snprintf(
-        text, sizeof text, "every interval is within %.3g of its ratio",
-        limits.interval_width);
-    return text;
+    return tools::format(
+        "every interval is within %.3g of its ratio", limits.interval_width);
   }
   if (rounds >= limits.rounds_max) {
-    std::snprintf(text, sizeof text, "%d rounds are done", rounds);
-    return text;
+    return tools::format("%d rounds are done", rounds);
   }
-  if (seconds >= limits.seconds_max) {
-    std::snprintf(
-        text, sizeof text, "%.3g minutes have passed", seconds / 60.0);
-    return text;
-  }
-  return "";
+  return seconds >= limits.seconds_max
+      ? tools::format("%.3g minutes have passed", seconds / 60.0)
+      : "";
 }
 
 }  // namespace sherd::bench

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 #include <sherd/base/error.h>
+#include "base/descriptor.h"
 
 namespace sherd::bench {
 namespace {
@@ -45,15 +46,14 @@ static_assert(std::atomic<unsigned>::is_always_lock_free);
 
 StepBarrier::StepBarrier(const std::string& path, int ranks)
     : ranks_(static_cast<unsigned>(ranks)) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  void* page = fd < 0
-      ? MAP_FAILED
-      : ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  const int error = errno;
-  ::close(fd);
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  void* page = file.open()
+      ? ::mmap(
+            nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0)
+      : MAP_FAILED;
   if (page == MAP_FAILED) {
     throw Error(
-        "[bench] cannot map the barrier " + path + ": " + std::strerror(error),
+        "[bench] cannot map the barrier " + path + ": " + std::strerror(errno),
         ErrorCode::kUnavailable);
   }
   page_ = static_cast<Page*>(page);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 #include <sherd/base/error.h>
+#include "base/descriptor.h"
 #include "bench/losses.h"
 #include "bench/memory.h"
 
@@ -37,32 +38,21 @@ double seconds_since(Clock::time_point begin) {
 }
 
 // A page that the copies of the bound map; it disappears with this process.
-class SharedPage {
- public:
-  SharedPage() : fd_(::memfd_create("bench-barrier", MFD_CLOEXEC)) {
-    if (fd_ < 0 || ::ftruncate(fd_, kStepBarrierBytes) != 0) {
-      throw Error(
-          std::string("[bench] cannot make a page: ") + std::strerror(errno),
-          ErrorCode::kUnavailable);
-    }
+Descriptor shared_page() {
+  Descriptor page(::memfd_create("bench-barrier", MFD_CLOEXEC));
+  if (!page.open() || ::ftruncate(page.get(), kStepBarrierBytes) != 0) {
+    throw Error(
+        std::string("[bench] cannot make a page: ") + std::strerror(errno),
+        ErrorCode::kUnavailable);
   }
-  ~SharedPage() { ::close(fd_); }
-  SharedPage(const SharedPage&) = delete;
-  SharedPage& operator=(const SharedPage&) = delete;
-
-  std::string path() const {
-    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
-  }
-
- private:
-  int fd_ = -1;
-};
+  return page;
+}
 
 std::vector<std::string> rank_command(
     const std::string& name,
     const StepConfig& config,
     const StepPrograms& programs,
-    const SharedPage& page) {
+    const Descriptor& page) {
   std::vector<std::string> command = {programs.rank};
   if (name == "fsdp2" || name == "ddp" || name == "python") {
     command = {programs.python, programs.peer_script};
@@ -78,7 +68,11 @@ std::vector<std::string> rank_command(
     command.insert(command.end(), {"--mode", config.mode});
   }
   if (name == "bound") {
-    command.insert(command.end(), {"--barrier", page.path()});
+    command.insert(
+        command.end(),
+        {"--barrier",
+         "/proc/" + std::to_string(::getpid()) + "/fd/" +
+             std::to_string(page.get())});
   }
   if (name == "python" && !programs.package.empty()) {
     command.insert(command.end(), {"--package", programs.package});
@@ -212,7 +206,7 @@ class InterleavedRun {
   };
 
   const StepConfig& config_;
-  const SharedPage page_;
+  const Descriptor page_ = shared_page();
   std::vector<Entry> entries_;
 };
 
@@ -276,7 +270,7 @@ StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
     const StopSignalFd& signals,
-    const std::function<void(const std::string&)>& progress) {
+    const ProgressCallback& progress) {
   InterleavedRun measurement(config, programs, signals);
   try {
     return run(measurement, config, progress);

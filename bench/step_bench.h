@@ -97,6 +97,6 @@ StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
     const StopSignalFd& signals,
-    const std::function<void(const std::string&)>& progress);
+    const ProgressCallback& progress);
 
 }  // namespace sherd::bench

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 #include <sherd/base/error.h>
+#include "base/descriptor.h"
 
 namespace sherd::bench {
 namespace {
@@ -24,18 +25,15 @@ constexpr auto kTimeout = std::chrono::minutes(10);
 }  // namespace
 
 StepGate::StepGate(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  void* page = MAP_FAILED;
-  if (fd >= 0 && ::ftruncate(fd, kBytes) == 0) {
-    page = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  }
-  const int error = errno;
-  if (fd >= 0) {
-    ::close(fd);
-  }
+  const Descriptor file(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  void* page = file.open() && ::ftruncate(file.get(), kBytes) == 0
+      ? ::mmap(
+            nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0)
+      : MAP_FAILED;
   if (page == MAP_FAILED) {
     throw Error(
-        "[bench] cannot map " + path + ": " + std::strerror(error),
+        "[bench] cannot map " + path + ": " + std::strerror(errno),
         ErrorCode::kUnavailable);
   }
   page_ = static_cast<std::int64_t*>(page);

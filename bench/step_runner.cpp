@@ -11,6 +11,7 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
+#include "base/hash.h"
 #include "bench/step_barrier.h"
 #include "exchange_kind_flag.h"
 
@@ -201,11 +202,8 @@ FullyShardOptions shard_options(const StepRunnerOptions& options) {
 }
 
 std::int64_t random_byte(std::uint64_t number) {
-  // SplitMix64's finaliser, as in bench/peer_rank.py.
-  std::uint64_t x = number + 0x9e3779b97f4a7c15ULL;
-  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-  return static_cast<std::int64_t>((x ^ (x >> 31U)) >> 56U);
+  return static_cast<std::int64_t>(
+      mix64(number) >> 56U);  // As in bench/peer_rank.py.
 }
 
 std::unique_ptr<StepRunner> make_step_runner(

@@ -30,7 +30,7 @@ namespace sherd::bench {
 models::GptConfig model_config(const Workload& work);
 
 struct StepRunnerOptions {
-  std::string contender;  // "bound" or "sherd".
+  std::string contender;  // "bound", "sherd" or "replica".
   Workload work;
   std::string mode = "fsdp";  // Or "ddp".
   std::string strategy;
@@ -40,6 +40,12 @@ struct StepRunnerOptions {
   std::int64_t budget_bytes = 0;  // 0: as the strategy says.
   std::string update = "step";    // sherd's: by "step" or in "backward".
   std::string barrier;            // The file of the bound's StepBarrier.
+  // The three of contender "replica": where the step log is written, the file of a StepGate for
+  // which steps wait, if any, and of which steps the log has a hash, which reads all parameters and
+  // optimizer state: those whose number is a multiple of it; 0: none.
+  std::string folder;
+  std::string gate;
+  int hash_every = 0;
 };
 
 // The options for fully_shard.

@@ -5,7 +5,7 @@
 
 namespace sherd::bench {
 
-const std::vector<Workload>& workloads() {
+const Workload& workload_named(const std::string& name) {
   static const std::vector<Workload> kWorkloads = {
       {.name = "wide",
        .layers = 6,
@@ -29,12 +29,8 @@ const std::vector<Workload>& workloads() {
        .batch = 4,
        .block_steps = 25},
   };
-  return kWorkloads;
-}
-
-const Workload& workload_named(const std::string& name) {
   std::string known;
-  for (const auto& work : workloads()) {
+  for (const auto& work : kWorkloads) {
     if (work.name == name) {
       return work;
     }

@@ -32,8 +32,6 @@ constexpr std::int64_t kVocabulary = 256;
 // That of every contender; otherwise AdamW has its defaults.
 constexpr double kLearningRate = 3e-4;
 
-const std::vector<Workload>& workloads();
-
 // Throws Error that names the known ones.
 const Workload& workload_named(const std::string& name);
 
