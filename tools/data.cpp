@@ -28,7 +28,7 @@ void print(const PrepareReport& report, const std::string& out, double s) {
   for (std::size_t i = 0; i < shown; ++i) {
     std::printf(
         "left out  %s: %s\n", report.left_out[i].path.c_str(),
-        report.left_out[i].reason.c_str());
+        report.left_out[i].refused.c_str());
   }
   if (shown < report.left_out.size()) {
     std::printf(
@@ -41,8 +41,8 @@ void print(const PrepareReport& report, const std::string& out, double s) {
         "files name no eos_token (see --eos)\n");
   }
   std::printf(
-      "taken     %zu files, %lld documents, %.1f MB, in %.1f s\n",
-      report.taken.size(), static_cast<long long>(report.documents),
+      "taken     %zu files, %lld documents, %.1f MB, in %.1f s\n", report.taken,
+      static_cast<long long>(report.documents),
       static_cast<double>(report.bytes) / 1e6, s);
   std::printf(
       "tokens    %lld, of which %lld in %lld documents for validation; "
@@ -149,20 +149,20 @@ void add_prepare(CLI::App& app, PrepareOptions& options) {
       ->type_name("FOLDER");
   command
       ->add_option(
-          "--documents", options.documents,
+          "--documents", options.documents.format,
           "What a document is: file, line, paragraph, jsonl (a line of JSON), "
           "or auto, which is jsonl for .jsonl and .ndjson and file for others; "
           "of .parquet files it is always a row")
       ->type_name("KIND [auto]");
   command
       ->add_option(
-          "--field,--column", options.field,
+          "--field,--column", options.documents.field,
           "Field of a JSON line, or column of a Parquet file, that is the "
           "text")
       ->type_name("NAME [text]");
   command
       ->add_option(
-          "--python", options.python,
+          "--python", options.documents.python,
           "Python with pyarrow, which reads Parquet files")
       ->type_name("PROGRAM [python3]");
   command

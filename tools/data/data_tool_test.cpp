@@ -33,7 +33,7 @@ std::vector<std::string> documents(
 
 std::string json_refusal(const std::string& content) {
   try {
-    documents(content, {.format = DocumentFormat::kJsonLines});
+    documents(content, {.format = "jsonl"});
   } catch (const Error& error) {
     return error.what();
   }
@@ -43,16 +43,13 @@ std::string json_refusal(const std::string& content) {
 TEST(Documents, AreFilesLinesParagraphsOrFieldsOfJson) {
   const std::string text = "\n \na\r\nb\n\n\t\nc\n";
   EXPECT_THAT(documents(text, {}), ElementsAre(text));
+  EXPECT_THAT(documents(text, {.format = "line"}), ElementsAre("a", "b", "c"));
   EXPECT_THAT(
-      documents(text, {.format = DocumentFormat::kLines}),
-      ElementsAre("a", "b", "c"));
-  EXPECT_THAT(
-      documents(text, {.format = DocumentFormat::kParagraphs}),
-      ElementsAre("a\r\nb", "c"));
+      documents(text, {.format = "paragraph"}), ElementsAre("a\r\nb", "c"));
   EXPECT_THAT(
       documents(
           "{\"body\": \"x\\n\"}\n\n{\"body\": \"\"}\n{\"body\": \"y\"}",
-          {.format = DocumentFormat::kJsonLines, .field = "body"}),
+          {.format = "jsonl", .field = "body"}),
       ElementsAre("x\n", "y"));
   EXPECT_THAT(documents("", {}), ElementsAre());
 }
@@ -69,9 +66,9 @@ TEST(Documents, ALineThatIsNoJsonIsRefusedByItsNumber) {
 }
 
 TEST(Documents, TheKindComesFromTheNameUnlessItIsSaid) {
-  EXPECT_EQ(document_format("auto", "a.jsonl"), DocumentFormat::kJsonLines);
-  EXPECT_EQ(document_format("auto", "a.txt"), DocumentFormat::kWhole);
-  EXPECT_EQ(document_format("line", "a.jsonl"), DocumentFormat::kLines);
+  EXPECT_EQ(document_format("auto", "a.jsonl"), "jsonl");
+  EXPECT_EQ(document_format("auto", "a.txt"), "file");
+  EXPECT_EQ(document_format("line", "a.jsonl"), "line");
   EXPECT_THROW(document_format("word", "a"), Error);
 }
 
@@ -113,7 +110,7 @@ class ParquetRowsTest : public ::testing::Test {
   std::vector<std::string> rows(const std::string& python) {
     std::vector<std::string> found;
     for_each_parquet_row(
-        "a.parquet", {.column = "b'c", .python = python},
+        "a.parquet", {.field = "b'c", .python = python},
         [&](std::string_view row) { found.emplace_back(row); });
     return found;
   }
@@ -186,7 +183,7 @@ TEST_F(PrepareTest, WritesDocumentsAndSaysWhatItTook) {
   EXPECT_EQ(report.documents, 3);
   EXPECT_EQ(report.tokens, 4);
   ASSERT_EQ(report.left_out.size(), 1U);
-  EXPECT_EQ(report.left_out[0].reason, "binary: a NUL at byte 1");
+  EXPECT_EQ(report.left_out[0].refused, "binary: a NUL at byte 1");
   const data::TokenFile file(out() + "/train.tokens");
   EXPECT_THAT(file.document(0), ElementsAre('a', 'b'));
   EXPECT_THAT(file.document(2), ElementsAre('d'));
@@ -199,8 +196,10 @@ TEST_F(PrepareTest, WritesDocumentsAndSaysWhatItTook) {
 
 TEST_F(PrepareTest, KeepsAnEvenShareOfTheDocumentsForValidation) {
   folder_.file("in.txt", "a\nb\nc\nd\ne\nf\ng\nh\n");
-  const auto report =
-      run({.inputs = {in("in.txt")}, .documents = "line", .validation = 0.25});
+  const auto report = run(
+      {.inputs = {in("in.txt")},
+       .documents = {.format = "line"},
+       .validation = 0.25});
   EXPECT_EQ(report.validation_documents, 2);
   const data::TokenFile validation(out() + "/validation.tokens");
   EXPECT_THAT(validation.document(0), ElementsAre('d'));
@@ -211,7 +210,10 @@ TEST_F(PrepareTest, KeepsAnEvenShareOfTheDocumentsForValidation) {
 TEST_F(PrepareTest, AShareThatKeepsNoDocumentIsRefused) {
   const auto text = folder_.file("in.txt", "a\nb\nc\n");
   EXPECT_THAT(
-      refusal({.inputs = {text}, .documents = "line", .validation = 0.25}),
+      refusal(
+          {.inputs = {text},
+           .documents = {.format = "line"},
+           .validation = 0.25}),
       HasSubstr("at least one of the 3 documents, found 0.25"));
   EXPECT_TRUE(std::filesystem::is_empty(out()));
 }
@@ -225,7 +227,7 @@ TEST_F(PrepareTest, WhatAnInterruptedCommandLeftIsNoValidation) {
 
 TEST_F(PrepareTest, AnEndOfTextTokenFollowsEachDocument) {
   folder_.file("in.txt", "ab\nc\n");
-  run({.inputs = {in("in.txt")}, .documents = "line", .eos = "$"});
+  run({.inputs = {in("in.txt")}, .documents = {.format = "line"}, .eos = "$"});
   const data::TokenFile file(out() + "/train.tokens");
   EXPECT_THAT(file.document(0), ElementsAre('a', 'b', '$'));
   EXPECT_THAT(file.document(1), ElementsAre('c', '$'));

@@ -72,27 +72,18 @@ std::string field_of(
 
 }  // namespace
 
-DocumentFormat document_format(
-    const std::string& name, const std::string& path) {
+std::string document_format(const std::string& name, const std::string& path) {
   if (name == "auto") {
     const bool json = path.ends_with(".jsonl") || path.ends_with(".ndjson");
-    return json ? DocumentFormat::kJsonLines : DocumentFormat::kWhole;
+    return json ? "jsonl" : "file";
   }
-  if (name == "file") {
-    return DocumentFormat::kWhole;
+  if (name != "file" && name != "line" && name != "paragraph" &&
+      name != "jsonl") {
+    throw Error(
+        "--documents: expected auto, file, line, paragraph or jsonl, found " +
+        name);
   }
-  if (name == "line") {
-    return DocumentFormat::kLines;
-  }
-  if (name == "paragraph") {
-    return DocumentFormat::kParagraphs;
-  }
-  if (name == "jsonl") {
-    return DocumentFormat::kJsonLines;
-  }
-  throw Error(
-      "--documents: expected auto, file, line, paragraph or jsonl, found " +
-      name);
+  return name;
 }
 
 void for_each_document(
@@ -100,13 +91,14 @@ void for_each_document(
     const std::string& path,
     const DocumentOptions& options,
     const std::function<void(std::string_view)>& each) {
-  if (options.format == DocumentFormat::kWhole) {
+  const auto format = document_format(options.format, path);
+  if (format == "file") {
     if (!content.empty()) {
       each(content);
     }
     return;
   }
-  if (options.format == DocumentFormat::kParagraphs) {
+  if (format == "paragraph") {
     for_each_paragraph(content, each);
     return;
   }
@@ -116,7 +108,7 @@ void for_each_document(
     if (is_blank(line)) {
       return;
     }
-    if (options.format == DocumentFormat::kLines) {
+    if (format == "line") {
       each(line);
       return;
     }

@@ -9,26 +9,23 @@
 
 namespace sherd::tools {
 
-enum class DocumentFormat {
-  kWhole,       // The file is one document.
-  kLines,       // Each line that is not blank is a document, without its end.
-  kParagraphs,  // Blank lines separate documents.
-  kJsonLines,   // Each line is an object, one field of which is the document.
-};
-
-// "file", "line", "paragraph", "jsonl" or "auto", for which ".jsonl" and ".ndjson" files are JSON
-// lines and others a single document. Throws Error for any other text.
-DocumentFormat document_format(
-    const std::string& name, const std::string& path);
-
 struct DocumentOptions {
-  DocumentFormat format = DocumentFormat::kWhole;
-  std::string field = "text";  // For JSON lines.
+  // file: it is one document; line: each line that is not blank, without its end; paragraph: what
+  // blank lines separate; jsonl: one field of each line, which is an object; auto: jsonl for .jsonl
+  // and .ndjson, file for others. The documents of a Parquet file are always its rows.
+  std::string format = "auto";
+  // The field of a JSON line, or the column of a Parquet file.
+  std::string field = "text";
+  // Reads Parquet: a program on PATH, or a path.
+  std::string python = "python3";
 };
 
-// Calls `each` with the documents of a file in order, without empty ones. `path` is for messages.
-// Throws Error naming path, line, expected and found for a line that is no JSON object or lacks the
-// field.
+// The format of a file, which is never "auto". Throws Error for an unknown name.
+std::string document_format(const std::string& name, const std::string& path);
+
+// Calls `each` with the documents of a file in order, without empty ones. `path` is for messages
+// and "auto". Throws Error naming path, line, expected and found for a line that is no JSON object
+// or lacks the field.
 void for_each_document(
     std::string_view content,
     const std::string& path,

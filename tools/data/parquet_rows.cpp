@@ -153,11 +153,11 @@ bool is_parquet(const std::string& path) { return path.ends_with(".parquet"); }
 
 void for_each_parquet_row(
     const std::string& path,
-    const ParquetOptions& options,
+    const DocumentOptions& options,
     const std::function<void(std::string_view)>& each) {
   CommandLines lines(
       "exec " + quoted(options.python) + " -c " + quoted(kScript) + " " +
-      quoted(path) + " " + quoted(options.column));
+      quoted(path) + " " + quoted(options.field));
   std::string_view line;
   while (lines.next(line)) {
     each(text_of(line, path));

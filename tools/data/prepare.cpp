@@ -11,8 +11,6 @@
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/replace_file.h"
-#include "data/document_reader.h"
-#include "data/input_files.h"
 #include "data/parquet_rows.h"
 #include "text_file.h"
 
@@ -27,7 +25,7 @@ void check(const PrepareOptions& options) {
         "--validation: expected a share in [0, 1), found " +
         std::to_string(options.validation));
   }
-  document_format(options.documents, "");  // Throws for an unknown one.
+  document_format(options.documents.format, "");  // Throws for an unknown one.
   if (fs::exists(fs::path(options.out) / "train.tokens")) {
     throw Error(
         options.out + ": expected a folder without data, found train.tokens");
@@ -129,30 +127,27 @@ class Preparation {
       if (file.named) {
         throw Error(file.path + ": expected text, found it " + problem);
       }
-      report_.left_out.push_back({file.path, problem});
+      report_.left_out.push_back(file);
+      report_.left_out.back().refused = problem;
       return;
     }
     const auto documents = report_.documents;
     const auto tokens = report_.tokens;
     const auto each = [&](std::string_view document) { add(document); };
     if (rows) {
-      for_each_parquet_row(
-          file.path, {.column = options_.field, .python = options_.python},
-          each);
+      for_each_parquet_row(file.path, options_.documents, each);
     } else {
-      for_each_document(
-          content, file.path,
-          {.format = document_format(options_.documents, file.path),
-           .field = options_.field},
-          each);
+      for_each_document(content, file.path, options_.documents, each);
     }
-    report_.taken.push_back(
-        {.path = file.path,
-         .bytes = static_cast<std::int64_t>(
-             rows ? fs::file_size(file.path) : content.size()),
-         .documents = report_.documents - documents,
-         .tokens = report_.tokens - tokens});
-    report_.bytes += report_.taken.back().bytes;
+    const auto bytes = static_cast<std::int64_t>(
+        rows ? fs::file_size(file.path) : content.size());
+    taken_.push_back(
+        {{"path", file.path},
+         {"bytes", bytes},
+         {"documents", report_.documents - documents},
+         {"tokens", report_.tokens - tokens}});
+    report_.taken += 1;
+    report_.bytes += bytes;
   }
 
   void add(std::string_view document) {
@@ -194,18 +189,11 @@ class Preparation {
         {"tokens", report_.tokens},
         {"validation_documents", report_.validation_documents},
         {"validation_tokens", report_.validation_tokens},
-        {"taken", nlohmann::ordered_json::array()},
+        {"taken", taken_},
         {"left_out", nlohmann::ordered_json::array()}};
-    for (const auto& file : report_.taken) {
-      json["taken"].push_back(
-          {{"path", file.path},
-           {"bytes", file.bytes},
-           {"documents", file.documents},
-           {"tokens", file.tokens}});
-    }
     for (const auto& file : report_.left_out) {
       json["left_out"].push_back(
-          {{"path", file.path}, {"reason", file.reason}});
+          {{"path", file.path}, {"reason", file.refused}});
     }
     const auto text =
         json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -215,7 +203,7 @@ class Preparation {
   std::string first_reason() const {
     return report_.left_out.empty() ? ""
                                     : "; " + report_.left_out.front().path +
-            ": " + report_.left_out.front().reason;
+            ": " + report_.left_out.front().refused;
   }
 
   const PrepareOptions& options_;
@@ -223,6 +211,7 @@ class Preparation {
   const std::optional<std::int64_t> eos_;
   std::unique_ptr<data::TokenFileWriter> train_;
   std::unique_ptr<data::TokenFileWriter> validation_;  // May be null.
+  nlohmann::ordered_json taken_ = nlohmann::ordered_json::array();
   PrepareReport report_;
 };
 

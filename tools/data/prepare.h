@@ -5,10 +5,13 @@
 // taken. Thread rule: one thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+#include "data/document_reader.h"
+#include "data/input_files.h"
 
 namespace sherd::tools {
 
@@ -16,29 +19,14 @@ struct PrepareOptions {
   std::string tokenizer{};  // A folder, or "bytes".
   std::string out{};
   std::vector<std::string> inputs{};
-  std::string documents = "auto";  // See document_format().
-  // A field of a JSON line, or a column of Parquet.
-  std::string field = "text";
-  std::string python = "python3";  // Reads Parquet; see ParquetOptions.
+  DocumentOptions documents{};
   std::string eos{};      // A token; if empty, that of the tokenizer's files.
   double validation = 0;  // The share of documents, spread evenly.
 };
 
-struct TakenFile {
-  std::string path;
-  std::int64_t bytes = 0;
-  std::int64_t documents = 0;
-  std::int64_t tokens = 0;
-};
-
-struct LeftOutFile {
-  std::string path;
-  std::string reason;
-};
-
 struct PrepareReport {
-  std::vector<TakenFile> taken;
-  std::vector<LeftOutFile> left_out;
+  std::size_t taken = 0;  // How many files.
+  std::vector<InputFile> left_out;
   std::int64_t bytes = 0;  // The size of the files taken.
   std::int64_t documents = 0;
   std::int64_t tokens = 0;  // In both files.
