@@ -7,6 +7,7 @@
 #include <sherd/base/run_main.h>
 #include <sherd/ft/coordinator.h>
 #include "coordinator_flags.h"
+#include "option_adder.h"
 #include "parse_arguments.h"
 
 namespace sherd::tools {
@@ -24,70 +25,44 @@ constexpr const char* kCoordinateExamples =
     "Exit status: 0 when it was told to end, 1 when it cannot go on (the log,\n"
     "an address), 2 wrong usage.";
 
-void add_text(
-    CLI::App* app,
-    const char* name,
-    std::string& value,
-    const char* type,
-    const char* description) {
-  app->add_option(name, value, description)->type_name(type);
-}
-
-template <typename Number>
-void add_number(
-    CLI::App* app, const char* name, Number& value, const char* description) {
-  app->add_option(name, value, description)->type_name("N");
-}
-
 void add_addresses(CLI::App* app, CoordinateOptions& options) {
-  add_text(
-      app, "--bind", options.bind, "HOST:PORT",
+  const auto add = option_adder(app);
+  add("--bind", options.bind, "HOST:PORT",
       "Where replicas connect (127.0.0.1:0, a free port)");
-  app->add_option(
-         "--log", options.log,
-         "The file that records what was committed, on a disk\n"
-         "of this host; it is made if there is none")
-      ->type_name("FILE")
+  add("--log", options.log, "FILE",
+      "The file that records what was committed, on a disk\n"
+      "of this host; it is made if there is none")
       ->required();
-  add_text(
-      app, "--status", options.status, "HOST:PORT",
+  add("--status", options.status, "HOST:PORT",
       "Serve a status page, /metrics and /status.json, to\n"
       "this host only");
-  add_text(
-      app, "--ready-file", options.ready_file, "FILE",
+  add("--ready-file", options.ready_file, "FILE",
       "Write the address of the coordinator into this file\n"
       "once it listens, and that of the status page as a\n"
       "second line");
-  add_text(
-      app, "--secret-file", options.secret_file, "FILE",
+  add("--secret-file", options.secret_file, "FILE",
       "A secret of at least 16 bytes; replicas must have\n"
       "the same file");
-  add_text(
-      app, "--tls-cert", options.tls_certificate, "PEM",
+  add("--tls-cert", options.tls_certificate, "PEM",
       "Certificate of this coordinator, for mutual TLS");
-  add_text(app, "--tls-key", options.tls_key, "PEM", "Its key");
-  add_text(
-      app, "--tls-ca", options.tls_authority, "PEM",
+  add("--tls-key", options.tls_key, "PEM", "Its key");
+  add("--tls-ca", options.tls_authority, "PEM",
       "The authority that has signed the replicas'\n"
       "certificates");
 }
 
 void add_rules(CLI::App* app, CoordinateOptions& options) {
-  add_number(
-      app, "--replicas-min", options.replicas_min,
+  const auto add = option_adder(app);
+  add("--replicas-min", options.replicas_min, "N",
       "No step is committed by fewer replicas (1)");
-  add_number(
-      app, "--replicas-start", options.replicas_start,
+  add("--replicas-start", options.replicas_start, "N",
       "The first step waits for this many replicas (1)");
-  add_number(
-      app, "--samples-per-replica", options.samples_per_replica,
+  add("--samples-per-replica", options.samples_per_replica, "N",
       "Samples of each replica in a step (1)");
-  add_number(
-      app, "--global-batch", options.global_batch,
+  add("--global-batch", options.global_batch, "N",
       "Instead: samples of all replicas together in a step,\n"
       "also while some are missing (0: as above)");
-  add_number(
-      app, "--samples-multiple", options.samples_multiple,
+  add("--samples-multiple", options.samples_multiple, "N",
       "The share of a replica is a multiple of this, its\n"
       "number of ranks (1)");
   app->add_flag(

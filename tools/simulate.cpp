@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/simulate.h"
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include "option_adder.h"
 #include "parse_arguments.h"
 #include "simulate/simulation_json.h"
 #include "simulate/simulation_page.h"
@@ -41,148 +42,104 @@ struct SimulateArguments {
   bool json = false;
 };
 
-const std::map<std::string, sim::FailurePolicy> kPolicies = {
-    {"sherd", sim::FailurePolicy::kSherd},
-    {"torchft", sim::FailurePolicy::kTorchft},
-    {"restart", sim::FailurePolicy::kRestart}};
-
-template <typename Number>
-void add_number(
-    CLI::App* app,
-    const char* name,
-    Number& value,
-    const char* type,
-    const char* description) {
-  app->add_option(name, value, description)->type_name(type);
-}
-
 void add_cluster(CLI::App* app, SimulateArguments& arguments) {
   auto& options = arguments.options;
-  app->add_option(
-         "--policy", arguments.policies,
-         "What a failure costs the others: sherd (repeat a\n"
-         "reduction), torchft (discard the step), restart\n"
-         "(all start again from a checkpoint), several of\n"
-         "them with commas, or all (sherd)")
-      ->type_name("NAME")
+  const auto add = option_adder(app);
+  add("--policy", arguments.policies, "NAME",
+      "What a failure costs the others: sherd (repeat a\n"
+      "reduction), torchft (discard the step), restart\n"
+      "(all start again from a checkpoint), several of\n"
+      "them with commas, or all (sherd)")
       ->delimiter(',');
-  add_number(app, "--gpus", options.gpus, "N", "GPUs of all replicas (98304)");
-  add_number(
-      app, "--replicas", options.replicas, "N",
+  add("--gpus", options.gpus, "N", "GPUs of all replicas (98304)");
+  add("--replicas", options.replicas, "N",
       "Replicas, each with a complete model (12)");
-  add_number(
-      app, "--gpus-per-host", options.gpus_per_host, "N",
+  add("--gpus-per-host", options.gpus_per_host, "N",
       "GPUs that fail together (8)");
-  add_number(
-      app, "--step-s", options.step_s, "SECONDS",
+  add("--step-s", options.step_s, "SECONDS",
       "A step without failures (20; with --stall-min\n"
       "and sherd half a second: formulas know no steps)");
-  add_number(app, "--days", options.days, "N", "How long to train (30)");
-  add_number(
-      app, "--steps", options.steps, "N",
+  add("--days", options.days, "N", "How long to train (30)");
+  add("--steps", options.steps, "N",
       "Instead: for the time that so many steps take\n"
       "without failures; needs --step-s with --stall-min");
-  add_number(
-      app, "--replicas-min", options.replicas_min, "N",
+  add("--replicas-min", options.replicas_min, "N",
       "No step is committed by fewer replicas (1)");
 }
 
 void add_failures(CLI::App* app, SimulateArguments& arguments) {
   auto& options = arguments.options;
-  add_number(
-      app, "--mtbf-min", options.mtbf_min, "MINUTES",
+  const auto add = option_adder(app);
+  add("--mtbf-min", options.mtbf_min, "MINUTES",
       "Mean time between failures of the whole cluster\n"
       "(from the rate of hosts)");
-  add_number(
-      app, "--host-failures", options.failures_per_1000_host_days, "RATE",
+  add("--host-failures", options.failures_per_1000_host_days, "RATE",
       "Failures of 1000 hosts in a day (6.5)");
-  app->add_option(
-         "--arrivals", arguments.arrivals,
-         "When failures come: even, poisson (poisson)")
-      ->type_name("NAME")
+  add("--arrivals", arguments.arrivals, "NAME",
+      "When failures come: even, poisson (poisson)")
       ->check(CLI::IsMember({"even", "poisson"}));
-  add_number(
-      app, "--whole-job-share", options.whole_job_share, "SHARE",
+  add("--whole-job-share", options.whole_job_share, "SHARE",
       "Of the failures, those that stop the whole job (0)");
-  add_number(
-      app, "--two-replica-share", options.two_replica_share, "SHARE",
+  add("--two-replica-share", options.two_replica_share, "SHARE",
       "Of the others, those that take two replicas (0)");
-  add_number(
-      app, "--stragglers", options.stragglers_per_1000_host_days, "RATE",
+  add("--stragglers", options.stragglers_per_1000_host_days, "RATE",
       "Hosts of 1000 that become slow in a day (0)");
-  add_number(
-      app, "--straggler-factor", options.straggler_factor, "X",
+  add("--straggler-factor", options.straggler_factor, "X",
       "How many times as long a step takes with one (1.5)");
-  add_number(
-      app, "--straggler-min", options.straggler_min, "MINUTES",
+  add("--straggler-min", options.straggler_min, "MINUTES",
       "For how long it is slow (60)");
-  add_number(
-      app, "--link-down-min", options.link_down_min, "MINUTES",
+  add("--link-down-min", options.link_down_min, "MINUTES",
       "How long nothing passes between two replicas whose\n"
       "network fails (0: connections are made again)");
-  add_number(
-      app, "--coordinator-mtbf-h", options.coordinator_mtbf_h, "HOURS",
+  add("--coordinator-mtbf-h", options.coordinator_mtbf_h, "HOURS",
       "Mean time between failures of the coordinator\n"
       "(0: it never fails)");
-  add_number(
-      app, "--coordinator-down-s", options.coordinator_down_s, "SECONDS",
+  add("--coordinator-down-s", options.coordinator_down_s, "SECONDS",
       "Until the coordinator is back (2)");
 }
 
 void add_times(CLI::App* app, SimulateArguments& arguments) {
   auto& options = arguments.options;
-  add_number(
-      app, "--stall-min", options.stall_min, "MINUTES",
+  const auto add = option_adder(app);
+  add("--stall-min", options.stall_min, "MINUTES",
       "Everybody stands still for so long after a failure\n"
       "(as long as the stages of the policy take)");
-  add_number(
-      app, "--down-min", options.down_min, "MINUTES",
+  add("--down-min", options.down_min, "MINUTES",
       "Until a lost replica is ready again, under restart\n"
       "until the job is (10)");
-  add_number(
-      app, "--rejoin-min", options.rejoin_min, "MINUTES",
+  add("--rejoin-min", options.rejoin_min, "MINUTES",
       "Everybody stands still for so long when a replica\n"
       "comes back (0)");
-  add_number(
-      app, "--restart-min", options.restart_min, "MINUTES",
+  add("--restart-min", options.restart_min, "MINUTES",
       "Until the job goes on after a failure of all (10)");
-  add_number(
-      app, "--checkpoint-min", options.checkpoint_min, "MINUTES",
+  add("--checkpoint-min", options.checkpoint_min, "MINUTES",
       "Between two checkpoints that the job starts again\n"
       "from (0: nothing is lost)");
-  add_number(
-      app, "--spares", options.spares, "N",
+  add("--spares", options.spares, "N",
       "Hosts that can take the place of failed ones (as\n"
       "many as are needed)");
-  add_number(
-      app, "--repair-h", options.repair_h, "HOURS",
+  add("--repair-h", options.repair_h, "HOURS",
       "Until a failed host is a spare one (12)");
-  add_number(
-      app, "--max-restarts", options.restarts_max, "N",
+  add("--max-restarts", options.restarts_max, "N",
       "As of sherd run: how often a replica is started\n"
       "again within --restart-window (30)");
-  add_number(
-      app, "--restart-window", options.restart_window_s, "SECONDS",
+  add("--restart-window", options.restart_window_s, "SECONDS",
       "Until a restart does not count any more (3600; 0:\n"
       "they all count)");
-  add_number(
-      app, "--gradient-mb", options.gradient_mb, "MB",
+  add("--gradient-mb", options.gradient_mb, "MB",
       "Gradients that each GPU reduces across replicas\n"
       "(500)");
-  add_number(
-      app, "--link-gbit-per-s", options.link_gbit_per_s, "GBIT",
+  add("--link-gbit-per-s", options.link_gbit_per_s, "GBIT",
       "What a GPU can send to another replica (400)");
 }
 
 void add_output(CLI::App* app, SimulateArguments& arguments) {
   auto& options = arguments.options;
-  add_number(app, "--seed", options.seed, "N", "Of all that is random (1)");
-  add_number(
-      app, "--runs", options.runs, "N",
+  const auto add = option_adder(app);
+  add("--seed", options.seed, "N", "Of all that is random (1)");
+  add("--runs", options.runs, "N",
       "Runs with different failures, for the interval (30)");
-  add_number(
-      app, "--threads", options.threads, "N",
-      "(0: as many as there are cores)");
+  add("--threads", options.threads, "N", "(0: as many as there are cores)");
   app->add_flag(
       "--every-step", options.every_step,
       "Simulate each step by itself; slower, and the result\n"
@@ -190,12 +147,10 @@ void add_output(CLI::App* app, SimulateArguments& arguments) {
   app->add_flag(
       "--json", arguments.json,
       "Print one JSON object in one line, nothing else");
-  app->add_option(
-         "--html", arguments.html,
-         "Also write a page about sizes, failures, stalls and\n"
-         "spares, which takes some seventy short simulations\n"
-         "more")
-      ->type_name("FILE");
+  add("--html", arguments.html, "FILE",
+      "Also write a page about sizes, failures, stalls and\n"
+      "spares, which takes some seventy short simulations\n"
+      "more");
 }
 
 std::vector<sim::FailurePolicy> policies_of(
@@ -203,17 +158,17 @@ std::vector<sim::FailurePolicy> policies_of(
   std::vector<sim::FailurePolicy> policies;
   for (const auto& name : names) {
     if (name == "all") {
-      return {
-          sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft,
-          sim::FailurePolicy::kRestart};
+      return {kPolicies.begin(), kPolicies.end()};
     }
-    const auto found = kPolicies.find(name);
+    const auto* found = std::find_if(
+        kPolicies.begin(), kPolicies.end(),
+        [&](auto policy) { return name == name_of(policy); });
     if (found == kPolicies.end()) {
       throw Error(
           "--policy: expected sherd, torchft, restart or all, found '" + name +
           "'");
     }
-    policies.push_back(found->second);
+    policies.push_back(*found);
   }
   return policies;
 }
@@ -226,7 +181,7 @@ void expect_written(const std::ofstream& file, const std::string& path) {
 
 void write_page(
     const SimulationOptions& options,
-    const std::vector<SimulatedPolicy>& all,
+    const std::vector<sim::SimulationResult>& all,
     const std::string& path) {
   const auto page = simulation_page(options, all);
   std::ofstream file(path, std::ios::binary);
@@ -249,10 +204,10 @@ int run(const SimulateArguments& arguments) {
     expect_written(
         std::ofstream(arguments.html, std::ios::app), arguments.html);
   }
-  std::vector<SimulatedPolicy> all;
+  std::vector<sim::SimulationResult> all;
   for (const auto policy : policies_of(arguments.policies)) {
     options.policy = policy;
-    all.push_back({policy, sim::simulate(options)});
+    all.push_back(sim::simulate(options));
   }
   if (!arguments.json) {
     std::fputs(simulation_table(all).c_str(), stdout);

@@ -259,6 +259,7 @@ SimulationResult simulate(const SimulationOptions& options) {
   check_limits(options);
   const auto outcomes = run_all(options);
   SimulationResult result;
+  result.policy = options.policy;
   const auto mean = [&](auto value) {
     double sum = 0;
     for (const auto& one : outcomes) {

@@ -148,6 +148,7 @@ struct ControlTraffic {
 };
 
 struct SimulationResult {
+  FailurePolicy policy = FailurePolicy::kSherd;
   // The work done, as a share of what all replicas would do without faults: the mean of all runs
   // and its 95 % interval. A step made by some replicas counts as their share of it.
   double effective_training_time = 0;

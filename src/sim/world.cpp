@@ -136,7 +136,7 @@ void SimulatedWorld::start(
       .config = 1,
       .held = held.value_or(nothing)});
   one.progress = {};
-  one.begin(ft::Activity::kIdle, now());
+  one.begin(ft::Activity::kIdle);
   send_report(one, one.machine->report());
 }
 

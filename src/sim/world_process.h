@@ -31,12 +31,10 @@ struct SimulatedWorld::Process {
   ft::Lineage parameters{};
   ft::Lineage with_sum{};
   ft::TrainingProgress progress{};
-  Instant phase_since{};
 
-  void begin(ft::Activity activity, Instant now) {
+  void begin(ft::Activity activity) {
     progress.activity = activity;
     ++progress.serial;
-    phase_since = now;
   }
 };
 

@@ -93,7 +93,7 @@ struct SimulatedWorld::CarryOut {
     world.stop_reducing(by);
   }
   void operator()(const ft::ApplyTask& task) const {
-    by.begin(ft::Activity::kApplying, world.now());
+    by.begin(ft::Activity::kApplying);
     world.after(
         by, 2 * world.options_.times.leader_fan_out,
         [this_world = &world, commit = task.commit](Process& one) {
@@ -190,7 +190,7 @@ void SimulatedWorld::blame_by_peers(
 void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
   one.task = task;
   one.computed = false;
-  one.begin(ft::Activity::kComputing, now());
+  one.begin(ft::Activity::kComputing);
   // A step that stands for several ends when the last of them would.
   const auto time = task.samples.empty()
       ? Duration(0)
@@ -200,7 +200,7 @@ void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
       [this, serial = task.serial](Process& by) {
         if (by.task && by.task->serial == serial) {
           by.computed = true;
-          by.begin(ft::Activity::kReducing, now());
+          by.begin(ft::Activity::kReducing);
           if (by.reducing) {
             enter_reduction(by, *by.reducing);
           }
@@ -306,7 +306,7 @@ void SimulatedWorld::end_reduction(const ft::Attempt& attempt) {
         [this, attempt, sum](Process& one) {
           if (one.reducing == attempt) {
             one.reducing.reset();
-            one.begin(ft::Activity::kWaiting, now());
+            one.begin(ft::Activity::kWaiting);
             one.with_sum =
                 ft::next_lineage(one.parameters, attempt, one.ring, sum);
             carry_out(one, one.machine->reduced(attempt, sum));
@@ -349,7 +349,7 @@ std::uint64_t SimulatedWorld::digest_of_sum(
 void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
   const auto serial = ++one.fetches;
   if (!newest_copy_for(one)) {
-    one.begin(ft::Activity::kIdle, now());
+    one.begin(ft::Activity::kIdle);
     after(one, kRetryFetch, [this, serial](Process& by) {
       if (by.fetches == serial) {
         carry_out(by, by.machine->fetch_failed());
@@ -358,7 +358,7 @@ void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
     return;
   }
   const bool sum = task.held && task.held->step + 1 == task.target.step;
-  one.begin(ft::Activity::kFetching, now());
+  one.begin(ft::Activity::kFetching);
   after(
       one, sum ? kFetchSum : options_.times.fetch, [this, serial](Process& by) {
         if (by.fetches == serial) {

@@ -19,11 +19,10 @@ Json json_of(const sim::ControlTraffic& traffic) {
       {"log_bytes_per_day", traffic.log_bytes_per_day}};
 }
 
-Json json_of(const SimulatedPolicy& simulated) {
-  const auto& result = simulated.result;
+Json json_of(const sim::SimulationResult& result) {
   const double attempts = result.commits + result.discarded_steps;
   Json json{
-      {"policy", name_of(simulated.policy)},
+      {"policy", name_of(result.policy)},
       {"effective_training_time", result.effective_training_time},
       {"low", result.low},
       {"high", result.high},
@@ -67,7 +66,7 @@ const char* name_of(sim::FailurePolicy policy) {
   }
 }
 
-std::string simulation_json(const std::vector<SimulatedPolicy>& all) {
+std::string simulation_json(const std::vector<sim::SimulationResult>& all) {
   Json json = json_of(all.front());
   if (all.size() > 1) {
     for (const auto& one : all) {

@@ -53,17 +53,13 @@ SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
   return options;
 }
 
-constexpr std::array<sim::FailurePolicy, 3> kAll = {
-    sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft,
-    sim::FailurePolicy::kRestart};
-
 // Effective training time of some policies, for options that depend on x.
 Plot plot_of(
     const char* title,
     const char* x_name,
     const std::vector<double>& xs,
     const std::function<SimulationOptions(double)>& options_at,
-    std::span<const sim::FailurePolicy> policies = kAll) {
+    std::span<const sim::FailurePolicy> policies = kPolicies) {
   Plot plot{.title = title, .x_high = xs.back(), .x_name = x_name};
   for (const auto policy : policies) {
     Points points;
@@ -164,44 +160,43 @@ std::string row(const std::vector<std::string>& cells, const char* tag) {
   return html + "</tr>\n";
 }
 
-std::string result_table(const std::vector<SimulatedPolicy>& all) {
+std::string result_table(const std::vector<sim::SimulationResult>& all) {
   std::string html = "<div class='wide'><table>" +
       row({"policy", "effective", "95 % interval", "stalled", "degraded",
            "steps", "discarded"},
           "th");
   for (const auto& one : all) {
-    const auto& r = one.result;
     html +=
         row({name_of(one.policy),
-             format("%.2f %%", r.effective_training_time * kPercent),
-             format("%.2f - %.2f", r.low * kPercent, r.high * kPercent),
-             format("%.2f %%", r.stall_share * kPercent),
-             format("%.2f %%", r.degraded_share * kPercent),
-             format("%.0f", r.commits), format("%.0f", r.discarded_steps)},
+             format("%.2f %%", one.effective_training_time * kPercent),
+             format("%.2f - %.2f", one.low * kPercent, one.high * kPercent),
+             format("%.2f %%", one.stall_share * kPercent),
+             format("%.2f %%", one.degraded_share * kPercent),
+             format("%.0f", one.commits), format("%.0f", one.discarded_steps)},
             "td");
   }
   return html + "</table></div>\n";
 }
 
-std::string resource_table(const SimulatedPolicy& one) {
-  if (one.result.resources.empty()) {
+std::string resource_table(const sim::SimulationResult& one) {
+  if (one.resources.empty()) {
     return "";
   }
   std::string html = "<h2>What control uses</h2><div class='wide'><table>" +
       row({"of", "amount", "used"}, "th");
-  for (const auto& use : one.result.resources) {
+  for (const auto& use : one.resources) {
     html += row(
         {use.name, use.amount, format("%.3f %%", use.share * kPercent)}, "td");
   }
   return html + "</table></div>\n";
 }
 
-std::string assumption_table(const std::vector<SimulatedPolicy>& all) {
+std::string assumption_table(const std::vector<sim::SimulationResult>& all) {
   std::string html =
       "<h2>Assumptions</h2><div class='wide'><table>"
       "<tr><th>policy</th><th>what</th><th>value</th><th>source</th></tr>\n";
   for (const auto& one : all) {
-    for (const auto& line : one.result.assumptions) {
+    for (const auto& line : one.assumptions) {
       html += "<tr><td>" + std::string(name_of(one.policy)) + "</td><td>" +
           html_escaped(line.name) + "</td><td>" + html_escaped(line.value) +
           "</td><td>" + html_escaped(line.source) + "</td></tr>\n";
@@ -213,7 +208,8 @@ std::string assumption_table(const std::vector<SimulatedPolicy>& all) {
 }  // namespace
 
 std::string simulation_page(
-    const SimulationOptions& options, const std::vector<SimulatedPolicy>& all) {
+    const SimulationOptions& options,
+    const std::vector<sim::SimulationResult>& all) {
   std::string html = format(
       "<h1>%lld GPUs in %d replicas, a failure each %.3g min</h1>\n",
       static_cast<long long>(options.gpus), options.replicas,

@@ -15,6 +15,6 @@ namespace sherd::tools {
 // not empty, and was made with `options`.
 std::string simulation_page(
     const sim::SimulationOptions& options,
-    const std::vector<SimulatedPolicy>& all);
+    const std::vector<sim::SimulationResult>& all);
 
 }  // namespace sherd::tools

@@ -13,18 +13,17 @@ namespace {
 
 constexpr double kInPercent = 100;
 
-std::string policy_line(const SimulatedPolicy& one) {
-  const auto& result = one.result;
+std::string policy_line(const sim::SimulationResult& result) {
   return format(
       "%-8s  %6.2f %%  %6.2f - %6.2f  %8.2f %%  %8.2f %%  %11.0f  %9.0f\n",
-      name_of(one.policy), result.effective_training_time * kInPercent,
+      name_of(result.policy), result.effective_training_time * kInPercent,
       result.low * kInPercent, result.high * kInPercent,
       result.stall_share * kInPercent, result.degraded_share * kInPercent,
       result.commits, result.discarded_steps);
 }
 
-std::string given_up_line(const SimulatedPolicy& one) {
-  const auto given_up = one.result.replicas_given_up;
+std::string given_up_line(const sim::SimulationResult& one) {
+  const auto given_up = one.replicas_given_up;
   return given_up > 0
       ? format(
             "%s: %.3g replicas a run are given up, since their restarts are "
@@ -54,12 +53,12 @@ std::string control_lines(const sim::SimulationResult& result) {
   return text;
 }
 
-std::string assumption_lines(const std::vector<SimulatedPolicy>& all) {
+std::string assumption_lines(const std::vector<sim::SimulationResult>& all) {
   std::vector<sim::Assumption> lines;
   std::size_t names = 0;
   std::size_t values = 0;
-  for (const auto& simulated : all) {
-    for (const auto& one : simulated.result.assumptions) {
+  for (const auto& result : all) {
+    for (const auto& one : result.assumptions) {
       const bool known =
           std::any_of(lines.begin(), lines.end(), [&](const auto& line) {
             return line.name == one.name && line.value == one.value;
@@ -81,8 +80,8 @@ std::string assumption_lines(const std::vector<SimulatedPolicy>& all) {
 
 }  // namespace
 
-std::string simulation_table(const std::vector<SimulatedPolicy>& all) {
-  const auto& first = all.front().result;
+std::string simulation_table(const std::vector<sim::SimulationResult>& all) {
+  const auto& first = all.front();
   std::string text = format(
       "%d run%s of %.4g days with %.0f failures each on average.\n\n",
       first.runs, first.runs == 1 ? "" : "s", first.simulated_days,
@@ -97,7 +96,7 @@ std::string simulation_table(const std::vector<SimulatedPolicy>& all) {
     text += given_up_line(one);
   }
   for (const auto& one : all) {
-    text += control_lines(one.result);
+    text += control_lines(one);
   }
   return text + assumption_lines(all);
 }

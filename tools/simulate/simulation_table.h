@@ -11,6 +11,6 @@ namespace sherd::tools {
 
 // A line for each policy, the cost of control, and the assumptions. REQUIRES: there is at least one
 // policy.
-std::string simulation_table(const std::vector<SimulatedPolicy>& all);
+std::string simulation_table(const std::vector<sim::SimulationResult>& all);
 
 }  // namespace sherd::tools

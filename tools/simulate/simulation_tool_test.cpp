@@ -24,13 +24,13 @@ sim::SimulationOptions short_run() {
   return options;
 }
 
-std::vector<SimulatedPolicy> simulated(
+std::vector<sim::SimulationResult> simulated(
     const std::vector<sim::FailurePolicy>& policies) {
-  std::vector<SimulatedPolicy> all;
+  std::vector<sim::SimulationResult> all;
   for (const auto policy : policies) {
     auto options = short_run();
     options.policy = policy;
-    all.push_back({policy, sim::simulate(options)});
+    all.push_back(sim::simulate(options));
   }
   return all;
 }
@@ -66,7 +66,7 @@ TEST(SimulationJson, HasAllPoliciesWhereThereAreSeveral) {
 TEST(SimulationTable, NamesReplicasThatWereGivenUp) {
   auto all = simulated({sim::FailurePolicy::kSherd});
   EXPECT_THAT(simulation_table(all), Not(HasSubstr("are given up")));
-  all[0].result.replicas_given_up = 1.5;
+  all[0].replicas_given_up = 1.5;
   EXPECT_THAT(
       simulation_table(all),
       HasSubstr("sherd: 1.5 replicas a run are given up"));
