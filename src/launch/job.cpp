@@ -6,7 +6,6 @@
 #include <utility>
 #include "base/check.h"
 #include "launch/rank_variables.h"
-#include "launch/start_limits.h"
 
 namespace sherd::launch {
 namespace {
@@ -45,11 +44,7 @@ int Job::run() {
 }
 
 StartFailure Job::start_all() {
-  const StartFailure no_room = make_room(size_of_job(1, options_.ranks));
-  if (!no_room.message.empty()) {
-    return no_room;
-  }
-  const StartPlan plan = plan_start(options_, options_.ranks);
+  const StartPlan plan = plan_start(options_);
   if (!plan.failure.message.empty()) {
     return plan.failure;
   }
@@ -68,7 +63,7 @@ StartFailure Job::start_ranks(const StartPlan& plan, int port) {
       .ranks = options_.ranks,
       .fake_hosts = options_.fake_hosts,
       .port = port,
-      .threads = plan.cores / options_.ranks};
+      .threads = plan.threads};
   for (; place.rank < place.ranks; ++place.rank) {
     for (const int signal : supervisor_.take_signals()) {
       if (signal != SIGUSR1 && signal != SIGUSR2) {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 #include "base/check.h"
 #include "base/clock.h"
@@ -52,18 +53,14 @@ void check(const LaunchOptions& options) {
       !(files && options.rank0_owns_stdout),
       "[launch] expected rank 0 to write to a file or to own stdout, found ",
       "both");
-  SHERD_CHECK(
-      options.stop_grace.count() >= 0,
-      "[launch] expected stop_grace of at least 0 ms, found ",
-      options.stop_grace.count());
-  SHERD_CHECK(
-      options.cause_grace.count() >= 0,
-      "[launch] expected cause_grace of at least 0 ms, found ",
-      options.cause_grace.count());
-  SHERD_CHECK(
-      options.record_grace.count() >= 0,
-      "[launch] expected record_grace of at least 0 ms, found ",
-      options.record_grace.count());
+  for (const auto& [name, grace] :
+       {std::pair{"stop_grace", options.stop_grace},
+        {"cause_grace", options.cause_grace},
+        {"record_grace", options.record_grace}}) {
+    SHERD_CHECK(
+        grace.count() >= 0, "[launch] expected ", name,
+        " of at least 0 ms, found ", grace.count());
+  }
 }
 
 void check_replicas(const LaunchOptions& options) {

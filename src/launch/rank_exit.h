@@ -12,7 +12,8 @@
 namespace sherd::launch {
 
 struct RankExit {
-  int rank = 0;
+  int rank = 0;   // Its number within its group.
+  int group = 0;  // Only fault-tolerant jobs have several.
   int exit_code = 0;
   // If not 0, the signal that killed it; exit_code is then meaningless.
   int signal = 0;

@@ -10,7 +10,6 @@
 #include <utility>
 #include "base/check.h"
 #include "launch/rank_variables.h"
-#include "launch/start_limits.h"
 
 namespace sherd::launch {
 namespace {
@@ -64,14 +63,7 @@ int ReplicaJob::run() {
 }
 
 StartFailure ReplicaJob::prepare() {
-  const std::int64_t groups =
-      std::int64_t{replicas_.replicas} + replicas_.spares;
-  const StartFailure no_room =
-      make_room(size_of_job(groups, groups * ranks() + 1));
-  if (!no_room.message.empty()) {
-    return no_room;
-  }
-  plan_ = plan_start(options_, replicas_.replicas * ranks());
+  plan_ = plan_start(options_);
   if (!plan_.failure.message.empty()) {
     return plan_.failure;
   }
@@ -147,16 +139,16 @@ void ReplicaJob::step() {
 }
 
 void ReplicaJob::ended(const std::vector<RankExit>& ends) {
-  std::vector<GroupRankExit> of_groups;
-  for (const RankExit& end : ends) {
-    const int group = end.rank / ranks();
-    if (group == replicas_.replicas + replicas_.spares) {
+  std::vector<RankExit> of_groups;
+  for (RankExit end : ends) {
+    end.group = end.rank / ranks();
+    if (end.group == replicas_.replicas + replicas_.spares) {
       coordinator_->ended(end, clock_.now());
       continue;
     }
-    GroupRankExit& added = of_groups.emplace_back(GroupRankExit{group, end});
-    added.end.rank = end.rank % ranks();
     spare_ends_.erase(end.rank);
+    end.rank %= ranks();
+    of_groups.push_back(std::move(end));
   }
   if (!of_groups.empty()) {
     carry_out(policy_.ranks_ended(of_groups, clock_.now()));
@@ -202,12 +194,12 @@ StartFailure ReplicaJob::carry_out(GroupActions actions) {
     if (!action.reason.empty()) {
       supervisor_.say(action.reason);
     }
-    if (const auto* signal = std::get_if<SignalGroup>(&action.what)) {
-      signal_group(*signal);
-    } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
-      promote(*spare);
-    } else if (const auto* start = std::get_if<StartGroup>(&action.what)) {
-      const GroupActions more = start_or_report(*start, &last);
+    if (action.what == GroupAction::What::kSignal) {
+      signal_group(action);
+    } else if (action.what == GroupAction::What::kPromote) {
+      promote(action);
+    } else if (action.what == GroupAction::What::kStart) {
+      const GroupActions more = start_or_report(action, &last);
       left.insert(left.end(), more.begin(), more.end());
     }
   }
@@ -216,7 +208,7 @@ StartFailure ReplicaJob::carry_out(GroupActions actions) {
 
 // With many replicas a start takes long enough for an operator to change their mind.
 GroupActions ReplicaJob::start_or_report(
-    const StartGroup& action, StartFailure* last) {
+    const GroupAction& action, StartFailure* last) {
   GroupActions more;
   const StartFailure failure = policy_.stop_signal() != 0
       ? StartFailure{1, "the job is ending"}
@@ -235,7 +227,7 @@ GroupActions ReplicaJob::start_or_report(
 }
 
 // Starts all of its ranks or none.
-StartFailure ReplicaJob::start_group(const StartGroup& action) {
+StartFailure ReplicaJob::start_group(const GroupAction& action) {
   const Result<int> port = choose_port(action.group);
   if (!port.ok()) {
     return {1, port.status().message()};
@@ -256,7 +248,7 @@ StartFailure ReplicaJob::start_group(const StartGroup& action) {
 }
 
 StartFailure ReplicaJob::start_rank_of(
-    const StartGroup& action, int rank, int port) {
+    const GroupAction& action, int rank, int port) {
   Descriptor told;  // Where a spare reads which replica it becomes.
   Descriptor spare_end;
   const int slot = slot_of(action.group, rank);
@@ -272,7 +264,7 @@ StartFailure ReplicaJob::start_rank_of(
       .rank = rank,
       .ranks = ranks(),
       .port = port,
-      .threads = plan_.cores / (replicas_.replicas * ranks()),
+      .threads = plan_.threads,
       .of_replica = ReplicaVariables{
           .coordinator =
               coordinator_ ? coordinator_->address() : replicas_.coordinator,
@@ -299,7 +291,7 @@ StartFailure ReplicaJob::start_rank_of(
   return failure;
 }
 
-void ReplicaJob::promote(const PromoteSpare& action) {
+void ReplicaJob::promote(const GroupAction& action) {
   for (int rank = 0; rank < ranks(); ++rank) {
     const int slot = slot_of(action.group, rank);
     const auto end = spare_ends_.find(slot);
@@ -307,20 +299,20 @@ void ReplicaJob::promote(const PromoteSpare& action) {
       continue;  // The rank has ended; the policy will learn it next.
     }
     // A few bytes into an empty pipe: this never blocks.
-    const std::string line = str(action.replica, "\n");
+    const std::string line = str(*action.replica, "\n");
     [[maybe_unused]] const auto written =
         ::write(end->second.get(), line.data(), line.size());
     spare_ends_.erase(end);
     if (options_.output == RankOutput::kPrefixed) {
-      supervisor_.rename(slot, str("[r", action.replica, ".", rank, "] "));
+      supervisor_.rename(slot, str("[r", *action.replica, ".", rank, "] "));
     }
   }
 }
 
-void ReplicaJob::signal_group(const SignalGroup& action) const {
-  const bool first = action.action.to == SignalTarget::kFirstRank;
+void ReplicaJob::signal_group(const GroupAction& action) const {
+  const bool first = action.signal.to == SignalTarget::kFirstRank;
   for (int rank = 0; rank < (first ? 1 : ranks()); ++rank) {
-    supervisor_.signal(slot_of(action.group, rank), action.action);
+    supervisor_.signal(slot_of(action.group, rank), action.signal);
   }
 }
 

@@ -48,11 +48,11 @@ class ReplicaJob {
   StartFailure carry_out(GroupActions actions);
   // Returns the further actions, after a failure, which is kept in `last`, and for signals that
   // arrived meanwhile.
-  GroupActions start_or_report(const StartGroup& action, StartFailure* last);
-  StartFailure start_group(const StartGroup& action);
-  StartFailure start_rank_of(const StartGroup& action, int rank, int port);
-  void promote(const PromoteSpare& action);
-  void signal_group(const SignalGroup& action) const;
+  GroupActions start_or_report(const GroupAction& action, StartFailure* last);
+  StartFailure start_group(const GroupAction& action);
+  StartFailure start_rank_of(const GroupAction& action, int rank, int port);
+  void promote(const GroupAction& action);
+  void signal_group(const GroupAction& action) const;
   Result<int> choose_port(int group);
   std::optional<Instant> deadline() const;
   void report();

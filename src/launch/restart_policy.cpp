@@ -55,13 +55,13 @@ GroupActions RestartPolicy::begin(Instant now) {
 }
 
 GroupActions RestartPolicy::ranks_ended(
-    const std::vector<GroupRankExit>& ends, Instant now) {
+    const std::vector<RankExit>& ends, Instant now) {
   now_ = now;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     std::vector<RankExit> of_group;
-    for (const GroupRankExit& each : ends) {
+    for (const RankExit& each : ends) {
       if (each.group == static_cast<int>(i)) {
-        of_group.push_back(each.end);
+        of_group.push_back(each);
       }
     }
     if (of_group.empty()) {
@@ -273,7 +273,7 @@ bool RestartPolicy::replicas_left() const {
 }
 
 void RestartPolicy::say(const std::string& reason) {
-  actions_.push_back({std::monostate(), reason});
+  actions_.push_back({.reason = reason});
 }
 
 // Does nothing without a request.
@@ -283,7 +283,10 @@ void RestartPolicy::signal(
     const std::string& reason) {
   if (request) {
     actions_.push_back(
-        {SignalGroup{static_cast<int>(index), *request}, reason});
+        {.what = GroupAction::What::kSignal,
+         .group = static_cast<int>(index),
+         .signal = *request,
+         .reason = reason});
   }
 }
 
@@ -298,7 +301,10 @@ void RestartPolicy::start(std::size_t index, const std::string& reason) {
   group.draining = false;
   group.started = now_;
   actions_.push_back(
-      {StartGroup{static_cast<int>(index), group.replica}, reason});
+      {.what = GroupAction::What::kStart,
+       .group = static_cast<int>(index),
+       .replica = group.replica,
+       .reason = reason});
 }
 
 void RestartPolicy::group_ended(std::size_t index) {
@@ -349,8 +355,10 @@ void RestartPolicy::failed(std::size_t index, const std::string& what) {
   groups_[*spare].replica = replica;
   groups_[*spare].proved = true;
   actions_.push_back(
-      {PromoteSpare{static_cast<int>(*spare), replica},
-       str(what, "; spare ", *spare, " takes its place")});
+      {.what = GroupAction::What::kPromote,
+       .group = static_cast<int>(*spare),
+       .replica = replica,
+       .reason = str(what, "; spare ", *spare, " takes its place")});
   start_again(index, "what was replica " + str(replica));
 }
 

@@ -26,7 +26,6 @@
 
 #include <optional>
 #include <string>
-#include <variant>
 #include <vector>
 #include "base/backoff.h"
 #include "base/clock.h"
@@ -59,31 +58,18 @@ struct RestartPolicyOptions {
   Duration well_after = std::chrono::minutes(5);
 };
 
-// Starts a group as that replica, or as a spare.
-struct StartGroup {
-  int group = 0;
-  std::optional<int> replica;
-};
-// Tells a spare which replica it is from now on.
-struct PromoteSpare {
-  int group = 0;
-  int replica = 0;
-};
-struct SignalGroup {
-  int group = 0;
-  SignalRequest action;  // The reason of the request is not shown.
-};
+// What is to be done with a group.
 struct GroupAction {
-  // std::monostate if there is only a message.
-  std::variant<std::monostate, StartGroup, PromoteSpare, SignalGroup> what;
+  // kStart: start it as `replica`, or as a spare; kPromote: tell a spare that it is `replica` from now
+  // on; kSignal: send `signal`, whose reason is not shown; kSay: nothing, there is only a reason.
+  enum class What { kSay, kStart, kPromote, kSignal };
+  What what = What::kSay;
+  int group = 0;
+  std::optional<int> replica{};
+  SignalRequest signal{};
   std::string reason{};  // Shown to the user, unless empty.
 };
 using GroupActions = std::vector<GroupAction>;
-
-struct GroupRankExit {
-  int group = 0;
-  RankExit end;  // `rank` is the number within the group.
-};
 
 // A temporary failure according to sysexits.h: the user is invited to try again.
 inline constexpr int kAllLeft = 75;
@@ -97,7 +83,7 @@ class RestartPolicy {
   // or to leave, ends the job here.
   GroupActions begin(Instant now);
   // All ranks whose end was noticed at the same moment.
-  GroupActions ranks_ended(const std::vector<GroupRankExit>& ends, Instant now);
+  GroupActions ranks_ended(const std::vector<RankExit>& ends, Instant now);
   // A group that was to be started has no process. Its first start is not repeated, since the
   // program is at fault.
   GroupActions start_failed(

@@ -20,32 +20,32 @@ using ::testing::Not;
 
 constexpr Instant kStart = hours(7);
 
-GroupRankExit exited(int group, int rank, int code) {
-  return {group, {.rank = rank, .exit_code = code}};
+RankExit exited(int group, int rank, int code) {
+  return {.rank = rank, .group = group, .exit_code = code};
 }
-GroupRankExit killed_in(int group, int rank, int signal = SIGKILL) {
-  return {group, {.rank = rank, .signal = signal}};
+RankExit killed_in(int group, int rank, int signal = SIGKILL) {
+  return {.rank = rank, .group = group, .signal = signal};
 }
 
 // For example "start 1 as 1; signal 0: 15 to groups; spare 3 is 1".
 std::string words_of(const GroupActions& actions) {
   std::ostringstream out;
   for (const GroupAction& action : actions) {
-    if (std::holds_alternative<std::monostate>(action.what)) {
+    if (action.what == GroupAction::What::kSay) {
       continue;
     }
     out << (out.str().empty() ? "" : "; ");
-    if (const auto* start = std::get_if<StartGroup>(&action.what)) {
-      out << "start " << start->group << " as "
-          << (start->replica ? std::to_string(*start->replica) : "spare");
-    } else if (const auto* spare = std::get_if<PromoteSpare>(&action.what)) {
-      out << "spare " << spare->group << " is " << spare->replica;
-    } else if (const auto* signal = std::get_if<SignalGroup>(&action.what)) {
-      out << "signal " << signal->group << ": " << signal->action.signal;
+    if (action.what == GroupAction::What::kStart) {
+      out << "start " << action.group << " as "
+          << (action.replica ? std::to_string(*action.replica) : "spare");
+    } else if (action.what == GroupAction::What::kPromote) {
+      out << "spare " << action.group << " is " << *action.replica;
+    } else {
+      out << "signal " << action.group << ": " << action.signal.signal;
       out
-          << (signal->action.to == SignalTarget::kFirstRank   ? " to rank 0"
-                  : signal->action.to == SignalTarget::kRanks ? " to ranks"
-                                                              : "");
+          << (action.signal.to == SignalTarget::kFirstRank   ? " to rank 0"
+                  : action.signal.to == SignalTarget::kRanks ? " to ranks"
+                                                             : "");
     }
   }
   return out.str();

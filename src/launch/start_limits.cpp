@@ -59,40 +59,45 @@ std::uint64_t limit_of(__rlimit_resource resource) {
 
 }  // namespace
 
-JobSize size_of_job(std::int64_t groups, std::int64_t processes) {
+HostResources needs_of_job(std::int64_t groups, std::int64_t processes) {
   const auto count = static_cast<std::uint64_t>(processes);
   return {
+      .descriptors = std::max(
+          kDescriptorsOfLauncher + count * kDescriptorsOfProcess +
+              static_cast<std::uint64_t>(groups),
+          kDescriptorsMin),
       .processes = count,
-      .descriptors = kDescriptorsOfLauncher + count * kDescriptorsOfProcess +
-          static_cast<std::uint64_t>(groups)};
+      .memory_bytes = count * kBytesOfProcess};
 }
 
-std::string exceeded_limit(const JobSize& job, const HostLimits& limits) {
-  const std::uint64_t descriptors = std::max(job.descriptors, kDescriptorsMin);
-  const std::string of_job = str(" for ", job.processes, " processes, found ");
-  if (limits.descriptors < descriptors) {
+std::string exceeded_limit(
+    const HostResources& needs, const HostResources& limits) {
+  const std::string of_job =
+      str(" for ", needs.processes, " processes, found ");
+  if (limits.descriptors < needs.descriptors) {
     return str(
-        "expected a limit of at least ", descriptors, " open files", of_job,
-        limits.descriptors, "; raise it with `ulimit -n ", descriptors,
-        "`, or start fewer");
+        "expected a limit of at least ", needs.descriptors, " open files",
+        of_job, limits.descriptors, "; raise it with `ulimit -n ",
+        needs.descriptors, "`, or start fewer");
   }
-  if (limits.processes < job.processes) {
+  if (limits.processes < needs.processes) {
     return str(
         "expected room", of_job, "room for ", limits.processes,
         " more; start fewer, or raise the limit of processes (ulimit -u, "
         "pids.max, kernel.pid_max)");
   }
-  if (limits.memory_bytes / kBytesOfProcess < job.processes) {
+  if (limits.memory_bytes < needs.memory_bytes) {
     return str(
         "expected at least ", kBytesOfProcess >> 20U,
-        " MiB of free memory for each of ", job.processes, " processes, found ",
-        limits.memory_bytes >> 20U, " MiB for all; start fewer");
+        " MiB of free memory for each of ", needs.processes,
+        " processes, found ", limits.memory_bytes >> 20U,
+        " MiB for all; start fewer");
   }
   return {};
 }
 
-HostLimits host_limits() {
-  HostLimits limits;
+HostResources host_limits() {
+  HostResources limits;
   limits.descriptors = limit_of(RLIMIT_NOFILE);
   limits.processes = std::min(
       {processes_left_in_cgroup(), number_in("/proc/sys/kernel/pid_max"),
@@ -104,15 +109,15 @@ HostLimits host_limits() {
   return limits;
 }
 
-StartFailure make_room(const JobSize& job) {
-  const std::string exceeded = exceeded_limit(job, host_limits());
+StartFailure make_room(const HostResources& needs) {
+  const std::string exceeded = exceeded_limit(needs, host_limits());
   if (!exceeded.empty()) {
     return {1, exceeded};
   }
   rlimit limit = {};
-  const std::uint64_t needed = std::max(job.descriptors, kDescriptorsMin);
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed) {
-    limit.rlim_cur = needed;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+      limit.rlim_cur < needs.descriptors) {
+    limit.rlim_cur = needs.descriptors;
     (void)::setrlimit(RLIMIT_NOFILE, &limit);  // The hard limit allows it.
   }
   return {};

@@ -15,31 +15,28 @@ namespace sherd::launch {
 inline constexpr std::uint64_t kNoLimit =
     std::numeric_limits<std::uint64_t>::max();
 
-// What the system allows this process and its children.
-struct HostLimits {
-  std::uint64_t descriptors = kNoLimit;  // Per process; the hard limit.
-  std::uint64_t processes = kNoLimit;    // In addition to those that run.
+// What a job needs, or what the system allows this process and its children.
+struct HostResources {
+  // Open at once in one process; of the system, the hard limit.
+  std::uint64_t descriptors = kNoLimit;
+  std::uint64_t processes = kNoLimit;  // In addition to those that run.
   std::uint64_t memory_bytes = kNoLimit;
 };
 
-struct JobSize {
-  std::uint64_t processes = 1;
-  // Open in the launcher at once.
-  std::uint64_t descriptors = 0;
-};
-// The size of a job with `groups` of ranks that start together, each with a port reserved for it.
-// REQUIRES: neither is negative.
-JobSize size_of_job(std::int64_t groups, std::int64_t processes);
+// The needs of a job with `groups` of ranks that start together, each with a port reserved for it.
+// Its memory is what the smallest program needs, so a job that passes may still be too large for its
+// own program. REQUIRES: neither is negative.
+HostResources needs_of_job(std::int64_t groups, std::int64_t processes);
 
-// Why a job of this size cannot run; empty if nothing prevents it. Memory is compared with what the
-// smallest program needs, so a job that passes may still be too large for its own program.
-std::string exceeded_limit(const JobSize& job, const HostLimits& limits);
+// Why a job with these needs cannot run; empty if nothing prevents it.
+std::string exceeded_limit(
+    const HostResources& needs, const HostResources& limits);
 
 // Read from rlimits, cgroup and /proc; what cannot be read counts as unlimited.
-HostLimits host_limits();
+HostResources host_limits();
 
-// Compares the job with this host, and raises this process's soft limit of descriptors if it is too
+// Compares the needs with this host, and raises this process's soft limit of descriptors if it is too
 // low; children inherit that.
-StartFailure make_room(const JobSize& job);
+StartFailure make_room(const HostResources& needs);
 
 }  // namespace sherd::launch

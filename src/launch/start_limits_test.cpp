@@ -17,7 +17,7 @@ using ::testing::Not;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20U;
 
 TEST(StartLimits, NameWhatIsTooLittleAndHowMuchIsNeeded) {
-  const JobSize job = size_of_job(/*groups=*/10, /*processes=*/100);
+  const HostResources job = needs_of_job(/*groups=*/10, /*processes=*/100);
   EXPECT_THAT(exceeded_limit(job, {}), IsEmpty());
   EXPECT_THAT(
       exceeded_limit(job, {.descriptors = 433}),
@@ -36,14 +36,14 @@ TEST(StartLimits, NameWhatIsTooLittleAndHowMuchIsNeeded) {
 // A limit below what a rank itself needs.
 TEST(StartLimits, ASmallJobNeedsSomeDescriptorsToo) {
   EXPECT_THAT(
-      exceeded_limit(size_of_job(1, 1), {.descriptors = 63}),
+      exceeded_limit(needs_of_job(1, 1), {.descriptors = 63}),
       HasSubstr("at least 64 open files for 1 processes, found 63"));
   EXPECT_THAT(
-      exceeded_limit(size_of_job(1, 1), {.descriptors = 64}), IsEmpty());
+      exceeded_limit(needs_of_job(1, 1), {.descriptors = 64}), IsEmpty());
 }
 
 TEST(StartLimits, ThisHostHasRoomForASmallJob) {
-  EXPECT_THAT(exceeded_limit(size_of_job(1, 2), host_limits()), IsEmpty());
+  EXPECT_THAT(exceeded_limit(needs_of_job(1, 2), host_limits()), IsEmpty());
 }
 
 TEST(StartLimits, AJobThatHasNoDescriptorsIsRefusedAndDoesNotWait) {

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
 #include <tuple>
 #include "base/check.h"
 #include "base/cores.h"
+#include "launch/start_limits.h"
 
 namespace sherd::launch {
 namespace {
@@ -67,8 +69,19 @@ std::vector<std::vector<int>> divide_cores(
   return divided;
 }
 
-StartPlan plan_start(const LaunchOptions& options, int ranks) {
+StartPlan plan_start(const LaunchOptions& options) {
   StartPlan plan;
+  const bool replicated = options.replicas.has_value();
+  const std::int64_t groups = replicated
+      ? std::int64_t{options.replicas->replicas} + options.replicas->spares
+      : 1;
+  plan.failure = make_room(
+      needs_of_job(groups, groups * options.ranks + (replicated ? 1 : 0)));
+  if (!plan.failure.message.empty()) {
+    return plan;
+  }
+  const int ranks =
+      (replicated ? options.replicas->replicas : 1) * options.ranks;
   const auto path = find_variable(options.environment, "PATH");
   const ProgramLookup program = find_program(
       options.command.front(), path.value_or("/usr/local/bin:/usr/bin:/bin"));
@@ -79,7 +92,7 @@ StartPlan plan_start(const LaunchOptions& options, int ranks) {
   plan.path = program.path;
   plan.failure = make_log_folder(options);
   const std::vector<CpuCore> cores = usable_cores();
-  plan.cores = static_cast<int>(cores.size());
+  plan.threads = static_cast<int>(cores.size()) / ranks;
   if (options.bind_cores) {
     plan.division = divide_cores(cores, ranks);
   }
