@@ -29,11 +29,6 @@ std::string with_unit(double value, const char* unit) {
   return number(value) + " " + unit;
 }
 
-// The source of a number that has a default.
-const char* source_of(double value, double usual, const char* source) {
-  return value == usual ? source : kGiven;
-}
-
 class Assumptions {
  public:
   explicit Assumptions(const SimulationOptions& options) : options_(options) {}
@@ -56,6 +51,17 @@ class Assumptions {
   void add(const char* name, std::string value, const char* source) {
     all_.push_back({name, std::move(value), source});
   }
+  // An option whose default has that source.
+  template <typename Number>
+  void add(
+      const char* name,
+      Number SimulationOptions::* option,
+      const char* unit,
+      const char* source) {
+    const Number value = options_.*option;
+    add(name, number(static_cast<double>(value)) + unit,
+        value == SimulationOptions().*option ? source : kGiven);
+  }
 
   // Then options about those that go on have no meaning.
   bool everybody_restarts() const {
@@ -65,10 +71,8 @@ class Assumptions {
   void add_cluster() {
     const SimulationOptions usual;
     add("GPUs", str(options_.gpus), kGiven);
-    add("replicas", str(options_.replicas),
-        source_of(options_.replicas, usual.replicas, kFtHsdp));
-    add("GPUs in a host", str(options_.gpus_per_host),
-        source_of(options_.gpus_per_host, usual.gpus_per_host, kFtHsdp));
+    add("replicas", &SimulationOptions::replicas, "", kFtHsdp);
+    add("GPUs in a host", &SimulationOptions::gpus_per_host, "", kFtHsdp);
     const auto* step_source = options_.step_s ? kGiven
         : step_s_of(options_) == step_s_of(usual)
         ? kFtHsdp
@@ -80,15 +84,11 @@ class Assumptions {
   }
 
   void add_failures() {
-    const SimulationOptions usual;
     if (!options_.mtbf_min) {
       add("failures per 1000 hosts and day",
-          number(options_.failures_per_1000_host_days),
-          source_of(
-              options_.failures_per_1000_host_days,
-              usual.failures_per_1000_host_days,
-              "RSC clusters, arXiv 2410.21680; the same gives FT-HSDP's 18 min "
-              "at 98,304 GPUs"));
+          &SimulationOptions::failures_per_1000_host_days, "",
+          "RSC clusters, arXiv 2410.21680; the same gives FT-HSDP's 18 min "
+          "at 98,304 GPUs");
     }
     add("time between failures", with_unit(mtbf_min_of(options_), "min"),
         options_.mtbf_min ? kGiven : "from the rate of hosts");
@@ -98,25 +98,22 @@ class Assumptions {
             : "Poisson, replicas at random, also while others are away",
         kGiven);
     if (!everybody_restarts()) {
-      add("failures that stop the whole job", number(options_.whole_job_share),
-          source_of(options_.whole_job_share, usual.whole_job_share, kAssumed));
+      add("failures that stop the whole job",
+          &SimulationOptions::whole_job_share, "", kAssumed);
     }
-    add("failures that take two replicas", number(options_.two_replica_share),
-        source_of(
-            options_.two_replica_share, usual.two_replica_share, kAssumed));
+    add("failures that take two replicas",
+        &SimulationOptions::two_replica_share, "", kAssumed);
     add_stragglers();
-    add("time until the lost are back", with_unit(options_.down_min, "min"),
-        source_of(options_.down_min, usual.down_min, kFtHsdp));
+    add("time until the lost are back", &SimulationOptions::down_min, " min",
+        kFtHsdp);
     add("a failure of what is away", "begins that time anew", kAssumed);
     if (!everybody_restarts()) {
-      add("stall at a return", with_unit(options_.rejoin_min, "min"),
-          source_of(
-              options_.rejoin_min, usual.rejoin_min,
-              "sherd stops nobody for it; FT-HSDP's is 100 s"));
-      add("restart of the whole job", with_unit(options_.restart_min, "min"),
-          source_of(options_.restart_min, usual.restart_min, kFtHsdp));
-      add("fewest replicas that make a step", str(options_.replicas_min),
-          source_of(options_.replicas_min, usual.replicas_min, kOwn));
+      add("stall at a return", &SimulationOptions::rejoin_min, " min",
+          "sherd stops nobody for it; FT-HSDP's is 100 s");
+      add("restart of the whole job", &SimulationOptions::restart_min, " min",
+          kFtHsdp);
+      add("fewest replicas that make a step", &SimulationOptions::replicas_min,
+          "", kOwn);
     }
     add("between checkpoints",
         options_.checkpoint_min > 0 ? with_unit(options_.checkpoint_min, "min")
@@ -127,15 +124,12 @@ class Assumptions {
   }
 
   void add_spares() {
-    const SimulationOptions usual;
     add("spare hosts",
         options_.spares ? str(*options_.spares) : "as many as are needed",
         options_.spares ? kGiven : "the published formula");
     if (options_.spares) {
-      add("repair of a host", with_unit(options_.repair_h, "h"),
-          source_of(
-              options_.repair_h, usual.repair_h,
-              "assumed, 6 to 24 h are usual"));
+      add("repair of a host", &SimulationOptions::repair_h, " h",
+          "assumed, 6 to 24 h are usual");
     }
   }
 
@@ -160,26 +154,22 @@ class Assumptions {
     }
     if (options_.policy == FailurePolicy::kSherd && !options_.stall_min) {
       add("a network that fails carries nothing for",
-          with_unit(options_.link_down_min, "min"),
-          source_of(
-              options_.link_down_min, usual.link_down_min,
-              "assumed: connections are made again at once"));
+          &SimulationOptions::link_down_min, " min",
+          "assumed: connections are made again at once");
     }
   }
 
   void add_stragglers() {
-    const SimulationOptions usual;
     if (options_.stragglers_per_1000_host_days <= 0) {
       add("slow hosts", "none", kAssumed);
       return;
     }
     add("hosts that become slow, per 1000 and day",
         number(options_.stragglers_per_1000_host_days), kGiven);
-    add("a step with a slow host takes",
-        number(options_.straggler_factor) + " times as long",
-        source_of(options_.straggler_factor, usual.straggler_factor, kAssumed));
-    add("a host is slow for", with_unit(options_.straggler_min, "min"),
-        source_of(options_.straggler_min, usual.straggler_min, kAssumed));
+    add("a step with a slow host takes", &SimulationOptions::straggler_factor,
+        " times as long", kAssumed);
+    add("a host is slow for", &SimulationOptions::straggler_min, " min",
+        kAssumed);
   }
 
   void add_causes() {
