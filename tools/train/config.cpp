@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 #include <sstream>
 #include <type_traits>
 #include <utility>
@@ -76,38 +75,31 @@ bool read(std::string_view text, ByteSize& value) {
   return true;
 }
 
-bool read(const Json& json, std::int64_t& value) {
-  if (!json.is_number_integer() ||
-      (json.is_number_unsigned() &&
-       json.get<std::uint64_t>() >
-           static_cast<std::uint64_t>(
-               std::numeric_limits<std::int64_t>::max()))) {
-    return false;
+// get() would also convert values of other types.
+template <typename T>
+bool is_a(const Json& json) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return json.is_boolean();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return json.is_string();
+  } else if constexpr (std::is_same_v<T, double>) {
+    return json.is_number() && std::isfinite(json.get<double>());
+  } else {
+    return json.is_number_integer() &&
+        (!json.is_number_unsigned() ||
+         std::in_range<std::int64_t>(json.get<std::uint64_t>()));
   }
-  value = json.get<std::int64_t>();
-  return true;
 }
-bool read(const Json& json, double& value) {
-  if (!json.is_number()) {
-    return false;
+
+template <typename T>
+bool read(const Json& json, T& value) {
+  const bool fits = is_a<T>(json);
+  if (fits) {
+    value = json.get<T>();
   }
-  value = json.get<double>();
-  return std::isfinite(value);
+  return fits;
 }
-bool read(const Json& json, bool& value) {
-  if (!json.is_boolean()) {
-    return false;
-  }
-  value = json.get<bool>();
-  return true;
-}
-bool read(const Json& json, std::string& value) {
-  if (!json.is_string()) {
-    return false;
-  }
-  value = json.get<std::string>();
-  return true;
-}
+
 bool read(const Json& json, ByteSize& value) {
   if (json.is_string()) {
     value = parse_bytes(json.get<std::string>());
@@ -231,14 +223,14 @@ void take_file(
   }
 }
 
-template <typename T>
-void at_least(const char* name, T least, T found) {
-  if (!(found >= least)) {
+template <typename Number>
+void expect_at_least(const OptionSpec& row, Number found) {
+  if (!(static_cast<double>(found) >= *row.least)) {
     std::ostringstream expected;
     std::ostringstream value;
-    expected << "at least " << least;
+    expected << "at least " << *row.least;
     value << found;
-    refuse("--" + std::string(name), expected.str(), value.str());
+    refuse("--" + std::string(row.name), expected.str(), value.str());
   }
 }
 
@@ -257,39 +249,20 @@ void one_of(
 }
 
 void check_sizes(const TrainConfig& config) {
-  using std::int64_t;
-  at_least<int64_t>("layers", 1, config.layers);
-  at_least<int64_t>("width", 1, config.width);
-  at_least<int64_t>("heads", 1, config.heads);
-  at_least<int64_t>("kv-heads", 0, config.kv_heads);
-  at_least<int64_t>("intermediate", 0, config.intermediate);
-  at_least<int64_t>("head-width", 0, config.head_width);
-  at_least<int64_t>("sliding-window", 0, config.sliding_window);
-  at_least<int64_t>("seq", 1, config.seq);
-  at_least<int64_t>("vocab", 0, config.vocab);
-  at_least<int64_t>("batch", 1, config.batch);
-  at_least<int64_t>("micro-batches", 1, config.micro_batches);
-  at_least<int64_t>("steps", 1, config.steps);
-  at_least<int64_t>("stop-at", 0, config.stop_at);
-  at_least<int64_t>("warmup", 0, config.warmup);
-  at_least<int64_t>("seed", 0, config.seed);
-  at_least<int64_t>("save-every", 0, config.save_every);
-  at_least<int64_t>("keep", 0, config.keep);
-  at_least<int64_t>("eval-every", 0, config.eval_every);
-  at_least<int64_t>("eval-batches", 1, config.eval_batches);
-  at_least<int64_t>("sample-tokens", 0, config.sample_tokens);
-  at_least<int64_t>("prefetch", 0, config.prefetch);
-  at_least<int64_t>("secondary-ranks", 0, config.secondary_ranks);
-  at_least<int64_t>("replicate", 1, config.replicate);
-  at_least<int64_t>("hook-rank", 1, config.hook_rank);
-  at_least<int64_t>("profile-steps", 1, config.profile_steps);
-  at_least<int64_t>("budget", 0, config.budget.count);
-  at_least<int64_t>("memory", 0, config.memory.count);
-  at_least<int64_t>("data-bytes", 0, config.data_bytes.count);
-  at_least("lr", 0.0, config.lr);
-  at_least("weight-decay", 0.0, config.weight_decay);
-  at_least("clip", 0.0, config.clip);
-  at_least("peak-flops", 0.0, config.peak_flops);
+  for (const auto& row : option_specs()) {
+    if (!row.least) {
+      continue;
+    }
+    if (const auto* size = std::get_if<ByteSize TrainConfig::*>(&row.member)) {
+      expect_at_least(row, (config.**size).count);
+    } else if (
+        const auto* real = std::get_if<double TrainConfig::*>(&row.member)) {
+      expect_at_least(row, config.**real);
+    } else {
+      expect_at_least(
+          row, config.*std::get<std::int64_t TrainConfig::*>(row.member));
+    }
+  }
 }
 
 void share(const char* name, double found) {

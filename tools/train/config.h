@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -101,6 +102,7 @@ struct OptionSpec {
       std::string TrainConfig::*,
       ByteSize TrainConfig::*>
       member;
+  std::optional<double> least{};  // For numbers and sizes.
 };
 
 // In the order of the help.

@@ -11,21 +11,22 @@ std::vector<OptionSpec> model_specs() {
   return {
       {"model", "NAME", "Model family: gpt, llama, mistral, qwen2 or qwen3",
        "Model", &C::model},
-      {"layers", "N", "Transformer blocks", "Model", &C::layers},
-      {"width", "N", "Width of the residual stream", "Model", &C::width},
-      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads},
+      {"layers", "N", "Transformer blocks", "Model", &C::layers, 1},
+      {"width", "N", "Width of the residual stream", "Model", &C::width, 1},
+      {"heads", "N", "Attention heads; divide the width", "Model", &C::heads,
+       1},
       {"kv-heads", "N",
        "Llama: heads of keys and values; must divide --heads; 0: --heads",
-       "Model", &C::kv_heads},
+       "Model", &C::kv_heads, 0},
       {"intermediate", "N",
        "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
-       "Model", &C::intermediate},
+       "Model", &C::intermediate, 0},
       {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
-       "Model", &C::head_width},
+       "Model", &C::head_width, 0},
       {"sliding-window", "N",
        "Llama: positions that each one sees; 0: all; not with --model llama,\n"
        "which is --model mistral with a window",
-       "Model", &C::sliding_window},
+       "Model", &C::sliding_window, 0},
       {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
        &C::rope_theta},
       {"rope-scaling", "HOW",
@@ -39,8 +40,8 @@ std::vector<OptionSpec> model_specs() {
       {"tied-head", "",
        "Llama: the embedding is also the head, as it always is in gpt", "Model",
        &C::tied_head},
-      {"seq", "N", "Tokens per sequence", "Model", &C::seq},
-      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab},
+      {"seq", "N", "Tokens per sequence", "Model", &C::seq, 1},
+      {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab, 0},
       {"dropout", "P", "Share of activations dropped; gpt only", "Model",
        &C::dropout},
       {"init-from", "PATH",
@@ -61,28 +62,29 @@ std::vector<OptionSpec> job_specs() {
        "Data", &C::data},
       {"data-bytes", "SIZE",
        "Use only the first bytes; 0: all (8MB of the headers)", "Data",
-       &C::data_bytes},
+       &C::data_bytes, 0},
       {"batch", "N",
        "Sequences per step over all ranks; the number of ranks must divide it",
-       "Data", &C::batch},
+       "Data", &C::batch, 1},
       {"micro-batches", "N",
        "Parts in which a rank computes its rows, one after another, before "
        "the\n"
        "step: less memory for activations, the same gradient",
-       "Data", &C::micro_batches},
+       "Data", &C::micro_batches, 1},
       {"seed", "N", "For initial values, order of data and sample", "Data",
-       &C::seed},
-      {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps},
+       &C::seed, 0},
+      {"steps", "N", "Optimizer steps of the schedule", "Training", &C::steps,
+       1},
       {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
-       "Training", &C::stop_at},
+       "Training", &C::stop_at, 0},
       {"optimizer", "NAME",
        "adamw, or muon: Muon for the layers' matrices, AdamW for the rest",
        "Training", &C::optimizer},
-      {"lr", "X", "Peak learning rate", "Training", &C::lr},
+      {"lr", "X", "Peak learning rate", "Training", &C::lr, 0},
       {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",
        "Training", &C::lr_scaling},
       {"warmup", "N", "Steps in which the rate rises to --lr", "Training",
-       &C::warmup},
+       &C::warmup, 0},
       {"lr-decay", "NAME",
        "How the rate falls after the warm-up: cosine, linear or constant",
        "Training", &C::lr_decay},
@@ -93,10 +95,10 @@ std::vector<OptionSpec> job_specs() {
       {"beta2", "X", "Decay of AdamW's mean of their squares", "Training",
        &C::beta2},
       {"weight-decay", "X", "On matrices; biases and norms have none",
-       "Training", &C::weight_decay},
+       "Training", &C::weight_decay, 0},
       {"clip", "X",
        "Largest 2-norm of the gradient, which is scaled down to it; 0: any",
-       "Training", &C::clip},
+       "Training", &C::clip, 0},
       {"ema", "X",
        "Keep an exponential moving average of the weights with this decay, "
        "e.g.\n"
@@ -122,7 +124,7 @@ std::vector<OptionSpec> sharding_specs() {
        "Sharding", &C::strategy},
       {"budget", "SIZE",
        "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
-       "Sharding", &C::budget},
+       "Sharding", &C::budget, 0},
       {"memory", "SIZE",
        "Limit for the resident memory of each process, with --device cuda for "
        "what\n"
@@ -130,7 +132,7 @@ std::vector<OptionSpec> sharding_specs() {
        "measured, then as many activations and whole parameters are kept as "
        "it\n"
        "allows; 0: no limit",
-       "Sharding", &C::memory},
+       "Sharding", &C::memory, 0},
       {"device", "NAME",
        "cpu, or cuda: each rank trains on the GPU with its local rank",
        "Sharding", &C::device},
@@ -142,22 +144,22 @@ std::vector<OptionSpec> sharding_specs() {
       {"prefetch", "N",
        "How many visits before its use a unit may be gathered; 0: when it is\n"
        "used",
-       "Sharding", &C::prefetch},
+       "Sharding", &C::prefetch, 0},
       {"secondary-ranks", "N",
        "Gather again inside groups of so many neighbouring ranks, such as the\n"
        "ranks of a host, what was gathered over all of them; 0: over all",
-       "Sharding", &C::secondary_ranks},
+       "Sharding", &C::secondary_ranks, 0},
       {"replicate", "N",
        "Replicas of as many ranks each, which hold the whole model and sum\n"
        "gradients with the others; 1: all ranks hold it together",
-       "Sharding", &C::replicate},
+       "Sharding", &C::replicate, 1},
       {"hook", "NAME",
        "How gradients are combined between replicas, or between shards where\n"
        "there are no replicas: mean, bf16, fp16 (half the bytes), power_sgd\n"
        "(few; replicas only); none: mean by the exchange",
        "Sharding", &C::hook},
       {"hook-rank", "N", "power_sgd: how many columns of each matrix are sent",
-       "Sharding", &C::hook_rank},
+       "Sharding", &C::hook_rank, 1},
   };
 }
 
@@ -170,19 +172,19 @@ std::vector<OptionSpec> output_specs() {
        "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
        "at SIGUSR1, and at SIGTERM and Ctrl-C before the run ends; a run with\n"
        "the same DIR goes on from the newest, on any number of ranks. 0: none",
-       "Output", &C::save_every},
+       "Output", &C::save_every, 0},
       {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",
-       &C::keep},
+       &C::keep, 0},
       {"eval-every", "N", "Steps between validations; 0: at the end only",
-       "Output", &C::eval_every},
+       "Output", &C::eval_every, 0},
       {"eval-batches", "N", "Global batches per validation", "Output",
-       &C::eval_batches},
+       &C::eval_batches, 1},
       {"sample-tokens", "N", "Length of the sample at the end; 0: none",
-       "Output", &C::sample_tokens},
+       "Output", &C::sample_tokens, 0},
       {"peak-flops", "X",
        "Operations per second that a rank can do at most, for the share of it\n"
        "that training uses (MFU); 0: measured at the start",
-       "Output", &C::peak_flops},
+       "Output", &C::peak_flops, 0},
       {"profile", "DIR",
        "Write what each rank's exchange does in some steps, the third and "
        "those\n"
@@ -190,7 +192,7 @@ std::vector<OptionSpec> output_specs() {
        "trace of all ranks",
        "Output", &C::profile},
       {"profile-steps", "N", "How many steps that are", "Output",
-       &C::profile_steps},
+       &C::profile_steps, 1},
       {"quiet", "", "Only errors", "Output", &C::quiet},
   };
 }

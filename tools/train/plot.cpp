@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
+#include "format_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -15,9 +15,7 @@ constexpr int kXTicks = 5;
 constexpr int kYTicks = 6;
 
 std::string number(double value, const char* pattern = "%.1f") {
-  char text[64];
-  std::snprintf(text, sizeof(text), pattern, value);
-  return text;
+  return format(pattern, value);
 }
 
 // Maps values linearly onto [0, 1].

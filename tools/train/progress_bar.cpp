@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include "format_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -25,20 +26,17 @@ std::string bytes_text(std::int64_t bytes) {
     number /= 1000;
     ++unit;
   }
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g %s", number, kUnits[unit]);
-  return text;
+  return format("%.3g %s", number, kUnits[unit]);
 }
 
 std::string progress_line(
     const std::string& what, std::int64_t done, std::int64_t all) {
   const auto now = percent(done, all);
   const auto filled = static_cast<std::size_t>(now * kWidth / 100);
-  char number[8];
-  std::snprintf(number, sizeof number, "%3d", static_cast<int>(now));
   return what + " [" + std::string(filled, '#') +
-      std::string(kWidth - filled, ' ') + "] " + number + " %  " +
-      bytes_text(done) + " of " + bytes_text(all);
+      std::string(kWidth - filled, ' ') +
+      format("] %3d %%  ", static_cast<int>(now)) + bytes_text(done) + " of " +
+      bytes_text(all);
 }
 
 std::function<void(std::int64_t done, std::int64_t all)> progress_bar(

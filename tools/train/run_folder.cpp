@@ -83,10 +83,7 @@ std::string metrics_line(const StepMetrics& record) {
   }
   json["step_s"] = record.step_s;
   json["tokens_per_s"] = record.tokens_per_s;
-  json["mfu"] = nullptr;
-  if (record.mfu.has_value()) {
-    json["mfu"] = *record.mfu;
-  }
+  json["mfu"] = record.mfu ? nlohmann::ordered_json(*record.mfu) : nullptr;
   json["rss_bytes"] = record.rss_bytes;
   json["ranks"] = nlohmann::ordered_json::array();
   for (const auto& rank : record.ranks) {

@@ -18,31 +18,25 @@ using Json = nlohmann::json;
 constexpr double kStands_s = 1;
 constexpr std::size_t kFailuresMax = 3;
 
-std::string text_at(const Json& json, const char* key) {
-  return json.at(key).get<std::string>();
-}
-
-double number_at(const Json& json, const char* key) {
-  return json.at(key).get<double>();
-}
-
-std::int64_t whole_at(const Json& json, const char* key) {
-  return json.at(key).get<std::int64_t>();
+template <typename T>
+T at(const Json& json, const char* key) {
+  return json.at(key).get<T>();
 }
 
 std::string place_line(const Json& status) {
-  return "step " + std::to_string(whole_at(status.at("canonical"), "step")) +
-      " committed: " + text_at(status, "stage") + ", epoch " +
-      std::to_string(whole_at(status.at("epoch"), "term")) + "." +
-      std::to_string(whole_at(status.at("epoch"), "number"));
+  return "step " +
+      std::to_string(at<std::int64_t>(status.at("canonical"), "step")) +
+      " committed: " + at<std::string>(status, "stage") + ", epoch " +
+      std::to_string(at<std::int64_t>(status.at("epoch"), "term")) + "." +
+      std::to_string(at<std::int64_t>(status.at("epoch"), "number"));
 }
 
 std::string speed_line(const Json& status) {
   std::string line = format(
       "%.2f steps/s   last commit %s ago   %s samples",
-      number_at(status, "steps_per_s"),
-      format_duration(number_at(status, "since_commit_s")).c_str(),
-      format_rate(number_at(status, "samples")).c_str());
+      at<double>(status, "steps_per_s"),
+      format_duration(at<double>(status, "since_commit_s")).c_str(),
+      format_rate(at<double>(status, "samples")).c_str());
   const auto& effective = status.at("effective_training_time");
   if (!effective.is_null()) {
     line += format("   %.1f %% effective", effective.get<double>() * 100);
@@ -52,30 +46,31 @@ std::string speed_line(const Json& status) {
 
 std::string replica_line(const Json& replica) {
   const auto& held = replica.at("held");
-  const auto state = text_at(replica, "state") +
+  const auto state = at<std::string>(replica, "state") +
       (replica.at("slow").get<bool>() ? ", slow" : "");
   return format(
              "%8lld  %-14s %7s %9s %5lld  ",
-             static_cast<long long>(whole_at(replica, "replica")),
+             static_cast<long long>(at<std::int64_t>(replica, "replica")),
              printable(state, 14).c_str(),
-             format_duration(number_at(replica, "since_s")).c_str(),
-             held.is_null() ? "-"
-                            : std::to_string(whole_at(held, "step")).c_str(),
-             static_cast<long long>(whole_at(replica, "lag"))) +
-      text_at(replica, "activity");
+             format_duration(at<double>(replica, "since_s")).c_str(),
+             held.is_null()
+                 ? "-"
+                 : std::to_string(at<std::int64_t>(held, "step")).c_str(),
+             static_cast<long long>(at<std::int64_t>(replica, "lag"))) +
+      at<std::string>(replica, "activity");
 }
 
 // A line for each rank that stands still, saying for whom it waits.
 void add_waits(const Json& replica, std::vector<std::string>& lines) {
   int rank = 0;
   for (const auto& one : replica.at("ranks")) {
-    const double since_s = number_at(one, "since_s");
+    const double since_s = at<double>(one, "since_s");
     const bool waits = !one.at("waits_for").is_null() && since_s > kStands_s;
-    if (waits || number_at(one, "quiet_s") > 0) {
+    if (waits || at<double>(one, "quiet_s") > 0) {
       lines.push_back(
-          "replica " + std::to_string(whole_at(replica, "replica")) + " rank " +
-          std::to_string(rank) + " " + text_at(one, "does") + ", since " +
-          format_duration(since_s));
+          "replica " + std::to_string(at<std::int64_t>(replica, "replica")) +
+          " rank " + std::to_string(rank) + " " + at<std::string>(one, "does") +
+          ", since " + format_duration(since_s));
     }
     ++rank;
   }
@@ -85,7 +80,7 @@ std::vector<std::string> lines_of(
     const Json& status, const std::string& address) {
   std::vector<std::string> lines = {
       "coordinator " + address, place_line(status), speed_line(status)};
-  const auto complaint = text_at(status, "complaint");
+  const auto complaint = at<std::string>(status, "complaint");
   if (!complaint.empty()) {
     lines.push_back("it decides nothing: " + complaint);
   }
@@ -107,8 +102,9 @@ std::vector<std::string> lines_of(
       break;
     }
     lines.push_back(
-        "failure " + format_duration(number_at(failure, "ago_s")) + " ago: " +
-        text_at(failure, "culprit") + ": " + text_at(failure, "cause"));
+        "failure " + format_duration(at<double>(failure, "ago_s")) +
+        " ago: " + at<std::string>(failure, "culprit") + ": " +
+        at<std::string>(failure, "cause"));
   }
   return lines;
 }
