@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
+#include "base/parse_number.h"
 #include "refuse.h"
 #include "text_file.h"
 #include "train/hugging_face.h"
@@ -78,19 +79,35 @@ void check_section(
   }
 }
 
+// Throws Error for a checkpoint that `sherd train` has not made.
 ModelSource of_checkpoint(
     const std::string& from,
     const std::string& folder,
     const std::string& section) {
   const auto content = checkpoint_content(folder);
-  const auto saved = saved_model(content);
+  const auto value = [&](const char* name) -> const std::string& {
+    const auto found = content.values.find(name);
+    if (found == content.values.end()) {
+      throw Error(
+          content.folder + ": expected a checkpoint of sherd train, found no " +
+          name + " in it");
+    }
+    return found->second;
+  };
+  const auto& vocabulary = value("train.vocabulary");
+  const auto number = parse_number<std::int64_t>(vocabulary);
+  if (!number) {
+    refuse(
+        content.folder, "train.vocabulary, a number", "'" + vocabulary + "'");
+  }
+  const auto config = make_config({}, content.folder, value("train.config"));
   check_section(from, content, section);
   ModelSource source{
       .weights = folder,
       .section = section,
       .folder = tokenizer_folder(folder),
-      .config = saved.config,
-      .vocabulary = saved.vocabulary};
+      .config = config,
+      .vocabulary = *number};
   add_stop_ids(source.folder + "/generation_config.json", source.stop_ids);
   return source;
 }

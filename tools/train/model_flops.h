@@ -9,24 +9,19 @@
 
 #include <cstdint>
 #include <optional>
+#include "train/config.h"
 
 namespace sherd::tools {
 
-struct DecoderShape {
-  // Parameters with which each token is multiplied: all of the model except tables in which rows
-  // are only looked up.
-  std::int64_t parameters = 0;
-  std::int64_t layers = 0;
-  std::int64_t width = 0;     // The number of heads times the size of a head.
-  std::int64_t sequence = 0;  // How many tokens attend to each other.
-};
-
-// The operations of forward and backward, where a multiplication and an addition count as two: 6 *
-// parameters + 12 * layers * width * sequence.
-inline double flops_per_token(const DecoderShape& shape) {
-  return 6.0 * static_cast<double>(shape.parameters) +
-      12.0 * static_cast<double>(shape.layers) *
-      static_cast<double>(shape.width) * static_cast<double>(shape.sequence);
+// The operations of forward and backward for one token, where a multiplication and an addition count
+// as two: 6 * parameters + 12 * layers * attention_width() * sequence. `parameters` are those with
+// which each token is multiplied: all of the model except tables in which rows are only looked up.
+inline double flops_per_token(
+    const TrainConfig& config, std::int64_t parameters) {
+  return 6.0 * static_cast<double>(parameters) +
+      12.0 * static_cast<double>(config.layers) *
+      static_cast<double>(attention_width(config)) *
+      static_cast<double>(config.seq);
 }
 
 // `peak_flops` is that of all ranks together, in operations per second. Nullopt if it is 0, which

@@ -2,19 +2,22 @@
 #include "train/replica_job.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include "generate/model_source.h"
-#include "train/leave_signal_watcher.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
 #include "train/saved_model.h"
@@ -91,6 +94,31 @@ CheckpointState state_of(Trainer& trainer) {
   }
   return state;
 }
+
+// Lets the replica leave when a signal asks for it, even while it waits: for a step that the
+// coordinator does not decide, or for more replicas. It has a thread of its own.
+class LeaveSignalWatcher {
+ public:
+  // REQUIRES: install_signal_handlers() was called; the session outlives this object.
+  explicit LeaveSignalWatcher(ft::ReplicaSession& session)
+      : thread_([this, &session](const std::stop_token& stop) {
+          while (!stop.stop_requested() && request_ == 0) {
+            std::this_thread::sleep_for(kPollInterval);
+            if (const int request = take_signal_request(); request > 0) {
+              request_ = request;
+              session.leave();
+            }
+          }
+        }) {}
+
+  // The last nonzero result of take_signal_request(), or 0.
+  int request() const { return request_; }
+
+ private:
+  static constexpr std::chrono::milliseconds kPollInterval{50};
+  std::atomic<int> request_{0};
+  std::jthread thread_;
+};
 
 class ReplicaJob {
  public:

@@ -33,10 +33,12 @@ TEST(StepMeter, AStepIsNoLongerBusyThanItLasts) {
 }
 
 TEST(ModelFlops, AreThoseOfPalm) {
+  TrainConfig config;
+  config.layers = 2;
+  config.width = 8;
+  config.seq = 16;
   EXPECT_DOUBLE_EQ(
-      flops_per_token(
-          {.parameters = 1000, .layers = 2, .width = 8, .sequence = 16}),
-      6.0 * 1000 + 12.0 * 2 * 8 * 16);
+      flops_per_token(config, 1000), 6.0 * 1000 + 12.0 * 2 * 8 * 16);
 }
 
 TEST(ModelFlops, UtilisationIsAShareAndUnknownWithoutAPeak) {

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +16,6 @@
 #include "generate/load_weights.h"
 #include "parse_arguments.h"
 #include "text_file.h"
-#include "train/command_line.h"
 #include "train/config.h"
 #include "train/initial_model.h"
 #include "train/model_options.h"
@@ -27,6 +27,70 @@ namespace sherd::tools {
 namespace {
 
 constexpr std::int64_t kHeaderBytes = 8'000'000;
+constexpr const char* kDescription =
+    "Train a language model on text and watch it learn.\n"
+    "\n"
+    "Without options: 200 steps of a GPT of 6.4 million parameters on the\n"
+    "header files of LibTorch, which are on every machine that has sherd.\n"
+    "Started by `sherd run -n N`, torchrun, srun or mpirun, the ranks train\n"
+    "one model together; alone it trains on this process.";
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  sherd train\n"
+    "  sherd train --data my/texts --steps 1000\n"
+    "  sherd train --model llama --kv-heads 2\n"
+    "  sherd train --plan --layers 24 --width 1024\n"
+    "  sherd run -n 2 -- sherd train --strategy full_shard --budget 16MiB\n"
+    "  sherd train --config runs/20260102-030405/config.json --lr 1e-3\n"
+    "\n"
+    "The run's folder then has config.json, metrics.jsonl (one line a step)\n"
+    "and curve.html, which opens in any browser.";
+
+// What the user wrote, by option name; options that were not given are absent.
+struct CommandLine {
+  std::map<std::string, std::string> flags;
+  std::string config_path;
+  bool plan = false;  // Print what would be trained, and exit.
+};
+
+// The options are those of the table. `line` is filled when `app` parses and must live until then.
+void add_train_options(CLI::App& app, CommandLine& line) {
+  app.description(kDescription);
+  app.footer(kExamples);
+  app.add_option(
+         "--config", line.config_path,
+         "JSON file with these options; flags win over it")
+      ->type_name("FILE");
+  app.add_flag(
+      "--plan", line.plan,
+      "Say what would be trained, with memory and time a step measured in a "
+      "few\n"
+      "steps, and end; nothing is written");
+  for (const auto& row : option_specs()) {
+    const std::string name = row.name;
+    const std::string flag = "--" + name;
+    if (*row.value == '\0') {
+      // --quiet=false counts as -1, and wins over a file that says true.
+      app.add_flag_function(
+             flag,
+             [&line, name](std::int64_t count) {
+               line.flags[name] = count > 0 ? "true" : "false";
+             },
+             row.help)
+          ->group(row.group);
+      continue;
+    }
+    const auto preset = text_of(row, {});
+    app.add_option_function<std::string>(
+           flag,
+           [&line, name](const std::string& text) { line.flags[name] = text; },
+           row.help)
+        ->group(row.group)
+        ->type_name(
+            preset.empty() ? row.value : row.value + (" [" + preset + "]"));
+  }
+}
 
 // The user's options, and the model whose weights the run begins with.
 struct Request {

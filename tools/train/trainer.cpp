@@ -80,11 +80,8 @@ Trainer::Trainer(
       device_(device_of(config_, world)),
       model_(make_model(config_, corpus_->vocabulary(), device_)),
       engine_(*model_, mesh_, config_),
-      flops_per_token_(flops_per_token(
-          {.parameters = multiplied_parameters(*model_),
-           .layers = config_.layers,
-           .width = attention_width(config_),
-           .sequence = config_.seq})),
+      flops_per_token_(
+          flops_per_token(config_, multiplied_parameters(*model_))),
       peak_flops_(peak_flops(world_, config_, device_)) {}
 
 std::int64_t Trainer::last_step() const {
