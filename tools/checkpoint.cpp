@@ -34,6 +34,15 @@ constexpr int kDiffers = 1;
 
 using Json = nlohmann::ordered_json;
 
+// The command line's values.
+struct Arguments {
+  std::string path;
+  std::string to;
+  std::string weights = kModelWeights;
+  bool archives = false;
+  bool json = false;
+};
+
 // Paths and names that are not UTF-8 are printed with U+FFFD.
 void print(const Json& json, int indent = -1) {
   std::puts(
@@ -74,11 +83,11 @@ Json json_of(const CheckpointContent& content) {
   return json;
 }
 
-void inspect(const std::string& path, bool json) {
-  const auto content = checkpoint_content(newest_in(path));
-  if (json) {
+int inspect(const Arguments& given) {
+  const auto content = checkpoint_content(newest_in(given.path));
+  if (given.json) {
     print(json_of(content), 1);
-    return;
+    return 0;
   }
   std::printf(
       "%s: step %lld, saved by %s, %lld files, %s\n", content.folder.c_str(),
@@ -94,32 +103,43 @@ void inspect(const std::string& path, bool json) {
         shown(tensor.name).c_str(), tensor.dtype.c_str(),
         text_of(tensor.shape).c_str());
   }
+  return 0;
 }
 
-void verify(const std::string& path, bool json) {
-  const auto folder = newest_in(path);
+int verify(const Arguments& given) {
+  const auto folder = newest_in(given.path);
   const auto bytes = verify_checkpoint(folder, progress_bar("verify"));
-  if (json) {
+  if (given.json) {
     print(Json({{"folder", folder}, {"bytes", bytes}}));
   } else {
     std::printf(
         "%s: complete, %s of tensors as they were saved\n", folder.c_str(),
         bytes_text(bytes).c_str());
   }
+  return 0;
 }
 
-void merge(
-    const std::string& path, const std::string& to, bool archives, bool json) {
-  const auto folder = newest_in(path);
-  const auto files = merge_checkpoint(
-      folder, to, {.archives = archives, .progress = progress_bar("merge")});
+// What a command has written from the checkpoint in `folder`.
+int print_files(
+    const std::string& folder,
+    const std::vector<std::string>& files,
+    bool json) {
   if (json) {
     print(Json({{"folder", folder}, {"files", files}}));
-    return;
+    return 0;
   }
   for (const auto& file : files) {
     std::printf("%s\n", file.c_str());
   }
+  return 0;
+}
+
+int merge(const Arguments& given) {
+  const auto folder = newest_in(given.path);
+  const auto files = merge_checkpoint(
+      folder, given.to,
+      {.archives = given.archives, .progress = progress_bar("merge")});
+  return print_files(folder, files, given.json);
 }
 
 Json json_of(const CheckpointDifference& found) {
@@ -177,10 +197,10 @@ void print(const CheckpointDifference& found) {
 }
 
 // Returns exit statuses like diff(1): 0 for no difference, 1 for some.
-int diff(const std::string& first, const std::string& second, bool json) {
+int diff(const Arguments& given) {
   const auto found = compare_checkpoints(
-      newest_in(first), newest_in(second), progress_bar("diff"));
-  if (json) {
+      newest_in(given.path), newest_in(given.to), progress_bar("diff"));
+  if (given.json) {
     print(json_of(found), 1);
   } else {
     print(found);
@@ -190,15 +210,11 @@ int diff(const std::string& first, const std::string& second, bool json) {
 }
 
 // Written as transformers' from_pretrained() reads it.
-void export_to(
-    const std::string& path,
-    const std::string& to,
-    const std::string& weights,
-    bool json) {
-  const auto source = find_model(path, weights);
+int export_model(const Arguments& given) {
+  const auto source = find_model(given.path, given.weights);
   if (!source.files.empty()) {
     throw Error(
-        path +
+        given.path +
         ": expected a run or checkpoint of sherd train, found a Hugging "
         "Face model");
   }
@@ -206,26 +222,21 @@ void export_to(
   const auto description =
       hugging_face_config(source.config, source.vocabulary);
   auto files = merge_checkpoint(
-      source.weights, to,
+      source.weights, given.to,
       {.section = source.section,
        .rename =
            [&](const std::string& name) {
              return hugging_face_name(source.config, name);
            },
        .progress = progress_bar("export")});
-  const auto merged = std::exchange(files.front(), to + "/model.safetensors");
+  const auto merged =
+      std::exchange(files.front(), given.to + "/model.safetensors");
   std::filesystem::rename(merged, files.front());
-  files.push_back(to + "/config.json");
+  files.push_back(given.to + "/config.json");
   replace_file(files.back(), description).throw_if_failed();
-  const auto copied = data::copy_tokenizer(source.folder, to);
+  const auto copied = data::copy_tokenizer(source.folder, given.to);
   files.insert(files.end(), copied.begin(), copied.end());
-  if (json) {
-    print(Json({{"folder", source.weights}, {"files", files}}));
-    return;
-  }
-  for (const auto& file : files) {
-    std::printf("%s\n", file.c_str());
-  }
+  return print_files(source.weights, files, given.json);
 }
 
 // Throws Error if the folder has a run, whose files would be replaced.
@@ -241,7 +252,9 @@ void expect_no_run(const std::string& folder) {
 }
 
 // Read as transformers' save_pretrained() writes it.
-void import_from(const std::string& from, const std::string& run, bool json) {
+int import_model(const Arguments& given) {
+  const auto& from = given.path;
+  const auto& run = given.to;
   const auto source = find_model(from);
   if (source.files.empty()) {
     throw Error(
@@ -262,24 +275,16 @@ void import_from(const std::string& from, const std::string& run, bool json) {
        .progress = progress_bar("import")});
   replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
   data::copy_tokenizer(from, run);
-  if (json) {
+  if (given.json) {
     print(Json({{"run", run}, {"tensors", names.size()}}));
-    return;
+    return 0;
   }
   std::printf(
       "%s: %zu tensors; train on with\n"
       "sherd train --config %s/config.json --data PATH\n",
       run.c_str(), names.size(), run.c_str());
+  return 0;
 }
-
-// The command line's values.
-struct Arguments {
-  std::string path;
-  std::string to;
-  std::string weights = kModelWeights;
-  bool archives = false;
-  bool json = false;
-};
 
 constexpr const char* kPathHelp =
     "A checkpoint, or a run: the newest one in it";
@@ -292,26 +297,18 @@ void add_readers(CLI::App& app, Arguments& given, Commands& commands) {
   auto* inspect_app =
       app.add_subcommand("inspect", "What is in it: step, values, tensors");
   inspect_app->add_option("PATH", given.path, kPathHelp)->required();
-  commands[inspect_app] = [](const Arguments& all) {
-    inspect(all.path, all.json);
-    return 0;
-  };
+  commands[inspect_app] = inspect;
   auto* verify_app =
       app.add_subcommand("verify", "Read all of it and compare checksums");
   verify_app->add_option("PATH", given.path, kPathHelp)->required();
-  commands[verify_app] = [](const Arguments& all) {
-    verify(all.path, all.json);
-    return 0;
-  };
+  commands[verify_app] = verify;
   auto* diff_app = app.add_subcommand(
       "diff",
       "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
       "0: in nothing; 1: in something; 2: they could not be compared");
   diff_app->add_option("PATH", given.path, kPathHelp)->required();
   diff_app->add_option("OTHER", given.to, kPathHelp)->required();
-  commands[diff_app] = [](const Arguments& all) {
-    return diff(all.path, all.to, all.json);
-  };
+  commands[diff_app] = diff;
 }
 
 void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
@@ -325,10 +322,7 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
       "--torch", given.archives,
       "FOLDER/model.pt instead, for torch::load() into a module of these "
       "names");
-  commands[merge_app] = [](const Arguments& all) {
-    merge(all.path, all.to, all.archives, all.json);
-    return 0;
-  };
+  commands[merge_app] = merge;
   auto* export_app = app.add_subcommand(
       "export",
       "Write the model of a run of `sherd train` as Hugging Face's "
@@ -339,10 +333,7 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
   export_app->add_option("FOLDER", given.to, "New, or empty")->required();
   export_app->add_option("--weights", given.weights, kWeightsHelp)
       ->type_name("NAME [model]");
-  commands[export_app] = [](const Arguments& all) {
-    export_to(all.path, all.to, all.weights, all.json);
-    return 0;
-  };
+  commands[export_app] = export_model;
   auto* import_app = app.add_subcommand(
       "import",
       "Make a run of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 that "
@@ -351,10 +342,7 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
   import_app->add_option("FOLDER", given.path, "Of config.json and safetensors")
       ->required();
   import_app->add_option("RUN", given.to, "The run's folder")->required();
-  commands[import_app] = [](const Arguments& all) {
-    import_from(all.path, all.to, all.json);
-    return 0;
-  };
+  commands[import_app] = import_model;
 }
 
 int checkpoint_command(int argc, char** argv) {
@@ -388,6 +376,5 @@ int checkpoint_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::checkpoint_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::checkpoint_command);
 }

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/parent_folder.h"
 #include "data/prepare.h"
+#include "option_adder.h"
 #include "parse_arguments.h"
 #include "tool_main.h"
 
@@ -135,46 +136,26 @@ void verify(const std::string& path) {
 void add_prepare(CLI::App& app, PrepareOptions& options) {
   auto* command =
       app.add_subcommand("prepare", "Turn text into a folder of tokens");
-  command->add_option("inputs", options.inputs, "Files and folders of text")
-      ->required()
-      ->type_name("PATH");
-  command
-      ->add_option(
-          "--tokenizer", options.tokenizer,
-          "Folder with a tokenizer.json, or 'bytes'")
-      ->required()
-      ->type_name("FOLDER");
-  command->add_option("--out", options.out, "Folder to make")
-      ->required()
-      ->type_name("FOLDER");
-  command
-      ->add_option(
-          "--documents", options.documents.format,
-          "What a document is: file, line, paragraph, jsonl (a line of JSON), "
-          "or auto, which is jsonl for .jsonl and .ndjson and file for others; "
-          "of .parquet files it is always a row")
-      ->type_name("KIND [auto]");
-  command
-      ->add_option(
-          "--field,--column", options.documents.field,
-          "Field of a JSON line, or column of a Parquet file, that is the "
-          "text")
-      ->type_name("NAME [text]");
-  command
-      ->add_option(
-          "--python", options.documents.python,
-          "Python with pyarrow, which reads Parquet files")
-      ->type_name("PROGRAM [python3]");
-  command
-      ->add_option(
-          "--eos", options.eos,
-          "Token at the end of each document, instead of the tokenizer's own")
-      ->type_name("TOKEN");
-  command
-      ->add_option(
-          "--validation", options.validation,
-          "Share of the documents that is kept to validate on")
-      ->type_name("SHARE [0]");
+  const auto add = option_adder(command);
+  add("inputs", options.inputs, "PATH", "Files and folders of text")
+      ->required();
+  add("--tokenizer", options.tokenizer, "FOLDER",
+      "Folder with a tokenizer.json, or 'bytes'")
+      ->required();
+  add("--out", options.out, "FOLDER", "Folder to make")->required();
+  add("--documents", options.documents.format, "KIND [auto]",
+      "What a document is: file, line, paragraph, jsonl (a line of JSON), "
+      "or auto, which is jsonl for .jsonl and .ndjson and file for others; "
+      "of .parquet files it is always a row");
+  add("--field,--column", options.documents.field, "NAME [text]",
+      "Field of a JSON line, or column of a Parquet file, that is the "
+      "text");
+  add("--python", options.documents.python, "PROGRAM [python3]",
+      "Python with pyarrow, which reads Parquet files");
+  add("--eos", options.eos, "TOKEN",
+      "Token at the end of each document, instead of the tokenizer's own");
+  add("--validation", options.validation, "SHARE [0]",
+      "Share of the documents that is kept to validate on");
   command->callback([&options] { prepare_and_print(options); });
 }
 
@@ -186,12 +167,11 @@ int data_command(int argc, char** argv) {
   ShowOptions shown;
   auto* show_command = app.add_subcommand(
       "show", "Print documents of a token file as lines of JSON");
+  const auto add_shown = option_adder(show_command);
   show_command->add_option("path", shown.path, "Prepared folder or token file")
       ->required();
-  show_command->add_option("--first", shown.first, "Number of the first one")
-      ->type_name("N [0]");
-  show_command->add_option("--count", shown.count, "How many")
-      ->type_name("N [1]");
+  add_shown("--first", shown.first, "N [0]", "Number of the first one");
+  add_shown("--count", shown.count, "N [1]", "How many");
   show_command->callback([&] { show(shown); });
   std::string verified;
   auto* verify_command = app.add_subcommand(
@@ -207,6 +187,5 @@ int data_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::data_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::data_command);
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <CLI/CLI.hpp>
 #include <sherd/launch/launch.h>
+#include "option_adder.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -20,14 +21,10 @@ CLI::App* add_request(
     const std::string& description,
     ReplicaArguments& arguments) {
   CLI::App* request = replica_app.add_subcommand(name, description);
-  request->add_option("replica", arguments.replica, "Its number, from 0")
-      ->type_name("N")
-      ->required();
-  request
-      ->add_option(
-          "--control", arguments.control,
-          "The socket that `sherd run --control` made")
-      ->type_name("PATH")
+  const auto add = option_adder(request);
+  add("replica", arguments.replica, "N", "Its number, from 0")->required();
+  add("--control", arguments.control, "PATH",
+      "The socket that `sherd run --control` made")
       ->required();
   return request;
 }

@@ -13,6 +13,7 @@
 #include <sherd/launch/launch.h>
 #include "coordinator_flags.h"
 #include "exec_program.h"
+#include "option_adder.h"
 #include "subcommand.h"
 
 namespace sherd::tools {
@@ -217,8 +218,7 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "and a coordinator for them");
   const auto add = [&](const char* name, auto& value, const char* type,
                        const char* description) {
-    return run_app.add_option(name, value, description)
-        ->type_name(type)
+    return option_adder(&run_app)(name, value, type, description)
         ->needs(on)
         ->group("With --fault-tolerant");
   };
@@ -273,12 +273,10 @@ void add_secret_options(CLI::App& run_app, RunArguments& arguments) {
   CLI::Option* on = run_app.get_option("--fault-tolerant");
   constexpr const char* kGroup = "With --fault-tolerant";
   CLI::Option* secret =
-      run_app
-          .add_option(
-              "--secret-file", arguments.replicas.secret_file,
-              "The secret that replicas and coordinator share\n"
-              "(a new one, coordinator.secret in --run-dir)")
-          ->type_name("FILE")
+      option_adder(&run_app)(
+          "--secret-file", arguments.replicas.secret_file, "FILE",
+          "The secret that replicas and coordinator share\n"
+          "(a new one, coordinator.secret in --run-dir)")
           ->needs(on)
           ->group(kGroup);
   run_app
@@ -322,37 +320,25 @@ void add_run(
       "run", "Start ranks of a program on this host and watch them");
   run_app->formatter(std::make_shared<RunFormatter>());
   run_app->footer(kRunExamples);
+  const auto add = option_adder(run_app);
   arguments->ranks_given =
-      run_app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
-          ->type_name("N");
+      add("-n,--ranks", arguments->ranks, "N", "Number of ranks");
   add_replica_options(*run_app, *arguments);
   add_secret_options(*run_app, *arguments);
   add_timers(*run_app, *arguments);
-  run_app
-      ->add_option(
-          "--fake-hosts", arguments->launch.fake_hosts,
-          "For tests: let ranks behave as if they were on this\n"
-          "many hosts, which share no memory")
-      ->type_name("N");
-  run_app
-      ->add_option(
-          "--port", arguments->launch.port,
-          "The port on which rank 0 listens (a free one)")
-      ->type_name("PORT");
-  run_app
-      ->add_option(
-          "--log-dir", arguments->launch.log_dir,
-          "Write the output of each rank to a file,\n"
-          "DIR/rank-0.log and so on; logs of an earlier run in\n"
-          "DIR are replaced")
-      ->type_name("DIR");
-  run_app
-      ->add_option(
-          "--flight-dir", arguments->flight_folder,
-          "When ranks fail, or get SIGUSR2, each writes what its\n"
-          "exchanges did last to DIR/rank-N.json, replicas to\n"
-          "DIR/replica-M, for `sherd trace flight DIR`")
-      ->type_name("DIR");
+  add("--fake-hosts", arguments->launch.fake_hosts, "N",
+      "For tests: let ranks behave as if they were on this\n"
+      "many hosts, which share no memory");
+  add("--port", arguments->launch.port, "PORT",
+      "The port on which rank 0 listens (a free one)");
+  add("--log-dir", arguments->launch.log_dir, "DIR",
+      "Write the output of each rank to a file,\n"
+      "DIR/rank-0.log and so on; logs of an earlier run in\n"
+      "DIR are replaced");
+  add("--flight-dir", arguments->flight_folder, "DIR",
+      "When ranks fail, or get SIGUSR2, each writes what its\n"
+      "exchanges did last to DIR/rank-N.json, replicas to\n"
+      "DIR/replica-M, for `sherd trace flight DIR`");
   run_app->add_flag(
       "--no-prefix", arguments->no_prefix,
       "Show lines without the number of the rank");
@@ -363,13 +349,10 @@ void add_run(
       "--no-bind", arguments->no_bind,
       "Let every rank use every core; by default each rank\n"
       "gets its own cores if there are enough");
-  run_app
-      ->add_option(
-          "--grace", arguments->grace_seconds,
-          "How long ranks may continue after Ctrl-C or SIGTERM\n"
-          "before they are killed (30)")
-      ->check(check_seconds)
-      ->type_name("SECONDS");
+  add("--grace", arguments->grace_seconds, "SECONDS",
+      "How long ranks may continue after Ctrl-C or SIGTERM\n"
+      "before they are killed (30)")
+      ->check(check_seconds);
   run_app->callback(
       [arguments, &program, &status] { status = run(*arguments, program); });
 }

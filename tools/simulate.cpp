@@ -235,6 +235,5 @@ int simulate_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::simulate_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::simulate_command);
 }

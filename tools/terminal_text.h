@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The size of the terminal, and texts from others that are safe for it. Thread rule: any thread.
+// The size of the terminal, and texts that are printed at once, or safe for it. Thread rule: any thread.
 #pragma once
 
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cstdio>
 #include <string>
 
 namespace sherd::tools {
@@ -22,6 +23,12 @@ inline TerminalSize terminal_size() {
       ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? TerminalSize{.columns = size.ws_col, .rows = size.ws_row}
                : TerminalSize{};
+}
+
+// Prints on stdout, without waiting for more.
+inline void print_at_once(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
 }
 
 // The text with "?" in place of characters that a terminal would obey, such as escape sequences.

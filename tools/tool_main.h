@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdio>
-#include <functional>
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 
@@ -20,10 +19,10 @@ inline void expect_printed() {
   }
 }
 
-// run_main(), which fails also if the output could not be written.
-inline int tool_main(int argc, char** argv, const std::function<int()>& body) {
+// run_main() with a command, which fails also if the output could not be written.
+inline int tool_main(int argc, char** argv, int (*command)(int, char**)) {
   return run_main(argc, argv, [&] {
-    const int status = body();
+    const int status = command(argc, argv);
     expect_printed();
     return status;
   });

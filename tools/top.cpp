@@ -104,19 +104,14 @@ std::string frame(std::string target, const Screen& room) {
   return status_text(target, room);
 }
 
-void show(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 void run(const TopArguments& arguments) {
   auto text = frame(arguments.target, screen());
   if (arguments.once || ::isatty(STDOUT_FILENO) == 0) {
-    show(text);
+    print_at_once(text);
     return;
   }
   for (;;) {
-    show(kHome + std::string(kEraseBelow) + text);
+    print_at_once(kHome + std::string(kEraseBelow) + text);
     std::this_thread::sleep_for(kRedrawInterval);
     try {
       text = frame(arguments.target, screen());

@@ -95,6 +95,5 @@ int trace_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::trace_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::trace_command);
 }

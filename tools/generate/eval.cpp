@@ -20,6 +20,7 @@
 #include "generate/model_source.h"
 #include "generate/model_tokens.h"
 #include "generate/scoring.h"
+#include "option_adder.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "tool_main.h"
@@ -38,22 +39,17 @@ struct Arguments {
 
 void add_options(CLI::App& app, Arguments& given) {
   add_model_flags(app, given.model);
-  app.add_option(
-         "--data", given.data,
-         "Texts, token files of `sherd data prepare` or .bin of uint16 ids:\n"
-         "print loss and perplexity of each and of all together")
-      ->type_name("FILE...");
-  app.add_option(
-         "--choices", given.choices,
-         "Tasks, one a line: {\"prompt\": TEXT, \"choices\": [TEXT, ...],\n"
-         "\"answer\": INDEX}. Print how often the right choice has the "
-         "highest\n"
-         "mean log likelihood of its tokens")
-      ->type_name("FILE.jsonl");
-  app.add_option(
-         "--seq", given.seq,
-         "Tokens of --data that the model sees at a time; 0: all it can")
-      ->type_name("N [0]");
+  const auto add = option_adder(&app);
+  add("--data", given.data, "FILE...",
+      "Texts, token files of `sherd data prepare` or .bin of uint16 ids:\n"
+      "print loss and perplexity of each and of all together");
+  add("--choices", given.choices, "FILE.jsonl",
+      "Tasks, one a line: {\"prompt\": TEXT, \"choices\": [TEXT, ...],\n"
+      "\"answer\": INDEX}. Print how often the right choice has the "
+      "highest\n"
+      "mean log likelihood of its tokens");
+  add("--seq", given.seq, "N [0]",
+      "Tokens of --data that the model sees at a time; 0: all it can");
   app.footer(
       "Examples:\n"
       "  sherd eval --from runs/20260102-030405 --data my/test.txt more.txt\n"
@@ -292,6 +288,5 @@ int eval_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::eval_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::eval_command);
 }

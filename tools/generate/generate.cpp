@@ -17,6 +17,7 @@
 #include "generate/model_source.h"
 #include "generate/model_tokens.h"
 #include "generate/text_stream.h"
+#include "option_adder.h"
 #include "parse_arguments.h"
 #include "terminal_text.h"
 #include "tool_main.h"
@@ -33,28 +34,18 @@ struct Arguments {
 void add_options(CLI::App& app, Arguments& given) {
   auto& options = given.options;
   add_model_flags(app, given.model);
-  app.add_option("--prompt", given.prompt, "The text to go on with")
-      ->required()
-      ->type_name("TEXT");
-  app.add_option(
-         "--tokens", options.tokens,
-         "How many to add, fewer where the model ends the text")
-      ->type_name("N [100]");
-  app.add_option(
-         "--temperature", options.temperature,
-         "0: always the likeliest token; higher: more variety")
-      ->type_name("X [0.8]");
-  app.add_option(
-         "--top-k", options.top_k,
-         "Draw from so many of the likeliest tokens; 0: all")
-      ->type_name("N [0]");
-  app.add_option(
-         "--top-p", options.top_p,
-         "Draw from the fewest of the likeliest tokens that together have\n"
-         "this probability")
-      ->type_name("P [1.0]");
-  app.add_option("--seed", options.seed, "For drawing tokens")
-      ->type_name("N [0]");
+  const auto add = option_adder(&app);
+  add("--prompt", given.prompt, "TEXT", "The text to go on with")->required();
+  add("--tokens", options.tokens, "N [100]",
+      "How many to add, fewer where the model ends the text");
+  add("--temperature", options.temperature, "X [0.8]",
+      "0: always the likeliest token; higher: more variety");
+  add("--top-k", options.top_k, "N [0]",
+      "Draw from so many of the likeliest tokens; 0: all");
+  add("--top-p", options.top_p, "P [1.0]",
+      "Draw from the fewest of the likeliest tokens that together have\n"
+      "this probability");
+  add("--seed", options.seed, "N [0]", "For drawing tokens");
   app.footer(
       "Examples:\n"
       "  sherd generate --from runs/20260102-030405 --prompt 'The sea'\n"
@@ -78,9 +69,7 @@ std::vector<std::int64_t> prompt_ids(
 
 void print(const std::string& text) {
   static const bool terminal = ::isatty(STDOUT_FILENO) == 1;
-  const auto shown = terminal ? printable_on_terminal(text) : text;
-  std::fwrite(shown.data(), 1, shown.size(), stdout);
-  std::fflush(stdout);
+  print_at_once(terminal ? printable_on_terminal(text) : text);
 }
 
 // The text of the tokens. Rank 0 prints it as it comes or, with --json, at the end.
@@ -189,6 +178,5 @@ int generate_command(int argc, char** argv) {
 }  // namespace sherd::tools
 
 int main(int argc, char** argv) {
-  return sherd::tools::tool_main(
-      argc, argv, [&] { return sherd::tools::generate_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::tools::generate_command);
 }

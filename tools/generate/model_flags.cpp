@@ -3,22 +3,19 @@
 
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
+#include "option_adder.h"
 
 namespace sherd::tools {
 
 void add_model_flags(CLI::App& app, ModelFlags& flags) {
-  app.add_option(
-         "--from", flags.from,
-         "The model: a run or checkpoint of `sherd train`, or a folder with\n"
-         "config.json and model.safetensors of a Hugging Face model")
-      ->required()
-      ->type_name("PATH");
-  app.add_option("--weights", flags.weights, kWeightsHelp)
-      ->type_name("NAME [model]");
-  app.add_option(
-         "--dtype", flags.dtype,
-         "Of weights and arithmetic: fp32 or bf16, which takes half the memory")
-      ->type_name("NAME [fp32]");
+  const auto add = option_adder(&app);
+  add("--from", flags.from, "PATH",
+      "The model: a run or checkpoint of `sherd train`, or a folder with\n"
+      "config.json and model.safetensors of a Hugging Face model")
+      ->required();
+  add("--weights", flags.weights, "NAME [model]", kWeightsHelp);
+  add("--dtype", flags.dtype, "NAME [fp32]",
+      "Of weights and arithmetic: fp32 or bf16, which takes half the memory");
   app.add_flag("--json", flags.json, "Print one JSON object");
 }
 

@@ -2,10 +2,10 @@
 #include "train/plan_job.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 #include "base/resident_memory.h"
+#include "terminal_text.h"
 #include "train/step_meter.h"
 #include "train/training_plan.h"
 
@@ -76,9 +76,7 @@ int print_plan(Trainer& trainer) {
     plan.limits = suggest(report);
   }
   if (trainer.leads()) {
-    const auto text = plan_text(plan);
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    print_at_once(plan_text(plan));
   }
   trainer.close();
   return 0;

@@ -20,11 +20,6 @@
 namespace sherd::tools {
 namespace {
 
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
 // For the config.json of a run, which may be read from another working directory, or be moved.
 TrainConfig movable_config(TrainConfig config, const std::string& run) {
   config.run = run;          // Relative to the file.
@@ -107,7 +102,7 @@ std::map<std::string, std::string> RunReport::about() const {
 
 void RunReport::say(const std::string& line) {
   if (trainer_.leads() && !trainer_.config().quiet) {
-    print(progress_.finish() + line + "\n");
+    print_at_once(progress_.finish() + line + "\n");
   }
 }
 
@@ -128,7 +123,7 @@ void RunReport::add(StepMetrics record) {
   const auto last = trainer_.last_step();
   const double done = static_cast<double>(record.step - first_);
   const double per_step_s = (seconds(SteadyClock().now()) - start_s_) / done;
-  print(progress_.update(
+  print_at_once(progress_.update(
       {.step = record.step,
        .steps = last,
        .loss = record.loss,
