@@ -5,14 +5,13 @@
 #pragma once
 
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <sstream>
 #include <string>
-#include <system_error>
 #include <sherd/ft/coordinator.h>
+#include "base/parse_number.h"
 
 namespace sherd::tools {
 
@@ -35,10 +34,7 @@ inline std::string check_positive_seconds(const std::string& text) {
 }
 
 inline std::string check_count(const std::string& text) {
-  std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end && value > 0
+  return parse_number<std::int64_t>(text).value_or(0) > 0
       ? ""
       : "expected a number from 1 on, found " + text;
 }

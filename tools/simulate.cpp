@@ -9,9 +9,7 @@
 #include <sherd/base/error.h>
 #include "option_adder.h"
 #include "parse_arguments.h"
-#include "simulate/simulation_json.h"
-#include "simulate/simulation_page.h"
-#include "simulate/simulation_table.h"
+#include "simulate/simulation_reports.h"
 #include "tool_main.h"
 
 namespace sherd::tools {

@@ -6,7 +6,7 @@
 #include "ft/coordinator/failure_detector.h"
 #include "ft/protocol/coordinator.h"
 #include "sim/failures.h"
-#include "sim/report.h"
+#include "sim/runs.h"
 
 namespace sherd::sim {
 namespace {

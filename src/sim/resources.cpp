@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "ft/replica/rank_messages.h"
 #include "ft/wire/codec.h"
-#include "sim/report.h"
+#include "sim/runs.h"
 
 namespace sherd::sim {
 namespace {
@@ -64,14 +65,17 @@ ControlTraffic traffic_of(
       per_s(sent.views(), sent.answer_bytes());
   const auto count = options.gpus / options.replicas;
   const auto ranks = static_cast<double>(count);
-  const auto rank = rank_traffic(options.replicas, static_cast<int>(count));
+  const auto step = rank_flow_of_step(options.replicas);
+  const double heartbeats_per_s =
+      1 / seconds(ft::rank_heartbeat_interval(static_cast<int>(count)));
   const double steps_per_s = static_cast<double>(run.commits) / s;
-  traffic.leader_messages_per_s =
-      ranks * (rank.messages_per_step * steps_per_s + rank.heartbeats_per_s) +
+  traffic.leader_messages_per_s = ranks *
+          (static_cast<double>(step.messages) * steps_per_s +
+           heartbeats_per_s) +
       traffic.coordinator_messages_per_s / options.replicas;
   traffic.leader_bytes_per_s = ranks *
-          (rank.bytes_per_step * steps_per_s +
-           rank.heartbeats_per_s * rank.bytes_per_heartbeat) +
+          (static_cast<double>(step.bytes) * steps_per_s +
+           heartbeats_per_s * static_cast<double>(rank_heartbeat_bytes())) +
       (traffic.coordinator_in_bytes_per_s +
        traffic.coordinator_out_bytes_per_s) /
           options.replicas;

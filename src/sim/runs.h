@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One simulated run under each policy. Thread rule: pure functions.
+// One simulated run under each policy, its assumptions, and the cost of controlling it. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -40,5 +40,14 @@ RunOutcome run_sherd(const SimulationOptions& options, std::uint64_t seed);
 
 // How long the survivors of a failure stand still with torchft's default settings.
 Duration torchft_stall(FailureKind kind);
+
+// Every number on which the result depends, with its source.
+std::vector<Assumption> assumptions_of(const SimulationOptions& options);
+
+// Fills `traffic` and `resources`, if the run had a coordinator.
+void add_traffic(
+    const SimulationOptions& options,
+    const RunOutcome& run,
+    SimulationResult& result);
 
 }  // namespace sherd::sim

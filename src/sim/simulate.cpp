@@ -10,7 +10,6 @@
 
 #include "base/check.h"
 #include "ft/wire/codec.h"
-#include "sim/report.h"
 #include "sim/runs.h"
 
 namespace sherd::sim {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/record_codec.h"
@@ -115,25 +114,24 @@ void Traffic::record(const ft::Record& record, std::int64_t times) {
   members_ = ft::members_after(record, members_);
 }
 
-RankTraffic rank_traffic(int replicas, int ranks) {
+Flow rank_flow_of_step(int replicas) {
   ft::ReduceTask reduce;
   reduce.weights.assign(static_cast<std::size_t>(replicas), 1.0);
   ft::ComputeTask compute;
   compute.samples.resize(1);
-  RankTraffic traffic;
-  const auto add = [&](const std::string& bytes) {
-    traffic.messages_per_step += 1;
-    traffic.bytes_per_step += static_cast<double>(framed(bytes));
-  };
-  add(ft::bytes_of(ft::RankTask(compute)));
-  add(ft::bytes_of(ft::RankTask(reduce)));
-  add(ft::bytes_of(ft::RankTask(ft::ApplyTask())));
-  add(ft::bytes_of(ft::RankEvent(ft::ReducedEvent())));
-  add(ft::bytes_of(ft::RankEvent(ft::AppliedEvent())));
-  traffic.heartbeats_per_s = 1 / seconds(ft::rank_heartbeat_interval(ranks));
-  traffic.bytes_per_heartbeat = static_cast<double>(
-      framed(ft::bytes_of(ft::RankEvent(usual_progress()))));
-  return traffic;
+  Flow flow;
+  for (const auto& bytes :
+       {ft::bytes_of(ft::RankTask(compute)), ft::bytes_of(ft::RankTask(reduce)),
+        ft::bytes_of(ft::RankTask(ft::ApplyTask())),
+        ft::bytes_of(ft::RankEvent(ft::ReducedEvent())),
+        ft::bytes_of(ft::RankEvent(ft::AppliedEvent()))}) {
+    flow.add(framed(bytes), 1);
+  }
+  return flow;
+}
+
+std::uint64_t rank_heartbeat_bytes() {
+  return framed(ft::bytes_of(ft::RankEvent(usual_progress())));
 }
 
 }  // namespace sherd::sim

@@ -76,13 +76,8 @@ class Traffic {
   std::uint64_t report_bytes_max_ = 0;
 };
 
-// What one leader and one of its ranks send each other.
-struct RankTraffic {
-  double messages_per_step = 0;
-  double bytes_per_step = 0;
-  double heartbeats_per_s = 0;
-  double bytes_per_heartbeat = 0;
-};
-RankTraffic rank_traffic(int replicas, int ranks);
+// What one leader and one of its ranks send each other in a step, and the size of a rank's heartbeat.
+Flow rank_flow_of_step(int replicas);
+std::uint64_t rank_heartbeat_bytes();
 
 }  // namespace sherd::sim

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "simulate/simulation_page.h"
+#include "simulate/simulation_reports.h"
 
 #include <algorithm>
 #include <array>

@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include "simulate/simulation_page.h"
-#include "simulate/simulation_table.h"
+#include "simulate/simulation_reports.h"
 
 namespace sherd::tools {
 namespace {
