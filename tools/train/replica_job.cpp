@@ -124,8 +124,9 @@ class ReplicaJob {
  public:
   explicit ReplicaJob(Trainer& trainer)
       : trainer_(trainer),
-        report_(trainer, "samples as told"),
         options_(session_options(trainer.config())),
+        folder_("replica-" + std::to_string(options_.replica)),
+        report_(trainer, "samples as told", folder_),
         checkpoints_(make_checkpoints(trainer, state_of(trainer))) {
     if (checkpoints_) {
       options_.held = checkpoints_->load();
@@ -208,11 +209,9 @@ class ReplicaJob {
 
   void open_report(std::int64_t first) {
     const auto run = trainer_.run_path();
-    const auto folder = "replica-" + std::to_string(options_.replica);
-    std::filesystem::create_directories(run + "/" + folder);
-    write_flight_records(trainer_.world(), run + "/" + folder);
-    report_.open(
-        {.run = run, .folder = folder, .first = first, .goes_on = true});
+    std::filesystem::create_directories(run + "/" + folder_);
+    write_flight_records(trainer_.world(), run + "/" + folder_);
+    report_.open(run, first);
   }
 
   // Nullopt if the step was not made, or was made by others.
@@ -240,8 +239,9 @@ class ReplicaJob {
   }
 
   Trainer& trainer_;
-  RunReport report_;
   ft::SessionOptions options_;
+  const std::string folder_;  // Inside the run's.
+  RunReport report_;
   std::unique_ptr<ft::ReplicaCheckpoints> checkpoints_;
   StepMetrics update_;  // The results of the last update.
 };

@@ -41,25 +41,26 @@ ProgressStyle style_of(const Trainer& trainer) {
 
 }  // namespace
 
-RunReport::RunReport(const Trainer& trainer, std::string batch)
+RunReport::RunReport(
+    const Trainer& trainer, std::string batch, std::string subfolder)
     : trainer_(trainer),
       batch_(std::move(batch)),
+      subfolder_(std::move(subfolder)),
       progress_(style_of(trainer)) {}
 
-void RunReport::open(const RunStart& start) {
-  first_ = start.first;
+void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
+  first_ = made.value_or(0);
   start_s_ = seconds(SteadyClock().now());
   if (!trainer_.leads()) {
     return;
   }
-  const bool inside = !start.folder.empty();
-  const auto path = inside ? start.run + "/" + start.folder : start.run;
+  const bool inside = !subfolder_.empty();
+  const auto path = inside ? run + "/" + subfolder_ : run;
   const auto config =
       to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
-  folder_ = start.goes_on
-      ? std::make_unique<RunFolder>(path, config, start.first)
-      : std::make_unique<RunFolder>(path, config);
-  run_ = start.run;
+  folder_ = made ? std::make_unique<RunFolder>(path, config, first_)
+                 : std::make_unique<RunFolder>(path, config);
+  run_ = run;
   copy_tokenizer();
   const auto& corpus = trainer_.corpus();
   say("data   " + corpus.path() + ": " + std::to_string(corpus.tokens()) +
@@ -68,11 +69,11 @@ void RunReport::open(const RunStart& start) {
       std::to_string(trainer_.parameter_count()) + " parameters; " +
       counted(trainer_.world().size(), "rank") + ", " + batch_text());
   say("run    " + path);
-  if (!trainer_.config().init_from.empty() && start.first == 0) {
+  if (!trainer_.config().init_from.empty() && first_ == 0) {
     say("weights of " + trainer_.config().init_from);
   }
-  if (start.first > 0) {
-    say("goes on behind step " + std::to_string(start.first));
+  if (first_ > 0) {
+    say("goes on behind step " + std::to_string(first_));
   }
 }
 

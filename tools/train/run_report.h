@@ -17,22 +17,16 @@
 
 namespace sherd::tools {
 
-struct RunStart {
-  std::string run = {};  // The run's folder.
-  // The report's folder inside the run's; "" is the run's folder.
-  // How many steps were made before.
-  std::string folder = {};
-  std::int64_t first = 0;
-  bool goes_on = false;  // Whether the folder may exist.
-};
-
 class RunReport {
  public:
-  // `batch` says how many sequences a step has: "batch 12". The trainer must outlive this object.
-  RunReport(const Trainer& trainer, std::string batch);
+  // `batch` says how many sequences a step has: "batch 12". `subfolder` is the report's folder inside
+  // the run's; empty if it is the run's. The trainer must outlive this object.
+  RunReport(
+      const Trainer& trainer, std::string batch, std::string subfolder = {});
 
-  // Called before the first step. Throws Error as RunFolder does.
-  void open(const RunStart& start);
+  // Called before the first step. `made` is how many steps the run in this folder has made before;
+  // nothing: it is a new one, whose folder must have no other. Throws Error as RunFolder does.
+  void open(const std::string& run, std::optional<std::int64_t> made);
   bool is_open() const { return start_s_ > 0; }
 
   // Prints a line of its own.
@@ -56,6 +50,7 @@ class RunReport {
 
   const Trainer& trainer_;
   const std::string batch_;
+  const std::string subfolder_;
   std::string run_;  // The run's folder.
   ProgressDisplay progress_;
   std::unique_ptr<RunFolder> folder_;  // Rank 0 only.

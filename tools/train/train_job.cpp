@@ -37,8 +37,7 @@ class TrainJob {
       close();
       return 0;
     }
-    report_.open(
-        {.run = path_, .first = first, .goes_on = resumed.has_value()});
+    report_.open(path_, resumed);
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
       profile_.begin_step();
       const auto record = take_step(step);
