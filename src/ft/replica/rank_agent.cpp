@@ -113,10 +113,9 @@ RingEvents RankAgent::ring_events() {
             });
           },
       .failed =
-          [this](const RingFailure& failure) {
+          [this](const Epoch& epoch, const RingEnding& ending) {
             tell(Suspicion{
-                failure.epoch, failure.accused, failure.reason,
-                failure.reporter});
+                epoch, ending.accused, ending.reason, ending.reporter});
           }};
 }
 

@@ -140,16 +140,19 @@ void write_fields(net::ByteWriter& out, const Handshake& handshake) {
 }  // namespace
 
 net::MessageCode proof_of(
-    const Epoch& epoch, const Handshake& handshake, const Proof& rests_on) {
-  net::ByteWriter key;
-  key.u64(rests_on.key.high);
-  key.u64(rests_on.key.low);
+    const Epoch& epoch,
+    const Handshake& handshake,
+    const RingKey& key,
+    std::uint64_t challenge) {
+  net::ByteWriter secret;
+  secret.u64(key.high);
+  secret.u64(key.low);
   net::ByteWriter said;
-  said.u64(rests_on.challenge);
+  said.u64(challenge);
   said.u64(epoch.term);
   said.u64(epoch.number);
   write_fields(said, handshake);
-  return net::message_code(key.bytes(), said.bytes());
+  return net::message_code(secret.bytes(), said.bytes());
 }
 
 std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
@@ -169,7 +172,7 @@ std::string refusal_frame(const Epoch& epoch, std::string_view reason) {
   return frame(FrameKind::kRefusal, epoch, printable(reason, kReasonBytesMax));
 }
 
-std::string frame_of(const Epoch& epoch, const Ending& ending) {
+std::string frame_of(const Epoch& epoch, const RingEnding& ending) {
   net::ByteWriter out;
   out.u8(static_cast<std::uint8_t>(ending.fault));
   out.u32(ending.reporter);
@@ -210,9 +213,9 @@ Result<Handshake> parse_handshake(std::string_view payload) {
   return in.finish("hello of a ring", handshake);
 }
 
-Result<Ending> parse_ending(std::string_view payload) {
+Result<RingEnding> parse_ending(std::string_view payload) {
   net::ByteReader in(payload);
-  Ending ending;
+  RingEnding ending;
   ending.fault = static_cast<RingFault>(
       in.choice("fault", static_cast<std::uint8_t>(RingFault::kResources)));
   ending.reporter = in.u32("reporter");

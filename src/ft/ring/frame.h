@@ -94,36 +94,24 @@ struct Handshake {
   bool operator==(const Handshake&) const = default;
 };
 
-// What a proof is based on: the acceptor's key and the other side's challenge.
-struct Proof {
-  RingKey key;
-  std::uint64_t challenge = 0;
-};
-// Covers the epoch and the whole handshake except its proof.
+// Covers the epoch and the whole handshake except its proof. `key` is the acceptor's, `challenge`
+// that of the other side.
 net::MessageCode proof_of(
-    const Epoch& epoch, const Handshake& handshake, const Proof& rests_on);
-
-// Why an epoch ended.
-struct Ending {
-  RingFault fault = RingFault::kStopped;
-  ReplicaId reporter = 0;  // The member that noticed it.
-  ReplicaId accused = 0;
-  // The last step whose reduction the sender finished in the epoch.
-  std::int64_t finished_step = 0;
-  std::string reason;
-  bool operator==(const Ending&) const = default;
-};
+    const Epoch& epoch,
+    const Handshake& handshake,
+    const RingKey& key,
+    std::uint64_t challenge);
 
 // These return whole frames.
 std::string challenge_frame(std::uint64_t challenge);
 std::string frame_of(const Epoch& epoch, const Handshake& handshake);
 std::string refusal_frame(const Epoch& epoch, std::string_view reason);
-std::string frame_of(const Epoch& epoch, const Ending& ending);
+std::string frame_of(const Epoch& epoch, const RingEnding& ending);
 
 // These take payloads.
 Result<std::uint64_t> parse_challenge(std::string_view payload);
 Result<Handshake> parse_handshake(std::string_view payload);
-Result<Ending> parse_ending(std::string_view payload);
+Result<RingEnding> parse_ending(std::string_view payload);
 std::string parse_refusal(std::string_view payload);
 
 }  // namespace sherd::ft::ring

@@ -83,7 +83,7 @@ TEST(Frame, AnyValuesComeBackAsTheyWere) {
     EXPECT_EQ(
         parse_handshake(payload_of(frame_of(Epoch{}, handshake))).value(),
         handshake);
-    const Ending ending = random_ending(random);
+    const RingEnding ending = random_ending(random);
     EXPECT_EQ(
         parse_ending(payload_of(frame_of(Epoch{}, ending))).value(), ending);
   }
@@ -123,26 +123,25 @@ TEST(Frame, AProofRestsOnTheKeyTheChallengeTheEpochAndEveryWord) {
   test::RandomMessages random(1);
   const Epoch epoch{1, 2};
   const Handshake handshake = random_handshake(random);
-  const Proof rests_on{{3, 4}, 5};
-  const auto proof = proof_of(epoch, handshake, rests_on);
-  EXPECT_EQ(proof, proof_of(epoch, handshake, rests_on));
-  EXPECT_NE(proof, proof_of({1, 3}, handshake, rests_on));
-  EXPECT_NE(proof, proof_of({2, 2}, handshake, rests_on));
-  EXPECT_NE(proof, proof_of(epoch, handshake, {{3, 5}, 5}));
-  EXPECT_NE(proof, proof_of(epoch, handshake, {{2, 4}, 5}));
-  EXPECT_NE(proof, proof_of(epoch, handshake, {{3, 4}, 6}));
+  const RingKey key{3, 4};
+  const auto proof = proof_of(epoch, handshake, key, 5);
+  EXPECT_EQ(proof, proof_of(epoch, handshake, key, 5));
+  EXPECT_NE(proof, proof_of({1, 3}, handshake, key, 5));
+  EXPECT_NE(proof, proof_of({2, 2}, handshake, key, 5));
+  EXPECT_NE(proof, proof_of(epoch, handshake, {3, 5}, 5));
+  EXPECT_NE(proof, proof_of(epoch, handshake, {2, 4}, 5));
+  EXPECT_NE(proof, proof_of(epoch, handshake, key, 6));
   const std::string payload = payload_of(frame_of(epoch, handshake));
   for (std::size_t i = 0; i + handshake.proof.size() < payload.size(); ++i) {
     std::string changed = payload;
     changed[i] = static_cast<char>(changed[i] ^ 1);
-    EXPECT_NE(
-        proof, proof_of(epoch, parse_handshake(changed).value(), rests_on))
+    EXPECT_NE(proof, proof_of(epoch, parse_handshake(changed).value(), key, 5))
         << "byte " << i;
   }
 }
 
 TEST(Frame, AnEndingKeepsItsWordsWithinBoundsAndReadable) {
-  Ending ending{RingFault::kChecksum, 3, 4, 17, "it broke\n\x1b[2J"};
+  RingEnding ending{RingFault::kChecksum, 3, 4, 17, "it broke\n\x1b[2J"};
   const auto back = parse_ending(payload_of(frame_of(Epoch{}, ending)));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back.value().reason, "it broke??[2J");

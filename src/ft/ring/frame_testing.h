@@ -62,7 +62,7 @@ inline ring::Handshake random_handshake(RandomMessages& random) {
       random_proof(random)};
 }
 
-inline ring::Ending random_ending(RandomMessages& random) {
+inline RingEnding random_ending(RandomMessages& random) {
   constexpr auto kFaults =
       static_cast<std::uint64_t>(RingFault::kResources) + 1;
   return {

@@ -128,7 +128,7 @@ void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
         "[ft] expected weights of 0 and more, found ", weight);
   }
   members_.erase(members_.begin(), known);
-  loop_->begin(attempt, std::move(weights));
+  loop_->begin({attempt, std::move(weights)});
 }
 
 void Ring::give(int bucket, const float* in, float* out) {

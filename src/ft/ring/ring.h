@@ -36,7 +36,7 @@ struct RingEvents {
   // The epoch has ended at this member: given memory is no longer touched, and the values of `out`
   // are undefined unless reduced() came before. Called at most once for an epoch, and not for one
   // that stop(), begin() or join() ended here.
-  std::function<void(const RingFailure&)> failed;
+  std::function<void(const Epoch&, const RingEnding&)> failed;
 };
 
 class Ring {

@@ -105,7 +105,7 @@ void reduce(benchmark::State& state) {
         RingEvents{
             [&](Epoch) { joined.come(); },
             [&](Attempt, std::uint64_t) { reduced.come(); },
-            [](const RingFailure&) {}}));
+            [](const Epoch&, const RingEnding&) {}}));
     rings[m]->set_run(1);
     rings[m]->set_layout(
         std::vector<std::int64_t>(buckets, static_cast<std::int64_t>(count)));

@@ -267,7 +267,8 @@ void RingCommunicator::on_connection_lost(
   end(fault, replica, std::move(reason));
 }
 
-void RingCommunicator::on_peer_ending(PeerLink& link, const Ending& ending) {
+void RingCommunicator::on_peer_ending(
+    PeerLink& link, const RingEnding& ending) {
   // A member that has the whole sum may leave: it needs nothing more from this one, and everything
   // it had to send has arrived.
   if (ending.fault == RingFault::kStopped && begun() &&
@@ -283,40 +284,40 @@ void RingCommunicator::on_peer_ending(PeerLink& link, const Ending& ending) {
 
 // ---- reducing ----
 
-void RingCommunicator::begin(const WeightedAttempt& weighted) {
+void RingCommunicator::begin(const ReduceTask& task) {
   const ReplicaId self = context_.options.replica;
+  again_ =
+      std::exchange(context_.last_step, task.attempt.step) == task.attempt.step;
   const double sum =
-      std::accumulate(weighted.weights.begin(), weighted.weights.end(), 0.0);
+      std::accumulate(task.weights.begin(), task.weights.end(), 0.0);
   if (!joined_) {
     end(RingFault::kMismatch, self,
-        "began " + text_of(weighted.attempt) + " before it was joined");
+        "began " + text_of(task.attempt) + " before it was joined");
     return;
   }
-  if (begun() || weighted.attempt.step <= finished_step_) {
+  if (begun() || task.attempt.step <= finished_step_) {
     end(RingFault::kMismatch, self,
-        str("began ", text_of(weighted.attempt), " after step ",
+        str("began ", text_of(task.attempt), " after step ",
             begun() ? all_reduce_->step() : finished_step_));
     return;
   }
   if (!(sum > 0)) {
     end(RingFault::kWeights, self,
-        "no member has samples in " + text_of(weighted.attempt));
+        "no member has samples in " + text_of(task.attempt));
     return;
   }
   if (context_.options.memory != nullptr) {
     context_.options.memory->begin_lease();
   }
-  const double own =
-      weighted.weights[static_cast<std::size_t>(route_.position)];
+  const double own = task.weights[static_cast<std::size_t>(route_.position)];
   auto why = all_reduce_->begin(
-      weighted.attempt.step,
+      task.attempt.step,
       own > 0 ? std::optional<float>(static_cast<float>(own / sum))
               : std::nullopt);
   if (!why.empty()) {
     const ReplicaId other = replica_of(sender(all_reduce_->told_by()));
     end(RingFault::kMismatch, other, str("replica ", other, ": ", why));
   }
-  again_ = weighted.again;
 }
 
 bool RingCommunicator::send() {
@@ -503,7 +504,7 @@ std::optional<Instant> RingCommunicator::next_instant() const {
 
 void RingCommunicator::end(
     RingFault fault, ReplicaId accused, std::string reason) {
-  Ending ending;
+  RingEnding ending;
   ending.fault = fault;
   ending.accused = accused;
   ending.reporter = context_.options.replica;
@@ -511,7 +512,7 @@ void RingCommunicator::end(
   end(std::move(ending));
 }
 
-void RingCommunicator::end(Ending ending) {
+void RingCommunicator::end(RingEnding ending) {
   if (ended_) {
     return;
   }

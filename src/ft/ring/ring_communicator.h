@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 #include "base/clock.h"
+#include "ft/protocol/tasks.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
 #include "ft/ring/graceful_close.h"
@@ -34,6 +35,7 @@ struct RingContext {
   RingKey key;
   std::vector<std::int64_t> elements;
   std::vector<Bucket> buckets;
+  std::int64_t last_step = -1;  // The step that the last attempt began.
   RingCounters counters;
   GracefulClose closing;
 };
@@ -47,13 +49,6 @@ struct Route {
   RingMembership epoch;
   int position = 0;
   std::vector<Address> receivers;  // Indexed as in the schedule.
-};
-
-struct WeightedAttempt {
-  Attempt attempt;
-  std::vector<double> weights;  // Indexed by member.
-  // Whether there was an attempt at this step before.
-  bool again = false;
 };
 
 class RingCommunicator {
@@ -78,7 +73,7 @@ class RingCommunicator {
   void accept(FramedSocket socket, const Handshake& handshake);
 
   // ---- reductions ----
-  void begin(const WeightedAttempt& weighted);
+  void begin(const ReduceTask& task);
   bool begun() const { return all_reduce_->begun(); }
   struct Reduced {
     Attempt attempt;
@@ -98,7 +93,7 @@ class RingCommunicator {
   // Aborts the epoch and tells its peers. Given memory is no longer touched.
   void end(RingFault fault, ReplicaId accused, std::string reason);
   bool ended() const { return ended_; }
-  const Ending& ending() const { return ending_; }  // REQUIRES: ended().
+  const RingEnding& ending() const { return ending_; }  // REQUIRES: ended().
 
  private:
   const RingMember& member(const PeerLink& link) const;
@@ -130,14 +125,14 @@ class RingCommunicator {
   void read_challenge(PeerLink& link);
   void read_answer(PeerLink& link);
   void on_connection_lost(PeerLink& link, const Status& problem);
-  void on_peer_ending(PeerLink& link, const Ending& ending);
+  void on_peer_ending(PeerLink& link, const RingEnding& ending);
   bool send();
   bool has_sent_all() const;
   std::vector<RingLink> link_frames() const;
   std::vector<LinkSpeed> link_speeds() const;
   void finish();
   void take_sum();
-  void end(Ending ending);
+  void end(RingEnding ending);
 
   RingContext& context_;
   const Route route_;
@@ -157,10 +152,10 @@ class RingCommunicator {
   std::int64_t finished_step_ = -1;
   std::optional<Reduced> reduced_;
   // Set if a peer is ending after it has done its part of the current reduction.
-  std::optional<Ending> after_reduction_;
+  std::optional<RingEnding> after_reduction_;
   bool losing_ = false;
   bool ended_ = false;
-  Ending ending_;
+  RingEnding ending_;
 };
 
 }  // namespace sherd::ft::ring

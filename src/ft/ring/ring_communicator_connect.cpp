@@ -116,7 +116,7 @@ void RingCommunicator::accept(FramedSocket socket, const Handshake& caller) {
     }
   }
   handshake.proof =
-      proof_of(epoch(), handshake, {context_.key, caller.challenge});
+      proof_of(epoch(), handshake, context_.key, caller.challenge);
   socket.queue_frame(frame_of(epoch(), handshake));
   socket.write();
   link.socket.emplace(std::move(socket));
@@ -236,7 +236,7 @@ void RingCommunicator::read_challenge(PeerLink& link) {
   if (context_.options.memory != nullptr) {
     handshake.memory = context_.options.memory->name();
   }
-  handshake.proof = proof_of(epoch(), handshake, {peer.key, theirs.value()});
+  handshake.proof = proof_of(epoch(), handshake, peer.key, theirs.value());
   link.socket->queue_frame(frame_of(epoch(), handshake));
   link.socket->write();
 }
@@ -268,10 +268,9 @@ void RingCommunicator::read_answer(PeerLink& link) {
     on_connection_lost(link, handshake.status());
     return;
   }
-  const Proof expected{peer.key, link.challenge};
   if (!net::same_code(
           handshake.value().proof,
-          proof_of(epoch(), handshake.value(), expected))) {
+          proof_of(epoch(), handshake.value(), peer.key, link.challenge))) {
     end(RingFault::kMismatch, peer.replica,
         str("expected replica ", peer.replica, " at ", peer.host, ":",
             peer.port, ", found somebody who does not know its key"));

@@ -380,7 +380,7 @@ class ScriptedPeer {
     hello_.elements = theirs.value().elements;
     hello_.layout = theirs.value().layout;
     hello_.proof =
-        proof_of(epoch.epoch, hello_, {key_here, theirs.value().challenge});
+        proof_of(epoch.epoch, hello_, key_here, theirs.value().challenge);
     ASSERT_TRUE(from_.send(frame_of(epoch.epoch, hello_)));
   }
   // Connects to member 0.
@@ -390,8 +390,8 @@ class ScriptedPeer {
     const auto theirs = parse_challenge(
         connected.receive(kChallengeBytes).substr(kHeaderBytes));
     EXPECT_TRUE(theirs.ok());
-    handshake.proof = proof_of(
-        epoch, handshake, {key_there, theirs.ok() ? theirs.value() : 0});
+    handshake.proof =
+        proof_of(epoch, handshake, key_there, theirs.ok() ? theirs.value() : 0);
     said = frame_of(epoch, handshake);
     EXPECT_TRUE(connected.send(said));
     return connected;

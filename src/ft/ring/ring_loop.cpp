@@ -115,10 +115,8 @@ void RingLoop::join(Route route) {
   post([this, route = std::move(route)] { do_join(route); });
 }
 
-void RingLoop::begin(const Attempt& attempt, std::vector<double> weights) {
-  post([this, attempt, weights = std::move(weights)] {
-    do_begin(attempt, weights);
-  });
+void RingLoop::begin(ReduceTask task) {
+  post([this, task = std::move(task)] { do_begin(task); });
 }
 
 void RingLoop::give(int bucket, const float* in, float* out) {
@@ -213,12 +211,9 @@ bool RingLoop::advance(RingCommunicator& communicator) {
   }
   if (communicator.ended()) {
     remember(communicator);
-    const Ending& ending = communicator.ending();
-    const RingFailure failure{
-        epoch, ending.fault, ending.accused, ending.reporter, ending.reason};
-    events.push_back({epoch, [this, failure] {
+    events.push_back({epoch, [this, epoch, ending = communicator.ending()] {
                         if (events_.failed) {
-                          events_.failed(failure);
+                          events_.failed(epoch, ending);
                         }
                       }});
   }
@@ -320,15 +315,14 @@ void RingLoop::do_join(Route route) {
       context_, std::move(route), clock_.now());
 }
 
-void RingLoop::do_begin(const Attempt& attempt, std::vector<double> weights) {
+void RingLoop::do_begin(const ReduceTask& task) {
+  const Attempt& attempt = task.attempt;
   while (!communicators_.empty() &&
          communicators_.begin()->first < attempt.epoch) {
     do_stop(communicators_.begin()->first);
   }
   if (RingCommunicator* communicator = communicator_of(attempt.epoch)) {
-    communicator->begin(
-        {attempt, std::move(weights), attempt.step == last_step_});
-    last_step_ = attempt.step;
+    communicator->begin(task);
   }
 }
 
@@ -381,9 +375,9 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
     return HandshakeQueue::Disposition::kWait;
   }
   // The proof is checked before anything is answered or read: the connection may be anybody's.
-  const Proof expected{context_.key, caller.challenge};
   if (!net::same_code(
-          handshake.proof, proof_of(caller.epoch, handshake, expected))) {
+          handshake.proof,
+          proof_of(caller.epoch, handshake, context_.key, caller.challenge))) {
     log_.warn(
         clock_.now(),
         str("[ft] expected a member of this run at the port of the all-reduce, "

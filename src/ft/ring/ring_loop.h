@@ -40,7 +40,7 @@ class RingLoop {
   void set_run(std::uint64_t run, const RingKey& key);
   void set_layout(std::vector<std::int64_t> elements);
   void join(Route route);
-  void begin(const Attempt& attempt, std::vector<double> weights);
+  void begin(ReduceTask task);
   void give(int bucket, const float* in, float* out);
 
   // These have been carried out when they return.
@@ -74,7 +74,7 @@ class RingLoop {
 
   // These work on the thread's state.
   void do_join(Route route);
-  void do_begin(const Attempt& attempt, std::vector<double> weights);
+  void do_begin(const ReduceTask& task);
   void do_stop(const Epoch& epoch);
   void do_forget();
   void end_lease();
@@ -99,9 +99,8 @@ class RingLoop {
   HandshakeQueue handshakes_;
   std::map<Epoch, std::unique_ptr<RingCommunicator>> communicators_;
   // The last few epochs, for connections that come too late.
-  std::map<Epoch, Ending> past_;
+  std::map<Epoch, RingEnding> past_;
   Epoch newest_;
-  std::int64_t last_step_ = -1;  // The step that the last attempt began.
   std::vector<pollfd> polls_;
 
   mutable std::mutex mu_;

@@ -48,8 +48,8 @@ RingEvents EventRecorder::events() {
       [=, this](Attempt attempt, std::uint64_t digest) {
         keep(reduced_, attempt, digest);
       },
-      [=, this](const RingFailure& failure) {
-        keep(failed_, failure.epoch, failure);
+      [=, this](const Epoch& epoch, const RingEnding& ending) {
+        keep(failed_, epoch, ending);
       }};
 }
 
@@ -70,7 +70,7 @@ bool EventRecorder::joined(const Epoch& epoch) {
 std::optional<std::uint64_t> EventRecorder::reduced(const Attempt& attempt) {
   return wait(reduced_, attempt);
 }
-std::optional<RingFailure> EventRecorder::failed(const Epoch& epoch) {
+std::optional<RingEnding> EventRecorder::failed(const Epoch& epoch) {
   return wait(failed_, epoch);
 }
 bool EventRecorder::reduced_unless_failed(const Attempt& attempt) {

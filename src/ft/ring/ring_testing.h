@@ -34,7 +34,7 @@ class EventRecorder {
   // Each waits for its event; returns false or nothing when the deadline has passed.
   bool joined(const Epoch& epoch);
   std::optional<std::uint64_t> reduced(const Attempt& attempt);
-  std::optional<RingFailure> failed(const Epoch& epoch);
+  std::optional<RingEnding> failed(const Epoch& epoch);
   // Waits for either event and returns whether it was reduced().
   bool reduced_unless_failed(const Attempt& attempt);
   // Whether the epoch has failed by now.
@@ -50,7 +50,7 @@ class EventRecorder {
   std::condition_variable changed_;
   std::map<Epoch, bool> joined_;
   std::map<Attempt, std::uint64_t> reduced_;
-  std::map<Epoch, RingFailure> failed_;
+  std::map<Epoch, RingEnding> failed_;
 };
 
 using Layout = std::vector<std::int64_t>;

@@ -70,12 +70,14 @@ enum class RingFault : std::uint8_t {
   kResources,    // A member has no descriptor or memory left.
 };
 
-struct RingFailure {
-  Epoch epoch;
-  RingFault fault = RingFault::kLost;
-  ReplicaId accused = 0;   // Accused by the reporter.
+struct RingEnding {
+  RingFault fault = RingFault::kStopped;
   ReplicaId reporter = 0;  // The first member to notice it, as far as is known.
-  std::string reason;      // A sentence.
+  ReplicaId accused = 0;   // Accused by the reporter.
+  // The last step whose reduction the member finished in the epoch.
+  std::int64_t finished_step = 0;
+  std::string reason;  // A sentence.
+  bool operator==(const RingEnding&) const = default;
 };
 
 // Since the ring was created.
