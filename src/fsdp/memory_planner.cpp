@@ -141,7 +141,7 @@ std::optional<std::int64_t> MemoryPlanner::decide() {
 
 // The median of three times is that of a step which nothing held up. Where they ran other regions than
 // the step of memory, its own times count.
-std::pair<plan::RecordedMemory, std::vector<plan::GatheredUnit>>
+std::pair<plan::RecordedMemory, std::vector<plan::UnitMemory>>
 MemoryPlanner::measured() const {
   const auto& memory = records_.front();
   std::vector<const StepRecord*> timed;
@@ -220,19 +220,19 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
 }
 
 // A budget of all units keeps everything, and a part of it is there in any case.
-std::vector<plan::GatheredUnit> MemoryPlanner::gathered_units(
+std::vector<plan::UnitMemory> MemoryPlanner::gathered_units(
     const std::vector<std::int64_t>& again_ns) const {
   const auto& bytes = options_.unit_bytes;
   auto left = std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}) -
       budget_bytes_;
-  std::vector<plan::GatheredUnit> units;
+  std::vector<plan::UnitMemory> units;
   for (std::size_t unit = 0; unit < bytes.size(); ++unit) {
     const auto more = again_ns[unit] > 0
         ? std::clamp(
               bytes[unit], std::int64_t{0}, std::max(left, std::int64_t{0}))
         : 0;
     left -= more;
-    units.push_back({.bytes = more, .again_ns = again_ns[unit]});
+    units.push_back({.whole_bytes = more, .gather_ns = again_ns[unit]});
   }
   return units;
 }

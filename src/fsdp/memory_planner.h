@@ -66,9 +66,9 @@ class MemoryPlanner {
   std::optional<std::int64_t> decide();
   // Empty if ranks ran different regions, or if one could not count.
   std::optional<plan::StepMemory> agreed_step();
-  std::pair<plan::RecordedMemory, std::vector<plan::GatheredUnit>> measured()
+  std::pair<plan::RecordedMemory, std::vector<plan::UnitMemory>> measured()
       const;
-  std::vector<plan::GatheredUnit> gathered_units(
+  std::vector<plan::UnitMemory> gathered_units(
       const std::vector<std::int64_t>& again_ns) const;
   plan::MemoryPlan plan_within_limit();
   std::int64_t carry_out(const plan::MemoryPlan& plan);

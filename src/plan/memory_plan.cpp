@@ -177,23 +177,24 @@ std::int64_t memory_floor(const StepMemory& step) {
   return *std::max_element(step.base_bytes.begin(), step.base_bytes.end());
 }
 
-MemoryCost cost_of(
-    const StepMemory& step, const std::vector<UnitChoice>& choice) {
+MemoryPlan cost_of(const StepMemory& step, std::vector<UnitChoice> choice) {
   check(step);
   SHERD_CHECK(
       choice.size() == step.units.size(), "[plan] expected choices for ",
       step.units.size(), " units, found ", choice.size());
-  MemoryCost total{
-      .peak_bytes = step.base_bytes.front(), .step_ns = step.base_ns};
+  MemoryPlan plan{
+      .units = std::move(choice),
+      .peak_bytes = step.base_bytes.front(),
+      .step_ns = step.base_ns};
   std::int64_t kept_bytes = 0;
-  for (std::size_t unit = 0; unit < choice.size(); ++unit) {
-    const auto cost = cost_of(step.units[unit], choice[unit]);
+  for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
+    const auto cost = cost_of(step.units[unit], plan.units[unit]);
     kept_bytes += cost.bytes;
-    total.step_ns += cost.ns;
-    total.peak_bytes =
-        std::max(total.peak_bytes, step.base_bytes[unit + 1] + kept_bytes);
+    plan.step_ns += cost.ns;
+    plan.peak_bytes =
+        std::max(plan.peak_bytes, step.base_bytes[unit + 1] + kept_bytes);
   }
-  return total;
+  return plan;
 }
 
 Result<MemoryPlan> plan_memory(
@@ -208,10 +209,7 @@ Result<MemoryPlan> plan_memory(
             "activations"));
   }
   const Search search(step, options, Rounding::kUp);
-  MemoryPlan plan{.units = search.best()};
-  const auto cost = cost_of(step, plan.units);
-  plan.peak_bytes = cost.peak_bytes;
-  plan.step_ns = cost.step_ns;
+  MemoryPlan plan = cost_of(step, search.best());
   plan.lower_bound_ns = search.rounded()
       ? Search(step, options, Rounding::kDown).best_ns()
       : plan.step_ns;

@@ -63,13 +63,8 @@ struct MemoryPlanOptions {
 // The peak when nothing is kept. No lower limit can be met.
 std::int64_t memory_floor(const StepMemory& step);
 
-// The peak and the time of a choice.
-struct MemoryCost {
-  std::int64_t peak_bytes = 0;
-  std::int64_t step_ns = 0;
-};
-MemoryCost cost_of(
-    const StepMemory& step, const std::vector<UnitChoice>& choice);
+// The choice with its peak and its time, but without a bound.
+MemoryPlan cost_of(const StepMemory& step, std::vector<UnitChoice> choice);
 
 // Returns kInvalidArgument, naming the floor, if bytes_max is below it.
 Result<MemoryPlan> plan_memory(

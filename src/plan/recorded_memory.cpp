@@ -121,13 +121,11 @@ std::optional<RecordedMemory> with_times(
   return memory;
 }
 
-void add_gathered_units(std::span<const GatheredUnit> units, StepMemory& step) {
-  std::vector<UnitMemory> first;
+void add_gathered_units(std::span<const UnitMemory> units, StepMemory& step) {
   for (const auto& unit : units) {
-    first.push_back({.whole_bytes = unit.bytes, .gather_ns = unit.again_ns});
-    step.base_ns = std::max<std::int64_t>(step.base_ns - unit.again_ns, 0);
+    step.base_ns = std::max<std::int64_t>(step.base_ns - unit.gather_ns, 0);
   }
-  step.units.insert(step.units.begin(), first.begin(), first.end());
+  step.units.insert(step.units.begin(), units.begin(), units.end());
   step.base_bytes.insert(step.base_bytes.begin(), units.size(), 0);
 }
 

@@ -47,14 +47,9 @@ RecordedMemory recorded_memory(
 std::optional<RecordedMemory> with_times(
     RecordedMemory memory, const RecordedMemory& times);
 
-struct GatheredUnit {
-  std::int64_t bytes = 0;
-  std::int64_t again_ns = 0;  // In a step, for all gathers but the first.
-};
-
-// Adds units before the others of `step`, and subtracts their time from that of the step. The room
-// for whole units is held throughout a step; being before all regions, it counts at every moment of
-// the step.
-void add_gathered_units(std::span<const GatheredUnit> units, StepMemory& step);
+// Adds units that are gathered before the others of `step`, and subtracts their time, which is that
+// of all gathers but the first, from that of the step. The room for whole units is held throughout
+// a step; being before all regions, it counts at every moment of the step.
+void add_gathered_units(std::span<const UnitMemory> units, StepMemory& step);
 
 }  // namespace sherd::plan

@@ -109,7 +109,7 @@ TEST(RecordedMemory, GatheredUnitsCountAtEachMoment) {
   auto found = Story().forward(0, 2).forward(1, 2).backward(1, 9, 2).end().step;
   const auto before = found.base_bytes;
   const auto base_ns = found.base_ns;
-  const std::vector<GatheredUnit> units = {{.bytes = 5, .again_ns = 8}};
+  const std::vector<UnitMemory> units = {{.whole_bytes = 5, .gather_ns = 8}};
   add_gathered_units(units, found);
   ASSERT_EQ(found.units.size(), 3U);
   EXPECT_EQ(found.units[0].whole_bytes, 5);
