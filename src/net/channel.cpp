@@ -51,7 +51,7 @@ std::unique_ptr<Channel> make_channel(
     const ConnectionOptions& options,
     std::shared_ptr<TlsContext> tls,
     Side side) {
-  set_peer_options(socket.native_handle(), options.timeouts);
+  set_peer_options(socket.native_handle(), options.user_timeout);
   if (tls != nullptr) {
     return make_tls_channel(std::move(socket), std::move(tls), side);
   }

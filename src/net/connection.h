@@ -16,7 +16,6 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/frame.h"
-#include "net/tcp_socket.h"
 
 namespace sherd::net {
 
@@ -33,8 +32,8 @@ struct ConnectionOptions {
   // The limit of bytes that wait for a peer that reads too slowly; above it the connection ends.
   // Costs that memory for each such peer.
   std::size_t send_queue_bytes_max = std::size_t{64} << 20U;
-  // When a silent or hanging peer is noticed.
-  TcpTimeouts timeouts{};
+  // When a silent or hanging peer is noticed; see set_peer_options().
+  Duration user_timeout = std::chrono::seconds(5);
   // How long finish() waits for the peer.
   Duration finish_timeout = std::chrono::seconds(1);
 };

@@ -334,10 +334,7 @@ TEST(KilledPeer, IsNoticedAtOnce) {
     Loop loop;
     // No timeout notices it before the limit below.
     TestServer server(
-        loop,
-        {.security = security,
-         .connection = {
-             .timeouts = {.user_timeout = 60s, .keep_alive_idle = 60s}}});
+        loop, {.security = security, .connection = {.user_timeout = 60s}});
     const PeerProcess peer(server.listener->address(), security);
     ASSERT_TRUE(run_until(loop, [&] {
       return !server.ends.empty() && !server.ends[0]->frames.empty();
@@ -353,8 +350,7 @@ TEST(KilledPeer, IsNoticedAtOnce) {
 
 TEST(StoppedPeer, IsNoticedByTheUserTimeoutWhenDataWaits) {
   Loop loop;
-  TestServer server(
-      loop, {.connection = {.timeouts = {.user_timeout = 500ms}}});
+  TestServer server(loop, {.connection = {.user_timeout = 500ms}});
   const PeerProcess peer(server.listener->address(), {});
   ASSERT_TRUE(run_until(loop, [&] {
     return !server.ends.empty() && !server.ends[0]->frames.empty();

@@ -32,15 +32,9 @@ void set(int socket, int level, int name, int value) {
   SHERD_ASSERT(result == 0, "socket option ", name, " = ", value);
 }
 
-// Whole units of time, from 1 to what the option takes.
-template <typename Unit>
-int whole(Duration time, std::int64_t most) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>(std::chrono::ceil<Unit>(time).count(), 1, most));
-}
-
-// The kernel's limits of keep-alive times and of the user timeout, which is 24 days.
-constexpr std::int64_t kProbeSecondsMax = 32767;
+constexpr int kProbeAfterSeconds = 2;
+constexpr int kProbeIntervalSeconds = 1;
+// The kernel's limit, which is 24 days.
 constexpr std::int64_t kUserTimeoutMsMax = std::numeric_limits<int>::max();
 
 }  // namespace
@@ -118,17 +112,15 @@ Result<ListeningSocket> listen_on(const std::string& host) {
       "cannot listen on " + host + ": " + why.message());
 }
 
-void set_peer_options(int socket, const TcpTimeouts& timeouts) {
-  using std::chrono::milliseconds;
-  using std::chrono::seconds;
+void set_peer_options(int socket, Duration user_timeout) {
+  const auto whole_ms = std::clamp<std::int64_t>(
+      std::chrono::ceil<std::chrono::milliseconds>(user_timeout).count(), 1,
+      kUserTimeoutMsMax);
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
-  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
-      whole<milliseconds>(timeouts.user_timeout, kUserTimeoutMsMax));
+  set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(whole_ms));
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(socket, IPPROTO_TCP, TCP_KEEPIDLE,
-      whole<seconds>(timeouts.keep_alive_idle, kProbeSecondsMax));
-  set(socket, IPPROTO_TCP, TCP_KEEPINTVL,
-      whole<seconds>(timeouts.keep_alive_interval, kProbeSecondsMax));
+  set(socket, IPPROTO_TCP, TCP_KEEPIDLE, kProbeAfterSeconds);
+  set(socket, IPPROTO_TCP, TCP_KEEPINTVL, kProbeIntervalSeconds);
 }
 
 Result<Descriptor> begin_connect(const SocketAddress& address) {

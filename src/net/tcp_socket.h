@@ -30,16 +30,11 @@ Result<ListeningSocket> listen_on(const SocketAddress& address);
 // On the first address of the host that can be bound: a name may have one that this host lacks.
 Result<ListeningSocket> listen_on(const std::string& host);
 
-// When a silent or hanging peer is noticed. Data in flight and probes of a quiet connection are
-// given up after the same user timeout: it takes the place of a number of probes. Longer times than
-// the kernel knows stand for the longest that it does.
-struct TcpTimeouts {
-  Duration user_timeout = std::chrono::seconds(5);
-  // A connection that was quiet for this long is probed, and then in each interval.
-  Duration keep_alive_idle = std::chrono::seconds(2);
-  Duration keep_alive_interval = std::chrono::seconds(1);
-};
-void set_peer_options(int socket, const TcpTimeouts& timeouts);
+// Sets when a silent or hanging peer is noticed. A connection that was quiet for 2 s is probed, and
+// then each second. Data in flight and probes are given up after the same user timeout: it takes the
+// place of a number of probes. A longer time than the kernel knows stands for the longest that it
+// does.
+void set_peer_options(int socket, Duration user_timeout);
 
 // Begins to connect; the socket becomes writable when the attempt has ended.
 Result<Descriptor> begin_connect(const SocketAddress& address);

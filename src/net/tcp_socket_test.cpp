@@ -16,19 +16,13 @@ int option_of(const Descriptor& socket, int name) {
   return value;
 }
 
-TEST(TcpSocket, TimesBeyondTheKernelsAreItsLongest) {
+TEST(TcpSocket, ATimeBeyondTheKernelsIsItsLongest) {
   using std::chrono::hours;
   const ListeningSocket listening = std::move(listen_on("127.0.0.1")).value();
-  set_peer_options(
-      listening.socket.get(),
-      {.user_timeout = hours(25 * 24),
-       .keep_alive_idle = hours(24),
-       .keep_alive_interval = hours(24)});
+  set_peer_options(listening.socket.get(), hours(25 * 24));
   EXPECT_EQ(
       option_of(listening.socket, TCP_USER_TIMEOUT),
       std::numeric_limits<int>::max());
-  EXPECT_EQ(option_of(listening.socket, TCP_KEEPIDLE), 32767);
-  EXPECT_EQ(option_of(listening.socket, TCP_KEEPINTVL), 32767);
 }
 
 TEST(TcpSocket, APeerOfIpv6HasBrackets) {

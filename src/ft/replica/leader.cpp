@@ -29,7 +29,7 @@ net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
   net::ReconnectingClientOptions options;
   options.dial.security = given.security;
   options.dial.security.peer = net::PeerRole::kCoordinator;
-  options.dial.connection.timeouts.user_timeout = given.timeouts.link;
+  options.dial.connection.user_timeout = given.timeouts.link;
   options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
   options.back_off_max = kRedialMax;
   return options;

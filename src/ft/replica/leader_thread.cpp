@@ -41,7 +41,7 @@ struct LeaderThread::Impl {
     net::ListenerOptions listening;
     listening.security = options.leader.security;
     listening.connection.received_bytes_max = kEventBytesMax;
-    listening.connection.timeouts.user_timeout = options.leader.timeouts.link;
+    listening.connection.user_timeout = options.leader.timeouts.link;
     // All ranks connect at the same moment.
     listening.unfinished_max = room();
     net::ListenerHandlers handlers;

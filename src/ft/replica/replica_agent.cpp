@@ -109,7 +109,7 @@ struct ReplicaAgent::Impl {
   void dial_once(const net::HostAddress& first) {
     net::ConnectorOptions dialling;
     dialling.security = options.rank.security;
-    dialling.connection.timeouts.user_timeout = options.rank.timeouts.link;
+    dialling.connection.user_timeout = options.rank.timeouts.link;
     dialled = std::make_unique<net::Connector>(
         loop, first, dialling,
         [this, first](Result<std::unique_ptr<net::Connection>> made) {

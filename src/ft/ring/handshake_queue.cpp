@@ -28,8 +28,7 @@ void HandshakeQueue::accept_waiting(int listener, Instant now) {
       closed_until_ = exhausted ? now + kExhaustedPause : Instant{};
       return;
     }
-    net::set_peer_options(
-        socket.get(), {.user_timeout = options_.user_timeout});
+    net::set_peer_options(socket.get(), options_.user_timeout);
     evict_oldest(now);
     PendingHandshake pending;
     pending.link.emplace(std::move(socket));

@@ -214,8 +214,7 @@ bool RingCommunicator::dialled(PeerLink& link, Instant now) {
     dial_again(link, now, std::strerror(error));
     return true;
   }
-  net::set_peer_options(
-      link.dialling.get(), {.user_timeout = context_.options.user_timeout});
+  net::set_peer_options(link.dialling.get(), context_.options.user_timeout);
   // The receiver's challenge comes first.
   link.socket.emplace(std::move(link.dialling));
   return true;
