@@ -58,12 +58,7 @@ void RankAgent::on(const FetchStateTask& task) {
     auto options = fetch_options();
     options.bytes_max = sum_.size() * sizeof(float);
     collector_.emplace(
-        loop_,
-        SumPrefetcherOptions{
-            .donors = std::move(donors),
-            .fetch = options,
-            .bytes_max = options_.sums_bytes_max},
-        task.state);
+        loop_, std::move(donors), options, options_.sums_bytes_max, task.state);
   }
 }
 

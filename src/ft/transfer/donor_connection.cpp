@@ -33,11 +33,13 @@ struct DonorConnection::Impl
     : std::enable_shared_from_this<DonorConnection::Impl> {
   Impl(
       net::Loop& its_loop,
-      DonorConnectionOptions its_options,
+      net::HostAddress its_donor,
+      const FetchOptions& its_options,
       const TransferRequest& its_request,
       DonorConnectionHandlers its_handlers)
       : loop(its_loop),
-        options(std::move(its_options)),
+        donor(std::move(its_donor)),
+        options(its_options),
         request(its_request),
         handlers(std::move(its_handlers)) {}
 
@@ -53,7 +55,8 @@ struct DonorConnection::Impl
   void close();
 
   net::Loop& loop;
-  const DonorConnectionOptions options;
+  const net::HostAddress donor;
+  const FetchOptions options;
   const TransferRequest request;
   const DonorConnectionHandlers handlers;
   bool closed = false;  // No handler is called any more.
@@ -84,11 +87,11 @@ void DonorConnection::Impl::begin() {
 
 void DonorConnection::Impl::dial_donor() {
   dial.emplace(
-      loop, options.donor,
+      loop, donor,
       net::ConnectorOptions{
           .security = options.security,
           .connection = {.payload_bytes_max = kPayloadBytesMax},
-          .timeout = options.silence_max},
+          .timeout = options.timeout_without_progress},
       [weak =
            weak_from_this()](Result<std::unique_ptr<net::Connection>> result) {
         const auto self = weak.lock();
@@ -122,7 +125,7 @@ void DonorConnection::Impl::connected(std::unique_ptr<net::Connection> its) {
   connection->send(
       static_cast<std::uint16_t>(TransferFrameType::kRequest),
       bytes_of(request));
-  watch(options.silence_max);
+  watch(options.timeout_without_progress);
 }
 
 // Checks again when the donor will have been silent for too long.
@@ -132,20 +135,20 @@ void DonorConnection::Impl::watch(Duration time) {
     const Duration silent = idle
         ? Duration(0)
         : loop.now() - std::max(connection->last_received(), wanted_since);
-    if (silent < options.silence_max) {
+    if (silent < options.timeout_without_progress) {
       suspected = false;
-      watch(options.silence_max - silent);
+      watch(options.timeout_without_progress - silent);
       return;
     }
     // This process itself may not have run, so what has arrived meanwhile is read first.
     if (!std::exchange(suspected, true)) {
-      watch(options.silence_max / 8);
+      watch(options.timeout_without_progress / 8);
       return;
     }
     fail(
         ErrorCode::kDeadlineExceeded,
-        str("expected to hear something within ", seconds(options.silence_max),
-            " s, found silence"));
+        str("expected to hear something within ",
+            seconds(options.timeout_without_progress), " s, found silence"));
   });
 }
 
@@ -227,11 +230,12 @@ void DonorConnection::Impl::close() {
 
 DonorConnection::DonorConnection(
     net::Loop& loop,
-    const DonorConnectionOptions& options,
+    const net::HostAddress& donor,
+    const FetchOptions& options,
     const TransferRequest& request,
     DonorConnectionHandlers handlers)
-    : impl_(
-          std::make_shared<Impl>(loop, options, request, std::move(handlers))) {
+    : impl_(std::make_shared<Impl>(
+          loop, donor, options, request, std::move(handlers))) {
   impl_->begin();
 }
 

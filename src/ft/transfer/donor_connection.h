@@ -9,21 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include "base/clock.h"
 #include "base/status.h"
+#include "ft/transfer/fetch.h"
 #include "ft/transfer/transfer_messages.h"
 #include "net/host_address.h"
 #include "net/loop.h"
-#include "net/security.h"
 
 namespace sherd::ft::transfer {
-
-struct DonorConnectionOptions {
-  net::HostAddress donor;
-  net::Security security{};
-  // How long the donor may be silent while something is expected from it.
-  Duration silence_max{};
-};
 
 // The handlers are not called from inside a call of the connection.
 struct DonorConnectionHandlers {
@@ -39,7 +31,8 @@ class DonorConnection {
  public:
   DonorConnection(
       net::Loop& loop,
-      const DonorConnectionOptions& options,
+      const net::HostAddress& donor,
+      const FetchOptions& options,
       const TransferRequest& request,
       DonorConnectionHandlers handlers);
   DonorConnection(const DonorConnection&) = delete;

@@ -141,12 +141,7 @@ void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
   for (std::size_t i = 0; i < donors.size(); ++i) {
     donors[i].address = addresses[i];
     donors[i].connection = std::make_unique<DonorConnection>(
-        loop,
-        DonorConnectionOptions{
-            .donor = addresses[i],
-            .security = options.security,
-            .silence_max = options.timeout_without_progress},
-        request, handlers(i));
+        loop, addresses[i], options, request, handlers(i));
   }
 }
 

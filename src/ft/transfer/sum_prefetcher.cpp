@@ -14,9 +14,17 @@ constexpr Duration kStepMax = std::chrono::minutes(10);
 }  // namespace
 
 SumPrefetcher::SumPrefetcher(
-    net::Loop& loop, SumPrefetcherOptions options, const StateId& state)
-    : loop_(loop), options_(std::move(options)), next_(state) {
-  SHERD_ASSERT(!options_.donors.empty());
+    net::Loop& loop,
+    std::vector<net::HostAddress> donors,
+    const FetchOptions& options,
+    std::uint64_t bytes_max,
+    const StateId& state)
+    : loop_(loop),
+      donors_(std::move(donors)),
+      options_(options),
+      bytes_max_(bytes_max),
+      next_(state) {
+  SHERD_ASSERT(!donors_.empty());
   collect();
 }
 
@@ -47,14 +55,14 @@ bool SumPrefetcher::take(
 
 // Stops when all donors have failed; take() then asks again.
 void SumPrefetcher::collect() {
-  if (bytes_ < options_.bytes_max && failures_ < options_.donors.size()) {
-    fetch_from(options_.donors[donor_], kStepMax);
+  if (bytes_ < bytes_max_ && failures_ < donors_.size()) {
+    fetch_from(donors_[donor_], kStepMax);
   }
 }
 
 void SumPrefetcher::fetch_from(
     const net::HostAddress& donor, Duration sum_timeout) {
-  FetchOptions options = options_.fetch;
+  FetchOptions options = options_;
   options.sum_timeout = sum_timeout;
   fetch_ = fetch_sum(
       loop_, donor, options, next_,
@@ -65,7 +73,7 @@ void SumPrefetcher::came(Result<FetchedSum> result) {
   fetch_.reset();
   if (!result.ok()) {
     ++failures_;
-    donor_ = (donor_ + 1) % options_.donors.size();
+    donor_ = (donor_ + 1) % donors_.size();
     collect();
     if (taker_) {
       hand_over(std::move(result));  // The call may destroy this object.

@@ -17,21 +17,19 @@
 
 namespace sherd::ft {
 
-struct SumPrefetcherOptions {
-  // Interchangeable: if one fails, the next is asked.
-  std::vector<net::HostAddress> donors;
-  FetchOptions fetch{};
-  // The limit for sums that are not taken yet; it may be exceeded by one sum.
-  std::uint64_t bytes_max = 0;
-};
-
 class SumPrefetcher {
  public:
   using Done = std::function<void(Result<FetchedSum>)>;
 
-  // Begins with the sum after `state`. The loop must outlive it.
+  // Begins with the sum after `state`. The donors are interchangeable: if one fails, the next is
+  // asked. `bytes_max` limits the sums that are not taken yet; it may be exceeded by one sum. The
+  // loop must outlive it.
   SumPrefetcher(
-      net::Loop& loop, SumPrefetcherOptions options, const StateId& state);
+      net::Loop& loop,
+      std::vector<net::HostAddress> donors,
+      const FetchOptions& options,
+      std::uint64_t bytes_max,
+      const StateId& state);
   SumPrefetcher(const SumPrefetcher&) = delete;
   SumPrefetcher& operator=(const SumPrefetcher&) = delete;
 
@@ -51,7 +49,9 @@ class SumPrefetcher {
   FetchedSum pop();
 
   net::Loop& loop_;
-  const SumPrefetcherOptions options_;
+  const std::vector<net::HostAddress> donors_;
+  const FetchOptions options_;
+  const std::uint64_t bytes_max_;
   StateId next_;  // The sum after it is fetched next.
   std::deque<FetchedSum> sums_;
   std::uint64_t bytes_ = 0;

@@ -32,11 +32,7 @@ struct Collecting {
     FetchOptions options;
     options.run = kRun;
     collector.emplace(
-        loop,
-        SumPrefetcherOptions{
-            .donors = {address(0), address(1)},
-            .fetch = options,
-            .bytes_max = bytes_max},
+        loop, std::vector{address(0), address(1)}, options, bytes_max,
         state_of(10));
   }
   net::HostAddress address(std::size_t donor) const {
