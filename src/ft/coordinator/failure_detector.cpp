@@ -227,9 +227,7 @@ bool FailureDetector::over_hard_limit(
 Duration FailureDetector::quiet(const MonitoredReplica& watched) const {
   Duration longest{0};
   for (const auto& rank : watched.ranks) {
-    if (rank.progress.missed_heartbeats >= kSilentAfterHeartbeats) {
-      longest = std::max(longest, silence_of(rank.progress));
-    }
+    longest = std::max(longest, silence_of(rank.progress));
   }
   return longest;
 }

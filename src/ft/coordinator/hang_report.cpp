@@ -38,10 +38,10 @@ std::string wanted(
 
 std::string does(const RankActivity& rank, std::optional<ReplicaId> culprit) {
   const auto& progress = rank.progress;
-  if (progress.missed_heartbeats >= kSilentAfterHeartbeats) {
+  if (const auto silent = silence_of(progress); silent > Duration(0)) {
     return str(
-        "has an agent that has said nothing for ", tenths(silence_of(progress)),
-        ", it was ", text_of(progress.activity), " before");
+        "has an agent that has said nothing for ", tenths(silent), ", it was ",
+        text_of(progress.activity), " before");
   }
   if (progress.waits_for) {
     return str("waits for ", wanted(progress, culprit), place_text(progress));
@@ -71,8 +71,7 @@ void add_waits_of(
     WaitingRanks& waiting) {
   for (const auto& rank : one.ranks) {
     const auto& progress = rank.progress;
-    if (progress.waits_for &&
-        progress.missed_heartbeats < kSilentAfterHeartbeats &&
+    if (progress.waits_for && silence_of(progress) == Duration(0) &&
         (progress.waits_for == culprit) == directly) {
       waiting.add([&] {
         return str(
@@ -205,7 +204,7 @@ std::vector<std::size_t> ranks_behind(const ReplicaActivity& replica) {
   std::vector<std::size_t> behind;
   // A rank whose agent is silent is behind, whatever it reported last.
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].progress.missed_heartbeats >= kSilentAfterHeartbeats) {
+    if (silence_of(ranks[rank].progress) > Duration(0)) {
       behind.push_back(rank);
     }
   }

@@ -29,9 +29,11 @@ struct ReplicaActivity {
   std::optional<ReplicaId> waits_for{};
 };
 
-// How long the agent of the rank has been silent.
+// How long the agent of the rank has been silent; 0 if it is not.
 inline Duration silence_of(const TrainingProgress& progress) {
-  return progress.missed_heartbeats * kHeartbeatInterval;
+  return progress.missed_heartbeats < kSilentAfterHeartbeats
+      ? Duration(0)
+      : progress.missed_heartbeats * kHeartbeatInterval;
 }
 
 // The indices in its list of the ranks that the others wait for: those that have moved least, or

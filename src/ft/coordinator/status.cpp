@@ -19,14 +19,14 @@ nlohmann::json json_of(const StateId& state) {
       {"step", state.step}, {"lineage", hex(state.lineage.high).substr(0, 8)}};
 }
 
-nlohmann::json json_of(const RankStatus& one) {
+nlohmann::json json_of(const RankActivity& one) {
   const auto& progress = one.progress;
   const auto place = progress.place.value_or(RingPosition());
   return {
       {"rank", progress.rank},
       {"activity", text_of(progress.activity)},
-      {"since_s", one.since_s},
-      {"quiet_s", one.quiet_s},
+      {"since_s", seconds(one.standing)},
+      {"quiet_s", seconds(silence_of(progress))},
       {"waits_for",
        progress.waits_for ? nlohmann::json(*progress.waits_for)
                           : nlohmann::json()},
@@ -35,7 +35,7 @@ nlohmann::json json_of(const RankStatus& one) {
       {"unit", place.unit},
       {"slices_done", place.slices_done},
       {"slices", place.slices},
-      {"does", one.does}};
+      {"does", text_of(one)}};
 }
 
 nlohmann::json json_of(const ReplicaStatus& one) {

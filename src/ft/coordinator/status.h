@@ -10,16 +10,10 @@
 #include <optional>
 #include <string>
 #include <vector>
+#include "ft/coordinator/hang_report.h"
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft {
-
-struct RankStatus {
-  TrainingProgress progress{};
-  double since_s = 0;  // How long it has made no progress.
-  double quiet_s = 0;  // How long its agent has been silent.
-  std::string does{};  // The activity as a sentence without its subject.
-};
 
 struct ReplicaStatus {
   ReplicaId replica = 0;
@@ -33,7 +27,7 @@ struct ReplicaStatus {
   std::string address{};  // Where its connection comes from.
   double since_s = 0;     // How long it has been in this state.
   // All ranks; in a large replica only those that have moved least.
-  std::vector<RankStatus> ranks{};
+  std::vector<RankActivity> ranks{};
 };
 
 // A failure of a replica, a link or the log.

@@ -16,17 +16,6 @@ constexpr std::size_t kFailuresMax = 32;
 constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
-RankStatus status_of(const RankActivity& rank) {
-  const auto& progress = rank.progress;
-  return {
-      .progress = progress,
-      .since_s = seconds(rank.standing),
-      .quiet_s = progress.missed_heartbeats >= kSilentAfterHeartbeats
-          ? seconds(silence_of(progress))
-          : 0,
-      .does = text_of(rank)};
-}
-
 }  // namespace
 
 StatusBoard::ReplicaRow* StatusBoard::life(
@@ -236,10 +225,8 @@ ReplicaStatus StatusBoard::show(
       .address = known.address,
       .since_s = seconds(now - known.since)};
   if (sources.detector != nullptr) {
-    for (const auto& rank : sources.detector->ranks(
-             replica, known.report.incarnation, sources.watched_at)) {
-      shown.ranks.push_back(status_of(rank));
-    }
+    shown.ranks = sources.detector->ranks(
+        replica, known.report.incarnation, sources.watched_at);
   }
   return shown;
 }

@@ -108,9 +108,9 @@ void replicas(std::ostream& out, const RunStatus& status) {
 }
 
 // Ranks that wait or stand still; ranks of a step that makes progress are not shown.
-bool stands(const RankStatus& one) {
-  constexpr double kStandsS = 1;
-  return (one.since_s > kStandsS && one.progress.waits_for) || one.quiet_s > 0;
+bool stands(const RankActivity& one) {
+  return (one.standing > std::chrono::seconds(1) && one.progress.waits_for) ||
+      silence_of(one.progress) > Duration(0);
 }
 
 void waits(std::ostream& out, const RunStatus& status) {
@@ -120,8 +120,9 @@ void waits(std::ostream& out, const RunStatus& status) {
     for (const auto& one : replica.ranks) {
       if (stands(one)) {
         out << (any ? "" : "<ul>\n") << "<li>Replica " << replica.replica
-            << " rank " << one.progress.rank << ' ' << html_escaped(one.does)
-            << ", since " << span_of(one.since_s) << "</li>\n";
+            << " rank " << one.progress.rank << ' '
+            << html_escaped(text_of(one)) << ", since "
+            << span_of(seconds(one.standing)) << "</li>\n";
         any = true;
       }
     }

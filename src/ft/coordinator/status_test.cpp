@@ -32,7 +32,7 @@ RunStatus example() {
        .activity = "reducing",
        .address = "127.0.0.1:4711",
        .ranks =
-           {{.since_s = 5},
+           {{.progress = {}, .standing = std::chrono::seconds(5)},
             {.progress =
                  {.activity = Activity::kReducing,
                   .waits_for = 1,
@@ -44,8 +44,7 @@ RunStatus example() {
                           .slices_done = 41,
                           .slices = 96},
                   .rank = 1},
-             .since_s = 6.2,
-             .does = "waits for the bytes of replica 1"}}},
+             .standing = std::chrono::milliseconds(6200)}}},
       {.replica = 1,
        .state = "behind",
        .slow = true,
@@ -70,10 +69,10 @@ TEST(StatusPage, ShowsRanksThatWaitForLong) {
   RunStatus status = example();
   EXPECT_THAT(
       html_of(status),
-      HasSubstr("Replica 0 rank 1 waits for the bytes of replica 1, since "
-                "6.2 s</li>"));
+      HasSubstr("Replica 0 rank 1 waits for the bytes of replica 1 in bucket "
+                "3 (layers.4), 41 of 96 slices done, since 6.2 s</li>"));
   EXPECT_THAT(html_of(status), Not(HasSubstr("rank 0")));
-  status.replicas[0].ranks[1].since_s = 0.5;
+  status.replicas[0].ranks[1].standing = std::chrono::milliseconds(500);
   EXPECT_THAT(html_of(status), HasSubstr("Nobody."));
 }
 
@@ -83,7 +82,7 @@ TEST(StatusPage, WhatOthersSayIsEscaped) {
   status.stage = kEvil;
   status.replicas[0].state = status.replicas[0].activity = kEvil;
   status.failures[0].culprit = kEvil;
-  status.replicas[0].ranks[1].does = kEvil;
+  status.replicas[0].ranks[1].progress.place->unit = kEvil;
   const std::string page = html_of(status);
   EXPECT_THAT(page, Not(HasSubstr("<script")));
   EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&quot;1&quot;)"));
