@@ -91,14 +91,10 @@ int lead(
     const std::string& coordinator,
     int ranks,
     Duration step) {
-  LeaderThreadOptions options;
-  options.leader.replica = {
-      .replica = 0,
-      .incarnation = kIncarnation,
-      .config = 1,
-      .held = StateId{0, first_lineage(1, 2)}};
-  options.leader.coordinator = net::parse_host_address(coordinator);
-  options.host = "127.0.0.1";
+  ReplicaAgentOptions options;
+  options.rank.incarnation = kIncarnation;
+  options.held = {0, first_lineage(1, 2)};
+  options.coordinator = net::parse_host_address(coordinator);
   options.ranks = ranks;
   net::Loop loop;
   std::unique_ptr<ScriptedRank> first;

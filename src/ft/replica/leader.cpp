@@ -25,7 +25,7 @@ constexpr Duration kRedialMax = std::chrono::milliseconds(250);
 // The size of a report does not grow with the number of ranks of the replica.
 constexpr std::ptrdiff_t kRanksToldMax = 16;
 
-net::ReconnectingClientOptions redial_options(const LeaderOptions& given) {
+net::ReconnectingClientOptions redial_options(const RankAgentOptions& given) {
   net::ReconnectingClientOptions options;
   options.dial.security = given.security;
   options.dial.security.peer = net::PeerRole::kCoordinator;
@@ -52,19 +52,28 @@ std::optional<StateDigest> digest_of_state(
 
 }  // namespace
 
-Leader::Leader(net::Loop& loop, LeaderOptions options, Send send)
+Leader::Leader(
+    net::Loop& loop,
+    ReplicaAgentOptions options,
+    RankAddresses addresses,
+    Send send)
     : loop_(loop),
       options_(std::move(options)),
+      addresses_(std::move(addresses)),
       send_(std::move(send)),
-      machine_(options_.replica),
+      machine_(
+          {.replica = options_.rank.replica,
+           .incarnation = options_.rank.incarnation,
+           .config = options_.config,
+           .held = options_.held}),
       progress_(ranks()),
       link_speeds_(ranks()),
       missed_heartbeats_(ranks()),
-      random_(options_.replica.incarnation),
+      random_(options_.rank.incarnation),
       coordinator_(std::make_unique<net::ReconnectingClient>(
           loop,
           options_.coordinator,
-          redial_options(options_),
+          redial_options(options_.rank),
           [this] { return random_(); },
           net::ReconnectingClientHandlers{
               .on_connected =
@@ -108,7 +117,7 @@ void Leader::received_view(const net::Frame& frame) {
   const auto run = view.run;
   if (!run_is_known_ && view.fenced.empty()) {
     run_is_known_ = true;
-    send_all(StartRunTask{run, options_.addresses.front().key});
+    send_all(StartRunTask{run, addresses_.front().key});
   }
   if (!view.asks && machine_.view().run != 0 && run != machine_.view().run &&
       std::exchange(other_run_, run) != run) {
@@ -149,8 +158,8 @@ bool Leader::refused(const net::Frame& frame) {
 void Leader::report() { on(ReportTask{machine_.report()}); }
 
 void Leader::send_heartbeat() {
-  if (options_.reach) {
-    options_.reach("beat", ++beats_);
+  if (options_.rank.hooks.reach) {
+    options_.rank.hooks.reach("beat", ++beats_);
   }
   for (auto& beats : missed_heartbeats_) {
     ++beats;
@@ -168,7 +177,7 @@ void Leader::on(const ReportTask& task) {
   }
   auto report = task.report;
   report.serial = ++reports_;
-  report.addresses = options_.addresses;
+  report.addresses = addresses_;
   report.progress = progress();
   report.ranks = reported_ranks_;
   report.link_speeds = link_speeds();
@@ -319,7 +328,7 @@ void Leader::leave_in_order() {
   if (stopped_ || !machine_.report().leaving || busy_ || !machine_.held()) {
     return;
   }
-  const auto id = options_.replica.incarnation;
+  const auto id = options_.rank.incarnation;
   const bool member = std::ranges::any_of(
       view.members, [&](const Member& one) { return one.incarnation == id; });
   const auto others = std::ranges::count_if(
@@ -354,7 +363,7 @@ void Leader::leave_undecided() {
         Standstill{all.serial, view.epoch, view.canonical.step, loop_.now()};
     return;
   }
-  if (loop_.now() - standstill_->since < options_.timeouts.leave) {
+  if (loop_.now() - standstill_->since < options_.rank.timeouts.leave) {
     return;
   }
   if (!machine_.held()) {
@@ -364,7 +373,7 @@ void Leader::leave_undecided() {
   log_warning(
       str("[ft] it leaves with step ", machine_.held()->step,
           ": it was told to, and nothing was decided for ",
-          seconds(options_.timeouts.leave), " s"));
+          seconds(options_.rank.timeouts.leave), " s"));
   stop({});
 }
 
@@ -469,7 +478,7 @@ void Leader::on(std::size_t rank, const FinishedEvent&) {
   }
   finished_ = true;
   report();
-  linger_ = loop_.after(options_.timeouts.linger, [this] {
+  linger_ = loop_.after(options_.rank.timeouts.linger, [this] {
     stop(
         machine_.held()
             ? ""

@@ -15,36 +15,26 @@
 #include <vector>
 #include "base/backoff.h"
 #include "ft/protocol/replica.h"
-#include "ft/replica/agent_timeouts.h"
+#include "ft/replica/agent_options.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/transfer/fetch.h"
 #include "ft/wire/report_stream.h"
 #include "ft/wire/view_stream.h"
 #include "net/connector.h"
-#include "net/host_address.h"
 #include "net/loop.h"
-#include "net/security.h"
 
 namespace sherd::ft {
-
-struct LeaderOptions {
-  ReplicaIdentity replica;
-  net::HostAddress coordinator;
-  net::Security security{};
-  RankAddresses addresses;  // They all have this replica's key.
-  AgentTimeouts timeouts{};
-  // Whether ranks compute a warm-up while they fetch their first state.
-  bool warms_up = false;
-  // For tests: called at each "beat" with its number.
-  std::function<void(const char* point, std::int64_t step)> reach{};
-};
 
 class Leader {
  public:
   using Send = std::function<void(std::size_t rank, const RankTask& task)>;
 
-  // Connects to the coordinator.
-  Leader(net::Loop& loop, LeaderOptions options, Send send);
+  // Connects to the coordinator. `addresses` all have this replica's key.
+  Leader(
+      net::Loop& loop,
+      ReplicaAgentOptions options,
+      RankAddresses addresses,
+      Send send);
   Leader(const Leader&) = delete;
   Leader& operator=(const Leader&) = delete;
 
@@ -75,7 +65,7 @@ class Leader {
     std::vector<std::optional<FetchedEvent>> answers;  // Indexed by rank.
   };
 
-  std::size_t ranks() const { return options_.addresses.size(); }
+  std::size_t ranks() const { return addresses_.size(); }
   void carry_out(const Tasks& tasks);
   // ---- tasks of the state machine; most of them go to the ranks unchanged ----
 
@@ -132,7 +122,8 @@ class Leader {
   void fetch_failed();
 
   net::Loop& loop_;
-  const LeaderOptions options_;
+  const ReplicaAgentOptions options_;
+  const RankAddresses addresses_;
   const Send send_;
   Replica machine_;
   bool run_is_known_ = false;

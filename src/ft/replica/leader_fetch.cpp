@@ -81,8 +81,8 @@ void Leader::try_next_donor() {
     ask_snapshots();
     return;
   }
-  const auto donors = donors_for(
-      machine_.view(), catch_up_->task, options_.replica.replica, true);
+  const auto donors =
+      donors_for(machine_.view(), catch_up_->task, options_.rank.replica, true);
   while (catch_up_->tries < std::min(donors.size(), kDonorsMax)) {
     const auto& donor = donors[catch_up_->tries++];
     if (donor.addresses.size() == ranks()) {
@@ -108,7 +108,7 @@ void Leader::fetch_sum_from(const LiveReplica& donor) {
 
 void Leader::ask_snapshots() {
   const auto donors = donors_for(
-      machine_.view(), catch_up_->task, options_.replica.replica, false);
+      machine_.view(), catch_up_->task, options_.rank.replica, false);
   catch_up_->asked.clear();
   std::optional<std::int64_t> furthest;
   for (auto& next = catch_up_->tries;
@@ -130,9 +130,9 @@ void Leader::ask_snapshots() {
   FetchOptions options;
   options.run = machine_.view().run;
   options.shard_rank = 0;
-  options.timeout_without_progress = options_.timeouts.fetch;
-  options.snapshot_timeout = options_.timeouts.snapshot;
-  options.security = options_.security;
+  options.timeout_without_progress = options_.rank.timeouts.fetch;
+  options.snapshot_timeout = options_.rank.timeouts.snapshot;
+  options.security = options_.rank.security;
   for (std::size_t i = 0; i < catch_up_->asked.size(); ++i) {
     const auto first = catch_up_->asked[i].addresses.front();
     catch_up_->asked[i].fetch = ask_snapshot(

@@ -100,14 +100,17 @@ RunView order_of_run(std::uint64_t run) {
   return view;
 }
 
-LeaderOptions options_of(
-    const CoordinatedLeader& coordinator, std::size_t ranks) {
-  LeaderOptions options;
-  options.replica = {
-      .replica = 0, .incarnation = 7, .config = 5, .held = kFirst};
-  options.coordinator = coordinator.address();
-  options.addresses = std::vector<RankAddress>(ranks, {"127.0.0.1", 1, 2});
+ReplicaAgentOptions options_of(const net::HostAddress& coordinator) {
+  ReplicaAgentOptions options;
+  options.rank.incarnation = 7;
+  options.config = 5;
+  options.held = kFirst;
+  options.coordinator = coordinator;
   return options;
+}
+
+RankAddresses addresses_of(std::size_t ranks) {
+  return std::vector<RankAddress>(ranks, {"127.0.0.1", 1, 2});
 }
 
 std::size_t count_of(const std::string& text, const std::string& part) {
@@ -123,7 +126,8 @@ TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, 1), [](std::size_t, const RankTask&) {});
+      loop, options_of(coordinator.address()), addresses_of(1),
+      [](std::size_t, const RankTask&) {});
   ::testing::internal::CaptureStderr();
   std::uint64_t run = 1;
   coordinator.serve(
@@ -136,12 +140,11 @@ TEST(Leader, SaysOnceThatACoordinatorIsOfAnotherRun) {
 
 TEST(Leader, SaysOnceWhyThereIsNoCoordinator) {
   net::Loop loop;
-  LeaderOptions options;
-  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
-  options.coordinator = {"127.0.0.1", 1};  // Nobody listens there.
-  options.addresses = {{"127.0.0.1", 1, 2}};
+  // Nobody listens there.
+  const auto options = options_of({"127.0.0.1", 1});
   ::testing::internal::CaptureStderr();
-  Leader leader(loop, options, [](std::size_t, const RankTask&) {});
+  Leader leader(
+      loop, options, addresses_of(1), [](std::size_t, const RankTask&) {});
   // Time for several attempts, each after half a second at most.
   const auto enough = loop.after(milliseconds(700), [&] { loop.stop(); });
   loop.run();
@@ -176,7 +179,8 @@ TEST(Leader, SaysOnceWhyNoDonorOffersAState) {
       });
     }
   };
-  leader = std::make_unique<Leader>(loop, options_of(coordinator, 1), send);
+  leader = std::make_unique<Leader>(
+      loop, options_of(coordinator.address()), addresses_of(1), send);
   ::testing::internal::CaptureStderr();
   // There are several attempts between two heartbeats.
   coordinator.serve(4, [&](const Report&) { return view; });
@@ -194,7 +198,8 @@ TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, 2), [](std::size_t, const RankTask&) {});
+      loop, options_of(coordinator.address()), addresses_of(2),
+      [](std::size_t, const RankTask&) {});
   TrainingProgress computing{Activity::kComputing, 5, {}};
   leader.received(0, computing);
   TrainingProgress waiting{Activity::kReducing, 6, ReplicaId{3}};
@@ -226,7 +231,7 @@ TEST(Leader, OfManyRanksReportsThoseThatHaveMovedLeast) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, kRanks),
+      loop, options_of(coordinator.address()), addresses_of(kRanks),
       [](std::size_t, const RankTask&) {});
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
     const bool late = rank == 3 || rank == 98;
@@ -249,7 +254,8 @@ TEST(Leader, TellsOfRanksWithHeartbeatsAlone) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
   Leader leader(
-      loop, options_of(coordinator, 1), [](std::size_t, const RankTask&) {});
+      loop, options_of(coordinator.address()), addresses_of(1),
+      [](std::size_t, const RankTask&) {});
   leader.received(0, TrainingProgress{Activity::kReducing, 5U, {}});
   coordinator.serve(7, [](const Report&) { return order_of_run(1); });
   EXPECT_EQ(coordinator.reports().back().ranks.front().serial, 5U);
@@ -284,15 +290,16 @@ RunView order_to_member() {
 TEST(Leader, LeavesWithWhatItHoldsWhenNothingIsDecided) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
-  auto options = options_of(coordinator, 1);
-  options.timeouts.leave = milliseconds(600);
+  auto options = options_of(coordinator.address());
+  options.rank.timeouts.leave = milliseconds(600);
   std::vector<RankTask> tasks;
-  Leader leader(loop, options, [&](std::size_t, const RankTask& task) {
+  const auto send = [&](std::size_t, const RankTask& task) {
     tasks.push_back(task);
     if (std::holds_alternative<StopTask>(task)) {
       loop.stop();
     }
-  });
+  };
+  Leader leader(loop, options, addresses_of(1), send);
   // A computing rank is worth waiting for.
   leader.received(0, TrainingProgress{Activity::kComputing, 5, {}});
   bool computes = true;
@@ -335,7 +342,7 @@ TEST(Leader, StaysUntilAllRanksHaveTheLastStep) {
     leader_of_two->received(1, event);
   };
   Leader leader(
-      loop, options_of(coordinator, 2),
+      loop, options_of(coordinator.address()), addresses_of(2),
       [&](std::size_t rank, const RankTask& task) {
         if (std::holds_alternative<StopTask>(task)) {
           EXPECT_TRUE(all_applied);
@@ -414,17 +421,15 @@ TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
     };
     const auto listener =
         net::Listener::listen(loop, {"127.0.0.1", 0}, {}, handlers).value();
-    LeaderOptions options;
-    options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
-    options.coordinator = listener->address();
-    options.addresses = {{"127.0.0.1", 1, 2}};
     std::string stopped;
-    const Leader leader(loop, options, [&](std::size_t, const RankTask& task) {
+    const auto send = [&](std::size_t, const RankTask& task) {
       if (const auto* stop = std::get_if<StopTask>(&task)) {
         stopped = stop->reason;
         loop.stop();
       }
-    });
+    };
+    const Leader leader(
+        loop, options_of(listener->address()), addresses_of(1), send);
     const auto late =
         loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
     loop.run();
@@ -501,11 +506,9 @@ class NewerCoordinator {
 TEST(Leader, F70UnderstandsACoordinatorOfANewerMinorVersion) {
   net::Loop loop;
   NewerCoordinator coordinator(loop);
-  LeaderOptions options;
-  options.replica = {.incarnation = 7, .config = 5, .held = kFirst};
-  options.coordinator = coordinator.address();
-  options.addresses = {{"127.0.0.1", 1, 2}};
-  const Leader leader(loop, options, [](std::size_t, const RankTask&) {});
+  const Leader leader(
+      loop, options_of(coordinator.address()), addresses_of(1),
+      [](std::size_t, const RankTask&) {});
   const auto late = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
   loop.run();
   EXPECT_EQ(coordinator.run(), NewerCoordinator::kRun);
@@ -519,7 +522,7 @@ ReplicaAgentOptions agent_options(int rank) {
   options.rank.shard_rank = rank;
   options.rank.buckets = {4};
   options.ranks = 3;
-  options.siblings_timeout = milliseconds(300);
+  options.rank.timeouts.siblings = milliseconds(300);
   options.coordinator = {"127.0.0.1", 1};
   return options;
 }

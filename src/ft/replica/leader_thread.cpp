@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "ft/replica/leader.h"
 #include "net/authentication.h"
 #include "net/listener.h"
 #include "net/loop.h"
@@ -30,7 +31,7 @@ struct LeaderThread::Impl {
     net::Timer deadline;  // For its hello.
   };
 
-  Impl(LeaderThreadOptions given, std::function<void(const RankTask&)> takes)
+  Impl(ReplicaAgentOptions given, std::function<void(const RankTask&)> takes)
       : options(std::move(given)), own(std::move(takes)) {
     if (options.ranks > 1) {
       listen();
@@ -39,9 +40,9 @@ struct LeaderThread::Impl {
 
   void listen() {
     net::ListenerOptions listening;
-    listening.security = options.leader.security;
+    listening.security = options.rank.security;
     listening.connection.received_bytes_max = kEventBytesMax;
-    listening.connection.user_timeout = options.leader.timeouts.link;
+    listening.connection.user_timeout = options.rank.timeouts.link;
     // All ranks connect at the same moment.
     listening.unfinished_max = room();
     net::ListenerHandlers handlers;
@@ -65,7 +66,7 @@ struct LeaderThread::Impl {
            }});
     };
     listener =
-        net::Listener::listen(loop, {options.host, 0}, listening, handlers)
+        net::Listener::listen(loop, {options.rank.host, 0}, listening, handlers)
             .value();
   }
 
@@ -96,7 +97,7 @@ struct LeaderThread::Impl {
     Incarnation incarnation = 0;
     in >> rank_number >> incarnation;
     const bool expected = frame.type == type_of(RankFrame::kHello) && in &&
-        incarnation == options.leader.replica.incarnation && rank_number > 0 &&
+        incarnation == options.rank.incarnation && rank_number > 0 &&
         rank_number < static_cast<std::size_t>(options.ranks) &&
         !siblings.contains(rank_number);
     if (!expected) {
@@ -143,7 +144,8 @@ struct LeaderThread::Impl {
       lead();
       return;
     }
-    deadline = loop.after(options.siblings_timeout, [this] { give_up(); });
+    deadline =
+        loop.after(options.rank.timeouts.siblings, [this] { give_up(); });
   }
 
   // The ranks notice the end of their connections.
@@ -160,9 +162,10 @@ struct LeaderThread::Impl {
         missing += str(missing.empty() ? "" : ", ", i);
       }
     }
-    const std::string why = str(
-        "expected all ", options.ranks, " ranks of this replica within ",
-        seconds(options.siblings_timeout), " s, found none of rank ", missing);
+    const std::string why =
+        str("expected all ", options.ranks, " ranks of this replica within ",
+            seconds(options.rank.timeouts.siblings), " s, found none of rank ",
+            missing);
     started = false;  // Ranks that connect later are not led.
     listener.reset();
     forget_siblings();
@@ -176,7 +179,7 @@ struct LeaderThread::Impl {
       sibling->send(type_of(RankFrame::kHello), "0");
     }
     leader = std::make_unique<Leader>(
-        loop, options.leader,
+        loop, options, addresses,
         [this](std::size_t to, const RankTask& task) { send(to, task); });
     for (const auto& [from, event] : std::exchange(early, {})) {
       leader->received(from, event);
@@ -235,7 +238,8 @@ struct LeaderThread::Impl {
     }
   }
 
-  LeaderThreadOptions options;
+  const ReplicaAgentOptions options;
+  RankAddresses addresses;  // Of all ranks, once it is started.
   const std::function<void(const RankTask&)> own;
   net::Loop loop;
   std::unique_ptr<net::Listener> listener;
@@ -255,7 +259,7 @@ struct LeaderThread::Impl {
 };
 
 LeaderThread::LeaderThread(
-    LeaderThreadOptions options, std::function<void(const RankTask&)> own)
+    ReplicaAgentOptions options, std::function<void(const RankTask&)> own)
     : impl_(std::make_unique<Impl>(std::move(options), std::move(own))) {}
 
 LeaderThread::~LeaderThread() {
@@ -275,7 +279,7 @@ void LeaderThread::start(std::vector<RankAddress> addresses) {
   for (auto& address : addresses) {
     address.key = key;
   }
-  impl_->options.leader.addresses = std::move(addresses);
+  impl_->addresses = std::move(addresses);
   impl_->start();
   impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
 }

@@ -6,34 +6,21 @@
 // started.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
-#include "base/clock.h"
-#include "ft/replica/leader.h"
+#include "ft/replica/agent_options.h"
 #include "ft/replica/rank_messages.h"
 
 namespace sherd::ft {
-
-struct LeaderThreadOptions {
-  LeaderOptions leader;  // start() sets the addresses.
-  std::string host;      // Where it listens for the other ranks.
-  int ranks = 1;
-  // All ranks must have connected by then.
-  Duration siblings_timeout = std::chrono::seconds(60);
-  // A rank that has connected must have sent its number by then.
-  Duration hello_timeout = std::chrono::seconds(5);
-};
 
 class LeaderThread {
  public:
   // Listens. Calls `own`, in its thread, with each task for rank 0; one of them is a StopTask if
   // the other ranks do not connect. Throws Error if it cannot listen.
   LeaderThread(
-      LeaderThreadOptions options, std::function<void(const RankTask&)> own);
+      ReplicaAgentOptions options, std::function<void(const RankTask&)> own);
   // Ends the thread and all connections as soon as the ranks that were told to stop have received
   // that, or after a second.
   ~LeaderThread();

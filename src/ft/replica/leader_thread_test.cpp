@@ -69,12 +69,11 @@ class TestClient {
   net::Connector dial_;
 };
 
-LeaderThreadOptions options_of_two() {
-  LeaderThreadOptions options;
-  options.leader.replica = {
-      .incarnation = kIncarnation, .held = StateId{0, first_lineage(5, 1)}};
-  options.leader.coordinator = {"127.0.0.1", 1};  // Nobody listens there.
-  options.host = "127.0.0.1";
+ReplicaAgentOptions options_of_two() {
+  ReplicaAgentOptions options;
+  options.rank.incarnation = kIncarnation;
+  options.held = {0, first_lineage(5, 1)};
+  options.coordinator = {"127.0.0.1", 1};  // Nobody listens there.
   options.ranks = 2;
   return options;
 }

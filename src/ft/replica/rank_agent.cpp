@@ -230,8 +230,8 @@ void RankAgent::on(const InstallTask& task) {
   SHERD_ASSERT(fetched_.has_value(), "the leader installs what was fetched");
   // Installing overwrites the sum, which counterparts might still read.
   ring_->forget();
-  queue_.push(
-      InstallFetchedTask{task.serial, *std::exchange(fetched_, std::nullopt)});
+  fetched_->serial = task.serial;
+  queue_.push(*std::exchange(fetched_, std::nullopt));
 }
 
 // Only the last task counts; the gradients of earlier ones are obsolete.
@@ -454,9 +454,8 @@ void RankAgent::execute(
 }
 
 void RankAgent::execute(
-    const InstallFetchedTask& task, const TrainingCallbacks& program) {
+    const InstallFetchedTask& fetched, const TrainingCallbacks& program) {
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
-  const auto& fetched = task.fetched;
   reach("installing", fetched.state.step);
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
@@ -468,11 +467,11 @@ void RankAgent::execute(
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
     tell(InstalledEvent{
-        task.serial, fetched.state, digest_of(fetched.state, program)});
+        fetched.serial, fetched.state, digest_of(fetched.state, program)});
   } else {
     program.restore(fetched.state, *fetched.bytes);
     copied_ = true;
-    tell(InstalledEvent{task.serial, fetched.state});
+    tell(InstalledEvent{fetched.serial, fetched.state});
   }
   reach("installed", fetched.state.step);
 }

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 #include "base/worker_thread.h"
-#include "ft/replica/agent_timeouts.h"
+#include "ft/replica/agent_options.h"
 #include "ft/replica/rank_messages.h"
 #include "ft/replica/training_queue.h"
 #include "ft/ring/ring.h"
@@ -26,56 +26,8 @@
 #include "ft/transfer/sum_prefetcher.h"
 #include "ft/transfer/transfer_server.h"
 #include "net/loop.h"
-#include "net/security.h"
 
 namespace sherd::ft {
-
-// Hooks for failure tests; empty ones cost nothing.
-struct RankAgentTestHooks {
-  // Called at named points: in the program's thread at "given", "committed", "applied", "offered",
-  // "installing" and "installed"; in the loop at "joined" (with the number of the epoch),
-  // "reducing", "reduced", "voted" and "fetching"; in the leader's thread at "beat" (with its
-  // number).
-  std::function<void(const char* point, std::int64_t step)> reach;
-  // May change the sum of this step before its digest is computed; returns whether it did.
-  std::function<bool(std::int64_t step, float* sum)> spoil;
-  // Replaces the port of a counterpart.
-  std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
-};
-
-struct RankAgentOptions {
-  ReplicaId replica = 0;
-  Incarnation incarnation = 0;
-  int shard_rank = 0;
-
-  // ---- behaviour ----
-
-  // An address of this host at which counterparts reach this rank.
-  std::string host = "127.0.0.1";
-  net::Security security{};
-  AgentTimeouts timeouts{};
-  // The number of elements of this rank's gradients in each bucket; the same at its counterparts.
-  std::vector<std::int64_t> buckets;
-  // What each bucket contains, for hang reports; may be empty.
-  std::vector<std::string> bucket_names{};
-  // The program's digest is compared with those of the other replicas once in this many steps; 0
-  // turns this off.
-  int digest_every = 0;
-
-  // ---- performance ----
-
-  // Memory for the gradients and, behind them, their sum: twice as many floats as all buckets have.
-  // It must outlive the agent. If empty, the agent allocates memory that counterparts on this host
-  // read in place if they share theirs, too.
-  std::span<float> memory{};
-  // How many sums of past steps are kept for replicas that lack them. While a replica catches up,
-  // more are kept at both ends, up to sums_bytes_max.
-  int sums_kept = 2;
-  std::uint64_t sums_bytes_max = std::uint64_t{4} << 30U;
-  // The rate at which others may fetch states from this rank; 0 means no limit.
-  std::uint64_t fetch_bytes_per_s_max = 0;
-  RankAgentTestHooks hooks{};
-};
 
 // The program's part in tasks, called in its own thread. Their exceptions leave the method that has
 // called them.
@@ -206,7 +158,7 @@ class RankAgent {
   bool copied_ = false;
   std::unique_ptr<Fetch> fetch_;
   std::optional<SumPrefetcher> collector_;  // Only while it catches up.
-  std::optional<FetchedState> fetched_;
+  std::optional<InstallFetchedTask> fetched_;
   std::atomic<Activity> activity_{Activity::kIdle};  // The program's activity.
   // How often it has changed.
   std::atomic<std::uint64_t> activity_changes_{0};

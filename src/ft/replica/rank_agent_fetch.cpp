@@ -44,7 +44,7 @@ void RankAgent::on(const FetchStateTask& task) {
           failed_to_fetch(serial, bytes.status());
           return;
         }
-        fetched_ = FetchedState{
+        fetched_ = InstallFetchedTask{
             .is_sum = false,
             .commit = {},
             .state = state,
@@ -89,7 +89,7 @@ void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
                 " bytes, found ", sum.bytes.size())));
     return;
   }
-  fetched_ = FetchedState{
+  fetched_ = InstallFetchedTask{
       .is_sum = true,
       .commit = sum.commit,
       .state = sum.commit.result,

@@ -70,22 +70,8 @@ struct ReplicaAgent::Impl {
   // ---- rank 0 ----
 
   void lead() {
-    LeaderThreadOptions leading;
-    leading.leader.replica = {
-        .replica = options.rank.replica,
-        .incarnation = options.rank.incarnation,
-        .config = options.config,
-        .held = options.held};
-    leading.leader.coordinator = options.coordinator;
-    leading.leader.security = options.rank.security;
-    leading.leader.timeouts = options.rank.timeouts;
-    leading.leader.warms_up = options.warms_up;
-    leading.leader.reach = options.rank.hooks.reach;
-    leading.host = options.rank.host;
-    leading.ranks = options.ranks;
-    leading.siblings_timeout = options.siblings_timeout;
-    leader = std::make_unique<LeaderThread>(
-        std::move(leading), [this](const RankTask& task) {
+    leader =
+        std::make_unique<LeaderThread>(options, [this](const RankTask& task) {
           loop.post([this, task] { rank.take(task); });
         });
   }
@@ -94,13 +80,14 @@ struct ReplicaAgent::Impl {
 
   void dial(const net::HostAddress& first) {
     dial_once(first);
-    deadline = loop.after(options.siblings_timeout, [this] {
+    deadline = loop.after(options.rank.timeouts.siblings, [this] {
       retry.cancel();
       dialled.reset();
       lost_leader(Status(
           ErrorCode::kDeadlineExceeded,
-          str("it has not answered within ", seconds(options.siblings_timeout),
-              " s", dial_problem.empty() ? "" : ": ", dial_problem)));
+          str("it has not answered within ",
+              seconds(options.rank.timeouts.siblings), " s",
+              dial_problem.empty() ? "" : ": ", dial_problem)));
     });
   }
 

@@ -5,31 +5,13 @@
 // connect to rank 0. Thread rule: the training thread.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
-#include "base/clock.h"
-#include "ft/replica/leader.h"
+#include "ft/replica/agent_options.h"
 #include "ft/replica/rank_agent.h"
 
 namespace sherd::ft {
-
-struct ReplicaAgentOptions {
-  RankAgentOptions rank;
-  int ranks = 1;  // How many ranks the replica has.
-  // All ranks must have connected to rank 0 by then.
-  Duration siblings_timeout = std::chrono::seconds(60);
-
-  // ---- only rank 0 uses these ----
-
-  bool warms_up = false;  // See LeaderOptions.
-  net::HostAddress coordinator;
-  // A hash of what all replicas must have in common. Never 0.
-  std::uint64_t config = 1;
-  StateId held;
-};
 
 class ReplicaAgent {
  public:

@@ -16,17 +16,13 @@
 
 namespace sherd::ft {
 
-// A sum or a whole state, as fetched from another replica.
-struct FetchedState {
+// Installs a sum or a whole state, as fetched from another replica.
+struct InstallFetchedTask {
+  std::uint64_t serial = 0;  // That of the InstallTask.
   bool is_sum = false;
   Commit commit;  // The commit of the sum.
   StateId state;  // What the rank holds after the installation.
   std::shared_ptr<const std::string> bytes;
-};
-
-struct InstallFetchedTask {
-  std::uint64_t serial = 0;
-  FetchedState fetched;
 };
 
 // The sum of this attempt is complete here, but not decided yet.

@@ -205,7 +205,6 @@ struct ReplicaSession::Impl {
     starting.rank.fetch_bytes_per_s_max =
         static_cast<std::uint64_t>(options.fetch_bytes_per_s_max);
     starting.rank.timeouts = agent_timeouts(options.timeouts);
-    starting.siblings_timeout = options.timeouts.siblings;
     starting.ranks = world.size();
     starting.warms_up = options.warm_up;
     starting.coordinator = net::parse_host_address(options.coordinator);

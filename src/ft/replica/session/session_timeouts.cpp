@@ -89,6 +89,7 @@ AgentTimeouts agent_timeouts(const SessionTimeouts& timeouts) {
       .link = timeouts.link,
       .fetch = timeouts.fetch,
       .snapshot = timeouts.snapshot,
+      .siblings = timeouts.siblings,
       .leave = timeouts.leave,
       .linger = timeouts.linger};
 }

@@ -6,7 +6,7 @@
 
 #include <string>
 #include <sherd/ft/replica_session.h>
-#include "ft/replica/agent_timeouts.h"
+#include "ft/replica/agent_options.h"
 
 namespace sherd::ft {
 

@@ -34,6 +34,7 @@ TEST(SessionTimeouts, HaveTheDefaultsOfTheAgents) {
   EXPECT_EQ(from_session.link, own.link);
   EXPECT_EQ(from_session.fetch, own.fetch);
   EXPECT_EQ(from_session.snapshot, own.snapshot);
+  EXPECT_EQ(from_session.siblings, own.siblings);
   EXPECT_EQ(from_session.leave, own.leave);
   EXPECT_EQ(from_session.linger, own.linger);
 }
