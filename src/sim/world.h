@@ -262,7 +262,7 @@ class SimulatedWorld {
   void carry_out(Process& by, const ft::Tasks& tasks);
   void send_report(Process& from, ft::Report report);
   void send(const Envelope& envelope, const EventQueue::Action& arrive);
-  void join(Process& one, const ft::JoinTask& task);
+  void join(Process& one, const ft::EpochMembers& task);
   bool peers_are_linked(
       const std::vector<ft::Member>& members, std::size_t at) const;
   void blame(ft::ReplicaId by, ft::ReplicaId accused, const std::string& why);

@@ -93,11 +93,10 @@ void SimulatedWorld::carry_out(ft::CoordinatorDecisions decisions) {
   bool writes = false;
   bool commits = false;
   for (const auto& decision : decisions) {
-    if (const auto* append = std::get_if<ft::AppendRecord>(&decision.what)) {
+    if (const auto* record = std::get_if<ft::Record>(&decision.what)) {
       writes = true;
-      commits =
-          commits || std::holds_alternative<ft::CommitRecord>(append->record);
-      note(append->record);
+      commits = commits || std::holds_alternative<ft::CommitRecord>(*record);
+      note(*record);
     }
   }
   if (commits) {
@@ -122,11 +121,11 @@ void SimulatedWorld::carry_out(ft::CoordinatorDecisions decisions) {
 
 void SimulatedWorld::write(const ft::CoordinatorDecisions& decisions) {
   for (const auto& decision : decisions) {
-    if (const auto* append = std::get_if<ft::AppendRecord>(&decision.what)) {
+    if (const auto* record = std::get_if<ft::Record>(&decision.what)) {
       if (on_written_) {
-        on_written_(append->record);
+        on_written_(*record);
       }
-      ft::append(log_, append->record);
+      ft::append(log_, *record);
     }
   }
 }

@@ -87,7 +87,7 @@ struct SimulatedWorld::CarryOut {
   void operator()(const ft::ComputeTask& task) const {
     world.compute(by, task);
   }
-  void operator()(const ft::JoinTask& task) const { world.join(by, task); }
+  void operator()(const ft::EpochMembers& task) const { world.join(by, task); }
   void operator()(const ft::ReduceTask& task) const { world.reduce(by, task); }
   void operator()(const ft::StopReduceTask& /*task*/) const {
     world.stop_reducing(by);
@@ -131,7 +131,7 @@ void SimulatedWorld::carry_out(Process& by, const ft::Tasks& tasks) {
 
 // ---- connections ----
 
-void SimulatedWorld::join(Process& one, const ft::JoinTask& task) {
+void SimulatedWorld::join(Process& one, const ft::EpochMembers& task) {
   auto& connecting = connecting_[task.epoch];
   connecting.members = task.members;
   connecting.entered.insert(one.id);

@@ -138,8 +138,8 @@ Status CoordinatorServer::Impl::carry_out(
     const CoordinatorDecisions& decisions) {
   std::vector<Record> records;
   for (const auto& decision : decisions) {
-    if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
-      records.push_back(append->record);
+    if (const auto* record = std::get_if<Record>(&decision.what)) {
+      records.push_back(*record);
     }
   }
   if (auto status = store->append(records); !status.ok()) {
@@ -147,8 +147,8 @@ Status CoordinatorServer::Impl::carry_out(
   }
   log_size = store->size();
   for (const auto& decision : decisions) {
-    if (const auto* append = std::get_if<AppendRecord>(&decision.what)) {
-      board.wrote(append->record, decision.reason, real.now());
+    if (const auto* record = std::get_if<Record>(&decision.what)) {
+      board.wrote(*record, decision.reason, real.now());
     } else if (const auto* found = std::get_if<DetectedFault>(&decision.what)) {
       board.noticed(*found, decision.reason, real.now());
     } else {

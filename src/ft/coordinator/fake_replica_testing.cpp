@@ -148,7 +148,7 @@ void FakeReplica::carry_out_one(const Task& task) {
           // Computing takes no time, and cancelled work ends late.
           [](const auto&) {},
           // Another thread connects, so a replica that hangs joins as well.
-          [&](const JoinTask& join) {
+          [&](const EpochMembers& join) {
             after(Duration(0), [this, epoch = join.epoch] {
               carry_out(machine_.joined(epoch));
             });

@@ -473,7 +473,7 @@ std::optional<Instant> Coordinator::next_tick() const {
 void Coordinator::write(Record record, const std::string& reason) {
   append(history_, record);
   look_again();
-  decisions_.push_back({AppendRecord{std::move(record)}, reason});
+  decisions_.push_back({std::move(record), reason});
 }
 
 // The members, or what they have to do, have changed.

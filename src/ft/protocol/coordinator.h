@@ -79,9 +79,6 @@ struct CoordinatorOptions {
   Duration rejoin_max = std::chrono::seconds(4);
 };
 
-struct AppendRecord {
-  Record record;
-};
 struct SendView {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
@@ -93,8 +90,9 @@ struct DetectedFault {
   std::string counter;  // The metric that counts such faults; matches [a-z_]+.
   std::string culprit;
 };
+// A record is appended to the log.
 struct CoordinatorDecision {
-  std::variant<AppendRecord, SendView, DetectedFault> what;
+  std::variant<Record, SendView, DetectedFault> what;
   std::string reason;
 };
 using CoordinatorDecisions = std::vector<CoordinatorDecision>;
@@ -318,7 +316,7 @@ class Coordinator {
   std::vector<ReplicaId> member_ids_;
   Phase phase_ = Phase::kForming;
   std::map<ReplicaId, ReplicaEntry> replicas_;
-  std::optional<PlannedEpoch> planned_;
+  std::optional<EpochMembers> planned_;
   std::uint64_t number_ = 0;  // The number of the last epoch.
   // The configuration that replicas must have; 0 if unknown.
   std::uint64_t config_ = 0;

@@ -164,7 +164,7 @@ std::optional<ReplicaId> Coordinator::next_suspect() const {
 
 void Coordinator::begin_plan(
     std::vector<Member> members, const std::string& reason) {
-  planned_ = PlannedEpoch{next_epoch(), std::move(members)};
+  planned_ = EpochMembers{next_epoch(), std::move(members)};
   plan_until_ = now_ + options_.join_timeout;
   tell_all(reason);
 }

@@ -102,7 +102,7 @@ void Coordinator::go_on_from(const Recovery& recovery) {
   form_at_ = now_ + options_.settle;
   reconnect_until_ = now_ + options_.reconnect_timeout;
   auto memories = std::exchange(memories_, {});
-  for (const auto& life : recovery.lives) {
+  for (const auto& life : recovery.record->lives) {
     const auto found = memories.find({life.replica, life.incarnation});
     if (found != memories.end()) {
       take(found->second);

@@ -161,7 +161,7 @@ class CoordinatorScript {
         notices_.push_back(
             found->counter + " " + found->culprit + ": " + decision.reason);
       } else {
-        log_.push_back(std::get<AppendRecord>(decision.what).record);
+        log_.push_back(std::get<Record>(decision.what));
         reasons_.push_back(decision.reason);
       }
     }

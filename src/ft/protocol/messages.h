@@ -182,12 +182,10 @@ enum class EpochStage {
   kClosed,   // It commits nothing any more; the next epoch follows.
 };
 
-// An epoch that begins with the next commit, if all its members are connected to each other by
-// then. Training goes on meanwhile.
-struct PlannedEpoch {
+struct EpochMembers {
   Epoch epoch;
   std::vector<Member> members;
-  bool operator==(const PlannedEpoch&) const = default;
+  bool operator==(const EpochMembers&) const = default;
 };
 
 // A replica that is connected to the coordinator.
@@ -218,7 +216,9 @@ struct RunView {
   Epoch epoch;
   EpochStage stage = EpochStage::kClosed;
   std::vector<Member> members;  // In ring order.
-  std::optional<PlannedEpoch> planned;
+  // An epoch that begins with the next commit, if all its members are connected to each other by
+  // then. Training goes on meanwhile.
+  std::optional<EpochMembers> planned;
   std::vector<LiveReplica> peers;
   // The digest of the addressed replica, if it differs from most: the replica's current state was
   // made from wrong bits.

@@ -92,7 +92,7 @@ class ModelAccess {
   static void add(StateWords& words, const Instant& instant) {
     words.push_back(static_cast<std::uint64_t>(instant.count()));
   }
-  static void add(StateWords& words, const PlannedEpoch& planned) {
+  static void add(StateWords& words, const EpochMembers& planned) {
     add(words, planned.epoch);
     add(words, planned.members);
   }

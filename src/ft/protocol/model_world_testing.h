@@ -48,7 +48,7 @@ struct Process {
   // The task under way, and the one requested meanwhile.
   std::vector<ComputeTask> computing = {};
   std::optional<Contribution> gradients = {};
-  std::optional<JoinTask> joining = {};
+  std::optional<EpochMembers> joining = {};
   std::optional<ReduceTask> reducing = {};
   std::vector<Member> ring = {};  // The members of that epoch.
   std::optional<Commit> applying = {};
@@ -378,9 +378,8 @@ class Model {
     for (std::size_t i = 0; i < std::min(count, decisions.size()); ++i) {
       if (const auto* tell = std::get_if<SendView>(&decisions[i].what)) {
         send_order(state, *tell);
-      } else if (
-          const auto* append = std::get_if<AppendRecord>(&decisions[i].what)) {
-        written(state, append->record);
+      } else if (const auto* record = std::get_if<Record>(&decisions[i].what)) {
+        written(state, *record);
       }
     }
     if (count < decisions.size()) {
@@ -409,7 +408,7 @@ class Model {
         return;
       }
       state.disk->term = term;
-      written(state, std::get<AppendRecord>(decision.what).record);
+      written(state, std::get<Record>(decision.what));
       state.disk->term = newest;
     }
   }
@@ -476,7 +475,7 @@ class Model {
     for (const auto& task : tasks) {
       if (const auto* compute = std::get_if<ComputeTask>(&task)) {
         asked(state, self, *compute);
-      } else if (const auto* join = std::get_if<JoinTask>(&task)) {
+      } else if (const auto* join = std::get_if<EpochMembers>(&task)) {
         self.joining = *join;
       } else if (const auto* reduce = std::get_if<ReduceTask>(&task)) {
         self.reducing = *reduce;

@@ -238,10 +238,10 @@ Recovery recovery_of(const RecoveryQuestion& question) {
   if (!recovery.waits_for.empty()) {
     return recovery;
   }
-  recovery.lives = lives_of(answers);
+  const auto& lives = lives_of(answers);
   const auto& newest = newest_of(answers);
   const auto& canonical = newest.remembers->canonical;
-  const auto missing = who_is_missing(question, recovery.lives);
+  const auto missing = who_is_missing(question, lives);
   if (!missing.empty()) {
     recovery.waits_for =
         str("run ", recovery.run, " goes on from ", text_of(canonical),
@@ -253,7 +253,7 @@ Recovery recovery_of(const RecoveryQuestion& question) {
   for (const auto* one : answers) {
     recovery.term = std::max(recovery.term, one->remembers->term);
   }
-  recovery.record = record_of(question, newest, recovery.lives);
+  recovery.record = record_of(question, newest, lives);
   recovery.commit = voted_commit(question, *newest.remembers);
   recovery.waits_for = refusal_of(recovery, canonical);
   if (recovery.waits_for.empty()) {

@@ -31,8 +31,6 @@ struct RecoveryQuestion {
 struct Recovery {
   std::uint64_t run = 0;
   std::uint64_t term = 0;  // The last known term of the lost log.
-  // All replicas that were in the run, each with its last incarnation.
-  std::vector<IncarnationRecord> lives{};
   // Nullopt if recovery is not possible yet.
   std::optional<RecoveryRecord> record{};
   // The commit of a step that was voted for, to be appended after the record: the lost log may have

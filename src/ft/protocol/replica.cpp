@@ -187,7 +187,7 @@ void Replica::join() {
     if (epoch > joining_ &&
         find(members, identity_.replica, identity_.incarnation) != nullptr) {
       joining_ = epoch;
-      tasks_.emplace_back(JoinTask{epoch, members});
+      tasks_.emplace_back(EpochMembers{epoch, members});
     }
   };
   join_one(view_.epoch, view_.members);

@@ -41,7 +41,7 @@ std::vector<std::string> names(const Tasks& tasks) {
     std::string operator()(const ComputeTask& task) const {
       return "compute " + std::to_string(task.base.step + 1);
     }
-    std::string operator()(const JoinTask& task) const {
+    std::string operator()(const EpochMembers& task) const {
       return "join " + std::to_string(task.epoch.number);
     }
     std::string operator()(const ReduceTask& task) const {
@@ -213,7 +213,7 @@ TEST(Replica, NoticesALostPeerBeforeItReduces) {
 TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
-  view.planned = PlannedEpoch{{1, 2}, view.members};
+  view.planned = EpochMembers{{1, 2}, view.members};
   EXPECT_THAT(names(replica.received(view)), ElementsAre("join 2"));
   EXPECT_THAT(names(replica.joined({1, 2})), ElementsAre("report"));
   EXPECT_EQ(replica.report().joined, (Epoch{1, 2}));
@@ -229,7 +229,7 @@ TEST(Replica, JoinsWhatIsPlannedBesideWhatItReduces) {
 TEST(Replica, DoesNotReduceInAnEpochThatItLostWhileThatWasPlanned) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
-  view.planned = PlannedEpoch{{1, 2}, view.members};
+  view.planned = EpochMembers{{1, 2}, view.members};
   replica.received(view);
   replica.joined({1, 2});
   EXPECT_THAT(
@@ -246,7 +246,7 @@ TEST(Replica, DoesNotReduceInAnEpochThatItLostWhileThatWasPlanned) {
 TEST(Replica, WhatItSuspectsUnderWayOutlivesWhatItSuspectsOfAPlan) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
-  view.planned = PlannedEpoch{{1, 2}, view.members};
+  view.planned = EpochMembers{{1, 2}, view.members};
   replica.received(view);
   replica.damaged();
   replica.peer_lost({{1, 2}, 0, "refused"});
@@ -475,7 +475,7 @@ TEST(Replica, WhoIsAskedSaysWhatItRemembers) {
 TEST(Replica, APlanMayBeTakenBack) {
   auto replica = reducing();
   auto view = run_view_of({1, 1}, EpochStage::kRunning);
-  view.planned = PlannedEpoch{{1, 2}, view.members};
+  view.planned = EpochMembers{{1, 2}, view.members};
   replica.received(view);
   replica.received(run_view_of({1, 1}, EpochStage::kRunning));
   EXPECT_FALSE(replica.view().planned.has_value());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tasks that a replica's state machine (replica.h) gives to the processes of the replica. Most
-// of them go unchanged to every rank, encoded by ft/replica/rank_messages.h; JoinTask, CatchUpTask
-// and ReportTask are carried out by the leader only. Thread rule: values.
+// of them go unchanged to every rank, encoded by ft/replica/rank_messages.h; CatchUpTask and
+// ReportTask are carried out by the leader only, and so is EpochMembers: the replica connects to
+// these members, in addition to those of the current epoch. Thread rule: values.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,6 @@ struct ComputeTask {
   int replicas = 0;  // All members, including those that follow.
   int place = 0;     // This replica's index among them.
   bool operator==(const ComputeTask&) const = default;
-};
-// Connects to these members, in addition to those of the current epoch.
-struct JoinTask {
-  Epoch epoch;
-  std::vector<Member> members;
-  bool operator==(const JoinTask&) const = default;
 };
 // Sums the gradients of the last ComputeTask as they become ready.
 struct ReduceTask {
@@ -77,7 +72,7 @@ struct ReportTask {
 };
 using Task = std::variant<
     ComputeTask,
-    JoinTask,
+    EpochMembers,
     ReduceTask,
     StopReduceTask,
     ApplyTask,

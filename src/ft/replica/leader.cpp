@@ -277,7 +277,7 @@ void Leader::on(const ComputeTask& task) {
   send_all(task);
 }
 
-void Leader::on(const JoinTask& task) {
+void Leader::on(const EpochMembers& task) {
   const auto& peers = machine_.view().peers;
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
     RingMembership ring{task.epoch, {}};

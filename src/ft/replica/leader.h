@@ -74,7 +74,7 @@ class Leader {
     send_all(task);
   }
   void on(const ComputeTask& task);
-  void on(const JoinTask& task);
+  void on(const EpochMembers& task);
   void on(const ApplyTask& task);
   void on(const CatchUpTask& task);
   void on(const StopCatchUpTask& task);

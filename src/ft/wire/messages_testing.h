@@ -87,7 +87,7 @@ class RandomMessages {
     view.stage = static_cast<EpochStage>(below(3));
     view.members = members();
     view.planned =
-        maybe<PlannedEpoch>([&] { return PlannedEpoch{epoch(), members()}; });
+        maybe<EpochMembers>([&] { return EpochMembers{epoch(), members()}; });
     view.peers = some<LiveReplica>([&] {
       return LiveReplica{
           half(), word(), maybe<StateId>([&] { return state(); }),

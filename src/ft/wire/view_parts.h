@@ -30,7 +30,7 @@ enum class ViewPart {
 };
 
 template <typename Io>
-void fields(Io& io, Field<Io, PlannedEpoch>& planned) {
+void fields(Io& io, Field<Io, EpochMembers>& planned) {
   fields(io, planned.epoch);
   member_fields(io, planned.members);
 }
