@@ -454,8 +454,8 @@ void Leader::on(std::size_t rank, const BadGradientsEvent& event) {
   carry_out(machine_.bad_gradients(event.serial, fault));
 }
 
-void Leader::on(std::size_t rank, const LinkSpeedsEvent& event) {
-  link_speeds_[rank] = event.links;
+void Leader::on(std::size_t rank, const LinkSpeeds& links) {
+  link_speeds_[rank] = links;
 }
 
 void Leader::on(std::size_t rank, const TrainingProgress& progress) {

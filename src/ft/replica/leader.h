@@ -94,7 +94,7 @@ class Leader {
   void on(std::size_t rank, const LeaveEvent& event);
   void on(std::size_t rank, const FinishedEvent& event);
   void on(std::size_t rank, const BadGradientsEvent& event);
-  void on(std::size_t rank, const LinkSpeedsEvent& event);
+  void on(std::size_t rank, const LinkSpeeds& links);
 
   void send_all(const RankTask& task);
   void received_view(const net::Frame& frame);

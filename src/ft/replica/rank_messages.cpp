@@ -117,8 +117,8 @@ void fields(Io& io, Field<Io, InstalledEvent>& event) {
   io.maybe("a digest", event.digest);
 }
 template <typename Io>
-void fields(Io& io, Field<Io, LinkSpeedsEvent>& event) {
-  io.list("speeds of links", kLinkList, event.links);
+void fields(Io& io, Field<Io, LinkSpeeds>& links) {
+  io.list("speeds of links", kLinkList, links);
 }
 template <typename Io>
 void fields(Io&, Field<Io, LeaveEvent>&) {}

@@ -91,10 +91,7 @@ struct InstalledEvent {
   std::optional<StateDigest> digest{};
 };
 // How fast data arrive from this rank's counterparts, as far as known.
-struct LinkSpeedsEvent {
-  std::vector<LinkSpeed> links;
-  bool operator==(const LinkSpeedsEvent&) const = default;
-};
+using LinkSpeeds = std::vector<LinkSpeed>;
 // The program of this rank wants the replica to leave.
 struct LeaveEvent {};
 // The program of this rank makes no further steps; others may still need what this rank has.
@@ -113,7 +110,7 @@ using RankEvent = std::variant<
     LeaveEvent,
     FinishedEvent,
     BadGradientsEvent,
-    LinkSpeedsEvent>;
+    LinkSpeeds>;
 
 // How often each rank of a replica reports its activity to the leader. The leader receives at most
 // a few thousand such messages a second, however many ranks there are, as long as the interval does

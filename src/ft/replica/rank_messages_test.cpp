@@ -48,9 +48,9 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
       std::get<BadGradientsEvent>(event_of(bytes_of(RankEvent(bad))).value())
           .fault,
       bad.fault);
-  const LinkSpeedsEvent speeds{{{2, 5'000'000}}};
+  const LinkSpeeds speeds{{2, 5'000'000}};
   EXPECT_EQ(
-      std::get<LinkSpeedsEvent>(event_of(bytes_of(RankEvent(speeds))).value()),
+      std::get<LinkSpeeds>(event_of(bytes_of(RankEvent(speeds))).value()),
       speeds);
   const TrainingProgress progress{Activity::kReducing, 12, ReplicaId{2}};
   EXPECT_EQ(

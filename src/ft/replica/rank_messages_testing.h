@@ -89,8 +89,8 @@ inline RankEvent random_event(RandomMessages& random) {
     case 9:
       return BadGradientsEvent{random.word(), random.fault()};
     default:
-      return LinkSpeedsEvent{random.some<LinkSpeed>(
-          [&] { return LinkSpeed{random.half(), random.word()}; })};
+      return random.some<LinkSpeed>(
+          [&] { return LinkSpeed{random.half(), random.word()}; });
   }
 }
 

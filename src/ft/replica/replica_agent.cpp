@@ -175,8 +175,8 @@ struct ReplicaAgent::Impl {
 
   void send_heartbeat() {
     tell(rank.progress());
-    LinkSpeedsEvent speeds{rank.link_speeds()};
-    if (!(speeds == told_speeds)) {
+    auto speeds = rank.link_speeds();
+    if (speeds != told_speeds) {
       tell(speeds);
       told_speeds = std::move(speeds);
     }
@@ -206,7 +206,7 @@ struct ReplicaAgent::Impl {
   std::string dial_problem;
   net::Timer beats;
   bool leaving = false;
-  LinkSpeedsEvent told_speeds;
+  LinkSpeeds told_speeds;
   // Only in rank 0; ends before the rest.
   std::unique_ptr<LeaderThread> leader;
   std::jthread thread;

@@ -174,14 +174,8 @@ std::string ReplicaCheckpoints::load() {
 
 void ReplicaCheckpoints::save_if_due(
     const ReplicaSession& session, const TrainingStep& step) {
-  const auto held = step.step - 1;
-  if (!step.warms_up &&
-      saves_now(
-          {.step = held,
-           .save_every = impl_->options.save_every,
-           .place = step.place,
-           .replicas = step.replicas})) {
-    impl_->begin_save(held, session.state_name());
+  if (saves_before(step, impl_->options.save_every)) {
+    impl_->begin_save(step.step - 1, session.state_name());
   }
 }
 

@@ -6,20 +6,15 @@
 #pragma once
 
 #include <cstdint>
+#include <sherd/ft/replica_session.h>
 
 namespace sherd::ft {
 
-struct SaveSchedule {
-  std::int64_t step = 0;        // The step of the held state.
-  std::int64_t save_every = 0;  // 0 turns saving off.
-  int place = 0;                // This replica's index among the members.
-  int replicas = 1;             // How many members there are.
-};
-
-inline bool saves_now(const SaveSchedule& turn) {
-  return turn.save_every > 0 && turn.step > 0 && turn.replicas > 0 &&
-      turn.step % turn.save_every == 0 &&
-      turn.step / turn.save_every % turn.replicas == turn.place;
+// Whether this replica saves the state from which `next` is made; 0 turns saving off.
+inline bool saves_before(const TrainingStep& next, std::int64_t save_every) {
+  const auto held = next.step - 1;
+  return !next.warms_up && save_every > 0 && held > 0 && next.replicas > 0 &&
+      held % save_every == 0 && held / save_every % next.replicas == next.place;
 }
 
 }  // namespace sherd::ft

@@ -13,11 +13,12 @@ TEST(SaveSchedule, OneReplicaSavesWhatIsDueAndTheyTakeTurns) {
     for (std::int64_t step = 0; step <= 10 * 7 * 12; ++step) {
       int savers = 0;
       for (int place = 0; place < replicas; ++place) {
-        const bool mine = saves_now(
-            {.step = step,
-             .save_every = 10,
-             .place = place,
-             .replicas = replicas});
+        const bool mine = saves_before(
+            {.step = step + 1,
+             .samples = {},
+             .replicas = replicas,
+             .place = place},
+            10);
         savers += mine ? 1 : 0;
         saves[place] += mine ? 1 : 0;
       }
@@ -31,7 +32,8 @@ TEST(SaveSchedule, OneReplicaSavesWhatIsDueAndTheyTakeTurns) {
 
 TEST(SaveSchedule, NeverWithoutAnInterval) {
   for (std::int64_t step = 0; step < 5; ++step) {
-    EXPECT_FALSE(saves_now({.step = step}));
+    EXPECT_FALSE(
+        saves_before({.step = step + 1, .samples = {}, .replicas = 1}, 0));
   }
 }
 
