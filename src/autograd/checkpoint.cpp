@@ -78,7 +78,7 @@ struct SavedTensorSlot {
 struct StopRecomputation {};
 
 // Collects the tensors that fn saves when it is run again, in order.
-class Recomputation final : public SavedTensorHookFactory {
+class Recomputation {
  public:
   enum class ForwardStatus { kComplete, kUnderWay };
 
@@ -91,8 +91,6 @@ class Recomputation final : public SavedTensorHookFactory {
       missing_ += slot.awaited ? 1 : 0;
     }
   }
-
-  SavedTensorHooks make_hooks() override;
 
   void take(const at::Tensor& tensor, const SavedElements& elements) {
     const auto number = taken_++;
@@ -157,10 +155,6 @@ class RecomputedTensorHooks final : public torch::autograd::SavedVariableHooks {
   Recomputation* const run_;  // Packing follows making, within the run.
   SavedElements elements_;
 };
-
-SavedTensorHooks Recomputation::make_hooks() {
-  return std::make_unique<RecomputedTensorHooks>(this);
-}
 
 // One call of checkpoint(): how to run it again, and slots for the tensors that autograd would have
 // kept of the forward. The nodes of its graph own it. Thread rule: any thread.
@@ -253,7 +247,8 @@ class CheckpointedRegion {
     {
       const auto inputs = unpack_inputs();
       const ForwardStateScope state(state_);
-      const SavedTensorHookScope scope(&run);
+      const SavedTensorHookScope scope(
+          [&run] { return std::make_unique<RecomputedTensorHooks>(&run); });
       try {
         recompute_(inputs);
       } catch (
@@ -316,26 +311,15 @@ class CheckpointedTensorHooks final
   SavedElements kept_;
 };
 
-class CheckpointHookFactory final : public SavedTensorHookFactory {
- public:
-  explicit CheckpointHookFactory(std::shared_ptr<CheckpointedRegion> region)
-      : region_(std::move(region)) {}
-  SavedTensorHooks make_hooks() override {
-    return std::make_unique<CheckpointedTensorHooks>(region_);
-  }
-  CheckpointedRegion& region() { return *region_; }
-
- private:
-  const std::shared_ptr<CheckpointedRegion> region_;
-};
-
 }  // namespace
 
 struct CheckpointedForward::State {
-  explicit State(std::shared_ptr<CheckpointedRegion> region)
-      : factory(std::move(region)), scope(&factory) {}
-  CheckpointHookFactory factory;
-  SavedTensorHookScope scope;
+  explicit State(std::shared_ptr<CheckpointedRegion> forward)
+      : region(std::move(forward)), scope([this] {
+          return std::make_unique<CheckpointedTensorHooks>(region);
+        }) {}
+  const std::shared_ptr<CheckpointedRegion> region;
+  const SavedTensorHookScope scope;
 };
 
 CheckpointedForward::CheckpointedForward(
@@ -356,7 +340,7 @@ CheckpointedForward::CheckpointedForward(
 
 CheckpointedForward::~CheckpointedForward() {
   if (state_ != nullptr) {
-    state_->factory.region().complete();
+    state_->region->complete();
   }
 }
 

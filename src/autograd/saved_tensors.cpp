@@ -14,17 +14,16 @@ const SavedTensorHookScope*& innermost() {
 
 }  // namespace
 
-SavedTensorHookScope::SavedTensorHookScope(SavedTensorHookFactory* factory)
-    : factory_(factory),
+SavedTensorHookScope::SavedTensorHookScope(MakeHooks make_hooks)
+    : make_hooks_(std::move(make_hooks)),
       task_(torch::autograd::get_current_graph_task_id()),
       before_(std::exchange(innermost(), this)) {}
 
 SavedTensorHookScope::~SavedTensorHookScope() { innermost() = before_; }
 
 SavedTensorHooks SavedTensorHookScope::hooks() const {
-  return task_ == torch::autograd::get_current_graph_task_id()
-      ? factory_->make_hooks()
-      : nullptr;
+  return task_ == torch::autograd::get_current_graph_task_id() ? make_hooks_()
+                                                               : nullptr;
 }
 
 SavedTensorHooks saved_tensor_hooks() {

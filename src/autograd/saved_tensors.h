@@ -8,6 +8,7 @@
 // nesting, and an exception from hooks would pass through LibTorch's engine.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -15,26 +16,21 @@ namespace sherd::autograd {
 
 using SavedTensorHooks = std::unique_ptr<torch::autograd::SavedVariableHooks>;
 
-class SavedTensorHookFactory {
- public:
-  virtual ~SavedTensorHookFactory() = default;
-  // Returns hooks for a tensor that is about to be saved. They may be dropped unused.
-  virtual SavedTensorHooks make_hooks() = 0;
-};
-
-// REQUIRES: scopes of a thread end in reverse order; the factory outlives them.
+// REQUIRES: scopes of a thread end in reverse order.
 class SavedTensorHookScope {
  public:
-  explicit SavedTensorHookScope(SavedTensorHookFactory* factory);
+  // Returns hooks for a tensor that is about to be saved. They may be dropped unused.
+  using MakeHooks = std::function<SavedTensorHooks()>;
+  explicit SavedTensorHookScope(MakeHooks make_hooks);
   ~SavedTensorHookScope();
   SavedTensorHookScope(const SavedTensorHookScope&) = delete;
   SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
 
-  // Hooks of the factory, or null in a backward that began within the scope.
+  // Hooks for a tensor, or null in a backward that began within the scope.
   SavedTensorHooks hooks() const;
 
  private:
-  SavedTensorHookFactory* const factory_;
+  const MakeHooks make_hooks_;
   const int
       task_;  // LibTorch's number of the backward in which the scope began.
   const SavedTensorHookScope* const before_;
