@@ -2,18 +2,18 @@
 #include "shm/unix_socket.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <utility>
 #include "base/check.h"
+#include "base/hex.h"
 
 namespace sherd::shm {
 namespace {
@@ -61,20 +61,9 @@ bool is_same_user(const Descriptor& socket) {
 }
 
 std::string random_name() {
-  std::array<unsigned char, 16> bytes{};
-  std::size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t n = ::getrandom(&bytes[have], bytes.size() - have, 0);
-    SHERD_ASSERT(n > 0 || errno == EINTR, "getrandom never fails");
-    have += n > 0 ? static_cast<std::size_t>(n) : 0;
-  }
-  std::string name = "sherd-";
-  for (const unsigned char byte : bytes) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    name += kDigits[byte >> 4U];
-    name += kDigits[byte & 15U];
-  }
-  return name;
+  std::random_device random;
+  const auto word = [&] { return std::uint64_t{random()} << 32U | random(); };
+  return str("sherd-", hex(word()), hex(word()));
 }
 
 // Room for one descriptor that accompanies a message.
