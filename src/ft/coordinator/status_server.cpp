@@ -50,23 +50,19 @@ net::SocketAddress loopback_of(const net::HostAddress& address) {
   return net::resolve(host, address.port).value();
 }
 
-std::string bytes_of(const HttpAnswer& answer) {
-  const char* phrase = answer.code == 200 ? "OK"
-      : answer.code == 404                ? "Not Found"
-      : answer.code == 405                ? "Method Not Allowed"
-                                          : "Bad Request";
+std::string answer_of(
+    const char* status, const char* content_type, const std::string& body) {
   return str(
-      "HTTP/1.1 ", answer.code, " ", phrase,
-      "\r\nContent-Type: ", answer.content_type,
-      "\r\nContent-Length: ", answer.body.size(),
+      "HTTP/1.1 ", status, "\r\nContent-Type: ", content_type,
+      "\r\nContent-Length: ", body.size(),
       "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
       "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'"
       "\r\nConnection: close\r\n\r\n",
-      answer.body);
+      body);
 }
 
-HttpAnswer plain(int code, const char* text) {
-  return {code, "text/plain; charset=utf-8", text};
+std::string plain(const char* status, const char* text) {
+  return answer_of(status, "text/plain; charset=utf-8", text);
 }
 
 struct Client {
@@ -90,30 +86,31 @@ struct Client {
 
 }  // namespace
 
-HttpAnswer answer_to(const std::string& head, const RunStatus& status) {
+std::string answer_to(const std::string& head, const RunStatus& status) {
   const std::string_view line =
       std::string_view(head).substr(0, head.find("\r\n"));
   const auto path_at = line.find(' ');
   const auto path_end = line.rfind(" HTTP/1.");
   if (path_end == std::string_view::npos || path_at >= path_end) {
-    return plain(400, "expected a request of HTTP/1\n");
+    return plain("400 Bad Request", "expected a request of HTTP/1\n");
   }
   if (line.substr(0, path_at) != "GET") {
-    return plain(405, "expected GET\n");
+    return plain("405 Method Not Allowed", "expected GET\n");
   }
   auto path = line.substr(path_at + 1, path_end - path_at - 1);
   path = path.substr(0, path.find('?'));
   if (path == "/") {
-    return {200, "text/html; charset=utf-8", html_of(status)};
+    return answer_of("200 OK", "text/html; charset=utf-8", html_of(status));
   }
   if (path == "/metrics") {
-    return {
-        200, "text/plain; version=0.0.4; charset=utf-8", prometheus_of(status)};
+    return answer_of(
+        "200 OK", "text/plain; version=0.0.4; charset=utf-8",
+        prometheus_of(status));
   }
   if (path == "/status.json") {
-    return {200, "application/json", json_of(status)};
+    return answer_of("200 OK", "application/json", json_of(status));
   }
-  return plain(404, "expected /, /metrics or /status.json\n");
+  return plain("404 Not Found", "expected /, /metrics or /status.json\n");
 }
 
 struct StatusServer::Impl {
@@ -247,7 +244,7 @@ void StatusServer::Impl::finish_head(Client& client) {
     client.head.resize(end);
     want_status(client);
   } else if (client.head.size() > kHeadBytesMax) {
-    client.answer = bytes_of(plain(400, "expected a shorter request\n"));
+    client.answer = plain("400 Bad Request", "expected a shorter request\n");
   }
 }
 
@@ -275,7 +272,7 @@ void StatusServer::Impl::answer(Client& client) {
     status = shown;
   }
   client.waits_until.reset();
-  client.answer = bytes_of(answer_to(client.head, status));
+  client.answer = answer_to(client.head, status);
 }
 
 void StatusServer::Impl::answer_waiting(Instant now) {

@@ -41,13 +41,7 @@ class StatusServer {
   std::unique_ptr<Impl> impl_;
 };
 
-struct HttpAnswer {
-  int code = 200;
-  std::string content_type;
-  std::string body;
-};
-
-// The answer to the head of a request, which ends at the empty line.
-HttpAnswer answer_to(const std::string& head, const RunStatus& status);
+// The answer of HTTP to the head of a request, which ends at the empty line.
+std::string answer_to(const std::string& head, const RunStatus& status);
 
 }  // namespace sherd::ft
