@@ -122,7 +122,7 @@ class RankAgent {
   bool serve(const TrainingTask& task, const TrainingCallbacks& program);
   bool wait_for_decision(const TrainingCallbacks& program);
   void give(std::uint64_t serial, int bucket);
-  void fetched_sum(std::uint64_t serial, FetchedSum sum);
+  void fetched_sum(std::uint64_t serial, CommittedSum sum);
   void failed_to_fetch(std::uint64_t serial, const Status& why);
   // Posts to the loop. From any thread.
   void tell(RankEvent event);

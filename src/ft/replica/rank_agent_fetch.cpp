@@ -65,7 +65,7 @@ void RankAgent::on(const FetchStateTask& task) {
 void RankAgent::on(const FetchSumTask& task) {
   fetched_.reset();
   const auto donor = donor_at(task.donor);
-  const auto done = [this, serial = task.serial](Result<FetchedSum> sum) {
+  const auto done = [this, serial = task.serial](Result<CommittedSum> sum) {
     if (sum.ok()) {
       fetched_sum(serial, std::move(sum).value());
     } else {
@@ -79,21 +79,21 @@ void RankAgent::on(const FetchSumTask& task) {
 }
 
 // Sends the digest with the event, so that the leader can compare it with the commit.
-void RankAgent::fetched_sum(std::uint64_t serial, FetchedSum sum) {
-  if (sum.bytes.size() != sum_.size() * sizeof(float)) {
+void RankAgent::fetched_sum(std::uint64_t serial, CommittedSum sum) {
+  if (sum.bytes->size() != sum_.size() * sizeof(float)) {
     failed_to_fetch(
         serial,
         Status(
             ErrorCode::kPeerMismatch,
             str("[ft] expected a sum of ", sum_.size() * sizeof(float),
-                " bytes, found ", sum.bytes.size())));
+                " bytes, found ", sum.bytes->size())));
     return;
   }
   fetched_ = InstallFetchedTask{
       .is_sum = true,
       .commit = sum.commit,
       .state = sum.commit.result,
-      .bytes = std::make_shared<const std::string>(std::move(sum.bytes))};
+      .bytes = std::move(sum.bytes)};
   // The digest needs as much memory again. If anything else fails here, the process ends and is
   // restarted: a worker thread runs no job after one that failed.
   digests_thread_.post(

@@ -398,7 +398,7 @@ std::unique_ptr<Fetch> fetch_sum(
     const net::HostAddress& donor,
     const FetchOptions& options,
     const StateId& base,
-    std::function<void(Result<FetchedSum>)> done) {
+    std::function<void(Result<CommittedSum>)> done) {
   const auto impl = std::make_shared<Fetch::Impl>(
       loop, options, request_for(RequestKind::kFetchSum, options, base),
       [done = std::move(done)](Result<Fetched> result) {
@@ -407,7 +407,9 @@ std::unique_ptr<Fetch> fetch_sum(
           return;
         }
         Fetched fetched = std::move(result).value();
-        done(FetchedSum{fetched.answer.commit, std::move(fetched.bytes)});
+        done(CommittedSum{
+            fetched.answer.commit,
+            std::make_shared<const std::string>(std::move(fetched.bytes))});
       });
   impl->begin({donor});
   return std::make_unique<Fetch>(impl);

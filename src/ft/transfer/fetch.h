@@ -84,18 +84,19 @@ std::unique_ptr<Fetch> fetch_snapshot(
     const StateId& state,
     std::function<void(Result<std::string>)> done);
 
-struct FetchedSum {
-  // As the donor reports it; to be compared with what was committed.
+// A rank's part of the sum of a step.
+struct CommittedSum {
   Commit commit;
-  std::string bytes;
+  std::shared_ptr<const std::string> bytes;
 };
 
-// Fetches this rank's part of the sum that was committed on `base`.
+// Fetches this rank's part of the sum that was committed on `base`. The commit is as the donor
+// reports it, to be compared with what was committed.
 std::unique_ptr<Fetch> fetch_sum(
     net::Loop& loop,
     const net::HostAddress& donor,
     const FetchOptions& options,
     const StateId& base,
-    std::function<void(Result<FetchedSum>)> done);
+    std::function<void(Result<CommittedSum>)> done);
 
 }  // namespace sherd::ft

@@ -37,10 +37,7 @@ bool SumPrefetcher::take(
   }
   if (!sums_.empty() && sums_.front().commit.base == base) {
     handing_over_ = loop_.after(
-        Duration(0),
-        [done = std::move(done), sum = std::make_shared<FetchedSum>(pop())] {
-          done(std::move(*sum));
-        });
+        Duration(0), [done = std::move(done), sum = pop()] { done(sum); });
     return true;
   }
   if (!sums_.empty() || next_ != base) {
@@ -66,10 +63,10 @@ void SumPrefetcher::fetch_from(
   options.sum_timeout = sum_timeout;
   fetch_ = fetch_sum(
       loop_, donor, options, next_,
-      [this](Result<FetchedSum> result) { came(std::move(result)); });
+      [this](Result<CommittedSum> result) { came(std::move(result)); });
 }
 
-void SumPrefetcher::came(Result<FetchedSum> result) {
+void SumPrefetcher::came(Result<CommittedSum> result) {
   fetch_.reset();
   if (!result.ok()) {
     ++failures_;
@@ -87,21 +84,21 @@ void SumPrefetcher::came(Result<FetchedSum> result) {
     hand_over(std::move(result));
     return;
   }
-  bytes_ += result.value().bytes.size();
+  bytes_ += result.value().bytes->size();
   sums_.push_back(std::move(result).value());
   collect();
 }
 
-void SumPrefetcher::hand_over(Result<FetchedSum> result) {
+void SumPrefetcher::hand_over(Result<CommittedSum> result) {
   const Done taker = std::exchange(taker_, nullptr);
   taker(std::move(result));
 }
 
 // Afterwards there is room for another sum.
-FetchedSum SumPrefetcher::pop() {
-  FetchedSum sum = std::move(sums_.front());
+CommittedSum SumPrefetcher::pop() {
+  CommittedSum sum = std::move(sums_.front());
   sums_.pop_front();
-  bytes_ -= sum.bytes.size();
+  bytes_ -= sum.bytes->size();
   if (!fetch_) {
     collect();
   }

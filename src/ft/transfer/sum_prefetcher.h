@@ -19,7 +19,7 @@ namespace sherd::ft {
 
 class SumPrefetcher {
  public:
-  using Done = std::function<void(Result<FetchedSum>)>;
+  using Done = std::function<void(Result<CommittedSum>)>;
 
   // Begins with the sum after `state`. The donors are interchangeable: if one fails, the next is
   // asked. `bytes_max` limits the sums that are not taken yet; it may be exceeded by one sum. The
@@ -44,16 +44,16 @@ class SumPrefetcher {
  private:
   void collect();
   void fetch_from(const net::HostAddress& donor, Duration sum_timeout);
-  void came(Result<FetchedSum> result);
-  void hand_over(Result<FetchedSum> result);
-  FetchedSum pop();
+  void came(Result<CommittedSum> result);
+  void hand_over(Result<CommittedSum> result);
+  CommittedSum pop();
 
   net::Loop& loop_;
   const std::vector<net::HostAddress> donors_;
   const FetchOptions options_;
   const std::uint64_t bytes_max_;
   StateId next_;  // The sum after it is fetched next.
-  std::deque<FetchedSum> sums_;
+  std::deque<CommittedSum> sums_;
   std::uint64_t bytes_ = 0;
   std::size_t donor_ = 0;
   std::size_t failures_ = 0;  // Failures in a row.

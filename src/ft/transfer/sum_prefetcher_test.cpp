@@ -55,19 +55,21 @@ struct Collecting {
   }
   // Takes the sum of that step; returns false if it is neither here nor expected.
   bool take(
-      std::int64_t step, CapturedResult<FetchedSum>& heard, std::size_t donor) {
+      std::int64_t step,
+      CapturedResult<CommittedSum>& heard,
+      std::size_t donor) {
     return collector->take(state_of(step - 1), address(donor), heard.done());
   }
   void expect(std::int64_t step, std::size_t donor = 0) {
     SCOPED_TRACE(step);
-    CapturedResult<FetchedSum> heard;
+    CapturedResult<CommittedSum> heard;
     ASSERT_TRUE(take(step, heard, donor));
     EXPECT_FALSE(heard.any());  // It is called later.
     ASSERT_TRUE(heard.comes(loop));
     ASSERT_EQ(heard.failure(), "");
     EXPECT_EQ(heard.value().commit, commit_of(step));
     EXPECT_EQ(
-        heard.value().bytes,
+        *heard.value().bytes,
         *random_bytes(kSumBytes, static_cast<std::uint64_t>(step)));
   }
 
@@ -111,7 +113,7 @@ TEST(SumPrefetcher, GoesOnWithAnotherDonorWhenOneIsLost) {
 
 TEST(SumPrefetcher, HandsOverWhatIsStillToCome) {
   Collecting all;
-  CapturedResult<FetchedSum> early;
+  CapturedResult<CommittedSum> early;
   ASSERT_TRUE(all.take(11, early, 0));  // That donor refuses.
   ASSERT_TRUE(early.comes(all.loop));
   EXPECT_EQ(early.code(), ErrorCode::kFailedPrecondition);
@@ -128,7 +130,7 @@ TEST(SumPrefetcher, KnowsNothingOfOtherStates) {
   Collecting all;
   all.make(11, 13);
   ASSERT_TRUE(all.has(3));
-  CapturedResult<FetchedSum> heard;
+  CapturedResult<CommittedSum> heard;
   EXPECT_FALSE(
       all.collector->take(state_of(11, 9), all.address(0), heard.done()));
   EXPECT_FALSE(all.collector->take(state_of(5), all.address(0), heard.done()));
@@ -145,7 +147,7 @@ TEST(SumPrefetcher, EndsWhenNobodyIsLeftAndMayBeAskedAgain) {
   TransferServer other(all.loop, {}, [] {});
   other.set_run(kRun);
   other.keep(commit_of(11), random_bytes(kSumBytes, 11));
-  CapturedResult<FetchedSum> heard;
+  CapturedResult<CommittedSum> heard;
   ASSERT_TRUE(all.collector->take(
       state_of(10), {"127.0.0.1", other.port()}, heard.done()));
   ASSERT_TRUE(heard.comes(all.loop));
@@ -170,8 +172,8 @@ TEST(SumPrefetcher, CallsOnlyWhoTookLast) {
   Collecting all;
   all.make(11, 12);
   ASSERT_TRUE(all.has(2));
-  CapturedResult<FetchedSum> dropped;
-  CapturedResult<FetchedSum> heard;
+  CapturedResult<CommittedSum> dropped;
+  CapturedResult<CommittedSum> heard;
   ASSERT_TRUE(all.take(11, dropped, 0));
   ASSERT_TRUE(all.take(12, heard, 0));
   ASSERT_TRUE(heard.comes(all.loop));

@@ -32,7 +32,7 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
     const std::int64_t held = held_.begin()->first;
     from = std::min(from.value_or(held), held);
   }
-  const auto is_needed = [&](const StoredSum& sum) {
+  const auto is_needed = [&](const CommittedSum& sum) {
     return from.has_value() && sum.commit.base.step >= *from;
   };
   while (sums_.size() > limits_.kept &&
@@ -42,9 +42,9 @@ void SumStore::trim(Instant now, std::optional<std::int64_t> step_in_use) {
   }
 }
 
-const StoredSum* SumStore::find(const StateId& base) const {
+const CommittedSum* SumStore::find(const StateId& base) const {
   const auto at = std::ranges::find_if(
-      sums_, [&](const StoredSum& sum) { return sum.commit.base == base; });
+      sums_, [&](const CommittedSum& sum) { return sum.commit.base == base; });
   return at == sums_.end() ? nullptr : &*at;
 }
 

@@ -14,13 +14,9 @@
 #include <string>
 #include "base/clock.h"
 #include "ft/protocol/messages.h"
+#include "ft/transfer/fetch.h"
 
 namespace sherd::ft::transfer {
-
-struct StoredSum {
-  Commit commit;
-  std::shared_ptr<const std::string> bytes;
-};
 
 class SumStore {
  public:
@@ -39,7 +35,7 @@ class SumStore {
   void trim(Instant now, std::optional<std::int64_t> step_in_use);
 
   // Null if there is none. The next keep() or trim() may invalidate the pointer.
-  const StoredSum* find(const StateId& base) const;
+  const CommittedSum* find(const StateId& base) const;
   // Whether the sum is not here but may still be made, because it comes after the last one.
   bool may_come(const StateId& base) const;
   // "the sums that made steps 5 to 8".
@@ -49,7 +45,7 @@ class SumStore {
 
  private:
   const Limits limits_;
-  std::deque<StoredSum> sums_;            // Ascending.
+  std::deque<CommittedSum> sums_;         // Ascending.
   std::uint64_t bytes_ = 0;               // The size of sums_.
   std::map<std::int64_t, Instant> held_;  // Keyed by step.
 };

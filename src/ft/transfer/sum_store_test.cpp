@@ -19,7 +19,7 @@ constexpr std::optional<std::int64_t> kNobody;
 std::vector<std::int64_t> steps(const SumStore& store) {
   std::vector<std::int64_t> found;
   for (std::int64_t step = 1; step <= 100; ++step) {
-    if (const StoredSum* sum = store.find(state_of(step - 1))) {
+    if (const CommittedSum* sum = store.find(state_of(step - 1))) {
       EXPECT_EQ(sum->commit, commit_of(step));
       found.push_back(step);
     }

@@ -155,10 +155,8 @@ std::unique_ptr<Fetch> fetch(
     return fetch_snapshot(loop, {donor}, options, state_of(1), done);
   }
   return fetch_sum(
-      loop, donor, options, state_of(0), [done](Result<FetchedSum> sum) {
-        done(
-            sum.ok() ? Result<std::string>(std::move(sum).value().bytes)
-                     : sum.status());
+      loop, donor, options, state_of(0), [done](Result<CommittedSum> sum) {
+        done(sum.ok() ? Result<std::string>(*sum.value().bytes) : sum.status());
       });
 }
 

@@ -253,7 +253,7 @@ bool TransferServer::Impl::answer_snapshot(RequesterConnection& requester) {
 
 bool TransferServer::Impl::answer_sum(RequesterConnection& requester) {
   const TransferRequest& request = *requester.request();
-  if (const StoredSum* sum = sums.find(request.state)) {
+  if (const CommittedSum* sum = sums.find(request.state)) {
     requester.serve(
         {.kind = RequestKind::kFetchSum,
          .commit = sum->commit,

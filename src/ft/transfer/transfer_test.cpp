@@ -45,8 +45,8 @@ struct Donor {
     EXPECT_TRUE(heard.comes(loop));
     return heard;
   }
-  CapturedResult<FetchedSum> sum_after(const StateId& base) {
-    CapturedResult<FetchedSum> heard;
+  CapturedResult<CommittedSum> sum_after(const StateId& base) {
+    CapturedResult<CommittedSum> heard;
     const auto fetch = fetch_sum(loop, address(), options, base, heard.done());
     EXPECT_TRUE(heard.comes(loop));
     return heard;
@@ -398,7 +398,7 @@ TEST(FetchSum, BringsTheCommitAndItsBytes) {
     ASSERT_EQ(heard.failure(), "");
     EXPECT_EQ(heard.value().commit, commit_of(step));
     EXPECT_EQ(
-        heard.value().bytes,
+        *heard.value().bytes,
         *random_bytes(1000, static_cast<std::uint64_t>(step)));
   }
 }
@@ -421,10 +421,10 @@ TEST(FetchSum, WaitsForOneThatIsToComeWhenAskedTo) {
   // This sum never comes: the one after step 0 was made from another state.
   EXPECT_EQ(
       donor.sum_after(state_of(0, 9)).code(), ErrorCode::kFailedPrecondition);
-  CapturedResult<FetchedSum> heard;
+  CapturedResult<CommittedSum> heard;
   const auto fetch = fetch_sum(
       donor.loop, donor.address(), donor.options, state_of(3), heard.done());
-  CapturedResult<FetchedSum> rolled_back;
+  CapturedResult<CommittedSum> rolled_back;
   const auto other = fetch_sum(
       donor.loop, donor.address(), donor.options, state_of(4, 9),
       rolled_back.done());
