@@ -63,7 +63,7 @@ PARTS = {
         ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
         torch=False),
     "ft/ring": Part(
-        ("base", "net", "shm", "ft/protocol"), torch=False),
+        ("base", "net", "shm", "ft/protocol", "ft/wire"), torch=False),
     "ft/transfer": Part(
         ("base", "net", "ft/protocol", "ft/wire"), torch=False),
     # Decisions, and the sizes of messages: nothing that opens a socket.

@@ -6,10 +6,15 @@
 #include <cmath>
 #include "base/crc32c.h"
 #include "base/printable.h"
+#include "ft/wire/fields.h"
 #include "net/bytes.h"
 
 namespace sherd::ft::ring {
 namespace {
+
+using wire::Field;
+using wire::FieldReader;
+using wire::FieldWriter;
 
 constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
 constexpr std::uint16_t kVersion = 3;
@@ -26,25 +31,53 @@ std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
   return std::string(bytes.data(), bytes.size()) + payload;
 }
 
+// What is between the kind and the factor.
+template <typename Io>
+void header_fields(Io& io, Field<Io, FrameHeader>& header) {
+  fields(io, header.epoch);
+  io.number("step", header.step);
+  io.number("slice", header.slice);
+  io.number("bucket", header.bucket);
+  io.number("segment", header.segment);
+  io.number("ring step", header.ring_step);
+  io.number("first element", header.first_element);
+  io.number("payload bytes", header.payload_bytes);
+  io.number("payload checksum", header.payload_checksum);
+  io.number("place", header.place);
+  io.number("lease", header.lease);
+}
+
+// All but the proof.
+template <typename Io>
+void handshake_fields(Io& io, Field<Io, Handshake>& handshake) {
+  io.number("run", handshake.run);
+  io.number("replica", handshake.from);
+  io.number("incarnation", handshake.from_incarnation);
+  io.number("replica called", handshake.to);
+  io.number("incarnation called", handshake.to_incarnation);
+  io.number("shard rank", handshake.shard_rank);
+  io.number("members", handshake.members);
+  io.number("window", handshake.window);
+  io.number("chunk", handshake.chunk_elements);
+  io.number("buckets", handshake.buckets);
+  io.number("elements", handshake.elements);
+  io.number("layout", handshake.layout);
+  io.number("process of the memory", handshake.memory.process);
+  io.number("descriptor of the memory", handshake.memory.descriptor);
+  io.number("bytes of the memory", handshake.memory.bytes);
+  io.number("key of the memory", handshake.memory_key);
+  io.number("challenge", handshake.challenge);
+}
+
 }  // namespace
 
 HeaderBytes bytes_of(const FrameHeader& header) {
-  net::ByteWriter out;
+  FieldWriter io;
+  auto& out = io.out;
   out.u32(kMagic);
   out.u16(kVersion);
   out.u16(static_cast<std::uint16_t>(header.kind));
-  out.u64(header.epoch.term);
-  out.u64(header.epoch.number);
-  out.i64(header.step);
-  out.i64(header.slice);
-  out.u32(header.bucket);
-  out.u16(header.segment);
-  out.u16(header.ring_step);
-  out.i64(header.first_element);
-  out.u32(header.payload_bytes);
-  out.u32(header.payload_checksum);
-  out.u64(header.place);
-  out.u64(header.lease);
+  header_fields(io, header);
   out.u32(std::bit_cast<std::uint32_t>(header.factor));
   out.u32(crc32c(out.bytes()));
   SHERD_ASSERT(out.bytes().size() == kHeaderBytes);
@@ -55,7 +88,8 @@ HeaderBytes bytes_of(const FrameHeader& header) {
 
 Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   const std::string_view view(bytes.data(), bytes.size());
-  net::ByteReader in(view);
+  FieldReader io{net::ByteReader(view)};
+  auto& in = io.in;
   const auto magic = in.u32("magic");
   const auto version = in.u16("version");
   if (magic != kMagic) {
@@ -75,23 +109,15 @@ Result<FrameHeader> parse_header(const HeaderBytes& bytes) {
   }
   FrameHeader header;
   const auto kind = in.u16("kind");
-  header.epoch.term = in.u64("term");
-  header.epoch.number = in.u64("epoch");
-  header.step = in.i64("step");
-  header.slice = in.i64("slice");
-  header.bucket = in.u32("bucket");
-  header.segment = in.u16("segment");
-  header.ring_step = in.u16("ring step");
-  header.first_element = in.i64("first element");
-  header.payload_bytes = in.u32("payload bytes");
-  header.payload_checksum = in.u32("payload checksum");
-  header.place = in.u64("place");
-  header.lease = in.u64("lease");
+  header_fields(io, header);
   header.factor = std::bit_cast<float>(in.u32("factor"));
   if (kind < static_cast<std::uint16_t>(FrameKind::kHandshake) ||
       kind > static_cast<std::uint16_t>(FrameKind::kChallenge)) {
     return Status(
         ErrorCode::kPeerMismatch, str("expected a known frame, found ", kind));
+  }
+  if (!in.ok()) {
+    return in.finish("header of a frame");
   }
   header.kind = static_cast<FrameKind>(kind);
   const bool is_text =
@@ -114,52 +140,25 @@ std::size_t bytes_after(const FrameHeader& header) {
   return header.kind == FrameKind::kSharedData ? 0 : header.payload_bytes;
 }
 
-namespace {
-
-// Writes everything except the proof.
-void write_fields(net::ByteWriter& out, const Handshake& handshake) {
-  out.u64(handshake.run);
-  out.u32(handshake.from);
-  out.u64(handshake.from_incarnation);
-  out.u32(handshake.to);
-  out.u64(handshake.to_incarnation);
-  out.u32(handshake.shard_rank);
-  out.u32(handshake.members);
-  out.u32(handshake.window);
-  out.u64(handshake.chunk_elements);
-  out.u64(handshake.buckets);
-  out.u64(handshake.elements);
-  out.u64(handshake.layout);
-  out.u32(handshake.memory.process);
-  out.u32(handshake.memory.descriptor);
-  out.u64(handshake.memory.bytes);
-  out.u64(handshake.memory_key);
-  out.u64(handshake.challenge);
-}
-
-}  // namespace
-
 net::MessageCode proof_of(
     const Epoch& epoch,
     const Handshake& handshake,
     const RingKey& key,
     std::uint64_t challenge) {
-  net::ByteWriter secret;
-  secret.u64(key.high);
-  secret.u64(key.low);
-  net::ByteWriter said;
-  said.u64(challenge);
-  said.u64(epoch.term);
-  said.u64(epoch.number);
-  write_fields(said, handshake);
-  return net::message_code(secret.bytes(), said.bytes());
+  FieldWriter secret;
+  fields(secret, key);
+  FieldWriter said;
+  said.number("challenge", challenge);
+  fields(said, epoch);
+  handshake_fields(said, handshake);
+  return net::message_code(secret.out.bytes(), said.out.bytes());
 }
 
 std::string frame_of(const Epoch& epoch, const Handshake& handshake) {
-  net::ByteWriter out;
-  write_fields(out, handshake);
-  out.raw({handshake.proof.data(), handshake.proof.size()});
-  return frame(FrameKind::kHandshake, epoch, out.take());
+  FieldWriter io;
+  handshake_fields(io, handshake);
+  io.out.raw({handshake.proof.data(), handshake.proof.size()});
+  return frame(FrameKind::kHandshake, epoch, io.out.take());
 }
 
 std::string challenge_frame(std::uint64_t challenge) {
@@ -189,28 +188,12 @@ Result<std::uint64_t> parse_challenge(std::string_view payload) {
 }
 
 Result<Handshake> parse_handshake(std::string_view payload) {
-  net::ByteReader in(payload);
+  FieldReader io{net::ByteReader(payload)};
   Handshake handshake;
-  handshake.run = in.u64("run");
-  handshake.from = in.u32("replica");
-  handshake.from_incarnation = in.u64("incarnation");
-  handshake.to = in.u32("replica called");
-  handshake.to_incarnation = in.u64("incarnation called");
-  handshake.shard_rank = in.u32("shard rank");
-  handshake.members = in.u32("members");
-  handshake.window = in.u32("window");
-  handshake.chunk_elements = in.u64("chunk");
-  handshake.buckets = in.u64("buckets");
-  handshake.elements = in.u64("elements");
-  handshake.layout = in.u64("layout");
-  handshake.memory.process = in.u32("process of the memory");
-  handshake.memory.descriptor = in.u32("descriptor of the memory");
-  handshake.memory.bytes = in.u64("bytes of the memory");
-  handshake.memory_key = in.u64("key of the memory");
-  handshake.challenge = in.u64("challenge");
-  const auto proof = in.raw("proof", handshake.proof.size());
+  handshake_fields(io, handshake);
+  const auto proof = io.in.raw("proof", handshake.proof.size());
   std::ranges::copy(proof, handshake.proof.begin());
-  return in.finish("hello of a ring", handshake);
+  return io.in.finish("hello of a ring", handshake);
 }
 
 Result<RingEnding> parse_ending(std::string_view payload) {
