@@ -422,7 +422,9 @@ void release(const at::Tensor& parameter, const at::Tensor& plain) {
   parameter.set_data(plain);
 }
 
-ExcludeParamKeyScope::ExcludeParamKeyScope() : no_key_(kParamKey) {}
+c10::impl::ExcludeDispatchKeyGuard exclude_param_key() {
+  return c10::impl::ExcludeDispatchKeyGuard(kParamKey);
+}
 
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage) {
   return parameter.key_set().has(kParamKey) && parameter.has_storage() &&

@@ -62,13 +62,7 @@ void release(const at::Tensor& parameter, const at::Tensor& plain);
 // like silently replace both.
 bool is_adopted(const at::Tensor& parameter, const ManagedStorage& storage);
 
-// While it lives, operators on this thread announce nothing.
-class ExcludeParamKeyScope {
- public:
-  ExcludeParamKeyScope();
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard no_key_;
-};
+// While the result lives, operators on this thread announce nothing.
+[[nodiscard]] c10::impl::ExcludeDispatchKeyGuard exclude_param_key();
 
 }  // namespace sherd::autograd

@@ -52,8 +52,8 @@ bool BackwardUpdateTable::run(
   if (update == nullptr) {
     return false;
   }
-  const autograd::ExcludeParamKeyScope
-      silent;  // These uses are the engine's own.
+  // These uses are the engine's own.
+  const auto silent = autograd::exclude_param_key();
   update->update(places_[parameter].index, 0, average.contiguous().view({-1}));
   return true;
 }

@@ -75,7 +75,7 @@ Status broadcast(
     const std::string& what) {
   const at::NoGradGuard no_grad;
   // The model's lock may be held; a parameter that announces itself would wait for it.
-  const autograd::ExcludeParamKeyScope no_announcements;
+  const auto no_announcements = autograd::exclude_param_key();
   std::vector<at::Tensor> on_host;  // Tensors on the host, and copies there.
   for (const auto& tensor : tensors) {
     on_host.push_back(tensor.is_cpu() ? tensor : tensor.detach().cpu());

@@ -142,7 +142,7 @@ void DdpEngine::run_hook(
         {model_.trainable[index].name, place_in(gradients, index)});
   }
   // The model's lock may be held meanwhile; a parameter that announces itself would wait for it.
-  const autograd::ExcludeParamKeyScope no_announcements;
+  const auto no_announcements = autograd::exclude_param_key();
   CommHookGroup group(
       transport, "gradients of " + buckets_.units[u].name, compares_calls_);
   options_.hook->reduce(bucket, group);
@@ -254,7 +254,7 @@ void DdpEngine::run_buffer_hook() {
   for (const auto& buffer : model_.buffers) {
     buffers.emplace_back(buffer.name, buffer.tensor);
   }
-  const autograd::ExcludeParamKeyScope no_announcements;
+  const auto no_announcements = autograd::exclude_param_key();
   CommHookGroup group(
       {.messages = *buffer_transport_,
        .collectives = buffer_collectives_.get()},
