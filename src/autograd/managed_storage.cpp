@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/managed_storage.h"
 
-#include <utility>
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 

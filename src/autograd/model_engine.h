@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <type_traits>
 #include <utility>
 #include "autograd/backward.h"
 #include "base/status.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/connection_core.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 #include "base/check.h"

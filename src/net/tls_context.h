@@ -4,7 +4,6 @@
 // TLS 1.3 only, no tickets and no session resumption. Thread rule: one thread.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <asio/ssl/context.hpp>
 #include "net/channel.h"

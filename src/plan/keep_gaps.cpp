@@ -2,7 +2,6 @@
 #include "plan/keep_gaps.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include "base/check.h"

@@ -6,7 +6,6 @@
 #include <string>
 #include "base/check.h"
 #include "base/hash.h"
-#include "plan/arithmetic.h"
 #include "plan/budget.h"
 #include "plan/farthest_next_use.h"
 #include "plan/gaps.h"

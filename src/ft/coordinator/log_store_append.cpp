@@ -3,11 +3,9 @@
 // How the log is written. Each transaction checks that the file is still the one that was opened
 // and that no other coordinator has begun a term, so the content of the log is never in doubt.
 #include <sys/stat.h>
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <utility>
 #include <variant>
 
 #include "base/check.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/status_board.h"
 
-#include <algorithm>
 #include <utility>
 #include <variant>
 

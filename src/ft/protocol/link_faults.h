@@ -7,7 +7,6 @@
 // rule: values.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>

@@ -9,10 +9,8 @@
 // docs/design/ring_reduce.md. Thread rule: pure functions.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace sherd::ft {

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <deque>
 #include <optional>
-#include <string>
 #include <vector>
 #include "base/clock.h"
 #include "ft/ring/framed_socket.h"

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,7 +14,6 @@
 #include <vector>
 #include "base/clock.h"
 #include "ft/protocol/messages.h"
-#include "net/host_address.h"
 #include "net/loop.h"
 #include "net/security.h"
 

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include "base/check.h"
 #include "base/status.h"
 #include "ft/wire/codec.h"

@@ -5,7 +5,6 @@
 #include "ft/wire/view_parts.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <iterator>
 #include <optional>
