@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"

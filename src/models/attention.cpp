@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/attention.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 #include <ATen/TensorOperators.h>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>

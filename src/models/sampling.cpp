@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <tuple>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/multinomial.h>

@@ -2,7 +2,6 @@
 #include <filesystem>
 #include <system_error>
 #include <sherd/data/tokenizer.h>
-#include "base/check.h"
 #include "base/digest.h"
 #include "base/mapped_file.h"
 #include "base/replace_file.h"

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/model.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/tokenizer/decoder.h"
 
-#include <optional>
 #include <string_view>
 #include "data/tokenizer/byte_alphabet.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
-#include <map>
-#include <utility>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
 #include "base/digest.h"

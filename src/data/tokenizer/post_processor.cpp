@@ -2,7 +2,6 @@
 #include "data/tokenizer/post_processor.h"
 
 #include <string>
-#include <vector>
 
 namespace sherd::data {
 namespace {
