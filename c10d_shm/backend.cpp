@@ -228,7 +228,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
     const c10::intrusive_ptr<c10d::Store>& store,
     const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& opts) {
-  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  const auto own = std::ranges::find(ranks, rank_);
   if (own == ranks.end()) {
     return nullptr;
   }

@@ -67,14 +67,14 @@ Result<GroupMembers> group_members(
     members.push_back(handle.value());
   }
   if (order == MemberOrder::kByRank) {
-    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+    std::ranges::sort(members, [](const auto& a, const auto& b) {
       return std::tie(a.global_rank, a.id) < std::tie(b.global_rank, b.id);
     });
   }
   GroupMembers group{.rank = -1, .global_ranks = {}};
   for (const MemberHandle& member : members) {
     const auto same = [&](const auto& other) { return other.id == member.id; };
-    if (std::count_if(members.begin(), members.end(), same) > 1) {
+    if (std::ranges::count_if(members, same) > 1) {
       return invalid(
           str("[c10d_shm] reconfigure: expected each handle once, found ",
               member.to_text(), " twice"));

@@ -191,7 +191,7 @@ void with_typed(Inputs inputs, const Function& function) {
   std::vector<const T*> many(inputs.size() > kFew ? inputs.size() : 0);
   const std::span<const T*> typed =
       many.empty() ? std::span(few).first(inputs.size()) : std::span(many);
-  std::transform(inputs.begin(), inputs.end(), typed.begin(), at<T>);
+  std::ranges::transform(inputs, typed.begin(), at<T>);
   function(std::span<const T* const>(typed));
 }
 

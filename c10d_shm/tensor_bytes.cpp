@@ -184,7 +184,7 @@ void CallMemory::writes(const std::vector<at::Tensor>& tensors) {
 
 WriteTiming CallMemory::write_timing() const {
   auto ranges = ranges_;
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+  std::ranges::sort(ranges, [](const Range& a, const Range& b) {
     return std::less<>()(a.begin, b.begin);
   });
   // How far the ranges reach that begin earlier: all of them, and those that are written.

@@ -62,7 +62,7 @@ Registered description_of(const at::Tensor& tensor) {
   all.begin_bytes = tensor.storage_offset() * tensor.element_size();
   all.dtype = static_cast<std::int64_t>(tensor.scalar_type());
   all.dimensions = tensor.dim();
-  std::copy(tensor.sizes().begin(), tensor.sizes().end(), all.sizes.begin());
+  std::ranges::copy(tensor.sizes(), all.sizes.begin());
   return all;
 }
 

@@ -40,9 +40,8 @@ class AllToAll {
   bool all_equal() const {
     const std::size_t size = arguments_.sources[0].size();
     const auto same = [&](Bytes piece) { return piece.size() == size; };
-    return std::all_of(
-               arguments_.sources.begin(), arguments_.sources.end(), same) &&
-        std::all_of(arguments_.targets.begin(), arguments_.targets.end(), same);
+    return std::ranges::all_of(arguments_.sources, same) &&
+        std::ranges::all_of(arguments_.targets, same);
   }
   std::byte* place(int source, int target) const {
     return communicator_.buffer(source) +

@@ -122,7 +122,7 @@ void P2pChannel::receive(P2pMessage message) {
 
 bool P2pChannel::idle() const {
   return receives_.empty() &&
-      std::all_of(others_.begin(), others_.end(), [](const PeerQueues& peer) {
+      std::ranges::all_of(others_, [](const PeerQueues& peer) {
            return peer.headers_waiting.empty() &&
                peer.replies_waiting.empty() && peer.sent.empty() &&
                peer.outgoing.empty() && peer.incoming.empty();
@@ -283,9 +283,8 @@ bool P2pChannel::match() {
 // Returns false if no such header has arrived; otherwise the message is on its way.
 bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   PeerQueues& peer = others_[index(rank)];
-  const auto found = std::find_if(
-      peer.arrived.begin(), peer.arrived.end(),
-      [&](const ReceivedHeader& each) {
+  const auto found =
+      std::ranges::find_if(peer.arrived, [&](const ReceivedHeader& each) {
         return each.header.tag == message.tag;
       });
   if (found == peer.arrived.end()) {
@@ -432,8 +431,8 @@ Status P2pChannel::blame_late_peer() {
   }
   for (int r = 0; r < peers_->ranks(); ++r) {
     const PeerQueues& peer = others_[index(r)];
-    if (std::any_of(
-            peer.sent.begin(), peer.sent.end(),
+    if (std::ranges::any_of(
+            peer.sent,
             [&](const auto& each) { return is_late(each.second); }) ||
         is_late_first(peer.outgoing) || is_late_first(peer.incoming)) {
       return peers_->blame(r);

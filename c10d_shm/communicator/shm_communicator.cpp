@@ -177,7 +177,7 @@ std::size_t ShmCommunicator::largest_piece() const {
     return all.largest();
   }
   const auto offered = all.offered(rank());
-  return ranks() == 1 ? 0 : *std::max_element(offered.begin(), offered.end());
+  return ranks() == 1 ? 0 : *std::ranges::max_element(offered);
 }
 
 std::byte* ShmCommunicator::scratch(std::size_t bytes) {

@@ -41,7 +41,7 @@ std::pair<std::string, std::string> split(const std::string& name) {
 }
 
 bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 // An embedding tells replicate() that its gradient is sparse.

@@ -126,7 +126,7 @@ class PosixFileSystem final : public FileSystem {
     if (error && error != std::errc::no_such_file_or_directory) {
       return failed("list", path, error.message());
     }
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return names;
   }
 

@@ -144,10 +144,7 @@ class FullStateGather {
       const auto whole = receive(sources);
       if (visited.ok()) {
         visited = status_of(
-            [&, &key = key] {
-              visit(key.section, key.name, whole);
-              return Status();
-            },
+            [&, &key = key] { visit(key.section, key.name, whole); },
             ErrorCode::kFailedPrecondition);
       }
     }
@@ -363,11 +360,7 @@ class FullStateScatter {
   void take(const PieceSource& source, const at::Tensor& part) {
     auto& target = targets_[source.piece];
     const auto taken = status_of(
-        [&] {
-          write(target, part);
-          return Status();
-        },
-        ErrorCode::kFailedPrecondition,
+        [&] { write(target, part); }, ErrorCode::kFailedPrecondition,
         str("[ckpt] ", TensorKey{target.section, target.shard.name}.text(),
             ": "));
     if (taken_.ok()) {

@@ -157,7 +157,7 @@ class CheckpointLoader {
     for (const auto& key : missing_) {
       report_.missing.push_back(key.text());
     }
-    std::sort(report_.missing.begin(), report_.missing.end());
+    std::ranges::sort(report_.missing);
     SHERD_CHECK(
         !options_.strict || report_.missing.empty(), "[ckpt] ",
         reader_.folder(), ": expected all that the job has, found no ",

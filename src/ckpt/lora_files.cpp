@@ -117,7 +117,7 @@ bool is_off(const Json& value) {
 
 bool is_list_of_names(const Json& value) {
   const auto is_name = [](const Json& item) { return item.is_string(); };
-  return value.is_array() && std::all_of(value.begin(), value.end(), is_name);
+  return value.is_array() && std::ranges::all_of(value, is_name);
 }
 
 // Reads an adapter_config.json.

@@ -42,9 +42,8 @@ std::string of_tensor(const TensorInfo& info) {
 }
 
 void check_name(const std::string& name, const std::string& where) {
-  const bool control = std::any_of(name.begin(), name.end(), [](char c) {
-    return (c >= 0 && c < ' ') || c == '\x7f';
-  });
+  const bool control = std::ranges::any_of(
+      name, [](char c) { return (c >= 0 && c < ' ') || c == '\x7f'; });
   SHERD_CHECK(
       !name.empty() && !control && name != kMetadata, where,
       "expected a name of a tensor, without control characters, found ",

@@ -146,7 +146,6 @@ struct CheckpointSaver::Impl {
     const auto read = status_of(
         [&] {
           there = ckpt::CheckpointReader(place).manifest().values == values;
-          return Status();
         },
         ErrorCode::kUnavailable);
     return read.ok() && there;

@@ -359,7 +359,7 @@ Result<std::vector<std::int64_t>> complete_steps(
       steps.push_back(step);
     }
   }
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   return steps;
 }
 

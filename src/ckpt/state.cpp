@@ -80,8 +80,8 @@ at::Tensor in_place(const at::Tensor& tensor) {
 }  // namespace
 
 void CheckpointAccess::check_section(const std::string& section) {
-  const bool fine = !section.empty() &&
-      std::all_of(section.begin(), section.end(), [](char c) {
+  const bool fine =
+      !section.empty() && std::ranges::all_of(section, [](char c) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
             (c >= '0' && c <= '9') || c == '_' || c == '-';
       });
@@ -365,12 +365,10 @@ bool CheckpointAccess::may_contain(
   }
   const auto dot = name.find('.');
   return dot != std::string::npos &&
-      std::any_of(
-             state.optimizers_.begin(), state.optimizers_.end(),
-             [&](const auto& entry) {
-               return entry.section == section &&
-                   entry.slices.contains(name.substr(dot + 1));
-             });
+      std::ranges::any_of(state.optimizers_, [&](const auto& entry) {
+           return entry.section == section &&
+               entry.slices.contains(name.substr(dot + 1));
+         });
 }
 
 void CheckpointAccess::before_load(const CheckpointState& state) {

@@ -159,10 +159,7 @@ void load_tensor_files(
     const ImportOptions& options) {
   CheckpointAccess::before_load(state);
   const auto mine = status_of(
-      [&] {
-        ckpt::load(files, state, world.rank(), options);
-        return Status();
-      },
+      [&] { ckpt::load(files, state, world.rank(), options); },
       ErrorCode::kFailedPrecondition);
   agree(ckpt::ranks_of(world), mine, "loading tensors").throw_if_failed();
   CheckpointAccess::publish(state);

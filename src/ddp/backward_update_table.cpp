@@ -40,7 +40,7 @@ std::shared_ptr<void> BackwardUpdateTable::take(BackwardUpdate given) {
 }
 
 bool BackwardUpdateTable::writes() const {
-  return std::any_of(places_.begin(), places_.end(), [](const Place& place) {
+  return std::ranges::any_of(places_, [](const Place& place) {
     const auto update = place.update.lock();
     return update != nullptr && update->writes;
   });

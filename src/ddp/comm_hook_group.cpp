@@ -99,8 +99,8 @@ void CommHookGroup::all_reduce_mean(const at::Tensor& tensor) {
 void CommHookGroup::all_reduce_mean(
     const at::Tensor& tensor, const std::vector<int>& ranks) {
   SHERD_CHECK(
-      std::is_sorted(ranks.begin(), ranks.end()) &&
-          std::find(ranks.begin(), ranks.end(), rank()) != ranks.end() &&
+      std::ranges::is_sorted(ranks) &&
+          std::ranges::find(ranks, rank()) != ranks.end() &&
           ranks.front() >= 0 && ranks.back() < size(),
       "[ddp] a hook named ranks to reduce among; expected ascending ones of "
       "the ",
@@ -120,7 +120,7 @@ void CommHookGroup::reduce_scatter_mean(
   SHERD_CHECK(
       tensor.defined() && tensor.dim() == 1 &&
           cuts.size() == static_cast<std::size_t>(size()) + 1 &&
-          std::is_sorted(cuts.begin(), cuts.end()) && cuts.front() == 0 &&
+          std::ranges::is_sorted(cuts) && cuts.front() == 0 &&
           cuts.back() == tensor.numel(),
       "[ddp] a hook's reduce_scatter_mean: expected a 1-D tensor and ",
       size() + 1, " cuts that ascend from 0 to its elements");

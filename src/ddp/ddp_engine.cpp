@@ -57,10 +57,9 @@ bool trains(
     std::span<const autograd::ParameterUse> uses,
     std::string_view operator_name) {
   return operator_name != "aten::clone" &&
-      std::any_of(
-             uses.begin(), uses.end(), [](const autograd::ParameterUse& use) {
-               return use.tensor->requires_grad();
-             });
+      std::ranges::any_of(uses, [](const autograd::ParameterUse& use) {
+           return use.tensor->requires_grad();
+         });
 }
 
 // The bytes of a bucket's gradients as they are sent.
@@ -406,7 +405,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
 void DdpEngine::learn_order(const std::vector<int>& ready) {
   std::vector<int> mine;  // Without repetitions: a gradient may come in parts.
   for (const int p : ready) {
-    if (std::find(mine.begin(), mine.end(), p) == mine.end()) {
+    if (std::ranges::find(mine, p) == mine.end()) {
       mine.push_back(p);
     }
   }

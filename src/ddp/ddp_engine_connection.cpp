@@ -65,7 +65,7 @@ void DdpEngine::check_on_device(
 
 int DdpEngine::index() const {
   return static_cast<int>(
-      std::find(ranks_.begin(), ranks_.end(), world().rank()) - ranks_.begin());
+      std::ranges::find(ranks_, world().rank()) - ranks_.begin());
 }
 
 void DdpEngine::open(const std::vector<int>& order) {
@@ -260,10 +260,7 @@ void DdpEngine::run_buffer_hook() {
        .collectives = buffer_collectives_.get()},
       "buffers", compares_calls_);
   const auto status = status_of(
-      [&] {
-        options_.buffer_hook(buffers, group);
-        return Status();
-      },
+      [&] { options_.buffer_hook(buffers, group); },
       ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: ");
   if (!status.ok()) {
     fail(status);

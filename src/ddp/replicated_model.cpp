@@ -115,8 +115,7 @@ ReplicatedModel collect_model(
   std::set<std::string> left(ignored.begin(), ignored.end());
   std::set<const c10::TensorImpl*> seen;
   const auto taken = [&](const std::string& name, const at::Tensor& tensor) {
-    const bool wanted =
-        std::find(ignored.begin(), ignored.end(), name) == ignored.end();
+    const bool wanted = std::ranges::find(ignored, name) == ignored.end();
     left.erase(name);
     return wanted && tensor.defined() &&
         seen.insert(tensor.unsafeGetTensorImpl()).second;
@@ -162,8 +161,8 @@ void check_delayed(
     const ReplicatedModel& model, const std::vector<std::string>& delayed) {
   for (const auto& name : delayed) {
     SHERD_CHECK(
-        std::any_of(
-            model.trainable.begin(), model.trainable.end(),
+        std::ranges::any_of(
+            model.trainable,
             [&](const auto& item) { return item.name == name; }),
         "[ddp] options.delayed names '", name,
         "'; expected a trainable parameter of the module with dense gradients");
@@ -196,8 +195,7 @@ Buckets make_buckets(
   std::vector<plan::BucketItem> items;
   const auto is_delayed = [&](int index) {
     const auto& name = trainable[static_cast<std::size_t>(index)].name;
-    return std::find(options.delayed.begin(), options.delayed.end(), name) !=
-        options.delayed.end();
+    return std::ranges::find(options.delayed, name) != options.delayed.end();
   };
   for (const auto& parameter : trainable) {
     const auto index = static_cast<int>(items.size());

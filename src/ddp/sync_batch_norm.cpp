@@ -55,7 +55,7 @@ class BatchNormGroup {
     auto* mine = row.mutable_data_ptr<double>();
     mine[0] = layer;
     mine[1] = static_cast<double>(pass);
-    std::copy(values.begin(), values.end(), mine + kHead);
+    std::ranges::copy(values, mine + kHead);
     auto rows = world::Collectives(*transport_, "the " + text_of(mine), kTag)
                     .all_gather(row);
     if (!rows.ok()) {
@@ -132,7 +132,7 @@ at::Tensor tensor_of(
   const auto tensor = at::empty(
       {static_cast<std::int64_t>(numbers.size())},
       at::TensorOptions().dtype(at::kDouble));
-  std::copy(numbers.begin(), numbers.end(), tensor.mutable_data_ptr<double>());
+  std::ranges::copy(numbers, tensor.mutable_data_ptr<double>());
   return tensor.to(options);
 }
 
@@ -424,8 +424,7 @@ void synchronise_batch_norm(torch::nn::Module& module, const World& world) {
   std::string mine;
   for (const auto& item : module.named_modules()) {
     auto* layer = item.value()->as<SyncBatchNormImpl>();
-    if (layer != nullptr &&
-        std::find(layers.begin(), layers.end(), layer) == layers.end()) {
+    if (layer != nullptr && std::ranges::find(layers, layer) == layers.end()) {
       const auto channels = layer->options.num_features();
       layers.push_back(layer);
       names.push_back(item.key().empty() ? "(root)" : item.key());

@@ -89,14 +89,14 @@ Agreement agree(
       return mismatch(requests, i, world_ranks, unit_names);
     }
   }
-  const bool equal = std::all_of(
-      requests.begin(), requests.end(),
+  const bool equal = std::ranges::all_of(
+      requests,
       [&](const CollectiveRequest& request) { return request == requests[0]; });
   if (equal) {
     return {AgreementOutcome::kAllAgree, requests[0], ""};
   }
-  const auto first = std::find_if(
-      requests.begin(), requests.end(), [](const CollectiveRequest& request) {
+  const auto first =
+      std::ranges::find_if(requests, [](const CollectiveRequest& request) {
         return request.kind == CollectiveKind::kUnshard;
       });
   return {AgreementOutcome::kAssist, *first, ""};

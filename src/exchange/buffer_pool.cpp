@@ -40,9 +40,9 @@ BufferPool::~BufferPool() {
 }
 
 BufferPool::Block* BufferPool::find_kept(std::int64_t bytes) {
-  const auto found = std::find_if(
-      blocks_.begin(), blocks_.end(),
-      [&](const Block& block) { return !block.lent && block.bytes == bytes; });
+  const auto found = std::ranges::find_if(blocks_, [&](const Block& block) {
+    return !block.lent && block.bytes == bytes;
+  });
   return found == blocks_.end() ? nullptr : &*found;
 }
 
@@ -70,9 +70,8 @@ void* BufferPool::borrow(std::int64_t bytes) {
 }
 
 void BufferPool::give_back(void* memory) {
-  const auto found = std::find_if(
-      blocks_.begin(), blocks_.end(),
-      [&](const Block& block) { return block.memory == memory; });
+  const auto found = std::ranges::find_if(
+      blocks_, [&](const Block& block) { return block.memory == memory; });
   SHERD_ASSERT(found != blocks_.end() && found->lent);
   found->lent = false;
   lent_bytes_ -= found->bytes;

@@ -98,7 +98,6 @@ at::Tensor CodedShards::own(UnitId unit, int flat, std::uint64_t generation) {
               spec_of(which).unsharded_dtype(),
               own.coded.narrow(0, 0, bytes_of(which)));
         }
-        return Status();
       },
       ErrorCode::kFailedPrecondition, failed(which))
       .throw_if_failed();
@@ -116,7 +115,6 @@ void CodedShards::decode(
         if (part.numel() > 0) {
           coder_->decode(which, coded.narrow(0, 0, bytes_of(which)), part);
         }
-        return Status();
       },
       ErrorCode::kFailedPrecondition, failed(which))
       .throw_if_failed();
@@ -130,10 +128,7 @@ std::unique_ptr<world::Transfer> CodedShards::decoded(
   return std::make_unique<DecodedTransfer>(
       std::move(incoming), [this, which, coded, part] {
         return status_of(
-            [&] {
-              decode(which, coded, part);
-              return Status();
-            },
+            [&] { decode(which, coded, part); },
             ErrorCode::kFailedPrecondition);
       });
 }

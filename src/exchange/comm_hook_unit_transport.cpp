@@ -142,7 +142,7 @@ class CommHookUnitTransport final : public UnitTransport {
     const auto& flats = model_.unit(unit).flats;
     return model_.overwrites_gradients && model_.replicates() &&
         !reduced_once_.contains(unit) &&
-        std::all_of(flats.begin(), flats.end(), [](const FlatSpec& flat) {
+        std::ranges::all_of(flats, [](const FlatSpec& flat) {
              return !flat.trainable || flat.slot_dtype() == flat.dtype;
            });
   }
@@ -170,10 +170,7 @@ class CommHookUnitTransport final : public UnitTransport {
     const at::NoGradGuard no_grad;
     copy_given_gradients(model_.unit(unit), options, flats);
     if (auto status = status_of(
-            [&] {
-              hook_.reduce(unit, flats, {.messages = *transport_});
-              return Status();
-            },
+            [&] { hook_.reduce(unit, flats, {.messages = *transport_}); },
             ErrorCode::kFailedPrecondition,
             str("[exchange] the hook that reduces ", model_.unit(unit).name,
                 " failed: "));

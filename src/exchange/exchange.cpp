@@ -69,15 +69,14 @@ plan::ElementRange owned(
 }
 
 bool is_cast(const UnitSpec& unit) {
-  return std::any_of(
-      unit.flats.begin(), unit.flats.end(),
-      [](const FlatSpec& flat) { return flat.is_cast() || flat.coded; });
+  return std::ranges::any_of(unit.flats, [](const FlatSpec& flat) {
+    return flat.is_cast() || flat.coded;
+  });
 }
 
 bool starts_frozen(const UnitSpec& unit) {
-  return std::all_of(
-      unit.flats.begin(), unit.flats.end(),
-      [](const FlatSpec& flat) { return flat.starts_frozen; });
+  return std::ranges::all_of(
+      unit.flats, [](const FlatSpec& flat) { return flat.starts_frozen; });
 }
 
 std::size_t trainable_parameters(const UnitSpec& unit) {

@@ -109,7 +109,7 @@ class HierarchicalUnitTransport final : public UnitTransport {
   }
   bool wanted_on(const UnitGather& gather, int host) const {
     const auto& ranks = map_.on(host);
-    return std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+    return std::ranges::any_of(ranks, [&](int rank) {
       return gather.receivers[static_cast<std::size_t>(rank)];
     });
   }

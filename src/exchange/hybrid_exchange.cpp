@@ -24,7 +24,7 @@ namespace sherd::exchange {
 namespace {
 
 bool any(const std::vector<bool>& marks) {
-  return std::find(marks.begin(), marks.end(), true) != marks.end();
+  return std::ranges::find(marks, true) != marks.end();
 }
 
 // Memory of LibTorch's allocator, of the stream that is current when it is taken.
@@ -451,7 +451,7 @@ Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
   }
   for (auto& waiting : waiting_) {
     waiting.made = waiting.made || all_at_end ||
-        std::find(ended.begin(), ended.end(), waiting.unit) != ended.end();
+        std::ranges::find(ended, waiting.unit) != ended.end();
   }
   take_ended_across();
   for (auto next = waiting_.begin(); next != waiting_.end();) {

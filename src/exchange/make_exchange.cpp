@@ -119,9 +119,8 @@ Kind kind_for(std::span<const int> ranks_by_host) {
   if (ranks_by_host.size() == 1) {
     return Kind::kSharedMemory;
   }
-  const bool any_share = std::any_of(
-      ranks_by_host.begin(), ranks_by_host.end(),
-      [](int ranks) { return ranks > 1; });
+  const bool any_share =
+      std::ranges::any_of(ranks_by_host, [](int ranks) { return ranks > 1; });
   return any_share ? Kind::kHierarchical : Kind::kCollective;
 }
 
@@ -325,8 +324,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
   auto hosts = world::ranks_by_host(world, ranks);
   for (auto& host : hosts) {
     for (auto& rank : host) {  // Their positions from here on.
-      rank = static_cast<int>(
-          std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+      rank = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
     }
   }
   return make_collective_exchange_with(

@@ -56,7 +56,7 @@ void combine_scalars(
     }
   }
   if (op == ScalarReduceOp::kSame) {
-    std::copy(same.begin(), same.end(), out);
+    std::ranges::copy(same, out);
   }
 }
 

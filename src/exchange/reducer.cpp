@@ -86,7 +86,7 @@ void Reducer::set_order(const std::vector<UnitId>& order) {
     }
     known[u] = true;
   };
-  std::for_each(order.begin(), order.end(), add);
+  std::ranges::for_each(order, add);
   for (std::size_t u = 0; u < states_.size(); ++u) {
     add(static_cast<UnitId>(u));
   }
@@ -103,8 +103,7 @@ void Reducer::expect(const std::vector<bool>& unexpected) {
       unit.awaited[t] = parameters_[p].tensor.requires_grad() &&
           !(p < unexpected.size() && unexpected[p]);
     }
-    unit.missing = static_cast<int>(
-        std::count(unit.awaited.begin(), unit.awaited.end(), true));
+    unit.missing = static_cast<int>(std::ranges::count(unit.awaited, true));
   }
 }
 
@@ -377,7 +376,7 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
   auto* mark = marks.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < units.size(); ++i) {
     const auto& used = state(units[i]).used;
-    mark[i] = std::find(used.begin(), used.end(), true) != used.end() ? 1 : 0;
+    mark[i] = std::ranges::find(used, true) != used.end() ? 1 : 0;
   }
   if (auto status = exchange_.all_reduce(marks, ScalarReduceOp::kMax);
       !status.ok()) {
@@ -393,10 +392,8 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
 bool Reducer::is_used(UnitId unit) const {
   const auto u = static_cast<std::size_t>(unit);
   const auto& used = states_[u].used;
-  return std::find(used.begin(), used.end(), true) != used.end() ||
-      std::any_of(trainable_[u].begin(), trainable_[u].end(), [&](int p) {
-           return keeps(p);
-         });
+  return std::ranges::find(used, true) != used.end() ||
+      std::ranges::any_of(trainable_[u], [&](int p) { return keeps(p); });
 }
 
 // One end of backward: starts what is left and learns who is late.
@@ -417,8 +414,8 @@ Result<BackwardOutcome> Reducer::round(
   for (std::size_t u = 0; u < states_.size() && outcome.ok(); ++u) {
     const auto& used = outcome.value().used[u];
     reduced_.set_gradients(static_cast<UnitId>(u), used);
-    used_by_any_[u] = used_by_any_[u] ||
-        std::find(used.begin(), used.end(), true) != used.end();
+    used_by_any_[u] =
+        used_by_any_[u] || std::ranges::find(used, true) != used.end();
   }
   return outcome;
 }
@@ -470,7 +467,7 @@ Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
     return first.status();
   }
   const auto& late = first.value().late;
-  if (std::find(late.begin(), late.end(), true) == late.end()) {
+  if (std::ranges::find(late, true) == late.end()) {
     return first.value().diverged;
   }
   for (std::size_t u = 0; u < late.size(); ++u) {

@@ -81,8 +81,7 @@ class Reducer {
   bool partial() const { return partial_; }
   // Whether some rank had a gradient in the last backward that was finished; the same on all ranks.
   bool any_used() const {
-    return std::find(used_by_any_.begin(), used_by_any_.end(), true) !=
-        used_by_any_.end();
+    return std::ranges::find(used_by_any_, true) != used_by_any_.end();
   }
   // Whether some rank had hooks at the end of the last backward.
   bool any_hooks() const { return any_hooks_; }

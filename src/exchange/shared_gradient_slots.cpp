@@ -165,8 +165,7 @@ std::uint64_t SharedGradientSlots::post(
     }
   }
   const auto number = ++posted_[static_cast<std::size_t>(unit)];
-  std::copy(
-      options.used.begin(), options.used.end(), marks(mapping_.rank, unit));
+  std::ranges::copy(options.used, marks(mapping_.rank, unit));
   shm::Counter(mine.posted).post(number);
   lent_.push_back({unit, number, open.begin, open.bytes, std::move(in_heap)});
   return number;

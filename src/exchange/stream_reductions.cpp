@@ -152,7 +152,6 @@ void StreamReductions::call_hook(const Reduction& reduction) {
             reduction.unit, reduction.slot.flats,
             {.messages = *hook_->messages,
              .collectives = hook_->collectives.get()});
-        return Status();
       },
       ErrorCode::kFailedPrecondition,
       "[exchange] the hook that reduces " + model_.unit(reduction.unit).name +

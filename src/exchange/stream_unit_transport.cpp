@@ -256,11 +256,7 @@ class StreamUnitTransport final : public UnitTransport {
   template <typename Action>
   static Status started(const std::string& what, const Action& action) {
     return status_of(
-        [&] {
-          action();
-          return Status();
-        },
-        ErrorCode::kUnavailable, "[exchange] " + what + ": ");
+        action, ErrorCode::kUnavailable, "[exchange] " + what + ": ");
   }
   // In full precision a unit that is cast has memory of its own for each flat.
   std::vector<device::Place> places_outside_pool(

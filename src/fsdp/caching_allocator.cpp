@@ -208,8 +208,8 @@ class Pool final : public c10::Allocator {
   // REQUIRES: mu_ is held.
   void evict(std::int64_t bytes_max) {
     while (!kept_.empty() && bytes() + cached_bytes() > bytes_max) {
-      const auto oldest = std::min_element(
-          kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
+      const auto oldest =
+          std::ranges::min_element(kept_, [](const auto& a, const auto& b) {
             return a.second.front()->freed < b.second.front()->freed;
           });
       const auto size = oldest->first;

@@ -285,7 +285,7 @@ void FsdpEngine::begin_use(
     if (use.written && !summoned_parameters_->may_write()) {
       refuse_write(use, operator_name);
     }
-    if (std::find(visit.begin(), visit.end(), use.tag->unit) == visit.end()) {
+    if (std::ranges::find(visit, use.tag->unit) == visit.end()) {
       visit.push_back(use.tag->unit);
     }
   }
@@ -294,7 +294,7 @@ void FsdpEngine::begin_use(
     uses_in_scopes_[uses.data()] = scopes_opened_;
     return;  // Its units are whole.
   }
-  std::sort(visit.begin(), visit.end());
+  std::ranges::sort(visit);
   if (full_precision_scope_) {
     SHERD_CHECK_AS(
         kFailedPrecondition, !autograd::in_backward(),

@@ -65,7 +65,6 @@ std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
         check_summon_options(options);
         units = units_of(model_, options.module);
         cache_->refuse_in_use("summon_full_parameters()");
-        return Status();
       },
       ErrorCode::kInvalidArgument);
   refuse_unless_same("summon_full_parameters()", mine, digest_of(options));
@@ -155,7 +154,6 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
         }
         summoned_parameters_->begin(
             options, units, !options.rank0_only || world_rank() == 0);
-        return Status();
       },
       ErrorCode::kAborted,
       "[fsdp] summon_full_parameters() failed on a rank: ");
@@ -257,7 +255,6 @@ void FsdpEngine::begin_full_precision() {
           cache_->refuse_in_use("full_precision()");
         }
         budget = full_precision_budget();
-        return Status();
       },
       ErrorCode::kInvalidArgument);
   refuse_unless_same("full_precision()", mine, 0.0);
@@ -332,7 +329,6 @@ void FsdpEngine::set_budget(
           cache_->refuse_in_use("another budget");
           budget = budget_of(model_, strategy, bytes, options_.prefetch_visits);
         }
-        return Status();
       },
       ErrorCode::kInvalidArgument);
   refuse_unless_same(

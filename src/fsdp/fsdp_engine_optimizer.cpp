@@ -106,7 +106,6 @@ std::vector<at::Tensor> FsdpEngine::all_to_all(
           collectives_ = options_.connect_devices();
         }
         from = collectives_->all_to_all(to, numels);
-        return Status();
       },
       ErrorCode::kUnavailable, "[fsdp] ranks could not exchange matrices: ");
   if (!status.ok()) {

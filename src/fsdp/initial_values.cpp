@@ -105,9 +105,8 @@ void InitialValues::check() {
 }
 
 void InitialValues::agree_when_to_compare() {
-  const bool meta = std::any_of(
-      items_.begin(), items_.end(),
-      [](const Item& item) { return item.tensor.is_meta(); });
+  const bool meta = std::ranges::any_of(
+      items_, [](const Item& item) { return item.tensor.is_meta(); });
   const auto all = world_.all_gather(
       {options_.compare_initial_values ? 1.0 : 0.0, meta ? 1.0 : 0.0});
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -226,7 +225,7 @@ void InitialValues::refuse_items(
     const std::function<bool(const Item&)>& is_wrong,
     const std::string& what,
     const std::string& reason) const {
-  const auto found = std::find_if(items_.begin(), items_.end(), is_wrong);
+  const auto found = std::ranges::find_if(items_, is_wrong);
   throw_where_found(
       found == items_.end() ? -1 : found - items_.begin(), what, reason);
 }

@@ -290,8 +290,8 @@ void check_ignored(
   }
   for (const auto& pattern : ignored) {
     SHERD_CHECK(
-        std::any_of(
-            names.begin(), names.end(),
+        std::ranges::any_of(
+            names,
             [&](const std::string& name) {
               return is_ignored({pattern}, name);
             }),
@@ -454,9 +454,8 @@ struct FlatBuilder {
   std::vector<FlatProperties> flats;
 
   int find_or_add(const FlatProperties& wanted) {
-    const auto found = std::find_if(
-        flats.begin(), flats.end(),
-        [&](const auto& flat) { return flat.same_flat(wanted); });
+    const auto found = std::ranges::find_if(
+        flats, [&](const auto& flat) { return flat.same_flat(wanted); });
     if (found != flats.end()) {
       return static_cast<int>(found - flats.begin());
     }
@@ -529,10 +528,9 @@ bool uses_fp16(const ModelUnits& model) {
     return flat.unsharded_dtype() == at::kHalf ||
         (flat.trainable && flat.slot_dtype() == at::kHalf);
   };
-  return std::any_of(
-      model.units.begin(), model.units.end(), [&](const auto& unit) {
-        return std::any_of(unit.flats.begin(), unit.flats.end(), has_fp16);
-      });
+  return std::ranges::any_of(model.units, [&](const auto& unit) {
+    return std::ranges::any_of(unit.flats, has_fp16);
+  });
 }
 
 const ManagedParameter& find_parameter(
@@ -625,10 +623,9 @@ ModelUnits build_units(
       !entries.empty(),
       "[fsdp] the module has no parameters; expected at least one",
       options.ignored.empty() ? "" : " that options.ignored leaves");
-  const bool mixed =
-      std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
-        return takes_precision(entry) && entry.options.precision->param_dtype;
-      });
+  const bool mixed = std::ranges::any_of(entries, [](const auto& entry) {
+    return takes_precision(entry) && entry.options.precision->param_dtype;
+  });
   check_tied(collector, mixed);
 
   ModelUnits model;

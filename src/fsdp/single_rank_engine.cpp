@@ -176,9 +176,8 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
 }
 
 std::int64_t SingleRankEngine::trainable() const {
-  return std::count_if(
-      model_.parameters.begin(), model_.parameters.end(),
-      [this](const auto& parameter) {
+  return std::ranges::count_if(
+      model_.parameters, [this](const auto& parameter) {
         return !model_.flat_of(parameter).starts_frozen;
       });
 }

@@ -104,9 +104,8 @@ std::int64_t Slices::shard_bytes(
 }
 
 bool Slices::gradients_are_shared() const {
-  return std::all_of(
-      model_.parameters.begin(), model_.parameters.end(),
-      [&](const ManagedParameter& parameter) {
+  return std::ranges::all_of(
+      model_.parameters, [&](const ManagedParameter& parameter) {
         return parameter.trainable < 0 ||
             exchange_.shard_memory(parameter.unit, parameter.flat)
                 .whole_gradient.defined();
@@ -227,7 +226,7 @@ void Slices::set_gradients(UnitId unit, const std::vector<bool>& used) {
 }
 
 bool Slices::has_hooks() const {
-  return std::any_of(slices_.begin(), slices_.end(), [](const Slice& slice) {
+  return std::ranges::any_of(slices_, [](const Slice& slice) {
     return autograd::has_post_accumulation_hook(slice.tensor);
   });
 }
@@ -273,13 +272,12 @@ std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {
 }
 
 bool Slices::updates_in_backward() const {
-  return std::any_of(updates_.begin(), updates_.end(), [](const auto& update) {
-    return !update.expired();
-  });
+  return std::ranges::any_of(
+      updates_, [](const auto& update) { return !update.expired(); });
 }
 
 bool Slices::writes_in_backward() const {
-  return std::any_of(updates_.begin(), updates_.end(), [](const auto& each) {
+  return std::ranges::any_of(updates_, [](const auto& each) {
     const auto update = each.lock();
     return update != nullptr && update->writes;
   });
@@ -326,7 +324,7 @@ at::Tensor Slices::gradient_of(int parameter) const {
 }
 
 bool Slices::any_gradient() const {
-  return std::any_of(slices_.begin(), slices_.end(), [](const Slice& slice) {
+  return std::ranges::any_of(slices_, [](const Slice& slice) {
     return slice.tensor.grad().defined();
   });
 }

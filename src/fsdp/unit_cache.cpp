@@ -15,7 +15,7 @@ namespace {
 std::vector<UnitId> united(
     std::vector<UnitId> units, const std::vector<UnitId>& others) {
   units.insert(units.end(), others.begin(), others.end());
-  std::sort(units.begin(), units.end());
+  std::ranges::sort(units);
   units.erase(std::unique(units.begin(), units.end()), units.end());
   return units;
 }
@@ -141,7 +141,7 @@ void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
     // Units that the plan does not expect to be whole would take its room.
     drop_if([&](UnitId unit) {
       return !residency_.pinned(unit) && !early_.contains(unit) &&
-          !std::binary_search(due.whole->begin(), due.whole->end(), unit);
+          !std::ranges::binary_search(*due.whole, unit);
     });
     start(admit(*due.whole), {.in_backward = in_backward, .planned = true});
   }
@@ -212,16 +212,15 @@ bool UnitCache::finish_early(const Visit& units) {
   for (const auto unit : units) {
     finish(unit);
   }
-  return std::all_of(units.begin(), units.end(), [&](UnitId unit) {
-    return residency_.resident(unit);
-  });
+  return std::ranges::all_of(
+      units, [&](UnitId unit) { return residency_.resident(unit); });
 }
 
 void UnitCache::drop_unused(const Visit& units) {
   const auto used = pinned_by_operators();
   for (const auto unit : units) {
     if (!options_.replicated && residency_.resident(unit) &&
-        std::find(used.begin(), used.end(), unit) == used.end()) {
+        std::ranges::find(used, unit) == used.end()) {
       drop(unit);
     }
   }

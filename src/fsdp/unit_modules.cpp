@@ -91,16 +91,15 @@ bool name_matches(std::string_view pattern, std::string_view name) {
 
 bool is_ignored(
     const std::vector<std::string>& patterns, std::string_view name) {
-  return std::any_of(
-      patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-        for (auto end = name.find('.'); end != std::string_view::npos;
-             end = name.find('.', end + 1)) {
-          if (name_matches(pattern, name.substr(0, end))) {
-            return true;
-          }
-        }
-        return !name.empty() && name_matches(pattern, name);
-      });
+  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+    for (auto end = name.find('.'); end != std::string_view::npos;
+         end = name.find('.', end + 1)) {
+      if (name_matches(pattern, name.substr(0, end))) {
+        return true;
+      }
+    }
+    return !name.empty() && name_matches(pattern, name);
+  });
 }
 
 std::vector<UnitModule> unit_modules(

@@ -19,13 +19,12 @@ std::vector<int> assign_by_cost(
   SHERD_ASSERT(ranks >= 1);
   std::vector<std::size_t> order(costs.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(
-      order.begin(), order.end(),
-      [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
   std::vector<std::int64_t> loads(static_cast<std::size_t>(ranks), 0);
   std::vector<int> owners(costs.size(), 0);
   for (const std::size_t item : order) {
-    const auto least = std::min_element(loads.begin(), loads.end());
+    const auto least = std::ranges::min_element(loads);
     *least += costs[item];
     owners[item] = static_cast<int>(least - loads.begin());
   }

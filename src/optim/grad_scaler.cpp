@@ -45,7 +45,7 @@ void check_fp16(const NamedParameters& parameters) {
       !items.empty() || !parameters.whole.items.empty(), "[optim] ", kScaler,
       ": expected at least one parameter, found none");
   const bool plain = parameters.whole.items.empty() &&
-      std::any_of(items.begin(), items.end(), [](const auto& item) {
+      std::ranges::any_of(items, [](const auto& item) {
                        return item.slice.scalar_type() == at::kHalf;
                      });
   SHERD_CHECK(

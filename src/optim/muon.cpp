@@ -139,8 +139,8 @@ struct Muon::Impl {
     for (std::size_t m = 0; m < matrices.size(); ++m) {
       auto& matrix = matrices[m];
       matrix.owner = owners[m];
-      const auto item = std::find_if(
-          parameters.items.begin(), parameters.items.end(),
+      const auto item = std::ranges::find_if(
+          parameters.items,
           [&](const auto& i) { return i.name == matrix.name; });
       if (item != parameters.items.end()) {
         matrix.slice = item->slice;
@@ -329,9 +329,8 @@ std::vector<std::string> Muon::names() const {
 
 at::Tensor Muon::momentum_buffer(const std::string& name) {
   auto& matrices = impl_->matrices;
-  const auto found = std::find_if(
-      matrices.begin(), matrices.end(),
-      [&](const MuonMatrix& matrix) { return matrix.name == name; });
+  const auto found = std::ranges::find_if(
+      matrices, [&](const MuonMatrix& matrix) { return matrix.name == name; });
   SHERD_CHECK(
       found != matrices.end(), "[optim] ", kMuon,
       ": expected the name of one of its matrices, found \"", name, "\"");

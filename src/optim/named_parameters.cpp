@@ -9,10 +9,9 @@ namespace sherd {
 
 bool optim::matches_any(
     const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(
-      patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-      });
+  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+    return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
 }
 
 SplitParameters split(

@@ -169,16 +169,15 @@ SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
 }
 
 int SliceSet::kind_of(const NamedParameter& parameter) {
-  const auto group = std::find_if(
-      options_.groups.begin(), options_.groups.end(),
-      [&](const ParameterGroup& g) {
+  const auto group =
+      std::ranges::find_if(options_.groups, [&](const ParameterGroup& g) {
         return matches_any(g.names, parameter.name);
       });
   const UpdateSettings kind{
       .group = static_cast<std::size_t>(group - options_.groups.begin()),
       .dtype = parameter.slice.scalar_type(),
       .device = parameter.slice.device()};
-  const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
+  const auto known = std::ranges::find(kinds_, kind);
   const auto index = static_cast<int>(known - kinds_.begin());
   if (known == kinds_.end()) {
     kinds_.push_back(kind);
@@ -196,9 +195,8 @@ void SliceSet::lay_out_state() {
     const MemoryLocation place = location_of(items[i].slice);
     return std::make_tuple(place.storage, place.address, i);
   };
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return key(a) < key(b);
-  });
+  std::ranges::sort(
+      order, [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
   std::vector<SliceUpdate> pieces;
   for (const std::size_t i : order) {
     const MemoryLocation place = location_of(items[i].slice);

@@ -83,8 +83,7 @@ C10dTransport::C10dTransport(
 C10dTransport::~C10dTransport() { watch_.unsubscribe(subscription_); }
 
 bool C10dTransport::has_only(const std::vector<int>& others) const {
-  return std::includes(
-      others.begin(), others.end(), ranks().begin(), ranks().end());
+  return std::ranges::includes(others, ranks());
 }
 
 Status C10dTransport::failure() const {
@@ -170,7 +169,7 @@ C10dTransport::Outcome C10dTransport::wait_once(
     }
   }
   const std::lock_guard<std::mutex> lock(mu_);
-  waits_.erase(std::find(waits_.begin(), waits_.end(), &message));
+  waits_.erase(std::ranges::find(waits_, &message));
   return outcome;
 }
 

@@ -43,8 +43,7 @@ Collectives::Collectives(
       members_(std::move(members)),
       what_(std::move(what)),
       tag_(tag) {
-  const auto self =
-      std::find(members_.begin(), members_.end(), transport_.index());
+  const auto self = std::ranges::find(members_, transport_.index());
   SHERD_ASSERT(self != members_.end());
   index_ = static_cast<int>(self - members_.begin());
 }

@@ -76,17 +76,15 @@ std::string local_address_towards(const std::string& host) {
 }  // namespace
 
 void check_group_ranks(const std::vector<int>& ranks, int own, int size) {
-  const bool ascending =
-      std::is_sorted(ranks.begin(), ranks.end(), std::less_equal<>());
+  const bool ascending = std::ranges::is_sorted(ranks, std::less_equal<>());
   const bool in_range =
       !ranks.empty() && ranks.front() >= 0 && ranks.back() < size;
   SHERD_CHECK(
       ascending && in_range, "[world] expected ascending ranks from 0 to ",
       size - 1, " in a group");
   SHERD_CHECK(
-      std::find(ranks.begin(), ranks.end(), own) != ranks.end(),
-      "[world] expected rank ", own,
-      " to be one of the ranks that it connects");
+      std::ranges::find(ranks, own) != ranks.end(), "[world] expected rank ",
+      own, " to be one of the ranks that it connects");
 }
 
 // Throws if a member of a group that is being connected was lost, or if the time is up; `missing`
@@ -165,8 +163,8 @@ std::string World::Impl::retired_names() const {
 void World::Impl::free_retired_groups(
     const std::vector<int>& ranks, const std::vector<std::string>& notes) {
   std::erase_if(retired, [&](const Retired& candidate) {
-    return std::all_of(
-               notes.begin(), notes.end(),
+    return std::ranges::all_of(
+               notes,
                [&](const auto& note) {
                  return note.find("\n" + candidate.name + "\n") !=
                      std::string::npos;
@@ -196,7 +194,7 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
     device = compat::make_gloo_device(listen);
   }
   gloo.device = device;
-  const auto index = std::find(ranks.begin(), ranks.end(), rank);
+  const auto index = std::ranges::find(ranks, rank);
   const auto borrowed =
       c10::make_intrusive<BorrowedStore>("group/" + name, store);
   // Gloo keeps trying to connect to a rank that has died meanwhile.

@@ -24,7 +24,7 @@ DeviceBackend make_nccl(
   } else {
     store = c10::make_intrusive<c10d::HashStore>();
   }
-  const auto place = std::find(ranks.begin(), ranks.end(), world.rank);
+  const auto place = std::ranges::find(ranks, world.rank);
   return compat::make_nccl_backend(
       store, static_cast<int>(place - ranks.begin()),
       static_cast<int>(ranks.size()), world.options.deadline);

@@ -107,7 +107,7 @@ std::string difference_of(
   }
   std::vector<std::size_t> different;
   for (std::size_t i = 0; i < first.size(); ++i) {
-    if (std::any_of(by_rank.begin(), by_rank.end(), [&](const auto& rank) {
+    if (std::ranges::any_of(by_rank, [&](const auto& rank) {
           return rank[i].digest != first[i].digest;
         })) {
       different.push_back(i);
@@ -130,9 +130,8 @@ std::string difference_between(
   const auto all = world.all_gather(
       {static_cast<double>(hash.value() >> 32U),
        static_cast<double>(hash.value() & kLow)});
-  if (std::all_of(all.begin(), all.end(), [&](const auto& rank) {
-        return rank == all.front();
-      })) {
+  if (std::ranges::all_of(
+          all, [&](const auto& rank) { return rank == all.front(); })) {
     return "";
   }
   std::vector<std::vector<NamedDigest>> by_rank;

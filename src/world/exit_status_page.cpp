@@ -112,7 +112,7 @@ ExitStatus ExitStatusPage::read() const {
                         : ExitStatus::End::kNone;
   if (page_->trouble_state.load(std::memory_order_acquire) == 2) {
     const auto& text = page_->trouble_text;
-    const auto* stop = std::find(text.begin(), text.end(), '\0');
+    const auto* stop = std::ranges::find(text, '\0');
     notice.trouble = ExitStatus::Trouble{
         page_->trouble_rank, std::string(text.begin(), stop)};
   }

@@ -89,8 +89,8 @@ Result<shm::HostSegment> share_memory(
   }
   const SteadyClock clock;
   shm::SegmentJoinOptions options;
-  options.rank = static_cast<int>(
-      std::find(ranks.begin(), ranks.end(), world.rank()) - ranks.begin());
+  options.rank =
+      static_cast<int>(std::ranges::find(ranks, world.rank()) - ranks.begin());
   options.ranks = static_cast<int>(ranks.size());
   options.names = ranks;
   options.key = "segment/" + name;

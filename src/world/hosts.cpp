@@ -15,11 +15,10 @@ std::vector<std::vector<int>> ranks_by_host(
   };
   std::vector<std::vector<int>> hosts;
   for (const int rank : ranks) {
-    const auto known =
-        std::find_if(hosts.begin(), hosts.end(), [&](const auto& members) {
-          const auto& other = host(members.front());
-          return same_host(other, host(rank)) && same_pids(other, host(rank));
-        });
+    const auto known = std::ranges::find_if(hosts, [&](const auto& members) {
+      const auto& other = host(members.front());
+      return same_host(other, host(rank)) && same_pids(other, host(rank));
+    });
     if (known == hosts.end()) {
       hosts.push_back({rank});
     } else {
@@ -36,9 +35,8 @@ std::optional<int> first_elsewhere(
   const auto host = [&](int rank) -> const HostIdentity& {
     return records[static_cast<std::size_t>(rank)].host;
   };
-  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
-    return !same_host(host(rank), host(own));
-  });
+  const auto found = std::ranges::find_if(
+      ranks, [&](int rank) { return !same_host(host(rank), host(own)); });
   return found == ranks.end() ? std::nullopt : std::optional<int>(*found);
 }
 

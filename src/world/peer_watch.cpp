@@ -145,9 +145,8 @@ void PeerWatch::Impl::process_ended(int rank) {
 void PeerWatch::Impl::record(int rank, const PeerLoss& cause) {
   {
     const std::lock_guard<std::mutex> lock(mu);
-    const bool known = std::any_of(
-        lost.begin(), lost.end(),
-        [rank](const Entry& entry) { return entry.rank == rank; });
+    const bool known = std::ranges::any_of(
+        lost, [rank](const Entry& entry) { return entry.rank == rank; });
     if (known) {
       return;
     }
@@ -214,7 +213,7 @@ std::optional<PeerLoss> PeerWatch::first_lost(
     const std::vector<int>& ranks) const {
   const std::lock_guard<std::mutex> lock(impl_->mu);
   for (const Impl::Entry& entry : impl_->lost) {
-    if (std::find(ranks.begin(), ranks.end(), entry.rank) != ranks.end()) {
+    if (std::ranges::find(ranks, entry.rank) != ranks.end()) {
       return entry.cause;
     }
   }

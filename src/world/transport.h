@@ -63,8 +63,7 @@ class Transport {
   Transport(std::vector<int> ranks, int own_rank)
       : ranks_(std::move(ranks)),
         index_(static_cast<int>(
-            std::find(ranks_.begin(), ranks_.end(), own_rank) -
-            ranks_.begin())) {
+            std::ranges::find(ranks_, own_rank) - ranks_.begin())) {
     SHERD_ASSERT(index_ < size(), "a group is made by its members");
   }
   virtual ~Transport() = default;

@@ -181,7 +181,7 @@ World World::subset(const std::vector<int>& ranks) const {
     write_flight_records(alone, flight_folder);
     return alone;
   }
-  const auto index = std::find(ranks.begin(), ranks.end(), rank());
+  const auto index = std::ranges::find(ranks, rank());
   auto some = world::make_world(
       c10::make_intrusive<c10d::PrefixStore>(name, impl_->store),
       static_cast<int>(index - ranks.begin()), static_cast<int>(ranks.size()),
@@ -209,7 +209,7 @@ std::vector<std::vector<double>> World::all_gather(
   const auto row = at::empty(
       {static_cast<std::int64_t>(mine.size())},
       at::TensorOptions().dtype(at::kDouble));
-  std::copy(mine.begin(), mine.end(), row.mutable_data_ptr<double>());
+  std::ranges::copy(mine, row.mutable_data_ptr<double>());
   const auto rows = world::Collectives(impl_->all_ranks(), "World::all_gather")
                         .all_gather(row);
   rows.status().throw_if_failed();
