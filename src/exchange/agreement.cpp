@@ -55,7 +55,7 @@ std::string plain(
   return "do something unknown";
 }
 
-Agreement mismatch(
+Status mismatch(
     std::span<const CollectiveRequest> requests,
     std::size_t other,
     std::span<const int> world_ranks,
@@ -71,15 +71,15 @@ Agreement mismatch(
   };
   const auto rule = rule_broken_by(mine);
   return {
-      AgreementOutcome::kMismatch, mine,
-      str("ranks went different ways: rank ", world_ranks[0], " wants to ",
-          say(mine), ", rank ", world_ranks[other], " wants to ", say(theirs),
-          rule.empty() ? rule_broken_by(theirs) : rule)};
+      ErrorCode::kPeerMismatch,
+      str("[exchange] ranks went different ways: rank ", world_ranks[0],
+          " wants to ", say(mine), ", rank ", world_ranks[other], " wants to ",
+          say(theirs), rule.empty() ? rule_broken_by(theirs) : rule)};
 }
 
 }  // namespace
 
-Agreement agree(
+Result<CollectiveRequest> agree(
     std::span<const CollectiveRequest> requests,
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names) {
@@ -89,17 +89,12 @@ Agreement agree(
       return mismatch(requests, i, world_ranks, unit_names);
     }
   }
-  const bool equal = std::ranges::all_of(
-      requests,
-      [&](const CollectiveRequest& request) { return request == requests[0]; });
-  if (equal) {
-    return {AgreementOutcome::kAllAgree, requests[0], ""};
-  }
+  // Where none is for a unit, all are equal.
   const auto first =
       std::ranges::find_if(requests, [](const CollectiveRequest& request) {
         return request.kind == CollectiveKind::kUnshard;
       });
-  return {AgreementOutcome::kAssist, *first, ""};
+  return first == requests.end() ? requests[0] : *first;
 }
 
 FlightStep flight_step(const CollectiveRequest& request) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <type_traits>
 #include "base/flight_recorder.h"
+#include "base/status.h"
 
 namespace sherd::exchange {
 
@@ -37,22 +38,10 @@ struct CollectiveRequest {
 };
 static_assert(std::has_unique_object_representations_v<CollectiveRequest>);
 
-enum class AgreementOutcome {
-  kAllAgree,  // Every rank wants the same: do it.
-  // Do `request` for the ranks that want it; the others request again.
-  kAssist,
-  kMismatch,  // Fail: `reason` names the first difference.
-};
-
-struct Agreement {
-  AgreementOutcome verdict = AgreementOutcome::kAllAgree;
-  CollectiveRequest request;
-  std::string reason;
-};
-
-// `requests` is by rank; `world_ranks` and `unit_names` are for the message. REQUIRES: requests is
-// not empty.
-Agreement agree(
+// Returns the request that all ranks do next; those that want something else then request again.
+// Returns kPeerMismatch, naming the first difference, if ranks may not differ there. `requests` is
+// by rank; `world_ranks` and `unit_names` are for the message. REQUIRES: requests is not empty.
+Result<CollectiveRequest> agree(
     std::span<const CollectiveRequest> requests,
     std::span<const int> world_ranks,
     std::span<const std::string> unit_names);

@@ -34,7 +34,8 @@ CollectiveRequest other(CollectiveKind kind) {
   return request;
 }
 
-Agreement agreed(const std::vector<CollectiveRequest>& requests) {
+Result<CollectiveRequest> agreed(
+    const std::vector<CollectiveRequest>& requests) {
   return agree(requests, kThree, kUnits);
 }
 
@@ -44,18 +45,16 @@ TEST(Agreement, EqualWishesAreGrantedTogether) {
         other(CollectiveKind::kEndBackward),
         other(CollectiveKind::kAllReduce)}) {
     const auto agreement = agreed({request, request, request});
-    EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
-    EXPECT_EQ(agreement.request, request);
-    EXPECT_EQ(agreement.reason, "");
+    EXPECT_EQ(agreement.value(), request);
   }
 }
 
 TEST(Agreement, AnyDifferenceInForwardIsAMismatchThatNamesBothRanks) {
   const auto agreement =
       agreed({unshard(1, false), unshard(1, false), unshard(2, false)});
-  EXPECT_EQ(agreement.verdict, AgreementOutcome::kMismatch);
+  EXPECT_EQ(agreement.status().code(), ErrorCode::kPeerMismatch);
   EXPECT_THAT(
-      agreement.reason,
+      agreement.status().message(),
       AllOf(
           HasSubstr("rank 10 wants to unshard unit h.0 in forward"),
           HasSubstr("rank 12 wants to unshard unit h.1 in forward"),
@@ -71,40 +70,39 @@ TEST(Agreement, AMismatchTellsTheRuleAndNumbersOnlyWhereNothingElseDiffers) {
        {std::vector<CollectiveRequest>{unshard(1, false), end, end},
         std::vector<CollectiveRequest>{end, end, unshard(1, false)}}) {
     EXPECT_THAT(
-        agreed(requests).reason,
+        agreed(requests).status().message(),
         AllOf(
             HasSubstr("every rank makes every forward, an evaluation too"),
             HasSubstr("summon_full_parameters({.read_only = true})"),
             Not(HasSubstr("generation"))));
   }
   EXPECT_THAT(
-      agreed({summon, end, end}).reason,
+      agreed({summon, end, end}).status().message(),
       HasSubstr("every rank calls summon_full_parameters()"));
-  EXPECT_THAT(agreed({sum, end, end}).reason, Not(HasSubstr("every rank")));
+  EXPECT_THAT(
+      agreed({sum, end, end}).status().message(), Not(HasSubstr("every rank")));
   auto begin = sum;
   begin.op = static_cast<std::uint32_t>(ScalarReduceOp::kSame);
   EXPECT_THAT(
-      agreed({end, begin, end}).reason,
+      agreed({end, begin, end}).status().message(),
       HasSubstr("every rank makes every forward"));
   auto later = sum;
   ++later.generation;
   EXPECT_THAT(
-      agreed({sum, later, later}).reason,
+      agreed({sum, later, later}).status().message(),
       AllOf(HasSubstr("generation 2"), HasSubstr("generation 3")));
 }
 
 TEST(Agreement, InBackwardTheLowestRankIsServedFirst) {
   const auto agreement =
       agreed({unshard(2, true), unshard(1, true), unshard(1, true)});
-  EXPECT_EQ(agreement.verdict, AgreementOutcome::kAssist);
-  EXPECT_EQ(agreement.request, unshard(2, true));
+  EXPECT_EQ(agreement.value(), unshard(2, true));
 }
 
 TEST(Agreement, RanksAtTheEndServeThoseStillInside) {
   const auto end = other(CollectiveKind::kEndBackward);
   const auto agreement = agreed({end, unshard(1, true), end});
-  EXPECT_EQ(agreement.verdict, AgreementOutcome::kAssist);
-  EXPECT_EQ(agreement.request, unshard(1, true));
+  EXPECT_EQ(agreement.value(), unshard(1, true));
 }
 
 TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
@@ -117,11 +115,11 @@ TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
     auto odd = unshard(1, true);
     change(odd);
     EXPECT_EQ(
-        agreed({unshard(1, true), odd, unshard(1, true)}).verdict,
-        AgreementOutcome::kMismatch);
+        agreed({unshard(1, true), odd, unshard(1, true)}).status().code(),
+        ErrorCode::kPeerMismatch);
     EXPECT_EQ(
-        agreed({odd, unshard(1, true), unshard(1, true)}).verdict,
-        AgreementOutcome::kMismatch);
+        agreed({odd, unshard(1, true), unshard(1, true)}).status().code(),
+        ErrorCode::kPeerMismatch);
   }
 }
 
@@ -132,8 +130,10 @@ TEST(Agreement, AllReducesMustAgreeInNumbersAndOperation) {
   largest.op = 1;
   auto three = two;
   three.numel = 3;
-  EXPECT_EQ(agreed({two, three, two}).verdict, AgreementOutcome::kMismatch);
-  EXPECT_EQ(agreed({two, two, largest}).verdict, AgreementOutcome::kMismatch);
+  EXPECT_EQ(
+      agreed({two, three, two}).status().code(), ErrorCode::kPeerMismatch);
+  EXPECT_EQ(
+      agreed({two, two, largest}).status().code(), ErrorCode::kPeerMismatch);
 }
 
 TEST(Agreement, WithoutANameAUnitIsItsNumber) {
@@ -172,14 +172,13 @@ TEST(Agreement, EveryMixOfBackwardsEnds) {
         requests.back().sequence = rounds;
       }
       const auto agreement = agreed(requests);
-      ASSERT_NE(agreement.verdict, AgreementOutcome::kMismatch)
-          << agreement.reason;
-      if (agreement.request.kind == CollectiveKind::kEndBackward) {
-        EXPECT_EQ(agreement.verdict, AgreementOutcome::kAllAgree);
+      ASSERT_TRUE(agreement.ok()) << agreement.status().message();
+      if (agreement.value().kind == CollectiveKind::kEndBackward) {
+        EXPECT_THAT(requests, testing::Each(agreement.value()));
         break;
       }
       for (std::size_t r = 0; r < 3; ++r) {
-        at[r] += requests[r] == agreement.request ? 1 : 0;
+        at[r] += requests[r] == agreement.value() ? 1 : 0;
       }
     }
     for (std::size_t r = 0; r < 3; ++r) {

@@ -26,6 +26,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 }  // namespace
 
+bool is_any_set(const std::vector<bool>& marks) {
+  return std::ranges::find(marks, true) != marks.end();
+}
+
 void add_marks(std::vector<bool>& to, const std::vector<bool>& marks) {
   to.resize(std::max(to.size(), marks.size()));
   for (std::size_t i = 0; i < marks.size(); ++i) {

@@ -12,6 +12,7 @@
 
 namespace sherd::exchange {
 
+bool is_any_set(const std::vector<bool>& marks);
 // Sets the marks that are set in `marks`, which may be more or fewer.
 void add_marks(std::vector<bool>& to, const std::vector<bool>& marks);
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include "base/check.h"
 #include "base/status_from_exception.h"
@@ -13,7 +14,6 @@
 #include "exchange/collective_steps.h"
 #include "exchange/gradient_heap.h"
 #include "exchange/numbers.h"
-#include "exchange/profiled_range.h"
 #include "exchange/recorded_exchange.h"
 #include "exchange/unit_transport.h"
 
@@ -55,7 +55,9 @@ class CollectiveExchange final : public Exchange {
     if (auto status = compare_models(*gather_, model_); !status.ok()) {
       return fail(status);
     }
-    auto unit_transport = make_unit_transport_(model_, gather_, reduce_);
+    auto unit_transport = make_unit_transport_
+        ? make_unit_transport_(model_, gather_, reduce_)
+        : make_message_unit_transport(model_, gather_, reduce_);
     if (!unit_transport.ok()) {
       return fail(unit_transport.status());
     }
@@ -164,9 +166,7 @@ class CollectiveExchange final : public Exchange {
     ++backward_;
     auto outcome =
         combine_backward_statuses(model_, statuses.value(), gather_->ranks());
-    if (!outcome.ok() ||
-        std::ranges::find(outcome.value().late, true) ==
-            outcome.value().late.end()) {
+    if (!outcome.ok() || !is_any_set(outcome.value().late)) {
       unit_transport_->backward_ended();
     }
     return outcome;
@@ -318,10 +318,10 @@ class CollectiveExchange final : public Exchange {
   // Run by the worker.
   Status gather(
       const CollectiveRequest& request, bool may_start, UnshardedUnit* into) {
-    const ProfiledRange range("gather", model_.unit(request.unit).name);
+    RECORD_FUNCTION("sherd::gather " + model_.unit(request.unit).name, {});
     FlightRecord record{.unit = request.unit, .event = FlightEvent::kStarted};
     log_.record(record);
-    WantedUnit wanted{.unsharded = into};
+    CollectiveSteps::WantedUnit wanted{.unsharded = into};
     if (may_start) {
       wanted.early =
           unit_transport_->start_gather(steps_->gather_of(request), into);
@@ -385,7 +385,7 @@ class CollectiveExchange final : public Exchange {
 
   const FlightLog log_;
   ModelSpec model_;
-  const MakeUnitTransport make_unit_transport_;
+  const MakeUnitTransport make_unit_transport_;  // Null: by messages.
   // The unit_transport goes last, with the transports: messages under way end before their
   // buffers go.
   std::unique_ptr<UnitTransport> unit_transport_;
@@ -407,19 +407,6 @@ class CollectiveExchange final : public Exchange {
 }  // namespace
 
 std::unique_ptr<Exchange> make_collective_exchange(
-    std::shared_ptr<world::Transport> gather,
-    std::shared_ptr<world::Transport> reduce,
-    FlightLog log) {
-  return make_collective_exchange_with(
-      std::move(gather), std::move(reduce),
-      [](const auto& model, const auto& gathers,
-         const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
-        return make_message_unit_transport(model, gathers, reductions);
-      },
-      std::move(log));
-}
-
-std::unique_ptr<Exchange> make_collective_exchange_with(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
     MakeUnitTransport make_unit_transport,

@@ -17,17 +17,11 @@
 namespace sherd::exchange {
 
 // Takes two transports over the same ranks, so that gathers and gradients do not wait for each
-// other.
+// other. Without a `make_unit_transport`, bytes move by messages.
 std::unique_ptr<Exchange> make_collective_exchange(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
-    FlightLog log = {});
-
-// The same agreement, but another UnitTransport moves the bytes.
-std::unique_ptr<Exchange> make_collective_exchange_with(
-    std::shared_ptr<world::Transport> gather,
-    std::shared_ptr<world::Transport> reduce,
-    MakeUnitTransport make_unit_transport,
+    MakeUnitTransport make_unit_transport = nullptr,
     FlightLog log = {});
 
 }  // namespace sherd::exchange

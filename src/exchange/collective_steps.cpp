@@ -68,16 +68,15 @@ Status CollectiveSteps::run_when_agreed(
       return sent.status();
     }
     const auto& requests = sent.value().requests;
-    const auto agreement = agree(requests, transport_.ranks(), unit_names_);
-    if (agreement.verdict == AgreementOutcome::kMismatch) {
-      return after_all_know(
-          {ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason});
+    const auto agreed = agree(requests, transport_.ranks(), unit_names_);
+    if (!agreed.ok()) {
+      return after_all_know(agreed.status());
     }
-    assisted_ = assisted_ || agreement.verdict == AgreementOutcome::kAssist;
-    const bool granted = agreement.request == request;
+    const auto& next = agreed.value();
+    const bool granted = next == request;
     auto status = settle_early(request, sent.value(), wanted);
-    if (status.ok() && agreement.request.kind == CollectiveKind::kUnshard) {
-      status = gather(agreement.request, requests, granted ? wanted : nullptr);
+    if (status.ok() && next.kind == CollectiveKind::kUnshard) {
+      status = gather(next, requests, granted ? wanted : nullptr);
     }
     if (!status.ok() || granted) {
       return status;
@@ -160,6 +159,7 @@ Status CollectiveSteps::gather(
   }
   const bool by_all = std::ranges::all_of(
       requests, [&](const auto& theirs) { return theirs == request; });
+  assisted_ = assisted_ || !by_all;
   if (status.ok() && by_all) {
     unit_transport_.gathered_by_all(agreed, *wanted->unsharded);
   }

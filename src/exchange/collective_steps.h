@@ -21,17 +21,17 @@
 
 namespace sherd::exchange {
 
-// A unit that this rank is gathering.
-struct WantedUnit {
-  UnshardedUnit* unsharded = nullptr;
-  // The transfers that were started before ranks agreed, if any.
-  std::optional<world::Transfers> early = std::nullopt;
-  // Indices of ranks that wanted the same unit when they received this rank's shard.
-  std::set<std::size_t> served = {};
-};
-
 class CollectiveSteps {
  public:
+  // A unit that this rank is gathering.
+  struct WantedUnit {
+    UnshardedUnit* unsharded = nullptr;
+    // The transfers that were started before ranks agreed, if any.
+    std::optional<world::Transfers> early = std::nullopt;
+    // Indices of ranks that wanted the same unit when they received this rank's shard.
+    std::set<std::size_t> served = {};
+  };
+
   // All of them must outlive it. Requests are sent over `transport`, besides flats.
   CollectiveSteps(
       world::Transport& transport,

@@ -117,7 +117,7 @@ void over_fakes_and_gloo(
           .seed = seed, .delay_max = std::chrono::microseconds(300)};
       run_in_threads(
           [&](test::FakeRank& self) {
-            return make_collective_exchange_with(
+            return make_collective_exchange(
                 std::make_shared<NotingTransport>(
                     self.network.transport(self.rank, "gather"),
                     events[static_cast<std::size_t>(self.rank)]),
@@ -130,7 +130,7 @@ void over_fakes_and_gloo(
     }
     run_in_processes(
         [&](const World& world, const std::vector<int>& all) {
-          return make_collective_exchange_with(
+          return make_collective_exchange(
               std::make_shared<NotingTransport>(
                   world::make_c10d_transport(world, "gather", all),
                   events[static_cast<std::size_t>(world.rank())]),

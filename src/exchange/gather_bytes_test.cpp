@@ -43,7 +43,7 @@ void with_coder(
     const Body& body) {
   run_in_threads(
       [&](test::FakeRank& self) {
-        return make_collective_exchange_with(
+        return make_collective_exchange(
             std::make_shared<CountingTransport>(
                 self.network.transport(self.rank, "gather"),
                 [&mine = sent[static_cast<std::size_t>(self.rank)]](

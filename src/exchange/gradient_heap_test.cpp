@@ -109,7 +109,7 @@ TEST(GradientHeap, AGradientStaysUntilEveryRankHasSummed) {
   run_in_processes(
       [](const World& world, const std::vector<int>& all) {
         return make_shared_memory_exchange(
-            world, "heap", world::make_c10d_transport(world, "heap", all), {});
+            world, "heap", world::make_c10d_transport(world, "heap", all));
       },
       2, {},
       [&](Seat& seat) {

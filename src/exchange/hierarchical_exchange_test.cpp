@@ -81,7 +81,7 @@ std::vector<Received> received_by_hosts(
     const Hosts& hosts, const std::function<ModelSpec(int ranks)>& make_model) {
   Received mine;  // Of the process that counts.
   const auto make = [&](const World& world, const std::vector<int>& all) {
-    return make_collective_exchange_with(
+    return make_collective_exchange(
         std::make_unique<CountingTransport>(
             world::make_c10d_transport(world, "gather", all), kFlatTag,
             mine.units),

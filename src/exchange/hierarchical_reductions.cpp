@@ -38,13 +38,7 @@ std::int64_t sum_bytes(const FlatSpec& flat, int rank) {
 
 HierarchicalReductions::HierarchicalReductions(
     Parts parts, SharedGradientSlots::Mapping mapping)
-    : parts_(std::move(parts)),
-      first_flat_(first_flats(*parts_.model)),
-      slots_(std::move(mapping)) {}
-
-int HierarchicalReductions::tag(UnitId unit, std::size_t flat) const {
-  return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);
-}
+    : parts_(std::move(parts)), slots_(std::move(mapping)) {}
 
 // A peer that is behind sends what is waited for in any case. One that does
 // other things first may wait for something that this rank does next.
@@ -130,7 +124,8 @@ void HierarchicalReductions::receive(Reduction& reduction) {
       const auto& sum = reduction.own[f][static_cast<std::size_t>(host)];
       if (host != map.host() && sum.defined()) {
         reduction.transfers.push_back(parts_.via->receive(
-            sum, map.proxy_of(map.rank(), host), tag(reduction.unit, f)));
+            sum, map.proxy_of(map.rank(), host),
+            flat_number(*parts_.model, reduction.unit, f)));
       }
     }
   }
@@ -158,7 +153,7 @@ Status HierarchicalReductions::sum_here(
     if (into.owner != map.rank()) {
       const std::lock_guard lock(transport_mu_);
       reduction->transfers.push_back(parts_.via->send(
-          into.sum, into.owner, tag(reduction->unit, into.flat)));
+          into.sum, into.owner, flat_number(*parts_.model, unit, into.flat)));
     }
   }
   slots_.post_summed(unit, reduction->number);

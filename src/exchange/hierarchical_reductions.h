@@ -75,7 +75,6 @@ class HierarchicalReductions {
     world::Transfers transfers;
     bool summed = false;  // Not set if it failed.
   };
-  int tag(UnitId unit, std::size_t flat) const;
   std::uint64_t completed() const { return completer_.ended(); }
   void wait_for_room(const ReduceOptions& options);
   void reclaim();
@@ -88,7 +87,6 @@ class HierarchicalReductions {
   Status complete(const Reduction& reduction);
 
   const Parts parts_;
-  const std::vector<int> first_flat_;
   SharedGradientSlots slots_;
   std::vector<UnitId> ended_;  // Not yet taken.
   std::uint64_t started_ = 0;

@@ -133,7 +133,6 @@ class HierarchicalUnitTransport final : public UnitTransport {
   PrivateBuffers memories_;
   const std::shared_ptr<world::Transport> gather_;
   const std::shared_ptr<world::Transport> reduce_;
-  const std::vector<int> first_flat_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
   std::optional<SharedUnitBuffers> buffers_;  // Of the first rank of a host.
   std::uint64_t gathers_ = 0;                 // Of the thread that gathers.
@@ -156,7 +155,6 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
       memories_(model_, map_.rank()),
       gather_(std::move(parts.gather)),
       reduce_(std::move(parts.reduce)),
-      first_flat_(first_flats(model_)),
       bytes_max_(model_.unsharded_bytes_max) {
   if (map_.local_rank() == 0) {
     buffers_.emplace(
@@ -240,10 +238,10 @@ Status HierarchicalUnitTransport::place_unit(
   const auto dtype = gather.precision == Precision::kFull
       ? &FlatSpec::shard_dtype
       : &FlatSpec::unsharded_dtype;
-  const auto offsets = flat_offsets(model_.unit(gather.unit), dtype);
+  const auto& spec = model_.unit(gather.unit);
   Counter placed(buffer_record().placed);
   if (buffers_) {
-    buffer_record().begin = allocate(gather, offsets.back());
+    buffer_record().begin = allocate(gather, flat_offsets(spec, dtype).back());
     for (int local = 0; local < map_.local_ranks(); ++local) {
       state(local).slot_bytes = buffers_->allocated_bytes_of(local);
     }
@@ -265,12 +263,7 @@ Status HierarchicalUnitTransport::place_unit(
           layout_.units, static_cast<std::size_t>(layout_.unit_region_bytes))
           .data() +
       buffer_record().begin;
-  const auto& specs = model_.unit(gather.unit).flats;
-  for (std::size_t f = 0; f < specs.size(); ++f) {
-    flats.push_back(at::from_blob(
-        memory + offsets[f], {specs[f].layout.numel},
-        at::TensorOptions().dtype((specs[f].*dtype)())));
-  }
+  flats = flats_at(memory, spec, dtype);
   return {};
 }
 
@@ -295,8 +288,7 @@ Status HierarchicalUnitTransport::move(
   world::Transfers transfers;
   for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
     const auto& layout = model_.unit(gather.unit).flats[f].layout;
-    const int tag = kFlatTag + static_cast<int>(f) +
-        first_flat_[static_cast<std::size_t>(gather.unit)];
+    const int tag = kFlatTag + flat_number(model_, gather.unit, f);
     const auto shard = memories_.published_shard(
         gather.unit, static_cast<int>(f), gather.precision, gather.generation);
     for (int host = 0; host < map_.hosts(); ++host) {

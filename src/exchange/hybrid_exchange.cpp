@@ -23,10 +23,6 @@
 namespace sherd::exchange {
 namespace {
 
-bool any(const std::vector<bool>& marks) {
-  return std::ranges::find(marks, true) != marks.end();
-}
-
 // Memory of LibTorch's allocator, of the stream that is current when it is taken.
 BufferSource source_of_tensors(c10::Device device) {
   auto taken = std::make_shared<std::map<void*, at::Tensor>>();
@@ -335,19 +331,12 @@ const std::vector<at::Tensor>& HybridExchange::partial(UnitId unit) {
 
 void HybridExchange::take_partial_from_pool(UnitId unit) {
   auto& now = state(unit);
-  const auto offsets =
-      flat_offsets(model_.unit(unit), &FlatSpec::gradient_dtype);
-  now.memory = partial_pool_.borrow(offsets.back());
-  for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
-    const auto& flat = model_.unit(unit).flats[f];
-    now.partial.push_back(
-        flat.trainable ? device::tensor_at(
-                             static_cast<char*>(now.memory) + offsets[f],
-                             flat.layout.numel,
-                             at::TensorOptions().device(device_).dtype(
-                                 flat.gradient_dtype()))
-                       : at::Tensor());
-  }
+  const auto& spec = model_.unit(unit);
+  now.memory = partial_pool_.borrow(
+      flat_offsets(spec, &FlatSpec::gradient_dtype).back());
+  now.partial = flats_at(
+      now.memory, spec, &FlatSpec::gradient_dtype, device_,
+      /*only_trainable=*/true);
 }
 
 // Where every reduction needs a buffer, others can have it once its sum across
@@ -424,7 +413,7 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   mine.scale = options.scale / scale_across_;
   mine.accumulate.assign(options.accumulate.size(), now.kept);
   if (position_.both_axes || options.partial || now.kept ||
-      any(options.accumulate)) {
+      is_any_set(options.accumulate)) {
     mine.into = partial(unit);
   }
   (options.partial ? reduced_partially_ : reduced_).insert(unit);

@@ -55,8 +55,7 @@ std::unique_ptr<Exchange> make(
   auto connected = transport("/transport", 20s);
   world.impl()->options.deadline = kLateRankDeadline;
   return make_shared_memory_exchange(
-      world, str("pair", pair), std::move(connected),
-      {.sum_thread = sum_thread});
+      world, str("pair", pair), std::move(connected), sum_thread);
 }
 
 bool all_are(const at::Tensor& values, double value) {

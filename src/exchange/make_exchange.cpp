@@ -144,25 +144,26 @@ std::unique_ptr<Exchange> connect_exchange(
   SHERD_ASSERT(kind != Kind::kAuto);
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
   if (ranks.size() == 1) {
-    return make_collective_exchange(transport, transport, log);
+    return make_collective_exchange(transport, transport, nullptr, log);
   }
   check_all_chose(*transport, ranks, text_of(kind));
   if (kind == Kind::kSharedMemory) {
     return make_shared_memory_exchange(
         world, name, std::move(transport),
-        {.sum_thread = sums_have_a_thread(
-             {.cores = static_cast<int>(allowed_cores().size()),
-              .ranks = static_cast<int>(ranks.size()),
-              .threads = at::get_num_threads()},
-             process_environment()),
-         .log = log});
+        sums_have_a_thread(
+            {.cores = static_cast<int>(allowed_cores().size()),
+             .ranks = static_cast<int>(ranks.size()),
+             .threads = at::get_num_threads()},
+            process_environment()),
+        log);
   }
   if (kind == Kind::kHierarchical) {
     return make_hierarchical_exchange(world, name, std::move(transport), log);
   }
   return make_collective_exchange(
       std::move(transport),
-      world::make_model_transport(world, name + "/reduce", ranks), log);
+      world::make_model_transport(world, name + "/reduce", ranks), nullptr,
+      log);
 }
 
 // What is special about an axis.
@@ -237,21 +238,18 @@ std::unique_ptr<Exchange> connect_devices(
           world::make_device_backend(world, device, name + "/gather", ranks),
       .reduce =
           world::make_device_backend(world, device, name + "/reduce", ranks)};
-  if (const int group_ranks = options.gathers.secondary_ranks;
-      group_ranks > 0 && ranks.size() > 1) {
-    const auto group = neighbours_of(world.rank(), ranks, group_ranks);
-    backends.secondary_ranks = group_ranks;
-    backends.secondary = world::make_device_backend(
-        world, device, str(name, "/group", group.front()), group);
-  }
   if (ranks.size() > 1) {
-    backends.coder = options.gathers.coder;
-  }
-  if (options.hook && ranks.size() > 1) {
+    backends.gathers = options.gathers;
     backends.hook = options.hook;
     backends.connect = connector_among(world, device, name, ranks);
   }
-  return make_collective_exchange_with(
+  if (const int group_ranks = backends.gathers.secondary_ranks;
+      group_ranks > 0) {
+    const auto group = neighbours_of(world.rank(), ranks, group_ranks);
+    backends.secondary = world::make_device_backend(
+        world, device, str(name, "/group", group.front()), group);
+  }
+  return make_collective_exchange(
       std::move(transport), std::move(reduce),
       over_devices(std::move(backends)), log);
 }
@@ -266,7 +264,7 @@ std::unique_ptr<Exchange> connect_messages(
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
   check_all_chose(
       *transport, ranks, describe(text_of(Kind::kCollective), options));
-  return make_collective_exchange_with(
+  return make_collective_exchange(
       std::move(transport),
       world::make_model_transport(world, name + "/reduce", ranks),
       [options](const auto& model, const auto& gathers, const auto& reductions)
@@ -327,7 +325,7 @@ std::unique_ptr<Exchange> make_hierarchical_exchange(
       rank = static_cast<int>(std::ranges::find(ranks, rank) - ranks.begin());
     }
   }
-  return make_collective_exchange_with(
+  return make_collective_exchange(
       std::move(gather),
       world::make_model_transport(
           world, name + "/reduce", ranks, 2 * world.options().deadline),
@@ -358,14 +356,12 @@ std::unique_ptr<Exchange> make_exchange(
     const MeshExchangeOptions& options) {
   const auto& world = mesh.world();
   const bool on_cpu = options.device.is_cpu();
-  const GatherOptions gathers{
-      .coder = options.coder, .secondary_ranks = options.secondary_ranks};
   if (mesh.replicate_size() == 1) {
     const auto log = log_of(world, name, mesh.shard_ranks());
     return make_recorded_exchange(
         connect_axis(
             world, name, mesh.shard_ranks(), options.within, options.device,
-            {.hook = options.hook, .gathers = gathers}, log),
+            {.hook = options.hook, .gathers = options.gathers}, log),
         log);
   }
   const auto log = log_of(world, name, Mesh(world).shard_ranks());
@@ -379,10 +375,10 @@ std::unique_ptr<Exchange> make_exchange(
             world, replica,
             world::make_model_transport(
                 world, replica + "/gather", mesh.shard_ranks()),
-            {.sum_thread = false, .log = log_within})
+            /*sum_thread=*/false, log_within)
       : connect_axis(
             world, replica, mesh.shard_ranks(), options.within, options.device,
-            {.gathers = gathers}, log_within);
+            {.gathers = options.gathers}, log_within);
   auto across = connect_axis(
       world, shard, mesh.replicate_ranks(), options.across, options.device,
       {.hook = options.hook}, log_of(world, shard, mesh.replicate_ranks()));

@@ -17,6 +17,7 @@
 #include "exchange/coded_shards.h"
 #include "exchange/comm_hook_unit_transport.h"
 #include "exchange/exchange.h"
+#include "exchange/unit_transport.h"
 
 namespace sherd::exchange {
 
@@ -88,10 +89,9 @@ struct MeshExchangeOptions {
   // Reduces gradients across replicas or, if there is one, on the shard axis; on the CPU by
   // messages.
   std::optional<ReduceHook> hook = std::nullopt;
-  // Codes what gathers send on the shard axis; on the CPU by messages.
-  std::shared_ptr<const ShardCoder> coder = nullptr;
-  // GatherOptions of the shard axis, used if `within` is kCollective or there is a hook.
-  int secondary_ranks = 0;
+  // Those of the shard axis; on the CPU by messages. Secondary shards are used if `within` is
+  // kCollective or there is a hook.
+  GatherOptions gathers = {};
   // Where parameters lie.
   c10::Device device = c10::kCPU;
 };

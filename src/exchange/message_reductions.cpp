@@ -26,30 +26,19 @@ std::int64_t piece_bytes(
 
 }  // namespace
 
-std::vector<int> first_flats(const ModelSpec& model) {
-  std::vector<int> first;
-  int flats = 0;
-  for (const auto& unit : model.units) {
-    first.push_back(flats);
-    flats += static_cast<int>(unit.flats.size());
+int flat_number(const ModelSpec& model, UnitId unit, std::size_t flat) {
+  for (UnitId before = 0; before < unit; ++before) {
+    flat += model.unit(before).flats.size();
   }
-  return first;
+  return static_cast<int>(flat);
 }
 
 MessageReductions::MessageReductions(
     const ModelSpec& model, world::Transport& via, PrivateBuffers& memories)
-    : model_(model),
-      via_(via),
-      memories_(memories),
-      first_flat_(first_flats(model)),
-      worker_("sherd-reduce") {
+    : model_(model), via_(via), memories_(memories), worker_("sherd-reduce") {
   for (const auto& unit : model.units) {
     chunks_.push_back(chunks_of(unit));
   }
-}
-
-int MessageReductions::tag(UnitId unit, std::size_t flat) const {
-  return first_flat_[static_cast<std::size_t>(unit)] + static_cast<int>(flat);
 }
 
 std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
@@ -123,6 +112,7 @@ void MessageReductions::post_segment(
     char*& staging) {
   const auto& flat = model_.unit(reduction.unit).flats[f];
   SHERD_ASSERT(gradient.numel() == chunk.range.numel());
+  const int tag = flat_number(model_, reduction.unit, f);
   const auto part_of = [&](int rank) {
     const auto part = intersection(chunk.range, flat.layout.shard(rank));
     return gradient.narrow(0, part.begin - chunk.range.begin, part.numel());
@@ -136,16 +126,14 @@ void MessageReductions::post_segment(
       sum.pieces.push_back(part);
       continue;
     }
-    const int tag_of_flat = tag(reduction.unit, f);
-    reduction.transfers.push_back(via_.send(part, peer, tag_of_flat));
+    reduction.transfers.push_back(via_.send(part, peer, tag));
     if (sum.range.empty()) {
       continue;
     }
     sum.pieces.push_back(
         at::from_blob(staging, {sum.range.numel()}, gradient.options()));
     staging += piece_bytes(flat, sum.range);
-    reduction.transfers.push_back(
-        via_.receive(sum.pieces.back(), peer, tag_of_flat));
+    reduction.transfers.push_back(via_.receive(sum.pieces.back(), peer, tag));
   }
   if (!sum.range.empty()) {
     reduction.sums.push_back(std::move(sum));
@@ -233,14 +221,14 @@ void MessageReductions::share(const Reduction& reduction) {
     if (!flats[f].trainable) {
       continue;
     }
+    const int tag = flat_number(model_, reduction.unit, f);
     const auto part_of = [&](int rank) {
       return sum_of(reduction, f, flats[f].layout.shard(rank));
     };
     for (int peer = 0; peer < via_.size(); ++peer) {
       if (peer != via_.index()) {
-        const int tag_of_flat = tag(reduction.unit, f);
-        sharing_.push_back(via_.send(part_of(via_.index()), peer, tag_of_flat));
-        sharing_.push_back(via_.receive(part_of(peer), peer, tag_of_flat));
+        sharing_.push_back(via_.send(part_of(via_.index()), peer, tag));
+        sharing_.push_back(via_.receive(part_of(peer), peer, tag));
       }
     }
   }

@@ -18,8 +18,8 @@
 
 namespace sherd::exchange {
 
-// Numbers a model's flats in one sequence, unit after unit; returns the first number of each unit.
-std::vector<int> first_flats(const ModelSpec& model);
+// The number of a flat among all of the model, unit after unit.
+int flat_number(const ModelSpec& model, UnitId unit, std::size_t flat);
 
 class MessageReductions {
  public:
@@ -63,7 +63,6 @@ class MessageReductions {
     bool summed = false;  // Not set if it failed.
   };
 
-  int tag(UnitId unit, std::size_t flat) const;
   std::int64_t staging_bytes(UnitId unit) const;
   void wait_for_room(const ReduceOptions& options);
   void post_unit(Reduction& reduction);
@@ -85,7 +84,6 @@ class MessageReductions {
   const ModelSpec& model_;
   world::Transport& via_;
   PrivateBuffers& memories_;
-  const std::vector<int> first_flat_;
   std::vector<std::vector<std::vector<GradientChunk>>>
       chunks_;                 // By unit, flat.
   std::vector<UnitId> ended_;  // Not yet taken.

@@ -27,8 +27,7 @@ class MessageUnitTransport final : public UnitTransport {
         memories_(model, gather->index()),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)),
-        reductions_(model, *reduce_, memories_),
-        first_flat_(first_flats(model)) {
+        reductions_(model, *reduce_, memories_) {
     if (options.coder) {
       coded_.emplace(model, memories_, options.coder, gather_->index());
     }
@@ -201,8 +200,7 @@ class MessageUnitTransport final : public UnitTransport {
   // Ranks that want the same unit in different precisions, or of different generations, send different
   // numbers of bytes before they know it: the tag tells them apart.
   int tag(const UnitGather& gather, std::size_t flat) const {
-    const int index = first_flat_[static_cast<std::size_t>(gather.unit)] +
-        static_cast<int>(flat);
+    const int index = flat_number(model_, gather.unit, flat);
     const int full = gather.precision == Precision::kFull ? 1 : 0;
     return kFlatTag + 3 * index + (gather.secondary ? 2 : full);
   }
@@ -213,7 +211,6 @@ class MessageUnitTransport final : public UnitTransport {
   const std::shared_ptr<world::Transport> gather_;
   const std::shared_ptr<world::Transport> reduce_;
   MessageReductions reductions_;
-  const std::vector<int> first_flat_;
   std::optional<CodedShards> coded_;
   std::optional<SecondaryShards> secondary_;
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.

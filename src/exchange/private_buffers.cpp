@@ -53,6 +53,25 @@ void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
 
 }  // namespace
 
+std::vector<at::Tensor> flats_at(
+    void* memory,
+    const UnitSpec& unit,
+    FlatDtype dtype,
+    c10::Device device,
+    bool only_trainable) {
+  const auto offsets = flat_offsets(unit, dtype);
+  std::vector<at::Tensor> flats(unit.flats.size());
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    const auto& flat = unit.flats[f];
+    if (flat.trainable || !only_trainable) {
+      flats[f] = device::tensor_at(
+          static_cast<char*>(memory) + offsets[f], flat.layout.numel,
+          at::TensorOptions().device(device).dtype((flat.*dtype)()));
+    }
+  }
+  return flats;
+}
+
 PrivateBuffers::PrivateBuffers(
     const ModelSpec& model, int rank, BufferPlace place)
     : model_(model),
@@ -112,41 +131,29 @@ at::Tensor PrivateBuffers::published_shard(
 
 PrivateBuffers::Slot PrivateBuffers::unit_slot(
     UnitId unit, Precision precision) {
-  const auto& flats = model_.unit(unit).flats;
+  const auto& spec = model_.unit(unit);
   Slot slot;
-  if (precision == Precision::kFull && is_cast(model_.unit(unit))) {
-    for (const auto& flat : flats) {
+  if (precision == Precision::kFull && is_cast(spec)) {
+    for (const auto& flat : spec.flats) {
       slot.flats.push_back(at::empty(
           {flat.layout.numel},
           at::TensorOptions().device(device_).dtype(flat.dtype)));
     }
     return slot;
   }
-  const auto offsets =
-      flat_offsets(model_.unit(unit), &FlatSpec::unsharded_dtype);
-  slot.memory = unit_pool_.borrow(offsets.back());
-  for (std::size_t f = 0; f < flats.size(); ++f) {
-    slot.flats.push_back(device::tensor_at(
-        static_cast<char*>(slot.memory) + offsets[f], flats[f].layout.numel,
-        at::TensorOptions().device(device_).dtype(flats[f].unsharded_dtype())));
-  }
+  slot.memory = unit_pool_.borrow(unit_bytes(spec));
+  slot.flats = flats_at(slot.memory, spec, &FlatSpec::unsharded_dtype, device_);
   return slot;
 }
 
 PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
-  const auto& flats = model_.unit(unit).flats;
-  const auto offsets = flat_offsets(model_.unit(unit), &FlatSpec::slot_dtype);
+  const auto& spec = model_.unit(unit);
   Slot slot;
-  slot.memory = gradient_pool_.borrow(offsets.back());
-  for (std::size_t f = 0; f < flats.size(); ++f) {
-    slot.flats.push_back(
-        flats[f].trainable ? device::tensor_at(
-                                 static_cast<char*>(slot.memory) + offsets[f],
-                                 flats[f].layout.numel,
-                                 at::TensorOptions().device(device_).dtype(
-                                     flats[f].slot_dtype()))
-                           : at::Tensor());
-  }
+  slot.memory =
+      gradient_pool_.borrow(flat_offsets(spec, &FlatSpec::slot_dtype).back());
+  slot.flats = flats_at(
+      slot.memory, spec, &FlatSpec::slot_dtype, device_,
+      /*only_trainable=*/true);
   return slot;
 }
 

@@ -21,6 +21,15 @@ struct BufferPlace {
   BufferSource gradients = BufferSource::of_system();
 };
 
+// The flats of a unit in memory that begins here, as flat_offsets() says. With `only_trainable` the
+// others are undefined.
+std::vector<at::Tensor> flats_at(
+    void* memory,
+    const UnitSpec& unit,
+    FlatDtype dtype,
+    c10::Device device = c10::kCPU,
+    bool only_trainable = false);
+
 class PrivateBuffers {
  public:
   PrivateBuffers(const ModelSpec& model, int rank, BufferPlace place = {});

@@ -7,8 +7,7 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include "exchange/profiled_range.h"
+#include <ATen/record_function.h>
 
 namespace sherd::exchange {
 namespace {
@@ -46,7 +45,7 @@ class RecordedExchange final : public Exchange {
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
-    const ProfiledRange range("start_unshard", name_of(unit));
+    RECORD_FUNCTION("sherd::start_unshard " + name_of(unit), {});
     in_backward_[static_cast<std::size_t>(unit)] = options.in_backward;
     log_.record(
         {.bytes = bytes_[static_cast<std::size_t>(unit)],
@@ -57,7 +56,7 @@ class RecordedExchange final : public Exchange {
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
-    const ProfiledRange range("unshard", name_of(unit));
+    RECORD_FUNCTION("sherd::unshard " + name_of(unit), {});
     return waited({.unit = unit, .step = unshard_step(unit)}, [&] {
       return next_->wait_for_unshard(unit);
     });
@@ -70,7 +69,7 @@ class RecordedExchange final : public Exchange {
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
-    const ProfiledRange range("reduce", name_of(unit));
+    RECORD_FUNCTION("sherd::reduce " + name_of(unit), {});
     log_.record(
         {.bytes = slot_bytes_[static_cast<std::size_t>(unit)],
          .unit = unit,
@@ -80,7 +79,7 @@ class RecordedExchange final : public Exchange {
   }
 
   Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
-    const ProfiledRange range("end_backward");
+    RECORD_FUNCTION("sherd::end_backward", {});
     if (end.departed) {
       log_.record({.event = FlightEvent::kDeparted});
     }
@@ -110,7 +109,7 @@ class RecordedExchange final : public Exchange {
   }
 
   Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
-    const ProfiledRange range("all_reduce");
+    RECORD_FUNCTION("sherd::all_reduce", {});
     const auto step = op == ScalarReduceOp::kSame ? FlightStep::kBeginStep
                                                   : FlightStep::kAllReduce;
     return waited(

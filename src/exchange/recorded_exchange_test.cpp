@@ -32,7 +32,7 @@ struct RecordedRank {
     exchange = make_recorded_exchange(
         make_collective_exchange(
             self.network.transport(self.rank, "gather"),
-            self.network.transport(self.rank, "reduce"), log),
+            self.network.transport(self.rank, "reduce"), nullptr, log),
         log);
   }
   // "requested unshard in forward 0", in the order of time; without those that begin otherwise.

@@ -10,6 +10,7 @@
 #include <c10/util/strides.h>
 
 #include "base/check.h"
+#include "exchange/backward_status.h"
 
 namespace sherd::exchange {
 namespace {
@@ -376,7 +377,7 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
   auto* mark = marks.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < units.size(); ++i) {
     const auto& used = state(units[i]).used;
-    mark[i] = std::ranges::find(used, true) != used.end() ? 1 : 0;
+    mark[i] = is_any_set(used) ? 1 : 0;
   }
   if (auto status = exchange_.all_reduce(marks, ScalarReduceOp::kMax);
       !status.ok()) {
@@ -392,7 +393,7 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
 bool Reducer::is_used(UnitId unit) const {
   const auto u = static_cast<std::size_t>(unit);
   const auto& used = states_[u].used;
-  return std::ranges::find(used, true) != used.end() ||
+  return is_any_set(used) ||
       std::ranges::any_of(trainable_[u], [&](int p) { return keeps(p); });
 }
 
@@ -414,8 +415,7 @@ Result<BackwardOutcome> Reducer::round(
   for (std::size_t u = 0; u < states_.size() && outcome.ok(); ++u) {
     const auto& used = outcome.value().used[u];
     reduced_.set_gradients(static_cast<UnitId>(u), used);
-    used_by_any_[u] =
-        used_by_any_[u] || std::ranges::find(used, true) != used.end();
+    used_by_any_[u] = used_by_any_[u] || is_any_set(used);
   }
   return outcome;
 }
@@ -467,7 +467,7 @@ Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
     return first.status();
   }
   const auto& late = first.value().late;
-  if (std::ranges::find(late, true) == late.end()) {
+  if (!is_any_set(late)) {
     return first.value().diverged;
   }
   for (std::size_t u = 0; u < late.size(); ++u) {

@@ -22,7 +22,7 @@ std::unique_ptr<Exchange> grouped_exchange(
     std::shared_ptr<world::Transport> gather,
     std::shared_ptr<world::Transport> reduce,
     int group_ranks) {
-  return make_collective_exchange_with(
+  return make_collective_exchange(
       std::move(gather), std::move(reduce),
       [=](const auto& model, const auto& gathers,
           const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {

@@ -16,7 +16,7 @@ ExchangeUnderTest shared_memory(int ranks, bool sum_thread = false) {
           return make_shared_memory_exchange(
               world, "contract",
               world::make_c10d_transport(world, "contract/transport", all),
-              {.sum_thread = sum_thread});
+              sum_thread);
         },
         n, options, body);
   };

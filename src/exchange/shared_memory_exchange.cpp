@@ -56,11 +56,13 @@ class SharedMemoryExchange final : public Exchange {
       const World& world,
       const std::string& name,
       std::shared_ptr<world::Transport> control,
-      const SharedMemoryOptions& options)
+      bool sum_thread,
+      FlightLog log)
       : world_(world),
         name_(name),
         control_(std::move(control)),
-        options_(options) {
+        sum_thread_(sum_thread),
+        log_(std::move(log)) {
     for (int i = 0; i < control_->size(); ++i) {
       ranks_.push_back(control_->world_rank(i));
     }
@@ -278,7 +280,7 @@ class SharedMemoryExchange final : public Exchange {
   Status finish_sums();
   Status copy_in_full(UnitId unit, std::vector<at::Tensor>& into);
   void record(FlightEvent event, const CollectiveRequest& request) const {
-    options_.log.record(
+    log_.record(
         {.sequence = request.sequence,
          .unit = request.unit,
          .event = event,
@@ -292,7 +294,8 @@ class SharedMemoryExchange final : public Exchange {
   const World world_;
   const std::string name_;
   std::shared_ptr<world::Transport> control_;
-  const SharedMemoryOptions options_;
+  const bool sum_thread_;
+  const FlightLog log_;
   std::vector<int> ranks_;  // World ranks.
   ModelSpec model_;
   std::vector<std::string> unit_names_;
@@ -322,7 +325,7 @@ class SharedMemoryExchange final : public Exchange {
 Status SharedMemoryExchange::open(const ModelSpec& model) {
   model_ = model;
   unit_names_ = unit_names(model_);
-  options_.log.name_units(unit_names_);
+  log_.name_units(unit_names_);
   auto status = compare_models(*control_, model_);
   if (!status.ok()) {
     return fail(status);
@@ -370,7 +373,7 @@ Status SharedMemoryExchange::open(const ModelSpec& model) {
   for (const auto region : layout_.slot_regions) {
     mapping.regions.push_back(base() + region);
   }
-  sums_.emplace(std::move(mapping), *memory_, options_.sum_thread);
+  sums_.emplace(std::move(mapping), *memory_, sum_thread_);
   return {};
 }
 
@@ -522,11 +525,8 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
     requests.push_back(their_head.request);
     payloads.push_back(bytes_of(theirs + sizeof(their_head), their_head.bytes));
   }
-  const auto agreement = agree(requests, ranks_, unit_names_);
-  if (agreement.verdict != AgreementOutcome::kAllAgree) {
-    return Status(ErrorCode::kPeerMismatch, "[exchange] " + agreement.reason);
-  }
-  return payloads;
+  const auto agreed = agree(requests, ranks_, unit_names_);
+  return agreed.ok() ? Result(std::move(payloads)) : agreed.status();
 }
 
 // Nobody writes a shard before all have copied. Where shards are private, they
@@ -608,9 +608,10 @@ std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
     std::shared_ptr<world::Transport> control,
-    const SharedMemoryOptions& options) {
+    bool sum_thread,
+    FlightLog log) {
   return std::make_unique<SharedMemoryExchange>(
-      world, name, std::move(control), options);
+      world, name, std::move(control), sum_thread, std::move(log));
 }
 
 }  // namespace sherd::exchange

@@ -15,19 +15,14 @@
 
 namespace sherd::exchange {
 
-struct SharedMemoryOptions {
-  // Whether gradients are summed on a thread of their own instead of in later calls of the caller;
-  // the result is the same.
-  bool sum_thread = false;
-  FlightLog log = {};
-};
-
 // Collective over the ranks of `control`, under a `name` that is unique in this world. open() fails
-// if the ranks are not on one host.
+// if the ranks are not on one host. With `sum_thread`, gradients are summed on a thread of their own
+// instead of in later calls of the caller; the result is the same.
 std::unique_ptr<Exchange> make_shared_memory_exchange(
     const World& world,
     const std::string& name,
     std::shared_ptr<world::Transport> control,
-    const SharedMemoryOptions& options = {});
+    bool sum_thread = false,
+    FlightLog log = {});
 
 }  // namespace sherd::exchange

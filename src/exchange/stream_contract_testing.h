@@ -48,7 +48,7 @@ inline std::unique_ptr<Exchange> make_among(
     const RankDevice& on,
     const std::string& name,
     const std::vector<int>& ranks) {
-  return make_collective_exchange_with(
+  return make_collective_exchange(
       self.network.transport(self.rank, name + "/gather", ranks),
       self.network.transport(self.rank, name + "/reduce", ranks),
       over_devices(

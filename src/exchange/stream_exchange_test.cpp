@@ -116,7 +116,7 @@ std::string run_alone(
   const auto model = three_units(1);
   std::string fault;
   {
-    const auto exchange = make_collective_exchange_with(
+    const auto exchange = make_collective_exchange(
         world::make_c10d_transport(world, "gather", {0}),
         world::make_c10d_transport(world, "reduce", {0}),
         over_devices(

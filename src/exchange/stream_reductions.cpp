@@ -54,14 +54,19 @@ void put_sum_on_host(
 
 StreamReductions::StreamReductions(
     const ModelSpec& model,
-    BackendPtr backend,
-    DeviceBuffers& buffers,
-    std::optional<StreamHook> hook)
+    const DeviceBackends& backends,
+    std::shared_ptr<world::Transport> messages,
+    DeviceBuffers& buffers)
     : model_(model),
-      backend_(std::move(backend)),
+      backend_(backends.reduce),
       buffers_(buffers),
-      hook_(std::move(hook)),
-      starts_at_once_(!model.own_shards || backend_->getSize() == 1) {}
+      hook_(backends.hook),
+      messages_(std::move(messages)),
+      starts_at_once_(!model.own_shards || backend_->getSize() == 1) {
+  if (hook_) {
+    collectives_.emplace(backends.device, backend_, backends.connect);
+  }
+}
 
 void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reclaim();
@@ -148,10 +153,9 @@ void StreamReductions::call_hook(const Reduction& reduction) {
   status_of(
       [&] {
         const at::NoGradGuard no_grad;
-        hook_->hook.reduce(
+        hook_->reduce(
             reduction.unit, reduction.slot.flats,
-            {.messages = *hook_->messages,
-             .collectives = hook_->collectives.get()});
+            {.messages = *messages_, .collectives = &*collectives_});
       },
       ErrorCode::kFailedPrecondition,
       "[exchange] the hook that reduces " + model_.unit(reduction.unit).name +
@@ -214,8 +218,8 @@ void StreamReductions::finish() {
 }
 
 void StreamReductions::abandon() {
-  if (hook_) {
-    hook_->collectives->abort();
+  if (collectives_) {
+    collectives_->abort();
   } else {
     backend_->abort();
   }

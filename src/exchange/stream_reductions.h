@@ -19,27 +19,19 @@
 #include <optional>
 #include <utility>
 #include <vector>
-#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/device_buffers.h"
-#include "exchange/flat_collectives.h"
+#include "exchange/stream_unit_transport.h"
 
 namespace sherd::exchange {
 
-// A hook, and how it reaches the other ranks.
-struct StreamHook {
-  ReduceHook hook;
-  std::shared_ptr<world::Transport> messages;
-  std::unique_ptr<DeviceCollectives> collectives;
-};
-
 class StreamReductions {
  public:
-  // The model and the buffers must outlive it.
+  // The model and the buffers must outlive it. A hook sends tensors on the CPU by `messages`.
   StreamReductions(
       const ModelSpec& model,
-      BackendPtr backend,
-      DeviceBuffers& buffers,
-      std::optional<StreamHook> hook = std::nullopt);
+      const DeviceBackends& backends,
+      std::shared_ptr<world::Transport> messages,
+      DeviceBuffers& buffers);
 
   // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
   void start(UnitId unit, const ReduceOptions& options);
@@ -98,7 +90,10 @@ class StreamReductions {
   const ModelSpec& model_;
   const BackendPtr backend_;
   DeviceBuffers& buffers_;
-  const std::optional<StreamHook> hook_;
+  const std::optional<ReduceHook> hook_;
+  // How it reaches the other ranks.
+  const std::shared_ptr<world::Transport> messages_;
+  std::optional<DeviceCollectives> collectives_;
   const bool starts_at_once_;
   std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().

@@ -25,19 +25,6 @@ namespace {
 // Coded shards begin where tensors of their own would, and can be viewed in other dtypes.
 constexpr std::int64_t kCodedMultiple = 64;
 
-std::optional<StreamHook> stream_hook(
-    const DeviceBackends& backends,
-    const std::shared_ptr<world::Transport>& messages) {
-  if (!backends.hook) {
-    return std::nullopt;
-  }
-  return StreamHook{
-      .hook = *backends.hook,
-      .messages = messages,
-      .collectives = std::make_unique<DeviceCollectives>(
-          backends.device, backends.reduce, backends.connect)};
-}
-
 class StreamUnitTransport final : public UnitTransport {
  public:
   StreamUnitTransport(
@@ -54,16 +41,15 @@ class StreamUnitTransport final : public UnitTransport {
             transport_->index(),
             backends.device,
             backends.hook ? backends.hook->stream : device::Stream()),
-        reductions_(
-            model, backends.reduce, buffers_, stream_hook(backends, reduce)) {
-    if (backends.secondary_ranks > 0) {
+        reductions_(model, backends, reduce, buffers_) {
+    const auto& gathers = backends.gathers;
+    if (gathers.secondary_ranks > 0) {
       secondary_.emplace(
-          model, transport_->index(), backends.secondary_ranks,
-          backends.device);
+          model, transport_->index(), gathers.secondary_ranks, backends.device);
     }
-    if (backends.coder) {
+    if (gathers.coder) {
       coded_.emplace(
-          model, buffers_.places, backends.coder, transport_->index(),
+          model, buffers_.places, gathers.coder, transport_->index(),
           kCodedMultiple);
     }
   }

@@ -22,18 +22,16 @@ struct DeviceBackends {
   c10::Device device;
   BackendPtr gather;
   BackendPtr reduce;
-  // GatherOptions::secondary_ranks, and a backend over this rank's group, for gathers.
-  int secondary_ranks = 0;
+  GatherOptions gathers = {};
+  // Over this rank's group, for gathers from secondary shards.
   BackendPtr secondary = {};
-  // GatherOptions::coder.
-  std::shared_ptr<const ShardCoder> coder = nullptr;
   // Reduces gradients over the backend of reductions, or over the backends that `connect` makes if
   // it reduces only among some ranks.
   std::optional<ReduceHook> hook = std::nullopt;
   DeviceCollectives::Connect connect = {};
 };
 
-// For make_collective_exchange_with().
+// For make_collective_exchange().
 MakeUnitTransport over_devices(DeviceBackends backends);
 
 }  // namespace sherd::exchange

@@ -438,8 +438,9 @@ std::unique_ptr<exchange::Exchange> exchange_for(
            process_environment()),
        .both_axes = over_both_axes(mesh, options),
        .hook = hook,
-       .coder = std::move(coder),
-       .secondary_ranks = options.secondary_ranks,
+       .gathers =
+           {.coder = std::move(coder),
+            .secondary_ranks = options.secondary_ranks},
        .device = device});
 }
 

@@ -32,16 +32,17 @@ std::unique_ptr<exchange::Exchange> axis_over(
     const World& world,
     const std::string& name,
     const WaitRecipe& recipe = {}) {
-  return exchange::make_collective_exchange_with(
+  return exchange::make_collective_exchange(
       world::make_c10d_transport(world, name + "/gather", {0}),
       world::make_c10d_transport(world, name + "/reduce", {0}),
       exchange::over_devices(
           {.device = checking_device(),
            .gather = network.backend(0, name + "/gathers"),
            .reduce = network.backend(0, name + "/reductions"),
-           .secondary_ranks = recipe.options.secondary_ranks,
+           .gathers =
+               {.coder = recipe.coder,
+                .secondary_ranks = recipe.options.secondary_ranks},
            .secondary = network.backend(0, name + "/group"),
-           .coder = recipe.coder,
            .hook = recipe.hook}));
 }
 
