@@ -26,7 +26,7 @@ P2pWorker::P2pWorker(
           group_->p2p_memory(),
           group_->segment.peers(),
           group_->clock,
-          {.single_copy = group_->communicator.single_copy()}) {}
+          group_->communicator.single_copy()) {}
 
 // A message may also fail by itself, if it does not fit its receiver.
 void P2pWorker::complete(const WorkPtr& work, const Status& outcome) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <type_traits>
 #include <vector>
 #include <c10/util/BFloat16.h>
@@ -70,24 +71,6 @@ struct Greatest {
   template <typename T>
   T operator()(T a, T b) const {
     return std::max(a, b);
-  }
-};
-struct And {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(a & b);
-  }
-};
-struct Or {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(a | b);
-  }
-};
-struct Xor {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return static_cast<T>(a ^ b);
   }
 };
 
@@ -273,11 +256,11 @@ ReduceKernel numbers(
   if constexpr (std::is_integral_v<T>) {
     switch (op) {
       case Op::BAND:
-        return plain<T, And>();
+        return plain<T, std::bit_and<T>>();
       case Op::BOR:
-        return plain<T, Or>();
+        return plain<T, std::bit_or<T>>();
       case Op::BXOR:
-        return plain<T, Xor>();
+        return plain<T, std::bit_xor<T>>();
       default:
         break;
     }
@@ -301,13 +284,13 @@ ReduceKernel truths(Op::RedOpType op) {
     case Op::SUM:
     case Op::MAX:
     case Op::BOR:
-      return plain<std::uint8_t, Or>();
+      return plain<std::uint8_t, std::bit_or<std::uint8_t>>();
     case Op::PRODUCT:
     case Op::MIN:
     case Op::BAND:
-      return plain<std::uint8_t, And>();
+      return plain<std::uint8_t, std::bit_and<std::uint8_t>>();
     case Op::BXOR:
-      return plain<std::uint8_t, Xor>();
+      return plain<std::uint8_t, std::bit_xor<std::uint8_t>>();
     default:
       refuse(op, c10::ScalarType::Bool);
   }

@@ -282,7 +282,7 @@ TEST(SharedP2pChannel, LongMessagesComePieceByPieceInAnyOrder) {
   constexpr std::size_t kLong = 50000;
   const Table table(2, 0, P2pChannel::bytes(2));
   shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
-    P2pChannel channel(table.data(), peers, kClock, {});
+    P2pChannel channel(table.data(), peers, kClock, /*single_copy=*/false);
     const int other = 1 - rank;
     int done = 0;
     const auto count = [&](const Status& outcome, int) {
@@ -323,7 +323,7 @@ TEST(SharedP2pChannel, NamesTheCauseAndNotWhoLeftBecauseOfIt) {
   const Table table(3, 0, P2pChannel::bytes(3));
   shm::Peers first(table.peers_memory(), {.rank = 0, .ranks = 3});
   shm::Peers own(table.peers_memory(), {.rank = 1, .ranks = 3});
-  P2pChannel channel(table.data(), own, kClock, {});
+  P2pChannel channel(table.data(), own, kClock, /*single_copy=*/false);
   Numbers room(10, 0);
   channel.receive(
       {.peer = 0, .bytes = bytes_of(room), .timeout = kCall.deadline});
@@ -357,7 +357,7 @@ TEST(SharedP2pChannel, WhatCannotBeReadIsAnErrorOnBothEnds) {
   ASSERT_NE(hidden, MAP_FAILED);
   const Table table(2, 0, P2pChannel::bytes(2));
   shm::test::run_threads(table, [&](int rank, shm::Peers& peers) {
-    P2pChannel channel(table.data(), peers, kClock, {.single_copy = true});
+    P2pChannel channel(table.data(), peers, kClock, /*single_copy=*/true);
     const auto outcome_of = [&](Bytes bytes) {
       std::optional<Status> found;
       P2pMessage message{

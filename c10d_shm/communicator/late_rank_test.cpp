@@ -339,8 +339,7 @@ void messages_fail_on_both(bool single_copy) {
   at_every_moment(
       P2pChannel::bytes(2), single_copy ? 1 : 0,
       [&](int moment, const Table& table, shm::Peers& peers, ChildLink& link) {
-        P2pChannel channel(
-            table.data(), peers, kClock, {.single_copy = single_copy});
+        P2pChannel channel(table.data(), peers, kClock, single_copy);
         const bool late = peers.rank() == kLateRank;
         reach_calls(peers.rank(), link);
         Lent lent(kCount);

@@ -19,15 +19,12 @@ std::size_t P2pChannel::bytes_between_neighbours(int ranks) {
 }
 
 P2pChannel::P2pChannel(
-    Bytes memory,
-    shm::Peers& peers,
-    const Clock& clock,
-    const P2pChannelOptions& options)
+    Bytes memory, shm::Peers& peers, const Clock& clock, bool single_copy)
     : memory_(memory),
       peers_(&peers),
       clock_(&clock),
       peer_memory_(peers, clock),
-      options_(options),
+      single_copy_(single_copy),
       others_(index(peers.ranks())) {
   SHERD_ASSERT(
       memory.size() >= bytes(peers.ranks()) &&
@@ -317,7 +314,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
   if (is_short) {
     copy_bytes(
         arrived.content.data(), message.bytes.data(), message.bytes.size());
-  } else if (options_.single_copy) {
+  } else if (single_copy_) {
     outcome = peer_memory_.read(rank, header.address, message.bytes);
     reply(outcome.ok() ? kDone : kFailed);
     post_waiting(rank);

@@ -50,11 +50,6 @@ struct P2pMessage {
   Instant until{0};
 };
 
-struct P2pChannelOptions {
-  // Whether processes may copy from each other; equal on every rank.
-  bool single_copy = false;
-};
-
 class P2pChannel {
  public:
   // Messages up to this size are sent together with their header.
@@ -66,12 +61,10 @@ class P2pChannel {
   static std::size_t bytes_between_neighbours(int ranks);
 
   // `memory` is bytes(ranks) of a segment, aligned to kCacheLine, initially zeros. `peers` and
-  // `clock` must outlive the channel.
+  // `clock` must outlive the channel. `single_copy`: whether processes may copy from each other;
+  // equal on every rank.
   P2pChannel(
-      Bytes memory,
-      shm::Peers& peers,
-      const Clock& clock,
-      const P2pChannelOptions& options);
+      Bytes memory, shm::Peers& peers, const Clock& clock, bool single_copy);
   P2pChannel(const P2pChannel&) = delete;
   P2pChannel& operator=(const P2pChannel&) = delete;
 
@@ -197,7 +190,7 @@ class P2pChannel {
   shm::Peers* peers_;
   const Clock* clock_;
   const PeerMemory peer_memory_;
-  const P2pChannelOptions options_;
+  const bool single_copy_;
   std::vector<PeerQueues> others_;  // Indexed by rank.
   std::list<P2pMessage> receives_;
   std::vector<Ended> ended_;

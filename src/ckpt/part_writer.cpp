@@ -72,12 +72,20 @@ std::map<std::string, std::string> metadata_of(const Group& group) {
 
 class PartWriter {
  public:
-  PartWriter(FileSystem& files, std::string folder, const PartOptions& options)
-      : files_(files), folder_(std::move(folder)), options_(options) {
-    part_.modules = options.modules;
-  }
+  PartWriter(
+      FileSystem& files,
+      std::string folder,
+      int rank,
+      const SaveOptions& options)
+      : files_(files),
+        folder_(std::move(folder)),
+        rank_(rank),
+        options_(options) {}
 
-  Result<PartEntry> write(const std::vector<TensorPiece>& pieces) {
+  Result<PartEntry> write(
+      const std::vector<TensorPiece>& pieces,
+      const std::optional<std::vector<std::string>>& modules) {
+    part_.modules = modules;
     std::set<TensorKey> names;
     for (const auto& piece : pieces) {
       SHERD_CHECK(
@@ -96,7 +104,7 @@ class PartWriter {
       }
     }
     const auto json = to_json(part_);
-    const auto name = part_name(options_.rank);
+    const auto name = part_name(rank_);
     if (auto status = write_file(files_, folder_ + "/" + name, json);
         !status.ok()) {
       return status;
@@ -124,7 +132,7 @@ class PartWriter {
     const auto header = header_bytes(infos, metadata_of(group));
     const auto& section = group.front()->section;
     const auto name =
-        tensors_name(section, options_.rank, files_in_section_[section]++);
+        tensors_name(section, rank_, files_in_section_[section]++);
     auto file = files_.create(folder_ + "/" + name);
     if (!file.ok()) {
       return file.status();
@@ -173,7 +181,8 @@ class PartWriter {
 
   FileSystem& files_;
   const std::string folder_;
-  const PartOptions options_;
+  const int rank_;
+  const SaveOptions& options_;
   std::map<std::string, int> files_in_section_;
   PartManifest part_;
 };
@@ -183,9 +192,11 @@ class PartWriter {
 Result<PartEntry> write_part(
     FileSystem& files,
     const std::string& folder,
+    int rank,
     const std::vector<TensorPiece>& pieces,
-    const PartOptions& options) {
-  return PartWriter(files, folder, options).write(pieces);
+    const std::optional<std::vector<std::string>>& modules,
+    const SaveOptions& options) {
+  return PartWriter(files, folder, rank, options).write(pieces, modules);
 }
 
 Status write_file(

@@ -26,19 +26,14 @@ struct TensorPiece {
   at::Tensor elements;  // Those of the range: 1-D, contiguous, on the CPU.
 };
 
-struct PartOptions {
-  int rank = 0;
-  std::int64_t file_bytes_max = 0;  // Larger tensors get their own file.
-  // Written into PartManifest::modules.
-  std::optional<std::vector<std::string>> modules = {};
-  CheckpointProgress progress = nullptr;
-};
-
+// `modules` are for PartManifest::modules.
 Result<PartEntry> write_part(
     FileSystem& files,
     const std::string& folder,
+    int rank,
     const std::vector<TensorPiece>& pieces,
-    const PartOptions& options);
+    const std::optional<std::vector<std::string>>& modules,
+    const SaveOptions& options);
 
 // Makes a file with this content and syncs it.
 Status write_file(

@@ -180,11 +180,8 @@ class SaveProtocol {
     RankOutcome mine;
     mine.status = guarded([&] {
       const auto part = write_part(
-          files_, temporary_, pieces,
-          {.rank = ranks_.rank,
-           .file_bytes_max = context_.options.file_bytes_max,
-           .modules = is_rank_zero() ? metadata.modules : std::nullopt,
-           .progress = context_.options.progress});
+          files_, temporary_, ranks_.rank, pieces,
+          is_rank_zero() ? metadata.modules : std::nullopt, context_.options);
       mine.part = part.ok() ? part.value() : PartEntry();
       return part.status();
     });

@@ -128,7 +128,6 @@ void FsdpEngine::start(
   autograd::install_param_key();
   autograd::install_backward_engine();
   cache_->make_storages(this);
-  integrity_ = std::make_unique<ParameterIntegrity>(model_, cache_->storages());
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     if (initialise_parameter) {
@@ -369,7 +368,7 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
 
 bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   constexpr std::uint64_t kLow = 0xffffffff;
-  const auto flags = integrity_->flags_fingerprint();
+  const auto flags = flags_fingerprint(model_);
   const auto halves = exchange::numbers(4);
   auto* half = halves.mutable_data_ptr<double>();
   half[0] = static_cast<double>(print >> 32U);
@@ -380,7 +379,7 @@ bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
   if (half[2] == 0.0 || half[3] == 0.0) {
     refuse_different_flags();
   }
-  integrity_->check_can_train();  // On all ranks or on none.
+  check_can_train(model_);  // On all ranks or on none.
   compared_ = true;
   return half[0] != 0.0 && half[1] != 0.0;
 }
@@ -531,7 +530,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
       (void)all_ranks_agree(0);
     }
     show_module_gradients();
-    integrity_->check();
+    check_storages(model_, cache_->storages());
   } else if (status.code() != ErrorCode::kAborted) {
     fail(status);
   } else if (synchronised && slices_->writes_in_backward()) {

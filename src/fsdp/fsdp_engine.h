@@ -144,7 +144,7 @@ class FsdpEngine final : public ShardingEngine,
   bool has_gradient(int parameter) const override;
   void clear_gradient(int parameter) override;
   void check_parameter(int /*parameter*/) const override {
-    integrity_->check();
+    check_storages(model_, cache_->storages());
   }
 
   void refuse_write(
@@ -224,7 +224,6 @@ class FsdpEngine final : public ShardingEngine,
   // The collectives of optimizers; null until they are needed.
   std::unique_ptr<exchange::DeviceCollectives> collectives_;
   std::unique_ptr<exchange::Reducer> gradients_;
-  std::unique_ptr<ParameterIntegrity> integrity_;
 
   bool in_step_ = false;  // A training forward since the last publish.
   // A backward brought gradients, or found some; shards may be written.

@@ -82,6 +82,7 @@ void FsdpEngine::summon_gradients(
   }
   reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
   GradientSummon summon{
+      .via = nullptr,
       .parameters = {},
       .rank0_only = options.rank0_only,
       .keep = !options.rank0_only || world_rank() == 0,
@@ -92,21 +93,20 @@ void FsdpEngine::summon_gradients(
       summon.parameters.push_back(static_cast<int>(p));
     }
   }
-  GradientOwners owners;
   const bool cut = options_.strategy != Strategy::kNoShard;
   if (cut && (options_.both_axes ? world_size() : options_.ranks) > 1) {
     if (summons_ == nullptr) {
       summons_ = options_.connect();
     }
-    owners.via = summons_;
-    owners.slice_of = [this](int index) {
+    summon.via = summons_;
+    summon.slice_of = [this](int index) {
       return options_.both_axes
           ? index % options_.ranks * options_.replicas + index / options_.ranks
           : index;
     };
   }
   summoned_gradients_ =
-      std::make_unique<SummonedGradients>(model_, *slices_, owners, summon);
+      std::make_unique<SummonedGradients>(model_, *slices_, summon);
 }
 
 at::Tensor FsdpEngine::summoned_gradient(const std::string& name) {
@@ -142,7 +142,7 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
       !writes_in_place() || !(autograd::in_backward() || gradients_->started()),
       "[fsdp] summon_full_parameters() inside a backward needs the room of "
       "gradients in shared memory; call it before or after");
-  integrity_->check();
+  check_storages(model_, cache_->storages());
   const auto units = summoned_units(options);
   if (may_be_written()) {
     publish_locked(/*keep_frozen=*/false);
@@ -258,7 +258,7 @@ void FsdpEngine::begin_full_precision() {
       },
       ErrorCode::kInvalidArgument);
   refuse_unless_same("full_precision()", mine, 0.0);
-  integrity_->check();
+  check_storages(model_, cache_->storages());
   if (may_be_written()) {
     publish_locked(/*keep_frozen=*/true);
   }

@@ -26,7 +26,7 @@ JoinKind FsdpEngine::gradient_kind() const {
 }
 
 void FsdpEngine::begin_training_forward() {
-  integrity_->check();
+  check_storages(model_, cache_->storages());
   if (join_ && !join_->ended_early) {
     begin_join_round(gradient_kind());
   }

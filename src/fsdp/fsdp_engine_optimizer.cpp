@@ -175,7 +175,7 @@ void FsdpEngine::publish_now(bool keep_frozen) {
       kFailedPrecondition, !summoned_parameters_->open(),
       "[fsdp] publish() inside summon_full_parameters(); end the scope first");
   refuse_in_full_precision("publish()");
-  integrity_->check();
+  check_storages(model_, cache_->storages());
   SHERD_CHECK_AS(
       kFailedPrecondition, !read_since_backward_ || !writes_in_place(),
       "[fsdp] parameters were read after the last backward, and other ranks "

@@ -7,10 +7,10 @@
 
 namespace sherd::fsdp {
 
-void ParameterIntegrity::check() const {
-  for (const auto& parameter : model_.parameters) {
-    const auto& storage = *storages_[static_cast<std::size_t>(parameter.unit)]
-                                    [static_cast<std::size_t>(parameter.flat)];
+void check_storages(const ModelUnits& model, const Storages& storages) {
+  for (const auto& parameter : model.parameters) {
+    const auto& storage = *storages[static_cast<std::size_t>(parameter.unit)]
+                                   [static_cast<std::size_t>(parameter.flat)];
     SHERD_CHECK_AS(
         kFailedPrecondition, autograd::is_adopted(parameter.tensor, storage),
         "[fsdp] parameter ", parameter.name,
@@ -20,16 +20,16 @@ void ParameterIntegrity::check() const {
   }
 }
 
-std::uint64_t ParameterIntegrity::flags_fingerprint() const {
+std::uint64_t flags_fingerprint(const ModelUnits& model) {
   Hash64 hash;
-  for (const auto& parameter : model_.parameters) {
+  for (const auto& parameter : model.parameters) {
     hash.add(parameter.tensor.requires_grad() ? 1U : 0U);
   }
   return hash.value();
 }
 
-void ParameterIntegrity::check_can_train() const {
-  for (const auto& parameter : model_.parameters) {
+void check_can_train(const ModelUnits& model) {
+  for (const auto& parameter : model.parameters) {
     SHERD_CHECK_AS(
         kFailedPrecondition,
         parameter.trainable >= 0 || !parameter.tensor.requires_grad(),

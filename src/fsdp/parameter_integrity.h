@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ParameterIntegrity checks parameters for changes that no operator announces: module->to(),
-// set_data() and vector_to_parameters() give a parameter another storage without the key, so that
-// it silently leaves its unit; requires_grad_() changes what backward produces, and must be called
-// on all ranks. A check costs about 5 ns per parameter. Thread rule: the caller's lock.
+// Checks parameters for changes that no operator announces: module->to(), set_data() and
+// vector_to_parameters() give a parameter another storage without the key, so that it silently
+// leaves its unit; requires_grad_() changes what backward produces, and must be called on all ranks.
+// A check costs about 5 ns per parameter. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,11 @@ namespace sherd::fsdp {
 using Storages =
     std::vector<std::vector<std::unique_ptr<autograd::ManagedStorage>>>;
 
-class ParameterIntegrity {
- public:
-  // Both must outlive it.
-  ParameterIntegrity(const ModelUnits& model, const Storages& storages)
-      : model_(model), storages_(storages) {}
-
-  // Throws Error if a parameter has another storage; names the first one, and the remedy.
-  void check() const;
-
-  // A digest of requires_grad of all parameters, for ranks to compare.
-  std::uint64_t flags_fingerprint() const;
-  // Throws Error if a parameter requires gradients now but cannot have them; names the first one.
-  void check_can_train() const;
-
- private:
-  const ModelUnits& model_;
-  const Storages& storages_;
-};
+// Throws Error if a parameter has another storage; names the first one, and the remedy.
+void check_storages(const ModelUnits& model, const Storages& storages);
+// A digest of requires_grad of all parameters, for ranks to compare.
+std::uint64_t flags_fingerprint(const ModelUnits& model);
+// Throws Error if a parameter requires gradients now but cannot have them; names the first one.
+void check_can_train(const ModelUnits& model);
 
 }  // namespace sherd::fsdp

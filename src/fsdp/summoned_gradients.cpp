@@ -16,10 +16,7 @@ constexpr int kTag = 0;  // Messages between two ranks keep their order.
 }  // namespace
 
 SummonedGradients::SummonedGradients(
-    const ModelUnits& model,
-    Slices& slices,
-    const GradientOwners& owners,
-    const GradientSummon& summon)
+    const ModelUnits& model, Slices& slices, const GradientSummon& summon)
     : model_(model),
       slices_(slices),
       full_(model.parameters.size()),
@@ -29,7 +26,7 @@ SummonedGradients::SummonedGradients(
   for (const int parameter : summon.parameters) {
     const auto p = static_cast<std::size_t>(parameter);
     had_gradient_[p] = slices_.slice_has_gradient(parameter);
-    const auto whole = gather(parameter, owners, summon);
+    const auto whole = gather(parameter, summon);
     if (!whole.defined()) {
       continue;
     }
@@ -44,23 +41,23 @@ SummonedGradients::SummonedGradients(
 
 // Undefined on a rank that does not keep it.
 at::Tensor SummonedGradients::gather(
-    int parameter, const GradientOwners& owners, const GradientSummon& summon) {
+    int parameter, const GradientSummon& summon) {
   const auto& managed = model_.parameter(parameter);
   const auto& flat = model_.flat_of(managed);
   const auto keeps = [&](int index) {
-    return !summon.rank0_only || owners.via->world_rank(index) == 0;
+    return !summon.rank0_only || summon.via->world_rank(index) == 0;
   };
   const auto range_of = [&](int index) {
     return plan::parameter_slice(
-               flat.layout, managed.position, owners.slice_of(index))
+               flat.layout, managed.position, summon.slice_of(index))
         .in_parameter;
   };
   // A slice without a gradient where others have one counts as zeros.
   const auto mine = slices_.gradient_of(parameter);
-  if (owners.via == nullptr) {
+  if (summon.via == nullptr) {
     return summon.keep && mine.defined() ? mine.clone() : at::Tensor();
   }
-  const int me = owners.via->index();
+  const int me = summon.via->index();
   at::Tensor whole;
   world::Transfers transfers;
   if (summon.keep) {
@@ -68,18 +65,18 @@ at::Tensor SummonedGradients::gather(
         {managed.tensor.numel()},
         at::TensorOptions().dtype(flat.gradient_dtype()));
   }
-  for (int other = 0; other < owners.via->size(); ++other) {
+  for (int other = 0; other < summon.via->size(); ++other) {
     const auto range = range_of(other);
     if (whole.defined() && !range.empty()) {
       const auto part = whole.narrow(0, range.begin, range.numel());
       if (other == me) {
         part.copy_(mine);
       } else {
-        transfers.push_back(owners.via->receive(part, other, kTag));
+        transfers.push_back(summon.via->receive(part, other, kTag));
       }
     }
     if (other != me && keeps(other) && mine.defined()) {
-      transfers.push_back(owners.via->send(mine, other, kTag));
+      transfers.push_back(summon.via->send(mine, other, kTag));
     }
   }
   wait_all(transfers, "the whole gradient of " + managed.name)

@@ -15,15 +15,11 @@
 
 namespace sherd::fsdp {
 
-// The ranks that hold a gradient together, as indices in the transport.
-struct GradientOwners {
-  // Null if each rank has every gradient as a whole.
-  std::shared_ptr<world::Transport> via;
-  // Returns the number of the slice that a rank owns (plan::FlatLayout).
-  std::function<int(int index)> slice_of = nullptr;
-};
-
 struct GradientSummon {
+  // Connects the ranks that hold a gradient together. Null if each has every gradient as a whole.
+  std::shared_ptr<world::Transport> via;
+  // Returns the number of the slice that such a rank, an index in `via`, owns (plan::FlatLayout).
+  std::function<int(int index)> slice_of = nullptr;
   std::vector<int> parameters;  // Those with a gradient on some rank.
   bool rank0_only = false;
   bool keep = true;      // This rank has the copies.
@@ -34,10 +30,7 @@ class SummonedGradients {
  public:
   // Collective. Throws Error if a rank is lost. All arguments must outlive it.
   SummonedGradients(
-      const ModelUnits& model,
-      Slices& slices,
-      const GradientOwners& owners,
-      const GradientSummon& summon);
+      const ModelUnits& model, Slices& slices, const GradientSummon& summon);
 
   // Undefined if the parameter has no gradient.
   const at::Tensor& gradient(int parameter) const {
@@ -49,10 +42,7 @@ class SummonedGradients {
   void take_back();
 
  private:
-  at::Tensor gather(
-      int parameter,
-      const GradientOwners& owners,
-      const GradientSummon& summon);
+  at::Tensor gather(int parameter, const GradientSummon& summon);
 
   const ModelUnits& model_;
   Slices& slices_;

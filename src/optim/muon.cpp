@@ -254,12 +254,7 @@ void Muon::Impl::make_update(MuonMatrix& matrix) const {
   const auto direction = options.nesterov
       ? gradient.lerp(matrix.momentum, options.momentum)
       : matrix.momentum;
-  room.copy_(optim::orthogonalised(
-      direction,
-      {.coefficients = options.coefficients,
-       .iterations = options.iterations,
-       .epsilon = options.epsilon,
-       .dtype = options.iteration_dtype}));
+  room.copy_(optim::orthogonalised(direction, options));
 }
 
 void Muon::Impl::apply_update(const MuonMatrix& matrix) const {

@@ -168,7 +168,8 @@ TEST(NewtonSchulz, BringsSingularValuesNearOne) {
     for (const auto& shape : kShapes) {
       torch::manual_seed(1);
       const auto matrix = torch::randn(shape) * 100;
-      const auto found = optim::orthogonalised(matrix, {.dtype = dtype});
+      const auto found =
+          optim::orthogonalised(matrix, {.iteration_dtype = dtype});
       EXPECT_EQ(found.sizes(), matrix.sizes());
       EXPECT_EQ(found.scalar_type(), dtype);
       const auto singular = torch::linalg_svdvals(found.to(torch::kFloat));
@@ -180,7 +181,8 @@ TEST(NewtonSchulz, BringsSingularValuesNearOne) {
 
 TEST(NewtonSchulz, OfZerosIsZeros) {
   EXPECT_TRUE(torch::equal(
-      optim::orthogonalised(torch::zeros({3, 4}), {.dtype = at::kFloat}),
+      optim::orthogonalised(
+          torch::zeros({3, 4}), {.iteration_dtype = at::kFloat}),
       torch::zeros({3, 4})));
 }
 

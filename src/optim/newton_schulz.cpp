@@ -9,14 +9,14 @@ namespace sherd::optim {
 
 // The same operators as in torch.optim.Muon.
 at::Tensor orthogonalised(
-    const at::Tensor& matrix, const NewtonSchulzOptions& iteration) {
-  const auto [a, b, c] = iteration.coefficients;
+    const at::Tensor& matrix, const MuonOptions& options) {
+  const auto [a, b, c] = options.coefficients;
   // Products of rows must give the smaller square.
   const bool tall = matrix.size(0) > matrix.size(1);
-  auto x = matrix.to(iteration.dtype);
+  auto x = matrix.to(options.iteration_dtype);
   x = tall ? x.t() : x;
-  x = x.div(at::linalg_vector_norm(x).clamp_min(iteration.epsilon));
-  for (int i = 0; i < iteration.iterations; ++i) {
+  x = x.div(at::linalg_vector_norm(x).clamp_min(options.epsilon));
+  for (int i = 0; i < options.iterations; ++i) {
     const auto gram = at::mm(x, x.t());
     const auto change = at::addmm(gram, gram, gram, b, c);
     x = at::addmm(x, change, x, a);

@@ -5,20 +5,12 @@
 // functions, any thread.
 #pragma once
 
-#include <array>
 #include <ATen/core/Tensor.h>
+#include <sherd/optim/muon.h>
 
 namespace sherd::optim {
 
-struct NewtonSchulzOptions {
-  std::array<double, 3> coefficients = {3.4445, -4.775, 2.0315};
-  int iterations = 5;
-  double epsilon = 1e-7;  // The norm used as a divisor is at least this.
-  at::ScalarType dtype = at::kBFloat16;
-};
-
 // Returns a tensor in the shape of `matrix` (2-D) and the dtype of the iteration.
-at::Tensor orthogonalised(
-    const at::Tensor& matrix, const NewtonSchulzOptions& iteration);
+at::Tensor orthogonalised(const at::Tensor& matrix, const MuonOptions& options);
 
 }  // namespace sherd::optim
