@@ -7,6 +7,7 @@
 #include <utility>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "c10d_shm/c10d_window.h"
 #include "c10d_shm/collective_operation.h"
 #include "c10d_shm/p2p_worker.h"
@@ -21,11 +22,8 @@ Status run_all(
     ShmCommunicator& communicator,
     Duration deadline) {
   for (const CollectivePart& part : parts) {
-    Status outcome =
-        communicator.run([&] { return part.run(communicator, deadline); });
-    if (!outcome.ok()) {
-      return outcome;
-    }
+    SHERD_RETURN_IF_FAILED(
+        communicator.run([&] { return part.run(communicator, deadline); }));
   }
   for (const CollectivePart& part : parts) {
     for (const TensorBytes& output : part.outputs) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <tuple>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -61,9 +62,7 @@ Result<GroupMembers> group_members(
   std::vector<MemberHandle> members;
   for (const std::string& text : handles) {
     auto handle = MemberHandle::from_text(text);
-    if (!handle.ok()) {
-      return handle.status();
-    }
+    SHERD_RETURN_IF_FAILED(handle.status());
     members.push_back(handle.value());
   }
   if (order == MemberOrder::kByRank) {

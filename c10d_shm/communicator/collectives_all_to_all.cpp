@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -84,10 +85,8 @@ Status AllToAll::finish_directly() const {
     const int r = (communicator_.rank() + i) % communicator_.ranks();
     const Bytes target = arguments_.targets[index(r)];
     if (!target.empty()) {
-      if (Status s = communicator_.read(r, communicator_.rank(), 0, target);
-          !s.ok()) {
-        return s;
-      }
+      SHERD_RETURN_IF_FAILED(
+          communicator_.read(r, communicator_.rank(), 0, target));
     }
   }
   copy_own();
@@ -108,12 +107,9 @@ Status AllToAll::run(const CollectiveCall& call) {
       largest = std::max({largest, wanted[r], arguments_.sources[r].size()});
     }
   }
-  Status outcome = communicator_.begin(
+  SHERD_RETURN_IF_FAILED(communicator_.begin(
       call, arguments_.sources, wanted,
-      all_equal() ? PieceSizes::kFitWhenEqual : PieceSizes::kAny);
-  if (!outcome.ok()) {
-    return outcome;
-  }
+      all_equal() ? PieceSizes::kFitWhenEqual : PieceSizes::kAny));
   const std::size_t direct_from = communicator_.single_copy()
       ? communicator_.options().single_copy_bytes_min
       : SIZE_MAX;
@@ -121,10 +117,7 @@ Status AllToAll::run(const CollectiveCall& call) {
   if (largest < direct_from) {
     put(0);
   }
-  outcome = communicator_.meet_and_compare();
-  if (!outcome.ok()) {
-    return outcome;
-  }
+  SHERD_RETURN_IF_FAILED(communicator_.meet_and_compare());
   const std::size_t all = communicator_.largest_piece();
   if (all >= direct_from) {
     return finish_directly();
@@ -133,10 +126,7 @@ Status AllToAll::run(const CollectiveCall& call) {
   for (std::size_t done = round_bytes_; done < all; done += round_bytes_) {
     communicator_.next_round();
     put(done);
-    outcome = communicator_.meet();
-    if (!outcome.ok()) {
-      return outcome;
-    }
+    SHERD_RETURN_IF_FAILED(communicator_.meet());
     take(done);
   }
   copy_own();
@@ -153,8 +143,9 @@ Status all_to_all(
 }
 
 Status barrier(ShmCommunicator& communicator, const CollectiveCall& call) {
-  Status outcome = communicator.begin(call, {}, {}, PieceSizes::kFitWhenEqual);
-  return outcome.ok() ? communicator.meet_and_compare() : outcome;
+  SHERD_RETURN_IF_FAILED(
+      communicator.begin(call, {}, {}, PieceSizes::kFitWhenEqual));
+  return communicator.meet_and_compare();
 }
 
 }  // namespace sherd::c10d_shm

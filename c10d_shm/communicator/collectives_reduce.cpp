@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "c10d_shm/communicator/collectives.h"
 
 namespace sherd::c10d_shm {
@@ -161,9 +162,7 @@ Status Reduce::finish_in_rounds() {
   for (std::size_t done = 0;; done += round_bytes_) {
     fold(done);
     if (arguments_.recipients != ResultRecipients::kOwner) {
-      if (Status s = communicator_.meet(); !s.ok()) {
-        return s;
-      }
+      SHERD_RETURN_IF_FAILED(communicator_.meet());
       take(done);
     }
     if (done + round_bytes_ >= all) {
@@ -171,9 +170,7 @@ Status Reduce::finish_in_rounds() {
     }
     communicator_.next_round();
     put(done + round_bytes_);
-    if (Status s = communicator_.meet(); !s.ok()) {
-      return s;
-    }
+    SHERD_RETURN_IF_FAILED(communicator_.meet());
   }
 }
 
@@ -213,11 +210,8 @@ Status Reduce::fold_block(
         ? arguments_.slices[own_].data() + offset
         : block;
     if (r != communicator_.rank()) {
-      Status s =
-          communicator_.read(r, communicator_.rank(), offset, {block, bytes});
-      if (!s.ok()) {
-        return s;
-      }
+      SHERD_RETURN_IF_FAILED(
+          communicator_.read(r, communicator_.rank(), offset, {block, bytes}));
     }
   }
   std::byte* const out =
@@ -226,11 +220,8 @@ Status Reduce::fold_block(
   for (int i = 1; i < communicator_.ranks(); ++i) {
     const int r = (communicator_.rank() + i) % communicator_.ranks();
     if (gets_results(r)) {
-      if (Status s = communicator_.write(
-              r, communicator_.rank(), offset, {out, bytes});
-          !s.ok()) {
-        return s;
-      }
+      SHERD_RETURN_IF_FAILED(
+          communicator_.write(r, communicator_.rank(), offset, {out, bytes}));
     }
   }
   return {};
@@ -241,11 +232,8 @@ Status Reduce::finish_directly() {
   std::byte* const scratch =
       communicator_.scratch(index(communicator_.ranks()) * kBlockBytes);
   for (std::size_t done = 0; done < all; done += kBlockBytes) {
-    const Status s =
-        fold_block(done, std::min(kBlockBytes, all - done), scratch);
-    if (!s.ok()) {
-      return s;
-    }
+    SHERD_RETURN_IF_FAILED(
+        fold_block(done, std::min(kBlockBytes, all - done), scratch));
   }
   // No rank reads from this one, or writes to it, any more.
   return communicator_.meet();
@@ -259,11 +247,8 @@ Status Reduce::run(const CollectiveCall& call) {
            arguments_.target.size() == slices[own_].size()),
       "whole elements, and room for the result");
   const std::vector<std::size_t> wanted(slices.size(), slices[own_].size());
-  Status outcome =
-      communicator_.begin(call, slices, wanted, PieceSizes::kFitWhenEqual);
-  if (!outcome.ok()) {
-    return outcome;
-  }
+  SHERD_RETURN_IF_FAILED(
+      communicator_.begin(call, slices, wanted, PieceSizes::kFitWhenEqual));
   const bool everybody_folds = alone();
   const bool copies_directly = directly();
   if (everybody_folds) {
@@ -271,10 +256,7 @@ Status Reduce::run(const CollectiveCall& call) {
   } else if (!copies_directly) {
     put(0);
   }
-  outcome = communicator_.meet_and_compare();
-  if (!outcome.ok()) {
-    return outcome;
-  }
+  SHERD_RETURN_IF_FAILED(communicator_.meet_and_compare());
   if (everybody_folds) {
     fold_all();
     return {};

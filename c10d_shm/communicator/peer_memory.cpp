@@ -4,6 +4,7 @@
 #include <atomic>
 #include <thread>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "c10d_shm/communicator/bytes.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/counter.h"
@@ -41,10 +42,7 @@ Status PeerMemory::cause(int rank, const Status& copied) const {
     // In this order: a rank that leaves or gives up because of trouble has recorded it before.
     const bool left = peers_->has_left(rank);
     const bool gave_up = peers_->has_revoked_memory(rank);
-    Status trouble = peers_->check();
-    if (!trouble.ok()) {
-      return trouble;
-    }
+    SHERD_RETURN_IF_FAILED(peers_->check());
     if (left || gave_up) {
       return {
           ErrorCode::kPeerLost,

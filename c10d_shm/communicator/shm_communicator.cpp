@@ -7,6 +7,7 @@
 #include <vector>
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/segment.h"
@@ -98,9 +99,7 @@ Status ShmCommunicator::begin(
     std::span<const Bytes> offered,
     std::span<const std::size_t> wanted,
     PieceSizes piece_sizes) {
-  if (!failure_.ok()) {
-    return failure_;
-  }
+  SHERD_RETURN_IF_FAILED(failure_);
   // A message may have ended the group, of which no barrier tells: if all have come, it is complete.
   if (auto known = peers_->known_trouble()) {
     return fail(*std::move(known));
@@ -142,9 +141,7 @@ std::uint64_t ShmCommunicator::digest_of(
 }
 
 Status ShmCommunicator::meet() {
-  if (!failure_.ok()) {
-    return failure_;
-  }
+  SHERD_RETURN_IF_FAILED(failure_);
   const shm::Waiter waiter(
       *peers_, *clock_, {.deadline = deadline_, .spin = spin_});
   Status outcome = barrier_.arrive_and_wait(
@@ -156,9 +153,7 @@ Status ShmCommunicator::meet() {
 }
 
 Status ShmCommunicator::meet_and_compare() {
-  if (Status failed = meet(); !failed.ok()) {
-    return failed;
-  }
+  SHERD_RETURN_IF_FAILED(meet());
   const Announcements all = announcements();
   all_said_the_same_ = all.all_say_the_same();
   if (all_said_the_same_) {
@@ -248,13 +243,8 @@ Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
   }
   const std::vector<std::size_t> wanted(index(ranks()), sizeof(secret));
   const CollectiveCall call{.what = "opening", .deadline = deadline};
-  Status failed = begin(call, offered, wanted);
-  if (failed.ok()) {
-    failed = meet_and_compare();
-  }
-  if (!failed.ok()) {
-    return failed;
-  }
+  SHERD_RETURN_IF_FAILED(begin(call, offered, wanted));
+  SHERD_RETURN_IF_FAILED(meet_and_compare());
   bool could = true;
   for (int r = 0; r < ranks() && could; ++r) {
     std::uint64_t found = 0;
@@ -266,7 +256,7 @@ Status ShmCommunicator::probe(Duration deadline, bool& allowed) {
         (r == rank() || peer_writer_.write(r, there, bytes).ok());
   }
   *buffer(rank()) = std::byte{could};
-  failed = meet();
+  auto failed = meet();
   allowed = failed.ok();
   for (int r = 0; r < ranks(); ++r) {
     allowed = allowed && *buffer(r) == std::byte{1};

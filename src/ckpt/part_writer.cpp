@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "ckpt/checksum.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/progress.h"
@@ -99,19 +100,12 @@ class PartWriter {
     }
     ProgressMeter meter(options_.progress, bytes);
     for (const auto& group : files_of(pieces, options_.file_bytes_max)) {
-      if (auto status = write_group(group, meter); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(write_group(group, meter));
     }
     const auto json = to_json(part_);
     const auto name = part_name(rank_);
-    if (auto status = write_file(files_, folder_ + "/" + name, json);
-        !status.ok()) {
-      return status;
-    }
-    if (auto status = files_.sync_folder(folder_); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(write_file(files_, folder_ + "/" + name, json));
+    SHERD_RETURN_IF_FAILED(files_.sync_folder(folder_));
     return PartEntry{
         .name = name,
         .bytes = static_cast<std::int64_t>(json.size()),
@@ -134,9 +128,7 @@ class PartWriter {
     const auto name =
         tensors_name(section, rank_, files_in_section_[section]++);
     auto file = files_.create(folder_ + "/" + name);
-    if (!file.ok()) {
-      return file.status();
-    }
+    SHERD_RETURN_IF_FAILED(file.status());
     const auto out = std::move(file).value();
     auto status = out->write(header.data(), header.size());
     for (std::size_t i = 0; i < group.size() && status.ok(); ++i) {
@@ -170,9 +162,7 @@ class PartWriter {
       const auto count =
           static_cast<std::size_t>(std::min(kChunkBytes, bytes_of(piece) - at));
       saved.checksums.push_back(checksum(bytes + at, count));
-      if (auto status = out.write(bytes + at, count); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(out.write(bytes + at, count));
       meter.add(static_cast<std::int64_t>(count));
     }
     part_.tensors.push_back(std::move(saved));
@@ -202,9 +192,7 @@ Result<PartEntry> write_part(
 Status write_file(
     FileSystem& files, const std::string& path, const std::string& content) {
   auto file = files.create(path);
-  if (!file.ok()) {
-    return file.status();
-  }
+  SHERD_RETURN_IF_FAILED(file.status());
   const auto out = std::move(file).value();
   auto status = out->write(content.data(), content.size());
   return status.ok() ? out->sync() : status;

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
@@ -74,9 +75,7 @@ struct CheckpointSaver::Impl {
     if (context.options.shared && is_taken(locked.status())) {
       return {ErrorCode::kDeadlineExceeded, locked.status().message()};
     }
-    if (!locked.ok()) {
-      return locked.status();
-    }
+    SHERD_RETURN_IF_FAILED(locked.status());
     lock.emplace(std::move(locked).value());
     return clean_up(*files, context.folder);
   }
@@ -116,17 +115,12 @@ struct CheckpointSaver::Impl {
       const Result<std::vector<TensorPiece>>& pieces,
       const ckpt::CheckpointMetadata& metadata) {
     const auto what = str("saving step ", step);
-    if (auto status = agree(context.ranks, pieces.status(), what);
-        !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(agree(context.ranks, pieces.status(), what));
     const auto first = text_of_rank_zero(
         context.ranks,
         [&]() -> Result<std::string> {
-          auto status = take_folder(SteadyClock().now() + lock_timeout);
-          if (!status.ok()) {
-            return status;
-          }
+          SHERD_RETURN_IF_FAILED(
+              take_folder(SteadyClock().now() + lock_timeout));
           return std::string(
               is_already_saved(step, metadata.values) ? kAlreadySaved : "");
         },

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "world/collectives.h"
 #include "world/transport.h"
@@ -79,9 +80,7 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
     const RankOutcome& mine,
     const std::string& what) {
   const auto texts = ranks.gather(mine.text(), what);
-  if (!texts.ok()) {
-    return texts.status();
-  }
+  SHERD_RETURN_IF_FAILED(texts.status());
   std::vector<RankOutcome> outcomes;
   for (const auto& text : texts.value()) {
     outcomes.push_back(outcome_of(text));
@@ -186,9 +185,7 @@ class SaveProtocol {
       return part.status();
     });
     auto outcomes = all_gather_outcomes(ranks_, mine, what_);
-    if (!outcomes.ok()) {
-      return outcomes.status();
-    }
+    SHERD_RETURN_IF_FAILED(outcomes.status());
     parts = std::move(outcomes).value();
     return {};
   }
@@ -218,22 +215,18 @@ class SaveProtocol {
   Status move_into_place(const std::string& manifest) {
     const auto place = context_.folder + "/" + name_;
     const auto old = context_.folder + "/" + kOld + name_;
-    auto status =
-        write_file(files_, temporary_ + "/" + kManifestName, manifest);
-    if (status.ok()) {
-      status = files_.sync_folder(temporary_);
-    }
+    SHERD_RETURN_IF_FAILED(
+        write_file(files_, temporary_ + "/" + kManifestName, manifest));
+    SHERD_RETURN_IF_FAILED(files_.sync_folder(temporary_));
     const auto found = files_.exists(place);
-    status = status.ok() ? found.status() : status;
-    const bool replaces = status.ok() && found.value();
+    SHERD_RETURN_IF_FAILED(found.status());
+    const bool replaces = found.value();
     if (replaces) {
-      status = files_.remove(old);  // A former one that could not be removed.
-      status = status.ok() ? files_.rename(place, old) : status;
+      // A former one that could not be removed.
+      SHERD_RETURN_IF_FAILED(files_.remove(old));
+      SHERD_RETURN_IF_FAILED(files_.rename(place, old));
     }
-    if (!status.ok()) {
-      return status;
-    }
-    status = files_.rename(temporary_, place);
+    auto status = files_.rename(temporary_, place);
     if (status.ok()) {
       status = files_.sync_folder(context_.folder);
       if (!status.ok()) {
@@ -328,9 +321,7 @@ Result<std::string> text_of_rank_zero(
     const std::function<Result<std::string>()>& make,
     const std::string& what) {
   const auto mine = ranks.rank == 0 ? make() : std::string();
-  if (auto status = agree(ranks, mine.status(), what); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(agree(ranks, mine.status(), what));
   const auto all = ranks.gather(mine.value(), what);
   return all.ok() ? all.value().front() : Result<std::string>(all.status());
 }
@@ -338,9 +329,7 @@ Result<std::string> text_of_rank_zero(
 Result<std::vector<std::int64_t>> complete_steps(
     FileSystem& files, const std::string& folder) {
   const auto names = files.list(folder);
-  if (!names.ok()) {
-    return names.status();
-  }
+  SHERD_RETURN_IF_FAILED(names.status());
   std::vector<std::int64_t> steps;
   for (const auto& name : names.value()) {
     const auto step = step_of(name);
@@ -349,9 +338,7 @@ Result<std::vector<std::int64_t>> complete_steps(
     }
     const auto complete =
         files.exists(folder + "/" + name + "/" + kManifestName);
-    if (!complete.ok()) {
-      return complete.status();
-    }
+    SHERD_RETURN_IF_FAILED(complete.status());
     if (complete.value()) {
       steps.push_back(step);
     }
@@ -400,25 +387,20 @@ Status clean_up(FileSystem& files, const std::string& folder) {
     return names.status();
   }
   // Otherwise a power loss could restore a name whose files are removed below.
-  auto status = files.sync_folder(folder);
+  SHERD_RETURN_IF_FAILED(files.sync_folder(folder));
   for (const auto& name : names.value()) {
     const auto path = folder + "/" + name;
-    if (!status.ok()) {
-      return status;
-    }
     if (name.starts_with(kSaving) || name.starts_with(kRemoving)) {
-      status = files.remove(path);
+      SHERD_RETURN_IF_FAILED(files.remove(path));
     } else if (name.starts_with(kOld)) {
       const auto place = folder + "/" + name.substr(std::string(kOld).size());
       const auto replaced = files.exists(place);
-      if (!replaced.ok()) {
-        return replaced.status();
-      }
-      status =
-          replaced.value() ? files.remove(path) : files.rename(path, place);
+      SHERD_RETURN_IF_FAILED(replaced.status());
+      SHERD_RETURN_IF_FAILED(
+          replaced.value() ? files.remove(path) : files.rename(path, place));
     }
   }
-  return status;
+  return {};
 }
 
 Status save_pieces(

@@ -8,6 +8,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "autograd/param_key.h"
+#include "base/return_if_failed.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {
@@ -32,10 +33,9 @@ Status broadcast_on_host(
   for (const auto& tensor : tensors) {
     if (tensor.nbytes() < kAloneBytes) {
       packed += static_cast<std::int64_t>(tensor.nbytes());
-    } else if (auto status = world::Collectives(via, what).broadcast(
-                   {bytes_of(tensor)}, root);
-               !status.ok()) {
-      return status;
+    } else {
+      SHERD_RETURN_IF_FAILED(
+          world::Collectives(via, what).broadcast({bytes_of(tensor)}, root));
     }
   }
   if (packed == 0) {

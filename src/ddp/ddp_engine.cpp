@@ -12,6 +12,7 @@
 
 #include "autograd/param_key.h"
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/sparse_gradients.h"
@@ -269,9 +270,7 @@ Status DdpEngine::reduce_sparse() {
     }
     const auto sum = sum_sparse(
         mine, parameter.tensor, 1.0 / divisor(), *transport_, parameter.name);
-    if (!sum.ok()) {
-      return sum.status();
-    }
+    SHERD_RETURN_IF_FAILED(sum.status());
     grad = sum.value();
     summed_[p] = grad.defined();
   }

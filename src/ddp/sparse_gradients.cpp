@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "device/host_memory.h"
 #include "world/collectives.h"
 
@@ -86,9 +87,7 @@ Result<at::Tensor> sum_sparse(
     const std::string& name) {
   const auto all = world::Collectives(via, "the sparse gradient of " + name)
                        .all_gather_texts(packed(mine));
-  if (!all.ok()) {
-    return all.status();
-  }
+  SHERD_RETURN_IF_FAILED(all.status());
   std::vector<at::Tensor> indices;
   std::vector<at::Tensor> values;
   for (const auto& text : all.value()) {

@@ -8,6 +8,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "base/worker_thread.h"
 #include "exchange/backward_status.h"
@@ -71,18 +72,13 @@ class CollectiveExchange final : public Exchange {
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     std::shared_ptr<UnshardedUnit> unsharded;
-    auto room = with_room_for(unit, [&] {
+    SHERD_RETURN_IF_FAILED(with_room_for(unit, [&] {
       // Other threads write its tensors, and they outlive an evaluation.
       const c10::InferenceMode off(false);
       unsharded = unit_transport_->open_unit(unit, options, generation_);
-    });
-    if (!room.ok()) {
-      return room;
-    }
+    }));
     const bool is_new = unsharded_.emplace(unit, unsharded).second;
     SHERD_ASSERT(is_new, "a unit is gathered that is whole");
     if (model_.replicates()) {
@@ -101,9 +97,7 @@ class CollectiveExchange final : public Exchange {
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     if (const auto job = started_.extract(unit)) {
       if (auto status = worker_.wait(job.mapped()); !status.ok()) {
         return fail(status);
@@ -138,14 +132,9 @@ class CollectiveExchange final : public Exchange {
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
-    if (!error_.ok()) {
-      return error_;
-    }
-    if (auto room = with_room_for(
-            unit, [&] { unit_transport_->start_reduce(unit, options); });
-        !room.ok()) {
-      return room;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
+    SHERD_RETURN_IF_FAILED(with_room_for(
+        unit, [&] { unit_transport_->start_reduce(unit, options); }));
     backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
     look();
@@ -154,9 +143,7 @@ class CollectiveExchange final : public Exchange {
 
   Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
     GradientHeap::leave();
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     backward_status_.set_end(end);
     const auto statuses = finish_backward(end.reduce_meanwhile);
     if (!statuses.ok()) {
@@ -181,9 +168,7 @@ class CollectiveExchange final : public Exchange {
   }
 
   Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     auto request = make_request(CollectiveKind::kAllReduce);
     request.numel = static_cast<std::uint32_t>(values.numel());
     request.op = static_cast<std::uint32_t>(op);
@@ -341,16 +326,10 @@ class CollectiveExchange final : public Exchange {
     const auto at_end =
         worker_.post([=, this] { return steps_->run_when_agreed(request); });
     if (reduce_meanwhile) {
-      if (auto status = reduce_meanwhile(); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(reduce_meanwhile());
     }
-    if (auto agreed = worker_.wait(at_end); !agreed.ok()) {
-      return agreed;
-    }
-    if (auto status = unit_transport_->finish(); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(worker_.wait(at_end));
+    SHERD_RETURN_IF_FAILED(unit_transport_->finish());
     std::vector<at::Tensor> statuses;
     const auto job = worker_.post([&] {
       // All ranks have seen the same: gathers differed.
@@ -363,9 +342,7 @@ class CollectiveExchange final : public Exchange {
       }
       return all.status();
     });
-    if (auto status = worker_.wait(job); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(worker_.wait(job));
     return statuses;
   }
 
@@ -376,9 +353,7 @@ class CollectiveExchange final : public Exchange {
         values.is_contiguous());
     auto all = steps_->all_gather(
         bytes_of(values.const_data_ptr(), values.nbytes()), "an all-reduce");
-    if (!all.ok()) {
-      return all.status();
-    }
+    SHERD_RETURN_IF_FAILED(all.status());
     combine_scalars(all.value(), op, values);
     return {};
   }

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/return_if_failed.h"
 #include "exchange/numbers.h"
 #include "exchange/recorded_exchange.h"
 #include "world/collectives.h"
@@ -64,9 +65,7 @@ Status CollectiveSteps::run_when_agreed(
   bool with_shard = wanted != nullptr && wanted->early.has_value();
   while (true) {
     const auto sent = all_gather_requests(request, with_shard);
-    if (!sent.ok()) {
-      return sent.status();
-    }
+    SHERD_RETURN_IF_FAILED(sent.status());
     const auto& requests = sent.value().requests;
     const auto agreed = agree(requests, transport_.ranks(), unit_names_);
     if (!agreed.ok()) {
@@ -130,11 +129,8 @@ Status CollectiveSteps::settle_early(
         wanted->served.insert(r);
       }
     } else if (sent.with_shard[r]) {
-      auto status = unit_transport_.discard_shard(
-          gather_of(sent.requests[r]), static_cast<int>(r));
-      if (!status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(unit_transport_.discard_shard(
+          gather_of(sent.requests[r]), static_cast<int>(r)));
     }
   }
   return {};

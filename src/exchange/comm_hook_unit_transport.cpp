@@ -14,6 +14,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "base/worker_thread.h"
 #include "exchange/gradient_chunks.h"
@@ -169,14 +170,11 @@ class CommHookUnitTransport final : public UnitTransport {
       std::vector<at::Tensor> flats) {
     const at::NoGradGuard no_grad;
     copy_given_gradients(model_.unit(unit), options, flats);
-    if (auto status = status_of(
-            [&] { hook_.reduce(unit, flats, {.messages = *transport_}); },
-            ErrorCode::kFailedPrecondition,
-            str("[exchange] the hook that reduces ", model_.unit(unit).name,
-                " failed: "));
-        !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(status_of(
+        [&] { hook_.reduce(unit, flats, {.messages = *transport_}); },
+        ErrorCode::kFailedPrecondition,
+        str("[exchange] the hook that reduces ", model_.unit(unit).name,
+            " failed: ")));
     std::int64_t bytes = 0;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       if (flats[f].defined()) {

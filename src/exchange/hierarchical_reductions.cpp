@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/return_if_failed.h"
 #include "exchange/message_reductions.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
@@ -139,12 +140,9 @@ Status HierarchicalReductions::sum_here(
       str("the gradients of unit ", parts_.model->unit(unit).name);
   while (const auto missing = slots_.missing(
              unit, reduction->number, &SharedSlotState::posted)) {
-    auto status = parts_.waiter->wait(
+    SHERD_RETURN_IF_FAILED(parts_.waiter->wait(
         missing->counter, missing->number,
-        {.rank = missing->rank, .what = what});
-    if (!status.ok()) {
-      return status;
-    }
+        {.rank = missing->rank, .what = what}));
   }
   for (const auto& into : reduction->sums) {
     slots_.sum(

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/return_if_failed.h"
 #include "exchange/hierarchical_reductions.h"
 #include "exchange/host_layout.h"
 #include "exchange/host_topology.h"
@@ -205,21 +206,15 @@ Status HierarchicalUnitTransport::gather(
     const UnitGather& gather, UnshardedUnit* unsharded) {
   ++gathers_;
   std::vector<at::Tensor> flats;
-  Status status;
   if (wanted_on(gather, map_.host())) {
-    status = place_unit(gather, flats);
+    SHERD_RETURN_IF_FAILED(place_unit(gather, flats));
   }
-  if (status.ok()) {
-    status = move(gather, flats);
-  }
-  if (!status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(move(gather, flats));
   Counter(state(map_.local_rank()).arrived).post(gathers_);
   if (unsharded == nullptr) {
     return {};
   }
-  status = wait_for_neighbours(gather);
+  auto status = wait_for_neighbours(gather);
   // A unit in full precision is private to each rank.
   for (const auto& flat : flats) {
     const bool passing = unsharded->precision == Precision::kFull;
@@ -248,10 +243,8 @@ Status HierarchicalUnitTransport::place_unit(
     placed.post(gathers_);
   } else {
     const std::string what = "a buffer to " + gather.what;
-    auto status = waiter_.wait(placed, gathers_, {.rank = 0, .what = what});
-    if (!status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(
+        waiter_.wait(placed, gathers_, {.rank = 0, .what = what}));
   }
   const auto bytes = state(map_.local_rank()).slot_bytes;
   slot_bytes_.store(bytes, std::memory_order_relaxed);
@@ -321,12 +314,9 @@ Status HierarchicalUnitTransport::wait_for_neighbours(
     if (local == map_.local_rank()) {
       continue;
     }
-    auto status = patient_waiter_.wait(
+    SHERD_RETURN_IF_FAILED(patient_waiter_.wait(
         Counter(state(local).arrived), gathers_,
-        {.rank = local, .what = gather.what});
-    if (!status.ok()) {
-      return status;
-    }
+        {.rank = local, .what = gather.what}));
   }
   return {};
 }
@@ -380,9 +370,7 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
       world, str(name, "/host", map.host()), world_ranks,
       {.bytes = static_cast<std::size_t>(layout.bytes),
        .touched_bytes = static_cast<std::size_t>(layout.touched_bytes)});
-  if (auto status = tell_all(*gather, segment.status()); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(tell_all(*gather, segment.status()));
   return std::unique_ptr<UnitTransport>(
       std::make_unique<HierarchicalUnitTransport>(HostParts{
           .model = &model,

@@ -14,6 +14,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "device/host_memory.h"
 #include "device/memory.h"
 #include "exchange/backward_status.h"
@@ -108,18 +109,14 @@ class HybridExchange final : public Exchange {
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     auto status = begin();
     gathering_.insert(unit);
     return keep(status.ok() ? within_->start_unshard(unit, options) : status);
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     auto addresses = within_->wait_for_unshard(unit);
     if (!addresses.ok()) {
       return keep(addresses.status());
@@ -141,9 +138,7 @@ class HybridExchange final : public Exchange {
   // Where replicas are equal nothing is gathered across, but one that leaves a
   // publish out shall be found.
   Status publish(std::uint64_t generation) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begun_ = true;
     auto status = across_->publish(generation);
     if (status.ok()) {
@@ -153,9 +148,7 @@ class HybridExchange final : public Exchange {
   }
 
   Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     auto status = begin();
     if (status.ok() && op == ScalarReduceOp::kSame) {
       return keep(compare(values));
@@ -251,16 +244,13 @@ class HybridExchange final : public Exchange {
     if (std::exchange(begun_, true)) {
       return {};
     }
-    auto status = barrier_across_owners();
-    if (status.ok()) {
-      status = gather_shards();
-    }
+    SHERD_RETURN_IF_FAILED(barrier_across_owners());
+    SHERD_RETURN_IF_FAILED(gather_shards());
     // A reduction may have let the other axis take what was there before for
     // published, too.
     const bool reads_in_order = within_->one_sided() || !device_.is_cpu();
-    return status.ok() && position_.both_axes && reads_in_order
-        ? within_->publish(0)
-        : status;
+    return position_.both_axes && reads_in_order ? within_->publish(0)
+                                                 : Status();
   }
   Status barrier_across_owners();
   Status gather_shards();
@@ -359,18 +349,14 @@ Status HybridExchange::gather_shards() {
   const auto start = [&](UnitId unit) {
     return unit < units ? across_->start_unshard(unit, {}) : Status();
   };
-  auto status = position_.both_axes ? start(0) : Status();
-  for (UnitId unit = 0; position_.both_axes && unit < units; ++unit) {
-    if (status.ok()) {
-      status = start(unit + 1);  // One ahead.
-    }
-    if (!status.ok()) {
-      return status;
-    }
+  if (!position_.both_axes) {
+    return {};
+  }
+  SHERD_RETURN_IF_FAILED(start(0));
+  for (UnitId unit = 0; unit < units; ++unit) {
+    SHERD_RETURN_IF_FAILED(start(unit + 1));  // One ahead.
     const auto whole = across_->wait_for_unshard(unit);
-    if (!whole.ok()) {
-      return whole.status();
-    }
+    SHERD_RETURN_IF_FAILED(whole.status());
     for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
       const auto& flat = model_.unit(unit).flats[f];
       within_->shard_memory(unit, static_cast<int>(f))
@@ -383,7 +369,7 @@ Status HybridExchange::gather_shards() {
     across_->reshard(unit);
   }
   // Shards were read where their owners write: nobody does before all have.
-  return status.ok() ? barrier_across_owners() : status;
+  return barrier_across_owners();
 }
 
 Status HybridExchange::barrier_across_owners() {
@@ -403,9 +389,7 @@ std::vector<at::Tensor> HybridExchange::sharded_gradients(UnitId unit) {
 // Where the sharded gradient has nothing that must stay, it takes the sum of
 // this replica, and then that of all, in place.
 Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
-  if (!error_.ok()) {
-    return error_;
-  }
+  SHERD_RETURN_IF_FAILED(error_);
   reducing_ = true;
   auto& now = state(unit);
   ReduceOptions mine = options;
@@ -456,9 +440,7 @@ Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
     const auto waiting = std::move(*next);
     next = waiting_.erase(next);
     ++across_under_way_;
-    if (auto status = sum_across(waiting); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(sum_across(waiting));
   }
   return {};
 }
@@ -502,9 +484,7 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
 // Both axes come to an end on every rank, whatever the first one says: a rank
 // that gave up is heard of by its replica, and then by all the others.
 Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
-  if (!error_.ok()) {
-    return error_;
-  }
+  SHERD_RETURN_IF_FAILED(error_);
   if (auto status = begin(); !status.ok()) {
     return keep(status);
   }
@@ -573,10 +553,7 @@ Result<BackwardOutcome> HybridExchange::settle(
 // A rank whose replica is not of one mind brings a number that equals none.
 Status HybridExchange::compare(const at::Tensor& values) {
   const auto mine = values.clone();
-  if (auto status = within_->all_reduce(values, ScalarReduceOp::kSame);
-      !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(within_->all_reduce(values, ScalarReduceOp::kSame));
   const auto* same = values.const_data_ptr<double>();
   for (std::int64_t i = 0; i < values.numel(); ++i) {
     if (same[i] == 0.0) {

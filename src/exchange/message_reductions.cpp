@@ -7,6 +7,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include "base/return_if_failed.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
 
@@ -184,33 +185,28 @@ at::Tensor MessageReductions::sum_of(
 }
 
 Status MessageReductions::complete(const Reduction& reduction) {
-  auto status = world::wait_all(
+  SHERD_RETURN_IF_FAILED(world::wait_all(
       reduction.transfers,
-      "gradients of unit " + model_.unit(reduction.unit).name);
-  if (!status.ok()) {
-    return status;
-  }
+      "gradients of unit " + model_.unit(reduction.unit).name));
   for (const auto& sum : reduction.sums) {
     world::sum_in_rank_order(
         sum.pieces, reduction.options.scale,
         reduction.options.accumulate.at(sum.flat),
         sum_of(reduction, sum.flat, sum.range));
   }
-  return status;
+  return {};
 }
 
 Status MessageReductions::finish() {
-  auto status = worker_.wait(last_job_);
+  const auto status = worker_.wait(last_job_);
   room_wait_timed_out_ = false;
   reclaim();
-  if (status.ok()) {
-    status = world::wait_all(sharing_, "gradients that every rank keeps");
-  }
-  if (status.ok()) {
-    sharing_.clear();
-    shared_.clear();
-  }
-  return status;
+  SHERD_RETURN_IF_FAILED(status);
+  SHERD_RETURN_IF_FAILED(
+      world::wait_all(sharing_, "gradients that every rank keeps"));
+  sharing_.clear();
+  shared_.clear();
+  return {};
 }
 
 // Gradients of this unit have been sent and received under the same tag before,

@@ -8,6 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "base/return_if_failed.h"
 #include "exchange/coded_shards.h"
 #include "exchange/message_reductions.h"
 #include "exchange/private_buffers.h"
@@ -106,9 +107,7 @@ class MessageUnitTransport final : public UnitTransport {
           ? coded_->room(coded_shard(gather, f, owner))
           : at::empty({part_of(gather, f, owner).numel()}, dtype);
       const auto transfer = gather_->receive(shard, owner, tag(gather, f));
-      if (auto status = transfer->wait(gather.what); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(transfer->wait(gather.what));
     }
     return {};
   }

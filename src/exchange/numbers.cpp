@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "exchange/backward_status.h"
 #include "world/collectives.h"
 
@@ -71,9 +72,7 @@ Status compare_models(world::Transport& transport, const ModelSpec& model) {
   const auto all =
       world::Collectives(transport, "comparing the model between ranks")
           .all_gather_texts(mine);
-  if (!all.ok()) {
-    return all.status();
-  }
+  SHERD_RETURN_IF_FAILED(all.status());
   const auto difference = first_difference(all.value(), transport.ranks());
   if (difference.empty()) {
     return {};

@@ -10,6 +10,7 @@
 #include <c10/util/strides.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "exchange/backward_status.h"
 
 namespace sherd::exchange {
@@ -335,9 +336,7 @@ Status Reducer::reduce(UnitId unit) {
 Status Reducer::reduce_ready() {
   while (next_ < order_.size() && state(order_[next_]).missing == 0 &&
          !is_idle(order_[next_])) {
-    if (auto status = reduce(order_[next_++]); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(reduce(order_[next_++]));
   }
   return {};
 }
@@ -347,9 +346,7 @@ Status Reducer::reduce_ready() {
 Status Reducer::reduce_rest() {
   left_out_.assign(left_out_.size(), false);
   for (; next_ < order_.size() && !is_idle(order_[next_]); ++next_) {
-    if (auto status = reduce(order_[next_]); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(reduce(order_[next_]));
   }
   const std::vector<UnitId> idle(
       order_.begin() + static_cast<std::ptrdiff_t>(next_), order_.end());
@@ -359,8 +356,8 @@ Status Reducer::reduce_rest() {
     if (!wanted.value()[i]) {
       left_out_[static_cast<std::size_t>(idle[i])] = true;
       state(idle[i]).slot.clear();
-    } else if (auto status = reduce(idle[i]); !status.ok()) {
-      return status;
+    } else {
+      SHERD_RETURN_IF_FAILED(reduce(idle[i]));
     }
   }
   return wanted.status();
@@ -379,10 +376,7 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
     const auto& used = state(units[i]).used;
     mark[i] = is_any_set(used) ? 1 : 0;
   }
-  if (auto status = exchange_.all_reduce(marks, ScalarReduceOp::kMax);
-      !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(exchange_.all_reduce(marks, ScalarReduceOp::kMax));
   for (std::size_t i = 0; i < units.size(); ++i) {
     wanted[i] = mark[i] != 0.0;
   }
@@ -459,13 +453,11 @@ Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
   std::function<Status()> meanwhile;
   if (without_inputs_) {
     meanwhile = [this] { return reduce_rest(); };
-  } else if (auto status = reduce_rest(); !status.ok()) {
-    return status;
+  } else {
+    SHERD_RETURN_IF_FAILED(reduce_rest());
   }
   const auto first = round(aborted, departed, std::move(meanwhile));
-  if (!first.ok()) {
-    return first.status();
-  }
+  SHERD_RETURN_IF_FAILED(first.status());
   const auto& late = first.value().late;
   if (!is_any_set(late)) {
     return first.value().diverged;
@@ -474,14 +466,10 @@ Result<bool> Reducer::all_rounds(const std::string& aborted, bool departed) {
     if (!late[u]) {
       continue;
     }
-    if (auto status = reduce(static_cast<UnitId>(u)); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(reduce(static_cast<UnitId>(u)));
   }
   const auto second = round(aborted, departed);
-  if (!second.ok()) {
-    return second.status();
-  }
+  SHERD_RETURN_IF_FAILED(second.status());
   return first.value().diverged || second.value().diverged;
 }
 

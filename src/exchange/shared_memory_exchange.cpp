@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/return_if_failed.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/numbers.h"
@@ -88,9 +89,7 @@ class SharedMemoryExchange final : public Exchange {
   }
 
   Status start_unshard(UnitId unit, const UnshardOptions& options) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begin();
     const bool full = options.precision == Precision::kFull;
     if (model_.replicates()) {
@@ -110,9 +109,7 @@ class SharedMemoryExchange final : public Exchange {
   }
 
   Result<std::vector<void*>> wait_for_unshard(UnitId unit) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     const auto full = full_.find(unit);
     auto status = model_.replicates() ? Status() : wait_for_owners(unit);
     if (status.ok() && full != full_.end() && !model_.replicates()) {
@@ -143,9 +140,7 @@ class SharedMemoryExchange final : public Exchange {
   }
 
   Status start_reduce(UnitId unit, const ReduceOptions& options) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begin();
     wait_for_room(options);
     sums_->post(unit, options);
@@ -157,14 +152,10 @@ class SharedMemoryExchange final : public Exchange {
 
   Result<BackwardOutcome> end_backward(const BackwardEnd& end) override {
     GradientHeap::leave();
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begin();
     if (end.reduce_meanwhile) {  // Nobody needs this rank to gather.
-      if (auto status = end.reduce_meanwhile(); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(end.reduce_meanwhile());
     }
     backward_status_.set_end(end);
     Counter(state(me()).coming).post(cells_->round() + 1);
@@ -198,9 +189,7 @@ class SharedMemoryExchange final : public Exchange {
   }
 
   Status publish(std::uint64_t generation) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begin();
     generation_ = generation;
     publish_shards();
@@ -208,9 +197,7 @@ class SharedMemoryExchange final : public Exchange {
   }
 
   Status all_reduce(const at::Tensor& values, ScalarReduceOp op) override {
-    if (!error_.ok()) {
-      return error_;
-    }
+    SHERD_RETURN_IF_FAILED(error_);
     begin();
     CollectiveRequest request;
     request.kind = CollectiveKind::kAllReduce;
@@ -404,15 +391,12 @@ Status SharedMemoryExchange::wait_for_owners(UnitId unit) {
     if (published.reached(published_)) {
       continue;
     }
-    auto status = waiter_->wait(
+    SHERD_RETURN_IF_FAILED(waiter_->wait(
         published, published_,
         {.rank = rank,
          .what = what,
          .cancel_counter = coming,
-         .cancel_value = cells_->round() + 1});
-    if (!status.ok()) {
-      return status;
-    }
+         .cancel_value = cells_->round() + 1}));
     if (!published.reached(published_)) {
       return {
           ErrorCode::kPeerMismatch,
@@ -461,9 +445,7 @@ void SharedMemoryExchange::wait_for_room(const ReduceOptions& options) {
 Status SharedMemoryExchange::finish_sums() {
   room_wait_timed_out_ = false;
   for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
-    if (auto failure = sums_->failure(); !failure.ok()) {
-      return failure;
-    }
+    SHERD_RETURN_IF_FAILED(sums_->failure());
     const auto missing = sums_->missing();
     if (!missing) {  // It has come since.
       sums_->wait_for_thread(kDoze);
@@ -475,15 +457,12 @@ Status SharedMemoryExchange::finish_sums() {
     const auto next = cells_->round() + 1;
     const std::string what =
         str("the gradients of unit ", model_.unit(missing->unit).name);
-    auto status = waiter_->wait(
+    SHERD_RETURN_IF_FAILED(waiter_->wait(
         missing->counter, missing->number,
         {.rank = missing->rank,
          .what = what,
          .cancel_counter = arrived,
-         .cancel_value = next});
-    if (!status.ok()) {
-      return status;
-    }
+         .cancel_value = next}));
     if (arrived.reached(next) && !missing->counter.reached(missing->number)) {
       return {};
     }
@@ -510,11 +489,8 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
   std::memcpy(mine.data(), &head, sizeof(head));
   std::memcpy(
       mine.data() + sizeof(head), payload.const_data_ptr(), payload.nbytes());
-  const auto status = cells_->all_gather_bytes(
-      mine, all, "an answer to " + exchange::describe(request, unit_names_));
-  if (!status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(cells_->all_gather_bytes(
+      mine, all, "an answer to " + exchange::describe(request, unit_names_)));
   record(FlightEvent::kAgreed, request);
   std::vector<CollectiveRequest> requests;
   std::vector<at::Tensor> payloads;

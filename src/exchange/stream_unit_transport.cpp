@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "exchange/device_buffers.h"
 #include "exchange/numbers.h"
@@ -262,9 +263,7 @@ class StreamUnitTransport final : public UnitTransport {
     auto open = reductions_.open_units();
     const auto all = world::Collectives(*transport_, what, kFlatTag)
                          .all_gather(bytes_of(open.data(), open.size()));
-    if (!all.ok()) {
-      return all.status();
-    }
+    SHERD_RETURN_IF_FAILED(all.status());
     for (const auto& theirs : all.value()) {
       const auto* marks = theirs.const_data_ptr<std::uint8_t>();
       for (std::size_t u = 0; u < open.size(); ++u) {

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/clock.h"
 #include "base/interrupt.h"
+#include "base/return_if_failed.h"
 #include "world/peer_watch.h"
 #include "world/sigpipe_guard.h"
 
@@ -325,9 +326,7 @@ Status C10dTransport::keep(const Status& failure) {
   const std::lock_guard<std::mutex> ending(ending_);
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (!failure_.ok()) {
-      return failure_;
-    }
+    SHERD_RETURN_IF_FAILED(failure_);
     failure_ = failure;
   }
   end_messages();
@@ -438,9 +437,7 @@ Status C10dTransport::close(
     }
     Message left(*this, peer, leave_messages_[static_cast<std::size_t>(peer)]);
     left.failed = left.operation == nullptr;
-    if (auto status = wait(left, what, Leaver::kSaysSo); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(wait(left, what, Leaver::kSaysSo));
   }
   if (index() != 0) {
     Message closed =

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "world/rank_order_sum.h"
 
 namespace sherd::world {
@@ -63,9 +64,7 @@ Status Collectives::barrier() {
     transfers.push_back(transport_.receive(
         at::empty({1}, at::TensorOptions().dtype(at::kByte)),
         peer((index_ + size() - step) % size()), tag_));
-    if (auto status = wait_all(transfers, what_); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(wait_all(transfers, what_));
   }
   return {};
 }
@@ -80,9 +79,7 @@ Status Collectives::all_reduce(const at::Tensor& tensor, double scale) {
 
 Status Collectives::all_reduce_at_once(const at::Tensor& flat, double scale) {
   const auto pieces = all_gather(flat);
-  if (!pieces.ok()) {
-    return pieces.status();
-  }
+  SHERD_RETURN_IF_FAILED(pieces.status());
   sum_in_rank_order(pieces.value(), scale, /*accumulate=*/false, flat);
   return {};
 }
@@ -133,9 +130,7 @@ Status Collectives::all_reduce_in_slices(const at::Tensor& flat, double scale) {
   for (int member = 0; member <= size(); ++member) {
     cuts.push_back(flat.numel() * member / size());
   }
-  if (auto status = reduce_scatter(flat, cuts, scale); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(reduce_scatter(flat, cuts, scale));
   const auto slice = slices_of(flat, cuts);
   return exchange(slice, [&](int) { return slice(index_); });
 }
@@ -173,12 +168,9 @@ std::vector<at::Tensor> Collectives::beside_own(
 Result<std::vector<at::Tensor>> Collectives::all_gather(
     const at::Tensor& mine) {
   auto all = beside_own(mine, [&](int) { return at::empty_like(mine); });
-  auto status = exchange(
+  SHERD_RETURN_IF_FAILED(exchange(
       [&](int member) { return all[position(member)]; },
-      [&](int) { return mine; });
-  if (!status.ok()) {
-    return status;
-  }
+      [&](int) { return mine; }));
   return all;
 }
 
@@ -187,9 +179,7 @@ Result<std::vector<std::string>> Collectives::all_gather_texts(
   const auto count = static_cast<std::int64_t>(mine.size());
   const auto counts =
       all_gather(at::full({1}, count, at::TensorOptions().dtype(at::kLong)));
-  if (!counts.ok()) {
-    return counts.status();
-  }
+  SHERD_RETURN_IF_FAILED(counts.status());
   const auto buffer_of = [&](int member) {
     const auto& length = counts.value()[position(member)];
     return at::empty(
@@ -199,12 +189,9 @@ Result<std::vector<std::string>> Collectives::all_gather_texts(
   const auto own = buffer_of(index_);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
   const auto texts = beside_own(own, buffer_of);
-  auto status = exchange(
+  SHERD_RETURN_IF_FAILED(exchange(
       [&](int member) { return texts[position(member)]; },
-      [&](int) { return own; });
-  if (!status.ok()) {
-    return status;
-  }
+      [&](int) { return own; }));
   std::vector<std::string> all;
   for (const auto& text : texts) {
     all.emplace_back(
