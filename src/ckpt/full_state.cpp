@@ -164,9 +164,7 @@ class FullStateGather {
   at::Tensor receive(const std::vector<PieceSource>& sources) {
     const at::NoGradGuard no_grad;  // Reading is not a forward.
     const auto& first = sources.front();
-    auto whole = at::empty(
-        first.shape,
-        at::TensorOptions().dtype(*ckpt::dtype_named(first.dtype)));
+    auto whole = at::empty(first.shape, *ckpt::dtype_named(first.dtype));
     for (const auto& source : sources) {
       const auto part =
           whole.view({-1}).narrow(0, source.range.begin, source.range.numel());
@@ -348,9 +346,7 @@ class FullStateScatter {
       const auto& elements = targets_[source.piece].shard.elements;
       const auto into = elements.is_contiguous() && elements.is_cpu()
           ? elements
-          : at::empty(
-                elements.sizes(),
-                at::TensorOptions().dtype(elements.scalar_type()));
+          : at::empty(elements.sizes(), elements.scalar_type());
       via_->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();
       take(source, into);
     }

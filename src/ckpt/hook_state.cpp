@@ -65,9 +65,8 @@ void add_hook_state(
     auto tensor = hook.begin();
     for (auto& [name, dtype, shape] :
          outlines_in(outlines[static_cast<std::size_t>(shard)])) {
-      const auto elements = mine
-          ? (tensor++)->second.contiguous()
-          : at::empty({0}, at::TensorOptions().dtype(dtype));
+      const auto elements =
+          mine ? (tensor++)->second.contiguous() : at::empty({0}, dtype);
       shape.insert(shape.begin(), mesh.replicate_size());
       state.add(
           kHookSection,
@@ -100,9 +99,7 @@ HookState room_for_hook_state(
     const std::vector<std::int64_t> row(
         tensor.shape.begin() + 1, tensor.shape.end());
     const auto dtype = tensor.dtype == "I64" ? at::kLong : at::kFloat;
-    room.emplace_back(
-        tensor.name.substr(name_begin),
-        at::zeros(row, at::TensorOptions().dtype(dtype)));
+    room.emplace_back(tensor.name.substr(name_begin), at::zeros(row, dtype));
   }
   std::set<std::string> expected;
   for (int shard = 0; shard < mesh.shard_size(); ++shard) {

@@ -209,9 +209,8 @@ class CheckpointLoader {
         str(reader_.folder(), ": ", target.section, " ", shard.name));
     const bool as_stored = dtype == shard.elements.scalar_type() &&
         shard.elements.is_contiguous() && shard.elements.is_cpu();
-    const auto into = as_stored
-        ? shard.elements
-        : at::empty(shard.elements.sizes(), at::TensorOptions().dtype(dtype));
+    const auto into =
+        as_stored ? shard.elements : at::empty(shard.elements.sizes(), dtype);
     bytes_ += unavailable_unless_read([&] {
       return reader_.read(
           found->first, {shard.begin, shard.begin + into.numel()}, rank_,

@@ -146,7 +146,7 @@ std::int64_t CheckpointReader::read(
 at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
   const auto& stored = tensors_.at(key);
   const auto dtype = dtype_named(stored.dtype, str(folder_, ": ", key.text()));
-  auto tensor = at::empty(stored.shape, at::TensorOptions().dtype(dtype));
+  auto tensor = at::empty(stored.shape, dtype);
   read(key, {0, tensor.numel()}, 0, tensor.mutable_data_ptr());
   return tensor;
 }

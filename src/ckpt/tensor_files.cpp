@@ -60,8 +60,7 @@ void add_pieces(
          .name = name,
          .shape = info.shape,
          .range = {0, numel},
-         .elements =
-             at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype))});
+         .elements = at::from_blob(data, {numel}, dtype)});
   }
 }
 

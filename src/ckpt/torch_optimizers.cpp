@@ -45,8 +45,7 @@ class OptimizerStateTensors {
   void add(const char* key, std::int64_t& number) {
     into_.push_back(
         {parameter_.name, key,
-         at::from_blob(
-             &number, {}, at::TensorOptions().dtype(c10::ScalarType::Long))});
+         at::from_blob(&number, {}, c10::ScalarType::Long)});
   }
 
  private:

@@ -20,7 +20,7 @@ constexpr std::size_t kAloneBytes = std::size_t{64} << 10;
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.mutable_data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())},
-      at::TensorOptions().dtype(at::kByte));
+      at::kByte);
 }
 
 // Messages are sent from the CPU.
@@ -41,7 +41,7 @@ Status broadcast_on_host(
   if (packed == 0) {
     return {};
   }
-  const auto pack = at::empty({packed}, at::TensorOptions().dtype(at::kByte));
+  const auto pack = at::empty({packed}, at::kByte);
   const auto each = [&](auto&& move) {
     auto* at = static_cast<char*>(pack.mutable_data_ptr());
     for (const auto& tensor : tensors) {

@@ -163,9 +163,7 @@ class PowerSgd final : public CommHook {
     hash.add(name);
     hash.add(options_.warm_start ? 0U : static_cast<std::uint64_t>(step));
     auto generator = at::detail::createCPUGenerator(hash.value());
-    return at::randn(
-        {matrix.columns, options_.rank}, generator,
-        at::TensorOptions().dtype(at::kFloat));
+    return at::randn({matrix.columns, options_.rank}, generator, at::kFloat);
   }
 
   void reduce_matrices(

@@ -64,8 +64,7 @@ Entries unpacked(const std::string& text, const at::Tensor& like) {
   auto sizes = like.sizes().vec();
   sizes[0] = entries;
   Entries found = {
-      at::empty({1, entries}, at::TensorOptions().dtype(at::kLong)),
-      at::empty(sizes, at::TensorOptions().dtype(like.scalar_type()))};
+      at::empty({1, entries}, at::kLong), at::empty(sizes, like.scalar_type())};
   SHERD_ASSERT(
       text.size() ==
       sizeof entries + found.indices.nbytes() + found.values.nbytes());

@@ -50,8 +50,7 @@ class BatchNormGroup {
   std::vector<std::vector<double>> all_gather(
       int layer, Pass pass, const std::vector<double>& values) {
     failure_.throw_if_failed();
-    const auto row =
-        at::zeros({numel_}, at::TensorOptions().dtype(at::kDouble));
+    const auto row = at::zeros({numel_}, at::kDouble);
     auto* mine = row.mutable_data_ptr<double>();
     mine[0] = layer;
     mine[1] = static_cast<double>(pass);
@@ -122,16 +121,14 @@ struct Moments {
 
 // The options of statistics, which are never narrower than fp32.
 at::TensorOptions statistics_options(const at::Tensor& input) {
-  return at::TensorOptions()
-      .device(input.device())
+  return at::device(input.device())
       .dtype(input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
 at::Tensor tensor_of(
     const std::vector<double>& numbers, const at::TensorOptions& options) {
-  const auto tensor = at::empty(
-      {static_cast<std::int64_t>(numbers.size())},
-      at::TensorOptions().dtype(at::kDouble));
+  const auto tensor =
+      at::empty({static_cast<std::int64_t>(numbers.size())}, at::kDouble);
   std::ranges::copy(numbers, tensor.mutable_data_ptr<double>());
   return tensor.to(options);
 }

@@ -5,10 +5,8 @@
 #include <cstring>
 #include <sstream>
 #include <utility>
-
-#include <ATen/ops/zeros.h>
-
 #include "base/check.h"
+#include "exchange/numbers.h"
 
 namespace sherd::exchange {
 namespace {
@@ -71,11 +69,7 @@ at::Tensor BackwardStatus::encode(const ModelSpec& model) const {
   std::memcpy(
       bytes.data() + begin, aborted.data(),
       std::min(aborted.size(), kReasonBytes - 1));
-  auto tensor = at::zeros(
-      {static_cast<std::int64_t>(bytes.size())},
-      at::TensorOptions().dtype(c10::ScalarType::Byte));
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor;
+  return bytes_of(bytes.data(), bytes.size());
 }
 
 Result<BackwardOutcome> combine_backward_statuses(

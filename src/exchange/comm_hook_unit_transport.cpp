@@ -82,8 +82,7 @@ class CommHookUnitTransport final : public UnitTransport {
       } else if (in_place) {
         slot.push_back(inner_->shard(unit, static_cast<int>(f)).gradient);
       } else {
-        slot.push_back(at::empty(
-            {flat.layout.numel}, at::TensorOptions().dtype(flat.slot_dtype())));
+        slot.push_back(at::empty({flat.layout.numel}, flat.slot_dtype()));
         bytes_ += static_cast<std::int64_t>(slot.back().nbytes());
       }
     }

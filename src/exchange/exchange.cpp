@@ -94,7 +94,7 @@ bool may_bypass_slot(const FlatSpec& flat, int parameter) {
 }
 
 at::Tensor numbers(std::int64_t count) {
-  return at::zeros({count}, at::TensorOptions().dtype(c10::ScalarType::Double));
+  return at::zeros({count}, c10::ScalarType::Double);
 }
 
 std::vector<std::string> describe(const ModelSpec& model) {

@@ -104,9 +104,8 @@ void HierarchicalReductions::stage(Reduction& reduction) {
   }
   auto* at = static_cast<char*>(reduction.staging.memory);
   each([&](std::size_t f, const FlatSpec& flat, int owner, int host) {
-    const auto sum = at::from_blob(
-        at, {flat.layout.shard(owner).numel()},
-        at::TensorOptions().dtype(sum_dtype(flat)));
+    const auto sum =
+        at::from_blob(at, {flat.layout.shard(owner).numel()}, sum_dtype(flat));
     at += sum_bytes(flat, owner);
     if (host == map.host()) {
       reduction.sums.push_back({f, owner, sum});

@@ -31,7 +31,7 @@ BufferSource source_of_tensors(c10::Device device) {
       .take = [=](std::int64_t bytes) -> void* {
         const auto memory = at::empty(
             {std::max<std::int64_t>(bytes, 1)},
-            at::TensorOptions().device(device).dtype(at::kByte));
+            at::device(device).dtype(at::kByte));
         auto* address = memory.mutable_data_ptr();
         taken->emplace(address, memory);
         return address;
@@ -363,7 +363,7 @@ Status HybridExchange::gather_shards() {
           .shard.copy_(
               device::tensor_at(
                   whole.value()[f], flat.layout.numel,
-                  at::TensorOptions().device(device_).dtype(flat.dtype)),
+                  at::device(device_).dtype(flat.dtype)),
               /*non_blocking=*/model_.shards_on_host);
     }
     across_->reshard(unit);

@@ -27,9 +27,8 @@ double combine(double a, double b, ScalarReduceOp op) {
 }  // namespace
 
 at::Tensor bytes_of(const void* data, std::size_t size) {
-  auto bytes = at::empty(
-      {static_cast<std::int64_t>(size)},
-      at::TensorOptions().dtype(c10::ScalarType::Byte));
+  auto bytes =
+      at::empty({static_cast<std::int64_t>(size)}, c10::ScalarType::Byte);
   std::memcpy(bytes.mutable_data_ptr(), data, size);
   return bytes;
 }

@@ -66,7 +66,7 @@ std::vector<at::Tensor> flats_at(
     if (flat.trainable || !only_trainable) {
       flats[f] = device::tensor_at(
           static_cast<char*>(memory) + offsets[f], flat.layout.numel,
-          at::TensorOptions().device(device).dtype((flat.*dtype)()));
+          at::device(device).dtype((flat.*dtype)()));
     }
   }
   return flats;
@@ -88,7 +88,7 @@ PrivateBuffers::PrivateBuffers(
       const auto numel = owned(unit, static_cast<int>(f)).numel();
       const auto options =
           (model.shards_on_host ? at::TensorOptions().pinned_memory(true)
-                                : at::TensorOptions().device(device_))
+                                : at::device(device_))
               .dtype(flat.dtype);
       shards_[u].push_back(
           {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
@@ -136,8 +136,7 @@ PrivateBuffers::Slot PrivateBuffers::unit_slot(
   if (precision == Precision::kFull && is_cast(spec)) {
     for (const auto& flat : spec.flats) {
       slot.flats.push_back(at::empty(
-          {flat.layout.numel},
-          at::TensorOptions().device(device_).dtype(flat.dtype)));
+          {flat.layout.numel}, at::device(device_).dtype(flat.dtype)));
     }
     return slot;
   }

@@ -19,8 +19,7 @@ SecondaryShards::SecondaryShards(
           part_of(static_cast<UnitId>(u), static_cast<int>(f), rank);
       kept.flats.push_back(at::empty(
           {part.numel()},
-          at::TensorOptions().device(device).dtype(
-              model.units[u].flats[f].unsharded_dtype())));
+          at::device(device).dtype(model.units[u].flats[f].unsharded_dtype())));
       bytes_ += static_cast<std::int64_t>(kept.flats.back().nbytes());
     }
   }

@@ -110,11 +110,10 @@ std::vector<at::Tensor> SharedGradientSlots::slot(UnitId unit) {
     const auto& flats = mapping_.model->unit(unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
       open->flats.push_back(
-          flats[f].trainable
-              ? at::from_blob(
-                    memory + offsets[f], {flats[f].layout.numel},
-                    at::TensorOptions().dtype(flats[f].slot_dtype()))
-              : at::Tensor());
+          flats[f].trainable ? at::from_blob(
+                                   memory + offsets[f], {flats[f].layout.numel},
+                                   flats[f].slot_dtype())
+                             : at::Tensor());
     }
   }
   return open->flats;
@@ -231,7 +230,7 @@ at::Tensor SharedGradientSlots::piece(
       : place + (range.begin - chunk.range.begin) * element;
   return at::from_blob(
       mapping_.regions[static_cast<std::size_t>(rank)] + begin, {range.numel()},
-      at::TensorOptions().dtype(dtype));
+      dtype);
 }
 
 void SharedGradientSlots::sum(

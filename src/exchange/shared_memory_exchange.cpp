@@ -532,8 +532,7 @@ Status SharedMemoryExchange::copy_in_full(
   into.clear();
   for (std::size_t f = 0; f < model_.unit(unit).flats.size(); ++f) {
     const auto& flat = model_.unit(unit).flats[f];
-    into.push_back(
-        at::empty({flat.layout.numel}, at::TensorOptions().dtype(flat.dtype)));
+    into.push_back(at::empty({flat.layout.numel}, flat.dtype));
     for (int rank = 0; rank < size(); ++rank) {
       const auto range = flat.layout.shard(rank);
       const auto part = into.back().narrow(0, range.begin, range.numel());

@@ -68,8 +68,7 @@ void SharedUnits::add_gradient(
     memory.gradient = memory.whole_gradient.narrow(0, own.begin, own.numel());
   } else {
     const auto& spec = model_.unit(unit).flats[static_cast<std::size_t>(flat)];
-    memory.gradient = untouched_zeros(
-        own.numel(), at::TensorOptions().dtype(spec.gradient_dtype()));
+    memory.gradient = untouched_zeros(own.numel(), spec.gradient_dtype());
   }
 }
 
@@ -98,7 +97,7 @@ at::Tensor SharedUnits::gradient_of(int rank, UnitId unit, int flat) const {
       base() + layout_.gradient_regions[static_cast<std::size_t>(rank)] +
           layout_.gradients[u][f],
       {spec.layout.numel}, [segment = segment_](void*) {},
-      at::TensorOptions().dtype(spec.gradient_dtype()));
+      spec.gradient_dtype());
 }
 
 void SharedUnits::cast_shards() const {
@@ -108,9 +107,7 @@ void SharedUnits::cast_shards() const {
       if (flat.is_cast()) {
         const auto own =
             owned(model_, static_cast<UnitId>(u), static_cast<int>(f), rank_);
-        at::from_blob(
-            whole_[u][f], {flat.layout.numel},
-            at::TensorOptions().dtype(flat.unsharded_dtype()))
+        at::from_blob(whole_[u][f], {flat.layout.numel}, flat.unsharded_dtype())
             .narrow(0, own.begin, own.numel())
             .copy_(shards_[u][f].shard);
       }

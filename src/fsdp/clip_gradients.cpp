@@ -54,9 +54,8 @@ double clip_gradients(
       max_norm);
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(options.p);
-  const auto total = at::full(
-      {1}, combine_norms(leaves, options.p),
-      at::TensorOptions().dtype(c10::ScalarType::Double));
+  const auto total =
+      at::full({1}, combine_norms(leaves, options.p), c10::ScalarType::Double);
   combine(total);
   const double combined = *total.const_data_ptr<double>();
   const double norm = largest ? combined : std::pow(combined, 1.0 / options.p);

@@ -192,7 +192,7 @@ MemoryPlannerOptions FsdpEngine::memory_planner_options() {
   options.max_over_ranks = [this](std::span<double> numbers) {
     const auto values = at::from_blob(
         numbers.data(), {static_cast<std::int64_t>(numbers.size())},
-        at::TensorOptions().dtype(c10::ScalarType::Double));
+        c10::ScalarType::Double);
     reduce_over_ranks(values, exchange::ScalarReduceOp::kMax);
   };
   return options;

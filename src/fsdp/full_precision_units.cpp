@@ -75,7 +75,7 @@ void FullPrecisionUnits::gather(UnitId unit) {
     if (flats[f].is_cast()) {
       storages[f]->show_instead(device::tensor_at(
           addresses[f], flats[f].layout.numel,
-          at::TensorOptions().device(model_.device).dtype(flats[f].dtype)));
+          at::device(model_.device).dtype(flats[f].dtype)));
     } else {
       storages[f]->fill(addresses[f]);
     }

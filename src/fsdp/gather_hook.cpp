@@ -128,9 +128,7 @@ class QuantiseGathers final : public GatherHook {
     const auto* elements =
         static_cast<const std::int8_t*>(sent.const_data_ptr()) +
         scale_bytes(part.numel());
-    const auto values = at::empty(
-        {std::min(chunk_, part.numel())},
-        at::TensorOptions().dtype(at::kFloat));
+    const auto values = at::empty({std::min(chunk_, part.numel())}, at::kFloat);
     auto* to = values.mutable_data_ptr<float>();
     for_each_chunk(
         part.numel(), chunk_, [&](std::int64_t begin, std::int64_t count) {

@@ -320,7 +320,7 @@ at::Tensor Slices::gradient_of(int parameter) const {
       model_.flat_of(model_.parameter(parameter)).gradient_dtype();
   return gradient.defined()
       ? gradient.detach().reshape({-1}).to(at::kCPU, dtype).contiguous()
-      : at::zeros({slice.tensor.numel()}, at::TensorOptions().dtype(dtype));
+      : at::zeros({slice.tensor.numel()}, dtype);
 }
 
 bool Slices::any_gradient() const {

@@ -61,9 +61,7 @@ at::Tensor SummonedGradients::gather(
   at::Tensor whole;
   world::Transfers transfers;
   if (summon.keep) {
-    whole = at::zeros(
-        {managed.tensor.numel()},
-        at::TensorOptions().dtype(flat.gradient_dtype()));
+    whole = at::zeros({managed.tensor.numel()}, flat.gradient_dtype());
   }
   for (int other = 0; other < summon.via->size(); ++other) {
     const auto range = range_of(other);

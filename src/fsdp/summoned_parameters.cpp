@@ -47,11 +47,10 @@ void SummonedParameters::copy_unit(UnitId unit, bool keep) {
   auto& shown = shown_[static_cast<std::size_t>(unit)];
   for (std::size_t f = 0; keep && f < addresses.size(); ++f) {
     const auto& flat = model_.unit(unit).flats[f];
-    full.push_back(
-        device::tensor_at(
-            addresses[f], flat.layout.numel,
-            at::TensorOptions().device(model_.device).dtype(flat.dtype))
-            .clone());
+    full.push_back(device::tensor_at(
+                       addresses[f], flat.layout.numel,
+                       at::device(model_.device).dtype(flat.dtype))
+                       .clone());
     shown.push_back(full.back().to(flat.unsharded_dtype()));
   }
   cache_.drop_fetched(unit);

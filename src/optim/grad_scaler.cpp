@@ -57,7 +57,7 @@ void check_fp16(const NamedParameters& parameters) {
 }
 
 at::Tensor number(double value, at::ScalarType dtype) {
-  return at::full({}, value, at::TensorOptions().dtype(dtype));
+  return at::full({}, value, dtype);
 }
 
 }  // namespace
@@ -129,9 +129,8 @@ void GradScaler::unscale() {
     impl_->parameters.check_gradients_writable("GradScaler::unscale()");
   }
   const at::NoGradGuard no_grad;
-  const auto any = at::full(
-      {1}, impl_->unscale_here() ? 0.0 : 1.0,
-      at::TensorOptions().dtype(at::kDouble));
+  const auto any =
+      at::full({1}, impl_->unscale_here() ? 0.0 : 1.0, at::kDouble);
   if (impl_->parameters.all_reduce_max) {
     impl_->parameters.all_reduce_max(any);
   }

@@ -177,8 +177,7 @@ struct Muon::Impl {
 // still writes its part of a gradient, as clipping does.
 std::vector<bool> Muon::Impl::agree_on_gradients() const {
   const auto count = static_cast<std::int64_t>(matrices.size());
-  const auto numbers =
-      at::zeros({2 * count}, at::TensorOptions().dtype(at::kDouble));
+  const auto numbers = at::zeros({2 * count}, at::kDouble);
   auto* const has = numbers.mutable_data_ptr<double>();
   auto* const lacks = has + count;
   for (std::size_t m = 0; m < matrices.size(); ++m) {
@@ -288,8 +287,7 @@ void Muon::step() {
     }
   }
   if (moved.empty()) {
-    impl_->all_reduce_max(
-        at::zeros({1}, at::TensorOptions().dtype(at::kDouble)));
+    impl_->all_reduce_max(at::zeros({1}, at::kDouble));
   } else {
     impl_->scatter_updates(moved);
   }

@@ -17,9 +17,8 @@ constexpr std::size_t kIncrementsMax = 8;
 }  // namespace
 
 UpdateCounts::UpdateCounts(const std::vector<c10::Device>& devices)
-    : counts_(at::zeros(
-          {static_cast<std::int64_t>(devices.size())},
-          at::TensorOptions().dtype(at::kFloat))),
+    : counts_(
+          at::zeros({static_cast<std::int64_t>(devices.size())}, at::kFloat)),
       positions_(devices.size()) {
   for (std::size_t slice = 0; slice < devices.size(); ++slice) {
     if (devices[slice].is_cpu()) {

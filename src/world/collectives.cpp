@@ -59,11 +59,10 @@ Status Collectives::barrier() {
   for (int step = 1; step < size(); step *= 2) {
     Transfers transfers;
     transfers.push_back(transport_.send(
-        at::zeros({1}, at::TensorOptions().dtype(at::kByte)),
-        peer((index_ + step) % size()), tag_));
+        at::zeros({1}, at::kByte), peer((index_ + step) % size()), tag_));
     transfers.push_back(transport_.receive(
-        at::empty({1}, at::TensorOptions().dtype(at::kByte)),
-        peer((index_ + size() - step) % size()), tag_));
+        at::empty({1}, at::kByte), peer((index_ + size() - step) % size()),
+        tag_));
     SHERD_RETURN_IF_FAILED(wait_all(transfers, what_));
   }
   return {};
@@ -177,14 +176,11 @@ Result<std::vector<at::Tensor>> Collectives::all_gather(
 Result<std::vector<std::string>> Collectives::all_gather_texts(
     const std::string& mine) {
   const auto count = static_cast<std::int64_t>(mine.size());
-  const auto counts =
-      all_gather(at::full({1}, count, at::TensorOptions().dtype(at::kLong)));
+  const auto counts = all_gather(at::full({1}, count, at::kLong));
   SHERD_RETURN_IF_FAILED(counts.status());
   const auto buffer_of = [&](int member) {
     const auto& length = counts.value()[position(member)];
-    return at::empty(
-        {*length.const_data_ptr<std::int64_t>()},
-        at::TensorOptions().dtype(at::kByte));
+    return at::empty({*length.const_data_ptr<std::int64_t>()}, at::kByte);
   };
   const auto own = buffer_of(index_);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());

@@ -206,9 +206,8 @@ std::vector<std::vector<double>> World::all_gather(
   if (size() == 1) {
     return {mine};
   }
-  const auto row = at::empty(
-      {static_cast<std::int64_t>(mine.size())},
-      at::TensorOptions().dtype(at::kDouble));
+  const auto row =
+      at::empty({static_cast<std::int64_t>(mine.size())}, at::kDouble);
   std::ranges::copy(mine, row.mutable_data_ptr<double>());
   const auto rows = world::Collectives(impl_->all_ranks(), "World::all_gather")
                         .all_gather(row);
