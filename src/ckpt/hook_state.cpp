@@ -4,12 +4,12 @@
 // tensor of shape [replicas, ...], of which each rank has a row. If the model is sharded, too, the
 // number of the shard precedes the name: "1/error.h.0.c_fc.weight".
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <nlohmann/json.hpp>
 #include <sherd/ckpt/checkpoint.h>
 
 namespace sherd {
@@ -21,37 +21,12 @@ std::string prefix_of(int shard, const Mesh& mesh) {
 
 // Names, dtypes and shapes, as text.
 std::string outline_of(const HookState& hook) {
-  std::ostringstream text;
+  auto json = nlohmann::json::array();
   for (const auto& [name, tensor] : hook) {
-    text << name << ' ' << static_cast<int>(tensor.scalar_type()) << ' '
-         << tensor.dim();
-    for (const auto size : tensor.sizes()) {
-      text << ' ' << size;
-    }
-    text << '\n';
+    json.push_back(
+        {name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
   }
-  return text.str();
-}
-
-struct Outline {
-  std::string name;
-  at::ScalarType dtype;
-  std::vector<std::int64_t> shape;
-};
-
-std::vector<Outline> outlines_in(const std::string& text) {
-  std::vector<Outline> outlines;
-  std::istringstream from(text);
-  int dtype = 0;
-  std::size_t dims = 0;
-  for (std::string name; from >> name >> dtype >> dims;) {
-    std::vector<std::int64_t> shape(dims);
-    for (auto& size : shape) {
-      from >> size;
-    }
-    outlines.push_back({name, static_cast<at::ScalarType>(dtype), shape});
-  }
-  return outlines;
+  return json.dump();
 }
 
 }  // namespace
@@ -63,14 +38,16 @@ void add_hook_state(
   for (int shard = 0; shard < mesh.shard_size(); ++shard) {
     const bool mine = shard == mesh.shard_index();
     auto tensor = hook.begin();
-    for (auto& [name, dtype, shape] :
-         outlines_in(outlines[static_cast<std::size_t>(shard)])) {
+    for (const auto& outline :
+         nlohmann::json::parse(outlines[static_cast<std::size_t>(shard)])) {
+      const auto dtype = static_cast<at::ScalarType>(outline[1].get<int>());
+      auto shape = outline[2].get<std::vector<std::int64_t>>();
       const auto elements =
           mine ? (tensor++)->second.contiguous() : at::empty({0}, dtype);
       shape.insert(shape.begin(), mesh.replicate_size());
       state.add(
           kHookSection,
-          {.name = prefix_of(shard, mesh) + name,
+          {.name = prefix_of(shard, mesh) + outline[0].get<std::string>(),
            .shape = shape,
            .begin = mine ? mesh.replicate_index() * elements.numel() : 0,
            .elements = elements,

@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include "base/check.h"
-#include "base/status_from_exception.h"
 #include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/list_of.h"
@@ -157,10 +156,9 @@ void load_tensor_files(
     CheckpointState& state,
     const ImportOptions& options) {
   CheckpointAccess::before_load(state);
-  const auto mine = status_of(
-      [&] { ckpt::load(files, state, world.rank(), options); },
-      ErrorCode::kFailedPrecondition);
-  agree(ckpt::ranks_of(world), mine, "loading tensors").throw_if_failed();
+  on_all_or_none(ckpt::ranks_of(world), "loading tensors", [&] {
+    ckpt::load(files, state, world.rank(), options);
+  });
   CheckpointAccess::publish(state);
 }
 
