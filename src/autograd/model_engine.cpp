@@ -53,18 +53,14 @@ void ModelEngine::call_after_backward(
     std::unique_lock<std::mutex>& lock,
     const std::function<void()>& call,
     const char* part) {
-  const auto status = status_of(
+  require(status_of(
       [&] {
         const at::AutoGradMode records_gradients(true);
         call_unlocked(lock, call);
-        return Status();
       },
       ErrorCode::kAborted,
       str("[", part,
-          "] what follows a backward failed on a rank without inputs: "));
-  if (!status.ok()) {
-    fail(status);
-  }
+          "] what follows a backward failed on a rank without inputs: ")));
 }
 
 Status ModelEngine::close_with_failure(const Status& status) {
@@ -76,8 +72,10 @@ Status ModelEngine::close_with_failure(const Status& status) {
   return told;
 }
 
-void ModelEngine::fail(const Status& status) {
-  close_with_failure(status).throw_if_failed();
+void ModelEngine::require(const Status& status) {
+  if (!status.ok()) {
+    close_with_failure(status).throw_if_failed();
+  }
 }
 
 }  // namespace sherd::autograd

@@ -63,8 +63,8 @@ class ModelEngine : public BackwardListener,
 
   // On the first failure, remembers it and abandons the exchange. Returns explained(status).
   Status close_with_failure(const Status& status);
-  // The same, and throws the result.
-  void fail(const Status& status);
+  // The same if it is a failure, and throws the result; nothing for success.
+  void require(const Status& status);
 
   // Checks the model. An exception refuses the use, and the next use calls this again.
   virtual void begin_training_forward() {}

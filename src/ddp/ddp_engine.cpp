@@ -230,11 +230,8 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
   }
   ready_.push_back(static_cast<int>(p));
   arrivals_[p] += gradient.defined() ? 1 : 0;
-  const auto status = reducer_->arrived(
-      static_cast<int>(p), in_memory_order(gradient, tensor(p)));
-  if (!status.ok()) {
-    fail(status);
-  }
+  require(reducer_->arrived(
+      static_cast<int>(p), in_memory_order(gradient, tensor(p))));
   if (reducer_->reducing()) {
     timer_.bucket_left(time_.now());
   }
@@ -291,12 +288,9 @@ void DdpEngine::add_accumulated() {
     if (summed_[p]) {
       waiting = waiting.mul(scale_of_summed());
     }
-    const auto status = reducer_->arrived(
+    require(reducer_->arrived(
         static_cast<int>(p), in_memory_order(waiting, tensor(p)),
-        states_[p].unsynced);
-    if (!status.ok()) {
-      fail(status);
-    }
+        states_[p].unsynced));
   }
 }
 
@@ -377,9 +371,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
   }
   std::fill(arrivals_.begin(), arrivals_.end(), 0);
   if (result.ok()) {
-    if (const auto status = reduce_sparse(); !status.ok()) {
-      fail(status);
-    }
+    require(reduce_sparse());
     ++backwards_;
     ++backwards_connected_;
     for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
@@ -395,7 +387,7 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
   } else {
     timer_.drop_step();
     if (result.status().code() != ErrorCode::kAborted) {
-      fail(result.status());
+      require(result.status());
     }
   }
   return result.status();
@@ -410,9 +402,7 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
   }
   const auto all = world::Collectives(*transport_, "the order of gradients")
                        .all_gather_texts(text_of(mine));
-  if (!all.ok()) {
-    fail(all.status());
-  }
+  require(all.status());
   std::vector<std::vector<int>> orders;
   for (const auto& text : all.value()) {
     orders.push_back(numbers_of(text));
@@ -435,11 +425,7 @@ void DdpEngine::learn_order(const std::vector<int>& ready) {
   reducer_.reset();
   const auto before = std::move(exchange_);
   ++bucket_version_;
-  const auto opened =
-      status_of([&] { open(order); }, ErrorCode::kFailedPrecondition);
-  if (!opened.ok()) {
-    fail(opened);
-  }
+  require(status_of([&] { open(order); }, ErrorCode::kFailedPrecondition));
   for (std::size_t p = 0; p < averages.size(); ++p) {
     if (averages[p].defined()) {
       reduced(p).copy_(averages[p]);
@@ -531,12 +517,8 @@ void DdpEngine::average_parameters() {
   for (std::size_t p = 0; p < keyed_.parameters().size(); ++p) {
     const auto values = keyed_.values(p);
     const auto on_host = values.cpu();
-    const auto status =
-        world::Collectives(*transport_, "the mean of parameters")
-            .all_reduce(on_host, 1.0);
-    if (!status.ok()) {
-      fail(status);
-    }
+    require(world::Collectives(*transport_, "the mean of parameters")
+                .all_reduce(on_host, 1.0));
     on_host.div_(size());
     if (!values.is_cpu()) {
       values.copy_(on_host);

@@ -241,12 +241,9 @@ void DdpEngine::synchronise_buffers() {
   for (const auto& buffer : model_.buffers) {
     buffers.push_back(buffer.tensor);
   }
-  const auto status = broadcast(
+  require(broadcast(
       buffers, *transport_, join_ ? join_->round.active.back() : 0,
-      "buffers after a backward");
-  if (!status.ok()) {
-    fail(status);
-  }
+      "buffers after a backward"));
 }
 
 void DdpEngine::run_buffer_hook() {
@@ -259,12 +256,9 @@ void DdpEngine::run_buffer_hook() {
       {.messages = *buffer_transport_,
        .collectives = buffer_collectives_.get()},
       "buffers", compares_calls_);
-  const auto status = status_of(
+  require(status_of(
       [&] { options_.buffer_hook(buffers, group); },
-      ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: ");
-  if (!status.ok()) {
-    fail(status);
-  }
+      ErrorCode::kFailedPrecondition, "[ddp] options.buffer_hook failed: "));
 }
 
 }  // namespace sherd::ddp

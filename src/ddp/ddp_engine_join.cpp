@@ -19,11 +19,7 @@ bool DdpEngine::ask_for_inputs(bool has_inputs) {
   const auto told = exchange::numbers(size());
   told.mutable_data_ptr<double>()[index()] = static_cast<double>(
       has_inputs ? plan::JoinKind::kReduces : plan::JoinKind::kNoInputs);
-  const auto status =
-      exchange_->all_reduce(told, exchange::ScalarReduceOp::kSum);
-  if (!status.ok()) {
-    fail(status);
-  }
+  require(exchange_->all_reduce(told, exchange::ScalarReduceOp::kSum));
   auto round = plan::join_round(
       {told.const_data_ptr<double>(), static_cast<std::size_t>(size())});
   if (round.active.empty()) {
@@ -84,12 +80,9 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
   if (join_->round.active.empty()) {
     return;  // No rank had any inputs.
   }
-  const auto status = broadcast(
+  require(broadcast(
       state(options_.broadcast_buffers), *transport_,
-      join_->round.active.back(), "the model of the last rank with inputs");
-  if (!status.ok()) {
-    fail(status);
-  }
+      join_->round.active.back(), "the model of the last rank with inputs"));
 }
 
 void DdpEngine::end_join_scope() {

@@ -92,7 +92,7 @@ FsdpEngine::FsdpEngine(
           .replicated = replicate,
           .one_sided = exchange_->one_sided(),
           .prefetch_visits = options_.prefetch_visits,
-          .fail = [this](const Status& status) { fail(status); },
+          .require = [this](const Status& status) { require(status); },
           .all_ranks_agree =
               [this](std::uint64_t print) { return all_ranks_agree(print); },
           .settle =
@@ -455,9 +455,7 @@ void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
         "no_sync()");
     order_reductions();
   }
-  if (auto status = gradients_->arrived(parameter, gradient); !status.ok()) {
-    fail(status);
-  }
+  require(gradients_->arrived(parameter, gradient));
   (void)exchange_->progress();
 }
 
@@ -532,7 +530,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     show_module_gradients();
     check_storages(model_, cache_->storages());
   } else if (status.code() != ErrorCode::kAborted) {
-    fail(status);
+    require(status);
   } else if (synchronised && slices_->writes_in_backward()) {
     const auto told = close_with_failure(
         {ErrorCode::kAborted,

@@ -147,7 +147,8 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
   if (may_be_written()) {
     publish_locked(/*keep_frozen=*/false);
   }
-  const auto status = status_of(
+  // After a failure other ranks would wait for the rest of the units.
+  require(status_of(
       [&] {
         if (options.with_gradients) {
           summon_gradients(options, units);
@@ -156,10 +157,7 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
             options, units, !options.rank0_only || world_rank() == 0);
       },
       ErrorCode::kAborted,
-      "[fsdp] summon_full_parameters() failed on a rank: ");
-  if (!status.ok()) {  // Other ranks wait for the rest of the units.
-    fail(status);
-  }
+      "[fsdp] summon_full_parameters() failed on a rank: "));
   ++scopes_opened_;
   cast_forwards(options.full_precision);
   read_since_backward_ = false;
@@ -213,7 +211,7 @@ void FsdpEngine::end_summon() {
       ErrorCode::kAborted,
       "[fsdp] a summon scope could not be ended on a rank: ");
   if (!status.ok() && error_.ok()) {
-    fail(status);
+    require(status);
   }
   status.throw_if_failed();
 }

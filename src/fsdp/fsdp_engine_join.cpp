@@ -40,7 +40,8 @@ void FsdpEngine::begin_join_round(JoinKind mine) {
   round = plan::join_round(
       {told.const_data_ptr<double>(), static_cast<std::size_t>(world_size())});
   if (!round.difference.empty()) {
-    fail({ErrorCode::kPeerMismatch, "[fsdp] " + round.difference});
+    close_with_failure({ErrorCode::kPeerMismatch, "[fsdp] " + round.difference})
+        .throw_if_failed();
   }
   const bool some_without = round.first_without >= 0;
   if (round.active.empty()) {
@@ -103,11 +104,12 @@ void FsdpEngine::finish_join(const std::function<void()>& after_backward) {
       kFailedPrecondition, !join_->ended_early,
       "[fsdp] this join scope was ended by a rank without inputs");
   if (after_backward == nullptr) {
-    fail(
+    close_with_failure(
         {ErrorCode::kInvalidArgument,
          "[fsdp] finish() of a sharded model was told nothing that follows a "
          "backward, though each rank updates its own shards; expected a "
-         "function that makes the optimizer's step"});
+         "function that makes the optimizer's step"})
+        .throw_if_failed();
   }
   forget_forward();
   while (true) {

@@ -100,26 +100,21 @@ std::vector<at::Tensor> FsdpEngine::all_to_all(
   const std::lock_guard lock(mu_);
   check_open();
   std::vector<at::Tensor> from;
-  const auto status = status_of(
+  require(status_of(
       [&] {
         if (collectives_ == nullptr) {
           collectives_ = options_.connect_devices();
         }
         from = collectives_->all_to_all(to, numels);
       },
-      ErrorCode::kUnavailable, "[fsdp] ranks could not exchange matrices: ");
-  if (!status.ok()) {
-    fail(status);
-  }
+      ErrorCode::kUnavailable, "[fsdp] ranks could not exchange matrices: "));
   return from;
 }
 
 // Collective, in place.
 void FsdpEngine::reduce_over_ranks(
     const at::Tensor& numbers, exchange::ScalarReduceOp op) {
-  if (auto status = exchange_->all_reduce(numbers, op); !status.ok()) {
-    fail(status);
-  }
+  require(exchange_->all_reduce(numbers, op));
 }
 
 double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
@@ -253,9 +248,7 @@ void FsdpEngine::publish_locked(bool keep_frozen) {
   unpublished_ = false;
   compared_ = false;
   ++generation_;
-  if (auto status = exchange_->publish(generation_); !status.ok()) {
-    fail(status);
-  }
+  require(exchange_->publish(generation_));
   bump_versions();
   plan_memory();
 }

@@ -294,9 +294,7 @@ void UnitCache::start_within(
   for (const auto unit : units) {
     options_.settle();
     const auto begin = SteadyClock().now();
-    if (auto status = exchange_.start_unshard(unit, options); !status.ok()) {
-      options_.fail(status);
-    }
+    options_.require(exchange_.start_unshard(unit, options));
     options_.note_gather(
         unit, StepRecorder::Gather::kBegins, SteadyClock().now() - begin);
     on_their_way_.insert(unit);
@@ -316,9 +314,7 @@ std::vector<void*> UnitCache::addresses_of(UnitId unit) {
   options_.settle();
   const auto begin = SteadyClock().now();
   auto addresses = exchange_.wait_for_unshard(unit);
-  if (!addresses.ok()) {
-    options_.fail(addresses.status());
-  }
+  options_.require(addresses.status());
   options_.settle();
   options_.note_gather(
       unit, StepRecorder::Gather::kGoesOn, SteadyClock().now() - begin);

@@ -33,8 +33,8 @@ struct UnitCacheOptions {
   bool one_sided = false;
   // How many visits before its use a plan may gather a unit.
   int prefetch_visits = 1;
-  // Closes the exchange, remembers the first failure, and throws it.
-  std::function<void(const Status&)> fail;
+  // Throws a failure, having closed the exchange and remembered the first one.
+  std::function<void(const Status&)> require;
   // Collective, at the beginning of a step: returns whether all ranks passed this number.
   std::function<bool(std::uint64_t)> all_ranks_agree;
   // Called before and after the work whose time note_gather() gets.
