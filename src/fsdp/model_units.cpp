@@ -100,8 +100,10 @@ class UnitCollector {
     Entry again;
   };
   const std::vector<Tied>& tied() const { return tied_; }
-  const std::vector<CastBuffer>& cast_buffers() const { return cast_buffers_; }
-  const std::vector<ForwardCast>& forward_casts() const {
+  const std::vector<ModelUnits::CastBuffer>& cast_buffers() const {
+    return cast_buffers_;
+  }
+  const std::vector<ModelUnits::ForwardCast>& forward_casts() const {
     return forward_casts_;
   }
 
@@ -261,8 +263,8 @@ class UnitCollector {
   std::vector<Unit> units_ = {{kRootUnit, "", false}};
   std::vector<Entry> entries_;
   std::vector<Tied> tied_;
-  std::vector<CastBuffer> cast_buffers_;
-  std::vector<ForwardCast> forward_casts_;
+  std::vector<ModelUnits::CastBuffer> cast_buffers_;
+  std::vector<ModelUnits::ForwardCast> forward_casts_;
 };
 
 // Each name must be there, and nothing may be ignored under one name only.

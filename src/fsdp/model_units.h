@@ -25,29 +25,29 @@ using plan::UnitId;
 
 using ManagedParameter = exchange::UnitParameter;
 
-// What the engine knows of a unit besides what is moved.
-struct UnitTraits {
-  bool keep_whole = false;
-  // The number of the unit that the policy made; its trained and its frozen parameters are two
-  // units here.
-  int policy_unit = 0;
-  std::vector<autograd::ActivationCasts> casts;  // By flat.
-};
-
-// A buffer that is cast once.
-struct CastBuffer {
-  std::string name;
-  at::Tensor tensor;
-  at::ScalarType dtype;
-};
-
-// What the forward of a module casts while it is sharded, and where the forward finds that.
-struct ForwardCast {
-  std::shared_ptr<ForwardDtypes> used;
-  ForwardDtypes dtypes;
-};
-
 struct ModelUnits {
+  // What the engine knows of a unit besides what is moved.
+  struct UnitTraits {
+    bool keep_whole = false;
+    // The number of the unit that the policy made; its trained and its frozen parameters are two
+    // units here.
+    int policy_unit = 0;
+    std::vector<autograd::ActivationCasts> casts;  // By flat.
+  };
+
+  // A buffer that is cast once.
+  struct CastBuffer {
+    std::string name;
+    at::Tensor tensor;
+    at::ScalarType dtype;
+  };
+
+  // What the forward of a module casts while it is sharded, and where the forward finds that.
+  struct ForwardCast {
+    std::shared_ptr<ForwardDtypes> used;
+    ForwardDtypes dtypes;
+  };
+
   // In the order of their first parameters. All parameters of a unit start trained, or all start
   // frozen.
   std::vector<exchange::UnitSpec> units;
