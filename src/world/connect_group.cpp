@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/descriptor.h"
 #include "base/interrupt.h"
 #include "base/status_from_exception.h"
 #include "compat/gloo_backend.h"
@@ -54,20 +55,19 @@ std::string local_address_towards(const std::string& host) {
     return "";
   }
   std::string address;
-  const int fd = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0) {
+  const Descriptor socket(
+      ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (socket.open() &&
+      ::connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0) {
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
     char text[INET6_ADDRSTRLEN + 16] = "";
     auto* any = reinterpret_cast<sockaddr*>(&own);
-    if (::getsockname(fd, any, &length) == 0 &&
+    if (::getsockname(socket.get(), any, &length) == 0 &&
         ::getnameinfo(
             any, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
       address = text;
     }
-  }
-  if (fd >= 0) {
-    ::close(fd);
   }
   ::freeaddrinfo(found);
   return address;

@@ -33,22 +33,21 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // Whether a process accepts a connection at the address within `patience`.
 bool accepts(const addrinfo& where, milliseconds patience) {
-  const int fd =
-      ::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) {
+  const Descriptor socket(
+      ::socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.open()) {
     return false;
   }
-  bool connected = ::connect(fd, where.ai_addr, where.ai_addrlen) == 0;
-  if (!connected && errno == EINPROGRESS) {
-    pollfd writable{fd, POLLOUT, 0};
-    int error = 0;
-    socklen_t length = sizeof(error);
-    connected = ::poll(&writable, 1, static_cast<int>(patience.count())) == 1 &&
-        ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 &&
-        error == 0;
+  if (::connect(socket.get(), where.ai_addr, where.ai_addrlen) == 0) {
+    return true;
   }
-  ::close(fd);
-  return connected;
+  pollfd writable{socket.get(), POLLOUT, 0};
+  int error = 0;
+  socklen_t length = sizeof(error);
+  return errno == EINPROGRESS &&
+      ::poll(&writable, 1, static_cast<int>(patience.count())) == 1 &&
+      ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 &&
+      error == 0;
 }
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
