@@ -35,8 +35,11 @@ class HookTable {
   // Calls all hooks in the order of their numbers, and returns the exceptions that they threw: a
   // failing hook prevents neither the others nor the backend from going on.
   std::vector<std::exception_ptr> run(Arguments... arguments) const {
+    std::unique_lock lock(mutex_);
+    const auto hooks = hooks_;
+    lock.unlock();
     std::vector<std::exception_ptr> failures;
-    for (const Hook& hook : registered()) {
+    for (const auto& [id, hook] : hooks) {
       try {
         hook(arguments...);
       } catch (...) {
@@ -47,15 +50,6 @@ class HookTable {
   }
 
  private:
-  std::vector<Hook> registered() const {
-    std::vector<Hook> all;
-    const std::lock_guard lock(mutex_);
-    for (const auto& [id, hook] : hooks_) {
-      all.push_back(hook);
-    }
-    return all;
-  }
-
   mutable std::mutex mutex_;
   std::map<std::int64_t, Hook> hooks_;
 };

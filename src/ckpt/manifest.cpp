@@ -130,7 +130,7 @@ std::vector<std::int64_t> shape_of(const JsonFields& fields) {
 }
 
 SavedTensor tensor_of(
-    const JsonFields& fields, const std::vector<SavedFile>& files) {
+    const JsonFields& fields, const std::vector<PartManifest::File>& files) {
   SavedTensor tensor;
   tensor.section = fields.text("section");
   tensor.name = fields.text("name");

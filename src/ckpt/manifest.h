@@ -41,14 +41,14 @@ struct SavedTensor {
   bool operator==(const SavedTensor&) const = default;
 };
 
-struct SavedFile {
-  std::string name;
-  std::int64_t bytes = 0;
-  bool operator==(const SavedFile&) const = default;
-};
-
 struct PartManifest {
-  std::vector<SavedFile> files;
+  struct File {
+    std::string name;
+    std::int64_t bytes = 0;
+    bool operator==(const File&) const = default;
+  };
+
+  std::vector<File> files;
   std::vector<SavedTensor> tensors;
   // Only in rank 0's part: the names of modules without tensors and children, such as ReLU. Names
   // of tensors show the others. Unset: the checkpoint does not know them.

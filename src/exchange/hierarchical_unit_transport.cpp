@@ -95,12 +95,12 @@ class HierarchicalUnitTransport final : public UnitTransport {
   std::span<T> at(std::int64_t offset, std::size_t count) const {
     return segment_->at<T>(static_cast<std::size_t>(offset), count);
   }
-  GatherBufferRecord& buffer_record() const {
-    return at<GatherBufferRecord>(layout_.buffer_record, 1).front();
+  HostLayout::GatherBufferRecord& buffer_record() const {
+    return at<HostLayout::GatherBufferRecord>(layout_.buffer_record, 1).front();
   }
-  GatherProgress& state(int local) const {
+  HostLayout::GatherProgress& state(int local) const {
     const auto locals = static_cast<std::size_t>(map_.local_ranks());
-    return at<GatherProgress>(
+    return at<HostLayout::GatherProgress>(
         layout_.states, locals)[static_cast<std::size_t>(local)];
   }
   std::span<std::uint64_t> dropped() const {

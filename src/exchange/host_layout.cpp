@@ -28,9 +28,11 @@ HostLayout plan_host_layout(const ModelSpec& model, int local_ranks) {
     return begin;
   };
   const auto units = static_cast<std::int64_t>(model.units.size());
-  layout.buffer_record = reserve(sizeof(GatherBufferRecord), kLine);
+  layout.buffer_record = reserve(sizeof(HostLayout::GatherBufferRecord), kLine);
   layout.states = reserve(
-      local_ranks * static_cast<std::int64_t>(sizeof(GatherProgress)), kLine);
+      local_ranks *
+          static_cast<std::int64_t>(sizeof(HostLayout::GatherProgress)),
+      kLine);
   layout.slots = reserve(
       local_ranks * units * static_cast<std::int64_t>(sizeof(SharedSlotState)),
       kLine);

@@ -12,22 +12,22 @@
 
 namespace sherd::exchange {
 
-// One for each host, written by its first rank. No gather is agreed on before all ranks have read
-// where the one before it lies.
-struct GatherBufferRecord {
-  shm::CounterCell placed;  // The number of gathers that have a buffer.
-  std::int64_t begin;       // Where the last one begins in the unit region.
-};
-
-// One for each rank. Pairs: its part of the unit is written before the post, and read after the
-// post was seen.
-struct GatherProgress {
-  shm::CounterCell arrived;  // Gathers to which it has added its part.
-  // Bytes allocated for whole units, except those that only other ranks read.
-  std::int64_t slot_bytes;
-};
-
 struct HostLayout {
+  // One for each host, written by its first rank. No gather is agreed on before all ranks have read
+  // where the one before it lies.
+  struct GatherBufferRecord {
+    shm::CounterCell placed;  // The number of gathers that have a buffer.
+    std::int64_t begin;       // Where the last one begins in the unit region.
+  };
+
+  // One for each rank. Pairs: its part of the unit is written before the post, and read after the
+  // post was seen.
+  struct GatherProgress {
+    shm::CounterCell arrived;  // Gathers to which it has added its part.
+    // Bytes allocated for whole units, except those that only other ranks read.
+    std::int64_t slot_bytes;
+  };
+
   // From the start of the segment, in bytes.
   std::int64_t buffer_record = 0;  // GatherBufferRecord.
   std::int64_t states = 0;         // GatherProgress by local rank.

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/private_buffers.h"
 
+#include <sys/mman.h>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "device/memory.h"
-#include "exchange/untouched_zeros.h"
 
 namespace sherd::exchange {
 namespace {
@@ -52,6 +55,24 @@ void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
 }
 
 }  // namespace
+
+at::Tensor untouched_zeros(
+    std::int64_t numel, const at::TensorOptions& options) {
+  const auto bytes =
+      static_cast<std::size_t>(numel) * options.dtype().itemsize();
+  if (bytes == 0) {
+    return at::zeros({0}, options);
+  }
+  void* memory = ::mmap(
+      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+      0);
+  SHERD_CHECK_AS(
+      kUnavailable, memory != MAP_FAILED, "[exchange] no memory for ", bytes,
+      " bytes of gradients: ", std::strerror(errno));
+  return at::from_blob(
+      memory, {numel}, [bytes](void* at) { (void)::munmap(at, bytes); },
+      options);
+}
 
 std::vector<at::Tensor> flats_at(
     void* memory,

@@ -30,6 +30,12 @@ std::vector<at::Tensor> flats_at(
     c10::Device device = c10::kCPU,
     bool only_trainable = false);
 
+// 1-D zeros in host memory whose pages are allocated only when they are written, for gradients that
+// may never come: those that go to an optimizer's sinks, and those of parameters that start frozen.
+// Throws Error if there is no memory.
+at::Tensor untouched_zeros(
+    std::int64_t numel, const at::TensorOptions& options);
+
 class PrivateBuffers {
  public:
   PrivateBuffers(const ModelSpec& model, int rank, BufferPlace place = {});

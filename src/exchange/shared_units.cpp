@@ -5,7 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
-#include "exchange/untouched_zeros.h"
+#include "exchange/private_buffers.h"
 
 namespace sherd::exchange {
 

@@ -81,7 +81,7 @@ void FsdpEngine::summon_gradients(
     any[slice.parameter] = slice.tensor.grad().defined() ? 1.0 : 0.0;
   }
   reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  GradientSummon summon{
+  SummonedGradients::Options summon{
       .via = nullptr,
       .parameters = {},
       .rank0_only = options.rank0_only,

@@ -134,7 +134,7 @@ std::function<std::unique_ptr<exchange::DeviceCollectives>()> device_connector(
 }
 
 // `whole`: every rank is a replica.
-fsdp::HookedShards hooked_shards(
+fsdp::HookReduction::Shards hooked_shards(
     const Mesh& mesh, const FullyShardOptions& options, bool whole) {
   const int replicas = mesh.replicate_size();
   if (whole) {
@@ -152,7 +152,8 @@ fsdp::HookedShards hooked_shards(
       .scattered = true};
 }
 
-void check_hook(const CommHookPtr& hook, const fsdp::HookedShards& shards) {
+void check_hook(
+    const CommHookPtr& hook, const fsdp::HookReduction::Shards& shards) {
   SHERD_CHECK(
       !hook || !shards.scattered || hook->reduces_to_shards(),
       "[fsdp] options.hook ", hook ? hook->name() : "",

@@ -44,7 +44,7 @@ std::vector<ParameterPiece> pieces_in(
 }
 
 HookReduction::HookReduction(
-    const ModelUnits& model, const HookedShards& shards, CommHookPtr hook)
+    const ModelUnits& model, const Shards& shards, CommHookPtr hook)
     : hook_(std::move(hook)),
       compares_calls_(ddp::asks_to_compare_calls(process_environment())),
       order_(model.units.size()) {

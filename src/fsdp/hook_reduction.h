@@ -15,15 +15,6 @@
 
 namespace sherd::fsdp {
 
-// The shards of the model's layout over which a hook reduces, and which ranks keep the result.
-struct HookedShards {
-  int first = 0;
-  int count = 1;
-  // True: each rank keeps one of the shards, so as many ranks reduce. False: every rank keeps all
-  // of them.
-  bool scattered = false;
-};
-
 // Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape;
 // the elements of a row that is cut are separate from them. There are at most three pieces, none of
 // them empty.
@@ -41,8 +32,17 @@ std::vector<ParameterPiece> pieces_in(
 
 class HookReduction {
  public:
+  // The shards of the model's layout over which a hook reduces, and which ranks keep the result.
+  struct Shards {
+    int first = 0;
+    int count = 1;
+    // True: each rank keeps one of the shards, so as many ranks reduce. False: every rank keeps all
+    // of them.
+    bool scattered = false;
+  };
+
   HookReduction(
-      const ModelUnits& model, const HookedShards& shards, CommHookPtr hook);
+      const ModelUnits& model, const Shards& shards, CommHookPtr hook);
 
   // As in exchange::ReduceHook.
   std::string name() const;

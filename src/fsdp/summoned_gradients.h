@@ -15,22 +15,22 @@
 
 namespace sherd::fsdp {
 
-struct GradientSummon {
-  // Connects the ranks that hold a gradient together. Null if each has every gradient as a whole.
-  std::shared_ptr<world::Transport> via;
-  // Returns the number of the slice that such a rank, an index in `via`, owns (plan::FlatLayout).
-  std::function<int(int index)> slice_of = nullptr;
-  std::vector<int> parameters;  // Those with a gradient on some rank.
-  bool rank0_only = false;
-  bool keep = true;      // This rank has the copies.
-  bool writable = true;  // take_back() is called.
-};
-
 class SummonedGradients {
  public:
+  struct Options {
+    // Connects the ranks that hold a gradient together. Null if each has every gradient as a whole.
+    std::shared_ptr<world::Transport> via;
+    // Returns the number of the slice that such a rank, an index in `via`, owns (plan::FlatLayout).
+    std::function<int(int index)> slice_of = nullptr;
+    std::vector<int> parameters;  // Those with a gradient on some rank.
+    bool rank0_only = false;
+    bool keep = true;      // This rank has the copies.
+    bool writable = true;  // take_back() is called.
+  };
+
   // Collective. Throws Error if a rank is lost. All arguments must outlive it.
   SummonedGradients(
-      const ModelUnits& model, Slices& slices, const GradientSummon& summon);
+      const ModelUnits& model, Slices& slices, const Options& options);
 
   // Undefined if the parameter has no gradient.
   const at::Tensor& gradient(int parameter) const {
@@ -42,7 +42,7 @@ class SummonedGradients {
   void take_back();
 
  private:
-  at::Tensor gather(int parameter, const GradientSummon& summon);
+  at::Tensor gather(int parameter, const Options& options);
 
   const ModelUnits& model_;
   Slices& slices_;

@@ -15,7 +15,7 @@
 namespace sherd::optim {
 namespace {
 
-MemoryLocation location_of(const at::Tensor& tensor) {
+SliceUpdate::Location location_of(const at::Tensor& tensor) {
   return {
       .storage = reinterpret_cast<std::uintptr_t>(
           tensor.storage().unsafeGetStorageImpl()),
@@ -192,14 +192,14 @@ void SliceSet::lay_out_state() {
   std::vector<std::size_t> order(items.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   const auto key = [&](std::size_t i) {
-    const MemoryLocation place = location_of(items[i].slice);
+    const SliceUpdate::Location place = location_of(items[i].slice);
     return std::make_tuple(place.storage, place.address, i);
   };
   std::ranges::sort(
       order, [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
   std::vector<SliceUpdate> pieces;
   for (const std::size_t i : order) {
-    const MemoryLocation place = location_of(items[i].slice);
+    const SliceUpdate::Location place = location_of(items[i].slice);
     pieces.push_back(
         {.parameter = place,
          .gradient = place,

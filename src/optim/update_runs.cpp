@@ -7,9 +7,9 @@ namespace {
 // The bytes between the end of `before` and the start of `after`; negative if they overlap or
 // belong to different storages.
 std::int64_t gap_bytes(
-    const MemoryLocation& before,
+    const SliceUpdate::Location& before,
     std::int64_t bytes,
-    const MemoryLocation& after) {
+    const SliceUpdate::Location& after) {
   if (before.storage != after.storage) {
     return -1;
   }

@@ -15,15 +15,15 @@ namespace sherd::optim {
 // Flats align parameters to 64 bytes, so padding is never longer.
 inline constexpr std::int64_t kPaddingBytesMax = 64;
 
-struct MemoryLocation {
-  std::uintptr_t storage = 0;  // Addresses compare only within a storage.
-  std::uintptr_t address = 0;
-};
-
 struct SliceUpdate {
-  MemoryLocation parameter;
-  MemoryLocation gradient;
-  MemoryLocation state;
+  struct Location {
+    std::uintptr_t storage = 0;  // Addresses compare only within a storage.
+    std::uintptr_t address = 0;
+  };
+
+  Location parameter;
+  Location gradient;
+  Location state;
   std::int64_t bytes = 0;
   // How many bytes after the piece are zero in both parameter and gradient. Their state is zero,
   // too, and zeros stay zero through weight decay, momentum and Adam (0 / (0 + epsilon), epsilon >
