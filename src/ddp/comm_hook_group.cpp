@@ -137,9 +137,12 @@ std::vector<at::Tensor> CommHookGroup::all_gather(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) {
     return transport_.collectives->all_gather(tensor);
   }
-  auto all = all_.all_gather(tensor);
-  all.status().throw_if_failed();
-  return std::move(all).value();
+  auto gathered = all_.all_gather(tensor);
+  gathered.status().throw_if_failed();
+  auto all = std::move(gathered).value();
+  // It is the caller's tensor, which a hook may write while it reads the others'.
+  all[static_cast<std::size_t>(rank())] = tensor.clone();
+  return all;
 }
 
 }  // namespace sherd::ddp

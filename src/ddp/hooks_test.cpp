@@ -38,7 +38,7 @@ class AloneGroup final : public HookGroup {
   }
   std::vector<at::Tensor> all_gather(const at::Tensor& tensor) override {
     bytes += static_cast<std::int64_t>(tensor.nbytes());
-    return {tensor};
+    return {tensor.clone()};
   }
 
   std::int64_t bytes = 0;

@@ -293,6 +293,29 @@ TEST_P(ReplicateHooks, T57AUsersHookDecidesWhatGradientsAre) {
   }));
 }
 
+// Writes its bucket while it reads what it has gathered.
+class GatheredMean final : public CommHook {
+ public:
+  std::string name() const override { return "gathered mean"; }
+  void reduce(GradientBucket& bucket, HookGroup& group) override {
+    const auto all = group.all_gather(bucket.gradients);
+    bucket.gradients.zero_();
+    for (const auto& theirs : all) {
+      bucket.gradients.add_(theirs);
+    }
+    bucket.gradients.div_(group.size());
+  }
+};
+
+TEST_P(ReplicateHooks, T57WhatIsGatheredLiesInMemoryOfItsOwn) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    ReplicaParity options;
+    options.replicate = with_hook(std::make_shared<GatheredMean>());
+    expect_replica_parity<IntegerMlp>(
+        world, [] { return IntegerMlp(); }, divisible_loss, options);
+  }));
+}
+
 TEST_P(ReplicateHooks, T57AHookThatThrowsOnOneRankIsNamedByAll) {
   RankOptions ranks;
   ranks.close_world = false;  // It is lost.

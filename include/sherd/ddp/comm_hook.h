@@ -75,7 +75,7 @@ class HookGroup {
   // Its other elements stay as they are.
   virtual void reduce_scatter_mean(
       const at::Tensor& tensor, const std::vector<std::int64_t>& cuts) = 0;
-  // Every rank's tensor, by rank.
+  // Every rank's tensor, by rank, in memory of their own.
   virtual std::vector<at::Tensor> all_gather(const at::Tensor& tensor) = 0;
 };
 
