@@ -118,6 +118,31 @@ TEST(PowerSgd, T57AMatrixOfItsRankSurvives) {
   EXPECT_TRUE(at::allclose(reduced(*hook, {gradient}), gradient, 1e-4, 1e-4));
 }
 
+at::Tensor orthonormal(std::int64_t rows, std::int64_t columns) {
+  return std::get<0>(at::linalg_qr(at::randn({rows, columns})));
+}
+
+// Singular values that fall fast leave later columns little but rounding, which must not count the
+// first ones again.
+TEST(PowerSgd, T57ColumnsAreOrthogonalHoweverFastTheSpectrumFalls) {
+  for (const double factor : {0.03, 0.01}) {
+    const auto spectrum = at::pow(factor, torch::arange(64).to(at::kDouble));
+    for (int seed = 0; seed < 100; ++seed) {
+      torch::manual_seed(seed);
+      const auto gradient = (orthonormal(64, 64) * spectrum.to(at::kFloat))
+                                .mm(orthonormal(64, 64).t());
+      const auto hook = power_sgd(
+          {.rank = 8,
+           .start_step = 0,
+           .compression_min = 1e-9,
+           .error_feedback = false});
+      const auto error = (reduced(*hook, {gradient}) - gradient).norm();
+      EXPECT_LE(error.item<double>(), 0.01 * gradient.norm().item<double>())
+          << factor << " with seed " << seed;
+    }
+  }
+}
+
 // The columns that such a matrix leaves to rounding must not count its first ones again.
 TEST(PowerSgd, T57AMatrixOfALowerRankSurvives) {
   for (const int rank : {2, 3, 4}) {

@@ -49,10 +49,9 @@ bool is_worth_compressing(
   return matrix.rows > 0 && whole >= options.compression_min * low;
 }
 
-// Makes the columns orthonormal, in place; equal inputs give equal bits. A column that depends on
-// the ones before it becomes zero: its rest is rounding, which with a length of 1 would not be
-// orthogonal to them, so that they would count twice.
-void orthonormalise(const at::Tensor& p) {
+// One pass of Gram-Schmidt. A column that depends on the ones before it becomes zero: its rest is
+// rounding.
+void subtract_earlier_columns(const at::Tensor& p) {
   const auto smallest = p.norm(2, 0) * kSmallestRest;
   for (std::int64_t i = 0; i < p.size(1); ++i) {
     auto column = p.select(1, i);
@@ -62,6 +61,17 @@ void orthonormalise(const at::Tensor& p) {
       auto rest = p.narrow(1, i + 1, p.size(1) - i - 1);
       rest.sub_(column.unsqueeze(1).mm(column.unsqueeze(0).mm(rest)));
     }
+  }
+}
+
+// Makes the columns orthonormal or zero, in place; equal inputs give equal bits. The first pass may
+// leave little of a column but rounding, which the length of 1 enlarges. That is not orthogonal to
+// the earlier columns, which would count twice. The second pass subtracts it, and no third is needed
+// (Giraud et al., Numerische Mathematik 101, 2005).
+void orthonormalise(const at::Tensor& p) {
+  subtract_earlier_columns(p);
+  if (p.size(1) > 1) {
+    subtract_earlier_columns(p);
   }
 }
 
