@@ -354,6 +354,9 @@ bool DdpEngine::begin_synchronised(bool has_inputs) {
 Status DdpEngine::end_synchronised(const std::string& aborted) {
   std::fill(used_.begin(), used_.end(), false);
   const auto result = reducer_->finish(aborted, false);
+  if (result.ok()) {
+    show_averages();
+  }
   for (auto& state : states_) {
     state.unsynced = false;
     state.kept.reset();
@@ -479,12 +482,18 @@ void DdpEngine::set_gradients(
   const auto& members = buckets_.members[static_cast<std::size_t>(unit)];
   for (std::size_t t = 0; t < members.size(); ++t) {
     const auto p = static_cast<std::size_t>(members[t]);
+    used_[p] = used_[p] || used[t];
+  }
+}
+
+// After the last round: a late one adds to averages, of which `.grad()` may be a copy.
+void DdpEngine::show_averages() {
+  for (std::size_t p = 0; p < used_.size(); ++p) {
     auto& kept = states_[p].kept;
-    if (used[t]) {
-      used_[p] = true;
+    if (used_[p]) {
       show(p);
       summed_[p] = true;
-    } else if (kept.defined() && !used_[p]) {
+    } else if (kept.defined()) {
       tensor(p).mutable_grad() = std::exchange(kept, {});
     }
   }

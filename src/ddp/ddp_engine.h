@@ -158,6 +158,8 @@ class DdpEngine final : public autograd::ModelEngine,
   at::Tensor reduced(std::size_t p) const;
   at::Tensor place_in(const at::Tensor& gradients, std::size_t p) const;
   void show(std::size_t p);
+  // Sets every `.grad()` once no rank adds to averages any more.
+  void show_averages();
   // Makes the updates of optimizers in backward, once backward can no longer fail.
   void update_in_backward();
 

@@ -159,32 +159,66 @@ TEST_P(ReplicateGraphs, T54ABackwardOfAnotherModelIsNoOtherGraph) {
 TEST_P(ReplicateGraphs, T54AveragesThatStayAreAveragedAgainWithAStaticGraph) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     for (const bool hooked : {false, true}) {
-      Chain plain(2, 6), fixed(2, 6);
-      auto options = buckets_of_few();
-      options.hook = hooked ? all_reduce_mean() : nullptr;
-      auto first = replicate(*plain, world, options);
-      options.hook = hooked ? all_reduce_mean() : nullptr;
-      options.static_graph = true;
-      auto second = replicate(*fixed, world, options);
-      for (int batch = 0; batch < 3; ++batch) {
-        for (auto* model : {&plain, &fixed}) {
-          auto x = integer_rows(batch, world.rank(), 6);
-          x = (*model)->layer(0).forward(x);
-          if (world.rank() > 0) {
-            x = (*model)->head(x);
+      for (const bool view : {true, false}) {
+        Chain plain(2, 6), fixed(2, 6);
+        auto options = buckets_of_few();
+        options.gradient_as_bucket_view = view;
+        options.hook = hooked ? all_reduce_mean() : nullptr;
+        auto first = replicate(*plain, world, options);
+        options.hook = hooked ? all_reduce_mean() : nullptr;
+        options.static_graph = true;
+        auto second = replicate(*fixed, world, options);
+        for (int batch = 0; batch < 3; ++batch) {
+          for (auto* model : {&plain, &fixed}) {
+            auto x = integer_rows(batch, world.rank(), 6);
+            x = (*model)->layer(0).forward(x);
+            if (world.rank() > 0) {
+              x = (*model)->head(x);
+            }
+            (x.sum() * 24).backward();
           }
-          (x.sum() * 24).backward();
+          const auto expected = plain->named_parameters();
+          for (const auto& item : fixed->named_parameters()) {
+            const auto& gradient = expected[item.key()].grad();
+            ASSERT_EQ(item.value().grad().defined(), gradient.defined());
+            // A late sum is added to the mean: it rounds once more.
+            EXPECT_TRUE(
+                !gradient.defined() ||
+                torch::allclose(item.value().grad(), gradient, 1e-5, 1e-5))
+                << item.key() << (view ? " as a view" : " as a copy");
+          }
         }
-        const auto expected = plain->named_parameters();
-        for (const auto& item : fixed->named_parameters()) {
-          const auto& gradient = expected[item.key()].grad();
-          ASSERT_EQ(item.value().grad().defined(), gradient.defined());
-          // A late sum is added to the mean: it rounds once more.
-          EXPECT_TRUE(
-              !gradient.defined() ||
-              torch::allclose(item.value().grad(), gradient, 1e-5, 1e-5))
-              << item.key();
-        }
+      }
+    }
+  }));
+}
+
+// The first rank freezes the head, so that its bucket leaves early there, too.
+TEST_P(ReplicateGraphs, T54AveragesOfAParameterThatARankHasFrozenStay) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool view : {true, false}) {
+      Chain model(1, 6);
+      auto options = buckets_of_few();
+      options.bucket_bytes = 8;  // One for each parameter.
+      options.gradient_as_bucket_view = view;
+      auto ddp = replicate(*model, world, options);
+      auto& head = model->head->weight;
+      // Gives the same gradients on all ranks.
+      const auto backward = [&] {
+        const auto x = model->layer(0).forward(integer_rows(0, 0, 6));
+        (model->head(x).sum() * 12).backward();
+      };
+      backward();
+      const auto once = head.grad().clone();
+      for (auto& parameter : model->head->parameters()) {
+        parameter.requires_grad_(world.rank() > 0);
+      }
+      for (int more = 1; more < 3; ++more) {
+        backward();
+        const double share = (world.size() - 1.0) / world.size();
+        EXPECT_TRUE(
+            torch::allclose(head.grad(), once * (1 + more * share), 1e-5, 0))
+            << more << (view ? " as a view" : " as a copy");
       }
     }
   }));
