@@ -103,6 +103,36 @@ TEST(Hooks, CompressionWrapsAnyOther) {
   EXPECT_EQ(hook->state().size(), 3U);  // The step, Q and the error.
 }
 
+TEST(Hooks, CompressionHalvesWhatPowerSgdSends) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const bool batched : {false, true}) {
+      AloneGroup group;
+      auto bucket = bucket_of({matrix(20, 30, 1), at::ones({25})}, 0);
+      compress(dtype, power_sgd({.start_step = 0, .batched = batched}))
+          ->reduce(bucket, group);
+      // The batch is a square of 25 x 25.
+      EXPECT_EQ(group.bytes, (batched ? 25 + 25 : 20 + 30 + 25) * 2);
+      EXPECT_THAT(group.dtypes, ElementsAre(dtype, dtype));
+    }
+  }
+}
+
+// Q keeps the gradient's magnitude, so that without a scale P would have its square.
+TEST(Hooks, CompressedPowerSgdStaysInTheRangeOfHalf) {
+  for (const bool batched : {false, true}) {
+    for (const double scale : {1e-4, 1.0, 1e3}) {
+      const auto hook =
+          compress(at::kHalf, power_sgd({.start_step = 0, .batched = batched}));
+      const auto gradient = matrix(20, 1, 1).mm(matrix(1, 20, 2)) * scale;
+      for (int step = 0; step < 4; ++step) {
+        EXPECT_TRUE(at::allclose(
+            reduced(*hook, {gradient}, step), gradient, 0, 0.01 * scale))
+            << scale << " in step " << step;
+      }
+    }
+  }
+}
+
 TEST(PowerSgd, T57IsTheMeanBeforeItsStart) {
   const auto hook = power_sgd({.rank = 1, .start_step = 3});
   const auto gradient = matrix(20, 30, 2);

@@ -75,6 +75,20 @@ void orthonormalise(const at::Tensor& p) {
   }
 }
 
+// Divides each column by its length, which is that of a gradient: P, which may be sent in fp16, has
+// the gradient's magnitude then instead of the square of it.
+at::Tensor with_unit_columns(const at::Tensor& q) {
+  const auto length = q.norm(2, 0, /*keepdim=*/false, at::kDouble);
+  return q.div(
+      length.to(at::kFloat).clamp_min(std::numeric_limits<float>::min()));
+}
+
+// The dtype in which P, Q and what is not compressed are sent.
+at::ScalarType sent_dtype(const GradientBucket& bucket) {
+  const auto dtype = bucket.gradients.scalar_type();
+  return c10::isReducedFloatingType(dtype) ? dtype : at::kFloat;
+}
+
 class PowerSgd final : public CommHook {
  public:
   explicit PowerSgd(const PowerSgdOptions& options) : options_(options) {
@@ -188,8 +202,8 @@ class PowerSgd final : public CommHook {
         plain.push_back(gradient);
       }
     }
-    reduce_p(low, plain, group);
-    reduce_q(low, group);
+    reduce_p(low, plain, sent_dtype(bucket), group);
+    reduce_q(low, sent_dtype(bucket), group);
     for (auto& one : low) {
       end(one);
     }
@@ -218,8 +232,8 @@ class PowerSgd final : public CommHook {
     std::vector<LowRankMatrix> low = {
         begin("batch." + bucket.parameters[0].name, square, matrix, step)};
     low[0].old_error = errors;
-    reduce_p(low, {}, group);
-    reduce_q(low, group);
+    reduce_p(low, {}, sent_dtype(bucket), group);
+    reduce_q(low, sent_dtype(bucket), group);
     end(low[0]);
     bucket.gradients.copy_(elements);
     auto error = std::exchange(memory_[low[0].name].error, {});
@@ -277,35 +291,40 @@ class PowerSgd final : public CommHook {
         (kept ? memory.q : first_q(name, matrix, step)).to(gradient.device());
     low.old_q = low.q;
     low.old_error = memory.error;
-    low.p = low.whole.mm(low.q);
+    low.p = low.whole.mm(with_unit_columns(low.q));
     return low;
   }
 
   static void reduce_p(
       std::vector<LowRankMatrix>& low,
       const std::vector<at::Tensor>& plain,
+      at::ScalarType dtype,
       HookGroup& group) {
     std::vector<at::Tensor> all = plain;
     for (const auto& one : low) {
       all.push_back(one.p);
     }
-    mean_of(all, group);
+    mean_of(all, dtype, group);
     for (const auto& one : low) {
       orthonormalise(one.p);
     }
   }
 
-  static void reduce_q(std::vector<LowRankMatrix>& low, HookGroup& group) {
+  static void reduce_q(
+      std::vector<LowRankMatrix>& low, at::ScalarType dtype, HookGroup& group) {
     std::vector<at::Tensor> all;
     for (auto& one : low) {
       one.q = one.whole.t().mm(one.p);
       all.push_back(one.q);
     }
-    mean_of(all, group);
+    mean_of(all, dtype, group);
   }
 
-  // Averages the tensors in one message.
-  static void mean_of(const std::vector<at::Tensor>& all, HookGroup& group) {
+  // Averages the tensors in one message of the dtype.
+  static void mean_of(
+      const std::vector<at::Tensor>& all,
+      at::ScalarType dtype,
+      HookGroup& group) {
     std::int64_t numel = 0;
     for (const auto& one : all) {
       numel += one.numel();
@@ -313,7 +332,7 @@ class PowerSgd final : public CommHook {
     if (numel == 0) {
       return;
     }
-    const auto pack = at::empty({numel}, all[0].options().dtype(at::kFloat));
+    const auto pack = at::empty({numel}, all[0].options().dtype(dtype));
     const auto each = [&](auto&& move) {
       std::int64_t offset = 0;
       for (const auto& one : all) {

@@ -119,8 +119,9 @@ using BufferHook =
     std::function<void(const NamedTensors& buffers, HookGroup& group)>;
 
 // Casts gradients to the narrower dtype, kBFloat16 or kHalf (whose largest number is 65504), calls
-// `inner` (null: the mean), and casts back. Mirrors bf16_compress_hook, fp16_compress_hook and
-// their wrappers.
+// `inner` (null: the mean), and casts back. Half of the bytes are sent, but around quantise(), which
+// sends int8 in any case, as many as without it. What the casts lose is not fed back. Mirrors
+// bf16_compress_hook, fp16_compress_hook and their wrappers.
 CommHookPtr compress(at::ScalarType dtype, CommHookPtr inner = nullptr);
 
 // Which elements share a scale. The scale is the largest magnitude among them / 127.
@@ -144,7 +145,8 @@ CommHookPtr quantise(const QuantiseOptions& options = {});
 
 // Options of power_sgd() (Vogels et al., PowerSGD, arXiv 1905.13727).
 struct PowerSgdOptions {
-  // The rank of the approximation: a matrix of n x m is sent as (n + m) * rank numbers.
+  // The rank of the approximation: a matrix of n x m is sent as (n + m) * rank numbers, in the
+  // gradients' dtype if that is BFloat16 or Half, else in fp32.
   std::int64_t rank = 1;
   // Backwards before this one use the uncompressed mean, because gradients change most there.
   std::int64_t start_step = 10;
