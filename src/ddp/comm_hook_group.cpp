@@ -2,6 +2,7 @@
 #include "ddp/comm_hook_group.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ops/tensor.h>
 
@@ -27,7 +28,30 @@ std::string text_of(const std::vector<std::int64_t>& call) {
       c10::toString(static_cast<c10::ScalarType>(call[2])));
 }
 
+std::string description_of(const at::Tensor& tensor) {
+  return tensor.defined()
+      ? str(c10::toString(tensor.scalar_type()), " of shape ", tensor.sizes(),
+            " on ", tensor.device())
+      : "an undefined tensor";
+}
+
 }  // namespace
+
+void reduce_in_place(CommHook& hook, GradientBucket& bucket, HookGroup& group) {
+  const auto room = bucket.gradients;
+  hook.reduce(bucket, group);
+  const auto result = std::exchange(bucket.gradients, room);
+  if (result.is_same(room)) {
+    return;
+  }
+  SHERD_CHECK(
+      result.defined() && result.sizes() == room.sizes() &&
+          result.scalar_type() == room.scalar_type() &&
+          result.device() == room.device(),
+      "[ddp] hook ", hook.name(), " has assigned gradients: expected ",
+      description_of(room), ", found ", description_of(result));
+  room.copy_(result);
+}
 
 bool asks_to_compare_calls(const EnvironmentLookup& environment) {
   const auto value = environment("SHERD_DEBUG").value_or("off");

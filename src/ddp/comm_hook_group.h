@@ -48,6 +48,10 @@ class CommHookGroup final : public HookGroup {
   std::int64_t bytes_ = 0;
 };
 
+// Has the hook reduce the bucket, and copies the result to where the bucket's gradients lie if the
+// hook has assigned another tensor to them. Throws Error if that has another shape, dtype or device.
+void reduce_in_place(CommHook& hook, GradientBucket& bucket, HookGroup& group);
+
 // The text that ranks compare before the hook reduces.
 std::string name_of_hook(const CommHook& hook, bool compares_calls);
 

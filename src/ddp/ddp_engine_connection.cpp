@@ -145,7 +145,7 @@ void DdpEngine::run_hook(
   const auto no_announcements = autograd::exclude_param_key();
   CommHookGroup group(
       transport, "gradients of " + buckets_.units[u].name, compares_calls_);
-  options_.hook->reduce(bucket, group);
+  reduce_in_place(*options_.hook, bucket, group);
   hook_bytes_ += group.bytes();
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "ddp/comm_hook_group.h"
 #include "ddp/hook_step_counter.h"
 
 namespace sherd {
@@ -45,7 +46,7 @@ class Compress final : public CommHook {
           wide.sizes(), wide.strides(),
           wide.storage_offset() - bucket.gradients.storage_offset());
     }
-    inner_->reduce(narrow, group);
+    ddp::reduce_in_place(*inner_, narrow, group);
     bucket.gradients.copy_(narrow.gradients);
   }
 

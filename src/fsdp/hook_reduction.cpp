@@ -109,7 +109,7 @@ void HookReduction::reduce(
     }
     ddp::CommHookGroup group(
         transport, "gradients of unit " + names_[u], compares_calls_);
-    hook_->reduce(bucket, group);
+    ddp::reduce_in_place(*hook_, bucket, group);
     bytes_ += group.bytes();
   }
 }

@@ -316,6 +316,62 @@ TEST_P(ReplicateHooks, T57WhatIsGatheredLiesInMemoryOfItsOwn) {
   }));
 }
 
+// Assigns its result, of which the last `missing` elements are missing.
+class AssignedMean final : public CommHook {
+ public:
+  explicit AssignedMean(std::int64_t missing = 0) : missing_(missing) {}
+  std::string name() const override { return "assigned mean"; }
+  void reduce(GradientBucket& bucket, HookGroup& group) override {
+    const auto mean = bucket.gradients.clone();
+    group.all_reduce_mean(mean);
+    bucket.gradients = mean.narrow(0, 0, mean.numel() - missing_);
+  }
+
+ private:
+  const std::int64_t missing_;
+};
+
+TEST_P(ReplicateHooks, T57AHookMayAssignItsResult) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& hook :
+         {CommHookPtr(std::make_shared<AssignedMean>()),
+          compress(at::kBFloat16, std::make_shared<AssignedMean>())}) {
+      const Pass<Chain> pass = [](Chain& chain, int batch, int rank) {
+        return chain->layer(0).forward(integer_rows(batch, rank, 6)).sum() * 12;
+      };
+      ReplicaParity options;
+      options.replicate = with_hook(hook);
+      expect_replica_parity<Chain>(
+          world, [] { return Chain(2, 6); }, pass, options);
+    }
+  }));
+}
+
+TEST_P(ReplicateHooks, T57AnAssignedResultOfAnotherShapeIsRefused) {
+  RankOptions ranks;
+  ranks.close_world = false;  // It is lost.
+  for (const bool compressed : {false, true}) {
+    const auto body = [compressed](World world) {
+      if (world.size() == 1) {
+        return;
+      }
+      const auto hook = std::make_shared<AssignedMean>(1);
+      Chain model(2, 6);
+      auto ddp = replicate(
+          *model, world,
+          with_hook(compressed ? compress(at::kBFloat16, hook) : hook));
+      EXPECT_THAT(
+          error_of([&] {
+            model->forward(integer_rows(0, world.rank(), 6)).sum().backward();
+          }),
+          AllOf(
+              HasSubstr("hook assigned mean has assigned gradients"),
+              HasSubstr(compressed ? "expected BFloat16" : "expected Float")));
+    };
+    expect_all_ok(run_ranks(GetParam(), body, ranks));
+  }
+}
+
 TEST_P(ReplicateHooks, T57AHookThatThrowsOnOneRankIsNamedByAll) {
   RankOptions ranks;
   ranks.close_world = false;  // It is lost.

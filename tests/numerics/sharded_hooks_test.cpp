@@ -264,7 +264,8 @@ class FillsWithStep final : public CommHook {
       elements += gradient.numel();
       rows = rows || (name == "layers.0.weight" && gradient.dim() == 2);
     }
-    bucket.gradients.fill_(bucket.step + 1);
+    // A tensor of its own, which sherd copies.
+    bucket.gradients = torch::full_like(bucket.gradients, bucket.step + 1);
   }
 
   std::int64_t elements = 0;

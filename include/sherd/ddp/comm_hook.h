@@ -45,6 +45,8 @@ struct GradientBucket {
   // This rank's gradients, 1-D, contiguous, in the parameters' dtype (with MixedPrecision in
   // reduce_dtype); zero for parameters that had none. With hybrid sharding, the mean over this
   // rank's replica. The hook leaves its result here: the mean over ranks or an approximation of it.
+  // It writes it in place, or assigns another tensor of the same shape, dtype and device, which is
+  // then copied to where this one lies.
   at::Tensor gradients;
   std::vector<BucketParameter> parameters;
   // Empty: every rank keeps the whole result. Otherwise this is a reduce-scatter: rank r of the
@@ -88,7 +90,7 @@ class CommHook {
 
   virtual std::string name() const = 0;
 
-  // Replaces bucket.gradients by the result. An exception ends the training on every rank, with an
+  // Leaves the result in bucket.gradients. An exception ends the training on every rank, with an
   // error that names this one.
   virtual void reduce(GradientBucket& bucket, HookGroup& group) = 0;
 
