@@ -601,23 +601,6 @@ void FsdpEngine::synchronize() {
   exchange_->synchronize();
 }
 
-void FsdpEngine::unshard() {
-  const std::lock_guard lock(mu_);
-  check_open();
-  if (summoned_parameters_->open()) {
-    return;  // Everything is whole.
-  }
-  refuse_in_full_precision("unshard()");
-  note_phase("unshard()");
-  cache_->unshard();
-}
-
-void FsdpEngine::reshard() {
-  const std::lock_guard lock(mu_);
-  check_open();
-  cache_->reshard();
-}
-
 ShardReport FsdpEngine::report() {
   const std::lock_guard lock(mu_);
   const auto& counters = exchange_->counters();

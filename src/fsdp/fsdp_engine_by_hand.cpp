@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What users of FsdpEngine decide by hand: what a summon brings, single units to unshard and
-// reshard, another budget.
+// What users of FsdpEngine decide by hand: what a summon brings, units to unshard and reshard,
+// another budget.
 #include <algorithm>
 #include <utility>
 
@@ -275,7 +275,24 @@ void FsdpEngine::end_full_precision() {
   cast_forwards(/*full_precision=*/false);
 }
 
-// ---- single units ----
+// ---- units ----
+
+void FsdpEngine::unshard() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  if (summoned_parameters_->open()) {
+    return;  // Everything is whole.
+  }
+  refuse_in_full_precision("unshard()");
+  note_phase("unshard()");
+  cache_->unshard();
+}
+
+void FsdpEngine::reshard() {
+  const std::lock_guard lock(mu_);
+  check_open();
+  cache_->reshard();
+}
 
 std::vector<UnitId> FsdpEngine::begin_unshard(const std::string& module) {
   const std::lock_guard lock(mu_);
