@@ -545,6 +545,8 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     // the same units whole on all of them.
     read_since_backward_ = false;
     cache_->leave_plan();
+    // Under no_sync() those of earlier backwards have stayed.
+    show_module_gradients();
     if (!failure) {
       status.throw_if_failed();
     }

@@ -181,6 +181,33 @@ TEST_P(BackwardError, T37AFailedMicroBatchDropsTheGradientsBeforeItToo) {
   }));
 }
 
+// Under no_sync() it leaves what earlier backwards have summed up, and the module can drop that.
+TEST_P(BackwardError, T37ZeroGradOfTheModuleAfterAFailedMicroBatch) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      auto& reference = training.reference;
+      reference_backward<Chain>(
+          reference, training.leaves, chain_loss, 0, world);
+      chain_loss(training.model, 0, world.rank()).backward();
+      {
+        const auto scope = training.fsdp->no_sync();
+        auto loss = poisoned_loss(
+            training.model, 1, world.rank(), world.rank() == 0 ? 2 : kLinks);
+        EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
+      }
+      expect_gradients(*training.slicing, training.leaves, *training.fsdp, 0.0);
+      training.model->zero_grad();
+      reference->zero_grad();
+      training.expect_no_gradients();
+      training.good_step(world, 2);
+    }
+  }));
+}
+
 TEST_P(BackwardError, T37TwoRanksThatFailAtOnceAreBothTold) {
   if (GetParam() < 3) {
     return;
