@@ -542,9 +542,9 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     }
   } else {
     // Ranks left this backward at different places; the next forward must find
-    // the same units whole on all of them.
+    // the same units whole on all of them, and begin a step on all or on none.
     read_since_backward_ = false;
-    cache_->leave_plan();
+    cache_->abandon_step();
     // Under no_sync() those of earlier backwards have stayed.
     show_module_gradients();
     if (!failure) {

@@ -242,11 +242,15 @@ void UnitCache::leave_plan() {
   drop_all();
 }
 
+void UnitCache::abandon_step() {
+  follower_.drop_step();
+  drop_all();
+}
+
 void UnitCache::set_uneven(bool uneven) {
   if (uneven_ != uneven) {
     uneven_ = uneven;
-    follower_.drop_step();
-    drop_all();
+    abandon_step();
   }
 }
 

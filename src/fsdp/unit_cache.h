@@ -81,7 +81,10 @@ class UnitCache {
   // Drops all units and works without a plan until the step is over: for ranks that may have
   // different units whole.
   void leave_plan();
-  // The same for users who move units themselves, except that units that an operator uses stay
+  // Drops all units and ends the step without learning from it: for ranks that gave it up at
+  // different visits. The next visit outside backward begins another.
+  void abandon_step();
+  // leave_plan() for users who move units themselves, except that units that an operator uses stay
   // whole.
   void reshard();
   // While some ranks have no inputs and only assist, units are gathered on demand and without a

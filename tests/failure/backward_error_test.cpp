@@ -2,6 +2,7 @@
 //
 // Backwards that fail, on all ranks or on one: an error everywhere, and the
 // next step is right (T37).
+#include "support/over_messages.h"
 #include "support/rank_parity.h"
 #include "support/ranks.h"
 #include "support/small_models.h"
@@ -203,6 +204,29 @@ TEST_P(BackwardError, T37ZeroGradOfTheModuleAfterAFailedMicroBatch) {
       training.model->zero_grad();
       reference->zero_grad();
       training.expect_no_gradients();
+      training.good_step(world, 2);
+    }
+  }));
+}
+
+// Ranks gave the backward up at different visits, and only some have seen its end.
+TEST_P(BackwardError, T37AnEvaluationAfterABackwardThatFailedOnOneRank) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, over_messages(options));
+      training.good_step(world, 0);
+      auto loss = poisoned_loss(
+          training.model, 1, world.rank(), world.rank() == 0 ? 2 : kLinks);
+      EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("poisoned"));
+      {
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(torch::equal(
+            chain_loss(training.model, 1, world.rank()),
+            chain_loss(training.reference, 1, world.rank())));
+      }
       training.good_step(world, 2);
     }
   }));
