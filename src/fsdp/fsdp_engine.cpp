@@ -490,6 +490,8 @@ void FsdpEngine::clear_gradient(int parameter) {
 
 void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   hide_module_gradients();
+  // It is still set if the end of an earlier backward has failed.
+  hooks_due_ = false;
   if (!usable()) {
     return;
   }

@@ -6,6 +6,7 @@
 
 #include <mutex>
 #include <gmock/gmock.h>
+#include "autograd/gradient_hook.h"
 #include "fsdp/testing.h"
 #include "support/optional_gradient.h"
 
@@ -244,6 +245,29 @@ TEST(FsdpEngine, AFailedBackwardIsToldToAllEvenWithoutAMessage) {
       self.barrier.arrive_and_wait();
     });
   }
+}
+
+TEST(FsdpEngine, HooksOfABackwardThatFailsAreNotCalledInTheNext) {
+  run_fake_ranks(kRanks, exchange::FakeOptions{}, [](FakeRank& self) {
+    Trainer trainer(self, Strategy::kNoShard);
+    int calls = 0;
+    for (const auto& slice : trainer.slices()) {
+      autograd::set_gradient_hook(slice, [&](const at::Tensor&) { ++calls; });
+    }
+    const auto weight = trainer.net->first->weight;
+    weight.set_requires_grad(self.rank != 1);
+    EXPECT_THAT(
+        end_of([&] { trainer.backward(0); }),
+        HasSubstr("ranks disagree on requires_grad"));
+    weight.set_requires_grad(true);
+    trainer.engine->begin_no_sync(NoSyncAxis::kBoth);
+    trainer.backward(1);
+    trainer.engine->end_no_sync(NoSyncAxis::kBoth);
+    EXPECT_EQ(calls, 0);
+    trainer.backward(2);
+    EXPECT_GT(calls, 0);
+    self.barrier.arrive_and_wait();
+  });
 }
 
 TEST(FsdpEngine, RanksThatGoDifferentWaysInForwardAllFailNamingUnits) {
