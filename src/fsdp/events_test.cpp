@@ -58,6 +58,27 @@ TEST(Events, AStepThatFollowsAPlanTellsTheExchangeSo) {
   EXPECT_THAT(trained.unplanned.at(2), IsEmpty());
 }
 
+// The plan of step 0 has a second forward. Steps 1 to 4 leave it out, and gather for it.
+TEST(Events, StepsThatLeaveOutTheSameForSomeTimeGetTheirOwnPlan) {
+  const auto forward = [](auto& model, auto x, int step) {
+    if (step == 0) {
+      (void)model->forward(x);
+    }
+    return model->forward(x).sum();
+  };
+  const auto exact = train({.layers = 4, .steps = 2}).steps.at(1);
+  const auto trained = train({.layers = 4, .steps = 7, .forward = forward});
+  for (std::size_t step = 1; step <= 4; ++step) {
+    EXPECT_GT(
+        only(trained.steps.at(step), "start").size(),
+        only(exact, "start").size());
+  }
+  EXPECT_EQ(trained.steps.at(5), exact);
+  EXPECT_EQ(trained.steps.at(6), exact);
+  EXPECT_EQ(trained.report.plan.deviations, 0);
+  EXPECT_EQ(trained.report.plan.plans_made, 2);
+}
+
 // Steps train the layers 2 and 3 or the layers 0 and 1 in turn. Their forwards
 // are equal, so each follows the plan of the step before it until backward comes
 // to layer 3 or 1, which that plan does not have there.

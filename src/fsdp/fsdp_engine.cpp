@@ -2,6 +2,7 @@
 #include "fsdp/fsdp_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -94,7 +95,9 @@ FsdpEngine::FsdpEngine(
           .prefetch_visits = options_.prefetch_visits,
           .require = [this](const Status& status) { require(status); },
           .all_ranks_agree =
-              [this](std::uint64_t print) { return all_ranks_agree(print); },
+              [this](std::uint64_t plans, std::uint64_t shorter_step) {
+                return all_ranks_agree(plans, shorter_step);
+              },
           .settle =
               [this] {
                 if (memory_ && cache_->planned()) {
@@ -366,22 +369,28 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
   }
 }
 
-bool FsdpEngine::all_ranks_agree(std::uint64_t print) {
+RanksAgree FsdpEngine::all_ranks_agree(
+    std::uint64_t plans, std::uint64_t shorter_step) {
   constexpr std::uint64_t kLow = 0xffffffff;
-  const auto flags = flags_fingerprint(model_);
-  const auto halves = exchange::numbers(4);
+  const std::array compared{
+      flags_fingerprint(model_), plans, shorter_step};
+  const auto halves =
+      exchange::numbers(2 * static_cast<std::int64_t>(compared.size()));
   auto* half = halves.mutable_data_ptr<double>();
-  half[0] = static_cast<double>(print >> 32U);
-  half[1] = static_cast<double>(print & kLow);
-  half[2] = static_cast<double>(flags >> 32U);
-  half[3] = static_cast<double>(flags & kLow);
+  for (std::size_t i = 0; i < compared.size(); ++i) {
+    half[2 * i] = static_cast<double>(compared[i] >> 32U);
+    half[2 * i + 1] = static_cast<double>(compared[i] & kLow);
+  }
   reduce_over_ranks(halves, exchange::ScalarReduceOp::kSame);
-  if (half[2] == 0.0 || half[3] == 0.0) {
+  const auto same = [half](std::size_t i) {
+    return half[2 * i] != 0.0 && half[2 * i + 1] != 0.0;
+  };
+  if (!same(0)) {
     refuse_different_flags();
   }
   check_can_train(model_);  // On all ranks or on none.
   compared_ = true;
-  return half[0] != 0.0 && half[1] != 0.0;
+  return {.plans = same(1), .shorter_step = same(2)};
 }
 
 // Collective: every rank knows that flags differ. The error names the first such
@@ -527,7 +536,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     }
     if (!cache_->planned() && !compared_) {
       // No plan is compared there, and forwards may run on some ranks alone.
-      (void)all_ranks_agree(0);
+      (void)all_ranks_agree(0, 0);
     }
     show_module_gradients();
     check_storages(model_, cache_->storages());

@@ -155,8 +155,8 @@ class FsdpEngine final : public ShardingEngine,
       const autograd::ParameterUse& use, const char* operator_name) const;
   void note_phase(const char* operator_name);
   void publish_if_due(const char* operator_name);
-  // Collective: compares requires_grad, and returns whether all ranks have the same `print`.
-  bool all_ranks_agree(std::uint64_t print);
+  // Collective: compares requires_grad, and returns which of the numbers are the same on all ranks.
+  RanksAgree all_ranks_agree(std::uint64_t plans, std::uint64_t shorter_step);
   void refuse_different_flags();
   // Collective: throws if some rank has failed, or if ranks pass different numbers.
   void refuse_unless_same(const char* what, const Status& mine, double number);

@@ -127,13 +127,18 @@ UnitCache::Visit UnitCache::pinned_by_operators() const {
   return pinned;
 }
 
-// Collective: ranks compare the plans they know.
+// Collective: ranks compare the plans they know, and what they have left out of them.
 void UnitCache::begin_step(bool training) {
-  const bool agree = options_.all_ranks_agree(follower_.fingerprint());
-  if (!agree) {
+  const auto shorter_step = follower_.shorter_step(training);
+  const auto agree =
+      options_.all_ranks_agree(follower_.fingerprint(), shorter_step);
+  if (!agree.plans) {
     follower_.forget_plans();
+  } else if (agree.shorter_step && shorter_step != 0) {
+    follower_.prefer_shorter_step(
+        training, residency_.budget_bytes().value_or(all_bytes_));
   }
-  follower_.begin_step(training, agree && !by_hand_);
+  follower_.begin_step(training, agree.plans && !by_hand_);
 }
 
 void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {

@@ -24,6 +24,11 @@
 
 namespace sherd::fsdp {
 
+struct RanksAgree {
+  bool plans = false;
+  bool shorter_step = false;
+};
+
 struct UnitCacheOptions {
   plan::Budget budget;
   // Whether whole units are the shards themselves, so that nothing is ever dropped.
@@ -35,8 +40,9 @@ struct UnitCacheOptions {
   int prefetch_visits = 1;
   // Throws a failure, having closed the exchange and remembered the first one.
   std::function<void(const Status&)> require;
-  // Collective, at the beginning of a step: returns whether all ranks passed this number.
-  std::function<bool(std::uint64_t)> all_ranks_agree;
+  // Collective, at the beginning of a step: returns which of the numbers are the same on all ranks.
+  std::function<RanksAgree(std::uint64_t plans, std::uint64_t shorter_step)>
+      all_ranks_agree;
   // Called before and after the work whose time note_gather() gets.
   std::function<void()> settle = [] {};
   // Called with the time for which a gather held up the thread that uses the unit.

@@ -13,6 +13,25 @@ namespace {
 constexpr std::size_t kPlansMax = 4;
 // Limits the record of a loop that never publishes.
 constexpr std::size_t kVisitsMax = 100'000;
+// How often in a row a step leaves out the same before it gets its own plan. Where steps leave out
+// what they please, fewer would be chance, and the next step would not fit that plan.
+constexpr int kShorterSteps = 4;
+
+std::uint64_t digest(const StepTrace& record) {
+  Hash64 hash;
+  hash.add(static_cast<std::uint64_t>(record.training));
+  for (const auto& visit : record.visits) {
+    hash.add(static_cast<std::uint64_t>(visit.in_backward));
+    hash.add(visit.units.size());
+    for (const auto unit : visit.units) {
+      hash.add(static_cast<std::uint64_t>(unit));
+    }
+  }
+  for (const auto end : record.backward_ends) {
+    hash.add(static_cast<std::uint64_t>(end));
+  }
+  return hash.value();
+}
 
 }  // namespace
 
@@ -45,6 +64,26 @@ std::uint64_t StepFollower::fingerprint() const {
     hash.add(plan.fingerprint);
   }
   return hash.value();
+}
+
+std::uint64_t StepFollower::shorter_step(bool training) const {
+  const auto& shorter = shorter_[training ? 1 : 0];
+  return shorter.times < kShorterSteps ? 0 : digest(shorter.record);
+}
+
+void StepFollower::prefer_shorter_step(
+    bool training, std::int64_t budget_bytes) {
+  SHERD_ASSERT(!in_step_);
+  auto& shorter = shorter_[training ? 1 : 0];
+  shorter.times = 0;
+  prefer_plan(shorter.record, budget_bytes);
+}
+
+void StepFollower::forget_plans() {
+  plans_.clear();
+  for (auto& shorter : shorter_) {
+    shorter.times = 0;
+  }
 }
 
 void StepFollower::begin_step(bool training, bool follow) {
@@ -225,15 +264,41 @@ void StepFollower::end_step(std::int64_t budget_bytes) {
   }
   ++counters_.steps;
   counters_.steps_planned += planned_throughout_ ? 1 : 0;
-  const auto known =
-      std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
-        return planned_throughout_ ? &plan == followed : plan.record == record_;
-      });
+  if (planned_throughout_) {
+    note_followed(*followed);
+  } else {
+    shorter_[record_.training ? 1 : 0].times = 0;
+    prefer_plan(record_, budget_bytes);
+  }
+}
+
+// Ranks that leave out different parts have different records, so the order of plans, which they
+// compare, does not depend on the record.
+void StepFollower::note_followed(const StepPlan& plan) {
+  const auto position = std::find_if(
+      plans_.begin(), plans_.end(),
+      [&](const StepPlan& other) { return &other == &plan; });
+  plans_.splice(plans_.begin(), plans_, position);
+  auto& shorter = shorter_[record_.training ? 1 : 0];
+  if (plan.record == record_) {
+    shorter.times = 0;
+  } else if (shorter.times > 0 && shorter.record == record_) {
+    ++shorter.times;
+  } else {
+    shorter.record = record_;
+    shorter.times = 1;
+  }
+}
+
+// Puts the plan with exactly this record first; makes it if it is not known.
+void StepFollower::prefer_plan(
+    const StepTrace& record, std::int64_t budget_bytes) {
+  const auto known = std::find_if(
+      plans_.begin(), plans_.end(),
+      [&](const StepPlan& plan) { return plan.record == record; });
   if (known != plans_.end()) {
     plans_.splice(plans_.begin(), plans_, known);
-    return;
-  }
-  if (auto plan = make_step_plan(record_, options_, budget_bytes)) {
+  } else if (auto plan = make_step_plan(record, options_, budget_bytes)) {
     ++counters_.plans_made;
     plans_.push_front(*std::move(plan));
     if (plans_.size() > kPlansMax) {

@@ -5,10 +5,12 @@
 //
 // Ranks that follow plans must issue the same gathers in the same order. So they compare
 // fingerprint() before each step and follow plans only if all are equal; within a step, the actions
-// between two ends of a backward are always the same ones, whatever visits a rank left out. Thread
-// rule: one thread, or the caller's lock.
+// between two ends of a backward are always the same ones, whatever visits a rank left out. A step
+// that keeps leaving out the same gets a plan of its own, if it does so on all ranks. Thread rule:
+// one thread, or the caller's lock.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -53,6 +55,12 @@ class StepFollower {
       std::int64_t budget_bytes);
   // A digest of all known plans.
   std::uint64_t fingerprint() const;
+  // A digest of the shorter step: one that has left out the same parts of its plan four times in a
+  // row. 0 if there is none. Training and evaluation have their own.
+  std::uint64_t shorter_step(bool training) const;
+  // The next step follows the plan of exactly that step. REQUIRES: between steps; on all ranks,
+  // which know the same plans and the same shorter step.
+  void prefer_shorter_step(bool training, std::int64_t budget_bytes);
   // `follow`: whether the ranks' fingerprints are equal. REQUIRES: between steps.
   void begin_step(bool training, bool follow);
 
@@ -70,7 +78,7 @@ class StepFollower {
   // leave() only on this rank; the caller must tell the others.
   void depart();
   // For ranks that know different plans, which would never become equal by themselves.
-  void forget_plans() { plans_.clear(); }
+  void forget_plans();
   bool frozen(UnitId unit) const {
     return options_.frozen[static_cast<std::size_t>(unit)];
   }
@@ -93,14 +101,23 @@ class StepFollower {
   const FollowerCounters& counters() const { return counters_; }
 
  private:
+  // A step that followed a plan throughout, but left out parts of it.
+  struct ShorterStep {
+    StepTrace record;
+    int times = 0;  // In a row.
+  };
+
   void choose_plan();
+  void prefer_plan(const StepTrace& record, std::int64_t budget_bytes);
+  void note_followed(const StepPlan& plan);
   std::optional<std::size_t> find_ahead(const StepVisit& visit) const;
   const StepPlan* plan_with_same_beginning() const;
   std::size_t segment_end() const;
   std::vector<PlannedActions> advance(std::size_t next);
 
   StepPlanOptions options_;
-  std::list<StepPlan> plans_;  // The most recently used first.
+  std::list<StepPlan> plans_;           // The most recently used first.
+  std::array<ShorterStep, 2> shorter_;  // Of evaluation, of training.
   StepTrace record_;
   std::vector<UnitId> first_;  // The units of the visit that began the step.
   bool in_step_ = false;

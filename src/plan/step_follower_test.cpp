@@ -359,16 +359,81 @@ bool know_the_same(const std::vector<Rank>& ranks) {
   });
 }
 
+// A training step, as an engine begins it. Returns whether it may follow a plan.
+bool begin_together(std::vector<Rank>& ranks) {
+  const bool agree = know_the_same(ranks);
+  const auto shorter = ranks[0].follower.shorter_step(true);
+  const bool all_propose = shorter != 0 &&
+      std::all_of(ranks.begin(), ranks.end(), [&](const Rank& rank) {
+                             return rank.follower.shorter_step(true) == shorter;
+                           });
+  for (auto& rank : ranks) {
+    rank.gathers.clear();
+    if (!agree) {
+      rank.follower.forget_plans();
+    } else if (all_propose) {
+      rank.follower.prefer_shorter_step(true, kBudget);
+    }
+    rank.follower.begin_step(true, agree);
+  }
+  return agree;
+}
+
+TEST(StepFollower, AStepThatKeepsLeavingOutTheSameGetsItsOwnPlan) {
+  std::vector<Rank> ranks(2);
+  const auto gathers = [&](bool with_another_forward) {
+    EXPECT_TRUE(begin_together(ranks));
+    for (auto& rank : ranks) {
+      for (UnitId unit = 0; with_another_forward && unit < 4; ++unit) {
+        rank.visit({unit});
+      }
+      rank.train();
+      rank.end_step();
+    }
+    EXPECT_EQ(ranks[0].gathers, ranks[1].gathers);
+    return ranks[0].gathers.size();
+  };
+  gathers(false);
+  const auto exact = gathers(false);
+  gathers(true);
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_GT(gathers(false), exact);
+  }
+  for (int step = 0; step < 6; ++step) {
+    EXPECT_EQ(gathers(false), exact);
+  }
+  EXPECT_EQ(ranks[0].follower.counters().plans_made, 2);
+  EXPECT_EQ(ranks[0].follower.counters().deviations, 1);
+}
+
+TEST(StepFollower, RanksThatLeaveOutDifferentPartsKeepTheirPlan) {
+  // What each rank leaves out in each step: the same for ever, or what they do in turn.
+  const std::vector<std::vector<std::set<UnitId>>> programs{
+      {{1}, {2}}, {{1}, {}}, {{1}, {2}, {1, 2}}};
+  for (const bool in_turn : {false, true}) {
+    for (const auto& skipped : programs) {
+      std::vector<Rank> ranks(skipped.size());
+      for (std::size_t step = 0; step < 20; ++step) {
+        EXPECT_TRUE(begin_together(ranks));
+        for (std::size_t r = 0; r < ranks.size(); ++r) {
+          const auto now = in_turn ? (r + step) % ranks.size() : r;
+          ranks[r].train(step == 0 ? std::set<UnitId>() : skipped[now]);
+          ranks[r].end_step();
+        }
+        EXPECT_EQ(ranks[0].gathers, ranks.back().gathers);
+      }
+      for (const auto& rank : ranks) {
+        EXPECT_EQ(rank.follower.counters().steps_planned, 19);
+        EXPECT_EQ(rank.follower.counters().plans_made, 1);
+      }
+    }
+  }
+}
+
 TEST(StepFollower, RanksThatForgetWhatTheyKnowAgreeAgain) {
   std::vector<Rank> ranks(2);
   const auto step = [&](const std::set<UnitId>& skipped_by_the_last) {
-    const bool agree = know_the_same(ranks);
-    for (auto& rank : ranks) {
-      if (!agree) {
-        rank.follower.forget_plans();
-      }
-      rank.follower.begin_step(true, agree);
-    }
+    const bool agree = begin_together(ranks);
     ranks[0].train();
     ranks[1].train(skipped_by_the_last);
     for (auto& rank : ranks) {
@@ -382,6 +447,38 @@ TEST(StepFollower, RanksThatForgetWhatTheyKnowAgreeAgain) {
   EXPECT_TRUE(step({}));
   EXPECT_EQ(ranks[0].follower.counters().steps_planned, 1);
   EXPECT_EQ(ranks[1].follower.counters().steps_planned, 1);
+}
+
+// Ranks mostly leave out the same, so that they change to the shorter step's plan and away from it.
+TEST(StepFollower, RanksThatLeaveOutTheSameByChanceStayTogether) {
+  std::int64_t plans_made = 0;
+  for (unsigned seed = 1; seed <= 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    std::vector<Rank> ranks(3);
+    const auto pick = [&](int n) {
+      return std::uniform_int_distribution<int>(0, n - 1)(random);
+    };
+    for (int step = 0; step < 60; ++step) {
+      begin_together(ranks);
+      const std::set<UnitId> usual{pick(8) == 0 ? 2 : 1};
+      for (auto& rank : ranks) {
+        rank.train(step == 0 || pick(20) == 0 ? std::set<UnitId>() : usual);
+      }
+      const bool together =
+          std::all_of(ranks.begin(), ranks.end(), [](const Rank& rank) {
+            return rank.follower.following() && !rank.follower.departed();
+          });
+      for (auto& rank : ranks) {
+        if (together) {
+          EXPECT_EQ(rank.gathers, ranks[0].gathers);
+        }
+        rank.end_step();
+      }
+    }
+    plans_made += ranks[0].follower.counters().plans_made;
+  }
+  EXPECT_GT(plans_made, 200);
 }
 
 // Ranks that compare fingerprints and leave out different visits in backward always gather the
@@ -402,13 +499,8 @@ TEST(StepFollower, RanksStayTogetherInRandomPrograms) {
     }
     for (int step = 0; step < 8; ++step) {
       const auto& program = programs[static_cast<std::size_t>(pick(2))];
-      const bool agree = know_the_same(ranks);
+      begin_together(ranks);
       for (auto& rank : ranks) {
-        rank.gathers.clear();
-        if (!agree) {
-          rank.follower.forget_plans();
-        }
-        rank.follower.begin_step(true, agree);
         for (const auto unit : program) {
           rank.visit({unit});
         }
