@@ -372,8 +372,7 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
 RanksAgree FsdpEngine::all_ranks_agree(
     std::uint64_t plans, std::uint64_t shorter_step) {
   constexpr std::uint64_t kLow = 0xffffffff;
-  const std::array compared{
-      flags_fingerprint(model_), plans, shorter_step};
+  const std::array compared{flags_fingerprint(model_), plans, shorter_step};
   const auto halves =
       exchange::numbers(2 * static_cast<std::int64_t>(compared.size()));
   auto* half = halves.mutable_data_ptr<double>();
@@ -534,11 +533,11 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
       synchronised_backward_ended();
       hooks_due_ = gradients_->any_hooks();
     }
+    show_module_gradients();
     if (!cache_->planned() && !compared_) {
       // No plan is compared there, and forwards may run on some ranks alone.
       (void)all_ranks_agree(0, 0);
     }
-    show_module_gradients();
     check_storages(model_, cache_->storages());
   } else if (status.code() != ErrorCode::kAborted) {
     require(status);
