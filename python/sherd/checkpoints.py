@@ -17,7 +17,7 @@ from ._optimizers import SECTION, state_of
 from ._together import of_rank0, on_every_rank
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
-from .state import placed, wait_for_readers
+from .state import own_if_empty, placed, wait_for_readers
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
@@ -143,10 +143,10 @@ def _base_state(handle, generators):
 
 
 def ignored_parameters(handle):
-    """(name, tensor) of the parameters that the handle leaves alone, without those that
-    another handle has sharded and saves."""
+    """(name, tensor) of the parameters that the handle leaves alone or that have no
+    elements, without those that another handle has sharded and saves."""
     managed = {name for name, _, _ in placed(handle)}
-    return [(name, tensor) for name, tensor in handle.module.named_parameters()
+    return [(name, own_if_empty(tensor)) for name, tensor in handle.module.named_parameters()
             if name not in managed and _slices.owner_of(tensor) in (None, handle)]
 
 

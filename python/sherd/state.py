@@ -91,6 +91,14 @@ def placed(handle):
         (name, list(tensor.shape), 0) for name, tensor in parameters.items()]
 
 
+def own_if_empty(tensor):
+    """In place of a tensor without elements one with a storage of its own: the core leaves
+    such parameters in the storage of their unit, which a rank alone must not read."""
+    if tensor.numel() > 0:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def _storage(tensor):
     """What tells storages apart; None where a sharded parameter has none now."""
     try:
@@ -132,6 +140,8 @@ class Template:
                 self.sharded[key] = of_sharded[id(value)]
             elif not isinstance(value, torch.Tensor):
                 self.extra[key] = value
+            elif value.numel() == 0:
+                self.others[key] = own_if_empty(value)
             elif _storage(value) in storages:
                 raise InvalidArgumentError(
                     f"[python] {key}: expected a parameter or a tensor with values of "

@@ -425,6 +425,36 @@ class Checkpoints(unittest.TestCase):
                     target.close()
                     source.close()
 
+    def test_parameters_without_elements_are_saved_and_loaded(self):
+        def make():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 0), nn.Linear(0, 2))
+            model.none = nn.Parameter(torch.empty(0, 3))
+            return model
+
+        def equal(handle, expected):
+            found = handle.state_dict()
+            self.assertEqual(list(found), list(expected))
+            for name, tensor in expected.items():
+                self.assertEqual(found[name].dtype, tensor.dtype, name)
+                self.assertTrue(torch.equal(found[name], tensor), name)
+
+        before = make().state_dict()
+        for exchange in ("shared_memory", "messages"):
+            with self.subTest(exchange=exchange), self.folder() as folder:
+                expected = changed(make()).state_dict()
+                source = self.sherd.fully_shard(changed(make()), exchange=exchange)
+                target = self.sherd.fully_shard(make(), exchange=exchange)
+                for kind in ("full", "rank0", "sharded"):
+                    target.load_state_dict(source.state_dict(kind))
+                    equal(target, expected)
+                    target.load_state_dict(before)
+                self.sherd.save(folder, 1, source, adamw(source))
+                self.sherd.load(folder, target, adamw(target))
+                equal(target, expected)
+                target.close()
+                source.close()
+
     def nested(self, model):
         """Two handles of one model."""
         return [self.sherd.fully_shard(model[1], exchange="messages"),
