@@ -195,6 +195,12 @@ def _restored(group):
             for key, value in group.items()}
 
 
+def _restored_groups(names, groups, strict):
+    """Without `strict`, nothing for a group that has no name of ours."""
+    return [_restored(group) if strict or set(group["params"]) & set(mine) else {}
+            for mine, group in zip(names, groups)]
+
+
 def _content(path):
     """Tensors and values; load_newest_checkpoint() tries another where it is damaged."""
     try:
@@ -225,7 +231,7 @@ def _load_one(path, handle, optimizer, strict, generators):
     if mine is not None:
         mine.finish()
         if groups is not None:
-            mine.set_options([_restored(group) for group in groups])
+            mine.set_options(_restored_groups(names, groups, strict))
     texts = {name: text for name, text in values.items() if name not in (_OPTIMIZER, _HOOK)}
     return found, LoadReport(found.folder, found.step, found.world_size, texts,
                              found.missing, found.unexpected)
@@ -260,7 +266,7 @@ def _check_optimizer(mine, names, groups, tensors, strict):
             "[python] expected the state of parameters that the optimizer has, found "
             f"that of {', '.join(sorted(others)[:8])}")
     if groups is not None:
-        optimizer_state.check_groups(mine, names, groups, keys)
+        optimizer_state.check_groups(mine, names, groups, keys, strict)
     optimizer_state.check_keys(mine, names, keys)
 
 

@@ -7,6 +7,7 @@ for those of torch.optim whose state of a parameter has its shape or is one numb
 """
 
 import collections.abc
+import itertools
 from typing import Any
 
 import torch
@@ -37,18 +38,38 @@ def named_groups(handle, mine):
     return result
 
 
-def check_groups(mine, groups, saved, with_state):
+def check_groups(mine, groups, saved, with_state, strict=True):
     """Raises unless `saved` groups have the names of ours, in the same order. What is
     frozen here and not saved with state does not count: a sharded module has it among
-    the parameters of its optimizer, a replicated one does not."""
+    the parameters of its optimizer, a replicated one does not. Without `strict` names
+    that only one side has do not count either."""
     frozen = {name for name, parameter in mine.handle.module.named_parameters()
               if not parameter.requires_grad} - set(with_state)
     saved_names = [list(group.get("params", [])) for group in saved]
-    if [set(names) - frozen for names in groups] != [
-            set(names) - frozen for names in saved_names]:
+    ours = [set(names) - frozen for names in groups]
+    theirs = [set(names) - frozen for names in saved_names]
+    both = set().union(*ours) & set().union(*theirs)
+    if strict:
+        alike = ours == theirs
+    else:
+        alike = all(our & both == their & both for our, their in itertools.zip_longest(
+            ours, theirs, fillvalue=set()))
+    if not alike:
         raise InvalidArgumentError(
             f"[python] expected parameter groups of {_shown(groups)}, found "
-            f"{_shown(saved_names)}")
+            f"{_shown(saved_names)}; {_difference(ours, theirs)}")
+
+
+def _difference(ours, theirs):
+    """What tells two lists of sets of names apart."""
+    names, others = set().union(*ours), set().union(*theirs)
+    found = []
+    for which, only in (("first", names - others), ("second", others - names)):
+        if only:
+            more = f" and {len(only) - 8} more" if len(only) > 8 else ""
+            found.append(
+                f"only the {which} have {', '.join(sorted(map(str, only))[:8])}{more}")
+    return "; ".join(found) or "these have the same names in other groups"
 
 
 def _shown(groups):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers' states, and checkpoints that C++ programs and PyTorch read, too."""
 
+import collections
 import contextlib
 import copy
 import gc
@@ -245,6 +246,9 @@ class Checkpoints(unittest.TestCase):
         wrong["param_groups"][0]["params"] = ["weight"]
         with self.assertRaisesRegex(sherd.Error, r"groups of 2 \(weight, bias\), found 1"):
             sherd.load_optimizer_state_dict(handle, optimizer, wrong)
+        wrong["param_groups"] = [{"params": ["bias"]}, {"params": ["weight"]}]
+        with self.assertRaisesRegex(sherd.Error, "have the same names in other groups"):
+            sherd.load_optimizer_state_dict(handle, optimizer, wrong)
         with self.assertRaisesRegex(sherd.Error, "of state and param_groups, found"):
             sherd.load_optimizer_state_dict(handle, optimizer, {"bias": 1})
         stranger = torch.optim.SGD([torch.ones(3, requires_grad=True)])
@@ -332,6 +336,58 @@ class Checkpoints(unittest.TestCase):
                         sherd.optimizer_state_dict(handle, optimizer)["state"],
                         saved if strict else saved | {"bias": before["bias"]}, 0)
             handle.close()
+
+    def test_a_model_with_another_head_takes_the_rest_without_strict(self):
+        sherd = self.sherd
+
+        def made(head):
+            torch.manual_seed(0)
+            return sherd.fully_shard(nn.Sequential(collections.OrderedDict([
+                ("b", nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))),
+                (head, nn.Linear(3, 2))])))
+
+        def in_two_groups(handle):
+            groups = {True: [], False: []}
+            for name, part in handle.named_parameters():
+                groups[name.startswith("b.")].append(part)
+            return torch.optim.AdamW([
+                {"params": groups[True], "lr": lrs[0]},
+                {"params": groups[False], "lr": lrs[1]}])
+
+        def state_of(handle, optimizer):
+            return sherd.optimizer_state_dict(handle, optimizer)["state"]
+
+        def trained(head, make, values):
+            handle = made(head)
+            optimizer = make(handle)
+            handle.module(torch.full((2, 3), values)).sum().backward()
+            optimizer.step()
+            return handle, optimizer
+
+        for make in (adamw, sherd.AdamW, in_two_groups):
+            with self.folder() as folder, self.subTest(make=make):
+                lrs = (0.5, 0.25)
+                source, optimizer = trained("x", make, 1.0)
+                saved = sherd.optimizer_state_dict(source, optimizer)
+                sherd.save(folder, 1, source, optimizer)
+                lrs = (0.1, 0.2)
+                target, optimizer = trained("y", make, 3.0)
+                before = state_of(target, optimizer)
+                with self.assertRaisesRegex(
+                        sherd.Error, "only the first have y.bias, y.weight; "
+                        "only the second have x.bias, x.weight"):
+                    sherd.load_optimizer_state_dict(target, optimizer, saved)
+                report = sherd.load(folder, target, optimizer, strict=False)
+                self.assertIn("model y.bias", report.missing)
+                found = state_of(target, optimizer)
+                for name, expected in before.items():
+                    expected = saved["state"].get(name, expected)
+                    self.close_to({name: found[name]}, {name: expected}, 0)
+                if make is in_two_groups:
+                    self.assertEqual(
+                        [group["lr"] for group in optimizer.param_groups], [0.5, 0.2])
+                target.close()
+                source.close()
 
     def test_mistakes_with_folders_are_told_on_every_rank(self):
         sherd = self.sherd
