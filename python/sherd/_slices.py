@@ -4,8 +4,9 @@
 An optimizer of torch.optim over a handle's slices publishes them after each step, and
 its zero_grad() drops what no_sync() has kept of them, but not what
 no_sync(axis="replicate") has summed up.
-One over the parameters of the module itself, and a gradient norm of some ranks
-only, would be wrong without a word, so these raise or do the right thing.
+One over the parameters of the module itself, one that does not update each element by
+itself, and a gradient norm of some ranks only, would be wrong without a word, so these
+raise or do the right thing.
 """
 
 import functools
@@ -18,6 +19,9 @@ from torch.optim import optimizer as torch_optimizer
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 _MARK = "_sherd_owner"  # An attribute of tensors.
+# Classes of optimizers that take norms or products over whole parameters, or factor them.
+# By name, since Transformers and others have their own.
+_NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "LAMB", "Lamb", "LARS", "Lars"}
 
 
 def refuse_copy(*_):
@@ -76,14 +80,26 @@ def _owners_of(optimizer):
 _stepping = weakref.WeakKeyDictionary()
 
 
+def _check_elementwise(optimizer, handle):
+    """Raises on every rank, unless each has all parameters whole."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__} & _NOT_ELEMENTWISE
+    if kinds and any(part.numel() < whole.numel() for part, whole in zip(
+            handle.parameters(), handle.module_parameters())):
+        raise InvalidArgumentError(
+            "[python] expected an optimizer that updates each element by itself, as AdamW "
+            f"and SGD do, found {min(kinds)}, which would see the slices of this rank in "
+            "place of whole parameters")
+
+
 def _before_step(optimizer, _args, _kwargs):
     owners = _owners_of(optimizer)
-    for _, is_slice in owners:
+    for handle, is_slice in owners:
         if not is_slice:
             raise FailedPreconditionError(
                 "[python] expected an optimizer over handle.parameters(), this "
                 "rank's slices, found one over the parameters of the sharded "
                 "module, which have no gradients")
+        _check_elementwise(optimizer, handle)
     if owners:
         _stepping[optimizer] = [handle for handle, _ in owners]
 

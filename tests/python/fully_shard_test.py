@@ -261,6 +261,33 @@ class FullyShard(unittest.TestCase):
                     nn.utils.clip_grad_norm_([slices[chosen]], 1.0)
                 handle.close()
 
+    def test_optimizers_that_do_not_update_each_element_by_itself_are_refused(self):
+        class Derived(torch.optim.Adafactor):
+            pass
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        handle = self.sherd.fully_shard(model)
+        before = handle.state_dict()
+        for make in (torch.optim.LBFGS, torch.optim.Adafactor, Derived):
+            optimizer = make(handle.parameters())
+
+            def closure():
+                optimizer.zero_grad()  # pylint: disable=cell-var-from-loop
+                loss = model(torch.ones(2, 3)).square().sum()
+                loss.backward()
+                return loss
+            if ranks.size() == 1:
+                optimizer.step(closure)
+                continue
+            with self.assertRaisesRegex(
+                    self.sherd.InvalidArgumentError,
+                    "each element by itself, .* found (LBFGS|Adafactor), which"):
+                optimizer.step(closure)
+            for name, value in handle.state_dict().items():
+                self.assertTrue(torch.equal(value, before[name]), name)
+        handle.close()
+
     def test_clipping_of_slices_that_have_a_gradient(self):
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
