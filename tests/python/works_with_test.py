@@ -343,6 +343,58 @@ class WorksWith(unittest.TestCase):
                 handle.module[0].weight.data_ptr()
         handle.close()
 
+    def test_parameters_are_read_after_a_backward_without_a_step(self):
+        for exchange in ("shared_memory", "messages"):
+            plain, model = mlp(), mlp()
+            handle = self.sherd.fully_shard(model, exchange=exchange)
+            optimizer = sgd(handle.parameters())
+            loss_of(model, batch_of(0, 0)).backward()
+            with handle.summon_full_parameters(read_only=True):
+                for ours, theirs in zip(model.parameters(), plain.parameters()):
+                    self.assertTrue(torch.equal(ours, theirs))
+            optimizer.step()
+            optimizer.zero_grad()
+            train(plain, plain.parameters(), [0], steps=1)
+            loss_of(model, batch_of(1, 0)).backward()
+            optimizer.zero_grad()  # This step is left out.
+            handle.publish()
+            with torch.no_grad():
+                torch.testing.assert_close(
+                    model(batch_of(2, 0)), plain(batch_of(2, 0)))
+            handle.close()
+
+    def test_averaged_weights_are_evaluated(self):
+        """As docs/guide/python.md shows."""
+        values = batch_of(0, 0)
+        for exchange in ("shared_memory", "messages"):
+            model = mlp()
+            handle = self.sherd.fully_shard(model, exchange=exchange)
+            optimizer = sgd(handle.parameters())
+            average = [torch.zeros_like(part) for part in handle.parameters()]
+
+            def swap():
+                # pylint: disable=cell-var-from-loop
+                with handle.summon_full_parameters(read_only=True, module="4"):
+                    pass
+                with torch.no_grad():
+                    for mean, part in zip(average, handle.parameters()):
+                        kept = part.clone()
+                        part.copy_(mean)
+                        mean.copy_(kept)
+                handle.publish()
+
+            for _ in range(2):
+                loss_of(model, values).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    before = model(values)
+                    swap()
+                    self.assertTrue(torch.equal(model(values), torch.zeros(5, 4)))
+                    swap()
+                    self.assertTrue(torch.equal(model(values), before))
+            handle.close()
+
     def test_reentrant_checkpoints_end_one_backward(self):
         """Each is a backward within the backward; the step ends with the outer one."""
         from torch.utils.checkpoint import checkpoint  # pylint: disable=C0415
