@@ -91,8 +91,8 @@ void InitialValues::check() {
   refuse_items(
       [&](const Item& item) { return lacks_a_source(item); },
       "is on the meta device",
-      "; expected options.initialise, which writes its value, or a tensor with "
-      "memory");
+      "; expected options.initialise (init_fn in Python), which writes its "
+      "value, or a tensor with memory");
   if (world_.size() > 1 && !options_.sync_module_states) {
     agree_when_to_compare();
   }

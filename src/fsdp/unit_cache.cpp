@@ -27,8 +27,9 @@ std::string why_empty(const exchange::UnitSpec& unit, std::size_t flat) {
       names.size() > 1 ? " (or another of its unit)" : "", " of unit ",
       unit.name,
       " is sharded now; LibTorch's operators bring it in by themselves, a raw "
-      "pointer needs sherd::touch(tensor) or summon_full_parameters(), saving "
-      "needs summon_full_parameters()");
+      "pointer needs sherd::touch(tensor) (C++) or summon_full_parameters(), "
+      "saving needs summon_full_parameters(), and PyTorch's profiler needs "
+      "with_stack=False");
 }
 
 plan::StepPlanOptions plan_options(

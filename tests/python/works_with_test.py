@@ -343,6 +343,19 @@ class WorksWith(unittest.TestCase):
                 handle.module[0].weight.data_ptr()
         handle.close()
 
+    def test_the_profiler_of_pytorch_works_without_stacks(self):
+        from torch import profiler  # pylint: disable=C0415
+        model = mlp()
+        handle = self.sherd.fully_shard(model)
+        if ranks.size() > 1:
+            with self.assertRaisesRegex(RuntimeError, "profiler needs with_stack=False"):
+                with profiler.profile(with_stack=True):
+                    model(batch_of(0, ranks.rank()))
+        with profiler.profile(record_shapes=True, profile_memory=True, with_modules=True,
+                              with_flops=True):
+            loss_of(model, batch_of(0, ranks.rank())).backward()
+        handle.close()
+
     def test_parameters_are_read_after_a_backward_without_a_step(self):
         for exchange in ("shared_memory", "messages"):
             plain, model = mlp(), mlp()
