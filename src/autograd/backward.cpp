@@ -22,14 +22,19 @@ namespace {
 
 using Listeners = std::vector<std::weak_ptr<BackwardListener>>;
 
-void add_once(
-    Listeners& listeners, const std::weak_ptr<BackwardListener>& added) {
-  const bool known = std::any_of(
+bool contains(
+    const Listeners& listeners,
+    const std::weak_ptr<BackwardListener>& listener) {
+  return std::any_of(
       listeners.begin(), listeners.end(),
       [&](const std::weak_ptr<BackwardListener>& other) {
-        return !other.owner_before(added) && !added.owner_before(other);
+        return !other.owner_before(listener) && !listener.owner_before(other);
       });
-  if (!known) {
+}
+
+void add_once(
+    Listeners& listeners, const std::weak_ptr<BackwardListener>& added) {
+  if (!contains(listeners, added)) {
     listeners.push_back(added);
   }
 }
@@ -43,6 +48,7 @@ Listeners& waiting() {
 // One outermost backward that is running.
 struct OutermostBackward {
   Listeners listeners;
+  Listeners writes = {};  // The listeners whose gradients it writes.
   std::thread::id thread = std::this_thread::get_id();
 };
 
@@ -78,6 +84,18 @@ class BackwardRegistry {
     }
     return scope != nullptr;
   }
+  void note_writes(int task, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    if (auto* scope = find(task)) {
+      add_once(scope->writes, listener);
+    }
+  }
+  bool writes_under_way(const std::weak_ptr<BackwardListener>& listener) const {
+    const std::lock_guard lock(mu_);
+    return std::any_of(by_task_.begin(), by_task_.end(), [&](const auto& task) {
+      return contains(task.second->writes, listener);
+    });
+  }
 
  private:
   // Returns null if the task belongs to no backward. REQUIRES: mu_ is held.
@@ -86,7 +104,7 @@ class BackwardRegistry {
     return found == by_task_.end() ? nullptr : found->second;
   }
 
-  std::mutex mu_;
+  mutable std::mutex mu_;
   std::unordered_map<int, OutermostBackward*> by_task_;  // Guarded by mu_.
 };
 
@@ -102,26 +120,29 @@ OutermostBackward*& starting() {
   return scope;
 }
 
-void notify(const Listeners& listeners, const std::exception_ptr& failure) {
+void notify(
+    const Listeners& listeners,
+    const std::exception_ptr& failure,
+    const Listeners& writes = {}) {
   std::exception_ptr first;
-  for (const auto& weak : listeners) {
-    if (auto listener = weak.lock()) {
-      try {
-        listener->backward_ended(failure);
-      } catch (...) {
-        first = first ? first : std::current_exception();
+  const auto call = [&first](const Listeners& called, const auto& member) {
+    for (const auto& weak : called) {
+      if (auto listener = weak.lock()) {
+        try {
+          member(*listener);
+        } catch (...) {
+          first = first ? first : std::current_exception();
+        }
       }
     }
-  }
+  };
+  call(listeners, [&](BackwardListener& listener) {
+    listener.backward_ended(failure);
+  });
+  call(writes, [](BackwardListener& listener) { listener.writes_ended(); });
   if (first && !failure) {
     std::rethrow_exception(first);
   }
-}
-
-// The number of outermost backwards that are running.
-std::atomic<int>& backwards_under_way() {
-  static std::atomic<int> count{0};
-  return count;
 }
 
 // The bracketed backwards of another engine.
@@ -154,6 +175,25 @@ class ForeignBackwards {
         (own == under_way_.end() ? under_way_.front() : *own)->listeners,
         listener);
     return true;
+  }
+  // `grad` as above.
+  void note_writes(bool grad, const std::weak_ptr<BackwardListener>& listener) {
+    const std::lock_guard lock(mu_);
+    const auto own = std::this_thread::get_id();
+    const bool here = std::any_of(
+        under_way_.begin(), under_way_.end(),
+        [own](const auto* scope) { return scope->thread == own; });
+    for (auto* scope : under_way_) {
+      if (here ? scope->thread == own : !grad) {
+        add_once(scope->writes, listener);
+      }
+    }
+  }
+  bool writes_under_way(const std::weak_ptr<BackwardListener>& listener) const {
+    const std::lock_guard lock(mu_);
+    return std::any_of(
+        under_way_.begin(), under_way_.end(),
+        [&](const auto* scope) { return contains(scope->writes, listener); });
   }
 
  private:
@@ -196,7 +236,6 @@ class BackwardEngine final : public torch::autograd::Engine {
     }
     OutermostBackward scope{.listeners = std::exchange(waiting(), {})};
     starting() = &scope;
-    backwards_under_way().fetch_add(1, std::memory_order_relaxed);
     torch::autograd::variable_list results;
     std::exception_ptr failure;
     try {
@@ -207,9 +246,7 @@ class BackwardEngine final : public torch::autograd::Engine {
     }
     starting() = nullptr;  // Still set if no task was ever made.
     backward_registry().end(&scope);
-    // Release pairs with any_backward(), after which gradients must be in place.
-    backwards_under_way().fetch_sub(1, std::memory_order_release);
-    notify(scope.listeners, failure);
+    notify(scope.listeners, failure, scope.writes);
     if (failure) {
       std::rethrow_exception(failure);
     }
@@ -325,13 +362,22 @@ bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
-bool any_backward() {
-  return backwards_under_way().load(std::memory_order_acquire) > 0;
+void note_writes(const std::weak_ptr<BackwardListener>& listener) {
+  if (engine_is_ours()) {
+    backward_registry().note_writes(running_task(), listener);
+  } else {
+    foreign_backwards().note_writes(in_autograd_grad(), listener);
+  }
 }
 
-bool in_backward() {
-  return torch::autograd::get_current_graph_task_id() != -1;
+bool writes_under_way(const std::weak_ptr<BackwardListener>& listener) {
+  return engine_is_ours() ? backward_registry().writes_under_way(listener)
+                          : foreign_backwards().writes_under_way(listener);
 }
+
+bool in_backward() { return running_task() != -1; }
+
+int running_task() { return torch::autograd::get_current_graph_task_id(); }
 
 namespace {
 
@@ -349,7 +395,7 @@ bool arm_foreign(int task, const std::weak_ptr<BackwardListener>& listener) {
 }  // namespace
 
 bool arm(const std::weak_ptr<BackwardListener>& listener) {
-  const int task = torch::autograd::get_current_graph_task_id();
+  const int task = running_task();
   if (!engine_is_ours()) {
     return arm_foreign(task, listener);
   }
@@ -370,7 +416,6 @@ struct ForeignBackward::State {
   State() {
     scope.listeners = std::exchange(autograd::waiting(), {});
     autograd::foreign_backwards().begin(&scope);
-    autograd::backwards_under_way().fetch_add(1, std::memory_order_relaxed);
   }
   ~State() { leave(); }
   State(const State&) = delete;
@@ -381,8 +426,6 @@ struct ForeignBackward::State {
       return;
     }
     autograd::foreign_backwards().end(&scope);
-    // Release pairs with any_backward(), after which gradients must be in place.
-    autograd::backwards_under_way().fetch_sub(1, std::memory_order_release);
   }
 
   OutermostBackward scope;
@@ -402,7 +445,7 @@ ForeignBackward::~ForeignBackward() {
 void ForeignBackward::end(const std::exception_ptr& failure) {
   if (const auto state = std::move(state_)) {
     state->leave();
-    autograd::notify(state->scope.listeners, failure);
+    autograd::notify(state->scope.listeners, failure, state->scope.writes);
   }
 }
 

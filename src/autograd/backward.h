@@ -24,6 +24,10 @@ class BackwardListener {
   // null unless the backward threw. An exception thrown here reaches the caller of backward() after
   // every other listener was called.
   virtual void backward_ended(std::exception_ptr failure) = 0;
+
+  // An outermost backward for which note_writes() was called has ended; called like
+  // backward_ended(), after the calls of that.
+  virtual void writes_ended() {}
 };
 
 // Installs the engine; further calls do nothing. Returns false if another engine was installed
@@ -39,11 +43,21 @@ bool arm(const std::weak_ptr<BackwardListener>& listener);
 // Whether operators on this thread build graphs: neither NoGradGuard nor inference mode is active.
 bool records_gradients();
 
-// Whether some thread is inside an outermost backward, either of sherd's engine or bracketed. A
-// backward whose listeners are being called no longer counts.
-bool any_backward();
+// Notes that the running backward is about to write gradients that `listener` watches, and makes
+// its end call writes_ended(). Does nothing if no end is known: after the backward has failed, in
+// autograd::grad, and in a backward of another engine that nobody brackets. If several are
+// bracketed and the node runs on a thread of the engine, it may be any of them, and all count.
+void note_writes(const std::weak_ptr<BackwardListener>& listener);
+
+// Whether an outermost backward is running, on any thread, that has noted so. A backward whose
+// listeners are being called no longer counts.
+bool writes_under_way(const std::weak_ptr<BackwardListener>& listener);
 
 // True on a thread that is running a node of some backward (or of autograd::grad).
 bool in_backward();
+
+// The number of that backward's graph task, which no other task of this process has; -1 if there is
+// none. A reentrant backward is a task of its own.
+int running_task();
 
 }  // namespace sherd::autograd

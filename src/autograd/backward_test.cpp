@@ -24,7 +24,9 @@ class Counter final : public BackwardListener {
       throw std::runtime_error(complaint);
     }
   }
+  void writes_ended() override { ++writes_ends; }
   std::atomic<int> ends = 0;
+  std::atomic<int> writes_ends = 0;
   int failures = 0;
   std::string text;
   bool inside = true;
@@ -277,6 +279,74 @@ TEST(BackwardThreads, BackwardOnAnotherThreadEndsWhatIsArmedInIt) {
   const auto loss = AtNode::apply(leaf(), &act).sum();
   std::jthread([&] { loss.backward(); }).join();
   EXPECT_EQ(counter->ends, 1);
+}
+
+// ---- Writes of gradients ----
+
+TEST(BackwardWrites, AreUnderWayFromTheNoteToTheEndOfTheOutermostBackward) {
+  install_backward_engine();
+  const auto one = std::make_shared<Counter>();
+  const auto two = std::make_shared<Counter>();
+  for (const int depth : {1, 2, 70}) {
+    one->writes_ends = 0;
+    backward_of_depth(depth, [&] {
+      EXPECT_FALSE(writes_under_way(one));
+      note_writes(one);
+      note_writes(one);
+      plain_backward();
+      EXPECT_TRUE(writes_under_way(one));
+      EXPECT_FALSE(writes_under_way(two));
+      EXPECT_EQ(one->writes_ends, 0);
+    });
+    EXPECT_FALSE(writes_under_way(one));
+    EXPECT_EQ(one->writes_ends, 1);
+    EXPECT_EQ(one->ends, 0);  // Nobody armed it.
+  }
+}
+
+TEST(BackwardWrites, OfAnotherThreadAreSeenAndThoseOfPlainBackwardsAreNot) {
+  install_backward_engine();
+  const auto counter = std::make_shared<Counter>();
+  while_another_thread_is_in_backward([&] {
+    EXPECT_FALSE(writes_under_way(counter));
+    std::function<void()> act = [&] { note_writes(counter); };
+    AtNode::apply(leaf(), &act).sum().backward();
+    EXPECT_FALSE(writes_under_way(counter));
+    EXPECT_EQ(counter->writes_ends, 1);
+  });
+  std::function<void()> act = [&] {
+    note_writes(counter);
+    std::jthread([&] { EXPECT_TRUE(writes_under_way(counter)); }).join();
+  };
+  AtNode::apply(leaf(), &act).sum().backward();
+  EXPECT_EQ(counter->writes_ends, 2);
+}
+
+TEST(BackwardWrites, EndWithAFailureToo) {
+  install_backward_engine();
+  const auto counter = std::make_shared<Counter>();
+  EXPECT_THAT(
+      thrown_by([&] {
+        backward_of_depth(2, [&] {
+          note_writes(counter);
+          throw std::runtime_error("disk full");
+        });
+      }),
+      HasSubstr("disk full"));
+  EXPECT_FALSE(writes_under_way(counter));
+  EXPECT_EQ(counter->writes_ends, 1);
+}
+
+TEST(BackwardWrites, AreNoneInAutogradGrad) {
+  install_backward_engine();
+  const auto counter = std::make_shared<Counter>();
+  std::function<void()> act = [&] {
+    note_writes(counter);
+    EXPECT_FALSE(writes_under_way(counter));
+  };
+  const auto x = leaf();
+  (void)torch::autograd::grad({AtNode::apply(x, &act).sum()}, {x});
+  EXPECT_EQ(counter->writes_ends, 0);
 }
 
 // ---- Listeners ----

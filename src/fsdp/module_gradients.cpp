@@ -36,9 +36,15 @@ bool ModuleGradients::watch(std::size_t parameter) {
   const auto& tensor = model_.parameters[parameter].tensor;
   if (hook == nullptr && tensor.requires_grad()) {
     hook = autograd::add_pre_accumulation_hook(tensor, [this](at::Tensor&) {
-      // Pairs with show(): a placeholder that is there is seen.
-      if (shown_.load(std::memory_order_acquire)) {
+      // Each backward calls `hide` before it adds for the first time. Later it needs to look no more,
+      // as nothing is shown until its end; but nodes of a failed one may run after that.
+      const int task = autograd::running_task();
+      // Pairs with the store below, and with show(): a placeholder that is there is seen.
+      if (hidden_for_.load(std::memory_order_acquire) != task ||
+          shown_.load(std::memory_order_acquire)) {
         callbacks_.hide();
+        // Another thread of this task must find `.grad()` as hide() has left it.
+        hidden_for_.store(task, std::memory_order_release);
       }
     });
   }

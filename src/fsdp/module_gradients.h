@@ -27,7 +27,8 @@ class ModuleGradients final : public autograd::ParameterUseListener {
  public:
   // All are called without the owner's lock, on any thread.
   struct Callbacks {
-    // A backward is about to add to `.grad()`; the owner calls hide().
+    // A backward is about to add to `.grad()`: the owner calls hide(), and show() only when this
+    // backward has ended. Called once for a graph task, or more often.
     std::function<void()> hide;
     // Throws if the parameter is no longer the tensor whose gradients reach the owner.
     std::function<void(int parameter)> check_identity;
@@ -41,7 +42,8 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   ModuleGradients(const ModuleGradients&) = delete;
   ModuleGradients& operator=(const ModuleGradients&) = delete;
 
-  // Gives the parameter a placeholder, unless `.grad()` already has something.
+  // Gives the parameter a placeholder, unless `.grad()` already has something. REQUIRES: no backward
+  // is running for which `hide` was called.
   void show(int parameter);
 
   // Takes all placeholders away. Returns the parameters whose placeholder was already gone without
@@ -75,6 +77,8 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   std::vector<Item> items_;  // By parameter.
   std::uint64_t showings_ = 0;
   std::atomic<bool> shown_{false};  // Some was shown since the last hide().
+  // The last graph task for which `hide` was called.
+  std::atomic<int> hidden_for_{-1};
 };
 
 }  // namespace sherd::fsdp

@@ -61,6 +61,7 @@ void ShardingEngine::watch_module_gradients() {
               this,
               [](ShardingEngine& self) {
                 const std::lock_guard lock(self.mu_);
+                autograd::note_writes(self.weak_from_this());
                 self.hide_module_gradients();
               }),
           .check_identity = while_alive(
@@ -86,14 +87,24 @@ void ShardingEngine::hide_module_gradients() {
 }
 
 void ShardingEngine::show_module_gradients() {
-  if (autograd::any_backward()) {
-    return;  // It may be about to add to a `.grad()`.
+  // A backward that adds to a `.grad()` of this model has noted so before, under the lock. One that
+  // comes to its first later hides what is shown here.
+  show_due_ = autograd::writes_under_way(weak_from_this());
+  if (show_due_) {
+    return;
   }
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto parameter = static_cast<int>(p);
     if (model_.parameters[p].trainable >= 0 && has_gradient(parameter)) {
       module_gradients_->show(parameter);
     }
+  }
+}
+
+void ShardingEngine::writes_ended() {
+  const std::lock_guard lock(mu_);
+  if (show_due_ && usable()) {
+    show_module_gradients();
   }
 }
 

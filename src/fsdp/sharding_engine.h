@@ -72,7 +72,8 @@ class ShardingEngine : public autograd::ModelEngine {
 
   // Prepares placeholders. REQUIRES: a shared_ptr owns this.
   void watch_module_gradients();
-  // Gives placeholders to parameters with a gradient, unless some backward is running.
+  // Gives placeholders to parameters with a gradient. If a backward is running that adds to
+  // `.grad()` of this model's parameters, its end does so.
   void show_module_gradients();
   // Takes them away, and clears the gradients whose placeholder the user has dropped.
   void hide_module_gradients();
@@ -82,6 +83,13 @@ class ShardingEngine : public autograd::ModelEngine {
 
   const fsdp::ModelUnits model_;
   std::unique_ptr<fsdp::ModuleGradients> module_gradients_;
+
+ private:
+  // BackwardListener
+  void writes_ended() final;
+
+  bool show_due_ =
+      false;  // Another backward was running when gradients were to be shown.
 };
 
 }  // namespace sherd

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/single_rank_engine.h"
 
+#include <latch>
+#include <thread>
 #include <gmock/gmock.h>
 #include "fsdp/testing.h"
 #include "support/optional_gradient.h"
@@ -89,6 +91,62 @@ TEST(SingleRankEngine, GradientsAccumulateInSlicesNotInParameters) {
   EXPECT_EQ(net->first->weight.grad().sizes(), net->first->weight.sizes());
   EXPECT_THROW((void)net->first->weight.grad().sum(), Error);
   EXPECT_FALSE(net->offset.grad().defined());
+}
+
+// A backward of the last layer that calls `added` after it has added to that layer's gradients.
+void backward_of_last_layer(Net& net, const std::function<void()>& added) {
+  auto x = torch::ones({2, net->third->options.in_features()}).requires_grad_();
+  x = x * 1;
+  x.register_hook([&](const torch::Tensor&) { added(); });
+  net->third(x).sum().backward();
+}
+
+TEST(SingleRankEngine, ShowsGradientsWhenTheLastOfTwoBackwardsHasEnded) {
+  Net net;
+  const auto engine = start(*net);
+  const auto slices = engine->named_parameters();
+  const auto shown = [&] { return net->third->weight.grad().defined(); };
+  std::latch both(1);
+  std::latch end(1);
+  std::jthread other;
+  backward_of_last_layer(net, [&] {
+    other = std::jthread([&] {
+      backward_of_last_layer(net, [&] {
+        both.count_down();
+        end.wait();
+      });
+    });
+    both.wait();
+  });
+  EXPECT_FALSE(shown());  // The other one adds to it, as far as anybody knows.
+  end.count_down();
+  other.join();
+  EXPECT_TRUE(shown());
+  net->zero_grad();
+  for (const auto& item : slices.items) {
+    EXPECT_FALSE(item.slice.grad().defined()) << item.name;
+  }
+}
+
+TEST(SingleRankEngine, AddsUpWhatTwoThreadsBring) {
+  Net net;
+  const auto engine = start(*net);
+  constexpr int kBackwards = 200;
+  const auto several = [&net] {
+    for (int i = 0; i < kBackwards; ++i) {
+      backward_of_last_layer(net, [] {});
+    }
+  };
+  std::jthread other(several);
+  several();
+  other.join();
+  for (const auto& item : engine->named_parameters().items) {
+    if (item.name == "third.bias") {
+      EXPECT_EQ(item.slice.grad().min().item<double>(), 4 * kBackwards);
+    }
+  }
+  net->zero_grad();
+  EXPECT_FALSE(engine->named_parameters().items.back().slice.grad().defined());
 }
 
 TEST(SingleRankEngine, AnUndefinedGradientChangesNone) {

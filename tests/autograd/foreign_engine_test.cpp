@@ -2,6 +2,7 @@
 //
 // Somebody installed an autograd engine before sherd, as a Python process does.
 // The installation is process-wide, hence a program of its own.
+#include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/autograd/checkpoint.h>
@@ -33,7 +34,9 @@ class Counter final : public BackwardListener {
       throw std::runtime_error(complaint);
     }
   }
+  void writes_ended() override { ++writes_ends; }
   int ends = 0;
+  int writes_ends = 0;
   bool fails = false;
   std::string complaint;
 };
@@ -184,9 +187,47 @@ TEST_F(ForeignEngineTest, BracketsEndWhatForwardsHaveArmed) {
   bracketed([] {});
   const auto counter = std::make_shared<Counter>();
   EXPECT_TRUE(arm(counter));
-  EXPECT_FALSE(any_backward());
-  bracketed([] { EXPECT_TRUE(any_backward()); });
+  bracketed([] {});
   EXPECT_EQ(counter->ends, 1);
+}
+
+TEST_F(ForeignEngineTest, BracketsEndWritesThatWereNotedWithin) {
+  const auto counter = std::make_shared<Counter>();
+  bracketed([&] {
+    // Beside it, a backward that writes nothing here.
+    std::jthread([&] {
+      bracketed([&] { EXPECT_FALSE(writes_under_way(counter)); });
+    }).join();
+    note_writes(counter);
+    EXPECT_TRUE(writes_under_way(counter));
+    std::jthread([&] {
+      bracketed([] {});
+      EXPECT_TRUE(writes_under_way(counter));
+    }).join();
+    EXPECT_EQ(counter->writes_ends, 0);
+  });
+  EXPECT_FALSE(writes_under_way(counter));
+  EXPECT_EQ(counter->writes_ends, 1);
+  EXPECT_EQ(counter->ends, 0);
+}
+
+// A thread of the engine cannot tell whose node it runs.
+TEST_F(ForeignEngineTest, WritesOfAnEnginesOwnThreadMayBeOfEachBracket) {
+  const auto counter = std::make_shared<Counter>();
+  bracketed([&] {
+    std::jthread([&] { note_writes(counter); }).join();
+    EXPECT_TRUE(writes_under_way(counter));
+  });
+  EXPECT_EQ(counter->writes_ends, 1);
+}
+
+TEST_F(ForeignEngineTest, WritesOfABackwardWithoutABracketAreNotNoted) {
+  const auto counter = std::make_shared<Counter>();
+  backward_with([&] {
+    note_writes(counter);
+    EXPECT_FALSE(writes_under_way(counter));
+  });
+  EXPECT_EQ(counter->writes_ends, 0);
 }
 
 TEST_F(ForeignEngineTest, BackwardsWithinABracketAreNone) {

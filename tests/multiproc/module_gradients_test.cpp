@@ -7,7 +7,9 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <latch>
 #include <limits>
+#include <thread>
 #include <gmock/gmock.h>
 
 namespace sherd::test {
@@ -152,6 +154,46 @@ TEST_P(ModuleGradients, CopiesOfWhatTheModuleShowsClearNothingLater) {
     held.push_back(twins.model->head->weight.grad());
     twins.fsdp.close();
     EXPECT_FALSE(twins.model->head->weight.grad().defined());
+  }));
+}
+
+// A backward of something else that another thread runs for as long as this lives.
+class PlainBackwardElsewhere {
+ public:
+  PlainBackwardElsewhere() { began_.wait(); }
+  ~PlainBackwardElsewhere() { end_.count_down(); }
+  PlainBackwardElsewhere(const PlainBackwardElsewhere&) = delete;
+  PlainBackwardElsewhere& operator=(const PlainBackwardElsewhere&) = delete;
+
+ private:
+  void run() {
+    const auto weight = torch::ones({3}, torch::requires_grad());
+    weight.register_hook([this](const torch::Tensor&) {
+      began_.count_down();
+      end_.wait();
+    });
+    weight.sum().backward();
+  }
+
+  std::latch began_{1}, end_{1};
+  std::jthread thread_{[this] { run(); }};
+};
+
+TEST_P(ModuleGradients, ABackwardOfAnotherThreadThatIsNotTheModelsTakesNone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+      Twins twins(world, strategy);
+      {
+        const PlainBackwardElsewhere elsewhere;
+        twins.backward(0);
+        EXPECT_TRUE(twins.model->head->bias.grad().defined());
+        twins.model->zero_grad();
+        expect_no_gradients(twins.fsdp);
+        twins.backward(1);
+      }
+      twins.backward_reference(1);
+      twins.expect_equal_gradients();
+    }
   }));
 }
 
