@@ -56,6 +56,7 @@ void SingleRankEngine::start() {
         .limit = *memory_limit_, .meter = make_memory_meter(model_.device)});
   }
   hook_due_.assign(slices_.size(), false);
+  synchronised_.resize(slices_.size());
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     parameter.tensor.mutable_grad().reset();
@@ -98,12 +99,54 @@ void SingleRankEngine::end_no_sync(NoSyncAxis axis) {
   no_sync_scopes_ -= axis == NoSyncAxis::kBoth ? 1 : 0;
 }
 
+// As on several ranks: what a failed backward leaves is nothing, or, under no_sync(), what
+// synchronised ones have brought before.
 void SingleRankEngine::end_of_backward(const std::exception_ptr& failure) {
   if (failure) {
     hook_due_.assign(slices_.size(), false);
   }
-  if (usable()) {
-    show_module_gradients();
+  if (!usable()) {
+    return;
+  }
+  if (no_sync_scopes_ == 0) {
+    synchronised_.assign(slices_.size(), {});
+    for (std::size_t p = 0; failure && p < slices_.size(); ++p) {
+      clear_gradient(static_cast<int>(p));
+    }
+  } else if (failure) {
+    drop_unsynchronised();
+  }
+  show_module_gradients();
+}
+
+// A gradient that the user has written since, to zero it for example, has no part that could be told
+// from the rest.
+bool SingleRankEngine::has_changed_since_added(int parameter) const {
+  const auto& grad = slices_[static_cast<std::size_t>(parameter)].grad();
+  const auto& before = synchronised_[static_cast<std::size_t>(parameter)];
+  return !grad.defined() || before.with_added != grad.unsafeGetTensorImpl() ||
+      before.version != grad._version();
+}
+
+void SingleRankEngine::begin_unsynchronised(int parameter) {
+  auto& grad = slices_[static_cast<std::size_t>(parameter)].mutable_grad();
+  auto& before = synchronised_[static_cast<std::size_t>(parameter)];
+  if (before.with_added != nullptr && has_changed_since_added(parameter)) {
+    before.sum.reset();
+  } else if (before.with_added == nullptr && grad.defined()) {
+    before.sum = std::exchange(grad, grad.clone());
+  }
+}
+
+void SingleRankEngine::drop_unsynchronised() {
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    auto& before = synchronised_[p];
+    if (before.with_added == nullptr) {
+      continue;
+    }
+    const bool changed = has_changed_since_added(static_cast<int>(p));
+    slices_[p].mutable_grad() = changed ? at::Tensor() : std::move(before.sum);
+    before = {};
   }
 }
 
@@ -161,11 +204,19 @@ void SingleRankEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   if (gradient_scale_ != 1.0) {
     flat = flat.mul(gradient_scale_);
   }
+  if (no_sync_scopes_ > 0) {
+    begin_unsynchronised(parameter);
+  }
   auto& grad = slice.mutable_grad();
   if (grad.defined()) {
     grad.add_(flat);
   } else {
     grad = std::move(flat);
+  }
+  if (no_sync_scopes_ > 0) {
+    auto& before = synchronised_[static_cast<std::size_t>(parameter)];
+    before.with_added = grad.unsafeGetTensorImpl();
+    before.version = grad._version();
   }
   ++gradients_;
   hook_due_[static_cast<std::size_t>(parameter)] = true;

@@ -72,6 +72,11 @@ class SingleRankEngine final : public ShardingEngine {
   void check_parameter(int parameter) const override;
 
   void gradient_arrived(int parameter, at::Tensor gradient);
+  bool has_changed_since_added(int parameter) const;
+  // Under no_sync(): makes the slice's gradient one that drop_unsynchronised() can take back.
+  void begin_unsynchronised(int parameter);
+  // Takes back what backwards under no_sync() have added since the last synchronised one.
+  void drop_unsynchronised();
   void check_parameters() const;
   std::int64_t trainable() const;
   void warn_if_idle();
@@ -80,6 +85,14 @@ class SingleRankEngine final : public ShardingEngine {
   std::vector<at::Tensor> slices_;  // By parameter; undefined for empty ones.
   // By parameter: it has a gradient for which the hook of its slice was not called yet.
   std::vector<bool> hook_due_;
+  // What a slice's gradient was before backwards under no_sync() added to it.
+  struct Synchronised {
+    at::Tensor sum;  // Undefined: none.
+    // The gradient with what was added, when it was last added to; null: nothing was added.
+    const c10::TensorImpl* with_added = nullptr;
+    std::int64_t version = 0;
+  };
+  std::vector<Synchronised> synchronised_;  // By parameter.
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;
