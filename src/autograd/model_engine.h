@@ -46,6 +46,8 @@ class ModelEngine : public BackwardListener,
   void note_use();
   // The same for events that only happen in a backward, such as the arrival of a gradient.
   void note_backward();
+  // Whether a training forward has begun a frame and no backward has ended since.
+  bool in_forward() const { return armed_; }
   // Makes the next use in training begin a new frame, and ends the present one, so that a backward
   // of another model does not.
   void forget_forward() { armed_ = false; }

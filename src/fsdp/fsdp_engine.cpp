@@ -354,21 +354,6 @@ void FsdpEngine::note_phase(const char* operator_name) {
   note_use();
 }
 
-void FsdpEngine::publish_if_due(const char* operator_name) {
-  // What full_precision() has not published, nobody has written.
-  if (unpublished_ && !autograd::in_backward() && !full_precision_scope_) {
-    SHERD_CHECK_AS(
-        kFailedPrecondition, autograd::records_gradients(), "[fsdp] ",
-        operator_name,
-        " reads a sharded parameter outside training, after a backward and "
-        "before its update was published; call fsdp.publish() on every rank "
-        "after the optimizer step (sherd's own optimizers do)");
-    if (publishers_.expired()) {
-      publish_locked(/*keep_frozen=*/true);
-    }
-  }
-}
-
 RanksAgree FsdpEngine::all_ranks_agree(
     std::uint64_t plans, std::uint64_t shorter_step) {
   constexpr std::uint64_t kLow = 0xffffffff;

@@ -157,6 +157,36 @@ void FsdpEngine::before_load() {
   }
 }
 
+void FsdpEngine::publish_if_due(const char* operator_name) {
+  // What full_precision() has not published, nobody has written.
+  if (!unpublished_ || autograd::in_backward() || full_precision_scope_) {
+    return;
+  }
+  if (!autograd::records_gradients()) {
+    refuse_early_read(operator_name);
+  } else if (publishers_.expired()) {
+    publish_locked(/*keep_frozen=*/true);
+  }
+}
+
+// Nothing may be read without gradients that an optimizer may have written already, nor in place what
+// one of another rank may write meanwhile. A training forward has a backward before the next write, as
+// publish_now() demands, and so have those of its parts that record nothing.
+void FsdpEngine::refuse_early_read(const char* operator_name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !may_be_written(), "[fsdp] ", operator_name,
+      " reads a sharded parameter outside training, after a backward and "
+      "before its update was published; call fsdp.publish() on every rank "
+      "after the optimizer step (sherd's own optimizers do)");
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !writes_in_place() || in_forward(), "[fsdp] ",
+      operator_name,
+      " reads a sharded parameter outside training, between a backward and the "
+      "optimizer step, in which other ranks write the memory that is read; "
+      "evaluate after the step, or, if this is a part of a training forward "
+      "(a reentrant checkpoint), use a parameter with gradients before it");
+}
+
 void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }
 
 void FsdpEngine::publish_now(bool keep_frozen) {

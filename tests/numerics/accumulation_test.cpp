@@ -7,15 +7,19 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
 #include <sherd/optim/sgd.h>
 
 namespace sherd::test {
 namespace {
+
+using testing::HasSubstr;
 
 constexpr std::int64_t kWidth = 6;
 constexpr int kMicroBatches = 3;
@@ -252,6 +256,98 @@ TEST_P(Accumulation, ScopesThatOnlyReadLeaveGraphsUsableAfterABackward) {
           });
         }
       }
+    }
+  }));
+}
+
+// A layer runs without gradients, as in the first pass of a reentrant checkpoint.
+torch::Tensor loss_with_a_part_unrecorded(Chain& model, int batch, int rank) {
+  const auto x = model->layer(0).forward(integer_rows(batch, rank, kWidth));
+  torch::Tensor unrecorded;
+  {
+    const torch::NoGradGuard no_grad;
+    unrecorded = model->layer(1).forward(x);
+  }
+  return model->head(x + unrecorded).sum() * 12;
+}
+
+const std::vector<ExchangeKind> kKinds{
+    ExchangeKind::kCollective, ExchangeKind::kSharedMemory};
+
+TEST_P(Accumulation, AForwardBetweenBackwardAndStepMayHaveUnrecordedParts) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto kind : kKinds) {
+      Chain reference = wide_chain();
+      Chain model = wide_chain();
+      FullyShardOptions options;
+      options.exchange = kind;
+      const Slicing slicing(*reference, world, options);
+      const auto leaves = unique_parameters(*reference);
+      auto fsdp = fully_shard(*model, world, options);
+      Sgd sgd(fsdp.named_parameters(), {});
+      for (int batch = 0; batch < kMicroBatches; ++batch) {
+        reference_backward<Chain>(
+            reference, leaves, loss_with_a_part_unrecorded, batch, world);
+        loss_with_a_part_unrecorded(model, batch, world.rank()).backward();
+      }
+      expect_gradients(slicing, leaves, fsdp, 0.0);
+      sgd.step();
+    }
+  }));
+}
+
+TEST_P(Accumulation, AnEvaluationBetweenBackwardAndStepReadsWhatNobodyWrites) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto kind : kKinds) {
+      for (const auto strategy : {Strategy::kFullShard, Strategy::kNoShard}) {
+        Chain model = wide_chain();
+        FullyShardOptions options;
+        options.exchange = kind;
+        options.strategy = strategy;
+        auto fsdp = fully_shard(*model, world, options);
+        Sgd sgd(fsdp.named_parameters(), {});
+        const auto evaluate = [&] {
+          const torch::NoGradGuard no_grad;
+          return loss_of(model, 1, world.rank()).item<double>();
+        };
+        const bool in_place = kind == ExchangeKind::kSharedMemory &&
+            strategy != Strategy::kNoShard && world.size() > 1;
+        const auto before = evaluate();
+        for (int step = 0; step < 2; ++step) {
+          loss_of(model, 0, world.rank()).backward();
+          if (in_place) {
+            EXPECT_THAT(
+                error_of(evaluate), HasSubstr("evaluate after the step"));
+          } else if (step == 0) {
+            EXPECT_EQ(evaluate(), before);
+          } else {
+            EXPECT_TRUE(std::isfinite(evaluate()));
+          }
+          sgd.step();
+          sgd.zero_grad();
+          EXPECT_NE(evaluate(), before);
+        }
+      }
+    }
+  }));
+}
+
+// What an optimizer of LibTorch has written, nobody knows.
+TEST_P(Accumulation, AnEvaluationBeforeThePublishIsRefused) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto kind : kKinds) {
+      Chain model = wide_chain();
+      FullyShardOptions options;
+      options.exchange = kind;
+      auto fsdp = fully_shard(*model, world, options);
+      loss_of(model, 0, world.rank()).backward();
+      const torch::NoGradGuard no_grad;
+      EXPECT_THAT(
+          error_of([&] { (void)loss_of(model, 1, world.rank()); }),
+          HasSubstr("call fsdp.publish() on every rank"));
     }
   }));
 }

@@ -189,6 +189,32 @@ class FullyShard(unittest.TestCase):
             self.same(together(model, handle, optimizer)[0], expected[0])
             handle.close()
 
+    def test_micro_batches_with_reentrant_checkpoints(self):
+        from torch.utils.checkpoint import checkpoint  # pylint: disable=C0415
+
+        def loss(model, step, rank):
+            x = model[0](batch_of(step, rank)[:, :-1])
+            for layer in model[1:3]:
+                x = checkpoint(layer, x, use_reentrant=True)
+            return model[3](x).square().mean()
+
+        plain = decoder()
+        for step in range(2):
+            for rank in range(ranks.size()):
+                (loss(plain, step, rank) / ranks.size()).backward()
+        for exchange in ("shared_memory", "messages"):
+            model = decoder()
+            handle = self.sherd.fully_shard(model, exchange=exchange)
+            optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+            for step in range(2):
+                loss(model, step, ranks.rank()).backward()
+            with handle.summon_full_parameters(read_only=True, with_gradients=True) as full:
+                for name, parameter in plain.named_parameters():
+                    self.assertTrue(torch.allclose(
+                        full.gradient(name), parameter.grad, atol=1e-5), name)
+            optimizer.step()
+            handle.close()
+
     def test_no_sync_accumulates(self):
         plain = decoder()
         optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
