@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/blended_corpus.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
+#include <initializer_list>
+#include <iterator>
+#include <string_view>
 #include <system_error>
 #include <nlohmann/json.hpp>
 #include <sherd/data/tokenizer.h>
@@ -33,6 +37,19 @@ void check_vocabulary(const Corpus& first, const Corpus& other) {
       first.vocabulary() == other.vocabulary(), "[data] ", other.path(),
       ": expected the vocabulary of ", first.path(), ", ", first.vocabulary(),
       ", found ", other.vocabulary());
+}
+
+// A misspelt key would otherwise be another mixture.
+void check_keys(
+    const Json& object,
+    std::initializer_list<std::string_view> known,
+    const std::string& file) {
+  for (const auto& item : object.items()) {
+    SHERD_CHECK(
+        std::ranges::find(known, item.key()) != known.end(), "[data] ", file,
+        ": expected no keys but \"", *known.begin(), "\" and \"",
+        *std::prev(known.end()), "\" there, found \"", item.key(), "\"");
+  }
 }
 
 }  // namespace
@@ -66,8 +83,11 @@ void BlendedCorpus::read(
     const std::string& file, const CorpusOptions& options) {
   const auto folder = fs::path(file).parent_path();
   const auto json = Json::parse(MappedFile::open(file).value().bytes());
-  for (const auto& source : json.at("sources")) {
+  const auto& listed = json.at("sources");
+  check_keys(json, {"sources", "validation"}, file);
+  for (const auto& source : listed) {
     const auto path = (folder / source.at("path").get<std::string>()).string();
+    check_keys(source, {"path", "weight"}, file);
     const double weight = source.value("weight", 1.0);
     SHERD_CHECK(
         std::isfinite(weight) && weight > 0, "[data] ", file,

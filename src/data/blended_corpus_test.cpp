@@ -185,6 +185,11 @@ TEST_F(BlendedCorpusTest, WhatDoesNotFitIsRefused) {
   folder_.file("none.blend.json", R"({"sources": []})");
   folder_.file("other.blend.json", R"({"source": "a"})");
   folder_.file("cut.blend.json", R"({"sources": [)");
+  folder_.file(
+      "wieght.blend.json", R"({"sources": [{"path": "a", "wieght": 9}]})");
+  folder_.file(
+      "validaton.blend.json",
+      R"({"sources": [{"path": "a"}], "validaton": "a"})");
   prepared("unknown", 0, 100, {.vocabulary = kVocabulary});
   folder_.file(
       "au.blend.json", R"({"sources": [{"path": "a"}, {"path": "unknown"}]})");
@@ -212,6 +217,13 @@ TEST_F(BlendedCorpusTest, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(refusal("none.blend.json"), HasSubstr("at least one source"));
   EXPECT_THAT(refusal("other.blend.json"), HasSubstr("expected {\"sources\""));
   EXPECT_THAT(refusal("cut.blend.json"), HasSubstr("expected {\"sources\""));
+  EXPECT_THAT(
+      refusal("wieght.blend.json"),
+      HasSubstr("expected no keys but \"path\" and \"weight\" there, found "
+                "\"wieght\""));
+  EXPECT_THAT(
+      refusal("validaton.blend.json"),
+      AllOf(HasSubstr("\"validation\""), HasSubstr("found \"validaton\"")));
   EXPECT_THAT(
       refusal("a", {.vocabulary = 50}),
       AllOf(HasSubstr("vocabulary of at least 100000"), HasSubstr("found 50")));
