@@ -252,7 +252,9 @@ void FsdpEngine::refuse_write(
           summoned_parameters_->open()
               ? ", but the summon scope was opened read_only"
               : ", which is sharded: the write would be lost or seen by other "
-                "ranks; write inside summon_full_parameters()"),
+                "ranks; make optimizers over fsdp.parameters() or "
+                "fsdp.named_parameters(), and do other writes inside "
+                "summon_full_parameters()"),
       ErrorCode::kFailedPrecondition);
 }
 
