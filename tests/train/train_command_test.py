@@ -438,6 +438,23 @@ class TrainCommand(unittest.TestCase):
         steps = len(self.losses("x"))
         self.assertTrue((self.folder / f"x/checkpoints/step-{steps}").is_dir())
 
+    def test_a_run_that_was_killed_before_it_saved_begins_again(self):
+        words = ("--data", "text", "--run", "x", "--steps", "1000000")
+        process = self.start(*words, "--save-every", "500000")
+        self.wait_for(process, "step 1/")
+        process.kill()
+        process.wait(TIMEOUT_S)
+        text = self.shown(*SMALL, *words, "--save-every", "400000", expected=2)
+        self.assertIn("found metrics.jsonl of another run", text)
+        again = self.start(*words, "--save-every", "500000")
+        self.wait_for(again, "begins again; its metrics so far are in x/metrics.jsonl.1")
+        self.wait_for(again, "step 1/")
+        again.send_signal(signal.SIGINT)
+        self.wait_for(again, "ended  by SIGINT, saved x/checkpoints/step-")
+        self.assertEqual(again.wait(TIMEOUT_S), 128 + signal.SIGINT)
+        steps = [step for (step,) in self.metrics("x", ["step"])]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+
     def test_the_second_interrupt_ends_at_once(self):
         # The validation after the first step takes minutes.
         process = self.start(

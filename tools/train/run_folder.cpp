@@ -7,6 +7,8 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -41,10 +43,10 @@ std::string made(const std::string& path) {
     refuse_file(path, "a folder that can be written", failure.message());
   }
   if (std::filesystem::exists(path + "/" + kMetrics, failure)) {
-    refuse_file(
-        path,
-        "a new folder for this run, or one with checkpoints to go on from",
-        "metrics.jsonl of another run");
+    // A usage error, so that launchers do not repeat the command.
+    refuse(
+        path, "a new folder for this run, or one with checkpoints to resume",
+        "metrics.jsonl of another run; pass another --run");
   }
   return path;
 }
@@ -64,6 +66,26 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
     path = first + "-" + std::to_string(n);
   }
   return path;
+}
+
+std::string set_aside_metrics(
+    const std::string& path, const std::string& config_json) {
+  const auto metrics = path + "/" + kMetrics;
+  std::error_code failure;
+  std::ifstream file(path + "/config.json", std::ios::binary);
+  const std::string config(std::istreambuf_iterator<char>(file), {});
+  if (config != config_json || !std::filesystem::exists(metrics, failure)) {
+    return "";
+  }
+  std::string aside = metrics + ".1";
+  for (int n = 2; std::filesystem::exists(aside, failure); ++n) {
+    aside = metrics + "." + std::to_string(n);
+  }
+  std::filesystem::rename(metrics, aside, failure);
+  if (failure) {
+    refuse_file(metrics, "a file that can be renamed", failure.message());
+  }
+  return aside;
 }
 
 std::string metrics_line(const StepMetrics& record) {

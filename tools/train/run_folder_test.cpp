@@ -200,6 +200,21 @@ TEST(RunFolder, AnotherRunIsNotOverwritten) {
       AllOf(HasSubstr(path), HasSubstr("found metrics.jsonl of another run")));
 }
 
+TEST(RunFolder, TheSameRunMayBeginAgainAndItsMetricsAreSetAside) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  EXPECT_EQ(set_aside_metrics(path, "{}"), "");
+  for (const std::string end : {".1", ".2"}) {
+    RunFolder(path, "{}").add({.step = 1});
+    EXPECT_EQ(set_aside_metrics(path, "{\"another\": 1}"), "");
+    const auto whole = file_text(path + "/metrics.jsonl");
+    const auto aside = path + "/metrics.jsonl" + end;
+    EXPECT_EQ(set_aside_metrics(path, "{}"), aside);
+    EXPECT_EQ(file_text(aside), whole);
+  }
+  EXPECT_EQ(folder_refusal(path), "accepted");
+}
+
 TEST(RunFolder, AFolderThatCannotBeWrittenIsNamed) {
   const ScratchFolder scratch;
   const auto file = scratch.file("file", "");
