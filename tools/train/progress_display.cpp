@@ -66,6 +66,20 @@ std::string format_memory(std::int64_t bytes) {
                         : format("%.1f GiB", mib / 1024.0);
 }
 
+std::string end_line(const ProgressState& state, double seconds) {
+  auto text = state.step < state.steps
+      ? format(
+            "ended  at step %lld of %lld: ", static_cast<long long>(state.step),
+            static_cast<long long>(state.steps))
+      : std::string("done   ");
+  text += format("loss %.3f", state.loss);
+  if (state.val_loss.has_value()) {
+    text += format(", validation %.3f", *state.val_loss);
+  }
+  return text + format(", %.0f tokens/s, ", state.tokens_per_s) +
+      format_duration(seconds);
+}
+
 std::string format_duration(double seconds) {
   const auto total = static_cast<long long>(
       std::isfinite(seconds) ? std::clamp(seconds, 0.0, 1e9) + 0.5 : 0.0);

@@ -4,6 +4,7 @@
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "format_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -46,6 +47,25 @@ TEST(ProgressDisplay, TheBarFitsEveryWidthAndDropsTheLeastImportantFirst) {
   EXPECT_THAT(
       progress_bar(halfway(), 200),
       StartsWith("[###############...............] step 100/200"));
+}
+
+TEST(ProgressDisplay, TheEndSaysWhetherItIsTheLastStepAndWhatWasMeasured) {
+  auto state = halfway();
+  EXPECT_EQ(
+      end_line(state, 21.2),
+      "ended  at step 100 of 200: loss 2.413, validation 2.600, 5123 tokens/s, "
+      "0:21");
+  state.step = 200;
+  state.val_loss.reset();
+  EXPECT_EQ(end_line(state, 21.2), "done   loss 2.413, 5123 tokens/s, 0:21");
+}
+
+TEST(ShellQuoted, AShellReadsTheWordBack) {
+  EXPECT_EQ(shell_quoted("runs/20260102-030405"), "runs/20260102-030405");
+  EXPECT_EQ(shell_quoted("my dir/run"), "'my dir/run'");
+  EXPECT_EQ(shell_quoted("a b'c"), R"('a b'\''c')");
+  EXPECT_EQ(shell_quoted("~/x"), "'~/x'");
+  EXPECT_EQ(shell_quoted(""), "''");
 }
 
 TEST(ProgressDisplay, DurationsReadLikeAClock) {

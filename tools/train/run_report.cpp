@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 #include <cinttypes>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <utility>
@@ -185,10 +184,13 @@ void RunReport::finish(const Sample& sample, const std::string& saved) {
     say("sample (the model goes on after the bar):\n" + text_of(sample, run_));
   }
   const auto& last = folder_->records().back();
-  say(format(
-      "done   loss %.3f, validation %.3f, %.0f tokens/s, %s", last.loss,
-      last.val_loss.value_or(std::nan("")), tokens_per_s(),
-      format_duration(seconds(SteadyClock().now()) - start_s_).c_str()));
+  say(end_line(
+      {.step = last.step,
+       .steps = trainer_.last_step(),
+       .loss = last.loss,
+       .val_loss = val_loss_,
+       .tokens_per_s = tokens_per_s()},
+      seconds(SteadyClock().now()) - start_s_));
   say("curve  " + folder_->path() + "/curve.html");
   if (!saved.empty()) {
     say("saved  " + saved);
