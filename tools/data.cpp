@@ -52,7 +52,7 @@ void print(const PrepareReport& report, const std::string& out, double s) {
       static_cast<long long>(report.validation_tokens),
       static_cast<long long>(report.validation_documents),
       static_cast<long long>(report.vocabulary));
-  std::printf("train     sherd train --data %s\n", out.c_str());
+  std::printf("train     sherd train --data %s\n", shell_quoted(out).c_str());
 }
 
 void prepare_and_print(const PrepareOptions& options) {

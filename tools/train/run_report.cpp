@@ -203,8 +203,9 @@ void RunReport::finish(const Sample& sample, const std::string& saved) {
 void RunReport::say_how_to_go_on() {
   const auto& config = trainer_.config();
   const bool all_taken = trainer_.last_step() == config.steps;
-  say("go on  sherd run -n " + std::to_string(trainer_.world().size()) +
-      " -- sherd train --config " + folder_->path() + "/config.json" +
+  say("resume sherd run -n " + std::to_string(trainer_.world().size()) +
+      " -- sherd train --config " +
+      shell_quoted(folder_->path() + "/config.json") +
       (config.stop_at > 0 ? " --stop-at 0" : "") +
       (all_taken ? " --steps " + std::to_string(2 * config.steps) : ""));
 }

@@ -147,8 +147,8 @@ class TrainJob {
     checkpoints_->wait();
     report_.say(
         std::string("ended  by ") + (asked_ == SIGINT ? "SIGINT" : "SIGTERM") +
-        ", saved " + saved_ + "; the same command with --run " + path_ +
-        " goes on from there");
+        ", saved " + saved_ + "; the same command with --run " +
+        shell_quoted(path_) + " continues from there");
     close();
     return true;
   }
