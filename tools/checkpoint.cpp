@@ -209,6 +209,15 @@ int diff(const Arguments& given) {
   return found.none() ? 0 : kDiffers;
 }
 
+// The folder was empty before this command wrote there, and the next one expects it to be.
+void remove_content(const std::string& folder) {
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder, ignored)) {
+    std::filesystem::remove(entry.path(), ignored);
+  }
+}
+
 // Written as transformers' from_pretrained() reads it.
 int export_model(const Arguments& given) {
   const auto source = find_model(given.path, given.weights);
@@ -229,25 +238,36 @@ int export_model(const Arguments& given) {
              return hugging_face_name(source.config, name);
            },
        .progress = progress_bar("export")});
-  const auto merged =
-      std::exchange(files.front(), given.to + "/model.safetensors");
-  std::filesystem::rename(merged, files.front());
-  files.push_back(given.to + "/config.json");
-  replace_file(files.back(), description).throw_if_failed();
-  const auto copied = data::copy_tokenizer(source.folder, given.to);
-  files.insert(files.end(), copied.begin(), copied.end());
+  try {
+    const auto merged =
+        std::exchange(files.front(), given.to + "/model.safetensors");
+    std::filesystem::rename(merged, files.front());
+    files.push_back(given.to + "/config.json");
+    replace_file(files.back(), description).throw_if_failed();
+    const auto copied = data::copy_tokenizer(source.folder, given.to);
+    files.insert(files.end(), copied.begin(), copied.end());
+  } catch (...) {
+    remove_content(given.to);
+    throw;
+  }
   return print_files(source.weights, files, given.json);
 }
 
 // Throws Error if the folder has a run, whose files would be replaced.
 void expect_no_run(const std::string& folder) {
   std::error_code ignored;
-  for (const char* name : {"config.json", "metrics.jsonl", "checkpoints"}) {
+  for (const char* name : {"config.json", "metrics.jsonl"}) {
     const auto path = folder + "/" + name;
     if (std::filesystem::exists(path, ignored) &&
         !std::filesystem::is_empty(path, ignored)) {
       throw Error(folder + ": expected a folder without a run, found " + path);
     }
+  }
+  // An import that failed leaves a folder without one.
+  const auto checkpoint = newest_checkpoint(folder + "/checkpoints");
+  if (checkpoint) {
+    throw Error(
+        folder + ": expected a folder without a run, found " + *checkpoint);
   }
 }
 
@@ -273,8 +293,15 @@ int import_model(const Arguments& given) {
              return name_from_hugging_face(config, name);
            },
        .progress = progress_bar("import")});
-  replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
-  data::copy_tokenizer(from, run);
+  try {
+    replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
+    data::copy_tokenizer(from, run);
+  } catch (...) {
+    std::error_code ignored;  // Else the next attempt would find a run here.
+    std::filesystem::remove_all(run + "/checkpoints", ignored);
+    std::filesystem::remove(run + "/config.json", ignored);
+    throw;
+  }
   if (given.json) {
     print(Json({{"run", run}, {"tensors", names.size()}}));
     return 0;

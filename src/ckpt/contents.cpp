@@ -184,14 +184,27 @@ std::vector<std::string> merge_checkpoint(
       options.section, ", found none");
   ckpt::ProgressMeter meter(options.progress, bytes);
   std::vector<std::string> written;
-  for (const auto& section : sections) {
-    written.push_back(
-        to + "/" + section.first + (options.archives ? ".pt" : ".safetensors"));
-    if (options.archives) {
-      archive_section(reader, section, options, written.back(), meter);
-    } else {
-      write_section(reader, section, options, *files, written.back(), meter);
+  std::string draft;
+  try {
+    for (const auto& section : sections) {
+      draft = to + "/" + section.first + ".new";
+      if (options.archives) {
+        archive_section(reader, section, options, draft, meter);
+      } else {
+        write_section(reader, section, options, *files, draft, meter);
+      }
+      const auto path = to + "/" + section.first +
+          (options.archives ? ".pt" : ".safetensors");
+      files->rename(draft, path).throw_if_failed();
+      written.push_back(path);
     }
+  } catch (...) {
+    // The next call expects an empty folder again.
+    written.push_back(draft);
+    for (const auto& path : written) {
+      (void)files->remove(path);
+    }
+    throw;
   }
   return written;
 }

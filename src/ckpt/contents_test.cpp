@@ -188,6 +188,30 @@ TEST(Archives, OfACheckpointThatNamesNoSuchChildrenComeWithAWarning) {
       HasSubstr("No such serialized submodule"));
 }
 
+TEST(MergeCheckpoint, LeavesNothingThatBlocksTheNextCallWhenItFails) {
+  const ScratchFolder scratch;
+  const auto folder = saved(
+      scratch.path() + "/run",
+      {{"a", torch::ones({1000})}, {"b", torch::ones({1000})}});
+  const auto file = folder + "/model-00000-000.safetensors";
+  const auto bytes = std::filesystem::file_size(file);
+  std::filesystem::copy_file(file, scratch.path() + "/whole");
+  const auto to = scratch.path() + "/to";
+  for (const bool archives : {false, true}) {
+    std::filesystem::resize_file(file, bytes - 100);
+    std::filesystem::resize_file(file, bytes);  // The end of b is zero now.
+    EXPECT_THAT(
+        error_of([&] { merge_checkpoint(folder, to, {.archives = archives}); }),
+        HasSubstr("is damaged"));
+    EXPECT_TRUE(std::filesystem::is_empty(to));
+    std::filesystem::copy_file(
+        scratch.path() + "/whole", file,
+        std::filesystem::copy_options::overwrite_existing);
+    EXPECT_EQ(merge_checkpoint(folder, to, {.archives = archives}).size(), 1U);
+    std::filesystem::remove_all(to);
+  }
+}
+
 // Two files of one tensor each, and the state of a model that has both.
 struct TwoFiles {
   explicit TwoFiles(const ScratchFolder& scratch) {

@@ -126,6 +126,31 @@ def refuses(command):
         assert "model-00001-000.safetensors: " in text and "is damaged" in text, text
 
 
+def tries_again(command):
+    """What failed leaves nothing that the next attempt refuses."""
+    damaged, to = command.scratch / "torn", command.scratch / "to"
+    shutil.copytree(command.step(4), damaged)
+    file = damaged / "model-00001-000.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+    for convert in ("merge", "export"):
+        assert "is damaged" in command.shown(1, convert, damaged, to)
+        assert not list(to.iterdir()), convert
+    # One of its companions cannot be copied.
+    (command.run / "tokenizer_config.json").mkdir()
+    assert "tokenizer_config.json" in command.shown(1, "export", command.run, to)
+    assert not list(to.iterdir())
+    (command.run / "tokenizer_config.json").rmdir()
+    command.shown(0, "export", command.run, to)
+    (command.scratch / "a b" / "checkpoints").mkdir(parents=True)
+    (to / "tokenizer_config.json").mkdir()
+    refused = command.shown(1, "import", to, command.scratch / "a b")
+    assert "tokenizer_config.json" in refused, refused
+    (to / "tokenizer_config.json").rmdir()
+    printed = command.shown(0, "import", to, command.scratch / "a b")
+    assert f"--config '{command.scratch}/a b/config.json' --data PATH" in printed
+
+
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
@@ -134,7 +159,9 @@ def main():
     scratch.mkdir(parents=True)
     command = Command(sys.argv[1], scratch)
     command.train()
-    for show in (looks, compares, converts, carries_the_tokenizer, refuses):
+    for show in (
+        looks, compares, converts, carries_the_tokenizer, refuses, tries_again
+    ):  # fmt: skip
         show(command)
 
 
