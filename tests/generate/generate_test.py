@@ -256,7 +256,8 @@ def trained(sherd, folder, *more):
     run(
         sherd, "train", "--steps", 30, "--layers", 2, "--width", 64, "--heads", 4,
         "--seq", POSITIONS, "--batch", 4, "--save-every", 30, "--quiet",
-        "--data", ROOT / "LICENSE", "--sample-tokens", 0, "--run", folder, *more,
+        "--sample-tokens", 0, "--run", folder,
+        *(() if "--data" in more else ("--data", ROOT / "LICENSE")), *more,
     )  # fmt: skip
 
 
@@ -309,6 +310,20 @@ def runs(sherd, scratch):
     for ranks in (1, 2):
         found = evaluated(sherd, folder, "--choices", tasks, ranks=ranks)
         assert found["chosen"] == [0, 1] and found["accuracy"] == 1.0, found
+    ids_without_a_tokenizer(sherd, scratch)
+
+
+def ids_without_a_tokenizer(sherd, scratch):
+    """A model that was trained on ids is evaluated on ids."""
+    folder, ids = scratch / "of-ids", scratch / "ids.bin"
+    ids.write_bytes(b"".join(i.to_bytes(2, "little") for i in range(500)) * 4)
+    trained(sherd, folder, "--data", ids, "--vocab", 512)
+    assert evaluated(sherd, folder, "--data", ids)["tokens"] == 1999
+    text = scratch / "text"
+    text.write_text("a text")
+    for words in (("--data", text), ("--data", ids, text)):
+        status, _, err = outcome(sherd, "eval", "--from", folder, *words)
+        assert status == 2 and "expected the tokenizer of a model" in err, err
 
 
 def refused(sherd, *words, expected, ranks=(1, 2)):

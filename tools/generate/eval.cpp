@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
@@ -75,9 +76,27 @@ void check(const Arguments& given, const ModelSource& source) {
   }
 }
 
+// The model's tokenizer, loaded for the first text: a model that was trained on ids has none.
+class TextTokens {
+ public:
+  // `source` must outlive it.
+  explicit TextTokens(const ModelSource& source) : source_(source) {}
+
+  ModelTokens& get() {
+    if (!tokens_) {
+      tokens_.emplace(source_);
+    }
+    return *tokens_;
+  }
+
+ private:
+  const ModelSource& source_;
+  std::optional<ModelTokens> tokens_;
+};
+
 // The token ids of a token file, or those of a text by the tokenizer.
 std::vector<std::int64_t> ids_of(
-    const std::string& path, const ModelSource& source, ModelTokens& tokens) {
+    const std::string& path, const ModelSource& source, TextTokens& tokens) {
   std::vector<std::int64_t> ids;
   if (path.ends_with(".bin") || path.ends_with(".tokens")) {
     if (path.ends_with(".tokens")) {
@@ -88,7 +107,7 @@ std::vector<std::int64_t> ids_of(
     ids.resize(static_cast<std::size_t>(corpus.tokens()));
     corpus.copy(0, corpus.tokens(), ids.data());
   } else {
-    ids = tokens.encode_beginning(text_in(path), path);
+    ids = tokens.get().encode_beginning(text_in(path), path);
   }
   if (ids.size() < 2) {
     throw Error(
@@ -126,10 +145,10 @@ EncodedTask encoded(
 }
 
 std::vector<EncodedTask> tasks_of(
-    const std::string& path, const ModelSource& source, ModelTokens& tokens) {
+    const std::string& path, const ModelSource& source, TextTokens& tokens) {
   std::vector<EncodedTask> tasks;
   for (const auto& task : parse_choice_tasks(text_in(path), path)) {
-    tasks.push_back(encoded(task, source, tokens));
+    tasks.push_back(encoded(task, source, tokens.get()));
   }
   return tasks;
 }
@@ -143,7 +162,7 @@ struct EncodedText {
 std::vector<EncodedText> texts_of(
     const std::vector<std::string>& paths,
     const ModelSource& source,
-    ModelTokens& tokens) {
+    TextTokens& tokens) {
   std::vector<EncodedText> texts;
   for (const auto& path : paths) {
     texts.push_back({.path = path, .ids = ids_of(path, source, tokens)});
@@ -250,7 +269,7 @@ void evaluate(const Arguments& given) {
   const auto dtype = dtype_of(given.model);
   const auto source = find_model(given.model.from, given.model.weights);
   check(given, source);
-  ModelTokens tokens(source);
+  TextTokens tokens(source);
   const auto texts = texts_of(given.data, source, tokens);
   const auto tasks = given.choices.empty()
       ? std::vector<EncodedTask>()
