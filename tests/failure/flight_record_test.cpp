@@ -154,8 +154,9 @@ TEST(FlightRecord, NamesARankThatAnExceptionHasEnded) {
   ASSERT_FALSE(differences.empty());
   EXPECT_THAT(
       differences[0].text,
-      MatchesRegex("rank 1 has not come to step .*, where ranks 0 and 2 want "
-                   "to unshard layers.3 in forward"));
+      MatchesRegex(
+          "rank 1 has not come to request .*, where ranks 0 and 2 want "
+          "to unshard layers.3 in forward"));
 }
 
 TEST(FlightRecord, NamesARankThatGathersAnotherUnit) {
@@ -173,7 +174,7 @@ TEST(FlightRecord, NamesARankThatGathersAnotherUnit) {
   ASSERT_FALSE(differences.empty());
   EXPECT_THAT(
       differences[0].text,
-      MatchesRegex("at step .* rank 2 wants to unshard layers.3 in forward, "
+      MatchesRegex("at request .* rank 2 wants to unshard layers.3 in forward, "
                    "ranks 0 and 1 want to unshard layers.1 in forward"));
 }
 
@@ -228,7 +229,7 @@ TEST(FlightRecord, Sigusr2ShowsARunThatGoesOn) {
   EXPECT_EQ(files[0].reason, "");
   EXPECT_THAT(
       tools::comparison_text(files),
-      HasSubstr("the ranks that have a file agree in every step"));
+      HasSubstr("the ranks that have a file agree in every request"));
 }
 
 TEST(FlightRecord, AProfileShowsWhatEachUnitDoes) {

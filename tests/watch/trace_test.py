@@ -69,7 +69,7 @@ def profile(sherd, scratch, exchange, *launch):
     )  # fmt: skip
     expect(call(sherd, "trace", "merge", folder, "-o", trace), f"{RANKS} of {RANKS} ranks")
     check_trace(json.loads(trace.read_text()), exchange)
-    expect(call(sherd, "trace", "flight", folder), "agree in every step", "rank 1: ")
+    expect(call(sherd, "trace", "flight", folder), "agree in every request", "rank 1: ")
     return folder
 
 

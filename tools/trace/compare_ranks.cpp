@@ -27,6 +27,9 @@ struct Requests {
   std::string exchange;
   std::map<int, RequestsOfRank> by_rank;
   std::set<int> forgetful;  // Ranks whose file lacks their first events.
+  // Ranks whose file says nothing about what they had not come to yet: they had not failed, and
+  // others still went on after they had written it.
+  std::set<int> wrote_early;
 };
 
 bool may_differ(FlightStep step) {
@@ -46,15 +49,30 @@ std::string text_of_ranks(const std::vector<int>& ranks) {
 
 bool is_one(const std::vector<int>& ranks) { return ranks.size() == 1; }
 
+std::int64_t last_event_ns(std::span<const FlightFile> files) {
+  std::int64_t last_ns = 0;
+  for (const auto& file : files) {
+    last_ns = file.events.empty()
+        ? last_ns
+        : std::max(last_ns, file.events.back().time_ns);
+  }
+  return last_ns;
+}
+
 std::vector<Requests> requests_of(std::span<const FlightFile> files) {
+  const auto last_ns = last_event_ns(files);
   std::map<std::pair<std::string, bool>, Requests> all;
   for (const auto& file : files) {
+    const bool early = file.reason.empty() && file.monotonic_ns < last_ns;
     for (const auto& group : file.groups) {
       for (const bool publishes : {false, true}) {
         auto& requests = all[{group.name, publishes}];
         requests.by_rank[file.rank];
         if (file.forgotten > 0) {
           requests.forgetful.insert(file.rank);
+        }
+        if (early) {
+          requests.wrote_early.insert(file.rank);
         }
       }
     }
@@ -94,7 +112,7 @@ Step step_at(const Requests& requests, std::uint64_t sequence) {
     if (found == of_rank.end()) {
       const bool not_yet = of_rank.empty() ? !requests.forgetful.contains(rank)
                                            : of_rank.rbegin()->first < sequence;
-      if (not_yet) {
+      if (not_yet && !requests.wrote_early.contains(rank)) {
         step.not_yet.push_back(rank);
       }
       continue;
@@ -138,7 +156,7 @@ std::optional<RankDifference> first_difference(const Requests& requests) {
   }
   for (const auto sequence : sequences) {
     const auto step = step_at(requests, sequence);
-    const auto where = "step " + std::to_string(sequence);
+    const auto where = "request " + std::to_string(sequence);
     if (step.wants.size() > 1 && !step.in_backward) {
       return RankDifference{
           step.time_ns, requests.exchange,
@@ -220,7 +238,9 @@ std::string comparison_text(std::span<const FlightFile> files) {
     text += difference.exchange + ": " + difference.text + "\n";
   }
   if (differences.empty()) {
-    text += "the ranks that have a file agree in every step\n";
+    text +=
+        "the ranks that have a file agree in every request that all of them "
+        "can have come to\n";
   }
   text += "\n";
   for (const auto& file : files) {

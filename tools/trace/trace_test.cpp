@@ -63,6 +63,11 @@ class RankEvents {
     now_ns_ += ns;
     return *this;
   }
+  // The rank writes its file that long after its last event.
+  RankEvents& writes(std::int64_t later_ns) {
+    file_.monotonic_ns = now_ns_ + later_ns;
+    return *this;
+  }
   operator FlightFile() const { return file_; }  // NOLINT: reads as the file.
 
  private:
@@ -97,18 +102,34 @@ TEST(CompareRanks, NamesTheFirstUnitThatOneRankWantsAlone) {
            begun(1).wants(2, FlightStep::kUnshardInForward, kLayer0),
            begun(2).wants(2, FlightStep::kUnshardInForward, kLayer1)}),
       ElementsAre(
-          "at step 2 rank 2 wants to unshard h.1 in forward, ranks 0 and 1 "
+          "at request 2 rank 2 wants to unshard h.1 in forward, ranks 0 and 1 "
           "want to unshard h.0 in forward"));
 }
 
 TEST(CompareRanks, NamesTheRankThatHasNotComeToAStep) {
   EXPECT_THAT(
       differences_of(
-          {begun(0).wants(2, FlightStep::kEndBackward), begun(1),
+          {begun(0).wants(2, FlightStep::kEndBackward), begun(1).writes(5000),
            begun(2).wants(2, FlightStep::kEndBackward)}),
       ElementsAre(
-          "rank 1 has not come to step 2, where ranks 0 and 2 want to end the "
-          "backward"));
+          "rank 1 has not come to request 2, where ranks 0 and 2 want to end "
+          "the backward"));
+}
+
+// SIGUSR2 to a healthy job: rank 1 wrote its file while the others went on.
+TEST(CompareRanks, ARankThatWroteItsFileBeforeTheOthersIsNotBehind) {
+  const auto ahead = [](int rank) {
+    return begun(rank)
+        .wants(2, FlightStep::kEndBackward)
+        .wants(1, FlightStep::kPublish);
+  };
+  const std::vector<FlightFile> healthy = {ahead(0), begun(1), ahead(2)};
+  EXPECT_THAT(differences_of(healthy), IsEmpty());
+  EXPECT_THAT(comparison_text(healthy), HasSubstr("agree in every request"));
+  // One that has failed does not come any more.
+  EXPECT_THAT(
+      differences_of({ahead(0), begun(1).failed("out of memory"), ahead(2)}),
+      SizeIs(2));
 }
 
 TEST(CompareRanks, RanksMayDifferInsideABackward) {
@@ -151,10 +172,10 @@ TEST(CompareRanks, ARankThatHasForgottenItsPublishMayBeAhead) {
 TEST(CompareRanks, PublishesCountByThemselves) {
   EXPECT_THAT(
       differences_of(
-          {begun(0).wants(1, FlightStep::kPublish), begun(1),
+          {begun(0).wants(1, FlightStep::kPublish), begun(1).writes(5000),
            begun(2).wants(1, FlightStep::kPublish)}),
-      ElementsAre("rank 1 has not come to step 1, where ranks 0 and 2 want to "
-                  "publish"));
+      ElementsAre("rank 1 has not come to request 1, where ranks 0 and 2 want "
+                  "to publish"));
 }
 
 TEST(CompareRanks, TheTextNamesRanksWithoutFileAndWhatOthersWaitFor) {
