@@ -18,6 +18,16 @@ void run(const std::string& folder) {
   if (!std::filesystem::is_directory(folder, ignored)) {
     throw Error(folder + ": expected the folder of a run, found none");
   }
+  if (!std::filesystem::exists(folder + "/metrics.jsonl", ignored)) {
+    const auto replica = folder + "/replica-0";
+    if (std::filesystem::is_directory(replica, ignored)) {
+      throw Error(
+          folder +
+          ": expected the metrics of a run, found a run of replicas; "
+          "name one of them, such as " +
+          replica);
+    }
+  }
   auto text = csv_header();
   for (const auto& record : read_metrics(folder + "/metrics.jsonl")) {
     text += csv_line(record);

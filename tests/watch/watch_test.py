@@ -168,6 +168,9 @@ def refuse_broken_metrics(sherd, run, scratch):
     )
     broken = scratch / "broken"
     shutil.copytree(run, broken)
+    (scratch / "empty" / "replica-0").mkdir()
+    wanted = f"name one of them, such as {scratch / 'empty' / 'replica-0'}"
+    assert wanted in call(sherd, "metrics", scratch / "empty", status=2)
     metrics = broken / "metrics.jsonl"
     text = metrics.read_text()
     metrics.write_text(text[:-40])  # A run was killed while it wrote.

@@ -44,6 +44,12 @@ std::string speed_line(const Json& status) {
   return line;
 }
 
+// A replica that has ended does nothing, whatever it reported last.
+bool has_ended(const Json& replica) {
+  const auto state = at<std::string>(replica, "state");
+  return state == "done" || state == "left" || state == "lost";
+}
+
 std::string replica_line(const Json& replica) {
   const auto& held = replica.at("held");
   const auto state = at<std::string>(replica, "state") +
@@ -57,7 +63,7 @@ std::string replica_line(const Json& replica) {
                  ? "-"
                  : std::to_string(at<std::int64_t>(held, "step")).c_str(),
              static_cast<long long>(at<std::int64_t>(replica, "lag"))) +
-      at<std::string>(replica, "activity");
+      (has_ended(replica) ? "-" : at<std::string>(replica, "activity"));
 }
 
 // A line for each rank that stands still, saying for whom it waits.

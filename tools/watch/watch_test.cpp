@@ -235,6 +235,16 @@ TEST(StatusView, ShowsReplicasWhoWaitsAndFailures) {
       "failure 0:12 ago: replica 1: killed\n");
 }
 
+TEST(StatusView, AReplicaThatHasEndedDoesNothing) {
+  for (const std::string state : {"left", "done", "lost"}) {
+    auto json = status();
+    json["replicas"][1]["state"] = state;
+    const auto text = status_view(json.dump(), "127.0.0.1:80", 80);
+    EXPECT_THAT(text, HasSubstr("340     0  reduces\n"));
+    EXPECT_THAT(text, HasSubstr("340     0  -\n"));
+  }
+}
+
 TEST(StatusView, SaysClearlyWhenNothingRuns) {
   auto json = status();
   json["replicas"] = nlohmann::json::array();
