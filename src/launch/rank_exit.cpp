@@ -9,16 +9,34 @@
 
 namespace sherd::launch {
 
-std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
+namespace {
+
+std::optional<int> rank_blamed_in(const std::string& text) {
   static const std::regex kBlame(
       "rank ([0-9]{1,9}) (was lost|failed:|has left|has died|has withdrawn|"
       "gave (this backward )?up|is not responding|did not answer)|store "
       "(was|is) lost");
+  std::smatch found;
+  if (!std::regex_search(text, found, kBlame)) {
+    return std::nullopt;
+  }
+  // That rank's own error follows, which may name the one that caused it.
+  const std::string rest = found.suffix();
+  if (rest.starts_with(": it gave up: ")) {
+    if (const auto cause = rank_blamed_in(rest)) {
+      return cause;
+    }
+  }
+  // Rank 0 keeps the store.
+  return found[1].matched ? std::stoi(found[1]) : 0;
+}
+
+}  // namespace
+
+std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
-    std::smatch found;
-    if (std::regex_search(*line, found, kBlame)) {
-      // Rank 0 keeps the store.
-      return found[1].matched ? std::stoi(found[1]) : 0;
+    if (const auto rank = rank_blamed_in(*line)) {
+      return rank;
     }
   }
   return std::nullopt;

@@ -29,6 +29,7 @@ struct RankExit {
 };
 
 // The rank that these last lines of a rank name as lost or failed, in the words of sherd's errors.
+// If they quote the error of the rank that was lost, the one that this error names.
 std::optional<int> blamed_rank(const std::deque<std::string>& lines);
 
 // Takes the failed ranks in the order in which the failures were noticed. Returns the first one

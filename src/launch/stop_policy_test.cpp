@@ -260,6 +260,25 @@ TEST(RankExit, KnowsWhomARankBlames) {
   EXPECT_EQ(blamed_rank({"[world] the store was lost before all met"}), 0);
   EXPECT_EQ(blamed_rank({"[ckpt] saving step 2: rank 3 failed: full"}), 3);
   EXPECT_EQ(blamed_rank({"rank 99999999999 was lost: it died"}), std::nullopt);
+  EXPECT_EQ(
+      blamed_rank(
+          {"[world] rank 0 was lost: it gave up: [shm] rank 1 has left; "
+           "awaited the gradients"}),
+      1);
+  EXPECT_EQ(
+      blamed_rank({"[world] rank 2 was lost: it gave up: out of memory"}), 2);
+}
+
+TEST(StopPolicy, ARankThatQuotesAnotherBlamingItIsTheCause) {
+  StopPolicy policy = policy_of(2);
+  const std::string error = "[shm] rank 1 has left; awaited the gradients";
+  auto waited = exited(0, 1);
+  waited.blames = blamed_rank({error});
+  auto closed = exited(1, 1);
+  closed.blames =
+      blamed_rank({"[world] rank 0 was lost: it gave up: " + error});
+  policy.ranks_ended({waited, closed}, kLaunch);
+  EXPECT_EQ(policy.first_failure()->rank, 1);
 }
 
 TEST(RankExit, NamesWhoFailedWithTheSameError) {
