@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/simulate.h"
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -173,7 +175,9 @@ std::vector<sim::FailurePolicy> policies_of(
 
 void expect_written(const std::ofstream& file, const std::string& path) {
   if (!file) {
-    throw Error(path + ": expected a file that can be written, found none");
+    throw Error(
+        path + ": expected a file that can be written, found " +
+        std::strerror(errno));
   }
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -41,12 +42,13 @@ int merge(const TraceArguments& arguments) {
   auto files = read_flight_folder(arguments.folder);
   align_clocks(files);
   std::ofstream output(arguments.output, std::ios::binary | std::ios::trunc);
+  errno = 0;
   output << chrome_trace(files);
   output.close();
   if (!output) {
     throw Error(
-        arguments.output +
-            ": expected a file to write the trace to, found none",
+        arguments.output + ": expected a file to write the trace to, found " +
+            std::strerror(errno),
         ErrorCode::kUnavailable);
   }
   for (const auto& file : files) {

@@ -93,7 +93,7 @@ void Job::say_where_output_goes() {
   supervisor_.say(
       options_.ranks == 1 ? "the output of rank 0 goes to " + log_path(0)
                           : "the output of the ranks goes to " + log_path(0) +
-              " to " + log_path(options_.ranks - 1));
+              " ... " + log_path(options_.ranks - 1));
 }
 
 Result<int> Job::choose_port() {

@@ -2,6 +2,7 @@
 #include "launch/stop_policy.h"
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include "base/check.h"
 
@@ -88,7 +89,7 @@ std::optional<SignalRequest> StopPolicy::signal_received(
   return SignalRequest{
       signal, SignalTarget::kGroups,
       str("passed ", describe_signal(signal), " on to the ranks, which have ",
-          seconds(*deadline_ - now), " s to end")};
+          std::lround(seconds(*deadline_ - now)), " s to end")};
 }
 
 std::optional<SignalRequest> StopPolicy::time_passed(Instant now) {
