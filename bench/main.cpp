@@ -10,7 +10,7 @@ namespace sherd::bench {
 namespace {
 
 int run_command(int argc, char** argv) {
-  CLI::App app("Compare speed and memory with others", "sherd bench");
+  CLI::App app("Benchmark against PyTorch's FSDP2 and DDP", "sherd bench");
   app.require_subcommand(1);
   int status = 0;
   add_step(app, status);

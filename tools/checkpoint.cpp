@@ -333,7 +333,7 @@ void add_readers(CLI::App& app, Arguments& given, Commands& commands) {
   auto* diff_app = app.add_subcommand(
       "diff",
       "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
-      "0: in nothing; 1: in something; 2: they could not be compared");
+      "0: equal; 1: different; 2: could not be compared");
   diff_app->add_option("PATH", given.path, kPathHelp)->required();
   diff_app->add_option("OTHER", given.to, kPathHelp)->required();
   commands[diff_app] = diff;
@@ -366,8 +366,10 @@ void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
       "import",
       "Make a run of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 that "
       "transformers\n"
-      "has saved, for `sherd train` to go on with");
-  import_app->add_option("FOLDER", given.path, "Of config.json and safetensors")
+      "has saved, which `sherd train` can continue");
+  import_app
+      ->add_option(
+          "FOLDER", given.path, "Folder with config.json and safetensors files")
       ->required();
   import_app->add_option("RUN", given.to, "The run's folder")->required();
   commands[import_app] = import_model;

@@ -82,7 +82,7 @@ void add_rules(CLI::App* app, CoordinateOptions& options) {
 
 int coordinate_command(int argc, char** argv) {
   CLI::App app(
-      "Decide for the replicas of a fault-tolerant run", "sherd coordinate");
+      "Run the coordinator of a fault-tolerant job", "sherd coordinate");
   app.footer(kCoordinateExamples);
   CoordinateOptions options;
   add_addresses(&app, options);

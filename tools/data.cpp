@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/parent_folder.h"
 #include "data/prepare.h"
+#include "format_text.h"
 #include "option_adder.h"
 #include "parse_arguments.h"
 #include "tool_main.h"
@@ -38,12 +39,13 @@ void print(const PrepareReport& report, const std::string& out, double s) {
   }
   if (!report.has_eos) {
     std::printf(
-        "note      documents follow each other without a mark: the tokenizer's "
-        "files name no eos_token (see --eos)\n");
+        "note      no end-of-text token is written between documents; --eos "
+        "sets one\n");
   }
   std::printf(
-      "taken     %zu files, %lld documents, %.1f MB, in %.1f s\n", report.taken,
-      static_cast<long long>(report.documents),
+      "taken     %s, %s, %.1f MB, in %.1f s\n",
+      counted(std::ssize(report.taken), "file").c_str(),
+      counted(report.documents, "document").c_str(),
       static_cast<double>(report.bytes) / 1e6, s);
   std::printf(
       "tokens    %lld, of which %lld in %lld documents for validation; "

@@ -37,20 +37,20 @@ constexpr ExternalCommand kPrograms[] = {
      "'make build' builds it, which needs LibTorch"},
     {"data", "Turn text into tokens to train on",
      "'make build' builds it, which needs libpcre2-dev and libutf8proc-dev"},
-    {"generate", "Let a trained model go on with a text",
+    {"generate", "Continue a text with a trained model",
      "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
     {"eval", "Measure how well a trained model predicts a text",
      "'make build' builds it, which needs LibTorch, libpcre2-dev and "
      "libutf8proc-dev"},
-    {"coordinate", "Decide for the replicas of a fault-tolerant run",
-     kMakeBuild},
-    {"trace", "Show where ranks went apart, and where their time goes",
+    {"coordinate", "Run the coordinator of a fault-tolerant job", kMakeBuild},
+    {"trace",
+     "Compare what ranks did before a failure; merge profiles into a trace",
      kMakeBuild},
     {"simulate", "Simulate training on many GPUs that fail", kMakeBuild},
 };
 constexpr ExternalCommand kBench = {
-    "bench", "Compare speed and memory with others", kMakeBuild};
+    "bench", "Benchmark against PyTorch's FSDP2 and DDP", kMakeBuild};
 
 std::string program_of(const ExternalCommand& command) {
   return std::string("sherd-") + command.name;

@@ -34,7 +34,7 @@ CLI::App* add_request(
 void add_replica(CLI::App& app) {
   auto arguments = std::make_shared<ReplicaArguments>();
   CLI::App* replica_app = app.add_subcommand(
-      "replica", "Let a replica of a running job leave, or start it again");
+      "replica", "Drain or readmit a replica of a running job");
   replica_app->require_subcommand(1);
   const CLI::App* drain = add_request(
       *replica_app, "drain",

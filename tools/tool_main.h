@@ -3,7 +3,10 @@
 // The body of main() of a tool whose output is its result. Thread rule: the main thread.
 #pragma once
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <string>
 #include <sherd/base/error.h>
 #include <sherd/base/run_main.h>
 
@@ -11,10 +14,12 @@ namespace sherd::tools {
 
 // Throws Error if something that was printed on stdout is lost, for instance because a disk is full.
 inline void expect_printed() {
+  errno = 0;
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    // What was lost before may have left no reason.
     throw Error(
-        "expected an output that takes all that is printed, found one that "
-        "does not",
+        std::string("cannot write to standard output") +
+            (errno == 0 ? "" : std::string(": ") + std::strerror(errno)),
         ErrorCode::kUnavailable);
   }
 }

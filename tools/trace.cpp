@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <CLI/CLI.hpp>
@@ -41,8 +42,8 @@ int show_differences(const std::string& folder) {
 int merge(const TraceArguments& arguments) {
   auto files = read_flight_folder(arguments.folder);
   align_clocks(files);
-  std::ofstream output(arguments.output, std::ios::binary | std::ios::trunc);
   errno = 0;
+  std::ofstream output(arguments.output, std::ios::binary | std::ios::trunc);
   output << chrome_trace(files);
   output.close();
   if (!output) {
@@ -65,7 +66,8 @@ int merge(const TraceArguments& arguments) {
 
 int trace_command(int argc, char** argv) {
   CLI::App app(
-      "Show where ranks went apart, and where their time goes", "sherd trace");
+      "Compare what ranks did before a failure; merge profiles into a trace",
+      "sherd trace");
   app.require_subcommand(1);
   app.footer(kExamples);
   TraceArguments arguments;

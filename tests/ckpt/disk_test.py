@@ -54,7 +54,7 @@ def passes_over_a_damaged_checkpoint(sherd, scratch):
     assert done.returncode == 0, done
     assert done.stderr.count("step-2 is loaded, not a newer one") == 1, done.stderr
     assert "step-4/model-00001-000.safetensors" in done.stderr, done.stderr
-    assert "goes on behind step 2" in done.stdout, done.stdout
+    assert "resumes after step 2" in done.stdout, done.stdout
     assert steps_in(run) == [1, 2, 3, 4, 5, 6]
 
 

@@ -86,7 +86,7 @@ class User:
             self.elsewhere, self.sherd, "train", "--config", "moved/config.json",
             "--steps", step + MORE_STEPS,
         )  # fmt: skip
-        assert f"goes on behind step {step}" in shown, shown
+        assert f"resumes after step {step}" in shown, shown
         lines = (self.elsewhere / "moved" / "metrics.jsonl").read_text().split("\n")
         steps = [json.loads(line)["step"] for line in lines[:-1]]
         assert steps == list(range(1, step + MORE_STEPS + 1)), steps

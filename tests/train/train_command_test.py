@@ -126,7 +126,7 @@ class TrainCommand(unittest.TestCase):
         self.assertEqual(len(self.losses("runs/x")), 3)
         (self.folder / "runs/x").rename(self.folder / "moved")
         text = self.shown("--config", "moved/config.json", "--steps", "4")
-        self.assertIn("goes on behind step 3", text)
+        self.assertIn("resumes after step 3", text)
         self.shown("--config", "config.json", "--steps", "5", cwd=self.folder / "moved")
         self.assertEqual(len(self.losses("moved")), 5)
         self.assertTrue((self.folder / "moved/checkpoints/step-5").is_dir())
@@ -143,13 +143,13 @@ class TrainCommand(unittest.TestCase):
         words = (*SMALL, "--data", "text", "--run", "x")
         self.shown(*words, "--save-every", "1", "--steps", "2")
         text = self.shown(*words, "--save-every", "0", "--steps", "3")
-        self.assertIn("goes on behind step 2", text)
+        self.assertIn("resumes after step 2", text)
 
     def test_a_flag_set_to_false_wins_over_the_file(self):
         self.shown(*SMALL, "--data", "text", "--run", "x", "--steps", "1", "--quiet")
         words = ("--config", "x/config.json", "--steps", "2")
         text = self.shown(*words, "--quiet=false")
-        self.assertIn("goes on behind step 1", text)
+        self.assertIn("resumes after step 1", text)
         self.assertFalse(json.loads((self.folder / "x/config.json").read_text())["quiet"])
 
     def test_a_path_that_is_no_utf8_is_refused_before_anything_is_loaded(self):
@@ -291,7 +291,7 @@ class TrainCommand(unittest.TestCase):
         # The weights that it began with are needed no more.
         (self.folder / "x").rename(self.folder / "gone")
         text = self.shown("--config", "y/config.json", "--steps", "3")
-        self.assertIn("goes on behind step 2", text)
+        self.assertIn("resumes after step 2", text)
         text = self.shown(*words, "--init-from", "x", "--run", "w", expected=2)
         self.assertIn("--init-from: x: expected a run or checkpoint", text)
         text = self.shown(

@@ -35,7 +35,7 @@ void add_options(CLI::App& app, Arguments& given) {
   auto& options = given.options;
   add_model_flags(app, given.model);
   const auto add = option_adder(&app);
-  add("--prompt", given.prompt, "TEXT", "The text to go on with")->required();
+  add("--prompt", given.prompt, "TEXT", "The text to continue")->required();
   add("--tokens", options.tokens, "N [100]",
       "How many to add, fewer where the model ends the text");
   add("--temperature", options.temperature, "X [0.8]",
@@ -165,7 +165,7 @@ void generate(const Arguments& given) {
 }
 
 int generate_command(int argc, char** argv) {
-  CLI::App app("Let a model go on with a text", "sherd generate");
+  CLI::App app("Continue a text with a trained model", "sherd generate");
   Arguments given;
   add_options(app, given);
   if (parse_arguments(app, words_of(argc, argv))) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "format_text.h"
 #include "nearest_name.h"
 #include "refuse.h"
 
@@ -21,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = "about";
 // The help of options that gpt does not have begins with this.
-constexpr std::string_view kLlamaOnly = "Llama:";
+constexpr std::string_view kLlamaOnly = "All but gpt";
 
 std::string in_quotes(std::string_view text) {
   std::string result = "'";
@@ -209,7 +210,8 @@ void take_file(
   } catch (const Json::parse_error& error) {
     refuse(
         path, "a JSON object",
-        "text that ends being JSON at byte " + std::to_string(error.byte));
+        "invalid JSON: the first error is at byte " +
+            std::to_string(error.byte));
   } catch (const Json::exception& error) {
     refuse(path, "a JSON object", error.what());
   }
@@ -314,7 +316,7 @@ void check_llama(const TrainConfig& config) {
   }
   if (config.dropout != 0.0) {
     refuse(
-        "--dropout", "0 with --model " + model, std::to_string(config.dropout));
+        "--dropout", "0 with --model " + model, format("%g", config.dropout));
   }
   for (const auto& [name, found] :
        {std::pair{"rope-theta", config.rope_theta},

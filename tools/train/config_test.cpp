@@ -208,7 +208,7 @@ TEST(TrainConfig, AFileThatIsNoJsonObjectIsRefused) {
   EXPECT_THAT(file_refusal(""), HasSubstr("expected a JSON object"));
   EXPECT_THAT(
       file_refusal("{\"layers\": }"),
-      HasSubstr("job.json: expected a JSON object, found text that"));
+      HasSubstr("job.json: expected a JSON object, found invalid JSON"));
   EXPECT_THAT(file_refusal("[1]"), HasSubstr("found a JSON array"));
   EXPECT_THAT(
       file_refusal("{\"lr\": 1e999}"),
@@ -307,7 +307,7 @@ TEST(TrainConfig, WhatMakesNoLlamaIsRefused) {
       "llama, found 40");
   EXPECT_THAT(
       llama_refusal({{"dropout", "0.1"}}),
-      HasSubstr("--dropout: expected 0 with --model llama"));
+      HasSubstr("--dropout: expected 0 with --model llama, found 0."));
   EXPECT_THAT(llama_refusal({{"intermediate", "-2"}}), HasSubstr("found -2"));
   EXPECT_EQ(
       llama_refusal({{"head-width", "7"}}),

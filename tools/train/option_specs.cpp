@@ -16,30 +16,30 @@ std::vector<OptionSpec> model_specs() {
       {"heads", "N", "Attention heads; divide the width", "Model", &C::heads,
        1},
       {"kv-heads", "N",
-       "Llama: heads of keys and values; must divide --heads; 0: --heads",
+       "All but gpt: heads of keys and values; must divide --heads; 0: --heads",
        "Model", &C::kv_heads, 0},
       {"intermediate", "N",
-       "Llama: width inside the MLP; 0: 8/3 of the width, rounded up to 256s",
+       "All but gpt: width inside the MLP; 0: 8/3 of the width, rounded up to "
+       "256s",
        "Model", &C::intermediate, 0},
-      {"head-width", "N", "Llama: width of a head; 0: --width / --heads",
+      {"head-width", "N", "All but gpt: width of a head; 0: --width / --heads",
        "Model", &C::head_width, 0},
       {"sliding-window", "N",
-       "Llama: positions that each one sees; 0: all; not with --model llama,\n"
-       "which is --model mistral with a window",
-       "Model", &C::sliding_window, 0},
-      {"rope-theta", "X", "Llama: base of the rotary wavelengths", "Model",
-       &C::rope_theta},
+       "All but gpt and llama: positions that each one sees; 0: all", "Model",
+       &C::sliding_window, 0},
+      {"rope-theta", "X", "All but gpt: base of the rotary wavelengths",
+       "Model", &C::rope_theta},
       {"rope-scaling", "HOW",
-       "Llama: how wavelengths are stretched, as in transformers' "
+       "All but gpt: how wavelengths are stretched, as in transformers' "
        "rope_scaling:\n"
        "none, linear:FACTOR, llama3:FACTOR,LOW,HIGH,ORIGINAL, or\n"
        "yarn:FACTOR,BETA_FAST,BETA_SLOW,ORIGINAL[,ATTENTION_FACTOR]",
        "Model", &C::rope_scaling},
-      {"norm-epsilon", "X", "Llama: epsilon of RMSNorm", "Model",
+      {"norm-epsilon", "X", "All but gpt: epsilon of RMSNorm", "Model",
        &C::norm_epsilon},
       {"tied-head", "",
-       "Llama: the embedding is also the head, as it always is in gpt", "Model",
-       &C::tied_head},
+       "All but gpt: the embedding is also the head, as it always is in gpt",
+       "Model", &C::tied_head},
       {"seq", "N", "Tokens per sequence", "Model", &C::seq, 1},
       {"vocab", "N", "Vocabulary; 0: as the data needs", "Model", &C::vocab, 0},
       {"dropout", "P", "Share of activations dropped; gpt only", "Model",
@@ -123,7 +123,8 @@ std::vector<OptionSpec> sharding_specs() {
        "forward to backward; no_shard, ddp: always (ddp: by replicate)",
        "Sharding", &C::strategy},
       {"budget", "SIZE",
-       "Bytes of whole parameters per rank, e.g. 512MiB; 0: by strategy",
+       "Limit for gathered (whole) parameters on each rank, e.g. 512MiB;\n"
+       "0: what --strategy implies",
        "Sharding", &C::budget, 0},
       {"memory", "SIZE",
        "Limit for the resident memory of each process, with --device cuda for "
@@ -182,8 +183,8 @@ std::vector<OptionSpec> output_specs() {
       {"sample-tokens", "N", "Length of the sample at the end; 0: none",
        "Output", &C::sample_tokens, 0},
       {"peak-flops", "X",
-       "Operations per second that a rank can do at most, for the share of it\n"
-       "that training uses (MFU); 0: measured at the start",
+       "Peak FLOP/s of a rank, from which MFU is computed; 0: measured at the\n"
+       "start",
        "Output", &C::peak_flops, 0},
       {"profile", "DIR",
        "Write what each rank's exchange does in some steps, the third and "

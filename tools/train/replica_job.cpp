@@ -17,6 +17,7 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
+#include "format_text.h"
 #include "generate/model_source.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
@@ -65,7 +66,7 @@ void check_average(const TrainConfig& config) {
     throw Error(
         std::string("--ema: expected ") + (wanted ? "0" : "a decay above 0") +
         " for replicas that go on from " + *newest + ", found " +
-        std::to_string(config.ema));
+        format("%g", config.ema));
   }
 }
 
@@ -126,7 +127,7 @@ class ReplicaJob {
       : trainer_(trainer),
         options_(session_options(trainer.config())),
         folder_("replica-" + std::to_string(options_.replica)),
-        report_(trainer, "samples as told", folder_),
+        report_(trainer, "batch set by the coordinator", folder_),
         checkpoints_(make_checkpoints(trainer, state_of(trainer))) {
     if (checkpoints_) {
       options_.held = checkpoints_->load();
@@ -191,7 +192,7 @@ class ReplicaJob {
     if (checkpoints_) {
       report_.say(
           "saved  in " + trainer_.config().run +
-          "/checkpoints, from where the same command goes on");
+          "/checkpoints; repeat the command to continue");
     }
   }
 

@@ -56,12 +56,11 @@ void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
   const bool inside = !subfolder_.empty();
   const auto path = inside ? run + "/" + subfolder_ : run;
   const auto config =
+      to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
   // A run that saves, and has no checkpoint, ended before its first one.
-  const bool may_begin_again =
-      !start.goes_on && trainer_.config().save_every > 0;
+  const bool may_begin_again = !made && trainer_.config().save_every > 0;
   const auto aside =
       may_begin_again ? set_aside_metrics(path, config) : std::string();
-      to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
   folder_ = made ? std::make_unique<RunFolder>(path, config, first_)
                  : std::make_unique<RunFolder>(path, config);
   run_ = run;
@@ -72,17 +71,17 @@ void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
   say("model  " + trainer_.config().model + ", " +
       std::to_string(trainer_.parameter_count()) + " parameters; " +
       counted(trainer_.world().size(), "rank") + ", " + batch_text());
+  say("run    " + path);
   if (!aside.empty()) {
     say("note   this run ended before its first checkpoint, so it begins "
         "again; its metrics so far are in " +
         aside);
   }
-  say("run    " + path);
   if (!trainer_.config().init_from.empty() && first_ == 0) {
     say("weights of " + trainer_.config().init_from);
   }
   if (first_ > 0) {
-    say("goes on behind step " + std::to_string(first_));
+    say("resumes after step " + std::to_string(first_));
   }
 }
 
@@ -181,7 +180,7 @@ void RunReport::finish(const Sample& sample, const std::string& saved) {
     return;
   }
   if (!sample.ids.empty()) {
-    say("sample (the model goes on after the bar):\n" + text_of(sample, run_));
+    say("sample (generated text follows the bar):\n" + text_of(sample, run_));
   }
   const auto& last = folder_->records().back();
   say(end_line(

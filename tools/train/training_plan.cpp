@@ -49,7 +49,7 @@ std::string plan_text(const TrainingPlan& plan) {
       config.model.c_str(), config.layers, config.width, plan.parameters);
   text += "data   " + plan.corpus;
   text += format(
-      ": %" PRId64 " tokens, of which all steps take %.2f times as many\n",
+      ": %" PRId64 " tokens; all steps together use %.2f epochs of them\n",
       plan.corpus_tokens, passes);
   text += format(
       "ranks  %s, %s; a step has %" PRId64 " x %" PRId64 " tokens\n",
@@ -62,8 +62,8 @@ std::string plan_text(const TrainingPlan& plan) {
       plan.step_s, format_rate(tokens / plan.step_s).c_str(), config.steps,
       format_duration(plan.step_s * steps).c_str());
   text += format(
-      "       measured: %" PRId64
-      " steps of this model on this data, of which the last has the time\n",
+      "       measured over %" PRId64
+      " steps; the time is that of the last one\n",
       plan.steps_measured);
   return plan.limits.empty() ? text : text + "limits\n" + plan.limits;
 }

@@ -35,7 +35,8 @@ TrainingPlan some_plan() {
 TEST(TrainingPlan, HasModelDataMemoryAndTime) {
   const auto text = plan_text(some_plan());
   EXPECT_THAT(text, HasSubstr("1234 parameters"));
-  EXPECT_THAT(text, HasSubstr("20000 tokens, of which all steps take 2.00"));
+  EXPECT_THAT(
+      text, HasSubstr("20000 tokens; all steps together use 2.00 epochs"));
   EXPECT_THAT(text, HasSubstr("2 ranks, full_shard; a step has 8 x 50 tokens"));
   EXPECT_THAT(text, HasSubstr("optimizer              20 MiB"));
   EXPECT_THAT(text, HasSubstr("whole units            7 MiB"));
@@ -43,7 +44,7 @@ TEST(TrainingPlan, HasModelDataMemoryAndTime) {
   EXPECT_THAT(text, HasSubstr("libraries and data     253 MiB"));
   EXPECT_THAT(text, HasSubstr("all, measured          450 MiB"));
   EXPECT_THAT(text, HasSubstr("0.500 s a step, 800 tokens/s; 100 steps take"));
-  EXPECT_THAT(text, HasSubstr("2 steps of this model"));
+  EXPECT_THAT(text, HasSubstr("measured over 2 steps"));
 }
 
 TEST(TrainingPlan, OfOneRankHasNoUnits) {
