@@ -309,8 +309,9 @@ int import_model(const Arguments& given) {
   std::printf(
       "%s: %zu tensors; train on with\n"
       "sherd train --config %s --data PATH
-",
-      run.c_str(), names.size(), shell_quoted(run + "/config.json").c_str());
+      ",
+      run.c_str(),
+      names.size(), shell_quoted(run + "/config.json").c_str());
   return 0;
 }
 

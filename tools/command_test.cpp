@@ -15,6 +15,7 @@ using test::Outcome;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 // Runs "sherd <arguments>" through the shell.
@@ -34,6 +35,16 @@ TEST(Command, HelpAndVersionAreForNewcomers) {
           HasSubstr("PROGRAM"), HasSubstr("--log-dir"), HasSubstr("--no-bind"),
           HasSubstr("Examples:"), HasSubstr("WORLD_SIZE")));
   EXPECT_THAT(sherd("--version").shown, StartsWith("sherd "));
+}
+
+TEST(Command, EachCommandOfReplicasShowsItsExamples) {
+  for (const std::string words : {"replica", "replica drain"}) {
+    const auto shown = sherd(words + " --help").shown;
+    EXPECT_THAT(
+        shown, HasSubstr("sherd replica drain 2 --control run/control"));
+    EXPECT_THAT(shown, Not(HasSubstr("sherd run -n 4")));
+  }
+  EXPECT_THAT(sherd("--help").shown, HasSubstr("sherd replica --help"));
 }
 
 TEST(Command, OutputThatIsLostIsAFailure) {

@@ -137,7 +137,13 @@ int run_command(int argc, char** argv) {
       "Examples:\n"
       "  sherd run -n 4 ./train --steps 100   four ranks of your own program\n"
       "  sherd run --help                     all about starting ranks\n" +
-      more);
+      more +
+      "  sherd replica --help
+"
+      "  sherd top --help
+"
+      "  sherd metrics --help
+");
   return parse_and_run(app, words_of(argc, argv));
 }
 

@@ -36,6 +36,10 @@ void add_replica(CLI::App& app) {
   CLI::App* replica_app = app.add_subcommand(
       "replica", "Drain or readmit a replica of a running job");
   replica_app->require_subcommand(1);
+  replica_app->footer(  // The commands below inherit it.
+      "Examples:\n"
+      "  sherd replica drain 2 --control run/control\n"
+      "  sherd replica admit 2 --control run/control");
   const CLI::App* drain = add_request(
       *replica_app, "drain",
       "Let a replica leave after its step; it stays away", *arguments);
