@@ -177,7 +177,8 @@ void FsdpEngine::refuse_early_read(const char* operator_name) const {
       kFailedPrecondition, !may_be_written(), "[fsdp] ", operator_name,
       " reads a sharded parameter outside training, after a backward and "
       "before its update was published; call fsdp.publish() on every rank "
-      "after the optimizer step (sherd's own optimizers do)");
+      "after the optimizer step, or where that is left out (step() of sherd's "
+      "own optimizers does)");
   SHERD_CHECK_AS(
       kFailedPrecondition, !writes_in_place() || in_forward(), "[fsdp] ",
       operator_name,
