@@ -138,12 +138,9 @@ int run_command(int argc, char** argv) {
       "  sherd run -n 4 ./train --steps 100   four ranks of your own program\n"
       "  sherd run --help                     all about starting ranks\n" +
       more +
-      "  sherd replica --help
-"
-      "  sherd top --help
-"
-      "  sherd metrics --help
-");
+      "  sherd replica --help\n"
+      "  sherd top --help\n"
+      "  sherd metrics --help\n");
   return parse_and_run(app, words_of(argc, argv));
 }
 
