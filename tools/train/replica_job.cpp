@@ -192,7 +192,7 @@ class ReplicaJob {
     if (checkpoints_) {
       report_.say(
           "saved  in " + trainer_.config().run +
-          "/checkpoints; repeat the command to continue");
+          "/checkpoints; with --run-dir, repeat the command to continue");
     }
   }
 
