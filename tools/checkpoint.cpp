@@ -308,10 +308,8 @@ int import_model(const Arguments& given) {
   }
   std::printf(
       "%s: %zu tensors; train on with\n"
-      "sherd train --config %s --data PATH
-      ",
-      run.c_str(),
-      names.size(), shell_quoted(run + "/config.json").c_str());
+      "sherd train --config %s --data PATH\n",
+      run.c_str(), names.size(), shell_quoted(run + "/config.json").c_str());
   return 0;
 }
 

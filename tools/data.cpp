@@ -44,7 +44,7 @@ void print(const PrepareReport& report, const std::string& out, double s) {
   }
   std::printf(
       "taken     %s, %s, %.1f MB, in %.1f s\n",
-      counted(std::ssize(report.taken), "file").c_str(),
+      counted(static_cast<std::int64_t>(report.taken), "file").c_str(),
       counted(report.documents, "document").c_str(),
       static_cast<double>(report.bytes) / 1e6, s);
   std::printf(
