@@ -98,7 +98,7 @@ def test_a_model_with_its_tokenizer_is_trained_on_and_evaluated(job):
     assert (on / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
     # The sample is text, and begins with that of the data it is validated on.
     document = json.loads(job.must("data", "show", data / "validation.tokens"))["text"]
-    sample = shown.split("after the bar):\n")[1].replace("[rank 0] ", "")
+    sample = shown.split("follows the bar):\n")[1].replace("[rank 0] ", "")
     assert sample.startswith(document[:20]) and "|" in sample, (sample, document)
     text = ROOT / "LICENSE"
     job.must_fail(
