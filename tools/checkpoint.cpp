@@ -298,7 +298,9 @@ int import_model(const Arguments& given) {
     data::copy_tokenizer(from, run);
   } catch (...) {
     std::error_code ignored;  // Else the next attempt would find a run here.
-    std::filesystem::remove_all(run + "/checkpoints", ignored);
+    if (const auto made = newest_checkpoint(run + "/checkpoints")) {
+      std::filesystem::remove_all(*made, ignored);
+    }
     std::filesystem::remove(run + "/config.json", ignored);
     throw;
   }

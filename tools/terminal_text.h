@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The size of the terminal, and texts that are printed at once, or safe for it. Thread rule: any thread.
+// The size of the terminal, and texts that are printed at once, or safe for it. Thread rule: any
+// thread.
 #pragma once
 
 #include <sys/ioctl.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One simulated run under each policy, its assumptions, and the cost of controlling it. Thread rule: pure functions.
+// One simulated run under each policy, its assumptions, and the cost of controlling it. Thread
+// rule: pure functions.
 #pragma once
 
 #include <cstdint>

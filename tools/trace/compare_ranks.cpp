@@ -49,12 +49,17 @@ std::string text_of_ranks(const std::vector<int>& ranks) {
 
 bool is_one(const std::vector<int>& ranks) { return ranks.size() == 1; }
 
+// When a rank last did something. A rank that fails, at a deadline for instance, does that without
+// the others.
 std::int64_t last_event_ns(std::span<const FlightFile> files) {
   std::int64_t last_ns = 0;
   for (const auto& file : files) {
-    last_ns = file.events.empty()
-        ? last_ns
-        : std::max(last_ns, file.events.back().time_ns);
+    for (const auto& event : file.events) {
+      if (event.event != FlightEvent::kFailed &&
+          event.event != FlightEvent::kResumed) {
+        last_ns = std::max(last_ns, event.time_ns);
+      }
+    }
   }
   return last_ns;
 }

@@ -132,6 +132,21 @@ TEST(CompareRanks, ARankThatWroteItsFileBeforeTheOthersIsNotBehind) {
       SizeIs(2));
 }
 
+// SIGUSR2 to a job that hangs: the others wrote theirs again when their deadline had passed.
+TEST(CompareRanks, ARankThatHangsIsBehindThoseThatFailLater) {
+  const auto fails = [](int rank) {
+    return begun(rank)
+        .wants(2, FlightStep::kEndBackward)
+        .later_by(60'000'000'000)
+        .failed("rank 1 did not answer");
+  };
+  EXPECT_THAT(
+      differences_of({fails(0), begun(1).writes(5000), fails(2)}),
+      ElementsAre(
+          "rank 1 has not come to request 2, where ranks 0 and 2 want to end "
+          "the backward"));
+}
+
 TEST(CompareRanks, RanksMayDifferInsideABackward) {
   EXPECT_THAT(
       differences_of(

@@ -39,7 +39,7 @@ std::string format_rate(double rate);
 std::string format_memory(std::int64_t bytes);
 
 // The last line about the steps of a run: "done   loss 2.413, validation 2.602, 5123 tokens/s,
-// 0:21". A run that others have ended before its last step says where it is. `seconds_left` and
+// 0:21". If the run ended before its last step, the line says at which one. `seconds_left` and
 // `rss_bytes` are not used.
 std::string end_line(const ProgressState& state, double seconds);
 

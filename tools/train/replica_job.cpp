@@ -152,7 +152,7 @@ class ReplicaJob {
       checkpoints_->wait();
     }
     if (report_.is_open()) {
-      report_.finish(trainer_.sample(), "");
+      report_.finish(session.step(), trainer_.sample(), "");
       say_where_it_saves();
     }
     const double asked = leaving->request();

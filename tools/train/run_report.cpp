@@ -175,7 +175,8 @@ void RunReport::write_curve_if_due(const StepMetrics& record) {
           folder_->records()));
 }
 
-void RunReport::finish(const Sample& sample, const std::string& saved) {
+void RunReport::finish(
+    std::int64_t step, const Sample& sample, const std::string& saved) {
   if (!trainer_.leads() || folder_->records().empty()) {
     return;
   }
@@ -184,7 +185,7 @@ void RunReport::finish(const Sample& sample, const std::string& saved) {
   }
   const auto& last = folder_->records().back();
   say(end_line(
-      {.step = last.step,
+      {.step = step,
        .steps = trainer_.last_step(),
        .loss = last.loss,
        .val_loss = val_loss_,

@@ -36,9 +36,10 @@ class RunReport {
   // REQUIRES: open() was called.
   void add(StepMetrics record);
 
-  // Called after the last step. `sample` may be empty, and so may `saved`, the run's last
-  // checkpoint.
-  void finish(const Sample& sample, const std::string& saved);
+  // Called after the last step, with its number: a replica does not add those that others made.
+  // `sample` may be empty, and so may `saved`, the run's last checkpoint.
+  void finish(
+      std::int64_t step, const Sample& sample, const std::string& saved);
 
  private:
   std::map<std::string, std::string> about() const;

@@ -53,7 +53,7 @@ class TrainJob {
     if (checkpoints_) {
       checkpoints_->wait();
     }
-    report_.finish(trainer_.sample(), saved_);
+    report_.finish(trainer_.last_step(), trainer_.sample(), saved_);
     close();
     return 0;
   }
