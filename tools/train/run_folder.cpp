@@ -8,7 +8,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <system_error>
 #include <utility>
@@ -16,6 +15,7 @@
 #include <sherd/base/error.h>
 #include "base/replace_file.h"
 #include "refuse.h"
+#include "text_file.h"
 
 namespace sherd::tools {
 namespace {
@@ -72,9 +72,8 @@ std::string set_aside_metrics(
     const std::string& path, const std::string& config_json) {
   const auto metrics = path + "/" + kMetrics;
   std::error_code failure;
-  std::ifstream file(path + "/config.json", std::ios::binary);
-  const std::string config(std::istreambuf_iterator<char>(file), {});
-  if (config != config_json || !std::filesystem::exists(metrics, failure)) {
+  if (text_of_file(path + "/config.json") != config_json ||
+      !std::filesystem::exists(metrics, failure)) {
     return "";
   }
   std::string aside = metrics + ".1";

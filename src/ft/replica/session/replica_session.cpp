@@ -8,6 +8,7 @@
 #include <cmath>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -39,9 +40,9 @@ int number_of(const char* name, const std::string& text) {
   return *number;
 }
 
-// Returns when the descriptor can be read or has ended. Throws Error if the program is interrupted;
-// other signals with a handler do not end the wait.
-void wait_for_input(int descriptor) {
+// Waits for the next byte; nothing at the end. Throws Error if the program is interrupted; other
+// signals with a handler do not end the wait.
+std::optional<char> byte_from(int descriptor) {
   const int period = static_cast<int>(
       InterruptibleWait::kPeriod / std::chrono::milliseconds(1));
   InterruptibleWait interrupts;
@@ -49,19 +50,18 @@ void wait_for_input(int descriptor) {
   while (::poll(&input, 1, InterruptibleWait::possible() ? period : -1) <= 0) {
     interrupts.poll().throw_if_failed();
   }
+  char byte = 0;
+  return ::read(descriptor, &byte, 1) == 1 ? std::optional(byte) : std::nullopt;
 }
 
 // A spare waits here until the launcher writes the number of the replica that it replaces.
 std::string line_from(int descriptor) {
   std::string line;
-  char next = 0;
-  wait_for_input(descriptor);
-  while (::read(descriptor, &next, 1) == 1) {
-    if (next == '\n') {
+  while (const auto next = byte_from(descriptor)) {
+    if (*next == '\n') {
       return line;
     }
-    line += next;
-    wait_for_input(descriptor);
+    line += *next;
   }
   throw Error(
       "[ft] the launcher ended before this spare was needed",
