@@ -196,6 +196,10 @@ TEST(CastActivationsRules, IndicesStayIntegers) {
   EXPECT_EQ(rows.scalar_type(), at::kBFloat16);
   rows.sum().backward();
   EXPECT_EQ(table.grad().scalar_type(), at::kBFloat16);
+  const auto bags = std::get<0>(at::embedding_bag(
+      table, at::tensor({4, 0, 4}, at::kLong), at::tensor({0, 2}, at::kLong)));
+  EXPECT_EQ(bags.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(bags.size(0), 2);
 }
 
 TEST(CastActivationsRules, WithoutMixedPrecisionLibTorchRefusesAsEver) {

@@ -16,12 +16,13 @@ constexpr std::array<std::string_view, 14> kEventTexts = {
     "asked",          "started",  "gathered",  "posted",  "reduced",
     "requested",      "agreed",   "waiting",   "resumed", "visited",
     "backward ended", "departed", "published", "failed"};
-constexpr std::array<std::string_view, 9> kStepTexts = {
+constexpr std::array<std::string_view, 10> kStepTexts = {
     "",
     "unshard in forward",
     "unshard in backward",
     "begin a step",
     "all-reduce",
+    "reduce gradients",
     "end the backward",
     "publish",
     "forward",

@@ -47,6 +47,7 @@ enum class FlightStep : std::uint8_t {
   kUnshardInBackward,
   kBeginStep,
   kAllReduce,
+  kStartReductions,
   kEndBackward,
   kPublish,  // Its `sequence` is the generation.
   kForward,

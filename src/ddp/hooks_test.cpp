@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 using ::testing::Key;
 
 // A group of one rank that remembers its calls.
-class AloneGroup final : public HookGroup {
+class AloneGroup : public HookGroup {
  public:
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -453,6 +453,19 @@ TEST(PostLocalSgd, T57LeavesOthersAloneAfterItsStart) {
             ->reduce(bucket, group);
       }),
       HasSubstr("divides the 1 ranks, found 2"));
+}
+
+class LastOfSixGroup final : public AloneGroup {
+ public:
+  int rank() const override { return 5; }
+  int size() const override { return 6; }
+};
+
+TEST(PostLocalSgd, T57AveragesWithItsNeighbours) {
+  LastOfSixGroup group;
+  auto bucket = bucket_of({at::ones({4})}, 1);
+  post_local_sgd({.start_step = 0, .group_size = 3})->reduce(bucket, group);
+  EXPECT_THAT(group.among, ElementsAre(3, 4, 5));
 }
 
 }  // namespace

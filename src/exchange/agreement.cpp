@@ -11,6 +11,7 @@ namespace {
 
 bool part_of_backward(const CollectiveRequest& request) {
   return request.kind == CollectiveKind::kEndBackward ||
+      request.kind == CollectiveKind::kStartReductions ||
       (request.kind == CollectiveKind::kUnshard && request.in_backward != 0);
 }
 
@@ -40,6 +41,8 @@ std::string plain(
           request.full_precision != 0 ? " in full precision" : "",
           request.in_backward != 0 ? " in backward" : " in forward");
     }
+    case CollectiveKind::kStartReductions:
+      return "reduce gradients";
     case CollectiveKind::kEndBackward:
       return "end the backward";
     case CollectiveKind::kAllReduce:
@@ -89,12 +92,15 @@ Result<CollectiveRequest> agree(
       return mismatch(requests, i, world_ranks, unit_names);
     }
   }
-  // Where none is for a unit, all are equal.
-  const auto first =
-      std::ranges::find_if(requests, [](const CollectiveRequest& request) {
-        return request.kind == CollectiveKind::kUnshard;
-      });
-  return first == requests.end() ? requests[0] : *first;
+  for (const auto kind :
+       {CollectiveKind::kUnshard, CollectiveKind::kStartReductions}) {
+    const auto first =
+        std::ranges::find(requests, kind, &CollectiveRequest::kind);
+    if (first != requests.end()) {
+      return *first;
+    }
+  }
+  return requests[0];  // All are equal.
 }
 
 FlightStep flight_step(const CollectiveRequest& request) {
@@ -102,6 +108,8 @@ FlightStep flight_step(const CollectiveRequest& request) {
     case CollectiveKind::kUnshard:
       return request.in_backward != 0 ? FlightStep::kUnshardInBackward
                                       : FlightStep::kUnshardInForward;
+    case CollectiveKind::kStartReductions:
+      return FlightStep::kStartReductions;
     case CollectiveKind::kEndBackward:
       return FlightStep::kEndBackward;
     case CollectiveKind::kAllReduce:

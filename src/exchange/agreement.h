@@ -4,7 +4,8 @@
 // rank sends the others its request, and all derive the same decision from the same requests. In
 // forward all requests must be equal. In backward, ranks whose gradients differ may want different
 // units, or no more units: then all ranks first do the request of the lowest such rank, and the
-// others request again. Thread rule: pure functions, any thread.
+// others request again. A request to start reductions comes after those for units, and before all
+// else. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ namespace sherd::exchange {
 
 enum class CollectiveKind : std::uint32_t {
   kUnshard,
+  kStartReductions,
   kEndBackward,
   kAllReduce,
 };

@@ -105,6 +105,16 @@ TEST(Agreement, RanksAtTheEndServeThoseStillInside) {
   EXPECT_EQ(agreement.value(), unshard(1, true));
 }
 
+TEST(Agreement, ReductionsStartAfterUnitsAndBeforeTheEnd) {
+  const auto start = other(CollectiveKind::kStartReductions);
+  const auto end = other(CollectiveKind::kEndBackward);
+  EXPECT_EQ(agreed({end, start, end}).value(), start);
+  EXPECT_EQ(agreed({end, start, unshard(1, true)}).value(), unshard(1, true));
+  EXPECT_EQ(
+      agreed({start, unshard(1, false), start}).status().code(),
+      ErrorCode::kPeerMismatch);
+}
+
 TEST(Agreement, OnlyOneBackwardOfOneGenerationMayDiffer) {
   for (const auto change :
        {+[](CollectiveRequest& w) { ++w.sequence; },
@@ -145,30 +155,32 @@ TEST(Agreement, WithoutANameAUnitIsItsNumber) {
           HasSubstr("backward 3")));
 }
 
-// Whatever ranks want in a backward, all are granted all of it, in as many
-// rounds as there are gathers.
+// Whatever ranks want in a backward, all are granted all of it, in at most as many rounds as there are
+// requests.
 TEST(Agreement, EveryMixOfBackwardsEnds) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937_64 random(seed);
     std::vector<std::vector<int>> programs(3);
-    std::size_t gathers = 0;
+    std::size_t wanted = 0;
     for (auto& program : programs) {
       program.resize(random() % 6);
-      gathers += program.size();
+      wanted += program.size();
       for (auto& unit : program) {
-        unit = static_cast<int>(random() % 3);
+        unit = static_cast<int>(random() % 4);  // 3: reductions.
       }
     }
     std::vector<std::size_t> at(3, 0);
     std::uint64_t rounds = 0;
     for (;; ++rounds) {
-      ASSERT_LE(rounds, gathers);
+      ASSERT_LE(rounds, wanted);
       std::vector<CollectiveRequest> requests;
       for (std::size_t r = 0; r < 3; ++r) {
+        const int next = at[r] < programs[r].size() ? programs[r][at[r]] : -1;
         requests.push_back(
-            at[r] < programs[r].size() ? unshard(programs[r][at[r]], true)
-                                       : other(CollectiveKind::kEndBackward));
+            next == -1      ? other(CollectiveKind::kEndBackward)
+                : next == 3 ? other(CollectiveKind::kStartReductions)
+                            : unshard(next, true));
         requests.back().sequence = rounds;
       }
       const auto agreement = agreed(requests);

@@ -2,6 +2,7 @@
 #include "exchange/collective_exchange.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <utility>
@@ -137,6 +138,7 @@ class CollectiveExchange final : public Exchange {
         unit, [&] { unit_transport_->start_reduce(unit, options); }));
     backward_status_.mark_used(unit, options.used);
     ++counters_.reduces;
+    let_reductions_start(options);
     look();
     return error_;
   }
@@ -150,6 +152,8 @@ class CollectiveExchange final : public Exchange {
       return fail(statuses.status());
     }
     backward_status_ = {};
+    rounds_.clear();
+    rounds_wait_ = true;
     ++backward_;
     auto outcome =
         combine_backward_statuses(model_, statuses.value(), gather_->ranks());
@@ -222,6 +226,29 @@ class CollectiveExchange final : public Exchange {
            str("[exchange] no memory for unit ", model_.unit(unit).name, ", ",
                unit_bytes(model_.unit(unit)),
                " bytes: ", first_line_of(error))});
+    }
+  }
+
+  // Where ranks would otherwise agree on reductions only at the end of the backward. Once a round was
+  // waited for, the slots of its reductions can be used again.
+  void let_reductions_start(const ReduceOptions& options) {
+    const auto number = options.patient
+        ? std::nullopt  // It has already said that it is at the end.
+        : unit_transport_->begin_round();
+    if (!number) {
+      return;
+    }
+    const auto request = make_request(CollectiveKind::kStartReductions);
+    rounds_.push_back(
+        {worker_.post([=, this] { return steps_->run_when_agreed(request); }),
+         *number});
+    const auto most = static_cast<std::size_t>(options.under_way_max);
+    while (most > 0 && rounds_wait_ && rounds_.size() > most) {
+      rounds_wait_ = worker_.wait_for(rounds_.front().job, options.room_wait());
+      if (rounds_wait_) {
+        unit_transport_->round_is_over(rounds_.front().number);
+        rounds_.pop_front();
+      }
     }
   }
 
@@ -368,6 +395,12 @@ class CollectiveExchange final : public Exchange {
   const std::shared_ptr<world::Transport> reduce_;
   std::optional<CollectiveSteps> steps_;     // The worker's, once it is open.
   std::map<UnitId, std::uint64_t> started_;  // The worker's jobs.
+  struct Round {
+    std::uint64_t job = 0;  // The worker's.
+    std::uint64_t number = 0;
+  };
+  std::deque<Round> rounds_;  // Of this backward, not waited for yet.
+  bool rounds_wait_ = true;   // Until a wait in this backward is too long.
   std::map<UnitId, std::shared_ptr<UnshardedUnit>>
       unsharded_;  // Of open units.
   BackwardStatus backward_status_;

@@ -76,6 +76,8 @@ Status CollectiveSteps::run_when_agreed(
     auto status = settle_early(request, sent.value(), wanted);
     if (status.ok() && next.kind == CollectiveKind::kUnshard) {
       status = gather(next, requests, granted ? wanted : nullptr);
+    } else if (status.ok() && next.kind == CollectiveKind::kStartReductions) {
+      status = unit_transport_.start_reductions(describe(next, unit_names_));
     }
     if (!status.ok() || granted) {
       return status;

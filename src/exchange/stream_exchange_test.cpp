@@ -5,8 +5,10 @@
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_testing.h"
 #include "exchange/stream_contract_testing.h"
+#include "exchange/stream_reductions.h"
 #include "exchange/stream_unit_transport.h"
 
+#include <mutex>
 #include <thread>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
@@ -61,11 +63,11 @@ class Trainer {
       slot.fill_(1);
     }
   }
-  void reduce(UnitId unit) {
+  void reduce(UnitId unit, int under_way_max = 0) {
     fill(unit);
-    exchange_
-        .start_reduce(unit, contract::reduce_options(model_.unit(unit), 0.5))
-        .throw_if_failed();
+    auto options = contract::reduce_options(model_.unit(unit), 0.5);
+    options.under_way_max = under_way_max;
+    exchange_.start_reduce(unit, options).throw_if_failed();
   }
   void end_backward() {
     exchange_.end_backward(contract::backward_end(model_))
@@ -83,6 +85,14 @@ class Trainer {
     exchange_.publish(++generation_).throw_if_failed();
   }
   void synchronize() { exchange_.synchronize(); }
+  void overwrite_shard(UnitId unit, int flat) {
+    exchange_.shard_memory(unit, flat).shard.fill_(3);
+  }
+  // Starts a gather that nobody waits for, and returns when it is in its stream.
+  void put_gather_into_stream(UnitId unit) {
+    exchange_.start_unshard(unit, {}).throw_if_failed();
+    exchange_.all_reduce(numbers(1), ScalarReduceOp::kSum).throw_if_failed();
+  }
   void use(UnitId unit, bool in_backward) {
     begin_use(unit, in_backward);
     exchange_.reshard(unit);
@@ -93,6 +103,9 @@ class Trainer {
   void begin_use(UnitId unit, bool in_backward) {
     exchange_.start_unshard(unit, {.in_backward = in_backward})
         .throw_if_failed();
+    read(unit);
+  }
+  void read(UnitId unit) {
     const auto at = exchange_.wait_for_unshard(unit).value();
     const auto& flats = model_.unit(unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
@@ -109,7 +122,8 @@ class Trainer {
 
 // Runs the body on one rank, which has no peers. Returns what was not in order.
 std::string run_alone(
-    const std::function<void(Trainer&, const c10::Device&)>& body) {
+    const std::function<void(Trainer&, const c10::Device&)>& body,
+    int secondary_ranks = 0) {
   const auto device = test::checking_device();
   const auto world = World::single();
   test::ThreadNetwork network(1);
@@ -122,7 +136,9 @@ std::string run_alone(
         over_devices(
             {.device = device,
              .gather = network.backend(0, "gathers"),
-             .reduce = network.backend(0, "reductions")}));
+             .reduce = network.backend(0, "reductions"),
+             .gathers = {.secondary_ranks = secondary_ranks},
+             .secondary = network.backend(0, "group")}));
     try {
       Trainer trainer(*exchange, model, device);
       body(trainer, device);
@@ -199,27 +215,159 @@ TEST(StreamExchange, EndsInTheMiddleOfABackwardWithoutAFault) {
       "");
 }
 
-TEST(StreamExchange, AReductionStartsAtOnceWhereNoUnitIsEverGathered) {
+TEST(StreamExchange, EndsWithAGatherThatNobodyWaitedForWithoutAFault) {
+  EXPECT_EQ(
+      run_alone([](auto& trainer, auto&) {
+        step(trainer);
+        trainer.put_gather_into_stream(1);
+      }),
+      "");
+}
+
+TEST(StreamExchange, SynchronizeWaitsForGathersThatNobodyWaitedFor) {
+  EXPECT_EQ(
+      run_alone([](auto& trainer, auto&) {
+        step(trainer);
+        trainer.put_gather_into_stream(1);
+        trainer.synchronize();
+        trainer.update();
+      }),
+      "");
+}
+
+TEST(StreamExchange, ACapturedStepWaitsForNoGatherBeforeIt) {
+  EXPECT_EQ(
+      run_alone([](auto& trainer, auto& device) {
+        step(trainer);
+        trainer.put_gather_into_stream(1);
+        trainer.synchronize();
+        {
+          const test::CaptureScope capture(device);
+          trainer.read(1);
+        }
+        trainer.synchronize();
+      }),
+      "");
+}
+
+// Otherwise the captured step would not have all of it.
+TEST(StreamExchange, WhoWaitsForAGatherWaitsForTheCopyForSecondaryShards) {
+  const auto forward = [](auto& trainer, auto& device) {
+    step(trainer);
+    step(trainer);
+    trainer.synchronize();
+    {
+      const test::CaptureScope capture(device);
+      trainer.forward();
+    }
+    trainer.synchronize();
+  };
+  EXPECT_EQ(run_alone(forward, /*secondary_ranks=*/1), "");
+}
+
+// Runs the body on two ranks that are threads.
+void run_on_two(
+    const ModelSpec& model,
+    const std::function<void(Trainer&, test::FakeRank&, test::ThreadNetwork&)>&
+        body) {
   (void)test::checking_device();
-  for (const bool own_shards : {false, true}) {
-    auto model = three_units(2);
-    model.placement = ModelPlacement::kReplicate;
-    model.own_shards = own_shards;
-    test::ThreadNetwork network(2);
-    test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
-      const auto device = test::checking_device(self.rank);
-      c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-      const auto exchange = contract::make_among_all(
-          self, contract::rank_device(network, self.rank, device), 2);
-      Trainer trainer(*exchange, model, device);
-      const auto before = network.started(self.rank);
-      trainer.reduce(2);
-      EXPECT_EQ(network.started(self.rank) - before, own_shards ? 0 : 1);
-      trainer.end_backward();
-      EXPECT_EQ(network.started(self.rank) - before, 1);
-      self.barrier.arrive_and_wait();
+  test::ThreadNetwork network(2, std::chrono::seconds(10));
+  test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
+    const auto device = test::checking_device(self.rank);
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+    const auto exchange = contract::make_among_all(
+        self, contract::rank_device(network, self.rank, device), 2);
+    Trainer trainer(*exchange, model, device);
+    body(trainer, self, network);
+    self.barrier.arrive_and_wait();
+  });
+}
+
+TEST(StreamExchange, AReductionStartsAtOnceWhereRanksHaveNothingElseToOrder) {
+  auto model = three_units(2);
+  model.placement = ModelPlacement::kReplicate;
+  model.own_shards = false;
+  run_on_two(model, [](auto& trainer, auto& self, auto& network) {
+    const auto before = network.started(self.rank);
+    trainer.reduce(2);
+    EXPECT_EQ(network.started(self.rank) - before, 1);
+    trainer.end_backward();
+    EXPECT_EQ(network.started(self.rank) - before, 1);
+  });
+}
+
+ModelSpec equal_units(int units) {
+  return contract::make_model(
+      2,
+      std::vector<std::vector<contract::FlatSketch>>(
+          static_cast<std::size_t>(units), {{.numels = {64}}}));
+}
+
+// Its slots are used again while backward goes on.
+TEST(StreamExchange, ReductionsStartBeforeTheEndOfABackwardThatGathersNothing) {
+  static constexpr int kUnits = 8;
+  for (const auto placement :
+       {ModelPlacement::kShard, ModelPlacement::kReplicate}) {
+    auto model = equal_units(kUnits);
+    model.placement = placement;
+    run_on_two(model, [](auto& trainer, auto& self, auto& network) {
+      trainer.update();
+      for (int backward = 0; backward < 2; ++backward) {
+        const auto before = network.started(self.rank);
+        for (int unit = kUnits; unit-- > 0;) {
+          trainer.reduce(unit, /*under_way_max=*/2);
+        }
+        EXPECT_GE(network.started(self.rank) - before, kUnits - 2);
+        // Two are under way when the next slot is filled.
+        EXPECT_LE(
+            trainer.gradient_bytes(), 3 * unit_bytes(equal_units(1).unit(0)));
+        trainer.end_backward();
+        EXPECT_EQ(network.started(self.rank) - before, kUnits);
+      }
     });
   }
+}
+
+// A rank that fails may do so while its thread that gathers learns what the others have open.
+TEST(StreamReductions, WhatWasAbandonedDoesNotStart) {
+  const auto device = test::checking_device();
+  const auto model = three_units(2);
+  test::ThreadNetwork network(2);
+  DeviceBuffers buffers(model, 0, device);
+  const DeviceBackends backends{
+      .device = device,
+      .gather = network.backend(0, "gathers"),
+      .reduce = network.backend(0, "reductions")};
+  StreamReductions reductions(model, backends, /*messages=*/nullptr, buffers);
+  const device::CurrentStream on(
+      buffers.reduce_stream);  // Whose slots they are.
+  for (const auto& flat : buffers.places.open_gradients(2)) {
+    flat.fill_(1);
+  }
+  reductions.start(2, contract::reduce_options(model.unit(2), 0.5));
+  const auto open = reductions.open_units();
+  EXPECT_EQ(open, (std::vector<std::uint8_t>{0, 0, 1}));
+  reductions.abandon();
+  reductions.start_units(open);
+  EXPECT_FALSE(reductions.under_way());
+  EXPECT_EQ(network.started(0), 0);
+}
+
+// Rank 1 reduces in another order, and gathers a unit that rank 0 does not use.
+TEST(StreamExchange, ReductionsOfRanksThatDifferStartInOneOrder) {
+  run_on_two(equal_units(5), [](auto& trainer, auto& self, auto&) {
+    trainer.update();
+    const std::vector<UnitId> order = self.rank == 0
+        ? std::vector<UnitId>{4, 3, 2, 1, 0}
+        : std::vector<UnitId>{0, 4, 2, 3, 1};
+    for (const UnitId unit : order) {
+      if (self.rank == 1 && unit == 3) {
+        trainer.use(unit, true);
+      }
+      trainer.reduce(unit);
+    }
+    trainer.end_backward();
+  });
 }
 
 // A rank alone starts each reduction at once, so that its slot is the next one, too.
@@ -235,25 +383,20 @@ TEST(StreamExchange, ARankAloneNeedsOneGradientSlot) {
   EXPECT_EQ(fault, "");
 }
 
-// A rank that only assists another one's gather writes its shard afterwards. Returns what rank 1
-// was told.
-std::string run_assisted(int left_out) {
-  FakeOptions fake;
-  const auto model = three_units(2);
-  test::ThreadNetwork network(2, std::chrono::seconds(10));
+// A rank that only assists another one's gather writes its shard afterwards. Returns what was not in
+// order on rank 1, which leaves out some wait.
+std::string run_assisted(
+    const ModelSpec& model,
+    const std::function<void(test::StreamWaits&)>& leave_out) {
   std::string fault;
-  (void)test::checking_device();
-  test::run_fake_ranks(2, fake, [&](test::FakeRank& self) {
+  std::mutex mu;
+  run_on_two(model, [&](auto& trainer, auto& self, auto&) {
     const auto device = test::checking_device(self.rank);
-    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
     std::optional<test::StreamWaits> waits;
     if (self.rank == 1) {
       waits.emplace(device);
-      waits->leave_out(0, left_out);
+      leave_out(*waits);
     }
-    const auto exchange = contract::make_among_all(
-        self, contract::rank_device(network, self.rank, device), 2);
-    Trainer trainer(*exchange, model, device);
     for (const UnitId unit : {2, 1, 0}) {
       trainer.reduce(unit);
     }
@@ -261,18 +404,20 @@ std::string run_assisted(int left_out) {
       trainer.use(1, true);
     }
     trainer.end_backward();
-    try {
-      const auto memory = exchange->shard_memory(1, 1);
-      memory.shard.fill_(3);
-    } catch (const c10::Error& error) {
-      fault = error.what_without_backtrace();
+    if (self.rank == 1) {
+      try {
+        trainer.overwrite_shard(1, 1);
+        test::synchronise_with_host(device, "the end");
+      } catch (const c10::Error& error) {
+        fault = error.what_without_backtrace();
+      }
     }
     self.barrier.arrive_and_wait();
+    const std::lock_guard lock(mu);
+    for (const auto& of_device : test::take_faults(device)) {
+      fault += of_device;
+    }
   });
-  for (const int rank : {0, 1}) {
-    const auto faults = test::take_faults(test::checking_device(rank));
-    EXPECT_TRUE(faults.empty() || left_out >= 0);
-  }
   return fault;
 }
 
@@ -335,9 +480,22 @@ TEST(StreamExchange, SlotsAreUsedAgainOnceAGatherSaysThatTheirReductionsBegan) {
 }
 
 TEST(StreamExchange, ARankThatAssistsWritesItsShardAfterTheGather) {
-  EXPECT_EQ(run_assisted(-1), "");
+  const auto model = three_units(2);
+  EXPECT_EQ(run_assisted(model, [](auto&) {}), "");
   // Three waits for room in gradient slots and one for reductions come before.
-  EXPECT_THAT(run_assisted(4), testing::HasSubstr("writes what an all-gather"));
+  EXPECT_THAT(
+      run_assisted(model, [](auto& waits) { waits.leave_out(0, 4); }),
+      testing::HasSubstr("writes what an all-gather"));
+}
+
+TEST(StreamExchange, AHostThatAssistsWritesItsShardAfterTheGather) {
+  auto model = three_units(2);
+  model.shards_on_host = true;
+  EXPECT_EQ(run_assisted(model, [](auto&) {}), "");
+  // It waits for sums before.
+  EXPECT_THAT(
+      run_assisted(model, [](auto& waits) { waits.leave_out_of_host(1); }),
+      testing::HasSubstr("[checking device]"));
 }
 
 }  // namespace

@@ -94,6 +94,13 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
           open_.size() + started_.size() + released_.size()));
 }
 
+std::optional<std::uint64_t> StreamReductions::begin_round() {
+  const bool due = !starts_at_once_ && gathers_begun_ == gathers_at_last_start_;
+  gathers_begun_ += due ? 1 : 0;
+  gathers_at_last_start_ = gathers_begun_;
+  return due ? std::optional(gathers_begun_) : std::nullopt;
+}
+
 std::vector<std::uint8_t> StreamReductions::open_units() const {
   std::vector<std::uint8_t> units(model_.units.size(), 0);
   const std::lock_guard lock(mu_);
@@ -111,7 +118,11 @@ void StreamReductions::start_units(const std::vector<std::uint8_t>& units) {
     }
     std::unique_lock lock(mu_);
     auto node = open_.extract(static_cast<UnitId>(u));
+    const bool abandoned = abandoned_;
     lock.unlock();
+    if (abandoned) {
+      return;  // While ranks agreed.
+    }
     SHERD_ASSERT(!node.empty(), "ranks agreed on a reduction not asked for");
     put_into_stream(node.mapped());
     lock.lock();
@@ -225,6 +236,7 @@ void StreamReductions::abandon() {
   }
   const std::lock_guard lock(mu_);
   open_.clear();
+  abandoned_ = true;
 }
 
 bool StreamReductions::under_way() const {

@@ -44,6 +44,9 @@ class StreamReductions {
     gathers_over_ = std::max(gathers_over_, number);
   }
 
+  // As in UnitTransport. Rounds have numbers like gathers.
+  std::optional<std::uint64_t> begin_round();
+
   // One byte per unit: whether its reduction was requested here and is still open.
   std::vector<std::uint8_t> open_units() const;
   // Queues those units' reductions on the stream. The same on all ranks; all of them have these
@@ -98,12 +101,14 @@ class StreamReductions {
   std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
-  std::uint64_t gathers_begun_ = 0;
+  std::uint64_t gathers_begun_ = 0;  // And rounds.
+  std::uint64_t gathers_at_last_start_ = 0;
   std::uint64_t gathers_over_ = 0;
   mutable std::mutex mu_;
   // Guarded by mu_:
   std::map<UnitId, Reduction> open_;
   std::vector<Reduction> started_;
+  bool abandoned_ = false;
 };
 
 }  // namespace sherd::exchange

@@ -75,6 +75,7 @@ class StreamUnitTransport final : public UnitTransport {
       UnitId unit,
       const UnshardOptions& options,
       std::uint64_t generation) override {
+    shards_have_values_ = true;
     buffers_.places.set_unsharded_bytes_max(options.unsharded_bytes_max);
     auto unsharded = std::make_shared<UnshardedUnit>();
     unsharded->precision = options.precision;
@@ -92,7 +93,7 @@ class StreamUnitTransport final : public UnitTransport {
   }
 
   Status gather(const UnitGather& gather, UnshardedUnit* unsharded) override {
-    auto status = start_common_reductions(gather.what);
+    auto status = start_reductions(gather.what);
     return status.ok()
         ? started(gather.what, [&] { put_into_stream(gather, unsharded); })
         : status;
@@ -145,6 +146,7 @@ class StreamUnitTransport final : public UnitTransport {
 
   // The optimizer has written the shards on the current stream.
   void publish(std::uint64_t generation) override {
+    shards_have_values_ = true;
     buffers_.places.refresh_open_units(generation);
     const std::lock_guard lock(mu_);
     shards_written_ = compute().record();
@@ -161,6 +163,26 @@ class StreamUnitTransport final : public UnitTransport {
       buffers_.uses.wait(place_of_slot(flats), compute());
     }
     return flats;
+  }
+  std::optional<std::uint64_t> begin_round() override {
+    return shards_have_values_ ? reductions_.begin_round() : std::nullopt;
+  }
+  void round_is_over(std::uint64_t number) override {
+    reductions_.gather_is_over(number);
+  }
+  // Gathers and rounds are the moments at which ranks do the same thing.
+  Status start_reductions(const std::string& what) override {
+    auto open = reductions_.open_units();
+    const auto all = world::Collectives(*transport_, what, kFlatTag)
+                         .all_gather(bytes_of(open.data(), open.size()));
+    SHERD_RETURN_IF_FAILED(all.status());
+    for (const auto& theirs : all.value()) {
+      const auto* marks = theirs.const_data_ptr<std::uint8_t>();
+      for (std::size_t u = 0; u < open.size(); ++u) {
+        open[u] = open[u] != 0 && marks[u] != 0 ? 1 : 0;
+      }
+    }
+    return started("reductions", [&] { reductions_.start_units(open); });
   }
   // progress() tells a failure.
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
@@ -256,21 +278,6 @@ class StreamUnitTransport final : public UnitTransport {
       }
     }
     return places;
-  }
-
-  // Gathers are the moments at which ranks do the same thing.
-  Status start_common_reductions(const std::string& what) {
-    auto open = reductions_.open_units();
-    const auto all = world::Collectives(*transport_, what, kFlatTag)
-                         .all_gather(bytes_of(open.data(), open.size()));
-    SHERD_RETURN_IF_FAILED(all.status());
-    for (const auto& theirs : all.value()) {
-      const auto* marks = theirs.const_data_ptr<std::uint8_t>();
-      for (std::size_t u = 0; u < open.size(); ++u) {
-        open[u] = open[u] != 0 && marks[u] != 0 ? 1 : 0;
-      }
-    }
-    return started("reductions", [&] { reductions_.start_units(open); });
   }
 
   // `unsharded` is null on a rank that only assists.
@@ -393,6 +400,9 @@ class StreamUnitTransport final : public UnitTransport {
   std::atomic<std::int64_t> sent_bytes_ = 0;  // Of shards.
   std::map<UnitId, std::uint64_t> numbers_;   // Of the last gather of a unit.
   Status reduce_failure_;
+  // The caller has gathered or published. Before, in a round this rank might assist a gather without
+  // having given its shards their values.
+  bool shards_have_values_ = false;
   std::mutex mu_;
   // Guarded by mu_:
   std::optional<device::Event> shards_written_;

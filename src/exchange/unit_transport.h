@@ -85,6 +85,16 @@ class UnitTransport {
   virtual void begin_backward() {}
   virtual std::vector<at::Tensor> gradient_slot(UnitId unit) = 0;
   virtual void start_reduce(UnitId unit, const ReduceOptions& options) = 0;
+  // Reductions may begin only once ranks have agreed on them, which they do at each gather. If none has
+  // begun since the reduction before the last one, returns the number of a round: the caller lets all
+  // ranks agree on it, and says so when it has waited for that.
+  virtual std::optional<std::uint64_t> begin_round() { return std::nullopt; }
+  virtual void round_is_over(std::uint64_t /*number*/) {}
+  // Starts the reductions that all ranks have requested. Called on all ranks, by the thread that
+  // gathers.
+  [[nodiscard]] virtual Status start_reductions(const std::string& /*what*/) {
+    return {};
+  }
   // Takes back the memory of reductions that ended, and returns the first failure so far. Never
   // waits.
   [[nodiscard]] virtual Status progress() = 0;

@@ -34,7 +34,7 @@ struct Requests {
 
 bool may_differ(FlightStep step) {
   return step == FlightStep::kUnshardInBackward ||
-      step == FlightStep::kEndBackward;
+      step == FlightStep::kStartReductions || step == FlightStep::kEndBackward;
 }
 
 std::string text_of_ranks(const std::vector<int>& ranks) {
