@@ -155,6 +155,7 @@ class FsdpEngine final : public ShardingEngine,
       const autograd::ParameterUse& use, const char* operator_name) const;
   void note_phase(const char* operator_name);
   void publish_if_due(const char* operator_name);
+  void refuse_read_of_written(const char* operator_name) const;
   void refuse_early_read(const char* operator_name) const;
   // Collective: compares requires_grad, and returns which of the numbers are the same on all ranks.
   RanksAgree all_ranks_agree(std::uint64_t plans, std::uint64_t shorter_step);

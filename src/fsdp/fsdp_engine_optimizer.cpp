@@ -159,14 +159,28 @@ void FsdpEngine::before_load() {
 
 void FsdpEngine::publish_if_due(const char* operator_name) {
   // What full_precision() has not published, nobody has written.
-  if (!unpublished_ || autograd::in_backward() || full_precision_scope_) {
+  if (!unpublished_ || full_precision_scope_) {
     return;
   }
-  if (!autograd::records_gradients()) {
+  if (autograd::in_backward()) {
+    refuse_read_of_written(operator_name);
+  } else if (!autograd::records_gradients()) {
     refuse_early_read(operator_name);
   } else if (publishers_.expired()) {
     publish_locked(/*keep_frozen=*/true);
   }
+}
+
+// A backward may follow another one, as of the losses of one forward. But after an optimizer's step
+// whole units have values from before it, and other ranks may still write what is read in place.
+void FsdpEngine::refuse_read_of_written(const char* operator_name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !publishers_.expired() || !slices_->sample_changed(),
+      "[fsdp] ", operator_name,
+      " reads a sharded parameter in a backward, after an optimizer has "
+      "written it and before that was published; call fsdp.publish() on every "
+      "rank after each optimizer step that no training forward follows before "
+      "the next backward (step() of sherd's own optimizers does)");
 }
 
 // Nothing may be read without gradients that an optimizer may have written already, nor in place what
@@ -175,17 +189,21 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
 void FsdpEngine::refuse_early_read(const char* operator_name) const {
   SHERD_CHECK_AS(
       kFailedPrecondition, !may_be_written(), "[fsdp] ", operator_name,
-      " reads a sharded parameter outside training, after a backward and "
-      "before its update was published; call fsdp.publish() on every rank "
-      "after the optimizer step, or where that is left out (step() of sherd's "
-      "own optimizers does)");
+      " reads a sharded parameter without recording gradients, after a "
+      "backward and before its update was published; call fsdp.publish() on "
+      "every rank after the optimizer step, or where that is left out (step() "
+      "of sherd's own optimizers does). A training forward may begin so, too: "
+      "with a custom autograd::Function, a NoGradGuard or a reentrant "
+      "checkpoint");
   SHERD_CHECK_AS(
       kFailedPrecondition, !writes_in_place() || in_forward(), "[fsdp] ",
       operator_name,
-      " reads a sharded parameter outside training, between a backward and the "
-      "optimizer step, in which other ranks write the memory that is read; "
-      "evaluate after the step, or, if this is a part of a training forward "
-      "(a reentrant checkpoint), use a parameter with gradients before it");
+      " reads a sharded parameter without recording gradients, between a "
+      "backward and the optimizer step, in which other ranks write the memory "
+      "that is read; evaluate after the step, or call fsdp.publish() on every "
+      "rank if no step follows. If this begins a training forward (a custom "
+      "autograd::Function, a NoGradGuard, a reentrant checkpoint), use a "
+      "parameter with gradients before it");
 }
 
 void FsdpEngine::publish() { publish_now(/*keep_frozen=*/false); }

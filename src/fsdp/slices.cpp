@@ -11,6 +11,7 @@
 
 #include "autograd/gradient_hook.h"
 #include "base/check.h"
+#include "base/hash.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -307,6 +308,39 @@ std::vector<exchange::ReduceOptions::GradientSink> Slices::sinks(
 bool Slices::has_gradient(int parameter) const {
   return used_[static_cast<std::size_t>(parameter)] ||
       slice_has_gradient(parameter);
+}
+
+void Slices::remember_sample() {
+  constexpr std::size_t kSlices = 16;
+  std::vector<std::size_t> with_gradient;
+  for (std::size_t s = 0; s < slices_.size(); ++s) {
+    const auto& tensor = slices_[s].tensor;
+    if (tensor.is_cpu() && tensor.grad().defined()) {
+      with_gradient.push_back(s);
+    }
+  }
+  const auto every = (with_gradient.size() + kSlices - 1) / kSlices;
+  sampled_.clear();
+  for (std::size_t i = 0; i < with_gradient.size(); i += every) {
+    sampled_.push_back(with_gradient[i]);
+  }
+  sample_digest_ = digest_of_sample();
+}
+
+std::uint64_t Slices::digest_of_sample() const {
+  constexpr std::int64_t kElements = 8;
+  Hash64 hash;
+  for (const auto s : sampled_) {
+    const auto& tensor = slices_[s].tensor;
+    const auto size = static_cast<std::int64_t>(tensor.element_size());
+    const auto every = (tensor.numel() + kElements - 1) / kElements;
+    const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+    for (std::int64_t i = 0; i < tensor.numel(); i += every) {
+      hash.add(
+          std::string_view(bytes + i * size, static_cast<std::size_t>(size)));
+    }
+  }
+  return hash.value();
 }
 
 at::Tensor Slices::gradient_of(int parameter) const {

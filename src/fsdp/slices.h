@@ -85,6 +85,11 @@ class Slices : public exchange::ReducedGradients {
   bool has_gradient(int parameter) const;
   // Whether any slice of this rank has a gradient.
   bool any_gradient() const;
+  // Remembers a few elements of some slices that have gradients, of which an optimizer's step changes
+  // at least one; none that lie on a device, for which the host would wait.
+  void remember_sample();
+  // Whether one of them has other bits by now.
+  bool sample_changed() const { return digest_of_sample() != sample_digest_; }
   // This rank's slice of its gradient, on the CPU, in the dtype of sharded gradients; zeros if it
   // has none; undefined if this rank owns no part of the parameter.
   at::Tensor gradient_of(int parameter) const;
@@ -107,6 +112,8 @@ class Slices : public exchange::ReducedGradients {
     return slice < 0 ? nullptr : &slices_[static_cast<std::size_t>(slice)];
   }
 
+  std::uint64_t digest_of_sample() const;
+
   const ModelUnits& model_;
   exchange::Exchange& exchange_;
   const bool owner_of_all_;
@@ -122,6 +129,8 @@ class Slices : public exchange::ReducedGradients {
   std::vector<std::vector<int>> parameters_;  // By unit.
   // By parameter: whether some rank had a gradient in the last backward.
   std::vector<bool> used_;
+  std::vector<std::size_t> sampled_;  // Indices in slices_.
+  std::uint64_t sample_digest_ = 0;
 };
 
 }  // namespace sherd::fsdp

@@ -337,6 +337,31 @@ TEST_P(BackwardError, T37AGraphFromBeforeTheStepIsLibTorchsVersionError) {
   }));
 }
 
+// LibTorch's optimizers write without a word to autograd or the engine.
+TEST_P(BackwardError, T37AGraphFromBeforeAStepThatIsNotPublishedIsRefused) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto& options : several()) {
+      Training training(world, options);
+      torch::optim::SGD sgd(training.fsdp->parameters(), 0.5);
+      const auto loss = chain_loss(training.model, 5, world.rank());
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward({}, /*retain_graph=*/true);  // Nothing was written.
+      sgd.step();
+      sgd.zero_grad();
+      // One rank computes with the new values, as LibTorch does.
+      EXPECT_THAT(
+          error_of([&] { loss.backward({}, /*retain_graph=*/true); }),
+          HasSubstr(world.size() == 1 ? "" : "call fsdp.publish() on every"));
+      chain_loss(training.model, 6, world.rank()).backward();
+      sgd.step();
+      training.fsdp->publish();
+      EXPECT_THAT(
+          error_of([&] { loss.backward(); }),
+          HasSubstr("modified by an inplace operation"));
+    }
+  }));
+}
+
 TEST_P(BackwardError, T37BackwardOfALossThatNeedsNoGradient) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Training training(world, {});
