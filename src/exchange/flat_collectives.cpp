@@ -95,4 +95,39 @@ void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient) {
   backend->allreduce(whole, options);
 }
 
+at::Tensor sum_for_owner_in_rank_order(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& gradient) {
+  const auto ranks = static_cast<std::size_t>(layout.ranks());
+  const auto own = layout.shard(backend->getRank()).numel();
+  std::vector<std::int64_t> sent;
+  for (int owner = 0; owner < layout.ranks(); ++owner) {
+    sent.push_back(layout.shard(owner).numel());
+  }
+  std::vector<std::int64_t> received(ranks, own);
+  auto input = gradient;
+  auto pieces = at::empty({layout.ranks() * own}, gradient.options());
+  c10d::AllToAllOptions options;
+  options.asyncOp = false;
+  backend->alltoall_base(pieces, input, received, sent, options);
+  const auto dtype =
+      gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto sum = pieces.narrow(0, 0, own).to(dtype);
+  for (std::int64_t rank = 1; rank < layout.ranks(); ++rank) {
+    sum.add_(pieces.narrow(0, rank * own, own));
+  }
+  return sum;
+}
+
+at::Tensor sum_for_all_in_rank_order(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& gradient) {
+  const auto own = sum_for_owner_in_rank_order(backend, layout, gradient);
+  const auto whole = at::empty({layout.numel}, own.options());
+  gather_flat(backend, layout, own, whole);
+  return whole;
+}
+
 }  // namespace sherd::exchange

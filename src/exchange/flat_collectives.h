@@ -38,4 +38,16 @@ at::Tensor sum_for_owner(
 // The same for all elements: every rank gets the sums, in place.
 void sum_for_all(const BackendPtr& backend, const at::Tensor& gradient);
 
+// The same sums, made in rank order and in fp32 (fp64 for fp64), which is their dtype, as by
+// world::sum_in_rank_order() on the CPU. They need memory for all pieces that a rank sums, and for
+// all ranks twice as much sent.
+at::Tensor sum_for_owner_in_rank_order(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& gradient);
+at::Tensor sum_for_all_in_rank_order(
+    const BackendPtr& backend,
+    const plan::FlatLayout& layout,
+    const at::Tensor& gradient);
+
 }  // namespace sherd::exchange

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -221,12 +222,14 @@ std::unique_ptr<Exchange> connect_devices(
     const AxisOptions& options,
     const FlightLog& log) {
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
+  const bool in_rank_order = at::globalContext().deterministicAlgorithms();
   if (ranks.size() > 1) {
     check_all_chose(
         *transport, ranks,
         describe(
             str("collectives of ", c10::DeviceTypeName(device.type(), true),
-                " devices"),
+                " devices",
+                in_rank_order ? " with deterministic algorithms" : ""),
             options));
   }
   auto reduce = ranks.size() == 1
@@ -237,7 +240,8 @@ std::unique_ptr<Exchange> connect_devices(
       .gather =
           world::make_device_backend(world, device, name + "/gather", ranks),
       .reduce =
-          world::make_device_backend(world, device, name + "/reduce", ranks)};
+          world::make_device_backend(world, device, name + "/reduce", ranks),
+      .sums_in_rank_order = in_rank_order};
   if (ranks.size() > 1) {
     backends.gathers = options.gathers;
     backends.hook = options.hook;

@@ -62,7 +62,9 @@ StreamReductions::StreamReductions(
       buffers_(buffers),
       hook_(backends.hook),
       messages_(std::move(messages)),
-      starts_at_once_(!model.own_shards || backend_->getSize() == 1) {
+      starts_at_once_(!model.own_shards || backend_->getSize() == 1),
+      sums_in_rank_order_(
+          backends.sums_in_rank_order && backend_->getSize() > 1) {
   if (hook_) {
     collectives_.emplace(backends.device, backend_, backends.connect);
   }
@@ -154,8 +156,13 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
         into.scalar_type() == slot.scalar_type();
     const auto sum =
         result_of(reduction.unit, flat, slot, fits ? into : at::Tensor());
+    // Rounded once.
+    const bool is_wider = sum.element_size() > into.element_size();
+    if (is_wider && scale != 1.0) {
+      sum.mul_(scale);
+    }
     const auto put = model_.shards_on_host ? put_sum_on_host : put_sum;
-    put(sum, scale, accumulate, into);
+    put(sum, is_wider ? 1.0 : scale, accumulate, into);
   }
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
 }
@@ -183,11 +190,15 @@ at::Tensor StreamReductions::result_of(
     const auto kept = owned(model_, unit, flat, backend_->getRank());
     return slot.narrow(0, kept.begin, kept.numel());
   }
+  const auto& layout =
+      model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
+  if (sums_in_rank_order_) {
+    return model_.replicates()
+        ? sum_for_all_in_rank_order(backend_, layout, slot)
+        : sum_for_owner_in_rank_order(backend_, layout, slot);
+  }
   if (!model_.replicates()) {
-    return sum_for_owner(
-        backend_,
-        model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout, slot,
-        into);
+    return sum_for_owner(backend_, layout, slot, into);
   }
   sum_for_all(backend_, slot);
   return slot;

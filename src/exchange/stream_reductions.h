@@ -98,6 +98,7 @@ class StreamReductions {
   const std::shared_ptr<world::Transport> messages_;
   std::optional<DeviceCollectives> collectives_;
   const bool starts_at_once_;
+  const bool sums_in_rank_order_;
   std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;

@@ -23,6 +23,8 @@ struct DeviceBackends {
   BackendPtr gather;
   BackendPtr reduce;
   GatherOptions gathers = {};
+  // Sums of gradients have the bits of those on the CPU, whatever order the backend would choose.
+  bool sums_in_rank_order = false;
   // Over this rank's group, for gathers from secondary shards.
   BackendPtr secondary = {};
   // Reduces gradients over the backend of reductions, or over the backends that `connect` makes if

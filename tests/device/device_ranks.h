@@ -16,6 +16,7 @@
 #include <string>
 #include <thread>
 #include <vector>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
@@ -32,6 +33,19 @@ struct DeviceRank {
   c10::Device device;
 };
 
+// As torch.use_deterministic_algorithms(True) in Python.
+class DeterministicAlgorithms {
+ public:
+  DeterministicAlgorithms() {
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  }
+  ~DeterministicAlgorithms() {
+    at::globalContext().setDeterministicAlgorithms(false, false);
+  }
+  DeterministicAlgorithms(const DeterministicAlgorithms&) = delete;
+  DeterministicAlgorithms& operator=(const DeterministicAlgorithms&) = delete;
+};
+
 using DeviceBody = std::function<void(const DeviceRank&)>;
 
 struct DeviceRanksOptions {
@@ -40,6 +54,8 @@ struct DeviceRanksOptions {
   bool with_backends = true;
   // Ranks end with errors: worlds are not closed.
   bool disorderly = false;
+  // Sums of backends begin with the last rank.
+  bool sums_backwards = false;
 };
 
 inline void run_device_rank(
@@ -66,7 +82,7 @@ inline void run_device_rank(
 inline void run_device_ranks(
     int ranks, const DeviceBody& body, const DeviceRanksOptions& options = {}) {
   (void)checking_device();
-  ThreadNetwork network(ranks, options.deadline);
+  ThreadNetwork network(ranks, options.deadline, options.sums_backwards);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   {
     std::vector<std::jthread> threads;

@@ -121,14 +121,22 @@ Outcome outcome_of(
 }
 
 // By rank.
-std::vector<Outcome> outcomes(int ranks, On where, Recipe recipe) {
+std::vector<Outcome> outcomes(
+    int ranks,
+    On where,
+    Recipe recipe,
+    const DeviceRanksOptions& options = {}) {
   recipe.options.exchange = ExchangeKind::kCollective;
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
-  run_device_ranks(ranks, [&](const DeviceRank& self) {
-    all[static_cast<std::size_t>(self.world.rank())] = outcome_of(
-        self.world, where == On::kDevice ? self.device : c10::Device(c10::kCPU),
-        recipe);
-  });
+  run_device_ranks(
+      ranks,
+      [&](const DeviceRank& self) {
+        all[static_cast<std::size_t>(self.world.rank())] = outcome_of(
+            self.world,
+            where == On::kDevice ? self.device : c10::Device(c10::kCPU),
+            recipe);
+      },
+      options);
   return all;
 }
 
@@ -173,8 +181,9 @@ void expect_same_parameters(
   }
 }
 
-void expect_trains_as_on_the_cpu(int ranks, const Recipe& recipe) {
-  const auto found = outcomes(ranks, On::kDevice, recipe);
+void expect_trains_as_on_the_cpu(
+    int ranks, const Recipe& recipe, const DeviceRanksOptions& options = {}) {
+  const auto found = outcomes(ranks, On::kDevice, recipe, options);
   const auto expected = outcomes(ranks, On::kCpu, recipe);
   for (std::size_t rank = 0; rank < found.size(); ++rank) {
     if (recipe.update == Update::kByHand) {
@@ -194,6 +203,25 @@ TEST(DeviceFullyShard, T30TrainsToTheBitsOfTheCpu) {
       expect_trains_as_on_the_cpu(ranks, recipe);
     }
   }
+}
+
+TEST(DeviceFullyShard, T30DeterministicSumsHaveTheBitsOfTheCpu) {
+  const DeviceRanksOptions backwards{.sums_backwards = true};
+  for (auto recipe : recipes()) {
+    SCOPED_TRACE(recipe.name);
+    recipe.update = Update::kByHand;
+    // Hooks sum as the backend does.
+    if (!recipe.make_hook && recipe.micro_batches == 1 && !recipe.max_norm) {
+      const DeterministicAlgorithms on;
+      expect_trains_as_on_the_cpu(3, recipe, backwards);
+    }
+  }
+  const Recipe recipe{.options = by_layer(), .update = Update::kByHand};
+  const auto found = outcomes(3, On::kDevice, recipe, backwards)[0].parameters;
+  const auto on_cpu = outcomes(3, On::kCpu, recipe)[0].parameters;
+  EXPECT_FALSE(std::equal(
+      found.begin(), found.end(), on_cpu.begin(),
+      [](const auto& a, const auto& b) { return torch::equal(a, b); }));
 }
 
 TEST(DeviceFullyShard, TrainsWithAdamWAsOnTheCpu) {

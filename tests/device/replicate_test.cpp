@@ -68,40 +68,57 @@ ReplicateOptions in_buckets() {
   return options;
 }
 
-std::vector<ReplicaOutcome> replica_outcomes(int ranks, bool on_device) {
+std::vector<ReplicaOutcome> replica_outcomes(
+    int ranks, bool on_device, const DeviceRanksOptions& of_ranks = {}) {
   std::vector<ReplicaOutcome> all(static_cast<std::size_t>(ranks));
   auto options = in_buckets();
   options.exchange = ExchangeKind::kCollective;
-  run_device_ranks(ranks, [&](const DeviceRank& self) {
-    auto& mine = all[static_cast<std::size_t>(self.world.rank())];
-    ReplicaTrainer trainer(
-        self.world, on_device ? self.device : c10::Device(c10::kCPU), options);
-    for (int step = 0; step < 4; ++step) {
-      mine.losses.push_back(trainer.step(step).item<double>());
-    }
-    for (const auto& parameter : trainer.model->parameters()) {
-      mine.parameters.push_back(parameter.detach().cpu().clone());
-    }
-  });
+  run_device_ranks(
+      ranks,
+      [&](const DeviceRank& self) {
+        auto& mine = all[static_cast<std::size_t>(self.world.rank())];
+        ReplicaTrainer trainer(
+            self.world, on_device ? self.device : c10::Device(c10::kCPU),
+            options);
+        for (int step = 0; step < 4; ++step) {
+          mine.losses.push_back(trainer.step(step).item<double>());
+        }
+        for (const auto& parameter : trainer.model->parameters()) {
+          mine.parameters.push_back(parameter.detach().cpu().clone());
+        }
+      },
+      of_ranks);
   return all;
+}
+
+void expect_bits_of_the_cpu(int ranks, const DeviceRanksOptions& options = {}) {
+  SCOPED_TRACE(ranks);
+  const auto found = replica_outcomes(ranks, true, options);
+  const auto expected = replica_outcomes(ranks, false);
+  for (std::size_t rank = 0; rank < found.size(); ++rank) {
+    EXPECT_EQ(found[rank].losses, expected[rank].losses);
+    ASSERT_EQ(found[rank].parameters.size(), expected[rank].parameters.size());
+    for (std::size_t p = 0; p < found[rank].parameters.size(); ++p) {
+      EXPECT_TRUE(
+          torch::equal(found[rank].parameters[p], expected[rank].parameters[p]))
+          << "rank " << rank << ", parameter " << p;
+    }
+  }
 }
 
 TEST(DeviceReplicate, T50TrainsToTheBitsOfTheCpu) {
   for (const int ranks : {1, 2, 4}) {
-    SCOPED_TRACE(ranks);
-    const auto found = replica_outcomes(ranks, true);
-    const auto expected = replica_outcomes(ranks, false);
-    for (std::size_t rank = 0; rank < found.size(); ++rank) {
-      EXPECT_EQ(found[rank].losses, expected[rank].losses);
-      ASSERT_EQ(
-          found[rank].parameters.size(), expected[rank].parameters.size());
-      for (std::size_t p = 0; p < found[rank].parameters.size(); ++p) {
-        EXPECT_TRUE(torch::equal(
-            found[rank].parameters[p], expected[rank].parameters[p]))
-            << "rank " << rank << ", parameter " << p;
-      }
-    }
+    expect_bits_of_the_cpu(ranks);
   }
+}
+
+TEST(DeviceReplicate, DeterministicSumsHaveTheBitsOfTheCpu) {
+  const DeviceRanksOptions backwards{.sums_backwards = true};
+  EXPECT_NE(
+      replica_outcomes(3, true, backwards)[0].losses,
+      replica_outcomes(3, false)[0].losses);
+  const DeterministicAlgorithms on;
+  expect_bits_of_the_cpu(3, backwards);
 }
 
 TEST(DeviceReplicate, AStepMakesTheHostNeitherWaitNorAllocate) {

@@ -35,13 +35,18 @@ at::Tensor cpu_view(const at::Tensor& tensor) {
       at::dtype(tensor.scalar_type()));
 }
 
-at::Tensor sum_in_order(const std::vector<Part>& parts) {
+// In rank order or, backwards, from the last rank on.
+template <bool kBackwards>
+at::Tensor sum_of(const std::vector<Part>& parts) {
   const auto dtype = parts[0].input.scalar_type();
   const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
-  auto sum = parts[0].input.to(
+  const auto part = [&](std::size_t i) {
+    return parts[kBackwards ? parts.size() - 1 - i : i].input;
+  };
+  auto sum = part(0).to(
       narrow ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true);
-  for (std::size_t r = 1; r < parts.size(); ++r) {
-    sum.add_(parts[r].input.to(sum.scalar_type()));
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    sum.add_(part(i).to(sum.scalar_type()));
   }
   return sum.to(dtype);
 }
@@ -59,8 +64,9 @@ void move_all_gather(std::vector<Part>& parts, int /*root*/) {
   }
 }
 
+template <bool kBackwards>
 void move_reduce_scatter(std::vector<Part>& parts, int /*root*/) {
-  const auto sum = sum_in_order(parts);
+  const auto sum = sum_of<kBackwards>(parts);
   std::int64_t at = 0;
   for (const auto& to : parts) {
     to.output.copy_(sum.narrow(0, at, to.output.numel()));
@@ -68,15 +74,17 @@ void move_reduce_scatter(std::vector<Part>& parts, int /*root*/) {
   }
 }
 
+template <bool kBackwards>
 void move_all_reduce(std::vector<Part>& parts, int /*root*/) {
-  const auto sum = sum_in_order(parts);
+  const auto sum = sum_of<kBackwards>(parts);
   for (const auto& to : parts) {
     to.output.copy_(sum);
   }
 }
 
+template <bool kBackwards>
 void move_reduce(std::vector<Part>& parts, int root) {
-  parts[static_cast<std::size_t>(root)].output.copy_(sum_in_order(parts));
+  parts[static_cast<std::size_t>(root)].output.copy_(sum_of<kBackwards>(parts));
 }
 
 void move_broadcast(std::vector<Part>& parts, int root) {
@@ -129,13 +137,15 @@ class DoneWork final : public c10d::Work {
 // communicators, and each is made when it is the next one of all its members. So orders in which
 // ranks wait for each other are detected even if timing would hide them.
 struct ThreadNetwork::State {
-  explicit State(int count)
+  State(int count, bool backwards)
       : ranks(static_cast<std::size_t>(count)),
+        sums_backwards(backwards),
         started(ranks, 0),
         numbers(ranks),
         queues(ranks) {}
 
   const std::size_t ranks;
+  const bool sums_backwards;
   mutable std::mutex mu;
   std::vector<std::int64_t> started;  // Indexed by rank.
   // The next number by rank and communicator; and, by both, the collectives that not all members
@@ -332,7 +342,8 @@ class ThreadBackend final : public c10d::Backend {
     TORCH_CHECK(input.numel() == output.numel() * getSize());
     check_sum(options.reduceOp);
     return start(
-        "a reduce-scatter", options.asyncOp, move_reduce_scatter, input,
+        "a reduce-scatter", options.asyncOp,
+        sums<move_reduce_scatter<false>, move_reduce_scatter<true>>(), input,
         output);
   }
   c10::intrusive_ptr<c10d::Work> allreduce(
@@ -340,7 +351,8 @@ class ThreadBackend final : public c10d::Backend {
       const c10d::AllreduceOptions& options) override {
     check_sum(options.reduceOp);
     return start(
-        "an all-reduce", options.asyncOp, move_all_reduce, tensors.at(0),
+        "an all-reduce", options.asyncOp,
+        sums<move_all_reduce<false>, move_all_reduce<true>>(), tensors.at(0),
         tensors.at(0));
   }
   c10::intrusive_ptr<c10d::Work> reduce(
@@ -348,8 +360,9 @@ class ThreadBackend final : public c10d::Backend {
       const c10d::ReduceOptions& options) override {
     check_sum(options.reduceOp);
     return start(
-        "a reduce", options.asyncOp, move_reduce, tensors.at(0), tensors.at(0),
-        static_cast<int>(options.rootRank));
+        "a reduce", options.asyncOp,
+        sums<move_reduce<false>, move_reduce<true>>(), tensors.at(0),
+        tensors.at(0), static_cast<int>(options.rootRank));
   }
   c10::intrusive_ptr<c10d::Work> broadcast(
       std::vector<at::Tensor>& tensors,
@@ -373,6 +386,11 @@ class ThreadBackend final : public c10d::Backend {
   }
 
  private:
+  template <Move kInOrder, Move kBackwards>
+  Move sums() const {
+    return network_->sums_backwards ? kBackwards : kInOrder;
+  }
+
   static void check_sum(const c10d::ReduceOp& op) {
     TORCH_CHECK(op == c10d::ReduceOp::SUM, "expected a sum");
   }
@@ -418,8 +436,9 @@ class ThreadBackend final : public c10d::Backend {
 
 }  // namespace
 
-ThreadNetwork::ThreadNetwork(int ranks, std::chrono::milliseconds deadline)
-    : state_(std::make_shared<State>(ranks)) {
+ThreadNetwork::ThreadNetwork(
+    int ranks, std::chrono::milliseconds deadline, bool sums_backwards)
+    : state_(std::make_shared<State>(ranks, sums_backwards)) {
   SHERD_ASSERT(ranks <= kCheckingDevices);
   set_announced_work_deadline(deadline);
 }

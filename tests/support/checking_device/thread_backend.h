@@ -19,16 +19,19 @@ namespace sherd::test {
 
 class ThreadNetwork {
  public:
-  // Work after a collective waits at most this long for ranks that have not started it.
+  // Work after a collective waits at most this long for ranks that have not started it. Sums of
+  // backends may begin with the last rank, as real backends have orders of their own.
   explicit ThreadNetwork(
-      int ranks, std::chrono::milliseconds deadline = std::chrono::seconds(20));
+      int ranks,
+      std::chrono::milliseconds deadline = std::chrono::seconds(20),
+      bool sums_backwards = false);
   ~ThreadNetwork();
   ThreadNetwork(const ThreadNetwork&) = delete;
   ThreadNetwork& operator=(const ThreadNetwork&) = delete;
 
   // A rank's end of a communicator of all ranks, or of some of them, ascending and including it.
-  // Only asyncOp = false is supported, and only sums, which are made in rank order, in fp32 or, for
-  // larger dtypes, in theirs.
+  // Only asyncOp = false is supported, and only sums, which are made in fp32 or, for larger dtypes,
+  // in theirs.
   c10::intrusive_ptr<c10d::Backend> backend(
       int rank, const std::string& communicator);
   c10::intrusive_ptr<c10d::Backend> backend(
