@@ -124,9 +124,15 @@ TEST_P(ByHand, B9OneModuleIsUnshardedWithoutLeavingThePlan) {
 
 TEST_P(ByHand, B9UnshardAndReshardAnywhereChangeNoNumber) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    for (const auto strategy :
-         {Strategy::kFullShard, Strategy::kShardGradOp, Strategy::kNoShard}) {
-      ChainBesideReference chain(world, {.strategy = strategy});
+    const std::vector<FullyShardOptions> all{
+        {.strategy = Strategy::kFullShard},
+        // With a budget, since units take memory of their own.
+        {.strategy = Strategy::kFullShard,
+         .exchange = ExchangeKind::kCollective},
+        {.strategy = Strategy::kShardGradOp},
+        {.strategy = Strategy::kNoShard}};
+    for (const auto& options : all) {
+      ChainBesideReference chain(world, options);
       auto& fsdp = chain.fsdp();
       for (int step = 0; step < 3; ++step) {
         chain.step(
