@@ -15,6 +15,7 @@
 #include <sherd/data/token_file.h>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
+#include "base/files_below.h"
 #include "base/hash.h"
 #include "base/mapped_file.h"
 #include "base/parent_folder.h"
@@ -58,26 +59,6 @@ void check_tokenizer(const std::string& path, std::uint64_t digest) {
       beside, ", found another one (digest ", found, ")");
 }
 
-// In byte order of the path below the folder, which does not depend on the locale.
-std::vector<std::string> files_below(const fs::path& folder) {
-  std::vector<std::string> files;
-  try {
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-      std::error_code dangling;
-      if (entry.is_regular_file(dangling)) {
-        files.push_back(entry.path().string());
-      }
-    }
-  } catch (const fs::filesystem_error& error) {
-    throw Error(
-        str("[data] ", folder.string(), ": expected a readable folder, ",
-            error.path1().string(), ": ", error.code().message()),
-        ErrorCode::kUnavailable);
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
 std::vector<std::string> files_of(const std::string& path) {
   std::error_code failure;
   const auto kind = fs::status(path, failure).type();
@@ -87,7 +68,13 @@ std::vector<std::string> files_of(const std::string& path) {
   if (kind != fs::file_type::directory) {
     return {path};
   }
-  auto files = files_below(path);
+  std::vector<std::string> files;
+  for (auto& file : files_below(path, HiddenFiles::kIncluded).value()) {
+    SHERD_CHECK(
+        file.problem.empty(), "[data] ", file.path,
+        ": expected a file or folder, found ", file.problem);
+    files.push_back(std::move(file.path));
+  }
   SHERD_CHECK(
       !files.empty(), "[data] ", path,
       ": expected at least one file below the folder, found none");

@@ -56,12 +56,18 @@ TEST(Corpus, AFolderIsItsFilesInPathOrder) {
   EXPECT_EQ(text(Corpus(folder.path())), "1234");
 }
 
-TEST(Corpus, LinksToFilesCountAndBrokenOnesDoNot) {
+TEST(Corpus, LinksToFilesAndFoldersCountAndBrokenOnesAreRefused) {
   const ScratchFolder folder;
   const auto target = folder.file("a", "text");
-  std::filesystem::create_symlink(target, folder.path() + "/b");
-  std::filesystem::create_symlink("nowhere", folder.path() + "/c");
-  EXPECT_EQ(text(Corpus(folder.path())), "texttext");
+  folder.file("elsewhere/a", "more");
+  std::filesystem::create_directory(folder.path() + "/data");
+  std::filesystem::create_symlink(target, folder.path() + "/data/b");
+  std::filesystem::create_symlink("../elsewhere", folder.path() + "/data/c");
+  EXPECT_EQ(text(Corpus(folder.path() + "/data")), "textmore");
+  std::filesystem::create_symlink("nowhere", folder.path() + "/data/d");
+  EXPECT_THAT(
+      refusal(folder.path() + "/data"),
+      HasSubstr("/data/d: expected a file or folder, found a broken link"));
 }
 
 TEST(Corpus, TheByteLimitCutsInsideAFile) {

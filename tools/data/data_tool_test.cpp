@@ -99,6 +99,20 @@ TEST(InputFiles, TakesFoldersInPathOrderWithoutHiddenFiles) {
   EXPECT_THROW(input_files({"/dev/null"}), Error);
 }
 
+TEST(InputFiles, FollowsLinksAndNamesTheBrokenOnes) {
+  const ScratchFolder folder;
+  folder.file("elsewhere/a.txt", "a");
+  std::filesystem::create_directory(folder.path() + "/data");
+  std::filesystem::create_symlink("../elsewhere", folder.path() + "/data/1");
+  std::filesystem::create_symlink("nowhere", folder.path() + "/data/2.txt");
+  const auto files = input_files({folder.path() + "/data"});
+  ASSERT_EQ(files.size(), 2U);
+  EXPECT_EQ(files[0].path, folder.path() + "/data/1/a.txt");
+  EXPECT_EQ(files[0].refused, "");
+  EXPECT_EQ(files[1].path, folder.path() + "/data/2.txt");
+  EXPECT_EQ(files[1].refused, "a broken link");
+}
+
 // Scripts stand in for Python; the test data.parquet uses a real one.
 class ParquetRowsTest : public ::testing::Test {
  protected:

@@ -5,8 +5,10 @@
 #include <array>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
+#include "base/files_below.h"
 
 namespace sherd::tools {
 namespace {
@@ -15,10 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 4> kPacked = {
     ".gz", ".zst", ".xz", ".bz2"};
-
-bool is_hidden(const fs::path& path) {
-  return path.filename().string().starts_with(".");
-}
 
 // Why a file of a folder is refused because of its name alone.
 std::string name_problem(const fs::path& path) {
@@ -29,29 +27,12 @@ std::string name_problem(const fs::path& path) {
   return "";
 }
 
-void add_folder(const fs::path& folder, std::vector<InputFile>& files) {
-  std::vector<std::string> paths;
-  try {
-    fs::recursive_directory_iterator entry(folder);
-    for (; entry != fs::recursive_directory_iterator(); ++entry) {
-      std::error_code dangling;
-      if (is_hidden(entry->path())) {
-        entry.disable_recursion_pending();
-      } else if (entry->is_regular_file(dangling)) {
-        paths.push_back(entry->path().string());
-      }
-    }
-  } catch (const fs::filesystem_error& error) {
-    throw Error(
-        folder.string() +
-            ": expected a readable folder, found: " + error.code().message(),
-        ErrorCode::kUnavailable);
-  }
-  std::sort(paths.begin(), paths.end());
-  for (auto& path : paths) {
-    const auto problem = name_problem(path);
+void add_folder(const std::string& folder, std::vector<InputFile>& files) {
+  for (auto& file : files_below(folder, HiddenFiles::kSkipped).value()) {
+    auto problem =
+        file.problem.empty() ? name_problem(file.path) : file.problem;
     files.push_back(
-        {.path = std::move(path), .refused = problem, .named = false});
+        {.path = std::move(file.path), .refused = std::move(problem)});
   }
 }
 

@@ -15,9 +15,9 @@ struct InputFile {
   bool named = false;   // Named by an argument, not found in a folder.
 };
 
-// The files that the arguments name, and those below folders, in the byte order of their paths;
-// hidden files and folders are silently left out. Throws Error if an argument does not exist, or if
-// a folder cannot be read.
+// The files that the arguments name, and those below folders, in the byte order of their paths; links
+// are followed, and hidden files and folders are silently left out. Throws Error if an argument does
+// not exist, or if a folder cannot be read.
 std::vector<InputFile> input_files(const std::vector<std::string>& arguments);
 
 // Why a file with this content is no text: it is empty, has a NUL byte, or is not UTF-8; "" if it

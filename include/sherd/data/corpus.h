@@ -23,14 +23,15 @@ struct CorpusOptions {
 
 class Corpus {
  public:
-  // `path` is a file or a folder. A folder stands for all regular files below it, in the byte order
-  // of their paths, one after the other without a separator (links to folders are not followed). A
+  // `path` is a file or a folder. A folder stands for all files below it, in the byte order of their
+  // paths, one after the other without a separator; links are followed, also those to folders. A
   // file ending in ".bin", or a folder with only such files, holds 16-bit ids. A file ending in
   // ".tokens" is a token file, and a folder with a train.tokens stands for that file. Reads every
   // byte once, for the hash and to check ids, except for a token file, which contains its hash.
   // Throws Error, saying the path, what was expected and what was found, if the path is missing,
-  // unreadable or empty, if a `.bin` has an odd size, if an id is outside the vocabulary, and if
-  // the tokenizer that made a token file is not the tokenizer.json beside it.
+  // unreadable or empty, if a folder contains a broken link or a pipe, if a `.bin` has an odd size,
+  // if an id is outside the vocabulary, and if the tokenizer that made a token file is not the
+  // tokenizer.json beside it.
   explicit Corpus(const std::string& path, const CorpusOptions& options = {});
   ~Corpus();
   Corpus(const Corpus&) = delete;
