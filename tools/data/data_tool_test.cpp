@@ -232,6 +232,16 @@ TEST_F(PrepareTest, AShareThatKeepsNoDocumentIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(out()));
 }
 
+TEST_F(PrepareTest, AFolderThatAnotherCommandWritesIsRefused) {
+  const auto text = folder_.file("in.txt", "a");
+  folder_.file("out/validation.tokens", "of the other");
+  const data::TokenFileWriter other(
+      out() + "/train.tokens", {.vocabulary = 10});
+  EXPECT_THAT(
+      refusal({.inputs = {text}}), HasSubstr("out/train.tokens: expected one"));
+  EXPECT_TRUE(std::filesystem::exists(out() + "/validation.tokens"));
+}
+
 TEST_F(PrepareTest, WhatAnInterruptedCommandLeftIsNoValidation) {
   const auto text = folder_.file("in.txt", "a");
   folder_.file("out/validation.tokens", "old");

@@ -19,6 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+void expect_no_data(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / "train.tokens")) {
+    throw Error(
+        folder + ": expected a folder without data, found train.tokens");
+  }
+}
+
 void check(const PrepareOptions& options) {
   if (!(options.validation >= 0 && options.validation < 1)) {
     throw Error(
@@ -26,10 +33,7 @@ void check(const PrepareOptions& options) {
         std::to_string(options.validation));
   }
   document_format(options.documents.format, "");  // Throws for an unknown one.
-  if (fs::exists(fs::path(options.out) / "train.tokens")) {
-    throw Error(
-        options.out + ": expected a folder without data, found train.tokens");
-  }
+  expect_no_data(options.out);
 }
 
 void make_folder(const std::string& path) {
@@ -106,6 +110,9 @@ class Preparation {
         .tokenizer_digest = tokenizer_->digest()};
     train_ =
         std::make_unique<data::TokenFileWriter>(path("train.tokens"), made);
+    // While this writer lives, no other command writes to the folder, but one may have finished
+    // since check().
+    expect_no_data(options_.out);
     // Without train.tokens it was left by an interrupted command.
     fs::remove(path("validation.tokens"));
     if (options_.validation > 0) {

@@ -20,7 +20,8 @@ struct TokenFileOptions {
 // Thread rule: one thread.
 class TokenFileWriter {
  public:
-  // Throws Error, naming the path, if the file cannot be made or the vocabulary is not positive.
+  // Throws Error, naming the path, if the file cannot be made, if another writer of this path, also
+  // of another process, has not ended, or if the vocabulary is not positive.
   TokenFileWriter(const std::string& path, const TokenFileOptions& options);
   // Removes an unfinished file.
   ~TokenFileWriter();

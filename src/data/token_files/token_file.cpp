@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/token_file.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -8,6 +11,7 @@
 #include <cstring>
 #include <string_view>
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "base/digest.h"
 #include "base/mapped_file.h"
 #include "base/replace_file.h"
@@ -66,6 +70,7 @@ struct TokenFileWriter::Impl {
     }
   }
   std::string unfinished() const { return path + ".partial"; }
+  void open();
 
   std::string path;
   Header header;
@@ -73,6 +78,36 @@ struct TokenFileWriter::Impl {
   std::vector<std::uint64_t> offsets = {0};
   std::vector<char> buffer;  // A document's ids as words.
 };
+
+// Opens the unfinished file, which this writer keeps locked as long as it is open. A killed writer
+// leaves a file without a lock.
+void TokenFileWriter::Impl::open() {
+  Descriptor opened(
+      ::open(unfinished().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!opened.open()) {
+    fail("open");
+  }
+  // Some file systems have no locks. On others the file may have been finished or removed between
+  // open and lock; then it has lost its name.
+  const bool locked =
+      ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  struct stat mine = {};
+  struct stat named = {};
+  SHERD_CHECK(
+      locked && ::fstat(opened.get(), &mine) == 0 &&
+          ::stat(unfinished().c_str(), &named) == 0 &&
+          mine.st_dev == named.st_dev && mine.st_ino == named.st_ino,
+      "[data] ", path,
+      ": expected one writer at a time, found another one at work");
+  if (::ftruncate(opened.get(), 0) != 0) {
+    fail("truncate");
+  }
+  file = ::fdopen(opened.get(), "wb");
+  if (file == nullptr) {
+    fail("open");
+  }
+  opened.release();
+}
 
 TokenFileWriter::TokenFileWriter(
     const std::string& path, const TokenFileOptions& options)
@@ -85,17 +120,15 @@ TokenFileWriter::TokenFileWriter(
   impl_->header.id_bytes = options.vocabulary <= kShortVocabularyMax ? 2 : 4;
   impl_->header.vocabulary = static_cast<std::uint64_t>(options.vocabulary);
   impl_->header.tokenizer_digest = options.tokenizer_digest;
-  impl_->file = std::fopen(impl_->unfinished().c_str(), "wb");
-  if (impl_->file == nullptr) {
-    impl_->fail("open");
-  }
+  impl_->open();
   impl_->write(&impl_->header, sizeof(Header));
 }
 
 TokenFileWriter::~TokenFileWriter() {
   if (impl_->file != nullptr) {
-    std::fclose(impl_->file);
+    // First, because with fclose() the file may be another writer's.
     std::remove(impl_->unfinished().c_str());
+    std::fclose(impl_->file);
   }
 }
 

@@ -113,6 +113,34 @@ TEST(TokenFile, AppearsWholeOrNotAtAll) {
       Error);
 }
 
+TEST(TokenFile, HasOneWriterAtATime) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a.tokens";
+  {
+    TokenFileWriter writer(path, {.vocabulary = 10});
+    writer.add({1});
+    EXPECT_THAT(
+        error_of([&] { TokenFileWriter(path, {.vocabulary = 10}); }),
+        HasSubstr("a.tokens: expected one writer at a time, found another"));
+    writer.add({2});
+    writer.finish();
+    // The first one has ended.
+    TokenFileWriter(path, {.vocabulary = 10});
+  }
+  const TokenFile file(path);
+  EXPECT_EQ(file.documents(), 2);
+  EXPECT_NO_THROW(file.verify());
+}
+
+TEST(TokenFile, ReplacesWhatAKilledWriterLeft) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a.tokens";
+  folder.file("a.tokens.partial", std::string(1000, 'x'));
+  write(path, {{1}}, {.vocabulary = 10});
+  EXPECT_NO_THROW(TokenFile(path).verify());
+  EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+}
+
 TEST(TokenFile, IsFinishedOnce) {
   const ScratchFolder folder;
   const auto path = folder.path() + "/a.tokens";
