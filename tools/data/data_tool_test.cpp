@@ -229,6 +229,14 @@ TEST_F(PrepareTest, AShareThatKeepsNoDocumentIsRefused) {
            .documents = {.format = "line"},
            .validation = 0.25}),
       HasSubstr("at least one of the 3 documents, found 0.25"));
+  EXPECT_FALSE(std::filesystem::exists(out()));
+}
+
+TEST_F(PrepareTest, ARefusalLeavesTheFolderThatWasThere) {
+  std::filesystem::create_directory(out());
+  EXPECT_THAT(
+      refusal({.inputs = {folder_.file("empty", "")}}),
+      HasSubstr("found it empty"));
   EXPECT_TRUE(std::filesystem::is_empty(out()));
 }
 

@@ -36,14 +36,16 @@ void check(const PrepareOptions& options) {
   expect_no_data(options.out);
 }
 
-void make_folder(const std::string& path) {
+// Whether there was none.
+bool make_folder(const std::string& path) {
   std::error_code failure;
-  fs::create_directories(path, failure);
+  const bool made = fs::create_directories(path, failure);
   if (failure) {
     throw Error(
         path + ": expected to make the folder, found: " + failure.message(),
         ErrorCode::kUnavailable);
   }
+  return made;
 }
 
 std::optional<std::int64_t> end_token(
@@ -73,11 +75,23 @@ class Preparation {
     report_.vocabulary = tokenizer_->vocab_size();
     report_.has_eos = eos_.has_value();
   }
+  // Removes the folder if it was made for data that were refused: then it is empty, and no other can
+  // be removed.
+  ~Preparation() {
+    train_.reset();
+    validation_.reset();
+    if (made_folder_) {
+      std::error_code not_empty;
+      fs::remove(options_.out, not_empty);
+    }
+  }
+  Preparation(const Preparation&) = delete;
+  Preparation& operator=(const Preparation&) = delete;
 
   PrepareReport run(
       const std::function<void(std::size_t, std::size_t)>& progress) {
     const auto files = input_files(options_.inputs);
-    make_folder(options_.out);
+    made_folder_ = make_folder(options_.out);
     open_writers();
     for (std::size_t i = 0; i < files.size(); ++i) {
       take(files[i]);
@@ -216,6 +230,7 @@ class Preparation {
   const PrepareOptions& options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;
   const std::optional<std::int64_t> eos_;
+  bool made_folder_ = false;
   std::unique_ptr<data::TokenFileWriter> train_;
   std::unique_ptr<data::TokenFileWriter> validation_;  // May be null.
   nlohmann::ordered_json taken_ = nlohmann::ordered_json::array();
