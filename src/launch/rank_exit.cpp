@@ -77,9 +77,15 @@ std::string describe(const RankExit& end) {
 }
 
 std::string hint_of(const RankExit& end) {
-  return end.signal == SIGKILL
-      ? "; the kernel sends it too, when memory runs out"
-      : "";
+  switch (end.signal) {
+    case SIGKILL:
+      return "; the kernel sends it too, when memory runs out";
+    case SIGBUS:
+      return "; a file that it reads, such as its training data, has become "
+             "shorter, or shared memory has run out";
+    default:
+      return "";
+  }
 }
 
 }  // namespace sherd::launch

@@ -300,5 +300,15 @@ TEST(RankExit, SpeaksOfSignalsByNumberAndName) {
   EXPECT_EQ(describe_signal(999), "signal 999");
 }
 
+TEST(RankExit, HintsAtCausesThatASignalHides) {
+  EXPECT_THAT(hint_of(killed(0, SIGKILL)), HasSubstr("memory runs out"));
+  EXPECT_THAT(
+      hint_of(killed(0, SIGBUS)),
+      HasSubstr("a file that it reads, such as its training data, has become "
+                "shorter"));
+  EXPECT_EQ(hint_of(killed(0, SIGSEGV)), "");
+  EXPECT_EQ(hint_of(exited(0, 1)), "");
+}
+
 }  // namespace
 }  // namespace sherd::launch
