@@ -152,6 +152,11 @@ class TrainCommand(unittest.TestCase):
         self.assertIn("resumes after step 1", text)
         self.assertFalse(json.loads((self.folder / "x/config.json").read_text())["quiet"])
 
+    def test_a_value_of_a_flag_that_is_none_is_refused_by_name(self):
+        for value in ("maybe", "x"):
+            text = self.shown(*SMALL, f"--quiet={value}", expected=2)
+            self.assertIn(f"--quiet: expected true or false, found '{value}'", text)
+
     def test_a_path_that_is_no_utf8_is_refused_before_anything_is_loaded(self):
         text = self.shown(*SMALL, "--data", "no-such-\udcff", "--run", "x", expected=2)
         self.assertIn("--data: expected a text in UTF-8, found", text)

@@ -54,6 +54,17 @@ struct CommandLine {
   bool plan = false;  // Print what would be trained, and exit.
 };
 
+// Makes "true" or "false" of a flag's value, such as "yes". CLI11 ends with an exception that is none
+// of its own if it meets another text.
+std::string read_flag(std::string& text) {
+  bool value = false;
+  if (!CLI::detail::lexical_cast(text, value)) {
+    return "expected true or false, found '" + text + "'";
+  }
+  text = value ? "true" : "false";
+  return "";
+}
+
 // The options are those of the table. `line` is filled when `app` parses and must live until then.
 void add_train_options(CLI::App& app, CommandLine& line) {
   app.description(kDescription);
@@ -78,7 +89,8 @@ void add_train_options(CLI::App& app, CommandLine& line) {
                line.flags[name] = count > 0 ? "true" : "false";
              },
              row.help)
-          ->group(row.group);
+          ->group(row.group)
+          ->transform(CLI::Validator(read_flag, ""));
       continue;
     }
     const auto preset = text_of(row, {});
