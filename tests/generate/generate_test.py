@@ -399,6 +399,7 @@ def bad_input(sherd, scratch):
     evaluate("found both", "--data", text, "--choices", tasks)
     evaluate("expected at least 2 tokens, found 1", "--data", text, ranks=(1, 2))
     evaluate("expected a file that can be read", "--data", scratch / "none")
+    evaluate("found a folder; name a file in it", "--data", scratch)
     evaluate("tasks.jsonl:1: expected", "--choices", tasks)
     tasks.write_text(json.dumps({"prompt": "a" * 90, "choices": ["b" * 9, ""], "answer": 0}))
     evaluate(f"at most {POSITIONS} with the prompt, found 9 and 99", "--choices", tasks)

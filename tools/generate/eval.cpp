@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -98,6 +99,12 @@ class TextTokens {
 std::vector<std::int64_t> ids_of(
     const std::string& path, const ModelSource& source, TextTokens& tokens) {
   std::vector<std::int64_t> ids;
+  if (std::filesystem::is_directory(path)) {
+    throw Error(
+        path +
+        ": expected a file, found a folder; name a file in it, such as the "
+        "validation.tokens of `sherd data prepare`");
+  }
   if (path.ends_with(".bin") || path.ends_with(".tokens")) {
     if (path.ends_with(".tokens")) {
       const data::TokenFile file(path);
