@@ -11,7 +11,6 @@
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
@@ -37,9 +36,9 @@ std::string closing_key(int rank) { return str("closing/", rank); }
 // A store to connect through, for as long as that takes. The backend keeps this object for life,
 // but the store behind it must not live that long: with it is released the port that the next world
 // of this process needs.
-class BorrowedStore final : public c10d::PrefixStore {
+class BorrowedStore final : public world::PollingStore {
  public:
-  using PrefixStore::PrefixStore;
+  using PollingStore::PollingStore;
 
   // REQUIRES: nobody is using it. Afterwards it is an empty store of its own.
   void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What members of a new group are told when one of them does not come.
+// What members of a new group are told when one of them does not come, and groups on several threads.
 #include <optional>
+#include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 #include "base/check.h"
+#include "support/delay.h"
+#include "support/error_of.h"
 #include "support/ranks.h"
 #include "world/transport.h"
 #include "world/world_impl.h"
@@ -73,6 +76,49 @@ TEST(Connecting, NamesWhatMadeAMemberGiveUp) {
           HasSubstr("rank 2 was lost: it stood still; rank 0 waited for group "
                     "'c' with rank 1"));
     }
+    outer.barrier();
+  }));
+}
+
+// A store in which keys that contain `late` appear late.
+class StoreWithLateKeys final : public c10d::PrefixStore {
+ public:
+  StoreWithLateKeys(c10::intrusive_ptr<c10d::Store> store, std::string late)
+      : PrefixStore("inner", std::move(store)), late_(std::move(late)) {}
+
+  void set(
+      const std::string& key, const std::vector<std::uint8_t>& value) override {
+    if (key.find(late_) != std::string::npos) {
+      test::be_late(200ms);
+    }
+    PrefixStore::set(key, value);
+  }
+
+ private:
+  std::string late_;
+};
+
+// Rank 0 is late in the first subset and rank 1 in the second one. Thus each rank waits for a key in
+// one subset, and its own key for which the other rank waits in the other subset must go out
+// meanwhile, through the same store.
+TEST(Connecting, OverTwoSubsetsOnTwoThreadsInAnyOrder) {
+  expect_all_ok(run_ranks(2, [](World outer) {
+    const World world = make_world(
+        c10::make_intrusive<StoreWithLateKeys>(
+            outer.impl()->store,
+            str("subset/0,1/", outer.rank(), "/group/world/")),
+        outer.rank(), outer.size(), outer.options(),
+        HostIdentity::of_this_process(), "127.0.0.1");
+    const std::vector<World> subsets{
+        world.subset({0, 1}), world.subset({0, 1})};
+    std::vector<std::jthread> threads;
+    threads.reserve(subsets.size());
+    for (const World& subset : subsets) {
+      threads.emplace_back([&subset] {
+        EXPECT_EQ(test::error_of([&] { subset.barrier(); }), "no error");
+      });
+    }
+    threads.clear();
     outer.barrier();
   }));
 }

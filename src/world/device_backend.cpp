@@ -5,9 +5,9 @@
 #include <utility>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "compat/nccl_backend.h"
+#include "world/store_wait.h"
 #include "world/world_impl.h"
 
 namespace sherd::world {
@@ -19,8 +19,7 @@ DeviceBackend make_nccl(
     const std::vector<int>& ranks) {
   c10::intrusive_ptr<c10d::Store> store;
   if (ranks.size() > 1) {
-    store =
-        c10::make_intrusive<c10d::PrefixStore>("device/" + name, world.store);
+    store = c10::make_intrusive<PollingStore>("device/" + name, world.store);
   } else {
     store = c10::make_intrusive<c10d::HashStore>();
   }

@@ -3,14 +3,24 @@
 
 #include <algorithm>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include "base/backoff.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/interrupt.h"
 
 namespace sherd::world {
+namespace {
 
-// Polls, because a store's own wait prints two warnings when it times out.
+Backoff between_looks() {
+  return Backoff(
+      {.first = std::chrono::microseconds(200),
+       .longest = std::chrono::milliseconds(10)});
+}
+
+}  // namespace
+
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,
@@ -18,9 +28,7 @@ bool wait_for_key(
   constexpr Duration kSlice = std::chrono::milliseconds(250);
   const SteadyClock clock;
   const Instant end = clock.now() + std::min<Duration>(timeout, kSlice);
-  Backoff backoff(
-      {.first = std::chrono::microseconds(200),
-       .longest = std::chrono::milliseconds(10)});
+  Backoff backoff = between_looks();
   InterruptibleWait interrupts;
   while (!store.check({key})) {
     interrupts.poll().throw_if_failed();
@@ -31,6 +39,39 @@ bool wait_for_key(
     std::this_thread::sleep_for(std::min(backoff.next(), rest));
   }
   return true;
+}
+
+std::vector<std::uint8_t> PollingStore::get(const std::string& key) {
+  wait({key});
+  return PrefixStore::get(key);
+}
+
+std::vector<std::vector<std::uint8_t>> PollingStore::multiGet(
+    const std::vector<std::string>& keys) {
+  wait(keys);
+  return PrefixStore::multiGet(keys);
+}
+
+void PollingStore::wait(const std::vector<std::string>& keys) {
+  wait(keys, getTimeout());
+}
+
+// Not interruptible: the thread may be one that nobody waits for any more.
+void PollingStore::wait(
+    const std::vector<std::string>& keys,
+    const std::chrono::milliseconds& timeout) {
+  const SteadyClock clock;
+  const Instant end = clock.now() + timeout;
+  Backoff backoff = between_looks();
+  while (!check(keys)) {
+    if (timeout != kNoTimeout && clock.now() >= end) {
+      C10_THROW_ERROR(
+          DistStoreError,
+          str("nobody set ", c10::Join(", ", keys), " within ",
+              seconds(timeout), " s"));
+    }
+    std::this_thread::sleep_for(backoff.next());
+  }
 }
 
 }  // namespace sherd::world

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A wait on c10d's stores. Thread rule: any thread.
+// Waits on c10d's stores that poll. A store's own wait keeps other threads from the store meanwhile,
+// whose keys a peer may need before it sets the one that is awaited, and prints two warnings when it
+// times out. Thread rule: any thread.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
-
-namespace c10d {
-class Store;
-}
+#include <vector>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace sherd::world {
 
@@ -18,5 +19,19 @@ bool wait_for_key(
     c10d::Store& store,
     const std::string& key,
     std::chrono::milliseconds timeout);
+
+// Lends a store to a c10d backend, which waits for keys of its peers.
+class PollingStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::vector<std::vector<std::uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(
+      const std::vector<std::string>& keys,
+      const std::chrono::milliseconds& timeout) override;
+};
 
 }  // namespace sherd::world

@@ -87,10 +87,11 @@ class World {
 
   // Collective over `ranks`, which are ascending and include this one: makes a world of these ranks
   // only, numbered from 0 in that order. Each half of a job can so train another model, for
-  // instance. The subset has this world's options. Close it, on all of its ranks, before this
-  // world. Throws Error if this rank is not in `ranks`, or if one of them does not come in time.
-  // Mirrors torch.distributed.new_group and slices of a DeviceMesh, except that ranks outside
-  // `ranks` do not take part.
+  // instance. The subset has this world's options, and a thread rule of its own: other threads may
+  // meanwhile use other subsets, in any order if parameters are on the CPU. Close it, on all of its
+  // ranks, before this world. Throws Error if this rank is not in `ranks`, or if one of them does
+  // not come in time. Mirrors torch.distributed.new_group and slices of a DeviceMesh, except that
+  // ranks outside `ranks` do not take part.
   World subset(const std::vector<int>& ranks) const;
 
   // Collective: ends the connections in order; afterwards only the getters work. First destroy or
