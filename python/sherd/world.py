@@ -46,9 +46,10 @@ class World:
         this process alone where there are none. Collective. No wait for another
         rank lasts longer than `deadline_s` seconds while it makes no progress.
 
-        share_connections: models made over this world, 64 at most, use the same
-            connections and share their failures, instead of connections of their
-            own for each. Equal on all ranks. Mirrors share_comm_ctx() of FSDP2."""
+        share_connections: models made over this world use the same connections
+            and share their failures, instead of connections of their own for each;
+            after every 64 models, closed ones included, there are new ones. Equal
+            on all ranks. Mirrors share_comm_ctx() of FSDP2."""
         check_not_forked()
         if None not in _worlds:
             _worlds[None] = _core.World.from_environment(options_of(

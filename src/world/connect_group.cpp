@@ -317,15 +317,13 @@ std::shared_ptr<world::Transport> take_channel(
     milliseconds deadline) {
   auto& impl = *world.impl();
   auto& shared = impl.shared[key_of_connections(name, ranks, deadline)];
-  SHERD_CHECK_AS(
-      kFailedPrecondition, shared.channels < world::TransportChannel::kMost,
-      "[world] expected at most ", world::TransportChannel::kMost,
-      " models that share connections");
-  if (shared.group == nullptr) {
-    shared.group = impl.make_group(name, ranks, deadline);
+  const int channel = shared.channels % world::TransportChannel::kMost;
+  if (channel == 0) {
+    shared.groups.push_back(impl.make_group(name, ranks, deadline));
   }
+  ++shared.channels;
   return std::make_shared<world::TransportChannel>(
-      world, shared.group, shared.channels++);
+      world, shared.groups.back(), channel);
 }
 
 }  // namespace

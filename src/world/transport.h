@@ -126,7 +126,7 @@ std::shared_ptr<Transport> make_c10d_transport(
 
 // The same for transports that live as long as a model: with WorldOptions::share_connections it
 // returns a channel of existing connections for the same ranks, deadline and purpose, which is the
-// last part of `name`.
+// last part of `name`. It connects the ranks anew when those connections have no channel left.
 std::shared_ptr<Transport> make_model_transport(
     const World& world,
     const std::string& name,

@@ -15,7 +15,8 @@ namespace sherd::world {
 
 class TransportChannel final : public Transport {
  public:
-  // Channels are numbered from 0 to kMost - 1, equally on all ranks, and numbers are never reused.
+  // Channels are numbered from 0 to kMost - 1, equally on all ranks. No two of the same connections
+  // ever have the same number.
   static constexpr int kMost = 64;
   // It keeps `world`, whose watch `connections` need.
   TransportChannel(

@@ -51,10 +51,12 @@ struct World::Impl {
   std::vector<Retired> retired;
   // Connects all ranks; created when needed.
   std::unique_ptr<world::C10dTransport> barrier_group;
-  // Connections that several transports share, keyed by role, deadline and ranks.
+  // Connections that several transports share, keyed by role, deadline and ranks. When a group has
+  // no channel left, the next transport connects another one. All stay until the world closes,
+  // because no rank knows whether others still use the channels of one.
   struct SharedConnections {
-    std::shared_ptr<world::C10dTransport> group;
-    int channels = 0;  // How many are taken so far.
+    std::vector<std::shared_ptr<world::C10dTransport>> groups;
+    int channels = 0;  // How many are taken so far, of all groups.
   };
   std::map<std::string, SharedConnections> shared;
   std::map<c10::DeviceType, world::MakeDeviceBackend> device_backends;

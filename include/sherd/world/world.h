@@ -32,10 +32,10 @@ struct WorldOptions {
   // The interface ("eth0") for connections between hosts. Empty: the one that leads to rank 0.
   // Ranks of one host always use the loopback address.
   std::string network_interface{};
-  // Models made over this world, at most 64, share connections, two to each other rank; otherwise
-  // each model has two of its own. They also fail together, and if a rank closes one of them early,
-  // the others notice only at the deadline. Must be the same on all ranks. Mirrors share_comm_ctx()
-  // of FSDP2.
+  // Models made over this world share connections, two to each other rank for every 64 models, closed
+  // ones included; otherwise each model has two of its own. They also fail together, and if a rank
+  // closes one of them early, the others notice only at the deadline. Must be the same on all ranks.
+  // Mirrors share_comm_ctx() of FSDP2.
   bool share_connections = false;
 };
 
