@@ -71,13 +71,22 @@ class PreAccumulationHook final : public torch::autograd::FunctionPreHook {
   const PreAccumulationCallback call_;
 };
 
+// A frozen leaf gets its node here, too, and keeps it when it is thawed.
+auto accumulator_of(const at::Tensor& leaf) {
+  const bool trains = leaf.requires_grad();
+  leaf.set_requires_grad(true);
+  auto node = impl::grad_accumulator(leaf);
+  leaf.set_requires_grad(trains);
+  return node;
+}
+
 // A hook of the node that accumulates. It keeps the node alive, which LibTorch drops between two
 // backwards.
 class PreAccumulationRegistration {
  public:
   PreAccumulationRegistration(
       const at::Tensor& parameter, PreAccumulationCallback call)
-      : accumulator_(impl::grad_accumulator(parameter)) {
+      : accumulator_(accumulator_of(parameter)) {
     auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
     hook_ = hook.get();
     accumulator_->add_pre_hook(std::move(hook));

@@ -2,9 +2,11 @@
 //
 // Hooks of one parameter in backward: one takes the gradient out after autograd has accumulated it,
 // and one is called before autograd accumulates. LibTorch keeps one post-accumulation hook per
-// tensor; a user's hook that is already there runs first and stays. Thread rule: hooks are set and
-// removed while no backward runs. They are called from any thread that runs a backward, and
-// concurrently for one parameter if several backwards run.
+// tensor; a user's hook that is already there runs first and stays. One that a user sets later takes
+// the place of ours, so engines ask has_gradient_hook() in each step and set ours again, before
+// which the user's then runs. Thread rule: hooks are set and removed while no backward uses the
+// parameter. They are called from any thread that runs a backward, and concurrently for one
+// parameter if several backwards run.
 #pragma once
 
 #include <functional>
@@ -38,7 +40,7 @@ using PreAccumulationCallback = std::function<void(at::Tensor& gradient)>;
 // Makes each backward call `call` before autograd adds to the parameter's `.grad()`, on the same
 // thread, for as long as the returned object lives; also one whose gradient is undefined, since
 // GradientCallback gets what is in `.grad()` then. Unlike a hook of the tensor it stays when a user
-// sets a hook. REQUIRES: `parameter` is a leaf that requires gradients.
+// sets a hook. REQUIRES: `parameter` is a leaf that may require gradients, now or later.
 std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, PreAccumulationCallback call);
 

@@ -123,6 +123,17 @@ TEST(PreAccumulationHook, IsCalledForAnUndefinedGradientToo) {
   EXPECT_EQ(calls, 2);
 }
 
+TEST(PreAccumulationHook, WaitsOnAFrozenParameterUntilItIsThawed) {
+  const auto w = at::ones({2});
+  int calls = 0;
+  const auto hook =
+      add_pre_accumulation_hook(w, [&calls](at::Tensor&) { ++calls; });
+  EXPECT_FALSE(w.requires_grad());
+  w.requires_grad_();
+  w.sum().backward();
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(GradientHook, TakesAnOlderGradientTogetherWithTheNew) {
   const auto w = at::ones({2}).requires_grad_();
   w.mutable_grad() = at::full({2}, 10.0F);
@@ -196,6 +207,21 @@ TEST(GradientHookChain, RunsTheOldOneFirstAndTakesWhatItLeft) {
   w.sum().backward();
   EXPECT_EQ(notes, (std::vector<std::string>{"old+", "ours"}));
   EXPECT_TRUE(at::equal(got, at::full({2}, 2.0F)));
+}
+
+TEST(GradientHookChain, ALaterOneReplacesOursUntilItIsSetAgain) {
+  std::vector<std::string> notes;
+  const auto w = at::ones({2}).requires_grad_();
+  const auto set_ours = [&] {
+    set_gradient_hook(w, [&](const at::Tensor&) { notes.push_back("ours"); });
+  };
+  set_ours();
+  impl::set_post_acc_grad_hooks(w, std::make_unique<Noting>(&notes));
+  EXPECT_FALSE(has_gradient_hook(w));
+  set_ours();
+  EXPECT_TRUE(has_gradient_hook(w));
+  w.sum().backward();
+  EXPECT_EQ(notes, (std::vector<std::string>{"old+", "ours"}));
 }
 
 TEST(GradientHookChain, RemovalRestoresTheOldOne) {

@@ -201,6 +201,7 @@ void DdpEngine::begin_training_forward() {
   keyed_.check();
   check_not_thawed();
   watch_accumulation();  // For parameters that were frozen before.
+  (void)keyed_.set_gradient_hooks();
   timer_.forward_began(time_.now());
   log_.record({.event = FlightEvent::kVisited, .step = FlightStep::kForward});
 }
@@ -274,6 +275,18 @@ Status DdpEngine::reduce_sparse() {
   return {};
 }
 
+// If a user has set a hook since the forward, the gradient has not arrived: it still lies in `.grad()`
+// with what only this rank has accumulated there.
+void DdpEngine::note_replaced_hooks() {
+  for (const auto p : keyed_.set_gradient_hooks()) {
+    if (p < model_.trainable.size() && tensor(p).grad().defined() &&
+        !reducer_->has_arrived(static_cast<int>(p))) {
+      states_[p].unsynced = true;
+      arrivals_[p] += no_sync_scopes_ > 0 ? 0 : 1;
+    }
+  }
+}
+
 // Adds gradients of earlier backwards for parameters to which this one brought none.
 void DdpEngine::add_accumulated() {
   for (std::size_t p = 0; p < model_.trainable.size(); ++p) {
@@ -295,6 +308,9 @@ void DdpEngine::add_accumulated() {
 }
 
 void DdpEngine::end_of_backward(const std::exception_ptr& failure) {
+  if (usable() && !alone()) {
+    note_replaced_hooks();
+  }
   // The forward that armed it may have run before set_world().
   if (!usable() || no_sync_scopes_ > 0 || alone()) {
     timer_.drop_step();

@@ -146,6 +146,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void watch_accumulation();
   void before_accumulation(std::size_t p);
   [[noreturn]] void refuse_early_termination() const;
+  void note_replaced_hooks();
   void add_accumulated();
   // Ends the backward on all ranks. Returns the failure of any of them.
   Status end_synchronised(const std::string& aborted);

@@ -2,6 +2,7 @@
 #include "ddp/keyed_parameters.h"
 
 #include <map>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
@@ -19,8 +20,7 @@ KeyedParameters::~KeyedParameters() { release(); }
 
 void KeyedParameters::take(
     autograd::ParameterUseListener& listener,
-    const std::function<autograd::GradientCallback(std::size_t)>&
-        callback_for) {
+    std::function<autograd::GradientCallback(std::size_t)> callback_for) {
   std::map<const void*, std::size_t> known;
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;
@@ -37,10 +37,21 @@ void KeyedParameters::take(
     }
     storage_of_.push_back(place->second);
     autograd::adopt_in_place(parameter, *storages_[place->second].managed);
-    if (callback_for) {
-      autograd::set_gradient_hook(parameter, callback_for(p));
+  }
+  callback_for_ = std::move(callback_for);
+  (void)set_gradient_hooks();
+}
+
+std::vector<std::size_t> KeyedParameters::set_gradient_hooks() {
+  std::vector<std::size_t> set;
+  for (std::size_t p = 0; callback_for_ && p < parameters_.size(); ++p) {
+    const auto& parameter = parameters_[p].tensor;
+    if (!autograd::has_gradient_hook(parameter)) {
+      autograd::set_gradient_hook(parameter, callback_for_(p));
+      set.push_back(p);
     }
   }
+  return set;
 }
 
 void KeyedParameters::release() {
@@ -58,6 +69,7 @@ void KeyedParameters::release() {
   }
   storage_of_.clear();
   storages_.clear();
+  callback_for_ = nullptr;
 }
 
 void KeyedParameters::check() const {

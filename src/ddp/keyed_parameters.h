@@ -30,8 +30,10 @@ class KeyedParameters {
   // parameter.
   void take(
       autograd::ParameterUseListener& listener,
-      const std::function<autograd::GradientCallback(std::size_t)>&
-          callback_for);
+      std::function<autograd::GradientCallback(std::size_t)> callback_for);
+  // Gives parameters their gradient hook again, where a user's took its place, and returns these
+  // parameters. REQUIRES: no backward uses them.
+  std::vector<std::size_t> set_gradient_hooks();
   void release();
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
@@ -60,6 +62,7 @@ class KeyedParameters {
   const autograd::ActivationCasts casts_;
   std::vector<Storage> storages_;
   std::vector<std::size_t> storage_of_;  // By parameter; empty before take().
+  std::function<autograd::GradientCallback(std::size_t)> callback_for_;
 };
 
 }  // namespace sherd::ddp

@@ -144,17 +144,8 @@ void FsdpEngine::start(
                            [static_cast<std::size_t>(parameter.flat)],
         model_.offset_of(parameter),
         model_.flat_of(parameter).unsharded_dtype());
-    if (parameter.trainable >= 0) {
-      autograd::set_gradient_hook(
-          parameter.tensor,
-          while_alive(
-              this,
-              [index = static_cast<int>(p)](
-                  FsdpEngine& self, const at::Tensor& gradient) {
-                self.gradient_arrived(index, gradient);
-              }));
-    }
   }
+  set_gradient_hooks();
   watch_module_gradients();
   idle_.remember(slices_->tensors());
   if (options_.memory) {
@@ -426,7 +417,7 @@ void FsdpEngine::note_visit(const UnitCache::Visit& visit) {
 
 // ---- backward ----
 
-void FsdpEngine::gradient_arrived(int parameter, const at::Tensor& gradient) {
+void FsdpEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
   check_open();
   SHERD_CHECK_AS(

@@ -141,6 +141,7 @@ class FsdpEngine final : public ShardingEngine,
     }
   }
   // ShardingEngine
+  void gradient_arrived(int parameter, at::Tensor gradient) override;
   bool has_gradient(int parameter) const override;
   void clear_gradient(int parameter) override;
   void check_parameter(int /*parameter*/) const override {
@@ -173,7 +174,6 @@ class FsdpEngine final : public ShardingEngine,
   void summon_gradients(
       const SummonOptions& options, const std::vector<UnitId>& units);
   void note_visit(const UnitCache::Visit& visit);
-  void gradient_arrived(int parameter, const at::Tensor& gradient);
   void order_reductions();
   // What this rank does with the gradients of the next or current backward.
   plan::JoinKind gradient_kind() const;

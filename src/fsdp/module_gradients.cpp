@@ -25,30 +25,26 @@ ModuleGradients::ModuleGradients(const ModelUnits& model, Callbacks callbacks)
       callbacks_(std::move(callbacks)),
       items_(model.parameters.size()) {
   for (std::size_t p = 0; p < items_.size(); ++p) {
-    (void)watch(p);
+    if (model.parameters[p].trainable >= 0) {
+      items_[p].before_gradient = autograd::add_pre_accumulation_hook(
+          model.parameters[p].tensor,
+          [this](at::Tensor&) { before_accumulation(); });
+    }
   }
 }
 
-// Before a backward adds to `.grad()`, what is shown there goes. A parameter that starts frozen has no
-// place for the hook until it is thawed.
-bool ModuleGradients::watch(std::size_t parameter) {
-  auto& hook = items_[parameter].before_gradient;
-  const auto& tensor = model_.parameters[parameter].tensor;
-  if (hook == nullptr && tensor.requires_grad()) {
-    hook = autograd::add_pre_accumulation_hook(tensor, [this](at::Tensor&) {
-      // Each backward calls `hide` before it adds for the first time. Later it needs to look no more,
-      // as nothing is shown until its end; but nodes of a failed one may run after that.
-      const int task = autograd::running_task();
-      // Pairs with the store below, and with show(): a placeholder that is there is seen.
-      if (hidden_for_.load(std::memory_order_acquire) != task ||
-          shown_.load(std::memory_order_acquire)) {
-        callbacks_.hide();
-        // Another thread of this task must find `.grad()` as hide() has left it.
-        hidden_for_.store(task, std::memory_order_release);
-      }
-    });
+// Before a backward adds to `.grad()`, what is shown there goes. Each backward calls `hide` before it
+// adds for the first time. Later it needs to look no more, as nothing is shown until its end; but
+// nodes of a failed one may run after that.
+void ModuleGradients::before_accumulation() {
+  const int task = autograd::running_task();
+  // Pairs with the store below, and with show(): a placeholder that is there is seen.
+  if (hidden_for_.load(std::memory_order_acquire) != task ||
+      shown_.load(std::memory_order_acquire)) {
+    callbacks_.hide();
+    // Another thread of this task must find `.grad()` as hide() has left it.
+    hidden_for_.store(task, std::memory_order_release);
   }
-  return hook != nullptr;
 }
 
 ModuleGradients::~ModuleGradients() { close(); }
@@ -64,7 +60,7 @@ void ModuleGradients::show(int parameter) {
   const auto p = static_cast<std::size_t>(parameter);
   const auto& tensor = model_.parameters[p].tensor;
   auto& gradient = tensor.mutable_grad();
-  if (gradient.defined() || tensor.numel() == 0 || !watch(p)) {
+  if (gradient.defined() || tensor.numel() == 0) {
     return;
   }
   auto& item = items_[p];

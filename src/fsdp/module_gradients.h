@@ -43,7 +43,7 @@ class ModuleGradients final : public autograd::ParameterUseListener {
   ModuleGradients& operator=(const ModuleGradients&) = delete;
 
   // Gives the parameter a placeholder, unless `.grad()` already has something. REQUIRES: no backward
-  // is running for which `hide` was called.
+  // is running for which `hide` was called; the parameter may have gradients.
   void show(int parameter);
 
   // Takes all placeholders away. Returns the parameters whose placeholder was already gone without
@@ -64,12 +64,12 @@ class ModuleGradients final : public autograd::ParameterUseListener {
       std::span<const autograd::ParameterUse> /*uses*/) noexcept override {}
 
  private:
-  bool watch(std::size_t parameter);
+  void before_accumulation();
 
   struct Item {
     std::unique_ptr<autograd::ManagedStorage> storage;  // Null: never shown.
     std::uint64_t showing = 0;  // 0: it was dropped, or there is none.
-    std::shared_ptr<void> before_gradient;  // Null: it never needed gradients.
+    std::shared_ptr<void> before_gradient;  // Null: it never needs gradients.
   };
 
   const ModelUnits& model_;

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "autograd/gradient_hook.h"
 #include "base/check.h"
 
 namespace sherd {
@@ -53,6 +54,23 @@ void ShardingEngine::check_budget_change(
       "other budget beside it");
 }
 
+void ShardingEngine::set_gradient_hooks() {
+  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
+    const auto& parameter = model_.parameters[p];
+    if (parameter.trainable >= 0 &&
+        !autograd::has_gradient_hook(parameter.tensor)) {
+      autograd::set_gradient_hook(
+          parameter.tensor,
+          while_alive(
+              this,
+              [index = static_cast<int>(p)](
+                  ShardingEngine& self, at::Tensor gradient) {
+                self.gradient_arrived(index, std::move(gradient));
+              }));
+    }
+  }
+}
+
 void ShardingEngine::watch_module_gradients() {
   module_gradients_ = std::make_unique<fsdp::ModuleGradients>(
       model_,
@@ -63,6 +81,7 @@ void ShardingEngine::watch_module_gradients() {
                 const std::lock_guard lock(self.mu_);
                 autograd::note_writes(self.weak_from_this());
                 self.hide_module_gradients();
+                self.set_gradient_hooks();
               }),
           .check_identity = while_alive(
               this,

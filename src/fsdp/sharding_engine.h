@@ -57,6 +57,8 @@ class ShardingEngine : public autograd::ModelEngine {
  protected:
   explicit ShardingEngine(fsdp::ModelUnits model);
 
+  // A backward has brought the parameter a gradient, perhaps an undefined one.
+  virtual void gradient_arrived(int parameter, at::Tensor gradient) = 0;
   // Whether this rank holds a gradient of the parameter, wherever it is.
   virtual bool has_gradient(int parameter) const = 0;
   virtual void clear_gradient(int parameter) = 0;
@@ -70,7 +72,11 @@ class ShardingEngine : public autograd::ModelEngine {
   static void check_budget_change(
       Strategy strategy, std::optional<std::int64_t> bytes, bool has_limit);
 
-  // Prepares placeholders. REQUIRES: a shared_ptr owns this.
+  // Gives trainable parameters a gradient hook, where they have none. REQUIRES: a shared_ptr owns
+  // this.
+  void set_gradient_hooks();
+  // Prepares placeholders, and makes each backward set the hooks again that a user has replaced.
+  // REQUIRES: a shared_ptr owns this.
   void watch_module_gradients();
   // Gives placeholders to parameters with a gradient. If a backward is running that adds to
   // `.grad()` of this model's parameters, its end does so.

@@ -57,20 +57,10 @@ void SingleRankEngine::start() {
   }
   hook_due_.assign(slices_.size(), false);
   synchronised_.resize(slices_.size());
-  for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
-    const auto& parameter = model_.parameters[p];
+  for (const auto& parameter : model_.parameters) {
     parameter.tensor.mutable_grad().reset();
-    if (parameter.trainable >= 0) {
-      autograd::set_gradient_hook(
-          parameter.tensor,
-          while_alive(
-              this,
-              [index = static_cast<int>(p)](
-                  SingleRankEngine& self, at::Tensor gradient) {
-                self.gradient_arrived(index, std::move(gradient));
-              }));
-    }
   }
+  set_gradient_hooks();
   autograd::install_param_key();  // Placeholders have it, parameters do not.
   autograd::install_backward_engine();
   watch_module_gradients();

@@ -67,11 +67,11 @@ class SingleRankEngine final : public ShardingEngine {
   void end_of_backward(const std::exception_ptr& failure) override;
   void call_hooks(std::unique_lock<std::mutex>& lock) override;
   // ShardingEngine
+  void gradient_arrived(int parameter, at::Tensor gradient) override;
   bool has_gradient(int parameter) const override;
   void clear_gradient(int parameter) override;
   void check_parameter(int parameter) const override;
 
-  void gradient_arrived(int parameter, at::Tensor gradient);
   bool has_changed_since_added(int parameter) const;
   // Under no_sync(): makes the slice's gradient one that drop_unsynchronised() can take back.
   void begin_unsynchronised(int parameter);

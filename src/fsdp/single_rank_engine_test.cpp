@@ -64,6 +64,38 @@ TEST(SingleRankEngine, WhatWasFrozenAltogetherMayBeThawed) {
   engine->close();
 }
 
+// LibTorch has one place for such a hook in a parameter, where the engine's is.
+class CountingHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit CountingHook(int* calls) : calls_(calls) {}
+  void operator()(const at::Tensor&) override { ++*calls_; }
+
+ private:
+  int* const calls_;
+};
+
+TEST(SingleRankEngine, AHookThatAUserSetsOnAParameterKeepsNoGradient) {
+  for (const bool thawed : {false, true}) {
+    Net net;
+    auto& weight = net->third->weight;
+    for (auto& parameter : net->parameters()) {
+      parameter.set_requires_grad(!thawed);
+    }
+    const auto engine = start(*net);
+    weight.set_requires_grad(true);
+    int calls = 0;
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        weight, std::make_unique<CountingHook>(&calls));
+    loss_of(net, rows_of(0, 0, 6)).backward();
+    EXPECT_EQ(calls, 1);
+    const auto named = engine->named_parameters();
+    const auto slice =
+        std::ranges::find(named.items, "third.weight", &NamedParameter::name);
+    EXPECT_TRUE(slice->slice.grad().defined());
+    engine->close();
+  }
+}
+
 TEST(SingleRankEngine, SlicesShareTheMemoryOfParameters) {
   const Net net;
   const auto engine = start(*net);

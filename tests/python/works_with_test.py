@@ -79,6 +79,56 @@ class WorksWith(unittest.TestCase):
         self.check(make).close()
         self.assertEqual(seen[-2:], ["pre", "post"])
 
+    def check_late_hooks(self, wrap, after_forward):
+        """Of the parameters that get their gradients first and last."""
+        plain = mlp()
+        train(plain, plain.parameters(), range(ranks.size()))
+        model = mlp()
+        handle = wrap(model)
+        seen, losses = [], []
+
+        def loss(module, x):
+            value = loss_of(module, x) if after_forward else None
+            losses.append(0)
+            if len(losses) == 2:
+                for parameter in (model[0].weight, model[4].bias):
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda p: seen.append(p.grad.shape == p.shape))
+            return value if after_forward else loss_of(module, x)
+
+        sharded = wrap is self.sherd.fully_shard
+        train(model, (handle if sharded else model).parameters(), [ranks.rank()], loss)
+        self.assertEqual(seen, 2 * (len(losses) - 1) * [True])
+        found = handle.state_dict() if sharded else model.state_dict()
+        for name, theirs in plain.state_dict().items():
+            torch.testing.assert_close(found[name], theirs, rtol=0, atol=1e-5)
+        handle.close()
+
+    def test_hooks_that_are_set_on_parameters_later(self):
+        for wrap in (self.sherd.fully_shard, self.sherd.replicate):
+            self.check_late_hooks(wrap, after_forward=False)
+            self.check_late_hooks(wrap, after_forward=True)
+
+    def test_hooks_that_are_set_under_no_sync(self):
+        for wrap in (self.sherd.fully_shard, self.sherd.replicate):
+            plain = mlp()
+            model = mlp()
+            handle = wrap(model)
+            x = [batch_of(0, rank) for rank in range(ranks.size())]
+            (2 * sum(loss_of(plain, each) for each in x) / ranks.size()).backward()
+            with handle.no_sync():
+                loss = loss_of(model, x[ranks.rank()])
+                model[4].bias.register_post_accumulate_grad_hook(lambda p: None)
+                loss.backward()
+            loss_of(model, x[ranks.rank()]).backward()
+            sharded = wrap is self.sherd.fully_shard
+            sgd((handle if sharded else model).parameters()).step()
+            sgd(plain.parameters()).step()
+            found = handle.state_dict() if sharded else model.state_dict()
+            for name, theirs in plain.state_dict().items():
+                torch.testing.assert_close(found[name], theirs, rtol=0, atol=1e-5)
+            handle.close()
+
     def test_autocast(self):
         def loss(model, x):
             with torch.autocast("cpu", torch.bfloat16):
