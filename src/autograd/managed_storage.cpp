@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/managed_storage.h"
 
+#include <utility>
+
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
@@ -98,6 +100,16 @@ void ManagedStorage::fill(void* bytes) {
   set_readable(*storage_.unsafeGetStorageImpl());
   set_pointer(bytes);
   filled_ = true;
+}
+
+std::optional<c10::DataPtr> ManagedStorage::follow_replaced_bytes() {
+  auto& data = storage_.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (data.get_deleter() == &release_tag) {
+    return std::nullopt;
+  }
+  auto replaced = std::move(data);
+  fill(replaced.get());
+  return replaced;
 }
 
 void ManagedStorage::empty(const std::string& why) {

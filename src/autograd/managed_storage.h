@@ -99,6 +99,11 @@ class ManagedStorage {
   // undefined. REQUIRES: no operator on the storage builds a graph meanwhile.
   void show_instead(const at::Tensor& flat) { tag_->instead = flat; }
 
+  // If something has replaced the bytes of the storage in place since fill(), as share_memory() of
+  // Python does, fills the storage with the new bytes and returns their owner. Nothing otherwise.
+  // REQUIRES: the storage is filled.
+  std::optional<c10::DataPtr> follow_replaced_bytes();
+
   // Makes raw access to tensors on the storage throw `why`.
   void empty(const std::string& why);
 

@@ -40,6 +40,25 @@ TEST(RawAccess, OfAnEmptyStorageThrowsTheGivenSentence) {
   }
 }
 
+// As share_memory() of Python does.
+TEST(ManagedStorage, FollowsBytesThatWereReplacedInPlace) {
+  ManagedStorage managed(nullptr, 0, 0, 8, at::kCPU);
+  const auto first = at::tensor({1.0F, 2.0F});
+  managed.fill(first.mutable_data_ptr());
+  const auto w = at::empty({0}).set_(managed.storage(), 0, {2}, {1});
+  EXPECT_FALSE(managed.follow_replaced_bytes());
+  const auto second = at::tensor({3.0F, 4.0F});
+  auto* bytes = second.mutable_data_ptr();
+  w.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      at::DataPtr(bytes, at::kCPU));
+  EXPECT_EQ(tag_of(w), nullptr);
+  const auto owner = managed.follow_replaced_bytes();
+  ASSERT_TRUE(owner);
+  EXPECT_EQ(owner->get(), bytes);
+  EXPECT_EQ(w.const_data_ptr(), bytes);
+  EXPECT_NE(tag_of(w), nullptr);
+}
+
 TEST(RawAccess, WorksWithinTouchAndNotAfterIt) {
   FakeUnitCache cache;
   const auto w = at::tensor({1.0F, 2.0F}).requires_grad_();

@@ -2,6 +2,7 @@
 #include "ddp/ddp_engine.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 
 #include "autograd/param_key.h"
 #include "base/check.h"
@@ -467,11 +469,20 @@ at::Tensor DdpEngine::place_in(
   const auto& place = buckets_.parameters[p];
   const auto& layout =
       buckets_.units[static_cast<std::size_t>(place.unit)].flats[0].layout;
+  const auto offset = layout.offsets[static_cast<std::size_t>(place.position)];
+  if (gradients.is_cpu()) {
+    // It has a storage of its own over the same bytes: share_memory() of Python gives a storage other
+    // memory in place, but the exchange knows that of the bucket by its address.
+    return at::from_blob(
+        static_cast<std::byte*>(gradients.mutable_data_ptr()) +
+            offset * gradients.element_size(),
+        tensor(p).sizes(), tensor(p).strides(),
+        [gradients](void*) { /* They have lived as long. */ },
+        gradients.options());
+  }
   return at::empty({0}, gradients.options())
       .set_(
-          gradients.storage(),
-          gradients.storage_offset() +
-              layout.offsets[static_cast<std::size_t>(place.position)],
+          gradients.storage(), gradients.storage_offset() + offset,
           tensor(p).sizes(), tensor(p).strides());
 }
 

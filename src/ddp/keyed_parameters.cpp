@@ -54,7 +54,17 @@ std::vector<std::size_t> KeyedParameters::set_gradient_hooks() {
   return set;
 }
 
+void KeyedParameters::follow_replaced_bytes() const {
+  for (const auto& storage : storages_) {
+    if (auto replaced = storage.managed->follow_replaced_bytes()) {
+      storage.plain.unsafeGetStorageImpl()->set_data_ptr_noswap(
+          std::move(*replaced));
+    }
+  }
+}
+
 void KeyedParameters::release() {
+  follow_replaced_bytes();
   for (std::size_t p = 0; p < storage_of_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;
     autograd::remove_gradient_hook(parameter);
@@ -73,6 +83,7 @@ void KeyedParameters::release() {
 }
 
 void KeyedParameters::check() const {
+  follow_replaced_bytes();
   for (std::size_t p = 0; p < storage_of_.size(); ++p) {
     SHERD_CHECK_AS(
         kFailedPrecondition,
@@ -85,6 +96,7 @@ void KeyedParameters::check() const {
 }
 
 at::Tensor KeyedParameters::values(std::size_t parameter) const {
+  follow_replaced_bytes();
   const auto& tensor = parameters_[parameter].tensor;
   return at::empty({0}, tensor.options().requires_grad(false))
       .set_(

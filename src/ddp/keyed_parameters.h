@@ -38,6 +38,7 @@ class KeyedParameters {
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
 
+  // Takes over the bytes of storages that were replaced in place, as share_memory() of Python does.
   // Throws Error if a parameter was given another storage; names the first one, and the remedy.
   void check() const;
 
@@ -57,6 +58,7 @@ class KeyedParameters {
   const Storage& storage_of(std::size_t parameter) const {
     return storages_[storage_of_[parameter]];
   }
+  void follow_replaced_bytes() const;
 
   const std::vector<ModuleTensor> parameters_;
   const autograd::ActivationCasts casts_;

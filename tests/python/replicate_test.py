@@ -114,6 +114,25 @@ class Replicate(unittest.TestCase):
         self.assertEqual(before.tolist(), [0.0, 0.0])
         handle.close()
 
+    def test_memory_may_be_shared_with_other_processes(self):
+        """Storages of parameters and gradients get other memory in place."""
+        for exchange in ("shared_memory", "messages"):
+            plain = decoder()
+            expected = alone(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+            model = decoder()
+            handle = self.sherd.replicate(model, exchange=exchange)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.register_step_post_hook(lambda *_: model.share_memory())
+            found = together(model, handle, optimizer)
+            for ours, theirs in zip(found[0], expected[0]):
+                self.assertAlmostEqual(ours, theirs, delta=2e-5 * abs(theirs))
+            self.assertTrue(all(p.is_shared() for p in model.parameters()))
+            before = [p.detach().clone() for p in model.parameters()]
+            handle.average_parameters()
+            handle.close()
+            for ours, theirs in zip(model.parameters(), before):
+                torch.testing.assert_close(ours.detach(), theirs, rtol=0, atol=1e-6)
+
     def test_sparse_gradients_are_summed(self):
         def make():
             torch.manual_seed(0)
