@@ -17,7 +17,7 @@ from ._optimizers import SECTION, state_of
 from ._together import of_rank0, on_every_rank
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
-from .state import own_if_empty, placed, wait_for_readers
+from .state import check_parts, own_if_empty, placed, wait_for_readers
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
@@ -133,6 +133,7 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
 
 
 def _base_state(handle, generators):
+    check_parts(handle)
     state = _core.CheckpointState()
     state.add_parameters(handle.core_parameters)
     state.add_buffers(checkpoint_tree(handle.module))

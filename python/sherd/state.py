@@ -34,7 +34,11 @@ class Guard:
         self._open = False
         self._hooks = []
         self._modules = []
-        sharded = {id(tensor) for tensor in handle.module_parameters()}
+        names = [name for name, _ in handle.named_parameters()]
+        whole = handle.module_parameters()
+        # (name, parameter, storage) of what is sharded.
+        self.parts = list(zip(names, whole, map(_storage, whole)))
+        sharded = {id(tensor) for tensor in whole}
         for module in handle.module.modules():
             own = module.parameters(recurse=False)
             if any(id(tensor) in sharded for tensor in own):
@@ -107,6 +111,29 @@ def _storage(tensor):
         return None
 
 
+def check_parts(handle):
+    """Raises where the module has another tensor, or none, in place of a parameter that
+    the handle manages: the old values would be saved and loaded by its name. One of a
+    replicated module may have another name, by which it is saved, too."""
+    named = dict(handle.module.named_parameters(remove_duplicate=False))
+    if hasattr(handle, "guard"):
+        parts, renamed = handle.guard.parts, set()
+    else:
+        parts = [(name, tensor, _storage(tensor))
+                 for name, tensor in handle.core_parameters.items()]
+        renamed = {id(tensor) for tensor in named.values()}
+    for name, tensor, storage in parts:
+        found = named.get(name)
+        if found is None and id(tensor) in renamed:
+            continue
+        if found is not tensor or _storage(tensor) != storage:
+            what = "none" if found is None else "another tensor or other memory"
+            raise FailedPreconditionError(
+                f"[python] parameter {name}: expected the one that the module had, found "
+                f"{what}, so that old values would be saved or loaded by this name; a "
+                "module has to be changed before fully_shard() or replicate()")
+
+
 def _entries(handle):
     """state_dict() of the module, without what other handles have sharded in it."""
     owners = {_slices.owner_of(tensor) for tensor in handle.module.parameters()}
@@ -125,6 +152,7 @@ class Template:
     another handle has sharded is not there, since that saves it."""
 
     def __init__(self, handle):
+        check_parts(handle)
         self.entries = _entries(handle)
         self.metadata = getattr(self.entries, "_metadata", None)
         whole = placed(handle)

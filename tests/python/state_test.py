@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of sharded modules: whole, in parts, in checkpoints."""
 
+import contextlib
+import tempfile
 import unittest
 
 import ranks
@@ -209,6 +211,95 @@ class State(unittest.TestCase):
             mixed = handle.state_dict("sharded") if ranks.rank() else good
             with self.assertRaisesRegex(sherd.Error, "the same kind of state"):
                 handle.load_state_dict(mixed)
+        handle.close()
+
+    def refuses_to_save_and_load(self, handle, text):
+        """`handle` is that of a decoder; `text` is what the errors say."""
+        refused = self.assertRaisesRegex(self.sherd.FailedPreconditionError, text)
+        if hasattr(handle, "state_dict"):
+            for kind in ("full", "rank0", "sharded"):
+                with refused:
+                    handle.state_dict(kind)
+            with refused:
+                handle.load_state_dict(decoder().state_dict())
+        with self.folder(handle) as folder, refused:
+            self.sherd.save(folder, 1, handle)
+
+    @contextlib.contextmanager
+    def folder(self, handle):
+        """Rank 0's, for all ranks."""
+        from sherd import _together  # pylint: disable=import-outside-toplevel
+        with tempfile.TemporaryDirectory() as mine:
+            yield _together.gathered(handle.mesh.world, mine)[0]
+            handle.mesh.world.barrier()
+
+    def test_a_parameter_that_was_replaced_is_not_saved(self):
+        def module(model):
+            model[1].linear1 = nn.Linear(32, 64)
+
+        def parameter(model):
+            model[1].linear1.weight = nn.Parameter(torch.ones(64, 32))
+
+        def tied(model):
+            model[1].linear1.weight = model[2].linear1.weight
+
+        def memory(model):
+            model[1].linear1.weight.data = torch.ones(64, 32)
+
+        for replace in (module, parameter, tied, memory):
+            model = decoder()
+            handle = self.sharded(model)
+            handle.state_dict()
+            replace(model)
+            self.refuses_to_save_and_load(
+                handle, "1.linear1.weight.*before fully_shard")
+            handle.close()
+        for replace in (module, parameter, tied):
+            model = decoder()
+            handle = self.sherd.replicate(model)
+            replace(model)
+            self.refuses_to_save_and_load(handle, "1.linear1.weight.*replicate")
+            handle.close()
+
+    def test_a_parameter_that_was_removed_or_renamed_is_not_saved(self):
+        def remove(model):
+            del model[1].linear1
+
+        def rename(model):  # As peft wraps layers.
+            model[1].linear1 = nn.Sequential(model[1].linear1)
+
+        for change in (remove, rename):
+            model = decoder()
+            handle = self.sharded(model)
+            change(model)
+            self.refuses_to_save_and_load(handle, "1.linear1.weight.*found none")
+            handle.close()
+        model = decoder()
+        handle = self.sherd.replicate(model)
+        remove(model)
+        self.refuses_to_save_and_load(handle, "1.linear1.weight.*found none")
+        handle.close()
+
+    def test_a_renamed_parameter_of_a_replicated_module_is_saved(self):
+        model = decoder()
+        handle = self.sherd.replicate(model)
+        model[1].linear1 = nn.Sequential(model[1].linear1)
+        expected = model[1].linear1[0].weight.detach().clone()
+        with self.folder(handle) as folder:
+            self.sherd.save(folder, 1, handle)
+            changed(model)
+            self.sherd.load(folder, handle)
+        self.assertTrue(torch.equal(model[1].linear1[0].weight, expected))
+        handle.close()
+
+    def test_what_is_new_in_a_module_is_saved(self):
+        model = decoder()
+        handle = self.sharded(model)
+        model.more = nn.Linear(2, 2)
+        model.same = model[1].linear1
+        state = handle.state_dict()
+        self.assertIn("more.weight", state)
+        self.assertTrue(torch.equal(state["same.weight"], state["1.linear1.weight"]))
         handle.close()
 
     def test_views_that_hooks_make_are_refused(self):
