@@ -3,8 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include "autograd/aten_operators.h"
+#include "autograd/managed_storage.h"
 
 namespace sherd::autograd {
 namespace {
@@ -59,6 +63,37 @@ bool is_plain_overload(const c10::FunctionSchema& schema) {
       std::ranges::find(kTwoTensors, name) != kTwoTensors.end();
 }
 
+// As LibTorch compares devices there: of a device without a number it takes the current one.
+bool is_device_of(const at::Tensor& tensor, c10::Device device) {
+  if (!device.is_cpu() && !device.has_index()) {
+    device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+  }
+  return tensor.device() == device;
+}
+
+// Whether a copy for the sake of this argument of `to` would be equal to the tensor.
+bool keeps(
+    const at::Tensor& tensor,
+    const std::string& argument,
+    const c10::IValue& value) {
+  if (argument == "dtype") {
+    return value.toScalarType() == tensor.scalar_type();
+  }
+  if (argument == "layout") {
+    return value.toLayout() == tensor.layout();
+  }
+  if (argument == "device") {
+    return is_device_of(tensor, value.toDevice());
+  }
+  if (argument == "copy") {
+    return !value.toBool();
+  }
+  if (argument == "memory_format") {
+    return value.toMemoryFormat() == c10::MemoryFormat::Preserve;
+  }
+  return argument == "non_blocking" || argument == "pin_memory";
+}
+
 }  // namespace
 
 std::span<const std::string_view> metadata_operators() {
@@ -69,6 +104,26 @@ bool uses_metadata_only(const c10::OperatorHandle& op) {
   static const auto kOperators =
       aten_operators(kMetadataOperators, is_plain_overload);
   return kOperators.contains(op);
+}
+
+bool returns_its_argument(
+    const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (op.operator_name().name != "aten::to") {
+    return false;
+  }
+  const auto& arguments = op.schema().arguments();
+  const auto* values = &stack[stack.size() - arguments.size()];
+  const at::Tensor& tensor = values[0].toTensor();
+  const auto* tag = tag_of(tensor);
+  if (tag != nullptr && tag->instead.defined()) {
+    return false;  // What it shows may be of another dtype.
+  }
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    if (!values[i].isNone() && !keeps(tensor, arguments[i].name(), values[i])) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace sherd::autograd

@@ -74,6 +74,9 @@ TEST(MetadataOperators, VisitNobody) {
        {"is_same_size", [](auto& w) { (void)w.is_same_size(w); }},
        {"is_contiguous", [](auto& w) { (void)w.is_contiguous(); }},
        {"contiguous of contiguous", [](auto& w) { (void)w.contiguous(); }},
+       {"to the same dtype", [](auto& w) { (void)w.to(w.scalar_type()); }},
+       {"to the same device", [](auto& w) { (void)w.to(at::kCPU); }},
+       {"to the same options", [](auto& w) { (void)w.to(w.options()); }},
        {"requires_grad_", [](auto& w) { w.requires_grad_(false); }},
        {"requires_grad_ dispatched",
         [](auto& w) { (void)w.__dispatch_requires_grad_(false); }},
@@ -92,6 +95,12 @@ TEST(OperatorsThatMayCopy, Visit) {
        {"contiguous of non-contiguous",
         [](auto& w) { (void)w.t().contiguous(); }},
        {"to other dtype", [](auto& w) { (void)w.to(at::kDouble); }},
+       {"to a copy", [](auto& w) { (void)w.to(w.scalar_type(), false, true); }},
+       {"to another memory format",
+        [](auto& w) {
+          (void)w.unsqueeze(0).unsqueeze(0).to(
+              w.scalar_type(), false, false, at::MemoryFormat::ChannelsLast);
+        }},
        {"clone", [](auto& w) { (void)w.clone(); }},
        {"flatten of non-contiguous", [](auto& w) { (void)w.t().flatten(); }},
        {"item", [](auto& w) { (void)w[0][0].item(); }},

@@ -251,7 +251,7 @@ void announce_and_call(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  if (uses_metadata_only(op)) {
+  if (uses_metadata_only(op) || returns_its_argument(op, *stack)) {
     const c10::impl::ExcludeDispatchKeyGuard below(kParamKey);
     op.redispatchBoxed(keys & kBelow, stack);
     return;

@@ -12,7 +12,8 @@ namespace sherd::fsdp {
 namespace {
 
 constexpr const char* kRemedy =
-    "where it does not lie, as this model is sharded: call "
+    "where it does not lie, as this model is sharded: convert the module "
+    "before fully_shard(), call "
     "fsdp.clip_grad_norm() instead of torch::nn::utils::clip_grad_norm_(), "
     "make optimizers over fsdp.parameters() or fsdp.named_parameters(), not "
     "over model->parameters(), and read `.grad()` of those; "

@@ -182,6 +182,34 @@ class WorksWith(unittest.TestCase):
         for handle in handles:
             handle.close()
 
+    def test_conversions_that_change_nothing(self):
+        def convert(model):
+            for converted in (model.to("cpu"), model.float(), model.cpu(),
+                              model.to(torch.float32)):
+                self.assertIs(converted, model)
+
+        model, plain = mlp(), mlp()
+        handle = self.sherd.fully_shard(model)
+        for module, parameters, each in (
+                (model, handle.parameters(), [ranks.rank()]),
+                (plain, plain.parameters(), range(ranks.size()))):
+            optimizer = sgd(parameters)
+            for step in range(3):
+                convert(module)
+                losses = [loss_of(module, batch_of(step, rank)) for rank in each]
+                (sum(losses) / len(losses)).backward()
+                convert(module)  # Gradients are kept.
+                optimizer.step()
+                convert(module)
+                optimizer.zero_grad()
+        convert(model)
+        for name, value in handle.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name])
+        with self.assertRaisesRegex(self.sherd.Error, "the module before fully_shard"):
+            model.double()
+            loss_of(model, batch_of(0, 0).double())
+        handle.close()
+
     def test_evaluation(self):
         model = mlp()
         x = batch_of(0, 0)
