@@ -321,7 +321,11 @@ CoordinatorDecisions Coordinator::lost(
   if (phase_ == Phase::kForming && is_member(replica)) {
     penalise(replica);
   }
-  remove_from_epoch(replica, "was lost: " + reason);
+  remove_from_epoch(
+      replica,
+      known.report.finished && known.report.held
+          ? str("has ended with step ", known.report.held->step)
+          : "was lost: " + reason);
   return std::exchange(decisions_, {});
 }
 

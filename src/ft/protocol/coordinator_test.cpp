@@ -541,6 +541,19 @@ TEST(Coordinator, OtherFirstValuesAreFetchedOver) {
   EXPECT_THAT(script.members(0), ElementsAre(0));
 }
 
+TEST(Coordinator, AReplicaThatIsDoneHasEndedAndWasNotLost) {
+  CoordinatorScript script(options_of(1, 2));
+  script.begin({0, 1});
+  script.vote(0);
+  script.vote(1);
+  script.report(1).finished = true;
+  script.apply({0, 1});
+  script.lose(1);
+  script.wait(kSettle);
+  EXPECT_THAT(
+      script.reasons().back(), HasSubstr("replica 1 has ended with step 1"));
+}
+
 TEST(Coordinator, RefusesStrangers) {
   auto options = options_of(1, 1);
   options.replicas_max = 8;

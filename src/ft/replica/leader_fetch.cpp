@@ -31,8 +31,8 @@ bool is_on_the_way(const RunView& view, const StateId& state) {
 }
 
 // Possible donors, those that have come furthest first; replicas begin with different ones. The
-// view was made when a step was committed, so a replica that held the same state then has the sum
-// by now.
+// view was made when a step was committed, so a member that held the same state then has the sum
+// by now. Who holds the same and is no member has begun with the same checkpoint.
 std::vector<LiveReplica> donors_for(
     const RunView& view,
     const CatchUpTask& task,
@@ -40,9 +40,14 @@ std::vector<LiveReplica> donors_for(
     bool wants_sum) {
   std::vector<LiveReplica> donors;
   for (const auto& peer : view.peers) {
-    if (peer.replica != self && peer.held &&
-        (wants_sum ||
-         (peer.held != task.held && is_on_the_way(view, *peer.held)))) {
+    if (peer.replica == self || !peer.held) {
+      continue;
+    }
+    const bool differs = peer.held != task.held;
+    const bool is_member =
+        find(view.members, peer.replica, peer.incarnation) != nullptr;
+    if (wants_sum ? differs || is_member
+                  : differs && is_on_the_way(view, *peer.held)) {
       donors.push_back(peer);
     }
   }

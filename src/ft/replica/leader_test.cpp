@@ -194,6 +194,37 @@ TEST(Leader, SaysOnceWhyNoDonorOffersAState) {
       << said;
 }
 
+// Whether a replica that holds the initial state asks another one, which holds the same, for the
+// sum of the next step.
+bool asks_for_a_sum(const std::vector<Member>& members) {
+  net::Loop loop;
+  CoordinatedLeader coordinator(loop);
+  RunView view = order_of_run(1);
+  view.canonical = {3, kFirst.lineage};
+  view.members = members;
+  view.peers = {
+      {.replica = 1,
+       .incarnation = 8,
+       .held = kFirst,
+       .addresses = addresses_of(1)}};
+  bool asked = false;
+  Leader leader(
+      loop, options_of(coordinator.address()), addresses_of(1),
+      [&](std::size_t, const RankTask& task) {
+        asked = asked || std::holds_alternative<FetchSumTask>(task);
+      });
+  coordinator.serve(4, [&](const Report&) { return view; });
+  return asked;
+}
+
+TEST(Leader, AsksOnlyAMemberThatHeldTheSameForTheNextSum) {
+  EXPECT_TRUE(
+      asks_for_a_sum({{.replica = 1, .incarnation = 8, .samples = {}}}));
+  // All have begun again with a checkpoint, and the members of the log are former lives.
+  EXPECT_FALSE(
+      asks_for_a_sum({{.replica = 1, .incarnation = 5, .samples = {}}}));
+}
+
 TEST(Leader, ReportsWhatEachRankDoesAndHowLongItsAgentHasSaidNothing) {
   net::Loop loop;
   CoordinatedLeader coordinator(loop);
