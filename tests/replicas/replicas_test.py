@@ -4,8 +4,8 @@
 
   replicas_test.py CASE SHERD SCRATCH
 
-CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16 or
-five_ranks; SHERD the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
+CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, changed_options,
+fp16 or five_ranks; SHERD the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
 ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
 are in each step, every number must be the same to the last bit.
 """
@@ -110,15 +110,35 @@ def plain(sherd, run, steps=STEPS):
     return records(run)
 
 
-def fault_tolerant(
-    sherd, run, disturb, samples, more=(), steps=STEPS, *, batch=SAMPLES, options=(), ends=0
-):
-    """The records of each replica; disturb(launcher's pid, folders) meanwhile."""
+def command_of(sherd, run, samples, more, steps, *, batch=SAMPLES, options=()):
     command = [sherd, "run", "--fault-tolerant", "--replicas", str(REPLICAS)]
     # On a busy host nobody is lost for being late.
     command += ["--ranks-per-replica", "2", "--dead-after", "5", *samples, *options, "--"]
     command += [sherd, *JOB, "--batch", str(batch), "--run", str(run), *more]
-    command += ["--steps", str(steps)]
+    return [*command, "--steps", str(steps)]
+
+
+def expect_refused(command, texts):
+    """As wrong usage, so that nothing is started again."""
+    done = subprocess.run(
+        command,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    missing = [text for text in texts if text not in done.stdout]
+    if done.returncode != 2 or missing:
+        sys.exit(f"expected 2 and {missing}, found {done.returncode}: {done.stdout}")
+
+
+def fault_tolerant(
+    sherd, run, disturb, samples, more=(), steps=STEPS, *, batch=SAMPLES, options=(), ends=0
+):
+    """The records of each replica; disturb(launcher's pid, folders) meanwhile."""
+    command = command_of(sherd, run, samples, more, steps, batch=batch, options=options)
     folders = [run / f"replica-{replica}" for replica in range(REPLICAS)]
     launcher = subprocess.Popen(command, env=environment(), start_new_session=True)
     try:
@@ -277,6 +297,17 @@ def told_to_end(sherd, scratch):
         sys.exit(f"expected to go on after step {last}, found {sorted(new)}")
 
 
+def changed_options(sherd, scratch):
+    """The log is of a run with other options, which are named."""
+    run = scratch / "ft"
+    samples = ("--samples-per-replica", str(SAMPLES))
+    options = ("--run-dir", str(run))
+    fault_tolerant(sherd, run, lambda *_: None, samples, steps=5, options=options)
+    command = command_of(sherd, run, samples, ("--lr", "0.5"), 7, options=options)
+    texts = ("of the run in the log", "step-5 is of a run with --steps=5 --lr=")
+    expect_refused(command, texts)
+
+
 def fp16(sherd, scratch):
     """A step in which gradients of some rank overflow is skipped by every replica."""
     samples = ("--samples-per-replica", "2")  # Few, so that gradients are large.
@@ -309,8 +340,8 @@ def five_ranks(sherd, scratch):
 
 def main():
     all_cases = (
-        undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, fp16,
-        five_ranks,
+        undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end,
+        changed_options, fp16, five_ranks,
     )  # fmt: skip
     cases = {each.__name__: each for each in all_cases}
     if len(sys.argv) != 4 or sys.argv[1] not in cases:

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -84,6 +85,35 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
           .folder = config.run + "/checkpoints",
           .save_every = config.save_every,
           .keep_last = static_cast<int>(config.keep)});
+}
+
+// Where the options of the newest checkpoint differ from these, for an error; empty if they do not,
+// or if there is none.
+std::string differences_from_checkpoint(const Trainer& trainer) {
+  const auto newest = newest_checkpoint(trainer.config().run + "/checkpoints");
+  if (!newest) {
+    return "";
+  }
+  const auto content = checkpoint_content(*newest);
+  const auto options_in = [](const std::map<std::string, std::string>& values) {
+    const auto found = values.find("train.config");
+    return replica_invariant_config(
+        found == values.end() ? TrainConfig()
+                              : read_config({}, "train.config", found->second));
+  };
+  const auto saved = options_in(content.values);
+  const auto now = options_in(
+      model_metadata(trainer.config(), trainer.corpus().vocabulary()));
+  std::string text;
+  for (const auto& row : option_specs()) {
+    if (text_of(row, saved) != text_of(row, now)) {
+      text += std::string(" --") + row.name + "=" + text_of(row, saved);
+    }
+  }
+  if (content.world_size != trainer.world().size()) {
+    text += " --ranks-per-replica=" + std::to_string(content.world_size);
+  }
+  return text.empty() ? text : "; " + *newest + " is of a run with" + text;
 }
 
 CheckpointState state_of(Trainer& trainer) {
@@ -167,8 +197,19 @@ class ReplicaJob {
   }
 
  private:
+  std::optional<ft::TrainingStep> begin_step(ft::ReplicaSession& session) {
+    try {
+      return session.begin_step();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument) {
+        throw;
+      }
+      throw Error(error.what() + differences_from_checkpoint(trainer_));
+    }
+  }
+
   void take_steps(ft::ReplicaSession& session) {
-    while (const auto plan = session.begin_step()) {
+    while (const auto plan = begin_step(session)) {
       if (checkpoints_) {
         checkpoints_->save_if_due(session, *plan);
       }

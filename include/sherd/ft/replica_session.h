@@ -203,8 +203,8 @@ class ReplicaSession {
   // left or the run ended before it joined. Waits while the coordinator is away or there are too
   // few replicas. If the replica lacked state, it has fetched it when this returns. Throws Error
   // (kAborted) if the replica can no longer take part: a newer process has the same replica number,
-  // the configuration differs, the log does not know the state, or one of its ranks was lost.
-  // Throws Error (kInvalidArgument) if the samples cannot be divided among its ranks. Also throws
+  // the log does not know the state, or one of its ranks was lost. Throws Error (kInvalidArgument)
+  // if the configuration differs, or if the samples cannot be divided among its ranks. Also throws
   // what `update` throws.
   std::optional<TrainingStep> begin_step();
 

@@ -133,9 +133,15 @@ std::string Coordinator::refusal(const Report& report) const {
         "this is run ", history_.run, ", the replica is of run ", report.run);
   }
   if (config_ != 0 && report.config != config_) {
-    return str(
-        "expected the configuration ", config_,
-        " of the other replicas, found ", report.config);
+    const bool others_have_it = std::ranges::any_of(
+        replicas_, [](const auto& one) { return one.second.connected; });
+    return others_have_it
+        ? str(kOtherConfiguration, config_, " of the other replicas, found ",
+              report.config)
+        : str(kOtherConfiguration, config_, " of the run in the log, found ",
+              report.config,
+              ": use the options of that run, or another log (--run-dir) with "
+              "--recover-from-replicas");
   }
   const auto lives = history_.lives.find(report.replica);
   // A replica that has heard of the run was in its log, unless the log was lost. So its incarnation

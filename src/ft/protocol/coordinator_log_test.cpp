@@ -46,6 +46,20 @@ TEST(CoordinatorLog, ANewTermGoesOnFromTheLog) {
       second.view(1).members[1].samples, ElementsAre(SampleRange{24, 32}));
 }
 
+TEST(CoordinatorLog, OtherOptionsThanThoseOfTheLogAreRefusedAsSuch) {
+  CoordinatorScript first(options_of(1, 1));
+  first.begin({0});
+  CoordinatorScript second(options_of(1, 1), fold(first.log()));
+  second.report(0).config = 10;
+  second.say(0);
+  EXPECT_THAT(
+      second.view(0).fenced,
+      AllOf(
+          HasSubstr("expected the configuration 9 of the run in the log, found "
+                    "10"),
+          HasSubstr("--recover-from-replicas")));
+}
+
 TEST(CoordinatorLog, ANewTermWaitsAMomentForTheLastMembers) {
   CoordinatorScript first(options_of(1, 2));
   first.begin({0, 1});

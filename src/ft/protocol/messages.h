@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <variant>
 #include <vector>
@@ -242,6 +243,11 @@ inline auto age_of(const RunView& view) {
   return std::make_tuple(
       view.term, view.epoch, view.canonical.step, view.stage);
 }
+
+// How RunView::fenced begins if the replica has another configuration than the run, which starting
+// it again does not mend.
+inline constexpr std::string_view kOtherConfiguration =
+    "expected the configuration ";
 
 // What a replica sends to the coordinator: everything it knows.
 struct Report {

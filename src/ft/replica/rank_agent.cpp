@@ -258,7 +258,11 @@ std::span<const float> RankAgent::gradients(int bucket) const {
 bool RankAgent::has_left(const TrainingTask& task) const {
   const auto* stop = std::get_if<StopTask>(&task);
   if (stop != nullptr && !stop->reason.empty()) {
-    throw Error("[ft] " + stop->reason, ErrorCode::kAborted);
+    throw Error(
+        "[ft] " + stop->reason,
+        stop->reason.starts_with(kOtherConfiguration)
+            ? ErrorCode::kInvalidArgument
+            : ErrorCode::kAborted);
   }
   return stop != nullptr;
 }
