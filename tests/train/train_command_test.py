@@ -443,6 +443,20 @@ class TrainCommand(unittest.TestCase):
         steps = len(self.losses("x"))
         self.assertTrue((self.folder / f"x/checkpoints/step-{steps}").is_dir())
 
+    def test_an_interrupt_that_the_launcher_passes_on_as_well_is_one(self):
+        words = ("--data", "text", "--run", "x", "--steps", "1000000")
+        process = self.start(*words, launcher=("-n", "2"))
+        self.wait_for(process, "step 1/")
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+        ranks = [int(pid) for pid in pathlib.Path(children).read_text().split()]
+        self.assertEqual(len(ranks), 2)
+        process.send_signal(signal.SIGINT)
+        self.wait_for(process, "interrupted")
+        for pid in ranks:
+            os.kill(pid, signal.SIGINT)
+        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
+        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
+
     def test_a_run_that_was_killed_before_it_saved_begins_again(self):
         words = ("--data", "text", "--run", "x", "--steps", "1000000")
         process = self.start(*words, "--save-every", "500000")

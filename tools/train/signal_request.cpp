@@ -3,8 +3,11 @@
 
 #include <unistd.h>
 #include <atomic>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <string_view>
+#include "base/clock.h"
 
 namespace sherd::tools {
 namespace {
@@ -13,12 +16,33 @@ constexpr std::string_view kInterrupted =
     "sherd train: interrupted, ends after this step; Ctrl-C again ends it at "
     "once\n";
 
+// A signal to all processes of a job comes twice: a rank also gets it from the launcher.
+constexpr Duration kSameInterrupt = std::chrono::seconds(1);
+
 std::atomic<int> asked{0};
+std::atomic<std::int64_t> interrupted_ns{0};  // Since boot; 0: not yet.
 std::atomic<bool> answers{false};
 static_assert(std::atomic<int>::is_always_lock_free);
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 static_assert(kSaveRequest < SIGINT && kSaveRequest < SIGTERM);
 
-// Calls only what a signal handler may call.
+// These two call only what a signal handler may call.
+void interrupt() {
+  const std::int64_t now = SteadyClock().now().count();
+  std::int64_t first = 0;
+  if (!interrupted_ns.compare_exchange_strong(
+          first, now, std::memory_order_relaxed)) {
+    if (now - first > kSameInterrupt.count()) {
+      ::signal(SIGINT, SIG_DFL);
+      ::raise(SIGINT);  // Ends the process when the handler returns.
+    }
+  } else if (answers.load(std::memory_order_relaxed)) {
+    const auto written =
+        ::write(STDERR_FILENO, kInterrupted.data(), kInterrupted.size());
+    (void)written;  // A closed stderr must not keep the run from saving.
+  }
+}
+
 void ask(int signal) {
   const int request = signal == SIGUSR1 ? kSaveRequest : signal;
   int before = asked.load(std::memory_order_relaxed);
@@ -26,17 +50,15 @@ void ask(int signal) {
          !asked.compare_exchange_weak(
              before, request, std::memory_order_relaxed)) {
   }
-  if (signal == SIGINT && answers.load(std::memory_order_relaxed)) {
-    const auto written =
-        ::write(STDERR_FILENO, kInterrupted.data(), kInterrupted.size());
-    (void)written;  // A closed stderr must not keep the run from saving.
+  if (signal == SIGINT) {
+    interrupt();
   }
 }
 
-void install(int signal, int flags) {
+void install(int signal) {
   struct sigaction action = {};
   action.sa_handler = ask;
-  action.sa_flags = SA_RESTART | flags;
+  action.sa_flags = SA_RESTART;
   ::sigaction(signal, &action, nullptr);
 }
 
@@ -44,9 +66,9 @@ void install(int signal, int flags) {
 
 void install_signal_handlers(bool announces) {
   answers.store(announces, std::memory_order_relaxed);
-  install(SIGUSR1, 0);
-  install(SIGTERM, 0);
-  install(SIGINT, static_cast<int>(SA_RESETHAND));
+  install(SIGUSR1);
+  install(SIGTERM);
+  install(SIGINT);
 }
 
 int take_signal_request() {

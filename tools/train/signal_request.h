@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What signals ask of this rank of `sherd train`. The first SIGINT (Ctrl-C) asks for the same as
-// SIGTERM, a checkpoint and the end; a second one ends the process at once, as it does without
-// handlers. Thread rule: any thread.
+// SIGTERM, a checkpoint and the end; one that comes more than a second later ends the process at
+// once, as it does without handlers. Thread rule: any thread.
 #pragma once
 
 namespace sherd::tools {
