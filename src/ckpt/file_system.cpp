@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -31,6 +32,18 @@ Status failed(
 
 Status failed_by_errno(const std::string& action, const std::string& path) {
   return failed(action, path, std::strerror(errno));
+}
+
+Descriptor open_lock(const std::string& path) {
+  return Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+}
+
+Status taken(const std::string& folder) {
+  return {
+      ErrorCode::kFailedPrecondition,
+      failed(
+          "save to", folder, "another run does; expected a folder of its own")
+          .message()};
 }
 
 // Linux writes at most this many bytes at once.
@@ -168,22 +181,51 @@ void FolderLock::unlock() {
 
 Result<FolderLock> lock_folder(const std::string& path) {
   const auto file_path = path + "/.lock";
-  Descriptor file(
-      ::open(file_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  Descriptor file = open_lock(file_path);
   if (!file.open()) {
     return failed_by_errno("open", file_path);
   }
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    return errno == EWOULDBLOCK ? taken(path)
+                                : failed_by_errno("lock", file_path);
+  }
+  return FolderLock(std::move(file));
+}
+
+Result<FolderLock> share_folder(
+    const std::string& path, std::uint64_t run, Duration timeout) {
+  const auto file_path = path + "/.run";
+  Descriptor file = open_lock(file_path);
+  if (!file.open()) {
+    return failed_by_errno("open", file_path);
+  }
+  const SteadyClock clock;
+  const auto deadline = clock.now() + timeout;
+  for (;;) {
+    std::uint64_t found = 0;
+    const bool shares = ::flock(file.get(), LOCK_SH | LOCK_NB) == 0;
+    if (shares && ::pread(file.get(), &found, sizeof(found), 0) > 0 &&
+        found == run) {
+      return FolderLock(std::move(file));
+    }
+    // Only without any other holder may a run write its number. It then shares the lock as all do,
+    // and finds that number, unless another run was faster in between.
+    if (shares && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+      if (::pwrite(file.get(), &run, sizeof(run), 0) !=
+          static_cast<ssize_t>(sizeof(run))) {
+        return failed_by_errno("write", file_path);
+      }
+      continue;
+    }
     if (errno != EWOULDBLOCK) {
       return failed_by_errno("lock", file_path);
     }
-    return Status(
-        ErrorCode::kFailedPrecondition,
-        failed(
-            "save to", path, "another run does; expected a folder of its own")
-            .message());
+    ::flock(file.get(), LOCK_UN);
+    if (clock.now() >= deadline) {
+      return taken(path);
+    }
+    std::this_thread::sleep_for(kLockPollInterval);
   }
-  return FolderLock(std::move(file));
 }
 
 }  // namespace sherd::ckpt

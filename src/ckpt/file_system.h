@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/status.h"
 
@@ -53,6 +54,9 @@ class FileSystem {
 
 std::unique_ptr<FileSystem> make_posix_file_system();
 
+// How often a lock that others hold is tried.
+inline constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
+
 // A lock on a folder that only one process holds. It ends with this object, which a child that the
 // process has forked cannot end, or with the process and those children, however they end.
 class FolderLock {
@@ -68,7 +72,11 @@ class FolderLock {
   Descriptor file_;
   pid_t owner_;
 };
-// Returns kUnavailable, naming the folder, if another process holds the lock.
+// Returns kFailedPrecondition, naming the folder, if another process holds the lock.
 Result<FolderLock> lock_folder(const std::string& path);
+// Another lock, which the processes of one run share. Returns kFailedPrecondition if one of another
+// run still holds it when the time is up.
+Result<FolderLock> share_folder(
+    const std::string& path, std::uint64_t run, Duration timeout);
 
 }  // namespace sherd::ckpt

@@ -28,7 +28,6 @@ namespace {
 // How long to wait for another job's save into a shared folder, but only for half of the world's
 // deadline, since the other ranks wait for rank 0.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
-constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
 // Rank 0's text if the checkpoint already exists.
 constexpr const char* kAlreadySaved = "there";
 
@@ -69,7 +68,7 @@ struct CheckpointSaver::Impl {
     };
     auto locked = ckpt::lock_folder(context.folder);
     while (is_taken(locked.status()) && SteadyClock().now() < deadline) {
-      std::this_thread::sleep_for(kLockPollInterval);
+      std::this_thread::sleep_for(ckpt::kLockPollInterval);
       locked = ckpt::lock_folder(context.folder);
     }
     if (context.options.shared && is_taken(locked.status())) {

@@ -443,5 +443,25 @@ TEST(Save, AForkedChildDoesNotLetGoOfTheFolder) {
       HasSubstr("another run does"));
 }
 
+TEST(Save, AFolderIsSharedByProcessesOfOneRunAtATime) {
+  const testing::ScratchFolder scratch;
+  const auto shares = [&](std::uint64_t run) {
+    return share_folder(scratch.path(), run, Duration(0));
+  };
+  {
+    const auto one = shares(7);
+    ASSERT_TRUE(one.ok()) << one.status().message();
+    const auto other = shares(7);
+    EXPECT_TRUE(other.ok()) << other.status().message();
+    const auto refused = shares(8);
+    EXPECT_EQ(refused.status().code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(refused.status().message(), HasSubstr("another run does"));
+    EXPECT_TRUE(shares(7).ok());
+  }
+  const auto next = shares(8);
+  EXPECT_TRUE(next.ok()) << next.status().message();
+  EXPECT_FALSE(shares(7).ok());
+}
+
 }  // namespace
 }  // namespace sherd::ckpt

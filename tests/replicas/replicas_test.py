@@ -4,8 +4,8 @@
 
   replicas_test.py CASE SHERD SCRATCH
 
-CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, changed_options,
-fp16 or five_ranks; SHERD the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
+CASE is undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end, two_jobs,
+changed_options, fp16 or five_ranks; SHERD the built command; SCRATCH a folder that is replaced. Trains a small model as two replicas of two
 ranks, once by `--replicate 2` and once fault-tolerant. As long as the same samples
 are in each step, every number must be the same to the last bit.
 """
@@ -101,17 +101,19 @@ def rank_below(pid, replica, rank):
     return None
 
 
-def plain(sherd, run, steps=STEPS):
+def plain(sherd, run, steps=STEPS, more=()):
     ranks = 2 * REPLICAS
     command = [sherd, "run", "-n", str(ranks), "--", sherd, *JOB, "--run", str(run)]
-    command += ["--steps", str(steps)]
+    command += ["--steps", str(steps), *more]
     command += ["--replicate", str(REPLICAS), "--batch", str(REPLICAS * SAMPLES)]
     subprocess.run(command, env=environment(), check=True, timeout=TIMEOUT_S)
     return records(run)
 
 
-def command_of(sherd, run, samples, more, steps, *, batch=SAMPLES, options=()):
-    command = [sherd, "run", "--fault-tolerant", "--replicas", str(REPLICAS)]
+def command_of(
+    sherd, run, samples, more, steps, *, batch=SAMPLES, options=(), count=REPLICAS
+):
+    command = [sherd, "run", "--fault-tolerant", "--replicas", str(count)]
     # On a busy host nobody is lost for being late.
     command += ["--ranks-per-replica", "2", "--dead-after", "5", *samples, *options, "--"]
     command += [sherd, *JOB, "--batch", str(batch), "--run", str(run), *more]
@@ -297,6 +299,32 @@ def told_to_end(sherd, scratch):
         sys.exit(f"expected to go on after step {last}, found {sorted(new)}")
 
 
+def two_jobs(sherd, scratch):
+    """The second one on the same --run is refused, and disturbs the first one in nothing."""
+    run = scratch / "ft"
+    samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
+    steps = 1000000
+
+    def disturb(launcher, folders):
+        wait_for("five steps", lambda: 5 in records(folders[0]))
+        # Also a replica of a number that the first job has none of.
+        command = command_of(sherd, run, samples, ("--lr", "0.5"), steps, count=3)
+        expect_refused(command, [f"cannot save to {run}/checkpoints: another run does"])
+        last = max(records(folders[0]))
+        wait_for("more steps", lambda: max(records(folders[0])) > last)
+        os.kill(launcher, signal.SIGUSR1)
+
+    replicas = fault_tolerant(sherd, run, disturb, samples, (), steps, ends=75)
+    for replica in replicas:
+        if sorted(replica) != list(range(1, len(replica) + 1)):
+            sys.exit(f"expected each step, found {sorted(replica)}")
+    if any((run / "replica-2").glob("*")):
+        sys.exit("expected nothing of the second job")
+    whole = plain(sherd, scratch / "plain", steps, ("--stop-at", "10"))
+    del whole[10]  # It has a validation, since it is the last one.
+    expect_same(replicas, whole)
+
+
 def changed_options(sherd, scratch):
     """The log is of a run with other options, which are named."""
     run = scratch / "ft"
@@ -341,7 +369,7 @@ def five_ranks(sherd, scratch):
 def main():
     all_cases = (
         undisturbed, coordinator_killed, rank_killed, all_killed, told_to_end,
-        changed_options, fp16, five_ranks,
+        two_jobs, changed_options, fp16, five_ranks,
     )  # fmt: skip
     cases = {each.__name__: each for each in all_cases}
     if len(sys.argv) != 4 or sys.argv[1] not in cases:

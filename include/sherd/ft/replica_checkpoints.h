@@ -68,6 +68,7 @@ class ReplicaCheckpoints {
   // Collective, after begin_step(). If a checkpoint is due and it is this replica's turn, copies
   // the state, which a thread writes while training goes on. A failure is only a warning. One save
   // runs at a time: if the last one is still being written, this one is skipped with a warning.
+  // The first call throws Error (kInvalidArgument) if replicas of another run save into the folder.
   void save_if_due(const ReplicaSession& session, const TrainingStep& step);
 
   // Collective, between two steps or after the last one. Saves at once, whichever replica's turn it

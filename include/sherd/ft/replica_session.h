@@ -221,6 +221,8 @@ class ReplicaSession {
   // then says what to do. Throws what `update` throws, and Error if a backward did not end.
   bool finish_step();
 
+  // The number of the run, which all its replicas share; 0 before the first begin_step().
+  std::uint64_t run() const;
   // The last step that this replica has made.
   std::int64_t step() const;
   // The name of the state that this replica has: "step 300 of " and 32 hexadecimal digits. Equal

@@ -72,6 +72,8 @@ class RankAgent {
   // The next gradients to compute; nullopt if this replica has left in order. Throws Error, with
   // the reason, if the replica was ended otherwise.
   std::optional<ComputeTask> next(const TrainingCallbacks& program);
+  // The run's number, once next() has returned a task.
+  std::uint64_t run() const { return run_; }
   // Where the program writes its gradients: all buckets, one behind the other.
   float* gradients() { return own_gradients_.data(); }
   std::span<const float> gradients(int bucket) const;

@@ -2,19 +2,29 @@
 #include <sherd/ft/replica_checkpoints.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status_from_exception.h"
+#include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"
 #include "ft/protocol/identity.h"
 #include "ft/replica/session/save_schedule.h"
 
 namespace sherd::ft {
+namespace {
+
+// How long to wait for processes of another run that are about to end.
+constexpr Duration kOtherRunEnds = std::chrono::seconds(5);
+
+}  // namespace
 
 struct ReplicaCheckpoints::Impl {
   Impl(
@@ -64,6 +74,27 @@ struct ReplicaCheckpoints::Impl {
         held.step == step, "[ft] ", folder, ": expected the state of step ",
         step, ", found ", found->second);
     return found->second;
+  }
+
+  // The checkpoints of two runs would replace each other. What else is wrong with the folder is
+  // noticed when it is saved to.
+  void expect_no_other_run(const ReplicaSession& session) {
+    if (session.run() == 0 || std::exchange(has_asked, true)) {
+      return;
+    }
+    Status status;
+    if (world.rank() == 0) {
+      auto shared = ckpt::share_folder(
+          options.folder, session.run(),
+          std::min<Duration>(kOtherRunEnds, world.options().deadline / 2));
+      if (shared.ok()) {
+        place.emplace(std::move(shared).value());
+      } else if (shared.status().code() == ErrorCode::kFailedPrecondition) {
+        status = {ErrorCode::kInvalidArgument, shared.status().message()};
+      }
+    }
+    ckpt::agree(ckpt::ranks_of(world), status, "sharing a folder")
+        .throw_if_failed();
   }
 
   bool any_rank(bool here) const {
@@ -128,7 +159,9 @@ struct ReplicaCheckpoints::Impl {
   CheckpointState state;
   // The name of the state saved last, or of the loaded one. Empty after a failure.
   std::string saved;
-  Status failure;  // That of the last save.
+  Status failure;          // That of the last save.
+  bool has_asked = false;  // Whether it was asked for its place in the folder,
+  std::optional<ckpt::FolderLock> place;  // which rank 0 holds for life.
   CheckpointSaver saver;
 };
 
@@ -174,12 +207,14 @@ std::string ReplicaCheckpoints::load() {
 
 void ReplicaCheckpoints::save_if_due(
     const ReplicaSession& session, const TrainingStep& step) {
+  impl_->expect_no_other_run(session);
   if (saves_before(step, impl_->options.save_every)) {
     impl_->begin_save(step.step - 1, session.state_name());
   }
 }
 
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
+  impl_->expect_no_other_run(session);
   impl_->wait_and_warn();  // The last save must not be skipped.
   impl_->begin_save(session.step(), session.state_name());
 }

@@ -287,6 +287,7 @@ struct ReplicaSession::Impl {
   const at::Tensor pinned;  // The agent's gradients and sums.
   GradientCheck check;
   std::atomic<std::int64_t> step{0};
+  std::uint64_t run = 0;
   StateId held;
   std::int64_t samples = 0;  // Samples of the step that is being made.
   TrainingCallbacks program;
@@ -316,6 +317,7 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   if (!all.task) {
     return std::nullopt;
   }
+  all.run = all.agent->rank().run();
   all.gradients.begin(
       all.agent->rank().gradients(),
       [&all, task = *all.task](int bucket) { all.give(task, bucket); });
@@ -357,6 +359,8 @@ bool ReplicaSession::finish_step() {
   }
   return made;
 }
+
+std::uint64_t ReplicaSession::run() const { return impl_->run; }
 
 std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
