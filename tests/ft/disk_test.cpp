@@ -268,6 +268,28 @@ TEST_F(FaultsDisk, F51ThatTheLastOneFailsIsAnError) {
   EXPECT_FALSE(cluster.saved(10));
 }
 
+// Both have failed to save what they have made, so what the second one hears is no success.
+TEST_F(FaultsDisk, F51ALastOneThatNoReplicaHasSavedIsAnError) {
+  DiskCluster cluster(
+      {.folder = scratch_.path() + "/run",
+       .replicas = 2,
+       .steps = 10,
+       .fault = DiskFault::kFull,
+       .fault_at = "/.saving-step-"});
+  cluster.start_all();
+  ASSERT_TRUE(cluster.run_until_failed(0));
+  ASSERT_TRUE(cluster.run_until_failed(1));
+  cluster.start(0);
+  ASSERT_TRUE(cluster.run_until([&] { return cluster.is_done(0); }));
+  EXPECT_FALSE(cluster.saved(0));  // It has taken no step.
+  cluster.start(1);
+  ASSERT_TRUE(cluster.run_until([&] {
+    return cluster.failure_of(1).find("each replica that had it has failed") !=
+        std::string::npos;
+  }));
+  EXPECT_FALSE(cluster.is_done(1));
+}
+
 // ---- checkpoints of other runs ----
 
 // Makes a checkpoint of step 5 with another log.

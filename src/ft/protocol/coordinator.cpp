@@ -256,11 +256,6 @@ bool Coordinator::take(const Report& report) {
     // The replica that asked it to leave trusts it less.
     known.wrong = report.digest;
   }
-  // The program of a replica that is behind may have ended early.
-  if (report.finished && report.held &&
-      (!finished_ || report.held->step >= finished_->step)) {
-    finished_ = report.held;
-  }
   if (report.run == history_.run && report.held && is_foreign(*report.held)) {
     complaint_ =
         str("replica ", replica, " holds ", text_of(*report.held),

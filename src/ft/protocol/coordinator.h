@@ -212,6 +212,7 @@ class Coordinator {
   bool holds_canonical(const ReplicaEntry& known) const;
   bool will_hold_canonical(ReplicaId replica, const ReplicaEntry& known) const;
   bool somebody_holds() const;
+  bool has_ended() const;
   bool somebody_will_hold() const;
   bool waits_for_members() const;
   Duration hold_time() const;
@@ -352,8 +353,8 @@ class Coordinator {
   int ambiguous_sums_ = 0;
   // How often all gradients of the step were bad.
   int steps_without_gradients_ = 0;
-  // The state with which a replica's program has ended.
-  std::optional<StateId> finished_;
+  // The last state with which replicas were told that the run has ended.
+  std::optional<StateId> told_end_;
   // Since when there are too few replicas to form an epoch.
   std::optional<Instant> too_few_since_;
   // The first vote for the attempt under way.

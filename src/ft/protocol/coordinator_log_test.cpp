@@ -12,6 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 History fold(const std::vector<Record>& log) {
   History history;
@@ -332,6 +333,36 @@ CoordinatorScript after_the_end() {
   return script;
 }
 
+// Two replicas, of which each step needs both, have ended with step 1.
+CoordinatorScript after_the_end_of_two() {
+  CoordinatorScript script(options_of(2, 2));
+  script.begin({0, 1});
+  script.vote(0);
+  script.vote(1);
+  script.apply({0, 1});
+  for (const ReplicaId replica : {0U, 1U}) {
+    script.report(replica).finished = true;
+    script.say(replica);
+  }
+  script.lose(0);
+  script.lose(1);
+  return script;
+}
+
+void start_anew(
+    CoordinatorScript& script,
+    ReplicaId replica,
+    const StateId& loaded = kFirst) {
+  auto& report = script.report(replica);
+  report.incarnation += 1000;
+  report.finished = false;
+  report.held = loaded;
+  report.joined = {};
+  report.vote.reset();
+  script.say(replica);
+  script.wait(kSettle);
+}
+
 TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
   auto script = after_the_end();
   script.report(1).held = kFirst;
@@ -341,6 +372,42 @@ TEST(CoordinatorLog, NobodyTrainsAgainWhatHasEnded) {
   EXPECT_TRUE(script.view(1).ended);
   script.wait(kHold * 2);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+}
+
+// What the only holder of the last step had is lost, so its program could not save it.
+TEST(CoordinatorLog, WhoIsStartedAgainAfterTheLastStepMakesItAnew) {
+  auto script = after_the_end();
+  start_anew(script, 0);
+  EXPECT_THAT(script.view(0).fenced, IsEmpty());
+  script.wait(2 * kJoin);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 0);
+  script.wait(kSettle);
+  script.join({0});
+  script.vote(0);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+}
+
+// The first one cannot know that the second one has failed, too.
+TEST(CoordinatorLog, AnEndOfWhichNobodyIsLeftIsNoSuccessOfAll) {
+  auto script = after_the_end_of_two();
+  start_anew(script, 0);
+  EXPECT_TRUE(script.view(0).ended);
+  start_anew(script, 1);
+  EXPECT_FALSE(script.view(1).ended);
+  EXPECT_THAT(
+      script.view(1).fenced,
+      HasSubstr("each replica that had it has failed since"));
+  script.wait(kHold * 2);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+}
+
+TEST(CoordinatorLog, WhoHasTheEndFromADiskIsOneThatHasEnded) {
+  auto script = after_the_end_of_two();
+  const auto end = script.view(0).canonical;
+  start_anew(script, 0, end);  // It saves it, if it has not.
+  EXPECT_TRUE(script.view(0).ended);
+  start_anew(script, 1);
+  EXPECT_TRUE(script.view(1).ended);
 }
 
 TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
@@ -365,17 +432,7 @@ TEST(CoordinatorLog, WhoHasEndedEarlierDoesNotMoveTheEnd) {
 }
 
 TEST(CoordinatorLog, WhoHasTheLastStepDoesNotWaitForThoseThatHaveEnded) {
-  CoordinatorScript script(options_of(2, 2));
-  script.begin({0, 1});
-  script.vote(0);
-  script.vote(1);
-  script.apply({0, 1});
-  for (const ReplicaId replica : {0U, 1U}) {
-    script.report(replica).finished = true;
-    script.say(replica);
-  }
-  script.lose(0);
-  script.lose(1);
+  auto script = after_the_end_of_two();
   script.report(2).held = script.view(0).canonical;
   script.say(2);
   script.wait(std::chrono::seconds(2));

@@ -107,6 +107,15 @@ bool Coordinator::somebody_will_hold() const {
   });
 }
 
+// Whether a program has ended with the canonical state. One that was started again after it could
+// not end in order: what it had is lost, unless another replica has it.
+bool Coordinator::has_ended() const {
+  const auto& end = history_.canonical;
+  return end && std::ranges::any_of(replicas_, [&](const auto& one) {
+           return one.second.report.finished && one.second.report.held == end;
+         });
+}
+
 // Members of the last epoch keep their gradients, and it may take a moment until they reconnect to
 // a new coordinator.
 bool Coordinator::waits_for_members() const {
@@ -300,9 +309,9 @@ bool Coordinator::are_too_few(const std::vector<Member>& members) {
     return true;
   }
   // All programs have ended; a replica that lacks the last step fetches it first.
-  if (finished_ && finished_ == history_.canonical &&
-      std::ranges::all_of(replicas_, [&](const auto& one) {
-        return !one.second.connected || one.second.report.held == finished_;
+  if (has_ended() && std::ranges::all_of(replicas_, [&](const auto& one) {
+        return !one.second.connected ||
+            one.second.report.held == history_.canonical;
       })) {
     end_run();
     return true;
@@ -469,7 +478,7 @@ bool Coordinator::roll_back() {
     lost_since_.reset();
     return false;
   }
-  if (finished_ == history_.canonical) {
+  if (has_ended() || told_end_ == history_.canonical) {
     end_run();
     return false;
   }
@@ -520,14 +529,22 @@ SampleRange Coordinator::trained_before(const StateId& base) const {
 }
 
 // All programs have ended, and the holders of the last step are gone: fence the others, so that
-// they do not train the run again.
+// they do not train the run again. If the programs have failed since, some replicas may have been
+// told so too early, and the run cannot go on without them.
 void Coordinator::end_run() {
+  const bool ended = has_ended();
+  auto why = str("the run has ended with ", text_of(*history_.canonical));
+  if (!ended) {
+    why +=
+        ", but each replica that had it has failed since; start the job and "
+        "its coordinator again, to go on from the newest checkpoint";
+  }
   for (auto& [replica, known] : replicas_) {
     if (known.connected) {
-      fence(
-          replica, known.report.incarnation,
-          str("the run has ended with ", text_of(*history_.canonical)), true);
+      told_end_ = history_.canonical;
+      fence(replica, known.report.incarnation, why, ended);
       known.connected = false;
+      known.report.finished = true;  // If it has the last step, it can save it.
     }
   }
 }

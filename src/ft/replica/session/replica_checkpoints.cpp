@@ -216,7 +216,10 @@ void ReplicaCheckpoints::save_if_due(
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
   impl_->expect_no_other_run(session);
   impl_->wait_and_warn();  // The last save must not be skipped.
-  impl_->begin_save(session.step(), session.state_name());
+  // A replica without a step has come after the end of the run, or leaves before the beginning.
+  if (session.step() > 0) {
+    impl_->begin_save(session.step(), session.state_name());
+  }
 }
 
 void ReplicaCheckpoints::wait() {
