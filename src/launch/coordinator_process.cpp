@@ -21,6 +21,7 @@ constexpr Duration kPollInterval = std::chrono::milliseconds(10);
 constexpr Duration kWellAfter = std::chrono::seconds(2);
 constexpr Duration kStopTimeout = std::chrono::seconds(2);
 constexpr Duration kKillTimeout = std::chrono::seconds(10);
+constexpr Duration kLongestWait = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -40,7 +41,7 @@ CoordinatorProcess::CoordinatorProcess(
       // Nothing is committed while it is away, and starting it costs little.
       backoff_(
           {.first = std::chrono::milliseconds(100),
-           .longest = std::chrono::seconds(5),
+           .longest = kLongestWait,
            .starts_at_zero = true}) {}
 
 void CoordinatorProcess::begin(Instant now) {
@@ -129,15 +130,23 @@ void CoordinatorProcess::ended(const RankExit& end, Instant now) {
         end.failed() ? end.status() : 1,
         "the coordinator " + how + " before it listened"};
   } else {
-    start_later(how, now);
+    start_later(how, now, end.exit_code);
   }
 }
 
-void CoordinatorProcess::start_later(const std::string& why, Instant now) {
+void CoordinatorProcess::start_later(
+    const std::string& why, Instant now, int exit_code) {
   if (now - started_ >= kWellAfter) {
     backoff_.reset();
   }
   const Duration wait = backoff_.next();
+  if (exit_code == kWrongUsage && wait == kLongestWait) {
+    state_ = State::kEnded;
+    failure_ = {
+        exit_code,
+        str("the coordinator ", why, " each time that it was started again")};
+    return;
+  }
   supervisor_.say(
       str("the coordinator ", why, "; it is started again ",
           wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s")));

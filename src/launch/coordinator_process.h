@@ -3,7 +3,8 @@
 // CoordinatorProcess keeps the coordinator of a fault-tolerant job running: a child that starts
 // before the replicas and ends after them, and that is restarted on the same log and the same ports
 // whenever it dies. The ports are reserved for it, so that nobody takes them while it is down. A
-// coordinator that has never listened is not restarted: its options or its log must be wrong.
+// coordinator that has never listened is not restarted: its options or its log must be wrong. Nor
+// is one that refuses its command line again and again: the job's folder is gone.
 // Thread rule: one thread.
 #pragma once
 
@@ -38,7 +39,7 @@ class CoordinatorProcess {
 
   // host:port; empty until it has listened for the first time.
   const std::string& address() const { return address_; }
-  // Has a message if it never listened.
+  // Has a message if it never listened, or is not started again.
   const StartFailure& failure() const { return failure_; }
   bool runs() const {
     return state_ == State::kStarting || state_ == State::kRunning ||
@@ -52,7 +53,7 @@ class CoordinatorProcess {
   Status reserve_ports();
   StartFailure start();
   void read_ready_file(Instant now);
-  void start_later(const std::string& why, Instant now);
+  void start_later(const std::string& why, Instant now, int exit_code = 0);
 
   const LaunchOptions& options_;
   const std::string log_;

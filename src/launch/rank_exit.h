@@ -28,6 +28,9 @@ struct RankExit {
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 
+// The exit code of programs that do not understand their command line.
+inline constexpr int kWrongUsage = 2;
+
 // The rank that these last lines of a rank name as lost or failed, in the words of sherd's errors.
 // If they quote the error of the rank that was lost, the one that this error names.
 std::optional<int> blamed_rank(const std::deque<std::string>& lines);

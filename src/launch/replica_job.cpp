@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -48,6 +49,7 @@ int ReplicaJob::run() {
   carry_out(policy_.begin(clock_.now()));
   while (!policy_.finished()) {
     step();
+    end_without_coordinator();
   }
   if (coordinator_) {
     // It ends after the replicas, since they report that they leave.
@@ -59,7 +61,8 @@ int ReplicaJob::run() {
   supervisor_.end_orphans();
   report();
   supervisor_.flush();
-  return policy_.exit_status();
+  return ends_without_coordinator_ ? coordinator_->failure().exit_status
+                                   : policy_.exit_status();
 }
 
 StartFailure ReplicaJob::prepare() {
@@ -120,6 +123,17 @@ StartFailure ReplicaJob::wait_for_coordinator() {
     step();
   }
   return coordinator_->failure();
+}
+
+// Replicas cannot make a step any more, but they can save what they have.
+void ReplicaJob::end_without_coordinator() {
+  if (coordinator_ && !coordinator_->failure().message.empty() &&
+      policy_.stop_signal() == 0) {
+    ends_without_coordinator_ = true;
+    supervisor_.say(
+        coordinator_->failure().message + "; replicas are told to end");
+    carry_out(policy_.signal_received(SIGTERM, clock_.now()));
+  }
 }
 
 void ReplicaJob::step() {
@@ -333,6 +347,12 @@ std::optional<Instant> ReplicaJob::deadline() const {
 
 void ReplicaJob::report() {
   supervisor_.report_problems();
+  if (ends_without_coordinator_) {
+    supervisor_.say_error(coordinator_->failure().message);
+    supervisor_.report_output_tail(
+        slot_of(replicas_.replicas + replicas_.spares, 0));
+    return;
+  }
   if (policy_.stop_signal() != 0 || policy_.exit_status() == 0) {
     return;
   }

@@ -39,6 +39,7 @@ class ReplicaJob {
   Status prepare_coordinator();
   // The failure has a message if the job cannot begin.
   StartFailure wait_for_coordinator();
+  void end_without_coordinator();
   // Waits for events and handles them.
   void step();
   void ended(const std::vector<RankExit>& ends);
@@ -70,6 +71,7 @@ class ReplicaJob {
   std::string secret_file_;          // Empty if there is none.
   // Nullopt if it runs elsewhere.
   std::optional<CoordinatorProcess> coordinator_;
+  bool ends_without_coordinator_ = false;
   std::optional<ControlSocket> control_;
   std::map<int, ReservedPort> ports_;  // Keyed by group.
   std::uint64_t ports_tried_ = 0;

@@ -252,6 +252,28 @@ TEST_F(ReplicaJobKillTest, ACoordinatorThatCannotStartEndsTheJobWithItsStatus) {
   EXPECT_EQ(launch_and_wait(options).exit_status, 127);
 }
 
+// The job's folder is gone, and the secret with it. Replicas can still save what they have.
+TEST_F(ReplicaJobKillTest, ACoordinatorThatNeverStartsAgainEndsTheJob) {
+  LaunchOptions options = replicas_of(
+      2, 1, "trap 'echo saved; exit 3' TERM; echo pid $$; sleep 1000 & wait");
+  options.replicas->coordinator_command[2] =
+      str("[ ! -e ", path("once"), " ] || { echo no secret >&2; exit 2; }; ",
+          ": > ", path("once"), "; ", kCoordinator);
+  LauncherProcess launcher(options);
+  pids(launcher, 2, 1);
+  ::kill(process_after("[coordinator] pid ", launcher.out()), SIGKILL);
+  const LauncherResult outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(HasSubstr("[r0.0] saved\n"), HasSubstr("[r1.0] saved\n")));
+  EXPECT_THAT(
+      outcome.err,
+      HasSubstr("error: the coordinator exited with code 2 each time that it "
+                "was started again"));
+  EXPECT_TRUE(launcher.wait_for_death_of_all());
+}
+
 TEST_F(ReplicaJobKillTest, ASignalWhileTheCoordinatorStartsEndsTheJob) {
   LaunchOptions options = sleepers(2, 1);
   options.replicas->coordinator_command = {

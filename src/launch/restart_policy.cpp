@@ -13,9 +13,6 @@ Status refusal(const std::string& why) {
   return Status(ErrorCode::kFailedPrecondition, why);
 }
 
-// The exit code of programs that do not understand their command line.
-constexpr int kWrongUsage = 2;
-
 // How often a replica that fails after others have succeeded is restarted to learn whether the run
 // has ended.
 constexpr int kRestartsAfterDone = 3;
