@@ -67,6 +67,11 @@ void add_rules(CLI::App* app, CoordinateOptions& options) {
       "number of ranks (1)");
   app->add_flag(
       kRecoverFlag, options.recover_from_replicas, kRecoverDescription);
+  app->add_flag(
+      "--run-has-ended", options.run_has_ended,
+      "A replica has ended with the last step in the log:\n"
+      "those that lack it are told so, and make no steps\n"
+      "again");
   for (const auto& flag : kCoordinatorTimeFlags) {
     app->add_option_function<double>(
            flag.name,

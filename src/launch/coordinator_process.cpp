@@ -104,6 +104,9 @@ StartFailure CoordinatorProcess::start() {
     process.command.emplace_back("--secret-file");
     process.command.push_back(secret_file_);
   }
+  if (run_has_ended_) {
+    process.command.emplace_back("--run-has-ended");
+  }
   process.command.insert(
       process.command.end(), replicas.coordinator_arguments.begin(),
       replicas.coordinator_arguments.end());
@@ -131,6 +134,13 @@ void CoordinatorProcess::ended(const RankExit& end, Instant now) {
         "the coordinator " + how + " before it listened"};
   } else {
     start_later(how, now, end.exit_code);
+  }
+}
+
+void CoordinatorProcess::run_has_ended() {
+  if (!std::exchange(run_has_ended_, true) && restarted_ &&
+      state_ == State::kRunning) {
+    supervisor_.signal(slot_, {SIGTERM, SignalTarget::kGroups, ""});
   }
 }
 
@@ -166,6 +176,7 @@ void CoordinatorProcess::time_passed(Instant now) {
     read_ready_file(now);
   } else if (state_ == State::kWaiting) {
     started_ = now;
+    restarted_ = true;
     const StartFailure failed = start();
     if (failed.message.empty()) {
       state_ = State::kRunning;

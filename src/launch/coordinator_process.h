@@ -33,6 +33,9 @@ class CoordinatorProcess {
   // REQUIRES: `end` belongs to its slot.
   void ended(const RankExit& end, Instant now);
   void time_passed(Instant now);
+  // A replica is done, which the log does not say: later starts do. A coordinator that was itself
+  // started again may not know why the replica has gone, so it is ended once to hear of it.
+  void run_has_ended();
   std::optional<Instant> deadline() const { return deadline_; }
   // Asks it to end. After two seconds it is killed, or given up if a hanging disk blocks it.
   void end(Instant now);
@@ -67,6 +70,8 @@ class CoordinatorProcess {
   std::string bind_;    // Where it is to listen.
   std::string status_;  // The address of its status page.
   Backoff backoff_;
+  bool run_has_ended_ = false;
+  bool restarted_ = false;
   Instant started_{};
   std::optional<Instant> deadline_;
   std::string address_;  // Where it listens.

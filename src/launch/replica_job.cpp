@@ -167,6 +167,9 @@ void ReplicaJob::ended(const std::vector<RankExit>& ends) {
   if (!of_groups.empty()) {
     carry_out(policy_.ranks_ended(of_groups, clock_.now()));
   }
+  if (coordinator_ && policy_.some_are_done()) {
+    coordinator_->run_has_ended();
+  }
 }
 
 void ReplicaJob::serve_control_requests() {

@@ -207,6 +207,34 @@ TEST_F(ReplicaJobKillTest, AKilledCoordinatorComesBackOnTheSamePortAndLog) {
   EXPECT_TRUE(launcher.wait_for_death_of_all());
 }
 
+// Its log does not say so.
+TEST_F(ReplicaJobKillTest, ACoordinatorThatComesBackLearnsThatTheRunHasEnded) {
+  LauncherProcess launcher(replicas_of(
+      2, 1, "echo pid $$; [ $SHERD_REPLICA = 0 ] || exec sleep 1000"));
+  const auto ranks = pids(launcher, 2, 1);
+  ASSERT_TRUE(wait_for_end(ranks.at("r0.0")));
+  ::kill(process_after("[coordinator] pid ", launcher.out()), SIGKILL);
+  EXPECT_TRUE(launcher.wait_for_out(" --run-has-ended\n"));
+  launcher.signal(SIGTERM);
+  launcher.finish();
+}
+
+TEST_F(ReplicaJobKillTest, ACoordinatorThatCameBackLearnsWhenTheRunEnds) {
+  LauncherProcess launcher(replicas_of(
+      2, 1,
+      str("echo pid $$; [ $SHERD_REPLICA = 1 ] || until [ -e ", path("end"),
+          " ]; do sleep 0.02; done; [ $SHERD_REPLICA = 0 ] || exec sleep "
+          "1000")));
+  pids(launcher, 2, 1);
+  ::kill(process_after("[coordinator] pid ", launcher.out()), SIGKILL);
+  ASSERT_TRUE(launcher.wait_for_out("[coordinator] pid ", 2));
+  EXPECT_THAT(launcher.out(), Not(HasSubstr("--run-has-ended")));
+  std::ofstream(path("end")) << "now";
+  EXPECT_TRUE(launcher.wait_for_out(" --run-has-ended\n"));
+  launcher.signal(SIGTERM);
+  launcher.finish();
+}
+
 TEST_F(ReplicaJobKillTest, TheCoordinatorLearnsWhatTheRunIs) {
   LaunchOptions options =
       replicas_of(3, 1, "echo $SHERD_SECRET_FILE $SHERD_SAMPLES");

@@ -100,6 +100,8 @@ class RestartPolicy {
   Result<GroupActions> admit(int replica, Instant now);
 
   bool finished() const;
+  // Whether a replica has returned 0 and was not admitted again.
+  bool some_are_done() const { return any(State::kDone); }
   // The launcher's exit status: 128 + the signal that stopped the job; otherwise 0 if the replica
   // that ended last was done, since the run has then reached its end; kAllLeft if all_left();
   // otherwise the status of the last failure. REQUIRES: finished().

@@ -43,6 +43,10 @@ struct CoordinateOptions {
   // loaded, after the samples that its steps took. False: with a new log the run begins at its
   // first step, and replicas that have loaded a later one are refused.
   bool recover_from_replicas = false;
+  // For a coordinator that is started again when the program of a replica has ended in order, which
+  // the log does not say: replicas that lack the last step are told that the run has ended, unless
+  // others have it and go on. False: they make the missing steps again.
+  bool run_has_ended = false;
   // How many samples each replica trains on in a step. While replicas are missing, a step has
   // fewer.
   std::int64_t samples_per_replica = 1;

@@ -113,6 +113,7 @@ CoordinatorServerOptions service_options(const CoordinateOptions& options) {
   service.log = options.log;
   service.coordinator.run = net::random_number();
   service.coordinator.recovers = options.recover_from_replicas;
+  service.coordinator.ended = options.run_has_ended;
   service.coordinator.replicas_min = options.replicas_min;
   service.coordinator.samples_per_replica = options.samples_per_replica;
   service.coordinator.samples_in_all = options.global_batch;

@@ -48,6 +48,7 @@ Coordinator::Coordinator(
       form_at_(now + options.settle),
       start_at_(now + options.start_timeout),
       reconnect_until_(now + options.reconnect_timeout),
+      ended_before_(options.ended ? history_.canonical : std::nullopt),
       rules_at_(now),
       now_(now) {
   look_again();

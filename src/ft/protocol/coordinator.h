@@ -48,6 +48,9 @@ struct CoordinatorOptions {
   // that run have answered. If none of them has heard of a run and replicas_start of them are
   // connected, the run may begin with a state that they have loaded from disk.
   bool recovers = false;
+  // The program of some replica has ended with the last state of the log, as the predecessor of
+  // this coordinator knew.
+  bool ended = false;
   // The very first epoch waits for this many replicas, or for this long.
   int replicas_start = 1;
   Duration start_timeout = std::chrono::seconds(60);
@@ -353,6 +356,8 @@ class Coordinator {
   int ambiguous_sums_ = 0;
   // How often all gradients of the step were bad.
   int steps_without_gradients_ = 0;
+  // The state with which programs had ended before this term.
+  std::optional<StateId> ended_before_;
   // The last state with which replicas were told that the run has ended.
   std::optional<StateId> told_end_;
   // Since when there are too few replicas to form an epoch.

@@ -410,6 +410,33 @@ TEST(CoordinatorLog, WhoHasTheEndFromADiskIsOneThatHasEnded) {
   EXPECT_TRUE(script.view(1).ended);
 }
 
+TEST(CoordinatorLog, AnEndOutlivesTheCoordinatorIfItIsToldOfIt) {
+  auto options = options_of(1, 1);
+  options.ended = true;
+  CoordinatorScript script(options, fold(after_the_end().log()));
+  script.say(1);
+  script.wait(kSettle);
+  EXPECT_EQ(script.views(), 1);  // Who has ended may still be there.
+  script.wait(options.reconnect_timeout);
+  EXPECT_TRUE(script.view(1).ended);
+  script.wait(kHold * 2);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 1);
+}
+
+// A program that has ended early was no end of the run.
+TEST(CoordinatorLog, WhoStillHasTheStateGoesOnAfterAnEnd) {
+  const auto end = after_the_end();
+  auto options = options_of(1, 1);
+  options.ended = true;
+  CoordinatorScript script(options, fold(end.log()));
+  script.report(1).held = end.coordinator().history().canonical;
+  script.begin({1});
+  script.wait(kHold * 2);
+  script.join({1});
+  script.vote(1);
+  EXPECT_EQ(script.coordinator().history().canonical->step, 2);
+}
+
 TEST(CoordinatorLog, WhoHoldsNothingHearsThatTheRunHasEnded) {
   auto script = after_the_end();
   // Its bits were wrong, so it had begun to fetch.

@@ -111,9 +111,11 @@ bool Coordinator::somebody_will_hold() const {
 // not end in order: what it had is lost, unless another replica has it.
 bool Coordinator::has_ended() const {
   const auto& end = history_.canonical;
-  return end && std::ranges::any_of(replicas_, [&](const auto& one) {
-           return one.second.report.finished && one.second.report.held == end;
-         });
+  return end &&
+      (ended_before_ == end ||
+       std::ranges::any_of(replicas_, [&](const auto& one) {
+         return one.second.report.finished && one.second.report.held == end;
+       }));
 }
 
 // Members of the last epoch keep their gradients, and it may take a moment until they reconnect to
@@ -479,7 +481,9 @@ bool Coordinator::roll_back() {
     return false;
   }
   if (has_ended() || told_end_ == history_.canonical) {
-    end_run();
+    if (!waits_for_members()) {
+      end_run();
+    }
     return false;
   }
   // The newest state that a replica holds; states that led to canonical come first.
