@@ -192,6 +192,29 @@ class TrainCommand(unittest.TestCase):
         self.assertIn("--optimizer: expected adamw, whose state is in", text)
         self.assertIn("x/checkpoints/step-1, found muon", text)
 
+    def test_another_model_than_the_checkpoints_is_refused(self):
+        words = (*SMALL, "--data", "text", "--model", "llama", "--run", "x")
+        theta = ("--rope-theta", "100")
+        few = ("--kv-heads", "1")
+        self.shown(*words, *theta, *few, "--steps", "1")
+        for more, refusal in (
+            (few, "--rope-theta: expected 100.0, as in the model of x/checkpoints/step-1, found"),
+            (theta, "--kv-heads: expected 1, as in"),
+            ((*theta, *few, "--head-width", "8"), "--head-width: expected 0, as in"),
+        ):
+            self.assertIn(refusal, self.shown(*words, "--steps", "2", *more, expected=2))
+        self.shown("--config", "x/config.json", "--steps", "2", ranks=2)
+        replicas = ("--fault-tolerant", "--replicas", "1", "--samples-per-replica", "6")
+        words = ("--data", "text", "--model", "llama", "--run", "y")
+        for steps, theta, status in ((1, 100, 0), (2, 200, 2)):
+            more = ("--steps", steps, "--rope-theta", theta)
+            process = self.start(*words, *more, launcher=replicas)
+            text = process.stdout.read()
+            self.assertEqual(process.wait(TIMEOUT_S), status, text)
+        self.assertIn(
+            "--rope-theta: expected 100.0, as in the model of y/checkpoints/step-1", text
+        )
+
     def test_hashes_are_hexadecimal_everywhere(self):
         words = (*SMALL, "--data", "text", "--run", "x")
         self.shown(*words, "--steps", "1")

@@ -19,4 +19,11 @@ TrainConfig model_options(const TrainConfig& config);
 TrainConfig with_sizes_of(
     TrainConfig given, const TrainConfig& model, const std::string& where);
 
+// For a run that goes on with the model of a checkpoint. Throws Error like with_sizes_of() if it
+// would train another model from there: only dropout may differ.
+void expect_same_model(
+    const TrainConfig& given,
+    const TrainConfig& model,
+    const std::string& where);
+
 }  // namespace sherd::tools

@@ -88,5 +88,38 @@ TEST(ModelOptions, WhatWeightsDoNotDependOnMayDiffer) {
       "--seq: expected 128, as in the model of x/step-7, found 64");
 }
 
+TEST(ModelOptions, ARunGoesOnWithTheSameModelButForDropout) {
+  auto saved = model_options(saved_llama());
+  saved.rope_theta = 100;
+  saved.head_width = 16;  // The width of 4 heads.
+  auto given = saved;
+  given.head_width = 0;
+  given.dropout = 0.1;
+  EXPECT_NO_THROW(expect_same_model(given, saved, "x"));
+  const auto refusal = [&](const TrainConfig& config) -> std::string {
+    try {
+      expect_same_model(config, saved, "x/step-7");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  given.rope_theta = 10000;
+  EXPECT_EQ(
+      refusal(given),
+      "--rope-theta: expected 100.0, as in the model of x/step-7, found "
+      "10000.0");
+  given = saved;
+  given.seq = 64;
+  EXPECT_EQ(
+      refusal(given),
+      "--seq: expected 32, as in the model of x/step-7, found 64");
+  given = saved;
+  given.kv_heads = 0;
+  EXPECT_EQ(
+      refusal(given),
+      "--kv-heads: expected 2, as in the model of x/step-7, found 0");
+}
+
 }  // namespace
 }  // namespace sherd::tools

@@ -50,20 +50,23 @@ ft::SessionOptions session_options(const TrainConfig& config) {
   return options;
 }
 
-bool has_average(const std::string& checkpoint, bool unless_known) {
-  try {
-    return has_section(checkpoint_content(checkpoint), kAveragedWeights);
-  } catch (const Error&) {  // Loading it reports what is wrong with it.
-    return unless_known;
-  }
-}
-
 // Replicas copy their state from each other, so a run must have the same tensors as long as it
 // lives.
-void check_average(const TrainConfig& config) {
+void check_newest(
+    const TrainConfig& config, const std::map<std::string, std::string>& job) {
   const auto newest = newest_checkpoint(config.run + "/checkpoints");
+  if (!newest) {
+    return;
+  }
+  CheckpointContent content;
+  try {
+    content = checkpoint_content(*newest);
+  } catch (const Error&) {  // Loading it reports what is wrong with it.
+    return;
+  }
+  expect_model_of(content, job);
   const bool wanted = config.ema > 0.0;
-  if (newest && has_average(*newest, wanted) != wanted) {
+  if (has_section(content, kAveragedWeights) != wanted) {
     throw Error(
         std::string("--ema: expected ") + (wanted ? "0" : "a decay above 0") +
         " for replicas that go on from " + *newest + ", found " +
@@ -77,8 +80,8 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
   if (config.save_every == 0) {
     return nullptr;
   }
-  check_average(config);
   state.values = model_metadata(config, trainer.corpus().vocabulary());
+  check_newest(config, state.values);
   return std::make_unique<ft::ReplicaCheckpoints>(
       trainer.world(), std::move(state),
       ft::ReplicaCheckpointOptions{

@@ -11,6 +11,7 @@
 #include "base/parent_folder.h"
 #include "base/parse_number.h"
 #include "generate/model_source.h"
+#include "train/model_options.h"
 #include "train/saved_model.h"
 
 namespace sherd::tools {
@@ -54,6 +55,15 @@ data::Position position_of(const std::map<std::string, std::string>& values) {
       .batch = static_cast<std::int64_t>(number_in(values, "data.batch")),
       .sequence = static_cast<std::int64_t>(number_in(values, "data.sequence")),
       .corpus_hash = number_in(values, "data.corpus_hash", 16)};
+}
+
+TrainConfig model_in(
+    const std::map<std::string, std::string>& values,
+    const std::string& folder) {
+  auto model = read_config({}, folder, values.at("train.config"));
+  model.vocab =
+      static_cast<std::int64_t>(number_in(values, "train.vocabulary"));
+  return model;
 }
 
 // An imported checkpoint has no optimizer state.
@@ -120,6 +130,22 @@ std::map<std::string, std::string> model_metadata(
       {"train.vocabulary", std::to_string(vocabulary)}};
 }
 
+void expect_model_of(
+    const CheckpointContent& content,
+    const std::map<std::string, std::string>& job) {
+  const auto& folder = content.folder;
+  if (!content.values.contains("train.config")) {
+    return;
+  }
+  const auto saved = model_in(content.values, folder);
+  const auto given = model_in(job, folder);
+  if (content.step > 0) {
+    expect_same_model(given, saved, folder);
+  } else {  // An imported one, with which the run begins.
+    (void)with_sizes_of(given, saved, folder);
+  }
+}
+
 RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
     : trainer_(trainer),
       folder_(run_path + kFolder),
@@ -155,6 +181,7 @@ std::optional<std::int64_t> RunCheckpoints::resume() {
 
 LoadReport RunCheckpoints::load(const std::string& folder) {
   const auto content = content_on_all_ranks(folder, trainer_.world());
+  expect_model_of(content, about_);
   check_optimizer(content, trainer_.config().optimizer);
   auto* hook = trainer_.engine().hook();
   auto memory = hook != nullptr && !hook->state().empty()

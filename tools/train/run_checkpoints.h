@@ -24,7 +24,8 @@ class RunCheckpoints {
 
   // Collective. Continues from the newest readable checkpoint, and returns its step, which is 0 for
   // one that was imported; nothing if there is no checkpoint. Throws Error as
-  // load_newest_checkpoint() does, if the data differ, and if another optimizer made it.
+  // load_newest_checkpoint() does, if the data or the options of the model differ, and if another
+  // optimizer made it.
   std::optional<std::int64_t> resume();
   // What a user should know about the checkpoint that resume() loaded; may be "".
   const std::string& note() const { return note_; }
@@ -53,6 +54,12 @@ inline constexpr const char* kScalerSection = "scaler";
 // The values of a checkpoint that `sherd checkpoint export` needs.
 std::map<std::string, std::string> model_metadata(
     TrainConfig config, std::int64_t vocabulary);
+
+// Throws Error that names the option if a job, whose model_metadata() is given, would go on from a
+// checkpoint with another model. Checkpoints of other programs do not tell.
+void expect_model_of(
+    const CheckpointContent& content,
+    const std::map<std::string, std::string>& job);
 
 // Collective. Whether the run has a checkpoint, as rank 0 sees it.
 bool has_checkpoint(const World& world, const std::string& run_path);
