@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "base/replace_file.h"
 #include "refuse.h"
 #include "text_file.h"
+#include "train/config.h"
 
 namespace sherd::tools {
 namespace {
@@ -51,6 +53,28 @@ std::string made(const std::string& path) {
   return path;
 }
 
+// What of a config.json must be the same in all starts of a run, as a checkpoint demands it. Its
+// data are compared by their hash.
+nlohmann::json identity(const std::string& config_json) {
+  using Json = nlohmann::json;
+  const auto config =
+      Json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  std::vector<std::string> keys = {
+      "batch", "seed", "about/corpus_hash", "about/init_from"};
+  for (const auto& row : option_specs()) {
+    if (row.group == std::string_view("Model")) {
+      keys.emplace_back(row.name);
+    }
+  }
+  Json found;
+  for (const auto& key : keys) {
+    found[key] = config.is_object()
+        ? config.value(Json::json_pointer("/" + key), Json())
+        : Json();
+  }
+  return found;
+}
+
 }  // namespace
 
 std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
@@ -72,7 +96,8 @@ std::string set_aside_metrics(
     const std::string& path, const std::string& config_json) {
   const auto metrics = path + "/" + kMetrics;
   std::error_code failure;
-  if (text_of_file(path + "/config.json") != config_json ||
+  const auto before = text_of_file(path + "/config.json");
+  if (!before || identity(*before) != identity(config_json) ||
       !std::filesystem::exists(metrics, failure)) {
     return "";
   }

@@ -206,13 +206,46 @@ TEST(RunFolder, TheSameRunMayBeginAgainAndItsMetricsAreSetAside) {
   EXPECT_EQ(set_aside_metrics(path, "{}"), "");
   for (const std::string end : {".1", ".2"}) {
     RunFolder(path, "{}").add({.step = 1});
-    EXPECT_EQ(set_aside_metrics(path, "{\"another\": 1}"), "");
+    EXPECT_EQ(set_aside_metrics(path, "{\"seed\": 1}"), "");
     const auto whole = file_text(path + "/metrics.jsonl");
     const auto aside = path + "/metrics.jsonl" + end;
     EXPECT_EQ(set_aside_metrics(path, "{}"), aside);
     EXPECT_EQ(file_text(aside), whole);
   }
   EXPECT_EQ(folder_refusal(path), "accepted");
+}
+
+TEST(RunFolder, ARunIsTheSameWithOtherRanksAndPaths) {
+  const auto described = [](auto... changes) {
+    nlohmann::json config = {
+        {"seed", 0}, {"data", "text"}, {"quiet", false}, {"rope-theta", 100.0}};
+    config["about"] = {
+        {"corpus_hash", "7"},
+        {"corpus_path", "text"},
+        {"init_from", ""},
+        {"world_size", "1"}};
+    (config.merge_patch(changes), ...);
+    return config.dump();
+  };
+  using Json = nlohmann::json;
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  for (const auto& other :
+       {Json{{"seed", 1}}, Json{{"rope-theta", 10000.0}},
+        Json{{"about", {{"corpus_hash", "8"}}}},
+        Json{{"about", {{"init_from", "base"}}}}}) {
+    RunFolder(path, described()).add({.step = 1});
+    EXPECT_EQ(set_aside_metrics(path, described(other)), "") << other;
+    EXPECT_NE(
+        set_aside_metrics(
+            path,
+            described(
+                Json{{"data", "/text"}, {"quiet", true}},
+                Json{
+                    {"about",
+                     {{"corpus_path", "/text"}, {"world_size", "2"}}}})),
+        "");
+  }
 }
 
 TEST(RunFolder, AFolderThatCannotBeWrittenIsNamed) {

@@ -99,8 +99,10 @@ void RunReport::copy_tokenizer() const {
 
 std::map<std::string, std::string> RunReport::about() const {
   const auto& corpus = trainer_.corpus();
+  const auto& init_from = trainer_.config().init_from;
   return {
-      {"init_from", trainer_.config().init_from},
+      {"init_from",
+       init_from.empty() ? "" : std::filesystem::absolute(init_from).string()},
       {"corpus_path", corpus.path()},
       {"corpus_hash", hex(corpus.hash())},
       {"corpus_tokens", std::to_string(corpus.tokens())},
