@@ -320,6 +320,8 @@ class TrainCommand(unittest.TestCase):
         (self.folder / "x").rename(self.folder / "gone")
         text = self.shown("--config", "y/config.json", "--steps", "3")
         self.assertIn("resumes after step 2", text)
+        text = self.shown(*words, *begun, "--run", "y", "--steps", "4", ranks=2)
+        self.assertIn("resumes after step 3", text)
         text = self.shown(*words, "--init-from", "x", "--run", "w", expected=2)
         self.assertIn("--init-from: x: expected a run or checkpoint", text)
         text = self.shown(

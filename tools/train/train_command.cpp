@@ -21,6 +21,7 @@
 #include "train/model_options.h"
 #include "train/plan_job.h"
 #include "train/run_checkpoints.h"
+#include "train/saved_model.h"
 #include "train/trainer.h"
 
 namespace sherd::tools {
@@ -110,6 +111,13 @@ struct Request {
   std::optional<ModelSource> initial;
 };
 
+// Whether the run goes on from a checkpoint of its own. Replicas that do not save do not read
+// checkpoints either.
+bool goes_on(const TrainConfig& config) {
+  return config.save_every > 0 && !config.run.empty() &&
+      checkpoint_at(config.run).has_value();
+}
+
 Request read_request(const CommandLine& line) {
   const auto text =
       line.config_path.empty() ? std::string() : text_in(line.config_path);
@@ -117,12 +125,20 @@ Request read_request(const CommandLine& line) {
   auto& config = request.config;
   config = read_config(line.flags, line.config_path, text);
   if (!config.init_from.empty()) {
-    request.initial = initial_model(config);
-    auto model = model_options(request.initial->config);
-    model.vocab = request.initial->vocabulary;
+    try {
+      request.initial = initial_model(config);
+    } catch (const Error&) {
+      if (!goes_on(config)) {
+        throw;
+      }  // Else the run has its own weights, and options of the model, now.
+    }
+    const auto source =
+        request.initial ? *request.initial : find_model(config.run);
+    auto model = model_options(source.config);
+    model.vocab = source.vocabulary;
     config = with_sizes_of(
         read_config(line.flags, line.config_path, text, model), model,
-        request.initial->weights);
+        source.weights);
   }
   check_config(config);
   return request;
