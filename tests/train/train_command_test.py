@@ -157,6 +157,11 @@ class TrainCommand(unittest.TestCase):
             text = self.shown(*SMALL, f"--quiet={value}", expected=2)
             self.assertIn(f"--quiet: expected true or false, found '{value}'", text)
 
+    def test_the_last_of_an_option_that_is_given_twice_counts(self):
+        words = (*SMALL, "--data", "text", "--run", "y", "--steps", "9", "--quiet=false")
+        self.assertEqual(self.shown(*words, "--run", "x", "--steps", "2", "--quiet"), "")
+        self.assertEqual(len(self.losses("x")), 2)
+
     def test_a_path_that_is_no_utf8_is_refused_before_anything_is_loaded(self):
         text = self.shown(*SMALL, "--data", "no-such-\udcff", "--run", "x", expected=2)
         self.assertIn("--data: expected a text in UTF-8, found", text)

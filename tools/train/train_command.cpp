@@ -70,6 +70,7 @@ std::string read_flag(std::string& text) {
 void add_train_options(CLI::App& app, CommandLine& line) {
   app.description(kDescription);
   app.footer(kExamples);
+  app.option_defaults()->take_last();  // Scripts append to options they have.
   app.add_option(
          "--config", line.config_path,
          "JSON file with these options; flags win over it")
@@ -90,6 +91,7 @@ void add_train_options(CLI::App& app, CommandLine& line) {
                line.flags[name] = count > 0 ? "true" : "false";
              },
              row.help)
+          ->take_last()
           ->group(row.group)
           ->transform(CLI::Validator(read_flag, ""));
       continue;
