@@ -89,9 +89,9 @@ void KeyedParameters::check() const {
         kFailedPrecondition,
         autograd::is_adopted(parameters_[p].tensor, *storage_of(p).managed),
         "[ddp] parameter ", parameters_[p].name,
-        " was given another storage after replicate() (module->to(), "
-        "set_data() or the like); convert the module before, or copy values "
-        "into parameters");
+        " was given another storage after replicate() (torch::load(), "
+        "module->to(), set_data() or the like); load or convert the module "
+        "before, or copy values into parameters");
   }
 }
 

@@ -3,6 +3,7 @@
 // What users of FsdpEngine decide by hand: what a summon brings, units to unshard and reshard,
 // another budget.
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -173,6 +174,15 @@ void FsdpEngine::check_summoned_use(
         "[fsdp] ", operator_name, " uses parameter ", parameter_at(use),
         ", which stays sharded in the summon scope of another module or of "
         "rank 0 only");
+    // It would replace the memory of what is shown instead.
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        !use.written || !use.tag->instead.defined() ||
+            std::string_view(operator_name) != "aten::set_",
+        "[fsdp] aten::set_ (torch::load()) would replace parameter ",
+        parameter_at(use),
+        " inside summon_full_parameters({.full_precision = true}); copy its "
+        "value into scope.tensor(name)");
   }
   SHERD_CHECK_AS(
       kFailedPrecondition,

@@ -16,8 +16,25 @@ void check_storages(const ModelUnits& model, const Storages& storages) {
         "[fsdp] parameter ", parameter.name,
         " was given another storage after sharding (module->to(), set_data() "
         "or the like); convert the module before fully_shard, or write values "
-        "inside summon_full_parameters()");
+        "inside summon_full_parameters(), not read_only");
   }
+}
+
+void check_replacement(
+    const ModelUnits& model, const ManagedParameter& parameter) {
+  const auto& flat = model.flat_of(parameter);
+  const auto& shape = flat.shapes[static_cast<std::size_t>(parameter.position)];
+  const auto& given = parameter.tensor;
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      given.scalar_type() == flat.unsharded_dtype() &&
+          given.device() == model.device && str(given.sizes()) == shape,
+      "[fsdp] parameter ", parameter.name,
+      " was replaced inside summon_full_parameters() (torch::load(), "
+      "set_data() or the like): expected ",
+      c10::toString(flat.unsharded_dtype()), " ", shape, " on ",
+      model.device.str(), ", found ", c10::toString(given.scalar_type()), " ",
+      given.sizes(), " on ", given.device().str());
 }
 
 std::uint64_t flags_fingerprint(const ModelUnits& model) {

@@ -19,6 +19,9 @@ using Storages =
 
 // Throws Error if a parameter has another storage; names the first one, and the remedy.
 void check_storages(const ModelUnits& model, const Storages& storages);
+// Throws Error unless what the parameter has in another storage fits into its own.
+void check_replacement(
+    const ModelUnits& model, const ManagedParameter& parameter);
 // A digest of requires_grad of all parameters, for ranks to compare.
 std::uint64_t flags_fingerprint(const ModelUnits& model);
 // Throws Error if a parameter requires gradients now but cannot have them; names the first one.

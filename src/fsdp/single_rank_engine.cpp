@@ -11,6 +11,7 @@
 #include "autograd/param_key.h"
 #include "base/check.h"
 #include "fsdp/clip_gradients.h"
+#include "fsdp/parameter_integrity.h"
 
 namespace sherd::fsdp {
 namespace {
@@ -161,13 +162,18 @@ void SingleRankEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
 void SingleRankEngine::check_parameter(int parameter) const {
   const auto p = static_cast<std::size_t>(parameter);
   SHERD_CHECK_AS(
-      kFailedPrecondition,
-      !slices_[p].defined() ||
-          model_.parameters[p].tensor.const_data_ptr() ==
-              slices_[p].const_data_ptr(),
-      "[fsdp] parameter ", model_.parameters[p].name,
+      kFailedPrecondition, shares_memory(p), "[fsdp] parameter ",
+      model_.parameters[p].name,
       " was given another storage after sharding (module->to(), set_data() or "
-      "the like); convert the module before fully_shard");
+      "the like); convert the module before fully_shard, or write values "
+      "inside summon_full_parameters()");
+}
+
+bool SingleRankEngine::shares_memory(std::size_t parameter) const {
+  const auto& slice = slices_[parameter];
+  return !slice.defined() ||
+      model_.parameters[parameter].tensor.const_data_ptr() ==
+      slice.const_data_ptr();
 }
 
 void SingleRankEngine::check_parameters() const {
@@ -272,6 +278,30 @@ void SingleRankEngine::begin_summon(const SummonOptions& options) {
   check_parameters();
   summoned_ = true;
   summoned_gradients_ = options.with_gradients;
+}
+
+// As in SummonedParameters::take_back_replaced().
+void SingleRankEngine::end_summon() {
+  if (!std::exchange(summoned_, false)) {
+    return;
+  }
+  bool replaced = false;
+  for (std::size_t p = 0; p < slices_.size(); ++p) {
+    if (shares_memory(p)) {
+      continue;
+    }
+    const auto& parameter = model_.parameters[p];
+    check_replacement(model_, parameter);
+    const c10::InferenceMode off(false);
+    const at::NoGradGuard no_grad;
+    const auto slice = slices_[p].detach().view(parameter.tensor.sizes());
+    slice.copy_(parameter.tensor);
+    parameter.tensor.set_data(slice);
+    replaced = true;
+  }
+  if (replaced) {
+    bump_versions();
+  }
 }
 
 void SingleRankEngine::begin_full_precision() {

@@ -38,7 +38,7 @@ class SingleRankEngine final : public ShardingEngine {
   void begin_summon(const SummonOptions& options) override;
   at::Tensor summoned(const std::string& name) override;
   at::Tensor summoned_gradient(const std::string& name) override;
-  void end_summon() override { summoned_ = false; }
+  void end_summon() override;
   void begin_full_precision() override;  // Values already are.
   void end_full_precision() override { full_precision_ = false; }
   // There is nothing to leave out, because gradients are already in their slices, but hooks of
@@ -78,6 +78,8 @@ class SingleRankEngine final : public ShardingEngine {
   // Takes back what backwards under no_sync() have added since the last synchronised one.
   void drop_unsynchronised();
   void check_parameters() const;
+  // Whether the slice still shows the memory of its parameter.
+  bool shares_memory(std::size_t parameter) const;
   std::int64_t trainable() const;
   void warn_if_idle();
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/summoned_parameters.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include "autograd/param_key.h"
 #include "base/check.h"
 #include "device/memory.h"
+#include "fsdp/parameter_integrity.h"
 
 namespace sherd::fsdp {
 
@@ -90,7 +94,27 @@ void SummonedParameters::take_back(int parameter) {
   }
 }
 
+void SummonedParameters::take_back_replaced(const ManagedParameter& parameter) {
+  const auto& storage =
+      *cache_.storages()[static_cast<std::size_t>(parameter.unit)]
+                        [static_cast<std::size_t>(parameter.flat)];
+  if (!has(parameter.unit) || autograd::is_adopted(parameter.tensor, storage)) {
+    return;
+  }
+  check_replacement(model_, parameter);
+  const at::NoGradGuard no_grad;
+  part_of(full_precision_ ? full_ : shown_, parameter)
+      .copy_(parameter.tensor.detach());
+  autograd::adopt(
+      parameter.tensor, storage, model_.offset_of(parameter),
+      model_.flat_of(parameter).unsharded_dtype());
+}
+
 void SummonedParameters::end() {
+  for (std::size_t p = 0; may_write() && p < model_.parameters.size(); ++p) {
+    take_back_replaced(model_.parameters[p]);
+  }
+  check_storages(model_, cache_.storages());
   show_full(false);
   for (std::size_t p = 0; may_write() && p < model_.parameters.size(); ++p) {
     if (has(model_.parameters[p].unit)) {

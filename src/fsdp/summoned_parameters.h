@@ -38,7 +38,8 @@ class SummonedParameters {
   const ManagedParameter& parameter(const std::string& name) const;
   // The copy in full precision. Throws in the same cases.
   at::Tensor tensor(const std::string& name) const;
-  // Writes changes to the shards and empties the parameters.
+  // Writes changes to the shards and empties the parameters. Throws if a parameter has other memory
+  // that cannot be taken back.
   void end();
 
  private:
@@ -51,6 +52,9 @@ class SummonedParameters {
   at::Tensor part_of(
       const Copies& copies, const ManagedParameter& parameter) const;
   void take_back(int parameter);
+  // torch::load() and set_data() write no copy, but give a parameter other memory: copies what is
+  // there, and gives the parameter its own again.
+  void take_back_replaced(const ManagedParameter& parameter);
 
   const ModelUnits& model_;
   UnitCache& cache_;
