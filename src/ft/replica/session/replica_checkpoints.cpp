@@ -21,8 +21,9 @@
 namespace sherd::ft {
 namespace {
 
-// How long to wait for processes of another run that are about to end.
-constexpr Duration kOtherRunEnds = std::chrono::seconds(5);
+// How long replicas of one run, which hold the lock alone for a moment, wait for each other. It is
+// short: if another run ended meanwhile, this one would replace what that one has saved last.
+constexpr Duration kSharingTimeout = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -84,9 +85,8 @@ struct ReplicaCheckpoints::Impl {
     }
     Status status;
     if (world.rank() == 0) {
-      auto shared = ckpt::share_folder(
-          options.folder, session.run(),
-          std::min<Duration>(kOtherRunEnds, world.options().deadline / 2));
+      auto shared =
+          ckpt::share_folder(options.folder, session.run(), kSharingTimeout);
       if (shared.ok()) {
         place.emplace(std::move(shared).value());
       } else if (shared.status().code() == ErrorCode::kFailedPrecondition) {
