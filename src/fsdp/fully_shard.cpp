@@ -617,6 +617,7 @@ FullyShardedDataParallel fully_shard(
       model = fsdp::build_units(module, mesh.shard_size(), options);
     }
     check_not_sharded(model);
+    check_no_shared_elements(module, model);
     check_on_device(mesh, options, model);
     check_secondary_ranks(mesh, options, model.device);
   });

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <vector>
+#include <torch/nn/module.h>
 #include "autograd/managed_storage.h"
 #include "fsdp/model_units.h"
 
@@ -22,6 +23,10 @@ void check_storages(const ModelUnits& model, const Storages& storages);
 // Throws Error unless what the parameter has in another storage fits into its own.
 void check_replacement(
     const ModelUnits& model, const ManagedParameter& parameter);
+// Throws Error if a trained parameter shares elements with another parameter or a buffer, from which
+// sharding would part it.
+void check_no_shared_elements(
+    const torch::nn::Module& module, const ModelUnits& model);
 // A digest of requires_grad of all parameters, for ranks to compare.
 std::uint64_t flags_fingerprint(const ModelUnits& model);
 // Throws Error if a parameter requires gradients now but cannot have them; names the first one.

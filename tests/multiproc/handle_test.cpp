@@ -151,6 +151,16 @@ TEST_P(Handle, T38ReplacedDataOfOneParameterIsAnErrorThatNamesIt) {
   }));
 }
 
+TEST_P(Handle, ParametersThatShareMemoryAreRefusedOnEveryRank) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    model->layer(1).weight.set_data(model->layer(0).weight.detach().t());
+    EXPECT_THAT(
+        error_of([&] { (void)fully_shard(*model, world); }),
+        HasSubstr("layers.0.weight and layers.1.weight share memory"));
+  }));
+}
+
 TEST_P(Handle, T38TheSameDtypeChangesNothing) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     RankParity options;
