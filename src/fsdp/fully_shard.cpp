@@ -597,6 +597,8 @@ FullyShardedDataParallel fully_shard(
     const Mesh& mesh,
     const FullyShardOptions& options) {
   const auto& world = mesh.world();
+  // Shards made in inference mode could never be trained.
+  const c10::InferenceMode off(false);
   // What the module shows may be the cast of what the optimizer holds; with one
   // rank on the shard axis there is nothing to gather all the same, and dropping
   // the cast would save half of it at most.

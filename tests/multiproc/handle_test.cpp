@@ -7,6 +7,7 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <optional>
 #include <gmock/gmock.h>
 
 namespace sherd::test {
@@ -171,6 +172,28 @@ TEST_P(Handle, T38TheSameDtypeChangesNothing) {
           return chain_loss(model, batch, rank);
         },
         options);
+  }));
+}
+
+TEST_P(Handle, AModelShardedInInferenceModeTrains) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(2, 6), model(2, 6);
+    std::optional<FullyShardedDataParallel> fsdp;
+    {
+      const c10::InferenceMode inference;
+      fsdp.emplace(fully_shard(*model, world));
+    }
+    const auto leaves = unique_parameters(*reference);
+    const auto step_reference = sign_steps()(tensors_of(leaves));
+    const auto step_shards = sign_steps()(fsdp->parameters());
+    for (int batch = 0; batch < 2; ++batch) {
+      reference_backward<Chain>(reference, leaves, chain_loss, batch, world);
+      chain_loss(model, batch, world.rank()).backward();
+      step_reference();
+      step_shards();
+    }
+    fsdp->publish();
+    expect_parameters(leaves, *model, *fsdp, 0.0);
   }));
 }
 
