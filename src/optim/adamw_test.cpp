@@ -321,7 +321,8 @@ TEST(AdamWRefuses, BadSlices) {
   EXPECT_REFUSED(
       AdamW{one("w", torch::ones({4, 4}).t().slice(0, 1, 3))}, "contiguous");
   EXPECT_REFUSED(
-      AdamW{one("w", torch::ones({2}, torch::kLong))}, "floating-point");
+      AdamW{one("w", leaf(torch::ones({2}, torch::kComplexFloat)))},
+      "floating-point");
   EXPECT_REFUSED(AdamW{NamedParameters{}}.state("v"), "found \"v\"");
 }
 

@@ -129,6 +129,15 @@ void reset_gradients(const NamedParameters& parameters) {
   }
 }
 
+// Frozen integers and the like can never have a gradient, and kernels take no such type.
+NamedParameters without_untrainable(NamedParameters parameters) {
+  std::erase_if(parameters.items, [](const NamedParameter& item) {
+    return item.slice.defined() && !item.slice.requires_grad() &&
+        !at::isFloatingType(item.slice.scalar_type());
+  });
+  return parameters;
+}
+
 // Undefined slices are refused later.
 std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
   std::vector<c10::Device> devices;
@@ -154,7 +163,7 @@ void drop_gradients(const NamedParameters& parameters) {
 }
 
 SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
-    : parameters_(std::move(parameters)),
+    : parameters_(without_untrainable(std::move(parameters))),
       options_(options),
       counts_(devices_of(parameters_.items)) {
   check_not_negative(options_.owner, "weight_decay", options_.weight_decay);

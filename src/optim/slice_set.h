@@ -58,7 +58,8 @@ struct UpdateBatch {
 
 class SliceSet {
  public:
-  // Throws Error for bad slices or groups; see AdamW.
+  // Throws Error for bad slices or groups; see AdamW. Leaves out frozen slices that are not of a
+  // floating-point type.
   SliceSet(NamedParameters parameters, const SliceSetOptions& options);
   SliceSet(const SliceSet&) = delete;
   SliceSet& operator=(const SliceSet&) = delete;

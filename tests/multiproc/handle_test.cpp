@@ -9,6 +9,8 @@
 
 #include <optional>
 #include <gmock/gmock.h>
+#include <sherd/optim/adamw.h>
+#include <sherd/optim/sgd.h>
 
 namespace sherd::test {
 namespace {
@@ -194,6 +196,29 @@ TEST_P(Handle, AModelShardedInInferenceModeTrains) {
     }
     fsdp->publish();
     expect_parameters(leaves, *model, *fsdp, 0.0);
+  }));
+}
+
+TEST_P(Handle, OptimizersLeaveFrozenIntegersAlone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain reference(2, 6), model(2, 6);
+    const auto ids = torch::arange(5);
+    model->register_parameter("ids", ids.clone(), /*requires_grad=*/false);
+    const auto leaves = unique_parameters(*reference);
+    auto fsdp = fully_shard(*model, world);
+    Sgd sharded(fsdp.named_parameters(), {.learning_rate = 0.5});
+    AdamW also(fsdp.named_parameters());
+    torch::optim::SGD plain(tensors_of(leaves), 0.5);
+    reference_backward<Chain>(reference, leaves, chain_loss, 0, world);
+    chain_loss(model, 0, world.rank()).backward();
+    plain.step();
+    sharded.step();
+    const auto scope = fsdp.summon_full_parameters({.read_only = true});
+    for (const auto& leaf : leaves) {
+      expect_close(
+          scope.tensor(leaf.name), leaf.tensor.detach(), 1e-6, leaf.name);
+    }
+    EXPECT_TRUE(torch::equal(scope.tensor("ids"), ids));
   }));
 }
 
