@@ -235,6 +235,16 @@ class TrainCommand(unittest.TestCase):
         text = self.shown(*words, "--steps", "2", expected=2)
         self.assertIn(f"expected the saved corpus hash {saved}, found", text)
 
+    def test_what_muon_does_not_go_with_is_an_option(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--steps", "1", "--optimizer", "muon")
+        for option, value, other in (
+            ("--exchange", "collective", "auto or shm"),
+            ("--hook", "mean", "none"),
+        ):
+            text = self.shown(*words, option, value, ranks=2, expected=2)
+            self.assertIn(f"{option}: expected {other} for ranks that shard with --optimizer", text)
+        self.shown(*words, "--exchange", "collective", "--replicate", "2", ranks=2)
+
     def test_a_misspelt_option_gets_the_nearest_one(self):
         text = self.shown("--save-evry", "3", expected=2)
         self.assertIn("no option --save-evry (did you mean --save-every?)", text)

@@ -78,7 +78,9 @@ std::vector<OptionSpec> job_specs() {
       {"stop-at", "N", "End after this step, schedule unchanged; 0: --steps",
        "Training", &C::stop_at, 0},
       {"optimizer", "NAME",
-       "adamw, or muon: Muon for the layers' matrices, AdamW for the rest",
+       "adamw, or muon: Muon for the layers' matrices, AdamW for the rest; on\n"
+       "the CPU its ranks that shard are on one host (--replicate: each "
+       "replica's)",
        "Training", &C::optimizer},
       {"lr", "X", "Peak learning rate", "Training", &C::lr, 0},
       {"lr-scaling", "HOW", "When replicas are missing: none, linear or sqrt",

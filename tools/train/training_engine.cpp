@@ -94,6 +94,28 @@ CommHookPtr hook_of(const TrainConfig& config) {
       : compress(config.hook == "bf16" ? at::kBFloat16 : at::kHalf);
 }
 
+// Muon on the CPU shares gradients among the ranks of a shard axis. Ranks of several hosts are
+// refused by fully_shard().
+void check_muon(const World& world, const TrainConfig& config) {
+  if (config.optimizer != "muon" || config.device != "cpu" ||
+      whole_on_each_rank(config) || world.size() == config.replicate) {
+    return;
+  }
+  const auto refuse = [](const std::string& option, const std::string& found) {
+    throw Error(
+        option +
+        " for ranks that shard with --optimizer muon, which needs their "
+        "gradients in memory that they share, or --strategy ddp; found " +
+        found);
+  };
+  if (config.exchange == "collective" || config.exchange == "hierarchical") {
+    refuse("--exchange: expected auto or shm", config.exchange);
+  }
+  if (config.hook != "none" && config.replicate == 1) {
+    refuse("--hook: expected none", config.hook);
+  }
+}
+
 Mesh all_replicas(const World& world) {
   return Mesh(world, {.replicate = world.size()});
 }
@@ -107,6 +129,7 @@ Mesh mesh_of(const World& world, const TrainConfig& config) {
         std::to_string(world.size()) + " ranks, found " +
         std::to_string(config.replicate));
   }
+  check_muon(world, config);
   return Mesh(world, {.replicate = static_cast<int>(config.replicate)});
 }
 
