@@ -193,8 +193,19 @@ void DdpEngine::abandon_exchange(const Status& failure) {
 void DdpEngine::begin_use(
     std::span<const autograd::ParameterUse> uses, const char* operator_name) {
   const std::lock_guard lock(mu_);
-  if (!alone() && !closed_ &&
-      (autograd::in_backward() || trains(uses, operator_name))) {
+  if (alone() || closed_) {
+    return;
+  }
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      !uses[0].written ||
+          std::string_view(operator_name) != "aten::embedding_renorm_",
+      "[ddp] ", operator_name, " would write parameter ",
+      keyed_.name_in(uses[0].tag->unit),
+      " in forward, on each rank the rows that it looks up, so that replicas "
+      "would drift apart; leave max_norm out of the Embedding, and renormalise "
+      "all rows under no_grad after the optimizer step");
+  if (autograd::in_backward() || trains(uses, operator_name)) {
     note_use();
   }
 }

@@ -5,6 +5,7 @@
 // one thread, while no operator uses them.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -37,6 +38,14 @@ class KeyedParameters {
   void release();
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
+
+  // The name of the first parameter in that storage, by the number that the listener is told.
+  const std::string& name_in(int storage) const {
+    const auto found =
+        std::ranges::find(storage_of_, static_cast<std::size_t>(storage));
+    return parameters_[static_cast<std::size_t>(found - storage_of_.begin())]
+        .name;
+  }
 
   // Takes over the bytes of storages that were replaced in place, as share_memory() of Python does.
   // Throws Error if a parameter was given another storage; names the first one, and the remedy.

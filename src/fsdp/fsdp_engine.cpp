@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -237,6 +238,13 @@ std::string FsdpEngine::parameter_at(const autograd::ParameterUse& use) const {
 
 void FsdpEngine::refuse_write(
     const autograd::ParameterUse& use, const char* operator_name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      std::string_view(operator_name) != "aten::embedding_renorm_", "[fsdp] ",
+      operator_name, " would write parameter ", parameter_at(use),
+      " in forward, on each rank the rows that it looks up; leave max_norm out "
+      "of the Embedding, and renormalise all rows inside "
+      "summon_full_parameters() after the optimizer step");
   throw Error(
       str("[fsdp] ", operator_name, " would write parameter ",
           parameter_at(use),

@@ -139,6 +139,22 @@ TEST_P(ReplicateError, WhatChangesBehindItsBackIsNoticed) {
   }));
 }
 
+// Each rank would write the rows that it looks up.
+TEST_P(ReplicateError, AnEmbeddingWithMaxNormIsNamed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Sequential model(
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).max_norm(0.5)));
+    auto ddp = replicate(*model, world);
+    const auto before = model->parameters()[0].detach().clone();
+    EXPECT_THAT(
+        error_of([&] { model->forward(torch::tensor({world.rank()})); }),
+        AllOf(
+            HasSubstr("would write parameter 0.weight"),
+            HasSubstr("leave max_norm out of the Embedding")));
+    EXPECT_TRUE(torch::equal(model->parameters()[0], before));
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     ReplicateError,

@@ -190,6 +190,24 @@ TEST_P(Summon, T43WritesOutsideAScopeNameTheParameter) {
   }));
 }
 
+// Each rank would write the rows that it looks up.
+TEST_P(Summon, AnEmbeddingWithMaxNormIsNamed) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    torch::nn::Sequential model(
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 3).max_norm(0.5)));
+    fill_with_integers(*model);
+    auto fsdp = fully_shard(*model, world);
+    EXPECT_THAT(
+        error_of([&] { model->forward(torch::tensor({world.rank()})); }),
+        testing::AllOf(
+            HasSubstr("would write parameter 0.weight"),
+            HasSubstr("leave max_norm out of the Embedding")));
+  }));
+}
+
 TEST_P(Summon, T43AScopeInAScopeIsAnErrorAndTheOuterOneStays) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain model(3, 6);
