@@ -249,12 +249,12 @@ class TrainCommand(unittest.TestCase):
         text = self.shown("--save-evry", "3", expected=2)
         self.assertIn("no option --save-evry (did you mean --save-every?)", text)
 
-    def test_an_error_of_libtorch_is_a_line_without_its_frames(self):
-        words = (*SMALL, "--data", "text", "--run", "x", "--vocab", "1000000000000")
-        text = self.shown(*words, expected=1)  # Wants 128 TB.
-        self.assertIn("sherd train: ", text)
-        self.assertIn("allocate", text)
-        self.assertEqual(text.count("\n"), 1, text)
+    def test_a_model_larger_than_the_memory_is_refused(self):
+        for size in (("--vocab", "1000000000000"), ("--width", "1000000")):
+            sizes = ("--layers", "1", "--heads", "2", "--data", "text", "--run", "x", *size)
+            text = self.shown(*sizes, expected=2)
+            self.assertIn("expected a model that fits into memory", text)
+            self.assertEqual(text.count("\n"), 1, text)
 
     # ---- memory
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/train_command.h"
 
+#include <sys/sysinfo.h>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -13,6 +14,7 @@
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
 #include "base/hex.h"
+#include "format_text.h"
 #include "generate/load_weights.h"
 #include "parse_arguments.h"
 #include "text_file.h"
@@ -169,6 +171,29 @@ void expect_same_data(const data::BlendedCorpus& corpus, const World& world) {
   }
 }
 
+// A typing error in a size is a usage error, so that launchers do not repeat the command. Counts
+// only a part of the parameters, as if they were shared among all ranks.
+void expect_model_fits(
+    const TrainConfig& config, std::int64_t vocabulary, int ranks) {
+  struct sysinfo host = {};
+  (void)::sysinfo(&host);
+  const auto width = static_cast<double>(config.width);
+  const double parameters = width *
+      (static_cast<double>(vocabulary) +
+       static_cast<double>(config.layers) * width);
+  const double bytes = 4.0 * parameters / ranks;
+  const double room = static_cast<double>(host.mem_unit) *
+      (static_cast<double>(host.totalram) +
+       static_cast<double>(host.totalswap));
+  if (config.device == "cpu" && room > 0.0 && bytes > room) {
+    throw Error(format(
+        "--width, --layers, --vocab: expected a model that fits into memory, "
+        "%.0f GiB on this host, found one with at least %.0f GiB of "
+        "parameters for each rank",
+        room / 0x1p30, bytes / 0x1p30));
+  }
+}
+
 void warn_of_unused_checkpoints(
     const CommandLine& line, const TrainConfig& config, const World& world) {
   if (line.config_path.empty() || world.rank() != 0) {
@@ -236,6 +261,7 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
   const auto world = World::from_environment();
   expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
+  expect_model_fits(config, corpus->vocabulary(), world.size());
   Trainer trainer(config, std::move(corpus), world);
   if (line.plan) {
     return print_plan(trainer);
