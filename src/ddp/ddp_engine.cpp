@@ -2,7 +2,6 @@
 #include "ddp/ddp_engine.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -10,7 +9,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 
 #include "autograd/param_key.h"
 #include "base/check.h"
@@ -198,7 +196,7 @@ void DdpEngine::begin_use(
   }
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !uses[0].written ||
+      !uses[0].written || !uses[0].tensor->requires_grad() ||
           std::string_view(operator_name) != "aten::embedding_renorm_",
       "[ddp] ", operator_name, " would write parameter ",
       keyed_.name_in(uses[0].tag->unit),
@@ -212,11 +210,27 @@ void DdpEngine::begin_use(
 
 void DdpEngine::begin_training_forward() {
   keyed_.check();
+  check_not_moved();
   check_not_thawed();
   watch_accumulation();  // For parameters that were frozen before.
   (void)keyed_.set_gradient_hooks();
   timer_.forward_began(time_.now());
   log_.record({.event = FlightEvent::kVisited, .step = FlightStep::kForward});
+}
+
+// share_memory() of Python gives the storage of `.grad()`, which is that of the bucket, other memory in
+// place, but the exchange knows the bucket by its address.
+void DdpEngine::check_not_moved() const {
+  for (std::size_t b = 0; b < gradients_.size(); ++b) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        gradient_addresses_[b] == nullptr ||
+            gradients_[b].const_data_ptr() == gradient_addresses_[b],
+        "[ddp] the gradient of parameter ",
+        model_.trainable[static_cast<std::size_t>(buckets_.members[b][0])].name,
+        " was given other memory (share_memory() or the like); set .grad() to "
+        "nothing before, or replicate with gradient_as_bucket_view = false");
+  }
 }
 
 void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
@@ -480,20 +494,11 @@ at::Tensor DdpEngine::place_in(
   const auto& place = buckets_.parameters[p];
   const auto& layout =
       buckets_.units[static_cast<std::size_t>(place.unit)].flats[0].layout;
-  const auto offset = layout.offsets[static_cast<std::size_t>(place.position)];
-  if (gradients.is_cpu()) {
-    // It has a storage of its own over the same bytes: share_memory() of Python gives a storage other
-    // memory in place, but the exchange knows that of the bucket by its address.
-    return at::from_blob(
-        static_cast<std::byte*>(gradients.mutable_data_ptr()) +
-            offset * gradients.element_size(),
-        tensor(p).sizes(), tensor(p).strides(),
-        [gradients](void*) { /* They have lived as long. */ },
-        gradients.options());
-  }
   return at::empty({0}, gradients.options())
       .set_(
-          gradients.storage(), gradients.storage_offset() + offset,
+          gradients.storage(),
+          gradients.storage_offset() +
+              layout.offsets[static_cast<std::size_t>(place.position)],
           tensor(p).sizes(), tensor(p).strides());
 }
 

@@ -147,6 +147,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void before_accumulation(std::size_t p);
   [[noreturn]] void refuse_early_termination() const;
   void note_replaced_hooks();
+  void check_not_moved() const;
   void add_accumulated();
   // Ends the backward on all ranks. Returns the failure of any of them.
   Status end_synchronised(const std::string& aborted);
@@ -183,9 +184,10 @@ class DdpEngine final : public autograd::ModelEngine,
   Buckets buckets_;
   // Null: a world of one, or the connection failed.
   std::unique_ptr<exchange::Exchange> exchange_;
-  FlightLog log_;                               // The exchange's.
-  std::vector<at::Tensor> gradients_;           // Averages by bucket.
-  std::unique_ptr<exchange::Reducer> reducer_;  // Null: likewise.
+  FlightLog log_;                                // The exchange's.
+  std::vector<at::Tensor> gradients_;            // Averages by bucket.
+  std::vector<const void*> gradient_addresses_;  // By bucket, when it was made.
+  std::unique_ptr<exchange::Reducer> reducer_;   // Null: likewise.
   // By trainable parameter: its state, its number of gradients in this backward,
   // and, with options.static_graph, in the first one.
   std::vector<State> states_;

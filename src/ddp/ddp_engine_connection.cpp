@@ -92,9 +92,11 @@ void DdpEngine::open(const std::vector<int>& order) {
   }
   exchange_->open(spec).throw_if_failed();
   gradients_.clear();
+  gradient_addresses_.clear();
   for (std::size_t u = 0; u < buckets_.units.size(); ++u) {
     gradients_.push_back(
         exchange_->shard_memory(static_cast<plan::UnitId>(u), 0).gradient);
+    gradient_addresses_.push_back(gradients_.back().const_data_ptr());
   }
   reducer_ = std::make_unique<exchange::Reducer>(
       buckets_.units, buckets_.parameters, *exchange_, *this,

@@ -40,6 +40,7 @@ class KeyedParameters {
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
 
   // The name of the first parameter in that storage, by the number that the listener is told.
+  // REQUIRES: it is one of these parameters.
   const std::string& name_in(int storage) const {
     const auto found =
         std::ranges::find(storage_of_, static_cast<std::size_t>(storage));

@@ -99,6 +99,11 @@ at::Tensor sum_for_owner_in_rank_order(
     const BackendPtr& backend,
     const plan::FlatLayout& layout,
     const at::Tensor& gradient) {
+  const auto dtype =
+      gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (layout.numel == 0) {
+    return gradient.to(dtype);
+  }
   const auto ranks = static_cast<std::size_t>(layout.ranks());
   const auto own = layout.shard(backend->getRank()).numel();
   std::vector<std::int64_t> sent;
@@ -111,8 +116,6 @@ at::Tensor sum_for_owner_in_rank_order(
   c10d::AllToAllOptions options;
   options.asyncOp = false;
   backend->alltoall_base(pieces, input, received, sent, options);
-  const auto dtype =
-      gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   auto sum = pieces.narrow(0, 0, own).to(dtype);
   for (std::int64_t rank = 1; rank < layout.ranks(); ++rank) {
     sum.add_(pieces.narrow(0, rank * own, own));

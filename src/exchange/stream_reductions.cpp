@@ -43,7 +43,8 @@ void put_sum_on_host(
   if (accumulate) {
     const auto before = gradient.to(
         sum.device(), gradient.scalar_type(), /*non_blocking=*/true);
-    value = before.add(value, scale);
+    // In the wider dtype, and rounded once.
+    value = before.add(sum, scale).to(gradient.scalar_type());
   } else if (scale != 1.0) {
     value.mul_(scale);
   }

@@ -26,6 +26,16 @@ TEST(DeviceHybrid, T30RanksThatAreReplicasByThemselvesTrainToTheBitsOfTheCpu) {
   }
 }
 
+TEST(DeviceHybrid, DeterministicSumsHaveTheBitsOfTheCpu) {
+  const DeterministicAlgorithms on;
+  for (const auto& recipe : hybrid_recipes()) {
+    if (!recipe.make_hook && recipe.options.secondary_ranks == 0) {
+      SCOPED_TRACE(recipe.name);
+      expect_as_on_the_cpu(4, hybrid_training(recipe, 2));
+    }
+  }
+}
+
 TEST(DeviceHybrid, APlannedStepMakesTheHostNeitherWaitNorAllocate) {
   for (const auto& recipe : hybrid_recipes()) {
     if (recipe.max_norm) {

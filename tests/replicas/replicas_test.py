@@ -304,17 +304,18 @@ def two_jobs(sherd, scratch):
     run = scratch / "ft"
     samples = ("--samples-per-replica", str(SAMPLES), "--replicas-min", "2")
     steps = 1000000
+    once = ("--save-every", str(steps))  # The second one has nothing to load.
 
     def disturb(launcher, folders):
         wait_for("five steps", lambda: 5 in records(folders[0]))
         # Also a replica of a number that the first job has none of.
-        command = command_of(sherd, run, samples, ("--lr", "0.5"), steps, count=3)
+        command = command_of(sherd, run, samples, (*once, "--lr", "0.5"), steps, count=3)
         expect_refused(command, [f"cannot save to {run}/checkpoints: another run does"])
         last = max(records(folders[0]))
         wait_for("more steps", lambda: max(records(folders[0])) > last)
         os.kill(launcher, signal.SIGUSR1)
 
-    replicas = fault_tolerant(sherd, run, disturb, samples, (), steps, ends=75)
+    replicas = fault_tolerant(sherd, run, disturb, samples, once, steps, ends=75)
     for replica in replicas:
         if sorted(replica) != list(range(1, len(replica) + 1)):
             sys.exit(f"expected each step, found {sorted(replica)}")

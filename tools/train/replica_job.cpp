@@ -207,7 +207,13 @@ class ReplicaJob {
       if (error.code() != ErrorCode::kInvalidArgument) {
         throw;
       }
-      throw Error(error.what() + differences_from_checkpoint(trainer_));
+      std::string differences;
+      try {
+        differences = differences_from_checkpoint(trainer_);
+      } catch (const Error&) {
+        // The checkpoint cannot be read: what the coordinator said is all there is.
+      }
+      throw Error(error.what() + differences);
     }
   }
 

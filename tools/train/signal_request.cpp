@@ -16,34 +16,40 @@ constexpr std::string_view kInterrupted =
     "sherd train: interrupted, ends after this step; Ctrl-C again ends it at "
     "once\n";
 
-// A signal to all processes of a job comes twice: a rank also gets it from the launcher.
+// A signal to all processes of a job comes twice within this time: a rank also gets it from the
+// launcher, its parent.
 constexpr Duration kSameInterrupt = std::chrono::seconds(1);
 
 std::atomic<int> asked{0};
 std::atomic<std::int64_t> interrupted_ns{0};  // Since boot; 0: not yet.
+std::atomic<bool> first_by_parent{false};
 std::atomic<bool> answers{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 static_assert(kSaveRequest < SIGINT && kSaveRequest < SIGTERM);
 
 // These two call only what a signal handler may call.
-void interrupt() {
+void interrupt(bool by_parent) {
   const std::int64_t now = SteadyClock().now().count();
   std::int64_t first = 0;
   if (!interrupted_ns.compare_exchange_strong(
           first, now, std::memory_order_relaxed)) {
-    if (now - first > kSameInterrupt.count()) {
+    if (by_parent == first_by_parent.load(std::memory_order_relaxed) ||
+        now - first > kSameInterrupt.count()) {
       ::signal(SIGINT, SIG_DFL);
       ::raise(SIGINT);  // Ends the process when the handler returns.
     }
-  } else if (answers.load(std::memory_order_relaxed)) {
+    return;
+  }
+  first_by_parent.store(by_parent, std::memory_order_relaxed);
+  if (answers.load(std::memory_order_relaxed)) {
     const auto written =
         ::write(STDERR_FILENO, kInterrupted.data(), kInterrupted.size());
     (void)written;  // A closed stderr must not keep the run from saving.
   }
 }
 
-void ask(int signal) {
+void ask(int signal, siginfo_t* from, void* /*context*/) {
   const int request = signal == SIGUSR1 ? kSaveRequest : signal;
   int before = asked.load(std::memory_order_relaxed);
   while (before < request &&
@@ -51,14 +57,14 @@ void ask(int signal) {
              before, request, std::memory_order_relaxed)) {
   }
   if (signal == SIGINT) {
-    interrupt();
+    interrupt(from->si_code <= 0 && from->si_pid == ::getppid());
   }
 }
 
 void install(int signal) {
   struct sigaction action = {};
-  action.sa_handler = ask;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = ask;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   ::sigaction(signal, &action, nullptr);
 }
 

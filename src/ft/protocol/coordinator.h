@@ -216,6 +216,7 @@ class Coordinator {
   bool will_hold_canonical(ReplicaId replica, const ReplicaEntry& known) const;
   bool somebody_holds() const;
   bool has_ended() const;
+  bool had_ended() const;
   bool somebody_will_hold() const;
   bool waits_for_members() const;
   Duration hold_time() const;

@@ -111,11 +111,15 @@ bool Coordinator::somebody_will_hold() const {
 // not end in order: what it had is lost, unless another replica has it.
 bool Coordinator::has_ended() const {
   const auto& end = history_.canonical;
-  return end &&
-      (ended_before_ == end ||
-       std::ranges::any_of(replicas_, [&](const auto& one) {
-         return one.second.report.finished && one.second.report.held == end;
-       }));
+  return end && std::ranges::any_of(replicas_, [&](const auto& one) {
+           return one.second.report.finished && one.second.report.held == end;
+         });
+}
+
+// Or before this term. Whoever still has the state knows better whether its program goes on.
+bool Coordinator::had_ended() const {
+  return has_ended() ||
+      (history_.canonical && ended_before_ == history_.canonical);
 }
 
 // Members of the last epoch keep their gradients, and it may take a moment until they reconnect to
@@ -480,7 +484,7 @@ bool Coordinator::roll_back() {
     lost_since_.reset();
     return false;
   }
-  if (has_ended() || told_end_ == history_.canonical) {
+  if (had_ended() || told_end_ == history_.canonical) {
     if (!waits_for_members()) {
       end_run();
     }
@@ -536,7 +540,7 @@ SampleRange Coordinator::trained_before(const StateId& base) const {
 // they do not train the run again. If the programs have failed since, some replicas may have been
 // told so too early, and the run cannot go on without them.
 void Coordinator::end_run() {
-  const bool ended = has_ended();
+  const bool ended = had_ended();
   auto why = str("the run has ended with ", text_of(*history_.canonical));
   if (!ended) {
     why +=

@@ -318,6 +318,10 @@ void Leader::on(const StopTask& task) { stop(task.reason); }
 void Leader::stop(const std::string& reason) {
   stopped_ = true;
   send_all(StopTask{reason});
+  // The last report, such as that the program has finished, may still wait for an earlier one.
+  if (auto* connection = coordinator_ ? coordinator_->connection() : nullptr) {
+    connection->finish({ErrorCode::kAborted, "[ft] the replica has ended"});
+  }
   coordinator_.reset();
 }
 
