@@ -160,12 +160,12 @@ void DiskCluster::kill_all() {
 }
 
 void DiskCluster::reap() {
-  std::set<int> lost;
+  std::set<std::pair<int, int>> lost;  // Replicas and their lives.
   for (auto one = processes_.begin(); one != processes_.end();) {
     if (::waitpid(one->pid, nullptr, WNOHANG) == one->pid) {
       hear();
       if (!done_.contains({one->replica, one->rank})) {
-        lost.insert(one->replica);
+        lost.emplace(one->replica, one->life);
       }
       one = processes_.erase(one);
     } else {
@@ -173,7 +173,7 @@ void DiskCluster::reap() {
     }
   }
   for (auto one = processes_.begin(); one != processes_.end();) {
-    if (lost.contains(one->replica)) {
+    if (lost.contains({one->replica, one->life})) {
       ::kill(one->pid, SIGKILL);
       ::waitpid(one->pid, nullptr, 0);
       one = processes_.erase(one);
@@ -181,7 +181,7 @@ void DiskCluster::reap() {
       ++one;
     }
   }
-  for (const int replica : lost) {
+  for (const auto& [replica, life] : lost) {
     if (restarts_) {
       start(replica);
     }
