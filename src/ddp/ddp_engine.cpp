@@ -210,7 +210,6 @@ void DdpEngine::begin_use(
 
 void DdpEngine::begin_training_forward() {
   keyed_.check();
-  check_not_moved();
   check_not_thawed();
   watch_accumulation();  // For parameters that were frozen before.
   (void)keyed_.set_gradient_hooks();
@@ -219,7 +218,8 @@ void DdpEngine::begin_training_forward() {
 }
 
 // share_memory() of Python gives the storage of `.grad()`, which is that of the bucket, other memory in
-// place, but the exchange knows the bucket by its address.
+// place, but the exchange knows the bucket by its address. Not in a forward: parameters that were moved,
+// too, do not announce their use there.
 void DdpEngine::check_not_moved() const {
   for (std::size_t b = 0; b < gradients_.size(); ++b) {
     SHERD_CHECK_AS(
@@ -378,6 +378,7 @@ std::string DdpEngine::changed_graph() const {
 }
 
 bool DdpEngine::begin_synchronised(bool has_inputs) {
+  check_not_moved();
   if (join_ && !ask_for_inputs(has_inputs)) {
     return false;
   }

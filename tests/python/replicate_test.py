@@ -135,6 +135,16 @@ class Replicate(unittest.TestCase):
             for ours, theirs in zip(model.parameters(), before):
                 torch.testing.assert_close(ours.detach(), theirs, rtol=0, atol=1e-6)
 
+    def test_gradients_that_were_moved_are_an_error(self):
+        model = decoder()
+        handle = self.sherd.replicate(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: model.share_memory())
+        with self.assertRaisesRegex(self.sherd.Error, "was given other memory") as raised:
+            together(model, handle, optimizer)
+        self.assertIn("gradient_as_bucket_view", str(raised.exception))
+        handle.close()
+
     def test_sparse_gradients_are_summed(self):
         def make():
             torch.manual_seed(0)
