@@ -112,9 +112,8 @@ class ParameterUseScope {
         SHERD_CHECK_AS(
             kFailedPrecondition, listener != nullptr, "[autograd] ", name,
             " uses a parameter of a sharded or replicated model whose handle "
-            "was "
-            "destroyed; keep the handle as long as the model or a graph of it "
-            "is used");
+            "was destroyed; keep the handle as long as the model or a graph of "
+            "it is used");
         const c10::impl::ExcludeDispatchKeyGuard outside(kTransforms);
         listener->begin_use(group, name);
         entered_ += group.size();

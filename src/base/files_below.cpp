@@ -49,15 +49,16 @@ Result<std::vector<FileBelow>> files_below(
     Entry entry(folder, fs::directory_options::follow_directory_symlink);
     for (; entry != Entry(); ++entry) {
       const auto& path = entry->path();
-      if (hidden == HiddenFiles::kSkipped &&
-          path.filename().string().starts_with(".")) {
+      const bool is_hidden = path.filename().string().starts_with(".");
+      if (is_hidden && hidden == HiddenFiles::kSkipped) {
         entry.disable_recursion_pending();
         continue;
       }
       auto problem = problem_of(entry);
       if (!problem.empty()) {
         entry.disable_recursion_pending();
-      } else if (entry->is_directory()) {
+      }
+      if (problem.empty() ? entry->is_directory() : is_hidden) {
         continue;
       }
       files.push_back({.path = path.string(), .problem = std::move(problem)});

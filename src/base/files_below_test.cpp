@@ -58,6 +58,7 @@ TEST(FilesBelow, LinksToFilesAndFoldersAreFollowed) {
 TEST(FilesBelow, WhatCannotBeReadIsNamed) {
   const ScratchFolder folder;
   std::filesystem::create_symlink("nowhere", folder.path() + "/broken");
+  std::filesystem::create_symlink("nowhere", folder.path() + "/.#lock");
   std::filesystem::create_symlink("itself", folder.path() + "/itself");
   ASSERT_EQ(::mkfifo((folder.path() + "/pipe").c_str(), 0600), 0);
   EXPECT_THAT(

@@ -70,11 +70,6 @@ std::vector<std::string> files_of(const std::string& path) {
   }
   std::vector<std::string> files;
   for (auto& file : files_below(path, HiddenFiles::kIncluded).value()) {
-    const bool hidden =
-        fs::path(file.path).filename().string().starts_with(".");
-    if (!file.problem.empty() && hidden) {
-      continue;  // Such as an editor's lock.
-    }
     SHERD_CHECK(
         file.problem.empty(), "[data] ", file.path,
         ": expected a file or folder, found ", file.problem);

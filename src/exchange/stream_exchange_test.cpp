@@ -97,6 +97,7 @@ class Trainer {
     begin_use(unit, in_backward);
     exchange_.reshard(unit);
   }
+  Exchange& exchange() { return exchange_; }
   std::int64_t gradient_bytes() const {
     return exchange_.counters().gradient_bytes;
   }
@@ -424,15 +425,8 @@ std::string run_assisted(
 // Rank 0 opens a slot between the start of a gather and the wait for it: when the gather, and with it a
 // reduction, has begun, or before rank 1 lets it begin.
 TEST(StreamExchange, HowManySlotsABackwardNeedsDoesNotDependOnTiming) {
-  const auto model = three_units(2);
-  test::ThreadNetwork network(2, std::chrono::seconds(10));
-  (void)test::checking_device();
-  test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
-    const auto device = test::checking_device(self.rank);
-    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-    const auto exchange = contract::make_among_all(
-        self, contract::rank_device(network, self.rank, device), 2);
-    Trainer trainer(*exchange, model, device);
+  run_on_two(three_units(2), [](auto& trainer, auto& self, auto& network) {
+    auto& exchange = trainer.exchange();
     std::int64_t bytes = 0;
     for (const bool early : {true, false}) {
       const auto before = network.started(self.rank);
@@ -440,27 +434,26 @@ TEST(StreamExchange, HowManySlotsABackwardNeedsDoesNotDependOnTiming) {
       if (self.rank == 1 && !early) {
         self.barrier.arrive_and_wait();
       }
-      exchange->start_unshard(0, {.in_backward = true}).throw_if_failed();
+      exchange.start_unshard(0, {.in_backward = true}).throw_if_failed();
       if (self.rank == 0) {
         while (early && network.started(0) < before + 2) {
           std::this_thread::yield();
         }
-        (void)exchange->progress();
+        (void)exchange.progress();
         trainer.fill(0);  // As large as the slot of unit 2.
         if (!early) {
           self.barrier.arrive_and_wait();
         }
       }
-      (void)exchange->wait_for_unshard(0).value();
-      exchange->reshard(0);
+      (void)exchange.wait_for_unshard(0).value();
+      exchange.reshard(0);
       trainer.reduce(0);
       trainer.reduce(1);
       trainer.end_backward();
-      const auto now = exchange->counters().gradient_bytes;
+      const auto now = trainer.gradient_bytes();
       EXPECT_TRUE(bytes == 0 || bytes == now) << bytes << " and then " << now;
       bytes = now;
     }
-    self.barrier.arrive_and_wait();
   });
 }
 

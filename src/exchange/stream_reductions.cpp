@@ -39,14 +39,18 @@ void put_sum_on_host(
     double scale,
     bool accumulate,
     const at::Tensor& gradient) {
-  auto value = sum.to(gradient.scalar_type());
+  const auto dtype = gradient.scalar_type();
+  at::Tensor value;
   if (accumulate) {
-    const auto before = gradient.to(
-        sum.device(), gradient.scalar_type(), /*non_blocking=*/true);
     // In the wider dtype, and rounded once.
-    value = before.add(sum, scale).to(gradient.scalar_type());
-  } else if (scale != 1.0) {
-    value.mul_(scale);
+    value = gradient.to(sum.device(), dtype, /*non_blocking=*/true)
+                .add(sum, scale)
+                .to(dtype);
+  } else {
+    value = sum.to(dtype);
+    if (scale != 1.0) {
+      value.mul_(scale);
+    }
   }
   gradient.copy_(value, /*non_blocking=*/true);
 }

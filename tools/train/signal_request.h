@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What signals ask of this rank of `sherd train`. The first SIGINT (Ctrl-C) asks for the same as
-// SIGTERM, a checkpoint and the end; one that comes more than a second later ends the process at
-// once, as it does without handlers. Thread rule: any thread.
+// SIGTERM, a checkpoint and the end; a second one ends the process at once, as it does without
+// handlers. One that the launcher passes on within a second of another sender's is not a second one.
+// Thread rule: any thread.
 #pragma once
 
 namespace sherd::tools {
