@@ -8,6 +8,7 @@
 #include <tuple>
 #include <unordered_set>
 #include <utility>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
 #include "optim/name_patterns.h"
@@ -26,9 +27,10 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
   return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
 }
 
-// A 1-D view of `elements` elements from the first element of `first` on.
-at::Tensor strip(const at::Tensor& first, std::int64_t elements) {
-  return first.detach().as_strided({elements}, {1}, first.storage_offset());
+// A 1-D view of `elements` elements from element `begin` of `tensor` on.
+at::Tensor strip(
+    const at::Tensor& tensor, std::int64_t elements, std::int64_t begin = 0) {
+  return tensor.as_strided({elements}, {1}, tensor.storage_offset() + begin);
 }
 
 bool all_zero(std::uintptr_t address, std::int64_t bytes) {
@@ -240,6 +242,9 @@ void SliceSet::lay_out_state() {
 }
 
 std::vector<UpdateBatch> SliceSet::begin_update() {
+  // Autograd need not know of views that only the kernels see. Its part of making them takes twice
+  // as long as the views themselves.
+  const at::AutoDispatchBelowADInplaceOrView without_autograd;
   for (SliceEntry& slice : slices_) {
     slice.gradient =
         usable_gradient(options_.owner, parameters_.items[slice.item]);
@@ -336,8 +341,8 @@ void SliceSet::add_run(
     batch.steps.push_back(counts_.for_kernel(slice.item));
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
-    batch.states[s].push_back(
-        ranges_[slice.range].states[s].narrow(0, slice.range_offset, elements));
+    batch.states[s].push_back(strip(
+        ranges_[slice.range].states[s], elements, slice.range_offset));
   }
 }
 
