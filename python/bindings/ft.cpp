@@ -157,6 +157,11 @@ void bind_ft(py::module_& module) {
       .def(
           "finish_step", [](Session& self) { return self.get().finish_step(); },
           WithoutGil())
+      .def(
+          "other_work",
+          [](Session& self, const std::function<void()>& work) {
+            self.get().other_work(work);
+          })
       .def_property_readonly(
           "step", [](Session& self) { return self.get().step(); })
       .def_property_readonly(

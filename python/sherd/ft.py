@@ -124,6 +124,14 @@ class Session:
         begin_step() says what to do."""
         return self._core.finish_step()
 
+    def other_work(self, function, *arguments, **named):
+        """Calls `function` and returns its result: for an evaluation or the like in the
+        body of the loop. It may take a minute (`--first-hang-after` of `sherd run`);
+        a step that takes ten times as long as usual, and more than 5 s, does not."""
+        results = []
+        self._core.other_work(lambda: results.append(function(*arguments, **named)))
+        return results[0]
+
     @property
     def step(self):
         """The last step that this replica has."""

@@ -100,6 +100,7 @@ def train(folder, kind, sherd):
                 if step.number % 2:
                     session.last_backward()
                 loss.backward()
+                assert session.other_work(len, step.samples) == len(step.samples)
             if replica == 1 and first_life and step.number >= KILLED_IN:
                 os.kill(os.getpid(), signal.SIGKILL)
         name, number = session.state_name, session.step

@@ -221,6 +221,12 @@ class ReplicaSession {
   // then says what to do. Throws what `update` throws, and Error if a backward did not end.
   bool finish_step();
 
+  // Runs `work`, something that is not part of a step, between begin_step() and finish_step(): an
+  // evaluation or a copy of values. A replica that takes much longer than usual for a part of a step
+  // is taken for one that hangs; for `work` it has a minute, as between steps
+  // (--first-hang-after). Throws what `work` throws.
+  void other_work(const std::function<void()>& work) const;
+
   // The number of the run, which all its replicas share; 0 before the first begin_step().
   std::uint64_t run() const;
   // The last step that this replica has made.

@@ -369,7 +369,7 @@ TEST_F(ServiceTest, AReplicaOfAnotherVersionIsToldSoNamingBoth) {
           .payload = words});
   ASSERT_TRUE(run_until(loop_, [&] { return guest.closed(); }));
   const std::string why =
-      "the coordinator speaks version 5 with its replicas, and this replica "
+      "the coordinator speaks version 6 with its replicas, and this replica "
       "version 9";
   ASSERT_EQ(guest.received().size(), 1U);
   EXPECT_EQ(

@@ -203,7 +203,7 @@ bool FailureDetector::is_first(const MonitoredReplica& watched) const {
   const int phases =
       activity == Activity::kComputing ? options_.first_steps : 1;
   // The usual length of these phases says nothing about an occasional evaluation.
-  return activity == Activity::kIdle ||
+  return activity == Activity::kIdle || activity == Activity::kOtherWork ||
       watched.ended[index_of(activity)] < phases;
 }
 

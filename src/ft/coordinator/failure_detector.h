@@ -82,7 +82,8 @@ class FailureDetector {
 
  private:
   using Life = std::pair<ReplicaId, Incarnation>;
-  static constexpr std::size_t kActivities = 6;
+  static constexpr auto kActivities =
+      static_cast<std::size_t>(Activity::kOtherWork) + 1;
   struct MonitoredRank {
     TrainingProgress progress;
     Instant since{};  // When the activity and serial last changed.

@@ -467,6 +467,21 @@ TEST_F(Watched, TheFirstPhaseOfAnActivityMayTakeLong) {
   }
 }
 
+// An evaluation, or a copy for a replica that has returned, says nothing about the next one.
+TEST_F(Watched, OtherWorkThanAStepMayAlwaysTakeLong) {
+  pass_steps(6);
+  for (int i = 0; i < 6; ++i) {
+    says(1, Activity::kOtherWork, ++serial_);
+    EXPECT_THAT(hangs_in(milliseconds(250)), IsEmpty());
+    says(1, Activity::kComputing, ++serial_);
+    EXPECT_THAT(hangs_in(milliseconds(250)), IsEmpty());
+  }
+  said_[0].activity = said_[2].activity = Activity::kIdle;
+  says(1, Activity::kOtherWork, ++serial_);
+  EXPECT_THAT(hangs_in(seconds(55)), IsEmpty());
+  EXPECT_THAT(hangs_in(seconds(10)), SizeIs(1));
+}
+
 // The leader reports the step before the rank reports that it does something else.
 TEST_F(Watched, OneThatHasMadeItsFirstStepIsNotHungForHowLongThatTook) {
   says(1, Activity::kApplying, 1);

@@ -170,6 +170,8 @@ std::string text_of(Activity activity) {
       return "applying";
     case Activity::kFetching:
       return "fetching";
+    case Activity::kOtherWork:
+      return "doing other work";
   }
   return "?";
 }

@@ -119,6 +119,7 @@ enum class Activity {
   kWaiting,  // It waits for a decision.
   kApplying,
   kFetching,
+  kOtherWork,  // Not part of a step, such as an evaluation or a copy of its state.
 };
 
 // A rank's connections with its counterpart in another replica, and how many data frames were

@@ -192,7 +192,8 @@ TrainingProgress Leader::progress() const {
   const auto weight = [](Activity activity) {
     constexpr Activity kOrder[] = {Activity::kIdle,     Activity::kWaiting,
                                    Activity::kReducing, Activity::kFetching,
-                                   Activity::kApplying, Activity::kComputing};
+                                   Activity::kApplying, Activity::kComputing,
+                                   Activity::kOtherWork};
     return std::ranges::find(kOrder, activity) - kOrder;
   };
   TrainingProgress all;
@@ -359,7 +360,8 @@ void Leader::leave_undecided() {
   const auto& view = machine_.view();
   const auto all = progress();
   const bool works = all.activity == Activity::kComputing ||
-      all.activity == Activity::kApplying;
+      all.activity == Activity::kApplying ||
+      all.activity == Activity::kOtherWork;
   if (works || !standstill_ || standstill_->progress != all.serial ||
       standstill_->epoch != view.epoch ||
       standstill_->step != view.canonical.step) {

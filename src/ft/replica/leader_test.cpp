@@ -425,10 +425,10 @@ TEST(Leader, StaysUntilAllRanksHaveTheLastStep) {
 // Neither will ever understand the other, however often the leader connects.
 TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
   const std::string of_coordinator =
-      "the coordinator speaks version 6 with its replicas, and this replica "
-      "version 5";
+      "the coordinator speaks version 7 with its replicas, and this replica "
+      "version 6";
   std::string view = bytes_of(order_of_run(1));
-  view[0] = 6;
+  view[0] = 7;
   const std::vector<net::Frame> answers = {
       {.type = static_cast<std::uint16_t>(FrameType::kRefusal),
        .payload = of_coordinator},
@@ -436,8 +436,8 @@ TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
        .payload = view}};
   const std::vector<std::string> reasons = {
       of_coordinator,
-      "this replica speaks version 5 with its coordinator, and the "
-      "coordinator version 6"};
+      "this replica speaks version 6 with its coordinator, and the "
+      "coordinator version 7"};
   for (std::size_t i = 0; i < answers.size(); ++i) {
     net::Loop loop;
     std::unique_ptr<net::Connection> connection;

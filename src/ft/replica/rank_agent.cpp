@@ -390,6 +390,17 @@ void RankAgent::set_idle() {
   activity_.store(Activity::kIdle, std::memory_order_relaxed);
 }
 
+void RankAgent::other_work(const std::function<void()>& work) {
+  struct Scope {
+    RankAgent& agent;
+    Activity before;
+    ~Scope() { agent.set_activity(before); }
+  };
+  const Scope scope{*this, activity_.load(std::memory_order_relaxed)};
+  set_activity(Activity::kOtherWork);
+  work();
+}
+
 void RankAgent::end(const TrainingCallbacks& program) {
   set_idle();
   tell(FinishedEvent{});
@@ -439,12 +450,10 @@ std::optional<StateDigest> RankAgent::digest_of(
 
 void RankAgent::execute(
     const SnapshotTask& task, const TrainingCallbacks& program) {
-  // Others may wait for this rank meanwhile, so it counts as computing.
-  const auto before =
-      activity_.exchange(Activity::kComputing, std::memory_order_relaxed);
-  auto bytes = std::make_shared<const std::string>(program.snapshot());
-  activity_.store(before, std::memory_order_relaxed);
-  activity_changes_.fetch_add(1, std::memory_order_relaxed);
+  std::shared_ptr<const std::string> bytes;
+  other_work([&] {
+    bytes = std::make_shared<const std::string>(program.snapshot());
+  });
   // A process that cannot offer its state ends and is restarted.
   digests_thread_.post(
       [this, state = task.state, bytes = std::move(bytes)]() noexcept {

@@ -89,6 +89,8 @@ class RankAgent {
       const ComputeTask& task,
       const GradientFault& fault,
       const TrainingCallbacks& program);
+  // Runs `work`, which is not part of a step and may therefore take longer than a part of one.
+  void other_work(const std::function<void()>& work);
   // The program makes no further steps. Returns when no other replica needs this one any more,
   // after a minute at most.
   void end(const TrainingCallbacks& program);

@@ -151,6 +151,40 @@ TEST(RankAgentSum, IsCopiedWhileNobodyHasDecided) {
   EXPECT_THAT(copies.used, ElementsAre(1, 2, 3));
 }
 
+// A copy takes longer than a part of a step does, and others wait for this rank meanwhile.
+TEST(RankAgentActivity, CopiesAndEvaluationsAreOtherWorkThanAStep) {
+  Copies copies;
+  LoneRank rank(
+      [](LoneRank& all, const RankEvent& event) {
+        if (std::holds_alternative<JoinedEvent>(event)) {
+          all.reduce({1, 1});
+        } else if (std::holds_alternative<ReducedEvent>(event)) {
+          all.tell(SnapshotTask{.state = kBase});
+        }
+      },
+      {});
+  const auto activity = [&] { return rank.agent().progress().activity; };
+  std::vector<Activity> seen;
+  auto program = copies.program();
+  program.snapshot = [&] {
+    seen.push_back(activity());
+    rank.commit({1, 1});
+    return std::string();
+  };
+  const auto task = rank.agent().next(program);
+  seen.push_back(activity());
+  rank.agent().other_work([&] { seen.push_back(activity()); });
+  const auto fail = [] { throw Error("[test] an evaluation failed"); };
+  EXPECT_THROW(rank.agent().other_work(fail), Error);
+  seen.push_back(activity());
+  EXPECT_TRUE(rank.agent().finish(*task, program));
+  EXPECT_THAT(
+      seen,
+      ElementsAre(
+          Activity::kComputing, Activity::kOtherWork, Activity::kComputing,
+          Activity::kOtherWork));
+}
+
 TEST(RankAgentSum, IsCopiedAnewWhereTheFirstOneIsGivenUp) {
   Copies copies;
   LoneRank rank(

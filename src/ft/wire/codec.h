@@ -20,7 +20,7 @@
 namespace sherd::ft {
 
 // Raised when a part changes its meaning or its fields. Bytes of another version are refused.
-inline constexpr std::uint16_t kWireVersion = 5;
+inline constexpr std::uint16_t kWireVersion = 6;
 
 // Types of frames between replicas and the coordinator.
 enum class FrameType : std::uint16_t {

@@ -74,7 +74,7 @@ TEST(Codec, AnotherVersionIsRefusedNamingBoth) {
     EXPECT_THAT(
         report_of(bytes).status().message(),
         HasSubstr(
-            "a report: expected version 5, found " + std::to_string(version)));
+            "a report: expected version 6, found " + std::to_string(version)));
   }
 }
 
@@ -104,7 +104,7 @@ std::string bytes_of_hex(const std::string& hex) {
   return bytes;
 }
 
-// Recorded bytes of version 5: a change to them would break replicas that run.
+// Recorded bytes of version 6: a change to them would break replicas that run.
 TEST(Codec, BytesOfThisVersionAreReadForEver) {
   Report report;
   report.run = 7;
@@ -113,7 +113,7 @@ TEST(Codec, BytesOfThisVersionAreReadForEver) {
   report.held = StateId{5, {1, 2}};
   report.addresses = {{"h", 3, 4}};
   const std::string kept =
-      "050001000000ff0f00000700000000000000020000000900000000000000000000000000"
+      "060001000000ff0f00000700000000000000020000000900000000000000000000000000"
       "0000"
       "0000000000000000"
       "010500000000000000010000000000000002000000000000000000000000000000"

@@ -261,7 +261,7 @@ void fields(Io& io, Field<Io, RingPosition>& place) {
 
 template <typename Io>
 void fields(Io& io, Field<Io, TrainingProgress>& progress) {
-  io.choice("an activity", progress.activity, Activity::kFetching);
+  io.choice("an activity", progress.activity, Activity::kOtherWork);
   io.number("a serial", progress.serial);
   io.maybe("who is waited for", progress.waits_for);
   io.flag("whether it is to read", progress.to_read);

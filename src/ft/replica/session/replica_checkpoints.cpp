@@ -209,7 +209,8 @@ void ReplicaCheckpoints::save_if_due(
     const ReplicaSession& session, const TrainingStep& step) {
   impl_->expect_no_other_run(session);
   if (saves_before(step, impl_->options.save_every)) {
-    impl_->begin_save(step.step - 1, session.state_name());
+    session.other_work(
+        [&] { impl_->begin_save(step.step - 1, session.state_name()); });
   }
 }
 

@@ -360,6 +360,11 @@ bool ReplicaSession::finish_step() {
   return made;
 }
 
+void ReplicaSession::other_work(const std::function<void()>& work) const {
+  impl_->expect_open("other_work()");
+  impl_->agent->rank().other_work(work);
+}
+
 std::uint64_t ReplicaSession::run() const { return impl_->run; }
 
 std::int64_t ReplicaSession::step() const {
