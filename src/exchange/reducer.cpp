@@ -250,8 +250,10 @@ void Reducer::place(int parameter, const at::Tensor& gradient) {
       target.alone && dense.is_contiguous() &&
       dense.scalar_type() == slot.scalar_type()) {
     elsewhere = dense.view({-1});
-  } else {
-    room(parameter, dense.sizes()).copy_(dense);
+  } else if (const auto to = room(parameter, dense.sizes());
+             !dense.is_contiguous() ||
+             to.const_data_ptr() != dense.const_data_ptr()) {
+    to.copy_(dense);  // Unless autograd has added to the slot itself.
   }
 }
 

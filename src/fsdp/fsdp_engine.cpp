@@ -565,6 +565,7 @@ void FsdpEngine::synchronised_backward_ended() {
     options_.hook->synchronised_backward_ended();
   }
   unpublished_ = unpublished_ || step_may_follow();
+  step_outstanding_ = false;
   slices_->remember_sample();
   if (!idle_.change_due()) {
     idle_.note_gradients(slices_->tensors());

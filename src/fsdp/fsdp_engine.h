@@ -202,6 +202,7 @@ class FsdpEngine final : public ShardingEngine,
   bool may_be_written() const;
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
+  void publish_before_step(bool keep_frozen);
   MemoryPlannerOptions memory_planner_options();
   void refuse_hopeless_limit();
   void plan_memory();
@@ -230,6 +231,9 @@ class FsdpEngine final : public ShardingEngine,
   bool in_step_ = false;  // A training forward since the last publish.
   // A backward brought gradients, or found some; shards may be written.
   bool unpublished_ = false;
+  // publish() or a summon has published since, and no rank had written: the step of an optimizer that
+  // does not publish may still be made, or be left out.
+  bool step_outstanding_ = false;
   // An operator outside backward has used a parameter since the last backward.
   bool read_since_backward_ = false;
   // Ranks have compared requires_grad since the last publish.

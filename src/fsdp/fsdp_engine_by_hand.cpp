@@ -146,7 +146,7 @@ void FsdpEngine::begin_summon(const SummonOptions& options) {
   check_storages(model_, cache_->storages());
   const auto units = summoned_units(options);
   if (may_be_written()) {
-    publish_locked(/*keep_frozen=*/false);
+    publish_before_step(/*keep_frozen=*/false);
   }
   // After a failure other ranks would wait for the rest of the units.
   require(status_of(
@@ -215,7 +215,10 @@ void FsdpEngine::end_summon() {
         summoned_parameters_->end();
         cast_forwards(/*full_precision=*/false);
         if (may_have_written && usable()) {
+          const bool outstanding = step_outstanding_;
           publish_locked(/*keep_frozen=*/false);
+          unpublished_ = step_outstanding_ = outstanding;
+          slices_->remember_sample();  // What was written is no step.
         }
       },
       ErrorCode::kAborted,
@@ -344,7 +347,8 @@ void FsdpEngine::set_budget(
       [&] {
         SHERD_CHECK_AS(
             kFailedPrecondition,
-            !in_step_ && !unpublished_ && !summoned_parameters_->open(),
+            !in_step_ && (!unpublished_ || step_outstanding_) &&
+                !summoned_parameters_->open(),
             "[fsdp] the budget changes between two steps; expected no forward, "
             "backward or summon scope since the last publish(), which sherd's "
             "optimizers call at the end of step()");

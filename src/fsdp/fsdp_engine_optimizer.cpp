@@ -187,6 +187,9 @@ void FsdpEngine::refuse_read_of_written(const char* operator_name) const {
 // one of another rank may write meanwhile. A training forward has a backward before the next write, as
 // publish_now() demands, and so have those of its parts that record nothing.
 void FsdpEngine::refuse_early_read(const char* operator_name) const {
+  if (step_outstanding_ && !slices_->sample_changed()) {
+    return;  // Values are those that were published.
+  }
   SHERD_CHECK_AS(
       kFailedPrecondition, !may_be_written(), "[fsdp] ", operator_name,
       " reads a sharded parameter without recording gradients, after a "
@@ -227,7 +230,7 @@ void FsdpEngine::publish_now(bool keep_frozen) {
       "expected a backward between reading and writing, or writing inside "
       "summon_full_parameters()");
   published_by_hand_ = true;
-  publish_locked(keep_frozen);
+  publish_before_step(keep_frozen);
 }
 
 // Collective where some rank has hooks. Optimizers in them publish what they have written, but how
@@ -278,6 +281,22 @@ bool FsdpEngine::step_may_follow() {
   return *any != 0.0;
 }
 
+// Collective. Publishes at a moment that may lie before the step of an optimizer that does not publish
+// by itself. If gradients are there and no rank has written, the next forward publishes again.
+void FsdpEngine::publish_before_step(bool keep_frozen) {
+  bool outstanding = unpublished_ && publishers_.expired();
+  if (outstanding) {
+    const auto found = exchange::numbers(2);
+    auto* any = found.mutable_data_ptr<double>();
+    any[0] = slices_->any_gradient() ? 1.0 : 0.0;
+    any[1] = slices_->sample_changed() ? 1.0 : 0.0;
+    reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+    outstanding = any[0] != 0.0 && any[1] == 0.0;
+  }
+  publish_locked(keep_frozen);
+  unpublished_ = step_outstanding_ = outstanding;
+}
+
 // Collective: every rank is at the end of the same backward.
 void FsdpEngine::warn_of_idle_optimizer() {
   const bool changed = published_by_hand_ || idle_.changed(slices_->tensors());
@@ -294,7 +313,7 @@ void FsdpEngine::warn_of_idle_optimizer() {
 void FsdpEngine::publish_locked(bool keep_frozen) {
   cache_->end_step(keep_frozen);
   in_step_ = false;
-  unpublished_ = false;
+  unpublished_ = step_outstanding_ = false;
   compared_ = false;
   ++generation_;
   require(exchange_->publish(generation_));

@@ -316,6 +316,25 @@ TEST_P(ReplicateHooks, T57WhatIsGatheredLiesInMemoryOfItsOwn) {
   }));
 }
 
+// LibTorch takes a column for contiguous whatever the stride of its dimension of size 1 is.
+TEST_P(ReplicateHooks, T57AGraphOfATransposedRowMayBeUsedTwice) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto model = std::make_shared<torch::nn::Module>();
+    const auto column =
+        model->register_parameter("column", torch::ones({1, 5}).t());
+    auto ddp = replicate(*model, world, with_hook(all_reduce_mean()));
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      const auto loss = column.pow(2).sum();
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+      expect_close(
+          column.grad(), torch::full({5, 1}, 4.0), 0.0,
+          "gradient of step " + std::to_string(step));
+    }
+  }));
+}
+
 // Assigns its result, of which the last `missing` elements are missing.
 class AssignedMean final : public CommHook {
  public:

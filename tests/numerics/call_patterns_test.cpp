@@ -168,6 +168,45 @@ TEST_P(CallPatterns, EvaluationBetweenStepsSeesTheNewValues) {
   }));
 }
 
+// An optimizer that does not publish has not written yet when something else publishes.
+TEST_P(CallPatterns, AStepAfterASummonOrAPublishIsPublishedByTheNextForward) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto train = [&](OptimizerAxes axes, bool summons) {
+      Chain reference = chain();
+      Chain model = chain();
+      FullyShardOptions options;
+      options.optimizer_axes = axes;
+      const int replicas = axes == OptimizerAxes::kBoth ? world.size() : 1;
+      auto fsdp =
+          fully_shard(*model, Mesh(world, {.replicate = replicas}), options);
+      const auto leaves = unique_parameters(*reference);
+      const auto step_reference = sign_steps()(tensors_of(leaves));
+      const auto step_shards = sign_steps()(fsdp.parameters());
+      const Pass<Chain> pass = [](Chain& module, int batch, int rank) {
+        return module->forward(integer_rows(batch, rank, 6)).sum();
+      };
+      for (int step = 0; step < 3; ++step) {
+        const auto expected =
+            reference_backward<Chain>(reference, leaves, pass, step, world);
+        const auto found = pass(model, step, world.rank());
+        expect_close(found.detach(), expected, 0.0, "loss");
+        found.backward();
+        if (summons) {
+          (void)fsdp.summon_full_parameters({.read_only = true});
+        } else {
+          fsdp.publish();
+        }
+        step_reference();
+        step_shards();
+      }
+    };
+    for (const auto axes : {OptimizerAxes::kShard, OptimizerAxes::kBoth}) {
+      train(axes, /*summons=*/true);
+      train(axes, /*summons=*/false);
+    }
+  }));
+}
+
 // The teacher's forward records gradients, but backward ends before it.
 TEST_P(CallPatterns, ABackwardThatEndsBeforeAModelIsNoStepOfIt) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {

@@ -451,9 +451,8 @@ std::optional<StateDigest> RankAgent::digest_of(
 void RankAgent::execute(
     const SnapshotTask& task, const TrainingCallbacks& program) {
   std::shared_ptr<const std::string> bytes;
-  other_work([&] {
-    bytes = std::make_shared<const std::string>(program.snapshot());
-  });
+  other_work(
+      [&] { bytes = std::make_shared<const std::string>(program.snapshot()); });
   // A process that cannot offer its state ends and is restarted.
   digests_thread_.post(
       [this, state = task.state, bytes = std::move(bytes)]() noexcept {
