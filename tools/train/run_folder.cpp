@@ -3,21 +3,25 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/replace_file.h"
 #include "refuse.h"
 #include "text_file.h"
 #include "train/config.h"
+#include "train/metric_columns.h"
 
 namespace sherd::tools {
 namespace {
@@ -32,10 +36,18 @@ constexpr const char* kMetrics = "metrics.jsonl";
   refuse(path, expected, found, ErrorCode::kUnavailable);
 }
 
+template <typename T>
+void read(const nlohmann::json& found, T& value) {
+  value = found.get<T>();
+}
 // Infinity and NaN are null in JSON.
-double number_of(const nlohmann::json& value) {
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
-                         : value.get<double>();
+void read(const nlohmann::json& found, double& value) {
+  value = found.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                          : found.get<double>();
+}
+template <typename T>
+void read(const nlohmann::json& found, std::optional<T>& value) {
+  read(found, value.emplace());
 }
 
 std::string made(const std::string& path) {
@@ -113,24 +125,19 @@ std::string set_aside_metrics(
 }
 
 std::string metrics_line(const StepMetrics& record) {
-  nlohmann::ordered_json json = {
-      {"step", record.step},
-      {"time", record.time},
-      {"tokens", record.tokens},
-      {"loss", record.loss}};
-  if (record.val_loss.has_value()) {
-    json["val_loss"] = *record.val_loss;
+  nlohmann::ordered_json json;
+  for (const auto& column : kMetricColumns) {
+    std::visit(
+        [&](auto member) {
+          if (const auto value = std::optional(record.*member)) {
+            json[column.name] = *value;
+          }
+        },
+        column.member);
   }
-  json["lr"] = record.lr;
-  json["grad_norm"] = record.grad_norm;
-  if (record.loss_scale.has_value()) {
-    json["loss_scale"] = *record.loss_scale;
-    json["skipped"] = record.skipped;
+  if (!record.mfu) {
+    json["mfu"] = nullptr;  // Unknown, but each line has it.
   }
-  json["step_s"] = record.step_s;
-  json["tokens_per_s"] = record.tokens_per_s;
-  json["mfu"] = record.mfu ? nlohmann::ordered_json(*record.mfu) : nullptr;
-  json["rss_bytes"] = record.rss_bytes;
   json["ranks"] = nlohmann::ordered_json::array();
   for (const auto& rank : record.ranks) {
     json["ranks"].push_back(
@@ -145,25 +152,16 @@ StepMetrics parse_metrics_line(
     const std::string& line, const std::string& path) {
   try {
     const auto json = nlohmann::json::parse(line);
-    StepMetrics record{
-        .step = json.at("step").get<std::int64_t>(),
-        .loss = number_of(json.at("loss")),
-        .lr = json.at("lr").get<double>(),
-        .grad_norm = number_of(json.at("grad_norm")),
-        .step_s = json.at("step_s").get<double>(),
-        .tokens_per_s = json.at("tokens_per_s").get<double>(),
-        .rss_bytes = json.at("rss_bytes").get<std::int64_t>(),
-        .time = json.value("time", 0.0),
-        .tokens = json.value("tokens", std::int64_t{0})};
-    if (json.contains("val_loss")) {
-      record.val_loss = number_of(json.at("val_loss"));
+    StepMetrics record;
+    for (const auto& column : kMetricColumns) {
+      if (json.contains(column.name) || !column.may_lack) {
+        std::visit(
+            [&](auto member) { read(json.at(column.name), record.*member); },
+            column.member);
+      }
     }
-    if (json.contains("loss_scale")) {
-      record.loss_scale = json.at("loss_scale").get<double>();
-      record.skipped = json.value("skipped", false);
-    }
-    if (json.contains("mfu") && !json.at("mfu").is_null()) {
-      record.mfu = json.at("mfu").get<double>();
+    if (record.mfu && std::isnan(*record.mfu)) {
+      record.mfu.reset();
     }
     for (const auto& rank : json.value("ranks", nlohmann::json::array())) {
       record.ranks.push_back(

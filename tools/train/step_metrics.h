@@ -30,7 +30,7 @@ struct StepMetrics {
   // With fp16: the factor of the loss, and whether the step was skipped because gradients
   // overflowed.
   std::optional<double> loss_scale = std::nullopt;
-  bool skipped = false;
+  std::optional<bool> skipped = std::nullopt;
   double step_s = 0;  // That of the slowest rank, without validation.
   double tokens_per_s = 0;
   std::int64_t rss_bytes = 0;  // That of the rank with most.

@@ -158,7 +158,7 @@ class TrainJob {
     if (!std::isfinite(record.loss)) {
       refuse_step(record, "loss", record.loss);
     }
-    if (!record.skipped && !std::isfinite(record.grad_norm)) {
+    if (!record.skipped.value_or(false) && !std::isfinite(record.grad_norm)) {
       refuse_step(record, "norm of gradients", record.grad_norm);
     }
   }

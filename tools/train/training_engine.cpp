@@ -257,7 +257,7 @@ void TrainingEngine::update(StepMetrics& record) {
     muon_->zero_grad();
   }
   adamw_.zero_grad();
-  if (average_ && !record.skipped) {
+  if (average_ && !record.skipped.value_or(false)) {
     average_->update();
   }
 }
