@@ -2,13 +2,16 @@
 #include "bench/collectives.h"
 
 #include <algorithm>
-#include <cmath>
-#include <sstream>
+#include <utility>
 
 namespace sherd::bench {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    CollectiveTimes, operation, dtype, bytes, contender, round_ms)
+
 namespace {
 
-constexpr const char* kCaseMark = "bench: case ";
+constexpr const char* kCaseMark = "bench: ";
 
 bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
   return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
@@ -51,33 +54,23 @@ std::string cell(const CollectiveTimes* times) {
 }  // namespace
 
 std::string line_of(const CollectiveTimes& times) {
-  std::string line = kCaseMark + times.operation + " " + times.dtype + " " +
-      std::to_string(times.bytes) + " " + times.contender;
-  for (const double ms : times.round_ms) {
-    line += format(" %.6f", ms);
-  }
-  return line;
+  return kCaseMark + nlohmann::json(times).dump();
 }
 
 std::optional<CollectiveTimes> parse_times(const std::string& line) {
   if (!line.starts_with(kCaseMark)) {
     return std::nullopt;
   }
-  std::istringstream words(line.substr(std::string(kCaseMark).size()));
-  CollectiveTimes times;
-  words >> times.operation >> times.dtype >> times.bytes >> times.contender;
-  if (!words || times.bytes <= 0) {
+  try {
+    auto times =
+        nlohmann::json::parse(line.substr(std::string(kCaseMark).size()))
+            .get<CollectiveTimes>();
+    const bool measured = times.bytes > 0 && !times.round_ms.empty() &&
+        std::ranges::min(times.round_ms) > 0.0;
+    return measured ? std::optional(std::move(times)) : std::nullopt;
+  } catch (const nlohmann::json::exception&) {  // Also for NaN and infinity.
     return std::nullopt;
   }
-  double ms = 0.0;
-  while (words >> ms) {
-    if (!std::isfinite(ms) || ms <= 0.0) {
-      return std::nullopt;
-    }
-    times.round_ms.push_back(ms);
-  }
-  return words.eof() && !times.round_ms.empty() ? std::optional(times)
-                                                : std::nullopt;
 }
 
 std::string table_of(

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `sherd bench collectives`: what its ranks measured, and how it is shown. Each rank runs all
-// contenders in one process, in turn; rank 0 writes a line for each case and contender:
-//
-//   bench: case all_reduce fp32 65536 shm 0.031 0.030 ...
-//
-// with a time in ms for each round. Thread rule: pure functions, any thread.
+// contenders in one process, in turn; rank 0 writes a line for each case and contender: "bench: " and
+// its CollectiveTimes as JSON. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>

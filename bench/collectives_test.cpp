@@ -34,9 +34,14 @@ TEST(Collectives, ALineSaysAllThereIs) {
 
 TEST(Collectives, OtherLinesAreNone) {
   for (const char* line :
-       {"", "bench: ready", "bench: case", "bench: case all_reduce fp32 64 shm",
-        "bench: case all_reduce fp32 0 shm 1", "bench: case a b 1 shm 1 x",
-        "bench: case a b 1 shm -1"}) {
+       {"", "bench: ready", "bench: {}",
+        R"(bench: {"operation":"a","dtype":"b","bytes":1,"contender":"shm"})",
+        R"(bench: {"operation":"a","dtype":"b","bytes":0,"contender":"shm",)"
+        R"("round_ms":[1]})",
+        R"(bench: {"operation":"a","dtype":"b","bytes":1,"contender":"shm",)"
+        R"("round_ms":["1"]})",
+        R"(bench: {"operation":"a","dtype":"b","bytes":1,"contender":"shm",)"
+        R"("round_ms":[-1]})"}) {
     EXPECT_FALSE(parse_times(line).has_value()) << line;
   }
 }

@@ -173,7 +173,7 @@ ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
 
 void ContenderJob::send(int steps) {
   // If the process has ended, the answer is missing, and that is reported.
-  const std::string line = request_line(steps) + "\n";
+  const std::string line = std::to_string(steps) + "\n";
   [[maybe_unused]] const auto written =
       ::write(to_.get(), line.data(), line.size());
 }

@@ -22,7 +22,8 @@ using ::testing::SizeIs;
 
 constexpr seconds kDeadline(30);
 // Only rank 0 answers; $$ is its process.
-constexpr const char* kReady = "echo 'bench: ready 2.13' $$; ";
+constexpr const char* kReady =
+    R"(echo "bench: {\"torch_version\":\"2.13\",\"processes\":[$$]}"; )";
 
 std::unique_ptr<ContenderJob> started(
     const std::string& script, const StopSignalFd& signals) {
@@ -48,8 +49,9 @@ TEST(ContenderJob, AnswersAndEndsInOrder) {
   const StopSignalFd signals;
   const auto contender = started(
       std::string(kReady) +
-          "echo chatter; read line; echo \"bench: ran 2 1.5 2.5 5 $# \"; "
-          "read line; test \"$line $COLOUR\" = 'end blue'",
+          "echo chatter; read line; "
+          R"(echo "bench: {\"step_ms\":[1.5,2.5],\"losses\":[5,$#]}"; )"
+          "read line; test \"$line $COLOUR\" = '0 blue'",
       signals);
   const auto ready = contender->wait_until_ready(kDeadline);
   EXPECT_EQ(ready.torch_version, "2.13");
@@ -84,12 +86,11 @@ TEST(ContenderJob, OneThatDiesWhileIdleIsReportedWhenItIsAsked) {
 TEST(ContenderJob, AWrongAnswerIsShown) {
   const StopSignalFd signals;
   const auto contender = started(
-      std::string(kReady) + "read line; echo 'bench: ran 1 nan 5'; read line",
-      signals);
+      std::string(kReady) + "read line; echo 'bench: [1]'; read line", signals);
   contender->wait_until_ready(kDeadline);
   EXPECT_THAT(
       error_of([&] { contender->run(1, kDeadline); }),
-      AllOf(HasSubstr("taken 1 steps"), HasSubstr("'bench: ran 1 nan 5'")));
+      AllOf(HasSubstr("taken 1 steps"), HasSubstr("'bench: [1]'")));
 }
 
 TEST(ContenderJob, FailingAtTheEndCounts) {

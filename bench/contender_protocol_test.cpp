@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/contender_protocol.h"
 
+#include <limits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +11,8 @@ namespace {
 using ::testing::ElementsAre;
 
 TEST(Protocol, WhatIsWrittenIsRead) {
-  EXPECT_EQ(parse_request(request_line(7)), 7);
-  EXPECT_EQ(parse_request(request_line(0)), 0);
+  EXPECT_EQ(parse_request("7"), 7);
+  EXPECT_EQ(parse_request("0"), 0);
   const auto ready = parse_ready_reply(line_of(
       ReadyReply{.torch_version = "2.13.0+cpu", .processes = {12, 13}}));
   ASSERT_TRUE(ready.has_value());
@@ -25,29 +26,41 @@ TEST(Protocol, WhatIsWrittenIsRead) {
 }
 
 TEST(Protocol, OnlyMarkedLinesAreAnswers) {
-  EXPECT_TRUE(is_answer("bench: ran 1 2 3"));
-  EXPECT_FALSE(is_answer("UserWarning: bench: ran 1 2 3"));
+  EXPECT_TRUE(is_answer("bench: {}"));
+  EXPECT_FALSE(is_answer("UserWarning: bench: {}"));
   EXPECT_FALSE(is_answer(""));
 }
 
 TEST(Protocol, WrongLinesAreRefused) {
   for (const char* line :
-       {"", "run", "run 0", "run -1", "run 1x", "run 1 2", "run 999999999",
-        "run 99999999999999999999", "End", "end now"}) {
+       {"", "run", "-1", "1x", "1 2", "999999999", "99999999999999999999"}) {
     EXPECT_FALSE(parse_request(line).has_value()) << line;
   }
   for (const char* line :
-       {"", "bench:", "bench: ready", "bench: ready 2.13", "ready 2.13 1",
-        "bench: ready 2.13 0", "bench: ready 2.13 1 x", "bench: ran 1 2 3"}) {
+       {"", "bench: ", "bench: {}", R"({"torch_version":"2","processes":[1]})",
+        R"(bench: {"torch_version":"2.13","processes":[]})",
+        R"(bench: {"torch_version":"2.13","processes":[0]})",
+        R"(bench: {"torch_version":"2.13","processes":[1,"x"]})",
+        R"(bench: {"step_ms":[1],"losses":[2]})"}) {
     EXPECT_FALSE(parse_ready_reply(line).has_value()) << line;
   }
   for (const char* line :
-       {"", "bench: ran", "bench: ran 0", "bench: ran 1 2",
-        "bench: ran 1 2 3 4", "bench: ran 2 1 2 3", "bench: ran 1 0 5.5",
-        "bench: ran 1 -1 5.5", "bench: ran 1 2 nan", "bench: ran 1 inf 5",
-        "bench: ran 1 2ms 5", "bench: ran -1", "bench: ready 2.13 1"}) {
+       {"", "bench: ", R"(bench: {"step_ms":[],"losses":[]})",
+        R"(bench: {"step_ms":[1]})", R"(bench: {"step_ms":[1],"losses":[]})",
+        R"(bench: {"step_ms":[1],"losses":[2,3]})",
+        R"(bench: {"step_ms":[0],"losses":[5.5]})",
+        R"(bench: {"step_ms":[-1],"losses":[5.5]})",
+        R"(bench: {"step_ms":[2],"losses":[NaN]})",
+        R"(bench: {"step_ms":[1e999],"losses":[5]})",
+        R"(bench: {"step_ms":["2ms"],"losses":[5]})",
+        R"(bench: {"step_ms":[2],"losses":[5]} more)",
+        R"(bench: {"torch_version":"2.13","processes":[1]})"}) {
     EXPECT_FALSE(parse_steps_reply(line).has_value()) << line;
   }
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_FALSE(
+      parse_steps_reply(line_of(StepsReply{.step_ms = {1}, .losses = {kNan}}))
+          .has_value());
 }
 
 }  // namespace

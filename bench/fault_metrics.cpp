@@ -56,7 +56,7 @@ std::vector<Gap> gaps_of(const StepLog& log) {
 }
 
 bool is_hit(const StepLog& log, const InjectedKill& kill) {
-  return kill.target == KillTarget::kRank && log.name.replica == kill.replica;
+  return kill.target == KillTarget::kRank && log.replica == kill.replica;
 }
 
 // For each replica and rank, the log of its latest incarnation.
@@ -64,7 +64,7 @@ std::map<std::pair<int, int>, const StepLog*> latest_logs(
     const std::vector<StepLog>& logs) {
   std::map<std::pair<int, int>, const StepLog*> last;
   for (const auto& log : logs) {
-    auto& known = last[{log.name.replica, log.name.rank}];
+    auto& known = last[{log.replica, log.rank}];
     if (known == nullptr || begin_of(*known) < begin_of(log)) {
       known = &log;
     }
@@ -230,7 +230,7 @@ FaultMetrics metrics_of(
       continue;
     }
     if (begin_of(log) > kill.time_s && begin_of(log) < until_s) {
-      lost.insert(log.name.replica);
+      lost.insert(log.replica);
     }
     const auto gaps = gaps_around(log, kill, until_s);
     if (gaps.empty()) {
@@ -269,7 +269,7 @@ int discarded_steps(
       if (line.kind == StepEventKind::kDropped && joint &&
           line.time_s > *joint && line.time_s < until_s &&
           !was_killed_before(log, kills, line.time_s)) {
-        discarded.insert({log.name.replica, line.step});
+        discarded.insert({log.replica, line.step});
       }
     }
   }
@@ -286,7 +286,7 @@ HashComparison compare_hashes(const std::vector<StepLog>& logs) {
   for (const auto& log : logs) {
     for (const auto& line : log.lines) {
       if (line.hash) {
-        auto& seen = states[{log.name.rank, line.step}];
+        auto& seen = states[{log.rank, line.step}];
         ++seen.count;
         seen.hashes.insert(*line.hash);
       }

@@ -11,7 +11,7 @@ constexpr double kLate = 1e9;
 
 // An incarnation that begins, and makes steps at these times.
 StepLog log(int replica, double begin_s, const std::vector<double>& made_s) {
-  StepLog result{.name = {.replica = replica, .rank = 0, .process = 1}};
+  StepLog result{.replica = replica, .rank = 0, .process = 1};
   result.lines.push_back({.kind = StepEventKind::kBegun, .time_s = begin_s});
   std::int64_t step = 0;
   for (const double time_s : made_s) {
@@ -146,7 +146,7 @@ TEST(FaultMetrics, WhatASurvivorHasComputedInVainIsDiscarded) {
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 1);
   // Another rank of the same replica may have made it, too.
   auto other = logs[0];
-  other.name.rank = 1;
+  other.rank = 1;
   logs.push_back(other);
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 1);
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, 3.6), 0);
@@ -182,7 +182,7 @@ TEST(FaultMetrics, HashesAreComparedByRankAndStep) {
   EXPECT_EQ(compare_hashes(logs).compared, 2);
   EXPECT_EQ(compare_hashes(logs).divergences, 1);
 
-  logs[1].name.rank = 1;  // There is nothing to compare for another rank.
+  logs[1].rank = 1;  // There is nothing to compare for another rank.
   EXPECT_EQ(compare_hashes(logs).compared, 0);
 }
 

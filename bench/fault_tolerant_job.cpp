@@ -215,9 +215,9 @@ double FaultTolerantJob::kill_rank(int replica, int rank) {
   int process = 0;
   double begun_s = 0.0;
   for (const auto& log : logs()) {
-    if (log.name.replica == replica && log.name.rank == rank &&
-        !log.lines.empty() && log.lines.front().time_s > begun_s) {
-      process = log.name.process;
+    if (log.replica == replica && log.rank == rank && !log.lines.empty() &&
+        log.lines.front().time_s > begun_s) {
+      process = log.process;
       begun_s = log.lines.front().time_s;
     }
   }

@@ -15,7 +15,7 @@
 #include "bench/contender_job.h"
 #include "bench/fault_metrics.h"
 #include "bench/step_gate.h"
-#include "bench/step_log_files.h"
+#include "bench/step_log.h"
 #include "bench/workload.h"
 
 namespace sherd::bench {

@@ -11,6 +11,7 @@ initial values too; `sherd bench` compares the losses.
 
 import argparse
 import datetime
+import json
 import math
 import os
 import sys
@@ -228,16 +229,14 @@ class RankLoop:
         dist.all_gather(everyone, mine)
         return torch.stack(everyone)
 
-    def answer(self, *words):
+    def answer(self, **reply):
         if self.rank == 0:
-            print("bench:", *words, flush=True)
+            print("bench:", json.dumps(reply), flush=True)
 
     def next_steps(self):
         steps = torch.zeros(1, dtype=torch.int64)
         if self.rank == 0:
-            words = sys.stdin.readline().split()
-            if words[:1] == ["run"]:
-                steps[0] = int(words[1])
+            steps[0] = int(sys.stdin.readline() or 0)
         dist.broadcast(steps, 0)
         return int(steps)
 
@@ -260,15 +259,16 @@ class RankLoop:
             now = time.perf_counter()
             milliseconds.append((now - before) * 1e3)
             before = now
-        slowest = self.gather(milliseconds).amax(0).tolist()
-        return slowest + self.gather(losses).mean(0).tolist()
+        return {
+            "step_ms": self.gather(milliseconds).amax(0).tolist(),
+            "losses": self.gather(losses).mean(0).tolist(),
+        }
 
     def run(self):
         processes = self.gather([os.getpid()]).view(-1).long().tolist()
-        self.answer("ready", torch.__version__, *processes)
+        self.answer(torch_version=torch.__version__, processes=processes)
         while steps := self.next_steps():
-            numbers = self.take(steps)
-            self.answer("ran", steps, *(f"{x:.9g}" for x in numbers))
+            self.answer(**self.take(steps))
 
 
 def main():

@@ -160,7 +160,7 @@ int rank_command(int argc, char** argv) {
   torch::set_num_threads(1);
   if (options.contender == "replica") {
     install_leave_signal_handler();
-    StepLogWriter file(options.folder, step_log_name());
+    StepLogWriter file(options.folder, step_log_of_process());
     auto world = World::from_environment();
     train_as_replica(world, options, file);
     world.close();

@@ -173,7 +173,7 @@ void install_leave_signal_handler() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-StepLogName step_log_name() {
+StepLog step_log_of_process() {
   return {
       .replica = number_in("SHERD_REPLICA"),
       .rank = number_in("RANK"),

@@ -7,7 +7,7 @@
 
 #include <string>
 #include <sherd/world/world.h>
-#include "bench/step_log_files.h"
+#include "bench/step_log.h"
 #include "bench/step_runner.h"
 
 namespace sherd::bench {
@@ -16,8 +16,8 @@ namespace sherd::bench {
 // anything that takes time.
 void install_leave_signal_handler();
 
-// The name of this process's log; replica and rank are read from the environment.
-StepLogName step_log_name();
+// Of this process, without lines; replica and rank are read from the environment.
+StepLog step_log_of_process();
 
 // Collective over the ranks of the replica; returns when it has left. Throws Error if the replica
 // no longer has a place.

@@ -1,97 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/step_log.h"
 
+#include <algorithm>
 #include <array>
-#include <cinttypes>
-#include <cmath>
-#include <cstdio>
-#include <sstream>
+#include <chrono>
+#include <filesystem>
 #include <string_view>
-#include "base/parse_number.h"
+#include <system_error>
+#include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
 
 namespace sherd::bench {
 namespace {
 
-constexpr std::array<const char*, 5> kKinds = {
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kEnding = ".steps.jsonl";
+constexpr std::array<std::string_view, 5> kKinds = {
     "begun", "computed", "followed", "replayed", "dropped"};
 
-std::optional<StepEventKind> kind_named(const std::string& name) {
-  for (std::size_t i = 0; i < kKinds.size(); ++i) {
-    if (name == kKinds[i]) {
-      return static_cast<StepEventKind>(i);
-    }
+// Throws Json::exception, or Error, for anything else.
+StepEvent event_of(const Json& json) {
+  const auto* kind =
+      std::ranges::find(kKinds, json.at("kind").get<std::string>());
+  if (kind == kKinds.end()) {
+    throw Error("expected a known kind");
   }
-  return std::nullopt;
-}
-
-// Cuts "MARKnumber" off the front.
-std::optional<int> take(std::string_view& text, std::string_view mark) {
-  if (!text.starts_with(mark)) {
-    return std::nullopt;
+  StepEvent event{
+      .kind = static_cast<StepEventKind>(kind - kKinds.begin()),
+      .step = json.value("step", std::int64_t{0}),
+      .time_s = json.at("time_s").get<double>()};
+  if (json.contains("hash")) {
+    event.hash = json.at("hash").get<std::uint64_t>();
   }
-  text.remove_prefix(mark.size());
-  const auto digits = text.substr(0, text.find('.'));
-  text.remove_prefix(digits.size());
-  const auto value = parse_number<int>(digits);
-  return value && *value >= 0 ? value : std::nullopt;
+  return event;
 }
 
 }  // namespace
 
-std::string line_of(const StepEvent& line) {
-  std::array<char, 120> text{};
-  const int count = std::snprintf(
-      text.data(), text.size(), "%s %" PRId64 " %.6f ",
-      kKinds[static_cast<std::size_t>(line.kind)], line.step, line.time_s);
-  if (line.hash) {
-    std::snprintf(
-        text.data() + count, text.size() - static_cast<std::size_t>(count),
-        "%016" PRIx64, *line.hash);
-  }
-  return text.data() + std::string(line.hash ? "" : "-");
+double monotonic_s() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
-std::optional<StepEvent> parse_step_event(const std::string& line) {
-  std::istringstream in(line);
-  std::string kind_text;
-  std::string step_text;
-  std::string time_text;
-  std::string hash_text;
-  std::string more;
-  in >> kind_text >> step_text >> time_text >> hash_text;
-  if (!in || in >> more) {
-    return std::nullopt;
+StepLogWriter::StepLogWriter(const std::string& folder, const StepLog& process)
+    : file_(
+          folder + "/replica-" + std::to_string(process.replica) + ".rank-" +
+              std::to_string(process.rank) + ".life-" +
+              std::to_string(process.process) + kEnding,
+          std::ios::trunc) {
+  if (!file_) {
+    throw Error(
+        "[bench] --folder: expected one to write to, found " + folder,
+        ErrorCode::kUnavailable);
   }
-  const auto kind = kind_named(kind_text);
-  const auto step = parse_number<std::int64_t>(step_text);
-  const auto time_s = parse_number<double>(time_text);
-  const auto hash = parse_number<std::uint64_t>(hash_text, 16);
-  const bool has_hash = hash_text != "-";
-  if (!kind || !step || *step < 0 || !time_s || !std::isfinite(*time_s) ||
-      (has_hash && (!hash || hash_text.size() != 16))) {
-    return std::nullopt;
-  }
-  return StepEvent{
-      .kind = *kind,
-      .step = *step,
-      .time_s = *time_s,
-      .hash = has_hash ? hash : std::nullopt};
+  const Json whose = {
+      {"replica", process.replica},
+      {"rank", process.rank},
+      {"process", process.process}};
+  file_ << whose.dump() + "\n";
+  add({.kind = StepEventKind::kBegun});
 }
 
-std::string file_name_of(const StepLogName& name) {
-  return "replica-" + std::to_string(name.replica) + ".rank-" +
-      std::to_string(name.rank) + ".life-" + std::to_string(name.process);
+void StepLogWriter::add(StepEvent event) {
+  Json json = {
+      {"kind", kKinds[static_cast<std::size_t>(event.kind)]},
+      {"step", event.step},
+      {"time_s", monotonic_s()}};
+  if (event.hash) {
+    json["hash"] = *event.hash;
+  }
+  // Each line is one write, so a killed process leaves whole lines.
+  file_ << json.dump() + "\n" << std::flush;
 }
 
-std::optional<StepLogName> parse_file_name(const std::string& name) {
-  std::string_view rest = name;
-  const auto replica = take(rest, "replica-");
-  const auto rank = replica ? take(rest, ".rank-") : std::nullopt;
-  const auto process = rank ? take(rest, ".life-") : std::nullopt;
-  if (!process || *process == 0 || !rest.empty()) {
-    return std::nullopt;
+void StepLogReader::read() {
+  std::error_code error;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder_, error)) {
+    const auto path = entry.path().string();
+    if (path.ends_with(kEnding)) {
+      read(path, sources_[path]);
+    }
   }
-  return StepLogName{.replica = *replica, .rank = *rank, .process = *process};
+}
+
+void StepLogReader::read(const std::string& path, Source& source) {
+  std::ifstream in(path);
+  in.seekg(source.offset);
+  std::string line;
+  while (std::getline(in, line) && !in.eof()) {
+    try {
+      take(line, source);
+    } catch (const std::exception&) {
+      throw Error("[bench] " + path + ": expected a step, found " + line);
+    }
+    source.offset += static_cast<std::int64_t>(line.size()) + 1;
+  }
+}
+
+void StepLogReader::take(const std::string& line, Source& source) {
+  const auto json = Json::parse(line);
+  if (source.log) {
+    logs_[*source.log].lines.push_back(event_of(json));
+    return;
+  }
+  logs_.push_back(
+      {.replica = json.at("replica").get<int>(),
+       .rank = json.at("rank").get<int>(),
+       .process = json.at("process").get<int>()});
+  source.log = logs_.size() - 1;
 }
 
 }  // namespace sherd::bench

@@ -1,64 +1,103 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/step_log.h"
 
+#include <fstream>
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
+#include "support/scratch_folder.h"
 
 namespace sherd::bench {
 namespace {
 
-TEST(StepLines, ALineSaysAllThereIs) {
-  const StepEvent line{
-      .kind = StepEventKind::kComputed,
-      .step = 7,
-      .time_s = 1234.5,
-      .hash = 0x89abcdef01234567};
+using sherd::testing::ScratchFolder;
 
-  const auto found = parse_step_event(line_of(line));
+constexpr const char* kFile = "replica-0.rank-0.life-1.steps.jsonl";
+constexpr const char* kWhose = R"({"replica":0,"rank":0,"process":1})";
 
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->kind, StepEventKind::kComputed);
-  EXPECT_EQ(found->step, 7);
-  EXPECT_DOUBLE_EQ(found->time_s, 1234.5);
-  EXPECT_EQ(found->hash, line.hash);
+TEST(StepLogReader, LinesAreReadAsTheyAreWritten) {
+  const ScratchFolder folder;
+  StepLogReader files(folder.path());
+  files.read();
+  EXPECT_TRUE(files.logs().empty());
+
+  StepLogWriter file(folder.path(), {.replica = 1, .rank = 2, .process = 3});
+  files.read();
+  ASSERT_EQ(files.logs().size(), 1U);
+  EXPECT_EQ(files.logs()[0].replica, 1);
+  EXPECT_EQ(files.logs()[0].rank, 2);
+  EXPECT_EQ(files.logs()[0].process, 3);
+  EXPECT_EQ(files.logs()[0].lines.size(), 1U);
+
+  file.add(
+      {.kind = StepEventKind::kComputed,
+       .step = 1,
+       .hash = 0x89abcdef01234567});
+  file.add({.kind = StepEventKind::kComputed, .step = 2});
+  files.read();
+  files.read();
+  const auto& lines = files.logs()[0].lines;
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[1].hash, 0x89abcdef01234567);
+  EXPECT_EQ(lines[2].step, 2);
+  EXPECT_FALSE(lines[2].hash.has_value());
+  EXPECT_GT(lines[0].time_s, 0.0);
+  EXPECT_LE(lines[1].time_s, lines[2].time_s);
 }
 
-TEST(StepLines, AStepMayHaveNoHash) {
+TEST(StepLogReader, EveryKindIsReadBack) {
+  const ScratchFolder folder;
+  StepLogWriter file(folder.path(), {.process = 1});
   for (const auto kind :
-       {StepEventKind::kBegun, StepEventKind::kFollowed,
+       {StepEventKind::kComputed, StepEventKind::kFollowed,
         StepEventKind::kReplayed, StepEventKind::kDropped}) {
-    const auto found = parse_step_event(line_of({.kind = kind, .step = 1}));
-    ASSERT_TRUE(found.has_value());
-    EXPECT_EQ(found->kind, kind);
-    EXPECT_FALSE(found->hash.has_value());
+    file.add({.kind = kind, .step = 1});
+    StepLogReader files(folder.path());
+    files.read();
+    EXPECT_EQ(files.logs().at(0).lines.front().kind, StepEventKind::kBegun);
+    EXPECT_EQ(files.logs().at(0).lines.back().kind, kind);
   }
 }
 
-TEST(StepLines, OtherLinesAreNone) {
-  for (const char* line :
-       {"", "computed", "computed 1 2", "made 1 2 -", "computed -1 2 -",
-        "computed 1x 2 -", "computed 1 nan -", "computed 1 2 12",
-        "computed 1 2 0123456789abcdeg", "computed 1 2 - 3"}) {
-    EXPECT_FALSE(parse_step_event(line).has_value()) << line;
+TEST(StepLogReader, ALineThatIsBeingWrittenWaits) {
+  const ScratchFolder folder;
+  std::ofstream out(folder.path() + "/" + kFile);
+  StepLogReader files(folder.path());
+
+  out << kWhose << "\n"
+      << R"({"kind":"computed","step":1,"time_s":2.0})" << "\n"
+      << R"({"kind":"computed","step":2,)" << std::flush;
+  files.read();
+  EXPECT_EQ(files.logs()[0].lines.size(), 1U);
+
+  out << R"("time_s":3.0})" << "\n" << std::flush;
+  files.read();
+  ASSERT_EQ(files.logs()[0].lines.size(), 2U);
+  EXPECT_DOUBLE_EQ(files.logs()[0].lines[1].time_s, 3.0);
+}
+
+TEST(StepLogReader, OtherFilesAreLeftAloneAndOtherLinesRefused) {
+  const ScratchFolder folder;
+  folder.file("log", "anything\n");
+  StepLogReader files(folder.path());
+  files.read();
+  EXPECT_TRUE(files.logs().empty());
+
+  const std::string whose = std::string(kWhose) + "\n";
+  for (const std::string& text :
+       {std::string("anything"), whose + "anything", whose + "{}",
+        whose + R"({"kind":"made","step":1,"time_s":2})",
+        whose + R"({"kind":"computed","step":1})",
+        whose + R"({"kind":"computed","step":"1","time_s":2})",
+        whose + R"({"kind":"computed","step":1,"time_s":null})",
+        whose + R"({"kind":"computed","step":1,"time_s":2,"hash":"a"})"}) {
+    folder.file(kFile, text + "\n");
+    EXPECT_THROW(StepLogReader(folder.path()).read(), Error) << text;
   }
 }
 
-TEST(StepLines, AFileIsNamedAfterWhoWritesIt) {
-  const auto found =
-      parse_file_name(file_name_of({.replica = 2, .rank = 1, .process = 4711}));
-
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->replica, 2);
-  EXPECT_EQ(found->rank, 1);
-  EXPECT_EQ(found->process, 4711);
-}
-
-TEST(StepLines, OtherFilesAreNobodys) {
-  for (const char* name :
-       {"", "log", "replica-1", "replica-1.rank-0", "replica-1.rank-0.life-",
-        "replica-x.rank-0.life-1", "replica-1.rank-0.life-1.part",
-        "replica--1.rank-0.life-1", "replica-1.rank-0.life-0"}) {
-    EXPECT_FALSE(parse_file_name(name).has_value()) << name;
-  }
+TEST(StepLogReader, AFolderThatIsNotThereCannotBeWrittenTo) {
+  const ScratchFolder folder;
+  EXPECT_THROW(StepLogWriter(folder.path() + "/none", {.process = 1}), Error);
 }
 
 }  // namespace
