@@ -68,21 +68,34 @@ int child_that_runs(pid_t parent, const std::string& program) {
   return 0;
 }
 
+// `tiny` is for looks at states, and a machine that stalls for seconds loses no replica by that.
+// Kills are noticed by closed connections, so gaps are as long.
+std::vector<std::string> coordinator_flags_of(const FaultsConfig& config) {
+  if (config.work != "tiny") {
+    return {};
+  }
+  return {"--dead-after",        "10", "--join-timeout", "10",
+          "--reconnect-timeout", "10", "--vote-timeout", "20"};
+}
+
 }  // namespace
 
 FaultTolerantJob::FaultTolerantJob(
-    const FaultTolerantJobSpec& setup, const StopSignalFd& signals)
+    const FaultsConfig& config,
+    const StepPrograms& programs,
+    const StopSignalFd& signals)
     : signals_(signals),
-      folder_is_temporary_(setup.folder.empty()),
-      folder_(make_folder(setup.folder)),
+      folder_is_temporary_(config.folder.empty()),
+      folder_(make_folder(config.folder)),
       files_(folder_) {
-  if (setup.gated) {
+  if (config.cost) {
     gate_.emplace(folder_ + "/gate");
   }
-  start(setup);
+  start(config, programs);
 }
 
-void FaultTolerantJob::start(const FaultTolerantJobSpec& setup) {
+void FaultTolerantJob::start(
+    const FaultsConfig& config, const StepPrograms& programs) {
   const std::string log = folder_ + "/log";
   const Descriptor in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const Descriptor out(
@@ -91,9 +104,9 @@ void FaultTolerantJob::start(const FaultTolerantJobSpec& setup) {
   started.error = errno;
   if (in.open() && out.open()) {
     started = spawn_process(
-        {.path = setup.sherd,
-         .command = command_of(setup),
-         .environment = setup.environment,
+        {.path = programs.sherd,
+         .command = command_of(config, programs),
+         .environment = contender_environment(programs.environment, "kept"),
          .standard = {in.get(), out.get(), out.get()}},
         signals_.before());
   }
@@ -107,36 +120,37 @@ void FaultTolerantJob::start(const FaultTolerantJobSpec& setup) {
 }
 
 std::vector<std::string> FaultTolerantJob::command_of(
-    const FaultTolerantJobSpec& setup) const {
-  const auto samples = setup.work.batch * setup.shape.ranks;
+    const FaultsConfig& config, const StepPrograms& programs) const {
+  const auto work = workload_of(config);
   std::vector<std::string> command = {
-      setup.sherd,
+      programs.sherd,
       "run",
       "--fault-tolerant",
       "--replicas",
-      std::to_string(setup.shape.replicas),
+      std::to_string(config.shape.replicas),
       "--ranks-per-replica",
-      std::to_string(setup.shape.ranks),
+      std::to_string(config.shape.ranks),
       "--samples-per-replica",
-      std::to_string(samples),
+      std::to_string(work.batch * config.shape.ranks),
       "--run-dir",
       folder_ + "/run",
       "--max-restarts",
       "1000000",
       "--grace",
       kGraceSeconds};
-  command.insert(
-      command.end(), setup.coordinator_flags.begin(),
-      setup.coordinator_flags.end());
-  command.insert(
-      command.end(),
-      {"--", setup.rank, "--contender", "replica", "--exchange", setup.exchange,
-       "--folder", folder_, "--hash-every", std::to_string(setup.hash_every)});
-  if (setup.gated) {
-    command.insert(command.end(), {"--gate", folder_ + "/gate"});
+  const auto add = [&](const std::vector<std::string>& words) {
+    command.insert(command.end(), words.begin(), words.end());
+  };
+  add(coordinator_flags_of(config));
+  add(
+      {"--", programs.rank, "--contender", "replica", "--exchange",
+       config.exchange, "--folder", folder_});
+  if (config.cost) {
+    add({"--gate", folder_ + "/gate"});
+  } else {
+    add({"--hash-every", config.work == "tiny" ? "1" : "5"});
   }
-  const auto work = flags_of(setup.work);
-  command.insert(command.end(), work.begin(), work.end());
+  add(flags_of(work));
   return command;
 }
 

@@ -13,36 +13,21 @@
 #include <vector>
 #include "base/process.h"
 #include "bench/contender_job.h"
-#include "bench/fault_metrics.h"
+#include "bench/faults_bench.h"
 #include "bench/step_gate.h"
 #include "bench/step_log.h"
-#include "bench/workload.h"
 
 namespace sherd::bench {
 
-struct FaultTolerantJobSpec {
-  std::string sherd;  // The program `sherd`.
-  std::string rank;   // sherd-bench-rank
-  Workload work;
-  JobShape shape;
-  std::string exchange = "auto";
-  int hash_every = 0;
-  // Steps wait until they are permitted.
-  bool gated = false;
-  // Where files and the launcher's log go; a temporary folder if empty.
-  std::string folder;
-  // Flags of `sherd run` for its coordinator; others have their defaults.
-  std::vector<std::string> coordinator_flags;
-  // The complete environment, "NAME=value" each.
-  std::vector<std::string> environment;
-};
-
 class FaultTolerantJob {
  public:
-  // Starts them and does not wait. `signals` must outlive this object. Throws Error if that is
-  // impossible.
+  // Starts them and does not wait. Ranks hash what they train now and then, or, if its cost is
+  // measured, wait until steps are permitted. `signals` must outlive this object. Throws Error if
+  // that is impossible.
   FaultTolerantJob(
-      const FaultTolerantJobSpec& setup, const StopSignalFd& signals);
+      const FaultsConfig& config,
+      const StepPrograms& programs,
+      const StopSignalFd& signals);
   // Kills processes that end() has not ended.
   ~FaultTolerantJob();
   FaultTolerantJob(const FaultTolerantJob&) = delete;
@@ -64,7 +49,7 @@ class FaultTolerantJob {
   double kill_rank(int replica, int rank);
   double kill_coordinator();
 
-  // REQUIRES: gated.
+  // REQUIRES: the cost is measured.
   void open_until(std::int64_t step);
 
   // Asks all replicas to leave after their step and waits. Throws Error if they do not, or not in
@@ -72,8 +57,9 @@ class FaultTolerantJob {
   void end(std::chrono::seconds deadline);
 
  private:
-  void start(const FaultTolerantJobSpec& setup);
-  std::vector<std::string> command_of(const FaultTolerantJobSpec& setup) const;
+  void start(const FaultsConfig& config, const StepPrograms& programs);
+  std::vector<std::string> command_of(
+      const FaultsConfig& config, const StepPrograms& programs) const;
   bool has_ended();  // If so, the launcher has been reaped.
   double kill_process(int process, const std::string& what);
   [[noreturn]] void fail(const std::string& what) const;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <random>
+#include "bench/fault_tolerant_job.h"
 #include "bench/statistics.h"
 #include "format_text.h"
 #include "sim/gap.h"
@@ -37,13 +38,6 @@ std::vector<KillTarget> targets_of(const FaultsConfig& config) {
   return targets;
 }
 
-FaultTolerantJobSpec hashed_setup(
-    const FaultsConfig& config, const StepPrograms& programs) {
-  auto setup = replica_setup(config, programs);
-  setup.hash_every = config.work == "tiny" ? 1 : 5;
-  return setup;
-}
-
 Duration duration_of(double length_s) {
   return std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>(length_s));
@@ -54,13 +48,13 @@ std::vector<double> simulated_gaps_s(
     const FaultsConfig& config, const FaultsResult& result) {
   std::vector<double> gaps;
   for (const auto& fault : result.faults) {
-    if (fault.kill.target == KillTarget::kRank && config.replicas > 1) {
+    if (fault.kill.target == KillTarget::kRank && config.shape.replicas > 1) {
       sim::WorldTimes times;
       times.step = duration_of(fault.kill.usual_s);
       const auto into_step =
           duration_of(std::min(fault.into_step_s, fault.kill.usual_s));
-      gaps.push_back(sherd::seconds(
-          sim::gap_of_loss(config.replicas, config.ranks, times, into_step)));
+      gaps.push_back(sherd::seconds(sim::gap_of_loss(
+          config.shape.replicas, config.shape.ranks, times, into_step)));
     }
   }
   return gaps;
@@ -85,8 +79,8 @@ class FaultsRun {
       const ProgressCallback& progress)
       : config_(config),
         progress_(progress),
-        shape_{.replicas = config.replicas, .ranks = config.ranks},
-        contender_(hashed_setup(config, programs), signals),
+        shape_(config.shape),
+        contender_(config, programs, signals),
         random_(config.seed) {}
 
   FaultsResult run() {

@@ -10,7 +10,7 @@
 #include <vector>
 #include "bench/contender_job.h"
 #include "bench/fault_metrics.h"
-#include "bench/fault_tolerant_job.h"
+#include "bench/statistics.h"
 #include "bench/step_bench.h"
 #include "bench/workload.h"
 
@@ -20,8 +20,7 @@ namespace sherd::bench {
 struct FaultsConfig {
   std::string work = "small";
   std::int64_t batch = 0;  // Rows per rank; 0 means those of the workload.
-  int replicas = 3;
-  int ranks = 2;  // Per replica.
+  JobShape shape{.replicas = 3, .ranks = 2};
   int kills = 20;
   // rank: a random rank of a random replica for each kill; coordinator; both: in turn, with as many
   // kills of each.
@@ -30,10 +29,10 @@ struct FaultsConfig {
   std::string exchange = "auto";  // Within a replica, and for plain sharding.
   // Where the ranks' files are kept; they are not if this is empty.
   std::string folder{};
-  // These four apply only to the cost without faults.
-  double interval_width = 0.01;
-  int rounds_max = 40;
-  double minutes_max = 20.0;
+  // Nobody is killed: what fault tolerance costs. The other two apply only then.
+  bool cost = false;
+  StopLimits limits{
+      .interval_width = 0.01, .rounds_max = 40, .minutes_max = 20.0};
   int block_steps = 5;
 };
 
@@ -42,9 +41,6 @@ void check(const FaultsConfig& config);
 
 // The named workload, with the requested batch.
 Workload workload_of(const FaultsConfig& config);
-// A job that neither hashes its state nor waits at a gate.
-FaultTolerantJobSpec replica_setup(
-    const FaultsConfig& config, const StepPrograms& programs);
 
 struct FaultsResult {
   std::vector<FaultMetrics> faults;

@@ -33,7 +33,6 @@ constexpr const char* kFaultsExamples =
 
 struct FaultsArguments {
   FaultsConfig config;
-  bool cost = false;
   bool json_only = false;
 };
 
@@ -53,7 +52,7 @@ int measure(
   const auto found = benchmark_context();
   const auto programs = programs_of_ranks();
   const StopSignalFd signals;
-  if (arguments.cost) {
+  if (arguments.config.cost) {
     const auto result =
         measure_cost(arguments.config, programs, signals, progress);
     progress("");
@@ -88,8 +87,8 @@ void add_options(CLI::App& app, FaultsArguments& arguments) {
   };
   add("--work", config.work, "wide, small or tiny");
   add("--batch", config.batch, "Rows a rank; 0: the work's");
-  add("--replicas", config.replicas, "Number of replicas");
-  add("--ranks", config.ranks, "Ranks of each replica");
+  add("--replicas", config.shape.replicas, "Number of replicas");
+  add("--ranks", config.shape.ranks, "Ranks of each replica");
   add("--kills", config.kills, "How often; with target both, of each");
   add("--target", config.target, "Who is killed: rank, coordinator or both");
   add("--seed", config.seed, "Of whom is killed, and when within a step");
@@ -99,15 +98,15 @@ void add_options(CLI::App& app, FaultsArguments& arguments) {
       "An empty one where the ranks' lines and the launcher's log\n"
       "stay; otherwise they are removed");
   app.add_flag(
-      "--cost", arguments.cost, "Without kills, beside plain hybrid sharding");
+      "--cost", config.cost, "Without kills, beside plain hybrid sharding");
   const auto of_cost = [&](const char* name, auto& value, const char* text) {
     app.add_option(name, value, text)->capture_default_str()->needs("--cost");
   };
   of_cost(
-      "--interval-width", config.interval_width,
+      "--interval-width", config.limits.interval_width,
       "Go on until the ratio's 95 % interval is as narrow");
-  of_cost("--rounds-max", config.rounds_max, "But not for more rounds");
-  of_cost("--minutes-max", config.minutes_max, "And not for longer");
+  of_cost("--rounds-max", config.limits.rounds_max, "But not for more rounds");
+  of_cost("--minutes-max", config.limits.minutes_max, "And not for longer");
   of_cost("--block-steps", config.block_steps, "Timed steps at a time");
   app.add_flag("--json-only", arguments.json_only, "Without the table");
 }

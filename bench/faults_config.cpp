@@ -22,28 +22,18 @@ std::optional<bool> at_most(const std::vector<double>& values, double bar) {
   return values.empty() ? std::nullopt : std::optional(median(values) <= bar);
 }
 
-// `tiny` is for looks at states, and a machine that stalls for seconds loses no replica by that.
-// Kills are noticed by closed connections, so gaps are as long.
-std::vector<std::string> coordinator_flags_of(const FaultsConfig& config) {
-  if (config.work != "tiny") {
-    return {};
-  }
-  return {"--dead-after",        "10", "--join-timeout", "10",
-          "--reconnect-timeout", "10", "--vote-timeout", "20"};
-}
-
 }  // namespace
 
 void check(const FaultsConfig& config) {
   workload_named(config.work);
   expect_at_least("--batch", 0, config.batch);
   // At least one replica must survive.
-  expect_at_least("--replicas", 2, config.replicas);
-  expect_at_least("--ranks", 1, config.ranks);
+  expect_at_least("--replicas", 2, config.shape.replicas);
+  expect_at_least("--ranks", 1, config.shape.ranks);
   expect_at_least("--kills", 0, config.kills);
-  expect_at_least("--interval-width", 0, config.interval_width);
-  expect_at_least("--rounds-max", 1, config.rounds_max);
-  expect_at_least("--minutes-max", 0, config.minutes_max);
+  expect_at_least("--interval-width", 0, config.limits.interval_width);
+  expect_at_least("--rounds-max", 1, config.limits.rounds_max);
+  expect_at_least("--minutes-max", 0, config.limits.minutes_max);
   expect_at_least("--block-steps", 1, config.block_steps);
   // A run that waits much longer than a usual step would be taken for one that hangs.
   constexpr int kBlockStepsMax = 6;
@@ -62,19 +52,6 @@ Workload workload_of(const FaultsConfig& config) {
     work.batch = config.batch;
   }
   return work;
-}
-
-FaultTolerantJobSpec replica_setup(
-    const FaultsConfig& config, const StepPrograms& programs) {
-  return {
-      .sherd = programs.sherd,
-      .rank = programs.rank,
-      .work = workload_of(config),
-      .shape = {.replicas = config.replicas, .ranks = config.ranks},
-      .exchange = config.exchange,
-      .folder = config.folder,
-      .coordinator_flags = coordinator_flags_of(config),
-      .environment = contender_environment(programs.environment, "kept")};
 }
 
 std::vector<double> gaps_of(const FaultsResult& result, KillTarget target) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 #include "bench/fault_metrics.h"
+#include "bench/fault_tolerant_job.h"
 #include "bench/faults_bench.h"
 #include "bench/statistics.h"
 
@@ -22,22 +23,15 @@ ContenderJobSpec plain_setup(
       "--exchange",
       config.exchange,
       "--replicate",
-      std::to_string(config.replicas)};
+      std::to_string(config.shape.replicas)};
   const auto work = flags_of(workload_of(config));
   command.insert(command.end(), work.begin(), work.end());
   return {
       .name = "plain",
       .sherd = programs.sherd,
-      .ranks = config.replicas * config.ranks,
+      .ranks = config.shape.replicas * config.shape.ranks,
       .command = command,
       .environment = contender_environment(programs.environment, "kept")};
-}
-
-FaultTolerantJobSpec gated_setup(
-    const FaultsConfig& config, const StepPrograms& programs) {
-  auto setup = replica_setup(config, programs);
-  setup.gated = true;
-  return setup;
 }
 
 class CostMeasurement {
@@ -46,9 +40,9 @@ class CostMeasurement {
       const FaultsConfig& config,
       const StepPrograms& programs,
       const StopSignalFd& signals)
-      : shape_{.replicas = config.replicas, .ranks = config.ranks},
+      : shape_(config.shape),
         plain_(plain_setup(config, programs), signals),
-        replicas_(gated_setup(config, programs), signals) {}
+        replicas_(config, programs, signals) {}
 
   // One run after the other: a waiting one must not be taken for one that hangs.
   void warm_up() {
@@ -106,10 +100,6 @@ CostResult measure_cost(
   CostMeasurement measurement(config, programs, signals);
   progress("starting");
   measurement.warm_up();
-  const StopLimits limits{
-      .interval_width = config.interval_width,
-      .rounds_max = config.rounds_max,
-      .seconds_max = config.minutes_max * 60.0};
   CostResult result;
   result.block_steps = config.block_steps;
   const double begin_s = monotonic_s();
@@ -118,7 +108,8 @@ CostResult measure_cost(
     result.seconds = monotonic_s() - begin_s;
     const auto cost = cost_of(result);
     const auto rounds = static_cast<int>(result.plain_ms.size());
-    result.why_stopped = stop_reason({cost}, rounds, result.seconds, limits);
+    result.why_stopped =
+        stop_reason({cost}, rounds, result.seconds, config.limits);
     progress(
         "round " + std::to_string(rounds) + ", ratio " +
         std::to_string(cost.median));

@@ -25,9 +25,9 @@ std::string head_of(
   return "work     " + work.name + ", batch " + std::to_string(work.batch) +
       format(" a rank, %.1f million parameters\n",
              static_cast<double>(parameters_of(work)) / 1e6) +
-      "job      " + std::to_string(config.replicas) + " replicas of " +
-      std::to_string(config.ranks) +
-      (config.ranks == 1 ? " rank, " : " ranks, ") + config.exchange +
+      "job      " + std::to_string(config.shape.replicas) + " replicas of " +
+      std::to_string(config.shape.ranks) +
+      (config.shape.ranks == 1 ? " rank, " : " ranks, ") + config.exchange +
       " exchange\n" + "machine  " + context.machine + "\n" + "build    sherd " +
       context.sherd_version + ", commit " + context.commit + ", " +
       context.build + "\n";
@@ -65,8 +65,8 @@ void put_context(
     Json& json, const FaultsConfig& config, const BenchmarkContext& found) {
   json["work"] = config.work;
   json["batch"] = workload_of(config).batch;
-  json["replicas"] = config.replicas;
-  json["ranks"] = config.ranks;
+  json["replicas"] = config.shape.replicas;
+  json["ranks"] = config.shape.ranks;
   json["exchange"] = config.exchange;
   put(json, found);
 }

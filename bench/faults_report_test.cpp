@@ -167,8 +167,10 @@ TEST(FaultsConfig, WrongFlagsAreNamed) {
   };
   EXPECT_EQ(refusal({}), "");
   EXPECT_THAT(refusal({.work = "huge"}), HasSubstr("--work"));
-  EXPECT_THAT(refusal({.replicas = 1}), HasSubstr("--replicas"));
-  EXPECT_THAT(refusal({.ranks = 0}), HasSubstr("--ranks"));
+  EXPECT_THAT(
+      refusal({.shape = {.replicas = 1, .ranks = 2}}), HasSubstr("--replicas"));
+  EXPECT_THAT(
+      refusal({.shape = {.replicas = 3, .ranks = 0}}), HasSubstr("--ranks"));
   EXPECT_THAT(refusal({.kills = -1}), HasSubstr("--kills"));
   EXPECT_THAT(refusal({.target = "all"}), HasSubstr("--target"));
   EXPECT_THAT(refusal({.exchange = "mail"}), HasSubstr("--exchange"));

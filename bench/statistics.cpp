@@ -97,7 +97,7 @@ std::string stop_reason(
   if (rounds >= limits.rounds_max) {
     return tools::format("%d rounds are done", rounds);
   }
-  return seconds >= limits.seconds_max
+  return seconds >= 60.0 * limits.minutes_max
       ? tools::format("%.3g minutes have passed", seconds / 60.0)
       : "";
 }

@@ -42,10 +42,11 @@ std::vector<double> ratios(
 // round's number, so that none always follows the same one.
 std::vector<std::size_t> order_of_round(std::size_t count, std::uint64_t round);
 
+// How long measuring takes, and how narrow an interval it reaches.
 struct StopLimits {
-  double interval_width = 0.0;  // For each ratio, relative to the ratio.
-  int rounds_max = 0;
-  double seconds_max = 0.0;
+  double interval_width = 0.02;  // For each ratio, relative to the ratio.
+  int rounds_max = 60;
+  double minutes_max = 10.0;
 };
 
 // Why measuring ends after this many rounds; empty if it goes on. Checking after each round makes

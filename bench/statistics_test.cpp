@@ -96,7 +96,7 @@ TEST(Statistics, OrdersArePermutationsThatChangeFromRoundToRound) {
 }
 
 constexpr StopLimits kLimits{
-    .interval_width = 0.02, .rounds_max = 30, .seconds_max = 600};
+    .interval_width = 0.02, .rounds_max = 30, .minutes_max = 10};
 
 TEST(WhyStop, TheWidestIntervalDecides) {
   const MedianEstimate narrow{.median = 2.0, .low = 1.99, .high = 2.02};

@@ -224,10 +224,6 @@ StepResult run(
   measurement.compare_losses();
   progress("measuring memory");
   measurement.measure_memory(result.block_steps + 1);
-  const StopLimits limits{
-      .interval_width = config.interval_width,
-      .rounds_max = config.rounds_max,
-      .seconds_max = config.minutes_max * 60.0};
   const auto begin = Clock::now();
   while (result.why_stopped.empty()) {
     measurement.run_round(result.rounds, result.block_steps);
@@ -235,7 +231,7 @@ StepResult run(
     result.seconds = seconds_since(begin);
     const auto found = measurement.ratios_to_bound();
     result.why_stopped =
-        stop_reason(found, result.rounds, result.seconds, limits);
+        stop_reason(found, result.rounds, result.seconds, config.limits);
     progress(
         "round " + std::to_string(result.rounds) + ", widest interval " +
         std::to_string(widest(found)));

@@ -33,10 +33,8 @@ struct StepConfig {
   // glibc: the heap behaves as the environment says. kept: memory once taken from the kernel is kept,
   // in every contender, so that times do not depend on what happens to lie at the end of a heap.
   std::string heap = "kept";
-  // Performance: how long the measurement takes, and how narrow an interval it reaches.
-  double interval_width = 0.02;
-  int rounds_max = 60;
-  double minutes_max = 10.0;
+  // Performance.
+  StopLimits limits;
   int block_steps = 0;  // 0 means those of the workload.
 };
 

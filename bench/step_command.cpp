@@ -139,11 +139,11 @@ void add_step_options(CLI::App& app, StepArguments& arguments) {
   add("--heap", step.heap,
       "glibc: as the environment has it; kept: in no contender\n"
       "is memory given back to the kernel");
-  add("--interval-width", step.interval_width,
+  add("--interval-width", step.limits.interval_width,
       "Go on until each ratio's 95 % interval is as narrow,\n"
       "as a part of the ratio");
-  add("--rounds-max", step.rounds_max, "But not for more rounds");
-  add("--minutes-max", step.minutes_max, "And not for longer");
+  add("--rounds-max", step.limits.rounds_max, "But not for more rounds");
+  add("--minutes-max", step.limits.minutes_max, "And not for longer");
   app.add_option(
       "--block-steps", step.block_steps,
       "Timed steps of a contender at a time; the work's\n"

@@ -103,10 +103,10 @@ TEST(StepConfig, WrongNumbersAreRefused) {
       }),
       HasSubstr("none with --strategy no_shard"));
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_NE(refusal([](StepConfig& c) { c.interval_width = 0; }), "");
-  EXPECT_NE(refusal([](StepConfig& c) { c.interval_width = kNan; }), "");
-  EXPECT_NE(refusal([](StepConfig& c) { c.rounds_max = 0; }), "");
-  EXPECT_NE(refusal([](StepConfig& c) { c.minutes_max = kNan; }), "");
+  EXPECT_NE(refusal([](StepConfig& c) { c.limits.interval_width = 0; }), "");
+  EXPECT_NE(refusal([](StepConfig& c) { c.limits.interval_width = kNan; }), "");
+  EXPECT_NE(refusal([](StepConfig& c) { c.limits.rounds_max = 0; }), "");
+  EXPECT_NE(refusal([](StepConfig& c) { c.limits.minutes_max = kNan; }), "");
   EXPECT_NE(refusal([](StepConfig& c) { c.block_steps = -1; }), "");
 }
 
