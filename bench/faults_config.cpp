@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/faults_bench.h"
 
-#include "bench/option_checks.h"
 #include "bench/statistics.h"
+#include "refuse.h"
 
 namespace sherd::bench {
 namespace {
+
+using tools::expect_at_least;
+using tools::expect_one_of;
 
 constexpr double kCoordinatorGapMax_s = 2.0;
 constexpr double kThroughputMin = 0.9;
@@ -38,9 +41,9 @@ void check(const FaultsConfig& config) {
   // A run that waits much longer than a usual step would be taken for one that hangs.
   constexpr int kBlockStepsMax = 6;
   if (config.block_steps > kBlockStepsMax) {
-    refuse(
+    tools::refuse(
         "--block-steps", "at most " + std::to_string(kBlockStepsMax),
-        config.block_steps);
+        std::to_string(config.block_steps));
   }
   expect_one_of("--target", {"rank", "coordinator", "both"}, config.target);
   expect_one_of("--exchange", {"auto", "collective", "shm"}, config.exchange);

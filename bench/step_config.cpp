@@ -2,12 +2,16 @@
 #include "bench/step_bench.h"
 
 #include <cmath>
-#include <sstream>
-#include "bench/option_checks.h"
+#include "base/check.h"
+#include "refuse.h"
 #include "train/config.h"
 
 namespace sherd::bench {
 namespace {
+
+using tools::expect_at_least;
+using tools::expect_one_of;
+using tools::refuse;
 
 // Refuses options that belong to sharding only.
 void check_ddp(const StepConfig& config) {
@@ -15,9 +19,7 @@ void check_ddp(const StepConfig& config) {
   const auto expect = [](const char* flag, const auto& wanted,
                          const auto& found) {
     if (found != wanted) {
-      std::ostringstream text;
-      text << wanted << " with --mode ddp";
-      refuse(flag, text.str(), found);
+      refuse(flag, str(wanted, " with --mode ddp"), str(found));
     }
   };
   expect("--strategy", preset.strategy, config.strategy);
@@ -54,7 +56,7 @@ void check(const StepConfig& config) {
     refuse(
         "--replicate",
         "a number that divides the " + std::to_string(config.ranks) + " ranks",
-        config.replicate);
+        std::to_string(config.replicate));
   }
   if (!config.budget.empty() && budget_bytes_of(config) < 1) {
     refuse("--budget", "at least 1 byte", config.budget);
@@ -70,12 +72,15 @@ void check(const StepConfig& config) {
   if (!config.budget.empty() && config.strategy == "no_shard") {
     refuse("--budget", "none with --strategy no_shard", config.budget);
   }
-  if (!(config.interval_width > 0.0) || !std::isfinite(config.interval_width)) {
-    refuse("--interval-width", "a number above 0", config.interval_width);
+  if (!(config.limits.interval_width > 0.0) ||
+      !std::isfinite(config.limits.interval_width)) {
+    refuse(
+        "--interval-width", "a number above 0",
+        str(config.limits.interval_width));
   }
-  expect_at_least("--rounds-max", 1, config.rounds_max);
-  if (!(config.minutes_max > 0.0)) {
-    refuse("--minutes-max", "a number above 0", config.minutes_max);
+  expect_at_least("--rounds-max", 1, config.limits.rounds_max);
+  if (!(config.limits.minutes_max > 0.0)) {
+    refuse("--minutes-max", "a number above 0", str(config.limits.minutes_max));
   }
   expect_at_least("--block-steps", 0, config.block_steps);
 }

@@ -44,7 +44,7 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.mode = "zero"; }),
       AllOf(
           HasSubstr("--mode: expected one of fsdp, ddp"),
-          HasSubstr("found zero")));
+          HasSubstr("found 'zero'")));
   EXPECT_THAT(
       refusal([](StepConfig& c) {
         c.mode = "ddp";
@@ -61,7 +61,7 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.exchange = "nccl"; }),
       AllOf(
           HasSubstr("one of auto, collective, shm, hierarchical"),
-          HasSubstr("found nccl")));
+          HasSubstr("found 'nccl'")));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.strategy = "zero"; }),
       HasSubstr("full_shard, shard_grad_op, no_shard"));
@@ -72,7 +72,7 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       refusal([](StepConfig& c) { c.peers = "some"; }), HasSubstr("all, none"));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.language = "rust"; }),
-      AllOf(HasSubstr("one of cpp, python"), HasSubstr("found rust")));
+      AllOf(HasSubstr("one of cpp, python"), HasSubstr("found 'rust'")));
   EXPECT_THAT(
       refusal([](StepConfig& c) {
         c.language = "python";

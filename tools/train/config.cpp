@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <sstream>
 #include <type_traits>
 #include <utility>
 #include <nlohmann/json.hpp>
@@ -225,44 +224,21 @@ void take_file(
   }
 }
 
-template <typename Number>
-void expect_at_least(const OptionSpec& row, Number found) {
-  if (!(static_cast<double>(found) >= *row.least)) {
-    std::ostringstream expected;
-    std::ostringstream value;
-    expected << "at least " << *row.least;
-    value << found;
-    refuse("--" + std::string(row.name), expected.str(), value.str());
-  }
-}
-
-void one_of(
-    const char* name,
-    const std::vector<std::string>& allowed,
-    const std::string& found) {
-  if (std::find(allowed.begin(), allowed.end(), found) != allowed.end()) {
-    return;
-  }
-  std::string expected = allowed.size() > 1 ? "one of " : "";
-  for (std::size_t i = 0; i < allowed.size(); ++i) {
-    expected += (i > 0 ? ", " : "") + allowed[i];
-  }
-  refuse("--" + std::string(name), expected, in_quotes(found));
-}
-
 void check_sizes(const TrainConfig& config) {
   for (const auto& row : option_specs()) {
     if (!row.least) {
       continue;
     }
+    const auto flag = "--" + std::string(row.name);
     if (const auto* size = std::get_if<ByteSize TrainConfig::*>(&row.member)) {
-      expect_at_least(row, (config.**size).count);
+      expect_at_least(flag, *row.least, (config.**size).count);
     } else if (
         const auto* real = std::get_if<double TrainConfig::*>(&row.member)) {
-      expect_at_least(row, config.**real);
+      expect_at_least(flag, *row.least, config.**real);
     } else {
       expect_at_least(
-          row, config.*std::get<std::int64_t TrainConfig::*>(row.member));
+          flag, *row.least,
+          config.*std::get<std::int64_t TrainConfig::*>(row.member));
     }
   }
 }
@@ -402,19 +378,22 @@ void expect_no_window_of_llama(const TrainConfig& config) {
 
 void check_config(const TrainConfig& config) {
   check_sizes(config);
-  one_of("model", {"gpt", "llama", "mistral", "qwen2", "qwen3"}, config.model);
-  one_of("dtype", {"fp32", "bf16", "fp16"}, config.dtype);
-  one_of("optimizer", {"adamw", "muon"}, config.optimizer);
-  one_of("lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
-  one_of("lr-decay", {"cosine", "linear", "constant"}, config.lr_decay);
-  one_of(
-      "strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
+  expect_one_of(
+      "--model", {"gpt", "llama", "mistral", "qwen2", "qwen3"}, config.model);
+  expect_one_of("--dtype", {"fp32", "bf16", "fp16"}, config.dtype);
+  expect_one_of("--optimizer", {"adamw", "muon"}, config.optimizer);
+  expect_one_of("--lr-scaling", {"none", "linear", "sqrt"}, config.lr_scaling);
+  expect_one_of(
+      "--lr-decay", {"cosine", "linear", "constant"}, config.lr_decay);
+  expect_one_of(
+      "--strategy", {"full_shard", "shard_grad_op", "no_shard", "ddp"},
       config.strategy);
-  one_of("hook", {"none", "mean", "bf16", "fp16", "power_sgd"}, config.hook);
-  one_of(
-      "exchange", {"auto", "collective", "shm", "hierarchical"},
+  expect_one_of(
+      "--hook", {"none", "mean", "bf16", "fp16", "power_sgd"}, config.hook);
+  expect_one_of(
+      "--exchange", {"auto", "collective", "shm", "hierarchical"},
       config.exchange);
-  one_of("device", {"cpu", "cuda"}, config.device);
+  expect_one_of("--device", {"cpu", "cuda"}, config.device);
   if (config.device == "cuda") {
     check_cuda(config);
   }
