@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 Tree = dict[str, str]
 
 # ---------------------------------------------------------------------------
-# The include table (STYLE.md): what is not listed is forbidden, also between
+# The include table of STYLE.md: what is not listed is forbidden, also between
 # neighbours. A part may always include itself and its own sub-folders. An entry
 # that ends in .h is one header, the rest are whole parts.
 
@@ -46,79 +46,35 @@ class Part(NamedTuple):
     torch: bool
 
 
-PARTS = {
-    "base": Part((), torch=False),
-    "compat": Part(("base",), torch=True),
-    "device": Part(("base",), torch=True),
-    "net": Part(("base",), torch=False),
-    "plan": Part(("base",), torch=False),
-    "launch": Part(("base", "net", "plan"), torch=False),
-    "ft/protocol": Part(("base",), torch=False),
-    "ft/replica/session": Part(
-        ("base", "net", "world", "ckpt", "optim", "device", "ft/protocol",
-         "ft/replica", "sherd/ft/replica_checkpoints.h", "sherd/ft/replica_session.h"),
-        torch=True),
-    "ft/wire": Part(("base", "net", "ft/protocol"), torch=False),
-    "ft/replica": Part(
-        ("base", "net", "ft/protocol", "ft/wire", "ft/ring", "ft/transfer"),
-        torch=False),
-    "ft/ring": Part(
-        ("base", "net", "shm", "ft/protocol", "ft/wire"), torch=False),
-    "ft/transfer": Part(
-        ("base", "net", "ft/protocol", "ft/wire"), torch=False),
-    # Decisions, and the sizes of messages: nothing that opens a socket.
-    "sim": Part(
-        ("base", "ft/protocol", "ft/wire", "net/frame.h",
-         "ft/coordinator/failure_detector.h", "ft/replica/rank_messages.h"),
-        torch=False),
-    "shm": Part(("base",), torch=False),
-    "world": Part(("base", "compat", "net", "plan", "shm"), torch=True),
-    "optim": Part(("base", "compat"), torch=True),
-    "data": Part(("base", "compat"), torch=True),
-    "models": Part((), torch=True),
-    "autograd": Part(("base", "compat"), torch=True),
-    "exchange": Part(
-        ("base", "compat", "device", "plan", "world", "shm"), torch=True),
-    "fsdp": Part(
-        ("base", "compat", "plan", "autograd", "world", "device/memory.h",
-         "device/memory_use.h", "device/host_memory.h", "device/stream.h",
-         "exchange/exchange.h", "exchange/make_exchange.h",
-         "exchange/reducer.h", "exchange/unit_parameter.h",
-         "exchange/gradient_heap.h",
-         "sherd/optim/named_parameters.h", "sherd/ddp/comm_hook.h",
-         "ddp/comm_hook_group.h", "ddp/quantised_rows.h"),
-        torch=True),
-    "ddp": Part(
-        ("base", "compat", "plan", "autograd", "world",
-         "device/host_memory.h", "device/stream.h",
-         "exchange/exchange.h", "exchange/make_exchange.h",
-         "exchange/reducer.h", "exchange/unit_parameter.h",
-         "sherd/optim/named_parameters.h"),
-        torch=True),
-    "ckpt": Part(
-        ("base", "compat", "plan", "world", "device/host_memory.h",
-         "device/stream.h", "sherd/optim/named_parameters.h", "sherd/models/lora.h"),
-        torch=True),
-    "ft/coordinator": Part(
-        ("base", "net", "ft/protocol", "ft/wire", "sherd/ft/coordinator.h"),
-        torch=False),
-    "ft": Part(
-        ("base", "net", "plan", "world", "ckpt", "ft/protocol",
-         "exchange/exchange.h",
-         "sherd/optim/named_parameters.h"),
-        torch=True),
-    "c10d_shm": Part(("base", "shm"), torch=True),
-    "c10d_shm/communicator": Part(("base", "shm"), torch=False),
-}
+def read_include_table(text):
+    """(parts, programs): each part by its name, and the folders of programs on top
+    of the library with the parts that they use beside public headers."""
+    parts, programs = {}, {}
+    listed = ()
+    for row in re.findall(r"^\| (?!Part |tests)(.+) \|$", text, re.MULTILINE):
+        names, allowed, torch = row.split(" | ")
+        allowed = re.sub(r"(\S*)\{(.*?)\}(\.h)", lambda m: ", ".join(
+            m[1] + name + m[3] for name in m[2].split(",")), allowed)
+        # What has a space is said of programs, or means no part.
+        words = allowed.split(";")[0].split(", ")
+        before = listed if "the same" in words else ()
+        listed = before + tuple(word for word in words if " " not in word)
+        if allowed.startswith("public headers"):
+            programs |= dict.fromkeys(names.split(", "), listed)
+            continue
+        torches = torch.split("; ")
+        for number, name in enumerate(re.split("[,;] ", names)):
+            needs = torches[min(number, len(torches) - 1)]
+            parts[name] = Part(listed, needs == "yes")
+    return parts, programs
+
+
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "STYLE.md"),
+          encoding="utf-8") as style:
+    PARTS, PROGRAM_FOLDERS = read_include_table(
+        style.read().split("## Who may include whom")[1].split("\n## ")[0])
 # Every part may throw sherd::Error.
 EVERYBODY_MAY_INCLUDE = ("sherd/base/error.h",)
-# Programs on top of the library: public headers, their own, and these parts.
-PROGRAM_FOLDERS = {
-    "tools": ("base", "sim"),
-    "examples": (),
-    "python/bindings": (),
-    "bench": ("base", "launch", "tools"),
-}
 # A library of its own; others spell its headers "c10d_shm/...".
 LIBRARY_FOLDERS = ("src/", "c10d_shm/")
 TEST_FOLDERS = ("tests", "fuzz")
