@@ -39,7 +39,7 @@ TEST(StepConfig, WrongWordsAreRefusedNamingTheRightOnes) {
       AllOf(HasSubstr("wide, small, tiny"), HasSubstr("found huge")));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.dtype = "fp16"; }),
-      AllOf(HasSubstr("one of fp32, bf16"), HasSubstr("found fp16")));
+      AllOf(HasSubstr("one of fp32, bf16"), HasSubstr("found 'fp16'")));
   EXPECT_THAT(
       refusal([](StepConfig& c) { c.mode = "zero"; }),
       AllOf(
