@@ -7,7 +7,9 @@
 #include <sherd/base/error.h>
 #include "bench/collectives.h"
 #include "bench/command.h"
+#include "command_lines.h"
 #include "exec_program.h"
+#include "format_text.h"
 
 namespace sherd::bench {
 namespace {
@@ -38,43 +40,33 @@ struct CollectivesArguments : CollectivesOptions {
   bool json_only = false;
 };
 
-std::string quoted(const std::string& word) { return "'" + word + "'"; }
-
 // Every rank may use every core, since Gloo has threads of its own.
 std::string command_of(const CollectivesArguments& arguments) {
-  return quoted(tools::path_beside("sherd")) +
+  return tools::shell_quoted(tools::path_beside("sherd")) +
       " run --no-bind --no-prefix -n " + std::to_string(arguments.ranks) +
-      " -- " + quoted(tools::path_beside("sherd-bench-collectives")) +
+      " -- " +
+      tools::shell_quoted(tools::path_beside("sherd-bench-collectives")) +
       " --rounds " + std::to_string(arguments.rounds) + " --block-ms " +
       std::to_string(arguments.block_ms) + " --bytes-min " +
       std::to_string(arguments.bytes_min) + " --bytes-max " +
       std::to_string(arguments.bytes_max) +
       (arguments.deepspeed.empty()
            ? ""
-           : " --deepspeed " + quoted(arguments.deepspeed)) +
+           : " --deepspeed " + tools::shell_quoted(arguments.deepspeed)) +
       " </dev/null";
 }
 
 std::vector<CollectiveTimes> times_of(const CollectivesArguments& arguments) {
-  FILE* pipe = ::popen(command_of(arguments).c_str(), "r");
-  if (pipe == nullptr) {
-    throw Error("[bench] cannot start the ranks", ErrorCode::kUnavailable);
-  }
+  tools::CommandLines lines(command_of(arguments));
   std::vector<CollectiveTimes> all;
-  std::string line;
-  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
-    if (c != '\n') {
-      line += static_cast<char>(c);
-      continue;
-    }
-    if (auto times = parse_times(line)) {
+  while (const auto line = lines.next()) {
+    if (auto times = parse_times(*line)) {
       all.push_back(std::move(*times));
     } else {
-      std::fprintf(stderr, "%s\n", line.c_str());
+      std::fprintf(stderr, "%s\n", line->c_str());
     }
-    line.clear();
   }
-  if (::pclose(pipe) != 0 || all.empty()) {
+  if (lines.close() != 0 || all.empty()) {
     throw Error(
         "[bench] expected times of all ranks, but a rank failed",
         ErrorCode::kUnavailable);
@@ -88,10 +80,9 @@ void run(const CollectivesArguments& arguments) {
   const BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto all = times_of(arguments);
-  if (!arguments.json_only) {
-    std::fputs(table_of(arguments.ranks, all, found).c_str(), stdout);
-  }
-  std::puts(json_of(arguments.ranks, all, found).c_str());
+  print_report(
+      arguments.json_only, table_of(arguments.ranks, all, found),
+      json_of(arguments.ranks, all, found));
 }
 
 }  // namespace

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/command.h"
 #include <unistd.h>
-#include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <thread>
 #include <sherd/base/error.h>
+#include "command_lines.h"
 #include "exec_program.h"
 #include "text_file.h"
 
@@ -32,18 +31,10 @@ std::string machine() {
 }
 
 std::string commit() {
-  const char* line = "git -C '" SHERD_BENCH_SOURCE
-                     "' describe --always --dirty --exclude '*' 2>/dev/null";
-  std::array<char, 80> buffer = {};
-  FILE* pipe = ::popen(line, "r");
-  if (pipe == nullptr) {
-    return "unknown";
-  }
-  const bool found = std::fgets(buffer.data(), buffer.size(), pipe) != nullptr;
-  ::pclose(pipe);
-  std::string text = buffer.data();
-  text.erase(std::min(text.find('\n'), text.size()));
-  return found ? text : "unknown";
+  tools::CommandLines lines(
+      "git -C '" SHERD_BENCH_SOURCE
+      "' describe --always --dirty --exclude '*' 2>/dev/null");
+  return lines.next().value_or("unknown");
 }
 
 }  // namespace
@@ -107,6 +98,25 @@ ProgressCallback progress_line() {
   return [](const std::string& what) {
     std::fprintf(stderr, "\r\033[K%s", what.c_str());
   };
+}
+
+int unless_interrupted(
+    const ProgressCallback& progress, const std::function<int()>& measure) {
+  try {
+    return measure();
+  } catch (const Interrupted& interrupted) {
+    progress("");
+    std::fprintf(stderr, "sherd: interrupted; every rank has been ended\n");
+    return 128 + interrupted.signal;
+  }
+}
+
+void print_report(
+    bool json_only, const std::string& table, const std::string& json) {
+  if (!json_only) {
+    std::fputs(table.c_str(), stdout);
+  }
+  std::puts(json.c_str());
 }
 
 }  // namespace sherd::bench

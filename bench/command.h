@@ -4,6 +4,7 @@
 // description of the machine, and the progress line. Thread rule: one thread.
 #pragma once
 
+#include <functional>
 #include <string>
 #include "bench/report.h"
 #include "bench/step_bench.h"
@@ -32,5 +33,12 @@ BenchmarkContext benchmark_context();
 void warn_when_busy();
 // Shows on a terminal what is going on, in one line; "" clears it.
 ProgressCallback progress_line();
+// Returns what `measure` returns; if a signal ends it, the exit status that says so, after a line on
+// stderr.
+int unless_interrupted(
+    const ProgressCallback& progress, const std::function<int()>& measure);
+// Prints a report, of which programs read the last line.
+void print_report(
+    bool json_only, const std::string& table, const std::string& json);
 
 }  // namespace sherd::bench

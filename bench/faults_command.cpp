@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <CLI/CLI.hpp>
@@ -36,33 +35,24 @@ struct FaultsArguments {
   bool json_only = false;
 };
 
-template <typename Result>
-void show(
-    const FaultsArguments& arguments,
-    const Result& result,
-    const BenchmarkContext& found) {
-  if (!arguments.json_only) {
-    std::fputs(table_of(arguments.config, result, found).c_str(), stdout);
-  }
-  std::puts(json_of(arguments.config, result, found).c_str());
-}
-
 int measure(
     const FaultsArguments& arguments, const ProgressCallback& progress) {
+  const auto& config = arguments.config;
   const auto found = benchmark_context();
   const auto programs = programs_of_ranks();
   const StopSignalFd signals;
-  if (arguments.config.cost) {
-    const auto result =
-        measure_cost(arguments.config, programs, signals, progress);
+  const auto show = [&](const auto& result) {
     progress("");
-    show(arguments, result, found);
+    print_report(
+        arguments.json_only, table_of(config, result, found),
+        json_of(config, result, found));
+  };
+  if (config.cost) {
+    show(measure_cost(config, programs, signals, progress));
     return 0;
   }
-  const auto result =
-      measure_faults(arguments.config, programs, signals, progress);
-  progress("");
-  show(arguments, result, found);
+  const auto result = measure_faults(config, programs, signals, progress);
+  show(result);
   return result.hashes.divergences == 0 ? 0 : 1;
 }
 
@@ -71,13 +61,8 @@ int run(const FaultsArguments& arguments) {
   expect_release_build();
   warn_when_busy();
   const auto progress = progress_line();
-  try {
-    return measure(arguments, progress);
-  } catch (const Interrupted& interrupted) {
-    progress("");
-    std::fprintf(stderr, "sherd: interrupted; every rank has been ended\n");
-    return 128 + interrupted.signal;
-  }
+  return unless_interrupted(
+      progress, [&] { return measure(arguments, progress); });
 }
 
 void add_options(CLI::App& app, FaultsArguments& arguments) {

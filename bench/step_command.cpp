@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <CLI/CLI.hpp>
@@ -89,22 +88,16 @@ int run_step(const StepArguments& arguments) {
   const BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto progress = progress_line();
-  try {
+  return unless_interrupted(progress, [&] {
     const StopSignalFd signals;
     const auto result =
         measure(arguments.step, programs(arguments), signals, progress);
     progress("");
-    if (!arguments.json_only) {
-      std::fputs(table_of(arguments.step, result, found).c_str(), stdout);
-    }
-    std::puts(json_of(arguments.step, result, found).c_str());
+    print_report(
+        arguments.json_only, table_of(arguments.step, result, found),
+        json_of(arguments.step, result, found));
     return 0;
-  } catch (const Interrupted& interrupted) {
-    progress("");
-    std::fprintf(
-        stderr, "sherd: interrupted; every contender has been ended\n");
-    return 128 + interrupted.signal;
-  }
+  });
 }
 
 void add_step_options(CLI::App& app, StepArguments& arguments) {

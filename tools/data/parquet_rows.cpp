@@ -2,10 +2,10 @@
 #include "data/parquet_rows.h"
 
 #include <sys/wait.h>
-#include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "command_lines.h"
+#include "format_text.h"
 
 namespace sherd::tools {
 namespace {
@@ -61,54 +61,6 @@ except Exception as error:
     write("refused", f"expected a whole Parquet file, found: {error}")
 )python";
 
-std::string quoted(const std::string& word) {
-  std::string text = "'";
-  for (const char c : word) {
-    text += c == '\'' ? "'\\''" : std::string(1, c);
-  }
-  return text + "'";
-}
-
-// A command's output, line by line.
-class CommandLines {
- public:
-  explicit CommandLines(const std::string& command)
-      : pipe_(::popen(command.c_str(), "re")) {
-    if (pipe_ == nullptr) {
-      throw Error(
-          "expected to start a program, found no memory or process left",
-          ErrorCode::kUnavailable);
-    }
-  }
-  ~CommandLines() {
-    if (pipe_ != nullptr) {
-      ::pclose(pipe_);
-    }
-    std::free(line_);
-  }
-  CommandLines(const CommandLines&) = delete;
-  CommandLines& operator=(const CommandLines&) = delete;
-
-  // Returns false at the end; the line is valid until the next call.
-  bool next(std::string_view& line) {
-    const auto size = ::getline(&line_, &capacity_, pipe_);
-    line = {line_, size > 0 ? static_cast<std::size_t>(size) : 0};
-    return size > 0;
-  }
-
-  // Waits for the end of the command and returns its status, as wait() does.
-  int close() {
-    const int status = ::pclose(pipe_);
-    pipe_ = nullptr;
-    return status;
-  }
-
- private:
-  FILE* pipe_;
-  char* line_ = nullptr;
-  std::size_t capacity_ = 0;
-};
-
 std::string how_to_read_parquet(const std::string& found) {
   return "expected a Python that has pyarrow, which reads Parquet, found: " +
       found +
@@ -156,11 +108,10 @@ void for_each_parquet_row(
     const DocumentOptions& options,
     const std::function<void(std::string_view)>& each) {
   CommandLines lines(
-      "exec " + quoted(options.python) + " -c " + quoted(kScript) + " " +
-      quoted(path) + " " + quoted(options.field));
-  std::string_view line;
-  while (lines.next(line)) {
-    each(text_of(line, path));
+      "exec " + shell_quoted(options.python) + " -c " + shell_quoted(kScript) +
+      " " + shell_quoted(path) + " " + shell_quoted(options.field));
+  while (const auto line = lines.next()) {
+    each(text_of(*line, path));
   }
   const int status = lines.close();
   if (status != 0) {
