@@ -11,10 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <limits>
 #include <system_error>
 #include <utility>
 #include <sherd/base/error.h>
+#include "bench/step_gate.h"
 #include "launch/restart_policy.h"
 #include "text_file.h"
 
@@ -27,6 +27,8 @@ using std::chrono::steady_clock;
 
 // Reading takes processor time from the ranks; the lines that are read have times of their own.
 constexpr milliseconds kLogTick(50);
+// More than any run makes, and few enough bytes for a file.
+constexpr std::int64_t kAllSteps = 1'000'000'000;
 
 std::string make_folder(const std::string& given) {
   std::error_code error;
@@ -89,7 +91,8 @@ FaultTolerantJob::FaultTolerantJob(
       folder_(make_folder(config.folder)),
       files_(folder_) {
   if (config.cost) {
-    gate_.emplace(folder_ + "/gate");
+    gate_ = folder_ + "/gate";
+    open_gate_until(gate_, 0);
   }
   start(config, programs);
 }
@@ -146,7 +149,7 @@ std::vector<std::string> FaultTolerantJob::command_of(
       {"--", programs.rank, "--contender", "replica", "--exchange",
        config.exchange, "--folder", folder_});
   if (config.cost) {
-    add({"--gate", folder_ + "/gate"});
+    add({"--gate", gate_});
   } else {
     add({"--hash-every", config.work == "tiny" ? "1" : "5"});
   }
@@ -247,13 +250,13 @@ double FaultTolerantJob::kill_coordinator() {
 }
 
 void FaultTolerantJob::open_until(std::int64_t step) {
-  gate_.value().open_until(step);
+  open_gate_until(gate_, step);
 }
 
 void FaultTolerantJob::end(std::chrono::seconds deadline) {
   launcher_->signal_process(SIGUSR1);
-  if (gate_) {
-    gate_->open_until(std::numeric_limits<std::int64_t>::max());
+  if (!gate_.empty()) {
+    open_until(kAllSteps);
   }
   const auto until = steady_clock::now() + deadline;
   while (!has_ended()) {

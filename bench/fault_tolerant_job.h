@@ -14,7 +14,6 @@
 #include "base/process.h"
 #include "bench/contender_job.h"
 #include "bench/faults_bench.h"
-#include "bench/step_gate.h"
 #include "bench/step_log.h"
 
 namespace sherd::bench {
@@ -68,7 +67,7 @@ class FaultTolerantJob {
   bool folder_is_temporary_ = false;
   std::string folder_;
   StepLogReader files_;
-  std::optional<StepGate> gate_;
+  std::string gate_;  // Its path; empty if there is none.
   std::optional<ChildProcess> launcher_;
   // The launcher's exit status, once it has ended.
   std::optional<int> exit_status_;

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
@@ -30,17 +31,13 @@ constexpr auto kIdleDeadline = std::chrono::hours(24 * 7);
 // Enough batches that nothing is memorised; then they repeat.
 constexpr int kBatches = 64;
 
-// Random bytes [batch, sequence + 1] for one rank's part of a step.
-at::Tensor bytes_of(const Workload& work, int step, const World& world) {
-  auto bytes = torch::empty({work.batch, work.sequence + 1}, torch::kLong);
-  const auto count = static_cast<std::uint64_t>(bytes.numel());
-  const auto part =
-      static_cast<std::uint64_t>(step * world.size() + world.rank());
-  auto* out = bytes.data_ptr<std::int64_t>();
-  for (std::uint64_t i = 0; i < count; ++i) {
-    out[i] = random_byte(part * count + i);
-  }
-  return bytes;
+// The rows of one rank's part of a step.
+at::Tensor rows_of(const Workload& work, int step, const World& world) {
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(work.batch));
+  std::iota(
+      numbers.begin(), numbers.end(),
+      (std::int64_t{step} * world.size() + world.rank()) * work.batch);
+  return random_rows(numbers, work.sequence + 1);
 }
 
 class RankLoop {
@@ -49,7 +46,7 @@ class RankLoop {
       : world_(world), runner_(make_step_runner(world, options)) {
     const auto length = options.work.sequence;
     for (int step = 0; step < kBatches; ++step) {
-      const auto bytes = bytes_of(options.work, step, world);
+      const auto bytes = rows_of(options.work, step, world);
       inputs_.push_back(bytes.narrow(1, 0, length).contiguous());
       targets_.push_back(bytes.narrow(1, 1, length).contiguous());
     }

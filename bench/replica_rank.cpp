@@ -34,6 +34,7 @@ class ReplicaRank {
       const World& world, const StepRunnerOptions& options, StepLogWriter& file)
       : work_(options.work),
         hash_every_(options.hash_every),
+        gate_(options.gate),
         file_(file),
         model_(model_config(options.work)),
         fsdp_(fully_shard(*model_, world, shard_options(options))),
@@ -43,11 +44,7 @@ class ReplicaRank {
             fsdp_.named_parameters(),
             state(),
             [this](std::int64_t step) { update(step); },
-            session_options()) {
-    if (!options.gate.empty()) {
-      gate_.emplace(options.gate);
-    }
-  }
+            session_options()) {}
 
   void run() {
     bool asked = false;
@@ -60,8 +57,8 @@ class ReplicaRank {
       if (!plan) {
         break;
       }
-      if (gate_) {
-        gate_->wait_for(plan->step);
+      if (!gate_.empty()) {
+        wait_at_gate(gate_, plan->step);
       }
       take_part(*plan);
     }
@@ -107,7 +104,6 @@ class ReplicaRank {
     }
   }
 
-  // Random bytes that depend only on the sample, not on the rank that trains it.
   at::Tensor rows_of(const std::vector<ft::SampleSpan>& spans) const {
     std::vector<std::int64_t> numbers;
     for (const auto& span : spans) {
@@ -115,16 +111,7 @@ class ReplicaRank {
         numbers.push_back(number);
       }
     }
-    const auto length = work_.sequence + 1;
-    auto bytes = torch::empty(
-        {static_cast<std::int64_t>(numbers.size()), length}, torch::kLong);
-    auto* out = bytes.data_ptr<std::int64_t>();
-    for (const auto number : numbers) {
-      for (std::int64_t i = 0; i < length; ++i) {
-        *out++ = random_byte(static_cast<std::uint64_t>(number * length + i));
-      }
-    }
-    return bytes;
+    return random_rows(numbers, work_.sequence + 1);
   }
 
   void update(std::int64_t step) {
@@ -153,13 +140,13 @@ class ReplicaRank {
 
   const Workload work_;
   const int hash_every_;
+  const std::string gate_;  // Empty if steps wait for nobody.
   StepLogWriter& file_;
   StepEventKind kind_ = StepEventKind::kReplayed;  // For the next update.
   models::Gpt model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;
   ft::ReplicaSession session_;
-  std::optional<StepGate> gate_;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace sherd::bench {
 // anything that takes time.
 void install_leave_signal_handler();
 
-// Of this process, without lines; replica and rank are read from the environment.
+// The log of this process, without lines; replica and rank are read from the environment.
 StepLog step_log_of_process();
 
 // Collective over the ranks of the replica; returns when it has left. Throws Error if the replica

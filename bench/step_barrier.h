@@ -6,7 +6,9 @@
 // one thread per process.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include "shm/counter.h"
 
 namespace sherd::bench {
 
@@ -26,10 +28,9 @@ class StepBarrier {
   static constexpr int kBytes = 4096;
 
  private:
-  struct Page;
-  Page* page_ = nullptr;
-  const unsigned ranks_;
-  unsigned waits_ = 0;
+  shm::CounterCell* arrivals_ = nullptr;  // Zero, like the file.
+  const int ranks_;
+  std::uint64_t waits_ = 0;
 };
 
 }  // namespace sherd::bench

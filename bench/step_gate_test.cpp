@@ -11,22 +11,22 @@ namespace {
 
 using sherd::testing::ScratchFolder;
 
-TEST(StepGate, AStepBeginsOnceAnotherMappingAllowsIt) {
+TEST(StepGate, AStepBeginsOnceAnotherAllowsIt) {
   const ScratchFolder folder;
-  StepGate gate(folder.path() + "/gate");
-  const StepGate ours(folder.path() + "/gate");
-  gate.open_until(2);
-  ours.wait_for(1);
-  ours.wait_for(2);
+  const auto gate = folder.path() + "/gate";
+  open_gate_until(gate, 0);
+  open_gate_until(gate, 2);
+  wait_at_gate(gate, 1);
+  wait_at_gate(gate, 2);
 
-  std::thread other([&] { gate.open_until(3); });
-  ours.wait_for(3);
+  std::thread other([&] { open_gate_until(gate, 3); });
+  wait_at_gate(gate, 3);
   other.join();
 }
 
 TEST(StepGate, AFileThatCannotBeMadeIsAnError) {
   const ScratchFolder folder;
-  EXPECT_THROW(StepGate(folder.path() + "/none/gate"), Error);
+  EXPECT_THROW(open_gate_until(folder.path() + "/none/gate", 0), Error);
 }
 
 }  // namespace

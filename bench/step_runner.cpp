@@ -201,9 +201,19 @@ FullyShardOptions shard_options(const StepRunnerOptions& options) {
   return shard;
 }
 
-std::int64_t random_byte(std::uint64_t number) {
-  return static_cast<std::int64_t>(
-      mix64(number) >> 56U);  // As in bench/peer_rank.py.
+at::Tensor random_rows(
+    const std::vector<std::int64_t>& numbers, std::int64_t length) {
+  auto bytes = torch::empty(
+      {static_cast<std::int64_t>(numbers.size()), length}, torch::kLong);
+  auto* out = bytes.data_ptr<std::int64_t>();
+  for (const auto number : numbers) {
+    for (std::int64_t i = 0; i < length; ++i) {
+      // As in bench/peer_rank.py.
+      const auto byte = static_cast<std::uint64_t>(number * length + i);
+      *out++ = static_cast<std::int64_t>(mix64(byte) >> 56U);
+    }
+  }
+  return bytes;
 }
 
 std::unique_ptr<StepRunner> make_step_runner(

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/gpt.h>
@@ -40,7 +41,7 @@ struct StepRunnerOptions {
   std::int64_t budget_bytes = 0;  // 0: as the strategy says.
   std::string update = "step";    // sherd's: by "step" or in "backward".
   std::string barrier;            // The file of the bound's StepBarrier.
-  // The three of contender "replica": where the step log is written, the file of a StepGate for
+  // The three of contender "replica": where the step log is written, the file of a gate for
   // which steps wait, if any, and of which steps the log has a hash, which reads all parameters and
   // optimizer state: those whose number is a multiple of it; 0: none.
   std::string folder;
@@ -51,8 +52,10 @@ struct StepRunnerOptions {
 // The options for fully_shard.
 FullyShardOptions shard_options(const StepRunnerOptions& options);
 
-// The byte with that number in the data on which all contenders train.
-std::int64_t random_byte(std::uint64_t number);
+// The samples with these numbers in the data on which all contenders train: random bytes [numbers,
+// length], which depend only on the sample and not on the rank that trains it.
+at::Tensor random_rows(
+    const std::vector<std::int64_t>& numbers, std::int64_t length);
 
 class StepRunner {
  public:
