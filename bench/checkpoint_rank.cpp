@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 #include <CLI/CLI.hpp>
@@ -37,6 +38,15 @@ void check(bool fine, const std::string& action) {
   if (!fine) {
     throw Error("[bench] " + action + " failed", ErrorCode::kUnavailable);
   }
+}
+
+// Without a buffer: whole tensors go to the kernel.
+std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(
+    const std::string& path, const char* mode) {
+  std::FILE* file = std::fopen(path.c_str(), mode);
+  check(file != nullptr, "opening " + path);
+  std::setvbuf(file, nullptr, _IONBF, 0);
+  return {file, &std::fclose};
 }
 
 // Drops the cached pages of the files, so that reads come from the disk. Only clean pages are
@@ -104,23 +114,16 @@ class InterleavedRun {
   }
   double plain_write() {
     const auto path = plain_path();
-    const auto seconds = time([&] {
-      const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-      check(fd >= 0, "creating " + path);
+    return time([&] {
+      const auto file = opened(path, "w");
       for (const auto& tensor : tensors_) {
-        const auto* at = static_cast<const char*>(tensor.const_data_ptr());
-        for (std::size_t done = 0; done < tensor.nbytes();) {
-          const auto wrote = ::write(
-              fd, at + done,
-              std::min<std::size_t>(tensor.nbytes() - done, 1 << 20));
-          check(wrote > 0, "writing " + path);
-          done += static_cast<std::size_t>(wrote);
-        }
+        check(
+            std::fwrite(
+                tensor.const_data_ptr(), tensor.nbytes(), 1, file.get()) == 1,
+            "writing " + path);
       }
-      check(::fsync(fd) == 0, "syncing " + path);
-      ::close(fd);
+      check(::fsync(::fileno(file.get())) == 0, "syncing " + path);
     });
-    return seconds;
   }
   double load() {
     const auto newest = *saver_.newest();
@@ -131,18 +134,13 @@ class InterleavedRun {
     const auto path = plain_path();
     forget(flags_.folder);
     return time([&] {
-      const int fd = ::open(path.c_str(), O_RDONLY);
+      const auto file = opened(path, "r");
       for (const auto& tensor : tensors_) {
-        auto* at = static_cast<char*>(tensor.mutable_data_ptr());
-        for (std::size_t done = 0; done < tensor.nbytes();) {
-          const auto got = ::read(
-              fd, at + done,
-              std::min<std::size_t>(tensor.nbytes() - done, 1 << 20));
-          check(got > 0, "reading " + path);
-          done += static_cast<std::size_t>(got);
-        }
+        check(
+            std::fread(
+                tensor.mutable_data_ptr(), tensor.nbytes(), 1, file.get()) == 1,
+            "reading " + path);
       }
-      ::close(fd);
     });
   }
 

@@ -57,36 +57,27 @@ std::vector<std::string> rank_command(
   if (name == "fsdp2" || name == "ddp" || name == "python") {
     command = {programs.python, programs.peer_script};
   }
-  const auto work = flags_of(workload_named(config.work));
-  command.insert(command.end(), work.begin(), work.end());
-  for (const auto& word :
-       {std::string("--contender"), name, std::string("--strategy"),
-        config.strategy, std::string("--dtype"), config.dtype}) {
-    command.push_back(word);
-  }
-  if (name == "bound" || name == "sherd" || name == "python") {
-    command.insert(command.end(), {"--mode", config.mode});
+  const auto add = [&](const std::vector<std::string>& words) {
+    command.insert(command.end(), words.begin(), words.end());
+  };
+  add(flags_of(workload_named(config.work)));
+  // Contenders ignore what they have no choice of.
+  add(
+      {"--contender", name, "--mode", config.mode, "--strategy",
+       config.strategy, "--dtype", config.dtype, "--exchange", config.exchange,
+       "--replicate", std::to_string(config.replicate), "--update",
+       config.update});
+  if (!config.budget.empty()) {
+    add({"--budget-bytes", std::to_string(budget_bytes_of(config))});
   }
   if (name == "bound") {
-    command.insert(
-        command.end(),
+    add(
         {"--barrier",
          "/proc/" + std::to_string(::getpid()) + "/fd/" +
              std::to_string(page.get())});
   }
   if (name == "python" && !programs.package.empty()) {
-    command.insert(command.end(), {"--package", programs.package});
-  }
-  if (name == "sherd" || name == "python") {
-    command.insert(
-        command.end(),
-        {"--exchange", config.exchange, "--replicate",
-         std::to_string(config.replicate), "--update", config.update});
-    if (!config.budget.empty()) {
-      command.insert(
-          command.end(),
-          {"--budget-bytes", std::to_string(budget_bytes_of(config))});
-    }
+    add({"--package", programs.package});
   }
   return command;
 }
