@@ -7,14 +7,15 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 
 namespace sherd::tools {
 
 struct TerminalSize {
-  int columns = 80;
-  int rows = 0;  // 0 means unknown.
+  std::size_t columns = 80;
+  std::size_t rows = 0;  // 0 means unknown.
 };
 
 // That of the terminal on stdout, if it is one.

@@ -44,27 +44,22 @@ struct TopArguments {
   bool once = false;
 };
 
-struct Screen {
-  std::size_t columns = 80;
-  std::size_t rows = 1000;  // Output to no terminal has room for everything.
-};
+// Output to no terminal has room for everything.
+constexpr std::size_t kRowsOfNoTerminal = 1000;
 
-Screen screen() {
-  const auto size = terminal_size();
-  if (::isatty(STDOUT_FILENO) != 1 || size.rows == 0) {
-    return {};
-  }
+TerminalSize screen() {
+  auto size = terminal_size();
   // A full last line would make the terminal scroll.
-  return {
-      .columns = static_cast<std::size_t>(size.columns),
-      .rows = static_cast<std::size_t>(std::max(size.rows - 1, 1))};
+  size.rows = size.rows == 0 ? kRowsOfNoTerminal
+                             : std::max<std::size_t>(size.rows - 1, 1);
+  return size;
 }
 
-std::string status_text(const std::string& address, const Screen& room) {
+std::string status_text(const std::string& address, const TerminalSize& room) {
   return status_view(http_get(address, "/status.json"), address, room.columns);
 }
 
-std::string folder_text(const fs::path& folder, const Screen& room) {
+std::string folder_text(const fs::path& folder, const TerminalSize& room) {
   std::string text;
   if (const auto address = status_address(folder); !address.empty()) {
     try {
@@ -86,7 +81,7 @@ std::string folder_text(const fs::path& folder, const Screen& room) {
   return runs.empty() ? text : text + run_view(runs, room.columns, rows);
 }
 
-std::string frame(std::string target, const Screen& room) {
+std::string frame(std::string target, const TerminalSize& room) {
   std::error_code ignored;
   if (fs::is_directory(target, ignored)) {
     return folder_text(target, room);

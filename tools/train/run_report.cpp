@@ -143,7 +143,7 @@ void RunReport::add(StepMetrics record) {
        .rss_bytes = record.rss_bytes,
        .seconds_left = per_step_s * static_cast<double>(last - record.step)},
       record.val_loss.has_value(), seconds(SteadyClock().now()),
-      terminal_size().columns));
+      static_cast<int>(terminal_size().columns)));
 }
 
 std::string RunReport::batch_text() const {
