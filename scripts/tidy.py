@@ -33,8 +33,6 @@ class Finding(NamedTuple):
         return f"{self.path}:{self.line}: {self.rule}: {self.text}"
 
 
-Tree = dict[str, str]
-
 # ---------------------------------------------------------------------------
 # The include table of STYLE.md: what is not listed is forbidden, also between
 # neighbours. A part may always include itself and its own sub-folders. An entry
