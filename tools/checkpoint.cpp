@@ -25,7 +25,6 @@
 #include "train/config.h"
 #include "train/hugging_face.h"
 #include "train/progress_bar.h"
-#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {

@@ -3,8 +3,8 @@
 // sherd-train, executed by `sherd train`: one rank of a training job.
 #include <sherd/base/run_main.h>
 #include "exec_program.h"
+#include "train/jobs.h"
 #include "train/train_command.h"
-#include "train/train_job.h"
 
 int main(int argc, char** argv) {
   using namespace sherd::tools;

@@ -3,7 +3,7 @@
 // sherd-train-replica, executed by `sherd train` under `sherd run --fault-tolerant`: one rank of
 // one replica.
 #include <sherd/base/run_main.h>
-#include "train/replica_job.h"
+#include "train/jobs.h"
 #include "train/train_command.h"
 
 int main(int argc, char** argv) {

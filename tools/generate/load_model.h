@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model with its weights, ready for use: whole on a single rank, sharded over the ranks of a job.
-// Thread rule: one thread.
+// The weights of a ModelSource, read into a model that is there, or into a new one, ready for use:
+// whole on a single rank, sharded over the ranks of a job. Thread rule: one thread.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,19 @@
 #include <c10/core/ScalarType.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/models/language_model.h>
+#include <sherd/optim/named_parameters.h>
 #include <sherd/world/world.h>
 #include "generate/model_source.h"
 
 namespace sherd::tools {
+
+// Collective. Each rank reads only its own slices of the parameters, and publishes them. Throws
+// Error on every rank if a file is missing or damaged, or if the weights are not exactly those of
+// the model.
+void load_weights(
+    const World& world,
+    const ModelSource& source,
+    const NamedParameters& parameters);
 
 struct LoadedModel {
   std::shared_ptr<models::LanguageModel> model =

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generate/model_source.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <nlohmann/json.hpp>
@@ -10,7 +11,6 @@
 #include "refuse.h"
 #include "text_file.h"
 #include "train/hugging_face.h"
-#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {
@@ -180,6 +180,37 @@ ModelSource find_model(const std::string& from, const std::string& weights) {
   add_stop_ids(path, source.stop_ids);
   add_stop_ids(from + "/generation_config.json", source.stop_ids);
   return source;
+}
+
+ModelSource find_initial_model(const TrainConfig& config) {
+  const auto& path = config.init_from;
+  try {
+    const auto checkpoint = checkpoint_at(path);
+    const bool known = !checkpoint ||
+        checkpoint_content(*checkpoint).values.contains("train.config");
+    return known ? find_model(path)
+                 : ModelSource{
+                       .weights = *checkpoint,
+                       .folder = *checkpoint,
+                       .config = config,
+                       .vocabulary = config.vocab};
+  } catch (const Error& error) {
+    throw Error(std::string("--init-from: ") + error.what());
+  }
+}
+
+std::optional<std::string> checkpoint_at(const std::string& path) {
+  if (exists(path + "/checkpoint.json")) {
+    return path;
+  }
+  auto newest = newest_checkpoint(path);
+  return newest ? newest : newest_checkpoint(path + "/checkpoints");
+}
+
+bool has_section(const CheckpointContent& content, const std::string& name) {
+  return std::ranges::find(
+             content.tensors, name, &CheckpointContent::Tensor::section) !=
+      content.tensors.end();
 }
 
 void expect_tokenizer_of(

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+#include <sherd/ckpt/checkpoint.h>
 #include "train/config.h"
 
 namespace sherd::tools {
@@ -39,6 +41,17 @@ struct ModelSource {
 // what was expected and found.
 ModelSource find_model(
     const std::string& from, const std::string& weights = kModelWeights);
+
+// What --init-from names, with whose weights a run begins at step 0 and with any data. A checkpoint
+// made by a program other than `sherd train` does not describe its model, so `config`, the user's
+// options, does. Throws Error if there is none.
+ModelSource find_initial_model(const TrainConfig& config);
+
+// The checkpoint that `path` names: one checkpoint, or the newest one of a folder of checkpoints or
+// a run. Nothing if there is none.
+std::optional<std::string> checkpoint_at(const std::string& path);
+
+bool has_section(const CheckpointContent& content, const std::string& name);
 
 // For tokens in `path` made by the tokenizer with this digest (data::Tokenizer::digest(); 0 if not
 // known). Throws Error that names both if the model has another tokenizer.

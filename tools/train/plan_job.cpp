@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/plan_job.h"
+#include "train/jobs.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,6 +7,7 @@
 #include "base/resident_memory.h"
 #include "terminal_text.h"
 #include "train/step_meter.h"
+#include "train/trainer.h"
 #include "train/training_plan.h"
 
 namespace sherd::tools {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/replica_job.h"
+#include "train/jobs.h"
 
 #include <algorithm>
 #include <atomic>
@@ -22,10 +22,8 @@
 #include "generate/model_source.h"
 #include "train/run_checkpoints.h"
 #include "train/run_report.h"
-#include "train/saved_model.h"
 #include "train/signal_request.h"
 #include "train/step_profile.h"
-#include "train/train_job.h"
 #include "train/trainer.h"
 
 namespace sherd::tools {

@@ -12,7 +12,6 @@
 #include "base/parse_number.h"
 #include "generate/model_source.h"
 #include "train/model_options.h"
-#include "train/saved_model.h"
 
 namespace sherd::tools {
 namespace {

@@ -11,9 +11,9 @@
 #include "base/clock.h"
 #include "base/hex.h"
 #include "format_text.h"
+#include "generate/model_source.h"
 #include "terminal_text.h"
 #include "train/curve.h"
-#include "train/initial_model.h"
 #include "train/step_meter.h"
 
 namespace sherd::tools {
@@ -93,7 +93,7 @@ void RunReport::copy_tokenizer() const {
     data::copy_tokenizer(folder, run_);
   }
   if (first_ == 0 && !trainer_.config().init_from.empty()) {
-    data::copy_tokenizer(initial_model(trainer_.config()).folder, run_);
+    data::copy_tokenizer(find_initial_model(trainer_.config()).folder, run_);
   }
 }
 

@@ -15,15 +15,13 @@
 #include <sherd/world/world.h>
 #include "base/hex.h"
 #include "format_text.h"
-#include "generate/load_weights.h"
+#include "generate/load_model.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "train/config.h"
-#include "train/initial_model.h"
+#include "train/jobs.h"
 #include "train/model_options.h"
-#include "train/plan_job.h"
 #include "train/run_checkpoints.h"
-#include "train/saved_model.h"
 #include "train/trainer.h"
 
 namespace sherd::tools {
@@ -130,7 +128,7 @@ Request read_request(const CommandLine& line) {
   config = read_config(line.flags, line.config_path, text);
   if (!config.init_from.empty()) {
     try {
-      request.initial = initial_model(config);
+      request.initial = find_initial_model(config);
     } catch (const Error&) {
       if (!goes_on(config)) {
         throw;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/train_job.h"
+#include "train/jobs.h"
 
 #include <cmath>
 #include <csignal>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Trainer is what one rank of a training job has: its config, world, data, model and engine, and
-// what a step does with them. train_job.h and, for one of several replicas, replica_job.h decide
-// how steps follow one another. Thread rule: one thread.
+// what a step does with them. What jobs.h declares decides how steps follow one another. Thread rule:
+// one thread.
 #pragma once
 
 #include <cstdint>
