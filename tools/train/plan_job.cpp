@@ -18,17 +18,11 @@ namespace {
 constexpr std::int64_t kSteps = 2;
 constexpr std::int64_t kStepsWithLimit = 7;
 
-// For each figure, the most of any rank.
-std::vector<double> most_of_ranks(
-    const World& world, const std::vector<double>& figures) {
-  auto most = figures;
-  for (const auto& row : world.all_gather(figures)) {
-    std::transform(
-        most.begin(), most.end(), row.begin(), most.begin(),
-        [](double a, double b) { return std::max(a, b); });
-  }
-  return most;
-}
+// A figure of this rank, in bytes, and where the plan has the most of any rank.
+struct Figure {
+  std::int64_t TrainingPlan::* most;
+  std::int64_t here;
+};
 
 }  // namespace
 
@@ -53,26 +47,25 @@ int print_plan(Trainer& trainer) {
   }
   const auto state = trainer.engine().state_bytes();
   const auto report = trainer.engine().report();
-  const auto most = most_of_ranks(
-      trainer.world(),
-      {last.step_s, static_cast<double>(before_bytes),
-       static_cast<double>(resident_bytes_peak()),
-       static_cast<double>(state.parameters),
-       static_cast<double>(state.gradients),
-       static_cast<double>(state.optimizer),
-       static_cast<double>(report.unsharded_bytes_peak),
-       static_cast<double>(report.gradient_slot_bytes_peak)});
-  const auto bytes = [&](std::size_t figure) {
-    return static_cast<std::int64_t>(most[figure]);
-  };
-  plan.step_s = most[0];
-  plan.before_bytes = bytes(1);
-  plan.resident_bytes = bytes(2);
-  plan.parameter_bytes = bytes(3);
-  plan.gradient_bytes = bytes(4);
-  plan.optimizer_bytes = bytes(5);
-  plan.unit_bytes = bytes(6);
-  plan.slot_bytes = bytes(7);
+  const std::vector<Figure> figures = {
+      {&TrainingPlan::before_bytes, before_bytes},
+      {&TrainingPlan::resident_bytes, resident_bytes_peak()},
+      {&TrainingPlan::parameter_bytes, state.parameters},
+      {&TrainingPlan::gradient_bytes, state.gradients},
+      {&TrainingPlan::optimizer_bytes, state.optimizer},
+      {&TrainingPlan::unit_bytes, report.unsharded_bytes_peak},
+      {&TrainingPlan::slot_bytes, report.gradient_slot_bytes_peak}};
+  std::vector<double> here = {last.step_s};
+  for (const auto& figure : figures) {
+    here.push_back(static_cast<double>(figure.here));
+  }
+  for (const auto& row : trainer.world().all_gather(here)) {
+    plan.step_s = std::max(plan.step_s, row[0]);
+    for (std::size_t i = 0; i < figures.size(); ++i) {
+      auto& most = plan.*figures[i].most;
+      most = std::max(most, static_cast<std::int64_t>(row[i + 1]));
+    }
+  }
   if (config.memory.count > 0) {
     plan.limits = suggest(report);
   }
