@@ -2,7 +2,6 @@
 //
 // The cost of sherd on one GPU: training steps of a GPT and a Llama with plain LibTorch and with
 // fully_shard on one rank, in alternating blocks. docs/design/gpu.md, *On a GPU*
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +23,7 @@
 #include <sherd/optim/adamw.h>
 
 #include "base/clock.h"
+#include "bench/statistics.h"
 #include "gpu_workload.h"
 
 namespace sherd::bench {
@@ -173,12 +173,13 @@ Training sherd_training(
           }};
 }
 
-struct Timed {
-  double step_ms = 0;
-  double host_ms = 0;  // Until the host had submitted the whole step.
+// The times of a step in each round, in ms.
+struct Times {
+  std::vector<double> step;
+  std::vector<double> host;  // Until the host had submitted the whole step.
 };
 
-Timed time_block(const Step& step, const Batch& batch) {
+void time_block(const Step& step, const Batch& batch, Times& times) {
   (void)step(batch);  // Another contender has filled the caches.
   synchronise();
   const SteadyClock clock;
@@ -188,15 +189,8 @@ Timed time_block(const Step& step, const Batch& batch) {
   }
   const auto given = clock.now();
   synchronise();
-  const auto end = clock.now();
-  return {
-      .step_ms = 1e3 * seconds(end - begin) / kStepsOfBlock,
-      .host_ms = 1e3 * seconds(given - begin) / kStepsOfBlock};
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  times.step.push_back(1e3 * seconds(clock.now() - begin) / kStepsOfBlock);
+  times.host.push_back(1e3 * seconds(given - begin) / kStepsOfBlock);
 }
 
 struct Contender {
@@ -210,7 +204,7 @@ void compare(
     const std::vector<Contender>& contenders,
     const Batch& batch) {
   std::vector<Training> trainings;
-  std::vector<std::vector<Timed>> times(contenders.size());
+  std::vector<Times> times(contenders.size());
   for (const auto& contender : contenders) {
     synchronise();
     at::accelerator::emptyCache();
@@ -233,26 +227,18 @@ void compare(
   for (int round = 0; round < kRounds; ++round) {
     for (std::size_t i = 0; i < trainings.size(); ++i) {
       const auto at = (i + static_cast<std::size_t>(round)) % trainings.size();
-      times[at].push_back(time_block(trainings[at].step, batch));
+      time_block(trainings[at].step, batch, times[at]);
     }
   }
   for (std::size_t i = 0; i < trainings.size(); ++i) {
-    std::vector<double> step_ms;
-    std::vector<double> host_ms;
-    std::vector<double> ratios;
-    for (std::size_t round = 0; round < kRounds; ++round) {
-      step_ms.push_back(times[i][round].step_ms);
-      host_ms.push_back(times[i][round].host_ms);
-      ratios.push_back(
-          times[i][round].step_ms / times[contenders[i].beside][round].step_ms);
-    }
-    std::sort(ratios.begin(), ratios.end());
-    // The second and the eighth of nine ratios bound the median with 96 % confidence.
+    const auto beside = contenders[i].beside;
+    const auto ratio =
+        estimate_median(ratios(times[i].step, times[beside].step));
     std::printf(
         "%s, %s: %.2f ms a step, host %.2f ms, %.4f (%.4f-%.4f) of %s\n", title,
-        contenders[i].name.c_str(), median(step_ms), median(host_ms),
-        ratios[kRounds / 2], ratios[1], ratios[kRounds - 2],
-        contenders[contenders[i].beside].name.c_str());
+        contenders[i].name.c_str(), median(times[i].step),
+        median(times[i].host), ratio.median, ratio.low, ratio.high,
+        contenders[beside].name.c_str());
   }
 }
 

@@ -55,7 +55,7 @@ PROGRAMS = {
         "scripts/gpu_contract.cpp", "src/exchange/fake_transport_testing.cpp",
         *(f"src/exchange/contract_{name}.cpp" for name in (
             "testing", "backward_test", "mismatch_test", "reduce_test", "unshard_test"))],
-    "gpu_step": ["bench/gpu_step.cpp"],
+    "gpu_step": ["bench/gpu_step.cpp", "bench/statistics.cpp"],
 }
 # What fault-tolerant replicas add on devices: copies to the host and back.
 SESSION = [f"src/ft/replica/session/{name}.cpp" for name in (
@@ -148,7 +148,8 @@ class Toolchain:
                   *cuda_includes]
         if not (torch / "include/gloo/context.h").exists():
             system.append(ROOT / "src/compat/gloo_declarations")
-        self.includes = [f"-I{ROOT}/src", f"-I{ROOT}/include", f"-I{ROOT}/tests"]
+        self.includes = [f"-I{ROOT}{folder}" for folder in (
+            "", "/src", "/include", "/tests", "/tools")]
         for folder in system:
             self.includes += ["-isystem", str(folder)]
 
