@@ -12,6 +12,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/parse_number.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -90,19 +91,13 @@ Result<ControlRequest> parse_control_request(const std::string& text) {
 }
 
 Result<ControlSocket> ControlSocket::open(const std::string& path) {
-  const Result<sockaddr_un> address = address_of(path);
-  if (!address.ok()) {
-    return address.status();
-  }
-  const Status cleared = clear(path, address.value());
-  if (!cleared.ok()) {
-    return cleared;
-  }
+  SHERD_ASSIGN_OR_RETURN(const sockaddr_un address, address_of(path));
+  SHERD_RETURN_IF_FAILED(clear(path, address));
   Descriptor socket = new_socket();
   // Accessible only by this user, from the first moment on.
   const mode_t before = ::umask(0077);
   const int bound = ::bind(
-      socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
+      socket.get(), reinterpret_cast<const sockaddr*>(&address),
       sizeof(sockaddr_un));
   const int error = errno;
   ::umask(before);
@@ -140,17 +135,14 @@ void ControlSocket::reply(const Datagram& request, const std::string& text) {
 
 Result<std::string> send_control_request(
     const std::string& path, const std::string& request) {
-  const Result<sockaddr_un> address = address_of(path);
-  if (!address.ok()) {
-    return address.status();
-  }
+  SHERD_ASSIGN_OR_RETURN(const sockaddr_un address, address_of(path));
   const Descriptor socket = new_socket();
   // Binding a bare family lets the system choose a name, to which the answer is sent.
   const sa_family_t family = AF_UNIX;
   if (::bind(
           socket.get(), reinterpret_cast<const sockaddr*>(&family),
           sizeof family) != 0 ||
-      !connect_to(socket, address.value()) ||
+      !connect_to(socket, address) ||
       ::send(socket.get(), request.data(), request.size(), 0) < 0) {
     return unavailable(path, str("no launcher: ", std::strerror(errno)));
   }

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -48,9 +49,9 @@ void CoordinatorProcess::begin(Instant now) {
   std::error_code ignored;
   std::filesystem::remove(ready_file_, ignored);  // An earlier run left it.
   started_ = now;
-  const Status reserved = reserve_ports();
-  failure_ = reserved.ok() ? start() : StartFailure{1, reserved.message()};
-  if (failure_.message.empty()) {
+  failure_ = reserve_ports();
+  failure_ = failure_.ok() ? start() : failure_;
+  if (failure_.ok()) {
     state_ = State::kStarting;
     deadline_ = now + kPollInterval;
   }
@@ -58,37 +59,26 @@ void CoordinatorProcess::begin(Instant now) {
 
 Status CoordinatorProcess::reserve_ports() {
   const auto seed = static_cast<std::uint64_t>(::getpid());
-  Result<ReservedPort> port = reserve_port(seed);
-  if (!port.ok()) {
-    return port.status();
-  }
-  port_ = std::move(port).value();
+  SHERD_ASSIGN_OR_RETURN(port_, reserve_port(seed));
   bind_ = str("127.0.0.1:", port_.port);
   if (!status_.ends_with(":0")) {
     return {};
   }
-  Result<ReservedPort> of_status = reserve_port(seed);
-  if (!of_status.ok()) {
-    return of_status.status();
-  }
-  status_port_ = std::move(of_status).value();
+  SHERD_ASSIGN_OR_RETURN(status_port_, reserve_port(seed));
   status_.replace(status_.size() - 1, 1, str(status_port_.port));
   return {};
 }
 
-StartFailure CoordinatorProcess::start() {
+StartStatus CoordinatorProcess::start() {
   const ReplicaOptions& replicas = *options_.replicas;
   SupervisedProcessSpec setup;
   ProcessSpec& process = setup.process;
   setup.slot = slot_;
   setup.name = "the coordinator";
   const auto path = find_variable(options_.environment, "PATH");
-  const ProgramLookup program = find_program(
-      replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"));
-  if (program.path.empty()) {
-    return program.failure;
-  }
-  process.path = program.path;
+  SHERD_RETURN_IF_FAILED(find_program(
+      replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"),
+      &process.path));
   process.command = replicas.coordinator_command;
   for (const std::string& word :
        {std::string("--bind"), bind_, std::string("--log"), log_,
@@ -177,11 +167,11 @@ void CoordinatorProcess::time_passed(Instant now) {
   } else if (state_ == State::kWaiting) {
     started_ = now;
     restarted_ = true;
-    const StartFailure failed = start();
-    if (failed.message.empty()) {
+    const StartStatus begun = start();
+    if (begun.ok()) {
       state_ = State::kRunning;
     } else {
-      start_later("could not be started: " + failed.message, now);
+      start_later("could not be started: " + begun.message(), now);
     }
   } else if (state_ == State::kEnding) {
     supervisor_.signal(slot_, {SIGKILL, SignalTarget::kGroups, ""});

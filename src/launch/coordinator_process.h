@@ -42,8 +42,8 @@ class CoordinatorProcess {
 
   // host:port; empty until it has listened for the first time.
   const std::string& address() const { return address_; }
-  // Has a message if it never listened, or is not started again.
-  const StartFailure& failure() const { return failure_; }
+  // A failure if it never listened, or is not started again.
+  const StartStatus& failure() const { return failure_; }
   bool runs() const {
     return state_ == State::kStarting || state_ == State::kRunning ||
         state_ == State::kEnding || state_ == State::kKilled;
@@ -54,7 +54,7 @@ class CoordinatorProcess {
   enum class State { kStarting, kRunning, kWaiting, kEnding, kKilled, kEnded };
 
   Status reserve_ports();
-  StartFailure start();
+  StartStatus start();
   void read_ready_file(Instant now);
   void start_later(const std::string& why, Instant now, int exit_code = 0);
 
@@ -75,7 +75,7 @@ class CoordinatorProcess {
   Instant started_{};
   std::optional<Instant> deadline_;
   std::string address_;  // Where it listens.
-  StartFailure failure_;
+  StartStatus failure_;
 };
 
 }  // namespace sherd::launch

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <utility>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -31,9 +32,8 @@ Job::Job(const LaunchOptions& options, const Clock& clock)
            .stop_grace = options.stop_grace}) {}
 
 int Job::run() {
-  const StartFailure failure = start_all();
-  if (!failure.message.empty()) {
-    return supervisor_.give_up(failure);
+  if (const StartStatus started = start_all(); !started.ok()) {
+    return supervisor_.give_up(started);
   }
   watch();
   supervisor_.end_orphans();
@@ -43,22 +43,17 @@ int Job::run() {
   return policy_.exit_status();
 }
 
-StartFailure Job::start_all() {
-  const StartPlan plan = plan_start(options_);
-  if (!plan.failure.message.empty()) {
-    return plan.failure;
-  }
+StartStatus Job::start_all() {
+  StartPlan plan;
+  SHERD_RETURN_IF_FAILED(plan_start(options_, &plan));
   if (options_.output == RankOutput::kFiles) {
     say_where_output_goes();
   }
-  const Result<int> port = choose_port();
-  if (!port.ok()) {
-    return {1, port.status().message()};
-  }
-  return start_ranks(plan, port.value());
+  SHERD_ASSIGN_OR_RETURN(const int port, choose_port());
+  return start_ranks(plan, port);
 }
 
-StartFailure Job::start_ranks(const StartPlan& plan, int port) {
+StartStatus Job::start_ranks(const StartPlan& plan, int port) {
   RankVariables place = {
       .ranks = options_.ranks,
       .fake_hosts = options_.fake_hosts,
@@ -81,12 +76,9 @@ StartFailure Job::start_ranks(const StartPlan& plan, int port) {
     if (options_.output == RankOutput::kFiles) {
       setup.log = log_path(place.rank);
     }
-    StartFailure failure = supervisor_.start(std::move(setup));
-    if (!failure.message.empty()) {
-      return failure;
-    }
+    SHERD_RETURN_IF_FAILED(supervisor_.start(std::move(setup)));
   }
-  return {0, ""};
+  return {};
 }
 
 void Job::say_where_output_goes() {
@@ -98,17 +90,11 @@ void Job::say_where_output_goes() {
 
 Result<int> Job::choose_port() {
   if (options_.port == 0) {
-    auto reserved = reserve_port(static_cast<std::uint64_t>(::getpid()));
-    if (!reserved.ok()) {
-      return reserved.status();
-    }
-    port_ = std::move(reserved).value();
+    SHERD_ASSIGN_OR_RETURN(
+        port_, reserve_port(static_cast<std::uint64_t>(::getpid())));
     return port_.port;
   }
-  const Status free = check_port_free(options_.port);
-  if (!free.ok()) {
-    return free;
-  }
+  SHERD_RETURN_IF_FAILED(check_port_free(options_.port));
   return options_.port;
 }
 

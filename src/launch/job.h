@@ -28,9 +28,9 @@ class Job {
   int run();
 
  private:
-  // Starts all ranks. The failure has a message if some rank could not start.
-  StartFailure start_all();
-  StartFailure start_ranks(const StartPlan& plan, int port);
+  // Starts all ranks.
+  StartStatus start_all();
+  StartStatus start_ranks(const StartPlan& plan, int port);
   void say_where_output_goes();
   Result<int> choose_port();
   void watch();

@@ -15,6 +15,7 @@
 #include <system_error>
 #include "base/check.h"
 #include "base/hex.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -83,11 +84,8 @@ Result<JobFolder> JobFolder::open(const std::string& path) {
     return cannot(
         str("make the folder of the run, '", path, "'"), error.value());
   }
-  Result<Descriptor> lock = lock_folder(path);
-  if (!lock.ok()) {
-    return lock.status();
-  }
-  return JobFolder(path, std::move(lock).value(), /*is_temporary=*/false);
+  SHERD_ASSIGN_OR_RETURN(Descriptor lock, lock_folder(path));
+  return JobFolder(path, std::move(lock), /*is_temporary=*/false);
 }
 
 Result<JobFolder> JobFolder::make_temporary(const std::string& parent) {

@@ -88,27 +88,32 @@ class FindProgram : public ::testing::Test {
 
 TEST_F(FindProgram, SearchesPathForAPlainName) {
   const std::string path = make("tool", 0755);
-  EXPECT_EQ(find_program("tool", "/nowhere:" + folder_.path()).path, path);
-  EXPECT_EQ(find_program(path, "").path, path);
+  std::string found;
+  EXPECT_TRUE(find_program("tool", "/nowhere:" + folder_.path(), &found).ok());
+  EXPECT_EQ(found, path);
+  EXPECT_TRUE(find_program(path, "", &found).ok());
+  EXPECT_EQ(found, path);
 }
 
 TEST_F(FindProgram, NamesWhatIsMissing) {
-  const ProgramLookup absent = find_program("tool", folder_.path());
-  EXPECT_EQ(absent.failure.exit_status, 127);
-  EXPECT_THAT(absent.failure.message, HasSubstr("'tool'"));
+  std::string none;
+  const StartStatus absent = find_program("tool", folder_.path(), &none);
+  EXPECT_EQ(absent.exit_status(), 127);
+  EXPECT_THAT(absent.message(), HasSubstr("'tool'"));
   const std::string path = folder_.path() + "/absent";
-  const ProgramLookup no_file = find_program(path, "");
-  EXPECT_EQ(no_file.failure.exit_status, 127);
-  EXPECT_THAT(no_file.failure.message, HasSubstr(path));
+  const StartStatus no_file = find_program(path, "", &none);
+  EXPECT_EQ(no_file.exit_status(), 127);
+  EXPECT_THAT(no_file.message(), HasSubstr(path));
 }
 
 TEST_F(FindProgram, TellsAFileThatCannotBeExecuted) {
   const std::string path = make("data", 0644);
-  const ProgramLookup by_path = find_program(path, "");
-  EXPECT_EQ(by_path.failure.exit_status, 126);
-  EXPECT_THAT(by_path.failure.message, HasSubstr("not executable"));
-  EXPECT_EQ(find_program("data", folder_.path()).failure.exit_status, 126);
-  EXPECT_EQ(find_program(folder_.path(), "").failure.exit_status, 126);
+  std::string none;
+  const StartStatus by_path = find_program(path, "", &none);
+  EXPECT_EQ(by_path.exit_status(), 126);
+  EXPECT_THAT(by_path.message(), HasSubstr("not executable"));
+  EXPECT_EQ(find_program("data", folder_.path(), &none).exit_status(), 126);
+  EXPECT_EQ(find_program(folder_.path(), "", &none).exit_status(), 126);
 }
 
 TEST(SameFile, ComparesWhatDescriptorsLeadTo) {

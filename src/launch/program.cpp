@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <optional>
 #include <string_view>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -30,7 +30,7 @@ int executable_error(const std::string& path) {
 
 }  // namespace
 
-StartFailure exec_failure(const std::string& path, int error) {
+StartStatus exec_failure(const std::string& path, int error) {
   std::string hint;
   if (error == ENOEXEC) {
     hint = " (a script needs a first line such as #!/bin/sh)";
@@ -44,37 +44,35 @@ StartFailure exec_failure(const std::string& path, int error) {
       str("cannot run '", path, "': ", std::strerror(error), hint)};
 }
 
-ProgramLookup find_program(
-    const std::string& name, const std::string& search_path) {
+StartStatus find_program(
+    const std::string& name,
+    const std::string& search_path,
+    std::string* path) {
   if (name.find('/') != std::string::npos) {
+    *path = name;
     const int error = executable_error(name);
-    return error == 0 ? ProgramLookup{name, {}}
-                      : ProgramLookup{{}, exec_failure(name, error)};
+    return error == 0 ? StartStatus() : exec_failure(name, error);
   }
-  std::optional<StartFailure> found_unusable;
+  StartStatus unusable;
   std::string_view rest = search_path;
   while (!rest.empty()) {
     const std::string_view folder = rest.substr(0, rest.find(':'));
     rest.remove_prefix(std::min(rest.size(), folder.size() + 1));
-    const std::string path =
-        (folder.empty() ? "." : std::string(folder)) + "/" + name;
-    const int error = executable_error(path);
+    *path = (folder.empty() ? "." : std::string(folder)) + "/" + name;
+    const int error = executable_error(*path);
     if (error == 0) {
-      return {path, {}};
+      return {};
     }
-    if (error == EACCES && !found_unusable) {
-      found_unusable = exec_failure(path, error);
+    if (error == EACCES && unusable.ok()) {
+      unusable = exec_failure(*path, error);
     }
   }
-  if (found_unusable) {
-    return {{}, *found_unusable};
-  }
+  SHERD_RETURN_IF_FAILED(unusable);
   const bool here = executable_error("./" + name) == 0;
   return {
-      {},
-      {kNotFound,
-       str("cannot find program '", name, "' in PATH",
-           here ? str("; did you mean ./", name, "?") : "")}};
+      kNotFound,
+      str("cannot find program '", name, "' in PATH",
+          here ? str("; did you mean ./", name, "?") : "")};
 }
 
 }  // namespace sherd::launch

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <utility>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -39,12 +40,12 @@ ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
       secret_file_(options.replicas->secret_file) {}
 
 int ReplicaJob::run() {
-  StartFailure failure = prepare();
-  if (failure.message.empty() && coordinator_) {
-    failure = wait_for_coordinator();
+  StartStatus ready = prepare();
+  if (ready.ok() && coordinator_) {
+    ready = wait_for_coordinator();
   }
-  if (!failure.message.empty()) {
-    return supervisor_.give_up(failure);
+  if (!ready.ok()) {
+    return supervisor_.give_up(ready);
   }
   carry_out(policy_.begin(clock_.now()));
   while (!policy_.finished()) {
@@ -61,33 +62,25 @@ int ReplicaJob::run() {
   supervisor_.end_orphans();
   report();
   supervisor_.flush();
-  return ends_without_coordinator_ ? coordinator_->failure().exit_status
+  return ends_without_coordinator_ ? coordinator_->failure().exit_status()
                                    : policy_.exit_status();
 }
 
-StartFailure ReplicaJob::prepare() {
-  plan_ = plan_start(options_);
-  if (!plan_.failure.message.empty()) {
-    return plan_.failure;
-  }
+StartStatus ReplicaJob::prepare() {
+  SHERD_RETURN_IF_FAILED(plan_start(options_, &plan_));
   if (options_.output == RankOutput::kFiles) {
     supervisor_.say(
         str("the output of the ranks goes to ", options_.log_dir,
             "/r0.0.log and so on"));
   }
   if (replicas_.coordinator.empty()) {
-    const Status prepared = prepare_coordinator();
-    if (!prepared.ok()) {
-      return {1, prepared.message()};
-    }
+    SHERD_RETURN_IF_FAILED(prepare_coordinator());
   }
   // The socket is often in that folder.
   if (!replicas_.control.empty()) {
-    Result<ControlSocket> control = ControlSocket::open(replicas_.control);
-    if (!control.ok()) {
-      return {1, control.status().message()};
-    }
-    control_.emplace(std::move(control).value());
+    SHERD_ASSIGN_OR_RETURN(
+        ControlSocket control, ControlSocket::open(replicas_.control));
+    control_.emplace(std::move(control));
   }
   return {};
 }
@@ -95,19 +88,14 @@ StartFailure ReplicaJob::prepare() {
 Status ReplicaJob::prepare_coordinator() {
   const std::string temporary =
       find_variable(options_.environment, "TMPDIR").value_or("");
-  Result<JobFolder> folder = replicas_.run_folder.empty()
-      ? JobFolder::make_temporary(temporary.empty() ? "/tmp" : temporary)
-      : JobFolder::open(replicas_.run_folder);
-  if (!folder.ok()) {
-    return folder.status();
-  }
-  folder_.emplace(std::move(folder).value());
+  SHERD_ASSIGN_OR_RETURN(
+      JobFolder folder,
+      replicas_.run_folder.empty()
+          ? JobFolder::make_temporary(temporary.empty() ? "/tmp" : temporary)
+          : JobFolder::open(replicas_.run_folder));
+  folder_.emplace(std::move(folder));
   if (secret_file_.empty() && replicas_.makes_secret) {
-    Result<std::string> secret = folder_->make_secret();
-    if (!secret.ok()) {
-      return secret.status();
-    }
-    secret_file_ = std::move(secret).value();
+    SHERD_ASSIGN_OR_RETURN(secret_file_, folder_->make_secret());
   }
   coordinator_.emplace(
       options_, folder_->path(), secret_file_,
@@ -115,11 +103,10 @@ Status ReplicaJob::prepare_coordinator() {
   return {};
 }
 
-StartFailure ReplicaJob::wait_for_coordinator() {
+StartStatus ReplicaJob::wait_for_coordinator() {
   coordinator_->begin(clock_.now());
-  while (coordinator_->failure().message.empty() &&
-         coordinator_->address().empty() && policy_.stop_signal() == 0 &&
-         !policy_.all_left()) {
+  while (coordinator_->failure().ok() && coordinator_->address().empty() &&
+         policy_.stop_signal() == 0 && !policy_.all_left()) {
     step();
   }
   return coordinator_->failure();
@@ -127,11 +114,11 @@ StartFailure ReplicaJob::wait_for_coordinator() {
 
 // Replicas cannot make a step any more, but they can save what they have.
 void ReplicaJob::end_without_coordinator() {
-  if (coordinator_ && !coordinator_->failure().message.empty() &&
+  if (coordinator_ && !coordinator_->failure().ok() &&
       policy_.stop_signal() == 0) {
     ends_without_coordinator_ = true;
     supervisor_.say(
-        coordinator_->failure().message + "; replicas are told to end");
+        coordinator_->failure().message() + "; replicas are told to end");
     carry_out(policy_.signal_received(SIGTERM, clock_.now()));
   }
 }
@@ -180,28 +167,26 @@ void ReplicaJob::serve_control_requests() {
       continue;
     }
     const std::string reason = actions.value().front().reason;
-    const StartFailure failure = carry_out(std::move(actions).value());
+    const StartStatus started = carry_out(std::move(actions).value());
     control_->reply(
         *request,
-        failure.message.empty() ? "ok " + reason
-                                : "error " + reason +
-                ", but could not be started: " + failure.message);
+        started.ok() ? "ok " + reason
+                     : "error " + reason +
+                ", but could not be started: " + started.message());
   }
 }
 
 Result<GroupActions> ReplicaJob::act_on_request(const std::string& text) {
-  const Result<ControlRequest> asked = parse_control_request(text);
-  if (!asked.ok()) {
-    return asked.status();
-  }
-  const auto [what, replica] = asked.value();
+  SHERD_ASSIGN_OR_RETURN(
+      const ControlRequest asked, parse_control_request(text));
+  const auto [what, replica] = asked;
   return what == ControlRequest::What::kDrain
       ? policy_.drain(replica, clock_.now())
       : policy_.admit(replica, clock_.now());
 }
 
-StartFailure ReplicaJob::carry_out(GroupActions actions) {
-  StartFailure last;
+StartStatus ReplicaJob::carry_out(GroupActions actions) {
+  StartStatus last;
   // Actions that follow from a failed start come after the others.
   std::deque<GroupAction> left(
       std::make_move_iterator(actions.begin()),
@@ -225,15 +210,15 @@ StartFailure ReplicaJob::carry_out(GroupActions actions) {
 
 // With many replicas a start takes long enough for an operator to change their mind.
 GroupActions ReplicaJob::start_or_report(
-    const GroupAction& action, StartFailure* last) {
+    const GroupAction& action, StartStatus* last) {
   GroupActions more;
-  const StartFailure failure = policy_.stop_signal() != 0
-      ? StartFailure{1, "the job is ending"}
+  const StartStatus started = policy_.stop_signal() != 0
+      ? StartStatus(1, "the job is ending")
       : start_group(action);
-  if (!failure.message.empty()) {
-    *last = failure;
+  if (!started.ok()) {
+    *last = started;
     more = policy_.start_failed(
-        action.group, failure.exit_status, failure.message, clock_.now());
+        action.group, started.exit_status(), started.message(), clock_.now());
   }
   for (const int signal : supervisor_.take_signals()) {
     const GroupActions of_signal =
@@ -244,27 +229,24 @@ GroupActions ReplicaJob::start_or_report(
 }
 
 // Starts all of its ranks or none.
-StartFailure ReplicaJob::start_group(const GroupAction& action) {
-  const Result<int> port = choose_port(action.group);
-  if (!port.ok()) {
-    return {1, port.status().message()};
-  }
+StartStatus ReplicaJob::start_group(const GroupAction& action) {
+  SHERD_ASSIGN_OR_RETURN(const int port, choose_port(action.group));
   for (int rank = 0; rank < ranks(); ++rank) {
-    const StartFailure failure = start_rank_of(action, rank, port.value());
-    if (!failure.message.empty()) {
-      std::vector<int> started;
+    StartStatus started = start_rank_of(action, rank, port);
+    if (!started.ok()) {
+      std::vector<int> slots;
       for (int before = 0; before < rank; ++before) {
-        started.push_back(slot_of(action.group, before));
-        spare_ends_.erase(started.back());
+        slots.push_back(slot_of(action.group, before));
+        spare_ends_.erase(slots.back());
       }
-      supervisor_.kill_and_reap(started);
-      return failure;
+      supervisor_.kill_and_reap(slots);
+      return started;
     }
   }
   return {};
 }
 
-StartFailure ReplicaJob::start_rank_of(
+StartStatus ReplicaJob::start_rank_of(
     const GroupAction& action, int rank, int port) {
   Descriptor told;  // Where a spare reads which replica it becomes.
   Descriptor spare_end;
@@ -301,11 +283,11 @@ StartFailure ReplicaJob::start_rank_of(
     setup.log = str(options_.log_dir, "/", name, ".log");
     setup.continues_log = !logs_.insert(setup.log).second;
   }
-  StartFailure failure = supervisor_.start(std::move(setup));
-  if (failure.message.empty() && spare_end.open()) {
+  SHERD_RETURN_IF_FAILED(supervisor_.start(std::move(setup)));
+  if (spare_end.open()) {
     spare_ends_[slot] = std::move(spare_end);
   }
-  return failure;
+  return {};
 }
 
 void ReplicaJob::promote(const GroupAction& action) {
@@ -334,12 +316,10 @@ void ReplicaJob::signal_group(const GroupAction& action) const {
 }
 
 Result<int> ReplicaJob::choose_port(int group) {
-  auto reserved = reserve_port(
-      (static_cast<std::uint64_t>(::getpid()) << 32U) + ports_tried_++);
-  if (!reserved.ok()) {
-    return reserved.status();
-  }
-  ports_[group] = std::move(reserved).value();
+  SHERD_ASSIGN_OR_RETURN(
+      ports_[group],
+      reserve_port(
+          (static_cast<std::uint64_t>(::getpid()) << 32U) + ports_tried_++));
   return ports_[group].port;
 }
 
@@ -351,7 +331,7 @@ std::optional<Instant> ReplicaJob::deadline() const {
 void ReplicaJob::report() {
   supervisor_.report_problems();
   if (ends_without_coordinator_) {
-    supervisor_.say_error(coordinator_->failure().message);
+    supervisor_.say_error(coordinator_->failure().message());
     supervisor_.report_output_tail(
         slot_of(replicas_.replicas + replicas_.spares, 0));
     return;

@@ -35,23 +35,22 @@ class ReplicaJob {
   int run();
 
  private:
-  StartFailure prepare();
+  StartStatus prepare();
   Status prepare_coordinator();
-  // The failure has a message if the job cannot begin.
-  StartFailure wait_for_coordinator();
+  StartStatus wait_for_coordinator();
   void end_without_coordinator();
   // Waits for events and handles them.
   void step();
   void ended(const std::vector<RankExit>& ends);
   void serve_control_requests();
   Result<GroupActions> act_on_request(const std::string& text);
-  // Returns the last failure to start a group; without a message there was none.
-  StartFailure carry_out(GroupActions actions);
+  // Returns the last failure to start a group.
+  StartStatus carry_out(GroupActions actions);
   // Returns the further actions, after a failure, which is kept in `last`, and for signals that
   // arrived meanwhile.
-  GroupActions start_or_report(const GroupAction& action, StartFailure* last);
-  StartFailure start_group(const GroupAction& action);
-  StartFailure start_rank_of(const GroupAction& action, int rank, int port);
+  GroupActions start_or_report(const GroupAction& action, StartStatus* last);
+  StartStatus start_group(const GroupAction& action);
+  StartStatus start_rank_of(const GroupAction& action, int rank, int port);
   void promote(const GroupAction& action);
   void signal_group(const GroupAction& action) const;
   Result<int> choose_port(int group);

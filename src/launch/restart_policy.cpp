@@ -5,6 +5,7 @@
 #include <csignal>
 #include <utility>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -175,9 +176,7 @@ Status RestartPolicy::can_ask_about(int replica) const {
 }
 
 Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
-  if (Status status = can_ask_about(replica); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(can_ask_about(replica));
   const std::size_t index = group_of(replica);
   const State state = groups_[index].state;
   if (state != State::kRunning && state != State::kWaiting) {
@@ -193,9 +192,7 @@ Result<GroupActions> RestartPolicy::drain(int replica, Instant now) {
 }
 
 Result<GroupActions> RestartPolicy::admit(int replica, Instant now) {
-  if (Status status = can_ask_about(replica); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(can_ask_about(replica));
   const std::size_t index = group_of(replica);
   Group& group = groups_[index];
   if (group.state == State::kRunning) {

@@ -109,7 +109,7 @@ HostResources host_limits() {
   return limits;
 }
 
-StartFailure make_room(const HostResources& needs) {
+StartStatus make_room(const HostResources& needs) {
   const std::string exceeded = exceeded_limit(needs, host_limits());
   if (!exceeded.empty()) {
     return {1, exceeded};

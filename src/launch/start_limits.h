@@ -37,6 +37,6 @@ HostResources host_limits();
 
 // Compares the needs with this host, and raises this process's soft limit of descriptors if it is too
 // low; children inherit that.
-StartFailure make_room(const HostResources& needs);
+StartStatus make_room(const HostResources& needs);
 
 }  // namespace sherd::launch

@@ -10,6 +10,7 @@
 #include <tuple>
 #include "base/check.h"
 #include "base/cores.h"
+#include "base/return_if_failed.h"
 #include "launch/start_limits.h"
 
 namespace sherd::launch {
@@ -22,7 +23,7 @@ int read_topology(int core, const char* file, int otherwise) {
   return in >> value ? value : otherwise;
 }
 
-StartFailure make_log_folder(const LaunchOptions& options) {
+Status make_log_folder(const LaunchOptions& options) {
   if (options.output != RankOutput::kFiles) {
     return {};
   }
@@ -30,7 +31,7 @@ StartFailure make_log_folder(const LaunchOptions& options) {
   std::filesystem::create_directories(options.log_dir, error);
   if (error) {
     return {
-        1,
+        ErrorCode::kUnavailable,
         str("cannot make the folder of the logs, '", options.log_dir,
             "': ", error.message())};
   }
@@ -69,34 +70,25 @@ std::vector<std::vector<int>> divide_cores(
   return divided;
 }
 
-StartPlan plan_start(const LaunchOptions& options) {
-  StartPlan plan;
+StartStatus plan_start(const LaunchOptions& options, StartPlan* plan) {
   const bool replicated = options.replicas.has_value();
   const std::int64_t groups = replicated
       ? std::int64_t{options.replicas->replicas} + options.replicas->spares
       : 1;
-  plan.failure = make_room(
-      needs_of_job(groups, groups * options.ranks + (replicated ? 1 : 0)));
-  if (!plan.failure.message.empty()) {
-    return plan;
-  }
+  SHERD_RETURN_IF_FAILED(make_room(
+      needs_of_job(groups, groups * options.ranks + (replicated ? 1 : 0))));
   const int ranks =
       (replicated ? options.replicas->replicas : 1) * options.ranks;
   const auto path = find_variable(options.environment, "PATH");
-  const ProgramLookup program = find_program(
-      options.command.front(), path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  if (program.path.empty()) {
-    plan.failure = program.failure;
-    return plan;
-  }
-  plan.path = program.path;
-  plan.failure = make_log_folder(options);
+  SHERD_RETURN_IF_FAILED(find_program(
+      options.command.front(), path.value_or("/usr/local/bin:/usr/bin:/bin"),
+      &plan->path));
   const std::vector<CpuCore> cores = usable_cores();
-  plan.threads = static_cast<int>(cores.size()) / ranks;
+  plan->threads = static_cast<int>(cores.size()) / ranks;
   if (options.bind_cores) {
-    plan.division = divide_cores(cores, ranks);
+    plan->division = divide_cores(cores, ranks);
   }
-  return plan;
+  return make_log_folder(options);
 }
 
 SupervisedProcessSpec rank_process_spec(

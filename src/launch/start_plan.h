@@ -35,13 +35,11 @@ struct StartPlan {
   int threads = 1;   // Each rank's share of the cores; may be 0.
   // The cores of each rank; empty if unbound.
   std::vector<std::vector<int>> division;
-  // Has a message if nothing can start.
-  StartFailure failure;
 };
 
 // Makes room for the processes of the job (start_limits.h), finds the program, divides the cores
 // among the ranks, without those of spares, and makes the folder for logs.
-StartPlan plan_start(const LaunchOptions& options);
+StartStatus plan_start(const LaunchOptions& options, StartPlan* plan);
 
 // The rank in slot `slot`, named `name` in messages, on the cores of that slot.
 SupervisedProcessSpec rank_process_spec(

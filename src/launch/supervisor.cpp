@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -41,32 +42,28 @@ Supervisor::Supervisor(const Clock& clock)
       stderr_(STDERR_FILENO),
       nothing_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
 
-StartFailure Supervisor::start(SupervisedProcessSpec setup) {
+StartStatus Supervisor::start(SupervisedProcessSpec setup) {
   const int slot = setup.slot;
   const auto before = children_.find(slot);
   SHERD_ASSERT(before == children_.end() || before->second.process.pid() < 0);
   auto last = std::make_unique<OutputTail>();
-  Result<Channels> channels = open_channels(&setup, last.get());
-  if (!channels.ok()) {
-    return {1, channels.status().message()};
-  }
-  Channels opened = std::move(channels).value();
+  SHERD_ASSIGN_OR_RETURN(Channels opened, open_channels(&setup, last.get()));
   const std::string mark = orphans_.next_mark();
   set_variable(mark, setup.process.environment);
   SpawnResult started = spawn_process(setup.process, signals_.before());
   if (!started.process) {
     return started.exec_failed ? exec_failure(setup.process.path, started.error)
-                               : StartFailure{
+                               : StartStatus(
                                      1,
                                      str("cannot start ", setup.name, ": ",
-                                         std::strerror(started.error))};
+                                         std::strerror(started.error)));
   }
   children_.insert_or_assign(
       slot,
       Child{
           std::move(*started.process), setup.name, setup.log, mark,
           std::move(opened.streams), std::move(last)});
-  return {0, ""};
+  return {};
 }
 
 void Supervisor::rename(int slot, const std::string& prefix) {
@@ -264,16 +261,16 @@ void Supervisor::kill_and_reap(const std::vector<int>& slots) {
   }
 }
 
-int Supervisor::give_up(const StartFailure& failure) {
+int Supervisor::give_up(const StartStatus& failure) {
   std::vector<int> slots;
   for (const auto& [slot, child] : children_) {
     slots.push_back(slot);
   }
   kill_and_reap(slots);
   end_orphans();
-  say_error(failure.message);
+  say_error(failure.message());
   flush();
-  return failure.exit_status;
+  return failure.exit_status();
 }
 
 void Supervisor::say(const std::string& sentence) {

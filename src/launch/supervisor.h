@@ -48,8 +48,8 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // No message means that it runs. REQUIRES: no process runs in its slot.
-  StartFailure start(SupervisedProcessSpec setup);
+  // REQUIRES: no process runs in its slot.
+  StartStatus start(SupervisedProcessSpec setup);
   // Lines that the child writes from now on begin with `prefix`.
   void rename(int slot, const std::string& prefix);
 
@@ -75,7 +75,7 @@ class Supervisor {
   // Waits as long as a job does for processes that it has killed. Those that hang are reported.
   void kill_and_reap(const std::vector<int>& slots);
   // Ends all running processes, says why the job cannot begin, and returns its exit status.
-  int give_up(const StartFailure& failure);
+  int give_up(const StartStatus& failure);
 
   // Prints to the user, on stderr.
   void say(const std::string& sentence);

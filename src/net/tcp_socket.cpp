@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "net/host_address.h"
 
 namespace sherd::net {
@@ -36,10 +37,6 @@ constexpr int kProbeAfterSeconds = 2;
 constexpr int kProbeIntervalSeconds = 1;
 // The kernel's limit, which is 24 days.
 constexpr std::int64_t kUserTimeoutMsMax = std::numeric_limits<int>::max();
-
-}  // namespace
-
-namespace {
 
 // At least one, in the order in which the system wants them tried.
 Result<std::vector<SocketAddress>> addresses_of(
@@ -70,11 +67,8 @@ Result<std::vector<SocketAddress>> addresses_of(
 }  // namespace
 
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
-  const auto addresses = addresses_of(host, port);
-  if (!addresses.ok()) {
-    return addresses.status();
-  }
-  return addresses.value().front();
+  SHERD_ASSIGN_OR_RETURN(const auto addresses, addresses_of(host, port));
+  return addresses.front();
 }
 
 Result<ListeningSocket> listen_on(const SocketAddress& address) {
@@ -95,12 +89,9 @@ Result<ListeningSocket> listen_on(const SocketAddress& address) {
 }
 
 Result<ListeningSocket> listen_on(const std::string& host) {
-  const auto addresses = addresses_of(host, 0);
-  if (!addresses.ok()) {
-    return addresses.status();
-  }
+  SHERD_ASSIGN_OR_RETURN(const auto addresses, addresses_of(host, 0));
   Status why;
-  for (const SocketAddress& address : addresses.value()) {
+  for (const SocketAddress& address : addresses) {
     auto listening = listen_on(address);
     if (listening.ok()) {
       return listening;

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/replace_file.h"
+#include "base/return_if_failed.h"
 #include "base/signal_fd.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
@@ -144,9 +145,7 @@ class CoordinatorMain {
 
   // Runs the coordinator from start to end.
   Status run() {
-    if (auto status = start(); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(start());
     poll();
     loop_.run();
     return end_;

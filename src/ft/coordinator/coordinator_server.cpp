@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/limited_log.h"
 #include "base/log.h"
+#include "base/return_if_failed.h"
 #include "ft/coordinator/awake_clock.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/status_board.h"
@@ -142,9 +143,7 @@ Status CoordinatorServer::Impl::carry_out(
       records.push_back(*record);
     }
   }
-  if (auto status = store->append(records); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(store->append(records));
   log_size = store->size();
   for (const auto& decision : decisions) {
     if (const auto* record = std::get_if<Record>(&decision.what)) {
@@ -565,19 +564,12 @@ Result<std::unique_ptr<CoordinatorServer>> CoordinatorServer::start(
     const CoordinatorServerOptions& options,
     std::function<void(const Status& why)> on_end) {
   auto impl = std::make_unique<Impl>(loop, options);
-  auto opened =
-      LogStore::open(options.log, {.summary_every = options.summary_every});
-  if (!opened.ok()) {
-    return opened.status();
-  }
-  impl->store = std::move(opened).value();
+  SHERD_ASSIGN_OR_RETURN(
+      impl->store,
+      LogStore::open(options.log, {.summary_every = options.summary_every}));
   impl->on_end = std::move(on_end);
-  if (auto status = impl->listen(); !status.ok()) {
-    return status;
-  }
-  if (auto status = impl->begin_term(); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(impl->listen());
+  SHERD_RETURN_IF_FAILED(impl->begin_term());
   impl->tick();
   return std::unique_ptr<CoordinatorServer>(
       new CoordinatorServer(std::move(impl)));

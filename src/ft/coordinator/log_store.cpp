@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/return_if_failed.h"
 #include "ft/wire/record_codec.h"
 #include "net/bytes.h"
 
@@ -147,9 +148,7 @@ Status LogStore::recognise() {
        {std::tuple("journal_mode", "WAL", "wal"),
         std::tuple("synchronous", "FULL", "2"),
         std::tuple("trusted_schema", "OFF", "0")}) {
-    if (auto status = set(pragma, value, found); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(set(pragma, value, found));
   }
   return make();
 }
@@ -157,10 +156,8 @@ Status LogStore::recognise() {
 // SQLite goes on without a setting that it cannot apply. `found` is what it reports if it could.
 Status LogStore::set(
     const char* pragma, const char* value, const char* found) const {
-  if (auto status = run("open", str("PRAGMA ", pragma, " = ", value).c_str());
-      !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(
+      run("open", str("PRAGMA ", pragma, " = ", value).c_str()));
   Query query(database_.get(), str("PRAGMA ", pragma).c_str());
   const std::string is(query.step() ? query.bytes(0) : "nothing");
   if (query.failed()) {
@@ -308,9 +305,7 @@ Status LogStore::read_records() {
     if (query.number(2) != checksum_of(found, its_term, bytes)) {
       return refused(str("the checksum of record ", found, " is wrong"));
     }
-    if (auto status = take_record(found, its_term, bytes); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(take_record(found, its_term, bytes));
   }
   return query.failed() ? failure("read", query.code()) : Status();
 }
@@ -356,9 +351,7 @@ Result<std::unique_ptr<LogStore>> LogStore::open(
       new LogStore(std::filesystem::absolute(path).string(), options));
   for (const auto step :
        {&LogStore::prepare, &LogStore::note_file, &LogStore::read}) {
-    if (auto status = (store.get()->*step)(); !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED((store.get()->*step)());
   }
   return store;
 }

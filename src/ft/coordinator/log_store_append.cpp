@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "base/check.h"
+#include "base/return_if_failed.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/wire/record_codec.h"
 
@@ -66,9 +67,7 @@ std::string LogStore::rescued() const {
 // Runs in the transaction: a coordinator that was stopped and woken finds here that it has a
 // successor, whatever it still believes.
 Status LogStore::check_owner() const {
-  if (auto status = check_file(); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(check_file());
   Query query(
       database_.get(),
       "SELECT sequence, term FROM records ORDER BY sequence DESC LIMIT 1");
@@ -89,12 +88,8 @@ Status LogStore::check_owner() const {
 template <typename Write>
 Status LogStore::transact(const char* what, const Write& write) {
   // VACUUM, which rescues the records, cannot run in a transaction.
-  if (auto status = check_file(); !status.ok()) {
-    return status;
-  }
-  if (auto status = run(what, "BEGIN IMMEDIATE"); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(check_file());
+  SHERD_RETURN_IF_FAILED(run(what, "BEGIN IMMEDIATE"));
   auto status = check_owner();
   if (status.ok()) {
     status = write();
@@ -184,10 +179,8 @@ Status LogStore::write_past(const History& folded) {
   auto written = past_end_;
   if (past_has_changed_) {
     written = -1;
-    if (auto status = run("summarise", "DELETE FROM summary WHERE part > 0");
-        !status.ok()) {
-      return status;
-    }
+    SHERD_RETURN_IF_FAILED(
+        run("summarise", "DELETE FROM summary WHERE part > 0"));
   }
   PastPiece piece{folded.before_past, {}};
   auto before = folded.before_past;
@@ -205,9 +198,7 @@ Status LogStore::write_past(const History& folded) {
     }
     piece.states.push_back(one);
     if (piece.states.size() >= kPieceStates) {
-      if (auto status = write(); !status.ok()) {
-        return status;
-      }
+      SHERD_RETURN_IF_FAILED(write());
     }
   }
   return piece.states.empty() ? Status() : write();
@@ -217,15 +208,12 @@ Status LogStore::write_past(const History& folded) {
 Status LogStore::forget(const History& folded) const {
   const auto step = folded.canonical ? folded.canonical->step : 0;
   const auto first = step - static_cast<std::int64_t>(options_.past_min) + 1;
-  if (auto status =
-          run("summarise",
-              str("DELETE FROM summary WHERE part > 0 AND part < (SELECT "
-                  "max(part) FROM summary WHERE part > 0 AND part <= ",
-                  first, ")")
-                  .c_str());
-      !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(
+      run("summarise",
+          str("DELETE FROM summary WHERE part > 0 AND part < (SELECT "
+              "max(part) FROM summary WHERE part > 0 AND part <= ",
+              first, ")")
+              .c_str()));
   return run(
       "summarise",
       str("DELETE FROM records WHERE sequence <= ",
@@ -234,12 +222,8 @@ Status LogStore::forget(const History& folded) const {
 }
 
 Status LogStore::write_summary(const History& folded) {
-  if (auto status = write_past(folded); !status.ok()) {
-    return status;
-  }
-  if (auto status = put(0, bytes_of_summary(folded)); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(write_past(folded));
+  SHERD_RETURN_IF_FAILED(put(0, bytes_of_summary(folded)));
   return forget(folded);
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "base/return_if_failed.h"
 #include "ft/ring/kernels.h"
 
 namespace sherd::ft::ring {
@@ -215,9 +216,7 @@ Status RingAllReduce::expect(
 
 Result<float*> RingAllReduce::place_for(const FrameHeader& header, int sender) {
   BucketRange piece;
-  if (Status status = expect(header, sender, piece); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(expect(header, sender, piece));
   DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
   float* place = nullptr;
   if (schedule_.receive(coming.item).use == Use::kCopy) {
@@ -234,9 +233,7 @@ Result<float*> RingAllReduce::place_for(const FrameHeader& header, int sender) {
 Status RingAllReduce::expect_shared_data(
     const FrameHeader& header, int sender, const PeerFloats* memory) {
   BucketRange piece;
-  if (Status status = expect(header, sender, piece); !status.ok()) {
-    return status;
-  }
+  SHERD_RETURN_IF_FAILED(expect(header, sender, piece));
   const float* floats = memory == nullptr
       ? nullptr
       : memory->at(header.place, static_cast<std::size_t>(piece.span.size()));

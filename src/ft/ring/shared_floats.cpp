@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "base/return_if_failed.h"
 #include "net/authentication.h"
 
 namespace sherd::ft::ring {
@@ -130,17 +131,13 @@ Result<PeerFloats> PeerFloats::open(const IpcHandle& name) {
         str("expected a segment of ", first_float(), " bytes and more, found ",
             name.bytes));
   }
-  auto mapped = Segment::from_descriptor(
-      std::move(file), {.bytes = static_cast<std::size_t>(name.bytes)});
-  if (!mapped.ok()) {
-    return mapped.status();
-  }
-  PeerFloats peer(std::move(mapped).value());
-  Status status = peer.segment_.make_read_only(
-      0, shm::round_up_to_pages(peer.segment_.bytes()));
-  if (!status.ok()) {
-    return status;
-  }
+  SHERD_ASSIGN_OR_RETURN(
+      Segment mapped,
+      Segment::from_descriptor(
+          std::move(file), {.bytes = static_cast<std::size_t>(name.bytes)}));
+  PeerFloats peer(std::move(mapped));
+  SHERD_RETURN_IF_FAILED(peer.segment_.make_read_only(
+      0, shm::round_up_to_pages(peer.segment_.bytes())));
   return peer;
 }
 
