@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// How a ring's callers are served: what they pass is checked and becomes requests to its thread.
 #include "ft/ring/ring.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <set>
 #include <utility>
-#include <vector>
 #include "base/check.h"
 #include "ft/protocol/reduce_shape.h"
-#include "ft/ring/ring_loop.h"
 
 namespace sherd::ft {
-
 namespace {
+
+// The thread is never busy for this long. Several waits are counted, because one may pass in no
+// time in a process that was stopped meanwhile.
+constexpr Duration kAnswerTime = std::chrono::seconds(1);
+constexpr int kAnswerWaits = 30;
 
 RingOptions checked(RingOptions options) {
   constexpr std::size_t kChunkMax = std::size_t{64} << 20U;
@@ -37,47 +44,124 @@ net::ListeningSocket listening(const std::string& host) {
   return std::move(result).value();
 }
 
+Descriptor make_wake() {
+  Descriptor wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  SHERD_CHECK_AS(
+      kUnavailable, wake.open(), "[ft] expected an eventfd, found none");
+  return wake;
+}
+
 }  // namespace
 
 Ring::Ring(RingOptions options, RingEvents events)
-    : options_(checked(std::move(options))),
-      loop_(std::make_unique<ring::RingLoop>(
-          options_, listening(options_.bind_host), std::move(events))) {}
-Ring::~Ring() = default;
+    : events_(std::move(events)),
+      wake_(make_wake()),
+      context_(checked(std::move(options))),
+      listening_(listening(context_.options.bind_host)),
+      handshakes_(context_.options, context_.counters),
+      thread_([this] { run(); }) {}
 
-std::uint16_t Ring::port() const { return loop_->port(); }
+Ring::~Ring() {
+  {
+    Lock lock(mu_);
+    post(lock, [this] { quits_ = true; });
+  }
+  thread_.join();
+}
+
+// ---- requests ----
+
+std::uint64_t Ring::post(Lock& lock, std::function<void()> request) {
+  SHERD_ASSERT(lock.owns_lock());
+  requests_.push_back(std::move(request));
+  const std::uint64_t one = 1;
+  // The write fails only if the counter is full, and then the thread is awake.
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+  return ++asked_;
+}
+
+void Ring::wait(Lock& lock, std::uint64_t request) {
+  bool answered = false;
+  for (int i = 0; i < kAnswerWaits && !answered; ++i) {
+    answered = changed_.wait_for(
+        lock, kAnswerTime, [&] { return done_ >= request || in_event_; });
+  }
+  SHERD_ASSERT(answered, "the thread of a ring does not answer");
+  if (done_ < request) {
+    carry_out(lock);
+  }
+}
+
+void Ring::carry_out(Lock& lock) {
+  SHERD_ASSERT(lock.owns_lock());
+  while (!requests_.empty()) {
+    const auto request = std::move(requests_.front());
+    requests_.pop_front();
+    try {
+      request();
+    } catch (const std::exception& error) {
+      fail_all(error.what());
+    }
+    ++done_;
+  }
+  publish(lock);
+  changed_.notify_all();
+}
+
+void Ring::publish(Lock& lock) {
+  SHERD_ASSERT(lock.owns_lock());
+  counters_ = context_.counters;
+  progress_ = {};
+  for (const auto& [epoch, communicator] : communicators_) {
+    if (communicator->begun()) {
+      progress_ = communicator->progress();
+      return;
+    }
+    if (!progress_.neighbours) {
+      progress_ = communicator->progress();
+    }
+  }
+}
+
+// ---- calls ----
 
 void Ring::set_run(std::uint64_t run, const RingKey& key) {
-  const std::lock_guard lock(mu_);
+  Lock lock(mu_);
   SHERD_CHECK(run != 0, "[ft] expected a run, found 0");
   SHERD_CHECK(
-      !newest_ || run == run_,
+      !last_joined_ || run == run_,
       "[ft] expected the run before the first epoch, found it after");
   run_ = run;
-  loop_->set_run(run, key);
+  post(lock, [this, run, key] {
+    context_.run = run;
+    context_.key = key;
+  });
 }
 
 void Ring::set_layout(std::vector<std::int64_t> elements) {
-  const std::lock_guard lock(mu_);
+  Lock lock(mu_);
   for (const auto count : elements) {
     SHERD_CHECK(count >= 0, "[ft] expected sizes of buckets, found ", count);
   }
   SHERD_CHECK(
-      !newest_ || elements == elements_,
+      !last_joined_ || elements == elements_,
       "[ft] expected the layout before the first epoch, found it after");
   elements_ = elements;
   given_.assign(elements.size(), false);
-  loop_->set_layout(std::move(elements));
+  post(lock, [this, elements = std::move(elements)] {
+    context_.buckets.assign(elements.size(), {});
+    context_.elements = elements;
+  });
 }
 
 void Ring::join(RingMembership epoch) {
   const auto& members = epoch.members;
   const auto own = std::ranges::find_if(members, [&](const RingMember& member) {
-    return member.replica == options_.replica &&
-        member.incarnation == options_.incarnation;
+    return member.replica == context_.options.replica &&
+        member.incarnation == context_.options.incarnation;
   });
   SHERD_CHECK(
-      own != members.end(), "[ft] expected replica ", options_.replica,
+      own != members.end(), "[ft] expected replica ", context_.options.replica,
       " among the members of ", text_of(epoch.epoch), ", found ",
       members.size(), " others");
   std::set<ReplicaId> names;
@@ -101,20 +185,21 @@ void Ring::join(RingMembership epoch) {
       found.problem = address.status().message();
     }
   }
-  const std::lock_guard lock(mu_);
+  Lock lock(mu_);
   SHERD_CHECK(
       run_ != 0, "[ft] expected the run to be set before an epoch is joined");
   SHERD_CHECK(
-      !newest_ || epoch.epoch > *newest_, "[ft] expected an epoch after ",
-      text_of(*newest_), ", found ", text_of(epoch.epoch));
-  newest_ = epoch.epoch;
+      !last_joined_ || epoch.epoch > *last_joined_,
+      "[ft] expected an epoch after ", text_of(*last_joined_), ", found ",
+      text_of(epoch.epoch));
+  last_joined_ = epoch.epoch;
   members_[epoch.epoch] = members.size();
   route.epoch = std::move(epoch);
-  loop_->join(std::move(route));
+  post(lock, [this, route = std::move(route)] { do_join(route); });
 }
 
 void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
-  const std::lock_guard lock(mu_);
+  Lock lock(mu_);
   const auto known = members_.find(attempt.epoch);
   SHERD_CHECK(
       known != members_.end(), "[ft] expected an epoch that was joined, ",
@@ -128,11 +213,13 @@ void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
         "[ft] expected weights of 0 and more, found ", weight);
   }
   members_.erase(members_.begin(), known);
-  loop_->begin({attempt, std::move(weights)});
+  post(lock, [this, task = ReduceTask{attempt, std::move(weights)}] {
+    do_begin(task);
+  });
 }
 
 void Ring::give(int bucket, const float* in, float* out) {
-  const std::lock_guard lock(mu_);
+  Lock lock(mu_);
   const auto b = static_cast<std::size_t>(bucket);
   SHERD_CHECK(
       bucket >= 0 && b < elements_.size(), "[ft] expected a bucket of ",
@@ -144,23 +231,31 @@ void Ring::give(int bucket, const float* in, float* out) {
       out != nullptr || elements_[b] == 0,
       "[ft] expected a place for the sum of bucket ", bucket, ", found none");
   given_[b] = true;
-  loop_->give(bucket, in, out);
+  post(lock, [this, b, in, out] { context_.buckets[b] = {true, in, out}; });
 }
 
-void Ring::stop(const Epoch& epoch) { loop_->stop(epoch); }
+void Ring::stop(const Epoch& epoch) {
+  Lock lock(mu_);
+  wait(lock, post(lock, [this, epoch] { do_stop(epoch); }));
+  ++stops_;
+}
 
 void Ring::forget() {
-  // Posted under the lock, to keep its order with give(), which an event may call while this waits.
-  std::uint64_t request = 0;
-  {
-    const std::lock_guard lock(mu_);
-    given_.assign(given_.size(), false);
-    request = loop_->ask_to_forget();
-  }
-  loop_->wait(request);
+  Lock lock(mu_);
+  given_.assign(given_.size(), false);
+  wait(lock, post(lock, [this] { do_forget(); }));
 }
 
-RingCounters Ring::counters() const { return loop_->counters(); }
-RingProgress Ring::progress() const { return loop_->progress(); }
+RingCounters Ring::counters() const {
+  const std::lock_guard lock(mu_);
+  RingCounters counters = counters_;
+  counters.stops = stops_;
+  return counters;
+}
+
+RingProgress Ring::progress() const {
+  const std::lock_guard lock(mu_);
+  return progress_;
+}
 
 }  // namespace sherd::ft

@@ -11,21 +11,27 @@
 // waits for.
 #pragma once
 
+#include <poll.h>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/limited_log.h"
 #include "ft/protocol/identity.h"
+#include "ft/ring/handshake_queue.h"
+#include "ft/ring/ring_communicator.h"
 #include "ft/ring/ring_types.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::ft {
-
-namespace ring {
-class RingLoop;
-}
 
 // Called from the ring's thread, in the order in which things happened. Exceptions are logged.
 struct RingEvents {
@@ -48,7 +54,7 @@ class Ring {
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
-  std::uint16_t port() const;
+  std::uint16_t port() const { return listening_.port; }
 
   // Must be called before the first join(), with the same values at all members: the run number
   // keeps unknown clients out, and the layout is the number of floats in each bucket. `key` is this
@@ -83,18 +89,84 @@ class Ring {
   RingProgress progress() const;
 
  private:
-  // Arguments are checked on the caller's thread, against a copy of what was set before; the loop
-  // does the rest.
-  const RingOptions options_;
-  std::mutex mu_;
-  // Guarded by mu_, which also keeps calls in one order.
+  struct Event {
+    Epoch epoch;
+    std::function<void()> tell;
+  };
+  using Disposition = ring::HandshakeQueue::Disposition;
+  using Lock = std::unique_lock<std::mutex>;
+
+  // ---- requests: ring.cpp. REQUIRES, where a lock is passed: it holds mu_ ----
+
+  // Requests are carried out soon, in the order of the calls. Returns the request's number.
+  std::uint64_t post(Lock& lock, std::function<void()> request);
+  // Returns when the request has been carried out.
+  void wait(Lock& lock, std::uint64_t request);
+  void carry_out(Lock& lock);
+  void publish(Lock& lock);
+
+  // ---- the thread, and what works on its state: ring_loop.cpp ----
+
+  void run();
+  bool turn();
+  void tell_events();
+  void sleep(bool moved);
+  void fail_all(const std::string& reason);
+  void do_join(ring::Route route);
+  void do_begin(const ReduceTask& task);
+  void do_stop(const Epoch& epoch);
+  void do_forget();
+  void end_lease();
+  Disposition decide(ring::IncomingPeer& caller);
+  Disposition refuse(
+      ring::IncomingPeer& caller,
+      std::uint64_t& counter,
+      const std::string& reason);
+  bool advance(ring::RingCommunicator& communicator);
+  void remember(const ring::RingCommunicator& communicator);
+  ring::RingCommunicator* communicator_of(const Epoch& epoch);
+
+  const RingEvents events_;
+  // An eventfd, which post() writes after it has added a request: poll() finds it readable until it
+  // is read, and requests are carried out after that.
+  const Descriptor wake_;
+  const SteadyClock clock_;
+
+  // The thread's state. While the thread is in an event, the state belongs to the holder of the
+  // mutex, so that events may take their time and stop() need not wait for them.
+  LimitedLog log_;
+  ring::RingContext context_;
+  const net::ListeningSocket listening_;
+  ring::HandshakeQueue handshakes_;
+  std::map<Epoch, std::unique_ptr<ring::RingCommunicator>> communicators_;
+  // The last few epochs, for connections that come too late.
+  std::map<Epoch, RingEnding> past_;
+  Epoch newest_;
+  std::vector<pollfd> polls_;
+
+  mutable std::mutex mu_;
+  // Guarded by mu_. Arguments are checked on the caller's thread, against a copy of what was set
+  // before.
   std::uint64_t run_ = 0;
   std::vector<std::int64_t> elements_;
   std::vector<bool> given_;
-  std::optional<Epoch> newest_;
+  std::optional<Epoch> last_joined_;
   std::map<Epoch, std::size_t> members_;  // Epochs that may be begun.
+  // Guarded by mu_, too. wait() reads done_ and in_event_; code that raises done_ or sets in_event_
+  // notifies all before it releases mu_. While the thread is in an event, waiters carry out the
+  // requests themselves.
+  std::deque<std::function<void()>> requests_;
+  std::uint64_t asked_ = 0;
+  std::uint64_t done_ = 0;
+  bool in_event_ = false;
+  bool quits_ = false;
+  std::deque<Event> untold_;
+  RingCounters counters_;
+  RingProgress progress_;
+  std::uint64_t stops_ = 0;
+  std::condition_variable changed_;
 
-  const std::unique_ptr<ring::RingLoop> loop_;
+  std::thread thread_;  // Declared last because it uses the other members.
 };
 
 }  // namespace sherd::ft

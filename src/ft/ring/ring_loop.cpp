@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ft/ring/ring_loop.h"
+//
+// The thread of a ring: it moves bytes, calls events, and carries out what callers request.
+#include "ft/ring/ring.h"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 #include <algorithm>
 #include <exception>
@@ -11,146 +12,22 @@
 #include "base/log.h"
 #include "net/tcp_socket.h"
 
-namespace sherd::ft::ring {
-namespace {
+namespace sherd::ft {
 
-// The thread is never busy for this long. Several waits are counted, because one may pass in no
-// time in a process that was stopped meanwhile.
-constexpr Duration kAnswerTime = std::chrono::seconds(1);
-constexpr int kAnswerWaits = 30;
+using ring::frame_of;
+using ring::IncomingPeer;
+using ring::proof_of;
+using ring::RingCommunicator;
+
+namespace {
 
 constexpr std::size_t kPastMax = 16;
 
-Descriptor make_wake() {
-  Descriptor wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  SHERD_CHECK_AS(
-      kUnavailable, wake.open(), "[ft] expected an eventfd, found none");
-  return wake;
-}
-
 }  // namespace
-
-RingLoop::RingLoop(
-    RingOptions options, net::ListeningSocket listening, RingEvents events)
-    : events_(std::move(events)),
-      listener_(std::move(listening.socket)),
-      port_(listening.port),
-      wake_(make_wake()),
-      context_(std::move(options)),
-      handshakes_(context_.options, context_.counters),
-      thread_([this] { run(); }) {}
-
-RingLoop::~RingLoop() {
-  {
-    Lock lock(mu_);
-    post(lock, [this] { quits_ = true; });
-  }
-  thread_.join();
-}
-
-// ---- requests ----
-
-std::uint64_t RingLoop::post(Lock& lock, std::function<void()> request) {
-  SHERD_ASSERT(lock.owns_lock());
-  requests_.push_back(std::move(request));
-  const std::uint64_t one = 1;
-  // The write fails only if the counter is full, and then the thread is awake.
-  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
-  return ++asked_;
-}
-
-void RingLoop::post(std::function<void()> request) {
-  Lock lock(mu_);
-  post(lock, std::move(request));
-}
-
-void RingLoop::wait(Lock& lock, std::uint64_t request) {
-  bool answered = false;
-  for (int i = 0; i < kAnswerWaits && !answered; ++i) {
-    answered = changed_.wait_for(
-        lock, kAnswerTime, [&] { return done_ >= request || in_event_; });
-  }
-  SHERD_ASSERT(answered, "the thread of a ring does not answer");
-  if (done_ < request) {
-    carry_out(lock);
-  }
-}
-
-void RingLoop::wait(std::uint64_t request) {
-  Lock lock(mu_);
-  wait(lock, request);
-}
-
-void RingLoop::carry_out(Lock& lock) {
-  SHERD_ASSERT(lock.owns_lock());
-  while (!requests_.empty()) {
-    const auto request = std::move(requests_.front());
-    requests_.pop_front();
-    try {
-      request();
-    } catch (const std::exception& error) {
-      fail_all(error.what());
-    }
-    ++done_;
-  }
-  publish(lock);
-  changed_.notify_all();
-}
-
-void RingLoop::set_run(std::uint64_t run, const RingKey& key) {
-  post([this, run, key] {
-    context_.run = run;
-    context_.key = key;
-  });
-}
-
-void RingLoop::set_layout(std::vector<std::int64_t> elements) {
-  post([this, elements = std::move(elements)] {
-    context_.buckets.assign(elements.size(), {});
-    context_.elements = elements;
-  });
-}
-
-void RingLoop::join(Route route) {
-  post([this, route = std::move(route)] { do_join(route); });
-}
-
-void RingLoop::begin(ReduceTask task) {
-  post([this, task = std::move(task)] { do_begin(task); });
-}
-
-void RingLoop::give(int bucket, const float* in, float* out) {
-  post([this, bucket, in, out] {
-    context_.buckets[static_cast<std::size_t>(bucket)] = {true, in, out};
-  });
-}
-
-void RingLoop::stop(const Epoch& epoch) {
-  Lock lock(mu_);
-  wait(lock, post(lock, [this, epoch] { do_stop(epoch); }));
-  ++stops_;
-}
-
-std::uint64_t RingLoop::ask_to_forget() {
-  Lock lock(mu_);
-  return post(lock, [this] { do_forget(); });
-}
-
-RingCounters RingLoop::counters() const {
-  const std::lock_guard lock(mu_);
-  RingCounters counters = counters_;
-  counters.stops = stops_;
-  return counters;
-}
-
-RingProgress RingLoop::progress() const {
-  const std::lock_guard lock(mu_);
-  return progress_;
-}
 
 // ---- the thread ----
 
-void RingLoop::run() {
+void Ring::run() {
   ::pthread_setname_np(::pthread_self(), "sherd-ring");
   for (;;) {
     {
@@ -177,7 +54,7 @@ void RingLoop::run() {
   end_lease();
 }
 
-bool RingLoop::turn() {
+bool Ring::turn() {
   const Instant now = clock_.now();
   handshakes_.advance(now);
   handshakes_.decide_ready(
@@ -191,7 +68,7 @@ bool RingLoop::turn() {
   return moved;
 }
 
-bool RingLoop::advance(RingCommunicator& communicator) {
+bool Ring::advance(RingCommunicator& communicator) {
   const bool moved = communicator.advance(clock_.now());
   const Epoch epoch = communicator.epoch();
   std::vector<Event> events;
@@ -224,29 +101,14 @@ bool RingLoop::advance(RingCommunicator& communicator) {
   return moved || !events.empty();
 }
 
-void RingLoop::remember(const RingCommunicator& communicator) {
+void Ring::remember(const RingCommunicator& communicator) {
   past_[communicator.epoch()] = communicator.ending();
   if (past_.size() > kPastMax) {
     past_.erase(past_.begin());
   }
 }
 
-void RingLoop::publish(Lock& lock) {
-  SHERD_ASSERT(lock.owns_lock());
-  counters_ = context_.counters;
-  progress_ = {};
-  for (const auto& [epoch, communicator] : communicators_) {
-    if (communicator->begun()) {
-      progress_ = communicator->progress();
-      return;
-    }
-    if (!progress_.neighbours) {
-      progress_ = communicator->progress();
-    }
-  }
-}
-
-void RingLoop::tell_events() {
+void Ring::tell_events() {
   Lock lock(mu_);
   publish(lock);
   if (untold_.empty()) {
@@ -268,11 +130,11 @@ void RingLoop::tell_events() {
   in_event_ = false;
 }
 
-void RingLoop::sleep(bool moved) {
+void Ring::sleep(bool moved) {
   polls_.clear();
   polls_.push_back({wake_.get(), POLLIN, 0});
   const bool accepts = handshakes_.accepts(clock_.now());
-  polls_.push_back({accepts ? listener_.get() : -1, POLLIN, 0});
+  polls_.push_back({accepts ? listening_.socket.get() : -1, POLLIN, 0});
   handshakes_.polls(polls_);
   context_.closing.polls(polls_);
   std::optional<Instant> until =
@@ -288,11 +150,11 @@ void RingLoop::sleep(bool moved) {
     [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
   }
   if ((polls_[1].revents & POLLIN) != 0) {
-    handshakes_.accept_waiting(listener_.get(), clock_.now());
+    handshakes_.accept_waiting(listening_.socket.get(), clock_.now());
   }
 }
 
-void RingLoop::fail_all(const std::string& reason) {
+void Ring::fail_all(const std::string& reason) {
   for (auto& [epoch, communicator] : communicators_) {
     communicator->end(RingFault::kResources, context_.options.replica, reason);
   }
@@ -300,12 +162,12 @@ void RingLoop::fail_all(const std::string& reason) {
 
 // ---- epochs ----
 
-RingCommunicator* RingLoop::communicator_of(const Epoch& epoch) {
+RingCommunicator* Ring::communicator_of(const Epoch& epoch) {
   const auto found = communicators_.find(epoch);
   return found == communicators_.end() ? nullptr : found->second.get();
 }
 
-void RingLoop::do_join(Route route) {
+void Ring::do_join(ring::Route route) {
   newest_ = route.epoch.epoch;
   // The oldest may still reduce; of the waiting ones only the newest matters.
   while (communicators_.size() > 1) {
@@ -315,7 +177,7 @@ void RingLoop::do_join(Route route) {
       context_, std::move(route), clock_.now());
 }
 
-void RingLoop::do_begin(const ReduceTask& task) {
+void Ring::do_begin(const ReduceTask& task) {
   const Attempt& attempt = task.attempt;
   while (!communicators_.empty() &&
          communicators_.begin()->first < attempt.epoch) {
@@ -326,7 +188,7 @@ void RingLoop::do_begin(const ReduceTask& task) {
   }
 }
 
-void RingLoop::do_stop(const Epoch& epoch) {
+void Ring::do_stop(const Epoch& epoch) {
   if (RingCommunicator* communicator = communicator_of(epoch)) {
     communicator->end(
         RingFault::kStopped, context_.options.replica,
@@ -339,7 +201,7 @@ void RingLoop::do_stop(const Epoch& epoch) {
       untold_, [&](const Event& event) { return event.epoch == epoch; });
 }
 
-void RingLoop::do_forget() {
+void Ring::do_forget() {
   for (auto& [epoch, communicator] : communicators_) {
     if (communicator->begun()) {
       communicator->end(
@@ -352,7 +214,7 @@ void RingLoop::do_forget() {
   end_lease();
 }
 
-void RingLoop::end_lease() {
+void Ring::end_lease() {
   if (context_.options.memory != nullptr) {
     context_.options.memory->end_lease();
   }
@@ -360,19 +222,20 @@ void RingLoop::end_lease() {
 
 // ---- incoming connections ----
 
-HandshakeQueue::Disposition RingLoop::refuse(
+Ring::Disposition Ring::refuse(
     IncomingPeer& caller, std::uint64_t& counter, const std::string& reason) {
   ++counter;
-  context_.closing.add(caller.link.detach(refusal_frame(caller.epoch, reason)));
-  return HandshakeQueue::Disposition::kDone;
+  context_.closing.add(
+      caller.link.detach(ring::refusal_frame(caller.epoch, reason)));
+  return Disposition::kDone;
 }
 
-HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
+Ring::Disposition Ring::decide(IncomingPeer& caller) {
   auto& counters = context_.counters;
   const auto& options = context_.options;
-  const Handshake& handshake = caller.handshake;
+  const ring::Handshake& handshake = caller.handshake;
   if (context_.run == 0) {
-    return HandshakeQueue::Disposition::kWait;
+    return Disposition::kWait;
   }
   // The proof is checked before anything is answered or read: the connection may be anybody's.
   if (!net::same_code(
@@ -398,7 +261,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
             options.replica, " in life ", options.incarnation));
   }
   if (caller.epoch > newest_) {
-    return HandshakeQueue::Disposition::kWait;
+    return Disposition::kWait;
   }
   RingCommunicator* communicator = communicator_of(caller.epoch);
   if (const auto past = past_.find(caller.epoch); past != past_.end()) {
@@ -406,7 +269,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
     ++counters.stale_connections;
     context_.closing.add(
         caller.link.detach(frame_of(caller.epoch, past->second)));
-    return HandshakeQueue::Disposition::kDone;
+    return Disposition::kDone;
   }
   if (communicator == nullptr) {
     return refuse(
@@ -425,7 +288,7 @@ HandshakeQueue::Disposition RingLoop::decide(IncomingPeer& caller) {
     return refuse(caller, counters.refused_connections, why);
   }
   communicator->accept(std::move(caller.link), handshake);
-  return HandshakeQueue::Disposition::kDone;
+  return Disposition::kDone;
 }
 
-}  // namespace sherd::ft::ring
+}  // namespace sherd::ft
