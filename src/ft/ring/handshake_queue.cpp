@@ -30,13 +30,12 @@ void HandshakeQueue::accept_waiting(int listener, Instant now) {
     }
     net::set_peer_options(socket.get(), options_.user_timeout);
     evict_oldest(now);
-    PendingHandshake pending;
-    pending.link.emplace(std::move(socket));
-    pending.challenge = net::random_number();
-    pending.link->queue_frame(challenge_frame(pending.challenge));
-    pending.link->write();
-    pending.until = now + kHandshakeTimeout;
-    pending_.push_back(std::move(pending));
+    IncomingPeer& peer = pending_.emplace_back(IncomingPeer{
+        .link = FramedSocket(std::move(socket)),
+        .challenge = net::random_number(),
+        .until = now + kHandshakeTimeout});
+    peer.link.queue_frame(challenge_frame(peer.challenge));
+    peer.link.write();
   }
 }
 
@@ -46,17 +45,15 @@ void HandshakeQueue::evict_oldest(Instant now) {
   }
   // Members send their handshake at once, so the oldest silent connection is probably not a
   // member's.
-  auto oldest = std::ranges::find_if(
-      pending_,
-      [](const PendingHandshake& pending) { return !pending.caller; });
+  auto oldest = std::ranges::find(pending_, false, &IncomingPeer::spoke);
   if (oldest == pending_.end()) {
     oldest = pending_.begin();
   }
-  if (oldest->caller) {
+  if (oldest->spoke) {
     ++counters_.refused_connections;
   } else {
     ++counters_.silent_connections;
-    warn(*oldest->link, now, "makes way for others: it has said nothing yet");
+    warn(oldest->link, now, "makes way for others: it has said nothing yet");
   }
   pending_.erase(oldest);
 }
@@ -73,9 +70,8 @@ void HandshakeQueue::advance(Instant now) {
   if (now >= closed_until_) {
     closed_until_ = {};
   }
-  std::erase_if(pending_, [&](PendingHandshake& pending) {
-    return advance(pending, now);
-  });
+  std::erase_if(
+      pending_, [&](IncomingPeer& peer) { return advance(peer, now); });
 }
 
 bool HandshakeQueue::refuse(const FramedSocket& link, Instant now) {
@@ -86,21 +82,19 @@ bool HandshakeQueue::refuse(const FramedSocket& link, Instant now) {
   return true;
 }
 
-bool HandshakeQueue::advance(PendingHandshake& pending, Instant now) {
+bool HandshakeQueue::advance(IncomingPeer& peer, Instant now) {
   // Read first: this process may not have run for a while, and what has arrived meanwhile is in
   // time.
-  if (pending.caller ? has_spoken(*pending.caller)
-                     : read_handshake(pending, now)) {
+  if (peer.spoke ? has_spoken_again(peer) : read_handshake(peer, now)) {
     return true;
   }
-  if (now < pending.until) {
+  if (now < peer.until) {
     return false;
   }
-  ++(pending.caller ? counters_.stale_connections
-                    : counters_.silent_connections);
-  if (pending.link) {
+  ++(peer.spoke ? counters_.stale_connections : counters_.silent_connections);
+  if (!peer.spoke) {
     warn(
-        *pending.link, now,
+        peer.link, now,
         str("is refused: expected a member's handshake within ",
             seconds(kHandshakeTimeout), " s, found none"));
   }
@@ -108,53 +102,51 @@ bool HandshakeQueue::advance(PendingHandshake& pending, Instant now) {
 }
 
 // The peer waits for an answer, so nothing but its end may arrive.
-bool HandshakeQueue::has_spoken(IncomingPeer& caller) {
-  const bool silent = caller.link.read() == FramedSocket::ReadEvent::kNothing;
+bool HandshakeQueue::has_spoken_again(IncomingPeer& peer) {
+  const bool silent = peer.link.read() == FramedSocket::ReadEvent::kNothing;
   counters_.refused_connections += silent ? 0 : 1;
   return !silent;
 }
 
-bool HandshakeQueue::read_handshake(PendingHandshake& pending, Instant now) {
+bool HandshakeQueue::read_handshake(IncomingPeer& peer, Instant now) {
+  FramedSocket& link = peer.link;
   for (;;) {
-    const auto got = pending.link->read();
+    const auto got = link.read();
     if (got == FramedSocket::ReadEvent::kNothing) {
       return false;
     }
-    const auto& header = pending.link->header();
+    const auto& header = link.header();
     const bool ended = got == FramedSocket::ReadEvent::kEnd;
-    if (ended && pending.link->problem().code() == ErrorCode::kPeerLost) {
+    if (ended && link.problem().code() == ErrorCode::kPeerLost) {
       ++counters_.refused_connections;
       return true;
     }
     if (ended ||
         (got == FramedSocket::ReadEvent::kHeader &&
          header.kind != FrameKind::kHandshake)) {
-      return refuse(*pending.link, now);
+      return refuse(link, now);
     }
     if (got == FramedSocket::ReadEvent::kHeader) {
-      pending.link->receive_text();
+      link.receive_text();
     }
     if (got == FramedSocket::ReadEvent::kFrame) {
       break;
     }
   }
-  const auto handshake = parse_handshake(pending.link->text());
-  if (!handshake.ok() || !pending.link->intact()) {
-    return refuse(*pending.link, now);
+  const auto handshake = parse_handshake(link.text());
+  if (!handshake.ok() || !link.intact()) {
+    return refuse(link, now);
   }
-  const Epoch epoch = pending.link->header().epoch;
-  pending.caller = IncomingPeer{
-      std::move(*pending.link), epoch, handshake.value(), pending.challenge};
-  pending.link.reset();
-  pending.until = now + options_.connect_timeout;
+  peer.spoke = true;
+  peer.epoch = link.header().epoch;
+  peer.handshake = handshake.value();
+  peer.until = now + options_.connect_timeout;
   return false;
 }
 
 void HandshakeQueue::polls(std::vector<pollfd>& list) const {
-  for (const auto& pending : pending_) {
-    const int fd =
-        pending.caller ? pending.caller->link.fd() : pending.link->fd();
-    list.push_back({fd, POLLIN, 0});
+  for (const auto& peer : pending_) {
+    list.push_back({peer.link.fd(), POLLIN, 0});
   }
 }
 
@@ -163,8 +155,8 @@ std::optional<Instant> HandshakeQueue::next_instant() const {
   if (closed_until_ != Instant{}) {
     next = closed_until_;
   }
-  for (const auto& pending : pending_) {
-    next = earlier(next, pending.until);
+  for (const auto& peer : pending_) {
+    next = earlier(next, peer.until);
   }
   return next;
 }

@@ -22,9 +22,11 @@ namespace sherd::ft::ring {
 
 struct IncomingPeer {
   FramedSocket link;
-  Epoch epoch;
-  Handshake handshake;
   std::uint64_t challenge = 0;  // Has to be in its proof.
+  Instant until{};              // Until when the queue holds it.
+  bool spoke = false;           // Its handshake has arrived:
+  Epoch epoch{};
+  Handshake handshake{};
 };
 
 class HandshakeQueue {
@@ -47,8 +49,8 @@ class HandshakeQueue {
   // call the queue.
   template <typename Decide>
   void decide_ready(Decide&& decide) {
-    std::erase_if(pending_, [&](PendingHandshake& pending) {
-      return pending.caller && decide(*pending.caller) == Disposition::kDone;
+    std::erase_if(pending_, [&](IncomingPeer& peer) {
+      return peer.spoke && decide(peer) == Disposition::kDone;
     });
   }
 
@@ -56,16 +58,10 @@ class HandshakeQueue {
   std::optional<Instant> next_instant() const;
 
  private:
-  struct PendingHandshake {
-    std::optional<FramedSocket> link;    // Set until the handshake has arrived.
-    std::optional<IncomingPeer> caller;  // Set once the handshake has arrived.
-    std::uint64_t challenge = 0;
-    Instant until{};
-  };
   // Each returns whether to drop the connection.
-  bool advance(PendingHandshake& pending, Instant now);
-  bool has_spoken(IncomingPeer& caller);
-  bool read_handshake(PendingHandshake& pending, Instant now);
+  bool advance(IncomingPeer& peer, Instant now);
+  bool has_spoken_again(IncomingPeer& peer);
+  bool read_handshake(IncomingPeer& peer, Instant now);
   // Always true.
   bool refuse(const FramedSocket& link, Instant now);
   void warn(const FramedSocket& link, Instant now, const std::string& what);
@@ -74,7 +70,7 @@ class HandshakeQueue {
   const RingOptions& options_;
   RingCounters& counters_;
   LimitedLog log_;
-  std::deque<PendingHandshake> pending_;  // Oldest first.
+  std::deque<IncomingPeer> pending_;  // Oldest first.
   Instant closed_until_{};
 };
 
