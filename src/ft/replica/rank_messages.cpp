@@ -10,31 +10,24 @@ namespace wire {
 
 // ---- tasks ----
 
-template <typename Io>
-void fields(Io& io, Field<Io, double>& number) {
-  io.real("a number", number);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, RingMember>& member) {
+void fields(auto& io, Of<double> auto& number) { io.real("a number", number); }
+void fields(auto& io, Of<RingMember> auto& member) {
   io.number("a replica", member.replica);
   io.number("an incarnation", member.incarnation);
   io.name("a host", member.host);
   io.number("a port", member.port);
   fields(io, member.key);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, StartRunTask>& task) {
+void fields(auto& io, Of<StartRunTask> auto& task) {
   io.number("a run", task.run);
   fields(io, task.key);
 }
 inline constexpr ListLimits kRingList{CodecLimits::kMembers, 34};
-template <typename Io>
-void fields(Io& io, Field<Io, RingMembership>& ring) {
+void fields(auto& io, Of<RingMembership> auto& ring) {
   fields(io, ring.epoch);
   io.list("members", kRingList, ring.members);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, ComputeTask>& task) {
+void fields(auto& io, Of<ComputeTask> auto& task) {
   io.number("a serial", task.serial);
   fields(io, task.base);
   io.list("ranges of samples", kRangeList, task.samples);
@@ -42,88 +35,62 @@ void fields(Io& io, Field<Io, ComputeTask>& task) {
   io.number("a place", task.place);
 }
 inline constexpr ListLimits kWeightList{CodecLimits::kMembers, 8};
-template <typename Io>
-void fields(Io& io, Field<Io, ReduceTask>& task) {
+void fields(auto& io, Of<ReduceTask> auto& task) {
   fields(io, task.attempt);
   io.list("weights", kWeightList, task.weights);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, StopReduceTask>& task) {
-  fields(io, task.epoch);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, ApplyTask>& task) {
-  fields(io, task.commit);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, SnapshotTask>& task) {
-  fields(io, task.state);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, FetchStateTask>& task) {
+void fields(auto& io, Of<StopReduceTask> auto& task) { fields(io, task.epoch); }
+void fields(auto& io, Of<ApplyTask> auto& task) { fields(io, task.commit); }
+void fields(auto& io, Of<SnapshotTask> auto& task) { fields(io, task.state); }
+void fields(auto& io, Of<FetchStateTask> auto& task) {
   io.number("a serial", task.serial);
   io.list("donors", kAddressList, task.donors);
   fields(io, task.state);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, FetchSumTask>& task) {
+void fields(auto& io, Of<FetchSumTask> auto& task) {
   io.number("a serial", task.serial);
   fields(io, task.donor);
   fields(io, task.base);
 }
-template <typename Io>
-void fields(Io&, Field<Io, StopCatchUpTask>&) {}
-template <typename Io>
-void fields(Io& io, Field<Io, InstallTask>& task) {
+void fields(auto&, Of<StopCatchUpTask> auto&) {}
+void fields(auto& io, Of<InstallTask> auto& task) {
   io.number("a serial", task.serial);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, StopTask>& task) {
+void fields(auto& io, Of<StopTask> auto& task) {
   io.reason("a reason", task.reason);
 }
 
 // ---- events ----
 
-template <typename Io>
-void fields(Io& io, Field<Io, JoinedEvent>& event) {
-  fields(io, event.epoch);
-}
-template <typename Io>
-void fields(Io& io, Field<Io, ReducedEvent>& event) {
+void fields(auto& io, Of<JoinedEvent> auto& event) { fields(io, event.epoch); }
+void fields(auto& io, Of<ReducedEvent> auto& event) {
   fields(io, event.attempt);
   io.number("a digest", event.digest);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, AppliedEvent>& event) {
+void fields(auto& io, Of<AppliedEvent> auto& event) {
   fields(io, event.state);
   io.maybe("a digest", event.digest);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, BadGradientsEvent>& event) {
+void fields(auto& io, Of<BadGradientsEvent> auto& event) {
   io.number("a serial", event.serial);
   fields(io, event.fault);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, FetchedEvent>& event) {
+void fields(auto& io, Of<FetchedEvent> auto& event) {
   io.number("a serial", event.serial);
   io.reason("a reason", event.failure);
   fields(io, event.commit);
   io.number("a digest", event.digest);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, InstalledEvent>& event) {
+void fields(auto& io, Of<InstalledEvent> auto& event) {
   io.number("a serial", event.serial);
   fields(io, event.state);
   io.maybe("a digest", event.digest);
 }
-template <typename Io>
-void fields(Io& io, Field<Io, LinkSpeeds>& links) {
+void fields(auto& io, Of<LinkSpeeds> auto& links) {
   io.list("speeds of links", kLinkList, links);
 }
-template <typename Io>
-void fields(Io&, Field<Io, LeaveEvent>&) {}
-template <typename Io>
-void fields(Io&, Field<Io, FinishedEvent>&) {}
+void fields(auto&, Of<LeaveEvent> auto&) {}
+void fields(auto&, Of<FinishedEvent> auto&) {}
 
 }  // namespace wire
 

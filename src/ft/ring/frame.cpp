@@ -12,9 +12,9 @@
 namespace sherd::ft::ring {
 namespace {
 
-using wire::Field;
 using wire::FieldReader;
 using wire::FieldWriter;
+using wire::Of;
 
 constexpr std::uint32_t kMagic = 0x52524853;  // "SHRR"
 constexpr std::uint16_t kVersion = 3;
@@ -32,8 +32,7 @@ std::string frame(FrameKind kind, const Epoch& epoch, std::string payload) {
 }
 
 // What is between the kind and the factor.
-template <typename Io>
-void header_fields(Io& io, Field<Io, FrameHeader>& header) {
+void header_fields(auto& io, Of<FrameHeader> auto& header) {
   fields(io, header.epoch);
   io.number("step", header.step);
   io.number("slice", header.slice);
@@ -48,8 +47,7 @@ void header_fields(Io& io, Field<Io, FrameHeader>& header) {
 }
 
 // All but the proof.
-template <typename Io>
-void handshake_fields(Io& io, Field<Io, Handshake>& handshake) {
+void handshake_fields(auto& io, Of<Handshake> auto& handshake) {
   io.number("run", handshake.run);
   io.number("replica", handshake.from);
   io.number("incarnation", handshake.from_incarnation);

@@ -15,9 +15,9 @@ namespace {
 constexpr std::uint64_t kChunksOfState = 64;
 constexpr std::uint64_t kChunkBytesMin = 4096;
 
-using wire::Field;
 using wire::FieldReader;
 using wire::FieldWriter;
+using wire::Of;
 
 void version(FieldWriter& io) { io.out.u16(kTransferVersion); }
 void version(FieldReader& io) {
@@ -27,8 +27,7 @@ void version(FieldReader& io) {
   }
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, TransferRequest>& request) {
+void fields(auto& io, Of<TransferRequest> auto& request) {
   version(io);
   io.choice("what is asked for", request.kind, RequestKind::kFetchSum);
   io.number("a run", request.run);
@@ -37,8 +36,7 @@ void fields(Io& io, Field<Io, TransferRequest>& request) {
   io.number("a time to wait", request.wait_ms_max);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, ChunkRequest>& want) {
+void fields(auto& io, Of<ChunkRequest> auto& want) {
   io.number("a place", want.place);
 }
 
@@ -74,8 +72,7 @@ void digests(FieldReader& io, TransferAnswer& answer) {
   }
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, TransferAnswer>& answer) {
+void fields(auto& io, Of<TransferAnswer> auto& answer) {
   version(io);
   io.choice("what is answered", answer.kind, RequestKind::kFetchSum);
   fields(io, answer.state);
@@ -88,7 +85,7 @@ void fields(Io& io, Field<Io, TransferAnswer>& answer) {
 template <typename T>
 std::string written(const T& value) {
   FieldWriter io;
-  fields<FieldWriter>(io, value);
+  fields(io, value);
   return io.out.take();
 }
 
@@ -96,7 +93,7 @@ template <typename T>
 Result<T> read(std::string_view bytes, const char* message) {
   FieldReader io{net::ByteReader(bytes)};
   T value;
-  fields<FieldReader>(io, value);
+  fields(io, value);
   return io.in.finish(message, std::move(value));
 }
 

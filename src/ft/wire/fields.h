@@ -5,6 +5,7 @@
 // functions on values.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,12 +23,10 @@
 
 namespace sherd::ft::wire {
 
-// fields(io, value) writes the value if `io` is a FieldWriter (then the value is const), or fills
+// fields(io, value) writes the value if `io` is a FieldWriter (then the value may be const), or fills
 // it if `io` is a FieldReader.
-struct FieldWriter;
-struct FieldReader;
-template <typename Io, typename T>
-using Field = std::conditional_t<std::is_same_v<Io, FieldWriter>, const T, T>;
+template <typename Value, typename T>
+concept Of = std::same_as<std::remove_const_t<Value>, T>;
 
 using ListLimits = net::ByteReader::Limits;
 inline constexpr ListLimits kRangeList{CodecLimits::kRanges, 16};
@@ -142,32 +141,28 @@ struct FieldReader {
 
 // ---- the values of identity.h and messages.h ----
 
-template <typename Io>
-void fields(Io& io, Field<Io, std::uint32_t>& value) {
+void fields(auto& io, Of<std::uint32_t> auto& value) {
   io.number("a replica", value);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Epoch>& epoch) {
+void fields(auto& io, Of<Epoch> auto& epoch) {
   io.number("a term", epoch.term);
   io.number("an epoch", epoch.number);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Attempt>& attempt) {
+void fields(auto& io, Of<Attempt> auto& attempt) {
   fields(io, attempt.epoch);
   io.number("a step", attempt.step);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, StateId>& state) {
+void fields(auto& io, Of<StateId> auto& state) {
   io.number("a step", state.step);
   io.number("a lineage", state.lineage.high);
   io.number("a lineage", state.lineage.low);
 }
 
 template <typename Io>
-void fields(Io& io, Field<Io, SampleRange>& range) {
+void fields(Io& io, Of<SampleRange> auto& range) {
   io.number("the first sample", range.begin);
   io.number("the end of samples", range.end);
   if constexpr (std::is_same_v<Io, FieldReader>) {
@@ -179,78 +174,67 @@ void fields(Io& io, Field<Io, SampleRange>& range) {
   }
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Member>& member) {
+void fields(auto& io, Of<Member> auto& member) {
   io.number("a replica", member.replica);
   io.number("an incarnation", member.incarnation);
   io.list("ranges of samples", kRangeList, member.samples);
   io.list("ranges of samples", kRangeList, member.left_out);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Vote>& vote) {
+void fields(auto& io, Of<Vote> auto& vote) {
   fields(io, vote.attempt);
   fields(io, vote.base);
   io.number("a digest", vote.gradients);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Suspicion>& suspicion) {
+void fields(auto& io, Of<Suspicion> auto& suspicion) {
   fields(io, suspicion.epoch);
   io.number("a replica", suspicion.accused);
   io.reason("a reason", suspicion.reason);
   io.maybe("who noticed it", suspicion.noticed_by);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, StateDigest>& digest) {
+void fields(auto& io, Of<StateDigest> auto& digest) {
   fields(io, digest.state);
   io.number("a digest", digest.digest);
   io.flag("whether it was copied", digest.copied);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, GradientFault>& fault) {
+void fields(auto& io, Of<GradientFault> auto& fault) {
   io.reason("a reason", fault.reason);
   io.flag("whether to stop", fault.stop);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, BadGradients>& bad) {
+void fields(auto& io, Of<BadGradients> auto& bad) {
   fields(io, bad.base);
   io.list("ranges of samples", kRangeList, bad.samples);
   fields(io, bad.fault);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RingKey>& key) {
+void fields(auto& io, Of<RingKey> auto& key) {
   io.number("a key", key.high);
   io.number("a key", key.low);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RankAddress>& address) {
+void fields(auto& io, Of<RankAddress> auto& address) {
   io.name("a host", address.host);
   io.number("a port", address.reduce_port);
   io.number("a port", address.fetch_port);
   fields(io, address.key);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RingLink>& link) {
+void fields(auto& io, Of<RingLink> auto& link) {
   io.number("a replica", link.peer);
   io.number("frames that came", link.frames_in);
   io.number("frames that went", link.frames_out);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, LinkSpeed>& link) {
+void fields(auto& io, Of<LinkSpeed> auto& link) {
   io.number("a replica", link.peer);
   io.number("bytes a second", link.bytes_per_s);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RingPosition>& place) {
+void fields(auto& io, Of<RingPosition> auto& place) {
   fields(io, place.epoch);
   io.list("links", kLinkList, place.links);
   io.number("a bucket", place.bucket);
@@ -259,8 +243,7 @@ void fields(Io& io, Field<Io, RingPosition>& place) {
   io.number("slices", place.slices);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, TrainingProgress>& progress) {
+void fields(auto& io, Of<TrainingProgress> auto& progress) {
   io.choice("an activity", progress.activity, Activity::kOtherWork);
   io.number("a serial", progress.serial);
   io.maybe("who is waited for", progress.waits_for);
@@ -270,8 +253,7 @@ void fields(Io& io, Field<Io, TrainingProgress>& progress) {
   io.number("a rank", progress.rank);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, Commit>& commit) {
+void fields(auto& io, Of<Commit> auto& commit) {
   fields(io, commit.attempt);
   fields(io, commit.base);
   fields(io, commit.result);
@@ -279,14 +261,13 @@ void fields(Io& io, Field<Io, Commit>& commit) {
   io.number("samples", commit.samples);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, IncarnationRecord>& record) {
+void fields(auto& io, Of<IncarnationRecord> auto& record) {
   io.number("a replica", record.replica);
   io.number("an incarnation", record.incarnation);
 }
 
 template <typename Io>
-void fields(Io& io, Field<Io, SampleSet>& set) {
+void fields(Io& io, Of<SampleSet> auto& set) {
   if constexpr (std::is_same_v<Io, FieldReader>) {
     std::vector<SampleRange> ranges;
     io.list("samples that are taken", kTakenList, ranges);
@@ -307,14 +288,12 @@ void fields(Io& io, Field<Io, SampleSet>& set) {
 inline constexpr ListLimits kHostList{CodecLimits::kAddresses, 24};
 inline constexpr ListLimits kPortList{CodecLimits::kAddresses, 4};
 
-template <typename Io>
-void fields(Io& io, Field<Io, RankAddresses::Ports>& ports) {
+void fields(auto& io, Of<RankAddresses::Ports> auto& ports) {
   io.number("a port", ports.reduce);
   io.number("a port", ports.fetch);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RankAddresses::HostRanks>& host) {
+void fields(auto& io, Of<RankAddresses::HostRanks> auto& host) {
   io.name("a host", host.host);
   fields(io, host.key);
   io.list("addresses", kPortList, host.ports);
@@ -326,7 +305,7 @@ inline std::string too_many_addresses(std::size_t found) {
 }
 
 template <typename Io>
-void fields(Io& io, Field<Io, RankAddresses>& addresses) {
+void fields(Io& io, Of<RankAddresses> auto& addresses) {
   if constexpr (std::is_same_v<Io, FieldReader>) {
     std::vector<RankAddresses::HostRanks> hosts;
     io.list("hosts", kHostList, hosts);
@@ -343,8 +322,7 @@ void fields(Io& io, Field<Io, RankAddresses>& addresses) {
 }
 
 // Without what it holds, which changes with each step and is sent separately.
-template <typename Io>
-void fields(Io& io, Field<Io, LiveReplica>& peer) {
+void fields(auto& io, Of<LiveReplica> auto& peer) {
   io.number("a replica", peer.replica);
   io.number("an incarnation", peer.incarnation);
   fields(io, peer.addresses);
@@ -355,7 +333,7 @@ void fields(Io& io, Field<Io, LiveReplica>& peer) {
 template <typename Variant>
 void write_kind(FieldWriter& writer, const Variant& value) {
   writer.out.u8(static_cast<std::uint8_t>(value.index()));
-  std::visit([&](const auto& one) { fields<FieldWriter>(writer, one); }, value);
+  std::visit([&](const auto& one) { fields(writer, one); }, value);
 }
 
 // Makes `value` the I-th kind if that is the encoded one, and has `read` fill it.
@@ -380,9 +358,7 @@ void read_kind(
 
 template <typename Variant>
 void read_kind(FieldReader& reader, const char* what, Variant& value) {
-  read_kind(reader, what, value, [&](auto& one) {
-    fields<FieldReader>(reader, one);
-  });
+  read_kind(reader, what, value, [&](auto& one) { fields(reader, one); });
 }
 
 }  // namespace sherd::ft::wire

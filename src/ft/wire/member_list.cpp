@@ -24,14 +24,12 @@ struct CutSamples {
 
 constexpr ListLimits kRunList{CodecLimits::kMembers, 12};
 
-template <typename Io>
-void fields(Io& io, Field<Io, PieceRun>& run) {
+void fields(auto& io, Of<PieceRun> auto& run) {
   io.number("members", run.members);
   io.number("samples", run.samples);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, CutSamples>& all) {
+void fields(auto& io, Of<CutSamples> auto& all) {
   io.list("ranges of samples", kRangeList, all.ranges);
   io.list("runs of members", kRunList, all.runs);
 }
@@ -158,7 +156,7 @@ void sample_fields(FieldWriter& io, const std::vector<Member>& members) {
   const auto all = cut_of(members);
   io.flag("whether samples are cut", all.has_value());
   if (all) {
-    fields<FieldWriter>(io, *all);
+    fields(io, *all);
   } else {
     for (const auto& member : members) {
       io.list("ranges of samples", kRangeList, member.samples);
@@ -186,7 +184,7 @@ void sample_fields(FieldReader& io, std::vector<Member>& members) {
   }
   if (is_cut) {
     CutSamples all;
-    fields<FieldReader>(io, all);
+    fields(io, all);
     if (io.in.ok()) {
       if (const auto fault = fault_of(all, members.size()); !fault.empty()) {
         io.in.fail(fault);

@@ -9,14 +9,12 @@
 namespace sherd::ft {
 namespace wire {
 
-template <typename Io>
-void fields(Io& io, Field<Io, TermRecord>& record) {
+void fields(auto& io, Of<TermRecord> auto& record) {
   io.number("a term", record.term);
   io.number("a run", record.run);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, EpochRecord>& record) {
+void fields(auto& io, Of<EpochRecord> auto& record) {
   fields(io, record.epoch);
   fields(io, record.base);
   io.number("a configuration", record.config);
@@ -24,22 +22,19 @@ void fields(Io& io, Field<Io, EpochRecord>& record) {
 }
 
 // As versions before 4 wrote it.
-template <typename Io>
-void fields(Io& io, Field<Io, CommitRecord>& record) {
+void fields(auto& io, Of<CommitRecord> auto& record) {
   fields(io, record.commit);
   io.list("participants", kMemberList, record.participants);
   io.list("members", kMemberList, record.next);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RollbackRecord>& record) {
+void fields(auto& io, Of<RollbackRecord> auto& record) {
   fields(io, record.epoch);
   fields(io, record.lost);
   fields(io, record.canonical);
 }
 
-template <typename Io>
-void fields(Io& io, Field<Io, RecoveryRecord>& record) {
+void fields(auto& io, Of<RecoveryRecord> auto& record) {
   io.number("a configuration", record.config);
   fields(io, record.epoch);
   member_fields(io, record.members);
@@ -51,8 +46,7 @@ void fields(Io& io, Field<Io, RecoveryRecord>& record) {
 }
 
 // A committed state without its number of samples, which follows from its ranges.
-template <typename Io>
-void fields(Io& io, Field<Io, History::CommittedState>& past) {
+void fields(auto& io, Of<History::CommittedState> auto& past) {
   fields(io, past.state);
   io.maybe("a commit", past.commit);
   io.list("ranges of samples", kRangeList, past.samples);
@@ -64,9 +58,7 @@ inline constexpr ListLimits kPastList{std::size_t{1} << 24U, 24 + 1 + 4};
 // Only what the commit changes.
 template <typename Io>
 void commit_fields(
-    Io& io,
-    Field<Io, CommitRecord>& record,
-    const std::vector<Member>& before) {
+    Io& io, Of<CommitRecord> auto& record, const std::vector<Member>& before) {
   constexpr bool kReads = std::is_same_v<Io, FieldReader>;
   fields(io, record.commit);
   bool all = record.participants == before;
@@ -88,8 +80,7 @@ void commit_fields(
   sample_fields(io, record.next);
 }
 
-template <typename Io>
-void epoch_fields(Io& io, Field<Io, EpochRecord>& record) {
+void epoch_fields(auto& io, Of<EpochRecord> auto& record) {
   fields(io, record.epoch);
   fields(io, record.base);
   io.number("a configuration", record.config);
@@ -142,8 +133,7 @@ void read_lives(FieldReader& reader, std::map<ReplicaId, Incarnations>& all) {
 }
 
 // Everything but the past and those of its states that were rolled back.
-template <typename Io>
-void summary_fields(Io& io, Field<Io, History>& history) {
+void summary_fields(auto& io, Of<History> auto& history) {
   io.number("a term", history.term);
   io.number("a run", history.run);
   io.number("a configuration", history.config);
@@ -245,7 +235,7 @@ Result<History> summary_of(std::string_view bytes) {
 
 std::string bytes_of(const PastPiece& piece) {
   FieldWriter writer = begun();
-  wire::fields<FieldWriter>(writer, piece.before);
+  wire::fields(writer, piece.before);
   writer.list("committed states", wire::kPastList, piece.states);
   return writer.out.take();
 }
@@ -254,7 +244,7 @@ Result<PastPiece> past_piece_of(std::string_view bytes) {
   FieldReader reader{net::ByteReader(bytes)};
   (void)read_version(reader);
   PastPiece piece;
-  wire::fields<FieldReader>(reader, piece.before);
+  wire::fields(reader, piece.before);
   reader.list("committed states", wire::kPastList, piece.states);
   return reader.in.finish("committed states", std::move(piece));
 }

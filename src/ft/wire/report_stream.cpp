@@ -18,8 +18,7 @@ inline constexpr std::size_t kLinkSpeedsPart = 13;
 inline constexpr ListLimits kNewsList{CodecLimits::kRanksReported, 20};
 
 // The remembered parts of a replica's last view.
-template <typename Io>
-void fields(Io& io, Field<Io, RunView>& view) {
+void fields(auto& io, Of<RunView> auto& view) {
   for (const auto part :
        {ViewPart::kRun, ViewPart::kCanonical, ViewPart::kEpoch,
         ViewPart::kLives, ViewPart::kConsumed}) {
@@ -30,8 +29,7 @@ void fields(Io& io, Field<Io, RunView>& view) {
   io.maybe("a digest", view.wrong);
 }
 
-template <typename Io>
-void report_part(Io& io, Field<Io, Report>& report, std::size_t part) {
+void report_part(auto& io, Of<Report> auto& report, std::size_t part) {
   switch (part) {
     case 0:
       io.number("a run", report.run);
@@ -86,7 +84,7 @@ void read_ranks(FieldReader& reader, std::vector<TrainingProgress>& ranks) {
       return;
     }
     ranks[rank] = {};
-    fields<FieldReader>(reader, ranks[rank]);
+    fields(reader, ranks[rank]);
   }
 }
 
@@ -104,7 +102,7 @@ std::string ReportWriter::ranks_bytes(
   std::vector<std::size_t> news;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     FieldWriter one;
-    wire::fields<FieldWriter>(one, ranks[rank]);
+    wire::fields(one, ranks[rank]);
     said.push_back(one.out.take());
     if (rank >= ranks_.size() || said[rank] != ranks_[rank]) {
       news.push_back(rank);

@@ -31,8 +31,7 @@ struct HeldRun {
 };
 constexpr ListLimits kHeldRunList{CodecLimits::kMembers, 5};
 
-template <typename Io>
-void fields(Io& io, Field<Io, HeldRun>& run) {
+void fields(auto& io, Of<HeldRun> auto& run) {
   io.number("peers", run.peers);
   io.choice("what is held", run.kind, HeldKind::kOther);
 }
@@ -181,7 +180,7 @@ void read_held(FieldReader& reader, RunView& view) {
         held.reset();
         break;
       case HeldKind::kOther:
-        fields<FieldReader>(reader, held.emplace());
+        fields(reader, held.emplace());
         break;
     }
   }
@@ -234,7 +233,7 @@ void write_held(FieldWriter& writer, const RunView& view) {
   write_kinds(writer, kinds);
   for (const auto& peer : view.peers) {
     if (kind_of(peer.held, view) == HeldKind::kOther) {
-      fields<FieldWriter>(writer, *peer.held);
+      fields(writer, *peer.held);
     }
   }
 }

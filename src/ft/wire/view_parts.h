@@ -29,8 +29,7 @@ enum class ViewPart {
   kAsks,
 };
 
-template <typename Io>
-void fields(Io& io, Field<Io, EpochMembers>& planned) {
+void fields(auto& io, Of<EpochMembers> auto& planned) {
   fields(io, planned.epoch);
   member_fields(io, planned.members);
 }
@@ -38,8 +37,7 @@ void fields(Io& io, Field<Io, EpochMembers>& planned) {
 inline constexpr ListLimits kGoneList{2 * CodecLimits::kMembers, 4};
 
 // The parts whose bytes do not depend on what was sent before.
-template <typename Io>
-void view_part(Io& io, Field<Io, RunView>& view, ViewPart part) {
+void view_part(auto& io, Of<RunView> auto& view, ViewPart part) {
   switch (part) {
     case ViewPart::kRun:
       io.number("a run", view.run);
