@@ -250,7 +250,7 @@ void DonorConnection::request_chunk(std::uint64_t place) {
   impl_->wanted.push_back(place);
   impl_->connection->send(
       static_cast<std::uint16_t>(TransferFrameType::kChunkRequest),
-      bytes_of(ChunkRequest{place}));
+      chunk_request(place));
 }
 
 std::size_t DonorConnection::under_way() const { return impl_->wanted.size(); }

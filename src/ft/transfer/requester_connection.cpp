@@ -63,7 +63,7 @@ void RequesterConnection::receive_chunk_request(const net::Frame& frame) {
     refuse(RefusalReason::kMismatch, want.status().message());
     return;
   }
-  const std::uint64_t place = want.value().place;
+  const std::uint64_t place = want.value();
   if (place >= bytes_->size() || place % answer_.chunk_bytes != 0) {
     refuse(
         RefusalReason::kMismatch,

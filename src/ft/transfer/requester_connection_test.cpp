@@ -52,7 +52,7 @@ struct TestRequester {
     end.connection->send(type, payload);
   }
   void request_chunk(std::uint64_t place) {
-    say(TransferFrameType::kChunkRequest, bytes_of(ChunkRequest{place}));
+    say(TransferFrameType::kChunkRequest, chunk_request(place));
   }
   // The reason of the refusal, when it arrives.
   std::string refusal() {
@@ -161,7 +161,7 @@ TEST(StrangeVisitor, WhoDoesNotReadFillsNoMemory) {
   for (int i = 0; i < 60; ++i) {
     stranger.send(net::frame_bytes(
         {.type = static_cast<std::uint16_t>(TransferFrameType::kChunkRequest),
-         .payload = bytes_of(ChunkRequest{place})}));
+         .payload = chunk_request(place)}));
     place += kMebi;
     run_for(loop, 2ms);
   }

@@ -342,7 +342,7 @@ class FakeDonor {
   // The place in the next frame, which must be a request for a chunk.
   std::uint64_t wish() {
     EXPECT_TRUE(comes(TransferFrameType::kChunkRequest));
-    return chunk_request_of(frame(at_ - 1).payload).value().place;
+    return chunk_request_of(frame(at_ - 1).payload).value();
   }
   void say(TransferFrameType type, const std::string& payload) {
     say(static_cast<std::uint16_t>(type), payload);

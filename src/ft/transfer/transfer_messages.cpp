@@ -36,10 +36,6 @@ void fields(auto& io, Of<TransferRequest> auto& request) {
   io.number("a time to wait", request.wait_ms_max);
 }
 
-void fields(auto& io, Of<ChunkRequest> auto& want) {
-  io.number("a place", want.place);
-}
-
 void digests(FieldWriter& io, const TransferAnswer& answer) {
   io.out.count(answer.digests.size());
   for (const auto digest : answer.digests) {
@@ -113,7 +109,12 @@ std::string bytes_of(const TransferRequest& request) {
   return written(request);
 }
 std::string bytes_of(const TransferAnswer& answer) { return written(answer); }
-std::string bytes_of(const ChunkRequest& want) { return written(want); }
+
+std::string chunk_request(std::uint64_t place) {
+  net::ByteWriter out;
+  out.u64(place);
+  return out.take();
+}
 
 std::string bytes_of(const Refusal& refusal) {
   net::ByteWriter out;
@@ -136,8 +137,11 @@ Result<TransferRequest> request_of(std::string_view bytes) {
 Result<TransferAnswer> answer_of(std::string_view bytes) {
   return read<TransferAnswer>(bytes, "an answer of a transfer");
 }
-Result<ChunkRequest> chunk_request_of(std::string_view bytes) {
-  return read<ChunkRequest>(bytes, "a wish of a transfer");
+
+Result<std::uint64_t> chunk_request_of(std::string_view bytes) {
+  net::ByteReader in(bytes);
+  const std::uint64_t place = in.u64("a place");
+  return in.finish("a wish of a transfer", place);
 }
 
 Result<Refusal> refusal_of(std::string_view bytes) {

@@ -96,13 +96,8 @@ struct TransferAnswer {
   bool operator==(const TransferAnswer&) const = default;
 };
 
-struct ChunkRequest {
-  std::uint64_t place = 0;  // The offset of its first byte.
-  bool operator==(const ChunkRequest&) const = default;
-};
-
 struct Chunk {
-  std::uint64_t place = 0;
+  std::uint64_t place = 0;  // The offset of its first byte.
   std::uint64_t digest = 0;
   std::string_view bytes;  // Points into the payload.
   bool operator==(const Chunk&) const = default;
@@ -111,14 +106,15 @@ struct Chunk {
 std::string bytes_of(const TransferRequest& request);
 std::string bytes_of(const Refusal& refusal);  // A long reason is truncated.
 std::string bytes_of(const TransferAnswer& answer);
-std::string bytes_of(const ChunkRequest& want);
+// A ChunkRequest is the chunk's place.
+std::string chunk_request(std::uint64_t place);
 std::string bytes_of(const Chunk& chunk);
 
 // Fails with kPeerMismatch, saying what was expected and found.
 Result<TransferRequest> request_of(std::string_view bytes);
 Result<Refusal> refusal_of(std::string_view bytes);
 Result<TransferAnswer> answer_of(std::string_view bytes);
-Result<ChunkRequest> chunk_request_of(std::string_view bytes);
+Result<std::uint64_t> chunk_request_of(std::string_view bytes);
 Result<Chunk> chunk_of(std::string_view bytes);
 
 }  // namespace sherd::ft::transfer

@@ -27,8 +27,7 @@ const TransferAnswer kAnswer{RequestKind::kFetchSnapshot,
 
 // Bytes that end too early at any point are refused, and so are bytes that go on.
 template <typename T, typename Decode>
-void check(const T& value, Decode decode) {
-  const std::string bytes = bytes_of(value);
+void check(const T& value, const std::string& bytes, Decode decode) {
   EXPECT_EQ(decode(bytes).value(), value);
   for (std::size_t count = 0; count < bytes.size(); ++count) {
     const auto result = decode(bytes.substr(0, count));
@@ -39,12 +38,11 @@ void check(const T& value, Decode decode) {
 }
 
 TEST(TransferMessages, ComeBackAsTheyWereAndAreRefusedWhenCut) {
-  check(kRequest, request_of);
-  check(kRefusal, refusal_of);
-  check(kAnswer, answer_of);
-  check(
-      ChunkRequest{std::numeric_limits<std::uint64_t>::max()},
-      chunk_request_of);
+  check(kRequest, bytes_of(kRequest), request_of);
+  check(kRefusal, bytes_of(kRefusal), refusal_of);
+  check(kAnswer, bytes_of(kAnswer), answer_of);
+  constexpr auto kPlace = std::numeric_limits<std::uint64_t>::max();
+  check(kPlace, chunk_request(kPlace), chunk_request_of);
 }
 
 TEST(TransferMessages, OfAnyValuesComeBackAsTheyWere) {
