@@ -187,7 +187,6 @@ class SimulatedWorld {
 
  private:
   struct Process;
-  struct CarryOut;
   // The reduction of one attempt, by the members that take part.
   struct Reduction {
     std::size_t members = 0;
@@ -262,20 +261,25 @@ class SimulatedWorld {
   void carry_out(Process& by, const ft::Tasks& tasks);
   void send_report(Process& from, ft::Report report);
   void send(const Envelope& envelope, const EventQueue::Action& arrive);
-  void join(Process& one, const ft::EpochMembers& task);
+  void on(Process& one, const ft::EpochMembers& task);
+  void on(Process& one, const ft::ComputeTask& task);
+  void on(Process& one, const ft::ReduceTask& task);
+  void on(Process& one, const ft::StopReduceTask& task);
+  void on(Process& one, const ft::ApplyTask& task);
+  void on(Process& one, const ft::CatchUpTask& task);
+  void on(Process& one, const ft::StopCatchUpTask& task);
+  void on(Process& one, const ft::InstallTask& task);
+  void on(Process& one, const ft::StopTask& task);
+  void on(Process& one, const ft::ReportTask& task);
   bool peers_are_linked(
       const std::vector<ft::Member>& members, std::size_t at) const;
   void blame(ft::ReplicaId by, ft::ReplicaId accused, const std::string& why);
   void blame_by_peers(ft::ReplicaId accused, const std::string& why);
-  void compute(Process& one, const ft::ComputeTask& task);
-  void reduce(Process& one, const ft::ReduceTask& task);
   void enter_reduction(Process& one, const ft::Attempt& attempt);
   bool a_link_is_cut();
   ft::ReplicaId waited_for_by(std::size_t at) const;
   void end_reduction(const ft::Attempt& attempt);
   void stop_reducing(Process& one);
-  void fetch(Process& one, const ft::CatchUpTask& task);
-  void apply(Process& one, const ft::Commit& commit);
   std::optional<Copy> newest_copy_for(const Process& one) const;
   Copy newest_copy_of(const Process& donor) const;
 

@@ -80,58 +80,53 @@ void SimulatedWorld::send_report(Process& from, ft::Report report) {
 
 // ---- tasks ----
 
-struct SimulatedWorld::CarryOut {
-  SimulatedWorld& world;
-  Process& by;
-
-  void operator()(const ft::ComputeTask& task) const {
-    world.compute(by, task);
-  }
-  void operator()(const ft::EpochMembers& task) const { world.join(by, task); }
-  void operator()(const ft::ReduceTask& task) const { world.reduce(by, task); }
-  void operator()(const ft::StopReduceTask& /*task*/) const {
-    world.stop_reducing(by);
-  }
-  void operator()(const ft::ApplyTask& task) const {
-    by.begin(ft::Activity::kApplying);
-    world.after(
-        by, 2 * world.options_.times.leader_fan_out,
-        [this_world = &world, commit = task.commit](Process& one) {
-          this_world->apply(one, commit);
-        });
-  }
-  void operator()(const ft::CatchUpTask& task) const { world.fetch(by, task); }
-  void operator()(const ft::StopCatchUpTask& /*task*/) const { ++by.fetches; }
-  void operator()(const ft::InstallTask& task) const {
-    SHERD_ASSERT(by.fetched.has_value(), "nothing was fetched");
-    world.after(
-        by, 2 * world.options_.times.leader_fan_out,
-        [this_world = &world, serial = task.serial,
-         copy = *by.fetched](Process& one) {
-          one.parameters = copy.parameters;
-          this_world->carry_out(
-              one, one.machine->installed(serial, copy.state));
-        });
-  }
-  void operator()(const ft::StopTask& /*task*/) const {
-    world.after(by, Duration(0), [this_world = &world](Process& one) {
-      this_world->lose(one.id, LossKind::kEnds);
-    });
-  }
-  void operator()(const ft::ReportTask& task) const {
-    world.send_report(by, task.report);
-  }
-};
-
 void SimulatedWorld::carry_out(Process& by, const ft::Tasks& tasks) {
   for (const auto& task : tasks) {
-    std::visit(CarryOut{*this, by}, task);
+    std::visit([&](const auto& one) { on(by, one); }, task);
   }
+}
+
+void SimulatedWorld::on(Process& by, const ft::StopReduceTask& /*task*/) {
+  stop_reducing(by);
+}
+
+// The replica applies the sum that it has, whatever the commit says.
+void SimulatedWorld::on(Process& by, const ft::ApplyTask& task) {
+  by.begin(ft::Activity::kApplying);
+  after(
+      by, 2 * options_.times.leader_fan_out,
+      [this, state = task.commit.result](Process& one) {
+        one.parameters = one.with_sum;
+        carry_out(one, one.machine->applied(state));
+      });
+}
+
+void SimulatedWorld::on(Process& by, const ft::StopCatchUpTask& /*task*/) {
+  ++by.fetches;
+}
+
+void SimulatedWorld::on(Process& by, const ft::InstallTask& task) {
+  SHERD_ASSERT(by.fetched.has_value(), "nothing was fetched");
+  after(
+      by, 2 * options_.times.leader_fan_out,
+      [this, serial = task.serial, copy = *by.fetched](Process& one) {
+        one.parameters = copy.parameters;
+        carry_out(one, one.machine->installed(serial, copy.state));
+      });
+}
+
+void SimulatedWorld::on(Process& by, const ft::StopTask& /*task*/) {
+  after(
+      by, Duration(0), [this](Process& one) { lose(one.id, LossKind::kEnds); });
+}
+
+void SimulatedWorld::on(Process& by, const ft::ReportTask& task) {
+  send_report(by, task.report);
 }
 
 // ---- connections ----
 
-void SimulatedWorld::join(Process& one, const ft::EpochMembers& task) {
+void SimulatedWorld::on(Process& one, const ft::EpochMembers& task) {
   auto& connecting = connecting_[task.epoch];
   connecting.members = task.members;
   connecting.entered.insert(one.id);
@@ -187,7 +182,7 @@ void SimulatedWorld::blame_by_peers(
 
 // ---- computing and reducing ----
 
-void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
+void SimulatedWorld::on(Process& one, const ft::ComputeTask& task) {
   one.task = task;
   one.computed = false;
   one.begin(ft::Activity::kComputing);
@@ -208,7 +203,7 @@ void SimulatedWorld::compute(Process& one, const ft::ComputeTask& task) {
       });
 }
 
-void SimulatedWorld::reduce(Process& one, const ft::ReduceTask& task) {
+void SimulatedWorld::on(Process& one, const ft::ReduceTask& task) {
   one.reducing = task.attempt;
   one.ring = one.machine->view().members;
   reductions_[task.attempt].members = task.weights.size();
@@ -327,12 +322,6 @@ void SimulatedWorld::stop_reducing(Process& one) {
   one.reducing.reset();
 }
 
-// The replica applies the sum that it has, whatever the commit says.
-void SimulatedWorld::apply(Process& one, const ft::Commit& commit) {
-  one.parameters = one.with_sum;
-  carry_out(one, one.machine->applied(commit.result));
-}
-
 std::uint64_t SimulatedWorld::digest_of_sum(
     const ft::Attempt& attempt,
     const std::vector<ft::Member>& members,
@@ -346,7 +335,7 @@ std::uint64_t SimulatedWorld::digest_of_sum(
 
 // ---- catching up ----
 
-void SimulatedWorld::fetch(Process& one, const ft::CatchUpTask& task) {
+void SimulatedWorld::on(Process& one, const ft::CatchUpTask& task) {
   const auto serial = ++one.fetches;
   if (!newest_copy_for(one)) {
     one.begin(ft::Activity::kIdle);
