@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "ft/replica/leader.h"
+#include "ft/replica/rank_agent.h"
 #include "ft/transfer/chunk_plan.h"
 
 namespace sherd::ft {
@@ -132,16 +133,11 @@ void Leader::ask_snapshots() {
     return;
   }
   warm_up();
-  FetchOptions options;
-  options.run = machine_.view().run;
-  options.shard_rank = 0;
-  options.timeout_without_progress = options_.rank.timeouts.fetch;
-  options.snapshot_timeout = options_.rank.timeouts.snapshot;
-  options.security = options_.rank.security;
+  const auto options = fetch_options(options_.rank, machine_.view().run);
   for (std::size_t i = 0; i < catch_up_->asked.size(); ++i) {
     const auto first = catch_up_->asked[i].addresses.front();
     catch_up_->asked[i].fetch = ask_snapshot(
-        loop_, net::HostAddress{first.host, first.fetch_port}, options,
+        loop_, fetch_address_of(first), options,
         [this, i](const Result<StateId>& state) { heard_snapshot(i, state); });
   }
 }

@@ -46,6 +46,10 @@ struct TrainingCallbacks {
   std::function<std::uint64_t()> digest{};
 };
 
+// Where this rank's counterparts fetch from a rank, and how this rank fetches in a run.
+net::HostAddress fetch_address_of(const RankAddress& address);
+FetchOptions fetch_options(const RankAgentOptions& rank, std::uint64_t run);
+
 class RankAgent {
  public:
   using OnRankEvent = std::function<void(RankEvent)>;
@@ -114,7 +118,6 @@ class RankAgent {
   void reach(const char* point, std::int64_t step) const;
   std::optional<RingPosition> place_of(const RingProgress& ring) const;
   RingEvents ring_events();
-  FetchOptions fetch_options() const;
   void set_activity(Activity activity);
   void set_idle();
   bool has_left(const TrainingTask& task) const;

@@ -11,22 +11,18 @@
 #include "ft/ring/block_digest.h"
 
 namespace sherd::ft {
-namespace {
 
-net::HostAddress donor_at(const RankAddress& address) {
+net::HostAddress fetch_address_of(const RankAddress& address) {
   return {address.host, address.fetch_port};
 }
 
-}  // namespace
-
-FetchOptions RankAgent::fetch_options() const {
-  FetchOptions options;
-  options.run = run_;
-  options.shard_rank = options_.shard_rank;
-  options.security = options_.security;
-  options.timeout_without_progress = options_.timeouts.fetch;
-  options.snapshot_timeout = options_.timeouts.snapshot;
-  return options;
+FetchOptions fetch_options(const RankAgentOptions& rank, std::uint64_t run) {
+  return {
+      .run = run,
+      .shard_rank = rank.shard_rank,
+      .security = rank.security,
+      .timeout_without_progress = rank.timeouts.fetch,
+      .snapshot_timeout = rank.timeouts.snapshot};
 }
 
 void RankAgent::on(const FetchStateTask& task) {
@@ -34,10 +30,10 @@ void RankAgent::on(const FetchStateTask& task) {
   fetched_.reset();
   std::vector<net::HostAddress> donors;
   for (const auto& address : task.donors) {
-    donors.push_back(donor_at(address));
+    donors.push_back(fetch_address_of(address));
   }
   fetch_ = fetch_snapshot(
-      loop_, donors, fetch_options(), task.state,
+      loop_, donors, fetch_options(options_, run_), task.state,
       [this, serial = task.serial,
        state = task.state](Result<std::string> bytes) {
         if (!bytes.ok()) {
@@ -55,7 +51,7 @@ void RankAgent::on(const FetchStateTask& task) {
         tell(std::move(event));
       });
   if (options_.sums_kept > 0) {
-    auto options = fetch_options();
+    auto options = fetch_options(options_, run_);
     options.bytes_max = sum_.size() * sizeof(float);
     collector_.emplace(
         loop_, std::move(donors), options, options_.sums_bytes_max, task.state);
@@ -64,7 +60,7 @@ void RankAgent::on(const FetchStateTask& task) {
 
 void RankAgent::on(const FetchSumTask& task) {
   fetched_.reset();
-  const auto donor = donor_at(task.donor);
+  const auto donor = fetch_address_of(task.donor);
   const auto done = [this, serial = task.serial](Result<CommittedSum> sum) {
     if (sum.ok()) {
       fetched_sum(serial, std::move(sum).value());
@@ -74,7 +70,8 @@ void RankAgent::on(const FetchSumTask& task) {
   };
   fetch_.reset();
   if (!collector_ || !collector_->take(task.base, donor, done)) {
-    fetch_ = fetch_sum(loop_, donor, fetch_options(), task.base, done);
+    fetch_ =
+        fetch_sum(loop_, donor, fetch_options(options_, run_), task.base, done);
   }
 }
 
