@@ -166,7 +166,7 @@ class Load {
     sqlite3_open_v2(
         (folder_ / "coordinator.db").c_str(), &opened, SQLITE_OPEN_READWRITE,
         nullptr);
-    const Database database(opened);
+    const Database database(opened, sqlite3_close_v2);
     Query query(
         opened,
         "SELECT avg(length(bytes)) FROM (SELECT bytes FROM records ORDER BY "

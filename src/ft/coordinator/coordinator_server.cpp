@@ -318,11 +318,6 @@ void CoordinatorServer::Impl::tick() {
   for (const auto& finding : detector.tick(now)) {
     act_on(finding);
   }
-  for (const auto& [life, entry] : lives) {
-    const auto& [replica, incarnation] = life;
-    board.watched(
-        replica, incarnation, detector.liveness(replica, incarnation));
-  }
   close_silent_connections(now);
 }
 

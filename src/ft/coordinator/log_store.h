@@ -108,7 +108,7 @@ class LogStore {
 
   const std::string path_;
   const LogStoreOptions options_;
-  Database database_;
+  Database database_{nullptr, sqlite3_close_v2};
   dev_t device_ = 0;  // Identifies the file that was opened.
   ino_t inode_ = 0;
   History history_;

@@ -11,10 +11,7 @@
 
 namespace sherd::ft {
 
-struct CloseDatabase {
-  void operator()(sqlite3* database) const { sqlite3_close_v2(database); }
-};
-using Database = std::unique_ptr<sqlite3, CloseDatabase>;
+using Database = std::unique_ptr<sqlite3, decltype(&sqlite3_close_v2)>;
 
 // The arguments of bind() and bind_text() must outlive the next step().
 class Query {

@@ -161,14 +161,7 @@ void StatusBoard::slow(
   }
 }
 
-void StatusBoard::watched(
-    ReplicaId replica, Incarnation incarnation, const Liveness& liveness) {
-  if (ReplicaRow* known = life(replica, incarnation); known != nullptr) {
-    known->liveness = liveness;
-  }
-}
-
-std::string StatusBoard::state_of(const ReplicaRow& known) const {
+std::string StatusBoard::state_of(const ReplicaRow& known, bool hangs) const {
   if (!known.connected) {
     return known.report.finished ? "done"
         : known.report.leaving   ? "left"
@@ -177,7 +170,7 @@ std::string StatusBoard::state_of(const ReplicaRow& known) const {
   if (known.fenced) {
     return "fenced";
   }
-  if (known.liveness.hung) {
+  if (hangs) {
     return "hangs";
   }
   const auto* member =
@@ -208,7 +201,12 @@ ReplicaStatus StatusBoard::show(
     ReplicaRow& known,
     const StatusSources& sources,
     Instant now) const {
-  auto state = state_of(known);
+  const auto* detector = sources.detector;
+  const auto incarnation = known.report.incarnation;
+  const Liveness liveness = detector == nullptr
+      ? Liveness()
+      : detector->liveness(replica, incarnation);
+  auto state = state_of(known, liveness.hung);
   if (state != known.state) {
     known.state = std::move(state);
     known.since = now;
@@ -217,15 +215,14 @@ ReplicaStatus StatusBoard::show(
   ReplicaStatus shown{
       .replica = replica,
       .state = known.state,
-      .slow = known.liveness.slow,
+      .slow = liveness.slow,
       .held = held,
       .lag = view_->canonical.step - (held ? held->step : 0),
       .activity = text_of(known.report.progress.activity),
       .address = known.address,
       .since_s = seconds(now - known.since)};
-  if (sources.detector != nullptr) {
-    shown.ranks = sources.detector->ranks(
-        replica, known.report.incarnation, sources.watched_at);
+  if (detector != nullptr) {
+    shown.ranks = detector->ranks(replica, incarnation, sources.watched_at);
   }
   return shown;
 }

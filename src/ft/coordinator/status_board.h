@@ -54,17 +54,13 @@ class StatusBoard {
       const DetectedFault& notice, const std::string& reason, Instant now);
   void count(const std::string& counter) { ++counters_[counter]; }
 
-  // Sets what the next status() shows; ignored for an incarnation that is not the newest.
-  void watched(
-      ReplicaId replica, Incarnation incarnation, const Liveness& liveness);
-
   // What the board does not know itself: the machine's history, which is null while there is no
   // machine; why nothing is decided; how long the process did not run.
   struct StatusSources {
     const History* history = nullptr;
     std::string complaint;
     Duration slept{};
-    // Knows the activity of ranks, by its own clock; may be null.
+    // Knows who hangs or is slow, and the activity of ranks, by its own clock; may be null.
     const FailureDetector* detector = nullptr;
     Instant watched_at{};
   };
@@ -77,7 +73,6 @@ class StatusBoard {
     std::string address;
     bool connected = true;
     bool fenced = false;
-    Liveness liveness;
     std::optional<Instant> called_slow;
     std::string state;  // As shown in the last status.
     Instant since{};
@@ -92,7 +87,7 @@ class StatusBoard {
   // REQUIRES: the report has a suspicion.
   bool is_news(const Report& report) const;
   bool goes_in_order(ReplicaId replica) const;
-  std::string state_of(const ReplicaRow& known) const;
+  std::string state_of(const ReplicaRow& known, bool hangs) const;
   std::string stage() const;
   ReplicaStatus show(
       ReplicaId replica,

@@ -31,9 +31,10 @@ class Book : public ::testing::Test {
     report.held = StateId{step, {1, 1}};
     book_.received(report, "127.0.0.1:1", now_);
   }
-  std::vector<std::string> states() {
+  std::vector<std::string> states(
+      const StatusBoard::StatusSources& sources = {}) {
     std::vector<std::string> states;
-    for (const auto& one : book_.status({}, now_).replicas) {
+    for (const auto& one : book_.status(sources, now_).replicas) {
       states.push_back(one.state);
     }
     return states;
@@ -48,12 +49,20 @@ TEST_F(Book, EachReplicaHasAState) {
   EXPECT_THAT(states(), ElementsAre("member", "follows", "ready", "behind"));
   EXPECT_EQ(book_.status({}, now_).replicas[3].lag, 2);
   EXPECT_EQ(book_.status({}, now_).stage, "running");
-  book_.watched(0, 1, {.hung = true});
+  Report working;
+  working.incarnation = 1;
+  working.progress.activity = Activity::kComputing;
+  FailureDetector detector(
+      {.dead_after = seconds(9), .first_floor = seconds(1)});
+  detector.received(working, now_);
+  (void)detector.tick(now_ + seconds(2));
   book_.lost(2, 1, "closed", now_);
   RunView fence;
   fence.fenced = "a newer one";
   book_.told(3, 1, std::make_shared<const RunView>(fence));
-  EXPECT_THAT(states(), ElementsAre("hangs", "follows", "lost", "fenced"));
+  EXPECT_THAT(
+      states({.complaint = "", .detector = &detector}),
+      ElementsAre("hangs", "follows", "lost", "fenced"));
 }
 
 TEST_F(Book, AStateIsAsOldAsItsChange) {
