@@ -4,9 +4,6 @@
 // compile Asio's templates. Thread rule: none of its own.
 #pragma once
 
-#include <sys/socket.h>
-#include <unistd.h>
-#include <cerrno>
 #include <asio/buffer.hpp>
 #include <asio/io_context.hpp>
 #include <asio/ip/address.hpp>
@@ -19,20 +16,6 @@
 namespace sherd::net {
 
 using Tcp = asio::ip::tcp;
-
-// Opens a socket or acceptor that child processes do not inherit, unlike one that Asio opens.
-template <typename Socket>
-void open_socket(Socket& socket, const Tcp& protocol, std::error_code& error) {
-  const int fd = ::socket(protocol.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    error.assign(errno, std::system_category());
-    return;
-  }
-  socket.assign(protocol, fd, error);
-  if (error) {
-    ::close(fd);
-  }
-}
 
 // The channel of a connected socket, with its options set; it uses TLS if `tls` is not null.
 std::unique_ptr<Channel> make_channel(

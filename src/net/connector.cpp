@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/connector.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+#include <cerrno>
 #include <optional>
 #include <utility>
-#include <vector>
 #include "base/backoff.h"
 #include "base/check.h"
 #include "base/status_from_exception.h"
@@ -11,6 +13,23 @@
 #include "net/connection_core.h"
 
 namespace sherd::net {
+namespace {
+
+// Child processes do not inherit it, unlike one that Asio opens.
+void open_socket(
+    Tcp::socket& socket, const Tcp& protocol, std::error_code& error) {
+  const int fd = ::socket(protocol.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    error.assign(errno, std::system_category());
+    return;
+  }
+  socket.assign(protocol, fd, error);
+  if (error) {
+    ::close(fd);
+  }
+}
+
+}  // namespace
 
 // Resolves the name, connects a socket to one of the addresses, and exchanges greetings.
 struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {

@@ -13,6 +13,7 @@
 #include "base/limited_log.h"
 #include "net/asio_headers.h"
 #include "net/connection_core.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::net {
 
@@ -78,7 +79,6 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
         tls(its_options.security),
         acceptor(its_loop.context()) {}
 
-  std::error_code bind(const Tcp::endpoint& endpoint);
   void accept();
   void accept_one();
   void accepted(Tcp::socket socket);
@@ -97,29 +97,6 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
   bool closed = false;
 };
-
-std::error_code Listener::Impl::bind(const Tcp::endpoint& endpoint) {
-  std::error_code error;
-  open_socket(acceptor, endpoint.protocol(), error);
-  if (!error) {
-    // Permits a port whose last owner has just died.
-    acceptor.set_option(Tcp::acceptor::reuse_address(true), error);
-  }
-  if (!error) {
-    acceptor.bind(endpoint, error);
-  }
-  if (!error) {
-    acceptor.listen(Tcp::acceptor::max_listen_connections, error);
-  }
-  if (!error) {
-    acceptor.native_non_blocking(true, error);
-  }
-  if (error) {
-    std::error_code ignored;
-    acceptor.close(ignored);
-  }
-  return error;
-}
 
 // Asio only waits: child processes would inherit sockets that it accepts.
 void Listener::Impl::accept() {
@@ -219,29 +196,31 @@ Result<std::unique_ptr<Listener>> Listener::listen(
   SHERD_CHECK(
       options.unfinished_max > 0,
       "[net] expected room for one unfinished connection, found 0");
-  std::error_code error;
-  Tcp::resolver resolver(loop.context());
-  const auto found = resolver.resolve(
-      address.host, std::to_string(address.port), Tcp::resolver::passive,
-      error);
-  for (const auto& entry : found) {
-    check_security(options.security, entry.endpoint().address().to_string());
+  const auto found = addresses_of(address.host, address.port);
+  const auto all = found.ok() ? found.value() : std::vector<SocketAddress>();
+  for (const auto& one : all) {
+    check_security(options.security, numeric(one).host);
   }
   const auto impl = std::make_shared<Impl>(loop, options, std::move(handlers));
   // Takes the first address that can be bound: a name may have IPv6 addresses on a host without
   // IPv6.
-  for (const auto& entry : found) {
-    error = impl->bind(entry.endpoint());
-    if (!error) {
+  Status why = found.status();
+  for (const auto& one : all) {
+    auto listening = listen_on(one);
+    if (listening.ok()) {
+      impl->acceptor.assign(
+          one.storage.ss_family == AF_INET6 ? Tcp::v6() : Tcp::v4(),
+          std::move(listening).value().socket.release());
       impl->address = text_of(impl->acceptor.local_endpoint());
       impl->accept();
       return std::unique_ptr<Listener>(
           std::make_unique<Listener>(Private(), impl));
     }
+    why = listening.status();
   }
   return Status(
       ErrorCode::kUnavailable,
-      str("[net] cannot listen on ", address.text(), ": ", error.message()));
+      str("[net] cannot listen on ", address.text(), ": ", why.message()));
 }
 
 Listener::Listener(

@@ -12,10 +12,8 @@
 #include <limits>
 #include <memory>
 #include <utility>
-#include <vector>
 #include "base/check.h"
 #include "base/return_if_failed.h"
-#include "net/host_address.h"
 
 namespace sherd::net {
 namespace {
@@ -38,7 +36,8 @@ constexpr int kProbeIntervalSeconds = 1;
 // The kernel's limit, which is 24 days.
 constexpr std::int64_t kUserTimeoutMsMax = std::numeric_limits<int>::max();
 
-// At least one, in the order in which the system wants them tried.
+}  // namespace
+
 Result<std::vector<SocketAddress>> addresses_of(
     const std::string& host, std::uint16_t port) {
   addrinfo hints = {};
@@ -64,8 +63,6 @@ Result<std::vector<SocketAddress>> addresses_of(
   return addresses;
 }
 
-}  // namespace
-
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
   SHERD_ASSIGN_OR_RETURN(const auto addresses, addresses_of(host, port));
   return addresses.front();
@@ -75,14 +72,18 @@ Result<ListeningSocket> listen_on(const SocketAddress& address) {
   sockaddr_storage storage = address.storage;
   socklen_t bytes = address.bytes;
   auto* name = reinterpret_cast<sockaddr*>(&storage);
+  const int on = 1;
   const int reuse = port_of(storage) != 0 ? 1 : 0;
   Descriptor socket(::socket(
       storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = socket.get();
   if (fd < 0 ||
       ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0 ||
-      ::bind(fd, name, bytes) != 0 || ::listen(fd, SOMAXCONN) != 0 ||
-      ::getsockname(fd, name, &bytes) != 0) {
+      ::bind(fd, name, bytes) != 0 ||
+      // Only now, so that the system does not choose a port that another socket holds. Connections
+      // that linger after this process then do not keep the next one from the port.
+      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, name, &bytes) != 0) {
     return Status(ErrorCode::kUnavailable, std::strerror(errno));
   }
   return ListeningSocket{std::move(socket), port_of(storage)};
@@ -133,18 +134,22 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
   return socket;
 }
 
-std::string peer_of(int socket) {
-  sockaddr_storage peer = {};
-  socklen_t bytes = sizeof peer;
+HostAddress numeric(const SocketAddress& address) {
   std::array<char, NI_MAXHOST> host = {};
-  auto* address = reinterpret_cast<sockaddr*>(&peer);
-  if (::getpeername(socket, address, &bytes) != 0 ||
-      ::getnameinfo(
-          address, bytes, host.data(), host.size(), nullptr, 0,
-          NI_NUMERICHOST) != 0) {
-    return "somebody who has gone";
+  if (::getnameinfo(
+          reinterpret_cast<const sockaddr*>(&address.storage), address.bytes,
+          host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
   }
-  return HostAddress{host.data(), port_of(peer)}.text();
+  return {host.data(), port_of(address.storage)};
+}
+
+std::string peer_of(int socket) {
+  SocketAddress peer = {.storage = {}, .bytes = sizeof(sockaddr_storage)};
+  auto* address = reinterpret_cast<sockaddr*>(&peer.storage);
+  const bool is_there = ::getpeername(socket, address, &peer.bytes) == 0;
+  const HostAddress its = is_there ? numeric(peer) : HostAddress();
+  return its.host.empty() ? "somebody who has gone" : its.text();
 }
 
 int connect_error(int socket) {

@@ -7,9 +7,11 @@
 #include <sys/socket.h>
 #include <cstdint>
 #include <string>
+#include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/status.h"
+#include "net/host_address.h"
 
 namespace sherd::net {
 
@@ -18,7 +20,11 @@ struct SocketAddress {
   socklen_t bytes = 0;
 };
 
-// Takes an IP address, or a name whose lookup may take a while; of several addresses the first.
+// The addresses of a host, at least one, in the order in which the system wants them tried. Takes an
+// IP address, or a name whose lookup may take a while.
+Result<std::vector<SocketAddress>> addresses_of(
+    const std::string& host, std::uint16_t port);
+// The first of them.
 Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
 
 struct ListeningSocket {
@@ -41,6 +47,8 @@ Result<Descriptor> begin_connect(const SocketAddress& address);
 // 0, or the error number of the attempt.
 int connect_error(int socket);
 
+// "10.0.0.7" and 52133; without a host if the address is none.
+HostAddress numeric(const SocketAddress& address);
 // "10.0.0.7:52133" or "[::1]:52133", for messages.
 std::string peer_of(int socket);
 
