@@ -12,69 +12,58 @@
 namespace sherd::launch {
 namespace {
 
-struct BindOptions {
-  int port = 0;
-  // Set as by the store of rank 0: lingering connections do not count, nor do sockets that set it,
-  // too, and do not listen.
-  bool reuse_address = false;
-};
+// Whether the address may be shared as by the store of rank 0: lingering connections do not count,
+// nor do sockets that allow it, too, and do not listen.
+enum class Reuse : int { kNo, kYes };
 
-struct Bound {
-  Descriptor socket;
-  int error = 0;  // 0 or the error number.
-};
-
-Bound bind_to(
-    int family,
-    const sockaddr* address,
-    socklen_t bytes,
-    const BindOptions& options) {
-  Bound bound{Descriptor(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0))};
-  if (!bound.socket.open()) {
-    return {Descriptor(), errno};
+// Not open after a failure, whose number is errno.
+Descriptor bind_to(
+    int family, const sockaddr* address, socklen_t bytes, Reuse reuse) {
+  Descriptor socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = static_cast<int>(reuse);
+  if (socket.open() &&
+      (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) !=
+           0 ||
+       ::bind(socket.get(), address, bytes) != 0)) {
+    const int error = errno;
+    socket.close();
+    errno = error;
   }
-  const int reuse = options.reuse_address ? 1 : 0;
-  ::setsockopt(
-      bound.socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
-  bound.error = ::bind(bound.socket.get(), address, bytes) == 0 ? 0 : errno;
-  return bound;
+  return socket;
 }
 
 // Binds the wildcard address; where there is IPv6, its address also stands for IPv4.
-Bound bind_wildcard(const BindOptions& options) {
-  const auto port = htons(static_cast<std::uint16_t>(options.port));
+Descriptor bind_wildcard(int number, Reuse reuse) {
+  const auto port = htons(static_cast<std::uint16_t>(number));
   sockaddr_in6 v6 = {};
   v6.sin6_family = AF_INET6;
   v6.sin6_port = port;
-  auto bound = bind_to(
-      AF_INET6, reinterpret_cast<const sockaddr*>(&v6), sizeof v6, options);
-  if (bound.error != EAFNOSUPPORT && bound.error != EADDRNOTAVAIL) {
-    return bound;
+  auto socket = bind_to(
+      AF_INET6, reinterpret_cast<const sockaddr*>(&v6), sizeof v6, reuse);
+  if (socket.open() || (errno != EAFNOSUPPORT && errno != EADDRNOTAVAIL)) {
+    return socket;
   }
   sockaddr_in v4 = {};
   v4.sin_family = AF_INET;
   v4.sin_port = port;
   return bind_to(
-      AF_INET, reinterpret_cast<const sockaddr*>(&v4), sizeof v4, options);
+      AF_INET, reinterpret_cast<const sockaddr*>(&v4), sizeof v4, reuse);
 }
 
 }  // namespace
 
 Status check_port_free(int port) {
-  const int error = bind_wildcard({.port = port, .reuse_address = true}).error;
-  if (error == EADDRINUSE) {
-    return Status(
-        ErrorCode::kUnavailable,
-        str("port ", port,
-            " is in use by another process; choose "
-            "another with --port, or leave it out to get a free one"));
+  if (bind_wildcard(port, Reuse::kYes).open()) {
+    return {};
   }
-  if (error != 0) {
-    return Status(
-        ErrorCode::kUnavailable,
-        str("port ", port, " cannot be used: ", std::strerror(error)));
-  }
-  return {};
+  const int error = errno;
+  return Status(
+      ErrorCode::kUnavailable,
+      error == EADDRINUSE
+          ? str("port ", port,
+                " is in use by another process; choose "
+                "another with --port, or leave it out to get a free one")
+          : str("port ", port, " cannot be used: ", std::strerror(error)));
 }
 
 // Linux compares what both sockets allow now, not what they allowed when they were bound. While the
@@ -88,16 +77,12 @@ Result<ReservedPort> reserve_port(std::uint64_t seed) {
   int error = 0;
   for (int i = 0; i < kTries; ++i) {
     const int port = kFirst + (start + i) % kCount;
-    auto bound = bind_wildcard({.port = port});
-    error = bound.error;
+    Descriptor socket = bind_wildcard(port, Reuse::kNo);
     const int on = 1;
-    if (error != 0) {
-      continue;
-    }
-    if (::setsockopt(
-            bound.socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ==
-        0) {
-      return ReservedPort{port, std::move(bound.socket)};
+    if (socket.open() &&
+        ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ==
+            0) {
+      return ReservedPort{port, std::move(socket)};
     }
     error = errno;
   }
