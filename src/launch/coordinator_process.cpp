@@ -8,6 +8,7 @@
 #include <fstream>
 #include <system_error>
 #include <utility>
+#include <vector>
 #include "base/check.h"
 #include "base/return_if_failed.h"
 #include "launch/rank_variables.h"
@@ -80,26 +81,23 @@ StartStatus CoordinatorProcess::start() {
       replicas.coordinator_command.front(), path.value_or("/usr/bin:/bin"),
       &process.path));
   process.command = replicas.coordinator_command;
-  for (const std::string& word :
-       {std::string("--bind"), bind_, std::string("--log"), log_,
-        std::string("--ready-file"), ready_file_, std::string("--status"),
-        status_, std::string("--replicas-min"), str(replicas.replicas_min),
-        std::string("--replicas-start"), str(replicas.replicas),
-        std::string("--samples-per-replica"), str(replicas.samples_per_replica),
-        std::string("--global-batch"), str(replicas.global_batch),
-        std::string("--samples-multiple"), str(options_.ranks)}) {
-    process.command.push_back(word);
-  }
+  const auto add = [&](const std::vector<std::string>& words) {
+    process.command.insert(process.command.end(), words.begin(), words.end());
+  };
+  add({"--bind", bind_, "--log", log_, "--ready-file", ready_file_});
+  add({"--status", status_});
+  add({"--replicas-min", str(replicas.replicas_min)});
+  add({"--replicas-start", str(replicas.replicas)});
+  add({"--samples-per-replica", str(replicas.samples_per_replica)});
+  add({"--global-batch", str(replicas.global_batch)});
+  add({"--samples-multiple", str(options_.ranks)});
   if (!secret_file_.empty()) {
-    process.command.emplace_back("--secret-file");
-    process.command.push_back(secret_file_);
+    add({"--secret-file", secret_file_});
   }
   if (run_has_ended_) {
-    process.command.emplace_back("--run-has-ended");
+    add({"--run-has-ended"});
   }
-  process.command.insert(
-      process.command.end(), replicas.coordinator_arguments.begin(),
-      replicas.coordinator_arguments.end());
+  add(replicas.coordinator_arguments);
   process.environment = options_.environment;
   if (options_.output == RankOutput::kFiles) {
     setup.log = options_.log_dir + "/coordinator.log";
