@@ -133,7 +133,8 @@ TrainingProgress RankAgent::progress() const {
   progress.serial = activity_changes_.load(std::memory_order_relaxed) * kSlices;
   progress.place = place_of(ring);
   if (progress.activity == Activity::kReducing) {
-    progress.serial += static_cast<std::uint64_t>(ring.slices_done);
+    progress.serial +=
+        static_cast<std::uint64_t>(ring.place ? ring.place->slices_done : 0);
     progress.waits_for = ring.waits_for;
     progress.to_read = ring.to_read;
     if (!ring.attempt) {
@@ -144,23 +145,18 @@ TrainingProgress RankAgent::progress() const {
 }
 
 std::vector<LinkSpeed> RankAgent::link_speeds() const {
-  const auto ring = ring_->progress();
-  return ring.neighbours ? ring.neighbours->speeds : std::vector<LinkSpeed>();
+  return ring_->progress().speeds;
 }
 
+// Nullopt if this is the only member: others cannot wait for it.
 std::optional<RingPosition> RankAgent::place_of(
     const RingProgress& ring) const {
-  if (!ring.neighbours) {
+  auto place = ring.place;
+  if (!place || place->links.empty()) {
     return std::nullopt;
   }
-  RingPosition place;
-  place.epoch = ring.neighbours->epoch;
-  place.links = ring.neighbours->links;
-  place.bucket = static_cast<std::uint32_t>(ring.bucket);
-  place.slices_done = ring.slices_done;
-  place.slices = ring.slices;
-  if (place.slices > 0 && place.bucket < options_.bucket_names.size()) {
-    place.unit = options_.bucket_names[place.bucket];
+  if (place->slices > 0 && place->bucket < options_.bucket_names.size()) {
+    place->unit = options_.bucket_names[place->bucket];
   }
   return place;
 }

@@ -56,7 +56,7 @@ Descriptor make_wake() {
 Ring::Ring(RingOptions options, RingEvents events)
     : events_(std::move(events)),
       wake_(make_wake()),
-      context_(checked(std::move(options))),
+      context_{.options = checked(std::move(options))},
       listening_(listening(context_.options.bind_host)),
       handshakes_(context_.options, context_.counters),
       thread_([this] { run(); }) {}
@@ -117,7 +117,7 @@ void Ring::publish(Lock& lock) {
       progress_ = communicator->progress();
       return;
     }
-    if (!progress_.neighbours) {
+    if (!progress_.place) {
       progress_ = communicator->progress();
     }
   }

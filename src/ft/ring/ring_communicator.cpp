@@ -380,17 +380,19 @@ RingProgress RingCommunicator::progress() const {
   if (ended_ || !joined_) {
     return progress;
   }
-  if (!links_.empty()) {
-    progress.neighbours = {epoch(), link_frames(), link_speeds()};
-  }
+  auto& place = progress.place.emplace();
+  place.epoch = epoch();
+  place.links = link_frames();
+  progress.speeds = link_speeds();
   if (!begun()) {
     return progress;
   }
   progress.attempt = Attempt{epoch(), all_reduce_->step()};
-  progress.slices = schedule_.slices();
-  progress.slices_done = all_reduce_->slices_done();
-  if (progress.slices_done < progress.slices) {
-    progress.bucket = schedule_.bucket_of(progress.slices_done);
+  place.slices = schedule_.slices();
+  place.slices_done = all_reduce_->slices_done();
+  if (place.slices_done < place.slices) {
+    place.bucket =
+        static_cast<std::uint32_t>(schedule_.bucket_of(place.slices_done));
   }
   const auto writes = std::ranges::find_if(links_, [](const PeerLink& link) {
     return link.peer == PeerLink::Peer::kReceiver && link.socket &&

@@ -28,16 +28,14 @@ namespace sherd::ft::ring {
 
 // What all communicators of a rank share; it must outlive them.
 struct RingContext {
-  explicit RingContext(RingOptions given) : options(std::move(given)) {}
-
   const RingOptions options;
   std::uint64_t run = 0;
-  RingKey key;
-  std::vector<std::int64_t> elements;
-  std::vector<Bucket> buckets;
+  RingKey key{};
+  std::vector<std::int64_t> elements{};
+  std::vector<Bucket> buckets{};
   std::int64_t last_step = -1;  // The step that the last attempt began.
-  RingCounters counters;
-  GracefulClose closing;
+  RingCounters counters{};
+  GracefulClose closing{};
 };
 
 // An epoch, and the addresses of the members that this one connects to.

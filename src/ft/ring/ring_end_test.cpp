@@ -35,8 +35,7 @@ TEST(RingEnd, AMemberThatHasTheWholeSumTellsItThoughItsLastFrameIsNotSent) {
   }
   group.begin(epoch, 1, {1, 1});
   // There is only one slice.
-  ASSERT_TRUE(
-      wait_until([&] { return group[0].ring.progress().slices_done == 1; }));
+  ASSERT_TRUE(wait_until([&] { return slices_done_of(group[0].ring) == 1; }));
   group[1].ring.stop(epoch.epoch);
   EXPECT_EQ(
       group[0].events_seen.reduced({epoch.epoch, 1}),

@@ -33,7 +33,7 @@ constexpr int kSlowness = 5;
 #endif
 
 bool reaches(Ring& ring, std::int64_t slices) {
-  return wait_until([&] { return ring.progress().slices_done >= slices; });
+  return wait_until([&] { return slices_done_of(ring) >= slices; });
 }
 
 // Waits until a counter has this value: a peer may see the effect before it is counted.

@@ -291,7 +291,7 @@ TEST_P(RingBy, ProgressNamesWhoIsWaitedFor) {
   EXPECT_TRUE(
       wait_until([&] { return group[0].ring.progress().waits_for == 1U; }));
   EXPECT_EQ(group[1].ring.progress().waits_for, std::nullopt);
-  EXPECT_EQ(group[1].ring.progress().slices, 1);
+  EXPECT_EQ(group[1].ring.progress().place->slices, 1);
 }
 
 RingLink link_to(const std::vector<RingLink>& links, int replica) {
@@ -307,7 +307,7 @@ RingLink link_to(const std::vector<RingLink>& links, int replica) {
 // If the counts differ while all members stand still, a link is dead.
 TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   RingGroup group(3, {.layout = {30000, 10}, .way = GetParam()});
-  EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
+  EXPECT_FALSE(group[0].ring.progress().place.has_value());
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   for (int i = 0; i < 3; ++i) {
@@ -317,8 +317,8 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
   group.expect_reduced(epoch, 1, {1, 1, 1});
   for (int i = 0; i < 3; ++i) {
     const int next = (i + 1) % 3;
-    const auto here = group[i].ring.progress().neighbours;
-    const auto there = group[next].ring.progress().neighbours;
+    const auto here = group[i].ring.progress().place;
+    const auto there = group[next].ring.progress().place;
     ASSERT_TRUE(here.has_value() && there.has_value());
     EXPECT_EQ(here->epoch, epoch.epoch);
     const RingLink to = link_to(here->links, next);
@@ -328,7 +328,7 @@ TEST_P(RingBy, WhatWentToTheNextMemberIsCountedThereAsWhatCame) {
     EXPECT_EQ(to.frames_in, 0U);
   }
   group[0].ring.stop(epoch.epoch);
-  EXPECT_FALSE(group[0].ring.progress().neighbours.has_value());
+  EXPECT_FALSE(group[0].ring.progress().place.has_value());
 }
 
 // If neighbours read memory in place, nothing is measured.
@@ -337,14 +337,14 @@ TEST_P(RingBy, TellsHowFastDataComeFromTheMemberBefore) {
       3, {.layout = {4'000'000}, .chunk_bytes = 1U << 18U, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
-  EXPECT_TRUE(group[0].ring.progress().neighbours->speeds.empty());
+  EXPECT_TRUE(group[0].ring.progress().speeds.empty());
   for (int i = 0; i < 3; ++i) {
     group[i].give_all();
   }
   group.begin(epoch, 1, {1, 1, 1});
   group.expect_reduced(epoch, 1, {1, 1, 1});
   for (int i = 0; i < 3; ++i) {
-    const auto speeds = group[i].ring.progress().neighbours->speeds;
+    const auto speeds = group[i].ring.progress().speeds;
     if (GetParam() == DataPath::kShared) {
       EXPECT_TRUE(speeds.empty());
     } else if (GetParam() == DataPath::kTcp) {

@@ -27,6 +27,11 @@ constexpr Duration kTestDeadline = std::chrono::seconds(20);
 // Looks each millisecond whether this holds; returns false if the deadline of tests has passed.
 bool wait_until(const std::function<bool()>& holds);
 
+// How many slices of the reduction under way are done.
+inline std::int64_t slices_done_of(const Ring& ring) {
+  return ring.progress().place.value_or(RingPosition()).slices_done;
+}
+
 // Waits on a condition variable with the deadline of tests.
 class EventRecorder {
  public:

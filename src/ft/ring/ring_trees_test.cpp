@@ -49,7 +49,7 @@ TEST_P(Trees, ASmallBucketCostsEachMemberFourFramesAtMost) {
   group.expect_reduced(epoch, 1, ones(24));
   std::uint32_t all = 0;
   for (int i = 0; i < 24; ++i) {
-    const auto links = group[i].ring.progress().neighbours->links;
+    const auto links = group[i].ring.progress().place->links;
     EXPECT_LE(links.size(), 4U);
     std::uint32_t frames = 0;
     for (const auto& link : links) {
@@ -70,12 +70,12 @@ TEST_P(Trees, WhatWentIsCountedAtItsReceiverAsWhatCame) {
   group.begin(epoch, 1, ones(kMembers));
   group.expect_reduced(epoch, 1, ones(kMembers));
   for (int i = 0; i < kMembers; ++i) {
-    const auto here = group[i].ring.progress().neighbours;
+    const auto here = group[i].ring.progress().place;
     ASSERT_TRUE(here.has_value());
     EXPECT_EQ(here->links.size(), peers_of(kMembers, i).size());
     for (const auto& link : here->links) {
       const auto there =
-          group[static_cast<int>(link.peer)].ring.progress().neighbours;
+          group[static_cast<int>(link.peer)].ring.progress().place;
       const auto back = std::find_if(
           there->links.begin(), there->links.end(), [&](const RingLink& one) {
             return one.peer == static_cast<ReplicaId>(i);
@@ -335,7 +335,7 @@ TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
     all.join(first, all.gone);
     const ReduceSchedule schedule(kTwo, {kMembers, 0, 1024});
     ASSERT_TRUE(wait_until([&] {
-      return all.group[0].ring.progress().slices_done >= schedule.slices() / 2;
+      return slices_done_of(all.group[0].ring) >= schedule.slices() / 2;
     }));
     const SteadyClock clock;
     const Instant killed = clock.now();

@@ -97,22 +97,15 @@ struct RingCounters {
 // The progress of the reduction under way, for reports of hangs.
 struct RingProgress {
   std::optional<Attempt> attempt;  // Nullopt if no reduction is under way.
-  std::int64_t slices_done = 0;
-  std::int64_t slices = 0;
   // The member whose data, or whose reading, it waits for; nullopt if it waits for this rank's
   // buckets.
   std::optional<ReplicaId> waits_for;
   bool to_read = false;  // It waits for that member to read.
-  int bucket = 0;        // The bucket of the oldest unfinished slice.
-  // The connected peers, also between reductions, with their data frames since the epoch began;
-  // empty if not connected or if it is the only member.
-  struct Neighbours {
-    Epoch epoch;
-    std::vector<RingLink> links;
-    // How fast data arrive from this member's senders, as far as known.
-    std::vector<LinkSpeed> speeds;
-  };
-  std::optional<Neighbours> neighbours;
+  // The links also between reductions, with their data frames since the epoch began, and the bucket
+  // of the oldest unfinished slice, without its unit. Nullopt if not connected.
+  std::optional<RingPosition> place;
+  // How fast data arrive from this member's senders, as far as known.
+  std::vector<LinkSpeed> speeds;
 };
 
 }  // namespace sherd::ft
