@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/backoff.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "ft/replica/leader_thread.h"
@@ -78,11 +77,31 @@ struct ReplicaAgent::Impl {
 
   // ---- the other ranks, which connect to rank 0 ----
 
+  // All siblings connect at the same moment, and a listener has limited room: those that find none
+  // try again, not all at once.
   void dial(const net::HostAddress& first) {
-    dial_once(first);
+    net::ReconnectingClientOptions dialling;
+    dialling.dial.security = options.rank.security;
+    dialling.dial.connection.user_timeout = options.rank.timeouts.link;
+    dialling.back_off_min = std::chrono::milliseconds(100);
+    to_leader = std::make_unique<net::ReconnectingClient>(
+        loop, first, dialling, net::random_number,
+        net::ReconnectingClientHandlers{
+            .on_connected = [this] { greet_leader(); },
+            .on_frame = [this](const net::Frame& frame) { leader_says(frame); },
+            .on_lost =
+                [this](const Status& reason) {
+                  // If rank 0 has not answered yet, it had no room for the connection: it greets
+                  // before it knows whether it will keep the connection.
+                  not_connected(reason, !deadline.pending());
+                },
+            .on_failed =
+                [this](const Status& reason) {
+                  // Rank 0 listens as long as it lives.
+                  not_connected(
+                      reason, reason.code() == ErrorCode::kUnavailable);
+                }});
     deadline = loop.after(options.rank.timeouts.siblings, [this] {
-      retry.cancel();
-      dialled.reset();
       lost_leader(Status(
           ErrorCode::kDeadlineExceeded,
           str("it has not answered within ",
@@ -91,47 +110,15 @@ struct ReplicaAgent::Impl {
     });
   }
 
-  // All siblings connect at the same moment, and a listener has limited room: those that find none
-  // try again, not all at once.
-  void dial_once(const net::HostAddress& first) {
-    net::ConnectorOptions dialling;
-    dialling.security = options.rank.security;
-    dialling.connection.user_timeout = options.rank.timeouts.link;
-    dialled = std::make_unique<net::Connector>(
-        loop, first, dialling,
-        [this, first](Result<std::unique_ptr<net::Connection>> made) {
-          if (made.ok()) {
-            greet_leader(first, std::move(made).value());
-          } else if (made.status().code() == ErrorCode::kUnavailable) {
-            lost_leader(made.status());  // Rank 0 listens as long as it lives.
-          } else {
-            dial_again(first, made.status());
-          }
-        });
-  }
-
-  void dial_again(const net::HostAddress& first, const Status& reason) {
+  void not_connected(const Status& reason, bool for_good) {
     dial_problem = reason.message();
-    retry = loop.after(
-        backoff.next_jittered(net::random_number()),
-        [this, first] { dial_once(first); });
+    if (for_good) {
+      lost_leader(reason);
+    }
   }
 
-  // If the connection ends before rank 0 has answered, rank 0 had no room for it: it greets before
-  // it knows whether it will keep the connection.
-  void greet_leader(
-      const net::HostAddress& first, std::unique_ptr<net::Connection> made) {
-    to_leader = std::move(made);
-    to_leader->start(
-        {[this](const net::Frame& frame) { leader_says(frame); },
-         [this, first](const Status& reason) {
-           if (deadline.pending()) {
-             dial_again(first, reason);
-           } else {
-             lost_leader(reason);
-           }
-         }});
-    to_leader->send(
+  void greet_leader() {
+    to_leader->connection()->send(
         type_of(RankFrame::kHello),
         str(options.rank.shard_rank, ' ', options.rank.incarnation));
     if (leaving) {
@@ -146,7 +133,7 @@ struct ReplicaAgent::Impl {
     }
     const auto task = rank_task_of(frame.payload);
     if (frame.type != type_of(RankFrame::kTask) || !task.ok()) {
-      to_leader->close(
+      to_leader->connection()->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected a command"));
       return;
     }
@@ -154,6 +141,8 @@ struct ReplicaAgent::Impl {
   }
 
   void lost_leader(const Status& reason) {
+    deadline.cancel();
+    to_leader.reset();
     rank.take(
         StopTask{str("rank 0 of this replica was lost: ", reason.message())});
   }
@@ -163,8 +152,9 @@ struct ReplicaAgent::Impl {
   void tell(const RankEvent& event) {
     if (leader) {
       leader->tell(event);
-    } else if (to_leader) {
-      to_leader->send(type_of(RankFrame::kEvent), bytes_of(event));
+    } else if (to_leader && to_leader->connection() != nullptr) {
+      to_leader->connection()->send(
+          type_of(RankFrame::kEvent), bytes_of(event));
     }
   }
 
@@ -196,13 +186,8 @@ struct ReplicaAgent::Impl {
   const ReplicaAgentOptions options;
   net::Loop loop;
   RankAgent rank;
-  std::unique_ptr<net::Connector> dialled;
-  std::unique_ptr<net::Connection> to_leader;
-  net::Timer deadline;
-  net::Timer retry;
-  Backoff backoff{
-      {.first = std::chrono::milliseconds(100),
-       .longest = std::chrono::seconds(2)}};
+  std::unique_ptr<net::ReconnectingClient> to_leader;
+  net::Timer deadline;  // For rank 0's answer.
   std::string dial_problem;
   net::Timer beats;
   bool leaving = false;
