@@ -482,6 +482,11 @@ void Coordinator::write(Record record, const std::string& reason) {
   decisions_.push_back({std::move(record), reason});
 }
 
+void Coordinator::notice(
+    const char* counter, const std::string& culprit, const std::string& why) {
+  decisions_.push_back({DetectedFault{counter, culprit}, why});
+}
+
 // The members, or what they have to do, have changed.
 void Coordinator::look_again() {
   member_ids_.clear();

@@ -300,6 +300,8 @@ class Coordinator {
   SampleRange trained_before(const StateId& base) const;
   Epoch next_epoch();
   void write(Record record, const std::string& reason);
+  void notice(
+      const char* counter, const std::string& culprit, const std::string& why);
   RunView view() const;
   void look_again();
   void send(

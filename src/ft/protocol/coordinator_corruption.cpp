@@ -34,9 +34,7 @@ void Coordinator::count_bad_gradients(const Report& report) {
       bad->base != history_.canonical || !is_member(report.replica)) {
     return;
   }
-  decisions_.push_back(
-      {DetectedFault{"bad_gradients", name_of(report.replica)},
-       bad->fault.reason});
+  notice("bad_gradients", name_of(report.replica), bad->fault.reason);
   if (bad->fault.stop) {
     stop_run(
         str(name_of(report.replica), " has gradients of no use for step ",
@@ -50,7 +48,7 @@ void Coordinator::count_bad_gradients(const Report& report) {
 
 void Coordinator::stop_run(const std::string& why) {
   complaint_ = why;
-  decisions_.push_back({DetectedFault{"stops", "the run"}, why});
+  notice("stops", "the run", why);
 }
 
 bool Coordinator::is_undecided(ReplicaId replica) const {
@@ -77,8 +75,7 @@ void Coordinator::compare_digests() {
   for (const auto& [replica, reason] : verdict.wrong) {
     replicas_.at(replica).wrong = replicas_.at(replica).report.digest;
     penalise(replica);
-    decisions_.push_back(
-        {DetectedFault{"wrong_states", name_of(replica)}, reason});
+    notice("wrong_states", name_of(replica), reason);
   }
   for (auto& [replica, known] : replicas_) {
     if (known.wrong) {
@@ -87,8 +84,7 @@ void Coordinator::compare_digests() {
     }
   }
   if (undecided_digests_.empty() && !verdict.tie.empty()) {
-    decisions_.push_back(
-        {DetectedFault{"wrong_states", "a replica"}, verdict.tie});
+    notice("wrong_states", "a replica", verdict.tie);
   }
   undecided_digests_ = std::move(verdict.tie);
   undecided_replicas_ = std::move(verdict.tied);
@@ -97,12 +93,10 @@ void Coordinator::compare_digests() {
 void Coordinator::blame_for_sum(const Votes& votes) {
   for (const auto culprit : votes.culprits) {
     penalise(culprit);
-    decisions_.push_back(
-        {DetectedFault{"wrong_sums", name_of(culprit)}, votes.different});
+    notice("wrong_sums", name_of(culprit), votes.different);
   }
   if (votes.culprits.empty()) {
-    decisions_.push_back(
-        {DetectedFault{"wrong_sums", "a replica"}, votes.different});
+    notice("wrong_sums", "a replica", votes.different);
     if (++ambiguous_sums_ > kAmbiguousMax) {
       stop_run(
           str(votes.different,

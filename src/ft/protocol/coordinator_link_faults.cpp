@@ -80,7 +80,7 @@ void Coordinator::postpone(
   auto& known = replicas_.at(replica);
   keep_out(known, now_ + wait);
   if (known.failed_joins == 0) {
-    decisions_.push_back({DetectedFault{"left_out", name_of(replica)}, why});
+    notice("left_out", name_of(replica), why);
   }
   known.failed_joins = std::min(known.failed_joins + 1, kCountedMax);
 }
@@ -107,13 +107,13 @@ void Coordinator::judge_links() {
     }
   }
   for (const auto& link : slow_links_.judge(links)) {
-    decisions_.push_back(
-        {DetectedFault{"slow_links", name_of(link.one)},
-         str("its link with ", name_of(link.other), " carries ",
-             static_cast<std::int64_t>(
-                 static_cast<double>(link.bytes_per_s) / kMega),
-             " MB/s, half as much as most or less: orders of members avoid "
-             "it")});
+    notice(
+        "slow_links", name_of(link.one),
+        str("its link with ", name_of(link.other), " carries ",
+            static_cast<std::int64_t>(
+                static_cast<double>(link.bytes_per_s) / kMega),
+            " MB/s, half as much as most or less: orders of members avoid "
+            "it"));
   }
 }
 
