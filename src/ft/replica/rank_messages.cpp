@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/replica/rank_messages.h"
 
-#include <utility>
-
 #include "ft/wire/fields.h"
 
 namespace sherd::ft {
@@ -94,32 +92,13 @@ void fields(auto&, Of<FinishedEvent> auto&) {}
 
 }  // namespace wire
 
-namespace {
-
-template <typename Variant>
-std::string written(const Variant& value) {
-  wire::FieldWriter writer;
-  wire::write_kind(writer, value);
-  return writer.out.take();
-}
-
-template <typename Variant>
-Result<Variant> read(std::string_view bytes, const char* what) {
-  wire::FieldReader reader{net::ByteReader(bytes)};
-  Variant value;
-  wire::read_kind(reader, what, value);
-  return reader.in.finish(what, std::move(value));
-}
-
-}  // namespace
-
-std::string bytes_of(const RankTask& task) { return written(task); }
-std::string bytes_of(const RankEvent& event) { return written(event); }
+std::string bytes_of(const RankTask& task) { return wire::encoded(task); }
+std::string bytes_of(const RankEvent& event) { return wire::encoded(event); }
 Result<RankTask> rank_task_of(std::string_view bytes) {
-  return read<RankTask>(bytes, "a command");
+  return wire::decoded<RankTask>(bytes, "a command");
 }
 Result<RankEvent> event_of(std::string_view bytes) {
-  return read<RankEvent>(bytes, "an event");
+  return wire::decoded<RankEvent>(bytes, "an event");
 }
 
 }  // namespace sherd::ft

@@ -143,13 +143,11 @@ net::MessageCode proof_of(
     const Handshake& handshake,
     const RingKey& key,
     std::uint64_t challenge) {
-  FieldWriter secret;
-  fields(secret, key);
   FieldWriter said;
   said.number("challenge", challenge);
   fields(said, epoch);
   handshake_fields(said, handshake);
-  return net::message_code(secret.out.bytes(), said.out.bytes());
+  return net::message_code(wire::encoded(key), said.out.bytes());
 }
 
 std::string frame_of(const Epoch& epoch, const Handshake& handshake) {

@@ -7,17 +7,11 @@
 #include "base/check.h"
 #include "ft/wire/fields.h"
 
-namespace sherd::ft::transfer {
+namespace sherd::ft::wire {
+
+using namespace transfer;  // NOLINT(google-build-using-namespace): its own.
+
 namespace {
-
-// A state has about this many chunks if it is not large, so that they arrive often under a low rate
-// limit.
-constexpr std::uint64_t kChunksOfState = 64;
-constexpr std::uint64_t kChunkBytesMin = 4096;
-
-using wire::FieldReader;
-using wire::FieldWriter;
-using wire::Of;
 
 void version(FieldWriter& io) { io.out.u16(kTransferVersion); }
 void version(FieldReader& io) {
@@ -25,15 +19,6 @@ void version(FieldReader& io) {
   if (found != kTransferVersion) {
     io.in.fail(str("expected version ", kTransferVersion, ", found ", found));
   }
-}
-
-void fields(auto& io, Of<TransferRequest> auto& request) {
-  version(io);
-  io.choice("what is asked for", request.kind, RequestKind::kFetchSum);
-  io.number("a run", request.run);
-  io.number("a rank", request.shard_rank);
-  fields(io, request.state);
-  io.number("a time to wait", request.wait_ms_max);
 }
 
 void digests(FieldWriter& io, const TransferAnswer& answer) {
@@ -68,6 +53,17 @@ void digests(FieldReader& io, TransferAnswer& answer) {
   }
 }
 
+}  // namespace
+
+void fields(auto& io, Of<TransferRequest> auto& request) {
+  version(io);
+  io.choice("what is asked for", request.kind, RequestKind::kFetchSum);
+  io.number("a run", request.run);
+  io.number("a rank", request.shard_rank);
+  fields(io, request.state);
+  io.number("a time to wait", request.wait_ms_max);
+}
+
 void fields(auto& io, Of<TransferAnswer> auto& answer) {
   version(io);
   io.choice("what is answered", answer.kind, RequestKind::kFetchSum);
@@ -78,20 +74,15 @@ void fields(auto& io, Of<TransferAnswer> auto& answer) {
   digests(io, answer);
 }
 
-template <typename T>
-std::string written(const T& value) {
-  FieldWriter io;
-  fields(io, value);
-  return io.out.take();
-}
+}  // namespace sherd::ft::wire
 
-template <typename T>
-Result<T> read(std::string_view bytes, const char* message) {
-  FieldReader io{net::ByteReader(bytes)};
-  T value;
-  fields(io, value);
-  return io.in.finish(message, std::move(value));
-}
+namespace sherd::ft::transfer {
+namespace {
+
+// A state has about this many chunks if it is not large, so that they arrive often under a low rate
+// limit.
+constexpr std::uint64_t kChunksOfState = 64;
+constexpr std::uint64_t kChunkBytesMin = 4096;
 
 }  // namespace
 
@@ -106,9 +97,11 @@ std::uint32_t chunk_bytes_of_state(std::uint64_t bytes) {
 }
 
 std::string bytes_of(const TransferRequest& request) {
-  return written(request);
+  return wire::encoded(request);
 }
-std::string bytes_of(const TransferAnswer& answer) { return written(answer); }
+std::string bytes_of(const TransferAnswer& answer) {
+  return wire::encoded(answer);
+}
 
 std::string chunk_request(std::uint64_t place) {
   net::ByteWriter out;
@@ -132,10 +125,10 @@ std::string bytes_of(const Chunk& chunk) {
 }
 
 Result<TransferRequest> request_of(std::string_view bytes) {
-  return read<TransferRequest>(bytes, "a request of a transfer");
+  return wire::decoded<TransferRequest>(bytes, "a request of a transfer");
 }
 Result<TransferAnswer> answer_of(std::string_view bytes) {
-  return read<TransferAnswer>(bytes, "an answer of a transfer");
+  return wire::decoded<TransferAnswer>(bytes, "an answer of a transfer");
 }
 
 Result<std::uint64_t> chunk_request_of(std::string_view bytes) {
@@ -145,7 +138,7 @@ Result<std::uint64_t> chunk_request_of(std::string_view bytes) {
 }
 
 Result<Refusal> refusal_of(std::string_view bytes) {
-  FieldReader io{net::ByteReader(bytes)};
+  wire::FieldReader io{net::ByteReader(bytes)};
   Refusal refusal;
   io.choice("why it is refused", refusal.why, RefusalReason::kBusy);
   refusal.reason = io.in.text("a reason", kReasonBytesMax);

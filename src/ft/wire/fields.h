@@ -330,35 +330,45 @@ void fields(auto& io, Of<LiveReplica> auto& peer) {
 
 // ---- one of several kinds: its index, and its fields ----
 
-template <typename Variant>
-void write_kind(FieldWriter& writer, const Variant& value) {
+template <typename... Kinds>
+void fields(FieldWriter& writer, const std::variant<Kinds...>& value) {
   writer.out.u8(static_cast<std::uint8_t>(value.index()));
   std::visit([&](const auto& one) { fields(writer, one); }, value);
 }
 
-// Makes `value` the I-th kind if that is the encoded one, and has `read` fill it.
-template <typename Variant, typename Read, std::size_t I = 0>
-void read_kind_at(std::size_t kind, Variant& value, const Read& read) {
-  if constexpr (I < std::variant_size_v<Variant>) {
-    if (I == kind) {
-      read(value.template emplace<I>());
-    } else {
-      read_kind_at<Variant, Read, I + 1>(kind, value, read);
-    }
-  }
-}
-
-template <typename Variant, typename Read>
+// Makes `value` the encoded kind, and has `read` fill it.
+template <typename... Kinds, typename Read>
 void read_kind(
-    FieldReader& reader, const char* what, Variant& value, const Read& read) {
-  const std::size_t kind =
-      reader.in.choice(what, std::variant_size_v<Variant> - 1);
-  read_kind_at(kind, value, read);
+    FieldReader& reader,
+    const char* what,
+    std::variant<Kinds...>& value,
+    const Read& read) {
+  const std::size_t kind = reader.in.choice(what, sizeof...(Kinds) - 1);
+  std::size_t index = 0;
+  ((index++ == kind ? read(value.template emplace<Kinds>()) : void()), ...);
 }
 
-template <typename Variant>
-void read_kind(FieldReader& reader, const char* what, Variant& value) {
-  read_kind(reader, what, value, [&](auto& one) { fields(reader, one); });
+template <typename... Kinds>
+void fields(FieldReader& reader, std::variant<Kinds...>& value) {
+  read_kind(reader, "a kind", value, [&](auto& one) { fields(reader, one); });
+}
+
+// ---- whole messages ----
+
+template <typename T>
+std::string encoded(const T& value) {
+  FieldWriter writer;
+  fields(writer, value);
+  return writer.out.take();
+}
+
+// A failure says what was expected and found; no byte may be left over.
+template <typename T>
+Result<T> decoded(std::string_view bytes, const char* message) {
+  FieldReader reader{net::ByteReader(bytes)};
+  T value;
+  fields(reader, value);
+  return reader.in.finish(message, std::move(value));
 }
 
 }  // namespace sherd::ft::wire

@@ -185,7 +185,7 @@ Result<Record> record_of(
       wire::new_fields(reader, one, before);
     });
   } else if (reader.in.ok()) {
-    wire::read_kind(reader, "the kind of a record", record);
+    wire::fields(reader, record);
   }
   return reader.in.finish("a record", std::move(record));
 }

@@ -101,9 +101,7 @@ std::string ReportWriter::ranks_bytes(
   std::vector<std::string> said;
   std::vector<std::size_t> news;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    FieldWriter one;
-    wire::fields(one, ranks[rank]);
-    said.push_back(one.out.take());
+    said.push_back(wire::encoded(ranks[rank]));
     if (rank >= ranks_.size() || said[rank] != ranks_[rank]) {
       news.push_back(rank);
     }
