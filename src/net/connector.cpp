@@ -46,13 +46,157 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
         resolver(its_loop.context()),
         socket(its_loop.context()) {}
 
-  void begin();
-  void resolve();
-  void connect(std::vector<Tcp::endpoint> endpoints);
-  void connected(const Tcp::endpoint& peer);
-  void fail(Status why);
-  void tell(Result<std::unique_ptr<Connection>> result);
-  void give_up();
+  void begin() {
+    std::vector<std::string> known = options.addresses;
+    std::error_code is_name;
+    asio::ip::make_address(address.host, is_name);
+    if (known.empty() && !is_name) {
+      known = {address.host};
+    }
+    std::vector<Tcp::endpoint> endpoints;
+    for (const std::string& ip : known) {
+      check_security(options.security, ip);
+      endpoints.emplace_back(asio::ip::make_address(ip), address.port);
+    }
+    until = loop.now() + options.timeout;
+    deadline = loop.after(options.timeout, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) {
+        self->fail(
+            {ErrorCode::kDeadlineExceeded,
+             str("[net] expected an answer of ", self->address.text(),
+                 " within ", seconds(self->options.timeout),
+                 " s, found none")});
+      }
+    });
+    if (endpoints.empty()) {
+      resolve();
+    } else {
+      connect(std::move(endpoints));
+    }
+  }
+
+  void resolve() {
+    resolver.async_resolve(
+        address.host, std::to_string(address.port),
+        [self = shared_from_this()](
+            const std::error_code& error,
+            const Tcp::resolver::results_type& found) {
+          if (!self->done) {
+            return;
+          }
+          if (error) {
+            self->fail(
+                {ErrorCode::kUnavailable,
+                 str("[net] cannot find the address of ", self->address.host,
+                     ": ", error.message())});
+            return;
+          }
+          std::vector<Tcp::endpoint> endpoints;
+          const Status allowed = status_of(
+              [&]() -> Status {
+                for (const auto& entry : found) {
+                  endpoints.push_back(entry.endpoint());
+                  check_security(
+                      self->options.security,
+                      entry.endpoint().address().to_string());
+                }
+                return {};
+              },
+              ErrorCode::kInvalidArgument);
+          if (!allowed.ok()) {
+            self->fail(allowed);
+            return;
+          }
+          self->connect(std::move(endpoints));
+        });
+  }
+
+  // Tries the first, then the others. REQUIRES: not empty.
+  void connect(std::vector<Tcp::endpoint> endpoints) {
+    const Tcp::endpoint peer = endpoints.front();
+    const Duration share =
+        (until - loop.now()) / static_cast<Duration::rep>(endpoints.size());
+    endpoints.erase(endpoints.begin());
+    const bool last = endpoints.empty();
+    const auto ended =
+        [self = shared_from_this(), peer,
+         others = std::move(endpoints)](const std::error_code& error) {
+          if (!self->done) {
+            return;
+          }
+          self->next_address.cancel();
+          // It may have been closed after it was connected and before this was called.
+          if (!error && self->socket.is_open()) {
+            self->connected(peer);
+          } else if (!others.empty()) {
+            self->connect(others);
+          } else {
+            self->fail(
+                {ErrorCode::kUnavailable,
+                 str("[net] cannot connect to ", self->address.text(), ": ",
+                     error.message())});
+          }
+        };
+    std::error_code error;
+    socket.close(error);
+    open_socket(socket, peer.protocol(), error);
+    if (error) {
+      asio::post(socket.get_executor(), [ended, error] { ended(error); });
+      return;
+    }
+    if (!last) {  // The last one has all the time until the deadline.
+      next_address = loop.after(share, [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) {
+          std::error_code ignored;
+          self->socket.close(ignored);
+        }
+      });
+    }
+    socket.async_connect(peer, ended);
+  }
+
+  void connected(const Tcp::endpoint& peer) {
+    core = std::make_shared<ConnectionCore>(
+        loop,
+        make_channel(
+            std::move(socket), options.connection, tls, Side::kDialled),
+        Side::kDialled, text_of(peer), options.connection);
+    deadline.cancel();
+    core->greet(
+        std::max(until - loop.now(), Duration(0)),
+        [self = shared_from_this()](const Status& status) {
+          if (!status.ok()) {
+            self->fail(status);
+            return;
+          }
+          self->tell(
+              std::make_unique<Connection>(std::exchange(self->core, nullptr)));
+        });
+  }
+
+  void fail(Status why) {
+    give_up();
+    tell(std::move(why));
+  }
+
+  void tell(Result<std::unique_ptr<Connection>> result) {
+    deadline.cancel();
+    // The call may destroy the Connector; the caller of this function shares the Impl.
+    if (const Done call = std::exchange(done, nullptr)) {
+      call(std::move(result));
+    }
+  }
+
+  void give_up() {
+    deadline.cancel();
+    next_address.cancel();
+    resolver.cancel();
+    std::error_code ignored;
+    socket.close(ignored);
+    if (core != nullptr) {
+      std::exchange(core, nullptr)->abandon();
+    }
+  }
 
   Loop& loop;
   const HostAddress address;
@@ -67,156 +211,6 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   Timer
       next_address;  // When the address that is tried has had its share of the time.
 };
-
-void Connector::Impl::begin() {
-  std::vector<std::string> known = options.addresses;
-  std::error_code is_name;
-  asio::ip::make_address(address.host, is_name);
-  if (known.empty() && !is_name) {
-    known = {address.host};
-  }
-  std::vector<Tcp::endpoint> endpoints;
-  for (const std::string& ip : known) {
-    check_security(options.security, ip);
-    endpoints.emplace_back(asio::ip::make_address(ip), address.port);
-  }
-  until = loop.now() + options.timeout;
-  deadline = loop.after(options.timeout, [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) {
-      self->fail(
-          {ErrorCode::kDeadlineExceeded,
-           str("[net] expected an answer of ", self->address.text(), " within ",
-               seconds(self->options.timeout), " s, found none")});
-    }
-  });
-  if (endpoints.empty()) {
-    resolve();
-  } else {
-    connect(std::move(endpoints));
-  }
-}
-
-void Connector::Impl::resolve() {
-  resolver.async_resolve(
-      address.host, std::to_string(address.port),
-      [self = shared_from_this()](
-          const std::error_code& error,
-          const Tcp::resolver::results_type& found) {
-        if (!self->done) {
-          return;
-        }
-        if (error) {
-          self->fail(
-              {ErrorCode::kUnavailable,
-               str("[net] cannot find the address of ", self->address.host,
-                   ": ", error.message())});
-          return;
-        }
-        std::vector<Tcp::endpoint> endpoints;
-        const Status allowed = status_of(
-            [&]() -> Status {
-              for (const auto& entry : found) {
-                endpoints.push_back(entry.endpoint());
-                check_security(
-                    self->options.security,
-                    entry.endpoint().address().to_string());
-              }
-              return {};
-            },
-            ErrorCode::kInvalidArgument);
-        if (!allowed.ok()) {
-          self->fail(allowed);
-          return;
-        }
-        self->connect(std::move(endpoints));
-      });
-}
-
-// Tries the first, then the others. REQUIRES: not empty.
-void Connector::Impl::connect(std::vector<Tcp::endpoint> endpoints) {
-  const Tcp::endpoint peer = endpoints.front();
-  const Duration share =
-      (until - loop.now()) / static_cast<Duration::rep>(endpoints.size());
-  endpoints.erase(endpoints.begin());
-  const bool last = endpoints.empty();
-  const auto ended = [self = shared_from_this(), peer,
-                      others =
-                          std::move(endpoints)](const std::error_code& error) {
-    if (!self->done) {
-      return;
-    }
-    self->next_address.cancel();
-    // It may have been closed after it was connected and before this was called.
-    if (!error && self->socket.is_open()) {
-      self->connected(peer);
-    } else if (!others.empty()) {
-      self->connect(others);
-    } else {
-      self->fail(
-          {ErrorCode::kUnavailable,
-           str("[net] cannot connect to ", self->address.text(), ": ",
-               error.message())});
-    }
-  };
-  std::error_code error;
-  socket.close(error);
-  open_socket(socket, peer.protocol(), error);
-  if (error) {
-    asio::post(socket.get_executor(), [ended, error] { ended(error); });
-    return;
-  }
-  if (!last) {  // The last one has all the time until the deadline.
-    next_address = loop.after(share, [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) {
-        std::error_code ignored;
-        self->socket.close(ignored);
-      }
-    });
-  }
-  socket.async_connect(peer, ended);
-}
-
-void Connector::Impl::connected(const Tcp::endpoint& peer) {
-  core = std::make_shared<ConnectionCore>(
-      loop,
-      make_channel(std::move(socket), options.connection, tls, Side::kDialled),
-      Side::kDialled, text_of(peer), options.connection);
-  deadline.cancel();
-  core->greet(
-      std::max(until - loop.now(), Duration(0)),
-      [self = shared_from_this()](const Status& status) {
-        if (!status.ok()) {
-          self->fail(status);
-          return;
-        }
-        self->tell(
-            std::make_unique<Connection>(std::exchange(self->core, nullptr)));
-      });
-}
-
-void Connector::Impl::fail(Status why) {
-  give_up();
-  tell(std::move(why));
-}
-
-void Connector::Impl::tell(Result<std::unique_ptr<Connection>> result) {
-  deadline.cancel();
-  // The call may destroy the Connector; the caller of this function shares the Impl.
-  if (const Done call = std::exchange(done, nullptr)) {
-    call(std::move(result));
-  }
-}
-
-void Connector::Impl::give_up() {
-  deadline.cancel();
-  next_address.cancel();
-  resolver.cancel();
-  std::error_code ignored;
-  socket.close(ignored);
-  if (core != nullptr) {
-    std::exchange(core, nullptr)->abandon();
-  }
-}
 
 Connector::Connector(
     Loop& loop,
@@ -251,11 +245,72 @@ struct ReconnectingClient::Impl
             {.first = its_options.back_off_min,
              .longest = its_options.back_off_max}) {}
 
-  void dial_now();
-  void dial_later();
-  void dialled(Result<std::unique_ptr<Connection>> result);
-  void lost(const Status& reason);
-  void failed(const Status& reason);
+  void dial_now() {
+    dial.emplace(
+        loop, address, options.dial,
+        [weak = weak_from_this()](Result<std::unique_ptr<Connection>> result) {
+          if (const auto self = weak.lock()) {
+            self->dial.reset();
+            self->dialled(std::move(result));
+          }
+        });
+  }
+
+  void dial_later() {
+    next_try =
+        loop.after(backoff.next_jittered(random()), [weak = weak_from_this()] {
+          const auto self = weak.lock();
+          if (self == nullptr) {
+            return;
+          }
+          // Certificate files may be missing for a while.
+          const Status begun = status_of(
+              [&]() -> Status {
+                self->dial_now();
+                return {};
+              },
+              ErrorCode::kUnavailable);
+          if (!begun.ok()) {
+            self->failed(begun);
+          }
+        });
+  }
+
+  void dialled(Result<std::unique_ptr<Connection>> result) {
+    if (!result.ok()) {
+      failed(result.status());
+      return;
+    }
+    backoff.reset();
+    connection = std::move(result).value();
+    connection->start(
+        {.on_frame =
+             [weak = weak_from_this()](Frame frame) {
+               if (const auto self = weak.lock()) {
+                 self->handlers.on_frame(std::move(frame));
+               }
+             },
+         .on_closed =
+             [weak = weak_from_this()](const Status& reason) {
+               if (const auto self = weak.lock()) {
+                 self->lost(reason);
+               }
+             }});
+    handlers.on_connected();
+  }
+
+  void lost(const Status& reason) {
+    connection.reset();
+    dial_later();
+    handlers.on_lost(reason);
+  }
+
+  void failed(const Status& reason) {
+    dial_later();
+    if (handlers.on_failed) {
+      handlers.on_failed(reason);
+    }
+  }
 
   Loop& loop;
   const HostAddress address;
@@ -268,74 +323,6 @@ struct ReconnectingClient::Impl
   std::unique_ptr<Connection> connection;
   Timer next_try;
 };
-
-void ReconnectingClient::Impl::dial_now() {
-  dial.emplace(
-      loop, address, options.dial,
-      [weak = weak_from_this()](Result<std::unique_ptr<Connection>> result) {
-        if (const auto self = weak.lock()) {
-          self->dial.reset();
-          self->dialled(std::move(result));
-        }
-      });
-}
-
-void ReconnectingClient::Impl::dial_later() {
-  next_try =
-      loop.after(backoff.next_jittered(random()), [weak = weak_from_this()] {
-        const auto self = weak.lock();
-        if (self == nullptr) {
-          return;
-        }
-        // Certificate files may be missing for a while.
-        const Status begun = status_of(
-            [&]() -> Status {
-              self->dial_now();
-              return {};
-            },
-            ErrorCode::kUnavailable);
-        if (!begun.ok()) {
-          self->failed(begun);
-        }
-      });
-}
-
-void ReconnectingClient::Impl::dialled(
-    Result<std::unique_ptr<Connection>> result) {
-  if (!result.ok()) {
-    failed(result.status());
-    return;
-  }
-  backoff.reset();
-  connection = std::move(result).value();
-  connection->start(
-      {.on_frame =
-           [weak = weak_from_this()](Frame frame) {
-             if (const auto self = weak.lock()) {
-               self->handlers.on_frame(std::move(frame));
-             }
-           },
-       .on_closed =
-           [weak = weak_from_this()](const Status& reason) {
-             if (const auto self = weak.lock()) {
-               self->lost(reason);
-             }
-           }});
-  handlers.on_connected();
-}
-
-void ReconnectingClient::Impl::lost(const Status& reason) {
-  connection.reset();
-  dial_later();
-  handlers.on_lost(reason);
-}
-
-void ReconnectingClient::Impl::failed(const Status& reason) {
-  dial_later();
-  if (handlers.on_failed) {
-    handlers.on_failed(reason);
-  }
-}
 
 ReconnectingClient::ReconnectingClient(
     Loop& loop,

@@ -79,12 +79,95 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
         tls(its_options.security),
         acceptor(its_loop.context()) {}
 
-  void accept();
-  void accept_one();
-  void accepted(Tcp::socket socket);
+  // Asio only waits: child processes would inherit sockets that it accepts.
+  void accept() {
+    acceptor.async_wait(
+        Tcp::acceptor::wait_read,
+        [self = shared_from_this()](const std::error_code& error) {
+          if (!self->closed && !error) {
+            self->accept_one();
+          }
+        });
+  }
+
+  void accept_one() {
+    const int fd = ::accept4(
+        acceptor.native_handle(), nullptr, nullptr,
+        SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int error = errno;
+    if (fd >= 0) {
+      accept();
+      accepted(Tcp::socket(
+          loop.context(), acceptor.local_endpoint().protocol(), fd));
+      return;
+    }
+    // The waiting client has gone meanwhile.
+    if (error == EAGAIN || error == EINTR || error == ECONNABORTED) {
+      accept();
+      return;
+    }
+    accept_again =
+        loop.after(kAcceptAgainAfter, [impl = this] { impl->accept(); });
+    refuse(
+        {ErrorCode::kUnavailable,
+         str("[net] a connection could not be accepted: ",
+             std::strerror(error))});
+  }
+
+  void accepted(Tcp::socket socket) {
+    std::error_code error;
+    const auto peer = socket.remote_endpoint(error);
+    if (error) {  // The peer is already gone.
+      refuse({ErrorCode::kPeerLost, "[net] a connection ended at once"});
+      return;
+    }
+    if (unfinished.size() >= options.unfinished_max) {
+      unfinished.front()->close(
+          {ErrorCode::kUnavailable,
+           str("[net] ", unfinished.front()->peer(),
+               " made way for others: expected at most ",
+               options.unfinished_max, " connections without a greeting")});
+      unfinished.pop_front();
+    }
+    const auto context = tls.context([this](const std::string& why) {
+      log.warn(
+          loop.now(),
+          str("[net] certificates have changed and are not used: ", why));
+    });
+    const auto core = std::make_shared<ConnectionCore>(
+        loop,
+        make_channel(
+            std::move(socket), options.connection, context, Side::kAccepted),
+        Side::kAccepted, text_of(peer), options.connection);
+    unfinished.push_back(core);
+    core->greet(
+        options.greeting_timeout,
+        [self = shared_from_this(), weak = std::weak_ptr(core)](
+            const Status& status) { self->greeted(weak.lock(), status); });
+  }
+
   void greeted(
-      const std::shared_ptr<ConnectionCore>& core, const Status& status);
-  void refuse(const Status& reason);
+      const std::shared_ptr<ConnectionCore>& core, const Status& status) {
+    const auto at = std::find(unfinished.begin(), unfinished.end(), core);
+    if (at != unfinished.end()) {  // Otherwise it was evicted.
+      unfinished.erase(at);
+    }
+    if (closed) {
+      return;
+    }
+    if (!status.ok()) {
+      refuse(status);
+      return;
+    }
+    handlers.on_connection(std::make_unique<Connection>(core));
+  }
+
+  void refuse(const Status& reason) {
+    log.warn(loop.now(), str(reason.message(), ", at ", address));
+    if (handlers.on_refused) {
+      handlers.on_refused(reason);
+    }
+  }
 
   Loop& loop;
   const ListenerOptions options;
@@ -97,95 +180,6 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
   bool closed = false;
 };
-
-// Asio only waits: child processes would inherit sockets that it accepts.
-void Listener::Impl::accept() {
-  acceptor.async_wait(
-      Tcp::acceptor::wait_read,
-      [self = shared_from_this()](const std::error_code& error) {
-        if (!self->closed && !error) {
-          self->accept_one();
-        }
-      });
-}
-
-void Listener::Impl::accept_one() {
-  const int fd = ::accept4(
-      acceptor.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  const int error = errno;
-  if (fd >= 0) {
-    accept();
-    accepted(
-        Tcp::socket(loop.context(), acceptor.local_endpoint().protocol(), fd));
-    return;
-  }
-  // The waiting client has gone meanwhile.
-  if (error == EAGAIN || error == EINTR || error == ECONNABORTED) {
-    accept();
-    return;
-  }
-  accept_again =
-      loop.after(kAcceptAgainAfter, [impl = this] { impl->accept(); });
-  refuse(
-      {ErrorCode::kUnavailable,
-       str("[net] a connection could not be accepted: ",
-           std::strerror(error))});
-}
-
-void Listener::Impl::accepted(Tcp::socket socket) {
-  std::error_code error;
-  const auto peer = socket.remote_endpoint(error);
-  if (error) {  // The peer is already gone.
-    refuse({ErrorCode::kPeerLost, "[net] a connection ended at once"});
-    return;
-  }
-  if (unfinished.size() >= options.unfinished_max) {
-    unfinished.front()->close(
-        {ErrorCode::kUnavailable,
-         str("[net] ", unfinished.front()->peer(),
-             " made way for others: expected at most ", options.unfinished_max,
-             " connections without a greeting")});
-    unfinished.pop_front();
-  }
-  const auto context = tls.context([this](const std::string& why) {
-    log.warn(
-        loop.now(),
-        str("[net] certificates have changed and are not used: ", why));
-  });
-  const auto core = std::make_shared<ConnectionCore>(
-      loop,
-      make_channel(
-          std::move(socket), options.connection, context, Side::kAccepted),
-      Side::kAccepted, text_of(peer), options.connection);
-  unfinished.push_back(core);
-  core->greet(
-      options.greeting_timeout,
-      [self = shared_from_this(), weak = std::weak_ptr(core)](
-          const Status& status) { self->greeted(weak.lock(), status); });
-}
-
-void Listener::Impl::greeted(
-    const std::shared_ptr<ConnectionCore>& core, const Status& status) {
-  const auto at = std::find(unfinished.begin(), unfinished.end(), core);
-  if (at != unfinished.end()) {  // Otherwise it was evicted.
-    unfinished.erase(at);
-  }
-  if (closed) {
-    return;
-  }
-  if (!status.ok()) {
-    refuse(status);
-    return;
-  }
-  handlers.on_connection(std::make_unique<Connection>(core));
-}
-
-void Listener::Impl::refuse(const Status& reason) {
-  log.warn(loop.now(), str(reason.message(), ", at ", address));
-  if (handlers.on_refused) {
-    handlers.on_refused(reason);
-  }
-}
 
 Result<std::unique_ptr<Listener>> Listener::listen(
     Loop& loop,

@@ -106,22 +106,222 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
         request(its_request),
         done(std::move(call)) {}
 
-  void begin(const std::vector<net::HostAddress>& addresses);
-  DonorConnectionHandlers handlers(std::size_t donor);
+  void begin(const std::vector<net::HostAddress>& addresses) {
+    SHERD_ASSERT(loop.in_loop() && done && !addresses.empty());
+    donors.resize(addresses.size());
+    for (std::size_t i = 0; i < donors.size(); ++i) {
+      donors[i].address = addresses[i];
+      donors[i].connection = std::make_unique<DonorConnection>(
+          loop, addresses[i], options, request, handlers(i));
+    }
+  }
 
-  void receive_answer(std::size_t donor, const TransferAnswer& answer);
-  void decide_when_all_have_answered();
-  void decide();
-  Status take_room();
-  void use(std::size_t donor);
-  void want_more(std::size_t donor);
-  void receive_chunk(std::size_t donor, const Chunk& chunk);
-  void take(const Chunk& chunk);
-  void handle_damaged_chunk(std::size_t donor, std::uint64_t place);
+  // Handlers share the Impl, because `done` may destroy the Fetch and all its connections.
+  DonorConnectionHandlers handlers(std::size_t donor) {
+    return {
+        .on_answer =
+            [this, donor](const TransferAnswer& answer) {
+              const auto self = shared_from_this();
+              receive_answer(donor, answer);
+            },
+        .on_chunk =
+            [this, donor](const Chunk& chunk) {
+              const auto self = shared_from_this();
+              receive_chunk(donor, chunk);
+            },
+        .on_failed =
+            [this, donor](const Status& reason) {
+              const auto self = shared_from_this();
+              lose(donor, reason.code(), reason.message());
+            }};
+  }
 
-  void lose(std::size_t donor, ErrorCode code, const std::string& reason);
-  void finish(Result<Fetched> result);
-  void cancel();
+  void receive_answer(std::size_t donor, const TransferAnswer& answer) {
+    if (request.kind == RequestKind::kAskSnapshot) {
+      finish(Fetched{answer, {}});
+      return;
+    }
+    donors[donor].answer = answer;
+    if (right) {
+      use(donor);
+      return;
+    }
+    if (!others.pending()) {
+      others = loop.after(options.others_timeout, [this] {
+        const auto self = shared_from_this();
+        decide();
+      });
+    }
+    decide_when_all_have_answered();
+  }
+
+  void decide_when_all_have_answered() {
+    const bool all = std::ranges::all_of(donors, [](const Donor& one) {
+      return one.connection == nullptr || one.answer;
+    });
+    if (all && !right) {
+      decide();
+    }
+  }
+
+  void decide() {
+    others.cancel();
+    std::vector<std::optional<TransferAnswer>> said;
+    for (const auto& donor : donors) {
+      said.push_back(donor.connection != nullptr ? donor.answer : std::nullopt);
+    }
+    by = majority_of(said);
+    right = said[*by];
+    if (!right) {
+      // All donors that had answered are lost, but others may still answer.
+      return;
+    }
+    if (const Status room = take_room(); !room.ok()) {
+      finish(Status(
+          room.code(),
+          str("[ft] cannot fetch ", text_of(request), " from ",
+              donors[*by].address.text(), ": ", room.message())));
+      return;
+    }
+    plan = ChunkPlan(chunks_of(right->bytes, right->chunk_bytes));
+    if (plan.all_came()) {
+      finish(Fetched{*right, {}});
+      return;
+    }
+    for (std::size_t i = 0; i < donors.size(); ++i) {
+      if (said[i]) {
+        use(i);
+      }
+    }
+  }
+
+  // The kernel backs memory only when it is written, so a donor that does not send what it has
+  // announced costs none, and nothing is moved while the buffer fills.
+  Status take_room() {
+    if (right->bytes > options.bytes_max) {
+      return {
+          ErrorCode::kPeerMismatch,
+          str("expected at most ", options.bytes_max, " bytes, found ",
+              right->bytes)};
+    }
+    return status_of(
+        [this] { bytes.reserve(right->bytes); }, ErrorCode::kUnavailable,
+        str("no memory for ", right->bytes, " bytes: "));
+  }
+
+  void use(std::size_t donor) {
+    const TransferAnswer& its = *donors[donor].answer;
+    if (same_bytes(*right, its)) {
+      donors[donor].is_right = true;
+      want_more(donor);
+      return;
+    }
+    lose(
+        donor, ErrorCode::kPeerMismatch,
+        str("it disagrees with ", donors[*by].address.text(), ": ",
+            difference(*right, its)));
+  }
+
+  void want_more(std::size_t donor) {
+    const auto& its = donors[donor];
+    while (its.connection != nullptr && its.is_right &&
+           its.connection->under_way() < kWindow) {
+      const auto chunk = plan.next(donor);
+      if (!chunk) {
+        return;
+      }
+      its.connection->request_chunk(*chunk * right->chunk_bytes);
+    }
+  }
+
+  void receive_chunk(std::size_t donor, const Chunk& chunk) {
+    const std::uint64_t index = chunk.place / right->chunk_bytes;
+    const bool is_right = digest_of(chunk.bytes) == chunk.digest &&
+        (right->digests.empty() || right->digests[index] == chunk.digest);
+    if (!is_right) {
+      handle_damaged_chunk(donor, chunk.place);
+      return;
+    }
+    take(chunk);
+    plan.came(index);
+    if (plan.all_came()) {
+      finish(Fetched{std::move(*right), std::move(bytes)});
+      return;
+    }
+    want_more(donor);
+  }
+
+  void take(const Chunk& chunk) {
+    const auto place = static_cast<std::size_t>(chunk.place);
+    const std::size_t end = place + chunk.bytes.size();
+    if (place == bytes.size()) {
+      bytes.append(chunk.bytes);
+      return;
+    }
+    if (bytes.size() < end) {
+      bytes.resize(end);
+    }
+    std::ranges::copy(
+        chunk.bytes, bytes.begin() + static_cast<std::ptrdiff_t>(place));
+  }
+
+  void handle_damaged_chunk(std::size_t donor, std::uint64_t place) {
+    auto& its = donors[donor];
+    const std::uint64_t index = place / right->chunk_bytes;
+    if (!its.damaged.insert(index).second) {
+      plan.damaged(index);
+      lose(
+          donor, ErrorCode::kPeerMismatch,
+          str("expected chunks that fit their digests, found a damaged one at ",
+              place, ", twice"));
+      return;
+    }
+    log_warning(
+        str("[ft] a chunk of ", text_of(request), " from ", its.address.text(),
+            " is damaged, at byte ", place, ": it is asked for again"));
+    plan.damaged(index);
+    want_more(donor);
+  }
+
+  void lose(std::size_t donor, ErrorCode code, const std::string& reason) {
+    donors[donor].connection.reset();
+    const auto text =
+        str("[ft] cannot fetch ", text_of(request), " from ",
+            donors[donor].address.text(), ": ", reason);
+    const bool any = std::ranges::any_of(
+        donors, [](const Donor& one) { return one.connection != nullptr; });
+    if (!any) {
+      finish(Status(code, text));
+      return;
+    }
+    log_warning(text + "; others go on");
+    if (!right) {
+      decide_when_all_have_answered();
+      return;
+    }
+    plan.lost(donor);
+    for (std::size_t i = 0; i < donors.size(); ++i) {
+      want_more(i);
+    }
+  }
+
+  void finish(Result<Fetched> result) {
+    const auto self = shared_from_this();
+    const Done call = std::exchange(done, nullptr);
+    cancel();
+    if (call) {
+      call(std::move(result));
+    }
+  }
+
+  void cancel() {
+    SHERD_ASSERT(loop.in_loop());
+    done = nullptr;
+    others.cancel();
+    for (auto& donor : donors) {
+      donor.connection.reset();
+    }
+  }
 
   net::Loop& loop;
   const FetchOptions options;
@@ -134,225 +334,6 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
   ChunkPlan plan;
   std::string bytes;  // Up to the last received chunk; there may be gaps.
 };
-
-void Fetch::Impl::begin(const std::vector<net::HostAddress>& addresses) {
-  SHERD_ASSERT(loop.in_loop() && done && !addresses.empty());
-  donors.resize(addresses.size());
-  for (std::size_t i = 0; i < donors.size(); ++i) {
-    donors[i].address = addresses[i];
-    donors[i].connection = std::make_unique<DonorConnection>(
-        loop, addresses[i], options, request, handlers(i));
-  }
-}
-
-// Handlers share the Impl, because `done` may destroy the Fetch and all its connections.
-DonorConnectionHandlers Fetch::Impl::handlers(std::size_t donor) {
-  return {
-      .on_answer =
-          [this, donor](const TransferAnswer& answer) {
-            const auto self = shared_from_this();
-            receive_answer(donor, answer);
-          },
-      .on_chunk =
-          [this, donor](const Chunk& chunk) {
-            const auto self = shared_from_this();
-            receive_chunk(donor, chunk);
-          },
-      .on_failed =
-          [this, donor](const Status& reason) {
-            const auto self = shared_from_this();
-            lose(donor, reason.code(), reason.message());
-          }};
-}
-
-void Fetch::Impl::receive_answer(
-    std::size_t donor, const TransferAnswer& answer) {
-  if (request.kind == RequestKind::kAskSnapshot) {
-    finish(Fetched{answer, {}});
-    return;
-  }
-  donors[donor].answer = answer;
-  if (right) {
-    use(donor);
-    return;
-  }
-  if (!others.pending()) {
-    others = loop.after(options.others_timeout, [this] {
-      const auto self = shared_from_this();
-      decide();
-    });
-  }
-  decide_when_all_have_answered();
-}
-
-void Fetch::Impl::decide_when_all_have_answered() {
-  const bool all = std::ranges::all_of(donors, [](const Donor& one) {
-    return one.connection == nullptr || one.answer;
-  });
-  if (all && !right) {
-    decide();
-  }
-}
-
-void Fetch::Impl::decide() {
-  others.cancel();
-  std::vector<std::optional<TransferAnswer>> said;
-  for (const auto& donor : donors) {
-    said.push_back(donor.connection != nullptr ? donor.answer : std::nullopt);
-  }
-  by = majority_of(said);
-  right = said[*by];
-  if (!right) {
-    // All donors that had answered are lost, but others may still answer.
-    return;
-  }
-  if (const Status room = take_room(); !room.ok()) {
-    finish(Status(
-        room.code(),
-        str("[ft] cannot fetch ", text_of(request), " from ",
-            donors[*by].address.text(), ": ", room.message())));
-    return;
-  }
-  plan = ChunkPlan(chunks_of(right->bytes, right->chunk_bytes));
-  if (plan.all_came()) {
-    finish(Fetched{*right, {}});
-    return;
-  }
-  for (std::size_t i = 0; i < donors.size(); ++i) {
-    if (said[i]) {
-      use(i);
-    }
-  }
-}
-
-// The kernel backs memory only when it is written, so a donor that does not send what it has
-// announced costs none, and nothing is moved while the buffer fills.
-Status Fetch::Impl::take_room() {
-  if (right->bytes > options.bytes_max) {
-    return {
-        ErrorCode::kPeerMismatch,
-        str("expected at most ", options.bytes_max, " bytes, found ",
-            right->bytes)};
-  }
-  return status_of(
-      [this] { bytes.reserve(right->bytes); }, ErrorCode::kUnavailable,
-      str("no memory for ", right->bytes, " bytes: "));
-}
-
-void Fetch::Impl::use(std::size_t donor) {
-  const TransferAnswer& its = *donors[donor].answer;
-  if (same_bytes(*right, its)) {
-    donors[donor].is_right = true;
-    want_more(donor);
-    return;
-  }
-  lose(
-      donor, ErrorCode::kPeerMismatch,
-      str("it disagrees with ", donors[*by].address.text(), ": ",
-          difference(*right, its)));
-}
-
-void Fetch::Impl::want_more(std::size_t donor) {
-  const auto& its = donors[donor];
-  while (its.connection != nullptr && its.is_right &&
-         its.connection->under_way() < kWindow) {
-    const auto chunk = plan.next(donor);
-    if (!chunk) {
-      return;
-    }
-    its.connection->request_chunk(*chunk * right->chunk_bytes);
-  }
-}
-
-void Fetch::Impl::receive_chunk(std::size_t donor, const Chunk& chunk) {
-  const std::uint64_t index = chunk.place / right->chunk_bytes;
-  const bool is_right = digest_of(chunk.bytes) == chunk.digest &&
-      (right->digests.empty() || right->digests[index] == chunk.digest);
-  if (!is_right) {
-    handle_damaged_chunk(donor, chunk.place);
-    return;
-  }
-  take(chunk);
-  plan.came(index);
-  if (plan.all_came()) {
-    finish(Fetched{std::move(*right), std::move(bytes)});
-    return;
-  }
-  want_more(donor);
-}
-
-void Fetch::Impl::take(const Chunk& chunk) {
-  const auto place = static_cast<std::size_t>(chunk.place);
-  const std::size_t end = place + chunk.bytes.size();
-  if (place == bytes.size()) {
-    bytes.append(chunk.bytes);
-    return;
-  }
-  if (bytes.size() < end) {
-    bytes.resize(end);
-  }
-  std::ranges::copy(
-      chunk.bytes, bytes.begin() + static_cast<std::ptrdiff_t>(place));
-}
-
-void Fetch::Impl::handle_damaged_chunk(std::size_t donor, std::uint64_t place) {
-  auto& its = donors[donor];
-  const std::uint64_t index = place / right->chunk_bytes;
-  if (!its.damaged.insert(index).second) {
-    plan.damaged(index);
-    lose(
-        donor, ErrorCode::kPeerMismatch,
-        str("expected chunks that fit their digests, found a damaged one at ",
-            place, ", twice"));
-    return;
-  }
-  log_warning(
-      str("[ft] a chunk of ", text_of(request), " from ", its.address.text(),
-          " is damaged, at byte ", place, ": it is asked for again"));
-  plan.damaged(index);
-  want_more(donor);
-}
-
-void Fetch::Impl::lose(
-    std::size_t donor, ErrorCode code, const std::string& reason) {
-  donors[donor].connection.reset();
-  const auto text =
-      str("[ft] cannot fetch ", text_of(request), " from ",
-          donors[donor].address.text(), ": ", reason);
-  const bool any = std::ranges::any_of(
-      donors, [](const Donor& one) { return one.connection != nullptr; });
-  if (!any) {
-    finish(Status(code, text));
-    return;
-  }
-  log_warning(text + "; others go on");
-  if (!right) {
-    decide_when_all_have_answered();
-    return;
-  }
-  plan.lost(donor);
-  for (std::size_t i = 0; i < donors.size(); ++i) {
-    want_more(i);
-  }
-}
-
-void Fetch::Impl::finish(Result<Fetched> result) {
-  const auto self = shared_from_this();
-  const Done call = std::exchange(done, nullptr);
-  cancel();
-  if (call) {
-    call(std::move(result));
-  }
-}
-
-void Fetch::Impl::cancel() {
-  SHERD_ASSERT(loop.in_loop());
-  done = nullptr;
-  others.cancel();
-  for (auto& donor : donors) {
-    donor.connection.reset();
-  }
-}
 
 Fetch::Fetch(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
