@@ -130,161 +130,151 @@ struct StatusServer::Impl {
   SteadyClock clock;
   std::thread thread;
 
-  void run();
-  // Returns false when the thread shall end.
-  bool wait(std::vector<pollfd>& polled) const;
-  bool accepts(Instant now) const;
-  void accept();
-  // Whether there is more to do for the client.
-  bool serve(Client& client);
-  bool send_answer(Client& client) const;
-  void finish_head(Client& client);
-  void want_status(Client& client);
-  void answer(Client& client);
-  void answer_waiting(Instant now);
-};
-
-void StatusServer::Impl::run() {
-  std::vector<pollfd> polled;
-  while (wait(polled)) {
-    const Instant now = clock.now();
-    // Goes from the back, so that the indices of earlier clients stay valid.
-    for (std::size_t i = clients.size(); i-- > 0;) {
-      const bool ready = polled[i + 3].revents != 0;
-      if (now >= clients[i].until || (ready && !serve(clients[i]))) {
-        clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
+  void run() {
+    std::vector<pollfd> polled;
+    while (wait(polled)) {
+      const Instant now = clock.now();
+      // Goes from the back, so that the indices of earlier clients stay valid.
+      for (std::size_t i = clients.size(); i-- > 0;) {
+        const bool ready = polled[i + 3].revents != 0;
+        if (now >= clients[i].until || (ready && !serve(clients[i]))) {
+          clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+      }
+      answer_waiting(now);
+      if (polled[1].revents != 0) {
+        accept();
       }
     }
-    answer_waiting(now);
-    if (polled[1].revents != 0) {
-      accept();
+  }
+
+  // Returns false when the thread shall end.
+  bool wait(std::vector<pollfd>& polled) const {
+    const Instant from = clock.now();
+    polled = {
+        {stop.get(), POLLIN, 0},
+        {listener.get(), static_cast<short>(accepts(from) ? POLLIN : 0), 0},
+        {shows.get(), POLLIN, 0}};
+    auto next =
+        from < accept_again ? std::optional(accept_again) : std::nullopt;
+    for (const Client& client : clients) {
+      polled.push_back({client.socket.get(), client.events(), 0});
+      next = earlier(earlier(next, client.until), client.waits_until);
     }
+    (void)::poll(polled.data(), polled.size(), poll_ms(clock.now(), next));
+    return polled[0].revents == 0;
   }
-}
 
-bool StatusServer::Impl::wait(std::vector<pollfd>& polled) const {
-  const Instant from = clock.now();
-  polled = {
-      {stop.get(), POLLIN, 0},
-      {listener.get(), static_cast<short>(accepts(from) ? POLLIN : 0), 0},
-      {shows.get(), POLLIN, 0}};
-  auto next = from < accept_again ? std::optional(accept_again) : std::nullopt;
-  for (const Client& client : clients) {
-    polled.push_back({client.socket.get(), client.events(), 0});
-    next = earlier(earlier(next, client.until), client.waits_until);
+  // While all of them are being answered, others wait for their turn.
+  bool accepts(Instant now) const {
+    return now >= accept_again &&
+        (clients.size() < kClientsMax ||
+         std::ranges::any_of(
+             clients, [](const Client& one) { return one.idle(); }));
   }
-  (void)::poll(polled.data(), polled.size(), poll_ms(clock.now(), next));
-  return polled[0].revents == 0;
-}
 
-// While all of them are being answered, others wait for their turn.
-bool StatusServer::Impl::accepts(Instant now) const {
-  return now >= accept_again &&
-      (clients.size() < kClientsMax ||
-       std::ranges::any_of(
-           clients, [](const Client& one) { return one.idle(); }));
-}
-
-void StatusServer::Impl::accept() {
-  Descriptor socket(::accept4(
-      listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.open()) {
-    const bool for_lack = errno == EMFILE || errno == ENFILE ||
-        errno == ENOBUFS || errno == ENOMEM;
-    accept_again = for_lack ? clock.now() + kAcceptAgainAfter : accept_again;
-    return;
-  }
-  if (clients.size() >= kClientsMax) {
-    const auto oldest = std::ranges::find_if(
-        clients, [](const Client& one) { return one.idle(); });
-    if (oldest == clients.end()) {
+  void accept() {
+    Descriptor socket(::accept4(
+        listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.open()) {
+      const bool for_lack = errno == EMFILE || errno == ENFILE ||
+          errno == ENOBUFS || errno == ENOMEM;
+      accept_again = for_lack ? clock.now() + kAcceptAgainAfter : accept_again;
       return;
     }
-    clients.erase(oldest);
-  }
-  clients.push_back(
-      {.socket = std::move(socket), .until = clock.now() + kClientTime});
-  // A client that has already sent its request is not idle.
-  if (!serve(clients.back())) {
-    clients.pop_back();
-  }
-}
-
-bool StatusServer::Impl::serve(Client& client) {
-  if (client.waits_until) {
-    return false;  // The client is gone.
-  }
-  if (client.answer.empty()) {
-    std::array<char, 4096> bytes{};
-    const auto count =
-        ::recv(client.socket.get(), bytes.data(), bytes.size(), 0);
-    if (count <= 0) {
-      return count < 0 && (errno == EAGAIN || errno == EINTR);
+    if (clients.size() >= kClientsMax) {
+      const auto oldest = std::ranges::find_if(
+          clients, [](const Client& one) { return one.idle(); });
+      if (oldest == clients.end()) {
+        return;
+      }
+      clients.erase(oldest);
     }
-    client.head.append(bytes.data(), static_cast<std::size_t>(count));
-    finish_head(client);
+    clients.push_back(
+        {.socket = std::move(socket), .until = clock.now() + kClientTime});
+    // A client that has already sent its request is not idle.
+    if (!serve(clients.back())) {
+      clients.pop_back();
+    }
   }
-  return client.answer.empty() || send_answer(client);
-}
 
-bool StatusServer::Impl::send_answer(Client& client) const {
-  const auto count = ::send(
-      client.socket.get(), client.answer.data(), client.answer.size(),
-      MSG_NOSIGNAL);
-  if (count < 0) {
-    return errno == EAGAIN || errno == EINTR;
+  // Whether there is more to do for the client.
+  bool serve(Client& client) {
+    if (client.waits_until) {
+      return false;  // The client is gone.
+    }
+    if (client.answer.empty()) {
+      std::array<char, 4096> bytes{};
+      const auto count =
+          ::recv(client.socket.get(), bytes.data(), bytes.size(), 0);
+      if (count <= 0) {
+        return count < 0 && (errno == EAGAIN || errno == EINTR);
+      }
+      client.head.append(bytes.data(), static_cast<std::size_t>(count));
+      finish_head(client);
+    }
+    return client.answer.empty() || send_answer(client);
   }
-  client.answer.erase(0, static_cast<std::size_t>(count));
-  return !client.answer.empty();
-}
 
-void StatusServer::Impl::finish_head(Client& client) {
-  const auto end = client.head.find("\r\n\r\n");
-  if (end != std::string::npos) {
-    client.head.resize(end);
-    want_status(client);
-  } else if (client.head.size() > kHeadBytesMax) {
-    client.answer = plain("400 Bad Request", "expected a shorter request\n");
+  bool send_answer(Client& client) const {
+    const auto count = ::send(
+        client.socket.get(), client.answer.data(), client.answer.size(),
+        MSG_NOSIGNAL);
+    if (count < 0) {
+      return errno == EAGAIN || errno == EINTR;
+    }
+    client.answer.erase(0, static_cast<std::size_t>(count));
+    return !client.answer.empty();
   }
-}
 
-void StatusServer::Impl::want_status(Client& client) {
-  const Instant now = clock.now();
-  bool fresh = !ask;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    fresh = fresh || (shown_at && now - *shown_at < kFreshFor);
+  void finish_head(Client& client) {
+    const auto end = client.head.find("\r\n\r\n");
+    if (end != std::string::npos) {
+      client.head.resize(end);
+      want_status(client);
+    } else if (client.head.size() > kHeadBytesMax) {
+      client.answer = plain("400 Bad Request", "expected a shorter request\n");
+    }
   }
-  if (fresh) {
-    answer(client);
-    return;
-  }
-  client.waits_until = now + kAskedFor;
-  if (!std::exchange(asked, true)) {
-    ask();
-  }
-}
 
-void StatusServer::Impl::answer(Client& client) {
-  RunStatus status;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    status = shown;
-  }
-  client.waits_until.reset();
-  client.answer = answer_to(client.head, status);
-}
-
-void StatusServer::Impl::answer_waiting(Instant now) {
-  std::uint64_t count = 0;
-  const bool is_new = ::read(shows.get(), &count, sizeof count) > 0;
-  asked = asked && !is_new;
-  for (Client& client : clients) {
-    if (client.waits_until && (is_new || now >= *client.waits_until)) {
+  void want_status(Client& client) {
+    const Instant now = clock.now();
+    bool fresh = !ask;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      fresh = fresh || (shown_at && now - *shown_at < kFreshFor);
+    }
+    if (fresh) {
       answer(client);
+      return;
+    }
+    client.waits_until = now + kAskedFor;
+    if (!std::exchange(asked, true)) {
+      ask();
     }
   }
-}
+
+  void answer(Client& client) {
+    RunStatus status;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      status = shown;
+    }
+    client.waits_until.reset();
+    client.answer = answer_to(client.head, status);
+  }
+
+  void answer_waiting(Instant now) {
+    std::uint64_t count = 0;
+    const bool is_new = ::read(shows.get(), &count, sizeof count) > 0;
+    asked = asked && !is_new;
+    for (Client& client : clients) {
+      if (client.waits_until && (is_new || now >= *client.waits_until)) {
+        answer(client);
+      }
+    }
+  }
+};
 
 Result<std::unique_ptr<StatusServer>> StatusServer::listen(
     const std::string& address, std::function<void()> ask) {
