@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -119,45 +120,37 @@ void check(const SimulationOptions& options) {
       kRunsMax, " runs, found ", options.runs);
 }
 
+void check_at_most(double count, double max, const char* what) {
+  SHERD_CHECK(
+      count <= max, "[sim] expected at most ", max, " ", what, ", found ",
+      count);
+}
+
 // An option that would take hours to simulate is a mistake.
 void check_limits(const SimulationOptions& options) {
   const auto length_s = seconds(length_of(options));
-  SHERD_CHECK(
-      length_s / 86400 <= kDaysMax, "[sim] expected at most ", kDaysMax,
-      " days, found ", length_s / 86400);
-  constexpr double kStepsMax = 1e10;
-  const auto steps = length_s / step_s_of(options);
-  SHERD_CHECK(
-      steps <= kStepsMax, "[sim] expected at most ", kStepsMax,
-      " steps in the simulated time, found ", steps);
-  constexpr double kFailuresMax = 1e8;
-  const auto failures = length_s / 60 / mtbf_min_of(options);
-  SHERD_CHECK(
-      failures <= kFailuresMax, "[sim] expected at most ", kFailuresMax,
-      " failures in the simulated time, found ", failures);
-  constexpr double kCheckpointsMax = 1e7;
-  const auto checkpoints =
-      options.checkpoint_min > 0 ? length_s / 60 / options.checkpoint_min : 0;
-  SHERD_CHECK(
-      checkpoints <= kCheckpointsMax, "[sim] expected at most ",
-      kCheckpointsMax, " checkpoints in the simulated time, found ",
-      checkpoints);
-  constexpr double kCoordinatorFailuresMax = 1e6;
-  const auto coordinator_failures = options.coordinator_mtbf_h > 0
-      ? length_s / 3600 / options.coordinator_mtbf_h
-      : 0;
-  SHERD_CHECK(
-      coordinator_failures <= kCoordinatorFailuresMax,
-      "[sim] expected at most ", kCoordinatorFailuresMax,
-      " failures of the coordinator in the simulated time, found ",
-      coordinator_failures);
-  constexpr double kStragglersMax = 1e6;
-  const auto stragglers = options.stragglers_per_1000_host_days > 0
-      ? length_s / mean_between_stragglers_s(options)
-      : 0;
-  SHERD_CHECK(
-      stragglers <= kStragglersMax, "[sim] expected at most ", kStragglersMax,
-      " slow hosts in the simulated time, found ", stragglers);
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  check_at_most(length_s / 86400, kDaysMax, "days");
+  check_at_most(
+      length_s / step_s_of(options), 1e10, "steps in the simulated time");
+  check_at_most(
+      length_s / 60 / mtbf_min_of(options), 1e8,
+      "failures in the simulated time");
+  const double checkpoint_s =
+      options.checkpoint_min > 0 ? options.checkpoint_min * 60 : kNever;
+  check_at_most(
+      length_s / checkpoint_s, 1e7, "checkpoints in the simulated time");
+  const double coordinator_s = options.coordinator_mtbf_h > 0
+      ? options.coordinator_mtbf_h * 3600
+      : kNever;
+  check_at_most(
+      length_s / coordinator_s, 1e6,
+      "failures of the coordinator in the simulated time");
+  const double straggler_s = options.stragglers_per_1000_host_days > 0
+      ? mean_between_stragglers_s(options)
+      : kNever;
+  check_at_most(
+      length_s / straggler_s, 1e6, "slow hosts in the simulated time");
 }
 
 RunOutcome run(const SimulationOptions& options, std::uint64_t seed) {

@@ -2,8 +2,10 @@
 //
 // The status page: HTML without scripts, so that nothing a replica sends can run.
 #include <cmath>
+#include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "base/check.h"
 #include "ft/coordinator/status.h"
@@ -158,27 +160,17 @@ void counters(std::ostream& out, const RunStatus& status) {
 }  // namespace
 
 std::string html_escaped(const std::string& text) {
+  static const std::map<char, std::string_view> kEscapes = {
+      {'&', "&amp;"},
+      {'<', "&lt;"},
+      {'>', "&gt;"},
+      {'"', "&quot;"},
+      {'\'', "&#39;"}};
   std::string escaped;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      default:
-        escaped += c;
-    }
+    const auto found = kEscapes.find(c);
+    escaped +=
+        found == kEscapes.end() ? std::string_view(&c, 1) : found->second;
   }
   return escaped;
 }
