@@ -327,7 +327,7 @@ def two_jobs(sherd, scratch):
 
 
 def changed_options(sherd, scratch):
-    """The log is of a run with other options, which are named."""
+    """The log is of a run with other options, which are named, or not that of the checkpoints."""
     run = scratch / "ft"
     samples = ("--samples-per-replica", str(SAMPLES))
     options = ("--run-dir", str(run))
@@ -335,6 +335,9 @@ def changed_options(sherd, scratch):
     command = command_of(sherd, run, samples, ("--lr", "0.5"), 7, options=options)
     texts = ("of the run in the log", "step-5 is of a run with --steps=5 --lr=")
     expect_refused(command, texts)
+    other_log = ("--run-dir", str(scratch / "other"))
+    command = command_of(sherd, run, samples, (), 5, options=other_log)
+    expect_refused(command, ["expected the log of the run that has made step 5"])
 
 
 def fp16(sherd, scratch):

@@ -203,9 +203,10 @@ class ReplicaSession {
   // left or the run ended before it joined. Waits while the coordinator is away or there are too
   // few replicas. If the replica lacked state, it has fetched it when this returns. Throws Error
   // (kAborted) if the replica can no longer take part: a newer process has the same replica number,
-  // the log does not know the state, or one of its ranks was lost. Throws Error (kInvalidArgument)
-  // if the configuration differs, or if the samples cannot be divided among its ranks. Also throws
-  // what `update` throws.
+  // or one of its ranks was lost. Throws Error (kInvalidArgument) if starting the program again
+  // would not help: the configuration differs, the log does not know the state that was loaded, a
+  // newer process on another host has the same replica number, or the samples cannot be divided
+  // among its ranks. Also throws what `update` throws.
   std::optional<TrainingStep> begin_step();
 
   // Call it before the last backward of a step (most programs have only one): gradients are then

@@ -123,8 +123,7 @@ std::string Coordinator::refusal(const Report& report) const {
   }
   if (report.replica >= options_.replicas_max) {
     return str(
-        "expected a replica below ", options_.replicas_max, ", found ",
-        report.replica);
+        kNumberTooHigh, options_.replicas_max, ", found ", report.replica);
   }
   if (remembers_a_run(report)) {
     return {};
@@ -155,11 +154,28 @@ std::string Coordinator::refusal(const Report& report) const {
       (lives->second.former.contains(report.incarnation) ||
        (report.run != 0 && lives->second.current != 0 &&
         lives->second.current != report.incarnation && !knows_more()))) {
-    return str(
-        "incarnation ", report.incarnation, " of replica ", report.replica,
-        " was replaced by a newer one");
+    return refusal_of_replaced(report);
   }
   return refusal_of_loaded(report);
+}
+
+// A process that lives on another host than its replacement was not restarted: somebody has given
+// one number to both hosts.
+std::string Coordinator::refusal_of_replaced(const Report& report) const {
+  const auto how =
+      str("incarnation ", report.incarnation, " of replica ", report.replica,
+          " was replaced by a newer one");
+  const auto known = replicas_.find(report.replica);
+  if (known == replicas_.end() || report.addresses.empty() ||
+      known->second.report.addresses.empty()) {
+    return how;
+  }
+  const auto host = report.addresses.front().host;
+  const auto newer = known->second.report.addresses.front().host;
+  return host == newer
+      ? how
+      : str(kNumberOnTwoHosts, report.replica,
+            " on one host only, found it on ", host, " and ", newer, ": ", how);
 }
 
 // Whether the state was neither committed in this log nor is older than its first state.
@@ -176,12 +192,12 @@ std::string Coordinator::refusal_of_loaded(const Report& report) const {
   }
   if (!history_.past.empty()) {
     return str(
-        "expected a checkpoint of this run, or none, found ",
-        text_of(*report.held), ", which it has never committed");
+        kOtherCheckpoint, "found ", text_of(*report.held),
+        ", which it has never committed");
   }
   return options_.recovers
       ? std::string()
-      : str("expected the log of the run that has made ", text_of(*report.held),
+      : str(kOtherLog, "that has made ", text_of(*report.held),
             ", found an empty one; --recover-from-replicas begins a new run "
             "with it");
 }

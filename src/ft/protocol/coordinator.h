@@ -192,6 +192,7 @@ class Coordinator {
   // ---- questions ----
 
   std::string refusal(const Report& report) const;
+  std::string refusal_of_replaced(const Report& report) const;
   std::string refusal_of_loaded(const Report& report) const;
   bool is_foreign(const StateId& state) const;
   bool is_recovering() const;

@@ -59,6 +59,7 @@ TEST(CoordinatorLog, OtherOptionsThanThoseOfTheLogAreRefusedAsSuch) {
           HasSubstr("expected the configuration 9 of the run in the log, found "
                     "10"),
           HasSubstr("--recover-from-replicas")));
+  EXPECT_TRUE(is_final_refusal(second.view(0).fenced));
 }
 
 TEST(CoordinatorLog, ANewTermWaitsAMomentForTheLastMembers) {
@@ -248,6 +249,7 @@ TEST(CoordinatorLog, ANewLogRefusesACheckpointUnlessItIsToldTo) {
       AllOf(
           HasSubstr("the log of the run that has made step 5"),
           HasSubstr("--recover-from-replicas")));
+  EXPECT_TRUE(is_final_refusal(script.view(0).fenced));
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_FALSE(script.coordinator().counts(0, 100));
   script.report(0).incarnation = 7;  // It may come without that state.
@@ -264,6 +266,7 @@ TEST(CoordinatorLog, ACheckpointOfAnotherRunIsRefusedAndDisturbsNobody) {
   EXPECT_THAT(
       script.view(2).fenced,
       HasSubstr("expected a checkpoint of this run, or none, found step 1"));
+  EXPECT_TRUE(is_final_refusal(script.view(2).fenced));
   EXPECT_EQ(script.coordinator().complaint(), "");
   EXPECT_FALSE(script.coordinator().counts(2, 102));
   script.vote(0);

@@ -11,6 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 TEST(Coordinator, TheFirstEpochWaitsForAllOrForItsTimeout) {
   CoordinatorScript all(options_of(1, 2));
@@ -456,6 +457,33 @@ TEST(Coordinator, ANewerLifeFencesTheOlder) {
   EXPECT_EQ(script.view(0).planned->members[1].incarnation, 777U);
 }
 
+// Starting one of them again would only replace the other one.
+TEST(Coordinator, OneNumberOnTwoHostsIsRefusedForGoodWithBothHosts) {
+  CoordinatorScript script(options_of(1, 2));
+  script.report(1).addresses = {RankAddress{"10.0.0.2", 1, 2}};
+  script.begin({0, 1});
+  const auto old = script.report(1);
+  script.report(1).incarnation = 777;
+  script.report(1).joined = {};
+  script.report(1).addresses = {RankAddress{"10.0.0.3", 1, 2}};
+  script.say(1);
+  script.report(1) = old;
+  script.say(1);
+  const auto& fenced = script.view(1).fenced;
+  EXPECT_THAT(
+      fenced,
+      HasSubstr("expected SHERD_REPLICA 1 on one host only, found it on "
+                "10.0.0.2 and 10.0.0.3: incarnation 101 of replica 1 was "
+                "replaced by a newer one"));
+  EXPECT_TRUE(is_final_refusal(fenced));
+  script.report(1) = old;
+  script.report(1).addresses = {RankAddress{"10.0.0.3", 3, 4}};
+  script.say(1);
+  EXPECT_THAT(
+      script.view(1).fenced, StartsWith("incarnation 101 of replica 1"));
+  EXPECT_FALSE(is_final_refusal(script.view(1).fenced));
+}
+
 TEST(Coordinator, WhoHangsIsLeftOutAndStillHoldsWhatItHolds) {
   CoordinatorScript script(options_of(1, 2));
   script.begin({0, 1});
@@ -565,11 +593,14 @@ TEST(Coordinator, RefusesStrangers) {
   };
   script.report(1).run = 99;
   EXPECT_EQ(fenced(1), "this is run 1, the replica is of run 99");
+  EXPECT_FALSE(is_final_refusal(fenced(1)));
   script.report(2).config = 10;
   EXPECT_THAT(
       fenced(2),
       HasSubstr("expected the configuration 9 of the other replicas"));
+  EXPECT_TRUE(is_final_refusal(fenced(2)));
   EXPECT_EQ(fenced(8), "expected a replica below 8, found 8");
+  EXPECT_TRUE(is_final_refusal(fenced(8)));
   EXPECT_THAT(script.members(0), ElementsAre(0));
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/protocol/messages.h"
 
+#include <algorithm>
+#include <array>
+
 #include "base/check.h"
 
 namespace sherd::ft {
@@ -47,6 +50,15 @@ RankAddress RankAddresses::operator[](std::size_t rank) const {
   }
   SHERD_ASSERT(false, "a rank without an address");
   return {};
+}
+
+bool is_final_refusal(std::string_view fenced) {
+  constexpr std::array kFinal{
+      kOtherConfiguration, kOtherCheckpoint, kOtherLog, kNumberTooHigh,
+      kNumberOnTwoHosts};
+  return std::ranges::any_of(kFinal, [&](std::string_view beginning) {
+    return fenced.starts_with(beginning);
+  });
 }
 
 }  // namespace sherd::ft

@@ -245,10 +245,18 @@ inline auto age_of(const RunView& view) {
       view.term, view.epoch, view.canonical.step, view.stage);
 }
 
-// How RunView::fenced begins if the replica has another configuration than the run, which starting
-// it again does not mend.
+// How RunView::fenced begins for reasons that starting the replica again does not mend.
 inline constexpr std::string_view kOtherConfiguration =
     "expected the configuration ";
+inline constexpr std::string_view kOtherCheckpoint =
+    "expected a checkpoint of this run, or none, ";
+inline constexpr std::string_view kOtherLog = "expected the log of the run ";
+inline constexpr std::string_view kNumberTooHigh = "expected a replica below ";
+inline constexpr std::string_view kNumberOnTwoHosts = "expected SHERD_REPLICA ";
+
+// Whether RunView::fenced begins with one of them: somebody has to change the replica's options or
+// files first.
+bool is_final_refusal(std::string_view fenced);
 
 // What a replica sends to the coordinator: everything it knows.
 struct Report {

@@ -256,9 +256,8 @@ bool RankAgent::has_left(const TrainingTask& task) const {
   if (stop != nullptr && !stop->reason.empty()) {
     throw Error(
         "[ft] " + stop->reason,
-        stop->reason.starts_with(kOtherConfiguration)
-            ? ErrorCode::kInvalidArgument
-            : ErrorCode::kAborted);
+        is_final_refusal(stop->reason) ? ErrorCode::kInvalidArgument
+                                       : ErrorCode::kAborted);
   }
   return stop != nullptr;
 }

@@ -25,6 +25,8 @@
 namespace sherd::ft {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr std::int64_t kElements = 100000;
 constexpr std::int64_t kSamples = 8;
 
@@ -348,6 +350,62 @@ TEST(ReplicaAgents, LeaveWhileTheyWaitForOthers) {
   one.wait();
   other.leave();  // The other replica alone is too few.
   other.wait();
+}
+
+// The only rank of a replica.
+std::unique_ptr<ReplicaAgent> start_alone(
+    const net::HostAddress& coordinator,
+    Incarnation incarnation,
+    const std::string& host,
+    const StateId& held) {
+  ReplicaAgentOptions options;
+  options.rank.incarnation = incarnation;
+  options.rank.host = host;
+  options.rank.buckets = {10};
+  options.coordinator = coordinator;
+  options.config = 5;
+  options.held = held;
+  auto agent = std::make_unique<ReplicaAgent>(std::move(options));
+  agent->start({agent->address()});
+  return agent;
+}
+
+// Why the replica ends instead of being given something to compute.
+Status end_of(ReplicaAgent& agent) {
+  try {
+    const auto task = agent.rank().next({});
+    return {ErrorCode::kFailedPrecondition, task ? "it computes" : "it left"};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+}
+
+// A job with another log on a folder with checkpoints would be started again and again.
+TEST(ReplicaAgents, ThatHoldWhatANewLogDoesNotKnowEndAsWrongUsage) {
+  Coordination coordination(2);
+  const auto agent =
+      start_alone(coordination.address(), 100, "127.0.0.1", {5, {7, 7}});
+  const auto end = end_of(*agent);
+  EXPECT_THAT(
+      end.message(),
+      HasSubstr("expected the log of the run that has made step 5"));
+  EXPECT_EQ(end.code(), ErrorCode::kInvalidArgument);
+}
+
+// Started again, each would replace the other one without end.
+TEST(ReplicaAgents, WhoseNumberAnotherHostHasTooEndAsWrongUsage) {
+  Coordination coordination(1);
+  const StateId first{0, first_lineage(5, 1)};
+  const auto old = start_alone(coordination.address(), 100, "127.0.0.1", first);
+  ASSERT_TRUE(old->rank().next({}));
+  const auto newer =
+      start_alone(coordination.address(), 101, "127.0.0.2", first);
+  const auto end = end_of(*old);
+  EXPECT_THAT(
+      end.message(),
+      HasSubstr("SHERD_REPLICA 0 on one host only, found it on 127.0.0.1 and "
+                "127.0.0.2"));
+  EXPECT_EQ(end.code(), ErrorCode::kInvalidArgument);
 }
 
 TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {
