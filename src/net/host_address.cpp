@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "net/host_address.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "base/parse_number.h"
 
 namespace sherd::net {
@@ -16,6 +20,27 @@ std::uint16_t parse_port(std::string_view digits, std::string_view text) {
       port.has_value(), kExpected, text, "\", whose port \"", digits,
       "\" is no number from 0 to 65535");
   return *port;
+}
+
+// The address without its port; empty if it is none.
+std::string ip_of(const sockaddr* address, socklen_t length) {
+  char text[NI_MAXHOST] = "";
+  const int error = ::getnameinfo(
+      address, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text : "";
+}
+
+// A connected UDP socket knows its own address and sends nothing.
+std::string local_address_towards(const addrinfo& target) {
+  const Descriptor socket(
+      ::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  auto* any = reinterpret_cast<sockaddr*>(&own);
+  const bool known = socket.open() &&
+      ::connect(socket.get(), target.ai_addr, target.ai_addrlen) == 0 &&
+      ::getsockname(socket.get(), any, &length) == 0;
+  return known ? ip_of(any, length) : "";
 }
 
 }  // namespace
@@ -47,6 +72,22 @@ HostAddress parse_host_address(std::string_view text) {
       host.find_first_of("[]/ \t") == std::string_view::npos, kExpected, text,
       "\"");
   return {std::string(host), parse_port(text.substr(colon + 1), text)};
+}
+
+IpRoute route_to(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* all = nullptr;
+  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &all) != 0) {
+    return {};
+  }
+  IpRoute route;
+  for (const auto* at = all; at != nullptr && route.from.empty();
+       at = at->ai_next) {
+    route = {local_address_towards(*at), ip_of(at->ai_addr, at->ai_addrlen)};
+  }
+  ::freeaddrinfo(all);
+  return route.from.empty() ? IpRoute() : route;
 }
 
 }  // namespace sherd::net

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "net/security.h"
 #include "support/error_of.h"
 
 namespace sherd::net {
@@ -39,6 +40,19 @@ TEST(HostAddress, SaysWhatIsWrong) {
   EXPECT_THAT(
       error_of([] { (void)parse_host_address("fe80::1"); }),
       HasSubstr("wants brackets"));
+}
+
+TEST(IpRoute, ToThisHostHasEqualEnds) {
+  EXPECT_EQ(route_to("127.0.0.1"), (IpRoute{"127.0.0.1", "127.0.0.1"}));
+  const auto by_name = route_to("localhost");
+  EXPECT_TRUE(is_loopback(by_name.from)) << by_name.from;
+  EXPECT_EQ(by_name.from, by_name.to);
+}
+
+TEST(IpRoute, ToNowhereIsEmpty) {
+  for (const char* host : {"", "no such name"}) {
+    EXPECT_EQ(route_to(host), IpRoute()) << host;
+  }
 }
 
 }  // namespace

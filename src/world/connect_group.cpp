@@ -3,20 +3,16 @@
 // How a world connects some of its ranks into a group.
 #include "world/world_impl.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <algorithm>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/descriptor.h"
 #include "base/interrupt.h"
 #include "base/status_from_exception.h"
 #include "compat/gloo_backend.h"
+#include "net/host_address.h"
 #include "world/detached_call.h"
 #include "world/hosts.h"
 #include "world/sigpipe_guard.h"
@@ -43,34 +39,6 @@ class BorrowedStore final : public world::PollingStore {
   // REQUIRES: nobody is using it. Afterwards it is an empty store of its own.
   void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }
 };
-
-// The address from which this host would send to reach `host`; empty if there is none. A connected
-// UDP socket knows it and sends nothing.
-std::string local_address_towards(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) {
-    return "";
-  }
-  std::string address;
-  const Descriptor socket(
-      ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (socket.open() &&
-      ::connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0) {
-    sockaddr_storage own{};
-    socklen_t length = sizeof(own);
-    char text[INET6_ADDRSTRLEN + 16] = "";
-    auto* any = reinterpret_cast<sockaddr*>(&own);
-    if (::getsockname(socket.get(), any, &length) == 0 &&
-        ::getnameinfo(
-            any, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
-      address = text;
-    }
-  }
-  ::freeaddrinfo(found);
-  return address;
-}
 
 }  // namespace
 
@@ -183,7 +151,7 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   if (one_host) {
     listen.address = "127.0.0.1";
   } else if (options.network_interface.empty()) {
-    listen.address = local_address_towards(master_addr);
+    listen.address = net::route_to(master_addr).from;
   } else {
     listen.network_interface = options.network_interface;
   }

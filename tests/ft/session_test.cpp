@@ -63,17 +63,22 @@ class LoneReplica {
   ft::ReplicaSession session_;
 };
 
-void run_alone(
-    const ft::SessionOptions& options,
-    const std::function<void(LoneReplica&)>& body) {
+void run_world(const std::function<void(const World&)>& body) {
   const testing::ScratchFolder folder;
   expect_all_ok(run_processes(1, [&](int, Rank&) {
     const auto store =
         c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", 1);
-    const auto world = World::from_store(store, 0, 1, test_world_options());
+    body(World::from_store(store, 0, 1, test_world_options()));
+  }));
+}
+
+void run_alone(
+    const ft::SessionOptions& options,
+    const std::function<void(LoneReplica&)>& body) {
+  run_world([&](const World& world) {
     LoneReplica replica(world, options);
     body(replica);
-  }));
+  });
 }
 
 TEST(Session, AfterCloseNothingBegins) {
@@ -93,6 +98,18 @@ TEST(Session, AfterCloseNothingBegins) {
         HasSubstr("expected begin_step() before finish_step()"));
     session.leave();
     session.close();
+  });
+}
+
+// Other replicas might be on other hosts, which do not reach 127.0.0.1.
+TEST(Session, AsksForAnAddressIfItFindsNone) {
+  ft::SessionOptions options;
+  options.coordinator = "no-such-host.invalid:4300";
+  run_world([&](const World& world) {
+    EXPECT_THAT(
+        error_of([&] { LoneReplica(world, options); }),
+        HasSubstr("SHERD_HOST: expected the address at which other replicas "
+                  "reach this host"));
   });
 }
 

@@ -82,8 +82,9 @@ struct SessionOptions {
   int replica = 0;
   // The number of replicas that the job is meant to have. Only the program uses it.
   int replicas = 1;
-  // An address of this host at which the other replicas reach it.
-  std::string host = "127.0.0.1";
+  // An address of this host at which the other replicas reach it. Empty: the one from which it
+  // reaches the coordinator.
+  std::string host;
   // How coordinator and replicas authenticate each other: by the file of a secret that all of them
   // have, or by a certificate with the name "sherd-replica", its key and the certificate of the
   // common authority (PEM files). Without either, all must be on one host.
@@ -187,8 +188,10 @@ class ReplicaSession {
   // included. `parameters` are fp32, all on the CPU or on one device, and no optimizer updates them
   // in backward. `update` makes a step from `.grad()` of the parameters: clipping, schedule,
   // optimizer. It is called once for each step, also for those that this replica has missed. Throws
-  // Error for other parameters, if options make no sense, if a file cannot be read, and if the host
-  // or the coordinator is not on this host and there is neither a secret nor certificates.
+  // Error for other parameters, if options make no sense, if a file cannot be read, if the host
+  // or the coordinator is not on this host and there is neither a secret nor certificates, if the
+  // coordinator is on another host and options.host is a loopback address, and (kUnavailable) if
+  // options.host is empty and no address of this host leads to the coordinator.
   ReplicaSession(
       const World& world,
       const NamedParameters& parameters,

@@ -20,6 +20,7 @@
 #include "ft/protocol/samples.h"
 #include "ft/replica/gradient_check.h"
 #include "ft/replica/replica_agent.h"
+#include "ft/replica/session/announced_host.h"
 #include "ft/replica/session/replica_gradients.h"
 #include "ft/replica/session/session_timeouts.h"
 #include "ft/replica/session/state_bytes.h"
@@ -155,7 +156,7 @@ SessionOptions SessionOptions::from_environment() {
       number_of("SHERD_REPLICAS", lookup("SHERD_REPLICAS").value_or("1"));
   options.samples_full =
       number_of("SHERD_SAMPLES", lookup("SHERD_SAMPLES").value_or("0"));
-  options.host = lookup("SHERD_HOST").value_or(options.host);
+  options.host = lookup("SHERD_HOST").value_or("");
   options.secret_file = lookup("SHERD_SECRET_FILE").value_or("");
   options.tls_certificate = lookup("SHERD_TLS_CERT").value_or("");
   options.tls_key = lookup("SHERD_TLS_KEY").value_or("");
@@ -180,10 +181,13 @@ struct ReplicaSession::Impl {
         pinned(pinned_floats(gradients)),
         check(check_options(given)) {
     ReplicaAgentOptions starting;
+    starting.coordinator = net::parse_host_address(options.coordinator);
+    starting.rank.host = announced_host(
+        options.host, starting.coordinator,
+        net::route_to(starting.coordinator.host));
     starting.rank.replica = static_cast<ReplicaId>(options.replica);
     starting.rank.incarnation = new_life(world);
     starting.rank.shard_rank = world.rank();
-    starting.rank.host = options.host;
     starting.rank.security = security_of(options);
     starting.rank.buckets = gradients.layout().buckets();
     starting.rank.bucket_names =
@@ -207,7 +211,6 @@ struct ReplicaSession::Impl {
     starting.rank.timeouts = agent_timeouts(options.timeouts);
     starting.ranks = world.size();
     starting.warms_up = options.warm_up;
-    starting.coordinator = net::parse_host_address(options.coordinator);
     starting.config =
         hash_of(std::array{options.config, std::to_string(world.size())}) | 1U;
     starting.held = options.held.empty() ? first_state(starting.config)
