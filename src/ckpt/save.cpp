@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "ckpt/manifest.h"
@@ -28,6 +31,8 @@ namespace {
 // How long to wait for another job's save into a shared folder, but only for half of the world's
 // deadline, since the other ranks wait for rank 0.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
+// How long hosts may take to see a new file of a network file system.
+constexpr Duration kSightTimeout = std::chrono::seconds(2);
 // Rank 0's text if the checkpoint already exists.
 constexpr const char* kAlreadySaved = "there";
 
@@ -43,21 +48,65 @@ struct CheckpointSaver::Impl {
             .options = std::move(options)},
         lock_timeout(
             std::min<Duration>(kLockTimeout, world.options().deadline / 2)) {
-    Status status;
-    if (world.rank() == 0) {
-      status = prepare();
+    const std::string what = "opening a folder for checkpoints";
+    const auto mark =
+        text_of_rank_zero(context.ranks, [&] { return prepare(); }, what);
+    mark.status().throw_if_failed();
+    const auto status = agree(context.ranks, see(mark.value()), what);
+    if (world.rank() == 0 && !mark.value().empty()) {
+      (void)files->remove(path_of(mark.value()));
     }
-    agree(context.ranks, status, "opening a folder for checkpoints")
-        .throw_if_failed();
+    status.throw_if_failed();
   }
 
   ~Impl() { (void)join(); }
 
-  Status prepare() {
-    const auto status = make_durable_folder(*files, context.folder);
-    return status.ok() && !context.options.shared
-        ? take_folder(SteadyClock().now())
-        : status;
+  std::string path_of(const std::string& name) const {
+    return context.folder + "/" + name;
+  }
+
+  // Returns the name of a new file, by which the other ranks see that their folder is the same one.
+  // Empty if there are no others, or no room for it; a full disk is reported by saves.
+  Result<std::string> prepare() {
+    SHERD_RETURN_IF_FAILED(make_durable_folder(*files, context.folder));
+    if (!context.options.shared) {
+      SHERD_RETURN_IF_FAILED(take_folder(SteadyClock().now()));
+    }
+    std::random_device random;
+    const auto mark = str(".seen-", random(), "-", random());
+    return context.ranks.size > 1 && files->create(path_of(mark)).ok()
+        ? mark
+        : std::string();
+  }
+
+  // kInvalidArgument if this host does not see what rank 0 has made.
+  Status see(const std::string& mark) const {
+    if (mark.empty()) {
+      return {};
+    }
+    const auto deadline =
+        SteadyClock().now() + std::min<Duration>(kSightTimeout, lock_timeout);
+    auto seen = files->exists(path_of(mark));
+    while (seen.ok() && !seen.value() && SteadyClock().now() < deadline) {
+      std::this_thread::sleep_for(ckpt::kLockPollInterval);
+      // To open a folder makes NFS ask its server again what is there.
+      for (std::filesystem::path above(context.folder);
+           above.has_relative_path(); above = above.parent_path()) {
+        (void)files->list(above.string());
+      }
+      seen = files->exists(path_of(mark));
+    }
+    SHERD_RETURN_IF_FAILED(seen.status());
+    return seen.value()
+        ? Status()
+        : Status(
+              ErrorCode::kInvalidArgument,
+              str("[ckpt] ", context.folder,
+                  ": expected the folder that rank 0 saves into, found that "
+                  "host ",
+                  host_name(),
+                  " does not see its files; all ranks save into one folder, "
+                  "which every host must see"));
   }
 
   // Locks the folder once others have unlocked it, and cleans it up. kDeadlineExceeded if another
@@ -135,7 +184,7 @@ struct CheckpointSaver::Impl {
       std::int64_t step,
       const std::map<std::string, std::string>& values) const {
     bool there = false;
-    const auto place = context.folder + "/" + ckpt::folder_name(step);
+    const auto place = path_of(ckpt::folder_name(step));
     const auto read = status_of(
         [&] {
           there = ckpt::CheckpointReader(place).manifest().values == values;
@@ -231,8 +280,7 @@ std::optional<std::string> CheckpointSaver::newest() const {
   steps.status().throw_if_failed();
   return steps.value().empty()
       ? std::nullopt
-      : std::optional(
-            context.folder + "/" + ckpt::folder_name(steps.value().back()));
+      : std::optional(impl_->path_of(ckpt::folder_name(steps.value().back())));
 }
 
 }  // namespace sherd

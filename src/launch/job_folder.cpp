@@ -15,6 +15,7 @@
 #include <system_error>
 #include "base/check.h"
 #include "base/hex.h"
+#include "base/host_name.h"
 #include "base/return_if_failed.h"
 
 namespace sherd::launch {
@@ -28,14 +29,12 @@ Status cannot(const std::string& what, int error) {
 
 // "process 71 on node3 since 2026-01-31 12:00:00 UTC".
 std::string description_of_this_process() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
   const std::time_t now = std::time(nullptr);
   std::tm utc = {};
   ::gmtime_r(&now, &utc);
   char time[64] = {};
   std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  return str("process ", ::getpid(), " on ", host, " since ", time);
+  return str("process ", ::getpid(), " on ", host_name(), " since ", time);
 }
 
 // What the holder of the lock wrote, if it has got that far.

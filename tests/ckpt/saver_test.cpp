@@ -2,6 +2,7 @@
 //
 // What can go wrong with disks and folders is told to every rank, and the
 // checkpoint before is as it was.
+#include "base/host_name.h"
 #include "ckpt/file_system.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
@@ -67,6 +68,37 @@ TEST_P(SaverOf, AFolderThatCannotBeMadeIsNamed) {
         error_of(
             [&] { CheckpointSaver(world, scratch.path(), {.keep_last = -1}); }),
         HasSubstr("keep_last"));
+  }));
+}
+
+// A relative path in a working directory of its own is to each rank what a disk of its own is to a
+// host: it finds another folder, or none.
+TEST(Saver, AFolderThatARankDoesNotSeeIsRefusedWithItsHost) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    const auto host = scratch.path() + "/host-" + std::to_string(world.rank());
+    std::filesystem::create_directories(host + "/old");
+    std::filesystem::current_path(host);
+    for (const std::string folder : {"old", "new/run"}) {
+      EXPECT_THAT(
+          error_of([&] { CheckpointSaver(world, folder); }),
+          AllOf(
+              HasSubstr("rank 1 failed: [ckpt] " + folder + ": expected"),
+              HasSubstr("host " + host_name() + " does not see")));
+    }
+    EXPECT_EQ(std::filesystem::exists("new"), world.rank() == 0);
+  }));
+}
+
+TEST_P(SaverOf, AnOpenedFolderHasOnlyItsLock) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const CheckpointSaver saver(world, scratch.path());
+    world.barrier();
+    for (const auto& file :
+         std::filesystem::directory_iterator(scratch.path())) {
+      EXPECT_EQ(file.path().filename(), ".lock");
+    }
   }));
 }
 

@@ -170,7 +170,8 @@ struct SaveOptions {
 class CheckpointSaver {
  public:
   // Collective over the world, which must outlive it. Makes the folder. Throws Error, on every
-  // rank, if it cannot be made or another run is using it.
+  // rank, if it cannot be made, if another run is using it, or if the host of a rank does not see
+  // it, for instance because hosts have no common file system.
   CheckpointSaver(
       const World& world,
       const std::string& folder,
