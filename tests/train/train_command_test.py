@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,9 +42,17 @@ class TrainCommand(unittest.TestCase):
         self.folder.mkdir(parents=True)
         (self.folder / "text").write_bytes((ROOT / "LICENSE").read_bytes())
 
-    def shown(self, *words, command="train", expected=0, ranks=0, cwd=None):
-        """stdout and stderr of `sherd train WORDS`, which ends with `expected`."""
-        launcher = [self.sherd, "run", "-n", str(ranks), "--no-prefix", "--"]
+    def shown(
+        self, *words, command="train", expected=0, ranks=0, cwd=None, launcher=(), rank_1=""
+    ):
+        """stdout and stderr of `sherd train WORDS`, which ends with `expected`.
+
+        Rank 1 also has the words `rank_1`."""
+        launcher = [self.sherd, "run", "-n", str(ranks), "--no-prefix", *launcher, "--"]
+        if rank_1:
+            # The launcher ends a rank with SIGTERM as soon as the other has failed.
+            more = f'[ "$RANK" != 1 ] || set -- "$@" {rank_1}; trap "" TERM; exec "$@"'
+            launcher += ["sh", "-c", more, "sh"]
         done = subprocess.run(
             [
                 *(launcher if ranks else []), self.sherd, *command.split(),
@@ -256,6 +265,22 @@ class TrainCommand(unittest.TestCase):
             text = self.shown(*sizes, expected=2)
             self.assertIn("expected a model that fits into memory", text)
             self.assertEqual(text.count("\n"), 1, text)
+
+    # ---- several hosts
+
+    def test_a_rank_that_stands_still_is_waited_for_as_long_as_one_says(self):
+        process = self.start(
+            "--data", "text", "--run", "x", "--steps", "1000000", "--deadline", "4",
+            launcher=("-n", "2", "--fake-hosts", "2"),
+        )  # fmt: skip
+        self.wait_for(process, "step 1/")
+        children = f"/proc/{process.pid}/task/{process.pid}/children"
+        rank_1 = int(pathlib.Path(children).read_text().split()[1])
+        os.kill(rank_1, signal.SIGSTOP)
+        begin = time.monotonic()
+        self.wait_for(process, "rank 1 did not answer rank 0 within 4 s")
+        self.assertLess(time.monotonic() - begin, TIMEOUT_S / 2)
+        self.assertEqual(process.wait(TIMEOUT_S), 1)
 
     # ---- memory
 

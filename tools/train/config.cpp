@@ -20,6 +20,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout = "about";
+constexpr std::int64_t kSecondsMax = 1'000'000;
 // The help of options that gpt does not have begins with this.
 constexpr std::string_view kLlamaOnly = "All but gpt";
 
@@ -433,6 +434,16 @@ void check_config(const TrainConfig& config) {
         "--stop-at", "at most --steps " + std::to_string(config.steps),
         std::to_string(config.stop_at));
   }
+  for (const auto& [name, found] :
+       {std::pair{"deadline", config.deadline_s},
+        std::pair{"rendezvous-deadline", config.rendezvous_deadline_s}}) {
+    if (found > kSecondsMax) {
+      refuse(
+          "--" + std::string(name),
+          "at most " + std::to_string(kSecondsMax) + " seconds",
+          std::to_string(found));
+    }
+  }
 }
 
 namespace {
@@ -592,6 +603,9 @@ TrainConfig replica_invariant_config(TrainConfig config) {
   config.profile_steps = usual.profile_steps;
   config.quiet = usual.quiet;
   config.stop_at = usual.stop_at;
+  config.deadline_s = usual.deadline_s;
+  config.rendezvous_deadline_s = usual.rendezvous_deadline_s;
+  config.network_interface = usual.network_interface;
   return config;
 }
 

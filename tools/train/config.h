@@ -87,6 +87,11 @@ struct TrainConfig {
   std::int64_t profile_steps = 3;
   bool quiet = false;
 
+  // As in WorldOptions.
+  std::int64_t deadline_s = 600;
+  std::int64_t rendezvous_deadline_s = 300;
+  std::string network_interface;
+
   bool operator==(const TrainConfig&) const = default;
 };
 

@@ -98,10 +98,20 @@ TEST(TrainConfig, ItsEssenceIsWhatMakesTheNumbers) {
        {"keep", "7"},
        {"stop-at", "3"},
        {"eval-every", "2"},
+       {"deadline", "9"},
        {"quiet", "true"}});
   EXPECT_EQ(replica_invariant_config(config), TrainConfig{});
   config.lr = 1.0;
   EXPECT_NE(replica_invariant_config(config), TrainConfig{});
+}
+
+TEST(TrainConfig, DeadlinesAreSecondsThatClocksCanAdd) {
+  EXPECT_EQ(
+      flag_refusal("deadline", "0"),
+      "--deadline: expected at least 1, found 0");
+  EXPECT_EQ(
+      flag_refusal("rendezvous-deadline", "1000001"),
+      "--rendezvous-deadline: expected at most 1000000 seconds, found 1000001");
 }
 
 TEST(TrainConfig, EveryRowHasAUniqueNameAndAText) {

@@ -200,12 +200,29 @@ std::vector<OptionSpec> output_specs() {
   };
 }
 
+std::vector<OptionSpec> rank_specs() {
+  using C = TrainConfig;
+  return {
+      {"deadline", "SECONDS",
+       "How long a rank waits for another one that makes no progress", "Ranks",
+       &C::deadline_s, 1},
+      {"rendezvous-deadline", "SECONDS",
+       "How long the ranks may take to meet at the start", "Ranks",
+       &C::rendezvous_deadline_s, 1},
+      {"network-interface", "NAME",
+       "For connections between hosts, such as eth0; without it the one that\n"
+       "leads to rank 0",
+       "Ranks", &C::network_interface},
+  };
+}
+
 }  // namespace
 
 const std::vector<OptionSpec>& option_specs() {
   static const std::vector<OptionSpec> kRows = [] {
     auto rows = model_specs();
-    for (const auto& more : {job_specs(), sharding_specs(), output_specs()}) {
+    for (const auto& more :
+         {job_specs(), sharding_specs(), output_specs(), rank_specs()}) {
       rows.insert(rows.end(), more.begin(), more.end());
     }
     return rows;

@@ -24,6 +24,7 @@ TrainConfig movable_config(TrainConfig config, const std::string& run) {
   config.run = run;          // Relative to the file.
   config.init_from.clear();  // The run has its own weights now.
   config.profile.clear();    // It was asked for once.
+  config.network_interface.clear();  // That of this host.
   if (!config.data.empty()) {
     config.data = std::filesystem::absolute(config.data).string();
   }

@@ -2,6 +2,7 @@
 #include "train/train_command.h"
 
 #include <sys/sysinfo.h>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -156,6 +157,13 @@ std::unique_ptr<data::BlendedCorpus> open_corpus(const TrainConfig& config) {
       data::CorpusOptions{.bytes_max = limit, .vocabulary = config.vocab});
 }
 
+WorldOptions world_options(const TrainConfig& config) {
+  return {
+      .deadline = std::chrono::seconds(config.deadline_s),
+      .rendezvous_deadline = std::chrono::seconds(config.rendezvous_deadline_s),
+      .network_interface = config.network_interface};
+}
+
 // Each rank has read its own files, perhaps on another host. Throws on every rank.
 void expect_same_data(const data::BlendedCorpus& corpus, const World& world) {
   const auto hashes = world.all_gather_texts(hex(corpus.hash()));
@@ -256,7 +264,7 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
           *initial, source.corpus->path(), source.corpus->tokenizer_digest());
     }
   }
-  const auto world = World::from_environment();
+  const auto world = World::from_environment(world_options(config));
   expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
   expect_model_fits(config, corpus->vocabulary(), world.size());
