@@ -268,6 +268,30 @@ class TrainCommand(unittest.TestCase):
 
     # ---- several hosts
 
+    def test_ranks_that_were_told_different_options_are_refused(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--steps", "4")
+        host = socket.gethostname()
+        for rank_1, differences in (
+            ("--lr 0.02", (("lr", "0.002", "0.02"),)),
+            ("--save-every 2 --clip 0.5", (("clip", "1.0", "0.5"), ("save-every", "1000", "2"))),
+            ("--profile p", (("profile", "none", "p"),)),
+        ):
+            text = self.shown(*words, ranks=2, rank_1=rank_1, expected=2)
+            refusal = "; ".join(
+                f"--{name}: expected the same on every rank, found {first} on rank 0 ({host}) "
+                f"and {second} on rank 1 ({host})"
+                for name, first, second in differences
+            )
+            said = [line for line in text.splitlines() if line.startswith("sherd train: --")]
+            self.assertEqual(said, [f"sherd train: {refusal}"] * 2)
+            self.assertFalse((self.folder / "x").exists())
+
+    def test_ranks_may_have_their_own_paths_and_waits(self):
+        shutil.copy(self.folder / "text", self.folder / "copy")
+        words = (*SMALL, "--data", "text", "--run", "x", "--steps", "1")
+        own = "--data copy --run y --quiet --deadline 50 --network-interface lo"
+        self.assertIn("saved  x/checkpoints", self.shown(*words, ranks=2, rank_1=own))
+
     def test_a_rank_that_stands_still_is_waited_for_as_long_as_one_says(self):
         process = self.start(
             "--data", "text", "--run", "x", "--steps", "1000000", "--deadline", "4",

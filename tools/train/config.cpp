@@ -609,6 +609,21 @@ TrainConfig replica_invariant_config(TrainConfig config) {
   return config;
 }
 
+TrainConfig rank_invariant_config(TrainConfig config) {
+  const TrainConfig usual;
+  config.data = usual.data;
+  config.run = usual.run;  // That of rank 0 counts.
+  config.quiet = usual.quiet;
+  config.deadline_s = usual.deadline_s;
+  config.rendezvous_deadline_s = usual.rendezvous_deadline_s;
+  config.network_interface = usual.network_interface;
+  for (auto* path : {&config.init_from, &config.profile}) {
+    *path = path->empty() ? "" : "given";
+  }
+  config.peak_flops = config.peak_flops > 0.0 ? 1.0 : 0.0;
+  return config;
+}
+
 std::string to_json(
     const TrainConfig& config,
     const std::map<std::string, std::string>& about) {

@@ -175,6 +175,10 @@ bool whole_on_each_rank(const TrainConfig& config);
 // between starts, of one run.
 TrainConfig replica_invariant_config(TrainConfig config);
 
+// The part that all ranks must have been told alike. The data are compared by their hash, and of
+// some options it matters only whether they were given.
+TrainConfig rank_invariant_config(TrainConfig config);
+
 // JSON that make_config() reads back to the same value. `about` contains facts of this run, printed
 // as strings.
 std::string to_json(

@@ -105,6 +105,25 @@ TEST(TrainConfig, ItsEssenceIsWhatMakesTheNumbers) {
   EXPECT_NE(replica_invariant_config(config), TrainConfig{});
 }
 
+TEST(TrainConfig, RanksMayHaveTheirOwnPathsAndWaits) {
+  const auto config = from_flags(
+      {{"run", "here"},
+       {"data", "there"},
+       {"quiet", "true"},
+       {"deadline", "7"},
+       {"rendezvous-deadline", "8"},
+       {"network-interface", "eth1"}});
+  EXPECT_EQ(rank_invariant_config(config), TrainConfig{});
+  EXPECT_EQ(
+      rank_invariant_config(from_flags({{"init-from", "a"}})),
+      rank_invariant_config(from_flags({{"init-from", "b"}})));
+  for (const auto& [name, value] :
+       Flags{{"lr", "1"}, {"save-every", "5"}, {"profile", "p"}}) {
+    EXPECT_NE(rank_invariant_config(from_flags({{name, value}})), TrainConfig{})
+        << name;
+  }
+}
+
 TEST(TrainConfig, DeadlinesAreSecondsThatClocksCanAdd) {
   EXPECT_EQ(
       flag_refusal("deadline", "0"),

@@ -15,6 +15,7 @@
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
 #include "base/hex.h"
+#include "base/host_name.h"
 #include "format_text.h"
 #include "generate/load_model.h"
 #include "parse_arguments.h"
@@ -164,6 +165,41 @@ WorldOptions world_options(const TrainConfig& config) {
       .network_interface = config.network_interface};
 }
 
+// Each rank was told its options by its own host. Throws on every rank.
+void expect_same_options(const TrainConfig& config, const World& world) {
+  const auto hosts = world.all_gather_texts(host_name());
+  const auto options = world.all_gather_texts(to_json(config, {}));
+  const auto options_of = [&](std::size_t rank) {
+    return read_config({}, "rank " + std::to_string(rank), options[rank]);
+  };
+  const auto shown = [&](std::size_t rank, const std::string& value) {
+    return (value.empty() ? "none" : value) + " on rank " +
+        std::to_string(rank) + " (" + hosts[rank] + ")";
+  };
+  const auto first = options_of(0);
+  const auto expected = rank_invariant_config(first);
+  for (std::size_t rank = 1; rank < options.size(); ++rank) {
+    if (options[rank] == options[0]) {
+      continue;
+    }
+    const auto other = options_of(rank);
+    const auto found = rank_invariant_config(other);
+    std::string differences;
+    for (const auto& row : option_specs()) {
+      if (text_of(row, found) != text_of(row, expected)) {
+        differences += (differences.empty() ? "--" : "; --") +
+            std::string(row.name) +
+            ": expected the same on every rank, found " +
+            shown(0, text_of(row, first)) + " and " +
+            shown(rank, text_of(row, other));
+      }
+    }
+    if (!differences.empty()) {
+      throw Error(differences);
+    }
+  }
+}
+
 // Each rank has read its own files, perhaps on another host. Throws on every rank.
 void expect_same_data(const data::BlendedCorpus& corpus, const World& world) {
   const auto hashes = world.all_gather_texts(hex(corpus.hash()));
@@ -265,6 +301,7 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
     }
   }
   const auto world = World::from_environment(world_options(config));
+  expect_same_options(config, world);
   expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
   expect_model_fits(config, corpus->vocabulary(), world.size());
