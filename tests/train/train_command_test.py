@@ -306,6 +306,12 @@ class TrainCommand(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, TIMEOUT_S / 2)
         self.assertEqual(process.wait(TIMEOUT_S), 1)
 
+    def test_how_a_run_on_several_hosts_goes_on_is_no_command_for_one(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--steps", "2")
+        hosts = ("--fake-hosts", "2")
+        text = self.shown(*words, ranks=2, launcher=hosts)
+        self.assertIn("resume the same command on each host with --run x --steps 4", text)
+
     # ---- memory
 
     def test_a_plan_says_what_a_run_would_cost_and_writes_nothing(self):

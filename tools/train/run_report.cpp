@@ -21,9 +21,9 @@ namespace {
 
 // For the config.json of a run, which may be read from another working directory, or be moved.
 TrainConfig movable_config(TrainConfig config, const std::string& run) {
-  config.run = run;          // Relative to the file.
-  config.init_from.clear();  // The run has its own weights now.
-  config.profile.clear();    // It was asked for once.
+  config.run = run;                  // Relative to the file.
+  config.init_from.clear();          // The run has its own weights now.
+  config.profile.clear();            // It was asked for once.
   config.network_interface.clear();  // That of this host.
   if (!config.data.empty()) {
     config.data = std::filesystem::absolute(config.data).string();
@@ -206,10 +206,15 @@ void RunReport::finish(
 void RunReport::say_how_to_go_on() {
   const auto& config = trainer_.config();
   const bool all_taken = trainer_.last_step() == config.steps;
-  say("resume sherd run -n " + std::to_string(trainer_.world().size()) +
-      " -- sherd train --config " +
-      shell_quoted(folder_->path() + "/config.json") +
-      (config.stop_at > 0 ? " --stop-at 0" : "") +
+  const auto& world = trainer_.world();
+  // Other hosts have launchers of their own, whose commands are not known here.
+  const auto command = world.local_size() < world.size()
+      ? "the same command on each host with --run " +
+          shell_quoted(folder_->path())
+      : "sherd run -n " + std::to_string(world.size()) +
+          " -- sherd train --config " +
+          shell_quoted(folder_->path() + "/config.json");
+  say("resume " + command + (config.stop_at > 0 ? " --stop-at 0" : "") +
       (all_taken ? " --steps " + std::to_string(2 * config.steps) : ""));
 }
 
