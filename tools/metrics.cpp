@@ -9,28 +9,36 @@
 #include "subcommand.h"
 #include "train/run_folder.h"
 #include "watch/metrics_csv.h"
+#include "watch/run_files.h"
 
 namespace sherd::tools {
 namespace {
+
+// Those of the run, or of the replica, in a folder.
+std::string csv_lines(const std::string& folder, const std::string& begin) {
+  std::string text;
+  for (const auto& record : read_metrics(folder + "/metrics.jsonl")) {
+    text += begin + csv_line(record);
+  }
+  return text;
+}
 
 void run(const std::string& folder) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder, ignored)) {
     throw Error(folder + ": expected the folder of a run, found none");
   }
-  if (!std::filesystem::exists(folder + "/metrics.jsonl", ignored)) {
-    const auto replica = folder + "/replica-0";
-    if (std::filesystem::is_directory(replica, ignored)) {
-      throw Error(
-          folder +
-          ": expected the metrics of a run, found a run of replicas; "
-          "name one of them, such as " +
-          replica);
-    }
-  }
   auto text = csv_header();
-  for (const auto& record : read_metrics(folder + "/metrics.jsonl")) {
-    text += csv_line(record);
+  const auto replicas = replicas_in(folder);
+  if (replicas.empty() ||
+      std::filesystem::exists(folder + "/metrics.jsonl", ignored)) {
+    std::fputs((text + csv_lines(folder, "")).c_str(), stdout);
+    return;
+  }
+  text = "replica," + text;
+  for (const int replica : replicas) {
+    const auto number = std::to_string(replica);
+    text += csv_lines(folder + "/replica-" + number, number + ",");
   }
   std::fputs(text.c_str(), stdout);
 }
@@ -41,10 +49,13 @@ void add_metrics(CLI::App& app) {
   auto folder = std::make_shared<std::string>();
   CLI::App* metrics = app.add_subcommand(
       "metrics", "Print the metrics of a run as comma-separated values");
-  metrics->footer("Example:\n  sherd metrics runs/20260102-030405 > run.csv");
+  metrics->footer(
+      "Example:\n  sherd metrics runs/20260102-030405 > run.csv\n\n"
+      "Those of replicas have their numbers in a first column.");
   metrics
       ->add_option(
-          "folder", *folder, "The folder of a run, or of one replica of it")
+          "folder", *folder,
+          "The folder of a run, of replicas too, or of one of them")
       ->type_name("RUN")
       ->required();
   metrics->callback([folder] { run(*folder); });

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <set>
 #include <nlohmann/json.hpp>
 #include "train/run_folder.h"
 
@@ -63,12 +62,8 @@ RunState read_run(const fs::path& folder, const std::string& ranks) {
 
 }  // namespace
 
-std::vector<RunState> read_runs(const fs::path& folder) {
-  std::vector<RunState> runs;
-  if (fs::exists(folder / "config.json")) {
-    runs.push_back(read_run(folder, ""));
-  }
-  std::set<int> replicas;  // Other hosts may have the remaining ones.
+std::set<int> replicas_in(const fs::path& folder) {
+  std::set<int> replicas;
   for (const auto& entry : fs::directory_iterator(folder)) {
     int number = 0;
     const auto name = entry.path().filename().string();
@@ -76,7 +71,15 @@ std::vector<RunState> read_runs(const fs::path& folder) {
       replicas.insert(number);
     }
   }
-  for (const int replica : replicas) {
+  return replicas;
+}
+
+std::vector<RunState> read_runs(const fs::path& folder) {
+  std::vector<RunState> runs;
+  if (fs::exists(folder / "config.json")) {
+    runs.push_back(read_run(folder, ""));
+  }
+  for (const int replica : replicas_in(folder)) {
     const auto number = std::to_string(replica);
     runs.push_back(
         read_run(folder / ("replica-" + number), "r" + number + "."));

@@ -4,11 +4,16 @@
 #pragma once
 
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 #include "watch/run_view.h"
 
 namespace sherd::tools {
+
+// The numbers of the replicas that have subfolders here, ascending. Other hosts may have the
+// remaining ones.
+std::set<int> replicas_in(const std::filesystem::path& folder);
 
 // The run in this folder, or its replicas, which are in subfolders; empty if there are neither.
 // Throws Error for invalid metrics.
