@@ -15,6 +15,7 @@
 #include "net/host_address.h"
 #include "world/detached_call.h"
 #include "world/hosts.h"
+#include "world/local_addresses.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
 #include "world/transport_channel.h"

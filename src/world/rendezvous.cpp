@@ -34,10 +34,12 @@ class Rendezvous {
       c10d::Store& store,
       const RankRecord& mine,
       milliseconds deadline,
-      const std::function<bool()>& is_over)
+      const std::function<bool()>& is_over,
+      const std::string& doubt)
       : store_(store),
         mine_(mine),
         deadline_(deadline),
+        doubt_(doubt),
         is_over_(is_over),
         end_(clock_.now() + deadline) {}
 
@@ -106,7 +108,8 @@ class Rendezvous {
     return str(
         "[world] expected ", mine_.world_size, " ranks within ",
         seconds(deadline_), " s, found ", mine_.world_size - count, ": rank",
-        count == 1 ? " " : "s ", missing, " did not arrive");
+        count == 1 ? " " : "s ", missing, " did not arrive",
+        doubt_);
   }
 
   // Only on rank 0. Throws the verdict if it is bad.
@@ -209,6 +212,7 @@ class Rendezvous {
   c10d::Store& store_;
   const RankRecord& mine_;
   const milliseconds deadline_;
+  const std::string doubt_;
   const std::function<bool()>& is_over_;
   bool over_ = false;
   const SteadyClock clock_;
@@ -218,18 +222,22 @@ class Rendezvous {
 }  // namespace
 
 std::vector<RankRecord> rendezvous(
-    c10d::Store& store, const RankRecord& mine, milliseconds deadline) {
-  return rendezvous_unless_over(store, mine, deadline, [] { return false; })
-      .value();
+    c10d::Store& store,
+    const RankRecord& mine,
+    milliseconds deadline,
+    const std::string& doubt) {
+  const auto never = [] { return false; };
+  return rendezvous_unless_over(store, mine, deadline, never, doubt).value();
 }
 
 std::optional<std::vector<RankRecord>> rendezvous_unless_over(
     c10d::Store& store,
     const RankRecord& mine,
     milliseconds deadline,
-    const std::function<bool()>& is_over) {
+    const std::function<bool()>& is_over,
+    const std::string& doubt) {
   try {
-    return Rendezvous(store, mine, deadline, is_over).run();
+    return Rendezvous(store, mine, deadline, is_over, doubt).run();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

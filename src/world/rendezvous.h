@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 #include <c10/util/intrusive_ptr.h>
 #include "base/status.h"
@@ -22,11 +23,13 @@ namespace sherd::world {
 
 // Collective over all ranks. Returns all records, by rank. Throws Error: kPeerMismatch if ranks
 // disagree on the world size or two claim the same rank, kDeadlineExceeded naming the ranks that
-// did not arrive, kPeerLost if the store is lost meanwhile.
+// did not arrive, kPeerLost if the store is lost meanwhile. `doubt` ends an error about missing
+// ranks: what may keep them away, as far as this rank knows.
 std::vector<RankRecord> rendezvous(
     c10d::Store& store,
     const RankRecord& mine,
-    std::chrono::milliseconds deadline);
+    std::chrono::milliseconds deadline,
+    const std::string& doubt = "");
 
 // The same, but returns nothing once `is_over` says that this is not where the
 // ranks meet. It is asked a few times a second, and once before the end.
@@ -34,7 +37,8 @@ std::optional<std::vector<RankRecord>> rendezvous_unless_over(
     c10d::Store& store,
     const RankRecord& mine,
     std::chrono::milliseconds deadline,
-    const std::function<bool()>& is_over);
+    const std::function<bool()>& is_over,
+    const std::string& doubt = "");
 
 // What a look at a store shows of a rendezvous in it. Both throw when the store
 // is lost.

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include "base/backoff.h"
 #include "base/check.h"
@@ -24,6 +25,8 @@
 #include "base/log.h"
 #include "base/status_from_exception.h"
 #include "world/detached_call.h"
+#include "world/local_addresses.h"
+#include "world/rank_record.h"
 
 namespace sherd::world {
 namespace {
@@ -63,16 +66,34 @@ Addresses addresses_of(const std::string& host, int port, int flags = 0) {
   return {error == 0 ? found : nullptr, &::freeaddrinfo};
 }
 
-bool somebody_listens(const std::string& host, int port) {
-  constexpr milliseconds kPatience(1000);
+bool somebody_listens(
+    const std::string& host, int port, milliseconds patience) {
   // The name may be unknown only for now: names appear while a cluster starts.
   const Addresses found = addresses_of(host, port);
   for (const addrinfo* a = found.get(); a != nullptr; a = a->ai_next) {
-    if (accepts(*a, kPatience)) {
+    if (accepts(*a, patience)) {
       return true;
     }
   }
   return false;
+}
+
+// Whether somebody listens at MASTER_ADDR, or begins to within that time.
+bool finds_listener(const RankEnvironment& env, milliseconds within) {
+  constexpr milliseconds kPatience(1000);
+  const SteadyClock clock;
+  const Instant end = clock.now() + within;
+  Backoff backoff({.first = milliseconds(2), .longest = milliseconds(100)});
+  InterruptibleWait interrupts;
+  while (!somebody_listens(
+      env.master_addr, env.master_port, std::min(within, kPatience))) {
+    interrupts.poll().throw_if_failed();
+    if (clock.now() >= end) {
+      return false;
+    }
+    std::this_thread::sleep_for(backoff.next());
+  }
+  return true;
 }
 
 bool is_loopback(const addrinfo& where) {
@@ -86,7 +107,8 @@ bool is_loopback(const addrinfo& where) {
 
 struct BoundSocket {
   int fd = -1;
-  int error = 0;  // Why there is no socket.
+  int error = 0;           // Why there is no socket.
+  bool elsewhere = false;  // Because the address is not one of this host.
 };
 
 BoundSocket bind_to(const addrinfo& where) {
@@ -96,9 +118,9 @@ BoundSocket bind_to(const addrinfo& where) {
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) !=
           0 ||
       ::bind(socket.get(), where.ai_addr, where.ai_addrlen) != 0) {
-    return {-1, errno};
+    return {.error = errno};
   }
-  return {socket.release(), 0};
+  return {.fd = socket.release()};
 }
 
 // On many hosts their own name resolves to a loopback address, but for ranks elsewhere it does not.
@@ -126,7 +148,7 @@ BoundSocket bind_at_master_address(const RankEnvironment& env) {
   }
   const bool elsewhere =
       bound.error == EADDRNOTAVAIL || bound.error == EAFNOSUPPORT;
-  return {-1, elsewhere ? 0 : bound.error};
+  return {-1, elsewhere ? 0 : bound.error, elsewhere};
 }
 
 // What a failure to reach the store means, to follow "found ".
@@ -169,19 +191,52 @@ StorePtr speak_to_server(const RankEnvironment& env, milliseconds deadline) {
       ErrorCode::kUnavailable);
 }
 
-StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
+// Where two hosts have the same node rank, one of the two ranks 0 is not at MASTER_ADDR, and meets
+// the other one here. Null if there is none: MASTER_ADDR may be wrong, or lead here from outside.
+StorePtr store_of_another_rank_0(
+    const RankEnvironment& env, milliseconds at_most) {
+  // Hosts start at about the same time.
+  constexpr milliseconds kPatience(1000);
+  if (!finds_listener(env, std::min(at_most, kPatience))) {
+    return nullptr;
+  }
+  try {
+    return speak_to_server(env, kPatience);
+  } catch (const Error&) {
+    return nullptr;  // Proxies accept connections for hosts where nobody listens.
+  }
+}
+
+std::string not_an_own_address(const std::string& master_addr) {
+  return str(
+      "rank 0 expected MASTER_ADDR ", master_addr,
+      " to be an address of its host, ",
+      HostIdentity::of_this_process().hostname,
+      ", that other hosts reach; it has ", describe(interface_addresses()));
+}
+
+StoreConnection open_server(const RankEnvironment& env, milliseconds deadline) {
   const BoundSocket bound = bind_at_master_address(env);
   if (bound.error != 0) {
     cannot_listen(env, std::strerror(bound.error));
   }
+  if (bound.elsewhere) {
+    if (auto other = store_of_another_rank_0(env, deadline / 4)) {
+      return {std::move(other)};
+    }
+  }
   c10d::TCPStoreOptions tcp;
+  // The store connects with itself. What MASTER_ADDR is for others, it need not be for this host.
+  std::string host = "127.0.0.1";
+  std::string doubt;
   if (bound.fd >= 0) {
     tcp.masterListenFd = bound.fd;  // The store closes it.
+    host = env.master_addr;
   } else {
+    doubt = "; " + not_an_own_address(env.master_addr);
     log_warning(
-        str("[world] rank 0 listens on all addresses of this host for its "
-            "store: expected MASTER_ADDR ",
-            env.master_addr, " to be one that other hosts reach, found none"));
+        "[world] rank 0 listens on all addresses of this host for its store" +
+        doubt);
   }
   tcp.port = static_cast<std::uint16_t>(env.master_port);
   tcp.isServer = true;
@@ -192,35 +247,33 @@ StorePtr open_server(const RankEnvironment& env, milliseconds deadline) {
   tcp.waitWorkers = false;
   tcp.timeout = deadline;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(env.master_addr, tcp);
+    return {c10::make_intrusive<c10d::TCPStore>(host, tcp), doubt};
   } catch (const std::exception& error) {
+    if (bound.fd >= 0) {
+      not_reached(env, "trouble: " + first_line_of(error));
+    }
     cannot_listen(env, first_line_of(error));
   }
 }
 
 }  // namespace
 
-StorePtr connect_store(const RankEnvironment& env, milliseconds deadline) {
+StoreConnection connect_store(
+    const RankEnvironment& env, milliseconds deadline) {
   constexpr milliseconds kSpeakMin(1000);
   if (env.rank == 0 && !env.agent_store) {
     return open_server(env, deadline);
   }
   const SteadyClock clock;
   const Instant end = clock.now() + deadline;
-  Backoff backoff({.first = milliseconds(2), .longest = milliseconds(100)});
-  InterruptibleWait interrupts;
-  while (!somebody_listens(env.master_addr, env.master_port)) {
-    interrupts.poll().throw_if_failed();
-    if (clock.now() >= end) {
-      not_reached(
-          env,
-          str("nobody listening within ", seconds(deadline),
-              " s: rank 0 did not arrive"));
-    }
-    std::this_thread::sleep_for(backoff.next());
+  if (!finds_listener(env, deadline)) {
+    not_reached(
+        env,
+        str("nobody listening within ", seconds(deadline),
+            " s: rank 0 did not arrive"));
   }
   const auto rest = std::chrono::duration_cast<milliseconds>(end - clock.now());
-  return speak_to_server(env, std::max(rest, kSpeakMin));
+  return {speak_to_server(env, std::max(rest, kSpeakMin))};
 }
 
 }  // namespace sherd::world

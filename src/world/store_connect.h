@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 #include <c10/util/intrusive_ptr.h>
 #include "base/rank_environment.h"
 
@@ -14,9 +15,15 @@ class Store;
 
 namespace sherd::world {
 
+struct StoreConnection {
+  c10::intrusive_ptr<c10d::Store> store;
+  // What may keep other ranks from the store, to end an error about missing ranks. Empty: nothing.
+  std::string doubt{};
+};
+
 // Throws Error: kUnavailable naming the port if rank 0 cannot listen on it, kDeadlineExceeded if
 // nobody, or another program, listens where rank 0 should.
-c10::intrusive_ptr<c10d::Store> connect_store(
+StoreConnection connect_store(
     const RankEnvironment& env, std::chrono::milliseconds deadline);
 
 }  // namespace sherd::world

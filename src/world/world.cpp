@@ -80,31 +80,38 @@ World make_world_that_meets(const OwnPart& own, const Meet& meet) {
 World World::from_environment(const WorldOptions& options) {
   check_options(options);
   const EnvironmentLookup lookup = process_environment();
-  const RankEnvironment env = read_rank_environment(lookup);
+  RankEnvironment env = read_rank_environment(lookup);
   if (env.world_size == 1) {
     World world = single();
     world.impl_->options = options;
     write_flight_records(world, env.flight_folder);
     return world;
   }
+  // The brackets of "[fd00::1]" belong to an address with a port.
+  if (env.master_addr.starts_with('[') && env.master_addr.ends_with(']')) {
+    env.master_addr = env.master_addr.substr(1, env.master_addr.size() - 2);
+  }
+  const milliseconds deadline = options.rendezvous_deadline;
+  const auto connection = world::connect_store(env, deadline);
   const c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::PrefixStore>(
-          kStorePrefix, world::connect_store(env, options.rendezvous_deadline));
+      c10::make_intrusive<c10d::PrefixStore>(kStorePrefix, connection.store);
   auto host = world::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
-  auto world = env.agent_store
-      ? make_world_that_meets(
-            {.rank = env.rank,
-             .size = env.world_size,
-             .options = options,
-             .host = host,
-             .master_addr = env.master_addr},
-            [&](const world::RankRecord& mine) {
-              return world::meet_in_new_round(
-                  store, mine, options.rendezvous_deadline);
-            })
-      : world::make_world(
-            store, env.rank, env.world_size, options, host, env.master_addr);
+  auto world = make_world_that_meets(
+      {.rank = env.rank,
+       .size = env.world_size,
+       .options = options,
+       .host = host,
+       .master_addr = env.master_addr},
+      [&](const world::RankRecord& mine) -> world::Meeting {
+        if (env.agent_store) {
+          return world::meet_in_new_round(store, mine, deadline);
+        }
+        return {
+            .store = store,
+            .records =
+                world::rendezvous(*store, mine, deadline, connection.doubt)};
+      });
   world.impl_->agent_store = env.agent_store;
   write_flight_records(world, env.flight_folder);
   return world;

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "support/delay.h"
 #include "support/error_of.h"
@@ -36,6 +37,7 @@ using test::run_processes;
 using test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using Variables = std::map<std::string, std::string>;
 
@@ -436,6 +438,40 @@ TEST(World, NamesAPortThatIsInUse) {
       {.timeout = 20s});
   ::close(fd);
   expect_all_ok(report);
+}
+
+// The port is free, and nobody else is to blame. The address is one of those for documents.
+TEST(World, Rank0SaysThatMasterAddrIsNotItsOwn) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(1, [&](int, Rank&) {
+    auto variables = torchrun_variables(0, 2, port);
+    variables["MASTER_ADDR"] = "203.0.113.1";
+    set_environment(variables);
+    const SteadyClock clock;
+    const Instant began = clock.now();
+    const Error error = error_of({.deadline = 5s, .rendezvous_deadline = 1s});
+    EXPECT_LT(clock.now() - began, 5s);
+    EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+    EXPECT_THAT(
+        error.what(),
+        AllOf(
+            HasSubstr("rank 1 did not arrive"),
+            HasSubstr("MASTER_ADDR 203.0.113.1"), HasSubstr("lo (127.0.0.1)"),
+            Not(HasSubstr("in use"))));
+  }));
+}
+
+TEST(World, MeetsAtAnAddressInBrackets) {
+  const int port = test::free_port();
+  expect_all_ok(run_processes(2, [&](int index, Rank&) {
+    auto variables = torchrun_variables(index, 2, port);
+    variables["MASTER_ADDR"] = "[::ffff:127.0.0.1]";
+    set_environment(variables);
+    World world = World::from_environment(test::test_world_options());
+    EXPECT_EQ(world.impl()->master_addr, "::ffff:127.0.0.1");
+    world.barrier();
+    world.close();
+  }));
 }
 
 TEST(World, SaysOnEveryRankWhoDisagreesOnTheSize) {

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world/local_addresses.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <array>
+#include <memory>
+#include "base/check.h"
+
+namespace sherd::world {
+namespace {
+
+// Empty if it is no IP address.
+std::string text_of(const sockaddr* address, socklen_t length) {
+  std::array<char, INET6_ADDRSTRLEN + IF_NAMESIZE + 1> text{};
+  const int error = ::getnameinfo(
+      address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text.data() : "";
+}
+
+}  // namespace
+
+std::vector<InterfaceAddress> interface_addresses() {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) {
+    return {};
+  }
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(
+      first, &::freeifaddrs);
+  std::vector<InterfaceAddress> found;
+  for (const ifaddrs* one = first; one != nullptr; one = one->ifa_next) {
+    const int family =
+        one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+    if (family == AF_INET || family == AF_INET6) {
+      const auto length =
+          family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      found.push_back(
+          {.interface = one->ifa_name,
+           .address = text_of(one->ifa_addr, static_cast<socklen_t>(length)),
+           .loopback = (one->ifa_flags & IFF_LOOPBACK) != 0});
+    }
+  }
+  return found;
+}
+
+std::string describe(const std::vector<InterfaceAddress>& addresses) {
+  std::string text;
+  for (const auto& one : addresses) {
+    // Only those that hold for one link name it.
+    if (one.address.find('%') == std::string::npos) {
+      text +=
+          str(text.empty() ? "" : ", ", one.interface, " (", one.address, ")");
+    }
+  }
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace sherd::world
