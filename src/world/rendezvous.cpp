@@ -17,6 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kDisagree = "sherd/disagree";
 constexpr const char* kVerdict = "sherd/verdict";
+constexpr const char* kSecond = "sherd/second";
 constexpr const char* kHeard = "sherd/heard";
 constexpr const char* kAllHere = "all here";
 // How long rank 0, whose end may be the end of the store, lets others read its verdict, including
@@ -83,6 +84,14 @@ class Rendezvous {
       return;
     }
     const auto other = RankRecord::from_text(there);
+    if (!other.ok() || !same_process(other.value(), mine_)) {
+      // It may be one of another job, which must not end this one. If it is a rank of this job
+      // under a wrong number, another rank is missing, and this is why.
+      store_.set(
+          kSecond,
+          str("a second rank ", mine_.rank, " from ", mine_.host.hostname,
+              " did (do two hosts have the same node rank?)"));
+    }
     throw second_process(
         mine_, other.ok() ? std::optional(other.value()) : std::nullopt);
   }
@@ -109,6 +118,7 @@ class Rendezvous {
         "[world] expected ", mine_.world_size, " ranks within ",
         seconds(deadline_), " s, found ", mine_.world_size - count, ": rank",
         count == 1 ? " " : "s ", missing, " did not arrive",
+        store_.check({kSecond}) ? ", but " + store_.get_to_str(kSecond) : "",
         doubt_);
   }
 
@@ -261,13 +271,17 @@ bool has_verdict(c10d::Store& store) { return store.check({kVerdict}); }
 Error second_process(
     const RankRecord& mine, const std::optional<RankRecord>& other) {
   const bool ours = other && same_process(*other, mine);
+  const bool elsewhere = other && !same_host(other->host, mine.host);
   return Error(
       str("[world] expected one process per rank, found a second rank ",
           mine.rank, ": pid ", mine.pid, " on ", mine.host.hostname,
           other ? str(" beside pid ", other->pid, " on ", other->host.hostname)
                 : "",
           ours ? " (this process: was its earlier World not closed?)"
-               : " (is another job using the same port?)"),
+              : elsewhere
+              ? " (do two hosts have the same node rank, or do two jobs use "
+                "the same port?)"
+              : " (is another job using the same port?)"),
       ErrorCode::kPeerMismatch);
 }
 

@@ -2,8 +2,8 @@
 //
 // The rendezvous of the ranks of a job in a store: every rank leaves its record, rank 0 decides
 // whether all have come and agree, and all read its verdict. Thus every rank that arrived fails
-// with the same sentence. Store keys: sherd/{rank/<r>, disagree, verdict, heard}. Thread rule: any
-// thread.
+// with the same sentence. Store keys: sherd/{rank/<r>, second, disagree, verdict, heard}.
+// Thread rule: any thread.
 #pragma once
 
 #include <chrono>

@@ -9,9 +9,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <map>
+#include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/world/flight_recorder.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
@@ -23,6 +25,8 @@
 #include "support/ranks.h"
 #include "support/scratch_folder.h"
 #include "world/collectives.h"
+#include "world/rendezvous.h"
+#include "world/store_wait.h"
 #include "world/transport.h"
 #include "world/world_impl.h"
 
@@ -564,6 +568,30 @@ TEST(World, RefusesASecondProcessOfOneRank) {
     }
   });
   expect_all_ok(report);
+}
+
+// As where two hosts have the same node rank.
+TEST(World, TellsARankWhoseMissingPeerCameUnderItsOwnNumber) {
+  const auto record_on = [](const char* hostname) {
+    return world::RankRecord::of_this_process(0, 2, -1, {.hostname = hostname});
+  };
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::string error_of_first;
+  std::jthread first([&] {
+    error_of_first = test::error_of(
+        [&] { world::rendezvous(*store, record_on("node0"), 500ms); });
+  });
+  ASSERT_TRUE(world::wait_for_key(*store, "sherd/rank/0", 5s));
+  EXPECT_THAT(
+      test::error_of(
+          [&] { world::rendezvous(*store, record_on("node1"), 500ms); }),
+      AllOf(
+          HasSubstr("found a second rank 0"), HasSubstr("on node0"),
+          HasSubstr("the same node rank")));
+  first.join();
+  EXPECT_THAT(
+      error_of_first,
+      HasSubstr("rank 1 did not arrive, but a second rank 0 from node1"));
 }
 
 TEST(World, KnowsWhichRanksShareAHost) {
