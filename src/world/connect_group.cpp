@@ -14,7 +14,6 @@
 #include "compat/gloo_backend.h"
 #include "net/host_address.h"
 #include "world/detached_call.h"
-#include "world/hosts.h"
 #include "world/local_addresses.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
@@ -143,7 +142,14 @@ void World::Impl::free_retired_groups(
 
 c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
     const std::string& name, const std::vector<int>& ranks) {
-  const bool one_host = !world::first_elsewhere(records, rank, ranks);
+  const auto& own = records[static_cast<std::size_t>(rank)].host;
+  const auto all_share = [&](const auto& same) {
+    return std::ranges::all_of(ranks, [&](int r) {
+      return same(records[static_cast<std::size_t>(r)].host, own);
+    });
+  };
+  const bool one_network = all_share(world::same_network);
+  const bool one_host = one_network && all_share(world::same_host);
   compat::GlooOptions gloo{
       .connect_deadline = std::min<milliseconds>(
           options.deadline, compat::GlooOptions().connect_deadline),

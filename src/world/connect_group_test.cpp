@@ -24,6 +24,16 @@ using test::RankReport;
 using test::run_ranks;
 using ::testing::HasSubstr;
 
+// A world of the ranks of `outer` in which each host is what a test says.
+World world_on(
+    const World& outer, const WorldOptions& options, const HostIdentity& host) {
+  static int made = 0;
+  return make_world(
+      c10::make_intrusive<c10d::PrefixStore>(
+          str("inner-", made++), outer.impl()->store),
+      outer.rank(), outer.size(), options, host, "127.0.0.1");
+}
+
 TEST(Connecting, NamesTheMemberThatDoesNotCome) {
   RankOptions options{.close_world = false};
   options.world.deadline = 3s;
@@ -120,6 +130,25 @@ TEST(Connecting, OverTwoSubsetsOnTwoThreadsInAnyOrder) {
     }
     threads.clear();
     outer.barrier();
+  }));
+}
+
+// Containers of one machine that were given the same host name.
+TEST(Connecting, RanksWithNetworksOfTheirOwnDoNotUseTheLoopbackAddress) {
+  expect_all_ok(run_ranks(3, [](World outer) {
+    const std::string network = outer.rank() == 2 ? "b" : "a";
+    World world = world_on(
+        outer, outer.options(),
+        {.hostname = "vm", .boot_id = "boot", .net_namespace = network});
+    EXPECT_EQ(world.local_size(), 3);
+    world.barrier();
+    EXPECT_EQ(world.impl()->device_of_host, nullptr);
+    EXPECT_NE(world.impl()->device_between_hosts, nullptr);
+    if (outer.rank() != 2) {
+      const auto pair = make_c10d_transport(world, "pair", {0, 1});
+      EXPECT_NE(world.impl()->device_of_host, nullptr);
+    }
+    world.close();
   }));
 }
 

@@ -17,7 +17,8 @@ std::vector<std::vector<int>> ranks_by_host(
   for (const int rank : ranks) {
     const auto known = std::ranges::find_if(hosts, [&](const auto& members) {
       const auto& other = host(members.front());
-      return same_host(other, host(rank)) && same_pids(other, host(rank));
+      return same_host(other, host(rank)) && same_pids(other, host(rank)) &&
+          same_network(other, host(rank));
     });
     if (known == hosts.end()) {
       hosts.push_back({rank});

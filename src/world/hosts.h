@@ -13,8 +13,9 @@
 namespace sherd::world {
 
 // Groups `ranks` (world ranks, ascending) by host: hosts are in the order of their first rank, and
-// the ranks of each host ascend. Containers of one machine that have process ids of their own count
-// as hosts, because memory is shared only with ranks whose end can be seen. Equal on every rank.
+// the ranks of each host ascend. Containers of one machine that have process ids or networks of
+// their own count as hosts, because memory is shared only with ranks whose end can be seen, and
+// joined through sockets of the host. Equal on every rank.
 std::vector<std::vector<int>> ranks_by_host(
     const World& world, const std::vector<int>& ranks);
 

@@ -273,6 +273,8 @@ TEST(RankRecord, TravelsAsText) {
   EXPECT_GT(read.start_ticks, 0U);
   EXPECT_EQ(read.exit_status_fd, 17);
   EXPECT_TRUE(same_pids(read.host, mine.host));
+  EXPECT_FALSE(read.host.net_namespace.empty());
+  EXPECT_TRUE(same_network(read.host, mine.host));
 }
 
 TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
@@ -290,7 +292,10 @@ TEST(RankRecord, FakeHostsDifferAndCanStillBeWatched) {
 // Virtual machines may share a name, and containers a machine.
 TEST(RankRecord, EachPartOfAnIdentityCounts) {
   const HostIdentity host{
-      .hostname = "vm", .boot_id = "boot", .pid_namespace = "pid"};
+      .hostname = "vm",
+      .boot_id = "boot",
+      .pid_namespace = "pid",
+      .net_namespace = "net"};
   auto renamed = host;
   renamed.hostname = "other";
   auto restarted = host;
@@ -300,9 +305,16 @@ TEST(RankRecord, EachPartOfAnIdentityCounts) {
   for (const auto& other : {renamed, restarted}) {
     EXPECT_FALSE(same_host(host, other));
     EXPECT_FALSE(same_pids(host, other));
+    EXPECT_FALSE(same_network(host, other));
   }
   EXPECT_TRUE(same_host(host, contained));
   EXPECT_FALSE(same_pids(host, contained));
+  EXPECT_TRUE(same_network(host, contained));
+  auto elsewhere = host;
+  elsewhere.net_namespace = "other";
+  EXPECT_TRUE(same_host(host, elsewhere));
+  EXPECT_TRUE(same_pids(host, elsewhere));
+  EXPECT_FALSE(same_network(host, elsewhere));
 }
 
 TEST(RankRecord, RefusesWhatIsNone) {
@@ -311,9 +323,9 @@ TEST(RankRecord, RefusesWhatIsNone) {
       "",
       "x\n\n\n\n\n",
       good.substr(0, 20),
-      "sherd-rank-2\n4 4 10 1 1\na\nb\nc\nd\n",
-      "sherd-rank-2\n0 4 ten 1 1\na\nb\nc\nd\n",
-      "sherd-rank-2\n0 4 0 1 1\na\nb\nc\nd\n"};
+      "sherd-rank-3\n4 4 10 1 1\na\nb\nc\nd\ne\n",
+      "sherd-rank-3\n0 4 ten 1 1\na\nb\nc\nd\ne\n",
+      "sherd-rank-3\n0 4 0 1 1\na\nb\nc\nd\ne\n"};
   for (const std::string& bad : bad_ones) {
     EXPECT_FALSE(RankRecord::from_text(bad).ok()) << bad;
   }

@@ -14,7 +14,7 @@
 namespace sherd::world {
 namespace {
 
-constexpr const char* kMagic = "sherd-rank-2";
+constexpr const char* kMagic = "sherd-rank-3";
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -39,7 +39,8 @@ HostIdentity HostIdentity::of_this_process() {
   return {
       .hostname = host_name(),
       .boot_id = first_line("/proc/sys/kernel/random/boot_id"),
-      .pid_namespace = link_target("/proc/self/ns/pid")};
+      .pid_namespace = link_target("/proc/self/ns/pid"),
+      .net_namespace = link_target("/proc/self/ns/net")};
 }
 
 RankRecord RankRecord::of_this_process(
@@ -58,7 +59,7 @@ std::string RankRecord::to_text() const {
   return str(
       kMagic, "\n", rank, " ", world_size, " ", pid, " ", start_ticks, " ",
       exit_status_fd, "\n", host.hostname, "\n", host.boot_id, "\n",
-      host.pid_namespace, "\n", host.fake, "\n");
+      host.pid_namespace, "\n", host.net_namespace, "\n", host.fake, "\n");
 }
 
 Result<RankRecord> RankRecord::from_text(const std::string& text) {
@@ -68,7 +69,8 @@ Result<RankRecord> RankRecord::from_text(const std::string& text) {
   RankRecord r;
   const bool whole = std::getline(in, magic) && std::getline(in, numbers) &&
       std::getline(in, r.host.hostname) && std::getline(in, r.host.boot_id) &&
-      std::getline(in, r.host.pid_namespace) && std::getline(in, r.host.fake);
+      std::getline(in, r.host.pid_namespace) &&
+      std::getline(in, r.host.net_namespace) && std::getline(in, r.host.fake);
   std::istringstream fields(numbers);
   const bool parsed = static_cast<bool>(
       fields >> r.rank >> r.world_size >> r.pid >> r.start_ticks >>
@@ -89,6 +91,10 @@ bool same_host(const HostIdentity& a, const HostIdentity& b) {
 
 bool same_pids(const HostIdentity& a, const HostIdentity& b) {
   return same_machine(a, b) && a.pid_namespace == b.pid_namespace;
+}
+
+bool same_network(const HostIdentity& a, const HostIdentity& b) {
+  return same_machine(a, b) && a.net_namespace == b.net_namespace;
 }
 
 bool same_process(const RankRecord& a, const RankRecord& b) {

@@ -14,6 +14,7 @@ struct HostIdentity {
   std::string hostname{};
   std::string boot_id{};  // Differs between machines; changes with a reboot.
   std::string pid_namespace{};  // Process ids are comparable only within one.
+  std::string net_namespace{};  // Each has a loopback address of its own.
   // For tests: ranks for which it differs count as ranks of different hosts that can still watch
   // each other's processes.
   std::string fake{};
@@ -41,10 +42,11 @@ struct RankRecord {
   static Result<RankRecord> from_text(const std::string& text);
 };
 
-// Ranks of one host can share memory; those that also share process ids can
-// watch each other.
+// Ranks of one host can share memory; those that also share process ids can watch each other, and
+// those that share a network reach each other at the loopback address.
 bool same_host(const HostIdentity& a, const HostIdentity& b);
 bool same_pids(const HostIdentity& a, const HostIdentity& b);
+bool same_network(const HostIdentity& a, const HostIdentity& b);
 
 // Whether both are of one process.
 bool same_process(const RankRecord& a, const RankRecord& b);
