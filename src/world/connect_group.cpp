@@ -40,6 +40,19 @@ class BorrowedStore final : public world::PollingStore {
   void give_back() { store_ = c10::make_intrusive<c10d::HashStore>(); }
 };
 
+// Gloo's own errors name neither the option nor what there is to choose from. `one_network` says
+// whether all ranks have the same loopback address.
+void check_interface(const std::string& name, bool one_network) {
+  const auto all = world::interface_addresses();
+  const bool usable = std::ranges::any_of(all, [&](const auto& one) {
+    return one.interface == name && (one_network || !one.loopback);
+  });
+  SHERD_CHECK(
+      usable, "[world] network_interface: expected an interface of this host ",
+      one_network ? "with an address" : "that leads to the other hosts",
+      ", found '", name, "'; it has ", world::describe(all));
+}
+
 }  // namespace
 
 void check_group_ranks(const std::vector<int>& ranks, int own, int size) {
@@ -140,9 +153,13 @@ void World::Impl::free_retired_groups(
   });
 }
 
-c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
-    const std::string& name, const std::vector<int>& ranks) {
-  const auto& own = records[static_cast<std::size_t>(rank)].host;
+namespace {
+
+// What connects these ranks. Throws Error if network_interface is of no use for that.
+std::shared_ptr<compat::GlooDevice> device_for(
+    World::Impl& impl, const std::vector<int>& ranks) {
+  const auto& records = impl.records;
+  const auto& own = records[static_cast<std::size_t>(impl.rank)].host;
   const auto all_share = [&](const auto& same) {
     return std::ranges::all_of(ranks, [&](int r) {
       return same(records[static_cast<std::size_t>(r)].host, own);
@@ -150,24 +167,33 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
   };
   const bool one_network = all_share(world::same_network);
   const bool one_host = one_network && all_share(world::same_host);
-  compat::GlooOptions gloo{
-      .connect_deadline = std::min<milliseconds>(
-          options.deadline, compat::GlooOptions().connect_deadline),
-      .wait_deadline = options.deadline};
+  const auto& interface = impl.options.network_interface;
   compat::GlooAddress listen;
   if (one_host) {
     listen.address = "127.0.0.1";
-  } else if (options.network_interface.empty()) {
-    listen.address = net::route_to(master_addr).from;
+  } else if (interface.empty()) {
+    listen.address = net::route_to(impl.master_addr).from;
   } else {
-    listen.network_interface = options.network_interface;
+    check_interface(interface, one_network);
+    listen.network_interface = interface;
   }
-  auto& device = one_host ? device_of_host : device_between_hosts;
+  auto& device = one_host ? impl.device_of_host : impl.device_between_hosts;
   if (device == nullptr) {
     const world::SigpipeGuard inherited_by_its_thread;
     device = compat::make_gloo_device(listen);
   }
-  gloo.device = device;
+  return device;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
+    const std::string& name, const std::vector<int>& ranks) {
+  const compat::GlooOptions gloo{
+      .connect_deadline = std::min<milliseconds>(
+          options.deadline, compat::GlooOptions().connect_deadline),
+      .wait_deadline = options.deadline,
+      .device = device_for(*this, ranks)};
   const auto index = std::ranges::find(ranks, rank);
   const auto borrowed =
       c10::make_intrusive<BorrowedStore>("group/" + name, store);
@@ -208,6 +234,8 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
     return std::make_unique<world::C10dTransport>(group, nullptr, *watch);
   }
   try {
+    device_for(
+        *this, ranks);  // Before any rank can fail because another one does.
     free_retired_groups(
         ranks, await_members("connects", name, ranks, retired_names()));
     auto backend = connect(name, ranks);

@@ -22,6 +22,7 @@ using test::expect_all_ok;
 using test::RankOptions;
 using test::RankReport;
 using test::run_ranks;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A world of the ranks of `outer` in which each host is what a test says.
@@ -130,6 +131,35 @@ TEST(Connecting, OverTwoSubsetsOnTwoThreadsInAnyOrder) {
     }
     threads.clear();
     outer.barrier();
+  }));
+}
+
+TEST(Connecting, NamesTheInterfacesInsteadOfOneThatCannotBeUsed) {
+  expect_all_ok(run_ranks(2, [](World outer) {
+    for (const std::string wrong : {"none9", "lo"}) {
+      auto options = outer.options();
+      options.network_interface = wrong;
+      const World world =
+          world_on(outer, options, {.hostname = str("host-", outer.rank())});
+      EXPECT_THAT(
+          test::error_of([&] { world.barrier(); }),
+          AllOf(
+              HasSubstr("network_interface: expected"),
+              HasSubstr("found '" + wrong + "'"), HasSubstr("lo (127.0.0.1)")));
+      outer.barrier();
+    }
+  }));
+}
+
+TEST(Connecting, OverTheLoopbackInterfaceBetweenHostsThatAreInvented) {
+  expect_all_ok(run_ranks(2, [](World outer) {
+    auto options = outer.options();
+    options.network_interface = "lo";
+    auto host = HostIdentity::of_this_process();
+    host.fake = str(outer.rank());
+    World world = world_on(outer, options, host);
+    world.barrier();
+    world.close();
   }));
 }
 
