@@ -51,6 +51,9 @@ void check_tag(int tag) {
 struct C10dTransport::Operation {
   c10::intrusive_ptr<c10d::Work> work;
   at::Tensor tensor;  // Read or written until the operation ends.
+  int source = -1;    // The member that a receive expects it from.
+  int tag = -1;
+  Instant began{};
 };
 
 // `operation` is null if there is nothing to wait for, or if the start failed.
@@ -76,7 +79,8 @@ C10dTransport::C10dTransport(
       name_(options.name),
       backend_(std::move(backend)),
       watch_(watch),
-      leave_bytes_(at::zeros({size()}, at::kByte)) {
+      leave_bytes_(at::zeros({size()}, at::kByte)),
+      received_(ranks().size()) {
   expect_messages();
   subscription_ = watch_.subscribe([this] { interrupt(); });
 }
@@ -139,8 +143,12 @@ C10dTransport::Message C10dTransport::start(
     auto work = direction == Direction::kSend
         ? backend_->send(tensors, peer, tag)
         : backend_->recv(tensors, peer, tag);
-    message.operation =
-        std::make_shared<Operation>(Operation{std::move(work), tensor});
+    message.operation = std::make_shared<Operation>(Operation{
+        .work = std::move(work),
+        .tensor = tensor,
+        .source = direction == Direction::kReceive ? peer : -1,
+        .tag = tag,
+        .began = clock_.now()});
     const std::lock_guard<std::mutex> lock(mu_);
     outstanding_.push_back(message.operation);
   } catch (const std::exception&) {
@@ -174,13 +182,14 @@ C10dTransport::Outcome C10dTransport::wait_once(
   return outcome;
 }
 
-// For a wait that a loss has interrupted: whether the message ended before, which the loss does not
-// undo. If it did not, this breaks the connections of the group, which fails in any case.
-bool C10dTransport::has_ended(const Message& message) {
+// For a message whose wait a loss has interrupted, or another failure of the group: whether the
+// message ended before, which the failure does not undo. If it did not, this breaks the connections
+// of the group, which fails in any case.
+bool C10dTransport::has_ended(const Operation& operation) {
   // An interrupt that came when the wait had ended interrupts the first of these.
   for (int look = 0; look < 2; ++look) {
     try {
-      if (message.operation->work->wait(kNoTime)) {
+      if (operation.work->wait(kNoTime)) {
         return true;
       }
     } catch (const std::exception&) {
@@ -279,12 +288,16 @@ Status C10dTransport::wait(
   }
   const bool ended = outcome == Outcome::kComplete ||
       (outcome == Outcome::kInterrupted && lost() && failure().ok() &&
-       has_ended(message));
+       has_ended(*message.operation));
   if (!ended) {
     return fail(message, what, began);
   }
   const std::lock_guard<std::mutex> lock(mu_);
   std::erase(outstanding_, message.operation);
+  if (const int source = message.operation->source; source >= 0) {
+    received_[static_cast<std::size_t>(source)] = {
+        message.operation->tag, clock_.now()};
+  }
   message.operation = nullptr;
   return {};
 }
@@ -305,8 +318,8 @@ Status C10dTransport::fail(
     watch_.report({world_rank(message.peer), how});
     return keep(Status(
         ErrorCode::kDeadlineExceeded,
-        str("[world] rank ", world_rank(message.peer), " ", how, "; ",
-            context)));
+        str("[world] rank ", world_rank(message.peer), " ", how, "; ", context,
+            place_of(message))));
   }
   if (!loss) {
     loss = left_in_order(message.peer);
@@ -317,7 +330,53 @@ Status C10dTransport::fail(
   return keep(Status(
       loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
       str("[world] rank ", loss->rank, " was lost: it ", loss->how, "; ",
-          context, likely_reason(message.peer))));
+          context, likely_reason(message.peer), watch_.place_of(loss->rank))));
+}
+
+// Whether `member` has sent what was to come along with the message that `silent` waits for, with
+// the same tag. Nothing if nothing was to come. REQUIRES: this group fails.
+std::optional<bool> C10dTransport::has_answered(
+    int member, const Operation& silent) {
+  OperationPtr expected;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    const auto& last = received_[static_cast<std::size_t>(member)];
+    if (last.tag == silent.tag && last.when >= silent.began) {
+      return true;
+    }
+    const auto it = std::ranges::find_if(outstanding_, [&](const auto& one) {
+      return one->source == member && one->tag == silent.tag;
+    });
+    if (it == outstanding_.end()) {
+      return std::nullopt;
+    }
+    expected = *it;
+  }
+  return has_ended(*expected);
+}
+
+// To end an error about a silent member of another host.
+std::string C10dTransport::place_of(const Message& silent) {
+  const int rank = world_rank(silent.peer);
+  const auto host = watch_.host_of(rank);
+  if (host.empty() || silent.operation == nullptr) {
+    return watch_.place_of(rank);
+  }
+  bool all_silent = true;
+  bool own_host_answers = false;
+  for (int member = 0; member < size(); ++member) {
+    const auto other = watch_.host_of(world_rank(member));
+    if (member != index() && (other == host || other.empty())) {
+      const auto answered = has_answered(member, *silent.operation);
+      all_silent = all_silent && (other.empty() || answered == false);
+      own_host_answers =
+          own_host_answers || (other.empty() && answered == true);
+    }
+  }
+  return str(
+      watch_.place_of(rank),
+      all_silent ? ", none of whose ranks has answered" : "",
+      all_silent && own_host_answers ? kHostIsSilent : "");
 }
 
 // Returns the first failure once all messages have ended with it: then the caller may reuse the

@@ -85,7 +85,7 @@ class C10dTransport final : public Transport {
   Status wait(Message& message, const std::string& what, Leaver leaver);
   enum class Outcome { kComplete, kInterrupted, kBroken };
   Outcome wait_once(const Message& message, std::chrono::milliseconds limit);
-  static bool has_ended(const Message& message);
+  static bool has_ended(const Operation& operation);
 
   int own_rank() const { return world_rank(index()); }
   bool lost() const;
@@ -107,6 +107,8 @@ class C10dTransport final : public Transport {
   Status fail(const Message& message, const std::string& what, Instant began);
   Status keep(const Status& failure);
   void end_messages();
+  std::optional<bool> has_answered(int member, const Operation& silent);
+  std::string place_of(const Message& silent);
   std::string doing(const std::string& what, int peer) const;
   void interrupt();
   enum class Waits { kAll, kForLeavers };
@@ -135,6 +137,12 @@ class C10dTransport final : public Transport {
   Status failure_;  // The first one.
   bool abandoned_ = false;
   bool left_ = false;
+  // What was last received from each member.
+  struct Received {
+    int tag = -1;
+    Instant when{};
+  };
+  std::vector<Received> received_;
   // Kept until waited for: c10d cancels an operation whose last handle is released.
   std::vector<OperationPtr> outstanding_;
   // The waits of this rank's threads, so that they can be interrupted.

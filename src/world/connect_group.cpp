@@ -78,11 +78,11 @@ void World::Impl::check_none_lost(
   SHERD_CHECK_AS(
       kPeerLost, !loss, "[world] rank ", loss->rank, " was lost: it ",
       loss->how, "; rank ", rank, " waited for group '", name, "' with rank ",
-      missing);
+      missing, watch->place_of(loss->rank));
   SHERD_CHECK_AS(
       kDeadlineExceeded, SteadyClock().now() < end, "[world] rank ", missing,
       " did not join group '", name, "' within ", seconds(options.deadline),
-      " s of rank ", rank);
+      " s of rank ", rank, watch->place_of(missing));
 }
 
 // Throws if rank `missing` has left the world or given up, or is about to, without having set its
@@ -104,7 +104,7 @@ void World::Impl::check_will_join(
   throw Error(
       str("[world] rank ", loss.rank, " was lost: it ", loss.how, "; rank ",
           rank, " waited for group '", name, "' with ",
-          cause ? str("rank ", missing) : "it"),
+          cause ? str("rank ", missing) : "it", watch->place_of(loss.rank)),
       ErrorCode::kPeerLost);
 }
 
@@ -248,7 +248,8 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
     const auto loss = await_loss();
     throw Error(
         loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
-                   "; rank ", rank, " was connecting group '", name, "'")
+                   "; rank ", rank, " was connecting group '", name, "'",
+                   watch->place_of(loss->rank))
              : str("[world] rank ", rank, " could not connect group '", name,
                    "': ", first_line_of(error)),
         loss ? ErrorCode::kPeerLost : ErrorCode::kUnavailable);

@@ -334,6 +334,32 @@ TEST(StoppedRank, RunsIntoTheDeadlineAndIsNamed) {
   EXPECT_EQ(report[1].signal, SIGKILL);
 }
 
+// A host or the network to it may be down: ranks 0 and 1 answer each other.
+TEST(StoppedRank, OfAnotherHostIsNamedWithIt) {
+  expect_all_ok(run_ranks(3, [](World outer) {
+    const std::string node = outer.rank() == 2 ? "node1" : "node0";
+    World world = make_world(
+        c10::make_intrusive<c10d::PrefixStore>("inner", outer.impl()->store),
+        outer.rank(), 3, outer.options(), {.hostname = node}, "127.0.0.1");
+    const auto comm = make_c10d_transport(world, "c", {0, 1, 2}, 1s);
+    world.barrier();
+    if (outer.rank() != 2) {
+      const auto gathered =
+          Collectives(*comm, "names").all_gather_texts("x").status();
+      EXPECT_THAT(
+          gathered.message(),
+          AllOf(
+              HasSubstr("did not answer rank "),
+              HasSubstr("with rank 2; rank 2 is on node1")));
+      if (gathered.code() == ErrorCode::kDeadlineExceeded) {
+        EXPECT_THAT(
+            gathered.message(), HasSubstr("none of whose ranks has answered"));
+      }
+    }
+    outer.barrier();
+  }));
+}
+
 // Rank 2 waits for rank 0, which waits for rank 1, which is stopped: rank 0 ends first, but rank 1
 // is the one to name.
 TEST(StoppedRank, IsNamedByThoseWhoOnlySawItsVictimEnd) {

@@ -15,16 +15,17 @@
 namespace sherd::world {
 namespace {
 
-Status lost(const PeerLoss& loss) {
+Status lost(const World::Impl& impl, const PeerLoss& loss) {
   return {
       ErrorCode::kPeerLost,
-      str("[world] rank ", loss.rank, " was lost: it ", loss.how)};
+      str("[world] rank ", loss.rank, " was lost: it ", loss.how,
+          impl.watch->place_of(loss.rank))};
 }
 
 Status lost_store(const World::Impl& impl, const std::exception& error) {
   // The store disappears with a rank, whose loss is the better reason.
   const auto loss = impl.await_loss();
-  return loss ? lost(*loss)
+  return loss ? lost(impl, *loss)
               : Status(
                     ErrorCode::kPeerLost,
                     "[world] the store is lost: " + first_line_of(error));
@@ -35,7 +36,7 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
   shm::StringStore strings;
   strings.check_others = [impl] {
     const auto loss = impl->watch->first_lost();
-    return loss ? lost(*loss) : Status();
+    return loss ? lost(*impl, *loss) : Status();
   };
   strings.put = [impl](const std::string& key, const std::string& value) {
     try {
@@ -55,7 +56,7 @@ shm::StringStore strings_of(const World& world, const Clock& clock) {
           std::chrono::duration_cast<std::chrono::milliseconds>(
               until - clock.now()))) {
         if (const auto loss = impl->watch->first_lost()) {
-          return lost(*loss);
+          return lost(*impl, *loss);
         }
         if (clock.now() >= until) {
           return Status(

@@ -26,6 +26,11 @@ namespace {
 constexpr int kTickMs = 100;
 constexpr std::chrono::milliseconds kPatienceForPage(300);
 
+std::string name_of(const HostIdentity& host) {
+  return host.fake.empty() ? host.hostname
+                           : str(host.hostname, " (fake host ", host.fake, ")");
+}
+
 }  // namespace
 
 struct PeerWatch::Impl {
@@ -36,7 +41,9 @@ struct PeerWatch::Impl {
 
   const int own_rank;
   ExitStatusPage& own_board;
-  std::map<int, Peer> peers;  // Indexed by rank; constant after construction.
+  // Both are constant after construction.
+  std::map<int, Peer> peers;                // Indexed by rank.
+  std::vector<std::string> hosts_of_ranks;  // As host_of() tells them.
   // Written once by stop() and never read, so that poll() finds it readable from then on.
   const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
 
@@ -198,6 +205,8 @@ PeerWatch::PeerWatch(
     : impl_(std::make_unique<Impl>(own_rank, board)) {
   const RankRecord& own = records.at(static_cast<std::size_t>(own_rank));
   for (const RankRecord& record : records) {
+    impl_->hosts_of_ranks.push_back(
+        same_host(record.host, own.host) ? "" : name_of(record.host));
     if (record.rank != own_rank && same_pids(record.host, own.host)) {
       impl_->add_peer(record);
     }
@@ -315,6 +324,15 @@ bool PeerWatch::has_ended(int rank) const {
 bool PeerWatch::watches(int rank) const {
   const auto it = impl_->peers.find(rank);
   return it != impl_->peers.end() && it->second.process.open();
+}
+
+std::string PeerWatch::host_of(int rank) const {
+  return impl_->hosts_of_ranks.at(static_cast<std::size_t>(rank));
+}
+
+std::string PeerWatch::place_of(int rank) const {
+  const auto host = host_of(rank);
+  return host.empty() ? "" : str("; rank ", rank, " is on ", host);
 }
 
 void PeerWatch::stop() {

@@ -77,6 +77,11 @@ class PeerWatch {
   // Whether `rank` is watched through its process.
   bool watches(int rank) const;
 
+  // The name of the host of `rank`; empty if that is this rank's host.
+  std::string host_of(int rank) const;
+  // The same as the end of an error about that rank: "; rank 3 is on node1", or nothing.
+  std::string place_of(int rank) const;
+
   // Ends watching but keeps what was recorded. Idempotent. Must be called before peers may exit in
   // order.
   void stop();

@@ -224,6 +224,9 @@ TEST_F(PeerWatchTest, TicksForRanksItCannotWatch) {
   all[1].host.hostname = "elsewhere";
   PeerWatch watch(0, all, board);
   EXPECT_FALSE(watch.watches(1));
+  EXPECT_EQ(watch.host_of(1), "elsewhere");
+  EXPECT_EQ(watch.place_of(1), "; rank 1 is on elsewhere");
+  EXPECT_EQ(watch.place_of(0), "");
   std::atomic<int> ticks = 0;
   const int handle = watch.subscribe([&] { ++ticks; });
   EXPECT_FALSE(watch.wait_lost(800ms));

@@ -32,6 +32,11 @@
 
 namespace sherd::world {
 
+// Ends the failure of a wait for a rank of another host where that host is silent as a whole and
+// ranks of this one have answered. Then this rank is not alone with what it does.
+inline constexpr const char* kHostIsSilent =
+    ", unlike ranks of this host: is that host or its network down?";
+
 // A message under way. Dropping it does not cancel it: the transport keeps the message and its
 // tensor until the group is abandoned or ends. The transport must outlive the wait.
 class Transfer {

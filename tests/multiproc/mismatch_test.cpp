@@ -181,6 +181,29 @@ TEST_P(Mismatch, AnEvaluationThatNobodyAnswersTellsTheRuleAtTheDeadline) {
       broken(3s)));
 }
 
+// The ranks of the first host answer each other, so that none of them evaluates alone.
+TEST(MismatchBetweenHosts, ASilentHostIsNoLoneEvaluation) {
+  auto options = broken(1s);
+  options.hosts = {2, 1};
+  expect_all_ok(run_ranks(
+      3,
+      [&](World world) {
+        auto model = chain();
+        auto fsdp = fully_shard(*model, world, over_messages());
+        if (world.rank() == 2) {
+          EXPECT_TRUE(world.impl()->watch->wait_lost(20s));
+          return;
+        }
+        const torch::NoGradGuard no_grad;
+        EXPECT_THAT(
+            error_of([&] { visit(model, {0, 1}); }),
+            AllOf(
+                HasSubstr("rank 2 is on "),
+                Not(HasSubstr("every rank makes every forward"))));
+      },
+      options));
+}
+
 TEST_P(Mismatch, T39OneRankClipsWhileTheOthersGoForward) {
   expect_mismatch(
       Step::kPlanned, [](Chain& model, auto&) { visit(model, {0, 1}); },
