@@ -163,7 +163,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
   expect_group();
   const auto timeout =
       operation.timeout.count() > 0 ? operation.timeout : options_->timeout;
-  ++sequence_;
+  const auto sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<ShmWork>(
       WorkOptions{
           .rank = rank_,
@@ -171,7 +171,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
           .title = operation.title,
           .inputs = std::move(operation.inputs),
           .outputs = std::move(operation.outputs),
-          .sequence = sequence_,
+          .sequence = sequence,
 #ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
           .completion_hooks = completion_hooks_,
 #endif
@@ -281,7 +281,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
   drop_group();
   rank_ = members.rank;
   size_ = static_cast<int>(members.global_ranks.size());
-  sequence_ = 0;
+  sequence_.store(0, std::memory_order_relaxed);
   options_->global_ranks_in_group = members.global_ranks;
   join(
       c10::make_intrusive<c10d::PrefixStore>(

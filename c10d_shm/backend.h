@@ -8,6 +8,7 @@
 // Thread rule: any thread; collectives from one at a time. docs/design/shm_backend.md
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -218,7 +219,8 @@ class ShmBackend final : public c10d::Backend {
   std::shared_ptr<ShmGroup> group_;
   std::shared_ptr<WorkQueue> queue_;
   std::shared_ptr<P2pWorker> p2p_;
-  std::uint64_t sequence_ = 0;
+  // Only a number: callbacks issue operations on other threads.
+  std::atomic<std::uint64_t> sequence_{0};
   // The store with which it was joined.
   c10::intrusive_ptr<c10d::Store> group_store_;
   // How many segments the group has joined.

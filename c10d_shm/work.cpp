@@ -2,6 +2,7 @@
 #include "c10d_shm/work.h"
 
 #include <pthread.h>
+#include <algorithm>
 #include <exception>
 #include <utility>
 #include <ATen/core/ivalue.h>
@@ -123,7 +124,12 @@ void WorkQueue::issue(const WorkPtr& work, bool at_once) {
   {
     const std::lock_guard lock(mutex_);
     expect_open(stopped_);
-    queue_.push_back(work);
+    if (std::ranges::count(in_callbacks_, std::this_thread::get_id()) > 0) {
+      queue_.push_front(work);
+      at_once = true;
+    } else {
+      queue_.push_back(work);
+    }
     if (!at_once && !thread_.joinable()) {
       thread_ = std::thread([self = shared_from_this()] {
         ::pthread_setname_np(::pthread_self(), "sherd-shm");
@@ -152,8 +158,10 @@ WorkPtr WorkQueue::take() {
   return first;
 }
 
-// Completed only after waiting threads may go on, since callbacks of the future may issue further
-// operations and wait for them: hence two changes and two notifications.
+// Completed only after waiting threads may go on, since callbacks of the future may wait for what
+// they do: hence two changes and two notifications. The queue's own thread takes nothing meanwhile,
+// so where callers wait for futures only, as DistributedDataParallel does, what a callback issues
+// comes before what waits in line, on every rank.
 void WorkQueue::carry_out(
     std::unique_lock<std::mutex>& lock, const WorkPtr& work) {
   lock.unlock();
@@ -164,9 +172,12 @@ void WorkQueue::carry_out(
     left_over_.notify_one();
   }
   changed_.notify_all();
+  const std::thread::id own = std::this_thread::get_id();
+  in_callbacks_.push_back(own);
   lock.unlock();
   work->complete(failure);
   lock.lock();
+  in_callbacks_.erase(std::ranges::find(in_callbacks_, own));
   changed_.notify_all();
 }
 

@@ -96,7 +96,9 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
-  // Appends it. With `at_once`, returns when it is done.
+  // Appends it. With `at_once`, returns when it is done. A callback of a work's future that issues
+  // one always gets it done at once, before those that wait in line: the callback may wait for its
+  // future, and keeps the thread from doing anything else.
   void issue(const WorkPtr& work, bool at_once);
 
   // Carries operations out until `work` is done.
@@ -136,4 +138,6 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   std::thread thread_;
 };
 
+  // The threads that complete a work and may run callbacks, once for each work.
+  std::vector<std::thread::id> in_callbacks_;
 }  // namespace sherd::c10d_shm

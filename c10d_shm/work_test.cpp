@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <future>
 #include <iostream>
+#include <string>
 #include <thread>
+#include <vector>
 #include <gtest/gtest.h>
 #include "base/clock.h"
 
@@ -143,6 +145,59 @@ TEST(WorkQueue, WaitsGoOnWhileACallbackRuns) {
   second_done.set_value();
 
   EXPECT_TRUE(first->wait());
+  queue->stop();
+}
+
+// The queue's own thread is in the callback, and nothing else carries out what that waits for. What
+// was issued before the callback began is still carried out after it, so that ranks agree.
+TEST(WorkQueue, ACallbackGetsTheWorkDoneThatItWaitsFor) {
+  const auto queue = std::make_shared<WorkQueue>([] {});
+  std::vector<std::string> done;
+  const auto work = [&](const char* name) {
+    return c10::make_intrusive<ShmWork>(
+        WorkOptions{.type = c10d::OpType::BARRIER, .title = "named"},
+        [&done, name] {
+          done.emplace_back(name);
+          return Status();
+        });
+  };
+  const WorkPtr first = work("first");
+  const WorkPtr within = work("of the first one's callback");
+  const WorkPtr deeper = work("of that one's callback");
+  const WorkPtr last = work("last");
+  std::promise<void> in_callback;
+  std::promise<void> last_issued;
+  within->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    queue->issue(deeper, /*at_once=*/false);
+    deeper->getFuture()->wait();
+  });
+  const auto outcome = first->getFuture()->then(
+      [&](c10::ivalue::Future&) {
+        in_callback.set_value();
+        last_issued.get_future().wait();
+        queue->issue(within, /*at_once=*/false);
+        within->getFuture()->wait();
+        return c10::IValue();
+      },
+      c10::NoneType::get());
+
+  queue->issue(first, /*at_once=*/false);
+  in_callback.get_future().wait();
+  queue->issue(last, /*at_once=*/false);
+  last_issued.set_value();
+
+  const SteadyClock clock;
+  const Instant until = clock.now() + 20s;
+  while (!outcome->completed() && clock.now() < until) {
+    std::this_thread::yield();
+  }
+  ASSERT_TRUE(outcome->completed());
+  EXPECT_TRUE(last->wait());
+  EXPECT_EQ(
+      done,
+      (std::vector<std::string>{
+          "first", "of the first one's callback", "of that one's callback",
+          "last"}));
   queue->stop();
 }
 

@@ -6,7 +6,9 @@ host over shared memory.
     torch.distributed.init_process_group("shm")
 
 Importing it registers the backend. PyTorch offers monitored_barrier() for Gloo only;
-every call of this backend names the rank that died or does not come.
+every call of this backend names the rank that died or does not come. A callback of
+a future may wait for the futures of calls that it has made itself; for an earlier call
+it uses wait() of the work.
 """
 
 import atexit

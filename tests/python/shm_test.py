@@ -9,6 +9,7 @@ shm_test.py FOLDER drop.
 
 import atexit
 import datetime
+import importlib.util
 import os
 import signal
 import subprocess
@@ -32,16 +33,17 @@ class Ranks:
         self.dist = torch.distributed
         self.rank = rank
 
-    def model(self):
-        """A small decoder: embedding, two layers of attention, a head."""
+    def model(self, layers=2):
+        """A small decoder: embedding, layers of attention, a head."""
         nn = self.torch.nn
         self.torch.manual_seed(0)
-        layers = [
+        attention = [
             nn.TransformerEncoderLayer(
-                32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)
+                32, 4, 64, dropout=0.0, batch_first=True)
+            for _ in range(layers)
         ]
         return nn.Sequential(
-            nn.Embedding(64, 32), *layers, nn.Linear(32, 64))
+            nn.Embedding(64, 32), *attention, nn.Linear(32, 64))
 
     def losses(self, model, parameters):
         """Of a few steps, and what is left of the parameters."""
@@ -64,6 +66,38 @@ class Ranks:
         wrapped = self.torch.nn.parallel.DistributedDataParallel(
             self.model(), bucket_cap_mb=0.05)
         return self.losses(wrapped, wrapped.parameters())
+
+    def hooked(self, bucket_cap_mb):
+        """With a hook whose callbacks wait for collectives: PyTorch's
+        powerSGD_hook, which needs NumPy, or one that waits as it does."""
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+        wrapped = self.torch.nn.parallel.DistributedDataParallel(
+            self.model(layers=0), bucket_cap_mb=bucket_cap_mb)
+        if importlib.util.find_spec("numpy"):
+            state = powerSGD_hook.PowerSGDState(
+                None, start_powerSGD_iter=2, min_compression_rate=1)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        else:
+            wrapped.register_comm_hook(None, self.waits_in_callbacks)
+        return self.losses(wrapped, wrapped.parameters())
+
+    def waits_in_callbacks(self, _state, bucket):
+        def reduce_async(tensor):
+            return self.dist.all_reduce(tensor, async_op=True).get_future()
+
+        def average(future):
+            [total] = future.value()
+            return reduce_async(total / RANKS).wait()
+
+        future = reduce_async(bucket.buffer()).then(average).then(average)
+        return future.then(lambda last: last.value()[0])
+
+    def many_buckets(self):
+        """Over Gloo the ranks would not agree on the order of the calls."""
+        self.hooked(bucket_cap_mb=0.001)
+        total = self.torch.ones(3)
+        self.dist.all_reduce(total)
+        assert total.tolist() == [RANKS] * 3, total
 
     def fsdp(self, mixed):
         from torch.distributed.device_mesh import init_device_mesh
@@ -95,6 +129,7 @@ class Ranks:
         work = dist.all_reduce(found["SUM"].clone(), async_op=True)
         work.wait()
         found["future"] = work.get_future().wait()[0]
+        found["in a callback"] = self.call_in_a_callback(own.clone())
         whole = torch.empty(12)
         dist.all_gather_into_tensor(whole, own)
         found["gathered"] = whole
@@ -110,6 +145,21 @@ class Ranks:
         found.update(self.shared())
         dist.barrier()
         return {name: tensor.tolist() for name, tensor in found.items()}
+
+    def call_in_a_callback(self, tensor):
+        """Rank 1 comes late, so that rank 0's callback runs on the thread of
+        the group."""
+        dist = self.dist
+        token = self.torch.ones(1)
+        if self.rank == 1:
+            dist.recv(token, src=0)
+        first = dist.all_reduce(token.clone(), async_op=True).get_future()
+        future = first.then(
+            lambda _: dist.all_reduce(tensor, async_op=True).get_future()
+            .wait()[0])
+        if self.rank == 0:
+            dist.send(token, dst=1)
+        return future.wait()
 
     def shared(self):
         """Calls whose tensors share memory."""
@@ -141,6 +191,7 @@ class Ranks:
         self.open(backend, init_method=f"file://{store}.{backend}")
         found = {
             "ddp": self.ddp(),
+            "ddp hook": self.hooked(bucket_cap_mb=25),
             "fsdp": self.fsdp(mixed=False),
             "fsdp bf16": self.fsdp(mixed=True),
             "calls": self.calls(),
@@ -160,6 +211,8 @@ class Ranks:
             self.open("shm", store=keys)
             if self.rank == 0:
                 end_a_child()
+            if turn == 0:
+                self.many_buckets()
             for _ in range(2):
                 group = dist.new_group([1, 0])
                 total = torch.ones(3)
