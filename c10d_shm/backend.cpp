@@ -102,10 +102,21 @@ ShmBackend::~ShmBackend() {
   }
 }
 
+bool ShmBackend::in_forked_child() const {
+  return has_group() && queue_->process().in_child();
+}
+
+void ShmBackend::expect_not_forked() const {
+  if (has_group()) {
+    queue_->process().expect_not_forked();
+  }
+}
+
 void ShmBackend::expect_group() const {
   SHERD_CHECK_AS(
       kFailedPrecondition, has_group(),
       "[c10d_shm] expected a group, found none: reconfigure() forms one");
+  expect_not_forked();
 }
 
 std::uint64_t ShmBackend::global_rank() const {
@@ -138,7 +149,7 @@ void ShmBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void ShmBackend::shutdown() {
-  if (!has_group()) {
+  if (!has_group() || in_forked_child()) {
     return;
   }
   queue_->stop();
@@ -148,6 +159,9 @@ void ShmBackend::shutdown() {
 }
 
 void ShmBackend::abort() {
+  if (in_forked_child()) {
+    return;
+  }
   run_abort_hooks(*abort_hooks_);
   if (!has_group()) {
     return;
@@ -230,6 +244,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(
   if (own == ranks.end()) {
     return nullptr;
   }
+  expect_not_forked();
   auto options = c10::make_intrusive<ShmBackendOptions>(
       opts == nullptr ? options_->timeout : opts->timeout);
   options->communicator = options_->communicator;
@@ -267,6 +282,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
       opts.handles);
   const bool ordered =
       std::holds_alternative<std::vector<std::string>>(opts.handles);
+  expect_not_forked();
   const GroupMembers members =
       group_members(
           handles, ordered ? MemberOrder::kAsGiven : MemberOrder::kByRank,

@@ -69,8 +69,11 @@ class ShmBackend final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
-  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  // This rank is done; operations under way end with an error.
+  std::uint64_t getSequenceNumberForGroup() override {
+    return sequence_.load(std::memory_order_relaxed);
+  }
+  // This rank is done; operations under way end with an error. Does nothing in a forked child, and
+  // so does abort().
   void shutdown() override;
   // The same, and the other ranks end, too.
   void abort() override;
@@ -205,6 +208,10 @@ class ShmBackend final : public c10d::Backend {
   bool has_group() const { return group_ != nullptr; }
   // Releases the group, if there is one. REQUIRES: shutdown(), or a forked child.
   void drop_group();
+  // A forked child has the objects of a group, but no part in it.
+  bool in_forked_child() const;
+  void expect_not_forked() const;
+  // Throws if there is none, or in a forked child.
   void expect_group() const;
   std::uint64_t global_rank() const;
   c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/wait.h>
+#include <unistd.h>
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <iostream>
 #include <thread>
 #include <gmock/gmock.h>
 #include "c10d_shm/backend.h"
 #include "c10d_shm/testing.h"
+#include "shm/join.h"
 #include "support/error_of.h"
 
 namespace sherd::c10d_shm {
@@ -376,6 +380,58 @@ TEST(ShmFailure, WhoComesAfterACallWasGivenUpFailsAndWritesNothing) {
         late_rank_fails(ranked, operation, way);
       }
     }
+  }));
+}
+
+// Each way to use or end a group in a child of fork(). Returns whether all were refused or did
+// nothing. `pending` was issued before the fork.
+bool has_no_part(BackendRank& ranked, c10d::Work& pending) {
+  auto& shm = ranked.shm();
+  std::vector<torch::Tensor> tensors = {torch::ones({3})};
+  const int other = 1 - ranked.rank();
+  const std::vector<std::function<void()>> uses = {
+      [&] { shm.allreduce(tensors, {}); },
+      [&] { shm.send(tensors, other, 0); },
+      [&] { shm.recv(tensors, other, 0); },
+      [&] { shm.split(ranked.prefixed("split"), {0, 1}, nullptr); },
+      [&] { shm.join_memory("memory", 8); },
+      [&] { pending.wait(std::chrono::milliseconds(0)); }};
+  for (const auto& use : uses) {
+    const auto error = error_of(use);
+    if (error.find("found a forked child") == std::string::npos) {
+      std::cerr << "expected an error about the fork, found: " << error << '\n';
+      return false;
+    }
+  }
+  shm.abort();
+  shm.shutdown();
+  ranked.drop();
+  return true;
+}
+
+TEST(ShmFailure, AForkedChildHasNoPartInTheGroup) {
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    std::vector<torch::Tensor> tensor = {torch::ones({3})};
+    const auto store = ranked.prefixed("test");
+    all_reduce(ranked, 10);
+    if (ranked.rank() == 0) {
+      store->wait({"child has ended"});
+      ranked.shm().allreduce(tensor, {})->wait();
+    } else {
+      const auto pending = ranked.shm().allreduce(tensor, {});
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::alarm(30);
+        ::_exit(has_no_part(ranked, *pending) ? 0 : 1);
+      }
+      int status = 0;
+      ::waitpid(child, &status, 0);
+      EXPECT_EQ(status, 0);
+      store->set("child has ended", "1");
+      pending->wait();
+    }
+    EXPECT_EQ(tensor[0].sum().item<int>(), 6);
+    all_reduce(ranked, 10);
   }));
 }
 

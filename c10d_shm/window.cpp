@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include "base/check.h"
+#include "c10d_shm/fork_mark.h"
 #include "shm/join.h"
 #include "shm/waiter.h"
 
@@ -80,6 +81,7 @@ std::vector<Registered> gathered(ShmBackend& backend, const Registered& mine) {
 }  // namespace
 
 struct ShmWindow::Memory {
+  const ForkMark process{};
   std::vector<Registered> tensors;  // Indexed by rank.
   std::vector<std::size_t> begins;  // By rank: where its storage begins.
   shm::HostSegment segment;
@@ -131,7 +133,7 @@ ShmWindow::ShmWindow(c10::intrusive_ptr<ShmBackend> backend)
     : backend_(std::move(backend)) {}
 
 ShmWindow::~ShmWindow() {
-  if (memory_) {
+  if (memory_ && !memory_->process.in_child()) {
     memory_->in_use->store(false);
     memory_->segment.peers().leave();
   }
@@ -145,6 +147,7 @@ ShmWindow::Memory& ShmWindow::memory() const {
   SHERD_CHECK_AS(
       kFailedPrecondition, memory_,
       "[c10d_shm] a window: expected a registered tensor, found none");
+  memory_->process.expect_not_forked();
   return *memory_;
 }
 

@@ -182,6 +182,7 @@ void WorkQueue::carry_out(
 }
 
 void WorkQueue::run_until_done(ShmWork& work) {
+  process_.expect_not_forked();
   work_until([&] { return work.isCompleted(); }, changed_);
 }
 

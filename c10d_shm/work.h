@@ -18,6 +18,7 @@
 #include <vector>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include "base/status.h"
+#include "c10d_shm/fork_mark.h"
 #include "c10d_shm/newer_c10d.h"
 
 namespace sherd::c10d_shm {
@@ -101,8 +102,11 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   // future, and keeps the thread from doing anything else.
   void issue(const WorkPtr& work, bool at_once);
 
-  // Carries operations out until `work` is done.
+  // Carries operations out until `work` is done. Throws in a forked child.
   void run_until_done(ShmWork& work);
+
+  // In a forked child only this and the destructor may be called.
+  const ForkMark& process() const { return process_; }
 
   // Ends operations that are under way or in the queue, with an error, and returns when they have
   // ended: no tensor is read or written afterwards. Joins the thread. Later operations fail.
@@ -121,6 +125,7 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   void carry_out(std::unique_lock<std::mutex>& lock, const WorkPtr& work);
 
   const std::function<void()> abort_;
+  const ForkMark process_;
   // Guards what follows. A thread sleeps only after it has found, with mutex_ held, that what it
   // waits for has not come and that it can take nothing out. A thread that changes either (the
   // queue, runner_, stopped_, or that a work is completed) locks mutex_ afterwards and then
@@ -133,11 +138,11 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
   std::condition_variable left_over_;
   std::deque<WorkPtr> queue_;
   std::thread::id runner_{};  // The thread that carries one out, if any.
+  // The threads that complete a work and may run callbacks, once for each work.
+  std::vector<std::thread::id> in_callbacks_;
   bool stopped_ = false;
   // Started with the first operation that nobody waits for; it keeps a reference.
   std::thread thread_;
 };
 
-  // The threads that complete a work and may run callbacks, once for each work.
-  std::vector<std::thread::id> in_callbacks_;
 }  // namespace sherd::c10d_shm

@@ -27,7 +27,7 @@ def fixed_parts(message):
 def main():
     sources = [
         strings_of(path.read_text(encoding="utf-8"))
-        for folder in ("src", "tools")
+        for folder in ("src", "tools", "c10d_shm")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".cpp", ".h") and "_test" not in path.name
     ]

@@ -210,7 +210,7 @@ class Ranks:
                 keys.set(f"{turn} others come", "1")
             self.open("shm", store=keys)
             if self.rank == 0:
-                end_a_child()
+                end_a_child(torch)
             if turn == 0:
                 self.many_buckets()
             for _ in range(2):
@@ -247,14 +247,34 @@ def text_of(action):
     return "no error"
 
 
-def end_a_child():
-    """A forked child says at its exit nothing about the rank."""
+def has_no_part(torch):
+    """Whether each use of the group is an error about the fork."""
+    dist, ones = torch.distributed, torch.ones(3)
+    for use in (lambda: dist.all_reduce(ones), dist.barrier,
+                lambda: dist.isend(ones, dst=1),
+                lambda: dist.irecv(ones, src=1)):
+        error = text_of(use)
+        if "found a forked child" not in error:
+            print(f"expected an error about the fork, found: {error}",
+                  flush=True)
+            return False
+    return True
+
+
+def end_a_child(torch):
+    """A forked child cannot use the group, and says at its exit nothing about
+    the rank. One that does not use the group works."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)
+        refused = has_no_part(torch)
         atexit._run_exitfuncs()  # pylint: disable=protected-access
-        os._exit(0)  # PyTorch's FileStore counts the ends of its objects.
+        # PyTorch's FileStore counts the ends of its objects.
+        os._exit(0 if refused else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    loader = torch.utils.data.DataLoader(
+        range(3), num_workers=1, multiprocessing_context="fork")
+    assert torch.cat(list(loader)).tolist() == [0, 1, 2]
 
 
 def drop(folder):
