@@ -2,6 +2,7 @@
 #include <sherd/base/run_main.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <sherd/base/error.h>
@@ -34,6 +35,8 @@ std::string without_backtrace(const std::string& message) {
 int run_main(int argc, char** argv, const std::function<int()>& body) {
   // Line-buffered, so that a launcher's pipe shows each line as soon as it is complete.
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  // A write beyond RLIMIT_FSIZE then fails as one to a full disk does.
+  (void)std::signal(SIGXFSZ, SIG_IGN);
   int status = kFailed;
   std::string message;
   try {

@@ -3,8 +3,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -67,6 +70,26 @@ TEST(RunMain, ALineIsSeenInAPipeBeforeTheProgramEnds) {
   ::waitpid(child, nullptr, 0);
   ::close(out[0]);
   ::close(out[1]);
+}
+
+TEST(RunMain, AFileThatIsTooLargeIsAnErrorAndNotTheEnd) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_DFL);
+    char program[] = "my-train";
+    char* argv[] = {program, nullptr};
+    ::_exit(run_main(1, argv, [] {
+      const rlimit limit{.rlim_cur = 1, .rlim_max = 1};
+      const int file = ::memfd_create("file", MFD_CLOEXEC);
+      const bool limited = ::setrlimit(RLIMIT_FSIZE, &limit) == 0;
+      const bool failed = ::ftruncate(file, 2) == -1 && errno == EFBIG;
+      return limited && failed ? 7 : 1;
+    }));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
 TEST(RunMain, LibTorchsFramesAreLeftOut) {

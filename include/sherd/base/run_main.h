@@ -24,7 +24,8 @@ namespace sherd {
 // Returns what `body` returns. If `body` throws, prints "PROGRAM: MESSAGE" once, where PROGRAM is
 // the last part of argv[0], and returns 2 after an Error with kInvalidArgument, which the same
 // command line would cause again, or 1 after any other exception. Makes stdout line-buffered, also
-// in a pipe. Throws nothing.
+// in a pipe. Ignores SIGXFSZ, so that a file that reaches a limit (ulimit -f) is an error of whoever
+// writes it and does not kill the program. Throws nothing.
 int run_main(int argc, char** argv, const std::function<int()>& body);
 
 // The message of an exception without the C++ stack that LibTorch appends to its own messages.
