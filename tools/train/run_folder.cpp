@@ -218,15 +218,23 @@ RunFolder::RunFolder(
     : path_(path) {
   const auto metrics = metrics_path();
   std::ifstream file(metrics, std::ios::binary);
-  std::string kept;
+  const bool found = file.is_open();
+  std::uintmax_t kept_bytes =
+      0;  // The lines of these steps are the first ones.
   each_record(file, metrics, [&](const std::string& line, StepMetrics record) {
     if (record.step <= step) {
       keep(std::move(record));
-      kept += line + "\n";
+      kept_bytes += line.size() + 1;
     }
   });
   file.close();
-  replace(kMetrics, kept);
+  std::error_code failure;
+  if (found) {
+    std::filesystem::resize_file(metrics, kept_bytes, failure);
+  }
+  if (failure) {
+    refuse_file(metrics, "a file that can be written", failure.message());
+  }
   open(config_json, step + 1);
 }
 

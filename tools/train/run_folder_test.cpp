@@ -54,7 +54,12 @@ TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
     }
     std::ofstream(path + "/metrics.jsonl", std::ios::app) << "{\"step\": 5, ";
   }
+  std::filesystem::create_hard_link(
+      path + "/metrics.jsonl", path + "/the same file");
   RunFolder folder(path, "{\"again\": 1}", 2);
+  EXPECT_EQ(
+      file_text(path + "/metrics.jsonl"), file_text(path + "/the same file"))
+      << "a long one is cut and not written again";
   ASSERT_EQ(folder.records().size(), 2U);
   EXPECT_EQ(folder.records()[1].loss, 0.5);
   folder.add({.step = 3, .loss = 7});
