@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -33,6 +34,11 @@ def take_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def limits_files_to(size):
+    """Unlike Python itself, its children are killed by the signal unless they ignore it."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 class TrainCommand(unittest.TestCase):
     sherd = ""
     scratch = pathlib.Path()
@@ -43,7 +49,8 @@ class TrainCommand(unittest.TestCase):
         (self.folder / "text").write_bytes((ROOT / "LICENSE").read_bytes())
 
     def shown(
-        self, *words, command="train", expected=0, ranks=0, cwd=None, launcher=(), rank_1=""
+        self, *words, command="train", expected=0, ranks=0, cwd=None, launcher=(), rank_1="",
+        file_bytes_max=None
     ):
         """stdout and stderr of `sherd train WORDS`, which ends with `expected`.
 
@@ -59,6 +66,7 @@ class TrainCommand(unittest.TestCase):
                 *(str(word) for word in words),
             ],
             cwd=cwd or self.folder,
+            preexec_fn=limits_files_to(file_bytes_max) if file_bytes_max else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -345,9 +353,28 @@ class TrainCommand(unittest.TestCase):
         )  # fmt: skip
         text = self.shown("--data", "text", "--run", "x", *words, expected=1)
         self.assertIn("expected a finite norm of gradients, found", text)
-        self.assertIn("at step 2; try a lower --lr", text)
+        self.assertIn("at step 2; try a lower --lr, and", text)
+        self.assertIn("remove x/checkpoints/step-1, from which", text)
         saved = [path.name for path in (self.folder / "x/checkpoints").glob("step-*")]
         self.assertEqual(saved, ["step-1"])
+
+    def test_an_update_that_is_too_large_is_not_saved_and_a_lower_rate_begins_again(self):
+        # Loss and gradients of the first step are finite, what the rate makes of them is not.
+        words = (
+            *SMALL, "--data", "text", "--run", "x", "--steps", "1", "--save-every", "1",
+            "--warmup", "0", "--clip", "0",
+        )  # fmt: skip
+        text = self.shown(*words, "--lr", "1e38", ranks=2, expected=1)
+        self.assertIn("expected finite weights, found others after step 1", text)
+        self.assertEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
+        self.shown(*words, "--lr", "1e-3", ranks=2)
+
+    def test_a_limit_for_the_size_of_files_loses_a_checkpoint_and_not_the_run(self):
+        words = (*SMALL, "--data", "text", "--run", "x", "--steps", "3", "--save-every", "1")
+        text = self.shown(*words, file_bytes_max=64 << 10, expected=1)
+        self.assertIn("a checkpoint was not saved, and training goes on", text)
+        self.assertIn("File too large", text)
+        self.assertEqual(len(self.losses("x")), 3)
 
     # ---- options of training
 

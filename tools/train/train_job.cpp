@@ -38,6 +38,7 @@ class TrainJob {
       return 0;
     }
     report_.open(path_, resumed);
+    newest_ = resumed ? checkpoint_of(*resumed) : "";
     for (std::int64_t step = first; step < trainer_.last_step(); ++step) {
       profile_.begin_step();
       const auto record = take_step(step);
@@ -59,6 +60,10 @@ class TrainJob {
   }
 
  private:
+  std::string checkpoint_of(std::int64_t step) const {
+    return path_ + "/checkpoints/step-" + step_text(step);
+  }
+
   bool saves() const { return trainer_.config().save_every > 0; }
 
   // Returns the number of steps made before; nothing if there is no checkpoint.
@@ -137,8 +142,9 @@ class TrainJob {
     }
     const bool due = step % trainer_.config().save_every == 0;
     if (due || step == trainer_.last_step() || asked_ > 0) {
+      check_finite_weights(step);
       checkpoints_->save(step);
-      saved_ = path_ + "/checkpoints/step-" + step_text(step);
+      newest_ = saved_ = checkpoint_of(step);
     }
     if (asked_ <= kSaveRequest) {
       return false;
@@ -154,7 +160,7 @@ class TrainJob {
   }
 
   // A skipped step has changed no weight.
-  static void check_finite(const StepMetrics& record) {
+  void check_finite(const StepMetrics& record) const {
     if (!std::isfinite(record.loss)) {
       refuse_step(record, "loss", record.loss);
     }
@@ -163,12 +169,33 @@ class TrainJob {
     }
   }
 
-  [[noreturn]] static void refuse_step(
-      const StepMetrics& record, const std::string& what, double found) {
+  // Loss and gradients may be finite, and the update too large.
+  void check_finite_weights(std::int64_t step) const {
+    const bool mine = trainer_.engine().weights_are_finite();
+    for (const auto& of_rank :
+         trainer_.world().all_gather({mine ? 1.0 : 0.0})) {
+      if (of_rank[0] == 0.0) {
+        throw Error(
+            "expected finite weights, found others after step " +
+                step_text(step) + ", which are not saved" + advice(),
+            ErrorCode::kAborted);
+      }
+    }
+  }
+
+  [[noreturn]] void refuse_step(
+      const StepMetrics& record, const std::string& what, double found) const {
     throw Error(
         "expected a finite " + what + ", found " + std::to_string(found) +
-            " at step " + std::to_string(record.step) + "; try a lower --lr",
+            " at step " + step_text(record.step) + advice(),
         ErrorCode::kAborted);
+  }
+
+  std::string advice() const {
+    return "; try a lower --lr" +
+        (newest_.empty() ? ""
+                         : ", and if that does not help, remove " + newest_ +
+                 ", from which the same command goes on");
   }
 
   void close() {
@@ -181,7 +208,8 @@ class TrainJob {
   const std::string path_;
   StepProfile profile_;
   std::optional<RunCheckpoints> checkpoints_;
-  std::string saved_;  // The last checkpoint.
+  std::string saved_;   // The last checkpoint that this start has saved.
+  std::string newest_;  // The same, or what it goes on from.
   std::string memory_choice_said_;
   int asked_ = 0;  // Requested by signals on any rank.
 };

@@ -2,10 +2,13 @@
 #include "train/training_engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/aminmax.h>
 #include <sherd/base/error.h>
 #include <torch/nn/utils/clip_grad.h>
 #include "exchange_kind_flag.h"
@@ -189,6 +192,16 @@ std::optional<LocalGradientsScope> TrainingEngine::accumulate() {
 
 NamedParameters TrainingEngine::named_parameters() const {
   return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+}
+
+bool TrainingEngine::weights_are_finite() const {
+  const at::NoGradGuard no_grad;
+  const auto parameters = named_parameters();
+  return std::ranges::all_of(parameters.items, [](const NamedParameter& item) {
+    const auto [least, largest] = at::aminmax(item.slice);
+    return std::isfinite(least.item<double>()) &&
+        std::isfinite(largest.item<double>());
+  });
 }
 
 ShardReport TrainingEngine::report() const {

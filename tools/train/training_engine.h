@@ -50,6 +50,8 @@ class TrainingEngine {
 
   // This rank's slices.
   NamedParameters named_parameters() const;
+  // Whether all weights of this rank are.
+  bool weights_are_finite() const;
 
   // The comm hook of gradients; null if there is none. Its state has to be saved, too. It connects
   // the ranks on the replicate axis of that mesh.
