@@ -42,7 +42,8 @@ void bind_state_of_job(py::module_& module) {
   state.def(py::init())
       .def(
           "add_parameters",
-          [](State& self, const NamedParameters& parameters) {
+          [](State& self, NamedParameters parameters) {
+            parameters.state_only.clear();  // Python adds them by itself.
             self.state.add(parameters);
           })
       .def("add_tensors", &State::add_tensors)

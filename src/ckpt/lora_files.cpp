@@ -43,6 +43,7 @@ NamedParameters adapters_of(NamedParameters parameters) {
     return !models::is_lora_parameter(item.name);
   };
   std::erase_if(parameters.items, is_other);
+  std::erase_if(parameters.state_only, is_other);
   std::erase_if(parameters.whole.items, is_other);
   return parameters;
 }

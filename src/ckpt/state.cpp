@@ -117,6 +117,12 @@ void CheckpointState::add(const NamedParameters& parameters) {
          .ranks = parameters.whole.ranks});
     whole.erase(item.name);
   }
+  for (const auto& item : parameters.state_only) {
+    add(kModelSection,
+        {.name = item.name,
+         .shape = item.slice.sizes().vec(),
+         .elements = item.slice.detach()});
+  }
   for (const auto& [name, item] : whole) {  // This rank has no slice of these.
     names_.insert({kModelSection, name});
   }
@@ -181,11 +187,15 @@ void CheckpointState::add_optimizer(
         .elements = {},
         .ranks = parameters.whole.ranks};
   }
-  for (const auto& item : parameters.items) {
-    auto& slice = entry.slices[item.name];
-    if (slice.name.empty()) {
-      slice.name = item.name;
-      slice.shape = item.slice.sizes().vec();
+  // An optimizer of LibTorch may have been given the whole module's parameters.
+  for (const auto* items : {&parameters.items, &parameters.state_only}) {
+    for (const auto& item : *items) {
+      auto& slice = entry.slices[item.name];
+      if (slice.name.empty()) {
+        slice.name = item.name;
+        slice.shape = item.slice.sizes().vec();
+      }
+      slice.elements = item.slice.detach();
     }
     slice.elements = item.slice.detach();
   }

@@ -169,8 +169,11 @@ void CheckpointState::add(
         "[ckpt] expected Adam, AdamW, SGD, RMSprop or Adagrad of torch::optim, "
         "or an optimizer of sherd, found another");
   }
+  auto items = parameters.items;
+  items.insert(
+      items.end(), parameters.state_only.begin(), parameters.state_only.end());
   add_optimizer(
-      section, parameters, [&optimizer, items = parameters.items](bool all) {
+      section, parameters, [&optimizer, items = std::move(items)](bool all) {
         return tensors_of(optimizer, items, all);
       });
 }

@@ -582,11 +582,13 @@ void DdpEngine::average_parameters() {
 
 NamedParameters DdpEngine::named_parameters() {
   NamedParameters named;
+  for (const auto& parameter : model_.frozen) {
+    named.state_only.push_back({parameter.name, parameter.tensor});
+  }
   for (const auto& parameter : keyed_.parameters()) {
-    if (parameter.tensor.numel() == 0) {
-      continue;  // Optimizers refuse it.
-    }
-    named.items.push_back({parameter.name, parameter.tensor});
+    // Optimizers refuse what has no elements.
+    auto& list = parameter.tensor.numel() > 0 ? named.items : named.state_only;
+    list.push_back({parameter.name, parameter.tensor});
     named.uses_fp16 =
         named.uses_fp16 || parameter.tensor.scalar_type() == at::kHalf;
   }

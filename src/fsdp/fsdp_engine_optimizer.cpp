@@ -19,6 +19,7 @@ NamedParameters FsdpEngine::named_parameters() {
   for (const auto& slice : slices_->all()) {
     named.items.push_back({slice.name, slice.tensor});
   }
+  named.state_only = without_elements();
   named.publish = while_alive(
       this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
   named.before_load =

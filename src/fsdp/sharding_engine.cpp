@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include "autograd/gradient_hook.h"
 #include "base/check.h"
 
@@ -19,6 +21,19 @@ void ShardingEngine::cast_forwards(bool full_precision) {
       cast.used->inputs = std::nullopt;
     }
   }
+}
+
+std::vector<NamedParameter> ShardingEngine::without_elements() const {
+  std::vector<NamedParameter> found;
+  for (const auto& parameter : model_.parameters) {
+    const auto& tensor = parameter.tensor;
+    if (tensor.numel() == 0) {
+      found.push_back(
+          {parameter.name,
+           at::empty(tensor.sizes(), tensor.options().requires_grad(false))});
+    }
+  }
+  return found;
 }
 
 void ShardingEngine::check_summon_options(const SummonOptions& options) {

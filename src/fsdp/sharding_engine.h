@@ -65,6 +65,9 @@ class ShardingEngine : public autograd::ModelEngine {
   // Throws Error if the parameter was given another storage.
   virtual void check_parameter(int parameter) const = 0;
 
+  // As in NamedParameters::state_only. In memory of their own, since a unit's may be unreadable.
+  std::vector<NamedParameter> without_elements() const;
+
   // Throws Error for options that both engines refuse.
   static void check_summon_options(const SummonOptions& options);
   static void check_summoned_gradients(bool with_gradients);

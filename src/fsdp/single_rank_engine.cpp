@@ -247,6 +247,7 @@ NamedParameters SingleRankEngine::named_parameters() {
           {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
     }
   }
+  named.state_only = without_elements();
   named.uses_fp16 = uses_fp16(model_);
   named.publish =
       while_alive(this, [](SingleRankEngine& self) { self.publish(); });

@@ -23,6 +23,7 @@ SplitParameters split(
       return optim::matches_any(patterns, item.name) != matching;
     };
     std::erase_if(kept.items, goes);
+    std::erase_if(kept.state_only, goes);
     std::erase_if(kept.whole.items, goes);
     return kept;
   };

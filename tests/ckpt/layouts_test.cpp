@@ -38,33 +38,53 @@ torch::optim::AdamWOptions adamw_options() {
   return torch::optim::AdamWOptions(1e-2);
 }
 
-class LayoutJob {
+class DistributedModule {
  public:
-  LayoutJob(const World& world, OddLayouts model, const LayoutEngine& engine)
-      : world_(world), model_(std::move(model)) {
+  DistributedModule(
+      const World& world,
+      torch::nn::Module& model,
+      const LayoutEngine& engine) {
     if (engine.strategy) {
       FullyShardOptions options;
       options.strategy = *engine.strategy;
-      fsdp_.emplace(fully_shard(*model_, world, options));
+      fsdp_.emplace(fully_shard(model, world, options));
     } else {
-      ddp_.emplace(replicate(*model_, world));
+      ddp_.emplace(replicate(model, world));
     }
+  }
+
+  NamedParameters parameters() const {
+    return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
+  }
+
+ private:
+  std::optional<FullyShardedDataParallel> fsdp_;  // Or:
+  std::optional<DistributedDataParallel> ddp_;
+};
+
+class LayoutJob {
+ public:
+  LayoutJob(const World& world, OddLayouts model, const LayoutEngine& engine)
+      : world_(world),
+        model_(std::move(model)),
+        distributed_(world, *model_, engine) {
     std::vector<torch::Tensor> leaves;
-    for (const auto& item : parameters().items) {
+    const auto parameters = distributed_.parameters();
+    for (const auto& item : parameters.items) {
       leaves.push_back(item.slice);
     }
     adamw_.emplace(leaves, adamw_options());
-    state_.add(parameters());
+    state_.add(parameters);
     state_.add_buffers(*model_);
-    state_.add("adamw", *adamw_, parameters());
+    state_.add("adamw", *adamw_, parameters);
   }
 
   torch::Tensor step(int batch) {
     const auto loss = odd_loss(model_, batch, world_.rank());
     loss.backward();
     adamw_->step();
-    if (fsdp_) {
-      fsdp_->publish();
+    if (const auto publish = distributed_.parameters().publish) {
+      publish();
     }
     adamw_->zero_grad();
     return loss.detach();
@@ -76,14 +96,9 @@ class LayoutJob {
   CheckpointState& state() { return state_; }
 
  private:
-  NamedParameters parameters() const {
-    return fsdp_ ? fsdp_->named_parameters() : ddp_->named_parameters();
-  }
-
   const World& world_;
   OddLayouts model_;
-  std::optional<FullyShardedDataParallel> fsdp_;  // Or:
-  std::optional<DistributedDataParallel> ddp_;
+  DistributedModule distributed_;
   std::optional<torch::optim::AdamW> adamw_;
   CheckpointState state_;
 };
@@ -193,6 +208,68 @@ TEST_P(CheckpointLayouts, AnyEngineGoesOnFromAnyOverOtherStrides) {
         if (plain) {
           expect_close(other.step(2), reference.step(2), 1e-9, what);
         }
+      }
+    }
+  }));
+}
+
+// With a parameter that is frozen and one that has no elements.
+struct ThreeParametersImpl : torch::nn::Module {
+  explicit ThreeParametersImpl(int seed) {
+    torch::manual_seed(seed);
+    frozen = register_parameter("frozen", torch::randn({5, 3}), false);
+    trained = register_parameter("trained", torch::randn({3}));
+    empty = register_parameter("empty", torch::ones({0, 4}));
+  }
+  torch::Tensor frozen, trained, empty;
+};
+TORCH_MODULE(ThreeParameters);
+
+TEST_P(CheckpointLayouts, FrozenAndEmptyParametersAreStateInAnyEngine) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto& shards = kEngines[0];
+    const auto& replicas = kEngines[3];
+    const ThreeParameters first(0);
+    int step = 0;
+    for (const auto& engine : {shards, replicas, replicas, shards}) {
+      ThreeParameters model(step);
+      const DistributedModule distributed(world, *model, engine);
+      CheckpointState state;
+      const auto parameters = distributed.parameters();
+      std::vector<torch::Tensor> slices;
+      for (const auto& item : parameters.items) {
+        slices.push_back(item.slice);
+      }
+      torch::optim::AdamW adamw(
+          engine.strategy ? slices : model->parameters(), adamw_options());
+      state.add(parameters);
+      state.add_buffers(*model);
+      state.add("adamw", adamw, parameters);
+      if (step > 0) {
+        load_newest_checkpoint(world, scratch.path(), state);
+      }
+      const auto full = gather_full_state(world, state);
+      CheckpointSaver(world, scratch.path()).save(++step, state);
+      if (world.rank() > 0) {
+        continue;
+      }
+      ThreeParameters merged(step);
+      torch::load(
+          merged,
+          merge_checkpoint(
+              scratch.path() + "/step-" + std::to_string(step),
+              scratch.path() + "/merged-" + std::to_string(step),
+              {.archives = true})
+              .at(0));
+      EXPECT_EQ(full.at("model").size(), 3U) << engine.name;
+      for (const auto& item : first->named_parameters()) {
+        const auto what = engine.name + " " + item.key();
+        const auto expected = item.value().detach();
+        expect_close(full.at("model").at(item.key()), expected, 0.0, what);
+        expect_close(
+            merged->named_parameters()[item.key()].detach(), expected, 0.0,
+            what + ", merged");
       }
     }
   }));

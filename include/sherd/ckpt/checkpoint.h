@@ -71,7 +71,8 @@ class CheckpointState {
   // be saved, and for a name that the section already has.
   void add(const std::string& section, NamedShard shard);
 
-  // The parameters of fully_shard or replicate, in section "model"; loading publishes them.
+  // The parameters of fully_shard or replicate, frozen ones and those without elements, too, in
+  // section "model"; loading publishes them.
   void add(const NamedParameters& parameters);
 
   // The module's buffers, which are whole on every rank, in section "model". Buffers that differ

@@ -77,6 +77,9 @@ struct WholeParameters {
 struct NamedParameters {
   // In module order, without the parameters of which this rank owns nothing.
   std::vector<NamedParameter> items;
+  // Parameters that belong to the model's state, but never to an optimizer: those without elements,
+  // and those that were frozen at replicate(). Whole on every rank, in their own shape.
+  std::vector<NamedParameter> state_only = {};
   // Makes new values visible to all ranks. An optimizer calls it at the end of step(), on every
   // rank, even one with no items. May be empty (plain tensors).
   std::function<void()> publish;
