@@ -132,7 +132,7 @@ class ReplicaRank {
     for (const auto& item : fsdp_.named_parameters().items) {
       add(item.slice);
     }
-    for (const auto& item : adamw_.tensors(true)) {
+    for (const auto& item : adamw_.tensors({})) {
       add(item.tensor);
     }
     return digest_of(parts.data(), parts.size() * sizeof(std::uint64_t));

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -55,7 +56,7 @@ using StateTensors =
 
 // An optimizer of torch.optim, whose state Python puts together whenever it is asked for.
 struct TorchOptimizer {
-  std::vector<OptimizerTensor> tensors(bool all) const;
+  std::vector<OptimizerTensor> tensors(const std::set<std::string>& also) const;
   std::function<StateTensors()> read;
 };
 

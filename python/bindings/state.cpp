@@ -31,7 +31,8 @@ void add_optimizer(
 template <typename Optimizer>
 StateTensors tensors_of(Optimizer& optimizer, bool all) {
   StateTensors result;
-  for (const auto& item : optimizer.tensors(all)) {
+  const auto names = all ? optimizer.names() : std::vector<std::string>();
+  for (const auto& item : optimizer.tensors({names.begin(), names.end()})) {
     result.emplace_back(item.parameter, item.key, item.tensor);
   }
   return result;
@@ -234,7 +235,8 @@ void bind_folders(py::module_& module) {
 
 }  // namespace
 
-std::vector<OptimizerTensor> TorchOptimizer::tensors(bool /*all*/) const {
+std::vector<OptimizerTensor> TorchOptimizer::tensors(
+    const std::set<std::string>& /*also*/) const {
   std::vector<OptimizerTensor> result;
   for (const auto& [parameter, key, tensor] : read()) {
     result.push_back({parameter, key, tensor.detach()});

@@ -294,7 +294,7 @@ TEST(TensorFiles, OfAnOptimizerMayLackParametersThatItNeverUpdated) {
   const auto& tensors = found.at("optimizer");
   EXPECT_TRUE(torch::equal(tensors.at("exp_avg.a"), torch::full({3}, 0.2F)));
   EXPECT_EQ(tensors.at("step.a").item<std::int64_t>(), 1);
-  EXPECT_TRUE(torch::equal(tensors.at("exp_avg.b"), torch::zeros({2})));
+  EXPECT_FALSE(tensors.contains("exp_avg.b")) << "none is made";
 }
 
 TEST(TensorFiles, ThatDoNotFitTheStateAreErrorsThatNameTheTensor) {

@@ -214,6 +214,14 @@ std::vector<TensorPiece> pieces_of(const std::vector<LoadTarget>& targets) {
 struct Offer {
   std::set<std::string> sections;
   Sources tensors;
+  // Those of which it has state of an optimizer, and other keys.
+  std::set<TensorKey> parameters;
+
+  // Whether a job's optimizer needs state of a parameter: it is there, or nothing of its section is.
+  bool needs_state_of(const TensorKey& parameter) const {
+    return !sections.contains(parameter.section) ||
+        parameters.contains(parameter);
+  }
 };
 
 std::string text_of(
@@ -227,24 +235,24 @@ std::string text_of(
 
 Offer offer_of(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
-  return {
+  Offer offer{
       .sections = json[0].get<std::set<std::string>>(),
-      .tensors = sources_of({json[1].get<std::string>()})};
+      .tensors = sources_of({json[1].get<std::string>()}),
+      .parameters = {}};
+  for (const auto& [key, sources] : offer.tensors) {
+    offer.parameters.insert(CheckpointAccess::parameter_of(key));
+  }
+  return offer;
 }
 
 // Every rank comes to the same result, save in `bytes_read`.
 LoadReport compare_names(
     const Sources& wanted, const Offer& offer, const CheckpointState& state) {
   const auto required = CheckpointAccess::required_names(state);
-  std::set<TensorKey> parameters;
-  for (const auto& [key, sources] : offer.tensors) {
-    parameters.insert(CheckpointAccess::parameter_of(key));
-  }
   LoadReport report;
   for (const auto& [key, sources] : wanted) {
     const bool needed = required.contains(key) ||
-        !offer.sections.contains(key.section) ||
-        parameters.contains(CheckpointAccess::parameter_of(key));
+        offer.needs_state_of(CheckpointAccess::parameter_of(key));
     if (needed && !offer.tensors.contains(key)) {
       report.missing.push_back(key.text());
     }
@@ -421,20 +429,25 @@ LoadReport scatter_full_state(
     CheckpointState& state,
     const LoadOptions& options) {
   const auto ranks = ckpt::ranks_of(world);
-  std::vector<LoadTarget> targets;
   std::vector<LoadTarget> tensors;
   std::string text;
   on_all_or_none(ranks, kScattering, [&] {
-    targets = CheckpointAccess::targets(state, world.rank());
     if (world.rank() == 0) {
-      tensors = CheckpointAccess::targets(state_of(full), 0);
+      tensors = CheckpointAccess::targets(state_of(full), 0, {});
       text = text_of(full, tensors);
     }
   });
-  auto wanted = all_gather_sources(ranks, pieces_of(targets), kScattering);
   const auto offered = ranks.gather(text, kScattering);
   offered.status().throw_if_failed();
   const auto offer = offer_of(offered.value().front());
+  std::vector<LoadTarget> targets;
+  on_all_or_none(ranks, kScattering, [&] {
+    targets = CheckpointAccess::targets(
+        state, world.rank(), {.updated = [&](const TensorKey& key) {
+          return offer.needs_state_of(key);
+        }});
+  });
+  auto wanted = all_gather_sources(ranks, pieces_of(targets), kScattering);
   auto report = compare_names(wanted, offer, state);
   SHERD_CHECK(
       !options.strict || report.missing.empty(),

@@ -72,6 +72,15 @@ std::set<ckpt::TensorKey> optional_in(const std::vector<std::string>& texts) {
   return names;
 }
 
+// The parameters of which a checkpoint has state of an optimizer, and other keys.
+std::set<ckpt::TensorKey> parameters_in(const ckpt::CheckpointReader& reader) {
+  std::set<ckpt::TensorKey> parameters;
+  for (const auto& [key, tensor] : reader.tensors()) {
+    parameters.insert(CheckpointAccess::parameter_of(key));
+  }
+  return parameters;
+}
+
 class CheckpointLoader {
  public:
   CheckpointLoader(
@@ -84,7 +93,13 @@ class CheckpointLoader {
         state_(state),
         options_(options),
         rank_(rank),
-        targets_(CheckpointAccess::targets(state, rank)),
+        targets_(CheckpointAccess::targets(
+            state,
+            rank,
+            {.updated =
+                 [there = parameters_in(reader_)](const ckpt::TensorKey& key) {
+                   return there.contains(key);
+                 }})),
         optional_(text_of_optional(targets_)) {}
 
   // The names that this rank would load if the checkpoint has them, for run() on all ranks.

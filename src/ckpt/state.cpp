@@ -197,7 +197,6 @@ void CheckpointState::add_optimizer(
       }
       slice.elements = item.slice.detach();
     }
-    slice.elements = item.slice.detach();
   }
   optimizers_.push_back(std::move(entry));
 }
@@ -205,9 +204,12 @@ void CheckpointState::add_optimizer(
 // An optimizer's state of a parameter has the extent of the slice, of the whole matrix, or is one
 // number, which belongs to the rank of the parameter's first element.
 std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::optimizer_shards(
-    const CheckpointState::OptimizerState& optimizer, bool all) {
+    const CheckpointState::OptimizerState& optimizer,
+    const std::set<std::string>* made) {
   std::vector<LoadTarget> shards;
-  for (const auto& tensor : optimizer.tensors(all)) {
+  const bool saving = made == nullptr;
+  for (const auto& tensor :
+       optimizer.tensors(saving ? std::set<std::string>() : *made)) {
     const auto found = optimizer.slices.find(tensor.parameter);
     SHERD_CHECK(
         found != optimizer.slices.end(), "[ckpt] section ", optimizer.section,
@@ -216,7 +218,7 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::optimizer_shards(
     NamedShard shard = found->second;
     shard.name = tensor.key + "." + tensor.parameter;
     if (tensor.tensor.dim() == 0) {
-      if (shard.begin > 0 && !all) {
+      if (shard.begin > 0 && saving) {
         continue;
       }
       shard.shape = {};
@@ -249,7 +251,7 @@ std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
   const at::NoGradGuard no_grad;  // Reading is no forward.
   auto shards = state.shards_;
   for (const auto& optimizer : state.optimizers_) {
-    for (auto& more : optimizer_shards(optimizer, /*all=*/false)) {
+    for (auto& more : optimizer_shards(optimizer, /*made=*/nullptr)) {
       shards.emplace_back(std::move(more.section), std::move(more.shard));
     }
   }
@@ -295,11 +297,9 @@ ckpt::CheckpointMetadata CheckpointAccess::metadata(
 }
 
 std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
-    const CheckpointState& state,
-    int rank,
-    const std::optional<std::string>& section) {
-  const auto wanted = [&](const std::string& other) {
-    return !section || *section == other;
+    const CheckpointState& state, int rank, const TargetOptions& options) {
+  const auto wanted = [&](const std::string& section) {
+    return !options.section || *options.section == section;
   };
   std::vector<LoadTarget> targets;
   for (const auto& [its_section, shard] : state.shards_) {
@@ -311,7 +311,13 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
     if (!wanted(optimizer.section)) {
       continue;
     }
-    auto more = optimizer_shards(optimizer, /*all=*/true);
+    std::set<std::string> made;
+    for (const auto& [name, slice] : optimizer.slices) {
+      if (!options.updated || options.updated({optimizer.section, name})) {
+        made.insert(name);
+      }
+    }
+    auto more = optimizer_shards(optimizer, &made);
     std::move(more.begin(), more.end(), std::back_inserter(targets));
   }
   if (!wanted(kGenerators)) {

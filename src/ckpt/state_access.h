@@ -43,11 +43,15 @@ class CheckpointAccess {
     // Makes it what it is before the first update.
     void clear() const;
   };
-  // Those of `section` alone if it is given; an optimizer of another section makes no state then.
+  struct TargetOptions {
+    // Only targets of this section; an optimizer of another one makes no state then. Unset: of all.
+    std::optional<std::string> section = std::nullopt;
+    // Whether there may be state of an optimizer to load of a parameter, as parameter_of() names it.
+    // Optimizers make no state of others. Unset: of all.
+    std::function<bool(const ckpt::TensorKey&)> updated = nullptr;
+  };
   static std::vector<LoadTarget> targets(
-      const CheckpointState& state,
-      int rank,
-      const std::optional<std::string>& section = std::nullopt);
+      const CheckpointState& state, int rank, const TargetOptions& options);
 
   // All sections, including those without tensors yet; the same on every rank.
   static std::set<std::string> sections(const CheckpointState& state);
@@ -69,8 +73,10 @@ class CheckpointAccess {
   static void publish(const CheckpointState& state);
 
  private:
+  // `made`: parameters whose state is made if there is none, for loading. Null: for saving.
   static std::vector<LoadTarget> optimizer_shards(
-      const CheckpointState::OptimizerState& optimizer, bool all);
+      const CheckpointState::OptimizerState& optimizer,
+      const std::set<std::string>* made);
 };
 
 }  // namespace sherd

@@ -108,7 +108,15 @@ void load(
         piece.name, " twice");
   }
   compare_names(state, options.section, found, files.front());
-  for (auto& target : CheckpointAccess::targets(state, rank, options.section)) {
+  std::set<TensorKey> updated;
+  for (const auto& [key, piece] : found) {
+    updated.insert(CheckpointAccess::parameter_of(key));
+  }
+  for (auto& target : CheckpointAccess::targets(
+           state, rank,
+           {.section = options.section, .updated = [&](const TensorKey& key) {
+              return updated.contains(key);
+            }})) {
     auto& shard = target.shard;
     const auto stored = found.find({target.section, shard.name});
     if (stored == found.end()) {

@@ -129,7 +129,7 @@ void add_fields(
 std::vector<OptimizerTensor> tensors_of(
     optim::Optimizer& optimizer,
     const std::vector<NamedParameter>& parameters,
-    bool all) {
+    const std::set<std::string>& also) {
   std::map<const void*, const NamedParameter*> by_tensor;
   for (const auto& parameter : parameters) {
     by_tensor.emplace(parameter.slice.unsafeGetTensorImpl(), &parameter);
@@ -145,7 +145,8 @@ std::vector<OptimizerTensor> tensors_of(
           " that is none of those it was added with; expected it to be made "
           "with the slices of named_parameters()");
       auto& states = optimizer.state();
-      if (!all && states.find(key) == states.end()) {
+      if (!also.contains(named->second->name) &&
+          states.find(key) == states.end()) {
         continue;
       }
       OptimizerStateTensors fields(*named->second, tensors);
@@ -173,8 +174,10 @@ void CheckpointState::add(
   items.insert(
       items.end(), parameters.state_only.begin(), parameters.state_only.end());
   add_optimizer(
-      section, parameters, [&optimizer, items = std::move(items)](bool all) {
-        return tensors_of(optimizer, items, all);
+      section, parameters,
+      [&optimizer,
+       items = std::move(items)](const std::set<std::string>& also) {
+        return tensors_of(optimizer, items, also);
       });
 }
 

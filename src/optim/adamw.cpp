@@ -93,10 +93,11 @@ AdamWState AdamW::state(const std::string& name) {
       .step = impl_->slices.step(name)};
 }
 
-std::vector<OptimizerTensor> AdamW::tensors(bool all) {
+std::vector<OptimizerTensor> AdamW::tensors(const std::set<std::string>& also) {
   std::vector<OptimizerTensor> tensors;
   for (const auto& name : names()) {
-    if (!all && impl_->slices.step(name).item<float>() == 0.0F) {
+    if (!also.contains(name) &&
+        impl_->slices.step(name).item<float>() == 0.0F) {
       continue;
     }
     const auto found = state(name);

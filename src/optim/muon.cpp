@@ -335,10 +335,11 @@ at::Tensor Muon::momentum_buffer(const std::string& name) {
   return found->momentum;
 }
 
-std::vector<OptimizerTensor> Muon::tensors(bool all) {
+std::vector<OptimizerTensor> Muon::tensors(const std::set<std::string>& also) {
   std::vector<OptimizerTensor> tensors;
   for (const auto& matrix : impl_->matrices) {
-    if (impl_->owns(matrix) && (all || matrix.momentum.defined())) {
+    if (impl_->owns(matrix) &&
+        (also.contains(matrix.name) || matrix.momentum.defined())) {
       tensors.push_back(
           {matrix.name, "momentum_buffer", momentum_buffer(matrix.name)});
     }

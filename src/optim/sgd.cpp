@@ -79,11 +79,17 @@ at::Tensor Sgd::momentum_buffer(const std::string& name) {
   return impl_->slices.state(name, 0);
 }
 
-std::vector<OptimizerTensor> Sgd::tensors(bool /*all*/) {
+std::vector<OptimizerTensor> Sgd::tensors(const std::set<std::string>& also) {
   std::vector<OptimizerTensor> tensors;
-  if (impl_->options.momentum > 0.0) {
-    for (const auto& name : names()) {
-      tensors.push_back({name, "momentum_buffer", momentum_buffer(name)});
+  if (impl_->options.momentum == 0.0) {
+    return tensors;
+  }
+  auto& slices = impl_->slices;
+  for (const auto& name : names()) {
+    if (also.contains(name) || slices.has_state(name)) {
+      tensors.push_back(
+          {name, "momentum_buffer", momentum_buffer(name),
+           [&slices, name] { slices.forget_state(name); }});
     }
   }
   return tensors;

@@ -249,9 +249,9 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
     slice.gradient =
         usable_gradient(options_.owner, parameters_.items[slice.item]);
   }
-  for (const SliceEntry& slice : slices_) {
+  for (SliceEntry& slice : slices_) {
     if (slice.gradient.defined()) {
-      allocate(ranges_[slice.range]);
+      allocate(slice);
     }
   }
   std::vector<UpdateBatch> batches;
@@ -293,7 +293,9 @@ UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
   return batch;
 }
 
-void SliceSet::allocate(Range& range) const {
+void SliceSet::allocate(SliceEntry& slice) {
+  slice.has_state = true;
+  auto& range = ranges_[slice.range];
   while (range.states.size() < options_.state_tensors) {
     range.states.push_back(at::zeros({range.elements}, range.options));
   }
@@ -341,8 +343,8 @@ void SliceSet::add_run(
     batch.steps.push_back(counts_.for_kernel(slice.item));
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
-    batch.states[s].push_back(strip(
-        ranges_[slice.range].states[s], elements, slice.range_offset));
+    batch.states[s].push_back(
+        strip(ranges_[slice.range].states[s], elements, slice.range_offset));
   }
 }
 
@@ -355,9 +357,9 @@ void SliceSet::update_in_backward(Kernel kernel) {
        .update = [this, kernel = std::move(kernel)](
                      std::size_t item, std::int64_t begin,
                      const at::Tensor& gradient) {
-         const SliceEntry& slice = find(parameters_.items[item].name);
+         SliceEntry& slice = slices_[index_of(parameters_.items[item].name)];
          if (begin == 0) {
-           allocate(ranges_[slice.range]);
+           allocate(slice);
            counts_.count_one(slice.item);
            tensor_of(slice).unsafeGetTensorImpl()->bump_version();
          }
@@ -407,24 +409,23 @@ std::vector<std::string> SliceSet::names() const {
 }
 
 at::Tensor SliceSet::state(const std::string& name, std::size_t which) {
-  const SliceEntry& slice = find(name);
-  Range& range = ranges_[slice.range];
-  allocate(range);
+  SliceEntry& slice = slices_[index_of(name)];
+  allocate(slice);
   const at::Tensor& tensor = tensor_of(slice);
-  return range.states[which].as_strided(
+  return ranges_[slice.range].states[which].as_strided(
       tensor.sizes(), tensor.strides(), slice.range_offset);
 }
 
 at::Tensor SliceSet::step(const std::string& name) {
-  return counts_.on_host(find(name).item);
+  return counts_.on_host(slices_[index_of(name)].item);
 }
 
-const SliceSet::SliceEntry& SliceSet::find(const std::string& name) const {
+std::size_t SliceSet::index_of(const std::string& name) const {
   const auto found = by_name_.find(name);
   SHERD_CHECK(
       found != by_name_.end(), "[optim] ", options_.owner,
       ": expected the name of a slice of this rank, found \"", name, "\"");
-  return slices_[found->second];
+  return found->second;
 }
 
 }  // namespace sherd::optim

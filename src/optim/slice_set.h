@@ -84,6 +84,15 @@ class SliceSet {
   at::Tensor state(const std::string& name, std::size_t which);
   at::Tensor step(const std::string& name);
 
+  // Whether a slice has had an update or its state was asked for. forget_state() makes that false;
+  // the values stay.
+  bool has_state(const std::string& name) const {
+    return slices_[index_of(name)].has_state;
+  }
+  void forget_state(const std::string& name) {
+    slices_[index_of(name)].has_state = false;
+  }
+
  private:
   // Slices with the same settings and dtype.
   struct UpdateSettings {
@@ -98,6 +107,8 @@ class SliceSet {
     std::size_t range;
     std::int64_t range_offset;  // Elements from the start of its range.
     at::Tensor gradient;  // Only set between begin_update() and end_update().
+    // Its range may have state for the sake of a neighbour.
+    bool has_state = false;
   };
   // Adjacent slices share one allocation per state tensor, so that a run of slices is also a run of
   // state.
@@ -112,7 +123,7 @@ class SliceSet {
   }
   int kind_of(const NamedParameter& parameter);
   void lay_out_state();
-  void allocate(Range& range) const;
+  void allocate(SliceEntry& slice);
   UpdateBatch part(
       const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
   std::vector<SliceUpdate> pieces() const;
@@ -120,7 +131,8 @@ class SliceSet {
   UpdateBatch empty_batch(const UpdateSettings& kind) const;
   void count_updates();
   void add_run(const UpdateRun& run, std::vector<UpdateBatch>& batches);
-  const SliceEntry& find(const std::string& name) const;
+  // In slices_. Throws Error for an unknown name.
+  std::size_t index_of(const std::string& name) const;
 
   NamedParameters parameters_;
   std::shared_ptr<void> claim_;  // While held, this optimizer publishes.

@@ -14,6 +14,7 @@
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/optim/sgd.h>
 #include <torch/torch.h>
 
 namespace sherd::test {
@@ -134,6 +135,42 @@ TEST_P(SaveMemory, T45AFullStateIsInTheMemoryOfRankZeroAlone) {
     EXPECT_LE(
         growth([&] { scatter_full_state(world, full, large.state); }), kSlack)
         << "straight from there into the shards";
+  }));
+}
+
+TEST_P(SaveMemory, NoStateOfFrozenParametersIsMadeToSaveOrLoad) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto rows = world.size() * LargeState::kRows;
+    auto model = seeded_linear(LargeState::kWidth, rows);
+    for (const auto& parameter : model->parameters()) {
+      parameter.requires_grad_(false);
+    }
+    model->push_back(torch::nn::Linear(rows, 1));
+    const auto fsdp = fully_shard(*model, world);
+    const auto parameters = fsdp.named_parameters();
+    std::vector<torch::Tensor> slices;
+    for (const auto& item : parameters.items) {
+      slices.push_back(item.slice);
+    }
+    AdamW adamw(parameters);
+    Sgd sgd(parameters, {.momentum = 0.9});
+    torch::optim::AdamW torchs(slices);
+    CheckpointState state;
+    state.add(parameters);
+    state.add("adamw", adamw, parameters);
+    state.add("sgd", sgd, parameters);
+    state.add("torch", torchs, parameters);
+    CheckpointSaver saver(world, scratch.path() + "/run");
+    EXPECT_LE(growth([&] { saver.save(1, state); }), kSlack);
+    const auto folder = scratch.path() + "/run/step-1";
+    EXPECT_LE(growth([&] { load_checkpoint(world, folder, state); }), kSlack);
+    sherd::FullState full;
+    full["adamw"] = full["sgd"] = full["torch"] = full["model"] = {};
+    EXPECT_LE(
+        growth(
+            [&] { scatter_full_state(world, full, state, {.strict = false}); }),
+        kSlack);
   }));
 }
 

@@ -180,8 +180,14 @@ class ShardedJob {
       const NamedOptimizer& optimizer,
       int seed,
       torch::ScalarType dtype = torch::kDouble)
+      : ShardedJob(world, optimizer, two_layers(dtype, seed)) {}
+
+  ShardedJob(
+      const World& world,
+      const NamedOptimizer& optimizer,
+      torch::nn::Sequential model)
       : world_(world),
-        model_(two_layers(dtype, seed)),
+        model_(std::move(model)),
         fsdp_(fully_shard(
             *model_,
             world,
@@ -282,6 +288,70 @@ TEST(OptimizerStatesBeforeUpdates, T46GoOnFromBeforeTheFirstUpdate) {
         job.step(0);
         job.step(1);
         expect_parameters_after(2, optimizer, job);
+      }
+    }
+  }));
+}
+
+torch::nn::Sequential with_frozen_layer(int seed) {
+  auto model = two_layers(torch::kDouble, seed);
+  for (const auto& parameter : model[0]->parameters()) {
+    parameter.requires_grad_(false);
+  }
+  return model;
+}
+
+// Only Adagrad of LibTorch has state before the first update, of all parameters.
+TEST(OptimizerStatesOfFrozenParameters, AreNeitherSavedNorMadeByAResume) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    for (const auto& optimizer : optimizers()) {
+      const auto folder = scratch.path() + "/" + optimizer.name;
+      std::vector<std::string> names[2];
+      for (int start = 0; start < 2; ++start) {
+        ShardedJob job(world, optimizer, with_frozen_layer(start));
+        if (start == 1) {
+          load_checkpoint(world, folder + "/step-1", job.state());
+        }
+        job.step(start);
+        CheckpointSaver(world, folder).save(start + 1, job.state());
+        for (const auto& tensor :
+             checkpoint_content(folder + "/step-" + std::to_string(start + 1))
+                 .tensors) {
+          const bool of_frozen = tensor.section != "model" &&
+              tensor.name.find(".0.") != std::string::npos;
+          EXPECT_FALSE(of_frozen && optimizer.name != "torch_adagrad")
+              << optimizer.name << " " << tensor.name;
+          names[start].push_back(tensor.section + " " + tensor.name);
+        }
+      }
+      EXPECT_EQ(names[0], names[1]) << optimizer.name;
+    }
+  }));
+}
+
+// What is frozen now may have been trained before, and its state is kept.
+TEST(OptimizerStatesOfFrozenParameters, AreLoadedIfTheCheckpointHasThem) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    for (const auto& optimizer : optimizers()) {
+      const auto folder = scratch.path() + "/" + optimizer.name;
+      ShardedJob before(world, optimizer, 1);
+      before.step(0);
+      CheckpointSaver(world, folder).save(1, before.state());
+      if (optimizer.name == "muon") {
+        continue;  // It takes frozen matrices on one rank only.
+      }
+      ShardedJob job(world, optimizer, with_frozen_layer(2));
+      load_checkpoint(world, folder + "/step-1", job.state());
+      const auto expected = before.full_state();
+      const auto found = job.full_state();
+      EXPECT_EQ(found.size(), expected.size());
+      for (const auto& [section, tensors] : expected) {
+        for (const auto& [name, tensor] : tensors) {
+          ASSERT_TRUE(found.at(section).contains(name)) << name;
+          expect_close(found.at(section).at(name), tensor, 0.0, name);
+        }
       }
     }
   }));

@@ -308,7 +308,8 @@ TEST_P(SaverOf, WhatAnotherHasSavedIsNotSavedAgain) {
 // An optimizer whose state cannot be had while it refuses, as for lack of memory.
 struct RefusingOptimizer {
   bool refuses = false;
-  std::vector<OptimizerTensor> tensors(bool /*all*/) const {
+  std::vector<OptimizerTensor> tensors(
+      const std::set<std::string>& /*also*/) const {
     if (refuses) {
       throw std::runtime_error("no memory for a copy");
     }

@@ -78,7 +78,7 @@ std::vector<torch::Tensor> train(
   for (const auto& parameter : model->parameters()) {
     seen.push_back(parameter.detach().clone());
   }
-  for (const auto& each : adamw.tensors(/*all=*/true)) {
+  for (const auto& each : adamw.tensors({})) {
     seen.push_back(each.tensor.clone());
   }
   return seen;

@@ -352,7 +352,7 @@ TEST(DeviceOptimizers, MuonKeepsTheMomentumOfAMatrixOnItsOwnerAlone) {
     loss_of(model, batch_on(self.device, 0, self.world.rank())).backward();
     muon.step();
     names[static_cast<std::size_t>(self.world.rank())] = muon.names();
-    for (const auto& state : muon.tensors(/*all=*/true)) {
+    for (const auto& state : muon.tensors({})) {
       EXPECT_EQ(state.tensor.device(), self.device);
       EXPECT_EQ(state.tensor.dim(), 2);
       EXPECT_GT(state.tensor.abs().max().item<float>(), 0) << state.parameter;

@@ -225,7 +225,7 @@ class DiskRank {
     for (const auto& item : fsdp_.named_parameters().items) {
       add(item.slice);
     }
-    for (const auto& one : adamw_.tensors(false)) {
+    for (const auto& one : adamw_.tensors({})) {
       add(one.tensor);
     }
     return hash.value();

@@ -452,7 +452,7 @@ TEST_P(DivergentGradients, T15AnOptimizerHasStateOfWhatWasThawed) {
     auto fsdp = fully_shard(*model, world, {.units = units::by_name("*")});
     AdamW adamw(fsdp.named_parameters());
     const auto has_state = [&](const std::string& parameter) {
-      const auto slices = adamw.tensors(/*all=*/false);
+      const auto slices = adamw.tensors({});
       const bool here = std::any_of(
           slices.begin(), slices.end(), [&](const OptimizerTensor& tensor) {
             return tensor.parameter == parameter;

@@ -82,17 +82,21 @@ class CheckpointState {
   // too.
   void add_buffers(const torch::nn::Module& module);
 
-  // The state of one of sherd's optimizers, as tensors "exp_avg.NAME"; parameters that it has not
-  // yet updated have none. `parameters` are those that the optimizer was made with, or more.
+  // The state of one of sherd's optimizers, as tensors "exp_avg.NAME". Parameters that it has not
+  // yet updated, such as frozen ones, have none; loading makes state of those alone that have some
+  // in the checkpoint. `parameters` are those that the optimizer was made with, or more.
   template <typename Optimizer>
-    requires requires(Optimizer& optimizer) { optimizer.tensors(true); }
+    requires requires(Optimizer& optimizer) {
+      optimizer.tensors(std::set<std::string>());
+    }
   void add(
       const std::string& section,
       Optimizer& optimizer,
       const NamedParameters& parameters) {
-    add_optimizer(section, parameters, [&optimizer](bool all) {
-      return optimizer.tensors(all);
-    });
+    add_optimizer(
+        section, parameters, [&optimizer](const std::set<std::string>& also) {
+          return optimizer.tensors(also);
+        });
   }
 
   // The same for Adam, AdamW, SGD, RMSprop and Adagrad of torch::optim. Throws Error for any other.
@@ -115,7 +119,9 @@ class CheckpointState {
 
  private:
   friend class CheckpointAccess;
-  using Tensors = std::function<std::vector<OptimizerTensor>(bool all)>;
+  // Makes the state of parameters named in `also` if there is none yet.
+  using Tensors = std::function<std::vector<OptimizerTensor>(
+      const std::set<std::string>& also)>;
   struct OptimizerState {
     std::string section;
     std::map<std::string, NamedShard> slices;  // By parameter name.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -81,10 +82,10 @@ class AdamW {
   // Error if this rank has no slice of that name.
   AdamWState state(const std::string& name);
 
-  // The states of all slices, in order. Slices that have had no update are included, and their
-  // state allocated, only with `all`. All ranks that have slices of a parameter agree on whether it
-  // is included.
-  std::vector<OptimizerTensor> tensors(bool all);
+  // The states of slices, in order: of those that have had an update and of those named in `also`,
+  // whose state is allocated if needed. All ranks that have slices of a parameter agree on whether
+  // it is included. Ignores other names in `also`.
+  std::vector<OptimizerTensor> tensors(const std::set<std::string>& also);
 
  private:
   struct Impl;

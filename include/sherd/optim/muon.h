@@ -12,6 +12,7 @@
 
 #include <array>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -82,9 +83,9 @@ class Muon {
   // any other name, and says which rank has it.
   at::Tensor momentum_buffer(const std::string& name);
 
-  // The momenta of this rank's matrices, each of them whole. Matrices that have had no update are
-  // included, and their momenta allocated, only with `all`.
-  std::vector<OptimizerTensor> tensors(bool all);
+  // The momenta of this rank's matrices, each of them whole: of those that have had an update and of
+  // those named in `also`, whose momenta are allocated if needed. Ignores other names in `also`.
+  std::vector<OptimizerTensor> tensors(const std::set<std::string>& also);
 
  private:
   struct Impl;

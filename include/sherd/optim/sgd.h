@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -60,9 +61,9 @@ class Sgd {
   // 0.
   at::Tensor momentum_buffer(const std::string& name);
 
-  // The momenta of all slices, whether updated or not; allocates them if needed. Empty if momentum
-  // is 0.
-  std::vector<OptimizerTensor> tensors(bool all = true);
+  // The momenta of slices that have had an update, and of those named in `also`, whose momenta are
+  // allocated if needed. Ignores other names in `also`. Empty if momentum is 0.
+  std::vector<OptimizerTensor> tensors(const std::set<std::string>& also);
 
  private:
   struct Impl;

@@ -43,7 +43,7 @@ std::size_t size_of(const std::vector<CheckpointAccess::LoadTarget>& targets) {
 
 std::string state_bytes(const CheckpointState& state, int rank) {
   const at::NoGradGuard no_grad;  // Reading is not part of a forward.
-  const auto targets = CheckpointAccess::targets(state, rank);
+  const auto targets = CheckpointAccess::targets(state, rank, {});
   net::ByteWriter out;
   out.reserve(size_of(targets));
   out.count(targets.size());
@@ -61,7 +61,7 @@ std::string state_bytes(const CheckpointState& state, int rank) {
 std::uint64_t state_digest(const CheckpointState& state, int rank) {
   const at::NoGradGuard no_grad;
   Hash64 hash;
-  for (const auto& target : CheckpointAccess::targets(state, rank)) {
+  for (const auto& target : CheckpointAccess::targets(state, rank, {})) {
     const auto elements = device::on_host(target.shard.elements);
     hash.add(name_of(target));
     hash.add(digest_of(elements.const_data_ptr(), bytes_of(elements)));
@@ -81,7 +81,7 @@ std::uint64_t parameter_digest(const NamedParameters& parameters) {
 void restore_state(
     const CheckpointState& state, int rank, std::string_view bytes) {
   net::ByteReader in(bytes);
-  const auto targets = CheckpointAccess::targets(state, rank);
+  const auto targets = CheckpointAccess::targets(state, rank, {});
   const auto count = in.count("tensors", {1U << 24U, 1});
   SHERD_CHECK(
       !in.ok() || count == targets.size(), "[ft] expected a state of ",
