@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <chrono>
-#include <map>
 #include <utility>
 #include "bench/fault_metrics.h"
 #include "bench/fault_tolerant_job.h"

@@ -38,7 +38,10 @@ void run(const std::string& folder) {
   text = "replica," + text;
   for (const int replica : replicas) {
     const auto number = std::to_string(replica);
-    text += csv_lines(folder + "/replica-" + number, number + ",");
+    const auto own = folder + "/replica-" + number;
+    if (std::filesystem::exists(own + "/metrics.jsonl", ignored)) {
+      text += csv_lines(own, number + ",");
+    }
   }
   std::fputs(text.c_str(), stdout);
 }
@@ -55,7 +58,7 @@ void add_metrics(CLI::App& app) {
   metrics
       ->add_option(
           "folder", *folder,
-          "The folder of a run, of replicas too, or of one of them")
+          "The folder of a run, with or without replicas, or of one replica")
       ->type_name("RUN")
       ->required();
   metrics->callback([folder] { run(*folder); });

@@ -72,6 +72,7 @@ struct ExecArguments {
     // terminal would stop it.
     ::signal(SIGTTOU, SIG_IGN);
   }
+  ::signal(SIGXFSZ, SIG_DFL);  // run_main() ignores it.
   signals.restore();
   ::execve(
       spec.path.c_str(), arguments.command.data(),

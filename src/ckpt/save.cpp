@@ -32,7 +32,7 @@ namespace {
 // deadline, since the other ranks wait for rank 0.
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
 // How long hosts may take to see a new file of a network file system.
-constexpr Duration kSightTimeout = std::chrono::seconds(2);
+constexpr Duration kSightTimeout = std::chrono::seconds(30);
 // Rank 0's text if the checkpoint already exists.
 constexpr const char* kAlreadySaved = "there";
 

@@ -271,7 +271,7 @@ void FsdpEngine::begin_full_precision() {
   refuse_unless_same("full_precision()", mine, 0.0);
   check_storages(model_, cache_->storages());
   if (may_be_written()) {
-    publish_locked(/*keep_frozen=*/true);
+    publish_before_step(/*keep_frozen=*/true);
   }
   if (has_other_values_in_full_precision(model_)) {
     full_precision_->begin(budget);

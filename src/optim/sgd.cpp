@@ -86,10 +86,13 @@ std::vector<OptimizerTensor> Sgd::tensors(const std::set<std::string>& also) {
   }
   auto& slices = impl_->slices;
   for (const auto& name : names()) {
-    if (also.contains(name) || slices.has_state(name)) {
+    if (also.contains(name)) {
+      slices.set_has_state(name, true);  // It is about to be loaded.
+    }
+    if (slices.has_state(name)) {
       tensors.push_back(
           {name, "momentum_buffer", momentum_buffer(name),
-           [&slices, name] { slices.forget_state(name); }});
+           [&slices, name] { slices.set_has_state(name, false); }});
     }
   }
   return tensors;

@@ -252,6 +252,7 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
   for (SliceEntry& slice : slices_) {
     if (slice.gradient.defined()) {
       allocate(slice);
+      slice.has_state = true;
     }
   }
   std::vector<UpdateBatch> batches;
@@ -294,7 +295,6 @@ UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
 }
 
 void SliceSet::allocate(SliceEntry& slice) {
-  slice.has_state = true;
   auto& range = ranges_[slice.range];
   while (range.states.size() < options_.state_tensors) {
     range.states.push_back(at::zeros({range.elements}, range.options));
@@ -360,6 +360,7 @@ void SliceSet::update_in_backward(Kernel kernel) {
          SliceEntry& slice = slices_[index_of(parameters_.items[item].name)];
          if (begin == 0) {
            allocate(slice);
+           slice.has_state = true;
            counts_.count_one(slice.item);
            tensor_of(slice).unsafeGetTensorImpl()->bump_version();
          }

@@ -84,13 +84,12 @@ class SliceSet {
   at::Tensor state(const std::string& name, std::size_t which);
   at::Tensor step(const std::string& name);
 
-  // Whether a slice has had an update or its state was asked for. forget_state() makes that false;
-  // the values stay.
+  // Whether a slice has had an update, or set_has_state() said so; values stay as they are.
   bool has_state(const std::string& name) const {
     return slices_[index_of(name)].has_state;
   }
-  void forget_state(const std::string& name) {
-    slices_[index_of(name)].has_state = false;
+  void set_has_state(const std::string& name, bool has) {
+    slices_[index_of(name)].has_state = has;
   }
 
  private:

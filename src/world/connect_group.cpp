@@ -167,6 +167,10 @@ std::shared_ptr<compat::GlooDevice> device_for(
   };
   const bool one_network = all_share(world::same_network);
   const bool one_host = one_network && all_share(world::same_host);
+  auto& device = one_host ? impl.device_of_host : impl.device_between_hosts;
+  if (device != nullptr) {
+    return device;
+  }
   const auto& interface = impl.options.network_interface;
   compat::GlooAddress listen;
   if (one_host) {
@@ -177,11 +181,8 @@ std::shared_ptr<compat::GlooDevice> device_for(
     check_interface(interface, one_network);
     listen.network_interface = interface;
   }
-  auto& device = one_host ? impl.device_of_host : impl.device_between_hosts;
-  if (device == nullptr) {
-    const world::SigpipeGuard inherited_by_its_thread;
-    device = compat::make_gloo_device(listen);
-  }
+  const world::SigpipeGuard inherited_by_its_thread;
+  device = compat::make_gloo_device(listen);
   return device;
 }
 

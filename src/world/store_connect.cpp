@@ -117,7 +117,8 @@ BoundSocket bind_to(const addrinfo& where) {
   if (!socket.open() ||
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) !=
           0 ||
-      ::bind(socket.get(), where.ai_addr, where.ai_addrlen) != 0) {
+      ::bind(socket.get(), where.ai_addr, where.ai_addrlen) != 0 ||
+      ::listen(socket.get(), SOMAXCONN) != 0) {
     return {.error = errno};
   }
   return {.fd = socket.release()};

@@ -171,7 +171,7 @@ TEST_P(CallPatterns, EvaluationBetweenStepsSeesTheNewValues) {
 // An optimizer that does not publish has not written yet when something else publishes.
 TEST_P(CallPatterns, AStepAfterASummonOrAPublishIsPublishedByTheNextForward) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
-    const auto train = [&](OptimizerAxes axes, bool summons) {
+    const auto train = [&](OptimizerAxes axes, auto publishes) {
       Chain reference = chain();
       Chain model = chain();
       FullyShardOptions options;
@@ -191,18 +191,19 @@ TEST_P(CallPatterns, AStepAfterASummonOrAPublishIsPublishedByTheNextForward) {
         const auto found = pass(model, step, world.rank());
         expect_close(found.detach(), expected, 0.0, "loss");
         found.backward();
-        if (summons) {
-          (void)fsdp.summon_full_parameters({.read_only = true});
-        } else {
-          fsdp.publish();
-        }
+        publishes(fsdp);
         step_reference();
         step_shards();
       }
     };
     for (const auto axes : {OptimizerAxes::kShard, OptimizerAxes::kBoth}) {
-      train(axes, /*summons=*/true);
-      train(axes, /*summons=*/false);
+      train(axes, [](FullyShardedDataParallel& fsdp) { fsdp.publish(); });
+      train(axes, [](FullyShardedDataParallel& fsdp) {
+        (void)fsdp.summon_full_parameters({.read_only = true});
+      });
+      train(axes, [](FullyShardedDataParallel& fsdp) {
+        (void)fsdp.full_precision();
+      });
     }
   }));
 }

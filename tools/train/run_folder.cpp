@@ -219,11 +219,19 @@ RunFolder::RunFolder(
   const auto metrics = metrics_path();
   std::ifstream file(metrics, std::ios::binary);
   const bool found = file.is_open();
-  std::uintmax_t kept_bytes =
-      0;  // The lines of these steps are the first ones.
+  std::uintmax_t kept_bytes = 0;
+  std::string
+      kept_later;  // A replica that went back has made some steps twice.
+  bool dropped = false;
   each_record(file, metrics, [&](const std::string& line, StepMetrics record) {
-    if (record.step <= step) {
-      keep(std::move(record));
+    if (record.step > step) {
+      dropped = true;
+      return;
+    }
+    keep(std::move(record));
+    if (dropped) {
+      kept_later += line + "\n";
+    } else {
       kept_bytes += line.size() + 1;
     }
   });
@@ -236,6 +244,9 @@ RunFolder::RunFolder(
     refuse_file(metrics, "a file that can be written", failure.message());
   }
   open(config_json, step + 1);
+  if (!kept_later.empty()) {
+    (void)metrics_->append(kept_later);
+  }
 }
 
 void RunFolder::open(const std::string& config_json, std::int64_t first_step) {

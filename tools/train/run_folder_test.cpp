@@ -21,6 +21,7 @@ namespace {
 
 using sherd::testing::ScratchFolder;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string file_text(const std::string& path) {
@@ -73,6 +74,24 @@ TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
         error.what(),
         AllOf(HasSubstr("metrics.jsonl"), HasSubstr("'nonsense'")));
   }
+}
+
+// As a replica does whose last steps were lost.
+TEST(RunFolder, KeepsTheLaterLinesOfStepsThatWereMadeTwice) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  {
+    RunFolder folder(path, "{}");
+    for (const std::int64_t step : {1, 2, 3, 2, 3}) {
+      folder.add({.step = step});
+    }
+  }
+  (void)RunFolder(path, "{}", 2);
+  std::vector<std::int64_t> steps;
+  for (const auto& record : read_metrics(path + "/metrics.jsonl")) {
+    steps.push_back(record.step);
+  }
+  EXPECT_THAT(steps, ElementsAre(1, 2, 2));
 }
 
 TEST(RunFolder, KeepsStepsInMemoryWithoutTheirRanks) {

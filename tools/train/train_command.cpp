@@ -166,7 +166,16 @@ WorldOptions world_options(const TrainConfig& config) {
 }
 
 // Each rank was told its options by its own host. Throws on every rank.
-void expect_same_options(const TrainConfig& config, const World& world) {
+void expect_same_options(
+    const TrainConfig& config, bool plan, const World& world) {
+  const auto plans = world.all_gather_texts(plan ? "given" : "not given");
+  for (std::size_t rank = 1; rank < plans.size(); ++rank) {
+    if (plans[rank] != plans[0]) {
+      throw Error(
+          "--plan: expected the same on every rank, found it " + plans[0] +
+          " on rank 0 and " + plans[rank] + " on rank " + std::to_string(rank));
+    }
+  }
   const auto hosts = world.all_gather_texts(host_name());
   const auto options = world.all_gather_texts(to_json(config, {}));
   const auto options_of = [&](std::size_t rank) {
@@ -301,7 +310,7 @@ int train_command(int argc, char** argv, int (*train)(Trainer&)) {
     }
   }
   const auto world = World::from_environment(world_options(config));
-  expect_same_options(config, world);
+  expect_same_options(config, line.plan, world);
   expect_same_data(*corpus, world);
   warn_of_unused_checkpoints(line, config, world);
   expect_model_fits(config, corpus->vocabulary(), world.size());
