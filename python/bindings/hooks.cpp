@@ -2,6 +2,7 @@
 //
 // Communication hooks: those of sherd, and functions of Python in their place.
 #include <exception>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <pybind11/functional.h>
@@ -58,7 +59,9 @@ void lend(HookGroup& group, Call call) {
   lent->end();
 }
 
-using Reduce = std::function<void(const GradientBucket&, const LentGroupPtr&)>;
+// Python gets a bucket of its own, which a function may keep, but the tensors are the same.
+using BucketPtr = std::shared_ptr<GradientBucket>;
+using Reduce = std::function<void(const BucketPtr&, const LentGroupPtr&)>;
 using ReduceBuffers =
     std::function<void(const NamedTensors&, const LentGroupPtr&)>;
 
@@ -72,7 +75,9 @@ class FunctionHook final : public CommHook {
   std::string name() const override { return name_; }
   bool reduces_to_shards() const override { return reduces_to_shards_; }
   void reduce(GradientBucket& bucket, HookGroup& group) override {
-    lend(group, [&](const LentGroupPtr& lent) { reduce_(bucket, lent); });
+    const auto shown = std::make_shared<GradientBucket>(bucket);
+    lend(group, [&](const LentGroupPtr& lent) { reduce_(shown, lent); });
+    bucket.gradients = shown->gradients;
   }
 
  private:
@@ -82,11 +87,11 @@ class FunctionHook final : public CommHook {
 };
 
 void bind_arguments(py::module_& module) {
-  py::class_<GradientBucket>(module, "GradientBucket")
+  py::class_<GradientBucket, BucketPtr>(module, "GradientBucket")
       .def_readonly("index", &GradientBucket::index)
       .def_readonly("last", &GradientBucket::last)
       .def_readonly("step", &GradientBucket::step)
-      .def_readonly("gradients", &GradientBucket::gradients)
+      .def_readwrite("gradients", &GradientBucket::gradients)
       .def_readonly("cuts", &GradientBucket::cuts)
       .def_property_readonly("parameters", [](const GradientBucket& bucket) {
         NamedTensors named;

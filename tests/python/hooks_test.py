@@ -133,6 +133,24 @@ class Hooks(unittest.TestCase):
                 self.sherd.FailedPreconditionError, "after it has returned"):
             seen[0][3].all_gather(torch.ones(1))
 
+    def test_a_function_may_assign_the_gradients(self):
+        def mean(bucket, group):
+            rows = group.all_gather(bucket.gradients)
+            bucket.gradients = sum(rows) / len(rows)
+
+        def flat(bucket, _group):
+            bucket.gradients = torch.zeros(1)
+
+        plain, _ = self.replicated()
+        found, _ = self.replicated(hook=mean)
+        self.close_to(found, plain)
+        model = make()
+        world = self.sherd.World.from_process_group(dist.new_group())
+        handle = self.sherd.replicate(model, world, hook=flat)
+        with self.assertRaisesRegex(self.sherd.Error, "has assigned gradients: expected"):
+            model(torch.ones(1, 16)).sum().backward()
+        handle.close()
+
     def test_hooks_of_pytorch(self):
         mean, _ = self.replicated()
         cases = [
