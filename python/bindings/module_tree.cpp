@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include "bindings.h"
@@ -14,23 +19,6 @@ struct Node : torch::nn::Module {
   using torch::nn::Module::register_parameter;
 };
 
-// The node of a dotted name, which is made with all above it where it is not there yet.
-Node& node_of(Node& root, const std::string& name) {
-  Node* node = &root;
-  std::size_t begin = 0;
-  while (begin < name.size()) {
-    const auto end = std::min(name.find('.', begin), name.size());
-    const auto part = name.substr(begin, end - begin);
-    const auto children = node->named_children();
-    const auto* child = children.find(part);
-    node = child == nullptr
-        ? node->register_module(part, std::make_shared<Node>()).get()
-        : static_cast<Node*>(child->get());
-    begin = end + 1;
-  }
-  return *node;
-}
-
 // "h.0" and "weight" of "h.0.weight".
 std::pair<std::string, std::string> split(const std::string& name) {
   const auto dot = name.rfind('.');
@@ -40,20 +28,37 @@ std::pair<std::string, std::string> split(const std::string& name) {
   return {name.substr(0, dot), name.substr(dot + 1)};
 }
 
-bool is_one_of(const std::vector<std::string>& names, const std::string& name) {
-  return std::ranges::find(names, name) != names.end();
-}
+// The nodes of a tree by dotted name. A module finds a child by a copy of all its children,
+// so that asking it would take a time quadratic in their number.
+class Nodes {
+ public:
+  explicit Nodes(Node& root) { by_name_.emplace("", &root); }
+
+  // The node of a name, which is made with all above it where it is not there yet.
+  Node& of(const std::string& name) {
+    if (const auto found = by_name_.find(name); found != by_name_.end()) {
+      return *found->second;
+    }
+    const auto [parent, own] = split(name);
+    auto& made = *of(parent).register_module(own, std::make_shared<Node>());
+    by_name_.emplace(name, &made);
+    return made;
+  }
+
+ private:
+  std::unordered_map<std::string, Node*> by_name_;
+};
 
 // An embedding tells replicate() that its gradient is sparse.
 void register_sparse(
-    Node& root, const std::string& name, const at::Tensor& weight) {
+    Nodes& nodes, const std::string& name, const at::Tensor& weight) {
   const auto [parent, own] = split(name);
   torch::nn::EmbeddingOptions options(weight.size(0), weight.size(1));
   options.sparse(true)._weight(weight);
   const bool trainable = weight.requires_grad();
   auto embedding = std::make_shared<torch::nn::EmbeddingImpl>(options);
   embedding->weight.set_requires_grad(trainable);
-  node_of(root, parent).register_module(own, std::move(embedding));
+  nodes.of(parent).register_module(own, std::move(embedding));
 }
 
 }  // namespace
@@ -64,23 +69,25 @@ ModuleTree::ModuleTree(
     const NamedTensors& buffers,
     const std::vector<std::string>& sparse) {
   auto top = std::make_shared<Node>();
+  Nodes nodes(*top);
+  const std::unordered_set<std::string> embeddings(
+      sparse.begin(), sparse.end());
   for (const auto& name : modules) {
-    if (!is_one_of(sparse, name)) {
-      node_of(*top, name);
+    if (!embeddings.contains(name)) {
+      nodes.of(name);
     }
   }
   for (const auto& [name, tensor] : parameters) {
     const auto [module, own] = split(name);
-    if (is_one_of(sparse, module)) {
-      register_sparse(*top, module, tensor);
+    if (embeddings.contains(module)) {
+      register_sparse(nodes, module, tensor);
       continue;
     }
-    node_of(*top, module)
-        .register_parameter(own, tensor, tensor.requires_grad());
+    nodes.of(module).register_parameter(own, tensor, tensor.requires_grad());
   }
   for (const auto& [name, tensor] : buffers) {
     const auto [module, own] = split(name);
-    node_of(*top, module).register_buffer(own, tensor);
+    nodes.of(module).register_buffer(own, tensor);
   }
   root = std::move(top);
 }
