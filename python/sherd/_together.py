@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks tell each other, so that an error of one is an error of all."""
 
+import contextlib
+import contextvars
 import io
 import json
 
@@ -9,10 +11,45 @@ import torch
 from . import _core, errors
 
 
+# The call that the user has made. It begins all that ranks tell each other, since a rank
+# whose call has raised goes on with another, and must not take what it gets for an answer.
+_CALL = contextvars.ContextVar("call", default="")
+
+
+@contextlib.contextmanager
+def same_call(world, name):
+    """A scope of a call that the user makes on every rank: raises PeerMismatchError on
+    all where some rank makes another one. Inside another such call it does nothing.
+    Collective."""
+    if _CALL.get():
+        yield
+        return
+    outside = _CALL.set(name)
+    try:
+        _texts(world, b"")
+        yield
+    finally:
+        _CALL.reset(outside)
+
+
+def _texts(world, mine):
+    """Every rank's bytes, by rank, of the same call. Collective."""
+    texts = _core.all_gather_texts(world, _CALL.get().encode() + b"\n" + mine)
+    ends = [text.find(b"\n") + 1 for text in texts]
+    calls = [text[:end].decode(errors="replace").strip() or "another function"
+             for text, end in zip(texts, ends)]
+    for rank, call in enumerate(calls):
+        if call != calls[0]:
+            raise errors.PeerMismatchError(
+                f"[python] ranks went different ways: rank 0 wants to call "
+                f"{calls[0]}, rank {rank} wants to call {call}; expected the same "
+                "call on every rank")
+    return [text[end:] for text, end in zip(texts, ends)]
+
+
 def gathered(world, value):
     """Every rank's `value`, which JSON can hold, by rank. Collective."""
-    texts = _core.all_gather_texts(world, json.dumps(value))
-    return [json.loads(text) for text in texts]
+    return [json.loads(text) for text in _texts(world, json.dumps(value).encode())]
 
 
 def of_rank0(world, make):
@@ -24,7 +61,7 @@ def of_rank0(world, make):
         if world.rank == 0:
             torch.save(make(), written)
     on_every_rank(world, write)
-    first = _core.all_gather_texts(world, written.getvalue())[0]
+    first = _texts(world, written.getvalue())[0]
     # Rank 0 of the same job wrote it.
     return torch.load(io.BytesIO(first), weights_only=False)
 

@@ -14,7 +14,7 @@ import torch
 from . import _core, _slices, optimizer_state
 from ._handles import check_handle
 from ._optimizers import SECTION, state_of
-from ._together import of_rank0, on_every_rank
+from ._together import of_rank0, on_every_rank, same_call
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
 from .state import check_parts, own_if_empty, placed, wait_for_readers
@@ -61,16 +61,19 @@ class CheckpointSaver:
         check_handle(handle)
         self._handle, self._optimizer = handle, optimizer
         self._generators = generators
-        self._core = _core.CheckpointSaver(
-            handle.mesh.world, os.fspath(folder), asynchronous, keep_last, keep_every,
-            shared, file_bytes_max)
+        world = handle.mesh.world
+        with same_call(world, "sherd.CheckpointSaver()"):
+            self._core = _core.CheckpointSaver(
+                world, os.fspath(folder), asynchronous, keep_last, keep_every, shared,
+                file_bytes_max)
 
     def save(self, step: int, values: dict[str, str] | None = None) -> None:
         """Saves a checkpoint, between two steps; replaces one of the same step.
         `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on
         every rank, where one failed; the one before is still there then."""
-        state = _state_of(self._handle, self._optimizer, self._generators, values)
-        self._core.save(step, state)
+        with same_call(self._handle.mesh.world, "CheckpointSaver.save()"):
+            state = _state_of(self._handle, self._optimizer, self._generators, values)
+            self._core.save(step, state)
 
     def wait(self) -> None:
         """Waits until the last save is complete; raises what it failed with."""
@@ -93,13 +96,15 @@ def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
         sherd.save("run/checkpoints", step, handle, optimizer, {"loss": str(loss)})
         report = sherd.load("run/checkpoints", handle, optimizer)
     """
-    saver = CheckpointSaver(folder, handle, optimizer, **options)
-    try:
-        saver.save(step, values)
-        saver.wait()
-    finally:
-        # The traceback of an error keeps the saver, which must not keep its folder.
-        saver._core = None  # pylint: disable=protected-access
+    check_handle(handle)
+    with same_call(handle.mesh.world, "sherd.save()"):
+        saver = CheckpointSaver(folder, handle, optimizer, **options)
+        try:
+            saver.save(step, values)
+            saver.wait()
+        finally:
+            # The traceback of an error keeps the saver, which must not keep its folder.
+            saver._core = None  # pylint: disable=protected-access
 
 
 def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
@@ -118,17 +123,19 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     """
     check_handle(handle)
     reports = []
-    wait_for_readers(handle)
 
     def load_one(path):
         found, report = _load_one(path, handle, optimizer, strict, generators)
         reports.append(report)
         return found
 
-    if step is not None:
-        load_one(os.path.join(folder, f"step-{step}"))
-    else:
-        _core.load_newest_checkpoint(handle.mesh.world, os.fspath(folder), load_one)
+    with same_call(handle.mesh.world, "sherd.load()"):
+        wait_for_readers(handle)
+        if step is not None:
+            load_one(os.path.join(folder, f"step-{step}"))
+        else:
+            _core.load_newest_checkpoint(
+                handle.mesh.world, os.fspath(folder), load_one)
     return reports[-1] if reports else None
 
 

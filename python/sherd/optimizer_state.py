@@ -17,7 +17,7 @@ from ._handles import check_handle
 from ._optimizer_state import hyperparameters
 from ._optimizers import SECTION, state_of
 from ._shard_tensor import ShardTensor
-from ._together import gathered, of_rank0, on_every_rank
+from ._together import gathered, of_rank0, on_every_rank, same_call
 from .errors import InvalidArgumentError
 from .state import broadcast, check_kind, placed
 
@@ -109,6 +109,11 @@ def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str
     """
     check_handle(handle)
     check_kind(kind)
+    with same_call(handle.mesh.world, f"sherd.optimizer_state_dict({kind!r})"):
+        return _state_dict(handle, optimizer, kind)
+
+
+def _state_dict(handle, optimizer, kind):
     world = handle.mesh.world
     mine = on_every_rank(world, lambda: state_of(handle, optimizer))
     names = named_groups(handle, mine)
@@ -193,13 +198,14 @@ def load_optimizer_state_dict(handle, optimizer: Any,
     """
     check_handle(handle)
     world = handle.mesh.world
-    mine = on_every_rank(world, lambda: state_of(handle, optimizer))
-    names = named_groups(handle, mine)
-    is_sharded = on_every_rank(world, lambda: _has_parts(state))
-    if any(gathered(world, is_sharded)):
-        _load_parts(handle, mine, names, state)
-    else:
-        _load_full(world, mine, names, state)
+    with same_call(world, "sherd.load_optimizer_state_dict()"):
+        mine = on_every_rank(world, lambda: state_of(handle, optimizer))
+        names = named_groups(handle, mine)
+        is_sharded = on_every_rank(world, lambda: _has_parts(state))
+        if any(gathered(world, is_sharded)):
+            _load_parts(handle, mine, names, state)
+        else:
+            _load_full(world, mine, names, state)
 
 
 def _has_parts(state):

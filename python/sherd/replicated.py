@@ -12,6 +12,7 @@ import torch
 from . import _backward, _core
 from ._handles import handles
 from ._options import names_of, options_of
+from ._together import same_call
 from ._tree import SharedBuffers, check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
 from .hooks import Hook, HookOf, comm_hook, torch_hook
@@ -170,7 +171,8 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
         gradient_divide_factor=gradient_divide_factor, hook=hook,
         buffer_hook=_by_name(buffer_hook), ignored=names_of(ignored))
     buffers = SharedBuffers(module)
-    core = _core.replicate(module_tree(module, buffers.named()), mesh, options)
+    with same_call(mesh.world, "sherd.replicate()"):
+        core = _core.replicate(module_tree(module, buffers.named()), mesh, options)
     handle = DistributedDataParallel(module, core, mesh, buffers, hook)
     setattr(module, _KEPT, _Kept(handle))
     return handle

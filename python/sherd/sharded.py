@@ -12,6 +12,7 @@ import torch
 from . import _core, _slices, state
 from ._handles import handles
 from ._options import member, names_of, options_of
+from ._together import same_call
 from ._tree import check_module, module_tree
 from .errors import FailedPreconditionError, InvalidArgumentError
 from .hooks import Hook, HookOf, comm_hook
@@ -296,7 +297,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     mesh = mesh_of(mesh_or_group)
     named, hooks = forward_casts(
         module, named_units(module, units), mixed_precision)
-    core = _core.fully_shard(module_tree(module), mesh, options, named)
+    with same_call(mesh.world, "sherd.fully_shard()"):
+        core = _core.fully_shard(module_tree(module), mesh, options, named)
     replicas = Mesh(mesh.world, mesh.world.size, 1) if strategy == "no_shard" else mesh
     handle = FullyShardedDataParallel(
         module, core, mesh, hooks, HookOf(hook, replicas))

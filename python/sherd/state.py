@@ -14,7 +14,7 @@ import torch
 
 from . import _core, _slices
 from ._shard_tensor import ShardTensor
-from ._together import gathered, of_rank0, on_every_rank
+from ._together import gathered, of_rank0, on_every_rank, same_call
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 _KINDS = ("full", "rank0", "sharded")
@@ -225,6 +225,11 @@ def state_dict(handle, kind="full"):
     check_kind(kind)
     if kind == "sharded":
         return _parts(handle)
+    with same_call(handle.mesh.world, f"handle.state_dict({kind!r})"):
+        return _whole(handle, kind)
+
+
+def _whole(handle, kind):
     template, state = _prepared(handle)
     full = _core.gather_full_state(handle.mesh.world, state)
     model, others = full.get(_MODEL, {}), full.get(_OTHERS, {})
@@ -272,15 +277,16 @@ def load_state_dict(handle, state, strict=True):
         return [any(parts), bool(parts)]
 
     world = handle.mesh.world
-    of_ranks = gathered(world, on_every_rank(world, describe))
-    wait_for_readers(handle)
-    if any(sharded for sharded, _ in of_ranks):
+    with same_call(world, "handle.load_state_dict()"):
+        of_ranks = gathered(world, on_every_rank(world, describe))
+        wait_for_readers(handle)
+        if not any(sharded for sharded, _ in of_ranks):
+            return _load_full(handle, state, strict)
         if not all(sharded or not some for sharded, some in of_ranks):
             raise InvalidArgumentError(
                 "[python] load_state_dict: expected the same kind of state on every "
                 "rank, found parts of tensors on some and whole ones on others")
         return _load_parts(handle, state, strict)
-    return _load_full(handle, state, strict)
 
 
 def _compare(template, state, strict):

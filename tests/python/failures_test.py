@@ -6,6 +6,7 @@ own, since a rank that has given up takes part no more.
 """
 
 import os
+import re
 import signal
 import threading
 import time
@@ -230,6 +231,49 @@ class Failures(unittest.TestCase):
             with self.assertRaisesRegex(
                     self.sherd.FailedPreconditionError, "has this rank"):
                 self.sherd.World.from_process_group(group)
+
+    def test_ranks_that_make_different_calls_are_told_both(self):
+        # As after an exception in one rank, which it has caught.
+        sherd, handle = self.sherd, self.sharded("auto")
+        optimizer = torch.optim.AdamW(handle.parameters())
+        folder = "/nowhere"  # Nothing is written or read.
+        calls = {
+            "handle.state_dict('full')": handle.state_dict,
+            "handle.state_dict('rank0')": lambda: handle.state_dict("rank0"),
+            "handle.load_state_dict()": lambda: handle.load_state_dict({}),
+            "sherd.optimizer_state_dict('full')":
+                lambda: sherd.optimizer_state_dict(handle, optimizer),
+            "sherd.save()": lambda: sherd.save(folder, 1, handle),
+            "sherd.load()": lambda: sherd.load(folder, handle),
+            "sherd.fully_shard()": lambda: sherd.fully_shard(mlp(), handle.mesh),
+            "sherd.replicate()": lambda: sherd.replicate(mlp(), handle.mesh.world)}
+        full, rank0, load, optimizer_full, save, load_folder, shard, replicate = calls
+        for both in (
+                (full, optimizer_full), (load, shard), (load, optimizer_full),
+                (full, load), (full, rank0), (load, load_folder), (save, load_folder),
+                (replicate, full)):
+            with self.subTest(calls=both):
+                text = re.escape(
+                    f"rank 0 wants to call {both[0]}, rank 1 wants to call {both[1]};")
+                with self.assertRaisesRegex(sherd.PeerMismatchError, text):
+                    calls[both[ranks.rank()]]()
+        handle.state_dict()  # Ranks that agree again go on.
+        handle.close()
+
+    def test_a_rank_that_has_left_a_call_halfway_is_told(self):
+        from sherd import _together  # pylint: disable=import-outside-toplevel
+        world = self.sherd.World.from_process_group(dist.new_group([0, 1]))
+
+        def call(name, texts):
+            with _together.same_call(world, name):
+                for number in range(texts):
+                    self.assertEqual(_together.gathered(world, number), [number] * 2)
+
+        with self.assertRaisesRegex(
+                self.sherd.PeerMismatchError, r"first\(\), rank 1 .* second\(\)"):
+            call("first()", 2 - ranks.rank())
+            call("second()", 0)
+        world.close()
 
     def test_errors_of_operators_have_classes(self):
         handle = self.sharded("auto")
