@@ -177,8 +177,10 @@ def _clip_grad_norm(original):
                 "[python] clip_grad_norm_: expected all parameters of one sharded "
                 f"module, found {sharded} of {mine} that are trained and {len(given)} "
                 "in all; handle.clip_grad_norm() clips by the norm over all ranks")
-        return torch.tensor(
-            handle.clip_grad_norm(max_norm, norm_type, error_if_nonfinite))
+        norm = handle.clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+        # Of which no digit is lost, as for PyTorch's in fp64.
+        return torch.tensor(norm, dtype=functools.reduce(
+            torch.promote_types, {tensor.dtype for tensor in given}, torch.float32))
     clip_grad_norm_.sherd_original = original
     return clip_grad_norm_
 

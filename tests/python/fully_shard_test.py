@@ -333,6 +333,18 @@ class FullyShard(unittest.TestCase):
         self.assertAlmostEqual(handle.clip_grad_norm(1.0), 0.5, places=5)
         handle.close()
 
+    def test_the_norm_of_doubles_is_a_double(self):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).double()
+        model = copy.deepcopy(plain)
+        handle = self.sherd.fully_shard(model)
+        for net in (plain, model):
+            net(torch.ones(2, 3, dtype=torch.float64)).square().sum().backward()
+        expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        found = nn.utils.clip_grad_norm_(handle.parameters(), 0.5)
+        torch.testing.assert_close(found, expected)
+        handle.close()
+
     def test_parameters_without_elements_have_slices(self):
         model = nn.Linear(3, 2).double()
         model.none = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
