@@ -192,6 +192,14 @@ void bind_named_parameters(py::module_& module) {
             return items;
           })
       .def("slices", &slices_of)
+      .def(
+          "split",
+          [](const NamedParameters& parameters,
+             const std::vector<std::string>& patterns) {
+            auto parts = split(parameters, patterns);
+            return std::make_pair(
+                std::move(parts.matching), std::move(parts.rest));
+          })
       // What an optimizer calls; frozen slices count as unchanged.
       .def(
           "publish",

@@ -43,12 +43,16 @@ void bind_options(py::module_& module) {
       .def_readwrite("nesterov", &SgdOptions::nesterov)
       .def_readwrite("weight_decay", &SgdOptions::weight_decay)
       .def_readwrite("groups", &SgdOptions::groups);
+  py::enum_<MuonScale>(module, "MuonScale")
+      .value("original", MuonScale::kOriginal)
+      .value("match_rms_adamw", MuonScale::kMatchRmsAdamW);
   py::class_<MuonOptions>(module, "MuonOptions")
       .def(py::init())
       .def_readwrite("learning_rate", &MuonOptions::learning_rate)
       .def_readwrite("momentum", &MuonOptions::momentum)
       .def_readwrite("nesterov", &MuonOptions::nesterov)
-      .def_readwrite("weight_decay", &MuonOptions::weight_decay);
+      .def_readwrite("weight_decay", &MuonOptions::weight_decay)
+      .def_readwrite("scale", &MuonOptions::scale);
   py::class_<GradScalerOptions>(module, "GradScalerOptions")
       .def(py::init())
       .def_readwrite("init_scale", &GradScalerOptions::init_scale)

@@ -14,9 +14,3 @@ def check_handle(handle):
         raise InvalidArgumentError(
             "[python] expected the handle that fully_shard() or replicate() has "
             f"returned, found a {type(handle).__name__}")
-
-
-def parameters_of(handle):
-    """What sherd's optimizers take of a handle."""
-    check_handle(handle)
-    return handle.core_parameters

@@ -15,39 +15,55 @@ _OURS = (_core.AdamW, _core.SGD, _core.Muon)
 
 
 class OwnState:
-    """What one of sherd's optimizers has on this rank."""
+    """What one of sherd's optimizers, or several over parts of the parameters, have on
+    this rank. Each has one group."""
 
-    def __init__(self, handle, optimizer):
-        self.handle, self.optimizer = handle, optimizer
+    def __init__(self, handle, optimizers):
+        self.handle, self.optimizers = handle, optimizers
+        names = sum(self.groups(), [])
+        if len(set(names)) != len(names):
+            raise InvalidArgumentError(
+                "[python] expected optimizers over different parts of the parameters, "
+                f"as sherd.split() makes them, found {len(optimizers)} optimizers of "
+                f"{len(names)} slices, {len(set(names))} of them different")
         self.tensors = None  # By name and key.
         self.kept = []  # Tensors and their values.
 
     def groups(self):
         """Names of this rank by group."""
-        return [[name for name, _ in self.handle.core_parameters.items()]]
+        return [[name for name, _ in optimizer.core_parameters.items()]
+                for optimizer in self.optimizers]
+
+    def kind(self, group):
+        """The name of the optimizer of that group."""
+        return type(self.optimizers[group]).__name__
 
     def options(self):
         """Hyperparameters by group."""
-        return [{"lr": self.optimizer.lr}]
+        return [{"lr": optimizer.lr} for optimizer in self.optimizers]
 
     def set_options(self, groups):
-        if "lr" in groups[0]:
-            self.optimizer.lr = float(groups[0]["lr"])
+        for optimizer, saved in zip(self.optimizers, groups):
+            if "lr" in saved:
+                optimizer.lr = float(saved["lr"])
 
     def items(self, all_of_them):
         """(name, key, tensor) of what there is; of all parameters if asked for."""
-        return _core.optimizer_tensors(self.optimizer, all_of_them)
+        return [item for optimizer in self.optimizers
+                for item in _core.optimizer_tensors(optimizer, all_of_them)]
 
-    def keys(self, _group):
+    def keys(self, group):
         """The keys of a parameter's state; None where they are not known."""
-        keys = {key for _, key, _ in self.items(True)}
-        known = keys or (self.groups()[0] and not isinstance(
-            self.optimizer, _core.Muon))  # Of which a rank may have no matrix.
+        optimizer = self.optimizers[group]
+        keys = {key for _, key, _ in _core.optimizer_tensors(optimizer, True)}
+        known = keys or (self.groups()[group] and not isinstance(
+            optimizer, _core.Muon))  # Of which a rank may have no matrix.
         return keys if known else None
 
     def add_to(self, state):
         """Adds all there is to a CheckpointState."""
-        state.add_optimizer(SECTION, self.optimizer, self.handle.core_parameters)
+        for optimizer in self.optimizers:
+            state.add_optimizer(SECTION, optimizer, self.handle.core_parameters)
 
     def prepare(self, _described):
         """Called before tensors are written to what add_to() adds."""
@@ -98,6 +114,10 @@ class TorchState:
             groups.append([self._name(tensor) for tensor in group["params"]
                            if self._counts(tensor)])
         return groups
+
+    def kind(self, _group):
+        """The name of the optimizer."""
+        return type(self.optimizer).__name__
 
     def _counts(self, tensor):
         """Whether it is one of the handle's or, by mistake, one that is trained
@@ -205,11 +225,12 @@ class TorchState:
 
 
 def state_of(handle, optimizer):
-    """What an optimizer has on this rank."""
-    if isinstance(optimizer, _OURS):
-        return OwnState(handle, optimizer)
+    """What an optimizer, or a dictionary of several of sherd's, has on this rank."""
+    several = list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
+    if several and all(isinstance(one, _OURS) for one in several):
+        return OwnState(handle, several)
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchState(handle, optimizer)
     raise InvalidArgumentError(
-        "[python] expected an optimizer of sherd or of torch.optim, found a "
-        f"{type(optimizer).__name__}")
+        "[python] expected an optimizer of sherd or of torch.optim, or a dictionary of "
+        f"several of sherd's, found a {type(optimizer).__name__}")

@@ -43,8 +43,8 @@ class CheckpointSaver:
     """Saves into a folder that belongs to one run at a time: step 100 becomes
     FOLDER/step-100 by one rename, once all of it is on the disk.
 
-    handle: of fully_shard() or replicate(). optimizer: one of sherd's, or one of
-    torch.optim. asynchronous: tensors are copied, and written by a thread beside
+    handle: of fully_shard() or replicate(). optimizer: as for optimizer_state_dict().
+    asynchronous: tensors are copied, and written by a thread beside
     training. keep_last, keep_every: after a save all but the newest `keep_last`
     checkpoints are removed, save those of steps that `keep_every` divides; 0: none is
     removed, no step is special. shared: other jobs save into the folder, too.

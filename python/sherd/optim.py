@@ -5,7 +5,8 @@ written, and have step(), zero_grad() and ``lr``.
 
 Groups are dictionaries: "names" (a shell pattern for whole names, or several; `*`
 crosses dots), and "lr_scale" (default 1) or "weight_decay" (default the optimizer's
-own). The first group that matches counts.
+own). The first group that matches counts. Instead of a handle they take a part of its
+parameters, which split() makes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from . import _core
-from ._handles import parameters_of
+from ._handles import check_handle
 from ._options import options_of
 from .errors import InvalidArgumentError
 
@@ -46,6 +47,35 @@ def _groups(groups):
     return [_group(number, group) for number, group in enumerate(groups)]
 
 
+class Part:
+    """Some of the parameters of a handle, made by split()."""
+
+    def __init__(self, core_parameters: Any) -> None:
+        self.core_parameters = core_parameters
+
+
+def split(handle, names: str | Sequence[str]) -> tuple[Part, Part]:
+    """Two parts of a handle's parameters, each for one of sherd's optimizers: those
+    whose name fits one of the patterns, as for groups, and the rest.
+
+        matrices, rest = sherd.split(handle, ["h.*.weight"])
+        optimizers = {"muon": sherd.Muon(matrices, lr=0.02), "adamw": sherd.AdamW(rest)}
+
+    What saves, loads or returns state takes such a dictionary. Every rank steps them in
+    the same order, and reads no parameters in between. Mirrors sherd::split.
+    """
+    check_handle(handle)
+    names = [names] if isinstance(names, str) else list(names)
+    matching, rest = handle.core_parameters.split(names)
+    return Part(matching), Part(rest)
+
+
+def _parameters_of(handle_or_part):
+    if not isinstance(handle_or_part, Part):
+        check_handle(handle_or_part)
+    return handle_or_part.core_parameters
+
+
 class AdamW(_core.AdamW):
     """Decoupled weight decay; the numbers of torch.optim.AdamW. With
     ``in_backward=True`` slices are updated while backward runs."""
@@ -57,7 +87,8 @@ class AdamW(_core.AdamW):
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise InvalidArgumentError(
                 f"[python] betas: expected two numbers, found {betas!r}")
-        super().__init__(parameters_of(handle), options_of(
+        self.core_parameters = _parameters_of(handle)
+        super().__init__(self.core_parameters, options_of(
             _core.AdamWOptions, learning_rate=lr, beta1=betas[0], beta2=betas[1],
             epsilon=eps, weight_decay=weight_decay, groups=_groups(groups),
             in_backward=in_backward))
@@ -69,20 +100,25 @@ class SGD(_core.SGD):
     def __init__(self, handle, lr: float = 1e-2, momentum: float = 0.0,
                  nesterov: bool = False, weight_decay: float = 0.0,
                  groups: Sequence[dict] = ()) -> None:
-        super().__init__(parameters_of(handle), options_of(
+        self.core_parameters = _parameters_of(handle)
+        super().__init__(self.core_parameters, options_of(
             _core.SGDOptions, learning_rate=lr, momentum=momentum, nesterov=nesterov,
             weight_decay=weight_decay, groups=_groups(groups)))
 
 
 class Muon(_core.Muon):
-    """Orthogonalised momentum for matrices; needs ``share_gradients=True`` where
-    parameters are sharded."""
+    """Orthogonalised momentum for matrices; the numbers of torch.optim.Muon. Takes
+    parameters of two dimensions only: split() a handle that has others. Needs
+    ``share_gradients=True`` where parameters are sharded. scale: "original" or
+    "match_rms_adamw", as adjust_lr_fn of torch.optim.Muon."""
 
     def __init__(self, handle, lr: float = 1e-3, momentum: float = 0.95,
-                 nesterov: bool = True, weight_decay: float = 0.1) -> None:
-        super().__init__(parameters_of(handle), options_of(
+                 nesterov: bool = True, weight_decay: float = 0.1,
+                 scale: str = "original") -> None:
+        self.core_parameters = _parameters_of(handle)
+        super().__init__(self.core_parameters, options_of(
             _core.MuonOptions, learning_rate=lr, momentum=momentum, nesterov=nesterov,
-            weight_decay=weight_decay))
+            weight_decay=weight_decay, scale=scale))
 
 
 class GradScaler:
@@ -96,7 +132,8 @@ class GradScaler:
     def __init__(self, handle, init_scale: float = 65536.0,
                  growth_factor: float = 2.0, backoff_factor: float = 0.5,
                  growth_interval: int = 2000, uses_fp16: bool = False) -> None:
-        self._core = _core.GradScaler(parameters_of(handle), options_of(
+        check_handle(handle)
+        self._core = _core.GradScaler(handle.core_parameters, options_of(
             _core.GradScalerOptions, init_scale=init_scale, growth_factor=growth_factor,
             backoff_factor=backoff_factor, growth_interval=growth_interval,
             uses_fp16=uses_fp16))
@@ -146,4 +183,4 @@ class GradScaler:
             tensor.fill_(state[keys[name]])
 
 
-__all__ = ["AdamW", "GradScaler", "Muon", "SGD"]
+__all__ = ["AdamW", "GradScaler", "Muon", "SGD", "split"]

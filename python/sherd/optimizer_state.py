@@ -81,14 +81,13 @@ def _shown(groups):
 def check_keys(mine, groups, found):
     """Raises unless `found`, keys by name, are those that this optimizer has. State
     that a parameter has not yet is no mistake."""
-    kind = type(mine.optimizer).__name__
     for number, names in enumerate(groups):
         expected = mine.keys(number)
         for name in names:
             keys = found.get(name)
             if expected is not None and keys and set(keys) != expected:
                 raise InvalidArgumentError(
-                    f"[python] the state of {name}: expected that of {kind}, "
+                    f"[python] the state of {name}: expected that of {mine.kind(number)}, "
                     f"{', '.join(sorted(expected)) or 'nothing'}, found that of another "
                     f"optimizer, {', '.join(sorted(keys))}")
 
@@ -96,8 +95,9 @@ def check_keys(mine, groups, found):
 def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str, Any]:
     """The state of `optimizer` by parameter name. Collective.
 
-    handle: of fully_shard() or replicate(). optimizer: one of sherd's, or one of
-    torch.optim over ``handle.parameters()``.
+    handle: of fully_shard() or replicate(). optimizer: one of sherd's, a dictionary of
+    several over the parts of split(), or one of torch.optim over
+    ``handle.parameters()``.
     kind: "full" gives every rank whole tensors, "rank0" rank 0 alone and the others
         an empty dictionary; "sharded" this rank's parts, which
         torch.distributed.checkpoint saves and loads, with the first state of

@@ -48,6 +48,23 @@ def half_frozen():
     return model
 
 
+def with_bias_and_norm():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.LayerNorm(16),
+                         nn.Linear(16, 4))
+
+
+def train_by_several(model, optimizers, steps):
+    """Every rank takes the same batches."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        model(torch.randn(5, 8, generator=generator)).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
 class Checkpoints(unittest.TestCase):
     def setUp(self):
         import sherd  # pylint: disable=import-outside-toplevel
@@ -140,6 +157,88 @@ class Checkpoints(unittest.TestCase):
                 self.assertEqual(
                     train(model, optimizer, range(2, 4)), expected, name)
                 handle.close()
+
+    def muon_and_adamw(self, handle):
+        matrices, rest = self.sherd.split(handle, "[02].weight")
+        return {"muon": self.sherd.Muon(matrices, lr=0.02, scale="match_rms_adamw"),
+                "adamw": self.sherd.AdamW(rest, lr=1e-2, eps=1e-4)}
+
+    def both_kinds(self):
+        """Sharded and replicated modules: a function that makes the handle, and one of
+        a handle that returns all values."""
+        return ((lambda model: self.sherd.fully_shard(model, share_gradients=True),
+                 lambda handle: handle.state_dict()),
+                (self.sherd.replicate, lambda handle: handle.module.state_dict()))
+
+    def test_muon_for_matrices_and_adamw_for_the_rest(self):
+        plain = with_bias_and_norm()
+        named = dict(plain.named_parameters())
+        matrices = [named.pop("0.weight"), named.pop("2.weight")]
+        theirs = [torch.optim.Muon(matrices, lr=0.02, adjust_lr_fn="match_rms_adamw"),
+                  torch.optim.AdamW(named.values(), lr=1e-2, eps=1e-4)]
+        train_by_several(plain, theirs, range(3))
+        for make, values_of in self.both_kinds():
+            handle = make(with_bias_and_norm())
+            ours = self.muon_and_adamw(handle)
+            train_by_several(handle.module, ours.values(), range(3))
+            self.close_to({"model": values_of(handle)}, {"model": plain.state_dict()})
+            state = self.sherd.optimizer_state_dict(handle, ours)
+            self.assertEqual(set(state["state"]), set(dict(plain.named_parameters())))
+            self.close_to(
+                {"2.weight": state["state"]["2.weight"]},
+                {"2.weight": theirs[0].state[matrices[1]]})
+            self.assertEqual([group["params"] for group in state["param_groups"]],
+                             [["0.weight", "2.weight"], list(named)])
+            handle.close()
+
+    def test_muon_and_adamw_continue_bit_for_bit(self):
+        sherd = self.sherd
+        for make, values_of in self.both_kinds():
+            with self.folder() as folder:
+                handle = make(with_bias_and_norm())
+                ours = self.muon_and_adamw(handle)
+                train_by_several(handle.module, ours.values(), range(2))
+                sherd.save(folder, 2, handle, ours)
+                state = sherd.optimizer_state_dict(handle, ours)
+                begun = {name: value.clone() for name, value in values_of(handle).items()}
+                train_by_several(handle.module, ours.values(), range(2, 4))
+                expected = values_of(handle)
+
+                def loaded(handle, ours):
+                    sherd.load(folder, handle, ours)  # pylint: disable=cell-var-from-loop
+
+                def set_state(handle, ours):
+                    # pylint: disable=cell-var-from-loop
+                    into = handle if hasattr(handle, "state_dict") else handle.module
+                    into.load_state_dict(begun)
+                    sherd.load_optimizer_state_dict(handle, ours, state)
+
+                for load in (loaded, set_state):
+                    again = make(changed(with_bias_and_norm()))
+                    ours = self.muon_and_adamw(again)
+                    ours["muon"].lr = 1.0
+                    load(again, ours)
+                    self.assertEqual(ours["muon"].lr, 0.02)
+                    parts = sherd.optimizer_state_dict(again, ours, "sharded")
+                    sherd.load_optimizer_state_dict(again, ours, parts)
+                    train_by_several(again.module, ours.values(), range(2, 4))
+                    for name, value in values_of(again).items():
+                        self.assertTrue(torch.equal(value, expected[name]), name)
+                    again.close()
+                handle.close()
+
+    def test_several_optimizers_have_different_parameters(self):
+        handle = self.sherd.fully_shard(with_bias_and_norm())
+        matrices, rest = self.sherd.split(handle, ["[02].weight"])
+        adamw_of_all = self.sherd.AdamW(handle)
+        for wrong, text in (
+                ({"adamw": adamw_of_all, "sgd": self.sherd.SGD(rest)}, "different parts"),
+                ({}, "found a dict"),
+                ({"sgd": self.sherd.SGD(matrices), "torch": adamw(handle)},
+                 "several of sherd's")):
+            with self.assertRaisesRegex(self.sherd.InvalidArgumentError, text):
+                self.sherd.optimizer_state_dict(handle, wrong)
+        handle.close()
 
     def test_hyperparameters_come_back(self):
         with self.folder() as folder:
