@@ -239,9 +239,7 @@ Offer offer_of(const std::string& text) {
       .sections = json[0].get<std::set<std::string>>(),
       .tensors = sources_of({json[1].get<std::string>()}),
       .parameters = {}};
-  for (const auto& [key, sources] : offer.tensors) {
-    offer.parameters.insert(CheckpointAccess::parameter_of(key));
-  }
+  offer.parameters = CheckpointAccess::parameters_of(offer.tensors);
   return offer;
 }
 

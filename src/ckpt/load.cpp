@@ -72,15 +72,6 @@ std::set<ckpt::TensorKey> optional_in(const std::vector<std::string>& texts) {
   return names;
 }
 
-// The parameters of which a checkpoint has state of an optimizer, and other keys.
-std::set<ckpt::TensorKey> parameters_in(const ckpt::CheckpointReader& reader) {
-  std::set<ckpt::TensorKey> parameters;
-  for (const auto& [key, tensor] : reader.tensors()) {
-    parameters.insert(CheckpointAccess::parameter_of(key));
-  }
-  return parameters;
-}
-
 class CheckpointLoader {
  public:
   CheckpointLoader(
@@ -97,7 +88,8 @@ class CheckpointLoader {
             state,
             rank,
             {.updated =
-                 [there = parameters_in(reader_)](const ckpt::TensorKey& key) {
+                 [there = CheckpointAccess::parameters_of(reader_.tensors())](
+                     const ckpt::TensorKey& key) {
                    return there.contains(key);
                  }})),
         optional_(text_of_optional(targets_)) {}

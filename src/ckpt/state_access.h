@@ -62,6 +62,14 @@ class CheckpointAccess {
       const CheckpointState& state, const ckpt::TensorKey& key);
   // Section and NAME of an optimizer's tensor "exp_avg.NAME".
   static ckpt::TensorKey parameter_of(const ckpt::TensorKey& key);
+  // The parameters of which a map by key has state of an optimizer, and other keys.
+  static std::set<ckpt::TensorKey> parameters_of(const auto& by_key) {
+    std::set<ckpt::TensorKey> parameters;
+    for (const auto& [key, value] : by_key) {
+      parameters.insert(parameter_of(key));
+    }
+    return parameters;
+  }
   // Whether some rank may load it. Of an optimizer, whatever belongs to one of its parameters may
   // be loaded: which tensors ranks really have, targets() says on each.
   static bool may_contain(

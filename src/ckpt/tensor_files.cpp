@@ -108,10 +108,7 @@ void load(
         piece.name, " twice");
   }
   compare_names(state, options.section, found, files.front());
-  std::set<TensorKey> updated;
-  for (const auto& [key, piece] : found) {
-    updated.insert(CheckpointAccess::parameter_of(key));
-  }
+  const auto updated = CheckpointAccess::parameters_of(found);
   for (auto& target : CheckpointAccess::targets(
            state, rank,
            {.section = options.section, .updated = [&](const TensorKey& key) {

@@ -8,6 +8,7 @@
 // methods as ShardingEngine says. States and their order: docs/design/runtime.md.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -206,6 +207,7 @@ class FsdpEngine final : public ShardingEngine,
   MemoryPlannerOptions memory_planner_options();
   void refuse_hopeless_limit();
   void plan_memory();
+  std::array<bool, 2> on_any_rank(bool first, bool second = false);
   bool step_may_follow();
   void warn_of_idle_optimizer();
 

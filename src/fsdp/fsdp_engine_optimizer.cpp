@@ -258,28 +258,28 @@ void FsdpEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
              reason_of(std::current_exception())});
     throw;
   }
-  const auto written = exchange::numbers(2);
-  auto* by = written.mutable_data_ptr<double>();
-  by[0] = written_in_hooks_ ? 1.0 : 0.0;
-  by[1] = written_in_hooks_.value_or(true) ? 0.0 : 1.0;
-  reduce_over_ranks(written, exchange::ScalarReduceOp::kMax);
-  if (by[0] != 0.0) {
+  const auto [written, frozen_too] = on_any_rank(
+      written_in_hooks_.has_value(), !written_in_hooks_.value_or(true));
+  if (written) {
     published_by_hand_ = true;
-    publish_locked(/*keep_frozen=*/by[1] == 0.0);
+    publish_locked(/*keep_frozen=*/!frozen_too);
   }
+}
+
+// Collective: what is true on some rank.
+std::array<bool, 2> FsdpEngine::on_any_rank(bool first, bool second) {
+  const auto found = exchange::numbers(2);
+  auto* any = found.mutable_data_ptr<double>();
+  any[0] = first ? 1.0 : 0.0;
+  any[1] = second ? 1.0 : 0.0;
+  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+  return {any[0] != 0.0, any[1] != 0.0};
 }
 
 // Collective, and the same on all ranks: whether an optimizer may update shards now. A backward that
 // used no parameter of this model belongs to another one, but gradients of earlier ones may be left.
 bool FsdpEngine::step_may_follow() {
-  if (gradients_->any_used()) {
-    return true;
-  }
-  const auto found = exchange::numbers(1);
-  auto* any = found.mutable_data_ptr<double>();
-  *any = slices_->any_gradient() ? 1.0 : 0.0;
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  return *any != 0.0;
+  return gradients_->any_used() || on_any_rank(slices_->any_gradient())[0];
 }
 
 // Collective. Publishes at a moment that may lie before the step of an optimizer that does not publish
@@ -287,12 +287,9 @@ bool FsdpEngine::step_may_follow() {
 void FsdpEngine::publish_before_step(bool keep_frozen) {
   bool outstanding = unpublished_ && publishers_.expired();
   if (outstanding) {
-    const auto found = exchange::numbers(2);
-    auto* any = found.mutable_data_ptr<double>();
-    any[0] = slices_->any_gradient() ? 1.0 : 0.0;
-    any[1] = slices_->sample_changed() ? 1.0 : 0.0;
-    reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-    outstanding = any[0] != 0.0 && any[1] == 0.0;
+    const auto [gradient, written] =
+        on_any_rank(slices_->any_gradient(), slices_->sample_changed());
+    outstanding = gradient && !written;
   }
   publish_locked(keep_frozen);
   unpublished_ = step_outstanding_ = outstanding;
@@ -300,13 +297,10 @@ void FsdpEngine::publish_before_step(bool keep_frozen) {
 
 // Collective: every rank is at the end of the same backward.
 void FsdpEngine::warn_of_idle_optimizer() {
-  const bool changed = published_by_hand_ || idle_.changed(slices_->tensors());
-  const auto found = exchange::numbers(2);
-  auto* any = found.mutable_data_ptr<double>();
-  any[0] = changed ? 1.0 : 0.0;
-  any[1] = idle_.change_due() ? 1.0 : 0.0;
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
-  if (any[0] == 0.0 && any[1] != 0.0 && world_rank() == 0) {
+  const auto [changed, due] = on_any_rank(
+      published_by_hand_ || idle_.changed(slices_->tensors()),
+      idle_.change_due());
+  if (!changed && due && world_rank() == 0) {
     idle_.warn(backwards_);
   }
 }

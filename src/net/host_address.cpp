@@ -22,14 +22,6 @@ std::uint16_t parse_port(std::string_view digits, std::string_view text) {
   return *port;
 }
 
-// The address without its port; empty if it is none.
-std::string ip_of(const sockaddr* address, socklen_t length) {
-  char text[NI_MAXHOST] = "";
-  const int error = ::getnameinfo(
-      address, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? text : "";
-}
-
 // A connected UDP socket knows its own address and sends nothing.
 std::string local_address_towards(const addrinfo& target) {
   const Descriptor socket(
@@ -44,6 +36,13 @@ std::string local_address_towards(const addrinfo& target) {
 }
 
 }  // namespace
+
+std::string ip_of(const sockaddr* address, socklen_t length) {
+  char text[NI_MAXHOST] = "";
+  const int error = ::getnameinfo(
+      address, length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text : "";
+}
 
 std::string HostAddress::text() const {
   const bool brackets = host.find(':') != std::string::npos;

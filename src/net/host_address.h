@@ -5,6 +5,7 @@
 // functions, but route_to() may wait for the name service.
 #pragma once
 
+#include <sys/socket.h>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,6 +24,9 @@ struct HostAddress {
 // Throws Error for anything but a host, a colon and a port of 0 to 65535. An IPv6 address needs its
 // brackets: without them its end looks like a port.
 HostAddress parse_host_address(std::string_view text);
+
+// The address without its port; empty if it is no IP address.
+std::string ip_of(const sockaddr* address, socklen_t length);
 
 // The IP addresses from and to which this host would send. They are equal, or both loopback, if the
 // other host is this one.

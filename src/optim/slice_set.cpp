@@ -294,7 +294,7 @@ UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
   return batch;
 }
 
-void SliceSet::allocate(SliceEntry& slice) {
+void SliceSet::allocate(const SliceEntry& slice) {
   auto& range = ranges_[slice.range];
   while (range.states.size() < options_.state_tensors) {
     range.states.push_back(at::zeros({range.elements}, range.options));
@@ -410,7 +410,7 @@ std::vector<std::string> SliceSet::names() const {
 }
 
 at::Tensor SliceSet::state(const std::string& name, std::size_t which) {
-  SliceEntry& slice = slices_[index_of(name)];
+  const SliceEntry& slice = slices_[index_of(name)];
   allocate(slice);
   const at::Tensor& tensor = tensor_of(slice);
   return ranges_[slice.range].states[which].as_strided(

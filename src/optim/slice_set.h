@@ -122,7 +122,7 @@ class SliceSet {
   }
   int kind_of(const NamedParameter& parameter);
   void lay_out_state();
-  void allocate(SliceEntry& slice);
+  void allocate(const SliceEntry& slice);
   UpdateBatch part(
       const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
   std::vector<SliceUpdate> pieces() const;

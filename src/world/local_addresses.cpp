@@ -3,25 +3,13 @@
 
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <array>
 #include <memory>
 #include "base/check.h"
+#include "net/host_address.h"
 
 namespace sherd::world {
-namespace {
-
-// Empty if it is no IP address.
-std::string text_of(const sockaddr* address, socklen_t length) {
-  std::array<char, INET6_ADDRSTRLEN + IF_NAMESIZE + 1> text{};
-  const int error = ::getnameinfo(
-      address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? text.data() : "";
-}
-
-}  // namespace
 
 std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* first = nullptr;
@@ -39,7 +27,7 @@ std::vector<InterfaceAddress> interface_addresses() {
           family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
       found.push_back(
           {.interface = one->ifa_name,
-           .address = text_of(one->ifa_addr, static_cast<socklen_t>(length)),
+           .address = net::ip_of(one->ifa_addr, static_cast<socklen_t>(length)),
            .loopback = (one->ifa_flags & IFF_LOOPBACK) != 0});
     }
   }

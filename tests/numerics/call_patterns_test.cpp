@@ -20,6 +20,10 @@ class CallPatterns : public testing::TestWithParam<int> {
 
 Chain chain() { return Chain(4, 6); }
 
+torch::Tensor sum_of_rows(Chain& model, int batch, int rank) {
+  return model->forward(integer_rows(batch, rank, 6)).sum();
+}
+
 TEST_P(CallPatterns, T06AModuleCalledSeveralTimesInOneForward) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     RankParity options;
@@ -136,7 +140,7 @@ TEST_P(CallPatterns, T13AForwardWhoseResultIsThrownAway) {
         world, [] { return chain(); },
         [](Chain& model, int batch, int rank) {
           (void)model->forward(integer_rows(batch + 1, rank, 6));
-          return model->forward(integer_rows(batch, rank, 6)).sum();
+          return sum_of_rows(model, batch, rank);
         });
   }));
 }
@@ -149,12 +153,9 @@ TEST_P(CallPatterns, EvaluationBetweenStepsSeesTheNewValues) {
     const auto leaves = unique_parameters(*reference);
     const auto step_reference = sign_steps()(tensors_of(leaves));
     const auto step_shards = sign_steps()(fsdp.parameters());
-    const Pass<Chain> pass = [](Chain& module, int batch, int rank) {
-      return module->forward(integer_rows(batch, rank, 6)).sum();
-    };
     for (int step = 0; step < 3; ++step) {
-      reference_backward<Chain>(reference, leaves, pass, step, world);
-      pass(model, step, world.rank()).backward();
+      reference_backward<Chain>(reference, leaves, sum_of_rows, step, world);
+      sum_of_rows(model, step, world.rank()).backward();
       step_reference();
       step_shards();
       fsdp.publish();
@@ -182,13 +183,10 @@ TEST_P(CallPatterns, AStepAfterASummonOrAPublishIsPublishedByTheNextForward) {
       const auto leaves = unique_parameters(*reference);
       const auto step_reference = sign_steps()(tensors_of(leaves));
       const auto step_shards = sign_steps()(fsdp.parameters());
-      const Pass<Chain> pass = [](Chain& module, int batch, int rank) {
-        return module->forward(integer_rows(batch, rank, 6)).sum();
-      };
       for (int step = 0; step < 3; ++step) {
-        const auto expected =
-            reference_backward<Chain>(reference, leaves, pass, step, world);
-        const auto found = pass(model, step, world.rank());
+        const auto expected = reference_backward<Chain>(
+            reference, leaves, sum_of_rows, step, world);
+        const auto found = sum_of_rows(model, step, world.rank());
         expect_close(found.detach(), expected, 0.0, "loss");
         found.backward();
         publishes(fsdp);
@@ -251,7 +249,7 @@ TEST_P(CallPatterns, T19AListOfWhichEachBatchUsesAnotherPart) {
 TEST_P(CallPatterns, T18ALossInChunks) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     const Pass<Chain> whole = [](Chain& model, int batch, int rank) {
-      return model->forward(integer_rows(batch, rank, 6)).sum() * 12;
+      return sum_of_rows(model, batch, rank) * 12;
     };
     Chain reference = chain();
     Chain model = chain();
@@ -366,7 +364,7 @@ TEST_P(CallPatterns, RetainedGraphsAddTheirGradientsTwice) {
     expect_rank_parity<Chain>(
         world, [] { return chain(); },
         [](Chain& model, int batch, int rank) {
-          auto loss = model->forward(integer_rows(batch, rank, 6)).sum();
+          auto loss = sum_of_rows(model, batch, rank);
           loss.backward({}, /*retain_graph=*/true);
           return loss;
         },

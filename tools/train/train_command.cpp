@@ -165,17 +165,25 @@ WorldOptions world_options(const TrainConfig& config) {
       .network_interface = config.network_interface};
 }
 
+// Throws on every rank where ranks have different texts. `expected` is the error up to the first text.
+void expect_same(
+    const World& world, const std::string& expected, const std::string& mine) {
+  const auto texts = world.all_gather_texts(mine);
+  for (std::size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] != texts[0]) {
+      throw Error(
+          expected + " " + texts[0] + " on rank 0 and " + texts[rank] +
+          " on rank " + std::to_string(rank));
+    }
+  }
+}
+
 // Each rank was told its options by its own host. Throws on every rank.
 void expect_same_options(
     const TrainConfig& config, bool plan, const World& world) {
-  const auto plans = world.all_gather_texts(plan ? "given" : "not given");
-  for (std::size_t rank = 1; rank < plans.size(); ++rank) {
-    if (plans[rank] != plans[0]) {
-      throw Error(
-          "--plan: expected the same on every rank, found it " + plans[0] +
-          " on rank 0 and " + plans[rank] + " on rank " + std::to_string(rank));
-    }
-  }
+  expect_same(
+      world, "--plan: expected the same on every rank, found it",
+      plan ? "given" : "not given");
   const auto hosts = world.all_gather_texts(host_name());
   const auto options = world.all_gather_texts(to_json(config, {}));
   const auto options_of = [&](std::size_t rank) {
@@ -211,15 +219,9 @@ void expect_same_options(
 
 // Each rank has read its own files, perhaps on another host. Throws on every rank.
 void expect_same_data(const data::BlendedCorpus& corpus, const World& world) {
-  const auto hashes = world.all_gather_texts(hex(corpus.hash()));
-  for (std::size_t rank = 1; rank < hashes.size(); ++rank) {
-    if (hashes[rank] != hashes[0]) {
-      throw Error(
-          "--data: expected the same data on every rank, found hash " +
-          hashes[0] + " on rank 0 and " + hashes[rank] + " on rank " +
-          std::to_string(rank));
-    }
-  }
+  expect_same(
+      world, "--data: expected the same data on every rank, found hash",
+      hex(corpus.hash()));
 }
 
 // A typing error in a size is a usage error, so that launchers do not repeat the command. Counts
