@@ -93,11 +93,14 @@ class TrainCommand(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
-    def wait_for(self, process, text):
+    def wait_for(self, process, *texts):
+        """Reads until a line has one of them."""
+        output = []
         for line in process.stdout:
-            if text in line:
+            if any(text in line for text in texts):
                 return
-        self.fail(f"the output ended without '{text}'")
+            output.append(line)
+        self.fail(f"the output ended without {texts}:\n{''.join(output[-20:])}")
 
     def metrics(self, run, fields):
         """[values of these fields] of each step."""
@@ -310,7 +313,9 @@ class TrainCommand(unittest.TestCase):
         rank_1 = int(pathlib.Path(children).read_text().split()[1])
         os.kill(rank_1, signal.SIGSTOP)
         begin = time.monotonic()
-        self.wait_for(process, "rank 1 did not answer rank 0 within 4 s")
+        # The thread that waited says it, or another one that was told.
+        late = "did not answer rank 0 within 4 s"
+        self.wait_for(process, f"rank 1 {late}", f"rank 1 was lost: it {late}")
         self.assertLess(time.monotonic() - begin, TIMEOUT_S / 2)
         self.assertEqual(process.wait(TIMEOUT_S), 1)
 
