@@ -2,6 +2,7 @@
 #include "autograd/gradient_hook.h"
 
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -14,6 +15,23 @@ namespace {
 using torch::autograd::PostAccumulateGradHook;
 namespace impl = torch::autograd::impl;
 
+struct NodeAccess : torch::autograd::Node {
+  static std::mutex& mutex_of(torch::autograd::Node& node) {
+    return node.*(&NodeAccess::mutex_);
+  }
+};
+
+// LibTorch calls hooks when it has unlocked what it locks to accumulate, so another backward may be
+// adding to the same gradient. What both have added goes to whoever comes first.
+at::Tensor take_gradient(const at::Tensor& parameter) {
+  std::unique_lock<std::mutex> lock;
+  const auto accumulator = impl::try_get_grad_accumulator(parameter);
+  if (accumulator) {
+    lock = std::unique_lock(NodeAccess::mutex_of(*accumulator));
+  }
+  return std::exchange(parameter.mutable_grad(), at::Tensor());
+}
+
 class GradientHook final : public PostAccumulateGradHook {
  public:
   GradientHook(
@@ -24,8 +42,7 @@ class GradientHook final : public PostAccumulateGradHook {
     if (before_) {
       (*before_)(parameter);
     }
-    auto gradient = std::move(parameter.mutable_grad());
-    parameter.mutable_grad().reset();
+    auto gradient = take_gradient(parameter);
     try {
       check_may_use_parameters("backward");
       callback_(std::move(gradient));
