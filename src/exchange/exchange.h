@@ -164,8 +164,8 @@ struct ReduceOptions {
   std::vector<bool> accumulate;
   // By trainable parameter of the unit, flat after flat: whether it has a gradient here.
   std::vector<bool> used;
-  // By trainable parameter, or empty: a gradient that is not in the slot, 1-D, contiguous, of the
-  // slot's dtype, unchanged until end_backward(). Only for a parameter that is sent by itself.
+  // By trainable parameter, or empty: a gradient that is not in the slot, 1-D, contiguous, unchanged
+  // until end_backward(). On the CPU it has the slot's dtype, and the parameter is sent by itself.
   // Undefined: the gradient is in the slot.
   std::vector<at::Tensor> gradients;
   // By flat, or empty: where the sum goes instead of ShardMemory::gradient. It is like that one,

@@ -2,6 +2,10 @@
 #include "exchange/gradient_chunks.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_foreach_copy.h>
 
 namespace sherd::exchange {
 namespace {
@@ -27,6 +31,35 @@ std::vector<GradientChunk> chunks_of(const FlatSpec& flat, int first) {
   return chunks;
 }
 
+// Without a slot, only those that are elsewhere. A device copies a flat's gradients by one kernel.
+void copy_gradients(
+    const UnitSpec& unit,
+    const ReduceOptions& options,
+    const std::vector<at::Tensor>& slot,
+    const std::vector<at::Tensor>& into) {
+  const at::AutoDispatchBelowADInplaceOrView without_autograd;
+  int parameter = 0;
+  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+    const auto& layout = unit.flats[f].layout;
+    std::vector<at::Tensor> from;
+    std::vector<at::Tensor> to;
+    for (std::size_t p = 0; unit.flats[f].trainable && p < layout.numels.size();
+         ++p) {
+      auto gradient = options.gradient(parameter++);
+      if (!gradient.defined() && !slot.empty()) {
+        gradient = slot[f].narrow(0, layout.offsets[p], layout.numels[p]);
+      }
+      if (gradient.defined()) {
+        from.push_back(std::move(gradient));
+        to.push_back(into[f].narrow(0, layout.offsets[p], layout.numels[p]));
+      }
+    }
+    if (!to.empty()) {
+      at::_foreach_copy_(to, from, /*non_blocking=*/true);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit) {
@@ -45,19 +78,15 @@ void copy_given_gradients(
     const UnitSpec& unit,
     const ReduceOptions& options,
     const std::vector<at::Tensor>& slot) {
-  int parameter = 0;
-  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
-    const auto& layout = unit.flats[f].layout;
-    for (std::size_t p = 0; unit.flats[f].trainable && p < layout.numels.size();
-         ++p) {
-      const auto given = options.gradient(parameter++);
-      if (given.defined()) {
-        slot[f]
-            .narrow(0, layout.offsets[p], layout.numels[p])
-            .copy_(given, /*non_blocking=*/true);
-      }
-    }
-  }
+  copy_gradients(unit, options, {}, slot);
+}
+
+void copy_all_gradients(
+    const UnitSpec& unit,
+    const ReduceOptions& options,
+    const std::vector<at::Tensor>& slot,
+    const std::vector<at::Tensor>& into) {
+  copy_gradients(unit, options, slot, into);
 }
 
 plan::ElementRange intersection(

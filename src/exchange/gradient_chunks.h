@@ -28,6 +28,14 @@ void copy_given_gradients(
     const ReduceOptions& options,
     const std::vector<at::Tensor>& slot);
 
+// Copies each gradient of the unit from where it is, elsewhere or in the slot, into tensors like the
+// slot's.
+void copy_all_gradients(
+    const UnitSpec& unit,
+    const ReduceOptions& options,
+    const std::vector<at::Tensor>& slot,
+    const std::vector<at::Tensor>& into);
+
 // The part that both have in common; if there is none, an empty part of `a`.
 plan::ElementRange intersection(
     const plan::ElementRange& a, const plan::ElementRange& b);

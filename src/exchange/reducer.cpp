@@ -234,27 +234,46 @@ at::Tensor Reducer::room(int parameter, at::IntArrayRef sizes) {
       slot.storage_offset() + target.offset);
 }
 
-// A large gradient stays where autograd made it.
+// A large gradient stays where autograd made it; so does each one of a device, where one kernel
+// copies all of a unit.
+bool Reducer::may_stay(int parameter, const at::Tensor& dense) const {
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  const auto& slot = states_[static_cast<std::size_t>(target.unit)]
+                         .slot[static_cast<std::size_t>(target.flat)];
+  const bool fits = target.alone && dense.scalar_type() == slot.scalar_type();
+  return dense.is_contiguous() && (fits || !dense.is_cpu());
+}
+
 void Reducer::place(int parameter, const at::Tensor& gradient) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
   const auto dense = dense_of(gradient);
-  const auto& slot = unit.slot[static_cast<std::size_t>(target.flat)];
-  auto& elsewhere = unit.elsewhere[t];
-  if (unit.filled[t] && elsewhere.defined()) {
-    elsewhere = elsewhere.add(dense.reshape({-1}));
-  } else if (unit.filled[t]) {
-    room(parameter, dense.sizes()).add_(dense);
-  } else if (
-      target.alone && dense.is_contiguous() &&
-      dense.scalar_type() == slot.scalar_type()) {
-    elsewhere = dense.view({-1});
+  if (unit.filled[t]) {
+    add(parameter, dense);
+  } else if (may_stay(parameter, dense)) {
+    unit.elsewhere[t] = dense.view({-1});
   } else if (const auto to = room(parameter, dense.sizes());
              !dense.is_contiguous() ||
              to.const_data_ptr() != dense.const_data_ptr()) {
     to.copy_(dense);  // Unless autograd has added to the slot itself.
   }
+}
+
+// To the parameter's gradient, in the wider dtype of both, and rounded once.
+void Reducer::add(int parameter, const at::Tensor& dense) {
+  const auto& target = targets_[static_cast<std::size_t>(parameter)];
+  auto& unit = state(target.unit);
+  const auto to = room(parameter, dense.sizes());
+  auto& elsewhere = unit.elsewhere[static_cast<std::size_t>(target.trainable)];
+  if (elsewhere.defined() && elsewhere.scalar_type() == to.scalar_type()) {
+    elsewhere = elsewhere.add(dense.reshape({-1})).to(to.scalar_type());
+    return;
+  }
+  if (elsewhere.defined()) {
+    to.copy_(std::exchange(elsewhere, {}).view(dense.sizes()));
+  }
+  to.add_(dense);
 }
 
 void Reducer::keep(int parameter, const at::Tensor& gradient) {
@@ -284,13 +303,7 @@ void Reducer::add_kept(UnitId unit) {
     if (!sum.defined()) {
       continue;
     }
-    auto& elsewhere = now.elsewhere[t];
-    if (elsewhere.defined()) {
-      // Rounded once, after the sum.
-      elsewhere = elsewhere.add(sum.view({-1})).to(elsewhere.scalar_type());
-    } else {
-      room(static_cast<int>(p), sum.sizes()).add_(sum);
-    }
+    add(static_cast<int>(p), sum);
     now.used[t] = true;
   }
 }

@@ -154,7 +154,9 @@ class Reducer {
     return states_[static_cast<std::size_t>(unit)];
   }
   void open(UnitId unit);
+  bool may_stay(int parameter, const at::Tensor& dense) const;
   void place(int parameter, const at::Tensor& gradient);
+  void add(int parameter, const at::Tensor& dense);
   at::Tensor room(int parameter, at::IntArrayRef sizes);
   void reset_arrivals(UnitId unit);
   void fill_missing(UnitId unit);

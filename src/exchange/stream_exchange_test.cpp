@@ -124,11 +124,11 @@ class Trainer {
 // Runs the body on one rank, which has no peers. Returns what was not in order.
 std::string run_alone(
     const std::function<void(Trainer&, const c10::Device&)>& body,
-    int secondary_ranks = 0) {
+    int secondary_ranks = 0,
+    const ModelSpec& model = three_units(1)) {
   const auto device = test::checking_device();
   const auto world = World::single();
   test::ThreadNetwork network(1);
-  const auto model = three_units(1);
   std::string fault;
   {
     const auto exchange = make_collective_exchange(
@@ -382,6 +382,33 @@ TEST(StreamExchange, ARankAloneNeedsOneGradientSlot) {
     trainer.end_backward();
   });
   EXPECT_EQ(fault, "");
+}
+
+// From where they are, in any dtype, and in the caller's stream alone.
+TEST(StreamExchange, ARankAloneCopiesGradientsIntoItsShards) {
+  auto model = three_units(1);
+  model.placement = ModelPlacement::kReplicate;
+  const auto body = [&](Trainer& trainer, const c10::Device& device) {
+    auto& exchange = trainer.exchange();
+    trainer.reduce(1);  // In a stream of its own: its slot has another dtype.
+    const test::StreamWaits waits(device);
+    trainer.fill(0);
+    auto options = contract::reduce_options(model.unit(0), 0.5);
+    exchange.start_reduce(0, options).throw_if_failed();
+    (void)exchange.gradient_slot(2);
+    options.gradients = {
+        at::full({64}, 3, at::device(device).dtype(at::kBFloat16))};
+    exchange.start_reduce(2, options).throw_if_failed();
+    // That of the caller's stream for the memory of a slot.
+    EXPECT_EQ(waits.counts().size(), 1U);
+    trainer.end_backward();
+    for (const auto& [unit, sum] : {std::pair(0, 0.5), std::pair(2, 1.5)}) {
+      const auto gradient = exchange.shard_memory(unit, 0).gradient.cpu();
+      EXPECT_TRUE(torch::equal(gradient, torch::full({64}, sum)));
+    }
+    EXPECT_EQ(exchange.counters().reduces, 3);
+  };
+  EXPECT_EQ(run_alone(body, 0, model), "");
 }
 
 // A rank that only assists another one's gather writes its shard afterwards. Returns what was not in

@@ -81,6 +81,10 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.unit = unit;
   reduction.options = options;
   reduction.slot = buffers_.places.take_gradients(unit);
+  if (is_alone_and_fits(reduction)) {
+    put_by_caller(reduction);
+    return;
+  }
   copy_given_gradients(model_.unit(unit), options, reduction.slot.flats);
   reduction.options.gradients.clear();
   reduction.gathers_before = gathers_begun_;
@@ -99,6 +103,38 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
       under_way_peak_,
       static_cast<std::int64_t>(
           open_.size() + started_.size() + released_.size()));
+}
+
+// Where the reduction of these gradients would be a copy of them.
+bool StreamReductions::is_alone_and_fits(const Reduction& reduction) const {
+  const auto& options = reduction.options;
+  if (!model_.replicates() || backend_->getSize() > 1 || hook_ ||
+      !options.into.empty() ||
+      std::ranges::find(options.accumulate, true) != options.accumulate.end()) {
+    return false;
+  }
+  const auto& flats = model_.unit(reduction.unit).flats;
+  return std::ranges::all_of(flats, [](const FlatSpec& flat) {
+    return flat.slot_dtype() == flat.gradient_dtype();
+  });
+}
+
+void StreamReductions::put_by_caller(Reduction& reduction) {
+  std::vector<at::Tensor> into;
+  for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
+    into.push_back(
+        buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient);
+  }
+  copy_all_gradients(
+      model_.unit(reduction.unit), reduction.options, reduction.slot.flats,
+      into);
+  for (const auto& gradient : into) {
+    if (gradient.defined() && reduction.options.scale != 1.0) {
+      gradient.mul_(reduction.options.scale);
+    }
+  }
+  buffers_.places.release(reduction.slot);
+  released_.push_back(reduction.unit);
 }
 
 std::optional<std::uint64_t> StreamReductions::begin_round() {
@@ -228,12 +264,13 @@ void StreamReductions::release_started(
   for (auto& reduction : taken) {
     buffers_.places.release(reduction.slot);
     released_.push_back(reduction.unit);
+    wait_due_ = true;
   }
 }
 
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
-  if (!released_.empty()) {
+  if (std::exchange(wait_due_, false)) {
     const auto done = buffers_.reduce_stream.record();
     device::Stream::current(buffers_.device).wait(done);
     if (model_.shards_on_host && model_.host_reads_sums) {

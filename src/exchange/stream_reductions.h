@@ -78,6 +78,9 @@ class StreamReductions {
     std::uint64_t gathers_before = 0;  // Started before it was requested.
   };
 
+  bool is_alone_and_fits(const Reduction& reduction) const;
+  // In the current stream.
+  void put_by_caller(Reduction& reduction);
   void put_into_stream(Reduction& reduction);
   // Leaves this rank's part of the mean in the slot.
   void call_hook(const Reduction& reduction);
@@ -100,6 +103,7 @@ class StreamReductions {
   const bool starts_at_once_;
   const bool sums_in_rank_order_;
   std::vector<UnitId> released_;  // Their memory was returned.
+  bool wait_due_ = false;         // Some of them are in the stream.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
   std::uint64_t gathers_begun_ = 0;  // And rounds.
