@@ -3,7 +3,8 @@
 """Times of steps of PyTorch's own fully_shard on one GPU and one rank, beside the same model without
 it: the work of bench/gpu_step.cpp's GPT, in blocks by turns.
 
-  bench/gpu_fsdp2.py
+  bench/gpu_fsdp2.py [tiny|gpt|offload]
+  torchrun --nproc-per-node 2 bench/gpu_fsdp2.py [...]    (several ranks on one GPU, where NCCL can do that)
 """
 
 import os
@@ -14,7 +15,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import peer_rank
@@ -30,8 +31,9 @@ class Work:
 
 
 WORKS = {
-    "tiny, 25 units": Work(24, 64, 2, 16, 1, 256),
-    "GPT 124 M": Work(12, 768, 12, 1024, 16, 50304),
+    "tiny": ("tiny, 25 units", Work(24, 64, 2, 16, 1, 256)),
+    "gpt": ("GPT 124 M", Work(12, 768, 12, 1024, 16, 50304)),
+    "offload": ("GPT 124 M", Work(12, 768, 12, 1024, 16, 50304)),
 }
 
 
@@ -46,12 +48,15 @@ def plain_bf16(work):
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
-def fsdp2(work, reshard):
+def fsdp2(work, reshard, offload=False):
     model = make_model(work)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16,
+                                                 reduce_dtype=torch.float32)}
+    if offload:
+        options["offload_policy"] = CPUOffloadPolicy()
     for block in model.h:
-        fully_shard(block, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, reshard_after_forward=reshard, **options)
+    fully_shard(model, reshard_after_forward=False, **options)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
@@ -78,19 +83,14 @@ def time_block(step):
     return 1e3 * (end - begin) / STEPS_OF_BLOCK, 1e3 * (given - begin) / STEPS_OF_BLOCK
 
 
-def compare(title, work):
+def compare(title, work, contenders):
     ids = torch.randint(work.vocabulary, (work.batch, work.sequence + 1), device="cuda")
     batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    contenders = {
-        "PyTorch bf16": lambda: plain_bf16(work),
-        "FSDP2 mixed, full_shard": lambda: fsdp2(work, True),
-        "FSDP2 mixed, shard_grad_op": lambda: fsdp2(work, False),
-    }
     steps, times = {}, {}
     for name, make in contenders.items():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        steps[name] = step_of(*make(), *batch)
+        steps[name] = step_of(*make(work), *batch)
         for _ in range(5):
             loss = steps[name]().item()
         print(f"{title}, {name}: loss after 5 steps {loss:.4f}, "
@@ -104,13 +104,25 @@ def compare(title, work):
               f"host {statistics.median(h for _, h in found):.2f} ms", flush=True)
 
 
+CONTENDERS = {
+    "PyTorch bf16": plain_bf16,
+    "FSDP2 mixed, full_shard": lambda work: fsdp2(work, True),
+    "FSDP2 mixed, shard_grad_op": lambda work: fsdp2(work, False),
+}
+OFFLOADED = {"FSDP2 mixed, cpu_offload": lambda work: fsdp2(work, True, offload=True)}
+
+
 def main():
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29511")
+    os.environ.setdefault("RANK", "0")
+    os.environ.setdefault("WORLD_SIZE", "1")
     torch.set_default_device("cuda")
-    dist.init_process_group("nccl", rank=0, world_size=1)
-    for title, work in WORKS.items():
-        compare(title, work)
+    dist.init_process_group("nccl")
+    if dist.get_rank() > 0:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    for name in sys.argv[1:] or WORKS:
+        compare(*WORKS[name], OFFLOADED if name == "offload" else CONTENDERS)
     dist.destroy_process_group()
 
 

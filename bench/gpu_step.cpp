@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -19,9 +20,11 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/models/llama.h>
 #include <sherd/optim/adamw.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "bench/statistics.h"
 #include "gpu_workload.h"
@@ -32,6 +35,8 @@ namespace {
 constexpr double kLearningRate = 1e-4;
 constexpr int kStepsOfBlock = 5;
 constexpr int kRounds = 9;
+constexpr int kRoundsOfTiny =
+    41;  // What the host needs for a step varies more.
 
 using models::LanguageModel;
 using MakeModel = std::function<std::shared_ptr<LanguageModel>()>;
@@ -48,9 +53,18 @@ struct Training {
   // The bytes that sherd has planned: shards, which include the whole units of a single rank, and
   // gradients in flight.
   std::function<std::int64_t()> engine_bytes = [] { return 0; };
+  std::function<MemoryReport()> memory = [] { return MemoryReport(); };
 };
 
 const c10::Device kDevice(c10::kCUDA, 0);
+
+// Several ranks, all on this device, if torchrun has started this process.
+const World& world() {
+  static const World all = std::getenv("RANK") != nullptr
+      ? World::from_environment()
+      : World::single();
+  return all;
+}
 
 void synchronise() { at::accelerator::synchronizeDevice(0); }
 
@@ -134,30 +148,33 @@ Training libtorch_mixed(const MakeModel& make) {
   auto model = on_device(make, true);
   auto narrow = model->parameters();
   std::vector<at::Tensor> wide;
+  std::vector<at::Tensor> gradients;
   for (const auto& parameter : narrow) {
     wide.push_back(parameter.detach().to(at::kFloat));
+    gradients.push_back(at::zeros_like(wide.back()));
   }
   auto adamw = std::make_shared<FusedAdamW>(wide);
   return {[=](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();
-    std::vector<at::Tensor> gradients;
-    for (const auto& parameter : narrow) {
-      gradients.push_back(parameter.grad().to(at::kFloat));
-    }
-    adamw->step(gradients);
-    drop_gradients(narrow);
     const at::NoGradGuard no_grad;
+    at::_foreach_copy_(gradients, gradients_of(narrow));
+    drop_gradients(narrow);
+    adamw->step(gradients);
     at::_foreach_copy_(narrow, wide);
     return loss;
   }};
 }
 
 Training sherd_training(
-    const MakeModel& make, bool bf16, const FullyShardOptions& options) {
+    const MakeModel& make, bool bf16, FullyShardOptions options) {
   auto model = on_device(make, bf16);
+  if (options.memory_bytes) {
+    options.checkpointing = ActivationCheckpointing(*model);
+    model->run_layers_with(*options.checkpointing);
+  }
   auto fsdp = std::make_shared<FullyShardedDataParallel>(
-      fully_shard(*model, World::single(), options));
+      fully_shard(*model, world(), options));
   auto adamw = std::make_shared<AdamW>(
       fsdp->named_parameters(), AdamWOptions{.learning_rate = kLearningRate});
   const auto step = [model, fsdp, adamw](const Batch& batch) {
@@ -167,10 +184,13 @@ Training sherd_training(
     adamw->zero_grad();
     return loss;
   };
-  return {step, [fsdp] {
-            const auto report = fsdp->report();
-            return report.shard_bytes + report.gradient_slot_bytes_peak;
-          }};
+  return {
+      step,
+      [fsdp] {
+        const auto report = fsdp->report();
+        return report.shard_bytes + report.gradient_slot_bytes_peak;
+      },
+      [fsdp] { return fsdp->report().memory; }};
 }
 
 // The times of a step in each round, in ms.
@@ -202,7 +222,8 @@ struct Contender {
 void compare(
     const char* title,
     const std::vector<Contender>& contenders,
-    const Batch& batch) {
+    const Batch& batch,
+    int rounds = kRounds) {
   std::vector<Training> trainings;
   std::vector<Times> times(contenders.size());
   for (const auto& contender : contenders) {
@@ -224,7 +245,7 @@ void compare(
         static_cast<long long>(trainings.back().engine_bytes() >> 20),
         static_cast<long long>(reserved_bytes_peak() >> 20));
   }
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     for (std::size_t i = 0; i < trainings.size(); ++i) {
       const auto at = (i + static_cast<std::size_t>(round)) % trainings.size();
       time_block(trainings[at].step, batch, times[at]);
@@ -234,16 +255,59 @@ void compare(
     const auto beside = contenders[i].beside;
     const auto ratio =
         estimate_median(ratios(times[i].step, times[beside].step));
+    std::vector<double> more;
+    for (std::size_t round = 0; round < times[i].host.size(); ++round) {
+      more.push_back(times[i].host[round] - times[beside].host[round]);
+    }
+    const auto host = estimate_median(more);
     std::printf(
-        "%s, %s: %.2f ms a step, host %.2f ms, %.4f (%.4f-%.4f) of %s\n", title,
-        contenders[i].name.c_str(), median(times[i].step),
-        median(times[i].host), ratio.median, ratio.low, ratio.high,
-        contenders[beside].name.c_str());
+        "%s, %s: %.2f ms a step, %.4f (%.4f-%.4f) of %s; host %.2f ms, %+.2f "
+        "(%+.2f to %+.2f) beside it\n",
+        title, contenders[i].name.c_str(), median(times[i].step), ratio.median,
+        ratio.low, ratio.high, contenders[beside].name.c_str(),
+        median(times[i].host), host.median, host.low, host.high);
+  }
+}
+
+// The same training within less and less memory of the device, until the choice has nothing to keep.
+void limit_memory(
+    const char* title, const MakeModel& make, const Batch& batch) {
+  constexpr int kSteps = 12;
+  std::int64_t limit = 0;
+  for (const int percent : {100, 90, 75, 60}) {
+    auto options = mixed_precision();
+    if (percent < 100) {
+      options.memory_bytes = limit * percent / 100;
+    }
+    synchronise();
+    at::accelerator::emptyCache();
+    at::accelerator::resetPeakStats(0);
+    const auto training = sherd_training(make, false, options);
+    const SteadyClock clock;
+    auto begin = clock.now();
+    double loss = 0;
+    for (int i = 0; i < kSteps; ++i) {
+      if (i == kSteps / 2) {
+        begin = clock.now();
+      }
+      loss = training.step(batch).item<double>();
+    }
+    limit = percent == 100 ? reserved_bytes_peak() : limit;
+    const auto report = training.memory();
+    std::printf(
+        "%s, memory_bytes %lld MiB (%d %%): %lld MiB reserved at most, %d of "
+        "%d regions recomputed, %.2f ms a step (foreseen %.2f, no choice takes "
+        "less than %.2f), loss %.4f\n",
+        title, static_cast<long long>(options.memory_bytes.value_or(0) >> 20),
+        percent, static_cast<long long>(reserved_bytes_peak() >> 20),
+        report.recomputed, report.regions,
+        1e3 * seconds(clock.now() - begin) / (kSteps - kSteps / 2),
+        1e3 * report.step_s, 1e3 * report.lower_bound_s, loss);
   }
 }
 
 std::vector<Contender> contenders_for(const MakeModel& make) {
-  return {
+  std::vector<Contender> all = {
       {"LibTorch bf16", [=] { return libtorch_bf16(make); }, 0},
       {"sherd bf16", [=] { return sherd_training(make, true, {}); }, 0},
       {"LibTorch mixed", [=] { return libtorch_mixed(make); }, 2},
@@ -256,6 +320,11 @@ std::vector<Contender> contenders_for(const MakeModel& make) {
        },
        2},
   };
+  if (world().size() > 1) {  // LibTorch alone has one rank.
+    all = {all[3], all[4]};
+    all[0].beside = all[1].beside = 0;
+  }
+  return all;
 }
 
 Batch batch_of(
@@ -268,9 +337,16 @@ Batch batch_of(
 }
 
 void run(const std::string& which) {
+  if (world().rank() > 0) {
+    SHERD_CHECK(
+        std::freopen("/dev/null", "w", stdout) != nullptr,
+        "no /dev/null for the output of other ranks");
+  }
   if (which == "tiny" || which == "all") {
     const MakeModel make = [] { return models::Gpt(tiny_gpt()).ptr(); };
-    compare("tiny, 25 units", contenders_for(make), batch_of(1, 16, 256));
+    compare(
+        "tiny, 25 units", contenders_for(make), batch_of(1, 16, 256),
+        kRoundsOfTiny);
   }
   if (which == "gpt" || which == "all") {
     const models::GptConfig config{
@@ -281,7 +357,25 @@ void run(const std::string& which) {
         .vocabulary = 50304,
         .tied_head = false};
     const MakeModel make = [=] { return models::Gpt(config).ptr(); };
-    compare("GPT 124 M", contenders_for(make), batch_of(16, 1024, 50304));
+    const auto batch = batch_of(16, 1024, 50304);
+    compare("GPT 124 M", contenders_for(make), batch);
+    auto offload = mixed_precision();
+    offload.cpu_offload = true;
+    compare(
+        "GPT 124 M",
+        {{"sherd mixed, cpu_offload",
+          [=] { return sherd_training(make, false, offload); }, 0}},
+        batch);
+  }
+  if (which == "memory" || which == "all") {
+    const models::GptConfig config{
+        .layers = 24,
+        .width = 1024,
+        .heads = 16,
+        .sequence = 1024,
+        .vocabulary = 8192};
+    const MakeModel make = [=] { return models::Gpt(config).ptr(); };
+    limit_memory("GPT 310 M", make, batch_of(16, 1024, 8192));
   }
   if (which == "llama" || which == "all") {
     const models::LlamaConfig config{

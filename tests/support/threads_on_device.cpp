@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <ATen/ops/empty.h>
@@ -27,6 +28,8 @@ class DoneWork final : public c10d::Work {
 struct Part {
   at::Tensor input;
   std::optional<device::Event> ready;
+  std::vector<std::int64_t> sent =
+      {};  // By rank, where they get different elements.
 };
 
 // The ranks of one communicator meet again and again, with what each contributes.
@@ -158,6 +161,30 @@ class ThreadBackend final : public c10d::Backend {
       return at::Tensor();
     });
   }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<std::int64_t>& received,
+      std::vector<std::int64_t>& sent,
+      const c10d::AllToAllOptions& /*options*/) override {
+    const auto me = static_cast<std::size_t>(getRank());
+    return run(
+        input,
+        [&](const std::vector<Part>& parts) {
+          std::int64_t end = 0;
+          for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+            const auto& theirs = parts[rank].sent;
+            const auto begin = std::accumulate(
+                theirs.begin(), theirs.begin() + getRank(), std::int64_t{0});
+            output.view(-1)
+                .narrow(0, end, received[rank])
+                .copy_(parts[rank].input.view(-1).narrow(0, begin, theirs[me]));
+            end += received[rank];
+          }
+          return at::Tensor();
+        },
+        {}, sent);
+  }
 
  private:
   static void check_sum(const c10d::ReduceOp& op) {
@@ -169,11 +196,12 @@ class ThreadBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> run(
       const at::Tensor& input,
       const std::function<at::Tensor(const std::vector<Part>&)>& read,
-      const at::Tensor& result = {}) {
+      const at::Tensor& result = {},
+      const std::vector<std::int64_t>& sent = {}) {
     const auto rank = static_cast<std::size_t>(getRank());
     const auto stream = Stream::current(input.device());
     const auto meet = [&] {
-      auto parts = meeting_->exchange(rank, {input, stream.record()});
+      auto parts = meeting_->exchange(rank, {input, stream.record(), sent});
       for (const auto& part : parts) {
         stream.wait(*part.ready);
       }
