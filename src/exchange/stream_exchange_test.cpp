@@ -407,6 +407,13 @@ TEST(StreamExchange, ARankAloneCopiesGradientsIntoItsShards) {
       EXPECT_TRUE(torch::equal(gradient, torch::full({64}, sum)));
     }
     EXPECT_EQ(exchange.counters().reduces, 3);
+    trainer.fill(0);
+    options = contract::reduce_options(model.unit(0), 0.5);
+    options.accumulate = {true};
+    exchange.start_reduce(0, options).throw_if_failed();
+    trainer.end_backward();
+    EXPECT_TRUE(torch::equal(
+        exchange.shard_memory(0, 0).gradient.cpu(), torch::ones({64})));
   };
   EXPECT_EQ(run_alone(body, 0, model), "");
 }

@@ -154,8 +154,10 @@ std::vector<Recipe> recipes() {
   all.push_back({.name = "mixed precision", .options = by_layer()});
   all.back().options.mixed_precision.param_dtype = torch::kBFloat16;
   all.back().options.mixed_precision.reduce_dtype = torch::kFloat;
-  all.push_back(
-      {.name = "micro-batches", .options = by_layer(), .micro_batches = 3});
+  // Gradients that are kept are wider than those that join them.
+  all.push_back(all.back());
+  all.back().name = "micro-batches in mixed precision";
+  all.back().micro_batches = 3;
   all.push_back({.name = "clipping", .options = by_layer(), .max_norm = 0.5});
   all.push_back({.name = "bf16 hook", .options = by_layer()});
   all.back().make_hook = [] { return compress(torch::kBFloat16); };
