@@ -337,6 +337,9 @@ Batch batch_of(
 }
 
 void run(const std::string& which) {
+  SHERD_CHECK(
+      world().size() == 1 || which == "tiny" || which == "gpt",
+      "[gpu_step] several ranks compare tiny or gpt alone, found ", which);
   if (world().rank() > 0) {
     SHERD_CHECK(
         std::freopen("/dev/null", "w", stdout) != nullptr,

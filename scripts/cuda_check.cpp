@@ -450,8 +450,7 @@ bool all_train_as_on_the_cpu(int devices) {
   return right;
 }
 
-// This process is one rank of several, between which NCCL is. Each kind of run also after one that
-// was wrong.
+// This process is one of several ranks, connected by NCCL. Goes on after a run that was wrong.
 int run_as_rank(const sherd::World& world) {
   const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
   const auto device = device_of(

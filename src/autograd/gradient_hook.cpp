@@ -23,13 +23,15 @@ struct NodeAccess : torch::autograd::Node {
 
 // LibTorch calls hooks when it has unlocked what it locks to accumulate, so another backward may be
 // adding to the same gradient. What both have added goes to whoever comes first.
-at::Tensor take_gradient(const at::Tensor& parameter) {
-  std::unique_lock<std::mutex> lock;
+template <typename Action>
+auto while_nobody_accumulates(
+    const at::Tensor& parameter, const Action& action) {
   const auto accumulator = impl::try_get_grad_accumulator(parameter);
+  std::unique_lock<std::mutex> lock;
   if (accumulator) {
     lock = std::unique_lock(NodeAccess::mutex_of(*accumulator));
   }
-  return std::exchange(parameter.mutable_grad(), at::Tensor());
+  return action(parameter.mutable_grad());
 }
 
 class GradientHook final : public PostAccumulateGradHook {
@@ -42,7 +44,9 @@ class GradientHook final : public PostAccumulateGradHook {
     if (before_) {
       (*before_)(parameter);
     }
-    auto gradient = take_gradient(parameter);
+    auto gradient = while_nobody_accumulates(parameter, [](at::Tensor& grad) {
+      return std::exchange(grad, at::Tensor());
+    });
     try {
       check_may_use_parameters("backward");
       callback_(std::move(gradient));
@@ -138,6 +142,15 @@ bool has_post_accumulation_hook(const at::Tensor& leaf) {
 void call_post_accumulation_hook(const at::Tensor& leaf) {
   const at::NoGradGuard no_grad;
   (*hook_of(leaf))(leaf);
+}
+
+void return_gradient(const at::Tensor& parameter, at::Tensor gradient) {
+  const at::NoGradGuard no_grad;
+  while_nobody_accumulates(parameter, [&](at::Tensor& grad) {
+    grad = grad.defined() && gradient.defined() ? gradient.add(grad)
+        : gradient.defined()                    ? std::move(gradient)
+                                                : std::move(grad);
+  });
 }
 
 void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback) {

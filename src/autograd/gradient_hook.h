@@ -23,6 +23,10 @@ using GradientCallback = std::function<void(at::Tensor gradient)>;
 // REQUIRES: `parameter` is a leaf.
 void set_gradient_hook(const at::Tensor& parameter, GradientCallback callback);
 
+// Puts a gradient that the callback received back into `.grad()`, where another backward may have
+// added by now.
+void return_gradient(const at::Tensor& parameter, at::Tensor gradient);
+
 bool has_gradient_hook(const at::Tensor& parameter);
 
 // Whether the leaf has a hook that autograd would call after it has accumulated its gradient.

@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
 #include "base/check.h"
 #include "base/return_if_failed.h"
@@ -238,7 +239,7 @@ void DdpEngine::gradient_arrived(std::size_t p, at::Tensor gradient) {
   note_backward();
   if (no_sync_scopes_ > 0) {
     states_[p].unsynced = states_[p].unsynced || gradient.defined();
-    tensor(p).mutable_grad() = std::move(gradient);
+    autograd::return_gradient(tensor(p), std::move(gradient));
     return;
   }
   error_.throw_if_failed();
@@ -270,7 +271,7 @@ void DdpEngine::sparse_arrived(std::size_t s, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
   note_backward();
   if (no_sync_scopes_ > 0 || !gradient.defined()) {
-    model_.sparse[s].tensor.mutable_grad() = std::move(gradient);
+    autograd::return_gradient(model_.sparse[s].tensor, std::move(gradient));
     return;
   }
   error_.throw_if_failed();

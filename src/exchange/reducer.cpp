@@ -260,7 +260,8 @@ void Reducer::place(int parameter, const at::Tensor& gradient) {
   }
 }
 
-// To the parameter's gradient, in the wider dtype of both, and rounded once.
+// To the parameter's gradient: in the wider dtype of both, and rounded to that of the slot. A first
+// gradient of another dtype goes into the slot before, as it does on the CPU.
 void Reducer::add(int parameter, const at::Tensor& dense) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
   auto& unit = state(target.unit);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reducer gives the gradients of one backward to an exchange. It collects the gradients of
-// parameters in the slot of their unit, passes full slots on in an order that does not depend on
+// parameters in the slot of their unit or, on devices and for large ones, beside it, passes full slots on in an order that does not depend on
 // when gradients become ready, and fills in zeros for gradients that never came, so that every
 // trained unit is reduced exactly once. A gradient that comes after its unit was reduced (reentrant
 // checkpoints) is kept for one more round. Gradients of backwards that are not reduced (no_sync)
@@ -145,7 +145,7 @@ class Reducer {
   struct Target {
     UnitId unit;
     int flat;
-    bool alone;  // Its gradient need not lie in the slot.
+    bool alone;  // On the CPU, too, its gradient need not lie in the slot.
     int trainable;
     std::int64_t offset;  // In the flat.
   };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
-// backward continues. Collectives must start in one order on all ranks, which may be ready in
+// backward continues; a rank alone may copy them in the caller's stream instead. Collectives must start in one order on all ranks, which may be ready in
 // different orders. So a requested reduction stays open until all ranks know that all of them have
 // requested it. Without whole units, ranks have nothing that they would do in different orders, and
 // a single rank has no peers: then a reduction starts at once. REQUIRES in these cases: one order

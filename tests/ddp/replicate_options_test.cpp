@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <gmock/gmock.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -149,6 +150,33 @@ TEST_P(ReplicateOptionsOf, C20IgnoredParametersAndBuffersStayEachRanksOwn) {
               model->weight[0][0].item<double>()})) {
       EXPECT_EQ(one[1], model->weight[0][0].item<double>());
     }
+  }));
+}
+
+TEST(Replicas, AddUpWhatTwoThreadsBringUnderNoSync) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    constexpr int kBackwards = 200;
+    Chain model(1, 4);
+    auto ddp = replicate(*model, world);
+    const auto x = torch::ones({1, 4});
+    {
+      const auto scope = ddp.no_sync();
+      const auto several = [&] {
+        for (int i = 0; i < kBackwards; ++i) {
+          model->forward(x).sum().backward();
+        }
+      };
+      std::jthread other(several);
+      several();
+    }
+    const auto found = model->parameters().back().grad().clone();
+    model->zero_grad();
+    {
+      const auto scope = ddp.no_sync();
+      model->forward(x).sum().backward();
+    }
+    const auto one = model->parameters().back().grad();
+    EXPECT_TRUE(torch::equal(found, one * 2 * kBackwards)) << found << one;
   }));
 }
 
