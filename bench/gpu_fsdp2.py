@@ -33,8 +33,8 @@ class Work:
 WORKS = {
     "tiny": ("tiny, 25 units", Work(24, 64, 2, 16, 1, 256)),
     "gpt": ("GPT 124 M", Work(12, 768, 12, 1024, 16, 50304)),
-    "offload": ("GPT 124 M", Work(12, 768, 12, 1024, 16, 50304)),
 }
+WORKS["offload"] = WORKS["gpt"]
 
 
 def make_model(work):

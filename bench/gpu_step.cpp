@@ -35,8 +35,8 @@ namespace {
 constexpr double kLearningRate = 1e-4;
 constexpr int kStepsOfBlock = 5;
 constexpr int kRounds = 9;
-constexpr int kRoundsOfTiny =
-    41;  // What the host needs for a step varies more.
+// What the host needs for a step varies more.
+constexpr int kRoundsOfTiny = 41;
 
 using models::LanguageModel;
 using MakeModel = std::function<std::shared_ptr<LanguageModel>()>;

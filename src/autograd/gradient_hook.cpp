@@ -145,11 +145,12 @@ void call_post_accumulation_hook(const at::Tensor& leaf) {
 }
 
 void return_gradient(const at::Tensor& parameter, at::Tensor gradient) {
+  if (!gradient.defined()) {
+    return;
+  }
   const at::NoGradGuard no_grad;
   while_nobody_accumulates(parameter, [&](at::Tensor& grad) {
-    grad = grad.defined() && gradient.defined() ? gradient.add(grad)
-        : gradient.defined()                    ? std::move(gradient)
-                                                : std::move(grad);
+    grad = grad.defined() ? gradient.add(grad) : std::move(gradient);
   });
 }
 

@@ -168,7 +168,7 @@ class CommHookUnitTransport final : public UnitTransport {
       const ReduceOptions& options,
       std::vector<at::Tensor> flats) {
     const at::NoGradGuard no_grad;
-    copy_given_gradients(model_.unit(unit), options, flats);
+    copy_gradients(model_.unit(unit), options, flats);
     SHERD_RETURN_IF_FAILED(status_of(
         [&] { hook_.reduce(unit, flats, {.messages = *transport_}); },
         ErrorCode::kFailedPrecondition,

@@ -121,9 +121,9 @@ std::size_t trainable_parameters(const UnitSpec& unit);
 // the slot ends.
 using FlatDtype = c10::ScalarType (FlatSpec::*)() const;
 std::vector<std::int64_t> flat_offsets(const UnitSpec& unit, FlatDtype dtype);
-// Whether on the CPU the gradient of the flat's parameter may be given as a tensor of its own instead of being
-// written into the slot. That is so for large parameters, where a copy costs more than a message.
-// The same on every rank.
+// Whether on the CPU the gradient of the flat's parameter may be given as a tensor of its own
+// instead of being written into the slot. That is so for large parameters, where a copy costs more
+// than a message. The same on every rank.
 bool may_bypass_slot(const FlatSpec& flat, int parameter);
 // The lines, in order, on which ranks must agree.
 std::vector<std::string> describe(const ModelSpec& model);

@@ -31,12 +31,25 @@ std::vector<GradientChunk> chunks_of(const FlatSpec& flat, int first) {
   return chunks;
 }
 
-// Without a slot, only those that are elsewhere. A device copies a flat's gradients by one kernel.
+}  // namespace
+
+std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit) {
+  std::vector<std::vector<GradientChunk>> chunks(unit.flats.size());
+  int first = 0;
+  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+    if (unit.flats[f].trainable) {
+      chunks[f] = chunks_of(unit.flats[f], first);
+      first += unit.flats[f].layout.parameters();
+    }
+  }
+  return chunks;
+}
+
 void copy_gradients(
     const UnitSpec& unit,
     const ReduceOptions& options,
-    const std::vector<at::Tensor>& slot,
-    const std::vector<at::Tensor>& into) {
+    const std::vector<at::Tensor>& into,
+    const std::vector<at::Tensor>& slot) {
   const at::AutoDispatchBelowADInplaceOrView without_autograd;
   int parameter = 0;
   for (std::size_t f = 0; f < unit.flats.size(); ++f) {
@@ -58,35 +71,6 @@ void copy_gradients(
       at::_foreach_copy_(to, from, /*non_blocking=*/true);
     }
   }
-}
-
-}  // namespace
-
-std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit) {
-  std::vector<std::vector<GradientChunk>> chunks(unit.flats.size());
-  int first = 0;
-  for (std::size_t f = 0; f < unit.flats.size(); ++f) {
-    if (unit.flats[f].trainable) {
-      chunks[f] = chunks_of(unit.flats[f], first);
-      first += unit.flats[f].layout.parameters();
-    }
-  }
-  return chunks;
-}
-
-void copy_given_gradients(
-    const UnitSpec& unit,
-    const ReduceOptions& options,
-    const std::vector<at::Tensor>& slot) {
-  copy_gradients(unit, options, {}, slot);
-}
-
-void copy_all_gradients(
-    const UnitSpec& unit,
-    const ReduceOptions& options,
-    const std::vector<at::Tensor>& slot,
-    const std::vector<at::Tensor>& into) {
-  copy_gradients(unit, options, slot, into);
 }
 
 plan::ElementRange intersection(

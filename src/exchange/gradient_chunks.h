@@ -21,20 +21,13 @@ struct GradientChunk {
 // By flat: ascending and adjacent, covering the whole flat; none is empty. Frozen flats have none.
 std::vector<std::vector<GradientChunk>> chunks_of(const UnitSpec& unit);
 
-// Copies into the slot the gradients that `options` has elsewhere; on a device, in its current
-// stream.
-void copy_given_gradients(
+// Copies the gradients that `options` has elsewhere, and with a `slot` those that are in it, into
+// tensors like a slot's; on a device, in its current stream, those of a flat by one call.
+void copy_gradients(
     const UnitSpec& unit,
     const ReduceOptions& options,
-    const std::vector<at::Tensor>& slot);
-
-// Copies each gradient of the unit from where it is, elsewhere or in the slot, into tensors like the
-// slot's.
-void copy_all_gradients(
-    const UnitSpec& unit,
-    const ReduceOptions& options,
-    const std::vector<at::Tensor>& slot,
-    const std::vector<at::Tensor>& into);
+    const std::vector<at::Tensor>& into,
+    const std::vector<at::Tensor>& slot = {});
 
 // The part that both have in common; if there is none, an empty part of `a`.
 plan::ElementRange intersection(

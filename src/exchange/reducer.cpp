@@ -234,24 +234,18 @@ at::Tensor Reducer::room(int parameter, at::IntArrayRef sizes) {
       slot.storage_offset() + target.offset);
 }
 
-// A large gradient stays where autograd made it; so does each one of a device, where one kernel
-// copies all of a unit.
-bool Reducer::may_stay(int parameter, const at::Tensor& dense) const {
-  const auto& target = targets_[static_cast<std::size_t>(parameter)];
-  const auto& slot = states_[static_cast<std::size_t>(target.unit)]
-                         .slot[static_cast<std::size_t>(target.flat)];
-  const bool fits = target.alone && dense.scalar_type() == slot.scalar_type();
-  return dense.is_contiguous() && (fits || !dense.is_cpu());
-}
-
+// A large gradient stays where autograd made it; so does each one of a device, where one call
+// copies all of a flat.
 void Reducer::place(int parameter, const at::Tensor& gradient) {
   const auto& target = targets_[static_cast<std::size_t>(parameter)];
   auto& unit = state(target.unit);
   const auto t = static_cast<std::size_t>(target.trainable);
   const auto dense = dense_of(gradient);
+  const auto& slot = unit.slot[static_cast<std::size_t>(target.flat)];
+  const bool fits = target.alone && dense.scalar_type() == slot.scalar_type();
   if (unit.filled[t]) {
     add(parameter, dense);
-  } else if (may_stay(parameter, dense)) {
+  } else if (dense.is_contiguous() && (fits || !dense.is_cpu())) {
     unit.elsewhere[t] = dense.view({-1});
   } else if (const auto to = room(parameter, dense.sizes());
              !dense.is_contiguous() ||

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reducer gives the gradients of one backward to an exchange. It collects the gradients of
-// parameters in the slot of their unit or, on devices and for large ones, beside it, passes full slots on in an order that does not depend on
-// when gradients become ready, and fills in zeros for gradients that never came, so that every
+// parameters in the slot of their unit or, on devices and for large ones, beside it, passes full
+// slots on in an order that does not depend on when gradients become ready, and fills in zeros for gradients that never came, so that every
 // trained unit is reduced exactly once. A gradient that comes after its unit was reduced (reentrant
 // checkpoints) is kept for one more round. Gradients of backwards that are not reduced (no_sync)
 // can wait in full size for the next backward. Thread rule: the caller's lock.
@@ -154,7 +154,6 @@ class Reducer {
     return states_[static_cast<std::size_t>(unit)];
   }
   void open(UnitId unit);
-  bool may_stay(int parameter, const at::Tensor& dense) const;
   void place(int parameter, const at::Tensor& gradient);
   void add(int parameter, const at::Tensor& dense);
   at::Tensor room(int parameter, at::IntArrayRef sizes);

@@ -384,8 +384,8 @@ TEST(StreamExchange, ARankAloneNeedsOneGradientSlot) {
   EXPECT_EQ(fault, "");
 }
 
-// From where they are, in any dtype, and in the caller's stream alone.
-TEST(StreamExchange, ARankAloneCopiesGradientsIntoItsShards) {
+// From where they are, in any dtype.
+TEST(StreamExchange, ARankAloneCopiesItsGradientsInTheCallersStream) {
   auto model = three_units(1);
   model.placement = ModelPlacement::kReplicate;
   const auto body = [&](Trainer& trainer, const c10::Device& device) {

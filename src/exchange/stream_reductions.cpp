@@ -85,7 +85,7 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
     put_by_caller(reduction);
     return;
   }
-  copy_given_gradients(model_.unit(unit), options, reduction.slot.flats);
+  copy_gradients(model_.unit(unit), options, reduction.slot.flats);
   reduction.options.gradients.clear();
   reduction.gathers_before = gathers_begun_;
   reduction.filled = device::Stream::current(buffers_.device).record();
@@ -125,16 +125,16 @@ void StreamReductions::put_by_caller(Reduction& reduction) {
     into.push_back(
         buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient);
   }
-  copy_all_gradients(
-      model_.unit(reduction.unit), reduction.options, reduction.slot.flats,
-      into);
+  copy_gradients(
+      model_.unit(reduction.unit), reduction.options, into,
+      reduction.slot.flats);
   for (const auto& gradient : into) {
-    if (gradient.defined() && reduction.options.scale != 1.0) {
-      gradient.mul_(reduction.options.scale);
+    if (gradient.defined()) {
+      put_sum(gradient, reduction.options.scale, false, gradient);
     }
   }
   buffers_.places.release(reduction.slot);
-  released_.push_back(reduction.unit);
+  ended_.push_back(reduction.unit);
 }
 
 std::optional<std::uint64_t> StreamReductions::begin_round() {
@@ -264,13 +264,12 @@ void StreamReductions::release_started(
   for (auto& reduction : taken) {
     buffers_.places.release(reduction.slot);
     released_.push_back(reduction.unit);
-    wait_due_ = true;
   }
 }
 
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
-  if (std::exchange(wait_due_, false)) {
+  if (!released_.empty()) {
     const auto done = buffers_.reduce_stream.record();
     device::Stream::current(buffers_.device).wait(done);
     if (model_.shards_on_host && model_.host_reads_sums) {

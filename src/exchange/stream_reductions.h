@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
-// backward continues; a rank alone may copy them in the caller's stream instead. Collectives must start in one order on all ranks, which may be ready in
-// different orders. So a requested reduction stays open until all ranks know that all of them have
+// backward continues; a rank alone may copy them in the caller's stream instead. Collectives must
+// start in one order on all ranks, which may be ready in different orders. So a requested reduction stays open until all ranks know that all of them have
 // requested it. Without whole units, ranks have nothing that they would do in different orders, and
 // a single rank has no peers: then a reduction starts at once. REQUIRES in these cases: one order
 // on all ranks. A communication hook can replace the sum; the thread that starts a reduction calls
@@ -103,7 +103,6 @@ class StreamReductions {
   const bool starts_at_once_;
   const bool sums_in_rank_order_;
   std::vector<UnitId> released_;  // Their memory was returned.
-  bool wait_due_ = false;         // Some of them are in the stream.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;
   std::uint64_t gathers_begun_ = 0;  // And rounds.

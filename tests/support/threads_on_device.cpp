@@ -28,8 +28,8 @@ class DoneWork final : public c10d::Work {
 struct Part {
   at::Tensor input;
   std::optional<device::Event> ready;
-  std::vector<std::int64_t> sent =
-      {};  // By rank, where they get different elements.
+  // By rank, where they get different elements.
+  std::vector<std::int64_t> sent = {};
 };
 
 // The ranks of one communicator meet again and again, with what each contributes.
