@@ -239,6 +239,8 @@ std::vector<Recipe> recipes(int ranks, bool share_device) {
   all.back().options.strategy = sherd::Strategy::kNoShard;
   all.push_back({"cpu_offload", options});
   all.back().options.cpu_offload = true;
+  all.push_back({"memory_from_backend", options});
+  all.back().options.memory_from_backend = true;
   all.push_back({"memory_bytes", options});
   all.back().options.memory_bytes = std::int64_t{1} << 30U;
   if (ranks > 1) {

@@ -20,7 +20,7 @@ FEATURE_IDS = [f"{area}{i}" for area, count in
 # A number without a test says which of the two it is, and why.
 NO_TEST = re.compile(r"(Later|Not needed): \w")
 SHOWN = ("works", "partly")
-NOT_SHOWN = ("not yet", "not needed", "with GPUs")
+NOT_SHOWN = ("not yet", "not needed")
 
 ROW = re.compile(r"\| *([A-Z]\d+) *\|(.*)\|$")
 NAMED = re.compile(r"`([A-Z]\w*\.\w+|tests/[\w/]+\.py)`")

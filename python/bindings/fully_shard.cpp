@@ -98,6 +98,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("hook", &Options::hook)
       .def_readwrite("gather_hook", &Options::gather_hook)
       .def_readwrite("cpu_offload", &Options::cpu_offload)
+      .def_readwrite("memory_from_backend", &Options::memory_from_backend)
       .def_readwrite("ignored", &Options::ignored);
 }
 
@@ -129,6 +130,7 @@ void bind_reports(py::module_& module) {
       .def_readonly("reduces", &ShardReport::reduces)
       .def_readonly("backwards", &ShardReport::backwards)
       .def_readonly("gather_sent_bytes", &ShardReport::gather_sent_bytes)
+      .def_readonly("memory_from_backend", &ShardReport::memory_from_backend)
       .def_readonly("by_unit", &ShardReport::by_unit)
       .def("to_text", [](const ShardReport& report) { return to_text(report); })
       .def(

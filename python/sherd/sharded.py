@@ -236,7 +236,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
                 gradient_divide_factor: float | None = None,
                 hook: Hook = None,
                 gather_hook: _core.GatherHook | None = None,
-                cpu_offload: bool = False,
+                cpu_offload: bool = False, memory_from_backend: bool = False,
                 ignored: Sequence[str] = ()) -> FullyShardedDataParallel:
     """Shards the parameters of `module` in place over all ranks and returns a
     handle. Collective.
@@ -271,6 +271,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     gather_hook: what travels when units are gathered: sherd.hooks.quantise_gathers().
     cpu_offload: of a module on a GPU, keep shards, their gradients and the optimizer's
         state on the host.
+    memory_from_backend: of a module on a GPU, let the backend, such as NCCL, allocate
+        what its collectives read and write. Performance only.
     ignored: names or patterns of modules, parameters and buffers to leave alone.
 
     The others are those of sherd::FullyShardOptions. Raises sherd.Error, on every
@@ -293,7 +295,8 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         initialise=init_fn,
         reductions_under_way_max=reductions_under_way_max,
         gradient_divide_factor=gradient_divide_factor, hook=hook,
-        gather_hook=gather_hook, cpu_offload=cpu_offload, ignored=names_of(ignored))
+        gather_hook=gather_hook, cpu_offload=cpu_offload,
+        memory_from_backend=memory_from_backend, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     named, hooks = forward_casts(
         module, named_units(module, units), mixed_precision)

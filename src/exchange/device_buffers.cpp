@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/device_buffers.h"
 
+#include <utility>
+
 namespace sherd::exchange {
 namespace {
 
@@ -10,6 +12,17 @@ BufferSource source_of(device::StreamMemory& memory) {
       .give_back = [&memory](
                        void* address,
                        std::int64_t /*bytes*/) { memory.give_back(address); }};
+}
+
+device::AllocateTensor under_lock(device::AllocateTensor by, std::mutex& mu) {
+  if (!by) {
+    return by;
+  }
+  return [by = std::move(by), &mu](
+             std::int64_t numel, const at::TensorOptions& options) {
+    const std::lock_guard lock(mu);
+    return by(numel, options);
+  };
 }
 
 }  // namespace
@@ -30,20 +43,26 @@ DeviceBuffers::DeviceBuffers(
     const ModelSpec& model,
     int rank,
     c10::Device where,
-    const device::Stream& reductions)
+    const device::Stream& reductions,
+    DeviceAllocators make)
     : device(where),
+      allocators{
+          .gathers = under_lock(std::move(make.gathers), backend_mu),
+          .reductions = under_lock(std::move(make.reductions), backend_mu)},
       gather_stream(device::Stream::with_high_priority(where)),
       reduce_stream(
           reductions.is_null() ? device::Stream::with_high_priority(where)
                                : reductions),
-      unit_memory(where, gather_stream, uses),
-      gradient_memory(where, reduce_stream, uses),
+      unit_memory(where, gather_stream, uses, allocators.gathers),
+      gradient_memory(where, reduce_stream, uses, allocators.reductions),
       places(
           model,
           rank,
           {.device = where,
            .units = source_of(unit_memory),
-           .gradients = source_of(gradient_memory)}) {}
+           .gradients = source_of(gradient_memory),
+           .make_shard = allocators.gathers,
+           .make_gradient = allocators.reductions}) {}
 
 void DeviceBuffers::synchronize() {
   for (const auto& stream :

@@ -5,6 +5,7 @@
 // streams and LastUse any thread.
 #pragma once
 
+#include <mutex>
 #include "device/last_use.h"
 #include "device/memory.h"
 #include "device/stream.h"
@@ -12,13 +13,20 @@
 
 namespace sherd::exchange {
 
+// What makes the memory that gathers and reductions read and write; empty: LibTorch's allocator.
+struct DeviceAllocators {
+  device::AllocateTensor gathers = {};
+  device::AllocateTensor reductions = {};
+};
+
 struct DeviceBuffers {
   // A null `reductions`: a new stream.
   DeviceBuffers(
       const ModelSpec& model,
       int rank,
       c10::Device where,
-      const device::Stream& reductions = {});
+      const device::Stream& reductions = {},
+      DeviceAllocators allocators = {});
   DeviceBuffers(const DeviceBuffers&) = delete;
   DeviceBuffers& operator=(const DeviceBuffers&) = delete;
 
@@ -26,6 +34,10 @@ struct DeviceBuffers {
   void synchronize();
 
   const c10::Device device;
+  // Held while a backend allocates, or is given a collective, because NCCL must not register memory
+  // and start a collective of one communicator at the same time. Allocators take it themselves.
+  std::mutex backend_mu;
+  const DeviceAllocators allocators;
   const device::Stream gather_stream;
   const device::Stream reduce_stream;
   device::LastUse uses;

@@ -255,6 +255,7 @@ struct ExchangeCounters {
   std::int64_t gradient_bytes = 0;  // Allocated now for gradient slots.
   std::int64_t gradient_bytes_peak = 0;
   std::int64_t copied_shard_bytes = 0;  // Beside those of shard_memory().
+  bool memory_from_backend = false;
 };
 
 class Exchange {

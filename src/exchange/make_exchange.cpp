@@ -171,6 +171,7 @@ std::unique_ptr<Exchange> connect_exchange(
 struct AxisOptions {
   std::optional<ReduceHook> hook = std::nullopt;
   GatherOptions gathers = {};
+  bool memory_from_backend = false;
 };
 
 // What ranks compare before they connect.
@@ -181,6 +182,9 @@ std::string describe(const std::string& kind, const AxisOptions& options) {
   }
   if (options.gathers.coder) {
     text += ", gather hook " + options.gathers.coder->name;
+  }
+  if (options.memory_from_backend) {
+    text += ", memory of their backend";
   }
   return options.gathers.secondary_ranks > 0
       ? text + str(", secondary shards over ", options.gathers.secondary_ranks)
@@ -241,6 +245,7 @@ std::unique_ptr<Exchange> connect_devices(
           world::make_device_backend(world, device, name + "/gather", ranks),
       .reduce =
           world::make_device_backend(world, device, name + "/reduce", ranks),
+      .memory_from_backend = options.memory_from_backend,
       .sums_in_rank_order = in_rank_order};
   if (ranks.size() > 1) {
     backends.gathers = options.gathers;
@@ -311,10 +316,14 @@ std::unique_ptr<Exchange> make_exchange(
     const std::vector<int>& ranks,
     Kind kind,
     c10::Device device,
-    const std::optional<ReduceHook>& hook) {
+    const std::optional<ReduceHook>& hook,
+    bool memory_from_backend) {
   const auto log = log_of(world, name, ranks);
   return make_recorded_exchange(
-      connect_axis(world, name, ranks, kind, device, {.hook = hook}, log), log);
+      connect_axis(
+          world, name, ranks, kind, device,
+          {.hook = hook, .memory_from_backend = memory_from_backend}, log),
+      log);
 }
 
 std::unique_ptr<Exchange> make_hierarchical_exchange(
@@ -365,7 +374,10 @@ std::unique_ptr<Exchange> make_exchange(
     return make_recorded_exchange(
         connect_axis(
             world, name, mesh.shard_ranks(), options.within, options.device,
-            {.hook = options.hook, .gathers = options.gathers}, log),
+            {.hook = options.hook,
+             .gathers = options.gathers,
+             .memory_from_backend = options.memory_from_backend},
+            log),
         log);
   }
   const auto log = log_of(world, name, Mesh(world).shard_ranks());
@@ -382,10 +394,14 @@ std::unique_ptr<Exchange> make_exchange(
             /*sum_thread=*/false, log_within)
       : connect_axis(
             world, replica, mesh.shard_ranks(), options.within, options.device,
-            {.gathers = options.gathers}, log_within);
+            {.gathers = options.gathers,
+             .memory_from_backend = options.memory_from_backend},
+            log_within);
   auto across = connect_axis(
       world, shard, mesh.replicate_ranks(), options.across, options.device,
-      {.hook = options.hook}, log_of(world, shard, mesh.replicate_ranks()));
+      {.hook = options.hook,
+       .memory_from_backend = options.memory_from_backend},
+      log_of(world, shard, mesh.replicate_ranks()));
   const auto reduce_across = !on_cpu ? ReduceAcross::kAtEnd
       : options.hook                 ? ReduceAcross::kInOrder
                                      : ReduceAcross::kInAnyOrder;

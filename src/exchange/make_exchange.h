@@ -54,14 +54,16 @@ Kind choose_kind_across(
 // connection, and so no store. Throws Error if the ranks cannot be connected, and on all of them if
 // they differ in `kind`, which must not be kAuto, or in the name of `hook`. If parameters lie on a
 // `device`, bytes move between devices, in their streams. A `hook` reduces gradients instead of the
-// exchange. REQUIRES: kCollective in both cases.
+// exchange, and memory may be the backends' (MeshExchangeOptions). REQUIRES: kCollective in both
+// cases.
 std::unique_ptr<Exchange> make_exchange(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     Kind kind = Kind::kCollective,
     c10::Device device = c10::kCPU,
-    const std::optional<ReduceHook>& hook = std::nullopt);
+    const std::optional<ReduceHook>& hook = std::nullopt,
+    bool memory_from_backend = false);
 
 // For a shard axis that spans several hosts: ranks of a host share memory, and between hosts each
 // rank moves its part by messages, so that a host receives every byte once. Ranks agree as in
@@ -94,6 +96,9 @@ struct MeshExchangeOptions {
   GatherOptions gathers = {};
   // Where parameters lie.
   c10::Device device = c10::kCPU;
+  // On a device: units, shards and gradients lie in memory that the backends of its collectives
+  // allocate, if they do that.
+  bool memory_from_backend = false;
 };
 
 // Collective over all ranks of the mesh. With one replica like the function above, otherwise a

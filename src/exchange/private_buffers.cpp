@@ -21,10 +21,13 @@ namespace {
 // The gradient of a parameter that starts frozen takes memory only once it is written. The kernel
 // sees to that for pageable memory; elsewhere the gradient has none until give_memory().
 at::Tensor gradient_zeros(
-    const FlatSpec& flat, std::int64_t numel, const at::TensorOptions& where) {
+    const device::AllocateTensor& by,
+    const FlatSpec& flat,
+    std::int64_t numel,
+    const at::TensorOptions& where) {
   const auto options = where.dtype(flat.gradient_dtype());
   if (!flat.starts_frozen || numel == 0) {
-    return at::zeros({numel}, options);
+    return device::allocate(by, numel, options).zero_();
   }
   const bool pageable = options.device().is_cpu() && !options.pinned_memory();
   return pageable ? untouched_zeros(numel, options)
@@ -101,6 +104,10 @@ PrivateBuffers::PrivateBuffers(
       device_(place.device),
       unit_pool_(model.unsharded_bytes_max, std::move(place.units)),
       gradient_pool_(0, std::move(place.gradients)) {
+  const bool on_host = model.shards_on_host;
+  const auto by = on_host ? device::AllocateTensor() : place.make_shard;
+  const auto gradients_by =
+      on_host ? device::AllocateTensor() : place.make_gradient;
   shards_.resize(model.units.size());
   cast_shards_.resize(model.units.size());
   for (std::size_t u = 0; u < model.units.size(); ++u) {
@@ -108,18 +115,19 @@ PrivateBuffers::PrivateBuffers(
     for (std::size_t f = 0; f < model.units[u].flats.size(); ++f) {
       const auto& flat = model.units[u].flats[f];
       const auto numel = owned(unit, static_cast<int>(f)).numel();
-      const auto options =
-          (model.shards_on_host ? at::TensorOptions().pinned_memory(true)
-                                : at::device(device_))
-              .dtype(flat.dtype);
+      const auto options = (on_host ? at::TensorOptions().pinned_memory(true)
+                                    : at::device(device_))
+                               .dtype(flat.dtype);
       shards_[u].push_back(
-          {model.own_shards ? at::zeros({numel}, options) : at::Tensor(),
+          {model.own_shards ? device::allocate(by, numel, options).zero_()
+                            : at::Tensor(),
            model.own_gradients && flat.trainable
-               ? gradient_zeros(flat, numel, options)
+               ? gradient_zeros(gradients_by, flat, numel, options)
                : at::Tensor()});
       auto& cast = cast_shards_[u].emplace_back();
-      if (model.own_shards && flat.is_cast() && !model.shards_on_host) {
-        cast.values = at::empty({numel}, options.dtype(flat.unsharded_dtype()));
+      if (model.own_shards && flat.is_cast() && !on_host) {
+        cast.values =
+            device::allocate(by, numel, options.dtype(flat.unsharded_dtype()));
       }
     }
   }

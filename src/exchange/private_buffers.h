@@ -9,16 +9,20 @@
 #include <map>
 #include <optional>
 #include <vector>
+#include "device/memory.h"
 #include "exchange/buffer_pool.h"
 #include "exchange/exchange.h"
 
 namespace sherd::exchange {
 
-// Where the memories lie, and what allocates slots.
+// Where the memories lie, and what allocates slots, shards and sharded gradients.
 struct BufferPlace {
   c10::Device device = c10::kCPU;
   BufferSource units = BufferSource::of_system();
   BufferSource gradients = BufferSource::of_system();
+  // Not for those on the host of a device.
+  device::AllocateTensor make_shard = {};
+  device::AllocateTensor make_gradient = {};
 };
 
 // The flats of a unit in memory that begins here, as flat_offsets() says. With `only_trainable` the

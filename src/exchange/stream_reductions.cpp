@@ -193,7 +193,8 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
         ? buffers_.places.shard(reduction.unit, flat).gradient
         : options.into[f];
     const bool accumulate = options.accumulate.at(f);
-    const bool fits = !model_.shards_on_host && !accumulate &&
+    const bool is_ours = options.into.empty() || !buffers_.allocators.reductions;
+    const bool fits = !model_.shards_on_host && !accumulate && is_ours &&
         into.scalar_type() == slot.scalar_type();
     const auto sum =
         result_of(reduction.unit, flat, slot, fits ? into : at::Tensor());
@@ -212,6 +213,7 @@ void StreamReductions::call_hook(const Reduction& reduction) {
   status_of(
       [&] {
         const at::NoGradGuard no_grad;
+        const std::lock_guard lock(buffers_.backend_mu);
         hook_->reduce(
             reduction.unit, reduction.slot.flats,
             {.messages = *messages_, .collectives = &*collectives_});
@@ -223,26 +225,51 @@ void StreamReductions::call_hook(const Reduction& reduction) {
 }
 
 at::Tensor StreamReductions::result_of(
-    UnitId unit,
-    int flat,
-    const at::Tensor& slot,
-    const at::Tensor& into) const {
+    UnitId unit, int flat, const at::Tensor& slot, const at::Tensor& into) {
   if (hook_) {
     const auto kept = owned(model_, unit, flat, backend_->getRank());
     return slot.narrow(0, kept.begin, kept.numel());
   }
   const auto& layout =
       model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
+  const auto to = into.defined() || sums_in_rank_order_ || model_.replicates()
+      ? into
+      : memory_for_sum(layout, slot);
+  const std::lock_guard lock(buffers_.backend_mu);
   if (sums_in_rank_order_) {
     return model_.replicates()
         ? sum_for_all_in_rank_order(backend_, layout, slot)
         : sum_for_owner_in_rank_order(backend_, layout, slot);
   }
   if (!model_.replicates()) {
-    return sum_for_owner(backend_, layout, slot, into);
+    return sum_for_owner(backend_, layout, slot, to);
   }
   sum_for_all(backend_, slot);
   return slot;
+}
+
+// All sums follow one another in the stream of reductions, so they can share this memory.
+at::Tensor StreamReductions::memory_for_sum(
+    const plan::FlatLayout& layout, const at::Tensor& slot) {
+  const auto& allocate = buffers_.allocators.reductions;
+  if (!allocate) {
+    return {};  // Of LibTorch's allocator, which keeps it anyway.
+  }
+  if (!sum_memory_.defined()) {
+    std::int64_t bytes = 0;
+    for (const auto& unit : model_.units) {
+      for (const auto& flat : unit.flats) {
+        bytes = std::max(
+            bytes,
+            flat.layout.shard(backend_->getRank()).numel() *
+                static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())));
+      }
+    }
+    sum_memory_ = allocate(bytes, slot.options().dtype(at::kByte));
+  }
+  return device::tensor_at(
+      sum_memory_.mutable_data_ptr(), layout.shard(backend_->getRank()).numel(),
+      slot.options());
 }
 
 void StreamReductions::reclaim() {

@@ -88,10 +88,10 @@ class StreamReductions {
   // What this rank keeps of the sum over ranks or, with a hook, of their mean. It is `into` if that
   // is defined and the sum could be made there.
   at::Tensor result_of(
-      UnitId unit,
-      int flat,
-      const at::Tensor& slot,
-      const at::Tensor& into) const;
+      UnitId unit, int flat, const at::Tensor& slot, const at::Tensor& into);
+  // Where the backend sums what this rank owns, until the next reduction; undefined: anywhere.
+  at::Tensor memory_for_sum(
+      const plan::FlatLayout& layout, const at::Tensor& slot);
 
   const ModelSpec& model_;
   const BackendPtr backend_;
@@ -102,6 +102,7 @@ class StreamReductions {
   std::optional<DeviceCollectives> collectives_;
   const bool starts_at_once_;
   const bool sums_in_rank_order_;
+  at::Tensor sum_memory_;         // Of memory_for_sum().
   std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().
   std::int64_t under_way_peak_ = 0;

@@ -26,6 +26,27 @@ namespace {
 // Coded shards begin where tensors of their own would, and can be viewed in other dtypes.
 constexpr std::int64_t kCodedMultiple = 64;
 
+// NCCL allocates only for communicators that are connected, which all ranks do together.
+device::AllocateTensor allocator_of(
+    const BackendPtr& backend, c10::Device device) {
+  backend->eagerConnectSingleDevice(device);
+  if (!backend->supportsTensorAlloc(device.index())) {
+    return {};
+  }
+  return [backend](std::int64_t numel, const at::TensorOptions& options) {
+    return backend->allocateTensor(numel, options);
+  };
+}
+
+DeviceAllocators allocators_of(const DeviceBackends& backends) {
+  if (!backends.memory_from_backend) {
+    return {};
+  }
+  auto gathers = allocator_of(backends.gather, backends.device);
+  auto reductions = allocator_of(backends.reduce, backends.device);
+  return {std::move(gathers), std::move(reductions)};
+}
+
 class StreamUnitTransport final : public UnitTransport {
  public:
   StreamUnitTransport(
@@ -41,7 +62,8 @@ class StreamUnitTransport final : public UnitTransport {
             model,
             transport_->index(),
             backends.device,
-            backends.hook ? backends.hook->stream : device::Stream()),
+            backends.hook ? backends.hook->stream : device::Stream(),
+            allocators_of(backends)),
         reductions_(model, backends, reduce, buffers_) {
     const auto& gathers = backends.gathers;
     if (gathers.secondary_ranks > 0) {
@@ -248,6 +270,7 @@ class StreamUnitTransport final : public UnitTransport {
     counters.reduces_under_way_peak = reductions_.under_way_peak();
     counters.gather_sent_bytes = sent_bytes_;
     counters.copied_shard_bytes = secondary_ ? secondary_->bytes() : 0;
+    counters.memory_from_backend = buffers_.allocators.gathers != nullptr;
   }
 
  private:
@@ -288,8 +311,11 @@ class StreamUnitTransport final : public UnitTransport {
     if (unsharded != nullptr) {
       wait_for_room(gather.unit, *unsharded);
     }
-    for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
-      put_into_stream(gather, static_cast<int>(f), unsharded);
+    {
+      const std::lock_guard lock(buffers_.backend_mu);
+      for (std::size_t f = 0; f < model_.unit(gather.unit).flats.size(); ++f) {
+        put_into_stream(gather, static_cast<int>(f), unsharded);
+      }
     }
     const std::lock_guard lock(mu_);
     ++gathers_;

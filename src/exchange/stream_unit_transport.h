@@ -23,6 +23,8 @@ struct DeviceBackends {
   BackendPtr gather;
   BackendPtr reduce;
   GatherOptions gathers = {};
+  // Memory of units, shards and gradients is the backends', where they have any.
+  bool memory_from_backend = false;
   // Sums of gradients have the bits of those on the CPU, whatever order the backend would choose.
   bool sums_in_rank_order = false;
   // Over this rank's group, for gathers from secondary shards.

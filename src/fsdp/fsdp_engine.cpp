@@ -616,6 +616,7 @@ ShardReport FsdpEngine::report() {
   report.unshards = counters.unshards;
   report.unsharded_bytes = counters.unsharded_bytes;
   report.gather_sent_bytes = counters.gather_sent_bytes;
+  report.memory_from_backend = counters.memory_from_backend;
   report.reduces = counters.reduces;
   report.reduces_under_way_peak = counters.reduces_under_way_peak;
   report.backwards = backwards_;

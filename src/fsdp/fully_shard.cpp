@@ -429,7 +429,8 @@ std::unique_ptr<exchange::Exchange> exchange_for(
     const auto all = Mesh(mesh.world()).shard_ranks();
     return exchange::make_exchange(
         mesh.world(), next_name(mesh), all,
-        hook ? ExchangeKind::kCollective : kind_for(all), device, hook);
+        hook ? ExchangeKind::kCollective : kind_for(all), device, hook,
+        options.memory_from_backend);
   }
   return exchange::make_exchange(
       mesh, next_name(mesh),
@@ -442,7 +443,8 @@ std::unique_ptr<exchange::Exchange> exchange_for(
        .gathers =
            {.coder = std::move(coder),
             .secondary_ranks = options.secondary_ranks},
-       .device = device});
+       .device = device,
+       .memory_from_backend = options.memory_from_backend});
 }
 
 }  // namespace

@@ -91,6 +91,8 @@ std::string to_json(const ShardReport& report) {
       ",\"unshards\":", report.unshards,
       ",\"unsharded_bytes\":", report.unsharded_bytes,
       ",\"gather_sent_bytes\":", report.gather_sent_bytes,
+      ",\"memory_from_backend\":",
+      report.memory_from_backend ? "true" : "false",
       ",\"reduces\":", report.reduces,
       ",\"reduces_under_way_peak\":", report.reduces_under_way_peak,
       ",\"backwards\":", report.backwards,

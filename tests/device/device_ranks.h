@@ -31,6 +31,7 @@ namespace sherd::test {
 struct DeviceRank {
   World world;
   c10::Device device;
+  const ThreadNetwork& network;
 };
 
 // As torch.use_deterministic_algorithms(True) in Python.
@@ -56,6 +57,8 @@ struct DeviceRanksOptions {
   bool disorderly = false;
   // Sums of backends begin with the last rank.
   bool sums_backwards = false;
+  // Backends allocate memory.
+  bool offers_memory = false;
 };
 
 inline void run_device_rank(
@@ -64,7 +67,7 @@ inline void run_device_rank(
     const DeviceRanksOptions& options,
     const DeviceBody& body) {
   at::set_num_threads(1);
-  const DeviceRank self{world, checking_device(world.rank())};
+  const DeviceRank self{world, checking_device(world.rank()), network};
   c10::impl::VirtualGuardImpl(self.device.type()).setDevice(self.device);
   if (options.with_backends) {
     world::set_device_backend(
@@ -83,6 +86,9 @@ inline void run_device_ranks(
     int ranks, const DeviceBody& body, const DeviceRanksOptions& options = {}) {
   (void)checking_device();
   ThreadNetwork network(ranks, options.deadline, options.sums_backwards);
+  if (options.offers_memory) {
+    network.offer_memory();
+  }
   const auto store = c10::make_intrusive<c10d::HashStore>();
   {
     std::vector<std::jthread> threads;

@@ -105,6 +105,13 @@ struct FullyShardOptions {
   // kNoShard or gather hooks. Mirrors CPUOffloadPolicy of FSDP2 and CPUOffload(offload_params=True)
   // of FSDP1.
   bool cpu_offload = false;
+  // For a module on a GPU: units, shards and gradients lie in memory that the backend of its
+  // collectives allocates and registers, so that NCCL need not copy through buffers of its own and
+  // can let the network sum (NVLink SHARP). Costs a pool of memory for each of two communicators.
+  // Where the backend or the GPU offers no such memory, LibTorch's allocator is used;
+  // report().memory_from_backend shows which. The same on all ranks. Performance only. Mirrors
+  // FSDPModule.set_allocate_memory_from_process_group_for_comm.
+  bool memory_from_backend = false;
   // Parameters and buffers first get the values of rank 0. With false, ranks must hold equal
   // values. Mirrors FSDP(sync_module_states=True).
   bool sync_module_states = false;
@@ -280,6 +287,8 @@ struct ShardReport {
   std::int64_t unsharded_bytes = 0;  // Their bytes.
   // What this rank sent of its shards for these gathers; 0 if ranks share memory.
   std::int64_t gather_sent_bytes = 0;
+  // Whether FullyShardOptions::memory_from_backend has effect.
+  bool memory_from_backend = false;
   std::int64_t reduces = 0;
   std::int64_t reduces_under_way_peak = 0;
   std::int64_t backwards = 0;  // Synchronised ones.

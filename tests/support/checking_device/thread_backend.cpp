@@ -14,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "base/check.h"
+#include "device/last_use.h"
 #include "support/checking_device/checking_device.h"
 
 namespace sherd::test {
@@ -141,6 +142,7 @@ struct ThreadNetwork::State {
       : ranks(static_cast<std::size_t>(count)),
         sums_backwards(backwards),
         started(ranks, 0),
+        elsewhere(ranks, 0),
         numbers(ranks),
         queues(ranks) {}
 
@@ -148,6 +150,8 @@ struct ThreadNetwork::State {
   const bool sums_backwards;
   mutable std::mutex mu;
   std::vector<std::int64_t> started;  // Indexed by rank.
+  std::vector<std::int64_t> elsewhere;
+  bool offers_memory = false;
   // The next number by rank and communicator; and, by both, the collectives that not all members
   // have started.
   std::vector<std::map<std::string, std::size_t>> numbers;
@@ -327,6 +331,22 @@ class ThreadBackend final : public c10d::Backend {
         members_.at(static_cast<std::size_t>(getRank())), communicator_);
   }
 
+  bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override {
+    const std::lock_guard lock(network_->mu);
+    return network_->offers_memory;
+  }
+  void eagerConnectSingleDevice(at::Device /*device*/) override {
+    connected_ = true;
+  }
+  // What is freed stays in the list, as nothing else is allocated there while a test looks.
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    TORCH_CHECK(connected_, "expected a backend that is connected");
+    const auto made = at::empty({size}, options);
+    const std::lock_guard lock(network_->mu);
+    memory_.push_back(device::Place::of(made));
+    return made;
+  }
+
   c10::intrusive_ptr<c10d::Work> _allgather_base(
       at::Tensor& output,
       at::Tensor& input,
@@ -416,6 +436,7 @@ class ThreadBackend final : public c10d::Backend {
         device, what,
         {{input.const_data_ptr(), input.nbytes(), AccessKind::kRead},
          {output.const_data_ptr(), output.nbytes(), AccessKind::kWrite}});
+    count_elsewhere({device::Place::of(input), device::Place::of(output)});
     auto work = std::make_unique<AnnouncedWork>(device, what);
     Collective mine;
     mine.communicator = communicator_;
@@ -429,9 +450,24 @@ class ThreadBackend final : public c10d::Backend {
     return c10::make_intrusive<DoneWork>();
   }
 
+  void count_elsewhere(const std::vector<device::Place>& places) {
+    const std::lock_guard lock(network_->mu);
+    const auto is_ours = [&](const device::Place& place) {
+      return std::ranges::any_of(memory_, [&](const device::Place& block) {
+        return block.begin <= place.begin && place.end <= block.end;
+      });
+    };
+    if (!memory_.empty() && !std::ranges::all_of(places, is_ours)) {
+      ++network_->elsewhere.at(
+          members_.at(static_cast<std::size_t>(getRank())));
+    }
+  }
+
   const std::shared_ptr<ThreadNetwork::State> network_;
   const std::vector<std::size_t> members_;
   const std::string communicator_;
+  bool connected_ = false;
+  std::vector<device::Place> memory_;  // That it has allocated.
 };
 
 }  // namespace
@@ -459,6 +495,16 @@ c10::intrusive_ptr<c10d::Backend> ThreadNetwork::backend(
   return c10::make_intrusive<ThreadBackend>(
       state_, static_cast<int>(place - ranks.begin()),
       std::vector<std::size_t>(ranks.begin(), ranks.end()), communicator);
+}
+
+void ThreadNetwork::offer_memory() {
+  const std::lock_guard lock(state_->mu);
+  state_->offers_memory = true;
+}
+
+std::int64_t ThreadNetwork::started_elsewhere(int rank) const {
+  const std::lock_guard lock(state_->mu);
+  return state_->elsewhere.at(static_cast<std::size_t>(rank));
 }
 
 std::int64_t ThreadNetwork::started(int rank) const {

@@ -40,6 +40,13 @@ class ThreadNetwork {
   // How many collectives that rank has started.
   std::int64_t started(int rank) const;
 
+  // From now on backends allocate memory (Backend::allocateTensor), as NCCL's do once they are
+  // connected to their device.
+  void offer_memory();
+  // How many collectives of backends that have allocated anything read or wrote other memory on
+  // that rank.
+  std::int64_t started_elsewhere(int rank) const;
+
   struct State;
 
  private:
