@@ -28,7 +28,8 @@ bool begins_step(const CollectiveRequest& request) {
       request.op == static_cast<std::uint32_t>(ScalarReduceOp::kSame);
 }
 
-// Without the numbers that tell equal requests apart.
+// Without the numbers that tell equal requests apart. Strings are appended to, because each gather
+// has a description, and a stream takes several times as long.
 std::string plain(
     const CollectiveRequest& request, std::span<const std::string> unit_names) {
   switch (request.kind) {
@@ -36,10 +37,9 @@ std::string plain(
       const auto unit = static_cast<std::size_t>(request.unit);
       const auto name =
           unit < unit_names.size() ? unit_names[unit] : std::to_string(unit);
-      return str(
-          "unshard unit ", name,
-          request.full_precision != 0 ? " in full precision" : "",
-          request.in_backward != 0 ? " in backward" : " in forward");
+      return "unshard unit " + name +
+          (request.full_precision != 0 ? " in full precision" : "") +
+          (request.in_backward != 0 ? " in backward" : " in forward");
     }
     case CollectiveKind::kStartReductions:
       return "reduce gradients";
@@ -135,9 +135,10 @@ std::string rule_broken_by(const CollectiveRequest& request) {
 
 std::string describe(
     const CollectiveRequest& request, std::span<const std::string> unit_names) {
-  return str(
-      plain(request, unit_names), " (step ", request.sequence, ", generation ",
-      request.generation, ", backward ", request.backward, ")");
+  return plain(request, unit_names) + " (step " +
+      std::to_string(request.sequence) + ", generation " +
+      std::to_string(request.generation) + ", backward " +
+      std::to_string(request.backward) + ")";
 }
 
 }  // namespace sherd::exchange
