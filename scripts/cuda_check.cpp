@@ -151,9 +151,14 @@ bool sends_gradients(const c10::Device& device) {
   for (int step = 1; step <= kSteps; ++step) {
     const auto number = static_cast<float>(step);
     gradients.begin(mine, [&](int bucket) {
-      const auto begin = buckets.begin();
-      const auto at = std::accumulate(begin, begin + bucket, std::int64_t{0});
-      right = right && are_all(mine + at, begin[bucket], number);
+      const auto& layout = gradients.layout();
+      for (std::size_t i = 0; i < named.items.size(); ++i) {
+        right = right &&
+            (layout.bucket_of(i) != bucket ||
+             are_all(
+                 mine + layout.begin_of(i), named.items[i].slice.numel(),
+                 number));
+      }
     });
     (void)busy.mm(busy);
     for (const auto& item : named.items) {

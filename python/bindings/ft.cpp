@@ -66,7 +66,8 @@ class Session {
   }
 
   void close() {
-    if (checkpoints_ && !std::exchange(closed_, true)) {
+    if (checkpoints_ && session_->state_is_known() &&
+        !std::exchange(closed_, true)) {
       checkpoints_->save(*session_);
     }
     session_->close();

@@ -2,6 +2,8 @@
 //
 // A single replica of one rank with a model: what a session permits, and how it and the coordinator
 // authenticate each other.
+#include <map>
+#include <stdexcept>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
@@ -23,15 +25,26 @@ using ::testing::HasSubstr;
 
 class LoneReplica {
  public:
-  LoneReplica(const World& world, const ft::SessionOptions& options)
-      : model_(2, 6),
+  LoneReplica(
+      const World& world,
+      const ft::SessionOptions& options,
+      std::function<void(std::int64_t)> after_step = nullptr)
+      : model_(Chain(3, 6)),
         fsdp_(fully_shard(*model_, world)),
-        adamw_(fsdp_.named_parameters(), {.learning_rate = 1e-3}),
+        adamw_(
+            fsdp_.named_parameters(),
+            {.learning_rate = 1e-3, .weight_decay = 0.5}),
+        after_step_(std::move(after_step)),
         session_(
             world,
             fsdp_.named_parameters(),
             state(),
-            [this](std::int64_t) { adamw_.step(); },
+            [this](std::int64_t step) {
+              adamw_.step();
+              if (after_step_) {
+                after_step_(step);
+              }
+            },
             options) {}
 
   void train(std::int64_t steps) {
@@ -48,6 +61,8 @@ class LoneReplica {
     session_.close();
   }
   ft::ReplicaSession& session() { return session_; }
+  Chain& model() { return model_; }
+  FullyShardedDataParallel& fsdp() { return fsdp_; }
 
  private:
   CheckpointState state() {
@@ -60,6 +75,7 @@ class LoneReplica {
   Chain model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;
+  const std::function<void(std::int64_t)> after_step_;
   ft::ReplicaSession session_;
 };
 
@@ -98,6 +114,55 @@ TEST(Session, AfterCloseNothingBegins) {
         HasSubstr("expected begin_step() before finish_step()"));
     session.leave();
     session.close();
+  });
+}
+
+// Weight decay would change it.
+TEST(Session, WhatNoReplicaHasAGradientOfStays) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_alone(options, [](LoneReplica& replica) {
+    replica.model()->layer(0).weight.set_requires_grad(false);
+    const auto values = [&] {
+      const auto whole =
+          replica.fsdp().summon_full_parameters({.read_only = true});
+      std::map<std::string, at::Tensor> all;
+      for (const auto& item : replica.model()->named_parameters()) {
+        all[item.key()] = whole.tensor(item.key()).clone();
+      }
+      return all;
+    };
+    const auto before = values();
+    replica.train(3);
+    for (const auto& [name, value] : values()) {
+      const bool stays =
+          name == "layers.0.weight" || name.starts_with("layers.2.");
+      EXPECT_EQ(torch::equal(value, before.at(name)), stays) << name;
+    }
+  });
+}
+
+TEST(Session, AnUpdateThatThrowsLeavesNoStateThatHasAName) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  const auto fail_in_two = [](std::int64_t step) {
+    if (step == 2) {
+      throw std::runtime_error("the log is full");
+    }
+  };
+  run_world([&](const World& world) {
+    LoneReplica replica(world, options, fail_in_two);
+    auto& session = replica.session();
+    EXPECT_THAT(
+        error_of([&] { replica.train(3); }), HasSubstr("the log is full"));
+    EXPECT_FALSE(session.state_is_known());
+    EXPECT_EQ(session.step(), 1);
+    const std::string why = "after an exception in the update to step 2";
+    EXPECT_THAT(error_of([&] { (void)session.state_name(); }), HasSubstr(why));
+    EXPECT_THAT(error_of([&] { (void)session.begin_step(); }), HasSubstr(why));
+    session.close();  // Waits for nobody.
   });
 }
 

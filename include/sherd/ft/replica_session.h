@@ -222,7 +222,8 @@ class ReplicaSession {
   // Collective. Sums what backward has put into `.grad()`, this rank's shard of the mean over the
   // replica's samples, weighted by samples, and waits for the decision. Returns true if the step
   // was made and `update` was called. Returns false if nothing was changed; the next begin_step()
-  // then says what to do. Throws what `update` throws, and Error if a backward did not end.
+  // then says what to do. A parameter of which no replica has a gradient has none in `update`,
+  // either. Throws what `update` throws, and Error if a backward did not end.
   bool finish_step();
 
   // Runs `work`, something that is not part of a step, between begin_step() and finish_step(): an
@@ -235,8 +236,11 @@ class ReplicaSession {
   std::uint64_t run() const;
   // The last step that this replica has made.
   std::int64_t step() const;
+  // False once `update` has thrown: what it left may be half a step. The session has ended then, the
+  // other replicas train on, and this process should be started again, to fetch their state.
+  bool state_is_known() const;
   // The name of the state that this replica has: "step 300 of " and 32 hexadecimal digits. Equal
-  // names mean equal bits.
+  // names mean equal bits. Throws Error (kFailedPrecondition) unless state_is_known().
   std::string state_name() const;
   // Inside `update`: how many samples are in the step being made, over all replicas; 0 before the
   // first. All replicas see the same number for a step, whenever they make it, so a learning rate

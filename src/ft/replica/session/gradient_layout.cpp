@@ -7,20 +7,22 @@ namespace sherd::ft {
 
 GradientLayout::GradientLayout(
     const std::vector<std::int64_t>& slices, std::int64_t bucket_elements)
-    : begins_(slices.size()), bucket_of_(slices.size()) {
+    : begins_(slices.size()), marks_(slices.size()), bucket_of_(slices.size()) {
   SHERD_ASSERT(bucket_elements > 0);
-  std::int64_t begin = 0;
-  for (auto slice = slices.size(); slice-- > 0;) {
-    if (buckets_.empty() || buckets_.back() >= bucket_elements) {
-      buckets_.push_back(0);
+  std::int64_t end = 0;
+  for (auto last = slices.size(); last > 0 || buckets_.empty();) {
+    const auto begin = end;
+    auto first = last;
+    while (first > 0 && end - begin < bucket_elements) {
+      begins_[--first] = end;
+      end += slices[first];
     }
-    begins_[slice] = begin;
-    bucket_of_[slice] = static_cast<int>(buckets_.size()) - 1;
-    begin += slices[slice];
-    buckets_.back() += slices[slice];
-  }
-  if (buckets_.empty()) {
-    buckets_.push_back(0);
+    for (auto slice = first; slice < last; ++slice) {
+      marks_[slice] = end++;
+      bucket_of_[slice] = static_cast<int>(buckets_.size());
+    }
+    buckets_.push_back(end - begin);
+    last = first;
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // GradientLayout places the gradients of a rank's slices one behind the other and divides them into
-// the buckets of the all-reduce. The last slices come first, as in backward. Thread rule: a value.
+// the buckets of the all-reduce. The last slices come first, as in backward. Each bucket ends with
+// a mark for each of its slices, which is summed with the gradients and so says whether any replica
+// had one. Thread rule: a value.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +21,14 @@ class GradientLayout {
       const std::vector<std::int64_t>& slices, std::int64_t bucket_elements);
 
   std::int64_t begin_of(std::size_t slice) const { return begins_[slice]; }
+  std::int64_t mark_of(std::size_t slice) const { return marks_[slice]; }
   int bucket_of(std::size_t slice) const { return bucket_of_[slice]; }
-  // The number of elements of each bucket.
+  // The number of elements of each bucket, including marks.
   const std::vector<std::int64_t>& buckets() const { return buckets_; }
 
  private:
   std::vector<std::int64_t> begins_;
+  std::vector<std::int64_t> marks_;
   std::vector<int> bucket_of_;
   std::vector<std::int64_t> buckets_;
 };

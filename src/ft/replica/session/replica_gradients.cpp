@@ -11,6 +11,10 @@
 namespace sherd::ft {
 namespace {
 
+// Sums of marks stay positive whatever the weights of replicas, and do not change the norm of a
+// bucket.
+constexpr float kMark = 1e-20F;
+
 std::vector<std::int64_t> sizes_of(const NamedParameters& parameters) {
   std::vector<std::int64_t> sizes;
   for (const auto& item : parameters.items) {
@@ -149,6 +153,14 @@ void ReplicaGradients::add_part(
     std::memcpy(place, part.const_data_ptr<float>(), bytes_of(part.numel()));
   }
   count(index, part.numel());
+  if (came + part.numel() == slice.parameter.numel()) {
+    mark(index, true);
+  }
+}
+
+void ReplicaGradients::mark(std::size_t index, bool has_gradient) {
+  to_[layout_.mark_of(index)] = has_gradient ? kMark : 0.F;
+  count(index, 1);
 }
 
 // The thread that adds the last part of a bucket sees what the others have added. What a device
@@ -179,10 +191,12 @@ void ReplicaGradients::finish() {
         kFailedPrecondition, came == 0, "[ft] ", names_[i],
         ": expected gradients of ", elements, " elements, found ", came,
         ": a backward broke off");
-    if (!copy_from_grad(i) && !slice.earlier) {
+    const bool has_gradient = copy_from_grad(i) || slice.earlier;
+    if (!has_gradient) {
       std::memset(to_ + layout_.begin_of(i), 0, bytes_of(elements));
     }
     count(i, elements);
+    mark(i, has_gradient);
   }
   for (const auto& [bucket, copied] : copied_) {
     copied.synchronize();  // The device goes on with the next buckets.
@@ -213,6 +227,10 @@ void ReplicaGradients::show(int bucket, const float* sum) {
       continue;
     }
     auto& slice = slices_[i];
+    if (sum[layout_.mark_of(i)] == 0.F) {
+      slice.parameter.mutable_grad() = at::Tensor();
+      continue;
+    }
     if (!slice.sum.defined()) {
       slice.sum = sum_tensor(i);
     }

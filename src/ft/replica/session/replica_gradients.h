@@ -44,8 +44,9 @@ class ReplicaGradients {
   // Copies what backward has not copied. Throws Error if a backward was interrupted.
   void finish();
 
-  // Shows a bucket of the sum of all replicas, which lies in the layout's order, as `.grad()`. The
-  // bucket must stay unchanged until clear(), since a device may still read it.
+  // Shows a bucket of the sum of all replicas, which lies in the layout's order, as `.grad()`, except
+  // of slices of which no replica has a gradient. The bucket must stay unchanged until clear(), since
+  // a device may still read it.
   void show(int bucket, const float* sum);
   // Clears `.grad()`.
   void clear();
@@ -62,6 +63,8 @@ class ReplicaGradients {
   at::Tensor sum_tensor(std::size_t index) const;
   bool copy_from_grad(std::size_t index);
   void add_part(std::size_t index, std::int64_t begin, const at::Tensor& part);
+  // Marks the slice, of which all elements are there.
+  void mark(std::size_t index, bool has_gradient);
   void count(std::size_t index, std::int64_t elements);
 
   const NamedParameters parameters_;

@@ -22,6 +22,8 @@ namespace {
 using sherd::test::error_of;
 using Floats = std::vector<float>;
 
+constexpr float kMark = 1e-20F;
+
 at::Tensor tensor_of(const Floats& values) {
   return at::tensor(values, at::kFloat);
 }
@@ -63,7 +65,8 @@ class GradientsOf : public testing::Test {
   at::Tensor a_ = at::zeros({3});
   at::Tensor b_ = at::zeros({2});
   std::weak_ptr<BackwardUpdate> backward_;
-  Floats memory_ = Floats(5, -1);  // First b, then a.
+  // First b, then a, each with a mark.
+  Floats memory_ = Floats(7, -1);
   std::vector<int> given_;
   ReplicaGradients gradients_{named(*this), 1};
 };
@@ -74,7 +77,7 @@ TEST_F(GradientsOf, WithoutAWordAllIsGivenAtTheEnd) {
   EXPECT_TRUE(given_.empty());
   gradients_.finish();
   EXPECT_EQ(given_, (std::vector<int>{1, 0}));
-  EXPECT_EQ(memory_, (Floats{0, 0, 1, 2, 3}));
+  EXPECT_EQ(memory_, (Floats{0, 0, 0, 1, 2, 3, kMark}));
 }
 
 TEST_F(GradientsOf, TheLastBackwardGivesEachBucketWhenItIsThere) {
@@ -88,7 +91,7 @@ TEST_F(GradientsOf, TheLastBackwardGivesEachBucketWhenItIsThere) {
   EXPECT_EQ(given_, (std::vector<int>{0, 1}));
   gradients_.finish();
   EXPECT_EQ(given_, (std::vector<int>{0, 1}));
-  EXPECT_EQ(memory_, (Floats{7, 8, 1, 2, 3}));
+  EXPECT_EQ(memory_, (Floats{7, 8, kMark, 1, 2, 3, kMark}));
 }
 
 TEST_F(GradientsOf, TheLastBackwardAddsToThoseBeforeIt) {
@@ -98,7 +101,7 @@ TEST_F(GradientsOf, TheLastBackwardAddsToThoseBeforeIt) {
   bring(0, 0, {1, 2});
   bring(0, 2, {3});
   gradients_.finish();
-  EXPECT_EQ(memory_, (Floats{0, 0, 11, 22, 33}));
+  EXPECT_EQ(memory_, (Floats{0, 0, 0, 11, 22, 33, kMark}));
 }
 
 TEST_F(GradientsOf, WhatTheLastBackwardHasNotTouchedStays) {
@@ -107,7 +110,7 @@ TEST_F(GradientsOf, WhatTheLastBackwardHasNotTouchedStays) {
   gradients_.last_backward();
   bring(1, 0, {7, 8});
   gradients_.finish();
-  EXPECT_EQ(memory_, (Floats{7, 8, 10, 20, 30}));
+  EXPECT_EQ(memory_, (Floats{7, 8, kMark, 10, 20, 30, kMark}));
 }
 
 // A slice that backward cannot hand over shows its gradient as usual.
@@ -118,7 +121,7 @@ TEST_F(GradientsOf, AGradientThatIsShownInTheLastBackwardIsTaken) {
   b_.mutable_grad() = tensor_of({5, 6});  // Summed by backward.
   bring(0, 0, {1, 2, 3});
   gradients_.finish();
-  EXPECT_EQ(memory_, (Floats{5, 6, 1, 2, 3}));
+  EXPECT_EQ(memory_, (Floats{5, 6, kMark, 1, 2, 3, kMark}));
 }
 
 TEST_F(GradientsOf, TheUpdateEndsWithTheStep) {
@@ -151,12 +154,21 @@ TEST_F(GradientsOf, ABackwardThatBrokeOffIsAnError) {
 
 TEST_F(GradientsOf, TheSumIsShownInTheLayoutsOrder) {
   begin();
-  const Floats sum = {1, 2, 3, 4, 5};
+  const Floats sum = {1, 2, kMark, 3, 4, 5, 2 * kMark};
   gradients_.show(0, sum.data());
   gradients_.show(1, sum.data());
   EXPECT_EQ(values_of(b_.grad()), (Floats{1, 2}));
   EXPECT_EQ(values_of(a_.grad()), (Floats{3, 4, 5}));
   gradients_.clear();
+  EXPECT_FALSE(a_.grad().defined());
+}
+
+TEST_F(GradientsOf, WhatNoReplicaHasAGradientOfShowsNone) {
+  begin();
+  const Floats sum = {0, 0, kMark, 0, 0, 0, 0};
+  gradients_.show(0, sum.data());
+  gradients_.show(1, sum.data());
+  EXPECT_EQ(values_of(b_.grad()), (Floats{0, 0}));
   EXPECT_FALSE(a_.grad().defined());
 }
 
@@ -166,7 +178,7 @@ TEST(ReplicaGradients, TheSumIsShownWhereRanksSeeEachOthers) {
   named.items.push_back({"w", at::zeros({2})});
   named.whole.items.push_back({"w", {2, 3}, 1, whole});
   ReplicaGradients gradients(named, 100);
-  const Floats sum = {8, 9};
+  const Floats sum = {8, 9, kMark};
   gradients.show(0, sum.data());
   EXPECT_EQ(values_of(whole), (Floats{0, 8, 9, 0, 0, 0}));
 }
@@ -175,7 +187,7 @@ TEST(ReplicaGradients, TheSumIsShownInTheOrderOfIndicesWhateverTheStrides) {
   NamedParameters named;
   named.items.push_back({"w", at::zeros({2, 3}).t()});
   ReplicaGradients gradients(named, 100);
-  const Floats sum = {1, 2, 3, 4, 5, 6};
+  const Floats sum = {1, 2, 3, 4, 5, 6, kMark};
   gradients.show(0, sum.data());
   EXPECT_EQ(
       values_of(named.items[0].slice.grad().contiguous()),
@@ -235,13 +247,13 @@ void make_two_steps_on(c10::Device device, std::string& wrong) {
   named.items.push_back({"a", at::zeros({3}, numbers)});
   named.items.push_back({"b", at::zeros({2}, numbers)});
   ReplicaGradients gradients(named, 1);
-  const auto pinned = device::empty_on_host({10}, at::kFloat, device).zero_();
+  const auto pinned = device::empty_on_host({14}, at::kFloat, device).zero_();
   auto* mine = pinned.mutable_data_ptr<float>();
-  auto* sum = mine + 5;
+  auto* sum = mine + 7;
   for (const float step : {1.F, 2.F}) {
     gradients.begin(mine, [&](int bucket) {
       expect_floats(
-          bucket == 0 ? mine : mine + 2,
+          bucket == 0 ? mine : mine + 3,
           bucket == 0 ? Floats(2, step) : Floats(3, 2 * step), wrong);
     });
     named.items[0].slice.mutable_grad() = at::full({3}, 2 * step, numbers);
@@ -249,12 +261,12 @@ void make_two_steps_on(c10::Device device, std::string& wrong) {
     gradients.last_backward();
     gradients.finish();
     std::ranges::transform(
-        std::span(mine, 5), sum, [](float value) { return value + 1; });
+        std::span(mine, 7), sum, [](float value) { return value + 1; });
     gradients.show(0, sum);
     gradients.show(1, sum);
     const auto update = named.items[0].slice.grad().mul(2);
     gradients.clear();
-    std::fill_n(sum, 5, -1.F);  // The next sum may begin.
+    std::fill_n(sum, 7, -1.F);  // The next sum may begin.
     expect_floats(
         update.cpu().const_data_ptr<float>(), Floats(3, 2 * (2 * step + 1)),
         wrong);

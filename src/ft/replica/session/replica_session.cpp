@@ -222,8 +222,8 @@ struct ReplicaSession::Impl {
         .snapshot = [this] { return state_bytes(state, world.rank()); },
         .restore =
             [this](const StateId& fetched, std::string_view bytes) {
-              restore_state(state, world.rank(), bytes);
-              now_holds(fetched);
+              change_state(
+                  fetched, [&] { restore_state(state, world.rank(), bytes); });
             },
         .prepare = early_copies(),
         .update = [this](
@@ -242,7 +242,32 @@ struct ReplicaSession::Impl {
   void expect_open(const char* called) const {
     SHERD_CHECK_AS(
         kFailedPrecondition, agent, "[ft] expected an open session, found ",
-        called, " after close()");
+        called, state_is_known ? " after close()" : " after ",
+        state_is_known ? "" : broken_by);
+  }
+
+  // Calls something of the agent that may change the state. If that throws halfway, nobody knows
+  // the state, so that this rank must neither save nor serve it, and the others should not wait.
+  template <typename Call>
+  auto call(const Call& what) {
+    try {
+      return what(agent->rank());
+    } catch (...) {
+      if (!state_is_known) {
+        const std::lock_guard lock(closing);
+        agent.reset();
+      }
+      throw;
+    }
+  }
+  void change_state(const StateId& to, const std::function<void()>& change) {
+    state_is_known = false;
+    broken_by =
+        str("an exception in the update to step ", to.step,
+            ", which leaves a state that is unknown: start this process again");
+    change();
+    state_is_known = true;
+    now_holds(to);
   }
 
   // Checks and gives a complete bucket while it is still in the cache.
@@ -271,9 +296,8 @@ struct ReplicaSession::Impl {
       gradients.show(i, sum);
     }
     samples = commit.samples;
-    update(commit.result.step);
+    change_state(commit.result, [&] { update(commit.result.step); });
     gradients.clear();
-    now_holds(commit.result);
   }
 
   void now_holds(const StateId& which) {
@@ -292,6 +316,8 @@ struct ReplicaSession::Impl {
   std::atomic<std::int64_t> step{0};
   std::uint64_t run = 0;
   StateId held;
+  bool state_is_known = true;
+  std::string broken_by;     // Unless it is known.
   std::int64_t samples = 0;  // Samples of the step that is being made.
   TrainingCallbacks program;
   std::optional<ComputeTask> task;
@@ -316,7 +342,7 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   SHERD_CHECK_AS(
       kFailedPrecondition, !all.task,
       "[ft] expected finish_step() after begin_step(), found another one");
-  all.task = all.agent->rank().next(all.program);
+  all.task = all.call([&](RankAgent& rank) { return rank.next(all.program); });
   if (!all.task) {
     return std::nullopt;
   }
@@ -355,8 +381,10 @@ bool ReplicaSession::finish_step() {
   all.gradients.finish();
   // A replica without samples contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
-  const bool made = fault ? all.agent->rank().refuse(task, *fault, all.program)
-                          : all.agent->rank().finish(task, all.program);
+  const bool made = all.call([&](RankAgent& rank) {
+    return fault ? rank.refuse(task, *fault, all.program)
+                 : rank.finish(task, all.program);
+  });
   if (!made) {
     all.gradients.clear();  // They show a sum that was given up.
   }
@@ -374,7 +402,15 @@ std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
 }
 
-std::string ReplicaSession::state_name() const { return name_of(impl_->held); }
+bool ReplicaSession::state_is_known() const { return impl_->state_is_known; }
+
+std::string ReplicaSession::state_name() const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, impl_->state_is_known,
+      "[ft] expected a state that has a name, found it after ",
+      impl_->broken_by);
+  return name_of(impl_->held);
+}
 
 std::int64_t ReplicaSession::samples_of_update() const {
   return impl_->samples;
@@ -393,7 +429,7 @@ void ReplicaSession::close() {
     return;
   }
   all.task.reset();
-  all.agent->rank().end(all.program);
+  all.call([&](RankAgent& rank) { rank.end(all.program); });
   const std::lock_guard lock(all.closing);
   all.agent.reset();
 }
