@@ -68,7 +68,9 @@ class Session:
         handle's parameters: clipping, schedule, optimizer. It is called on the thread
         that trains, in begin_step() or finish_step(), once for each step, also those
         that this replica has missed; compute learning rates from the number. None:
-        it calls step() of each optimizer.
+        it calls step() of each optimizer. Where it raises, the session has ended, as
+        nobody knows which half of the step was made: start the process again.
+    scaler: a sherd.GradScaler that scales the losses.
     tensors: dictionary of what else `update` changes: CPU tensors that every rank
         has whole, written in place.
     checkpoints: folder into which replicas in turn save every `save_every` steps,
@@ -78,23 +80,26 @@ class Session:
         `digest_every` or ``non_finite_gradients="stop"``; otherwise as the
         environment says.
 
-    Buffers of the module belong to the state, too. Raises sherd.Error where
+    Buffers of the module belong to the state, too, and parameter groups stay what
+    they are. Raises sherd.Error where
     something does not fit, and in a process that `sherd run --fault-tolerant` has
     not started, unless SHERD_COORDINATOR and SHERD_REPLICA are set.
     """
 
-    def __init__(self, handle, optimizer, *, update=None, tensors=None,
+    def __init__(self, handle, optimizer, *, update=None, scaler=None, tensors=None,
                  checkpoints=None, save_every=0, keep_last=2, **options):
         optimizers = optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}
         if not optimizers:
             raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
         check_handle(handle)
-        state = _state_of(handle, optimizers, tensors or {})
+        self._buffers = _Buffers(handle.module)
+        state = _state_of(handle, optimizers, scaler, tensors or {})
         chosen = _options(options)
         self.options = chosen
         self._core = _core.Session(
             handle.mesh.world, handle.core_parameters, state,
-            update or _all_steps(optimizers), chosen, str(checkpoints or ""),
+            _same_groups(update or _all_steps(optimizers), optimizers), chosen,
+            str(checkpoints or ""),
             save_every, keep_last)
         _open.add(self)
 
@@ -110,6 +115,7 @@ class Session:
         left or the run has ended. Waits while the coordinator is away or there are
         too few replicas; state that the replica lacked has been fetched then. Raises
         sherd.AbortedError when the replica cannot take part any more."""
+        self._buffers.adopt()
         core = self._core.begin_step()
         return None if core is None else TrainingStep(core)
 
@@ -122,6 +128,7 @@ class Session:
         """Sums gradients across replicas and waits for the decision. True: the step
         was made, and `update` was called. False: nothing was changed, and the next
         begin_step() says what to do."""
+        self._buffers.adopt()
         return self._core.finish_step()
 
     def other_work(self, function, *arguments, **named):
@@ -165,6 +172,7 @@ class Session:
         step, for at most a minute, and ends. Idempotent."""
         if self in _open:
             _open.discard(self)
+            self._buffers.adopt()
             self._core.close()
 
     def __enter__(self):
@@ -185,12 +193,63 @@ def _all_steps(optimizers):
     return update
 
 
-def _state_of(handle, optimizers, tensors):
+def _same_groups(update, optimizers):
+    """`update`, unless it changes what parameters optimizers have: a replica that comes
+    back could not restore their state."""
+    def sizes():
+        return {name: [len(group["params"]) for group in optimizer.param_groups]
+                for name, optimizer in optimizers.items()
+                if isinstance(optimizer, torch.optim.Optimizer)}
+    first = sizes()
+
+    def checked(number):
+        update(number)
+        found = sizes()
+        if found != first:
+            raise InvalidArgumentError(
+                "[python] Session: expected an update that leaves the parameter groups "
+                f"as they are, with {first} parameters, found {found}; give all "
+                "parameters to the optimizer at first: those that are frozen, or that no "
+                "replica uses, have no gradient and stay as they are")
+    return checked
+
+
+class _Buffers:
+    """The buffers of a module, by the tensors that the state of a session has."""
+
+    def __init__(self, module):
+        seen = set()
+        self._places = []
+        for prefix, owner in module.named_modules():
+            for key, tensor in owner._buffers.items():  # pylint: disable=protected-access
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    self._places.append((owner, f"{prefix}.{key}".lstrip("."), key, tensor))
+
+    @torch.no_grad()
+    def adopt(self):
+        """Copies buffers that were assigned to the tensors of the state."""
+        for owner, name, key, tensor in self._places:
+            now = owner._buffers.get(key)  # pylint: disable=protected-access
+            if now is tensor:
+                continue
+            if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+                raise InvalidArgumentError(
+                    f"[python] Session: expected buffer {name} to stay of shape "
+                    f"{tuple(tensor.shape)} and {tensor.dtype}, found "
+                    f"{None if now is None else (tuple(now.shape), now.dtype)}")
+            tensor.copy_(now)
+            owner._buffers[key] = tensor  # pylint: disable=protected-access
+
+
+def _state_of(handle, optimizers, scaler, tensors):
     state = _core.CheckpointState()
     parameters = handle.core_parameters
     state.add_parameters(parameters)
     state.add_tensors("model", list(handle.module.named_buffers()), True)
     state.add_tensors("tensors", list(tensors.items()), False)
+    if scaler is not None:
+        state.add_tensors("scaler", scaler._core.state(), False)  # pylint: disable=protected-access
     for section, optimizer in optimizers.items():
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer = reader_of(optimizer, parameters.items())

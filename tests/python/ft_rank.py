@@ -129,6 +129,10 @@ def train_until_update_raises(sherd):
             loss_of(model, len(step.samples)).backward()
     except ValueError as error:
         print("raised:", error, flush=True)
+    try:
+        session.begin_step()
+    except sherd.Error as error:
+        print("afterwards:", error, flush=True)
 
 
 def train_ten_steps_more(folder, sherd):
@@ -148,6 +152,38 @@ def train_ten_steps_more(folder, sherd):
     print("steps of the optimizer:", steps, flush=True)
 
 
+class Counting(nn.Sequential):
+    """Counts its forwards in a buffer that it assigns."""
+
+    def __init__(self, *layers):
+        super().__init__(*layers)
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, inputs):
+        self.count = self.count + 1
+        return super().forward(inputs)
+
+
+def train_with_more_state(folder, sherd):
+    model = Counting(*make_model())
+    handle = sherd.fully_shard(model, units=[])
+    adamw = sherd.AdamW(handle, lr=1e-2)
+    scaler = sherd.GradScaler(handle, init_scale=8.0, growth_interval=3, uses_fp16=True)
+
+    def update(_number):
+        scaler.step(adamw)
+        scaler.update()
+
+    with sherd.ft.Session(handle, adamw, update=update, scaler=scaler,
+                          checkpoints=folder / "checkpoints") as session:
+        print(f"count {model.count.item()}, scale {scaler.get_scale()}", flush=True)
+        first = session.step + 1
+        for step in session:
+            if step.number == first + 10:
+                break
+            scaler.scale(loss_of(model, len(step.samples))).backward()
+
+
 def main():
     package, folder, kind = sys.argv[1:]
     sys.path.insert(0, package)
@@ -155,6 +191,8 @@ def main():
     torch.set_num_threads(1)
     if kind == "raises":
         train_until_update_raises(sherd)
+    elif kind == "more state":
+        train_with_more_state(Path(folder), sherd)
     elif kind == "saves":
         train_ten_steps_more(Path(folder), sherd)
     else:

@@ -75,6 +75,15 @@ class Session(unittest.TestCase):
             ran = run(folder, 1, "raises", replicas=1)
         self.assertEqual(ran.returncode, 0, ran.stdout)
         self.assertIn("raised: no step 3", ran.stdout)
+        self.assertIn("after an exception in the update to step 3", ran.stdout)
+
+    def test_buffers_that_are_assigned_and_a_scaler_are_part_of_the_state(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for begins in ("count 0, scale 8.0", "count 10, scale 64.0"):
+                ran = run(folder, 1, "more state", replicas=1,
+                          options=["--run-dir", folder])
+                self.assertEqual(ran.returncode, 0, ran.stdout)
+                self.assertIn(begins, ran.stdout)
 
     def test_a_run_that_has_ended_continues_from_its_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +93,27 @@ class Session(unittest.TestCase):
                 self.assertEqual(ran.returncode, 0, ran.stdout)
                 self.assertIn(f"steps {begin} to {begin + 9}\n", ran.stdout)
                 self.assertIn(f"of the optimizer: {{{begin + 9}.0}}", ran.stdout)
+
+
+class Groups(unittest.TestCase):
+    def test_an_update_that_adds_parameter_groups_is_an_error(self):
+        first, second = (torch.zeros(2, requires_grad=True) for _ in range(2))
+        sgd = torch.optim.SGD([first], lr=0.1)
+        checked = sherd.ft._same_groups(  # pylint: disable=protected-access
+            lambda number: number < 2 or sgd.add_param_group({"params": [second]}),
+            {"sgd": sgd})
+        checked(1)
+        with self.assertRaisesRegex(
+                sherd.InvalidArgumentError, r"\{'sgd': \[1\]\} parameters, found .*1, 1"):
+            checked(2)
+
+    def test_a_buffer_of_another_shape_is_an_error(self):
+        module = torch.nn.BatchNorm1d(3)
+        buffers = sherd.ft._Buffers(module)  # pylint: disable=protected-access
+        module.running_mean = torch.zeros(4)
+        with self.assertRaisesRegex(
+                sherd.InvalidArgumentError, "buffer running_mean to stay of shape"):
+            buffers.adopt()
 
 
 class Mistakes(unittest.TestCase):
