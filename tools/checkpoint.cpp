@@ -295,6 +295,7 @@ int import_model(const Arguments& given) {
   try {
     replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
     data::copy_tokenizer(from, run);
+    keep_stop_ids(run, source.stop_ids);
   } catch (...) {
     std::error_code ignored;  // Else the next attempt would find a run here.
     if (const auto made = newest_checkpoint(run + "/checkpoints")) {

@@ -218,7 +218,8 @@ void add_interval(
   double squares = 0;
   result.lowest_run = 1;
   for (const auto& one : outcomes) {
-    const double effective = one.work_s / one.elapsed_s;
+    // The last step may end after the time that was asked for.
+    const double effective = std::min(one.work_s / one.elapsed_s, 1.0);
     sum += effective;
     squares += effective * effective;
     result.lowest_run = std::min(result.lowest_run, effective);

@@ -8,6 +8,7 @@
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
 #include "base/parse_number.h"
+#include "base/replace_file.h"
 #include "refuse.h"
 #include "text_file.h"
 #include "train/hugging_face.h"
@@ -64,6 +65,28 @@ void add_stop_ids(const std::string& path, std::vector<std::int64_t>& ids) {
     }
   }
 }
+
+}  // namespace
+
+void keep_stop_ids(
+    const std::string& folder, const std::vector<std::int64_t>& ids) {
+  const auto path = folder + "/generation_config.json";
+  std::vector<std::int64_t> kept;
+  add_stop_ids(path, kept);
+  const auto before = kept.size();
+  for (const auto id : ids) {
+    if (std::ranges::find(kept, id) == kept.end()) {
+      kept.push_back(id);
+    }
+  }
+  if (kept.size() > before) {
+    auto json = exists(path) ? read_json(path) : Json::object();
+    json["eos_token_id"] = kept;
+    replace_file(path, json.dump(2) + "\n").throw_if_failed();
+  }
+}
+
+namespace {
 
 void check_section(
     const std::string& from,

@@ -51,6 +51,10 @@ ModelSource find_initial_model(const TrainConfig& config);
 // a run. Nothing if there is none.
 std::optional<std::string> checkpoint_at(const std::string& path);
 
+// Adds tokens that end a text to generation_config.json of a run or a model in `folder`.
+void keep_stop_ids(
+    const std::string& folder, const std::vector<std::int64_t>& ids);
+
 bool has_section(const CheckpointContent& content, const std::string& name);
 
 // For tokens in `path` made by the tokenizer with this digest (data::Tokenizer::digest(); 0 if not

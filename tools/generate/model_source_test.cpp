@@ -8,6 +8,7 @@
 #include "generate/model_tokens.h"
 #include "support/error_of.h"
 #include "support/scratch_folder.h"
+#include "text_file.h"
 
 namespace sherd::tools {
 namespace {
@@ -71,6 +72,23 @@ TEST(ModelSource, ReadsAFolderOfHuggingFace) {
   EXPECT_THAT(source.stop_ids, ElementsAre(7));
   scratch.file("generation_config.json", R"({"eos_token_id": [8, 9]})");
   EXPECT_THAT(find_model(folder).stop_ids, ElementsAre(7, 8, 9));
+}
+
+TEST(ModelSource, KeepsTheTokensThatEndATextBesideTheOtherSettings) {
+  const ScratchFolder scratch;
+  const auto& folder = scratch.path();
+  keep_stop_ids(folder, {});
+  EXPECT_FALSE(std::filesystem::exists(folder + "/generation_config.json"));
+  keep_stop_ids(folder, {7});
+  EXPECT_THAT(text_in(folder + "/generation_config.json"), HasSubstr("7\n"));
+  scratch.file("generation_config.json", R"({"eos_token_id": 8, "top_k": 5})");
+  keep_stop_ids(folder, {7, 8});
+  scratch.file("config.json", R"({"model_type": "gpt2", "n_embd": 8,
+      "n_layer": 1, "n_head": 1, "n_positions": 16, "vocab_size": 256})");
+  scratch.file("model.safetensors", "");
+  EXPECT_THAT(find_model(folder).stop_ids, ElementsAre(8, 7));
+  EXPECT_THAT(
+      text_in(folder + "/generation_config.json"), HasSubstr("\"top_k\": 5"));
 }
 
 TEST(ModelSource, TakesTheFilesThatAnIndexLists) {

@@ -94,7 +94,9 @@ void RunReport::copy_tokenizer() const {
     data::copy_tokenizer(folder, run_);
   }
   if (first_ == 0 && !trainer_.config().init_from.empty()) {
-    data::copy_tokenizer(find_initial_model(trainer_.config()).folder, run_);
+    const auto model = find_initial_model(trainer_.config());
+    data::copy_tokenizer(model.folder, run_);
+    keep_stop_ids(run_, model.stop_ids);
   }
 }
 
