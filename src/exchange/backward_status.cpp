@@ -60,6 +60,8 @@ at::Tensor BackwardStatus::encode(const ModelSpec& model) const {
       bytes.push_back(marked ? 1 : 0);
     }
   }
+  const auto* digest = reinterpret_cast<const std::uint8_t*>(&whole_units);
+  bytes.insert(bytes.end(), digest, digest + sizeof(whole_units));
   bytes.push_back(departed ? 1 : 0);
   bytes.push_back(has_hooks ? 1 : 0);
   bytes.push_back(relayed_from_peer ? 1 : 0);
@@ -77,6 +79,7 @@ Result<BackwardOutcome> combine_backward_statuses(
     std::span<const at::Tensor> statuses,
     std::span<const int> world_ranks) {
   BackwardOutcome outcome;
+  std::vector<std::uint64_t> whole_units(statuses.size());
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     outcome.late.push_back(false);
     outcome.used.emplace_back(trainable_parameters(model.units[u]), false);
@@ -91,8 +94,11 @@ Result<BackwardOutcome> combine_backward_statuses(
         mark = mark || used_there;
       }
     }
+    std::memcpy(&whole_units[rank], byte, sizeof(whole_units[rank]));
+    byte += sizeof(whole_units[rank]);
     const bool departed_there = *byte++ != 0;
-    outcome.diverged = outcome.diverged || departed_there;
+    outcome.diverged = outcome.diverged || departed_there ||
+        whole_units[rank] != whole_units[0];
     const bool has_hooks_there = *byte++ != 0;
     outcome.has_hooks = outcome.has_hooks || has_hooks_there;
     const bool relayed_from_peer = *byte++ != 0;

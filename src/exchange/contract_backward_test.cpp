@@ -312,6 +312,20 @@ TEST_P(ExchangeBackward, EveryRankLearnsThatOneDeparted) {
   });
 }
 
+TEST_P(ExchangeBackward, EveryRankLearnsThatOneHasOtherUnitsWhole) {
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    for (int other = 0; other <= ranks(); ++other) {
+      reduce_all(*seat.exchange, model, seat.rank);
+      auto end = backward_end(model);
+      end.whole_units = seat.rank == other ? 7 : std::uint64_t{1} << 63U;
+      const auto outcome = seat.exchange->end_backward(end);
+      EXPECT_EQ(outcome.value().diverged, other < ranks() && ranks() > 1);
+    }
+  });
+}
+
 TEST_P(ExchangeBackward, EveryRankLearnsThatOneHasHooks) {
   with().run([&](Seat& seat) {
     const auto model = plain_model(owners());

@@ -214,6 +214,8 @@ struct BackwardEnd {
   std::vector<bool> late;
   // This rank gathered other units than planned.
   bool departed = false;
+  // A digest of which units are whole on this rank.
+  std::uint64_t whole_units = 0;
   // This rank has hooks of slices, in which an optimizer may make its step.
   bool has_hooks = false;
   // By unit, or empty: further marks like ReduceOptions::used.
@@ -227,8 +229,7 @@ struct BackwardOutcome {
   std::vector<std::vector<bool>> used;
   // By unit: whether some rank needs one more round.
   std::vector<bool> late;
-  // Some rank departed, or ranks gathered different units, so they need not have the same units
-  // whole.
+  // Some rank departed, or ranks gathered different units or have others whole.
   bool diverged = false;
   bool has_hooks = false;  // Whether some rank has hooks.
 };

@@ -409,6 +409,7 @@ Result<BackwardOutcome> Reducer::round(
   BackwardEnd end;
   end.aborted = aborted;
   end.departed = departed;
+  end.whole_units = whole_units_;
   end.has_hooks = reduced_.has_hooks();
   end.reduce_meanwhile = std::move(reduce_meanwhile);
   for (const auto& unit : states_) {

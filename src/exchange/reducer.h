@@ -72,6 +72,8 @@ class Reducer {
   // Makes the next backward's reductions partial (ReduceOptions::partial); `.grad()` stays as it
   // is. REQUIRES: as for set_order().
   void set_partial(bool partial) { partial_ = partial; }
+  // What ranks compare at the end of the backward (BackwardEnd::whole_units).
+  void set_whole_units(std::uint64_t digest) { whole_units_ = digest; }
   // Whether all parameters of the unit started frozen, and no rank had a gradient of it in the last
   // backward. Such a unit is only reduced after a backward that brings it a gradient on some rank,
   // in a late round.
@@ -194,6 +196,7 @@ class Reducer {
   std::size_t next_ = 0;  // The index in order_ of the next unit to reduce.
   bool started_ = false;
   bool partial_ = false;
+  std::uint64_t whole_units_ = 0;
   bool any_hooks_ = false;
   bool leaves_out_unused_ = false;
   bool without_inputs_ = false;

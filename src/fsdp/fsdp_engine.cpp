@@ -499,6 +499,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
   const auto reason = failure ? reason_of(failure) : "";
   const bool synchronised = gradient_kind() != plan::JoinKind::kKeeps;
+  gradients_->set_whole_units(cache_->settle_order());
   if (join_) {
     join_->in_round = false;
     cache_->set_uneven(false);
@@ -579,8 +580,9 @@ void FsdpEngine::synchronised_backward_ended() {
 
 int& FsdpEngine::scopes_of(NoSyncAxis axis) {
   // Where all ranks are replicas there is nothing but the replicate axis.
-  const bool both =
-      axis == NoSyncAxis::kBoth || options_.strategy == Strategy::kNoShard;
+  const bool both = axis == NoSyncAxis::kBoth ||
+      options_.strategy == Strategy::kNoShard ||
+      options_.replicas == world_size();
   return both ? no_sync_scopes_ : partial_sync_scopes_;
 }
 

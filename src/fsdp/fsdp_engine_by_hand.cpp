@@ -242,11 +242,16 @@ plan::Budget FsdpEngine::full_precision_budget() const {
   if (options_.strategy == Strategy::kNoShard) {
     return {};
   }
-  return cache_->planned()
+  auto budget = cache_->planned()
       ? cache_->budget()
       : budget_of(
             model_, options_.strategy, options_.budget_bytes,
             options_.prefetch_visits);
+  // All units as they are cast may be fewer bytes than one visit in full precision.
+  if (!options_.budget_bytes && !budget.assumed_visit_bytes) {
+    budget.assumed_visit_bytes = budget.bytes;
+  }
+  return budget;
 }
 
 void FsdpEngine::begin_full_precision() {

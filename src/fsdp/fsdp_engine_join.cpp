@@ -17,7 +17,7 @@ JoinKind FsdpEngine::gradient_kind() const {
   if (join_ && join_->in_round) {
     return join_->round.kind;
   }
-  if (no_sync_scopes_ > 0) {
+  if (no_sync_scopes_ > 0 && world_size() > 1) {
     return JoinKind::kKeeps;
   }
   return options_.replicas > 1 && partial_sync_scopes_ > 0

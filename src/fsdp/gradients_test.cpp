@@ -262,6 +262,31 @@ TEST(Gradients, AccumulateUntilTheyAreReset) {
   });
 }
 
+TEST(Gradients, WhoHoldsOneThatWasClearedKeepsItsValues) {
+  on_each_rank([](FakeRank& self) {
+    World w(self);
+    std::vector<at::Tensor> held;
+    for (const double value : {1.0, 5.0}) {
+      w.arrive_all(value);
+      w.gradients.finish("", false).status().throw_if_failed();
+      for (const auto& slice : w.slices.all()) {
+        const auto& grad = slice.tensor.grad();
+        if (value == 1.0 && grad.defined()) {
+          held.push_back(grad);
+        }
+      }
+      for (const auto& name : World::trainable()) {
+        w.expect(name, value * kRanks);
+      }
+      w.slices.clear_gradients();
+    }
+    for (const auto& grad : held) {
+      EXPECT_EQ(grad.min().item<double>(), kRanks);
+      EXPECT_EQ(grad.max().item<double>(), kRanks);
+    }
+  });
+}
+
 TEST(Gradients, AnUnusedParameterKeepsWhatItHad) {
   on_each_rank([](FakeRank& self) {
     World w(self);

@@ -176,6 +176,19 @@ void Slices::copy_changed_elements(
   shard.copy_(at::where(now.ne(shard), now, rest));
 }
 
+namespace {
+
+// The next reduction writes into the memory of a gradient that was cleared. Whoever still holds the
+// tensor keeps its values, as after zero_grad() in plain PyTorch.
+void leave_to_holders(at::Tensor& gradient) {
+  if (gradient.use_count() > 1) {
+    const auto held = std::exchange(gradient, gradient.detach());
+    held.set_data(held.clone());
+  }
+}
+
+}  // namespace
+
 std::vector<bool> Slices::accumulation(UnitId unit) {
   const at::NoGradGuard no_grad;
   const auto u = static_cast<std::size_t>(unit);
@@ -187,9 +200,11 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
     return static_cast<std::size_t>(model_.parameter(slice.parameter).flat);
   };
   for (const int s : by_unit_[u]) {
-    const auto& slice = slices_[static_cast<std::size_t>(s)];
+    auto& slice = slices_[static_cast<std::size_t>(s)];
     if (slice.tensor.grad().defined()) {
       any[flat_of(slice)] = true;
+    } else if (slice.gradient.defined()) {
+      leave_to_holders(slice.gradient);
     }
   }
   for (const int s : by_unit_[u]) {

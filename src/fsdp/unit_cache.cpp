@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/log.h"
 
 namespace sherd::fsdp {
@@ -234,6 +235,18 @@ void UnitCache::drop_unused(const Visit& units) {
 
 void UnitCache::end_backward() {
   carry_out(follower_.end_backward(), /*in_backward=*/true);
+}
+
+std::uint64_t UnitCache::settle_order() {
+  residency_.order_by_unit();
+  if (uneven_ || options_.replicated || options_.one_sided) {
+    return 0;
+  }
+  Hash64 hash;
+  for (UnitId unit = 0; unit < residency_.units(); ++unit) {
+    hash.add(static_cast<std::uint64_t>(residency_.resident(unit)));
+  }
+  return hash.value();
 }
 
 void UnitCache::reshard() {

@@ -84,6 +84,10 @@ class UnitCache {
   void end_backward();
   // Whether this rank has left its plan.
   bool departed() const { return follower_.departed(); }
+  // At the end of a backward, in which ranks may have visited different units: forgets the order of
+  // visits, by which units make room for each other. Returns a digest of which units are whole, for
+  // ranks to compare; 0 where they need not be the same.
+  std::uint64_t settle_order();
   // Drops all units and works without a plan until the step is over: for ranks that may have
   // different units whole.
   void leave_plan();

@@ -157,6 +157,12 @@ std::string Residency::reason_of(const ResidencyDecision& decision) const {
   return text;
 }
 
+void Residency::order_by_unit() {
+  for (UnitId unit = units(); unit-- > 0;) {
+    state(unit).last_use = ++clock_;
+  }
+}
+
 std::vector<UnitId> Residency::resident_by_last_use() const {
   std::vector<UnitId> order;
   for (UnitId unit = 0; unit < units(); ++unit) {

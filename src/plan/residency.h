@@ -57,6 +57,9 @@ class Residency {
   // nothing, if it is pinned.
   bool drop(UnitId unit);
 
+  // As if all units had been used last in descending order, as in a backward.
+  void order_by_unit();
+
   // Later visits stay within this budget; if a preset assumed a larger visit, within that.
   // REQUIRES: at least resident_bytes().
   void set_budget_bytes(std::int64_t bytes);

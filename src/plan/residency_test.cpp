@@ -60,6 +60,23 @@ TEST(Residency, EvictsTheLeastRecentlyUsedFirst) {
                 "are whole, budget 30"));
 }
 
+// After visits that other ranks have not made, or have made in another order.
+TEST(Residency, OrderedByUnitTheLastUnitMakesRoomFirst) {
+  for (const bool visits : {false, true}) {
+    Residency residency({10, 10, 10, 10}, {.bytes = 30});
+    for (const UnitId unit : {0, 1, 2}) {
+      (void)residency.visit(std::vector<UnitId>{unit});
+    }
+    if (visits) {
+      (void)residency.visit(std::vector<UnitId>{2});
+      (void)residency.visit(std::vector<UnitId>{0});
+    }
+    residency.order_by_unit();
+    const auto decision = residency.visit(std::vector<UnitId>{3});
+    EXPECT_EQ(decision.value().evict, std::vector<UnitId>{2});
+  }
+}
+
 TEST(Residency, NeverEvictsAPinnedUnitOrOneOfTheSet) {
   Residency residency({10, 10, 10, 10}, fixed(30));
   visit(residency, {0});

@@ -191,6 +191,23 @@ TEST_P(FullPrecision, A20ABudgetThatIsTooSmallIsAnErrorAndThePresetGrows) {
   }));
 }
 
+// All units in bf16 are fewer bytes than the one unit in fp32.
+TEST_P(FullPrecision, A20TheBudgetOfShardGradOpGrows) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const auto exchange : kPreciseExchanges) {
+      auto options = precise_options(Strategy::kShardGradOp, exchange);
+      options.units = units::none();
+      PreciseRun run{world, options};
+      for (int step = 0; step < 2; ++step) {
+        (void)run.step(step);
+        const auto expected = run.expected();
+        const auto scope = run.fsdp.full_precision();
+        expect_close(evaluate(run.model), expected, 0.0, "output");
+      }
+    }
+  }));
+}
+
 // Losses, values and plans are those of a run that was never evaluated.
 TEST_P(FullPrecision, A20TrainingGoesOnAsIfNothingHadBeenEvaluated) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {

@@ -161,6 +161,42 @@ TEST(HybridPartial, T10B12ReducesWithinReplicasAndShowsNothing) {
   }));
 }
 
+// Where each rank is a replica nothing is summed within, so that gradients are kept, and dropped, as
+// by no_sync().
+TEST(HybridPartial, T10ZeroGradDropsWhatRanksThatAreReplicasHaveKept) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    for (const auto axes : kAxes) {
+      for (const auto axis : {NoSyncAxis::kBoth, NoSyncAxis::kReplicate}) {
+        Chain model = chain();
+        FullyShardOptions options;
+        options.optimizer_axes = axes;
+        auto fsdp = fully_shard(
+            *model, Mesh(world, {.replicate = world.size()}), options);
+        AdamW adamw(fsdp.named_parameters());
+        const auto gradients = [&](bool keeps_before) {
+          if (keeps_before) {
+            const auto scope = fsdp.no_sync({.axis = axis});
+            chain_loss(model, 1, world.rank()).backward();
+          }
+          adamw.zero_grad();
+          chain_loss(model, 0, world.rank()).backward();
+          Leaves found;
+          for (const auto& slice : fsdp.parameters()) {
+            found.push_back(slice.grad().clone());
+          }
+          adamw.zero_grad();
+          return found;
+        };
+        const auto expected = gradients(false);
+        const auto found = gradients(true);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(torch::equal(found[i], expected[i]));
+        }
+      }
+    }
+  }));
+}
+
 // As without replicas, where nothing is to be left out.
 TEST(HybridPartial, T10OneReplicaReducesAllTheSame) {
   expect_all_ok(run_ranks(2, [](World world) {

@@ -5,6 +5,7 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <optional>
 #include "autograd/managed_storage.h"
 
 namespace sherd::test {
@@ -108,6 +109,38 @@ TEST(OneRank, T14NoStoreIsNeeded) {
     loss_of(model, 0).backward();
     EXPECT_EQ(fsdp.parameters().size(), model->parameters().size());
     EXPECT_TRUE(fsdp.parameters()[0].grad().defined());
+  }));
+}
+
+// In mixed precision a rank alone has units, too.
+TEST(OneRank, T11UnderNoSyncGradientsAreSetAtOnce) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    for (const bool mixed : {false, true}) {
+      IntegerMlp model;
+      FullyShardOptions options;
+      if (mixed) {
+        options.mixed_precision.param_dtype = torch::kBFloat16;
+        options.mixed_precision.reduce_dtype = torch::kFloat;
+      }
+      auto fsdp = fully_shard(*model, world, options);
+      const auto gradients = [&](bool syncs) {
+        const auto scope = syncs ? std::optional<NoSyncScope>()
+                                 : std::optional(fsdp.no_sync());
+        integer_loss(model, 0, 0).backward();
+        integer_loss(model, 1, 0).backward();
+        Leaves found;
+        for (const auto& slice : fsdp.parameters()) {
+          found.push_back(slice.grad().clone());
+          slice.mutable_grad().reset();
+        }
+        return found;
+      };
+      const auto expected = gradients(true);
+      const auto found = gradients(false);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(torch::equal(found[i], expected[i]));
+      }
+    }
   }));
 }
 
