@@ -271,6 +271,7 @@ TEST(Gradients, WhoHoldsOneThatWasClearedKeepsItsValues) {
       w.gradients.finish("", false).status().throw_if_failed();
       for (const auto& slice : w.slices.all()) {
         const auto& grad = slice.tensor.grad();
+        EXPECT_FALSE(grad.defined() && grad.is_view());  // detach_() works.
         if (value == 1.0 && grad.defined()) {
           held.push_back(grad);
         }

@@ -23,6 +23,15 @@ plan::ParameterSlice whole_parameter(
   return {position, {0, numel}, {layout.offsets[p], layout.offsets[p] + numel}};
 }
 
+// The next reduction writes into the memory of a gradient that was cleared. Whoever still holds the
+// tensor keeps its values, as after zero_grad() in plain PyTorch. variable_data(), as below.
+void leave_to_holders(at::Tensor& gradient) {
+  if (gradient.use_count() > 1) {
+    const auto held = std::exchange(gradient, gradient.variable_data());
+    held.set_data(held.clone());
+  }
+}
+
 }  // namespace
 
 Slices::Slices(
@@ -175,19 +184,6 @@ void Slices::copy_changed_elements(
       shard);
   shard.copy_(at::where(now.ne(shard), now, rest));
 }
-
-namespace {
-
-// The next reduction writes into the memory of a gradient that was cleared. Whoever still holds the
-// tensor keeps its values, as after zero_grad() in plain PyTorch.
-void leave_to_holders(at::Tensor& gradient) {
-  if (gradient.use_count() > 1) {
-    const auto held = std::exchange(gradient, gradient.detach());
-    held.set_data(held.clone());
-  }
-}
-
-}  // namespace
 
 std::vector<bool> Slices::accumulation(UnitId unit) {
   const at::NoGradGuard no_grad;

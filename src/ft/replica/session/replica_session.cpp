@@ -242,18 +242,24 @@ struct ReplicaSession::Impl {
   void expect_open(const char* called) const {
     SHERD_CHECK_AS(
         kFailedPrecondition, agent, "[ft] expected an open session, found ",
-        called, state_is_known ? " after close()" : " after ",
-        state_is_known ? "" : broken_by);
+        called, " after ", ended_by());
+  }
+  std::string ended_by() const {
+    return lost_in
+        ? str("an exception in the update to step ", *lost_in,
+              ", which leaves a state that is unknown: start this process "
+              "again")
+        : "close()";
   }
 
   // Calls something of the agent that may change the state. If that throws halfway, nobody knows
-  // the state, so that this rank must neither save nor serve it, and the others should not wait.
+  // the state: this rank must neither save nor serve it, and the others should not wait.
   template <typename Call>
   auto call(const Call& what) {
     try {
       return what(agent->rank());
     } catch (...) {
-      if (!state_is_known) {
+      if (lost_in) {
         const std::lock_guard lock(closing);
         agent.reset();
       }
@@ -261,12 +267,12 @@ struct ReplicaSession::Impl {
     }
   }
   void change_state(const StateId& to, const std::function<void()>& change) {
-    state_is_known = false;
-    broken_by =
-        str("an exception in the update to step ", to.step,
-            ", which leaves a state that is unknown: start this process again");
-    change();
-    state_is_known = true;
+    try {
+      change();
+    } catch (...) {
+      lost_in = to.step;
+      throw;
+    }
     now_holds(to);
   }
 
@@ -316,8 +322,7 @@ struct ReplicaSession::Impl {
   std::atomic<std::int64_t> step{0};
   std::uint64_t run = 0;
   StateId held;
-  bool state_is_known = true;
-  std::string broken_by;     // Unless it is known.
+  std::optional<std::int64_t> lost_in;  // Where a change of it threw.
   std::int64_t samples = 0;  // Samples of the step that is being made.
   TrainingCallbacks program;
   std::optional<ComputeTask> task;
@@ -402,13 +407,13 @@ std::int64_t ReplicaSession::step() const {
   return impl_->step.load(std::memory_order_relaxed);
 }
 
-bool ReplicaSession::state_is_known() const { return impl_->state_is_known; }
+bool ReplicaSession::state_is_known() const { return !impl_->lost_in; }
 
 std::string ReplicaSession::state_name() const {
   SHERD_CHECK_AS(
-      kFailedPrecondition, impl_->state_is_known,
+      kFailedPrecondition, state_is_known(),
       "[ft] expected a state that has a name, found it after ",
-      impl_->broken_by);
+      impl_->ended_by());
   return name_of(impl_->held);
 }
 
