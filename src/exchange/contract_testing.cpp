@@ -34,8 +34,9 @@ const FlatSpec& flat_of(const ModelSpec& model, UnitId unit, int flat) {
 template <typename Value>
 at::Tensor fill(const FlatSpec& flat, const Value& value) {
   auto values = at::empty({flat.layout.numel}, at::kDouble);
-  for (std::int64_t i = 0; i < values.numel(); ++i) {
-    values.data_ptr<double>()[i] = value(static_cast<std::uint64_t>(i));
+  auto* const elements = values.data_ptr<double>();
+  for (std::int64_t i = 0; i < flat.layout.numel; ++i) {
+    elements[i] = value(static_cast<std::uint64_t>(i));
   }
   return values.to(flat.dtype);
 }
