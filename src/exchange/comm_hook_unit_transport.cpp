@@ -195,7 +195,7 @@ class CommHookUnitTransport final : public UnitTransport {
     const auto kept =
         owned(model_, unit, static_cast<int>(f), transport_->index());
     const auto result = flat.narrow(0, kept.begin, kept.numel());
-    if (const auto scale = scale_of_mean(options, transport_->size());
+    if (const auto scale = scale_of_mean(options.scale, transport_->size());
         scale != 1.0) {
       result.mul_(scale);
     }
@@ -232,8 +232,8 @@ class CommHookUnitTransport final : public UnitTransport {
 }  // namespace
 
 // The options' scale is that of the sum. The product may be 1 but for rounding.
-double scale_of_mean(const ReduceOptions& options, int ranks) {
-  const double scale = options.scale * ranks;
+double scale_of_mean(double scale_of_sum, int ranks) {
+  const double scale = scale_of_sum * ranks;
   return std::abs(scale - 1.0) > kRounding ? scale : 1.0;
 }
 

@@ -40,7 +40,7 @@ struct ReduceHook {
 };
 
 // The factor for a hook's mean over this many ranks. A pure function.
-double scale_of_mean(const ReduceOptions& options, int ranks);
+double scale_of_mean(double scale_of_sum, int ranks);
 
 std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
     const ModelSpec& model,

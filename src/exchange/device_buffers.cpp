@@ -44,15 +44,18 @@ DeviceBuffers::DeviceBuffers(
     int rank,
     c10::Device where,
     const device::Stream& reductions,
+    const device::Stream& across,
     DeviceAllocators make)
     : device(where),
       allocators{
           .gathers = under_lock(std::move(make.gathers), backend_mu),
-          .reductions = under_lock(std::move(make.reductions), backend_mu)},
+          .reductions = under_lock(std::move(make.reductions), backend_mu),
+          .across = under_lock(std::move(make.across), backend_mu)},
       gather_stream(device::Stream::with_high_priority(where)),
       reduce_stream(
           reductions.is_null() ? device::Stream::with_high_priority(where)
                                : reductions),
+      across_stream(across),
       unit_memory(where, gather_stream, uses, allocators.gathers),
       gradient_memory(where, reduce_stream, uses, allocators.reductions),
       places(
@@ -66,7 +69,8 @@ DeviceBuffers::DeviceBuffers(
 
 void DeviceBuffers::synchronize() {
   for (const auto& stream :
-       {device::Stream::current(device), gather_stream, reduce_stream}) {
+       {device::Stream::current(device), gather_stream, reduce_stream,
+        across_stream}) {
     stream.record().synchronize();
   }
   uses.clear();

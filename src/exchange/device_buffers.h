@@ -17,15 +17,17 @@ namespace sherd::exchange {
 struct DeviceAllocators {
   device::AllocateTensor gathers = {};
   device::AllocateTensor reductions = {};
+  device::AllocateTensor across = {};  // Of sums across replicas.
 };
 
 struct DeviceBuffers {
-  // A null `reductions`: a new stream.
+  // A null `reductions`: a new stream. A null `across`: there are no sums across replicas.
   DeviceBuffers(
       const ModelSpec& model,
       int rank,
       c10::Device where,
       const device::Stream& reductions = {},
+      const device::Stream& across = {},
       DeviceAllocators allocators = {});
   DeviceBuffers(const DeviceBuffers&) = delete;
   DeviceBuffers& operator=(const DeviceBuffers&) = delete;
@@ -40,6 +42,7 @@ struct DeviceBuffers {
   const DeviceAllocators allocators;
   const device::Stream gather_stream;
   const device::Stream reduce_stream;
+  const device::Stream across_stream;
   device::LastUse uses;
   device::StreamMemory unit_memory;
   device::StreamMemory gradient_memory;

@@ -157,6 +157,17 @@ struct UnshardOptions {
   Precision precision = Precision::kParameter;
 };
 
+// How the sums of a replica go on to the sum over all replicas.
+struct SumAcross {
+  const ModelSpec* model =
+      nullptr;  // Over the ranks that own the same shards; outlives the exchange.
+  double scale = 1.0;
+  // By flat: whether to add to what is in `into`, and where the result of this rank goes. That is
+  // where the sum of the replica is, unless ReduceOptions::into says otherwise.
+  std::vector<bool> accumulate;
+  std::vector<at::Tensor> into;
+};
+
 struct ReduceOptions {
   // Multiplies the sum over ranks: 1 / ranks for a mean.
   double scale = 1.0;
@@ -182,6 +193,10 @@ struct ReduceOptions {
   // Sums only over the shard axis, and keeps the sum for the next reduction of this unit that is
   // not partial; until then the parameters count as unused. REQUIRES: a replicate axis.
   bool partial = false;
+  // What a device does with the sum over this rank's replica: as soon as every rank of the replica
+  // can start it, it sums that over replicas, in one order of units on all ranks. REQUIRES:
+  // DeviceBackends::across.
+  std::optional<SumAcross> across;
   // The limit of reductions in flight, including this one: start_reduce() waits for older ones to
   // end. It does not wait for ever, because peers that do other things first may need this rank to
   // continue; after room_wait() there is no limit for the rest of this backward. 0: no limit.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -187,8 +186,7 @@ class HybridExchange final : public Exchange {
     error_ = reason.ok()
         ? Status(ErrorCode::kFailedPrecondition, "[exchange] it was closed")
         : reason;
-    within_->close(reason);
-    across_->close(reason);
+    close_both(reason);
   }
 
   bool one_sided() const override { return within_->one_sided(); }
@@ -233,10 +231,15 @@ class HybridExchange final : public Exchange {
   Status keep(Status status) {
     if (!status.ok() && error_.ok()) {
       error_ = status;
-      within_->close(error_);
-      across_->close(error_);
+      close_both(error_);
     }
     return status;
+  }
+
+  // Across first: within, a thread may be waiting for a message of that axis.
+  void close_both(const Status& reason) {
+    across_->close(reason);
+    within_->close(reason);
   }
 
   // What open() let the first axis take for published were no values yet.
@@ -264,13 +267,6 @@ class HybridExchange final : public Exchange {
     release(all);
   }
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
-  // A sum that lies on the host comes to the device by a copy that does not cast, which the host would
-  // have to make.
-  at::Tensor where_slots_are(const at::Tensor& sum) const {
-    return model_.shards_on_host
-        ? sum.to(device_, sum.scalar_type(), /*non_blocking=*/true)
-        : sum;
-  }
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
   void take_ended_across();
@@ -402,7 +398,13 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   }
   (options.partial ? reduced_partially_ : reduced_).insert(unit);
   now.kept = options.partial;
-  if (!options.partial) {
+  if (!options.partial && reduce_across_ == ReduceAcross::kByShardAxis) {
+    mine.across = {
+        .model = &model_,
+        .scale = scale_across_,
+        .accumulate = options.accumulate,
+        .into = sharded_gradients(unit)};
+  } else if (!options.partial) {
     waiting_.push_back(
         {unit, mine.into.empty() ? sharded_gradients(unit) : mine.into,
          options.accumulate, options.under_way_max, /*made=*/false});
@@ -415,16 +417,12 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
 // for replicas before the end of backward could be in vain: they go on when
 // neighbours have come there that may need this rank.
 Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
-  const bool all_at_end = reduce_across_ == ReduceAcross::kAtEnd;
-  if (all_at_end && !at_end_) {
+  if (reduce_across_ == ReduceAcross::kByShardAxis) {
     return {};
   }
-  if (all_at_end) {
-    std::ranges::stable_sort(waiting_, std::greater<>(), &Waiting::unit);
-  }
   for (auto& waiting : waiting_) {
-    waiting.made = waiting.made || all_at_end ||
-        std::ranges::find(ended, waiting.unit) != ended.end();
+    waiting.made =
+        waiting.made || std::ranges::find(ended, waiting.unit) != ended.end();
   }
   take_ended_across();
   for (auto next = waiting_.begin(); next != waiting_.end();) {
@@ -470,9 +468,7 @@ Status HybridExchange::sum_across(const Waiting& waiting) {
       if (chunk.parameter >= 0 && from.scalar_type() == slot[f].scalar_type()) {
         options.gradients[static_cast<std::size_t>(chunk.parameter)] = from;
       } else {
-        slot[f]
-            .narrow(0, chunk.range.begin, chunk.range.numel())
-            .copy_(where_slots_are(from));
+        slot[f].narrow(0, chunk.range.begin, chunk.range.numel()).copy_(from);
       }
     }
   }
@@ -516,7 +512,7 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   }
   const auto outcome = settle(everywhere);
   take_ended_across();
-  if (reduce_across_ == ReduceAcross::kAtEnd) {
+  if (reduce_across_ == ReduceAcross::kByShardAxis) {
     release_all();
   }
   reducing_ = false;

@@ -19,9 +19,9 @@ enum class ReduceAcross {
   // Across replicas, a communication hook averages in the order in which this rank has started to
   // reduce. That order must be the same on all ranks.
   kInOrder,
-  // Also in one order, with or without a hook, but only when a replica has ended its backward, from
-  // the last unit to the first. For devices, whose collectives must have one order over both axes.
-  kAtEnd,
+  // For devices, whose collectives must have one order over both axes: the exchange of the shard axis
+  // makes them, too (DeviceBackends::across).
+  kByShardAxis,
 };
 
 // `across` must support ModelPlacement::kReplicate or, with position.both_axes, kShard. Neither

@@ -217,14 +217,19 @@ DeviceCollectives::Connect connector_among(
   };
 }
 
-// The same, by collectives of devices; ranks agree by messages.
-std::unique_ptr<Exchange> connect_devices(
+// Ranks that agree by messages, and whose devices move the rest.
+struct DeviceAxis {
+  std::shared_ptr<world::Transport> gather;
+  std::shared_ptr<world::Transport> reduce;
+  DeviceBackends backends;
+};
+
+DeviceAxis connect_devices(
     const World& world,
     const std::string& name,
     const std::vector<int>& ranks,
     c10::Device device,
-    const AxisOptions& options,
-    const FlightLog& log) {
+    const AxisOptions& options) {
   auto transport = world::make_model_transport(world, name + "/gather", ranks);
   const bool in_rank_order = at::globalContext().deterministicAlgorithms();
   if (ranks.size() > 1) {
@@ -244,13 +249,15 @@ std::unique_ptr<Exchange> connect_devices(
       .gather =
           world::make_device_backend(world, device, name + "/gather", ranks),
       .reduce =
-          world::make_device_backend(world, device, name + "/reduce", ranks),
+          {.backend = world::make_device_backend(
+               world, device, name + "/reduce", ranks),
+           .messages = reduce},
       .memory_from_backend = options.memory_from_backend,
       .sums_in_rank_order = in_rank_order};
   if (ranks.size() > 1) {
     backends.gathers = options.gathers;
-    backends.hook = options.hook;
-    backends.connect = connector_among(world, device, name, ranks);
+    backends.reduce.hook = options.hook;
+    backends.reduce.connect = connector_among(world, device, name, ranks);
   }
   if (const int group_ranks = backends.gathers.secondary_ranks;
       group_ranks > 0) {
@@ -258,9 +265,13 @@ std::unique_ptr<Exchange> connect_devices(
     backends.secondary = world::make_device_backend(
         world, device, str(name, "/group", group.front()), group);
   }
+  return {std::move(transport), std::move(reduce), std::move(backends)};
+}
+
+std::unique_ptr<Exchange> exchange_over(DeviceAxis axis, const FlightLog& log) {
   return make_collective_exchange(
-      std::move(transport), std::move(reduce),
-      over_devices(std::move(backends)), log);
+      std::move(axis.gather), std::move(axis.reduce),
+      over_devices(std::move(axis.backends)), log);
 }
 
 // The same, by messages.
@@ -298,7 +309,8 @@ std::unique_ptr<Exchange> connect_axis(
     const AxisOptions& options,
     const FlightLog& log) {
   if (!device.is_cpu()) {
-    return connect_devices(world, name, ranks, device, options, log);
+    return exchange_over(
+        connect_devices(world, name, ranks, device, options), log);
   }
   const auto& gathers = options.gathers;
   const bool other_gathers = gathers.coder ||
@@ -383,26 +395,39 @@ std::unique_ptr<Exchange> make_exchange(
   const auto log = log_of(world, name, Mesh(world).shard_ranks());
   // Groups that do not meet have names of their own all the same.
   const auto replica = str(name, "/replica", mesh.replicate_index());
-  // A rank that is a replica by itself uses its units where it has them.
   const auto shard = str(name, "/shard", mesh.shard_index());
   const auto log_within = log.part(replica, mesh.shard_ranks());
-  auto within = on_cpu && options.both_axes && mesh.shard_size() == 1
-      ? make_shared_memory_exchange(
-            world, replica,
-            world::make_model_transport(
-                world, replica + "/gather", mesh.shard_ranks()),
-            /*sum_thread=*/false, log_within)
-      : connect_axis(
-            world, replica, mesh.shard_ranks(), options.within, options.device,
-            {.gathers = options.gathers,
-             .memory_from_backend = options.memory_from_backend},
-            log_within);
-  auto across = connect_axis(
-      world, shard, mesh.replicate_ranks(), options.across, options.device,
-      {.hook = options.hook,
-       .memory_from_backend = options.memory_from_backend},
-      log_of(world, shard, mesh.replicate_ranks()));
-  const auto reduce_across = !on_cpu ? ReduceAcross::kAtEnd
+  const auto log_across = log_of(world, shard, mesh.replicate_ranks());
+  const AxisOptions within_options{
+      .gathers = options.gathers,
+      .memory_from_backend = options.memory_from_backend};
+  const AxisOptions across_options{
+      .hook = options.hook, .memory_from_backend = options.memory_from_backend};
+  std::unique_ptr<Exchange> within, across;
+  if (on_cpu) {
+    // A rank that is a replica by itself uses its units where it has them.
+    within = options.both_axes && mesh.shard_size() == 1
+        ? make_shared_memory_exchange(
+              world, replica,
+              world::make_model_transport(
+                  world, replica + "/gather", mesh.shard_ranks()),
+              /*sum_thread=*/false, log_within)
+        : connect_axis(
+              world, replica, mesh.shard_ranks(), options.within,
+              options.device, within_options, log_within);
+    across = connect_axis(
+        world, shard, mesh.replicate_ranks(), options.across, options.device,
+        across_options, log_across);
+  } else {
+    auto shard_axis = connect_devices(
+        world, replica, mesh.shard_ranks(), options.device, within_options);
+    auto replicate_axis = connect_devices(
+        world, shard, mesh.replicate_ranks(), options.device, across_options);
+    shard_axis.backends.across = replicate_axis.backends.reduce;
+    within = exchange_over(std::move(shard_axis), log_within);
+    across = exchange_over(std::move(replicate_axis), log_across);
+  }
+  const auto reduce_across = !on_cpu ? ReduceAcross::kByShardAxis
       : options.hook                 ? ReduceAcross::kInOrder
                                      : ReduceAcross::kInAnyOrder;
   return make_recorded_exchange(

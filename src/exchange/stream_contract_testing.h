@@ -43,25 +43,32 @@ using MakeOnDevice = std::function<std::unique_ptr<Exchange>(
 using RunOnDevices = std::function<std::vector<std::string>(
     const MakeOnDevice&, int ranks, const RunOptions&, const Body&)>;
 
-inline std::unique_ptr<Exchange> make_among(
-    test::FakeRank& self,
+inline DeviceBackends backends_among(
     const RankDevice& on,
     const std::string& name,
     const std::vector<int>& ranks) {
+  return {
+      .device = on.device,
+      .gather = on.connect(name + "/gathers", ranks),
+      .reduce = {.backend = on.connect(name + "/reductions", ranks)}};
+}
+
+inline std::unique_ptr<Exchange> make_among(
+    test::FakeRank& self,
+    const std::string& name,
+    const std::vector<int>& ranks,
+    DeviceBackends backends) {
   return make_collective_exchange(
       self.network.transport(self.rank, name + "/gather", ranks),
       self.network.transport(self.rank, name + "/reduce", ranks),
-      over_devices(
-          {.device = on.device,
-           .gather = on.connect(name + "/gathers", ranks),
-           .reduce = on.connect(name + "/reductions", ranks)}));
+      over_devices(std::move(backends)));
 }
 
 inline std::unique_ptr<Exchange> make_among_all(
     test::FakeRank& self, const RankDevice& on, int ranks) {
   std::vector<int> everyone(static_cast<std::size_t>(ranks));
   std::iota(everyone.begin(), everyone.end(), 0);
-  return make_among(self, on, "all", everyone);
+  return make_among(self, "all", everyone, backends_among(on, "all", everyone));
 }
 
 // Two replicas of two ranks each.
@@ -69,17 +76,22 @@ inline std::unique_ptr<Exchange> make_hybrid_on_device(
     test::FakeRank& self, const RankDevice& on, bool both_axes) {
   const int first = self.rank / 2;   // Its pair of neighbours.
   const int second = self.rank % 2;  // Its pair: {0, 2} or {1, 3}.
-  auto rows =
-      make_among(self, on, str("rows", first), {2 * first, 2 * first + 1});
-  auto columns =
-      make_among(self, on, str("columns", second), {second, second + 2});
+  const std::vector<int> row{2 * first, 2 * first + 1};
+  const std::vector<int> column{second, second + 2};
+  const auto& shard_axis = both_axes ? column : row;
+  const auto& replicate_axis = both_axes ? row : column;
+  const auto within_name = str("within", both_axes ? second : first);
+  const auto across_name = str("across", both_axes ? first : second);
+  auto within = backends_among(on, within_name, shard_axis);
+  auto across = backends_among(on, across_name, replicate_axis);
+  within.across = across.reduce;
   return make_hybrid_exchange(
-      std::move(both_axes ? columns : rows),
-      std::move(both_axes ? rows : columns),
+      make_among(self, within_name, shard_axis, std::move(within)),
+      make_among(self, across_name, replicate_axis, std::move(across)),
       {.shard_index = both_axes ? first : second,
        .replicas = 2,
        .both_axes = both_axes},
-      ReduceAcross::kAtEnd, on.device);
+      ReduceAcross::kByShardAxis, on.device);
 }
 
 inline ExchangeUnderTest under_test(

@@ -137,7 +137,7 @@ std::string run_alone(
         over_devices(
             {.device = device,
              .gather = network.backend(0, "gathers"),
-             .reduce = network.backend(0, "reductions"),
+             .reduce = {.backend = network.backend(0, "reductions")},
              .gathers = {.secondary_ranks = secondary_ranks},
              .secondary = network.backend(0, "group")}));
     try {
@@ -266,22 +266,35 @@ TEST(StreamExchange, WhoWaitsForAGatherWaitsForTheCopyForSecondaryShards) {
   EXPECT_EQ(run_alone(forward, /*secondary_ranks=*/1), "");
 }
 
-// Runs the body on two ranks that are threads.
-void run_on_two(
+using BodyOnRank =
+    std::function<void(Trainer&, test::FakeRank&, test::ThreadNetwork&)>;
+
+// Runs the body on ranks that are threads.
+void run_on_ranks(
+    int ranks,
     const ModelSpec& model,
-    const std::function<void(Trainer&, test::FakeRank&, test::ThreadNetwork&)>&
-        body) {
+    const contract::MakeOnDevice& make,
+    const BodyOnRank& body) {
   (void)test::checking_device();
-  test::ThreadNetwork network(2, std::chrono::seconds(10));
-  test::run_fake_ranks(2, FakeOptions(), [&](test::FakeRank& self) {
+  test::ThreadNetwork network(ranks, std::chrono::seconds(10));
+  test::run_fake_ranks(ranks, FakeOptions(), [&](test::FakeRank& self) {
     const auto device = test::checking_device(self.rank);
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-    const auto exchange = contract::make_among_all(
-        self, contract::rank_device(network, self.rank, device), 2);
+    const auto exchange =
+        make(self, contract::rank_device(network, self.rank, device));
     Trainer trainer(*exchange, model, device);
     body(trainer, self, network);
     self.barrier.arrive_and_wait();
   });
+}
+
+void run_on_two(const ModelSpec& model, const BodyOnRank& body) {
+  run_on_ranks(
+      2, model,
+      [](auto& self, const auto& on) {
+        return contract::make_among_all(self, on, 2);
+      },
+      body);
 }
 
 TEST(StreamExchange, AReductionStartsAtOnceWhereRanksHaveNothingElseToOrder) {
@@ -297,9 +310,9 @@ TEST(StreamExchange, AReductionStartsAtOnceWhereRanksHaveNothingElseToOrder) {
   });
 }
 
-ModelSpec equal_units(int units) {
+ModelSpec equal_units(int units, int owners = 2) {
   return contract::make_model(
-      2,
+      owners,
       std::vector<std::vector<contract::FlatSketch>>(
           static_cast<std::size_t>(units), {{.numels = {64}}}));
 }
@@ -329,6 +342,38 @@ TEST(StreamExchange, ReductionsStartBeforeTheEndOfABackwardThatGathersNothing) {
   }
 }
 
+// Two replicas of two ranks; the second one reduces in another order. Both axes: each of four ranks
+// owns a part.
+TEST(StreamExchange, T30SumsAcrossReplicasStartBeforeTheEndOfTheBackward) {
+  static constexpr int kUnits = 6;
+  for (const bool both_axes : {false, true}) {
+    SCOPED_TRACE(both_axes);
+    run_on_ranks(
+        4, equal_units(kUnits, both_axes ? 4 : 2),
+        [=](auto& self, const auto& on) {
+          return contract::make_hybrid_on_device(self, on, both_axes);
+        },
+        [=](auto& trainer, auto& self, auto& network) {
+          const int replica = both_axes ? self.rank % 2 : self.rank / 2;
+          const auto order = replica == 0
+              ? std::vector<UnitId>{5, 4, 3, 2, 1, 0}
+              : std::vector<UnitId>{4, 5, 2, 3, 1, 0};
+          trainer.update();
+          for (int backward = 0; backward < 2; ++backward) {
+            const auto before = network.started(self.rank);
+            for (const auto unit : order) {
+              trainer.reduce(unit);
+            }
+            trainer.use(0, true);  // All that were reduced start before it.
+            EXPECT_EQ(network.started(self.rank) - before, 2 * kUnits + 1);
+            trainer.end_backward();
+            EXPECT_EQ(network.started(self.rank) - before, 2 * kUnits + 1);
+            trainer.update();
+          }
+        });
+  }
+}
+
 // A rank that fails may do so while its thread that gathers learns what the others have open.
 TEST(StreamReductions, WhatWasAbandonedDoesNotStart) {
   const auto device = test::checking_device();
@@ -338,8 +383,8 @@ TEST(StreamReductions, WhatWasAbandonedDoesNotStart) {
   const DeviceBackends backends{
       .device = device,
       .gather = network.backend(0, "gathers"),
-      .reduce = network.backend(0, "reductions")};
-  StreamReductions reductions(model, backends, /*messages=*/nullptr, buffers);
+      .reduce = {.backend = network.backend(0, "reductions")}};
+  StreamReductions reductions(model, backends, buffers);
   const device::CurrentStream on(
       buffers.reduce_stream);  // Whose slots they are.
   for (const auto& flat : buffers.places.open_gradients(2)) {

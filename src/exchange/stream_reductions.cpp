@@ -5,78 +5,32 @@
 #include <iterator>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "base/check.h"
-#include "base/status_from_exception.h"
 #include "exchange/gradient_chunks.h"
 
 namespace sherd::exchange {
-namespace {
-
-// What is added to a gradient, or replaces it.
-void put_sum(
-    const at::Tensor& sum,
-    double scale,
-    bool accumulate,
-    const at::Tensor& gradient) {
-  if (accumulate) {
-    gradient.add_(sum, scale);
-    return;
-  }
-  if (!sum.is_same(gradient)) {
-    gradient.copy_(sum);
-  }
-  if (scale != 1.0) {
-    gradient.mul_(scale);
-  }
-}
-
-// The same into memory of the host, by copies that it does not wait for. `sum` may be overwritten.
-void put_sum_on_host(
-    const at::Tensor& sum,
-    double scale,
-    bool accumulate,
-    const at::Tensor& gradient) {
-  const auto dtype = gradient.scalar_type();
-  at::Tensor value;
-  if (accumulate) {
-    // In the wider dtype, and rounded once.
-    value = gradient.to(sum.device(), dtype, /*non_blocking=*/true)
-                .add(sum, scale)
-                .to(dtype);
-  } else {
-    value = sum.to(dtype);
-    if (scale != 1.0) {
-      value.mul_(scale);
-    }
-  }
-  gradient.copy_(value, /*non_blocking=*/true);
-}
-
-}  // namespace
 
 StreamReductions::StreamReductions(
     const ModelSpec& model,
     const DeviceBackends& backends,
-    std::shared_ptr<world::Transport> messages,
     DeviceBuffers& buffers)
     : model_(model),
-      backend_(backends.reduce),
       buffers_(buffers),
-      hook_(backends.hook),
-      messages_(std::move(messages)),
-      starts_at_once_(!model.own_shards || backend_->getSize() == 1),
-      sums_in_rank_order_(
-          backends.sums_in_rank_order && backend_->getSize() > 1) {
-  if (hook_) {
-    collectives_.emplace(backends.device, backend_, backends.connect);
+      sums_(
+          backends.reduce,
+          backends.sums_in_rank_order,
+          buffers.allocators.reductions,
+          buffers),
+      starts_at_once_(!model.own_shards || sums_.ranks() == 1) {
+  if (backends.across) {
+    across_.emplace(
+        model, *backends.across, backends.sums_in_rank_order, buffers);
   }
 }
 
 void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
   reclaim();
+  ends_here_ = ends_here_ || !options.across;
   Reduction reduction;
   reduction.unit = unit;
   reduction.options = options;
@@ -108,7 +62,7 @@ void StreamReductions::start(UnitId unit, const ReduceOptions& options) {
 // Where the reduction of these gradients would be a copy of them.
 bool StreamReductions::is_alone_and_fits(const Reduction& reduction) const {
   const auto& options = reduction.options;
-  if (!model_.replicates() || backend_->getSize() > 1 || hook_ ||
+  if (!model_.replicates() || sums_.ranks() > 1 || sums_.has_hook() ||
       !options.into.empty() ||
       std::ranges::find(options.accumulate, true) != options.accumulate.end()) {
     return false;
@@ -120,20 +74,19 @@ bool StreamReductions::is_alone_and_fits(const Reduction& reduction) const {
 }
 
 void StreamReductions::put_by_caller(Reduction& reduction) {
-  std::vector<at::Tensor> into;
-  for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
-    into.push_back(
-        buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient);
-  }
+  const auto into = destination_of(reduction);
   copy_gradients(
       model_.unit(reduction.unit), reduction.options, into,
       reduction.slot.flats);
   for (const auto& gradient : into) {
-    if (gradient.defined()) {
-      put_sum(gradient, reduction.options.scale, false, gradient);
+    if (gradient.defined() && reduction.options.scale != 1.0) {
+      gradient.mul_(reduction.options.scale);
     }
   }
   buffers_.places.release(reduction.slot);
+  if (reduction.options.across) {
+    across_->add(reduction.unit, into, *reduction.options.across);
+  }
   ended_.push_back(reduction.unit);
 }
 
@@ -178,98 +131,43 @@ void StreamReductions::put_into_stream(Reduction& reduction) {
   const device::CurrentStream on(stream);
   stream.wait(reduction.filled);
   const auto& options = reduction.options;
-  if (hook_) {
-    call_hook(reduction);
-  }
-  const double scale =
-      hook_ ? scale_of_mean(options, backend_->getSize()) : options.scale;
-  for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
-    const auto& slot = reduction.slot.flats[f];
-    if (!slot.defined()) {
-      continue;
-    }
-    const auto flat = static_cast<int>(f);
-    const auto into = options.into.empty()
-        ? buffers_.places.shard(reduction.unit, flat).gradient
-        : options.into[f];
-    const bool accumulate = options.accumulate.at(f);
-    const bool is_ours = options.into.empty() || !buffers_.allocators.reductions;
-    const bool fits = !model_.shards_on_host && !accumulate && is_ours &&
-        into.scalar_type() == slot.scalar_type();
-    const auto sum =
-        result_of(reduction.unit, flat, slot, fits ? into : at::Tensor());
-    // Rounded once.
-    const bool is_wider = sum.element_size() > into.element_size();
-    if (is_wider && scale != 1.0) {
-      sum.mul_(scale);
-    }
-    const auto put = model_.shards_on_host ? put_sum_on_host : put_sum;
-    put(sum, is_wider ? 1.0 : scale, accumulate, into);
-  }
+  const auto into = destination_of(reduction);
+  sums_.put(
+      model_, reduction.unit, reduction.slot.flats,
+      {.scale = options.scale,
+       .accumulate = options.accumulate,
+       .into = into,
+       .backend_may_write =
+           options.into.empty() || !buffers_.allocators.reductions});
   buffers_.uses.record(place_of_slot(reduction.slot.flats), stream);
+  if (options.across) {
+    across_->add(reduction.unit, into, *options.across);
+  }
 }
 
-void StreamReductions::call_hook(const Reduction& reduction) {
-  status_of(
-      [&] {
-        const at::NoGradGuard no_grad;
-        const std::lock_guard lock(buffers_.backend_mu);
-        hook_->reduce(
-            reduction.unit, reduction.slot.flats,
-            {.messages = *messages_, .collectives = &*collectives_});
-      },
-      ErrorCode::kFailedPrecondition,
-      "[exchange] the hook that reduces " + model_.unit(reduction.unit).name +
-          " failed: ")
-      .throw_if_failed();
+std::vector<at::Tensor> StreamReductions::destination_of(
+    const Reduction& reduction) {
+  if (!reduction.options.into.empty()) {
+    return reduction.options.into;
+  }
+  std::vector<at::Tensor> into;
+  for (std::size_t f = 0; f < reduction.slot.flats.size(); ++f) {
+    into.push_back(
+        buffers_.places.shard(reduction.unit, static_cast<int>(f)).gradient);
+  }
+  return into;
 }
 
-at::Tensor StreamReductions::result_of(
-    UnitId unit, int flat, const at::Tensor& slot, const at::Tensor& into) {
-  if (hook_) {
-    const auto kept = owned(model_, unit, flat, backend_->getRank());
-    return slot.narrow(0, kept.begin, kept.numel());
+void StreamReductions::start_rest_across() {
+  if (across_) {
+    across_->start_rest();
   }
-  const auto& layout =
-      model_.unit(unit).flats[static_cast<std::size_t>(flat)].layout;
-  const auto to = into.defined() || sums_in_rank_order_ || model_.replicates()
-      ? into
-      : memory_for_sum(layout, slot);
-  const std::lock_guard lock(buffers_.backend_mu);
-  if (sums_in_rank_order_) {
-    return model_.replicates()
-        ? sum_for_all_in_rank_order(backend_, layout, slot)
-        : sum_for_owner_in_rank_order(backend_, layout, slot);
-  }
-  if (!model_.replicates()) {
-    return sum_for_owner(backend_, layout, slot, to);
-  }
-  sum_for_all(backend_, slot);
-  return slot;
 }
 
-// All sums follow one another in the stream of reductions, so they can share this memory.
-at::Tensor StreamReductions::memory_for_sum(
-    const plan::FlatLayout& layout, const at::Tensor& slot) {
-  const auto& allocate = buffers_.allocators.reductions;
-  if (!allocate) {
-    return {};  // Of LibTorch's allocator, which keeps it anyway.
+void StreamReductions::backward_ended() {
+  if (across_) {
+    across_->backward_ended();
   }
-  if (!sum_memory_.defined()) {
-    std::int64_t bytes = 0;
-    for (const auto& unit : model_.units) {
-      for (const auto& flat : unit.flats) {
-        bytes = std::max(
-            bytes,
-            flat.layout.shard(backend_->getRank()).numel() *
-                static_cast<std::int64_t>(c10::elementSize(flat.slot_dtype())));
-      }
-    }
-    sum_memory_ = allocate(bytes, slot.options().dtype(at::kByte));
-  }
-  return device::tensor_at(
-      sum_memory_.mutable_data_ptr(), layout.shard(backend_->getRank()).numel(),
-      slot.options());
 }
 
 void StreamReductions::reclaim() {
@@ -296,22 +194,30 @@ void StreamReductions::release_started(
 
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
-  if (!released_.empty()) {
-    const auto done = buffers_.reduce_stream.record();
-    device::Stream::current(buffers_.device).wait(done);
-    if (model_.shards_on_host && model_.host_reads_sums) {
-      done.synchronize();  // An optimizer on the host reads the sums.
-    }
+  const bool host_reads = model_.shards_on_host && model_.host_reads_sums;
+  // The stream of sums across waits for this one anyway.
+  if (std::exchange(ends_here_, false) && !released_.empty()) {
+    wait_for(buffers_.reduce_stream, host_reads);
+  }
+  if (across_ && across_->take_started()) {
+    wait_for(buffers_.across_stream, across_->host_reads());
   }
   ended_.insert(ended_.end(), released_.begin(), released_.end());
   released_.clear();
 }
 
+void StreamReductions::wait_for(const device::Stream& stream, bool host_reads) {
+  const auto done = stream.record();
+  device::Stream::current(buffers_.device).wait(done);
+  if (host_reads) {
+    done.synchronize();  // An optimizer on the host reads the sums.
+  }
+}
+
 void StreamReductions::abandon() {
-  if (collectives_) {
-    collectives_->abort();
-  } else {
-    backend_->abort();
+  sums_.abort();
+  if (across_) {
+    across_->abort();
   }
   const std::lock_guard lock(mu_);
   open_.clear();

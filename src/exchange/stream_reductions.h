@@ -6,7 +6,7 @@
 // requested it. Without whole units, ranks have nothing that they would do in different orders, and
 // a single rank has no peers: then a reduction starts at once. REQUIRES in these cases: one order
 // on all ranks. A communication hook can replace the sum; the thread that starts a reduction calls
-// it. Thread rule: open_units() and start_units() are called by the thread that gathers, the rest
+// it. Sums of a replica go on across replicas from there (replica_sums.h). Thread rule: open_units() and start_units() are called by the thread that gathers, the rest
 // by the caller's thread.
 #pragma once
 
@@ -20,17 +20,17 @@
 #include <utility>
 #include <vector>
 #include "exchange/device_buffers.h"
+#include "exchange/replica_sums.h"
 #include "exchange/stream_unit_transport.h"
 
 namespace sherd::exchange {
 
 class StreamReductions {
  public:
-  // The model and the buffers must outlive it. A hook sends tensors on the CPU by `messages`.
+  // The model and the buffers must outlive it.
   StreamReductions(
       const ModelSpec& model,
       const DeviceBackends& backends,
-      std::shared_ptr<world::Transport> messages,
       DeviceBuffers& buffers);
 
   // Takes the unit's gradient slot, whose values come from the current stream. Never waits.
@@ -52,6 +52,9 @@ class StreamReductions {
   // Queues those units' reductions on the stream. The same on all ranks; all of them have these
   // units open.
   void start_units(const std::vector<std::uint8_t>& units);
+  // At the end, when all have started: starts the sums across replicas that waited for others.
+  void start_rest_across();
+  void backward_ended();
 
   // Takes back the memory of all reductions that were started, and makes the current stream wait
   // for them.
@@ -82,29 +85,20 @@ class StreamReductions {
   // In the current stream.
   void put_by_caller(Reduction& reduction);
   void put_into_stream(Reduction& reduction);
-  // Leaves this rank's part of the mean in the slot.
-  void call_hook(const Reduction& reduction);
+  // By flat, where the sum of this rank's replica goes.
+  std::vector<at::Tensor> destination_of(const Reduction& reduction);
+  // The current stream does, and the host if it reads what was summed there.
+  void wait_for(const device::Stream& stream, bool host_reads);
   void release_started(const std::function<bool(const Reduction&)>& which);
-  // What this rank keeps of the sum over ranks or, with a hook, of their mean. It is `into` if that
-  // is defined and the sum could be made there.
-  at::Tensor result_of(
-      UnitId unit, int flat, const at::Tensor& slot, const at::Tensor& into);
-  // Where the backend sums what this rank owns, until the next reduction; undefined: anywhere.
-  at::Tensor memory_for_sum(
-      const plan::FlatLayout& layout, const at::Tensor& slot);
 
   const ModelSpec& model_;
-  const BackendPtr backend_;
   DeviceBuffers& buffers_;
-  const std::optional<ReduceHook> hook_;
-  // How it reaches the other ranks.
-  const std::shared_ptr<world::Transport> messages_;
-  std::optional<DeviceCollectives> collectives_;
+  StreamSums sums_;
+  std::optional<ReplicaSums> across_;
   const bool starts_at_once_;
-  const bool sums_in_rank_order_;
-  at::Tensor sum_memory_;         // Of memory_for_sum().
   std::vector<UnitId> released_;  // Their memory was returned.
   std::vector<UnitId> ended_;     // For take_ended().
+  bool ends_here_ = false;        // Some do not go on across replicas.
   std::int64_t under_way_peak_ = 0;
   std::uint64_t gathers_begun_ = 0;  // And rounds.
   std::uint64_t gathers_at_last_start_ = 0;

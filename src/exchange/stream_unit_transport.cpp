@@ -43,8 +43,22 @@ DeviceAllocators allocators_of(const DeviceBackends& backends) {
     return {};
   }
   auto gathers = allocator_of(backends.gather, backends.device);
-  auto reductions = allocator_of(backends.reduce, backends.device);
-  return {std::move(gathers), std::move(reductions)};
+  auto reductions = allocator_of(backends.reduce.backend, backends.device);
+  auto across = backends.across
+      ? allocator_of(backends.across->backend, backends.device)
+      : device::AllocateTensor();
+  return {std::move(gathers), std::move(reductions), std::move(across)};
+}
+
+// A hook's, or a new one.
+device::Stream stream_across(const DeviceBackends& backends) {
+  if (!backends.across) {
+    return {};
+  }
+  const auto& hook = backends.across->hook;
+  return hook && !hook->stream.is_null()
+      ? hook->stream
+      : device::Stream::with_high_priority(backends.device);
 }
 
 class StreamUnitTransport final : public UnitTransport {
@@ -52,7 +66,6 @@ class StreamUnitTransport final : public UnitTransport {
   StreamUnitTransport(
       const ModelSpec& model,
       std::shared_ptr<world::Transport> transport,
-      const std::shared_ptr<world::Transport>& reduce,
       const DeviceBackends& backends)
       : model_(model),
         transport_(std::move(transport)),
@@ -62,9 +75,11 @@ class StreamUnitTransport final : public UnitTransport {
             model,
             transport_->index(),
             backends.device,
-            backends.hook ? backends.hook->stream : device::Stream(),
+            backends.reduce.hook ? backends.reduce.hook->stream
+                                 : device::Stream(),
+            stream_across(backends),
             allocators_of(backends)),
-        reductions_(model, backends, reduce, buffers_) {
+        reductions_(model, backends, buffers_) {
     const auto& gathers = backends.gathers;
     if (gathers.secondary_ranks > 0) {
       secondary_.emplace(
@@ -81,10 +96,12 @@ class StreamUnitTransport final : public UnitTransport {
   // which those may still use where a backward was not ended.
   ~StreamUnitTransport() override {
     const auto now = compute().record();
-    buffers_.gather_stream.wait(now);
-    buffers_.reduce_stream.wait(now);
-    compute().wait(buffers_.gather_stream.record());
-    compute().wait(buffers_.reduce_stream.record());
+    for (const auto& stream :
+         {buffers_.gather_stream, buffers_.reduce_stream,
+          buffers_.across_stream}) {
+      stream.wait(now);
+      compute().wait(stream.record());
+    }
   }
   StreamUnitTransport(const StreamUnitTransport&) = delete;
   StreamUnitTransport& operator=(const StreamUnitTransport&) = delete;
@@ -227,6 +244,7 @@ class StreamUnitTransport final : public UnitTransport {
     if (status.ok()) {
       status = started("reductions", [&] {
         reductions_.start_units(reductions_.open_units());
+        reductions_.start_rest_across();
       });
     }
     reductions_.finish();
@@ -246,6 +264,7 @@ class StreamUnitTransport final : public UnitTransport {
     return status;
   }
   bool reducing() const override { return reductions_.under_way(); }
+  void backward_ended() override { reductions_.backward_ended(); }
 
   void synchronize() override {
     buffers_.synchronize();
@@ -444,10 +463,10 @@ MakeUnitTransport over_devices(DeviceBackends backends) {
   return [backends = std::move(backends)](
              const ModelSpec& model,
              const std::shared_ptr<world::Transport>& gather,
-             const std::shared_ptr<world::Transport>& reduce)
+             const std::shared_ptr<world::Transport>& /*reduce*/)
              -> Result<std::unique_ptr<UnitTransport>> {
     return std::unique_ptr<UnitTransport>(
-        std::make_unique<StreamUnitTransport>(model, gather, reduce, backends));
+        std::make_unique<StreamUnitTransport>(model, gather, backends));
   };
 }
 

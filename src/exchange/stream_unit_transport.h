@@ -10,8 +10,8 @@
 #include <optional>
 #include <c10/core/Device.h>
 #include "exchange/coded_shards.h"
-#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/flat_collectives.h"
+#include "exchange/stream_sums.h"
 #include "exchange/unit_transport.h"
 
 namespace sherd::exchange {
@@ -21,7 +21,9 @@ namespace sherd::exchange {
 struct DeviceBackends {
   c10::Device device;
   BackendPtr gather;
-  BackendPtr reduce;
+  ReduceBackend reduce;
+  // Over the ranks that own the same shards in other replicas, which share none of the others.
+  std::optional<ReduceBackend> across = std::nullopt;
   GatherOptions gathers = {};
   // Memory of units, shards and gradients is the backends', where they have any.
   bool memory_from_backend = false;
@@ -29,10 +31,6 @@ struct DeviceBackends {
   bool sums_in_rank_order = false;
   // Over this rank's group, for gathers from secondary shards.
   BackendPtr secondary = {};
-  // Reduces gradients over the backend of reductions, or over the backends that `connect` makes if
-  // it reduces only among some ranks.
-  std::optional<ReduceHook> hook = std::nullopt;
-  DeviceCollectives::Connect connect = {};
 };
 
 // For make_collective_exchange().

@@ -21,42 +21,55 @@ enum class Axes { kShard, kWithReplicas, kBothForOptimizers };
 struct WaitRecipe {
   Axes axes = Axes::kShard;
   FullyShardOptions options = {};
-  // Reduces gradients of the shard axis.
+  // Reduces gradients across replicas or, without any, of the shard axis.
   std::optional<exchange::ReduceHook> hook = std::nullopt;
   // Codes what gathers carry.
   std::shared_ptr<const exchange::ShardCoder> coder = nullptr;
 };
 
-std::unique_ptr<exchange::Exchange> axis_over(
+exchange::DeviceBackends axis_over(
     ThreadNetwork& network,
-    const World& world,
     const std::string& name,
-    const WaitRecipe& recipe = {}) {
+    const WaitRecipe& recipe,
+    bool with_hook) {
+  return {
+      .device = checking_device(),
+      .gather = network.backend(0, name + "/gathers"),
+      .reduce =
+          {.backend = network.backend(0, name + "/reductions"),
+           .hook = with_hook ? recipe.hook : std::nullopt},
+      .gathers =
+          {.coder = recipe.coder,
+           .secondary_ranks = recipe.options.secondary_ranks},
+      .secondary = network.backend(0, name + "/group")};
+}
+
+std::unique_ptr<exchange::Exchange> exchange_over(
+    const std::string& name, exchange::DeviceBackends axis) {
+  const auto world = World::single();
   return exchange::make_collective_exchange(
       world::make_c10d_transport(world, name + "/gather", {0}),
       world::make_c10d_transport(world, name + "/reduce", {0}),
-      exchange::over_devices(
-          {.device = checking_device(),
-           .gather = network.backend(0, name + "/gathers"),
-           .reduce = network.backend(0, name + "/reductions"),
-           .gathers =
-               {.coder = recipe.coder,
-                .secondary_ranks = recipe.options.secondary_ranks},
-           .secondary = network.backend(0, name + "/group"),
-           .hook = recipe.hook}));
+      exchange::over_devices(std::move(axis)));
 }
 
 std::shared_ptr<fsdp::FsdpEngine> engine_over(
     const torch::nn::Module& module,
     ThreadNetwork& network,
     const WaitRecipe& recipe) {
-  const auto world = World::single();
   const bool both = recipe.axes == Axes::kBothForOptimizers;
-  auto exchange = axis_over(network, world, "within", recipe);
-  if (recipe.axes != Axes::kShard) {
+  auto within =
+      axis_over(network, "within", recipe, recipe.axes == Axes::kShard);
+  std::unique_ptr<exchange::Exchange> exchange;
+  if (recipe.axes == Axes::kShard) {
+    exchange = exchange_over("within", std::move(within));
+  } else {
+    auto across = axis_over(network, "across", {.hook = recipe.hook}, true);
+    within.across = across.reduce;
     exchange = exchange::make_hybrid_exchange(
-        std::move(exchange), axis_over(network, world, "across"),
-        {.both_axes = both}, exchange::ReduceAcross::kAtEnd, checking_device());
+        exchange_over("within", std::move(within)),
+        exchange_over("across", std::move(across)), {.both_axes = both},
+        exchange::ReduceAcross::kByShardAxis, checking_device());
   }
   fsdp::FsdpEngineOptions options;
   options.both_axes = both;
@@ -140,12 +153,15 @@ void expect_every_wait_is_needed(const WaitRecipe& recipe) {
     const StreamWaits waits(checking_device());
     ASSERT_EQ(fault_of_training(recipe, waits, &counts), "");
   }
-  // To compute, and to gather and to reduce on each axis, the replicate axis first.
-  ASSERT_EQ(counts.at_end.size(), recipe.axes == Axes::kShard ? 3U : 5U);
+  // To compute; of the replicate axis to gather, and one that nobody uses; to sum across, to gather and
+  // to reduce.
+  const bool replicates = recipe.axes != Axes::kShard;
+  ASSERT_EQ(counts.at_end.size(), replicates ? 6U : 3U);
   for (std::size_t stream = 0; stream < counts.at_end.size(); ++stream) {
     const int first = counts.when_planned[stream];
     // Nothing is gathered across equal replicas.
-    const bool idle = stream == 1 && recipe.axes == Axes::kWithReplicas;
+    const bool idle = (stream == 1 && recipe.axes == Axes::kWithReplicas) ||
+        (stream == 2 && replicates);
     EXPECT_GE(counts.at_end[stream] - first, idle ? 0 : 3)
         << "stream " << stream;
     for (int wait = first; wait < counts.at_end[stream]; ++wait) {
@@ -183,21 +199,24 @@ TEST(DeviceWaits, T30EveryWaitWithSecondaryShardsIsNeeded) {
   expect_every_wait_is_needed({.options = options});
 }
 
+exchange::ReduceHook sent_in_bf16() {
+  return {
+      .name = "bf16",
+      .reduce = [](plan::UnitId, const std::vector<at::Tensor>& flats,
+                   const exchange::HookTransport& transport) {
+        for (const auto& flat : flats) {
+          if (flat.defined()) {
+            const auto sent = flat.to(torch::kBFloat16);
+            transport.collectives->all_reduce_mean(sent);
+            flat.copy_(sent);
+          }
+        }
+      }};
+}
+
 TEST(DeviceWaits, EveryWaitWithAHookIsNeeded) {
-  const auto sent_in_bf16 = [](plan::UnitId,
-                               const std::vector<at::Tensor>& flats,
-                               const exchange::HookTransport& transport) {
-    for (const auto& flat : flats) {
-      if (flat.defined()) {
-        const auto sent = flat.to(torch::kBFloat16);
-        transport.collectives->all_reduce_mean(sent);
-        flat.copy_(sent);
-      }
-    }
-  };
   expect_every_wait_is_needed(
-      {.options = units_by_layer(),
-       .hook = exchange::ReduceHook{.name = "bf16", .reduce = sent_in_bf16}});
+      {.options = units_by_layer(), .hook = sent_in_bf16()});
 }
 
 TEST(DeviceWaits, EveryWaitWithCodedGathersIsNeeded) {
@@ -215,9 +234,12 @@ TEST(DeviceWaits, EveryWaitWithCodedGathersIsNeeded) {
   expect_every_wait_is_needed({.options = units_by_layer(), .coder = coder});
 }
 
+// The sum of one replica would be made without touching anything, unlike what a hook does.
 TEST(DeviceWaits, T30EveryWaitBetweenReplicasIsNeeded) {
   expect_every_wait_is_needed(
-      {.axes = Axes::kWithReplicas, .options = units_by_layer()});
+      {.axes = Axes::kWithReplicas,
+       .options = units_by_layer(),
+       .hook = sent_in_bf16()});
 }
 
 TEST(DeviceWaits, T30EveryWaitOfOptimizersOverBothAxesIsNeeded) {
