@@ -173,7 +173,7 @@ std::vector<OptionSpec> output_specs() {
        "Output", &C::run},
       {"save-every", "N",
        "Steps between checkpoints in DIR/checkpoints, also made at the end,\n"
-       "at SIGUSR1, and at SIGTERM and Ctrl-C before the run ends; a run with\n"
+       "at SIGUSR1, and at SIGTERM, SIGHUP and Ctrl-C before the run ends; a run with\n"
        "the same DIR goes on from the newest, on any number of ranks. 0: none",
        "Output", &C::save_every, 0},
       {"keep", "N", "Newest checkpoints that are kept; 0: all", "Output",

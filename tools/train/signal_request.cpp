@@ -50,7 +50,9 @@ void interrupt(bool by_parent) {
 }
 
 void ask(int signal, siginfo_t* from, void* /*context*/) {
-  const int request = signal == SIGUSR1 ? kSaveRequest : signal;
+  const int request = signal == SIGUSR1 ? kSaveRequest
+      : signal == SIGHUP                ? SIGTERM
+                                        : signal;
   int before = asked.load(std::memory_order_relaxed);
   while (before < request &&
          !asked.compare_exchange_weak(
@@ -68,13 +70,24 @@ void install(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
+bool is_ignored(int signal) {
+  struct sigaction action = {};
+  return ::sigaction(signal, nullptr, &action) == 0 &&
+      action.sa_handler == SIG_IGN;
+}
+
 }  // namespace
+
+void accept_save_requests() { install(SIGUSR1); }
 
 void install_signal_handlers(bool announces) {
   answers.store(announces, std::memory_order_relaxed);
-  install(SIGUSR1);
+  accept_save_requests();
   install(SIGTERM);
   install(SIGINT);
+  if (!is_ignored(SIGHUP)) {
+    install(SIGHUP);
+  }
 }
 
 int take_signal_request() {

@@ -49,5 +49,30 @@ TEST(SignalRequest, ASecondInterruptEndsTheProcess) {
   EXPECT_EXIT(twice(), ::testing::KilledBySignal(SIGINT), "");
 }
 
+int request_after(int signal) {
+  ::raise(signal);
+  return take_signal_request();
+}
+
+TEST(SignalRequest, AClosedTerminalAsksForTheEndUnlessThatIsIgnored) {
+  const auto hang_up = [](bool with_nohup) {
+    ::signal(SIGHUP, with_nohup ? SIG_IGN : SIG_DFL);
+    install_signal_handlers(false);
+    ::_exit(request_after(SIGHUP));
+  };
+  EXPECT_EXIT(hang_up(false), ::testing::ExitedWithCode(SIGTERM), "");
+  EXPECT_EXIT(hang_up(true), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(SignalRequest, ASaveThatIsAskedForEarlyIsKept) {
+  const auto early = [] {
+    accept_save_requests();
+    ::raise(SIGUSR1);
+    install_signal_handlers(false);
+    ::_exit(take_signal_request());
+  };
+  EXPECT_EXIT(early(), ::testing::ExitedWithCode(kSaveRequest), "");
+}
+
 }  // namespace
 }  // namespace sherd::tools
