@@ -157,15 +157,17 @@ struct UnshardOptions {
   Precision precision = Precision::kParameter;
 };
 
-// How the sums of a replica go on to the sum over all replicas.
+// What to do with the sum of a replica: it is added up over all replicas.
 struct SumAcross {
-  const ModelSpec* model =
-      nullptr;  // Over the ranks that own the same shards; outlives the exchange.
+  // Over the ranks that own the same shards, one in each replica. The model outlives the exchange.
+  const ModelSpec* model = nullptr;
   double scale = 1.0;
-  // By flat: whether to add to what is in `into`, and where the result of this rank goes. That is
-  // where the sum of the replica is, unless ReduceOptions::into says otherwise.
+  // By flat: whether to add to what is in `into`, and where the result goes. The sum of the replica
+  // may be there, too.
   std::vector<bool> accumulate;
   std::vector<at::Tensor> into;
+  std::uint64_t backward =
+      0;  // Its number; late rounds belong to the same backward.
 };
 
 struct ReduceOptions {

@@ -19,6 +19,7 @@
 #include "exchange/backward_status.h"
 #include "exchange/buffer_pool.h"
 #include "exchange/gradient_chunks.h"
+#include "exchange/private_buffers.h"
 
 namespace sherd::exchange {
 namespace {
@@ -66,6 +67,9 @@ class HybridExchange final : public Exchange {
           {ErrorCode::kPeerLost,
            str("its exchange went with ", reducing_ ? "gradients" : "a gather",
                " under way")});
+    }
+    if (reduce_across_ == ReduceAcross::kByShardAxis) {
+      within_.reset();  // Its sums write what belongs to the other axis.
     }
   }
   HybridExchange(const HybridExchange&) = delete;
@@ -289,6 +293,8 @@ class HybridExchange final : public Exchange {
   std::set<UnitId> gathering_;
   bool begun_ = false;     // Shards were gathered across, if ever.
   bool reducing_ = false;  // Since the last backward ended.
+  std::uint64_t backward_ =
+      0;  // How many have ended on all ranks, late rounds included.
   std::set<UnitId> reduced_, reduced_partially_;  // Likewise.
   std::int64_t copied_shard_bytes_ = 0;
   Status error_;
@@ -403,7 +409,11 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
         .model = &model_,
         .scale = scale_across_,
         .accumulate = options.accumulate,
-        .into = sharded_gradients(unit)};
+        .into = sharded_gradients(unit),
+        .backward = backward_};
+    for (const auto& gradient : mine.across->into) {
+      give_memory(gradient, model_.shards_on_host);
+    }
   } else if (!options.partial) {
     waiting_.push_back(
         {unit, mine.into.empty() ? sharded_gradients(unit) : mine.into,
@@ -514,6 +524,13 @@ Result<BackwardOutcome> HybridExchange::end_backward(const BackwardEnd& end) {
   take_ended_across();
   if (reduce_across_ == ReduceAcross::kByShardAxis) {
     release_all();
+    // Only now, when all replicas are here, may the host wait for them.
+    if (model_.shards_on_host && model_.host_reads_sums && !reduced_.empty()) {
+      device::Stream::current(device_).record().synchronize();
+    }
+  }
+  if (!outcome.ok() || !is_any_set(outcome.value().late)) {
+    ++backward_;
   }
   reducing_ = false;
   reduced_.clear();

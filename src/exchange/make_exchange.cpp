@@ -274,7 +274,7 @@ std::unique_ptr<Exchange> exchange_over(DeviceAxis axis, const FlightLog& log) {
       over_devices(std::move(axis.backends)), log);
 }
 
-// The same, by messages.
+// In the way that the options allow, by messages.
 std::unique_ptr<Exchange> connect_messages(
     const World& world,
     const std::string& name,
@@ -299,7 +299,7 @@ std::unique_ptr<Exchange> connect_messages(
       log);
 }
 
-// In the way that the options allow.
+// The same, also on devices.
 std::unique_ptr<Exchange> connect_axis(
     const World& world,
     const std::string& name,
@@ -423,7 +423,11 @@ std::unique_ptr<Exchange> make_exchange(
         world, replica, mesh.shard_ranks(), options.device, within_options);
     auto replicate_axis = connect_devices(
         world, shard, mesh.replicate_ranks(), options.device, across_options);
-    shard_axis.backends.across = replicate_axis.backends.reduce;
+    // With its hook, which the exchange of the replicate axis has no use for.
+    shard_axis.backends.across =
+        std::exchange(replicate_axis.backends.reduce, {});
+    replicate_axis.backends.reduce.backend =
+        shard_axis.backends.across->backend;
     within = exchange_over(std::move(shard_axis), log_within);
     across = exchange_over(std::move(replicate_axis), log_across);
   }

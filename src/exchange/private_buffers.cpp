@@ -34,15 +34,6 @@ at::Tensor gradient_zeros(
                   : device::tensor_at(nullptr, numel, options);
 }
 
-// For all that share its storage.
-void give_memory(const at::Tensor& gradient, bool pinned) {
-  const auto zeros =
-      at::zeros_like(gradient, gradient.options().pinned_memory(pinned));
-  auto memory =
-      zeros.storage().set_data_ptr(at::DataPtr(nullptr, gradient.device()));
-  gradient.storage().set_data_ptr(std::move(memory));
-}
-
 // LibTorch uses helper threads from 32,768 elements on, and the thread that
 // gathers would get a set of its own, beside those that compute.
 constexpr std::int64_t kCastBlock = 32'704;
@@ -59,6 +50,18 @@ void cast_in_blocks(const at::Tensor& from, const at::Tensor& to) {
 }
 
 }  // namespace
+
+void give_memory(const at::Tensor& gradient, bool pinned) {
+  if (!gradient.defined() || gradient.numel() == 0 ||
+      gradient.storage().data() != nullptr) {
+    return;
+  }
+  const auto zeros =
+      at::zeros_like(gradient, gradient.options().pinned_memory(pinned));
+  auto memory =
+      zeros.storage().set_data_ptr(at::DataPtr(nullptr, gradient.device()));
+  gradient.storage().set_data_ptr(std::move(memory));
+}
 
 at::Tensor untouched_zeros(
     std::int64_t numel, const at::TensorOptions& options) {
@@ -232,11 +235,7 @@ const std::vector<at::Tensor>& PrivateBuffers::open_gradients(UnitId unit) {
   auto found = gradients_.find(unit);
   if (found == gradients_.end()) {
     for (const auto& memory : shards_.at(static_cast<std::size_t>(unit))) {
-      const auto& gradient = memory.gradient;
-      if (gradient.defined() && gradient.numel() > 0 &&
-          gradient.storage().data() == nullptr) {
-        give_memory(gradient, model_.shards_on_host);
-      }
+      give_memory(memory.gradient, model_.shards_on_host);
     }
     found = gradients_.emplace(unit, gradient_slot(unit)).first;
   }

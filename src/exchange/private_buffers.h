@@ -40,6 +40,10 @@ std::vector<at::Tensor> flats_at(
 at::Tensor untouched_zeros(
     std::int64_t numel, const at::TensorOptions& options);
 
+// Gives zeros to a gradient that has no memory yet, as that of a parameter that starts frozen, and to
+// all that share its storage. Does nothing for others.
+void give_memory(const at::Tensor& gradient, bool pinned);
+
 class PrivateBuffers {
  public:
   PrivateBuffers(const ModelSpec& model, int rank, BufferPlace place = {});

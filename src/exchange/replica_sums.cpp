@@ -9,23 +9,6 @@
 #include "exchange/private_buffers.h"
 
 namespace sherd::exchange {
-namespace {
-
-std::vector<UnitId> units_that_train(const ModelSpec& model) {
-  std::vector<UnitId> units;
-  for (auto u = model.units.size(); u-- > 0;) {
-    if (trainable_parameters(model.units[u]) > 0 &&
-        !starts_frozen(model.units[u])) {
-      units.push_back(static_cast<UnitId>(u));
-    }
-  }
-  return units;
-}
-
-}  // namespace
-
-ReplicaOrder::ReplicaOrder(std::vector<UnitId> expected)
-    : expected_(std::move(expected)) {}
 
 std::vector<UnitId> ReplicaOrder::add(UnitId unit) {
   waiting_.push_back(unit);
@@ -66,21 +49,20 @@ void ReplicaOrder::backward_ended() {
 }
 
 ReplicaSums::ReplicaSums(
-    const ModelSpec& model,
-    ReduceBackend backend,
-    bool in_rank_order,
-    DeviceBuffers& buffers)
+    ReduceBackend backend, bool in_rank_order, DeviceBuffers& buffers)
     : buffers_(buffers),
       sums_(
           std::move(backend),
           in_rank_order,
           buffers.allocators.across,
-          buffers),
-      order_(units_that_train(model)) {}
+          buffers) {}
 
 void ReplicaSums::add(
     UnitId unit, const std::vector<at::Tensor>& sums, const SumAcross& across) {
-  host_reads_ = across.model->shards_on_host && across.model->host_reads_sums;
+  if (std::exchange(backward_, across.backward) != across.backward &&
+      !sums_.has_hook()) {
+    order_.backward_ended();
+  }
   const auto made = device::Stream::current(buffers_.device).record();
   const bool is_new =
       waiting_.emplace(unit, Waiting{sums, across, made}).second;
@@ -103,7 +85,9 @@ void ReplicaSums::start(const std::vector<UnitId>& units) {
         {.scale = across.scale,
          .accumulate = across.accumulate,
          .into = across.into,
-         .backend_may_write = !buffers_.allocators.across});
+         // Without replicated shards it has allocated the destination.
+         .backend_may_write =
+             !buffers_.allocators.across || !across.model->replicates()});
   }
 }
 

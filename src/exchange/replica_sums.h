@@ -7,6 +7,7 @@
 // any of them. docs/design/gpu.md. Thread rule: one thread at a time; abort() any thread.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -17,12 +18,11 @@
 namespace sherd::exchange {
 
 // The order of units: the last one first, as backward goes. A unit that is not reduced would hold
-// up all others until the end, so those of the last backward are expected again. Only numbers; the
-// same on all ranks if the same units are reduced in each backward.
+// up the others until the end, so those of the last backward are expected again; the first one
+// expects none. Only numbers; the same on all ranks if they reduce the same units in each round of
+// a backward, and call backward_ended() at the same moments.
 class ReplicaOrder {
  public:
-  explicit ReplicaOrder(std::vector<UnitId> expected);
-
   // Returns what may start now that this unit could.
   std::vector<UnitId> add(UnitId unit);
   // The same at the end: everything that could start and has not.
@@ -38,27 +38,22 @@ class ReplicaOrder {
 
 class ReplicaSums {
  public:
-  // `model`: of a replica. Memory that collectives write comes from DeviceBuffers' allocator of
-  // this axis. The buffers have its stream.
+  // Memory that collectives write comes from DeviceBuffers' allocator of this axis. The buffers have
+  // its stream.
   ReplicaSums(
-      const ModelSpec& model,
-      ReduceBackend backend,
-      bool in_rank_order,
-      DeviceBuffers& buffers);
+      ReduceBackend backend, bool in_rank_order, DeviceBuffers& buffers);
 
   // The current stream has made the unit's `sums` of this replica, by flat, undefined if frozen.
-  // They may be overwritten.
+  // They may be overwritten. A hook may make the host wait for other replicas, so all of them are
+  // called by start_rest(), when ranks have nothing left to agree on.
   void add(
       UnitId unit,
       const std::vector<at::Tensor>& sums,
       const SumAcross& across);
   // At the end of a backward, and of each late round: starts all others.
   void start_rest();
-  void backward_ended() { order_.backward_ended(); }
   // Whether the stream was given sums since the last call.
   bool take_started() { return std::exchange(started_, false); }
-  // An optimizer on the host reads what becomes of them.
-  bool host_reads() const { return host_reads_; }
 
   void abort() { sums_.abort(); }
 
@@ -79,7 +74,7 @@ class ReplicaSums {
   ReplicaOrder order_;
   std::map<UnitId, Waiting> waiting_;
   at::Tensor memory_;  // Of the allocator, for the unit that is sent.
-  bool host_reads_ = false;
+  std::uint64_t backward_ = 0;
   bool started_ = false;
 };
 

@@ -12,8 +12,26 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Units = std::vector<UnitId>;
 
-TEST(ReplicaOrder, IsThatOfTheExpectedUnits) {
-  ReplicaOrder order({3, 2, 1, 0});
+// After a backward that reduced these units.
+ReplicaOrder order_after(const Units& units) {
+  ReplicaOrder order;
+  for (const auto unit : units) {
+    EXPECT_THAT(order.add(unit), IsEmpty());
+  }
+  (void)order.take_rest();
+  order.backward_ended();
+  return order;
+}
+
+TEST(ReplicaOrder, IsFromTheLastUnitToTheFirst) {
+  ReplicaOrder order;
+  EXPECT_THAT(order.add(1), IsEmpty());
+  EXPECT_THAT(order.add(2), IsEmpty());
+  EXPECT_THAT(order.take_rest(), ElementsAre(2, 1));
+}
+
+TEST(ReplicaOrder, IsThatOfTheUnitsOfTheLastBackward) {
+  auto order = order_after({0, 1, 2, 3});
   EXPECT_THAT(order.add(2), IsEmpty());
   EXPECT_THAT(order.add(1), IsEmpty());
   EXPECT_THAT(order.add(3), ElementsAre(3, 2, 1));
@@ -22,7 +40,7 @@ TEST(ReplicaOrder, IsThatOfTheExpectedUnits) {
 }
 
 TEST(ReplicaOrder, ForgetsUnitsThatWereNotReduced) {
-  ReplicaOrder order({3, 2, 1, 0});
+  auto order = order_after({0, 1, 2, 3});
   EXPECT_THAT(order.add(2), IsEmpty());
   EXPECT_THAT(order.add(0), IsEmpty());
   EXPECT_THAT(order.take_rest(), ElementsAre(2, 0));
@@ -36,14 +54,14 @@ TEST(ReplicaOrder, ForgetsUnitsThatWereNotReduced) {
 }
 
 TEST(ReplicaOrder, KeepsItsUnitsWhereABackwardReducesNone) {
-  ReplicaOrder order({1, 0});
+  auto order = order_after({0, 1});
   EXPECT_THAT(order.take_rest(), IsEmpty());
   order.backward_ended();
   EXPECT_THAT(order.add(1), ElementsAre(1));
 }
 
 TEST(ReplicaOrder, TakesLateRoundsAtTheirEnd) {
-  ReplicaOrder order({2, 1, 0});
+  auto order = order_after({0, 1, 2});
   EXPECT_THAT(order.add(1), IsEmpty());
   EXPECT_THAT(order.add(2), ElementsAre(2, 1));
   EXPECT_THAT(order.add(0), ElementsAre(0));
@@ -60,7 +78,7 @@ TEST(ReplicaOrder, T30IsTheSameOnAllReplicas) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  std::vector<ReplicaOrder> replicas(3, ReplicaOrder({5, 4, 3, 2, 1, 0}));
+  std::vector<ReplicaOrder> replicas(3);
   for (int backward = 0; backward < 200; ++backward) {
     for (int round = 0; round < 2; ++round) {
       Units reduced;

@@ -364,10 +364,61 @@ TEST(StreamExchange, T30SumsAcrossReplicasStartBeforeTheEndOfTheBackward) {
             for (const auto unit : order) {
               trainer.reduce(unit);
             }
-            trainer.use(0, true);  // All that were reduced start before it.
-            EXPECT_EQ(network.started(self.rank) - before, 2 * kUnits + 1);
+            trainer.use(0, true);  // Sums within start before it.
+            // The first backward knows no order yet.
+            const int across = backward == 0 ? 0 : kUnits;
+            EXPECT_EQ(network.started(self.rank) - before, kUnits + across + 1);
             trainer.end_backward();
             EXPECT_EQ(network.started(self.rank) - before, 2 * kUnits + 1);
+            trainer.update();
+          }
+        });
+  }
+}
+
+// A rank of one replica is late with a unit, which brings all to another round. Replicas whose orders
+// were different afterwards would add up gradients of different units.
+TEST(StreamExchange, T30ReplicasHaveOneOrderAfterALateRound) {
+  static constexpr int kUnits = 4;
+  for (const bool both_axes : {false, true}) {
+    SCOPED_TRACE(both_axes);
+    const auto model = equal_units(kUnits, both_axes ? 4 : 2);
+    run_on_ranks(
+        4, model,
+        [=](auto& self, const auto& on) {
+          return contract::make_hybrid_on_device(self, on, both_axes);
+        },
+        [=](auto& trainer, auto& self, auto&) {
+          auto& exchange = trainer.exchange();
+          const auto reduce = [&](UnitId unit, bool accumulate) {
+            exchange.gradient_slot(unit)[0].fill_(unit + 1);
+            auto options = contract::reduce_options(model.unit(unit), 1.0);
+            options.accumulate = {accumulate};
+            exchange.start_reduce(unit, options).throw_if_failed();
+          };
+          trainer.update();
+          for (int backward = 0; backward < 3; ++backward) {
+            for (const UnitId unit : {2, 3, 1, 0}) {
+              reduce(unit, false);
+            }
+            trainer.use(0, true);
+            auto end = contract::backward_end(model);
+            end.late[2] = self.rank == 3 && backward == 1;
+            const auto outcome = exchange.end_backward(end).value();
+            EXPECT_EQ(outcome.late[2], backward == 1);
+            if (outcome.late[2]) {
+              reduce(2, true);
+              trainer.end_backward();
+            }
+            for (const UnitId unit : {0, 1, 2, 3}) {
+              const auto gradient =
+                  exchange.shard_memory(unit, 0).gradient.cpu();
+              const int times = unit == 2 && backward == 1 ? 8 : 4;
+              EXPECT_TRUE(
+                  gradient.equal(at::full_like(gradient, times * (unit + 1))))
+                  << "unit " << unit << " of backward " << backward << ": "
+                  << gradient;
+            }
             trainer.update();
           }
         });

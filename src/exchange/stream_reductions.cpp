@@ -23,8 +23,7 @@ StreamReductions::StreamReductions(
           buffers),
       starts_at_once_(!model.own_shards || sums_.ranks() == 1) {
   if (backends.across) {
-    across_.emplace(
-        model, *backends.across, backends.sums_in_rank_order, buffers);
+    across_.emplace(*backends.across, backends.sums_in_rank_order, buffers);
   }
 }
 
@@ -84,9 +83,6 @@ void StreamReductions::put_by_caller(Reduction& reduction) {
     }
   }
   buffers_.places.release(reduction.slot);
-  if (reduction.options.across) {
-    across_->add(reduction.unit, into, *reduction.options.across);
-  }
   ended_.push_back(reduction.unit);
 }
 
@@ -164,12 +160,6 @@ void StreamReductions::start_rest_across() {
   }
 }
 
-void StreamReductions::backward_ended() {
-  if (across_) {
-    across_->backward_ended();
-  }
-}
-
 void StreamReductions::reclaim() {
   release_started([this](const Reduction& reduction) {
     return starts_at_once_ || reduction.gathers_before < gathers_over_;
@@ -194,24 +184,20 @@ void StreamReductions::release_started(
 
 void StreamReductions::finish() {
   release_started([](const Reduction&) { return true; });
-  const bool host_reads = model_.shards_on_host && model_.host_reads_sums;
+  const auto compute = device::Stream::current(buffers_.device);
   // The stream of sums across waits for this one anyway.
   if (std::exchange(ends_here_, false) && !released_.empty()) {
-    wait_for(buffers_.reduce_stream, host_reads);
+    const auto done = buffers_.reduce_stream.record();
+    compute.wait(done);
+    if (model_.shards_on_host && model_.host_reads_sums) {
+      done.synchronize();  // An optimizer on the host reads the sums.
+    }
   }
   if (across_ && across_->take_started()) {
-    wait_for(buffers_.across_stream, across_->host_reads());
+    compute.wait(buffers_.across_stream.record());
   }
   ended_.insert(ended_.end(), released_.begin(), released_.end());
   released_.clear();
-}
-
-void StreamReductions::wait_for(const device::Stream& stream, bool host_reads) {
-  const auto done = stream.record();
-  device::Stream::current(buffers_.device).wait(done);
-  if (host_reads) {
-    done.synchronize();  // An optimizer on the host reads the sums.
-  }
 }
 
 void StreamReductions::abandon() {

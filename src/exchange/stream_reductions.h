@@ -2,12 +2,13 @@
 //
 // StreamReductions reduces gradients of a device by collectives in a stream of its own, while
 // backward continues; a rank alone may copy them in the caller's stream instead. Collectives must
-// start in one order on all ranks, which may be ready in different orders. So a requested reduction stays open until all ranks know that all of them have
-// requested it. Without whole units, ranks have nothing that they would do in different orders, and
-// a single rank has no peers: then a reduction starts at once. REQUIRES in these cases: one order
-// on all ranks. A communication hook can replace the sum; the thread that starts a reduction calls
-// it. Sums of a replica go on across replicas from there (replica_sums.h). Thread rule: open_units() and start_units() are called by the thread that gathers, the rest
-// by the caller's thread.
+// start in one order on all ranks, which may be ready in different orders. So a requested reduction
+// stays open until all ranks know that all of them have requested it. Without whole units, ranks
+// have nothing that they would do in different orders, and a single rank has no peers: then a
+// reduction starts at once. REQUIRES in these cases: one order on all ranks. A communication hook
+// can replace the sum; the thread that starts a reduction calls it. Sums of a replica go on across
+// replicas from here (replica_sums.h). Thread rule: open_units() and start_units() are called by the
+// thread that gathers or, while that one has nothing to do, by the caller's, the rest by the latter.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +55,6 @@ class StreamReductions {
   void start_units(const std::vector<std::uint8_t>& units);
   // At the end, when all have started: starts the sums across replicas that waited for others.
   void start_rest_across();
-  void backward_ended();
 
   // Takes back the memory of all reductions that were started, and makes the current stream wait
   // for them.
@@ -87,8 +87,6 @@ class StreamReductions {
   void put_into_stream(Reduction& reduction);
   // By flat, where the sum of this rank's replica goes.
   std::vector<at::Tensor> destination_of(const Reduction& reduction);
-  // The current stream does, and the host if it reads what was summed there.
-  void wait_for(const device::Stream& stream, bool host_reads);
   void release_started(const std::function<bool(const Reduction&)>& which);
 
   const ModelSpec& model_;

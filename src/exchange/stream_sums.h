@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sums of gradients over the ranks of one axis, by collectives in the current stream, or what a
-// communication hook makes instead. StreamReductions decides when. Thread rule: one thread at a
+// communication hook makes instead. StreamReductions and ReplicaSums decide when. Thread rule: one thread at a
 // time; abort() any thread.
 #pragma once
 

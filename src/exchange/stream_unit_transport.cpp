@@ -26,10 +26,8 @@ namespace {
 // Coded shards begin where tensors of their own would, and can be viewed in other dtypes.
 constexpr std::int64_t kCodedMultiple = 64;
 
-// NCCL allocates only for communicators that are connected, which all ranks do together.
 device::AllocateTensor allocator_of(
     const BackendPtr& backend, c10::Device device) {
-  backend->eagerConnectSingleDevice(device);
   if (!backend->supportsTensorAlloc(device.index())) {
     return {};
   }
@@ -42,12 +40,17 @@ DeviceAllocators allocators_of(const DeviceBackends& backends) {
   if (!backends.memory_from_backend) {
     return {};
   }
-  auto gathers = allocator_of(backends.gather, backends.device);
-  auto reductions = allocator_of(backends.reduce.backend, backends.device);
-  auto across = backends.across
-      ? allocator_of(backends.across->backend, backends.device)
-      : device::AllocateTensor();
-  return {std::move(gathers), std::move(reductions), std::move(across)};
+  // NCCL allocates only for communicators that are connected, which all ranks do together. The
+  // exchange of the replicate axis, which is opened first, has connected that one.
+  const auto& reduce = backends.reduce.backend;
+  backends.gather->eagerConnectSingleDevice(backends.device);
+  reduce->eagerConnectSingleDevice(backends.device);
+  return {
+      .gathers = allocator_of(backends.gather, backends.device),
+      .reductions = allocator_of(reduce, backends.device),
+      .across = backends.across
+          ? allocator_of(backends.across->backend, backends.device)
+          : device::AllocateTensor()};
 }
 
 // A hook's, or a new one.
@@ -264,7 +267,6 @@ class StreamUnitTransport final : public UnitTransport {
     return status;
   }
   bool reducing() const override { return reductions_.under_way(); }
-  void backward_ended() override { reductions_.backward_ended(); }
 
   void synchronize() override {
     buffers_.synchronize();

@@ -505,12 +505,12 @@ TEST(DeviceActivationCheckpoints, MayTakeGradientsWithin) {
 
 // ---- frozen parameters ----
 
-TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
-  expect_as_on_the_cpu(2, [](const World& world, c10::Device device) {
+ParityBody thawed_later(int replicas, FullyShardOptions options) {
+  return [=](const World& world, c10::Device device) {
     auto model = mlp_on(device);
     model->first->weight.requires_grad_(false);
-    auto fsdp = fully_shard(*model, world, layers_by_messages());
-    Values values;
+    auto fsdp =
+        fully_shard(*model, Mesh(world, {.replicate = replicas}), options);
     torch::optim::SGD sgd(fsdp.parameters(), 0.05);
     for (int batch = 0; batch < 6; ++batch) {
       if (batch == 3) {
@@ -523,7 +523,20 @@ TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
       fsdp.publish();
     }
     return whole_parameters_of(fsdp, *model);
-  });
+  };
+}
+
+TEST(DeviceFrozenUnits, AUnitThatIsThawedLaterTrainsAsOnTheCpu) {
+  expect_as_on_the_cpu(2, thawed_later(1, layers_by_messages()));
+  for (const auto axes : {OptimizerAxes::kShard, OptimizerAxes::kBoth}) {
+    for (const bool on_host : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(axes) << on_host);
+      auto options = layers_by_messages();
+      options.optimizer_axes = axes;
+      options.cpu_offload = on_host;
+      expect_as_on_the_cpu(4, thawed_later(2, options));
+    }
+  }
 }
 
 TEST(DeviceFrozenUnits, WhatStartsFrozenHasNoMemoryForGradients) {
