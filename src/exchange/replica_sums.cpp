@@ -5,6 +5,7 @@
 #include <functional>
 #include <iterator>
 #include <utility>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include "base/check.h"
 #include "exchange/private_buffers.h"
 

@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
 #include "base/check.h"
 #include "exchange/gradient_chunks.h"
 
