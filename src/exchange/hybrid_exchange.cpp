@@ -271,6 +271,8 @@ class HybridExchange final : public Exchange {
     release(all);
   }
   std::vector<at::Tensor> sharded_gradients(UnitId unit);
+  SumAcross across_by_shard_axis(
+      UnitId unit, const std::vector<bool>& accumulate);
   Status sum_across(const std::vector<UnitId>& ended);
   Status sum_across(const Waiting& waiting);
   void take_ended_across();
@@ -291,10 +293,9 @@ class HybridExchange final : public Exchange {
   int across_under_way_ = 0;     // At most.
   bool at_end_ = false;  // The replica has come to the end of its backward.
   std::set<UnitId> gathering_;
-  bool begun_ = false;     // Shards were gathered across, if ever.
-  bool reducing_ = false;  // Since the last backward ended.
-  std::uint64_t backward_ =
-      0;  // How many have ended on all ranks, late rounds included.
+  std::uint64_t backward_ = 0;  // How many ended, with their late rounds.
+  bool begun_ = false;          // Shards were gathered across, if ever.
+  bool reducing_ = false;       // Since the last backward ended.
   std::set<UnitId> reduced_, reduced_partially_;  // Likewise.
   std::int64_t copied_shard_bytes_ = 0;
   Status error_;
@@ -404,23 +405,30 @@ Status HybridExchange::start_reduce(UnitId unit, const ReduceOptions& options) {
   }
   (options.partial ? reduced_partially_ : reduced_).insert(unit);
   now.kept = options.partial;
-  if (!options.partial && reduce_across_ == ReduceAcross::kByShardAxis) {
-    mine.across = {
-        .model = &model_,
-        .scale = scale_across_,
-        .accumulate = options.accumulate,
-        .into = sharded_gradients(unit),
-        .backward = backward_};
-    for (const auto& gradient : mine.across->into) {
-      give_memory(gradient, model_.shards_on_host);
-    }
-  } else if (!options.partial) {
+  const bool goes_across = !options.partial;
+  if (goes_across && reduce_across_ == ReduceAcross::kByShardAxis) {
+    mine.across = across_by_shard_axis(unit, options.accumulate);
+  } else if (goes_across) {
     waiting_.push_back(
         {unit, mine.into.empty() ? sharded_gradients(unit) : mine.into,
          options.accumulate, options.under_way_max, /*made=*/false});
   }
   auto status = within_->start_reduce(unit, mine);
   return keep(status.ok() ? sum_across(within_->progress()) : status);
+}
+
+SumAcross HybridExchange::across_by_shard_axis(
+    UnitId unit, const std::vector<bool>& accumulate) {
+  const auto into = sharded_gradients(unit);
+  for (const auto& gradient : into) {
+    give_memory(gradient, model_.shards_on_host);
+  }
+  return {
+      .model = &model_,
+      .scale = scale_across_,
+      .accumulate = accumulate,
+      .into = into,
+      .backward = backward_};
 }
 
 // Those that ended here, and earlier ones for which there was no room. Waiting
