@@ -18,6 +18,7 @@
 #include <sherd/data/tokenizer.h>
 #include "base/replace_file.h"
 #include "format_text.h"
+#include "generate/load_model.h"
 #include "generate/model_source.h"
 #include "parse_arguments.h"
 #include "terminal_text.h"
@@ -53,11 +54,6 @@ std::string shown(const std::string& text) {
   return printable_on_terminal(text);
 }
 
-// Opening a path that is no checkpoint reports what it is.
-std::string newest_in(const std::string& path) {
-  return checkpoint_at(path).value_or(path);
-}
-
 std::string text_of(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -83,7 +79,10 @@ Json json_of(const CheckpointContent& content) {
 }
 
 int inspect(const Arguments& given) {
-  const auto content = checkpoint_content(newest_in(given.path));
+  CheckpointContent content;
+  read_checkpoint(given.path, [&](const std::string& folder) {
+    content = checkpoint_content(folder);
+  });
   if (given.json) {
     print(json_of(content), 1);
     return 0;
@@ -106,8 +105,12 @@ int inspect(const Arguments& given) {
 }
 
 int verify(const Arguments& given) {
-  const auto folder = newest_in(given.path);
-  const auto bytes = verify_checkpoint(folder, progress_bar("verify"));
+  std::string folder;
+  std::int64_t bytes = 0;
+  read_checkpoint(given.path, [&](const std::string& checkpoint) {
+    folder = checkpoint;
+    bytes = verify_checkpoint(folder, progress_bar("verify"));
+  });
   if (given.json) {
     print(Json({{"folder", folder}, {"bytes", bytes}}));
   } else {
@@ -134,10 +137,14 @@ int print_files(
 }
 
 int merge(const Arguments& given) {
-  const auto folder = newest_in(given.path);
-  const auto files = merge_checkpoint(
-      folder, given.to,
-      {.archives = given.archives, .progress = progress_bar("merge")});
+  std::string folder;
+  std::vector<std::string> files;
+  read_checkpoint(given.path, [&](const std::string& checkpoint) {
+    folder = checkpoint;
+    files = merge_checkpoint(
+        folder, given.to,
+        {.archives = given.archives, .progress = progress_bar("merge")});
+  });
   return print_files(folder, files, given.json);
 }
 
@@ -197,8 +204,12 @@ void print(const CheckpointDifference& found) {
 
 // Returns exit statuses like diff(1): 0 for no difference, 1 for some.
 int diff(const Arguments& given) {
-  const auto found = compare_checkpoints(
-      newest_in(given.path), newest_in(given.to), progress_bar("diff"));
+  CheckpointDifference found;
+  read_checkpoint(given.path, [&](const std::string& first) {
+    read_checkpoint(given.to, [&](const std::string& second) {
+      found = compare_checkpoints(first, second, progress_bar("diff"));
+    });
+  });
   if (given.json) {
     print(json_of(found), 1);
   } else {
@@ -229,14 +240,19 @@ int export_model(const Arguments& given) {
   // Before the weights are written, because it may refuse the model.
   const auto description =
       hugging_face_config(source.config, source.vocabulary);
-  auto files = merge_checkpoint(
-      source.weights, given.to,
-      {.section = source.section,
-       .rename =
-           [&](const std::string& name) {
-             return hugging_face_name(source.config, name);
-           },
-       .progress = progress_bar("export")});
+  std::string checkpoint;
+  std::vector<std::string> files;
+  read_checkpoint(given.path, [&](const std::string& folder) {
+    checkpoint = folder;
+    files = merge_checkpoint(
+        folder, given.to,
+        {.section = source.section,
+         .rename =
+             [&](const std::string& name) {
+               return hugging_face_name(source.config, name);
+             },
+         .progress = progress_bar("export")});
+  });
   try {
     const auto merged =
         std::exchange(files.front(), given.to + "/model.safetensors");
@@ -249,7 +265,7 @@ int export_model(const Arguments& given) {
     remove_content(given.to);
     throw;
   }
-  return print_files(source.weights, files, given.json);
+  return print_files(checkpoint, files, given.json);
 }
 
 // Throws Error if the folder has a run, whose files would be replaced.
@@ -293,6 +309,8 @@ int import_model(const Arguments& given) {
            },
        .progress = progress_bar("import")});
   try {
+    expect_tensors_of(
+        source, checkpoint_content(*newest_checkpoint(run + "/checkpoints")));
     replace_file(run + "/config.json", to_json(config, {})).throw_if_failed();
     data::copy_tokenizer(from, run);
     keep_stop_ids(run, source.stop_ids);

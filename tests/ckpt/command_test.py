@@ -24,7 +24,7 @@ class Command:
         subprocess.run(
             [
                 self.sherd, "run", "-n", "2", "--", self.sherd, "train", "--steps", "4",
-                "--layers", "1", "--width", "32", "--heads", "2", "--seq", "16",
+                "--layers", "2", "--width", "32", "--heads", "2", "--seq", "16",
                 "--data", ROOT / "LICENSE", "--sample-tokens", "0", "--save-every", "2",
                 "--keep", "2", "--run", self.run,
             ],
@@ -107,6 +107,21 @@ def carries_the_tokenizer(command):
         (command.run / name).unlink()
 
 
+def refuses_weights_of_another_model(command):
+    exported, to = command.scratch / "widened", command.scratch / "refused"
+    command.shown(0, "export", command.run, exported)
+    config = json.loads((exported / "config.json").read_text())
+    for key, value, found in (
+        ("n_positions", 7, "wpe.weight of shape [7, 32], as its config.json says, found [16"),
+        ("n_layer", 3, "expected h.2."),
+        ("n_layer", 1, ", too"),
+    ):
+        (exported / "config.json").write_text(json.dumps(config | {key: value}))
+        refused = command.shown(1, "import", exported, to)
+        assert f"{exported}: expected" in refused and found in refused, refused
+        assert not list((to / "checkpoints").glob("step-*")), key
+
+
 def refuses(command):
     assert "none: expected" in command.shown(2, "diff", command.run, command.scratch / "none")
     assert "see sherd checkpoint diff --help" in command.shown(2, "diff", command.run)
@@ -160,7 +175,8 @@ def main():
     command = Command(sys.argv[1], scratch)
     command.train()
     for show in (
-        looks, compares, converts, carries_the_tokenizer, refuses, tries_again
+        looks, compares, converts, carries_the_tokenizer,
+        refuses_weights_of_another_model, refuses, tries_again
     ):  # fmt: skip
         show(command)
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generate/load_model.h"
 
+#include <map>
 #include <string>
+#include <vector>
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
 #include <sherd/base/error.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/optim/named_parameters.h>
@@ -56,6 +59,28 @@ void check(const LoadReport& report, const std::string& section) {
   }
 }
 
+// Returns the checkpoint to try instead if the run has removed this one; empty once the weights are
+// there.
+std::string load_or_find_newer(
+    const World& world,
+    const std::string& folder,
+    const ModelSource& source,
+    CheckpointState& state) {
+  try {
+    check(
+        load_checkpoint(world, folder, state, {.strict = false}),
+        source.section);
+    return "";
+  } catch (const Error&) {  // The same on every rank.
+    const auto next = replacement_of(folder, source.from).value_or("");
+    const auto agreed = world.all_gather_texts(next).front();
+    if (agreed.empty()) {
+      throw;
+    }
+    return agreed;
+  }
+}
+
 }  // namespace
 
 void load_weights(
@@ -66,10 +91,10 @@ void load_weights(
   add_slices(state, source.section, parameters);
   if (source.files.empty()) {
     // Rank 0's answer is used: while the run goes on, others may see a newer one.
-    const auto folder = world.all_gather_texts(source.weights).front();
-    check(
-        load_checkpoint(world, folder, state, {.strict = false}),
-        source.section);
+    auto folder = world.all_gather_texts(source.weights).front();
+    while (!folder.empty()) {
+      folder = load_or_find_newer(world, folder, source, state);
+    }
   } else {
     load_tensor_files(
         world, source.files, state, {.rename = [&](const std::string& name) {
@@ -78,6 +103,34 @@ void load_weights(
   }
   if (parameters.publish) {
     parameters.publish();
+  }
+}
+
+void expect_tensors_of(
+    const ModelSource& source, const CheckpointContent& content) {
+  std::map<std::string, std::vector<std::int64_t>> found;
+  for (const auto& tensor : content.tensors) {
+    if (tensor.section == kModelWeights) {
+      found[tensor.name] = tensor.shape;
+    }
+  }
+  const auto model = make_empty_model(source, at::kFloat);
+  for (const auto& item : model->named_parameters()) {
+    const auto expected = item.value().sizes();
+    const auto tensor = found.extract(item.key());
+    const auto shape =
+        tensor.empty() ? at::IntArrayRef() : at::IntArrayRef(tensor.mapped());
+    if (tensor.empty() || shape != expected) {
+      throw Error(
+          source.from + ": expected " + item.key() + " of shape " +
+          c10::str(expected) + ", as its config.json says, found " +
+          (tensor.empty() ? "no such tensor" : c10::str(shape)));
+    }
+  }
+  if (!found.empty()) {
+    throw Error(
+        source.from + ": expected the tensors of the model in its " +
+        "config.json, found " + found.begin()->first + ", too");
   }
 }
 

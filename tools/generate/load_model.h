@@ -23,6 +23,11 @@ void load_weights(
     const ModelSource& source,
     const NamedParameters& parameters);
 
+// Throws Error if the checkpoint's model section has other names or shapes than the model of the
+// source. Compares names and shapes only, and reads no weights.
+void expect_tensors_of(
+    const ModelSource& source, const CheckpointContent& content);
+
 struct LoadedModel {
   std::shared_ptr<models::LanguageModel> model =
       nullptr;  // In evaluation mode.

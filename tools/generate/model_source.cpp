@@ -68,6 +68,10 @@ void add_stop_ids(const std::string& path, std::vector<std::int64_t>& ids) {
 
 }  // namespace
 
+bool ModelSource::reads_bytes() const {
+  return trained_on_bytes || (vocabulary > 0 && vocabulary <= kByteVocabulary);
+}
+
 void keep_stop_ids(
     const std::string& folder, const std::vector<std::int64_t>& ids) {
   const auto path = folder + "/generation_config.json";
@@ -124,13 +128,17 @@ ModelSource of_checkpoint(
         content.folder, "train.vocabulary, a number", "'" + vocabulary + "'");
   }
   const auto config = make_config({}, content.folder, value("train.config"));
+  const auto tokens = content.values.find(kTrainTokens);
   check_section(from, content, section);
   ModelSource source{
+      .from = from,
       .weights = folder,
       .section = section,
       .folder = tokenizer_folder(folder),
       .config = config,
-      .vocabulary = *number};
+      .vocabulary = *number,
+      .trained_on_bytes =
+          tokens != content.values.end() && tokens->second == kByteTokens};
   add_stop_ids(source.folder + "/generation_config.json", source.stop_ids);
   return source;
 }
@@ -177,8 +185,12 @@ ModelSource find_model(const std::string& from, const std::string& weights) {
     throw Error("--weights: expected model or ema, found '" + weights + "'");
   }
   expect_folder(from);
-  if (const auto checkpoint = checkpoint_at(from)) {
-    return of_checkpoint(from, *checkpoint, weights);
+  if (checkpoint_at(from)) {
+    ModelSource source;
+    read_checkpoint(from, [&](const std::string& checkpoint) {
+      source = of_checkpoint(from, checkpoint, weights);
+    });
+    return source;
   }
   const auto path = from + "/config.json";
   if (!exists(path)) {
@@ -197,7 +209,10 @@ ModelSource find_model(const std::string& from, const std::string& weights) {
         "a Hugging Face model, which has one set of weights");
   }
   ModelSource source{
-      .weights = from, .files = hugging_face_weights(from), .folder = from};
+      .from = from,
+      .weights = from,
+      .files = hugging_face_weights(from),
+      .folder = from};
   source.config = parse_hugging_face_config(text_in(path), path);
   source.vocabulary = source.config.vocab;
   add_stop_ids(path, source.stop_ids);
@@ -213,6 +228,7 @@ ModelSource find_initial_model(const TrainConfig& config) {
         checkpoint_content(*checkpoint).values.contains("train.config");
     return known ? find_model(path)
                  : ModelSource{
+                       .from = path,
                        .weights = *checkpoint,
                        .folder = *checkpoint,
                        .config = config,
@@ -230,6 +246,30 @@ std::optional<std::string> checkpoint_at(const std::string& path) {
   return newest ? newest : newest_checkpoint(path + "/checkpoints");
 }
 
+void read_checkpoint(
+    const std::string& path,
+    const std::function<void(const std::string& checkpoint)>& read) {
+  auto checkpoint = checkpoint_at(path).value_or(path);
+  for (;;) {
+    try {
+      read(checkpoint);
+      return;
+    } catch (const Error&) {
+      const auto next = replacement_of(checkpoint, path);
+      if (!next) {
+        throw;
+      }
+      checkpoint = *next;
+    }
+  }
+}
+
+std::optional<std::string> replacement_of(
+    const std::string& before, const std::string& path) {
+  auto now = exists(before) ? std::nullopt : checkpoint_at(path);
+  return now == before ? std::nullopt : now;
+}
+
 bool has_section(const CheckpointContent& content, const std::string& name) {
   return std::ranges::find(
              content.tensors, name, &CheckpointContent::Tensor::section) !=
@@ -239,9 +279,7 @@ bool has_section(const CheckpointContent& content, const std::string& name) {
 void expect_tokenizer_of(
     const ModelSource& source, const std::string& path, std::uint64_t digest) {
   const auto file = data::tokenizer_file(source.folder);
-  const bool bytes =
-      source.vocabulary > 0 && source.vocabulary <= kByteVocabulary;
-  const bool unknown = file.empty() && !bytes;
+  const bool unknown = file.empty() && !source.reads_bytes();
   const auto own = data::tokenizer_digest(source.folder);
   if (digest == 0 || unknown || digest == own) {
     return;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +23,12 @@ inline constexpr const char* kWeightsHelp =
     "model: as the last step left them; ema: their moving average, which runs\n"
     "with --ema have";
 
+// The value of a checkpoint that says that its model reads bytes.
+inline constexpr const char* kTrainTokens = "train.tokens";
+inline constexpr const char* kByteTokens = "bytes";
+
 struct ModelSource {
+  std::string from = {};  // As the user has named it.
   // The folder of the checkpoint, or of Hugging Face's files.
   std::string weights = {};
   // Hugging Face's files; empty for a checkpoint.
@@ -32,7 +38,12 @@ struct ModelSource {
   std::string folder = {};  // Where the files of a tokenizer would be.
   TrainConfig config = {};
   std::int64_t vocabulary = 0;
+  bool trained_on_bytes = false;
   std::vector<std::int64_t> stop_ids = {};  // The tokens that end a text.
+
+  // Whether tokens are bytes if `folder` has no tokenizer. A larger vocabulary than that of bytes
+  // may be padded.
+  bool reads_bytes() const;
 };
 
 // The model that `from` names: a run or its checkpoints, of which the newest is taken; one
@@ -50,6 +61,17 @@ ModelSource find_initial_model(const TrainConfig& config);
 // The checkpoint that `path` names: one checkpoint, or the newest one of a folder of checkpoints or
 // a run. Nothing if there is none.
 std::optional<std::string> checkpoint_at(const std::string& path);
+
+// Calls read() with the checkpoint that `path` names or, if there is none, with `path`, so that the
+// error says what it is. If the run has a newer one by then and has removed this one, as --keep
+// demands, read() has failed and is called with the newer one. Throws what read() throws.
+void read_checkpoint(
+    const std::string& path,
+    const std::function<void(const std::string& checkpoint)>& read);
+
+// The checkpoint that `path` names now; nothing if it is `before`, or if that still exists.
+std::optional<std::string> replacement_of(
+    const std::string& before, const std::string& path);
 
 // Adds tokens that end a text to generation_config.json of a run or a model in `folder`.
 void keep_stop_ids(

@@ -2,9 +2,15 @@
 #include "generate/model_source.h"
 
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/base/error.h>
+#include <sherd/ckpt/checkpoint.h>
+#include <torch/types.h>
+#include "generate/load_model.h"
 #include "generate/model_tokens.h"
 #include "support/error_of.h"
 #include "support/scratch_folder.h"
@@ -167,6 +173,62 @@ TEST(ModelTokens, AreBytesForASmallVocabularyOnly) {
       scratch.path() +
           "/tokenizer.json: expected the tokenizer of a model with a "
           "vocabulary of 257, found no such file");
+  source.trained_on_bytes = true;
+  EXPECT_THAT(ModelTokens(source).encode("AZ", "x"), ElementsAre(65, 90));
+}
+
+// As --keep demands while a run goes on.
+TEST(ModelSource, ACheckpointThatItsRunRemovesIsReplacedByTheNewerOne) {
+  const ScratchFolder scratch;
+  const auto run = scratch.path();
+  const auto first = run + "/checkpoints/step-1";
+  const auto second = run + "/checkpoints/step-2";
+  const auto make = [&](const std::string& checkpoint) {
+    std::filesystem::create_directories(checkpoint);
+    std::ofstream(checkpoint + "/checkpoint.json") << "{}";
+  };
+  make(first);
+  std::vector<std::string> read;
+  const auto run_goes_on = [&](const std::string& checkpoint) {
+    read.push_back(checkpoint);
+    if (checkpoint == first) {
+      make(second);
+      std::filesystem::remove_all(first);
+      throw Error("no such file");
+    }
+  };
+  read_checkpoint(run, run_goes_on);
+  EXPECT_THAT(read, ElementsAre(first, second));
+  EXPECT_EQ(replacement_of(first, run), second);
+  EXPECT_EQ(replacement_of(first, first), std::nullopt) << "it was named";
+  EXPECT_EQ(replacement_of(second, run), std::nullopt) << "it is damaged";
+}
+
+TEST(ModelSource, WeightsThatItsRunRemovesAreThoseOfTheNewerCheckpoint) {
+  const ScratchFolder scratch;
+  const auto folder = scratch.path() + "/checkpoints";
+  const auto weight = torch::zeros({2});
+  NamedParameters parameters;
+  parameters.items.push_back({.name = "weight", .slice = weight});
+  CheckpointState state;
+  state.add(parameters);
+  CheckpointSaver saver(World::single(), folder, {.keep_last = 1});
+  for (const std::int64_t step : {1, 2}) {
+    weight.fill_(static_cast<double>(step));
+    saver.save(step, state);
+  }
+  weight.zero_();
+  const auto removed = folder + "/step-1";
+  load_weights(
+      World::single(), {.from = scratch.path(), .weights = removed},
+      parameters);
+  EXPECT_EQ(weight[0].item<float>(), 2);
+  EXPECT_THAT(
+      error_of([&] {
+        load_weights(
+            World::single(), {.from = removed, .weights = removed}, parameters);
+      }),
+      HasSubstr(removed));
 }
 
 TEST(ModelTokens, ADamagedTokenizerIsAnErrorThatNamesIt) {

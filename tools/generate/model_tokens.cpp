@@ -7,14 +7,12 @@
 namespace sherd::tools {
 namespace {
 
-constexpr std::int64_t kBytes = 256;
-
 std::unique_ptr<data::Tokenizer> tokenizer_of(const ModelSource& source) {
   const auto path = source.folder + "/tokenizer.json";
   const auto vocabulary = std::to_string(source.vocabulary);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
-    if (source.vocabulary > kBytes) {
+    if (!source.reads_bytes()) {
       throw Error(
           path + ": expected the tokenizer of a model with a vocabulary of " +
           vocabulary + ", found no such file");

@@ -78,7 +78,7 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
   if (config.save_every == 0) {
     return nullptr;
   }
-  state.values = model_metadata(config, trainer.corpus().vocabulary());
+  state.values = model_metadata(trainer);
   check_newest(config, state.values);
   return std::make_unique<ft::ReplicaCheckpoints>(
       trainer.world(), std::move(state),
@@ -103,8 +103,7 @@ std::string differences_from_checkpoint(const Trainer& trainer) {
                               : read_config({}, "train.config", found->second));
   };
   const auto saved = options_in(content.values);
-  const auto now = options_in(
-      model_metadata(trainer.config(), trainer.corpus().vocabulary()));
+  const auto now = options_in(model_metadata(trainer));
   std::string text;
   for (const auto& row : option_specs()) {
     if (text_of(row, saved) != text_of(row, now)) {

@@ -116,17 +116,21 @@ void expect_differences_in(
 
 }  // namespace
 
-std::map<std::string, std::string> model_metadata(
-    TrainConfig config, std::int64_t vocabulary) {
+std::map<std::string, std::string> model_metadata(const Trainer& trainer) {
+  auto config = trainer.config();
   if (config.model != "gpt") {
     config.kv_heads = config.kv_heads > 0 ? config.kv_heads : config.heads;
     config.intermediate = config.intermediate > 0
         ? config.intermediate
         : models::llama_intermediate(config.width);
   }
-  return {
+  std::map<std::string, std::string> values = {
       {"train.config", to_json(config, {})},
-      {"train.vocabulary", std::to_string(vocabulary)}};
+      {"train.vocabulary", std::to_string(trainer.corpus().vocabulary())}};
+  if (trainer.reads_bytes()) {
+    values[kTrainTokens] = kByteTokens;
+  }
+  return values;
 }
 
 void expect_model_of(
@@ -148,7 +152,7 @@ void expect_model_of(
 RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
     : trainer_(trainer),
       folder_(run_path + kFolder),
-      about_(model_metadata(trainer.config(), trainer.corpus().vocabulary())),
+      about_(model_metadata(trainer)),
       saver_(
           trainer.world(),
           folder_,

@@ -51,9 +51,8 @@ class RunCheckpoints {
 // The section of checkpoints that has the state of --dtype fp16.
 inline constexpr const char* kScalerSection = "scaler";
 
-// The values of a checkpoint that `sherd checkpoint export` needs.
-std::map<std::string, std::string> model_metadata(
-    TrainConfig config, std::int64_t vocabulary);
+// The values of a checkpoint that say which model it has and what its tokens are.
+std::map<std::string, std::string> model_metadata(const Trainer& trainer);
 
 // Throws Error that names the option if a job, whose model_metadata() is given, would go on from a
 // checkpoint with another model. Checkpoints of other programs do not tell.

@@ -177,11 +177,21 @@ StepMetrics parse_metrics_line(
 
 namespace {
 
-// Calls visit(line, record) for each complete line: the last one may be incomplete.
+// Calls visit(line) for each complete line: the last one may be incomplete.
 template <typename Visit>
-void each_record(std::istream& file, const std::string& path, Visit visit) {
+void each_line(std::istream& file, Visit visit) {
   for (std::string line; std::getline(file, line) && !file.eof();) {
-    visit(line, parse_metrics_line(line, path));
+    visit(line);
+  }
+}
+
+void warn_of_damage(const std::string& path, std::int64_t lines) {
+  if (lines > 0) {
+    std::fprintf(
+        stderr,
+        "sherd train: warning: %s: expected lines of metrics, found %lld "
+        "others, which are left out\n",
+        path.c_str(), static_cast<long long>(lines));
   }
 }
 
@@ -202,8 +212,8 @@ std::vector<StepMetrics> read_metrics(
     std::getline(file, line);  // The first line may have begun before.
   }
   std::vector<StepMetrics> records;
-  each_record(file, path, [&](const std::string&, StepMetrics record) {
-    records.push_back(std::move(record));
+  each_line(file, [&](const std::string& line) {
+    records.push_back(parse_metrics_line(line, path));
   });
   return records;
 }
@@ -220,15 +230,23 @@ RunFolder::RunFolder(
   std::ifstream file(metrics, std::ios::binary);
   const bool found = file.is_open();
   std::uintmax_t kept_bytes = 0;
-  std::string
-      kept_later;  // A replica that went back has made some steps twice.
+  // Behind a dropped line: a replica that went back has made some steps twice.
+  std::string kept_later;
   bool dropped = false;
-  each_record(file, metrics, [&](const std::string& line, StepMetrics record) {
-    if (record.step > step) {
+  std::int64_t damaged = 0;  // By a power loss, for example.
+  each_line(file, [&](const std::string& line) {
+    try {
+      auto record = parse_metrics_line(line, metrics);
+      if (record.step > step) {
+        dropped = true;
+        return;
+      }
+      keep(std::move(record));
+    } catch (const Error&) {
       dropped = true;
+      ++damaged;
       return;
     }
-    keep(std::move(record));
     if (dropped) {
       kept_later += line + "\n";
     } else {
@@ -236,6 +254,7 @@ RunFolder::RunFolder(
     }
   });
   file.close();
+  warn_of_damage(metrics, damaged);
   std::error_code failure;
   if (found) {
     std::filesystem::resize_file(metrics, kept_bytes, failure);

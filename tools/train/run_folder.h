@@ -45,7 +45,8 @@ class RunFolder {
   // that fails, or if another run's metrics are already there.
   RunFolder(const std::string& path, const std::string& config_json);
   // For a run that continues after `step`: metrics of later steps, which will be repeated, are
-  // dropped. Throws Error like the other constructor, and for invalid metrics.
+  // dropped, and so are damaged lines, with a warning on stderr. Throws Error like the other
+  // constructor.
   RunFolder(
       const std::string& path,
       const std::string& config_json,

@@ -65,15 +65,25 @@ TEST(RunFolder, ARunThatGoesOnKeepsItsStepsUpToThere) {
   EXPECT_EQ(folder.records()[1].loss, 0.5);
   folder.add({.step = 3, .loss = 7});
   EXPECT_EQ(RunFolder(path, "{}", 9).records().size(), 3U);
-  std::ofstream(path + "/metrics.jsonl", std::ios::app) << "nonsense\n";
-  try {
-    const RunFolder broken(path, "{}", 9);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_THAT(
-        error.what(),
-        AllOf(HasSubstr("metrics.jsonl"), HasSubstr("'nonsense'")));
-  }
+}
+
+TEST(RunFolder, ARunGoesOnBehindDamagedLinesAndNamesTheirFile) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  RunFolder(path, "{}").add({.step = 1});
+  std::ofstream(path + "/metrics.jsonl", std::ios::app)
+      << std::string(3, '\0') << "\n"
+      << metrics_line({.step = 2}) << "\n";
+  ::testing::internal::CaptureStderr();
+  RunFolder(path, "{}", 9).add({.step = 3});
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr(
+          "metrics.jsonl: expected lines of metrics, found 1 others, which"));
+  EXPECT_EQ(
+      file_text(path + "/metrics.jsonl"),
+      metrics_line({.step = 1}) + "\n" + metrics_line({.step = 2}) + "\n" +
+          metrics_line({.step = 3}) + "\n");
 }
 
 // As a replica does whose last steps were lost.

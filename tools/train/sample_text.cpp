@@ -25,7 +25,7 @@ std::string plain_bytes(const Ids& ids) {
   for (const auto id : ids) {
     const auto c = static_cast<char>(id);
     const bool plain = c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
-    text += plain ? c : '?';
+    text += plain && id < 256 ? c : '?';
   }
   return text;
 }
@@ -61,7 +61,7 @@ std::string text_of(
     return decoded(*tokenizer, before) + "|" + decoded(*tokenizer, behind);
   }
 #endif
-  const auto show = sample.vocabulary > 256 ? numbers : plain_bytes;
+  const auto show = sample.bytes ? plain_bytes : numbers;
   return show(before) + "|" + show(behind);
 }
 

@@ -15,11 +15,11 @@ struct Sample {
   // How many belong to the prompt.
   std::vector<std::int64_t> ids = {};
   std::size_t prompt = 0;
-  std::int64_t vocabulary = 0;
+  bool bytes = false;  // Whether tokens are bytes if there is no tokenizer.
 };
 
 // The sample for people, with a bar after the prompt: decoded by the tokenizer in `folder`; without
-// one as bytes for a vocabulary of 256, otherwise as numbers. Characters that a terminal would obey
+// one as bytes or as numbers. Characters that a terminal would obey
 // are left out.
 std::string text_of(const Sample& sample, const std::string& folder);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <ctime>
 #include <utility>
+#include <sherd/data/tokenizer.h>
 #include <sherd/optim/schedule.h>
 #include <torch/utils.h>
 #include "base/hash.h"
@@ -209,7 +210,13 @@ Sample Trainer::sample() {
            .temperature = 0.8,
            .seed = static_cast<std::uint64_t>(config_.seed)}),
       .prompt = prompt.size(),
-      .vocabulary = corpus_->vocabulary()};
+      .bytes = reads_bytes()};
+}
+
+bool Trainer::reads_bytes() const {
+  return std::ranges::all_of(corpus_->sources(), [](const auto& source) {
+    return source.corpus->tokenizer_digest() == data::bytes_digest();
+  });
 }
 
 void Trainer::close() {

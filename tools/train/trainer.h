@@ -43,6 +43,8 @@ class Trainer {
   // The learning rate of a step, counted from 0.
   double learning_rate(std::int64_t step) const;
   std::int64_t parameter_count() const;
+  // Whether each token of the data is a byte of text.
+  bool reads_bytes() const;
   // Collective. The run's folder: --run, or else a new name that rank 0 chooses, since the clocks
   // of others may differ.
   std::string run_path() const;
