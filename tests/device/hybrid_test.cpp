@@ -96,5 +96,29 @@ TEST(DeviceHybrid, ABackwardThatFailsOnOneRankFailsOnAllAndTrainingGoesOn) {
   expect_failure_on_all(recipe);
 }
 
+// No rank waits for it without a limit, neither within the backward nor at its end.
+void expect_errors_without_a_replica(const HybridRecipe& recipe) {
+  run_device_ranks(
+      4,
+      [&](const DeviceRank& self) {
+        HybridTrainer trainer(
+            Mesh(self.world, {.replicate = 2}), self.device, recipe);
+        trainer.step(0);
+        if (self.world.rank() < 2) {
+          EXPECT_NE(error_of([&] { trainer.step(1); }), "no error");
+        }
+      },
+      {.deadline = std::chrono::seconds(2), .disorderly = true});
+}
+
+TEST(DeviceHybrid, ALostReplicaIsAnErrorOfTheOthers) {
+  HybridRecipe recipe{.name = "full_shard"};
+  expect_errors_without_a_replica(recipe);
+  recipe.options.cpu_offload = true;
+  expect_errors_without_a_replica(recipe);
+  recipe.options.optimizer_axes = OptimizerAxes::kBoth;
+  expect_errors_without_a_replica(recipe);
+}
+
 }  // namespace
 }  // namespace sherd::test
