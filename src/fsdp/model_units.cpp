@@ -537,8 +537,10 @@ bool uses_fp16(const ModelUnits& model) {
 
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name) {
+  const auto tied = model.tied_names.find(name);
+  const auto& first = tied == model.tied_names.end() ? name : tied->second;
   for (const auto& parameter : model.parameters) {
-    if (parameter.name == name) {
+    if (parameter.name == first) {
       return parameter;
     }
   }
@@ -632,6 +634,9 @@ ModelUnits build_units(
 
   ModelUnits model;
   model.device = common_device(collector, options.device);
+  for (const auto& [first, again] : collector.tied()) {
+    model.tied_names.emplace(again.name, entries[first].name);
+  }
   UnitNumbers numbers;
   std::vector<FlatBuilder> builders;
   for (const auto& entry : entries) {

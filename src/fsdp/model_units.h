@@ -5,6 +5,7 @@
 // parameter tensors alive. Thread rule: as for a value.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,7 +54,9 @@ struct ModelUnits {
   std::vector<exchange::UnitSpec> units;
   std::vector<UnitTraits> traits;            // By unit.
   std::vector<ManagedParameter> parameters;  // In module order.
-  std::optional<UnitId> root;                // Set if it owns anything.
+  // From the further names of tied parameters to those above.
+  std::map<std::string, std::string> tied_names;
+  std::optional<UnitId> root;  // Set if it owns anything.
   std::vector<CastBuffer> cast_buffers;
   std::vector<ForwardCast> forward_casts;
   // The device of all parameters that have memory.
@@ -92,7 +95,7 @@ PolicyUnitSizes policy_unit_sizes(const ModelUnits& model);
 // As in NamedParameters::uses_fp16.
 bool uses_fp16(const ModelUnits& model);
 
-// Throws Error if no parameter has that name.
+// The parameter of that name, which may be any of a tied one. Throws Error if there is none.
 const ManagedParameter& find_parameter(
     const ModelUnits& model, const std::string& name);
 
