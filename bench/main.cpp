@@ -2,9 +2,9 @@
 //
 // The program `sherd-bench`, which `sherd bench` executes.
 #include <CLI/CLI.hpp>
-#include <sherd/base/run_main.h>
 #include "bench/command.h"
 #include "parse_arguments.h"
+#include "tool_main.h"
 
 namespace sherd::bench {
 namespace {
@@ -24,6 +24,5 @@ int run_command(int argc, char** argv) {
 }  // namespace sherd::bench
 
 int main(int argc, char** argv) {
-  return sherd::run_main(
-      argc, argv, [&] { return sherd::bench::run_command(argc, argv); });
+  return sherd::tools::tool_main(argc, argv, sherd::bench::run_command);
 }

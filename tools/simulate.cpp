@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -203,8 +204,12 @@ int run(const SimulateArguments& arguments) {
                                                   : sim::Arrivals::kPoisson;
   if (!arguments.html.empty()) {
     // Before anything takes time. A page that is there stays until there is a new one.
+    const bool is_there = std::filesystem::exists(arguments.html);
     expect_written(
         std::ofstream(arguments.html, std::ios::app), arguments.html);
+    if (!is_there) {
+      std::filesystem::remove(arguments.html);
+    }
   }
   std::vector<sim::SimulationResult> all;
   for (const auto policy : policies_of(arguments.policies)) {

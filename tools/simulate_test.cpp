@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `sherd simulate`, as a user calls it.
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -65,6 +66,10 @@ TEST(SimulateCommand, WrongUsageExitsWithTwoAndSaysWhy) {
   EXPECT_THAT(refused("--policy raft"), HasSubstr("found 'raft'"));
   EXPECT_THAT(refused("--arrivals never"), HasSubstr("never"));
   EXPECT_THAT(refused("--mtbf-mim 3"), HasSubstr("--mtbf-min"));
+  const testing::ScratchFolder scratch;
+  const auto page = scratch.path() + "/page.html";
+  refused("--gpus 100 --replicas 12 --html " + page);
+  EXPECT_FALSE(std::filesystem::exists(page));
 }
 
 TEST(SimulateCommand, APageOfASmallClusterIsWritten) {

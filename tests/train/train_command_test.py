@@ -603,6 +603,31 @@ class TrainCommand(unittest.TestCase):
         steps = [step for (step,) in self.metrics("x", ["step"])]
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
 
+    def test_an_imported_model_whose_run_was_killed_begins_again(self):
+        self.shown(*SMALL, "--data", "text", "--run", "first", "--steps", "1")
+        for words in (("export", "first", "model"), ("import", "model", "x")):
+            self.shown(*words, command="checkpoint")
+        words = ("--config", "x/config.json", "--data", "text", "--steps", "1000000")
+        process = self.start(*words, "--save-every", "500000")
+        self.wait_for(process, "step 1/")
+        process.kill()
+        process.wait(TIMEOUT_S)
+        text = self.shown(*SMALL, *words, "--seed", "1", expected=2)
+        self.assertIn("found metrics.jsonl of another run", text)
+        again = self.start(*words)
+        self.wait_for(again, "begins again; its metrics so far are in x/metrics.jsonl.1")
+        again.kill()
+        again.wait(TIMEOUT_S)
+
+    def test_a_signal_in_the_last_step_ends_a_complete_run(self):
+        process = self.start(
+            "--data", "text", "--run", "x", "--steps", "1", "--batch", "8192"
+        )
+        self.wait_for(process, "run    x")
+        process.send_signal(signal.SIGTERM)
+        self.wait_for(process, "done ")
+        self.assertEqual(process.wait(TIMEOUT_S), 0)
+
     def test_the_second_interrupt_ends_at_once(self):
         # The validation after the first step takes minutes.
         process = self.start(

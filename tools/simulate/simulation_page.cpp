@@ -5,9 +5,10 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
-
+#include <sherd/base/error.h>
 #include "format_text.h"
 #include "train/plot.h"
 
@@ -36,6 +37,7 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 
 // Few failures and few runs, so that all points together take a minute.
 constexpr int kFailures = 150;
+constexpr double kCheckpoints = 200'000;
 constexpr int kRuns = 4;
 
 int runs_of(const SimulationOptions& options) {
@@ -49,12 +51,27 @@ SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
   options.steps.reset();
   options.days = std::min(
       kFailures * mtbf_min_of(options) / kMinutesPerDay, sim::kDaysMax);
+  if (options.checkpoint_min > 0) {
+    options.days = std::min(
+        options.days, kCheckpoints * options.checkpoint_min / kMinutesPerDay);
+  }
   options.runs = runs_of(options);
   return options;
 }
 
-// Effective training time of some policies, for options that depend on x.
-Plot plot_of(
+// Nothing beyond the limits of the simulator, which the user's own options are within.
+std::optional<sim::SimulationResult> simulated(
+    const SimulationOptions& options) {
+  try {
+    return sim::simulate(options);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// Effective training time of some policies, for options that depend on x; "" if none can be
+// simulated.
+std::string plot_of(
     const char* title,
     const char* x_name,
     const std::vector<double>& xs,
@@ -64,8 +81,12 @@ Plot plot_of(
   for (const auto policy : policies) {
     Points points;
     for (const double x : xs) {
-      const auto result = sim::simulate(quick(options_at(x), policy));
-      points.emplace_back(x, result.effective_training_time * kPercent);
+      if (const auto result = simulated(quick(options_at(x), policy))) {
+        points.emplace_back(x, result->effective_training_time * kPercent);
+      }
+    }
+    if (points.empty()) {
+      continue;
     }
     plot.series.push_back(
         {.name = name_of(policy),
@@ -73,7 +94,7 @@ Plot plot_of(
          .points = std::move(points),
          .dots = true});
   }
-  return plot;
+  return plot.series.empty() ? "" : plot_html(plot);
 }
 
 std::vector<double> scaled(const std::vector<double>& factors, double value) {
@@ -97,31 +118,31 @@ std::string size_plot(const SimulationOptions& options) {
   gpus.erase(std::unique(gpus.begin(), gpus.end()), gpus.end());
   const double failures_per_gpu =
       1 / (mtbf_min_of(options) * static_cast<double>(options.gpus));
-  return plot_html(plot_of(
+  return plot_of(
       "Effective training time, %, by size", "GPUs", gpus, [&](double count) {
         auto at = options;
         at.gpus = std::llround(count);
         at.mtbf_min = 1 / (failures_per_gpu * count);
         return at;
-      }));
+      });
 }
 
 std::string failure_plot(const SimulationOptions& options) {
   const auto times = scaled({0.25, 0.5, 1, 2, 4}, mtbf_min_of(options));
-  return plot_html(plot_of(
+  return plot_of(
       "Effective training time, %, by minutes between failures", "minutes",
       times, [&](double minutes) {
         auto at = options;
         at.mtbf_min = minutes;
         return at;
-      }));
+      });
 }
 
 std::string stall_plot(const SimulationOptions& options) {
   // Under kRestart all replicas stand still until the restart anyway.
   constexpr std::array kStalling = {
       sim::FailurePolicy::kSherd, sim::FailurePolicy::kTorchft};
-  return plot_html(plot_of(
+  return plot_of(
       "Effective training time, %, by minutes that all stand still after a "
       "failure",
       "minutes", {0, 0.1, 0.5, 1, 2, 3, 5},
@@ -130,7 +151,7 @@ std::string stall_plot(const SimulationOptions& options) {
         at.stall_min = minutes;
         return at;
       },
-      kStalling));
+      kStalling);
 }
 
 std::string spares_plot(const SimulationOptions& options) {
@@ -142,13 +163,13 @@ std::string spares_plot(const SimulationOptions& options) {
     spares.push_back(std::ceil(factor * repaired));
   }
   spares.erase(std::unique(spares.begin(), spares.end()), spares.end());
-  return plot_html(plot_of(
+  return plot_of(
       "Effective training time, %, by spare hosts", "spares", spares,
       [&](double count) {
         auto at = options;
         at.spares = static_cast<int>(count);
         return at;
-      }));
+      });
 }
 
 std::string row(const std::vector<std::string>& cells, const char* tag) {
@@ -221,9 +242,11 @@ std::string simulation_page(
   html += spares_plot(options) + failure_plot(options) + size_plot(options) +
       stall_plot(options);
   html += format(
-      "<p>Points of the plots are means of %d runs of %d failures, or of %.0f "
-      "days; the other options are those of the table.</p>\n",
-      runs_of(options), kFailures, sim::kDaysMax);
+      "<p>Points of the plots are means of %d runs of %d failures, %.0f "
+      "checkpoints or %.0f days, whichever is shortest; the other options are "
+      "those of the table. What is larger or "
+      "longer than the simulator takes has no point.</p>\n",
+      runs_of(options), kFailures, kCheckpoints, sim::kDaysMax);
   for (const auto& one : all) {
     html += resource_table(one);
   }

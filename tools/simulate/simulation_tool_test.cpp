@@ -113,5 +113,17 @@ TEST(SimulationPage, PlotsReplicasOfAnySizeThatCanBeSimulated) {
   EXPECT_THAT(simulation_page(options, {}), HasSubstr("</html>"));
 }
 
+// One replica of so many GPUs can be simulated with restarts only.
+TEST(SimulationPage, LeavesOutPointsThatCannotBeSimulated) {
+  auto options = short_run();
+  options.runs = 1;
+  options.policy = sim::FailurePolicy::kRestart;
+  options.replicas = 1;
+  options.gpus = sim::kReplicaGpusMax + 8;
+  EXPECT_THAT(
+      simulation_page(options, {}),
+      AllOf(HasSubstr("class='dot restart'"), HasSubstr("</html>")));
+}
+
 }  // namespace
 }  // namespace sherd::tools

@@ -6,6 +6,7 @@
 #include <vector>
 #include "base/resident_memory.h"
 #include "terminal_text.h"
+#include "tool_main.h"
 #include "train/step_meter.h"
 #include "train/trainer.h"
 #include "train/training_plan.h"
@@ -71,6 +72,7 @@ int print_plan(Trainer& trainer) {
   }
   if (trainer.leads()) {
     print_at_once(plan_text(plan));
+    expect_printed();
   }
   trainer.close();
   return 0;

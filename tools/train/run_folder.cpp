@@ -113,6 +113,10 @@ std::string set_aside_metrics(
       !std::filesystem::exists(metrics, failure)) {
     return "";
   }
+  if (std::filesystem::is_empty(metrics, failure)) {
+    std::filesystem::remove(metrics, failure);
+    return "";
+  }
   std::string aside = metrics + ".1";
   for (int n = 2; std::filesystem::exists(aside, failure); ++n) {
     aside = metrics + "." + std::to_string(n);

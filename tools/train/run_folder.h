@@ -22,8 +22,8 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
 
 // If the folder has the metrics of the run that this config.json describes (its model, data, batch
 // and seed; it may have other ranks and paths), renames them, so that the run can begin again
-// there, and returns their new path; else does nothing and returns "". Throws Error if they cannot
-// be renamed. REQUIRES: the folder has no checkpoint.
+// there, and returns their new path; else returns "". Throws Error if they cannot be renamed.
+// REQUIRES: the folder has no checkpoint of a step.
 std::string set_aside_metrics(
     const std::string& path, const std::string& config_json);
 

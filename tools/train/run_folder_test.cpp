@@ -247,6 +247,8 @@ TEST(RunFolder, TheSameRunMayBeginAgainAndItsMetricsAreSetAside) {
     EXPECT_EQ(file_text(aside), whole);
   }
   EXPECT_EQ(folder_refusal(path), "accepted");
+  EXPECT_EQ(set_aside_metrics(path, "{}"), "") << "there are none";
+  EXPECT_EQ(folder_refusal(path), "accepted");
 }
 
 TEST(RunFolder, ARunIsTheSameWithOtherRanksAndPaths) {

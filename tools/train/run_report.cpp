@@ -58,12 +58,14 @@ void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
   const auto path = inside ? run + "/" + subfolder_ : run;
   const auto config =
       to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
-  // A run that saves, and has no checkpoint, ended before its first one.
-  const bool may_begin_again = !made && trainer_.config().save_every > 0;
+  // A run that has made steps here, and begins at the first one, ended before it saved any: with
+  // an imported model, or as a replica, it has begun with what `made` says.
+  const bool may_begin_again =
+      first_ == 0 && (made || trainer_.config().save_every > 0);
   const auto aside =
       may_begin_again ? set_aside_metrics(path, config) : std::string();
-  folder_ = made ? std::make_unique<RunFolder>(path, config, first_)
-                 : std::make_unique<RunFolder>(path, config);
+  folder_ = first_ > 0 ? std::make_unique<RunFolder>(path, config, first_)
+                       : std::make_unique<RunFolder>(path, config);
   run_ = run;
   copy_tokenizer();
   const auto& corpus = trainer_.corpus();

@@ -146,7 +146,7 @@ class TrainJob {
       checkpoints_->save(step);
       newest_ = saved_ = checkpoint_of(step);
     }
-    if (asked_ <= kSaveRequest) {
+    if (asked_ <= kSaveRequest || step == trainer_.last_step()) {
       return false;
     }
     profile_.finish();

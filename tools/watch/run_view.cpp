@@ -96,10 +96,10 @@ void mark_slowest(std::vector<RankRow>& rows) {
       others.push_back(row.mean.busy_s);
     }
   }
-  const auto middle =
-      others.begin() + static_cast<std::ptrdiff_t>(others.size() / 2);
-  std::nth_element(others.begin(), middle, others.end());
-  slowest->straggler = slowest->mean.busy_s > kStragglerFactor * *middle;
+  std::ranges::sort(others);
+  const auto median =
+      (others[(others.size() - 1) / 2] + others[others.size() / 2]) / 2;
+  slowest->straggler = slowest->mean.busy_s >= kStragglerFactor * median;
 }
 
 // The busiest `count` rows, in their original order.

@@ -90,6 +90,8 @@ TEST(RunView, AStragglerIsBusyForAFifthLongerThanTheOthers) {
       view_of(run_of(20, {0.3, 0.3, 0.35})),
       AllOf(HasSubstr("slowest"), Not(HasSubstr("straggler"))));
   EXPECT_THAT(view_of(run_of(20, {0.3})), Not(HasSubstr("slowest")));
+  // The median of two others is between them.
+  EXPECT_THAT(view_of(run_of(20, {0.1, 0.24, 0.25})), HasSubstr("straggler"));
   // With two ranks there is one other to compare with.
   EXPECT_THAT(view_of(run_of(20, {0.3, 0.4})), HasSubstr("straggler"));
 }
