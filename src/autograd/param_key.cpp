@@ -211,6 +211,11 @@ void show_instead(
   }
 }
 
+at::Tensor apart_from(const at::Tensor& instead, const at::Tensor& result) {
+  return result.defined() && result.is_alias_of(instead) ? result.clone()
+                                                         : result;
+}
+
 // A result may be the argument itself, as that of `to`. What a storage shows instead may be freed
 // when the operator has ended, so such a result gets memory of its own.
 void keep_results(
@@ -221,9 +226,14 @@ void keep_results(
     const auto& instead = use.tag->instead;
     for (auto i = stack.size() - op.schema().returns().size();
          instead.defined() && i < stack.size(); ++i) {
-      if (stack[i].isTensor() && stack[i].toTensor().defined() &&
-          stack[i].toTensor().is_alias_of(instead)) {
-        stack[i] = stack[i].toTensor().clone();
+      if (stack[i].isTensor()) {
+        stack[i] = apart_from(instead, stack[i].toTensor());
+      } else if (stack[i].isTensorList()) {
+        auto list = stack[i].toTensorList().copy();
+        for (std::size_t j = 0; j < list.size(); ++j) {
+          list.set(j, apart_from(instead, list.get(j)));
+        }
+        stack[i] = std::move(list);
       }
     }
   }

@@ -499,6 +499,8 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
   const auto reason = failure ? reason_of(failure) : "";
   const bool synchronised = gradient_kind() != plan::JoinKind::kKeeps;
+  // A rank alone reduces under no_sync(), too.
+  const bool adds_up = synchronised && no_sync_scopes_ > 0;
   gradients_->set_whole_units(cache_->settle_order());
   if (join_) {
     join_->in_round = false;
@@ -516,7 +518,8 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
     if (synchronised) {
       note_thawed_units();
     }
-    if (synchronised && !gradients_->partial()) {
+    slices_->set_adds_up(adds_up);
+    if (synchronised && !gradients_->partial() && !adds_up) {
       synchronised_backward_ended();
       hooks_due_ = gradients_->any_hooks();
     }

@@ -278,6 +278,7 @@ void SingleRankEngine::begin_summon(const SummonOptions& options) {
       "[fsdp] summon_full_parameters() inside another such scope");
   check_parameters();
   summoned_ = true;
+  summoned_read_only_ = options.read_only;
   summoned_gradients_ = options.with_gradients;
 }
 
@@ -318,14 +319,19 @@ at::Tensor SingleRankEngine::summoned_gradient(const std::string& name) {
   const auto& slice =
       slices_[static_cast<std::size_t>(&parameter - model_.parameters.data())];
   return slice.defined() && slice.grad().defined()
-      ? slice.grad().view(parameter.tensor.sizes())
+      ? summoned_tensor(slice.grad().view(parameter.tensor.sizes()))
       : at::Tensor();
 }
 
 at::Tensor SingleRankEngine::summoned(const std::string& name) {
   SHERD_CHECK_AS(
       kFailedPrecondition, summoned_, "[fsdp] this summon scope has ended");
-  return find_parameter(model_, name).tensor.detach();
+  return summoned_tensor(find_parameter(model_, name).tensor);
+}
+
+// On more ranks it is a copy in any case.
+at::Tensor SingleRankEngine::summoned_tensor(const at::Tensor& own) const {
+  return summoned_read_only_ ? own.detach().clone() : own.detach();
 }
 
 ShardReport SingleRankEngine::report() {

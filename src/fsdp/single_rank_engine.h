@@ -78,6 +78,7 @@ class SingleRankEngine final : public ShardingEngine {
   // Takes back what backwards under no_sync() have added since the last synchronised one.
   void drop_unsynchronised();
   void check_parameters() const;
+  at::Tensor summoned_tensor(const at::Tensor& own) const;
   // Whether the slice still shows the memory of its parameter.
   bool shares_memory(std::size_t parameter) const;
   std::int64_t trainable() const;
@@ -99,6 +100,7 @@ class SingleRankEngine final : public ShardingEngine {
   std::int64_t gradients_ = 0;
   bool published_ = false;
   bool summoned_ = false;
+  bool summoned_read_only_ = false;
   bool summoned_gradients_ = false;
   bool full_precision_ = false;
   const std::optional<MemoryLimit> memory_limit_;

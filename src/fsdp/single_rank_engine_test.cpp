@@ -260,6 +260,11 @@ TEST(SingleRankEngine, SummonIsAScopeOverTheParametersThemselves) {
       net->first->weight.const_data_ptr());
   EXPECT_THROW(engine->summoned("nothing"), Error);
   engine->end_summon();
+  engine->begin_summon({.read_only = true});
+  const auto before = net->first->weight.detach().clone();
+  engine->summoned("first.weight").zero_();
+  EXPECT_TRUE(torch::equal(net->first->weight, before));
+  engine->end_summon();
   EXPECT_THROW(engine->summoned("first.weight"), Error);
 }
 

@@ -189,7 +189,8 @@ std::vector<bool> Slices::accumulation(UnitId unit) {
   const at::NoGradGuard no_grad;
   const auto u = static_cast<std::size_t>(unit);
   for (const int p : parameters_[u]) {
-    used_[static_cast<std::size_t>(p)] = false;
+    used_[static_cast<std::size_t>(p)] =
+        adds_up_ && used_[static_cast<std::size_t>(p)];
   }
   std::vector<bool> any(model_.units[u].flats.size(), false);
   const auto flat_of = [&](const Slice& slice) {

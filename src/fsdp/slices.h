@@ -65,6 +65,8 @@ class Slices : public exchange::ReducedGradients {
 
   // Sets `.grad()` of the unit's used slices; `used` is by trainable parameter.
   void set_gradients(UnitId unit, const std::vector<bool>& used) override;
+  // Whether the next backward adds to what this one was, for hooked().
+  void set_adds_up(bool adds_up) { adds_up_ = adds_up; }
 
   // Like NamedParameters::update_in_backward, for slices of parameters whose gradients may bypass
   // the unit's slot; other slices keep their gradients.
@@ -74,7 +76,8 @@ class Slices : public exchange::ReducedGradients {
   bool writes_in_backward() const;
   // Whether some slice has a hook that is called after its gradient was accumulated.
   bool has_hooks() const override;
-  // The slices that have such a hook and got a gradient in the last backward.
+  // The slices that have such a hook and got a gradient in the last backward, or in one to which it
+  // has added.
   std::vector<at::Tensor> hooked() const;
   // By trainable parameter of the unit, as in exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::GradientSink> sinks(
@@ -129,6 +132,7 @@ class Slices : public exchange::ReducedGradients {
   std::vector<std::vector<int>> parameters_;  // By unit.
   // By parameter: whether some rank had a gradient in the last backward.
   std::vector<bool> used_;
+  bool adds_up_ = false;
   std::vector<std::size_t> sampled_;  // Indices in slices_.
   std::uint64_t sample_digest_ = 0;
 };

@@ -128,8 +128,11 @@ TEST_P(FullPrecision, A20WhatAnEvaluationKeepsOfAParameterStays) {
       const auto kept = parameter.to(torch::kFloat);
       EXPECT_FALSE(kept.is_alias_of(parameter.to(torch::kFloat)));
       const auto value = kept.clone();
+      const auto parts = parameter.tensor_split(2);
+      EXPECT_FALSE(parts[0].is_alias_of(parameter.tensor_split(2)[0]));
       evaluate(run.model);
       EXPECT_TRUE(torch::equal(kept, value));
+      EXPECT_TRUE(torch::equal(torch::cat({parts[0], parts[1]}), value));
     }
   }));
 }

@@ -87,8 +87,12 @@ class SliceHooks(unittest.TestCase):
         self.check_steps_in_hooks(["scale"])
 
     def test_are_called_once_when_a_gradient_has_been_reduced(self):
+        self.call_each_once()
+        self.call_each_once(mixed_precision=self.sherd.MixedPrecision(param_dtype=torch.bfloat16))
+
+    def call_each_once(self, **options):
         model = Net()
-        handle = self.sherd.fully_shard(model)
+        handle = self.sherd.fully_shard(model, **options)
         calls = collections.Counter()
         slices = {name: part for name, part in handle.named_parameters() if part.numel()}
         registered = []
