@@ -84,7 +84,7 @@ class FullyShardedDataParallel:
         """Scales all gradients so that their total norm is at most `max_norm`;
         returns the norm before, equal on every rank. Collective. Mirrors
         torch.nn.utils.clip_grad_norm_, which may be called instead."""
-        return self._core.clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
+        return self._core.clip_grad_norm(max_norm, float(norm_type), error_if_nonfinite)
 
     def publish(self) -> None:
         """Makes slices that were written visible to all ranks. Every rank calls it
@@ -299,7 +299,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         memory_from_backend=memory_from_backend, ignored=names_of(ignored))
     mesh = mesh_of(mesh_or_group)
     named, hooks = forward_casts(
-        module, named_units(module, units), mixed_precision)
+        module, named_units(module, units), mixed_precision, options.ignored)
     with same_call(mesh.world, "sherd.fully_shard()"):
         core = _core.fully_shard(module_tree(module), mesh, options, named)
     replicas = Mesh(mesh.world, mesh.world.size, 1) if strategy == "no_shard" else mesh

@@ -351,13 +351,17 @@ def _set_extra(module, extra):
 
 
 def _load_parts(handle, state, strict):
-    def load():
-        template = Template(handle)
+    world = handle.mesh.world
+
+    def check():
+        template, mine = Template(handle), _parts(handle)
         keys = _compare(template, state, strict)
-        mine = _parts(handle)
-        for key in template.sharded:
+        for key in [*template.sharded, *template.others]:
             if key in state:
                 _check_part(key, mine[key], state[key])
+        return template, mine, keys
+
+    def load():
         with torch.no_grad():
             for key, value in state.items():
                 if key in template.others:
@@ -366,13 +370,17 @@ def _load_parts(handle, state, strict):
                     mine[key].elements.copy_(value.elements)
         _set_extra(handle.module,
                    {key: state[key] for key in template.extra if key in state})
-        return keys
-    keys = on_every_rank(handle.mesh.world, load)
+    template, mine, keys = on_every_rank(world, check)
+    on_every_rank(world, load)
     handle.publish()
     return keys
 
 
 def _check_part(key, into, value):
+    if not isinstance(value, ShardTensor):
+        raise InvalidArgumentError(
+            f"[python] load_state_dict: {key}: expected a rank's part, as state_dict("
+            "'sharded') has it, found a whole tensor beside parts")
     have = (value.begin, value.elements.numel())
     want = (into.begin, into.elements.numel())
     if have[1] != want[1] or (have != want and want[1] > 0):

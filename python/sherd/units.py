@@ -63,6 +63,16 @@ def _by_pattern(patterns):
     return lambda name, module: any(re.fullmatch(text, name) for text in texts)
 
 
+def _modules_around(name):
+    return [name[:dot.start()] for dot in re.finditer(r"\.", name)]
+
+
+def _is_ignored(patterns):
+    """Whether a name is ignored, or that of a module around it."""
+    takes = _by_pattern(patterns)
+    return lambda name: any(takes(one, None) for one in [*_modules_around(name), name])
+
+
 def _policy(root, units):
     """A function of a name and a module."""
     if units is None:
@@ -198,13 +208,22 @@ def _input_dtype(name, module, named, precision):
     return own.param_dtype
 
 
-def forward_casts(root, named, precision):
+def forward_casts(root, named, precision, ignored):
     """Options without output_dtype, and what registers the hooks that cast inputs and
     outputs of units as FSDP2 does, to be called with InputCasts once it is sharded. In C++,
-    which has no such hooks, the engine casts what operators take and return."""
+    which has no such hooks, the engine casts what operators take and return. `ignored`: see
+    fully_shard()."""
     options, hooks = dict(named), []
+    is_ignored = _is_ignored(ignored)
+    with_parameters = {""}  # What has none that is sharded is no unit.
+    for name, _ in root.named_parameters(remove_duplicate=False):
+        if not is_ignored(name):
+            with_parameters.update(_modules_around(name))
     for name, module in root.named_modules(remove_duplicate=False):
-        if dtype := _input_dtype(name, module, named, precision):
+        if is_ignored(name):
+            continue
+        dtype = _input_dtype(name, module, named, precision)
+        if dtype and name in with_parameters:
             hooks.append(partial(_cast_inputs, module, dtype))
         one = named.get(name)
         if one is not None and one.output_dtype is not None:

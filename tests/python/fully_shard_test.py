@@ -2,6 +2,7 @@
 """sherd.fully_shard trains unmodified modules as one process would."""
 
 import copy
+import math
 import pickle
 import unittest
 
@@ -467,6 +468,16 @@ class FullyShard(unittest.TestCase):
             norms.append(clip(model, handle))
             handle.close()
         self.same(norms, norms[2:] * 3)
+        norms = []
+        for norm_type in (math.inf, "inf"):
+            model = decoder()
+            handle = self.sherd.fully_shard(model)
+            loss_of(model, batch_of(0, ranks.rank())).backward()
+            norms.append(
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3, norm_type).item())
+            self.assertAlmostEqual(handle.clip_grad_norm(1.0, norm_type), 1e-3, places=6)
+            handle.close()
+        self.assertEqual(norms[0], norms[1])
         model = decoder()
         model[1].requires_grad_(False)
         handle = self.sherd.fully_shard(model)

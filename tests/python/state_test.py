@@ -142,6 +142,25 @@ class State(unittest.TestCase):
         source.close()
         target.close()
 
+    def test_a_wrong_part_of_one_rank_is_loaded_on_none(self):
+        source = self.sharded(changed(WithEverything()))
+        target = self.sharded(WithEverything())
+        before = target.state_dict()
+        parts = source.state_dict("sharded")
+        weight = parts["layers.2.weight"]
+        shifted = type(weight)(weight.shape, torch.ones(36), 0)
+        for wrong, text in (
+                ({"note": torch.ones(3)}, "note, which the module lacks"),
+                ({"layers.2.weight": shifted}, "layers.2.weight: expected elements"),
+                ({"table": torch.ones(3, 2)}, "table: expected a rank's part"),
+                ({"scale": torch.ones(())}, "scale: expected a rank's part")):
+            is_wrong = ranks.rank() == ranks.size() - 1
+            with self.assertRaisesRegex(self.sherd.InvalidArgumentError, text):
+                target.load_state_dict(parts | wrong if is_wrong else parts)
+            self.equal(target.state_dict(), before)
+        source.close()
+        target.close()
+
     def test_half_precision_is_used_and_full_precision_saved(self):
         plain = decoder()
         handle = self.sharded(decoder(), mixed_precision=self.sherd.MixedPrecision(

@@ -300,6 +300,54 @@ class WorksWith(unittest.TestCase):
         handle.close()
         self.assertFalse(model.cast._forward_pre_hooks)
 
+    def test_nothing_is_cast_for_what_is_ignored_or_no_unit(self):
+        class Teacher(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.h = nn.ModuleList([nn.Linear(4, 4)])
+
+            def forward(self, values):
+                return self.h[0](values)
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.teacher = Teacher()
+                self.h = nn.ModuleList([nn.Linear(4, 4)])
+                self.losses = nn.ModuleList([nn.CrossEntropyLoss()])
+
+            def forward(self, values):
+                aims = self.teacher(values.float())
+                seen.update(teacher=aims.dtype)
+                return self.losses[0](self.h[0](values).float(), aims.softmax(-1))
+
+        halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
+        to_halves = self.sherd.UnitOptions(output_dtype=torch.bfloat16)
+
+        def by_class(_name, module):
+            return to_halves if isinstance(module, nn.Linear) else isinstance(
+                module, nn.CrossEntropyLoss)
+
+        for units in (None, by_class):
+            for ignored in ("teacher", "teach*.h", "teacher.h.?"):
+                seen, model = {}, Net()
+                for name in ("h", "losses"):
+                    getattr(model, name)[0].register_forward_pre_hook(
+                        lambda _, args, name=name: seen.update({name: args[0].dtype}))
+                handle = self.sherd.fully_shard(
+                    model, mixed_precision=halves, units=units, ignored=[ignored])
+                model(torch.randn(3, 4)).backward()
+                self.assertEqual(seen, {"teacher": torch.float32, "h": torch.bfloat16,
+                                        "losses": torch.float32})
+                handle.close()
+        # Its parameters may be ignored one by one.
+        model = Net()
+        handle = self.sherd.fully_shard(model, mixed_precision=halves, ignored=[
+            "teacher.h.0.weight", "teacher.h.0.bias"])
+        model(torch.randn(3, 4)).backward()
+        handle.close()
+
     def in_mixed_precision(self, values):
         """A module whose units compute in bfloat16, its handle, and what the plain
         module makes of the values."""
