@@ -335,6 +335,42 @@ TEST(ShmMessages, ASilentRankIsNamedWhileOtherMessagesFlow) {
   }));
 }
 
+// Rank 1 takes nothing before its first receive. Then its thread takes all, and rank 0 may leave.
+TEST(ShmMessages, ManyShortSendsArriveThoughTheirSenderHasLeft) {
+  constexpr int kSends = 20;
+  constexpr int kRing = 16;
+  test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
+    const auto store = ranked.prefixed("test");
+    if (ranked.rank() == 0) {
+      std::vector<Message> works;
+      for (int n = 0; n < kSends; ++n) {
+        works.push_back(send(ranked, content(0, 1, n, 10), 1, 0));
+      }
+      for (int n = 0; n < kSends; ++n) {
+        EXPECT_EQ(works[static_cast<std::size_t>(n)]->isCompleted(), n < kRing);
+      }
+      store->set("sent", "1");
+      for (const auto& work : works) {
+        EXPECT_TRUE(work->wait());
+      }
+      ranked.drop();
+      store->set("left", "1");
+      store->wait({"done"});
+    } else {
+      store->wait({"sent"});
+      for (int n = 0; n < kSends; ++n) {
+        auto found = torch::empty({10});
+        receive(ranked, found, 0, 0)->wait();
+        EXPECT_TRUE(found.equal(content(0, 1, n, 10)));
+        if (n == 0) {
+          store->wait({"left"});
+        }
+      }
+      store->set("done", "1");
+    }
+  }));
+}
+
 TEST(ShmMessages, WhatWasSentBeforeLeavingArrives) {
   test::expect_all_ok(run_backend_ranks(2, {}, [](BackendRank& ranked, Rank&) {
     if (ranked.rank() == 0) {

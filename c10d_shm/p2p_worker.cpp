@@ -13,7 +13,7 @@ namespace {
 constexpr Duration kLook = std::chrono::milliseconds(5);
 constexpr Duration kIdle = std::chrono::milliseconds(500);
 // A peer that has sent or received a message takes what lies in its ring long before that. One that
-// has not takes nothing, and loses what does not fit.
+// has not takes nothing, and the sends that do not fit fail.
 constexpr Duration kFlush = std::chrono::seconds(2);
 
 }  // namespace

@@ -340,6 +340,93 @@ TEST(SharedP2pChannel, NamesTheCauseAndNotWhoLeftBecauseOfIt) {
   }
 }
 
+// As many headers lie between two ranks.
+constexpr std::size_t kRing = 16;
+
+// Sends some more short messages than the ring holds, and expects that those in the ring have ended.
+void send_beyond_ring(P2pChannel& sender, std::vector<Numbers>& sent) {
+  for (Numbers& each : sent) {
+    sender.send(
+        {.peer = 1,
+         .bytes = bytes_of(each),
+         .timeout = std::chrono::seconds(3)});
+  }
+  const auto ended = sender.take_ended();
+  ASSERT_EQ(ended.size(), kRing);
+  for (const auto& each : ended) {
+    EXPECT_TRUE(each.outcome.ok()) << each.outcome.message();
+  }
+}
+
+std::vector<Numbers> more_than_ring() {
+  std::vector<Numbers> sent;
+  for (int i = 0; i < static_cast<int>(kRing) + 4; ++i) {
+    sent.push_back(numbers(0, i, 3));
+  }
+  return sent;
+}
+
+TEST(SharedP2pChannel, AShortSendEndsOnceItsReceiverFindsIt) {
+  const Table table(2, 0, P2pChannel::bytes(2));
+  shm::Peers peers_0(table.peers_memory(), {.rank = 0, .ranks = 2});
+  shm::Peers peers_1(table.peers_memory(), {.rank = 1, .ranks = 2});
+  P2pChannel sender(table.data(), peers_0, kClock, {});
+  P2pChannel receiver(table.data(), peers_1, kClock, {});
+  std::vector<Numbers> sent = more_than_ring();
+  std::vector<Numbers> found(sent.size(), Numbers(3, 0));
+  send_beyond_ring(sender, sent);
+  EXPECT_FALSE(sender.progress());
+  EXPECT_TRUE(sender.take_ended().empty());
+  EXPECT_FALSE(sender.idle());
+  EXPECT_FALSE(sender.has_posted_all());
+
+  receiver.progress();
+  sender.progress();
+  EXPECT_EQ(sender.take_ended().size(), sent.size() - kRing);
+  EXPECT_TRUE(sender.idle());
+  peers_0.leave();
+  for (Numbers& each : found) {
+    receiver.receive(
+        {.peer = 0, .bytes = bytes_of(each), .timeout = kCall.deadline});
+  }
+  receiver.check_peers();
+  const auto ended = receiver.take_ended();
+  ASSERT_EQ(ended.size(), sent.size());
+  for (const auto& each : ended) {
+    EXPECT_TRUE(each.outcome.ok()) << each.outcome.message();
+  }
+  EXPECT_EQ(found, sent);
+}
+
+TEST(SharedP2pChannel, ShortSendsBeyondTheRingFailWithTheirReceiver) {
+  for (const bool leaves : {true, false}) {
+    const Table table(2, 0, P2pChannel::bytes(2));
+    shm::test::ManualClock clock;
+    shm::Peers peers_0(table.peers_memory(), {.rank = 0, .ranks = 2});
+    shm::Peers peers_1(table.peers_memory(), {.rank = 1, .ranks = 2});
+    P2pChannel sender(table.data(), peers_0, clock, {});
+    std::vector<Numbers> sent = more_than_ring();
+    send_beyond_ring(sender, sent);
+    if (leaves) {
+      peers_1.leave();
+    } else {
+      clock.step = std::chrono::seconds(4);
+    }
+    sender.check_peers();
+    const auto ended = sender.take_ended();
+    ASSERT_EQ(ended.size(), sent.size() - kRing);
+    for (const auto& each : ended) {
+      EXPECT_THAT(
+          each.outcome.message(),
+          ::testing::HasSubstr(
+              leaves ? "rank 1 has left" : "rank 1 is not responding"));
+    }
+    EXPECT_TRUE(sender.idle());
+    // No memory of a short message is lent.
+    EXPECT_FALSE(peers_1.has_revoked_memory(0));
+  }
+}
+
 TEST(SharedP2pChannel, OnlyQueuesOfNeighboursAreExpectedToTakePages) {
   for (const int ranks : {1, 2, 3}) {
     EXPECT_LE(

@@ -85,27 +85,23 @@ void P2pChannel::send(P2pMessage message) {
   }
   renew(message);
   PeerQueues& peer = others_[index(message.peer)];
-  HeaderSlot slot{};
-  MessageHeader& header = slot.header;
+  WaitingHeader& waiting = peer.headers_waiting.emplace_back();
+  MessageHeader& header = waiting.slot.header;
   header.id = next_id_++;
   header.bytes = message.bytes.size();
   header.tag = message.tag;
   header.type = type_text(message.type);
-  const bool is_short = message.bytes.size() <= kShortBytes;
-  if (is_short) {
-    copy_bytes(message.bytes.data(), slot.content.data(), message.bytes.size());
+  const int to = message.peer;
+  if (message.bytes.size() <= kShortBytes) {
+    copy_bytes(
+        message.bytes.data(), waiting.slot.content.data(),
+        message.bytes.size());
+    waiting.message = std::move(message);
   } else {
     header.address = reinterpret_cast<std::uintptr_t>(message.bytes.data());
-  }
-  const int to = message.peer;
-  peer.headers_waiting.push_back(slot);
-  if (is_short) {
-    post_waiting(to);
-    finish(std::move(message), {}, peers_->rank());
-  } else {
     peer.sent.emplace(header.id, std::move(message));
-    post_waiting(to);
   }
+  post_waiting(to);
 }
 
 void P2pChannel::renew(P2pMessage& message) const {
@@ -239,10 +235,14 @@ bool P2pChannel::post_waiting(int rank) {
   bool posted = false;
   while (!peer.headers_waiting.empty() &&
          headers.value() - shm::Counter(to.headers_taken).value() < kSlots) {
-    to.headers[headers.value() % kSlots] = peer.headers_waiting.front();
+    WaitingHeader next = std::move(peer.headers_waiting.front());
     peer.headers_waiting.pop_front();
+    to.headers[headers.value() % kSlots] = next.slot;
     headers.post(headers.value() + 1);
     posted = true;
+    if (next.message) {
+      finish(std::move(*next.message), {}, peers_->rank());
+    }
   }
   while (!peer.replies_waiting.empty() &&
          replies.value() - shm::Counter(to.replies_taken).value() < kSlots) {
@@ -429,6 +429,11 @@ Status P2pChannel::blame_late_peer() {
   for (int r = 0; r < peers_->ranks(); ++r) {
     const PeerQueues& peer = others_[index(r)];
     if (std::ranges::any_of(
+            peer.headers_waiting,
+            [&](const auto& each) {
+              return each.message && is_late(*each.message);
+            }) ||
+        std::ranges::any_of(
             peer.sent,
             [&](const auto& each) { return is_late(each.second); }) ||
         is_late_first(peer.outgoing) || is_late_first(peer.incoming)) {
@@ -441,6 +446,11 @@ Status P2pChannel::blame_late_peer() {
 void P2pChannel::end_messages_of(int rank, const Status& why) {
   PeerQueues& peer = others_[index(rank)];
   std::vector<P2pMessage> ended;
+  for (WaitingHeader& waiting : peer.headers_waiting) {
+    if (waiting.message) {
+      ended.push_back(std::move(*waiting.message));
+    }
+  }
   for (auto& [id, message] : peer.sent) {
     ended.push_back(std::move(message));
   }

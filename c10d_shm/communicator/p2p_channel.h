@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Point-to-point messages with tags between any two ranks of a segment, independent of collectives.
-// A short message is sent together with its header, and its sender is done at once. A long one
-// stays where it is until the receiver, which has matched the header, copies it directly
-// (peer_memory.h) or, if the kernel forbids that, asks for it piece by piece. A message may be
-// shorter than the room for it, but not of another type. The rings between two ranks are short, but
-// both ends keep waiting headers in memory of their own, so a message that nobody receives yet does
-// not block others. Refers to memory of a segment, which must outlive it. Thread rule: one thread
-// at a time; any thread may call ring_doorbell().
+// A short message is sent together with its header, and its sender is done when both lie in the
+// ring, where the receiver finds them even after the sender has left. A long one stays where it is
+// until the receiver, which has matched the header, copies it directly (peer_memory.h) or, if the
+// kernel forbids that, asks for it piece by piece. A message may be shorter than the room for it,
+// but not of another type. The rings between two ranks are short, but both ends keep waiting
+// headers in memory of their own, so a message that nobody receives yet does not block others.
+// Refers to memory of a segment, which must outlive it. Thread rule: one thread at a time; any
+// thread may call ring_doorbell().
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -111,6 +113,11 @@ class P2pChannel {
     MessageHeader header;
     std::array<std::byte, kShortBytes> content;  // Of a short message.
   };
+  struct WaitingHeader {
+    HeaderSlot slot{};
+    // A short message, which ends when the slot is posted; a long one is in `sent`.
+    std::optional<P2pMessage> message{};
+  };
   struct Reply {
     std::uint64_t id;
     std::uint64_t what;
@@ -151,7 +158,7 @@ class P2pChannel {
   };
   // What this rank keeps for each other one.
   struct PeerQueues {
-    std::deque<HeaderSlot> headers_waiting{};  // They wait for a slot.
+    std::deque<WaitingHeader> headers_waiting{};  // They wait for a slot.
     std::deque<Reply> replies_waiting{};
     // Long messages without a reply so far, by id.
     std::map<std::uint64_t, P2pMessage> sent{};

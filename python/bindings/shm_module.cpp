@@ -20,9 +20,23 @@ namespace {
 namespace py = pybind11;
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using WeakBackendPtr = c10::weak_intrusive_ptr<c10d::Backend>;
 
-// The backends of this process that somebody still holds. c10d holds them in
-// C++, so their Python objects come and go. Thread rule: any thread.
+// Runs `block` without the interpreter's lock, which callbacks of works may
+// need.
+void run_unlocked(const std::function<void()>& block) {
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    const py::gil_scoped_release released;
+    block();
+  } else {
+    block();
+  }
+}
+
+// The backends that somebody still holds. c10d holds them in C++, so their
+// Python objects come and go. A child that is forked after one was made has the
+// object, but neither its threads nor its rank, and does not end it. Thread
+// rule: any thread.
 class OpenBackends : public std::enable_shared_from_this<OpenBackends> {
  public:
   BackendPtr create(
@@ -37,14 +51,14 @@ class OpenBackends : public std::enable_shared_from_this<OpenBackends> {
   void shutdown();
 
  private:
-  // A forked child has the objects, but neither their threads nor their ranks.
-  bool in_child() const { return ::getpid() != process_; }
+  struct Made {
+    pid_t process;
+    WeakBackendPtr backend;
+  };
   void add(const BackendPtr& backend);
-  void end_unlocked(const std::function<void()>& block) const;
 
-  const pid_t process_ = ::getpid();
   std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> open_;
+  std::vector<Made> open_;
 };
 
 BackendPtr OpenBackends::create(
@@ -61,8 +75,10 @@ BackendPtr OpenBackends::create(
   options.names = std::move(names);
   options.single_copy = single_copy;
   options.enable_reconfigure = enable_reconfigure;
-  options.unlocked = [self = shared_from_this()](const auto& block) {
-    self->end_unlocked(block);
+  options.unlocked = [process = ::getpid()](const auto& block) {
+    if (process == ::getpid()) {
+      run_unlocked(block);
+    }
   };
   options.made = [self = shared_from_this()](const BackendPtr& backend) {
     self->add(backend);
@@ -72,31 +88,20 @@ BackendPtr OpenBackends::create(
 
 void OpenBackends::add(const BackendPtr& backend) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(open_, [](const auto& other) { return other.expired(); });
-  open_.emplace_back(backend);
-}
-
-void OpenBackends::end_unlocked(const std::function<void()>& block) const {
-  if (in_child()) {
-    return;
-  }
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
-    const py::gil_scoped_release released;
-    block();
-  } else {
-    block();
-  }
+  std::erase_if(
+      open_, [](const Made& other) { return other.backend.expired(); });
+  open_.push_back({.process = ::getpid(), .backend = WeakBackendPtr(backend)});
 }
 
 void OpenBackends::shutdown() {
-  if (in_child()) {
-    return;
-  }
   std::vector<BackendPtr> open;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& backend : open_) {
-      if (auto held = backend.lock(); held.defined()) {
+    for (const Made& made : open_) {
+      if (made.process != ::getpid()) {
+        continue;
+      }
+      if (auto held = made.backend.lock(); held.defined()) {
         open.push_back(std::move(held));
       }
     }

@@ -3,8 +3,8 @@
 calls, over shm give what they give over Gloo.
 
 Usage: shm_test.py FOLDER, which holds the package sherd. Exits with 77
-when it does not. Starts ranks of itself: shm_test.py FOLDER RANK STORE, and
-shm_test.py FOLDER drop.
+when it does not. Starts ranks of itself: shm_test.py FOLDER RANK STORE,
+shm_test.py FOLDER drop, and shm_test.py FOLDER fork STORE.
 """
 
 import atexit
@@ -231,6 +231,11 @@ class Ranks:
         KEPT[0](torch.ones(1, 2)).sum().backward()
         error = text_of(dist.monitored_barrier)
         assert "only implemented for GLOO" in error, error
+        self.rank_0_leaves()
+
+    def rank_0_leaves(self):
+        """Without destroy_process_group(), at the end of its process."""
+        torch, dist = self.torch, self.dist
         dist.barrier()
         if self.rank == 0:
             return
@@ -317,6 +322,26 @@ def drop(folder):
     print("dropped", flush=True)
 
 
+def fork_ranks(folder, store):
+    """Ranks that are forked after the backend was imported leave as others do."""
+    sys.path.insert(0, folder)
+    import sherd.shm  # noqa: F401  Registers the backend.
+    children = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(100)
+            ranks = Ranks(rank)
+            ranks.open("shm", init_method=f"file://{store}")
+            ranks.rank_0_leaves()
+            sys.exit()
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+             for child in children]
+    assert codes == [0] * RANKS, codes
+    print("forked ranks left", flush=True)
+
+
 def run_rank(folder, rank, store):
     warnings.simplefilter("ignore")
     sys.path.insert(0, folder)
@@ -354,16 +379,22 @@ def main():
         finally:
             for rank in ranks:
                 rank.kill()
+        forked = subprocess.run(
+            [sys.executable, __file__, folder, "fork",
+             os.path.join(scratch, "forked")], timeout=120, check=False)
+        codes.append(forked.returncode)
     # Hangs where the interpreter's lock is kept.
     dropped = subprocess.run(
         [sys.executable, __file__, folder, "drop"], timeout=60, check=False)
     codes.append(dropped.returncode)
-    sys.exit(0 if codes == [0] * (RANKS + 1) else 1)
+    sys.exit(0 if codes == [0] * (RANKS + 2) else 1)
 
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["drop"]:
         drop(sys.argv[1])
+    elif sys.argv[2:3] == ["fork"]:
+        fork_ranks(sys.argv[1], sys.argv[3])
     elif len(sys.argv) == 4:
         run_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])
     else:
