@@ -3,6 +3,8 @@
 // How a checkpoint keeps the state of a communication hook: one tensor of each replica becomes a
 // tensor of shape [replicas, ...], of which each rank has a row. If the model is sharded, too, the
 // number of the shard precedes the name: "1/error.h.0.c_fc.weight".
+#include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +13,8 @@
 #include <ATen/ops/zeros.h>
 #include <nlohmann/json.hpp>
 #include <sherd/ckpt/checkpoint.h>
+#include "base/check.h"
+#include "ckpt/dtypes.h"
 
 namespace sherd {
 namespace {
@@ -19,8 +23,21 @@ std::string prefix_of(int shard, const Mesh& mesh) {
   return mesh.shard_size() > 1 ? std::to_string(shard) + "/" : "";
 }
 
-// Names, dtypes and shapes, as text.
-std::string outline_of(const HookState& hook) {
+// The length of that prefix in a name.
+std::size_t prefix_length(const std::string& name) {
+  const auto digits = name.find_first_not_of("0123456789");
+  return digits > 0 && digits < name.size() && name[digits] == '/' ? digits + 1
+                                                                   : 0;
+}
+
+struct Outline {
+  at::ScalarType dtype;
+  std::vector<std::int64_t> shape;
+  bool operator==(const Outline&) const = default;
+};
+using Outlines = std::map<std::string, Outline>;
+
+std::string outlines_as_text(const HookState& hook) {
   auto json = nlohmann::json::array();
   for (const auto& [name, tensor] : hook) {
     json.push_back(
@@ -29,25 +46,53 @@ std::string outline_of(const HookState& hook) {
   return json.dump();
 }
 
+void add_outlines(const std::string& text, int rank, Outlines& outlines) {
+  for (const auto& one : nlohmann::json::parse(text)) {
+    const auto name = one[0].get<std::string>();
+    const Outline outline{
+        .dtype = static_cast<at::ScalarType>(one[1].get<int>()),
+        .shape = one[2].get<std::vector<std::int64_t>>()};
+    const auto [known, is_new] = outlines.emplace(name, outline);
+    SHERD_CHECK(
+        is_new || known->second == outline, "[ckpt] state of a hook: expected ",
+        name, " of shape ", at::IntArrayRef(known->second.shape), " in ",
+        c10::toString(known->second.dtype), " on all replicas, found ",
+        at::IntArrayRef(outline.shape), " in ", c10::toString(outline.dtype),
+        " on rank ", rank);
+  }
+}
+
+// What the hook lacks is 0, as where it was made later than those of other replicas.
+at::Tensor tensor_of(
+    const HookState& hook, const std::string& name, const Outline& outline) {
+  const auto found =
+      std::ranges::find(hook, name, &HookState::value_type::first);
+  return found == hook.end() ? at::zeros(outline.shape, outline.dtype)
+                             : found->second.contiguous();
+}
+
 }  // namespace
 
 // Every rank adds all tensors; it has no part of those of other shards.
 void add_hook_state(
     CheckpointState& state, const HookState& hook, const Mesh& mesh) {
-  const auto outlines = mesh.world().all_gather_texts(outline_of(hook));
+  const auto texts = mesh.world().all_gather_texts(outlines_as_text(hook));
+  std::vector<Outlines> by_shard(static_cast<std::size_t>(mesh.shard_size()));
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    add_outlines(
+        texts[rank], static_cast<int>(rank), by_shard[rank % by_shard.size()]);
+  }
   for (int shard = 0; shard < mesh.shard_size(); ++shard) {
     const bool mine = shard == mesh.shard_index();
-    auto tensor = hook.begin();
-    for (const auto& outline :
-         nlohmann::json::parse(outlines[static_cast<std::size_t>(shard)])) {
-      const auto dtype = static_cast<at::ScalarType>(outline[1].get<int>());
-      auto shape = outline[2].get<std::vector<std::int64_t>>();
+    for (const auto& [name, outline] :
+         by_shard[static_cast<std::size_t>(shard)]) {
       const auto elements =
-          mine ? (tensor++)->second.contiguous() : at::empty({0}, dtype);
+          mine ? tensor_of(hook, name, outline) : at::empty({0}, outline.dtype);
+      auto shape = outline.shape;
       shape.insert(shape.begin(), mesh.replicate_size());
       state.add(
           kHookSection,
-          {.name = prefix_of(shard, mesh) + outline[0].get<std::string>(),
+          {.name = prefix_of(shard, mesh) + name,
            .shape = shape,
            .begin = mine ? mesh.replicate_index() * elements.numel() : 0,
            .elements = elements,
@@ -64,7 +109,7 @@ HookState room_for_hook_state(
     if (tensor.section != kHookSection) {
       continue;
     }
-    const auto name_begin = tensor.name.find('/') + 1;  // 0: no prefix.
+    const auto name_begin = prefix_length(tensor.name);
     const auto prefix = tensor.name.substr(0, name_begin);
     prefixes.insert(prefix);
     if (tensor.shape.empty() || tensor.shape[0] != mesh.replicate_size()) {
@@ -75,7 +120,7 @@ HookState room_for_hook_state(
     }
     const std::vector<std::int64_t> row(
         tensor.shape.begin() + 1, tensor.shape.end());
-    const auto dtype = tensor.dtype == "I64" ? at::kLong : at::kFloat;
+    const auto dtype = ckpt::dtype_named(tensor.dtype, tensor.name);
     room.emplace_back(tensor.name.substr(name_begin), at::zeros(row, dtype));
   }
   std::set<std::string> expected;

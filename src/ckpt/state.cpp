@@ -61,11 +61,18 @@ bool is_bare(const torch::nn::Module& module) {
       module.buffers(/*recurse=*/false).empty();
 }
 
-// The part of this rank's elements that it saves. If copies differ, rank 0 saves its own, because
+std::optional<int> rank_to_save(const NamedShard& shard) {
+  if (shard.copies == Copies::kRank0) {
+    return 0;
+  }
+  return shard.rank_to_save ? shard.rank_to_save() : std::nullopt;
+}
+
+// The part of this rank's elements that it saves. If copies differ, one rank saves its own, because
 // parts from several ranks would make a tensor that no rank had.
 plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
-  if (shard.copies == Copies::kRank0) {
-    return rank == 0 ? range_of(shard) : plan::ElementRange{};
+  if (const auto saver = rank_to_save(shard)) {
+    return rank == *saver ? range_of(shard) : plan::ElementRange{};
   }
   return plan::share_of(
       range_of(shard), rank / shard.ranks, size / shard.ranks);
@@ -114,14 +121,16 @@ void CheckpointState::add(const NamedParameters& parameters) {
          .shape = sliced ? found->second->shape : item.slice.sizes().vec(),
          .begin = sliced ? found->second->slice_begin : 0,
          .elements = item.slice.detach(),
-         .ranks = parameters.whole.ranks});
+         .ranks = parameters.whole.ranks,
+         .rank_to_save = parameters.rank_to_save});
     whole.erase(item.name);
   }
   for (const auto& item : parameters.state_only) {
     add(kModelSection,
         {.name = item.name,
          .shape = item.slice.sizes().vec(),
-         .elements = item.slice.detach()});
+         .elements = item.slice.detach(),
+         .rank_to_save = parameters.rank_to_save});
   }
   for (const auto& [name, item] : whole) {  // This rank has no slice of these.
     names_.insert({kModelSection, name});
@@ -196,6 +205,7 @@ void CheckpointState::add_optimizer(
         slice.shape = item.slice.sizes().vec();
       }
       slice.elements = item.slice.detach();
+      slice.rank_to_save = parameters.rank_to_save;
     }
   }
   optimizers_.push_back(std::move(entry));

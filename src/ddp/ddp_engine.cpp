@@ -603,11 +603,39 @@ NamedParameters DdpEngine::named_parameters() {
     const std::lock_guard lock(self.mu_);
     return self.updates_.writes();
   });
+  named.rank_to_save =
+      while_alive(this, [](DdpEngine& self) { return self.rank_to_save(); });
+  named.all_reduce_max =
+      while_alive(this, [](DdpEngine& self, const at::Tensor& numbers) {
+        self.all_reduce_max(numbers);
+      });
   // There is nothing to publish, but this tells a profile when the optimizer has ended.
   named.publish = while_alive(this, [](DdpEngine& self) {
     self.log_.record({.event = FlightEvent::kPublished});
   });
   return named;
+}
+
+std::optional<int> DdpEngine::rank_to_save() const {
+  const std::lock_guard lock(mu_);
+  if (rank_with_all_steps_ &&
+      std::ranges::count(ranks_, *rank_with_all_steps_)) {
+    return rank_with_all_steps_;
+  }
+  return models_drift_apart() ? std::optional(ranks_.front()) : std::nullopt;
+}
+
+// In a join scope only ranks with inputs make steps.
+void DdpEngine::all_reduce_max(const at::Tensor& numbers) {
+  const std::lock_guard lock(mu_);
+  if (models_drift_apart() && !join_) {
+    check_open();
+    require(exchange_->all_reduce(numbers, exchange::ScalarReduceOp::kMax));
+  }
+}
+
+bool DdpEngine::models_drift_apart() const {
+  return !alone() && options_.hook && !options_.hook->keeps_models_equal();
 }
 
 std::shared_ptr<void> DdpEngine::register_backward_update(

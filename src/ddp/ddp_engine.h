@@ -135,6 +135,10 @@ class DdpEngine final : public autograd::ModelEngine,
   std::string changed_graph() const;
   bool ends_early() const;
   void end_join_scope();
+  std::optional<int> rank_to_save() const;
+  void all_reduce_max(const at::Tensor& numbers);
+  // REQUIRES: the lock is held.
+  bool models_drift_apart() const;
   // What sums are divided by: in general, and in this backward.
   double divide_factor() const {
     return options_.gradient_divide_factor.value_or(size());
@@ -213,6 +217,8 @@ class DdpEngine final : public autograd::ModelEngine,
     bool terminated = false;  // All ranks have left this backward.
   };
   std::optional<Join> join_;
+  // After a join scope in which optimizers made different numbers of steps: a rank of the world.
+  std::optional<int> rank_with_all_steps_;
   // Parameters in the order of their gradients, in this backward and the last.
   std::vector<int> ready_;
   std::vector<int> ready_before_;

@@ -161,6 +161,9 @@ void DdpEngine::check_connection(const char* call, const Mesh& mesh) const {
 void DdpEngine::set_mesh(const Mesh& mesh) {
   const std::lock_guard lock(mu_);
   check_connection("set_world()", mesh);
+  if (options_.hook) {
+    options_.hook->reset();
+  }
   connect_again(mesh);
 }
 
@@ -207,9 +210,6 @@ void DdpEngine::disconnect() {
   sparse_.assign(sparse_.size(), {});
   for (auto& state : states_) {
     state.kept.reset();
-  }
-  if (options_.hook) {
-    options_.hook->reset();
   }
 }
 

@@ -77,12 +77,16 @@ void DdpEngine::finish_join(const std::function<void()>& after_backward) {
   if (ends_early()) {
     refuse_early_termination();
   }
-  if (join_->round.active.empty()) {
+  const auto& last = join_->round.active;
+  if (last.empty()) {
     return;  // No rank had any inputs.
   }
+  if (!after_backward && last.size() < ranks_.size()) {
+    rank_with_all_steps_ = ranks_[static_cast<std::size_t>(last.back())];
+  }
   require(broadcast(
-      state(options_.broadcast_buffers), *transport_,
-      join_->round.active.back(), "the model of the last rank with inputs"));
+      state(options_.broadcast_buffers), *transport_, last.back(),
+      "the model of the last rank with inputs"));
 }
 
 void DdpEngine::end_join_scope() {

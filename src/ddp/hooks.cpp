@@ -53,6 +53,9 @@ class Compress final : public CommHook {
   bool reduces_to_shards() const override {
     return inner_->reduces_to_shards();
   }
+  bool keeps_models_equal() const override {
+    return inner_->keeps_models_equal();
+  }
 
   State state() const override { return inner_->state(); }
   void load(const State& state) override { inner_->load(state); }
@@ -75,6 +78,7 @@ class PostLocalSgd final : public CommHook {
   }
 
   std::string name() const override { return "post_local_sgd"; }
+  bool keeps_models_equal() const override { return false; }
 
   void reduce(GradientBucket& bucket, HookGroup& group) override {
     SHERD_CHECK(

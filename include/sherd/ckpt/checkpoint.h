@@ -59,6 +59,9 @@ struct NamedShard {
   // hold copies of it. 1: every rank has the whole tensor.
   int ranks = 1;
   Copies copies = Copies::kEqual;  // kRank0 needs `ranks` to be 1.
+  // NamedParameters::rank_to_save, asked at each save: with kEqual, the rank that saves its whole
+  // copy nevertheless. Needs `ranks` to be 1.
+  std::function<std::optional<int>()> rank_to_save = nullptr;
 };
 
 // What a checkpoint saves and loads, as far as this rank holds it. Tensors are shared: they are
@@ -72,7 +75,8 @@ class CheckpointState {
   void add(const std::string& section, NamedShard shard);
 
   // The parameters of fully_shard or replicate, frozen ones and those without elements, too, in
-  // section "model"; loading publishes them.
+  // section "model"; loading publishes them. Those that options.ignored leaves alone are not among
+  // them: add them by themselves.
   void add(const NamedParameters& parameters);
 
   // The module's buffers, which are whole on every rank, in section "model". Buffers that differ
@@ -322,12 +326,13 @@ struct CheckpointContent {
 CheckpointContent checkpoint_content(const std::string& folder);
 
 // The section for the state of a communication hook, CommHook::state(). The ranks among which the
-// hook reduces, those of a mesh's replicate axis, have tensors of equal names and shapes with
-// different values. `mesh` is that of the handle or, if every rank has whole parameters, a mesh of
-// replicas only.
+// hook reduces, those of a mesh's replicate axis, have tensors of equal names, shapes and dtypes with
+// different values; a tensor that a rank lacks is saved as zeros. `mesh` is that of the handle or, if
+// every rank has whole parameters, a mesh of replicas only.
 inline constexpr const char* kHookSection = "hook";
 using HookState = std::vector<std::pair<std::string, at::Tensor>>;
-// Adds the state of a communication hook. Collective.
+// Adds the state of a communication hook. Collective. Throws Error, on every rank, where one name has
+// several shapes or dtypes.
 void add_hook_state(
     CheckpointState& state, const HookState& hook, const Mesh& mesh);
 // Returns tensors for this rank's part of the checkpoint's hook state: add them, load, and then

@@ -98,6 +98,10 @@ class CommHook {
   // gradients that are sharded over the ranks among which it would reduce.
   virtual bool reduces_to_shards() const { return false; }
 
+  // Whether every rank gets the same result, so that models stay equal. If not, checkpoints save the
+  // model and the optimizer's state of rank 0.
+  virtual bool keeps_models_equal() const { return true; }
+
   // What a checkpoint must keep, under names that do not depend on buckets. load() takes what
   // state() returned, and throws Error for anything else.
   using State = NamedTensors;

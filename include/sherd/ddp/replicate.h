@@ -86,7 +86,8 @@ struct ReplicateOptions {
   // all others, in buckets of their own, so that no other gradient waits for them.
   std::vector<std::string> delayed = {};
   // Behaviour. Names of parameters and buffers that sherd leaves alone: they are not compared, not
-  // synchronised and not averaged.
+  // synchronised and not averaged, and a checkpoint has such parameters only if the program adds
+  // them.
   std::vector<std::string> ignored = {};
 };
 
@@ -197,8 +198,8 @@ class DistributedDataParallel {
   void set_mesh(const Mesh& mesh);
 
   // Collective, between two steps: from now on gradients are reduced by this hook or, if it is
-  // null, by the exchange's mean. Otherwise like set_world() with the same ranks. Mirrors
-  // DistributedDataParallel.register_comm_hook.
+  // null, by the exchange's mean. The hook keeps the state that it has. Otherwise like set_world()
+  // with the same ranks. Mirrors DistributedDataParallel.register_comm_hook.
   void set_hook(const CommHookPtr& hook);
 
   // Collective, between backward and the next forward: replaces every trainable parameter by its

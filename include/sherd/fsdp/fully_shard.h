@@ -157,7 +157,8 @@ struct FullyShardOptions {
   GatherHookPtr gather_hook = nullptr;
   // Names of modules, parameters and buffers, or patterns of `*` and `?` as in units::by_name(),
   // that sherd leaves alone: they are not compared, synchronised, sharded or reduced. A module
-  // stands for everything in it. Their gradients are those of the rank. Each name must exist.
+  // stands for everything in it. Their gradients are those of the rank, and a checkpoint has ignored
+  // parameters only if the program adds them. Each name must exist.
   // Mirrors ignored_modules of FSDP1 and ignored_params of FSDP2.
   std::vector<std::string> ignored = {};
 };
@@ -313,7 +314,8 @@ class ShardingEngine;
 // lost. Each rank keeps what was written into the slice it owns, so all ranks must write the same
 // values. In mixed precision the module shows the values that forward sees, and tensor() those of the
 // shards. Elements written through either are kept; if both were written, tensor() wins. All other
-// elements keep every bit.
+// elements keep every bit. A world of one rank has no copy of the model: there tensor() is the
+// parameter itself, unless read_only.
 // Backwards, second scopes and optimizer steps inside are errors, and so is any use of a parameter
 // that SummonOptions leave sharded.
 class SummonScope {

@@ -101,8 +101,8 @@ struct NamedParameters {
   std::function<bool()> writes_in_backward;
   // Collective over all ranks that train these parameters. Replaces each of the numbers (1-D, fp64,
   // contiguous) by its maximum over the ranks. If gradients are shared, what a rank wrote into them
-  // before the call is visible to the others after it. Empty: every rank has all gradients, with
-  // the same values.
+  // before the call is visible to the others after it. Empty, or without effect: every rank has all
+  // gradients, with the same values.
   std::function<void(const at::Tensor& numbers)> all_reduce_max;
   // Drops what backwards under no_sync() have kept on this rank of the gradients of these
   // parameters. Called by zero_grad() with the names of `whole.items`, since a rank keeps gradients
@@ -112,6 +112,10 @@ struct NamedParameters {
   // every rank, inside a summon scope that writes its whole gradients back, which would undo the
   // change. May be empty.
   std::function<void(const char* what)> check_gradients_writable;
+  // The rank whose values and whose optimizer's state are saved, where those of other ranks may
+  // differ: with a hook that lets models drift apart, and after a join scope in which ranks have made
+  // different numbers of steps. Empty, or nothing: they are equal on all ranks.
+  std::function<std::optional<int>()> rank_to_save = nullptr;
   // Whether forward and backward use some of them in fp16, or gradients are sent in fp16; the same
   // on every rank.
   bool uses_fp16 = false;
