@@ -443,6 +443,14 @@ void check_tied(const UnitCollector& collector, bool mixed) {
   }
 }
 
+std::map<std::string, std::string> tied_names(const UnitCollector& collector) {
+  std::map<std::string, std::string> names;
+  for (const auto& [first, again] : collector.tied()) {
+    names.emplace(again.name, collector.entries()[first].name);
+  }
+  return names;
+}
+
 // The narrowest element that the layout must align.
 std::int64_t element_bytes(const exchange::FlatSpec& spec) {
   return static_cast<std::int64_t>(std::min(
@@ -634,9 +642,7 @@ ModelUnits build_units(
 
   ModelUnits model;
   model.device = common_device(collector, options.device);
-  for (const auto& [first, again] : collector.tied()) {
-    model.tied_names.emplace(again.name, entries[first].name);
-  }
+  model.tied_names = tied_names(collector);
   UnitNumbers numbers;
   std::vector<FlatBuilder> builders;
   for (const auto& entry : entries) {

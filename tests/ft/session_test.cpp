@@ -143,6 +143,50 @@ TEST(Session, WhatNoReplicaHasAGradientOfStays) {
   });
 }
 
+// One parameter, of which the test brings the parts of a backward by hand.
+struct HandFedParameter {
+  at::Tensor values = at::zeros({3});
+  std::weak_ptr<BackwardUpdate> backward{};
+
+  NamedParameters named() {
+    NamedParameters all;
+    all.items.push_back({"a", values});
+    all.update_in_backward =
+        [this](const BackwardUpdate& update) -> std::shared_ptr<void> {
+      auto held = std::make_shared<BackwardUpdate>(update);
+      backward = held;
+      return held;
+    };
+    return all;
+  }
+};
+
+TEST(Session, ABackwardThatBrokeOffCostsTheGradientsOfOneStep) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_world([&](const World& world) {
+    HandFedParameter a;
+    CheckpointState state;
+    state.add(a.named());
+    ft::ReplicaSession session(
+        world, a.named(), state, [](std::int64_t) {}, options);
+    const auto first = session.begin_step();
+    ASSERT_TRUE(first);
+    session.last_backward();
+    a.backward.lock()->update(0, 0, at::ones({1}));
+    EXPECT_THAT(
+        error_of([&] { (void)session.finish_step(); }),
+        HasSubstr("a backward broke off"));
+    const auto second = session.begin_step();
+    ASSERT_TRUE(second);
+    EXPECT_EQ(second->step, 1);
+    EXPECT_NE(second->samples.front().begin, first->samples.front().begin);
+    EXPECT_TRUE(session.finish_step());
+    session.close();
+  });
+}
+
 TEST(Session, AnUpdateThatThrowsLeavesNoStateThatHasAName) {
   const CoordinatorProcess coordinator({});
   ft::SessionOptions options;

@@ -1,133 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`sherd train` as a user calls it: where it saves, goes on and ends.
+"""`sherd train` as a user calls it: where it saves, goes on and ends."""
 
-  train_command_test.py SHERD SCRATCH [NAME...]
-
-SCRATCH is a folder that is replaced; NAMEs choose tests, as in unittest.
-"""
-
-import array
-import contextlib
 import json
 import os
 import pathlib
-import resource
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-import unittest
 
-TIMEOUT_S = 100
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SMALL = (
-    "--layers", "1", "--width", "32", "--heads", "2", "--seq", "16",
-    "--sample-tokens", "0",
-)  # fmt: skip
+from train_testing import SMALL, TIMEOUT_S, TrainTest, main
 
 
-def take_interrupts():
-    """A shell's background job ignores SIGINT, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def limits_files_to(size):
-    """Unlike Python itself, its children are killed by the signal unless they ignore it."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-class TrainCommand(unittest.TestCase):
-    sherd = ""
-    scratch = pathlib.Path()
-
-    def setUp(self):
-        self.folder = self.scratch / self.id().rsplit(".", 1)[1]
-        self.folder.mkdir(parents=True)
-        (self.folder / "text").write_bytes((ROOT / "LICENSE").read_bytes())
-
-    def shown(
-        self, *words, command="train", expected=0, ranks=0, cwd=None, launcher=(), rank_1="",
-        file_bytes_max=None
-    ):
-        """stdout and stderr of `sherd train WORDS`, which ends with `expected`.
-
-        Rank 1 also has the words `rank_1`."""
-        launcher = [self.sherd, "run", "-n", str(ranks), "--no-prefix", *launcher, "--"]
-        if rank_1:
-            # The launcher ends a rank with SIGTERM as soon as the other has failed.
-            more = f'[ "$RANK" != 1 ] || set -- "$@" {rank_1}; trap "" TERM; exec "$@"'
-            launcher += ["sh", "-c", more, "sh"]
-        done = subprocess.run(
-            [
-                *(launcher if ranks else []), self.sherd, *command.split(),
-                *(str(word) for word in words),
-            ],
-            cwd=cwd or self.folder,
-            preexec_fn=limits_files_to(file_bytes_max) if file_bytes_max else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        self.assertEqual(done.returncode, expected, done.stdout)
-        return done.stdout
-
-    def start(self, *words, launcher=()):
-        if launcher:
-            launcher = [self.sherd, "run", *launcher, "--"]
-        process = subprocess.Popen(
-            [*launcher, self.sherd, "train", *SMALL, *(str(word) for word in words)],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=take_interrupts,
-            start_new_session=True,
-        )
-        self.addCleanup(process.stdout.close)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        return process
-
-    def wait_for(self, process, *texts):
-        """Reads until a line has one of them."""
-        output = []
-        for line in process.stdout:
-            if any(text in line for text in texts):
-                return
-            output.append(line)
-        self.fail(f"the output ended without {texts}:\n{''.join(output[-20:])}")
-
-    def metrics(self, run, fields):
-        """[values of these fields] of each step."""
-        lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
-        return [[json.loads(line)[field] for field in fields] for line in lines]
-
-    def losses(self, run):
-        return [loss for (loss,) in self.metrics(run, ["loss"])]
-
-    def whole(self, checkpoint, section):
-        """{name: numbers} of the weights of a section, which are fp32."""
-        to = self.folder / "whole" / checkpoint.replace("/", "-")
-        if not to.exists():
-            subprocess.run(
-                [self.sherd, "checkpoint", "merge", self.folder / checkpoint, to],
-                check=True,
-                capture_output=True,
-            )
-        content = (to / f"{section}.safetensors").read_bytes()
-        end = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:end])
-        found = {}
-        for name in header.keys() - {"__metadata__"}:
-            begin, stop = header[name]["data_offsets"]
-            found[name] = array.array("f", content[end + begin : end + stop])
-        return found
-
+class TrainCommand(TrainTest):
     # ---- what a run leaves, and how it goes on
 
     def test_a_run_without_options_keeps_its_model(self):
@@ -560,127 +447,6 @@ class TrainCommand(unittest.TestCase):
         self.assertTrue(skipped[0])
         self.assertFalse(skipped[-1])
 
-    # ---- Ctrl-C
-
-    def test_the_first_interrupt_saves_and_ends(self):
-        process = self.start("--data", "text", "--run", "x", "--steps", "1000000")
-        self.wait_for(process, "step 1/")
-        process.send_signal(signal.SIGINT)
-        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
-        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
-        steps = len(self.losses("x"))
-        self.assertTrue((self.folder / f"x/checkpoints/step-{steps}").is_dir())
-
-    def test_an_interrupt_that_the_launcher_passes_on_as_well_is_one(self):
-        words = ("--data", "text", "--run", "x", "--steps", "1000000")
-        process = self.start(*words, launcher=("-n", "2"))
-        self.wait_for(process, "step 1/")
-        children = f"/proc/{process.pid}/task/{process.pid}/children"
-        ranks = [int(pid) for pid in pathlib.Path(children).read_text().split()]
-        self.assertEqual(len(ranks), 2)
-        process.send_signal(signal.SIGINT)
-        for pid in ranks:
-            with contextlib.suppress(ProcessLookupError):  # It has saved and ended.
-                os.kill(pid, signal.SIGINT)
-        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
-        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
-
-    def test_a_run_that_was_killed_before_it_saved_begins_again(self):
-        words = ("--data", "text", "--run", "x", "--steps", "1000000")
-        process = self.start(*words, "--save-every", "500000")
-        self.wait_for(process, "step 1/")
-        process.kill()
-        process.wait(TIMEOUT_S)
-        text = self.shown(*SMALL, *words, "--seed", "1", expected=2)
-        self.assertIn("found metrics.jsonl of another run", text)
-        # Its data are named by another path, and it has other ranks.
-        again = self.start("--config", "x/config.json", launcher=("-n", "2"))
-        self.wait_for(again, "begins again; its metrics so far are in x/metrics.jsonl.1")
-        self.wait_for(again, "step 1/")
-        os.killpg(again.pid, signal.SIGINT)
-        self.wait_for(again, "ended  by SIGINT, saved x/checkpoints/step-")
-        self.assertEqual(again.wait(TIMEOUT_S), 128 + signal.SIGINT)
-        steps = [step for (step,) in self.metrics("x", ["step"])]
-        self.assertEqual(steps, list(range(1, len(steps) + 1)))
-
-    def test_an_imported_model_whose_run_was_killed_begins_again(self):
-        self.shown(*SMALL, "--data", "text", "--run", "first", "--steps", "1")
-        for words in (("export", "first", "model"), ("import", "model", "x")):
-            self.shown(*words, command="checkpoint")
-        words = ("--config", "x/config.json", "--data", "text", "--steps", "1000000")
-        process = self.start(*words, "--save-every", "500000")
-        self.wait_for(process, "step 1/")
-        process.kill()
-        process.wait(TIMEOUT_S)
-        text = self.shown(*SMALL, *words, "--seed", "1", expected=2)
-        self.assertIn("found metrics.jsonl of another run", text)
-        again = self.start(*words)
-        self.wait_for(again, "begins again; its metrics so far are in x/metrics.jsonl.1")
-        again.kill()
-        again.wait(TIMEOUT_S)
-
-    def test_a_signal_in_the_last_step_ends_a_complete_run(self):
-        process = self.start(
-            "--data", "text", "--run", "x", "--steps", "1", "--batch", "8192"
-        )
-        self.wait_for(process, "run    x")
-        process.send_signal(signal.SIGTERM)
-        self.wait_for(process, "done ")
-        self.assertEqual(process.wait(TIMEOUT_S), 0)
-
-    def test_the_second_interrupt_ends_at_once(self):
-        # The validation after the first step takes minutes.
-        process = self.start(
-            "--run", "x", "--batch", "1", "--eval-every", "1", "--eval-batches", "1000000"
-        )
-        self.wait_for(process, "run    x")
-        process.send_signal(signal.SIGINT)
-        self.wait_for(process, "Ctrl-C again ends it at once")
-        process.send_signal(signal.SIGINT)
-        self.assertEqual(process.wait(TIMEOUT_S), -signal.SIGINT)
-        self.assertEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
-
-    def test_an_interrupt_of_the_whole_job_saves_and_ends(self):
-        process = self.start(
-            "--data", "text", "--run", "x", "--steps", "1000000", launcher=("-n", "2")
-        )
-        self.wait_for(process, "step 1/")
-        os.killpg(process.pid, signal.SIGINT)  # As a terminal does.
-        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
-        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
-
-    def test_an_interrupt_of_replicas_saves_and_ends(self):
-        process = self.start(
-            "--data", "text", "--run", "x", "--steps", "1000000",
-            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
-        )  # fmt: skip
-        self.wait_for(process, "step 1/")
-        os.killpg(process.pid, signal.SIGINT)
-        self.wait_for(process, "saved  in x/checkpoints")
-        process.stdout.read()  # Until the launcher ends.
-        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
-        self.assertNotEqual(list((self.folder / "x/checkpoints").glob("step-*")), [])
-
-    def test_replicas_need_the_folder_of_their_run_even_if_they_save_nothing(self):
-        process = self.start(
-            "--data", "text", "--steps", "2", "--save-every", "0",
-            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
-        )  # fmt: skip
-        text = process.stdout.read()
-        self.assertIn("--run: expected the folder of the run, which replicas share", text)
-        self.assertEqual(process.wait(TIMEOUT_S), 2)
-        self.assertFalse((self.folder / "runs").exists())
-
-    def test_a_batch_that_contradicts_the_launcher_is_refused(self):
-        process = self.start(
-            "--data", "text", "--batch", "12",
-            launcher=("--fault-tolerant", "--replicas", "2", "--samples-per-replica", "6"),
-        )  # fmt: skip
-        text = process.stdout.read()
-        self.assertIn("--batch: expected none, since replicas have the samples", text)
-        self.assertIn("gives them, or 6, found 12", text)
-        self.assertEqual(process.wait(TIMEOUT_S), 2)
-
     # ---- hooks
 
     def test_power_sgd_goes_on_with_its_error_feedback(self):
@@ -716,9 +482,4 @@ class TrainCommand(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    TrainCommand.sherd = sys.argv[1]
-    TrainCommand.scratch = pathlib.Path(sys.argv[2]).resolve()
-    shutil.rmtree(TrainCommand.scratch, ignore_errors=True)
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    main()

@@ -223,7 +223,11 @@ class ReplicaSession {
   // replica's samples, weighted by samples, and waits for the decision. Returns true if the step
   // was made and `update` was called. Returns false if nothing was changed; the next begin_step()
   // then says what to do. A parameter of which no replica has a gradient has none in `update`,
-  // either. Throws what `update` throws, and Error if a backward did not end.
+  // either. Throws what `update` throws. Throws Error (kFailedPrecondition) if a backward did not
+  // end: the step is then made without the gradients of all ranks of this replica, as with
+  // GradientPolicy::kLeaveOut, and begin_step() goes on. If the program is interrupted while this
+  // waits (sherd/base/run_main.h), it throws Error (kAborted), and the step may still be made: the
+  // next begin_step() or close() then calls `update` for it.
   bool finish_step();
 
   // Runs `work`, something that is not part of a step, between begin_step() and finish_step(): an

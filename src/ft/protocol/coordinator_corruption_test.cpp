@@ -291,6 +291,29 @@ TEST(Detectors, ThePolicyMayStopTheRun) {
   EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
 }
 
+TEST(Detectors, ThePolicyMayStopTheRunAfterAMilderFaultOfTheSameGradients) {
+  CoordinatorScript script(options_of(1, 2));
+  script.begin({0, 1});
+  stop_run(script, 1);
+  EXPECT_THAT(script.coordinator().complaint(), IsEmpty());
+  script.report(1).bad_gradients->fault.stop = true;
+  script.say(1);
+  EXPECT_THAT(
+      script.coordinator().complaint(), HasSubstr("replica 1 has gradients"));
+}
+
+// Another rank of the replica has found the fault later.
+TEST(Detectors, ThePolicyMayStopTheRunWhenTheSamplesAreLeftOut) {
+  CoordinatorScript script(options_of(1, 2));
+  script.begin({0, 1});
+  stop_run(script, 1);
+  script.wait(kSettle);
+  EXPECT_THAT(script.view(1).members[1].samples, IsEmpty());
+  stop_run(script, 1, true);
+  EXPECT_THAT(
+      script.coordinator().complaint(), HasSubstr("replica 1 has gradients"));
+}
+
 // ---- hanging replicas ----
 
 TEST(Detectors, ANewLifeDoesNotHangAsTheOldOneDid) {

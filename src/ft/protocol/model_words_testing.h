@@ -197,6 +197,7 @@ class ModelAccess {
     add(words, one.abandoned_epoch_);
     add(words, one.samples_);
     words.push_back(one.serial_ * 2 + (one.stopped_ ? 1U : 0U));
+    words.push_back(one.faulty_serial_.value_or(0));
     add(words, one.reducing_);
     add(words, one.applying_);
     words.push_back(one.catching_up_ ? 1 : 0);

@@ -280,12 +280,21 @@ Tasks Replica::peer_lost(const Suspicion& suspicion) {
   return finish();
 }
 
-// Nothing is stopped here: the coordinator ends the epoch for all members.
+// Nothing is stopped here: the coordinator ends the epoch for all members. A fault that stops the
+// run may follow a milder one that another rank has found in the same gradients, even when their
+// samples are left out already.
 Tasks Replica::bad_gradients(std::uint64_t serial, const GradientFault& fault) {
-  if (stopped_ || serial != serial_ || !samples_ || samples_->empty() ||
-      vote_ || bad_gradients_) {
+  if (stopped_ || !samples_ || vote_) {
     return {};
   }
+  const bool is_first =
+      serial == serial_ && !samples_->empty() && !bad_gradients_;
+  const bool is_worse = serial == faulty_serial_ && fault.stop &&
+      !(bad_gradients_ && bad_gradients_->fault.stop);
+  if (!is_first && !is_worse) {
+    return {};
+  }
+  faulty_serial_ = serial;
   bad_gradients_ = BadGradients{*held_, *samples_, fault};
   return finish();
 }

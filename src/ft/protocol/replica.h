@@ -36,7 +36,8 @@ class Replica {
   // `digest` is the digest of the state, if one was computed.
   Tasks applied(
       const StateId& state, const std::optional<StateDigest>& digest = {});
-  // The gradients of the ComputeTask with this `serial` must not be reduced.
+  // The gradients of the ComputeTask with this `serial` must not be reduced. Of several faults the
+  // first one is reported, and after it the first one that stops the run.
   Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
   // The last CatchUpTask has ended. The fetched state is installed if this view or the next one
   // says that it was committed: a replica that holds a step must also remember its commit, in case
@@ -53,6 +54,8 @@ class Replica {
 
   Report report() const;
   const std::optional<StateId>& held() const { return held_; }
+  // Whether it has a sum that is not decided yet, or not applied.
+  bool votes() const { return vote_.has_value(); }
   const RunView& view() const { return view_; }
 
   bool operator==(const Replica&) const = default;
@@ -98,6 +101,8 @@ class Replica {
   std::optional<StateDigest> digest_;
   // Those among the gradients of samples_.
   std::optional<BadGradients> bad_gradients_;
+  // The serial of the last ones that were reported.
+  std::optional<std::uint64_t> faulty_serial_;
   std::optional<CatchUp> catching_up_;
   std::uint64_t installs_ = 0;
   // Until the installation ends, nobody knows what is held.

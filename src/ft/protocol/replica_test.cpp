@@ -157,6 +157,29 @@ TEST(Replica, TellsOfBadGradientsAndFollowsWithoutThem) {
   EXPECT_EQ(replica.report().bad_gradients, std::nullopt);
 }
 
+// The ranks of a replica find different faults.
+TEST(Replica, TellsOfAFaultThatStopsTheRunAfterAMilderOne) {
+  auto replica = reducing();
+  replica.bad_gradients(1, {"too large", false});
+  EXPECT_THAT(
+      names(replica.bad_gradients(1, {"nan", true})), ElementsAre("report"));
+  EXPECT_EQ(
+      replica.report().bad_gradients->fault, (GradientFault{"nan", true}));
+  EXPECT_THAT(names(replica.bad_gradients(1, {"nan", true})), IsEmpty());
+  EXPECT_THAT(names(replica.bad_gradients(1, {"nan", false})), IsEmpty());
+  EXPECT_TRUE(replica.report().bad_gradients->fault.stop);
+}
+
+TEST(Replica, TellsOfAFaultThatStopsTheRunWhenItsSamplesAreLeftOut) {
+  auto replica = reducing();
+  replica.bad_gradients(1, {"too large", false});
+  replica.received(run_view_of({1, 2}, EpochStage::kJoining, {}));
+  EXPECT_THAT(names(replica.bad_gradients(0, {"nan", true})), IsEmpty());
+  EXPECT_THAT(
+      names(replica.bad_gradients(1, {"nan", true})), ElementsAre("report"));
+  EXPECT_TRUE(replica.report().bad_gradients->fault.stop);
+}
+
 TEST(Replica, OfGradientsThatNobodyWantsNothingIsTold) {
   auto replica = reducing();
   EXPECT_THAT(names(replica.bad_gradients(0, {"nan", false})), IsEmpty());

@@ -386,8 +386,8 @@ void Leader::leave_undecided() {
 // Ends once all others hold at least the same step.
 void Leader::end_in_order() {
   // A replica that holds nothing had a wrong state: it fetches another one. One rank's program may
-  // have ended while another rank still writes the last step.
-  if (!finished_ || stopped_ || busy_ || !machine_.held()) {
+  // have ended while another rank still writes the last step, or before the step was decided.
+  if (!finished_ || stopped_ || busy_ || !machine_.held() || machine_.votes()) {
     return;
   }
   const auto& peers = machine_.view().peers;
@@ -405,6 +405,7 @@ void Leader::received(std::size_t rank, const RankEvent& event) {
     std::visit([&](const auto& one) { on(rank, one); }, event);
     offer_snapshot();
     leave_in_order();
+    end_in_order();
   }
 }
 

@@ -58,6 +58,7 @@ RankAgent::RankAgent(
               .host = options_.host,
               .security = options_.security,
               .shard_rank = options_.shard_rank,
+              .user_timeout = options_.timeouts.link,
               .sums_kept = options_.sums_kept,
               .sums_bytes_max = options_.sums_bytes_max,
               .bytes_per_s_max = options_.fetch_bytes_per_s_max},
@@ -275,24 +276,22 @@ std::optional<ComputeTask> RankAgent::next(const TrainingCallbacks& program) {
       activity_.store(Activity::kComputing, std::memory_order_relaxed);
       return *compute;
     }
-    const bool served = serve(task, program);
-    SHERD_ASSERT(served, "a sum is applied by who reduced it");
+    serve(task, program);
   }
 }
 
-// Returns false if the task is none of those that may come at any time.
-bool RankAgent::serve(
+// Carries out what changes or copies the state; other tasks are no longer of use.
+void RankAgent::serve(
     const TrainingTask& task, const TrainingCallbacks& program) {
   if (const auto* snapshot = std::get_if<SnapshotTask>(&task)) {
     execute(*snapshot, program);
-    return true;
-  }
-  if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
+  } else if (const auto* install = std::get_if<InstallFetchedTask>(&task)) {
     execute(*install, program);
-    return true;
+  } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
+    // The program did not wait for the decision, and may have changed what it had copied.
+    prepared_.reset();
+    execute(*apply, program);
   }
-  // The sum is no longer of use.
-  return std::holds_alternative<UndecidedSumTask>(task);
 }
 
 void RankAgent::give(const ComputeTask& task, int bucket) {
@@ -302,11 +301,15 @@ void RankAgent::give(const ComputeTask& task, int bucket) {
 bool RankAgent::finish(
     const ComputeTask& task, const TrainingCallbacks& program) {
   set_activity(Activity::kReducing);
+  give_all(task);
+  reach("given", task.base.step + 1);
+  return wait_for_decision(program);
+}
+
+void RankAgent::give_all(const ComputeTask& task) {
   for (std::size_t i = 0; i < options_.buckets.size(); ++i) {
     give(task, static_cast<int>(i));
   }
-  reach("given", task.base.step + 1);
-  return wait_for_decision(program);
 }
 
 bool RankAgent::refuse(
@@ -314,11 +317,24 @@ bool RankAgent::refuse(
     const GradientFault& fault,
     const TrainingCallbacks& program) {
   set_activity(Activity::kReducing);
+  tell_bad(task, fault);
+  return wait_for_decision(program);
+}
+
+void RankAgent::tell_bad(const ComputeTask& task, const GradientFault& fault) {
   log_warning(
       str("[ft] step ", task.base.step + 1,
           ": gradients are of no use: ", fault.reason));
   tell(BadGradientsEvent{task.serial, fault});
-  return wait_for_decision(program);
+}
+
+void RankAgent::give_up(const ComputeTask& task, const std::string& reason) {
+  if (task.samples.empty()) {
+    give_all(task);  // Nobody reads them.
+  } else {
+    tell_bad(task, {reason, false});
+  }
+  set_idle();
 }
 
 // Waits until the written gradients are applied (true) or obsolete (false).
@@ -406,9 +422,8 @@ void RankAgent::end(const TrainingCallbacks& program) {
     }
     queue_.pop();
     // Installs a state if the rank's own was wrong.
-    if (serve(task, program)) {
-      set_idle();
-    }
+    serve(task, program);
+    set_idle();
   }
 }
 

@@ -74,7 +74,8 @@ class RankAgent {
   // ---- for the program ----
 
   // The next gradients to compute; nullopt if this replica has left in order. Throws Error, with
-  // the reason, if the replica was ended otherwise.
+  // the reason, if the replica was ended otherwise. If the last finish() or refuse() threw instead
+  // of returning, what it waited for is carried out first.
   std::optional<ComputeTask> next(const TrainingCallbacks& program);
   // The run's number, once next() has returned a task.
   std::uint64_t run() const { return run_; }
@@ -93,10 +94,12 @@ class RankAgent {
       const ComputeTask& task,
       const GradientFault& fault,
       const TrainingCallbacks& program);
+  // Replaces finish() when some gradients will never come: as refuse(), but it does not wait.
+  void give_up(const ComputeTask& task, const std::string& reason);
   // Runs `work`, which is not part of a step and may therefore take longer than a part of one.
   void other_work(const std::function<void()>& work);
   // The program makes no further steps. Returns when no other replica needs this one any more,
-  // after a minute at most.
+  // after a minute at most. A sum that is not decided yet is waited for, too, and applied.
   void end(const TrainingCallbacks& program);
 
  private:
@@ -126,9 +129,11 @@ class RankAgent {
       const StateId& state, const TrainingCallbacks& program);
   void set_sum_of(const std::optional<Attempt>& attempt);
   void prepare(const Attempt& attempt, const TrainingCallbacks& program);
-  bool serve(const TrainingTask& task, const TrainingCallbacks& program);
+  void serve(const TrainingTask& task, const TrainingCallbacks& program);
   bool wait_for_decision(const TrainingCallbacks& program);
   void give(std::uint64_t serial, int bucket);
+  void give_all(const ComputeTask& task);
+  void tell_bad(const ComputeTask& task, const GradientFault& fault);
   void fetched_sum(std::uint64_t serial, CommittedSum sum);
   void failed_to_fetch(std::uint64_t serial, const Status& why);
   // Posts to the loop. From any thread.

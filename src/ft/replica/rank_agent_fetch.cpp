@@ -22,6 +22,7 @@ FetchOptions fetch_options(const RankAgentOptions& rank, std::uint64_t run) {
       .shard_rank = rank.shard_rank,
       .security = rank.security,
       .timeout_without_progress = rank.timeouts.fetch,
+      .user_timeout = rank.timeouts.link,
       .snapshot_timeout = rank.timeouts.snapshot};
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sherd/base/run_main.h>
 #include "ft/replica/rank_agent.h"
 #include "net/loop.h"
 
@@ -35,14 +36,17 @@ class LoneRank {
             [this](const RankEvent& event) { hear_(*this, event); },
             [] {}),
         thread_([this] { loop_.run(); }) {
-    tell(StartRunTask{5});
-    join({1, 1});
-    tell(ComputeTask{
-        .serial = 1,
-        .base = kBase,
-        .samples = {{0, 8}},
-        .replicas = 1,
-        .place = 0});
+    // At once: the ring, which has one member, may answer before this thread goes on.
+    loop_.post([this] {
+      agent_.take(StartRunTask{5});
+      agent_.take(ring_of({1, 1}));
+      agent_.take(ComputeTask{
+          .serial = 1,
+          .base = kBase,
+          .samples = {{0, 8}},
+          .replicas = 1,
+          .place = 0});
+    });
   }
   ~LoneRank() {
     loop_.stop();
@@ -55,17 +59,18 @@ class LoneRank {
   void tell(RankTask task) {
     loop_.post([this, task = std::move(task)] { agent_.take(task); });
   }
-  void join(const Epoch& epoch) {
-    tell(RingMembership{
-        epoch,
-        {{.replica = 1, .incarnation = 1, .host = "127.0.0.1", .port = 1}}});
-  }
+  void join(const Epoch& epoch) { tell(ring_of(epoch)); }
   void reduce(const Epoch& epoch) { tell(ReduceTask{{epoch, 1}, {8}}); }
   void commit(const Epoch& epoch) {
     tell(ApplyTask{{{epoch, 1}, kBase, {1, {5, 6}}, 9, 8}});
   }
 
  private:
+  static RingMembership ring_of(const Epoch& epoch) {
+    return {
+        epoch,
+        {{.replica = 1, .incarnation = 1, .host = "127.0.0.1", .port = 1}}};
+  }
   static RankAgentOptions options_of(
       std::function<bool(std::int64_t, float*)> spoil) {
     RankAgentOptions options;
@@ -211,6 +216,27 @@ TEST(RankAgentSum, IsCopiedAnewWhereTheFirstOneIsGivenUp) {
   };
   EXPECT_TRUE(make_step(rank, copies.program()));
   EXPECT_THAT(given_up, ElementsAre(101, 2, 3));
+  EXPECT_THAT(copies.used, ElementsAre(1, 2, 3));
+}
+
+// It may have cleared what it had copied.
+TEST(RankAgentSum, IsCopiedAnewWhereTheProgramWasInterrupted) {
+  Copies copies;
+  LoneRank rank(
+      [](LoneRank& all, const RankEvent& event) {
+        if (std::holds_alternative<JoinedEvent>(event)) {
+          all.reduce({1, 1});
+        }
+      },
+      {});
+  copies.all_copied = [] { set_interrupt_check([] { return true; }); };
+  EXPECT_THROW(make_step(rank, copies.program()), Error);
+  set_interrupt_check(nullptr);
+  copies.all_copied = [] {};
+  copies.copied.assign(3, 0);
+  rank.commit({1, 1});
+  rank.tell(ComputeTask{.serial = 2, .base = {1, {5, 6}}, .samples = {}});
+  EXPECT_TRUE(rank.agent().next(copies.program()));
   EXPECT_THAT(copies.used, ElementsAre(1, 2, 3));
 }
 

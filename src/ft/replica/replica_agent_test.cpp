@@ -14,8 +14,10 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <gmock/gmock.h>
+#include <sherd/base/run_main.h>
 #include "base/hash.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "net/listener.h"
@@ -357,8 +359,10 @@ std::unique_ptr<ReplicaAgent> start_alone(
     const net::HostAddress& coordinator,
     Incarnation incarnation,
     const std::string& host,
-    const StateId& held) {
+    const StateId& held,
+    std::function<void(const char* point, std::int64_t)> reach = {}) {
   ReplicaAgentOptions options;
+  options.rank.hooks.reach = std::move(reach);
   options.rank.incarnation = incarnation;
   options.rank.host = host;
   options.rank.buckets = {10};
@@ -406,6 +410,59 @@ TEST(ReplicaAgents, WhoseNumberAnotherHostHasTooEndAsWrongUsage) {
       HasSubstr("SHERD_REPLICA 0 on one host only, found it on 127.0.0.1 and "
                 "127.0.0.2"));
   EXPECT_EQ(end.code(), ErrorCode::kInvalidArgument);
+}
+
+// The only rank of a replica, whose program was interrupted while it waited for its first step. The
+// step is decided after that.
+class InterruptedRank {
+ public:
+  explicit InterruptedRank(const net::HostAddress& coordinator)
+      : agent_(start_alone(
+            coordinator,
+            100,
+            "127.0.0.1",
+            {0, first_lineage(5, 1)},
+            [this](const char* point, std::int64_t) {
+              if (std::string_view(point) == "reduced") {
+                interrupted_.wait(false);
+              }
+            })) {
+    const auto task = rank().next(program());
+    set_interrupt_check([] { return true; });
+    EXPECT_THROW(rank().finish(*task, program()), Error);
+    set_interrupt_check(nullptr);
+    interrupted_.test_and_set();
+    interrupted_.notify_all();
+  }
+  RankAgent& rank() { return agent_->rank(); }
+  TrainingCallbacks program() {
+    return {
+        .snapshot = [] { return std::string(); },
+        .restore = [](const StateId&, std::string_view) {},
+        .update = [this](const Commit&, const float*) { ++steps_made_; }};
+  }
+  int steps_made() const { return steps_made_; }
+
+ private:
+  std::atomic_flag interrupted_;
+  int steps_made_ = 0;
+  const std::unique_ptr<ReplicaAgent> agent_;
+};
+
+TEST(ReplicaAgents, MakeTheStepThatTheyWereInterruptedInBeforeTheNextOne) {
+  Coordination coordination(1);
+  InterruptedRank one(coordination.address());
+  const auto next = one.rank().next(one.program());
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->base.step, 1);
+  EXPECT_EQ(one.steps_made(), 1);
+}
+
+TEST(ReplicaAgents, MakeTheStepThatTheyWereInterruptedInBeforeTheyEnd) {
+  Coordination coordination(1);
+  InterruptedRank one(coordination.address());
+  one.rank().end(one.program());
+  EXPECT_EQ(one.steps_made(), 1);
 }
 
 TEST(ReplicaAgents, GoOnWithoutTheOneThatDiesAndTakeItBack) {

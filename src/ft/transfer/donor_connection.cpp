@@ -64,7 +64,9 @@ struct DonorConnection::Impl
         loop, donor,
         net::ConnectorOptions{
             .security = options.security,
-            .connection = {.payload_bytes_max = kPayloadBytesMax},
+            .connection =
+                {.payload_bytes_max = kPayloadBytesMax,
+                 .user_timeout = options.user_timeout},
             .timeout = options.timeout_without_progress},
         [weak = weak_from_this()](
             Result<std::unique_ptr<net::Connection>> result) {

@@ -35,6 +35,8 @@ struct FetchOptions {
   net::Security security{};
   // A donor that is silent for this long is given up.
   Duration timeout_without_progress = std::chrono::seconds(5);
+  // How long sent bytes may stay unacknowledged before the donor counts as lost.
+  Duration user_timeout = std::chrono::seconds(5);
   // How long a donor may take to offer a snapshot, which needs a step and a copy; and how long the
   // other donors may take after the first answer.
   Duration snapshot_timeout = std::chrono::seconds(60);

@@ -72,7 +72,8 @@ struct TransferServer::Impl {
         {.security = options.security,
          .connection =
              {.payload_bytes_max = kPayloadBytesMax,
-              .received_bytes_max = kRequestBytesMax}},
+              .received_bytes_max = kRequestBytesMax,
+              .user_timeout = options.user_timeout}},
         {.on_connection = [this](std::unique_ptr<net::Connection> connection) {
           accept(std::move(connection));
         }});

@@ -30,6 +30,8 @@ struct TransferServerOptions {
   // A client that is silent for this long is dropped, because it would keep a state in memory. A
   // link that takes longer for a chunk cannot catch up.
   Duration silence_max = std::chrono::seconds(20);
+  // How long sent bytes may stay unacknowledged before a client counts as lost.
+  Duration user_timeout = std::chrono::seconds(5);
   // A request for a snapshot gets the last one if that is at most this old, or if clients still
   // fetch states_max others.
   Duration fresh = std::chrono::seconds(1);

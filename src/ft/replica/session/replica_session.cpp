@@ -285,6 +285,16 @@ struct ReplicaSession::Impl {
     }
   }
 
+  // If that fails, the others must not wait for this rank: it takes part in the next step.
+  void finish_gradients(const ComputeTask& of) {
+    try {
+      gradients.finish();
+    } catch (...) {
+      agent->rank().give_up(of, "some are missing");
+      throw;
+    }
+  }
+
   // On a device there are none: it might still read a sum that was given up while the next one is
   // written over it.
   std::function<void(int, const float*)> early_copies() {
@@ -383,7 +393,7 @@ bool ReplicaSession::finish_step() {
       kFailedPrecondition, all.task.has_value(),
       "[ft] expected begin_step() before finish_step(), found none");
   const auto task = *std::exchange(all.task, std::nullopt);
-  all.gradients.finish();
+  all.finish_gradients(task);
   // A replica without samples contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
   const bool made = all.call([&](RankAgent& rank) {
