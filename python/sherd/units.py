@@ -215,7 +215,7 @@ def forward_casts(root, named, precision, ignored):
     fully_shard()."""
     options, hooks = dict(named), []
     is_ignored = _is_ignored(ignored)
-    with_parameters = {""}  # What has none that is sharded is no unit.
+    with_parameters = {""}  # A module without sharded parameters is no unit.
     for name, _ in root.named_parameters(remove_duplicate=False):
         if not is_ignored(name):
             with_parameters.update(_modules_around(name))

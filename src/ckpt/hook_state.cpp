@@ -62,7 +62,8 @@ void add_outlines(const std::string& text, int rank, Outlines& outlines) {
   }
 }
 
-// What the hook lacks is 0, as where it was made later than those of other replicas.
+// Zeros where this rank's hook lacks the tensor, for example because the hook was made later than on
+// other replicas.
 at::Tensor tensor_of(
     const HookState& hook, const std::string& name, const Outline& outline) {
   const auto found =

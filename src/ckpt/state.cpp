@@ -68,11 +68,14 @@ std::optional<int> rank_to_save(const NamedShard& shard) {
   return shard.rank_to_save ? shard.rank_to_save() : std::nullopt;
 }
 
-// The part of this rank's elements that it saves. If copies differ, one rank saves its own, because
-// parts from several ranks would make a tensor that no rank had.
+// The part of this rank's elements that it saves. If copies differ, those who hold one of them save
+// it, because parts of several copies would make a tensor that no rank had.
 plan::ElementRange share_to_save(const NamedShard& shard, int rank, int size) {
-  if (const auto saver = rank_to_save(shard)) {
-    return rank == *saver ? range_of(shard) : plan::ElementRange{};
+  const auto saver = rank_to_save(shard);
+  // A rank may also save its model alone.
+  if (saver && *saver < size) {
+    const bool mine = rank / shard.ranks == *saver / shard.ranks;
+    return mine ? range_of(shard) : plan::ElementRange{};
   }
   return plan::share_of(
       range_of(shard), rank / shard.ranks, size / shard.ranks);

@@ -618,8 +618,7 @@ NamedParameters DdpEngine::named_parameters() {
 
 std::optional<int> DdpEngine::rank_to_save() const {
   const std::lock_guard lock(mu_);
-  if (rank_with_all_steps_ &&
-      std::ranges::count(ranks_, *rank_with_all_steps_)) {
+  if (rank_with_all_steps_) {
     return rank_with_all_steps_;
   }
   return models_drift_apart() ? std::optional(ranks_.front()) : std::nullopt;

@@ -164,6 +164,7 @@ void DdpEngine::set_mesh(const Mesh& mesh) {
   if (options_.hook) {
     options_.hook->reset();
   }
+  rank_with_all_steps_.reset();  // New ranks know of no join scope.
   connect_again(mesh);
 }
 

@@ -499,7 +499,7 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
   const auto reason = failure ? reason_of(failure) : "";
   const bool synchronised = gradient_kind() != plan::JoinKind::kKeeps;
-  // A rank alone reduces under no_sync(), too.
+  // A world of one rank reduces even under no_sync().
   const bool adds_up = synchronised && no_sync_scopes_ > 0;
   gradients_->set_whole_units(cache_->settle_order());
   if (join_) {
@@ -519,9 +519,9 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
       note_thawed_units();
     }
     slices_->set_adds_up(adds_up);
-    if (synchronised && !gradients_->partial() && !adds_up) {
+    if (synchronised && !gradients_->partial()) {
       synchronised_backward_ended();
-      hooks_due_ = gradients_->any_hooks();
+      hooks_due_ = gradients_->any_hooks() && !adds_up;
     }
     show_module_gradients();
     if (!cache_->planned() && !compared_) {

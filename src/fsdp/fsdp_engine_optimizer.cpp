@@ -49,13 +49,21 @@ NamedParameters FsdpEngine::named_parameters() {
       });
   named.uses_fp16 = uses_fp16(model_);
   named.whole.items = slices_->whole_parameters();
-  if (options_.strategy == Strategy::kNoShard) {
-    return named;  // Every rank has whole slices.
+  const bool drift_apart =
+      options_.hook && !options_.hook->hook().keeps_models_equal();
+  if (drift_apart) {
+    named.rank_to_save = [] { return 0; };
   }
-  named.all_reduce_max =
-      while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
-        self.all_reduce_max(numbers);
-      });
+  const bool whole_slices = options_.strategy == Strategy::kNoShard;
+  if (drift_apart || !whole_slices) {
+    named.all_reduce_max =
+        while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
+          self.all_reduce_max(numbers);
+        });
+  }
+  if (whole_slices) {
+    return named;
+  }
   named.whole.rank = owner();
   named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
   named.whole.gradients_are_shared = shares_gradients();

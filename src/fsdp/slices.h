@@ -65,7 +65,8 @@ class Slices : public exchange::ReducedGradients {
 
   // Sets `.grad()` of the unit's used slices; `used` is by trainable parameter.
   void set_gradients(UnitId unit, const std::vector<bool>& used) override;
-  // Whether the next backward adds to what this one was, for hooked().
+  // Whether the next backward adds to the gradients of this one, so that hooked() also returns the
+  // slices of this one: under no_sync() on one rank.
   void set_adds_up(bool adds_up) { adds_up_ = adds_up; }
 
   // Like NamedParameters::update_in_backward, for slices of parameters whose gradients may bypass
@@ -76,8 +77,8 @@ class Slices : public exchange::ReducedGradients {
   bool writes_in_backward() const;
   // Whether some slice has a hook that is called after its gradient was accumulated.
   bool has_hooks() const override;
-  // The slices that have such a hook and got a gradient in the last backward, or in one to which it
-  // has added.
+  // The slices that have such a hook and got a gradient in the last backward, or in an earlier one to
+  // whose gradients it has added.
   std::vector<at::Tensor> hooked() const;
   // By trainable parameter of the unit, as in exchange::ReduceOptions::sinks.
   std::vector<exchange::ReduceOptions::GradientSink> sinks(

@@ -10,6 +10,7 @@
 #include <map>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/fsdp/fully_shard.h>
 #include <sherd/optim/adamw.h>
 
 namespace sherd::test {
@@ -79,6 +80,9 @@ TEST(DifferingCopies, OptimizersAfterAJoinAreThoseOfTheRankWithAllSteps) {
     join.finish();
     auto state = state_of(ddp, adamw);
     expect_saved_from(1, world, state, tensors_of_rank(*model, adamw));
+    // A rank that saves alone saves its own.
+    const auto own = gather_full_state(World::single(), state);
+    EXPECT_EQ(own.at("model").size(), model->parameters().size());
   }));
 }
 
@@ -97,6 +101,42 @@ TEST(DifferingCopies, ModelsThatDriftApartAreThoseOfRank0) {
     }
     auto state = state_of(ddp, adamw);
     expect_saved_from(0, world, state, tensors_of_rank(*model, adamw));
+  }));
+}
+
+void expect_those_of_the_first_replica(
+    const Mesh& mesh, const FullyShardOptions& options) {
+  IntegerMlp model;
+  auto fsdp = fully_shard(*model, mesh, options);
+  AdamW adamw(fsdp.named_parameters(), {.learning_rate = 0.125});
+  integer_loss(model, 0, mesh.world().rank()).backward();
+  adamw.step();
+  CheckpointState state;
+  state.add(fsdp.named_parameters());
+  state.add("optimizer", adamw, fsdp.named_parameters());
+  const auto full = gather_full_state(mesh.world(), state);
+  const auto scope = fsdp.summon_full_parameters({.read_only = true});
+  double sum = 0;
+  for (const auto& item : model->named_parameters()) {
+    sum += scope.tensor(item.key()).sum().item<double>();
+    if (mesh.world().rank() == 0) {
+      EXPECT_TRUE(torch::equal(
+          full.at("model").at(item.key()), scope.tensor(item.key())));
+      EXPECT_TRUE(full.at("optimizer").contains("exp_avg." + item.key()));
+    }
+  }
+  const auto sums = mesh.world().all_gather({sum});
+  EXPECT_NE(sums.front()[0], sums.back()[0]) << "they have not drifted apart";
+}
+
+TEST(DifferingCopies, ShardedModelsThatDriftApartAreThoseOfTheFirstReplica) {
+  expect_all_ok(run_ranks(4, [](World world) {
+    FullyShardOptions options;
+    options.hook = post_local_sgd({.start_step = 0, .group_size = 1});
+    expect_those_of_the_first_replica(Mesh(world, {.replicate = 2}), options);
+    options.hook = post_local_sgd({.start_step = 0, .group_size = 1});
+    options.strategy = Strategy::kNoShard;
+    expect_those_of_the_first_replica(Mesh(world), options);
   }));
 }
 

@@ -55,6 +55,31 @@ TEST(OneRank, T14ClippingTrainsLikeLibTorchUpToTheRoundingOfTheNorm) {
   }));
 }
 
+// With one rank gradients are in the slices at once.
+TEST(OneRank, AStepAfterBackwardsThatWereAllUnderNoSyncIsPublished) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    for (const auto strategy : {Strategy::kFullShard, Strategy::kShardGradOp}) {
+      auto model = network();
+      FullyShardOptions options;
+      options.strategy = strategy;
+      options.mixed_precision = {.param_dtype = torch::kBFloat16};
+      auto fsdp = fully_shard(*model, world, options);
+      torch::optim::SGD sgd(fsdp.parameters(), 1.0);
+      std::vector<float> losses;
+      for (int step = 0; step < 3; ++step) {
+        const auto scope = fsdp.no_sync();
+        const auto loss = loss_of(model, 0);
+        losses.push_back(loss.item<float>());
+        loss.backward();
+        sgd.step();
+        sgd.zero_grad();
+      }
+      EXPECT_NE(losses[0], losses[1]);
+      EXPECT_NE(losses[1], losses[2]);
+    }
+  }));
+}
+
 TEST(OneRank, T14TrainsLikeLibTorchInEveryBit) {
   expect_all_ok(run_ranks(1, [](World world) {
     auto reference = network();

@@ -71,7 +71,10 @@ std::string load_or_find_newer(
         load_checkpoint(world, folder, state, {.strict = false}),
         source.section);
     return "";
-  } catch (const Error&) {  // The same on every rank.
+  } catch (const Error& error) {  // The same on every rank.
+    if (error.code() != ErrorCode::kUnavailable) {
+      throw;
+    }
     const auto next = replacement_of(folder, source.from).value_or("");
     const auto agreed = world.all_gather_texts(next).front();
     if (agreed.empty()) {

@@ -63,8 +63,8 @@ ModelSource find_initial_model(const TrainConfig& config);
 std::optional<std::string> checkpoint_at(const std::string& path);
 
 // Calls read() with the checkpoint that `path` names or, if there is none, with `path`, so that the
-// error says what it is. If the run has a newer one by then and has removed this one, as --keep
-// demands, read() has failed and is called with the newer one. Throws what read() throws.
+// error says what it is. If read() fails because the run has removed this checkpoint meanwhile
+// (--keep), it is called again with the newest one. Throws what read() throws.
 void read_checkpoint(
     const std::string& path,
     const std::function<void(const std::string& checkpoint)>& read);

@@ -59,7 +59,7 @@ SimulationOptions quick(SimulationOptions options, sim::FailurePolicy policy) {
   return options;
 }
 
-// Nothing beyond the limits of the simulator, which the user's own options are within.
+// Returns nothing for options beyond the simulator's limits, within which the user's own options are.
 std::optional<sim::SimulationResult> simulated(
     const SimulationOptions& options) {
   try {
@@ -244,8 +244,8 @@ std::string simulation_page(
   html += format(
       "<p>Points of the plots are means of %d runs of %d failures, %.0f "
       "checkpoints or %.0f days, whichever is shortest; the other options are "
-      "those of the table. What is larger or "
-      "longer than the simulator takes has no point.</p>\n",
+      "those of the table. What is larger or longer than the simulator takes "
+      "has no point.</p>\n",
       runs_of(options), kFailures, kCheckpoints, sim::kDaysMax);
   for (const auto& one : all) {
     html += resource_table(one);

@@ -60,7 +60,7 @@ std::string made(const std::string& path) {
     // A usage error, so that launchers do not repeat the command.
     refuse(
         path, "a new folder for this run, or one with checkpoints to resume",
-        "metrics.jsonl of another run; pass another --run");
+        "metrics.jsonl of another run; pass another --run, or move that file");
   }
   return path;
 }
@@ -234,7 +234,7 @@ RunFolder::RunFolder(
   std::ifstream file(metrics, std::ios::binary);
   const bool found = file.is_open();
   std::uintmax_t kept_bytes = 0;
-  // Behind a dropped line: a replica that went back has made some steps twice.
+  // Lines to keep behind a dropped one: a replica that went back has made some steps twice.
   std::string kept_later;
   bool dropped = false;
   std::int64_t damaged = 0;  // By a power loss, for example.

@@ -58,8 +58,8 @@ void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
   const auto path = inside ? run + "/" + subfolder_ : run;
   const auto config =
       to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
-  // A run that has made steps here, and begins at the first one, ended before it saved any: with
-  // an imported model, or as a replica, it has begun with what `made` says.
+  // A run that begins at step 0 and has metrics ended before its first checkpoint. `made` is 0, not
+  // empty, for imported models and for replicas, which always begin from some state.
   const bool may_begin_again =
       first_ == 0 && (made || trainer_.config().save_every > 0);
   const auto aside =

@@ -19,8 +19,7 @@ struct Sample {
 };
 
 // The sample for people, with a bar after the prompt: decoded by the tokenizer in `folder`; without
-// one as bytes or as numbers. Characters that a terminal would obey
-// are left out.
+// one as bytes or as numbers. Characters that a terminal would obey are left out.
 std::string text_of(const Sample& sample, const std::string& folder);
 
 }  // namespace sherd::tools

@@ -99,7 +99,8 @@ void mark_slowest(std::vector<RankRow>& rows) {
   std::ranges::sort(others);
   const auto median =
       (others[(others.size() - 1) / 2] + others[others.size() / 2]) / 2;
-  slowest->straggler = slowest->mean.busy_s >= kStragglerFactor * median;
+  slowest->straggler =
+      median > 0 && slowest->mean.busy_s >= kStragglerFactor * median;
 }
 
 // The busiest `count` rows, in their original order.

@@ -9,8 +9,8 @@
 //
 // On a plain tensor it does nothing. It is for reading only: what a kernel writes there is lost or
 // seen by other ranks. One that was made while summon_full_parameters() or full_precision() had a scope
-// open keeps nothing whole after that scope has ended. End it before a backward ends and before an
-// optimizer's step or publish(), which drop units that are whole. Thread rule: any thread.
+// open keeps nothing whole after that scope has ended. End a TouchScope before the backward ends and
+// before an optimizer's step or publish(), because these drop whole units. Thread rule: any thread.
 #pragma once
 
 #include <exception>

@@ -59,8 +59,8 @@ struct NamedShard {
   // hold copies of it. 1: every rank has the whole tensor.
   int ranks = 1;
   Copies copies = Copies::kEqual;  // kRank0 needs `ranks` to be 1.
-  // NamedParameters::rank_to_save, asked at each save: with kEqual, the rank that saves its whole
-  // copy nevertheless. Needs `ranks` to be 1.
+  // As NamedParameters::rank_to_save, called at each save: a rank of the group whose copy is saved if
+  // copies may differ in spite of kEqual.
   std::function<std::optional<int>()> rank_to_save = nullptr;
 };
 

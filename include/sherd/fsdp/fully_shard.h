@@ -314,8 +314,8 @@ class ShardingEngine;
 // lost. Each rank keeps what was written into the slice it owns, so all ranks must write the same
 // values. In mixed precision the module shows the values that forward sees, and tensor() those of the
 // shards. Elements written through either are kept; if both were written, tensor() wins. All other
-// elements keep every bit. A world of one rank has no copy of the model: there tensor() is the
-// parameter itself, unless read_only.
+// elements keep every bit. One rank without mixed precision and CPU offload has no copy of the model:
+// there tensor() is the parameter itself, unless read_only.
 // Backwards, second scopes and optimizer steps inside are errors, and so is any use of a parameter
 // that SummonOptions leave sharded.
 class SummonScope {

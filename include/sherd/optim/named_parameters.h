@@ -101,8 +101,8 @@ struct NamedParameters {
   std::function<bool()> writes_in_backward;
   // Collective over all ranks that train these parameters. Replaces each of the numbers (1-D, fp64,
   // contiguous) by its maximum over the ranks. If gradients are shared, what a rank wrote into them
-  // before the call is visible to the others after it. Empty, or without effect: every rank has all
-  // gradients, with the same values.
+  // before the call is visible to the others after it. If it is empty or does nothing, every rank has
+  // all gradients, with the same values.
   std::function<void(const at::Tensor& numbers)> all_reduce_max;
   // Drops what backwards under no_sync() have kept on this rank of the gradients of these
   // parameters. Called by zero_grad() with the names of `whole.items`, since a rank keeps gradients

@@ -36,8 +36,8 @@ class Replica {
   // `digest` is the digest of the state, if one was computed.
   Tasks applied(
       const StateId& state, const std::optional<StateDigest>& digest = {});
-  // The gradients of the ComputeTask with this `serial` must not be reduced. Of several faults the
-  // first one is reported, and after it the first one that stops the run.
+  // The gradients of the ComputeTask with this `serial` must not be reduced. Of several faults of
+  // the same gradients the first is reported, and later the first that stops the run.
   Tasks bad_gradients(std::uint64_t serial, const GradientFault& fault);
   // The last CatchUpTask has ended. The fetched state is installed if this view or the next one
   // says that it was committed: a replica that holds a step must also remember its commit, in case

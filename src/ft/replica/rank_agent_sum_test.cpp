@@ -219,7 +219,7 @@ TEST(RankAgentSum, IsCopiedAnewWhereTheFirstOneIsGivenUp) {
   EXPECT_THAT(copies.used, ElementsAre(1, 2, 3));
 }
 
-// It may have cleared what it had copied.
+// The program may have cleared what it had copied.
 TEST(RankAgentSum, IsCopiedAnewWhereTheProgramWasInterrupted) {
   Copies copies;
   LoneRank rank(
