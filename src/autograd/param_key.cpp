@@ -187,6 +187,20 @@ at::Tensor shown(const at::Tensor& tensor) {
       : tensor;
 }
 
+// Replaces a tensor, or each one of a list.
+template <typename Replace>
+void replace_tensors(c10::IValue& value, const Replace& replace) {
+  if (value.isTensor()) {
+    value = replace(value.toTensor());
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList().copy();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      list.set(i, replace(list.get(i)));
+    }
+    value = std::move(list);
+  }
+}
+
 // Replaces the operator's arguments whose storage shows other values.
 void show_instead(
     const ParameterUses& uses,
@@ -199,21 +213,8 @@ void show_instead(
   }
   for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size();
        ++i) {
-    if (stack[i].isTensor()) {
-      stack[i] = shown(stack[i].toTensor());
-    } else if (stack[i].isTensorList()) {
-      auto list = stack[i].toTensorList().copy();
-      for (std::size_t j = 0; j < list.size(); ++j) {
-        list.set(j, shown(list.get(j)));
-      }
-      stack[i] = std::move(list);
-    }
+    replace_tensors(stack[i], shown);
   }
-}
-
-at::Tensor apart_from(const at::Tensor& instead, const at::Tensor& result) {
-  return result.defined() && result.is_alias_of(instead) ? result.clone()
-                                                         : result;
 }
 
 // A result may be the argument itself, as that of `to`. What a storage shows instead may be freed
@@ -226,15 +227,10 @@ void keep_results(
     const auto& instead = use.tag->instead;
     for (auto i = stack.size() - op.schema().returns().size();
          instead.defined() && i < stack.size(); ++i) {
-      if (stack[i].isTensor()) {
-        stack[i] = apart_from(instead, stack[i].toTensor());
-      } else if (stack[i].isTensorList()) {
-        auto list = stack[i].toTensorList().copy();
-        for (std::size_t j = 0; j < list.size(); ++j) {
-          list.set(j, apart_from(instead, list.get(j)));
-        }
-        stack[i] = std::move(list);
-      }
+      replace_tensors(stack[i], [&instead](const at::Tensor& result) {
+        return result.defined() && result.is_alias_of(instead) ? result.clone()
+                                                               : result;
+      });
     }
   }
 }

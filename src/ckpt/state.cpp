@@ -197,7 +197,8 @@ void CheckpointState::add_optimizer(
         .shape = item.shape,
         .begin = item.slice_begin,
         .elements = {},
-        .ranks = parameters.whole.ranks};
+        .ranks = parameters.whole.ranks,
+        .rank_to_save = parameters.rank_to_save};
   }
   // An optimizer of LibTorch may have been given the whole module's parameters.
   for (const auto* items : {&parameters.items, &parameters.state_only}) {
@@ -206,9 +207,9 @@ void CheckpointState::add_optimizer(
       if (slice.name.empty()) {
         slice.name = item.name;
         slice.shape = item.slice.sizes().vec();
+        slice.rank_to_save = parameters.rank_to_save;
       }
       slice.elements = item.slice.detach();
-      slice.rank_to_save = parameters.rank_to_save;
     }
   }
   optimizers_.push_back(std::move(entry));
