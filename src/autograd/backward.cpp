@@ -120,6 +120,17 @@ OutermostBackward*& starting() {
   return scope;
 }
 
+std::atomic<std::uint64_t>& broken() {
+  static std::atomic<std::uint64_t> number = 0;
+  return number;
+}
+
+void note_end(bool threw) {
+  static std::atomic<std::uint64_t> ends = 0;
+  const auto number = ++ends;
+  broken() = threw ? number : 0;
+}
+
 void notify(
     const Listeners& listeners,
     const std::exception_ptr& failure,
@@ -140,6 +151,7 @@ void notify(
     listener.backward_ended(failure);
   });
   call(writes, [](BackwardListener& listener) { listener.writes_ended(); });
+  note_end(failure || first);
   if (first && !failure) {
     std::rethrow_exception(first);
   }
@@ -357,6 +369,8 @@ GraphTaskCallbacks& graph_task_callbacks() {
 }  // namespace
 
 bool install_backward_engine() { return engine_is_ours(); }
+
+std::uint64_t broken_backward() { return broken(); }
 
 bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();

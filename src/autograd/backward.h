@@ -11,6 +11,7 @@
 // not count as a backward. Thread rule: any thread. Mechanism: docs/design/autograd.md.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 
@@ -29,6 +30,10 @@ class BackwardListener {
   // backward_ended(), after the calls of that.
   virtual void writes_ended() {}
 };
+
+// If the outermost backward of this process that has ended last threw, its number, which no other
+// backward has; otherwise 0. Backwards of another engine count if a ForeignBackward brackets them.
+std::uint64_t broken_backward();
 
 // Installs the engine; further calls do nothing. Returns false if another engine was installed
 // first.

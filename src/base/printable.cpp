@@ -13,6 +13,20 @@ std::string printable(std::string_view text, std::size_t bytes_max) {
   return result;
 }
 
+std::string_view shortened(std::string_view text, std::size_t bytes_max) {
+  if (text.size() <= bytes_max) {
+    return text;
+  }
+  const auto continues = [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U;
+  };
+  while (bytes_max > 0 && continues(text[bytes_max])) {
+    --bytes_max;
+  }
+  text.remove_suffix(text.size() - bytes_max);
+  return text;
+}
+
 std::string json_string(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : printable(text, text.size())) {

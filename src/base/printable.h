@@ -13,6 +13,9 @@ namespace sherd {
 // the result contains neither line breaks nor terminal sequences.
 std::string printable(std::string_view text, std::size_t bytes_max);
 
+// The text, shortened to at most that many bytes. No character of UTF-8 is cut into two.
+std::string_view shortened(std::string_view text, std::size_t bytes_max);
+
 // The text as a JSON string, including the quotes, with "?" for the same bytes.
 std::string json_string(std::string_view text);
 

@@ -25,6 +25,19 @@ TEST(Printable, IsCut) {
   EXPECT_EQ(printable("abc", 0), "");
 }
 
+TEST(Shortened, CutsNoCharacterIntoTwo) {
+  EXPECT_EQ(shortened("abc", 3), "abc");
+  EXPECT_EQ(shortened("abcd", 3), "abc");
+  const std::string text = "a\u00e9\u20acz";  // Of 1, 2, 3 and 1 bytes.
+  EXPECT_EQ(shortened(text, 7), text);
+  EXPECT_EQ(shortened(text, 6), "a\u00e9\u20ac");
+  for (const std::size_t bytes_max : {5, 4, 3}) {
+    EXPECT_EQ(shortened(text, bytes_max), "a\u00e9");
+  }
+  EXPECT_EQ(shortened(text, 2), "a");
+  EXPECT_EQ(shortened(text, 0), "");
+}
+
 TEST(JsonString, QuotesWhatWouldEndIt) {
   EXPECT_EQ(json_string(""), "\"\"");
   EXPECT_EQ(json_string("h.\"0\"\\\n"), R"("h.\"0\"\\?")");

@@ -32,6 +32,10 @@ static_assert(
 
 constexpr std::int64_t kByteVocabulary = 256;
 constexpr std::int64_t kIdBytes = 2;
+// A process may have 65530 mappings (vm.max_map_count). Of more files than this, small ones are
+// copied.
+constexpr std::size_t kMappedFilesMax = 16384;
+constexpr std::int64_t kCopiedBytesMax = 65536;
 
 bool holds_ids(const fs::path& path) { return path.extension() == ".bin"; }
 
@@ -160,6 +164,7 @@ struct Corpus::Impl {
   // The part of the text that comes from one file.
   struct MappedText {
     MappedFile file;
+    std::vector<char> copy;  // Instead of `file`.
     std::string path;
     std::string_view bytes;  // The file, up to bytes_max.
     std::int64_t first = 0;  // The index of its first token in the text.
@@ -209,6 +214,11 @@ void Corpus::Impl::map(
       continue;
     }
     piece.bytes = piece.file.bytes().substr(0, static_cast<std::size_t>(used));
+    if (files.size() > kMappedFilesMax && used <= kCopiedBytesMax) {
+      piece.copy.assign(piece.bytes.begin(), piece.bytes.end());
+      piece.bytes = {piece.copy.data(), piece.copy.size()};
+      piece.file = {};
+    }
     tokens += used / token_bytes;
     bytes_left -= used;
     pieces.push_back(std::move(piece));

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/data/corpus.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>
@@ -54,6 +57,29 @@ TEST(Corpus, AFolderIsItsFilesInPathOrder) {
   folder.file("empty", "");
   folder.file("z.bin", "4");  // Read as bytes, like the other files.
   EXPECT_EQ(text(Corpus(folder.path())), "1234");
+}
+
+std::ptrdiff_t mappings() {
+  std::ifstream maps("/proc/self/maps");
+  return std::count(
+      std::istreambuf_iterator<char>(maps), std::istreambuf_iterator<char>(),
+      '\n');
+}
+
+// A process may have 65530 mappings.
+TEST(Corpus, AFolderOfVeryManySmallFilesTakesFewMappings) {
+  const ScratchFolder folder;
+  constexpr int kFiles = 17000;
+  std::string expected;
+  for (int i = 0; i < kFiles; ++i) {
+    const auto name = std::to_string(100000 + i);
+    folder.file(name, name);
+    expected += name;
+  }
+  const auto before = mappings();
+  const Corpus corpus(folder.path());
+  EXPECT_LT(mappings() - before, 1000);
+  EXPECT_EQ(text(corpus), expected);
 }
 
 TEST(Corpus, LinksToFilesAndFoldersCountAndBrokenOnesAreRefused) {

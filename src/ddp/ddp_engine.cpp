@@ -640,7 +640,11 @@ bool DdpEngine::models_drift_apart() const {
 std::shared_ptr<void> DdpEngine::register_backward_update(
     BackwardUpdate update) {
   const std::lock_guard lock(mu_);
-  return alone() || closed_ ? nullptr : updates_.take(std::move(update));
+  // What no_sync() has left in `.grad()` is this rank's own: the next backward averages it, too.
+  const bool unsynced = std::ranges::any_of(
+      states_, [](const auto& state) { return state.unsynced; });
+  return alone() || closed_ || unsynced ? nullptr
+                                        : updates_.take(std::move(update));
 }
 
 void DdpEngine::begin_no_sync() {

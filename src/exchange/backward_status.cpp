@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 #include "base/check.h"
+#include "base/printable.h"
 #include "exchange/numbers.h"
 
 namespace sherd::exchange {
@@ -68,9 +69,8 @@ at::Tensor BackwardStatus::encode(const ModelSpec& model) const {
   const auto begin = bytes.size();
   bytes.resize(begin + kReasonBytes, 0);
   // The last byte stays zero and ends the text.
-  std::memcpy(
-      bytes.data() + begin, aborted.data(),
-      std::min(aborted.size(), kReasonBytes - 1));
+  const auto reason = shortened(aborted, kReasonBytes - 1);
+  std::memcpy(bytes.data() + begin, reason.data(), reason.size());
   return bytes_of(bytes.data(), bytes.size());
 }
 

@@ -211,9 +211,9 @@ class HybridExchange final : public Exchange {
 
  private:
   struct UnitState {
-    // By flat: sums within this replica that may not go to the sharded gradient,
-    // as that has others', or other elements. Made when first needed, and on the host where sharded
-    // gradients are.
+    // By flat: sums within this replica that must not go to the sharded gradient, because it still
+    // holds another sum or has other elements. Allocated when first needed, on the host if sharded
+    // gradients are there.
     std::vector<at::Tensor> partial;
     void* memory = nullptr;  // Of `partial`, from the pool; else null.
     bool kept = false;       // `partial` has what partial reductions left.
@@ -287,7 +287,8 @@ class HybridExchange final : public Exchange {
   BufferPool partial_pool_;
   std::vector<UnitState> units_;
   std::unique_ptr<Exchange> within_;
-  // The last but for values: its messages are of what the others own.
+  // Declared after every member but plain values, so that it is destroyed before them: its messages
+  // use memory that the other members own.
   std::unique_ptr<Exchange> across_;
   std::deque<Waiting> waiting_;  // In the order started.
   int across_under_way_ = 0;     // At most.
@@ -332,8 +333,8 @@ void HybridExchange::take_partial_from_pool(UnitId unit) {
       /*only_trainable=*/true);
 }
 
-// Where every reduction needs a buffer, others can have it once its sum across
-// is made.
+// If every reduction needs a buffer, other units can use a unit's buffer once its sum across is
+// made.
 void HybridExchange::release(const std::vector<UnitId>& units) {
   for (const auto unit : units) {
     auto& now = state(unit);
@@ -346,7 +347,7 @@ void HybridExchange::release(const std::vector<UnitId>& units) {
   }
 }
 
-// What the owners of this rank's shard within its replica have made of it.
+// Gathers the new values of this rank's shard within its replica from the ranks that own its parts.
 Status HybridExchange::gather_shards() {
   const auto units = static_cast<UnitId>(units_.size());
   const auto start = [&](UnitId unit) {
@@ -431,9 +432,9 @@ SumAcross HybridExchange::across_by_shard_axis(
       .backward = backward_};
 }
 
-// Those that ended here, and earlier ones for which there was no room. Waiting
-// for replicas before the end of backward could be in vain: they go on when
-// neighbours have come there that may need this rank.
+// Starts the sums across for the units in `ended`, and for earlier ones for which there was no
+// room. It does not wait for other replicas before the end of backward, which could deadlock: they
+// may be waiting for neighbours that need this rank first.
 Status HybridExchange::sum_across(const std::vector<UnitId>& ended) {
   if (reduce_across_ == ReduceAcross::kByShardAxis) {
     return {};
@@ -571,7 +572,8 @@ Result<BackwardOutcome> HybridExchange::settle(
   return outcome;
 }
 
-// A rank whose replica is not of one mind brings a number that equals none.
+// If the ranks of a replica disagree on a number, they bring NaN, which equals no number, to the
+// comparison across replicas.
 Status HybridExchange::compare(const at::Tensor& values) {
   const auto mine = values.clone();
   SHERD_RETURN_IF_FAILED(within_->all_reduce(values, ScalarReduceOp::kSame));

@@ -5,6 +5,7 @@
 // plans the same.
 #pragma once
 
+#include <unistd.h>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -14,7 +15,7 @@
 namespace sherd::exchange {
 
 // The kernel's page in bytes: the unit in which memory is mapped, shared and given back.
-inline constexpr std::int64_t kPage = 4096;
+inline const std::int64_t kPage = ::sysconf(_SC_PAGESIZE);
 // Slots of the largest unit that a region is expected to hold at once.
 inline constexpr std::int64_t kSlotsTouched = 4;
 

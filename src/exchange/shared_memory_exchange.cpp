@@ -36,8 +36,8 @@ constexpr std::chrono::milliseconds kDoze{2};
 // A rank may have published this many times more than another has seen.
 constexpr std::size_t kGenerations = 8;
 
-// One rank's part of a step, in the segment. Pairs: what is written before a post is read by
-// who has seen it.
+// One rank's part of a step, in the segment. A post releases what was written before it to every
+// rank that has seen the post.
 struct RankState {
   shm::CounterCell published;  // Its slices, so many times.
   // The step of all ranks that it has come to: no publish precedes that.
@@ -301,7 +301,7 @@ class SharedMemoryExchange final : public Exchange {
   const SteadyClock clock_;
   bool begun_ = false;
   bool room_wait_timed_out_ = false;  // In this backward.
-  std::uint64_t published_ = 0;       // Times.
+  std::uint64_t published_ = 0;       // How often this rank has published.
   std::uint64_t seen_ = 0;            // Of all ranks, at least.
   std::uint64_t generation_ = 0;
   std::uint64_t backward_ = 0;
@@ -451,8 +451,8 @@ Status SharedMemoryExchange::finish_sums() {
       sums_->wait_for_thread(kDoze);
       continue;
     }
-    // A rank that is at a step of all ranks sends no more gradients before it;
-    // its step is another one, which meet() will find.
+    // A rank that has reached a step of all ranks posts no more gradients before it. That step
+    // differs from this rank's, which all_gather_step() will find.
     const auto arrived = cells_->arrived(missing->rank);
     const auto next = cells_->round() + 1;
     const std::string what =
@@ -559,10 +559,10 @@ Status SharedMemoryExchange::fail(const Status& status) {
   return error_;
 }
 
-// Afterwards memory that the caller has is its own again: the thread that sums
-// would go on when a late rank posts, and shards lie where late ranks still read
-// them. Where the kernel refuses that, they get the failure all the same, but
-// may have read what was written after it.
+// After this call the caller's memory is its own again. Otherwise the summing thread would go on
+// when a late rank posts, and late ranks would still read shards in place. If the kernel refuses
+// the private mapping, late ranks get the failure all the same, but may have read what was written
+// after it.
 void SharedMemoryExchange::leave(const Status& why) {
   if (segment_ && !std::exchange(left_, true)) {
     if (why.ok()) {

@@ -13,7 +13,7 @@ namespace {
 // Of two ranks and three units.
 class HostPlacesTest : public ::testing::Test {
  protected:
-  static constexpr std::size_t kBytes = 64 * kPage;
+  inline static const auto kBytes = static_cast<std::size_t>(64 * kPage);
 
   HostPlacesTest()
       : memory_(static_cast<std::byte*>(::mmap(

@@ -49,7 +49,8 @@ SharedUnits::SharedUnits(
         add_gradient(static_cast<UnitId>(u), static_cast<int>(f), own, memory);
       }
       if (flat.trainable && model_.replicates() && !model_.own_gradients) {
-        shown_bytes_ += own_bytes(flat);
+        shown_bytes_ += own.numel() *
+            static_cast<std::int64_t>(c10::elementSize(flat.gradient_dtype()));
       }
       shards.push_back(std::move(memory));
     }
@@ -78,11 +79,6 @@ std::vector<at::Tensor> SharedUnits::shards(UnitId unit) const {
     shards.push_back(memory.shard);
   }
   return shards;
-}
-
-std::int64_t SharedUnits::own_bytes(const FlatSpec& flat) const {
-  return flat.layout.shard(rank_).numel() *
-      static_cast<std::int64_t>(c10::elementSize(flat.dtype));
 }
 
 std::byte* SharedUnits::base() const {

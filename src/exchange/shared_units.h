@@ -47,7 +47,6 @@ class SharedUnits {
 
  private:
   std::byte* base() const;
-  std::int64_t own_bytes(const FlatSpec& flat) const;
   void add_gradient(
       UnitId unit,
       int flat,

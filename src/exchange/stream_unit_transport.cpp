@@ -95,8 +95,9 @@ class StreamUnitTransport final : public UnitTransport {
     }
   }
 
-  // Slots go back to these streams while the caller's may still use them, and shards to the caller's,
-  // which those may still use where a backward was not ended.
+  // Memory of slots is freed to these streams, although the caller's stream may still use it.
+  // Memory of shards is freed to the caller's stream, although these streams may still use it if a
+  // backward was not ended.
   ~StreamUnitTransport() override {
     const auto now = compute().record();
     for (const auto& stream :

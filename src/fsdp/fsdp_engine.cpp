@@ -156,8 +156,9 @@ void FsdpEngine::start(
   }
 }
 
-// Collective, while the module is still whole. Its parameters and their gradients go, if nobody else
-// holds their memory, and shards come; the rest stays.
+// Collective; called while the module is still whole. Estimates the memory after sharding:
+// parameters and their gradients are freed, unless somebody else holds their memory, shards are
+// added, and everything else stays.
 void FsdpEngine::refuse_hopeless_limit() {
   const auto options = memory_planner_options();
   auto least = total_bytes_before_ + options.budget_bytes;
@@ -461,8 +462,8 @@ void FsdpEngine::begin_backward() {
   }
 }
 
-// Units used last in forward have their gradients first. Ranks that left out
-// different visits have different orders, which the exchange takes, but no hook.
+// Units used last in forward have their gradients first. Ranks that left out different visits have
+// different orders, which the exchange accepts, but hooks do not.
 void FsdpEngine::order_reductions() {
   gradients_->expect();
   gradients_->set_partial(gradient_kind() == plan::JoinKind::kReducesPartially);
@@ -553,7 +554,8 @@ void FsdpEngine::end_of_backward(const std::exception_ptr& failure) {
   }
 }
 
-// On all ranks alike: some rank had a gradient of what started frozen, so that steps change it.
+// The same on all ranks. If some rank had a gradient for a unit that started frozen, steps change
+// the unit from now on.
 void FsdpEngine::note_thawed_units() {
   for (UnitId unit = 0; unit < static_cast<UnitId>(model_.units.size());
        ++unit) {
@@ -655,7 +657,7 @@ void FsdpEngine::close() {
   if (module_gradients_) {  // Not if it never started.
     module_gradients_->close();
   }
-  // On a device this would wait for it, and fail where it has failed.
+  // Not on a device: the check would wait for the device, and fail if the device has failed.
   if (model_.device.is_cpu() && error_.ok() && !published_by_hand_ &&
       backwards_ > 1 && idle_.change_due() &&
       !idle_.changed(slices_->tensors())) {

@@ -71,8 +71,9 @@ bool InitialValues::lacks_a_source(const Item& item) const {
   return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
 }
 
-// Values are written element by element, which LibTorch refuses for an expanded tensor: on the ranks
-// that write, while the others would wait for them. On the meta device it gets memory for each element.
+// Rank 0's values are written element by element, which LibTorch refuses for an expanded tensor:
+// the ranks that write would throw while the others wait for them. An expanded tensor on the meta
+// device is fine, because it gets memory for each element.
 bool InitialValues::cannot_receive(const Item& item) const {
   return synchronised() && world_.rank() != 0 && !item.tensor.is_meta() &&
       at::has_internal_overlap(item.tensor) == at::MemOverlap::Yes;

@@ -139,8 +139,8 @@ std::optional<std::int64_t> MemoryPlanner::decide() {
   return carry_out(plan);
 }
 
-// The median of three times is that of a step which nothing held up. Where they ran other regions than
-// the step of memory, its own times count.
+// The step with the median of the three times was not held up by anything. If it ran other regions
+// than the step whose memory was recorded, the times of the latter are used instead.
 std::pair<plan::RecordedMemory, std::vector<plan::UnitMemory>>
 MemoryPlanner::measured() const {
   const auto& memory = records_.front();
@@ -219,7 +219,8 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
   return std::move(mine.step);
 }
 
-// A budget of all units keeps everything, and a part of it is there in any case.
+// By unit: the bytes that keeping it would add to the budget, and the time of its second gather. A
+// budget of all units keeps everything, so no more than what is missing from it is counted.
 std::vector<plan::UnitMemory> MemoryPlanner::gathered_units(
     const std::vector<std::int64_t>& again_ns) const {
   const auto& bytes = options_.unit_bytes;
@@ -237,9 +238,9 @@ std::vector<plan::UnitMemory> MemoryPlanner::gathered_units(
   return units;
 }
 
-// Throws with the floor where the limit is below it at first; later, nothing is kept then. What
-// messages under way and holes in the heap take differs between steps, so some room is left for them
-// if there is any.
+// If the limit is below the floor at the first decision, throws an error that names the floor; at
+// later decisions, keeps nothing. What messages under way and holes in the heap take differs
+// between steps, so some room is left for them if there is any.
 plan::MemoryPlan MemoryPlanner::plan_within_limit() {
   const auto floor = plan::memory_floor(step_);
   const auto limit = options_.limit.bytes;

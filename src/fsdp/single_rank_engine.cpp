@@ -244,7 +244,9 @@ NamedParameters SingleRankEngine::named_parameters() {
       const auto& parameter = model_.parameters[p];
       named.items.push_back({parameter.name, slices_[p]});
       named.whole.items.push_back(
-          {.name = parameter.name, .shape = parameter.tensor.sizes().vec()});
+          {.name = parameter.name,
+           .shape = parameter.tensor.sizes().vec(),
+           .options = slices_[p].options()});
     }
   }
   named.state_only = without_elements();

@@ -166,8 +166,8 @@ void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
   }
 }
 
-// Counts those of the units as whole that are not yet, and returns them. Departs
-// from the plan where there is no room, because units outside it are whole.
+// Counts the units that are not whole yet as whole, and returns them. Departs from the plan if
+// there is no room because units outside the plan are whole.
 UnitCache::Visit UnitCache::admit(const Visit& units) {
   Visit admitted;
   for (const auto unit : units) {

@@ -25,9 +25,28 @@ std::string line_of(const UnitReport& unit, std::size_t name_width) {
       overlap + "\n";
 }
 
+const char* json_of(bool value) { return value ? "true" : "false"; }
+
+std::string json_of(at::ScalarType dtype) {
+  return json_string(c10::toString(dtype));
+}
+
+std::string json_of(const FlatReport& flat) {
+  return str(
+      "{\"parameters\":", json_array(flat.parameters, json_string),
+      ",\"numel\":", flat.numel, ",\"dtype\":", json_of(flat.dtype),
+      ",\"param_dtype\":", json_of(flat.param_dtype),
+      ",\"reduce_dtype\":", json_of(flat.reduce_dtype),
+      ",\"gradient_dtype\":", json_of(flat.gradient_dtype),
+      ",\"trainable\":", json_of(flat.trainable), "}");
+}
+
 std::string json_of(const UnitReport& unit) {
+  const auto flats = json_array(
+      unit.flats, [](const FlatReport& flat) { return json_of(flat); });
   return str(
       "{\"name\":", json_string(unit.name), ",\"bytes\":", unit.bytes,
+      ",\"keep_whole\":", json_of(unit.keep_whole), ",\"flats\":", flats,
       ",\"visits\":", unit.visits, ",\"gathers\":", unit.gathers,
       ",\"gather_s\":", unit.gather_s, ",\"waited_s\":", unit.waited_s,
       ",\"overlap\":", unit.overlap, "}");
@@ -41,6 +60,30 @@ std::string json_of(const PlanReport& plan) {
       ",\"gathered_bytes\":", plan.gathered_bytes,
       ",\"lower_bound_bytes\":", plan.lower_bound_bytes,
       ",\"tenth_more_saves_bytes\":", plan.tenth_more_saves_bytes, "}");
+}
+
+std::string json_of(const MemoryChoice& choice) {
+  return str(
+      "{\"limit_bytes\":", choice.limit_bytes,
+      ",\"peak_bytes\":", choice.peak_bytes,
+      ",\"budget_bytes\":", choice.budget_bytes,
+      ",\"recomputed\":", choice.recomputed, ",\"step_s\":", choice.step_s,
+      ",\"lower_bound_s\":", choice.lower_bound_s, "}");
+}
+
+std::string json_of(const MemoryReport& memory) {
+  const auto choices = json_array(
+      memory.choices, [](const MemoryChoice& one) { return json_of(one); });
+  return str(
+      "{\"decided\":", json_of(memory.decided),
+      ",\"limit_bytes\":", memory.limit_bytes,
+      ",\"floor_bytes\":", memory.floor_bytes,
+      ",\"peak_bytes\":", memory.peak_bytes,
+      ",\"budget_bytes\":", memory.budget_bytes,
+      ",\"regions\":", memory.regions, ",\"recomputed\":", memory.recomputed,
+      ",\"step_s\":", memory.step_s,
+      ",\"lower_bound_s\":", memory.lower_bound_s,
+      ",\"last_step_s\":", memory.last_step_s, ",\"choices\":", choices, "}");
 }
 
 }  // namespace
@@ -91,14 +134,13 @@ std::string to_json(const ShardReport& report) {
       ",\"unshards\":", report.unshards,
       ",\"unsharded_bytes\":", report.unsharded_bytes,
       ",\"gather_sent_bytes\":", report.gather_sent_bytes,
-      ",\"memory_from_backend\":",
-      report.memory_from_backend ? "true" : "false",
+      ",\"memory_from_backend\":", json_of(report.memory_from_backend),
       ",\"reduces\":", report.reduces,
       ",\"reduces_under_way_peak\":", report.reduces_under_way_peak,
       ",\"backwards\":", report.backwards,
       ",\"hook\":", json_string(report.hook),
       ",\"hook_bytes\":", report.hook_bytes, ",\"plan\":", json_of(report.plan),
-      ",\"by_unit\":", by_unit, "}");
+      ",\"by_unit\":", by_unit, ",\"memory\":", json_of(report.memory), "}");
 }
 
 }  // namespace sherd

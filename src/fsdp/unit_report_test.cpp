@@ -53,12 +53,28 @@ TEST(ShardReportJson, NamesEveryFigure) {
   report.plan.deviations = 5;
   report.by_unit = {
       report_of_unit({.gathers = 2, .gathering = 100ms, .waited = 25ms})};
+  report.by_unit[0].keep_whole = true;
+  report.by_unit[0].flats = {
+      {.parameters = {"h.0.weight", "h.0.bias"},
+       .numel = 128,
+       .param_dtype = at::kBFloat16}};
+  report.memory.limit_bytes = 1000;
+  report.memory.choices = {{.limit_bytes = 2000, .recomputed = 3}};
   const auto json = nlohmann::json::parse(to_json(report));
   EXPECT_EQ(json["units"], 1);
+  EXPECT_EQ(json["memory"]["limit_bytes"], 1000);
+  EXPECT_EQ(json["memory"]["decided"], false);
+  EXPECT_EQ(json["memory"]["choices"].at(0)["recomputed"], 3);
   EXPECT_EQ(json["plan"]["deviations"], 5);
   const auto& unit = json["by_unit"].at(0);
   EXPECT_EQ(unit["name"], "h.\"0\"");
   EXPECT_EQ(unit["bytes"], 512);
+  EXPECT_EQ(unit["keep_whole"], true);
+  const auto& flat = unit["flats"].at(0);
+  EXPECT_EQ(flat["parameters"].at(1), "h.0.bias");
+  EXPECT_EQ(flat["numel"], 128);
+  EXPECT_EQ(flat["param_dtype"], "BFloat16");
+  EXPECT_EQ(flat["trainable"], true);
   EXPECT_EQ(unit["visits"], 7);
   EXPECT_EQ(unit["gathers"], 2);
   EXPECT_DOUBLE_EQ(unit["overlap"], 0.75);

@@ -102,7 +102,8 @@ MuonMatrix matrix_of(const WholeParameter& parameter) {
 
 struct Muon::Impl {
   Impl(NamedParameters given, const MuonOptions& wanted)
-      : options(checked(wanted)), parameters(std::move(given)) {
+      : options(checked(wanted)),
+        parameters(optim::without_untrainable(std::move(given))) {
     auto& whole = parameters.whole;
     if (whole.items.empty()) {
       for (const auto& [name, slice] : parameters.items) {

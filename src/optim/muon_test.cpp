@@ -277,6 +277,15 @@ TEST(Muon, RefusesWhatIsNoMatrixByName) {
       ThrowsMessage<Error>(HasSubstr("at least one parameter")));
 }
 
+TEST(Muon, LeavesOutFrozenIntegers) {
+  NamedParameters parameters = matrices();
+  parameters.items.push_back({"codes", torch::zeros({3, 4}, torch::kChar)});
+  set_gradients(parameters, 0);
+  Muon muon(parameters);
+  muon.step();
+  EXPECT_EQ(parameters.items.back().slice.sum().item<int>(), 0);
+}
+
 TEST(Muon, RefusesCutMatricesWhoseGradientsNobodyShares) {
   NamedParameters parameters;
   parameters.whole.items.push_back({.name = "a.weight", .shape = {4, 4}});

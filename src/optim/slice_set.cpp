@@ -103,6 +103,18 @@ void check_slices(
   }
 }
 
+// Undefined slices are refused later.
+NamedParameters without_untrainable(NamedParameters parameters) {
+  std::erase_if(parameters.items, [](const NamedParameter& item) {
+    return item.slice.defined() && !item.slice.requires_grad() &&
+        !at::isFloatingType(item.slice.scalar_type());
+  });
+  std::erase_if(parameters.whole.items, [](const WholeParameter& item) {
+    return !at::isFloatingType(item.options.dtype().toScalarType());
+  });
+  return parameters;
+}
+
 at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
   const at::Tensor& gradient = parameter.slice.grad();
   if (!gradient.defined()) {
@@ -129,15 +141,6 @@ void reset_gradients(const NamedParameters& parameters) {
   for (const NamedParameter& parameter : parameters.items) {
     parameter.slice.mutable_grad().reset();
   }
-}
-
-// Frozen integers and the like can never have a gradient, and kernels take no such type.
-NamedParameters without_untrainable(NamedParameters parameters) {
-  std::erase_if(parameters.items, [](const NamedParameter& item) {
-    return item.slice.defined() && !item.slice.requires_grad() &&
-        !at::isFloatingType(item.slice.scalar_type());
-  });
-  return parameters;
 }
 
 // Undefined slices are refused later.

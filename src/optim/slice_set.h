@@ -25,6 +25,9 @@ namespace sherd::optim {
 // at least 0.
 void check_not_negative(const char* owner, const char* what, double value);
 
+// Returns the parameters without frozen integers and the like, which can never have a gradient.
+NamedParameters without_untrainable(NamedParameters parameters);
+
 // Throws Error if a name appears twice, or if a slice is undefined, empty, not contiguous or not of
 // a floating-point type.
 void check_slices(const char* owner, const std::vector<NamedParameter>& slices);

@@ -13,8 +13,9 @@ namespace {
 constexpr std::size_t kPlansMax = 4;
 // Limits the record of a loop that never publishes.
 constexpr std::size_t kVisitsMax = 100'000;
-// How often in a row a step leaves out the same before it gets its own plan. Where steps leave out
-// what they please, fewer would be chance, and the next step would not fit that plan.
+// How many steps in a row must leave out the same visits before they get a plan of their own. If
+// steps leave out varying visits, fewer repetitions could be chance, and the next step would not
+// fit that plan.
 constexpr int kShorterSteps = 4;
 
 std::uint64_t digest(const StepTrace& record) {

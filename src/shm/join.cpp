@@ -117,6 +117,7 @@ struct JoinContext {
 // The last step of both the leader and a follower, when all ranks have joined.
 Result<HostSegment> joined(Segment segment, std::unique_ptr<Peers> peers) {
   if (Status failed = peers->watch(); !failed.ok()) {
+    peers->give_up(failed.message());  // The others have joined.
     return failed;
   }
   return HostSegment(std::move(segment), std::move(peers));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 #include "base/check.h"
+#include "base/printable.h"
 #include "base/process.h"
 
 namespace sherd::shm {
@@ -182,8 +183,8 @@ void Peers::give_up(const std::string& why) {
       0) {
     return;
   }
-  const std::size_t size = std::min(why.size(), own.why.size() - 1);
-  std::memcpy(own.why.data(), why.data(), size);
+  const auto reason = shortened(why, own.why.size() - 1);
+  std::memcpy(own.why.data(), reason.data(), reason.size());
   record_trouble(to_word({Trouble::kGaveUp, options_.rank, options_.rank}));
 }
 

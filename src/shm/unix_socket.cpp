@@ -14,6 +14,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/hex.h"
+#include "base/printable.h"
 
 namespace sherd::shm {
 namespace {
@@ -84,7 +85,7 @@ Result<UnixConnection> UnixConnection::connect(
   }
   Descriptor socket(::socket(AF_UNIX, kKind, 0));
   if (!socket.open()) {
-    return failed("socket");
+    return Status(ErrorCode::kFailedPrecondition, failed("socket").message());
   }
   while (::connect(socket.get(), address->any(), address->length) != 0) {
     if (errno != EAGAIN && errno != EINTR) {
@@ -108,7 +109,7 @@ Result<UnixConnection> UnixConnection::connect(
 }
 
 Status UnixConnection::send(std::string_view text, int descriptor) {
-  text = text.substr(0, kTextMax);
+  text = shortened(text, kTextMax);
   iovec part{const_cast<char*>(text.data()), text.size()};
   msghdr message = {};
   message.msg_iov = &part;

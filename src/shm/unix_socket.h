@@ -25,7 +25,7 @@ class UnixConnection {
   static constexpr std::size_t kTextMax = 1024;
 
   // kUnavailable if nobody listens at `address`, kPeerMismatch if another user does,
-  // kDeadlineExceeded at `until`.
+  // kDeadlineExceeded at `until`, kFailedPrecondition if this process can have no further socket.
   static Result<UnixConnection> connect(
       const std::string& address, const Clock& clock, Instant until);
 

@@ -282,7 +282,7 @@ PeerLoss PeerWatch::explain_closed(
       cause.how = "left the job";
       break;
     }
-    // Its trouble is this rank, or what this rank brought about: it has no more to say.
+    // It blames this rank, or a loss that this rank caused, so its page explains nothing further.
     if (notice.trouble || last_look) {
       break;
     }

@@ -243,8 +243,9 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   Hash64 types_and_sizes;
   for (const auto& tensor : tensors) {
     SHERD_CHECK(
-        tensor.is_contiguous() && tensor.device().is_cpu(),
-        "[world] expected contiguous CPU tensors to broadcast");
+        tensor.is_contiguous(),
+        "[world] expected contiguous tensors to broadcast, found one of shape ",
+        tensor.sizes(), " with strides ", tensor.strides());
     bytes += static_cast<double>(tensor.nbytes());
     types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))
         .add(static_cast<std::uint64_t>(tensor.nbytes()));
@@ -266,9 +267,19 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   if (size() == 1) {
     return;
   }
+  std::vector<at::Tensor> on_host;
+  for (const auto& tensor : tensors) {
+    on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
+  }
   world::Collectives(impl_->all_ranks(), "World::broadcast")
-      .broadcast(tensors, 0)
+      .broadcast(on_host, 0)
       .throw_if_failed();
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].is_cpu() && rank() != 0) {
+      tensors[i].copy_(on_host[i]);
+    }
+  }
 }
 
 void World::close() {

@@ -107,6 +107,28 @@ TEST_P(ReplicateInBackward, EqualsAStepAfterBackward) {
   }));
 }
 
+// The next backward averages what no_sync() has left in `.grad()`, which a rank cannot hand over
+// before.
+TEST_P(ReplicateInBackward, NobodyTakesSumsWhileMicroBatchesWaitForThem) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Detour model;
+    auto ddp = replicate(*model, world);
+    const auto named = ddp.named_parameters();
+    const auto can_take = [&] {
+      return named.update_in_backward({.update = [](auto...) {}}) != nullptr;
+    };
+    const bool synchronises = world.size() > 1;
+    EXPECT_EQ(can_take(), synchronises);
+    {
+      const auto local = ddp.no_sync();
+      detour_loss(model, 0, world).backward();
+    }
+    EXPECT_FALSE(can_take());
+    detour_loss(model, 2, world).backward();
+    EXPECT_EQ(can_take(), synchronises);
+  }));
+}
+
 TEST_P(ReplicateInBackward, ABackwardThatFailsOnOneRankChangesNothing) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     if (world.size() == 1) {

@@ -275,6 +275,22 @@ TEST(DeviceOptimizers, MuonUpdatesReplicasAsOnTheCpu) {
   }
 }
 
+// One rank has neither an exchange nor shards.
+TEST(DeviceOptimizers, MuonUpdatesTheMatricesOfOneRankAsOnTheCpu) {
+  expect_as_on_the_cpu(1, [](const World& world, c10::Device device) {
+    auto model = mlp_on(device);
+    auto fsdp = fully_shard(*model, world);
+    auto parts = split(fsdp.named_parameters(), {"*.weight"});
+    Muon muon(std::move(parts.matching), {.learning_rate = 0.02});
+    for (int batch = 0; batch < 3; ++batch) {
+      loss_of(model, batch_on(device, batch, 0)).backward();
+      muon.step();
+      muon.zero_grad();
+    }
+    return whole_parameters_of(fsdp, *model);
+  });
+}
+
 // Whole gradients travel to the matrices' owners; on the CPU every rank has them.
 Values trained_by_muon(
     const World& world, c10::Device device, int replicas, bool frozen_first) {

@@ -171,6 +171,10 @@ class DiskRank {
       if (plan->step > options_.steps) {
         break;
       }
+      // As a program might do at any time between steps, and if there is nothing to compute.
+      if (plan->step % 3 == 0 || plan->samples.empty()) {
+        evaluate();
+      }
       if (!plan->samples.empty()) {
         compute(*plan, session);
       }
@@ -189,6 +193,12 @@ class DiskRank {
   }
 
  private:
+  void evaluate() {
+    const torch::NoGradGuard no_grad;
+    (void)model_->loss(torch::zeros(
+        {1, 2}, torch::TensorOptions(torch::kLong).device(device_)));
+  }
+
   void compute(const TrainingStep& plan, ReplicaSession& session) {
     sherd::test::be_late(std::chrono::milliseconds(5));
     auto random = at::make_generator<at::CPUGeneratorImpl>(

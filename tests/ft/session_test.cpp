@@ -2,8 +2,11 @@
 //
 // A single replica of one rank with a model: what a session permits, and how it and the coordinator
 // authenticate each other.
+#include <cmath>
+#include <functional>
 #include <map>
 #include <stdexcept>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
@@ -79,12 +82,12 @@ class LoneReplica {
   ft::ReplicaSession session_;
 };
 
-void run_world(const std::function<void(const World&)>& body) {
+void run_world(const std::function<void(const World&)>& body, int ranks = 1) {
   const testing::ScratchFolder folder;
-  expect_all_ok(run_processes(1, [&](int, Rank&) {
+  expect_all_ok(run_processes(ranks, [&](int rank, Rank&) {
     const auto store =
-        c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", 1);
-    body(World::from_store(store, 0, 1, test_world_options()));
+        c10::make_intrusive<c10d::FileStore>(folder.path() + "/store", ranks);
+    body(World::from_store(store, rank, ranks, test_world_options()));
   }));
 }
 
@@ -184,6 +187,60 @@ TEST(Session, ABackwardThatBrokeOffCostsTheGradientsOfOneStep) {
     EXPECT_NE(second->samples.front().begin, first->samples.front().begin);
     EXPECT_TRUE(session.finish_step());
     session.close();
+  });
+}
+
+// Its backward counts for nothing then, and slices are as before it.
+TEST(Session, AfterAStepThatWasNotMadeParametersCanBeRead) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_world(
+      [&](const World& world) {
+        LoneReplica replica(world, options);
+        auto& session = replica.session();
+        auto loss = [&] {
+          return replica.model()->head(torch::ones({2, 6})).sum();
+        };
+        for (const bool finite : {true, false, true}) {
+          ASSERT_TRUE(session.begin_step());
+          {
+            const torch::NoGradGuard no_grad;
+            EXPECT_TRUE(loss().isfinite().item<bool>());
+          }
+          (loss() * (finite ? 1.0 : NAN)).backward();
+          EXPECT_EQ(session.finish_step(), finite);
+        }
+        EXPECT_EQ(session.step(), 2);
+        session.close();
+      },
+      2);
+}
+
+TEST(Session, IsNotUsedInsideAFunctionThatItCalls) {
+  const CoordinatorProcess coordinator({});
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_world([&](const World& world) {
+    LoneReplica* self = nullptr;
+    int refused = 0;
+    const auto misuse = [&] {
+      auto& session = self->session();
+      for (const auto& call : std::vector<std::function<void()>>{
+               [&] { session.close(); }, [&] { (void)session.begin_step(); },
+               [&] { (void)session.finish_step(); }}) {
+        EXPECT_THAT(
+            error_of(call),
+            HasSubstr("inside a function that the session calls; expected "
+                      "leave() there"));
+        ++refused;
+      }
+    };
+    LoneReplica replica(world, options, [&](std::int64_t) { misuse(); });
+    self = &replica;
+    replica.session().other_work(misuse);
+    replica.train(1);
+    EXPECT_EQ(refused, 6);
   });
 }
 

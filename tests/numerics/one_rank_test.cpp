@@ -6,6 +6,7 @@
 #include "support/small_models.h"
 
 #include <optional>
+#include <sherd/optim/muon.h>
 #include "autograd/managed_storage.h"
 
 namespace sherd::test {
@@ -51,6 +52,40 @@ TEST(OneRank, T14ClippingTrainsLikeLibTorchUpToTheRoundingOfTheNorm) {
       expect_close(
           model->named_parameters()[item.key()].detach(), item.value().detach(),
           1e-6, item.key());
+    }
+  }));
+}
+
+TEST(OneRank, MuonKeepsMomentumInTheDtypeOfTheMatrix) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    for (const auto dtype : {torch::kBFloat16, torch::kDouble}) {
+      const auto train = [&](bool sharded) {
+        auto model = network();
+        model->to(dtype);
+        std::optional<FullyShardedDataParallel> fsdp;
+        NamedParameters parameters;
+        if (sharded) {
+          fsdp.emplace(fully_shard(*model, world));
+          parameters = fsdp->named_parameters();
+        } else {
+          for (const auto& item : model->named_parameters()) {
+            parameters.items.push_back({item.key(), item.value()});
+          }
+        }
+        Muon muon(split(parameters, {"0.weight", "3.weight"}).matching);
+        for (int step = 0; step < 3; ++step) {
+          torch::manual_seed(10 + step);
+          model->forward(torch::randn({5, 9}).to(dtype))
+              .square()
+              .mean()
+              .backward();
+          muon.step();
+          muon.zero_grad();
+        }
+        EXPECT_EQ(muon.momentum_buffer("0.weight").scalar_type(), dtype);
+        return model->named_parameters()["0.weight"].detach().clone();
+      };
+      EXPECT_TRUE(torch::equal(train(true), train(false)));
     }
   }));
 }

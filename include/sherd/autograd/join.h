@@ -10,7 +10,8 @@
 //   }
 //   join.finish(step);
 //
-// Mirrors torch.distributed.algorithms.Join. Guides: docs/guide/replicas.md, docs/guide/units.md.
+// Mirrors torch.distributed.algorithms.Join. Guides: docs/guide/replicas.md,
+// docs/guide/micro_batches.md.
 #pragma once
 
 #include <functional>

@@ -8,9 +8,10 @@
 //   my_kernel(linear->weight.const_data_ptr<float>());
 //
 // On a plain tensor it does nothing. It is for reading only: what a kernel writes there is lost or
-// seen by other ranks. One that was made while summon_full_parameters() or full_precision() had a scope
-// open keeps nothing whole after that scope has ended. End a TouchScope before the backward ends and
-// before an optimizer's step or publish(), because these drop whole units. Thread rule: any thread.
+// seen by other ranks. A TouchScope made while a scope of summon_full_parameters() or
+// full_precision() was open keeps nothing whole after that scope has ended. End a TouchScope before
+// the backward ends and before an optimizer's step or publish(), because these drop whole units.
+// Thread rule: any thread.
 #pragma once
 
 #include <exception>

@@ -87,7 +87,7 @@ class CheckpointState {
   void add_buffers(const torch::nn::Module& module);
 
   // The state of one of sherd's optimizers, as tensors "exp_avg.NAME". Parameters that it has not
-  // yet updated, such as frozen ones, have none; loading makes state of those alone that have some
+  // yet updated, such as frozen ones, have none; loading makes state only for those that have some
   // in the checkpoint. `parameters` are those that the optimizer was made with, or more.
   template <typename Optimizer>
     requires requires(Optimizer& optimizer) {
@@ -157,9 +157,9 @@ struct SaveOptions {
   // for the copy. The price is the memory of that copy. One save runs at a time: the next one waits
   // for it and throws its failure.
   bool asynchronous = false;
-  // After a save, all checkpoints are removed except those whose step is a multiple of
-  // `keep_every`, those of later steps, as an earlier run may have left, and the newest `keep_last`
-  // of all others. With 0, keep_last removes none, and keep_every keeps no further ones.
+  // After a save, old checkpoints are removed. Those whose step is a multiple of `keep_every`,
+  // those of later steps, which an earlier run may have left, and the newest `keep_last` of all
+  // others are kept. With keep_last = 0 none is removed; with keep_every = 0 no step is exempt.
   int keep_last = 0;
   std::int64_t keep_every = 0;
   // Other jobs save into the folder, too, as replicas do. It is then locked only during each save,
@@ -217,9 +217,9 @@ class CheckpointSaver {
 
 struct LoadOptions {
   // If true, a name that only the state or only the checkpoint has is an error, which lists all of
-  // them. Otherwise they are reported and left as they are. Neither holds for generators, nor for
-  // an optimizer's state of a parameter of which the checkpoint has none: it becomes what it is
-  // before the first update.
+  // them. Otherwise they are reported and left as they are. Generators are exempt from this, and so
+  // is the optimizer state of a parameter for which the checkpoint has none: that state is reset to
+  // what it is before the first update.
   bool strict = true;
 };
 

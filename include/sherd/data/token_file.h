@@ -32,8 +32,8 @@ class TokenFileWriter {
   // disk refuses the write.
   void add(const std::vector<std::int64_t>& ids);
 
-  // Makes the file durable and gives it its name, in place of one that was there. Neither add() nor
-  // another finish() after it. Throws Error when the disk refuses it.
+  // Makes the file durable and gives it its name, replacing an existing file. Neither add() nor
+  // finish() may be called after it. Throws Error if the disk refuses the write.
   void finish();
 
   std::int64_t documents() const;

@@ -125,9 +125,9 @@ using BufferHook =
     std::function<void(const NamedTensors& buffers, HookGroup& group)>;
 
 // Casts gradients to the narrower dtype, kBFloat16 or kHalf (whose largest number is 65504), calls
-// `inner` (null: the mean), and casts back. Half of the bytes are sent, but around quantise(), which
-// sends int8 in any case, as many as without it. What the casts lose is not fed back. Mirrors
-// bf16_compress_hook, fp16_compress_hook and their wrappers.
+// `inner` (null: the mean), and casts back. Half of the bytes are sent. Around quantise(), which
+// sends int8 in any case, it saves nothing. What the casts lose is not added to the next gradient.
+// Mirrors bf16_compress_hook, fp16_compress_hook and their wrappers.
 CommHookPtr compress(at::ScalarType dtype, CommHookPtr inner = nullptr);
 
 // Which elements share a scale. The scale is the largest magnitude among them / 127.

@@ -406,9 +406,9 @@ class FullyShardedDataParallel {
   void publish();
 
   // Makes all parameters whole: see SummonScope. Collective. Publishes first if a backward came
-  // before it, unless an optimizer of sherd's own will do so in its step(); then nothing has been
-  // written yet, and graphs stay usable over a read_only scope. The copies are not part of the byte
-  // budget.
+  // before it, unless one of sherd's optimizers will publish in its step(). In that case nothing
+  // has been written yet, and graphs made before a read_only scope can still be used after it. The
+  // copies are not part of the byte budget.
   [[nodiscard]] SummonScope summon_full_parameters(
       const SummonOptions& options = {});
 
@@ -454,9 +454,9 @@ class FullyShardedDataParallel {
 
   // The same for the units that hold the parameters of a module, or for the unit of that name, as
   // SummonOptions::module says; the plan stays in use. unshard() starts to gather those units for
-  // which the budget has room beside what is whole. They stay whole until they were used, their
-  // room is needed or publish(). Mirrors FSDPModule.unshard(async_op=True) and reshard() of one
-  // module.
+  // which the budget has room beside what is whole. They stay whole until they have been used,
+  // until their room is needed, or until publish(). Mirrors FSDPModule.unshard(async_op=True) and
+  // reshard() of one module.
   UnshardHandle unshard(const std::string& module);
   void reshard(const std::string& module);
 

@@ -43,9 +43,10 @@ struct CoordinateOptions {
   // loaded, after the samples that its steps took. False: with a new log the run begins at its
   // first step, and replicas that have loaded a later one are refused.
   bool recover_from_replicas = false;
-  // For a coordinator that is started again when the program of a replica has ended in order, which
-  // the log does not say: replicas that lack the last step are told that the run has ended, unless
-  // others have it and go on. False: they make the missing steps again.
+  // Set it when a coordinator is restarted after the program of some replica has ended in order,
+  // which the log does not record. Replicas that lack the last step are then told that the run has
+  // ended, unless other replicas have that step and go on. False: they make the missing steps
+  // again.
   bool run_has_ended = false;
   // How many samples each replica trains on in a step. While replicas are missing, a step has
   // fewer.
@@ -90,8 +91,8 @@ struct CoordinateOptions {
   std::chrono::milliseconds reconnect_timeout = std::chrono::seconds(1);
   // When this time has passed after the first vote, the votes that have come make the step.
   std::chrono::milliseconds vote_timeout = std::chrono::seconds(2);
-  // How long a replica is left out that fails the others for the second time; twice as long each
-  // time after that.
+  // How long a replica that fails the others for the second time is left out. The time doubles with
+  // each further failure.
   std::chrono::milliseconds left_out_min = std::chrono::seconds(1);
   std::chrono::milliseconds left_out_max = std::chrono::seconds(60);
   // A connection on which no report has come after this time is closed.

@@ -78,7 +78,8 @@ class ReplicaCheckpoints {
 
   // Collective. Waits until a save that is under way is complete. Throws Error if the last one
   // failed: the run then ends without its last checkpoint, unless another replica has saved it.
-  // That another one is still writing, after as long as SaveOptions::shared says, is only a warning.
+  // If another replica is still writing after the time that SaveOptions::shared allows, that is
+  // only a warning.
   void wait();
 
  private:

@@ -100,12 +100,14 @@ struct LaunchOptions {
   // How long ranks may continue after SIGINT, SIGTERM or SIGHUP was passed on to them, for instance
   // to save their state, before they get SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
-  // A rank may fail because another one has, and end sooner than that. How long the other one then
-  // may take to end, and to say why, before all get SIGTERM. Not with replicas.
+  // A rank that fails because it lost another rank may end before that rank does. This is how long
+  // the other rank may then take to end, and to report why, before all ranks get SIGTERM. Not with
+  // replicas.
   std::chrono::milliseconds cause_grace = std::chrono::milliseconds(500);
   // With SHERD_FLIGHT_DIR in the environment of the ranks: how long the others may take after a
   // failure to notice it and to write what they waited for, before all get SIGTERM. The job ends
-  // sooner if they do. Not with replicas, which are missed.
+  // sooner if they do. Not with replicas, which are restarted at once because the other replicas
+  // wait for them.
   std::chrono::milliseconds record_grace = std::chrono::seconds(5);
   // Unset: all ranks are one world and end together. With replicas no rank reads stdin, lines begin
   // with "[r1.0] " (rank 0 of replica 1), and fake_hosts, port and rank0_owns_stdout must be unset.

@@ -83,9 +83,9 @@ struct NamedParameters {
   // Makes new values visible to all ranks. An optimizer calls it at the end of step(), on every
   // rank, even one with no items. May be empty (plain tensors).
   std::function<void()> publish;
-  // Called when something other than an optimizer is about to write slices, which publish_loaded
-  // ends; loading a checkpoint does that. Collective: when it returns, no rank reads them any more.
-  // May be empty: no other rank reads them in place.
+  // Called before something other than an optimizer writes slices, as loading a checkpoint does;
+  // publish_loaded is called after the writing. Collective: when it returns, no rank reads them any
+  // more. May be empty: no other rank reads them in place.
   std::function<void()> before_load;
   // Like publish, but called when something other than an optimizer has written slices, also those
   // of frozen parameters; loading a checkpoint does that. Empty: publish is called instead.

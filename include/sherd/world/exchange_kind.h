@@ -8,8 +8,8 @@ namespace sherd {
 // How ranks exchange parameters and gradients.
 enum class ExchangeKind {
   // As the environment variable SHERD_EXCHANGE says (auto, collective, shm or hierarchical).
-  // Without it: kSharedMemory on one host, kHierarchical on several of which one has more than one
-  // rank.
+  // If it is not set: kSharedMemory if all ranks are on one host, kHierarchical on several hosts of
+  // which at least one has more than one rank, kCollective otherwise and for modules on a GPU.
   kAuto,
   kCollective,  // Messages over a c10d process group. Works for any ranks.
   // Memory that all ranks map; they must run on one host. Every unit lies there whole, once, and

@@ -80,18 +80,18 @@ class World {
   // memory.
   std::vector<std::string> all_gather_texts(const std::string& mine) const;
 
-  // Collective: every rank gets rank 0's values, in place. For contiguous CPU tensors. Throws
-  // Error, on every rank, if a rank is lost or ranks differ in the number of tensors, or in a
-  // tensor's dtype or size.
+  // Collective: every rank gets rank 0's values, in place. For contiguous tensors; those on devices
+  // are copied through the host. Throws Error, on every rank, if a rank is lost or ranks differ in
+  // the number of tensors, or in a tensor's dtype or size.
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
   // Collective over `ranks`, which are ascending and include this one: makes a world of these ranks
-  // only, numbered from 0 in that order. Each half of a job can so train another model, for
-  // instance. The subset has this world's options, and a thread rule of its own: other threads may
-  // meanwhile use other subsets, in any order if parameters are on the CPU. Close it, on all of its
-  // ranks, before this world. Throws Error if this rank is not in `ranks`, or if one of them does
-  // not come in time. Mirrors torch.distributed.new_group and slices of a DeviceMesh, except that
-  // ranks outside `ranks` do not take part.
+  // only, numbered from 0 in that order. In this way, for instance, each half of a job can train
+  // its own model. The subset has this world's options, and a thread rule of its own: other threads
+  // may meanwhile use other subsets, in any order if parameters are on the CPU. Close it, on all of
+  // its ranks, before this world. Throws Error if this rank is not in `ranks`, or if one of them
+  // does not come in time. Mirrors torch.distributed.new_group and slices of a DeviceMesh, except
+  // that ranks outside `ranks` do not take part.
   World subset(const std::vector<int>& ranks) const;
 
   // Collective: ends the connections in order; afterwards only the getters work. First destroy or

@@ -461,8 +461,15 @@ std::optional<StateDigest> RankAgent::digest_of(
 void RankAgent::execute(
     const SnapshotTask& task, const TrainingCallbacks& program) {
   std::shared_ptr<const std::string> bytes;
-  other_work(
-      [&] { bytes = std::make_shared<const std::string>(program.snapshot()); });
+  try {
+    other_work([&] {
+      bytes = std::make_shared<const std::string>(program.snapshot());
+    });
+  } catch (...) {
+    // The program may go on, after Ctrl-C for example.
+    loop_.post([this, state = task.state] { transfer_->withdraw(state); });
+    throw;
+  }
   // A process that cannot offer its state ends and is restarted.
   digests_thread_.post(
       [this, state = task.state, bytes = std::move(bytes)]() noexcept {

@@ -442,6 +442,13 @@ bool TransferServer::promise(const StateId& state) {
   return is_new;
 }
 
+void TransferServer::withdraw(const StateId& state) {
+  SHERD_ASSERT(impl_->loop.in_loop());
+  if (impl_->promised == state) {
+    impl_->promised.reset();
+  }
+}
+
 void TransferServer::offer(
     const StateId& state,
     std::shared_ptr<const std::string> bytes,

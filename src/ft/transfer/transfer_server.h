@@ -71,6 +71,8 @@ class TransferServer {
   // and can fetch the same one from other donors. Returns false if it is offered already, so that
   // it need not be copied again.
   bool promise(const StateId& state);
+  // Takes the promise back: nobody can make the snapshot any more, and clients may ask for another.
+  void withdraw(const StateId& state);
   // Offers this rank's part of `state` in place of an older snapshot, and answers the clients that
   // wait for it. Clients of the older one continue with its bytes, up to states_max. `digests` is
   // digests_of() the bytes. The sums since `state` are kept from its promise on, or from now on, so

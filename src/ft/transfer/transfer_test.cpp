@@ -246,6 +246,19 @@ TEST(AskSnapshot, OfAStateThatIsOfferedCopiesNothing) {
   EXPECT_EQ(donor.ask().value(), state_of(6));
 }
 
+TEST(AskSnapshot, AfterAPromiseWasTakenBackAnotherOneIsWanted) {
+  Donor donor({.fresh = Duration(0)});
+  donor.on_wanted = [&] { EXPECT_TRUE(donor.server.promise(state_of(5))); };
+  EXPECT_EQ(donor.ask().value(), state_of(5));
+  donor.server.withdraw(state_of(5));
+  donor.on_wanted = [&] { EXPECT_TRUE(donor.server.promise(state_of(6))); };
+  EXPECT_EQ(donor.ask().value(), state_of(6));
+  donor.server.withdraw(
+      state_of(5));  // Of another state; this changes nothing.
+  EXPECT_EQ(donor.ask().value(), state_of(6));
+  EXPECT_EQ(donor.wanted, 2);
+}
+
 TEST(FetchSnapshot, OfAnotherLineageIsRefused) {
   Donor donor;
   offer(donor.server, state_of(4, 1), random_bytes(10, 4));

@@ -6,6 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include "autograd/backward.h"
 #include "base/check.h"
 
 namespace sherd::ft {
@@ -49,6 +50,15 @@ std::vector<std::string> names_of(const NamedParameters& parameters) {
   return names;
 }
 
+// Also of parameters of which this rank owns nothing.
+std::vector<std::string> whole_names_of(const NamedParameters& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters.whole.items) {
+    names.push_back(item.name);
+  }
+  return names;
+}
+
 std::size_t bytes_of(std::int64_t elements) {
   return static_cast<std::size_t>(elements) * sizeof(float);
 }
@@ -87,6 +97,8 @@ ReplicaGradients::ReplicaGradients(
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].parameter = parameters_.items[i].slice;
   }
+  autograd::
+      install_backward_engine();  // It knows whether a backward broke off.
   if (parameters_.update_in_backward) {
     // Throws if an optimizer updates in backward: it would make steps that are not decided yet.
     (void)parameters_.update_in_backward(all_of([](auto...) {}));
@@ -101,6 +113,11 @@ BackwardUpdate ReplicaGradients::all_of(
 void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
   taken_.reset();
   copied_.clear();
+  broken_before_ = autograd::broken_backward();
+  if (parameters_.drop_kept) {
+    // What no_sync() has kept in a step that broke off.
+    parameters_.drop_kept(whole_names_of(parameters_));
+  }
   clear();
   to_ = to;
   give_ = std::move(give);
@@ -128,11 +145,13 @@ void ReplicaGradients::last_backward() {
       }));
 }
 
-// Copies from `.grad()`; returns false if there is none.
+// Copies from `.grad()`, which may be sparse; returns false if there is none.
 bool ReplicaGradients::copy_from_grad(std::size_t index) {
   const auto& gradient = slices_[index].parameter.grad();
   if (gradient.defined()) {
-    copy_to_host(gradient, to_ + layout_.begin_of(index));
+    copy_to_host(
+        gradient.layout() == at::kStrided ? gradient : gradient.to_dense(),
+        to_ + layout_.begin_of(index));
   }
   return gradient.defined();
 }
@@ -180,6 +199,11 @@ void ReplicaGradients::count(std::size_t index, std::int64_t elements) {
 
 void ReplicaGradients::finish() {
   taken_.reset();
+  const auto broken = autograd::broken_backward();
+  SHERD_CHECK_AS(
+      kFailedPrecondition, broken == 0 || broken == broken_before_,
+      "[ft] expected the gradients of a backward, found none: a backward "
+      "broke off");
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     const auto& slice = slices_[i];
     const auto elements = slice.parameter.numel();
@@ -215,7 +239,8 @@ at::Tensor ReplicaGradients::sum_tensor(std::size_t index) const {
     }
   }
   const auto& gradient = parameter.grad();
-  return gradient.defined() && gradient.is_contiguous()
+  return gradient.defined() && gradient.layout() == at::kStrided &&
+          gradient.is_contiguous()
       ? gradient
       : at::empty(parameter.sizes(), parameter.options().requires_grad(false));
 }

@@ -76,7 +76,8 @@ class ReplicaGradients {
   std::vector<std::atomic<std::int64_t>> missing_elements_;
   float* to_ = nullptr;
   std::function<void(int bucket)> give_;
-  std::shared_ptr<void> taken_;  // Takes backward's sums while it lives.
+  std::shared_ptr<void> taken_;      // Takes backward's sums while it lives.
+  std::uint64_t broken_before_ = 0;  // At begin().
   // Used if gradients are on a device:
   std::vector<std::pair<int, device::Event>> copied_;  // The buckets, in order.
   // Recorded when the sum was read.

@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 #include <ATen/Functions.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "base/check.h"
 #include "device/host_memory.h"
@@ -150,6 +152,55 @@ TEST_F(GradientsOf, ABackwardThatBrokeOffIsAnError) {
   const auto error = error_of([&] { gradients_.finish(); });
   EXPECT_NE(error.find("a: expected gradients of 3"), std::string::npos)
       << error;
+}
+
+// It brought nothing, so no part is missing.
+TEST_F(GradientsOf, ABackwardThatBrokeOffBeforeAGradientCameIsAnError) {
+  const auto loss_of = [](bool breaks) {
+    auto y = at::ones({1}).requires_grad_() * 2;
+    y.register_hook([breaks](const at::Tensor& gradient) {
+      if (breaks) {
+        throw std::runtime_error("broken by the test");
+      }
+      return gradient;
+    });
+    return y.sum();
+  };
+  begin();
+  EXPECT_THROW(loss_of(true).backward(), std::runtime_error);
+  EXPECT_THAT(
+      error_of([&] { gradients_.finish(); }),
+      testing::HasSubstr("a backward broke off"));
+  begin();  // The next step has a backward of its own,
+  gradients_.finish();
+  begin();
+  EXPECT_THROW(loss_of(true).backward(), std::runtime_error);
+  loss_of(false).backward();  // and a repeated one counts.
+  gradients_.finish();
+}
+
+TEST_F(GradientsOf, ASparseGradientIsGivenAsADenseOne) {
+  begin();
+  a_.mutable_grad() = at::sparse_coo_tensor(
+      at::tensor({2, 0}).view({1, 2}).to(at::kLong), tensor_of({3, 1}), {3});
+  gradients_.finish();
+  EXPECT_EQ(memory_, (Floats{0, 0, 0, 1, 0, 3, kMark}));
+  gradients_.show(0, memory_.data());
+  gradients_.show(1, memory_.data());
+  EXPECT_EQ(values_of(a_.grad()), (Floats{1, 0, 3}));
+}
+
+TEST_F(GradientsOf, ANewStepDropsWhatTheOneBeforeHasKept) {
+  auto all = named(*this);
+  all.whole.items.push_back({.name = "a"});
+  all.whole.items.push_back({.name = "of another rank"});
+  std::vector<std::string> dropped;
+  all.drop_kept = [&](const std::vector<std::string>& names) {
+    dropped = names;
+  };
+  ReplicaGradients gradients(all, 1);
+  gradients.begin(memory_.data(), [](int) {});
+  EXPECT_EQ(dropped, (std::vector<std::string>{"a", "of another rank"}));
 }
 
 TEST_F(GradientsOf, TheSumIsShownInTheLayoutsOrder) {

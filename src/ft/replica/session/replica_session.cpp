@@ -224,6 +224,7 @@ struct ReplicaSession::Impl {
             [this](const StateId& fetched, std::string_view bytes) {
               change_state(
                   fetched, [&] { restore_state(state, world.rank(), bytes); });
+              wasted = false;
             },
         .prepare = early_copies(),
         .update = [this](
@@ -239,6 +240,13 @@ struct ReplicaSession::Impl {
     return {0, first_lineage(config, hash_of(texts))};
   }
 
+  // For calls that may end the agent, which is at work below such a function.
+  void expect_outside_program(const char* called) const {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, !calls_program, "[ft] found ", called,
+        " inside a function that the session calls; expected leave() there, "
+        "after which begin_step() returns nothing");
+  }
   void expect_open(const char* called) const {
     SHERD_CHECK_AS(
         kFailedPrecondition, agent, "[ft] expected an open session, found ",
@@ -312,9 +320,38 @@ struct ReplicaSession::Impl {
       gradients.show(i, sum);
     }
     samples = commit.samples;
-    change_state(commit.result, [&] { update(commit.result.step); });
+    change_state(commit.result, [&] {
+      // Ranks may still read what they have read since their last backward.
+      if (backward_for != commit.result.step && parameters.before_load) {
+        parameters.before_load();
+      }
+      const auto scope = in_program();
+      update(commit.result.step);
+    });
+    wasted = false;
     gradients.clear();
   }
+
+  // Slices are as they were before a step that was given up, and its backward counts for nothing.
+  void forget_wasted_backward() {
+    if (std::exchange(wasted, false) && parameters.publish) {
+      parameters.publish();
+    }
+  }
+
+  // While it lives, the session runs a function of the program, which must not call it.
+  class InProgram {
+   public:
+    explicit InProgram(bool& flag) : flag_(flag), before_(flag) { flag = true; }
+    ~InProgram() { flag_ = before_; }
+    InProgram(const InProgram&) = delete;
+    InProgram& operator=(const InProgram&) = delete;
+
+   private:
+    bool& flag_;
+    const bool before_;
+  };
+  InProgram in_program() { return InProgram(calls_program); }
 
   void now_holds(const StateId& which) {
     held = which;
@@ -334,6 +371,10 @@ struct ReplicaSession::Impl {
   StateId held;
   std::optional<std::int64_t> lost_in;  // Where a change of it threw.
   std::int64_t samples = 0;  // Samples of the step that is being made.
+  // The step for which begin_step() has last given samples, the same on all ranks.
+  std::optional<std::int64_t> backward_for;
+  bool wasted = false;  // A backward was made whose step was not.
+  bool calls_program = false;
   TrainingCallbacks program;
   std::optional<ComputeTask> task;
   std::unique_ptr<ReplicaAgent> agent;  // Null after close().
@@ -353,6 +394,7 @@ ReplicaSession::~ReplicaSession() = default;
 
 std::optional<TrainingStep> ReplicaSession::begin_step() {
   auto& all = *impl_;
+  all.expect_outside_program("begin_step()");
   all.expect_open("begin_step()");
   SHERD_CHECK_AS(
       kFailedPrecondition, !all.task,
@@ -361,6 +403,7 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   if (!all.task) {
     return std::nullopt;
   }
+  all.forget_wasted_backward();
   all.run = all.agent->rank().run();
   all.gradients.begin(
       all.agent->rank().gradients(),
@@ -369,6 +412,8 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   all.now_holds(all.task->base);
   TrainingStep plan;
   plan.step = all.task->base.step + 1;
+  all.backward_for =
+      all.task->samples.empty() ? std::nullopt : std::optional(plan.step);
   plan.replica_samples = count_of(all.task->samples);
   plan.replicas = all.task->replicas;
   plan.place = all.task->place;
@@ -389,10 +434,12 @@ void ReplicaSession::last_backward() {
 
 bool ReplicaSession::finish_step() {
   auto& all = *impl_;
+  all.expect_outside_program("finish_step()");
   SHERD_CHECK_AS(
       kFailedPrecondition, all.task.has_value(),
       "[ft] expected begin_step() before finish_step(), found none");
   const auto task = *std::exchange(all.task, std::nullopt);
+  all.wasted = all.wasted || !task.samples.empty();
   all.finish_gradients(task);
   // A replica without samples contributes zeros.
   const auto fault = task.samples.empty() ? std::nullopt : all.check.finish();
@@ -408,6 +455,7 @@ bool ReplicaSession::finish_step() {
 
 void ReplicaSession::other_work(const std::function<void()>& work) const {
   impl_->expect_open("other_work()");
+  const auto scope = impl_->in_program();
   impl_->agent->rank().other_work(work);
 }
 
@@ -443,6 +491,7 @@ void ReplicaSession::close() {
   if (!all.agent) {
     return;
   }
+  all.expect_outside_program("close()");
   all.task.reset();
   all.call([&](RankAgent& rank) { rank.end(all.program); });
   const std::lock_guard lock(all.closing);
