@@ -23,11 +23,9 @@ before the next fault, also after an interrupt. Exits with 1 when a fault surviv
 did not compile or has no test, with 2 when it cannot begin.
 
 The table: a fault begins with its id in brackets. `part:` and `what:` describe it.
-Each `test:` names a test program and a gtest filter, cheap ones first; a program
-that was renamed has its names separated by |. Each `at:` names the paths that a file
-has had, separated by |. The lines below it that begin with `- ` are the text to find,
-those that begin with `+ ` take its place. The first path that exists and holds the
-text exactly once is used, so that one table serves older commits, too.
+Each `test:` names a test program and a gtest filter, cheap ones first. `at:` names
+the file. The lines below it that begin with `- ` are the text to find, which the file
+holds exactly once; those that begin with `+ ` take its place.
 """
 
 import argparse
@@ -47,13 +45,13 @@ FAULTY = ".fault"  # The end of the name of a program with the fault.
 
 
 class Place(NamedTuple):
-    paths: tuple[str, ...]
+    path: str
     find: str
     replace: str
 
 
 class Test(NamedTuple):
-    programs: tuple[str, ...]
+    program: str
     filter: str
 
 
@@ -62,7 +60,7 @@ class Fault(NamedTuple):
     part: str
     what: str
     tests: tuple[Test, ...]
-    places: tuple[Place, ...]
+    place: Place
 
 
 class Outcome(NamedTuple):
@@ -78,37 +76,31 @@ class Refused(Exception):
 # The table.
 
 
-def alternatives(text):
-    return tuple(word.strip() for word in text.split("|") if word.strip())
-
-
 def parse_fault(lines):
     """One fault from its lines, the first of which is its id in brackets."""
     name = lines[0].strip()[1:-1]
-    fields = {"part": "", "what": ""}
-    tests, places = [], []
+    fields = {"part": "", "what": "", "at": ""}
+    texts = {"-": [], "+": []}
+    tests = []
     for line in lines[1:]:
         if line.startswith(("- ", "+ ")):
-            if not places:
+            if not fields["at"]:
                 raise Refused(f"{name}: expected `at:` before `{line}`")
-            places[-1][line[0]].append(line[2:])
+            texts[line[0]].append(line[2:])
             continue
         key, colon, value = line.partition(":")
         if key == "test" and colon:
             program, _, test_filter = value.strip().partition(" ")
-            tests.append(Test(alternatives(program), test_filter.strip()))
-        elif key == "at" and colon:
-            places.append({"paths": alternatives(value), "-": [], "+": []})
-        elif key in fields and colon:
+            tests.append(Test(program, test_filter.strip()))
+        elif colon and fields.get(key) == "":
             fields[key] = value.strip()
         else:
-            raise Refused(f"{name}: expected a field, found `{line}`")
-    whole = fields["part"] and fields["what"] and places and tests
-    if not whole or not all(place["-"] for place in places):
+            raise Refused(f"{name}: expected a field, once, found `{line}`")
+    if not (all(fields.values()) and tests and texts["-"]):
         raise Refused(f"{name}: expected part, what, test, at and text to find")
-    return Fault(name, fields["part"], fields["what"], tuple(tests), tuple(
-        Place(place["paths"], "\n".join(place["-"]), "\n".join(place["+"]))
-        for place in places))
+    return Fault(
+        name, fields["part"], fields["what"], tuple(tests),
+        Place(fields["at"], "\n".join(texts["-"]), "\n".join(texts["+"])))
 
 
 def parse_table(text):
@@ -147,27 +139,21 @@ def write(path, text):
         file.write(text)
 
 
-def locate(tree, fault):
-    """(path, place) of the first alternative that fits, or why none does."""
-    why = []
-    for place in fault.places:
-        for path in place.paths:
-            if not os.path.isfile(os.path.join(tree, path)):
-                why.append(f"{path} is not there")
-                continue
-            count = read(os.path.join(tree, path)).count(place.find)
-            if count == 1:
-                return path, place
-            why.append(f"{path} has the text {count} times")
-    return None, "; ".join(why)
+def misplaced(tree, place):
+    """Why a tree does not have a place, or an empty text when it has it."""
+    path = os.path.join(tree, place.path)
+    if not os.path.isfile(path):
+        return f"{place.path} is not there"
+    count = read(path).count(place.find)
+    return "" if count == 1 else f"{place.path} has the text {count} times"
 
 
 class Planted:
     """A file with a fault, for the time of a `with` block. Its time of change is
     restored, too: ninja has seen nothing of the fault."""
 
-    def __init__(self, tree, path, place):
-        self.path = os.path.join(tree, path)
+    def __init__(self, tree, place):
+        self.path = os.path.join(tree, place.path)
         self.place = place
 
     def __enter__(self):
@@ -229,13 +215,8 @@ def targets_of(build):
 
 
 def programs_of(fault, targets):
-    """[(program, filter)] of the tests that this tree builds."""
-    found = []
-    for test in fault.tests:
-        names = [name for name in test.programs if name in targets]
-        if names:
-            found.append((names[0], test.filter))
-    return found
+    """The tests that this tree builds."""
+    return [test for test in fault.tests if test.program in targets]
 
 
 def failed_tests(output):
@@ -363,15 +344,15 @@ def try_whole(build, source, programs, limit, jobs):
     return try_programs(build, programs, limit, lambda program: program)
 
 
-def try_fault(build, fault_place, programs, limit, jobs):
-    """The outcome of a fault at (tree, path, place)."""
-    source = os.path.join(*fault_place[:2])
+def try_fault(tree, build, place, programs, limit, jobs):
+    """The outcome of a fault at its place."""
+    source = os.path.join(tree, place.path)
     command = compile_command(build, source)
     if command:
-        with Planted(*fault_place):
+        with Planted(tree, place):
             return try_alone(build, command, programs, limit)
     try:
-        with Planted(*fault_place):
+        with Planted(tree, place):
             outcome = try_whole(build, source, programs, limit, jobs)
     finally:
         os.utime(source)  # What ninja has built with the fault is made again.
@@ -442,13 +423,12 @@ def summary(faults, outcomes):
 def check(tree, faults):
     wrong = 0
     for fault in faults:
-        path, why = locate(tree, fault)
-        if path is None:
+        why = misplaced(tree, fault.place)
+        if not why and fault.place.find == fault.place.replace:
+            why = "changes nothing"
+        if why:
             wrong += 1
             print(f"{fault.id}: {why}")
-        elif why.find == why.replace:
-            wrong += 1
-            print(f"{fault.id}: changes nothing")
     print(f"{len(faults) - wrong} of {len(faults)} faults have their place")
     return 1 if wrong else 0
 
@@ -478,14 +458,15 @@ def plant_all(tree, build, faults, report, limit, jobs):
         if fault.id in outcomes:
             continue
         began = time.monotonic()
-        path, place = locate(tree, fault)
+        why = misplaced(tree, fault.place)
         programs = programs_of(fault, targets)
-        if path is None:
-            outcome = Outcome("no place", place)
+        if why:
+            outcome = Outcome("no place", why)
         elif not programs:
             outcome = Outcome("no test", "this build has none of its programs")
         else:
-            outcome = try_fault(build, (tree, path, place), programs, limit, jobs)
+            outcome = try_fault(
+                tree, build, fault.place, programs, limit, jobs)
         seconds = time.monotonic() - began
         outcomes[fault.id] = outcome
         append_report(report, commit, fault, outcome, seconds)
