@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
@@ -29,7 +32,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 struct RankFlags {
-  std::string folder = "bench-checkpoint";
+  std::string folder = ".";
   double gigabytes = 1.0;  // For all ranks together.
   int rounds = 7;
 };
@@ -39,6 +42,28 @@ void check(bool fine, const std::string& action) {
     throw Error("[bench] " + action + " failed", ErrorCode::kUnavailable);
   }
 }
+
+// A new folder in that one, which may hold what the user has there already.
+std::string make_scratch_folder(const std::string& folder) {
+  fs::create_directories(folder);
+  std::string path = folder + "/sherd-bench-XXXXXX";
+  check(::mkdtemp(path.data()) != nullptr, "making " + path);
+  return path;
+}
+
+// Removes that folder, if the path is not empty, at the end, also after a failure.
+struct FolderRemoval {
+  const std::string path;
+  explicit FolderRemoval(std::string owned) : path(std::move(owned)) {}
+  FolderRemoval(const FolderRemoval&) = delete;
+  FolderRemoval& operator=(const FolderRemoval&) = delete;
+  ~FolderRemoval() {
+    if (!path.empty()) {
+      std::error_code ignored;
+      fs::remove_all(path, ignored);
+    }
+  }
+};
 
 // Without a buffer: whole tensors go to the kernel.
 std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(
@@ -63,14 +88,15 @@ void forget(const std::string& path) {
 
 class InterleavedRun {
  public:
-  InterleavedRun(const World& world, const RankFlags& flags)
+  // `folder` is the ranks' own, and empty.
+  InterleavedRun(
+      const World& world, const std::string& folder, double gigabytes)
       : world_(world),
-        flags_(flags),
-        saver_(world, flags.folder, {.keep_last = 1}) {
+        folder_(folder),
+        saver_(world, folder, {.keep_last = 1}) {
     // Shards of real models are multiples, too.
-    const auto elements =
-        static_cast<std::int64_t>(
-            flags.gigabytes * 1e9 / 4 / world.size() / kTensors) /
+    const auto elements = static_cast<std::int64_t>(
+                              gigabytes * 1e9 / 4 / world.size() / kTensors) /
         1024 * 1024;
     for (int i = 0; i < kTensors; ++i) {
       tensors_.push_back(torch::rand({elements}));
@@ -132,7 +158,7 @@ class InterleavedRun {
   }
   double plain_read() {
     const auto path = plain_path();
-    forget(flags_.folder);
+    forget(folder_);
     return time([&] {
       const auto file = opened(path, "r");
       for (const auto& tensor : tensors_) {
@@ -148,11 +174,11 @@ class InterleavedRun {
   static constexpr int kTensors = 48;
 
   std::string plain_path() const {
-    return flags_.folder + "/plain-" + std::to_string(world_.rank());
+    return folder_ + "/plain-" + std::to_string(world_.rank());
   }
 
   const World& world_;
-  const RankFlags flags_;
+  const std::string folder_;
   CheckpointSaver saver_;
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> room_;
@@ -176,14 +202,19 @@ void print(
 int checkpoint_command(int argc, char** argv) {
   CLI::App app("Speed of saving and loading", "sherd-bench-checkpoint");
   RankFlags flags;
-  app.add_option("--folder", flags.folder, "On the disk in question");
+  app.add_option(
+      "--folder", flags.folder,
+      "On the disk in question; the ranks' files lie in a new folder in it");
   app.add_option("--gigabytes", flags.gigabytes)->check(CLI::PositiveNumber);
   app.add_option("--rounds", flags.rounds)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   auto world = World::from_environment();
+  const FolderRemoval made(
+      world.rank() == 0 ? make_scratch_folder(flags.folder) : "");
+  const auto folder = world.all_gather_texts(made.path).front();
   {
-    InterleavedRun measurement(world, flags);
+    InterleavedRun measurement(world, folder, flags.gigabytes);
     std::vector<double> save, write, load, read, copy;
     measurement.save();
     measurement.copy();
@@ -207,9 +238,6 @@ int checkpoint_command(int argc, char** argv) {
     }
   }
   world.barrier();
-  if (world.rank() == 0) {
-    fs::remove_all(flags.folder);
-  }
   world.close();
   return 0;
 }
