@@ -95,9 +95,9 @@ class InterleavedRun {
         folder_(folder),
         saver_(world, folder, {.keep_last = 1}) {
     // Shards of real models are multiples, too.
-    const auto elements = static_cast<std::int64_t>(
-                              gigabytes * 1e9 / 4 / world.size() / kTensors) /
-        1024 * 1024;
+    const auto wanted = static_cast<std::int64_t>(
+        gigabytes * 1e9 / 4 / world.size() / kTensors);
+    const auto elements = std::max(wanted / 1024, std::int64_t{1}) * 1024;
     for (int i = 0; i < kTensors; ++i) {
       tensors_.push_back(torch::rand({elements}));
       state_.add(
@@ -108,6 +108,15 @@ class InterleavedRun {
            .elements = tensors_.back(),
            .ranks = world.size()});
     }
+  }
+
+  // What all ranks together write: whole tensors, and so not quite what was asked for.
+  double gigabytes() const {
+    double bytes = 0;
+    for (const auto& tensor : tensors_) {
+      bytes += static_cast<double>(tensor.nbytes());
+    }
+    return bytes * world_.size() / 1e9;
   }
 
   // The time of the slowest rank, in seconds.
@@ -193,10 +202,10 @@ void print(
     double gigabytes) {
   const auto speed = estimate_median(ratios(plain, ours));
   std::printf(
-      "%s: %.2f s, %.2f GB/s; plain %.2f s; speed / plain %.3f "
+      "%s: %.6f GB, %.2f s, %.2f GB/s; plain %.2f s; speed / plain %.3f "
       "(%.3f-%.3f)\n",
-      what, median(ours), gigabytes / median(ours), median(plain), speed.median,
-      speed.low, speed.high);
+      what, gigabytes, median(ours), gigabytes / median(ours), median(plain),
+      speed.median, speed.low, speed.high);
 }
 
 int checkpoint_command(int argc, char** argv) {
@@ -232,8 +241,8 @@ int checkpoint_command(int argc, char** argv) {
       copy.push_back(measurement.copy());
     }
     if (world.rank() == 0) {
-      print("save", save, write, flags.gigabytes);
-      print("load", load, read, flags.gigabytes);
+      print("save", save, write, measurement.gigabytes());
+      print("load", load, read, measurement.gigabytes());
       std::printf("one copy of a rank's tensors: %.3f s\n", median(copy));
     }
   }
