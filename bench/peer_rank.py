@@ -190,7 +190,11 @@ def distributed(model, work):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shape, names = (dist.get_world_size(),), ("shard",)
+    if work.replicate > 1:  # Hybrid sharding.
+        shape = (work.replicate, shape[0] // work.replicate)
+        names = ("replicate", "shard")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     reshard = work.strategy == "full_shard"
     bf16 = torch.bfloat16 if work.dtype == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=bf16)
@@ -280,10 +284,10 @@ def main():
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--strategy", required=True)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--replicate", type=int, default=1)
     # Of `python` only.
     parser.add_argument("--mode", choices=("fsdp", "ddp"), default="fsdp")
     parser.add_argument("--exchange", default="auto")
-    parser.add_argument("--replicate", type=int, default=1)
     parser.add_argument("--update", default="step")
     parser.add_argument("--budget-bytes", type=int)
     parser.add_argument("--package", help="The folder in which sherd lies")
