@@ -31,6 +31,10 @@ struct CollectiveTimes {
   std::vector<double> round_ms{};
 };
 
+// What a rank contributes to the sums that are checked: whole numbers from 1 to 4, so that sums of
+// any of up to 64 ranks are exact in bf16, in whatever order.
+int checked_value(int rank);
+
 std::string line_of(const CollectiveTimes& times);
 // Nothing if the line does not have exactly that form.
 std::optional<CollectiveTimes> parse_times(const std::string& line);

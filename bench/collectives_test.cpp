@@ -19,6 +19,16 @@ CollectiveTimes times_of(const std::string& contender, double ms) {
       .round_ms = std::vector<double>(7, ms)};
 }
 
+// In bf16 every whole number up to 256 is exact.
+TEST(Collectives, CheckedSumsOf64RanksAreExactInBf16) {
+  int sum = 0;
+  for (int rank = 0; rank < 64; ++rank) {
+    EXPECT_GE(checked_value(rank), 1);  // A rank that is missing is noticed.
+    sum += checked_value(rank);
+  }
+  EXPECT_LE(sum, 256);
+}
+
 TEST(Collectives, ALineSaysAllThereIs) {
   const auto times = times_of("shm", 0.25);
 
