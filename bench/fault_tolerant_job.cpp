@@ -83,13 +83,18 @@ std::vector<std::string> coordinator_flags_of(const FaultsConfig& config) {
 }  // namespace
 
 FaultTolerantJob::FaultTolerantJob(
+    const std::string& folder, const StopSignalFd& signals)
+    : signals_(signals),
+      folder_is_temporary_(folder.empty()),
+      folder_(make_folder(folder)),
+      files_(folder_) {}
+
+// Delegates, so that the destructor removes the folder when the rest throws.
+FaultTolerantJob::FaultTolerantJob(
     const FaultsConfig& config,
     const StepPrograms& programs,
     const StopSignalFd& signals)
-    : signals_(signals),
-      folder_is_temporary_(config.folder.empty()),
-      folder_(make_folder(config.folder)),
-      files_(folder_) {
+    : FaultTolerantJob(config.folder, signals) {
   if (config.cost) {
     gate_ = folder_ + "/gate";
     open_gate_until(gate_, 0);

@@ -27,7 +27,7 @@ class FaultTolerantJob {
       const FaultsConfig& config,
       const StepPrograms& programs,
       const StopSignalFd& signals);
-  // Kills processes that end() has not ended.
+  // Kills processes that end() has not ended, and removes the folder unless the user named it.
   ~FaultTolerantJob();
   FaultTolerantJob(const FaultTolerantJob&) = delete;
   FaultTolerantJob& operator=(const FaultTolerantJob&) = delete;
@@ -56,6 +56,7 @@ class FaultTolerantJob {
   void end(std::chrono::seconds deadline);
 
  private:
+  FaultTolerantJob(const std::string& folder, const StopSignalFd& signals);
   void start(const FaultsConfig& config, const StepPrograms& programs);
   std::vector<std::string> command_of(
       const FaultsConfig& config, const StepPrograms& programs) const;
