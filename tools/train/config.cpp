@@ -265,13 +265,29 @@ void multiple_of(
   }
 }
 
+// `where` says in which runs the option is not free.
+void expect_preset(
+    const TrainConfig& config, const OptionSpec& row, const char* where) {
+  const auto found = text_of(row, config);
+  const auto preset = text_of(row, {});
+  if (found != preset) {
+    refuse("--" + std::string(row.name), preset + where, found);
+  }
+}
+
+void expect_presets(
+    const TrainConfig& config,
+    const std::vector<const char*>& names,
+    const char* where) {
+  for (const char* name : names) {
+    expect_preset(config, *find_row(name), where);
+  }
+}
+
 void check_gpt(const TrainConfig& config) {
   for (const auto& row : option_specs()) {
-    const auto found = text_of(row, config);
-    const auto preset = text_of(row, {});
-    const bool llamas = std::string_view(row.help).starts_with(kLlamaOnly);
-    if (llamas && found != preset) {
-      refuse("--" + std::string(row.name), preset + " with --model gpt", found);
+    if (std::string_view(row.help).starts_with(kLlamaOnly)) {
+      expect_preset(config, row, " with --model gpt");
     }
   }
 }
@@ -314,24 +330,11 @@ void check_ddp(const TrainConfig& config) {
         "--exchange", "auto or collective with a --hook, which sends messages",
         config.exchange);
   }
-  if (config.dtype != "fp32") {
-    refuse("--dtype", "fp32 with --strategy ddp", config.dtype);
-  }
-  if (config.budget.count != 0) {
-    refuse(
-        "--budget", "none with --strategy ddp",
-        std::to_string(config.budget.count));
-  }
-  if (config.secondary_ranks != 0) {
-    refuse(
-        "--secondary-ranks", "none with --strategy ddp",
-        std::to_string(config.secondary_ranks));
-  }
-  if (config.replicate != 1) {
-    refuse(
-        "--replicate", "1 with --strategy ddp, where every rank is a replica",
-        std::to_string(config.replicate));
-  }
+  expect_presets(
+      config, {"dtype", "budget", "secondary-ranks"}, " with --strategy ddp");
+  expect_presets(
+      config, {"replicate"},
+      " with --strategy ddp, where every rank is a replica");
 }
 
 // Refuses options that need memory of the host.
@@ -344,13 +347,7 @@ void check_cuda(const TrainConfig& config) {
 
 // The memory limit decides what these options would set.
 void check_memory(const TrainConfig& config) {
-  if (config.recompute_activations) {
-    refuse("--recompute-activations", "none with --memory", "true");
-  }
-  if (config.budget.count != 0) {
-    refuse(
-        "--budget", "none with --memory", std::to_string(config.budget.count));
-  }
+  expect_presets(config, {"recompute-activations", "budget"}, " with --memory");
   if (config.strategy != "full_shard" && config.strategy != "no_shard") {
     refuse(
         "--strategy", "full_shard or no_shard with --memory", config.strategy);

@@ -170,7 +170,7 @@ TEST(TrainConfig, WhatBelongsToShardingIsRefusedForReplicas) {
   EXPECT_THAT(ddp_refusal("replicate", "2"), HasSubstr("--replicate"));
   EXPECT_THAT(
       ddp_refusal("secondary-ranks", "2"),
-      HasSubstr("--secondary-ranks: expected none with --strategy ddp"));
+      HasSubstr("--secondary-ranks: expected 0 with --strategy ddp"));
   EXPECT_THAT(
       ddp_refusal("prefetch", "-1"),
       HasSubstr("--prefetch: expected at least 0"));
