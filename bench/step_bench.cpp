@@ -13,6 +13,7 @@
 #include "base/descriptor.h"
 #include "bench/losses.h"
 #include "bench/memory.h"
+#include "bench/step_barrier.h"
 
 namespace sherd::bench {
 namespace {
@@ -23,7 +24,6 @@ using Clock = std::chrono::steady_clock;
 constexpr seconds kStopDeadline(15);
 // Steps whose losses are compared; they warm caches and allocators, too.
 constexpr int kFirstSteps = 5;
-constexpr int kStepBarrierBytes = 4096;
 
 double widest(const std::vector<MedianEstimate>& estimates) {
   double width = 0.0;
@@ -40,7 +40,7 @@ double seconds_since(Clock::time_point begin) {
 // A page that the copies of the bound map; it disappears with this process.
 Descriptor shared_page() {
   Descriptor page(::memfd_create("bench-barrier", MFD_CLOEXEC));
-  if (!page.open() || ::ftruncate(page.get(), kStepBarrierBytes) != 0) {
+  if (!page.open() || ::ftruncate(page.get(), StepBarrier::kBytes) != 0) {
     throw Error(
         std::string("[bench] cannot make a page: ") + std::strerror(errno),
         ErrorCode::kUnavailable);
