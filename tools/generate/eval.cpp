@@ -77,27 +77,12 @@ void check(const Arguments& given, const ModelSource& source) {
   }
 }
 
-// The model's tokenizer, loaded for the first text: a model that was trained on ids has none.
-class TextTokens {
- public:
-  // `source` must outlive it.
-  explicit TextTokens(const ModelSource& source) : source_(source) {}
-
-  ModelTokens& get() {
-    if (!tokens_) {
-      tokens_.emplace(source_);
-    }
-    return *tokens_;
-  }
-
- private:
-  const ModelSource& source_;
-  std::optional<ModelTokens> tokens_;
-};
-
-// The token ids of a token file, or those of a text by the tokenizer.
+// The token ids of a token file, or those of a text by the model's tokenizer, which is loaded into
+// `tokens` for the first text: a model that was trained on ids has none.
 std::vector<std::int64_t> ids_of(
-    const std::string& path, const ModelSource& source, TextTokens& tokens) {
+    const std::string& path,
+    const ModelSource& source,
+    std::optional<ModelTokens>& tokens) {
   std::vector<std::int64_t> ids;
   if (std::filesystem::is_directory(path)) {
     throw Error(
@@ -114,7 +99,10 @@ std::vector<std::int64_t> ids_of(
     ids.resize(static_cast<std::size_t>(corpus.tokens()));
     corpus.copy(0, corpus.tokens(), ids.data());
   } else {
-    ids = tokens.get().encode_beginning(text_in(path), path);
+    if (!tokens) {
+      tokens.emplace(source);
+    }
+    ids = tokens->encode_beginning(text_in(path), path);
   }
   if (ids.size() < 2) {
     throw Error(
@@ -152,27 +140,23 @@ EncodedTask encoded(
 }
 
 std::vector<EncodedTask> tasks_of(
-    const std::string& path, const ModelSource& source, TextTokens& tokens) {
+    const std::string& path, const ModelSource& source) {
   std::vector<EncodedTask> tasks;
-  for (const auto& task : parse_choice_tasks(text_in(path), path)) {
-    tasks.push_back(encoded(task, source, tokens.get()));
+  const auto parsed = parse_choice_tasks(text_in(path), path);
+  ModelTokens tokens(source);
+  for (const auto& task : parsed) {
+    tasks.push_back(encoded(task, source, tokens));
   }
   return tasks;
 }
 
-// A file of --data as tokens.
-struct EncodedText {
-  std::string path = {};
-  std::vector<std::int64_t> ids = {};
-};
-
-std::vector<EncodedText> texts_of(
-    const std::vector<std::string>& paths,
-    const ModelSource& source,
-    TextTokens& tokens) {
-  std::vector<EncodedText> texts;
+// The token ids of each file, in order.
+std::vector<std::vector<std::int64_t>> texts_of(
+    const std::vector<std::string>& paths, const ModelSource& source) {
+  std::vector<std::vector<std::int64_t>> texts;
+  std::optional<ModelTokens> tokens;
   for (const auto& path : paths) {
-    texts.push_back({.path = path, .ids = ids_of(path, source, tokens)});
+    texts.push_back(ids_of(path, source, tokens));
   }
   return texts;
 }
@@ -187,15 +171,16 @@ Json json_of(const TextScore& score) {
 Json evaluate_texts(
     const World& world,
     models::LanguageModel& model,
-    const std::vector<EncodedText>& texts,
+    const std::vector<std::string>& paths,
+    const std::vector<std::vector<std::int64_t>>& texts,
     std::int64_t seq) {
   TextScore all;
   auto files = Json::array();
-  for (const auto& text : texts) {
+  for (std::size_t i = 0; i < texts.size(); ++i) {
     const auto score = score_text(
-        world, model, text.ids, seq > 0 ? seq : model.positions_max());
+        world, model, texts[i], seq > 0 ? seq : model.positions_max());
     files.push_back(json_of(score));
-    files.back()["path"] = text.path;
+    files.back()["path"] = paths[i];
     all += score;
   }
   auto found = json_of(all);
@@ -276,16 +261,14 @@ void evaluate(const Arguments& given) {
   const auto dtype = dtype_of(given.model);
   const auto source = find_model(given.model.from, given.model.weights);
   check(given, source);
-  TextTokens tokens(source);
-  const auto texts = texts_of(given.data, source, tokens);
-  const auto tasks = given.choices.empty()
-      ? std::vector<EncodedTask>()
-      : tasks_of(given.choices, source, tokens);
+  const auto texts = texts_of(given.data, source);
+  const auto tasks = given.choices.empty() ? std::vector<EncodedTask>()
+                                           : tasks_of(given.choices, source);
   auto world = World::from_environment();
   auto loaded = load_model(world, source, dtype);
   const auto begin = std::chrono::steady_clock::now();
   auto found = tasks.empty()
-      ? evaluate_texts(world, *loaded.model, texts, given.seq)
+      ? evaluate_texts(world, *loaded.model, given.data, texts, given.seq)
       : evaluate_choices(*loaded.model, tasks);
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;
