@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/command.h"
 #include <unistd.h>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <thread>
 #include <sherd/base/error.h>
@@ -101,14 +103,26 @@ ProgressCallback progress_line() {
 }
 
 int unless_interrupted(
-    const ProgressCallback& progress, const std::function<int()>& measure) {
+    const ProgressCallback& progress,
+    const std::function<int(const SignalFd&)>& measure) {
+  const SignalFd signals{SIGINT, SIGTERM, SIGHUP};
+  int status = 0;
+  std::exception_ptr failure;
   try {
-    return measure();
+    status = measure(signals);
   } catch (const Interrupted& interrupted) {
     progress("");
     std::fprintf(stderr, "sherd: interrupted; every rank has been ended\n");
-    return 128 + interrupted.signal;
+    status = 128 + interrupted.signal;
+  } catch (...) {
+    failure = std::current_exception();
   }
+  // timeout(1) may send several signals; a second one must not kill on the way out.
+  (void)signals.take();
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  return status;
 }
 
 void print_report(

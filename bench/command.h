@@ -33,10 +33,11 @@ BenchmarkContext benchmark_context();
 void warn_when_busy();
 // Shows on a terminal what is going on, in one line; "" clears it.
 ProgressCallback progress_line();
-// Returns what `measure` returns; if a signal ends it, the exit status that says so, after a line on
-// stderr.
+// Returns what `measure` returns, which is given SIGINT, SIGTERM and SIGHUP; if one of them ends it,
+// the exit status that says so, after a line on stderr.
 int unless_interrupted(
-    const ProgressCallback& progress, const std::function<int()>& measure);
+    const ProgressCallback& progress,
+    const std::function<int(const SignalFd&)>& measure);
 // Prints a report, of which programs read the last line.
 void print_report(
     bool json_only, const std::string& table, const std::string& json);

@@ -38,20 +38,19 @@ std::vector<std::string> launch_command(const ContenderJobSpec& setup) {
 
 }  // namespace
 
-// timeout(1) may send several signals; a second one must not kill on the way out.
-StopSignalFd::~StopSignalFd() { (void)take(); }
-
-int StopSignalFd::take() const {
-  const std::vector<int> arrived = signals_.take();
-  return arrived.empty() ? 0 : arrived.front();
+void stop_if_interrupted(const SignalFd& signals) {
+  const std::vector<int> arrived = signals.take();
+  if (!arrived.empty()) {
+    throw Interrupted{arrived.front()};
+  }
 }
 
-ContenderJob::ContenderJob(std::string name, const StopSignalFd& signals)
+ContenderJob::ContenderJob(std::string name, const SignalFd& signals)
     : name_(std::move(name)), signals_(signals) {}
 
 // Delegates, so that the destructor runs when start() throws.
 ContenderJob::ContenderJob(
-    const ContenderJobSpec& setup, const StopSignalFd& signals)
+    const ContenderJobSpec& setup, const SignalFd& signals)
     : ContenderJob(setup.name, signals) {
   start(setup);
 }
@@ -149,9 +148,7 @@ std::string ContenderJob::answer(
         events.data(), events.size(),
         static_cast<int>(
             (while_waiting ? std::min(wait, kTick) : wait).count()));
-    if (const int signal = signals_.take(); signal != 0) {
-      throw Interrupted{signal};
-    }
+    stop_if_interrupted(signals_);
     if (events[0].revents != 0 && !read_more()) {
       const int status = reap();
       fail("ended with exit status " + std::to_string(status));

@@ -29,29 +29,13 @@ inline constexpr const char* kGraceSeconds = "5";
 // What an Error says of a job's output: how it ends.
 std::string last_lines_of(std::string output);
 
-// While it lives, makes SIGINT, SIGTERM and SIGHUP readable instead of deadly, and SIGPIPE
-// harmless.
-class StopSignalFd {
- public:
-  StopSignalFd() = default;
-  ~StopSignalFd();
-  StopSignalFd(const StopSignalFd&) = delete;
-  StopSignalFd& operator=(const StopSignalFd&) = delete;
-
-  int fd() const { return signals_.fd(); }
-  // The signal that has arrived, or 0.
-  int take() const;
-  // The state found at construction, which a child restores before exec.
-  const SignalState& before() const { return signals_.before(); }
-
- private:
-  const SignalFd signals_{SIGINT, SIGTERM, SIGHUP};
-};
-
 // A signal asked this process to end.
 struct Interrupted {
   int signal = 0;
 };
+
+// Throws Interrupted if a signal has arrived.
+void stop_if_interrupted(const SignalFd& signals);
 
 struct ContenderJobSpec {
   std::string name;
@@ -66,7 +50,7 @@ class ContenderJob {
  public:
   // Starts the ranks and does not wait for them. `signals` must outlive this object. Throws Error
   // if the system has no process or memory left.
-  ContenderJob(const ContenderJobSpec& setup, const StopSignalFd& signals);
+  ContenderJob(const ContenderJobSpec& setup, const SignalFd& signals);
   // Kills processes that neither end() nor stop() has ended.
   ~ContenderJob();
   ContenderJob(const ContenderJob&) = delete;
@@ -94,7 +78,7 @@ class ContenderJob {
  private:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  ContenderJob(std::string name, const StopSignalFd& signals);
+  ContenderJob(std::string name, const SignalFd& signals);
   void start(const ContenderJobSpec& setup);
   // 0 steps end it.
   void send(int steps);
@@ -108,7 +92,7 @@ class ContenderJob {
   int reap();  // Waits, and returns the exit status.
 
   const std::string name_;
-  const StopSignalFd& signals_;
+  const SignalFd& signals_;
   std::optional<ChildProcess> process_;  // The process of `sherd run`.
   Descriptor to_;
   Descriptor from_;

@@ -26,7 +26,7 @@ constexpr const char* kReady =
     R"(echo "bench: {\"torch_version\":\"2.13\",\"processes\":[$$]}"; )";
 
 std::unique_ptr<ContenderJob> started(
-    const std::string& script, const StopSignalFd& signals) {
+    const std::string& script, const SignalFd& signals) {
   const ContenderJobSpec setup{
       .name = "script",
       .sherd = SHERD_COMMAND,
@@ -46,7 +46,7 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST(ContenderJob, AnswersAndEndsInOrder) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender = started(
       std::string(kReady) +
           "echo chatter; read line; "
@@ -65,7 +65,7 @@ TEST(ContenderJob, AnswersAndEndsInOrder) {
 }
 
 TEST(ContenderJob, OneThatDiesIsReportedWithItsLastLines) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender = started("echo 'no torch here' >&2; exit 3", signals);
   EXPECT_THAT(
       error_of([&] { contender->wait_until_ready(kDeadline); }),
@@ -75,7 +75,7 @@ TEST(ContenderJob, OneThatDiesIsReportedWithItsLastLines) {
 }
 
 TEST(ContenderJob, OneThatDiesWhileIdleIsReportedWhenItIsAsked) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender = started(std::string(kReady) + "exit 4", signals);
   contender->wait_until_ready(kDeadline);
   EXPECT_THAT(
@@ -84,7 +84,7 @@ TEST(ContenderJob, OneThatDiesWhileIdleIsReportedWhenItIsAsked) {
 }
 
 TEST(ContenderJob, AWrongAnswerIsShown) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender = started(
       std::string(kReady) + "read line; echo 'bench: [1]'; read line", signals);
   contender->wait_until_ready(kDeadline);
@@ -94,7 +94,7 @@ TEST(ContenderJob, AWrongAnswerIsShown) {
 }
 
 TEST(ContenderJob, FailingAtTheEndCounts) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender =
       started(std::string(kReady) + "read line; exit 5", signals);
   contender->wait_until_ready(kDeadline);
@@ -104,7 +104,7 @@ TEST(ContenderJob, FailingAtTheEndCounts) {
 }
 
 TEST(ContenderJob, SilenceEndsAtTheDeadline) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender = started(std::string(kReady) + "read line", signals);
   contender->wait_until_ready(kDeadline);
   EXPECT_THAT(
@@ -119,7 +119,7 @@ bool ends(const Descriptor& process) {
 }
 
 TEST(ContenderJob, ASignalInterruptsAndStoppingLeavesNothingRunning) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   const auto contender =
       started(std::string(kReady) + "while read line; do :; done", signals);
   const auto ready = contender->wait_until_ready(kDeadline);
@@ -132,7 +132,7 @@ TEST(ContenderJob, ASignalInterruptsAndStoppingLeavesNothingRunning) {
 }
 
 TEST(ContenderJob, DestructionAloneLeavesNothingRunning) {
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   auto contender = started(
       std::string("trap '' TERM; ") + kReady + "while :; do read line; done",
       signals);

@@ -83,7 +83,7 @@ std::vector<std::string> coordinator_flags_of(const FaultsConfig& config) {
 }  // namespace
 
 FaultTolerantJob::FaultTolerantJob(
-    const std::string& folder, const StopSignalFd& signals)
+    const std::string& folder, const SignalFd& signals)
     : signals_(signals),
       folder_is_temporary_(folder.empty()),
       folder_(make_folder(folder)),
@@ -93,7 +93,7 @@ FaultTolerantJob::FaultTolerantJob(
 FaultTolerantJob::FaultTolerantJob(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals)
+    const SignalFd& signals)
     : FaultTolerantJob(config.folder, signals) {
   if (config.cost) {
     gate_ = folder_ + "/gate";
@@ -194,9 +194,7 @@ void FaultTolerantJob::pause(double seconds) const {
         std::chrono::duration<double>(until - steady_clock::now());
     pollfd event = {signals_.fd(), POLLIN, 0};
     ::poll(&event, 1, static_cast<int>(std::max(0.0, rest.count() * 1e3)));
-    if (const int signal = signals_.take(); signal != 0) {
-      throw Interrupted{signal};
-    }
+    stop_if_interrupted(signals_);
     if (rest.count() <= 0) {
       return;
     }

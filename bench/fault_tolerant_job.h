@@ -26,7 +26,7 @@ class FaultTolerantJob {
   FaultTolerantJob(
       const FaultsConfig& config,
       const StepPrograms& programs,
-      const StopSignalFd& signals);
+      const SignalFd& signals);
   // Kills processes that end() has not ended, and removes the folder unless the user named it.
   ~FaultTolerantJob();
   FaultTolerantJob(const FaultTolerantJob&) = delete;
@@ -56,7 +56,7 @@ class FaultTolerantJob {
   void end(std::chrono::seconds deadline);
 
  private:
-  FaultTolerantJob(const std::string& folder, const StopSignalFd& signals);
+  FaultTolerantJob(const std::string& folder, const SignalFd& signals);
   void start(const FaultsConfig& config, const StepPrograms& programs);
   std::vector<std::string> command_of(
       const FaultsConfig& config, const StepPrograms& programs) const;
@@ -64,7 +64,7 @@ class FaultTolerantJob {
   double kill_process(int process, const std::string& what);
   [[noreturn]] void fail(const std::string& what) const;
 
-  const StopSignalFd& signals_;
+  const SignalFd& signals_;
   bool folder_is_temporary_ = false;
   std::string folder_;
   StepLogReader files_;

@@ -34,7 +34,7 @@ class TemporaryFiles {
 TEST(FaultTolerantJob, OneThatCannotStartLeavesNoFolder) {
   const testing::ScratchFolder scratch;
   const TemporaryFiles temporary(scratch.path());
-  const StopSignalFd signals;
+  const SignalFd signals{SIGTERM};
   for (const bool cost : {false, true}) {
     FaultsConfig config;
     config.cost = cost;

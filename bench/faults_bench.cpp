@@ -75,7 +75,7 @@ class FaultsRun {
   FaultsRun(
       const FaultsConfig& config,
       const StepPrograms& programs,
-      const StopSignalFd& signals,
+      const SignalFd& signals,
       const ProgressCallback& progress)
       : config_(config),
         progress_(progress),
@@ -177,7 +177,7 @@ class FaultsRun {
 FaultsResult measure_faults(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress) {
   return FaultsRun(config, programs, signals, progress).run();
 }

@@ -78,7 +78,7 @@ std::vector<double> known_of(
 FaultsResult measure_faults(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress);
 
 struct CostResult {
@@ -98,7 +98,7 @@ MedianEstimate cost_of(const CostResult& result);
 CostResult measure_cost(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress);
 
 }  // namespace sherd::bench

@@ -35,34 +35,29 @@ struct FaultsArguments {
   bool json_only = false;
 };
 
-int measure(
-    const FaultsArguments& arguments, const ProgressCallback& progress) {
+int run(const FaultsArguments& arguments) {
   const auto& config = arguments.config;
+  check(config);
+  expect_release_build();
   const auto found = benchmark_context();
   const auto programs = programs_of_ranks();
-  const StopSignalFd signals;
+  warn_when_busy();
+  const auto progress = progress_line();
   const auto show = [&](const auto& result) {
     progress("");
     print_report(
         arguments.json_only, table_of(config, result, found),
         json_of(config, result, found));
   };
-  if (config.cost) {
-    show(measure_cost(config, programs, signals, progress));
-    return 0;
-  }
-  const auto result = measure_faults(config, programs, signals, progress);
-  show(result);
-  return result.hashes.divergences == 0 ? 0 : 1;
-}
-
-int run(const FaultsArguments& arguments) {
-  check(arguments.config);
-  expect_release_build();
-  warn_when_busy();
-  const auto progress = progress_line();
-  return unless_interrupted(
-      progress, [&] { return measure(arguments, progress); });
+  return unless_interrupted(progress, [&](const SignalFd& signals) {
+    if (config.cost) {
+      show(measure_cost(config, programs, signals, progress));
+      return 0;
+    }
+    const auto result = measure_faults(config, programs, signals, progress);
+    show(result);
+    return result.hashes.divergences == 0 ? 0 : 1;
+  });
 }
 
 void add_options(CLI::App& app, FaultsArguments& arguments) {

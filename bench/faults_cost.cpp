@@ -37,7 +37,7 @@ class CostMeasurement {
   CostMeasurement(
       const FaultsConfig& config,
       const StepPrograms& programs,
-      const StopSignalFd& signals)
+      const SignalFd& signals)
       : shape_(config.shape),
         plain_(plain_setup(config, programs), signals),
         replicas_(config, programs, signals) {}
@@ -93,7 +93,7 @@ class CostMeasurement {
 CostResult measure_cost(
     const FaultsConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress) {
   CostMeasurement measurement(config, programs, signals);
   progress("starting");

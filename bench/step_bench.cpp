@@ -88,7 +88,7 @@ class InterleavedRun {
   InterleavedRun(
       const StepConfig& config,
       const StepPrograms& programs,
-      const StopSignalFd& signals)
+      const SignalFd& signals)
       : config_(config) {
     const auto environment =
         contender_environment(programs.environment, config.heap);
@@ -256,7 +256,7 @@ std::vector<std::string> contender_environment(
 StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress) {
   InterleavedRun measurement(config, programs, signals);
   try {

@@ -94,7 +94,7 @@ struct StepResult {
 StepResult measure(
     const StepConfig& config,
     const StepPrograms& programs,
-    const StopSignalFd& signals,
+    const SignalFd& signals,
     const ProgressCallback& progress);
 
 }  // namespace sherd::bench

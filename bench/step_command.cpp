@@ -88,8 +88,7 @@ int run_step(const StepArguments& arguments) {
   const BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto progress = progress_line();
-  return unless_interrupted(progress, [&] {
-    const StopSignalFd signals;
+  return unless_interrupted(progress, [&](const SignalFd& signals) {
     const auto result =
         measure(arguments.step, programs(arguments), signals, progress);
     progress("");
