@@ -13,8 +13,10 @@
 
 namespace sherd::bench {
 
-// What is measured.
+// The user's options, as in the flags. Ranks are given those of what is measured.
 struct CollectivesOptions {
+  int ranks = 2;
+  bool json_only = false;  // The report has no table.
   int rounds = 15;
   double block_ms = 30;
   std::int64_t bytes_min = std::int64_t{64} << 10;

@@ -35,29 +35,24 @@ constexpr const char* kCollectivesExamples =
     "The last line is one JSON object; of_gloo is shm's time as a part of "
     "Gloo's.";
 
-struct CollectivesArguments : CollectivesOptions {
-  int ranks = 2;
-  bool json_only = false;
-};
-
 // Every rank may use every core, since Gloo has threads of its own.
-std::string command_of(const CollectivesArguments& arguments) {
+std::string command_of(const CollectivesOptions& options) {
   return tools::shell_quoted(tools::path_beside("sherd")) +
-      " run --no-bind --no-prefix -n " + std::to_string(arguments.ranks) +
+      " run --no-bind --no-prefix -n " + std::to_string(options.ranks) +
       " -- " +
       tools::shell_quoted(tools::path_beside("sherd-bench-collectives")) +
-      " --rounds " + std::to_string(arguments.rounds) + " --block-ms " +
-      std::to_string(arguments.block_ms) + " --bytes-min " +
-      std::to_string(arguments.bytes_min) + " --bytes-max " +
-      std::to_string(arguments.bytes_max) +
-      (arguments.deepspeed.empty()
+      " --rounds " + std::to_string(options.rounds) + " --block-ms " +
+      std::to_string(options.block_ms) + " --bytes-min " +
+      std::to_string(options.bytes_min) + " --bytes-max " +
+      std::to_string(options.bytes_max) +
+      (options.deepspeed.empty()
            ? ""
-           : " --deepspeed " + tools::shell_quoted(arguments.deepspeed)) +
+           : " --deepspeed " + tools::shell_quoted(options.deepspeed)) +
       " </dev/null";
 }
 
-std::vector<CollectiveTimes> times_of(const CollectivesArguments& arguments) {
-  tools::CommandLines lines(command_of(arguments));
+std::vector<CollectiveTimes> times_of(const CollectivesOptions& options) {
+  tools::CommandLines lines(command_of(options));
   std::vector<CollectiveTimes> all;
   while (const auto line = lines.next()) {
     if (auto times = parse_times(*line)) {
@@ -74,43 +69,42 @@ std::vector<CollectiveTimes> times_of(const CollectivesArguments& arguments) {
   return all;
 }
 
-void run(const CollectivesArguments& arguments) {
+void run(const CollectivesOptions& options) {
   expect_release_build();
   expect_program("sherd-bench-collectives");
   const BenchmarkContext found = benchmark_context();
   warn_when_busy();
-  const auto all = times_of(arguments);
+  const auto all = times_of(options);
   print_report(
-      arguments.json_only, table_of(arguments.ranks, all, found),
-      json_of(arguments.ranks, all, found));
+      options.json_only, table_of(options.ranks, all, found),
+      json_of(options.ranks, all, found));
 }
 
 }  // namespace
 
 void add_collectives(CLI::App& bench_app) {
-  auto arguments = std::make_shared<CollectivesArguments>();
+  auto options = std::make_shared<CollectivesOptions>();
   CLI::App* app =
       bench_app.add_subcommand("collectives", kCollectivesExplanation);
   app->footer(kCollectivesExamples);
-  app->add_option("-n,--ranks", arguments->ranks, "Number of ranks")
+  app->add_option("-n,--ranks", options->ranks, "Number of ranks")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app->add_option("--rounds", arguments->rounds, "How often each has its turn")
+  app->add_option("--rounds", options->rounds, "How often each has its turn")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app->add_option("--block-ms", options->block_ms, "How long a turn is, about")
+      ->capture_default_str();
+  app->add_option("--bytes-min", options->bytes_min, "Smaller ones left out")
+      ->capture_default_str();
+  app->add_option("--bytes-max", options->bytes_max, "Larger ones left out")
+      ->capture_default_str();
   app->add_option(
-         "--block-ms", arguments->block_ms, "How long a turn is, about")
-      ->capture_default_str();
-  app->add_option("--bytes-min", arguments->bytes_min, "Smaller ones left out")
-      ->capture_default_str();
-  app->add_option("--bytes-max", arguments->bytes_max, "Larger ones left out")
-      ->capture_default_str();
-  app->add_option(
-      "--deepspeed", arguments->deepspeed,
+      "--deepspeed", options->deepspeed,
       "DeepSpeed's shared-memory all-reduce too: the library\n"
       "that bench/build_deepspeed.py makes");
-  app->add_flag("--json-only", arguments->json_only, "Without the table");
-  app->callback([arguments] { run(*arguments); });
+  app->add_flag("--json-only", options->json_only, "Without the table");
+  app->callback([options] { run(*options); });
 }
 
 }  // namespace sherd::bench

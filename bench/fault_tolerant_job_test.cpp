@@ -41,7 +41,6 @@ TEST(FaultTolerantJob, OneThatCannotStartLeavesNoFolder) {
     const StepPrograms programs{
         .sherd = "/nowhere/sherd",
         .rank = "/nowhere/rank",
-        .python = {},
         .peer_script = {},
         .package = {},
         .environment = {}};

@@ -29,6 +29,7 @@ struct FaultsConfig {
   std::string exchange = "auto";  // Within a replica, and for plain sharding.
   // Where the ranks' files are kept; they are not if this is empty.
   std::string folder{};
+  bool json_only = false;  // The report has no table.
   // Nobody is killed: what fault tolerance costs. The other two apply only then.
   bool cost = false;
   StopLimits limits{

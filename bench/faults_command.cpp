@@ -30,13 +30,7 @@ constexpr const char* kFaultsExamples =
     "_high.\n"
     "Exit status: 1 when states differ.";
 
-struct FaultsArguments {
-  FaultsConfig config;
-  bool json_only = false;
-};
-
-int run(const FaultsArguments& arguments) {
-  const auto& config = arguments.config;
+int run(const FaultsConfig& config) {
   check(config);
   expect_release_build();
   const auto found = benchmark_context();
@@ -46,7 +40,7 @@ int run(const FaultsArguments& arguments) {
   const auto show = [&](const auto& result) {
     progress("");
     print_report(
-        arguments.json_only, table_of(config, result, found),
+        config.json_only, table_of(config, result, found),
         json_of(config, result, found));
   };
   return unless_interrupted(progress, [&](const SignalFd& signals) {
@@ -60,8 +54,7 @@ int run(const FaultsArguments& arguments) {
   });
 }
 
-void add_options(CLI::App& app, FaultsArguments& arguments) {
-  FaultsConfig& config = arguments.config;
+void add_options(CLI::App& app, FaultsConfig& config) {
   const auto add = [&](const char* name, auto& value, const char* text) {
     app.add_option(name, value, text)->capture_default_str();
   };
@@ -88,17 +81,17 @@ void add_options(CLI::App& app, FaultsArguments& arguments) {
   of_cost("--rounds-max", config.limits.rounds_max, "But not for more rounds");
   of_cost("--minutes-max", config.limits.minutes_max, "And not for longer");
   of_cost("--block-steps", config.block_steps, "Timed steps at a time");
-  app.add_flag("--json-only", arguments.json_only, "Without the table");
+  app.add_flag("--json-only", config.json_only, "Without the table");
 }
 
 }  // namespace
 
 void add_faults(CLI::App& bench_app, int& status) {
-  auto arguments = std::make_shared<FaultsArguments>();
+  auto config = std::make_shared<FaultsConfig>();
   CLI::App* app = bench_app.add_subcommand("faults", kFaultsExplanation);
   app->footer(kFaultsExamples);
-  add_options(*app, *arguments);
-  app->callback([arguments, &status] { status = run(*arguments); });
+  add_options(*app, *config);
+  app->callback([config, &status] { status = run(*config); });
 }
 
 }  // namespace sherd::bench

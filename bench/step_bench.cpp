@@ -55,7 +55,7 @@ std::vector<std::string> rank_command(
     const Descriptor& page) {
   std::vector<std::string> command = {programs.rank};
   if (name == "fsdp2" || name == "ddp" || name == "python") {
-    command = {programs.python, programs.peer_script};
+    command = {config.python, programs.peer_script};
   }
   const auto add = [&](const std::vector<std::string>& words) {
     command.insert(command.end(), words.begin(), words.end());

@@ -33,6 +33,8 @@ struct StepConfig {
   // glibc: the heap behaves as the environment says. kept: memory once taken from the kernel is kept,
   // in every contender, so that times do not depend on what happens to lie at the end of a heap.
   std::string heap = "kept";
+  std::string python;      // One with torch, for the contenders that need it.
+  bool json_only = false;  // The report has no table.
   // Performance.
   StopLimits limits;
   int block_steps = 0;  // 0 means those of the workload.
@@ -52,7 +54,6 @@ std::vector<std::string> contenders_of(const StepConfig& config);
 struct StepPrograms {
   std::string sherd;
   std::string rank;         // sherd-bench-rank
-  std::string python;       // A Python with torch.
   std::string peer_script;  // bench/peer_rank.py
   // The folder of the Python package; if empty, where Python finds it.
   std::string package;

@@ -43,12 +43,6 @@ constexpr const char* kStepExamples =
 constexpr const char* kWithoutPython =
     "--peers none --language cpp does without it";
 
-struct StepArguments {
-  StepConfig step;
-  std::string python = SHERD_BENCH_PYTHON;
-  bool json_only = false;
-};
-
 // The installed one, or that in the sources of the build.
 std::string peer_script() {
   const auto installed =
@@ -65,16 +59,15 @@ std::string package_folder() {
   return ::access((folder + "/sherd").c_str(), R_OK) == 0 ? folder : "";
 }
 
-StepPrograms programs(const StepArguments& arguments) {
+StepPrograms programs(const StepConfig& step) {
   StepPrograms found = programs_of_ranks();
-  found.python = arguments.python;
   found.peer_script = peer_script();
   found.package = package_folder();
-  if (contenders_of(arguments.step).size() > 2) {
+  if (contenders_of(step).size() > 2) {
     expect_file(found.peer_script, R_OK, kWithoutPython);
-    if (found.python.find('/') != std::string::npos) {
+    if (step.python.find('/') != std::string::npos) {
       expect_file(
-          found.python, X_OK,
+          step.python, X_OK,
           "--python names one with torch, --peers none --language cpp does "
           "without it");
     }
@@ -82,25 +75,23 @@ StepPrograms programs(const StepArguments& arguments) {
   return found;
 }
 
-int run_step(const StepArguments& arguments) {
-  check(arguments.step);
+int run_step(const StepConfig& step) {
+  check(step);
   expect_release_build();
   const BenchmarkContext found = benchmark_context();
   warn_when_busy();
   const auto progress = progress_line();
   return unless_interrupted(progress, [&](const SignalFd& signals) {
-    const auto result =
-        measure(arguments.step, programs(arguments), signals, progress);
+    const auto result = measure(step, programs(step), signals, progress);
     progress("");
     print_report(
-        arguments.json_only, table_of(arguments.step, result, found),
-        json_of(arguments.step, result, found));
+        step.json_only, table_of(step, result, found),
+        json_of(step, result, found));
     return 0;
   });
 }
 
-void add_step_options(CLI::App& app, StepArguments& arguments) {
-  StepConfig& step = arguments.step;
+void add_step_options(CLI::App& app, StepConfig& step) {
   const auto add = [&](const char* name, auto& value, const char* text) {
     app.add_option(name, value, text)->capture_default_str();
   };
@@ -140,18 +131,19 @@ void add_step_options(CLI::App& app, StepArguments& arguments) {
       "--block-steps", step.block_steps,
       "Timed steps of a contender at a time; the work's\n"
       "when left out");
-  add("--python", arguments.python, "A Python with torch");
-  app.add_flag("--json-only", arguments.json_only, "Without the table");
+  add("--python", step.python, "A Python with torch");
+  app.add_flag("--json-only", step.json_only, "Without the table");
 }
 
 }  // namespace
 
 void add_step(CLI::App& bench_app, int& status) {
-  auto arguments = std::make_shared<StepArguments>();
+  auto step = std::make_shared<StepConfig>();
+  step->python = SHERD_BENCH_PYTHON;
   CLI::App* app = bench_app.add_subcommand("step", kStepExplanation);
   app->footer(kStepExamples);
-  add_step_options(*app, *arguments);
-  app->callback([arguments, &status] { status = run_step(*arguments); });
+  add_step_options(*app, *step);
+  app->callback([step, &status] { status = run_step(*step); });
 }
 
 }  // namespace sherd::bench
