@@ -15,9 +15,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sherd/fsdp/activation_checkpointing.h>
@@ -26,6 +24,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "bench/fused_adamw.h"
 #include "bench/statistics.h"
 #include "gpu_workload.h"
 
@@ -76,34 +75,6 @@ std::int64_t reserved_bytes_peak() {
   return at::accelerator::getDeviceStats(0).reserved_bytes[0].peak;
 }
 
-// The optimizer of plain LibTorch: one call of its fused kernel for all parameters.
-class FusedAdamW {
- public:
-  explicit FusedAdamW(std::vector<at::Tensor> parameters)
-      : parameters_(std::move(parameters)) {
-    for (const auto& parameter : parameters_) {
-      mean_.push_back(at::zeros_like(parameter));
-      square_.push_back(at::zeros_like(parameter));
-      steps_.push_back(at::zeros({}, at::dtype(at::kFloat).device(kDevice)));
-    }
-  }
-
-  void step(const std::vector<at::Tensor>& gradients) {
-    for (auto& steps : steps_) {
-      steps.add_(1);
-    }
-    at::_fused_adamw_(
-        parameters_, gradients, mean_, square_, {}, steps_, kLearningRate, 0.9,
-        0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
-  }
-
- private:
-  std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> mean_;
-  std::vector<at::Tensor> square_;
-  std::vector<at::Tensor> steps_;
-};
-
 std::vector<at::Tensor> gradients_of(
     const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
@@ -133,7 +104,7 @@ std::shared_ptr<LanguageModel> on_device(const MakeModel& make, bool bf16) {
 Training libtorch_bf16(const MakeModel& make) {
   auto model = on_device(make, true);
   auto parameters = model->parameters();
-  auto adamw = std::make_shared<FusedAdamW>(parameters);
+  auto adamw = std::make_shared<FusedAdamW>(parameters, kLearningRate);
   return {[=](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();
@@ -153,7 +124,7 @@ Training libtorch_mixed(const MakeModel& make) {
     wide.push_back(parameter.detach().to(at::kFloat));
     gradients.push_back(at::zeros_like(wide.back()));
   }
-  auto adamw = std::make_shared<FusedAdamW>(wide);
+  auto adamw = std::make_shared<FusedAdamW>(wide, kLearningRate);
   return {[=](const Batch& batch) {
     auto loss = model->loss(batch.inputs, batch.targets);
     loss.backward();

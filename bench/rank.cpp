@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -62,7 +61,7 @@ class RankLoop {
     while (const int steps = next_steps()) {
       answer(line_of(take(steps)));
     }
-    runner_->close();
+    runner_.close();
   }
 
  private:
@@ -96,7 +95,7 @@ class RankLoop {
     auto before = Clock::now();
     for (int i = 0; i < steps; ++i) {
       losses.push_back(
-          runner_->step(inputs_[next_ % kBatches], targets_[next_ % kBatches]));
+          runner_.step(inputs_[next_ % kBatches], targets_[next_ % kBatches]));
       ++next_;
       const auto now = Clock::now();
       step_ms.push_back(
@@ -127,7 +126,7 @@ class RankLoop {
   }
 
   const World& world_;
-  std::unique_ptr<StepRunner> runner_;
+  StepRunner runner_;
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> targets_;
   std::size_t next_ = 0;

@@ -2,7 +2,7 @@
 #include "bench/step_runner.h"
 
 #include <algorithm>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +12,7 @@
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
 #include "base/hash.h"
+#include "bench/fused_adamw.h"
 #include "bench/step_barrier.h"
 #include "exchange_kind_flag.h"
 
@@ -66,9 +67,9 @@ at::Tensor elements_of(const ParameterRange& piece, const at::Tensor& whole) {
   return whole.detach().view({-1}).narrow(0, piece.begin, piece.count);
 }
 
-class LowerBoundRunner final : public StepRunner {
+class LowerBound {
  public:
-  LowerBoundRunner(const World& world, const StepRunnerOptions& options)
+  LowerBound(const World& world, const StepRunnerOptions& options)
       : model_(model_config(options.work)),
         parameters_(model_->parameters()),
         ranges_(
@@ -86,7 +87,7 @@ class LowerBoundRunner final : public StepRunner {
     }
   }
 
-  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
+  double step(const at::Tensor& inputs, const at::Tensor& targets) {
     const auto loss = model_->loss(inputs, targets);
     loss.backward();
     update();
@@ -98,37 +99,30 @@ class LowerBoundRunner final : public StepRunner {
   }
 
  private:
-  // Called at the first update, as LibTorch's optimizers do: where state lies between gradients in
-  // the heap decides how many pages each later step faults in.
-  void allocate_state() {
-    for (std::size_t i = 0; i < ranges_.size(); ++i) {
-      const auto slice = masters_.empty()
-          ? elements_of(ranges_[i], ranges_[i].parameter)
-          : masters_[i];
-      slices_.push_back(slice);
-      exp_avgs_.push_back(torch::zeros_like(slice));
-      exp_avg_sqs_.push_back(torch::zeros_like(slice));
-      steps_.push_back(torch::zeros({}));
+  // What it updates: the ranges themselves, or their fp32 copies.
+  std::vector<at::Tensor> slices() const {
+    if (!masters_.empty()) {
+      return masters_;
     }
+    std::vector<at::Tensor> slices;
+    for (const auto& piece : ranges_) {
+      slices.push_back(elements_of(piece, piece.parameter));
+    }
+    return slices;
   }
 
   void update() {
     const torch::NoGradGuard no_grad;
-    if (slices_.empty()) {
-      allocate_state();
+    if (!adamw_) {
+      adamw_.emplace(slices(), kLearningRate);
     }
     std::vector<at::Tensor> gradients;
     gradients.reserve(ranges_.size());
-    for (std::size_t i = 0; i < ranges_.size(); ++i) {
-      gradients.push_back(elements_of(ranges_[i], ranges_[i].parameter.grad())
-                              .to(slices_[i].scalar_type()));
+    for (const auto& piece : ranges_) {
+      gradients.push_back(
+          elements_of(piece, piece.parameter.grad()).to(torch::kFloat32));
     }
-    const AdamWOptions preset;
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(
-        slices_, gradients, exp_avgs_, exp_avg_sqs_, /*max_exp_avg_sqs=*/{},
-        steps_, kLearningRate, preset.beta1, preset.beta2, preset.weight_decay,
-        preset.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+    adamw_->step(gradients);
     for (std::size_t i = 0; i < masters_.size(); ++i) {
       elements_of(ranges_[i], ranges_[i].parameter).copy_(masters_[i]);
     }
@@ -143,43 +137,34 @@ class LowerBoundRunner final : public StepRunner {
   std::vector<at::Tensor>
       masters_;  // fp32 copies of the ranges; empty in fp32.
   std::optional<StepBarrier> barrier_;  // Only with several ranks.
-  // One element per piece.
-  std::vector<at::Tensor> slices_;
-  std::vector<at::Tensor> exp_avgs_;
-  std::vector<at::Tensor> exp_avg_sqs_;
-  std::vector<at::Tensor> steps_;
+  // Made at the first update, as LibTorch's optimizers do: where state lies between gradients in
+  // the heap decides how many pages each later step faults in.
+  std::optional<FusedAdamW> adamw_;
 };
 
-// A model, the handle that distributes it, and sherd's AdamW.
+// `handle` distributes the model.
 template <typename Handle>
-class SherdRunner final : public StepRunner {
- public:
-  SherdRunner(
-      const StepRunnerOptions& options,
-      const std::function<Handle(torch::nn::Module&)>& distribute)
-      : model_(model_config(options.work)),
-        handle_(distribute(*model_)),
-        adamw_(
-            handle_.named_parameters(),
-            {.learning_rate = kLearningRate,
-             .groups = {},
-             .in_backward = options.update == "backward"}) {}
-
-  double step(const at::Tensor& inputs, const at::Tensor& targets) override {
-    const auto loss = model_->loss(inputs, targets);
-    loss.backward();
-    adamw_.step();
-    adamw_.zero_grad();
-    return loss.item<double>();
-  }
-
-  void close() override { handle_.close(); }
-
- private:
-  models::Gpt model_;
-  Handle handle_;
-  AdamW adamw_;
-};
+StepRunner sherd_runner(
+    const StepRunnerOptions& options, models::Gpt model, Handle distributed) {
+  const auto handle = std::make_shared<Handle>(std::move(distributed));
+  const auto adamw = std::make_shared<AdamW>(
+      handle->named_parameters(),
+      AdamWOptions{
+          .learning_rate = kLearningRate,
+          .groups = {},
+          .in_backward = options.update == "backward"});
+  return {
+      .step =
+          [model, handle, adamw](
+              const at::Tensor& inputs, const at::Tensor& targets) mutable {
+            const auto loss = model->loss(inputs, targets);
+            loss.backward();
+            adamw->step();
+            adamw->zero_grad();
+            return loss.template item<double>();
+          },
+      .close = [handle] { handle->close(); }};
+}
 
 }  // namespace
 
@@ -216,30 +201,32 @@ at::Tensor random_rows(
   return bytes;
 }
 
-std::unique_ptr<StepRunner> make_step_runner(
+StepRunner make_step_runner(
     const World& world, const StepRunnerOptions& options) {
   if (options.contender == "bound") {
-    return std::make_unique<LowerBoundRunner>(world, options);
+    const auto bound = std::make_shared<LowerBound>(world, options);
+    return {.step = [bound](const auto& inputs, const auto& targets) {
+      return bound->step(inputs, targets);
+    }};
   }
-  if (options.contender == "sherd" && options.mode == "ddp") {
-    return std::make_unique<SherdRunner<DistributedDataParallel>>(
-        options, [&](torch::nn::Module& model) {
-          return replicate(
-              model, world,
-              {.exchange = tools::parse_exchange_kind(options.exchange)});
-        });
+  if (options.contender != "sherd") {
+    throw Error(
+        "[bench] --contender: expected bound or sherd, found " +
+        options.contender);
   }
-  if (options.contender == "sherd") {
-    return std::make_unique<SherdRunner<FullyShardedDataParallel>>(
-        options, [&](torch::nn::Module& model) {
-          return fully_shard(
-              model, Mesh(world, {.replicate = options.replicate}),
-              shard_options(options));
-        });
+  models::Gpt model(model_config(options.work));
+  if (options.mode == "ddp") {
+    return sherd_runner(
+        options, model,
+        replicate(
+            *model, world,
+            {.exchange = tools::parse_exchange_kind(options.exchange)}));
   }
-  throw Error(
-      "[bench] --contender: expected bound or sherd, found " +
-      options.contender);
+  return sherd_runner(
+      options, model,
+      fully_shard(
+          *model, Mesh(world, {.replicate = options.replicate}),
+          shard_options(options)));
 }
 
 }  // namespace sherd::bench

@@ -16,7 +16,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -57,21 +57,18 @@ FullyShardOptions shard_options(const StepRunnerOptions& options);
 at::Tensor random_rows(
     const std::vector<std::int64_t>& numbers, std::int64_t length);
 
-class StepRunner {
- public:
-  virtual ~StepRunner() = default;
-
+struct StepRunner {
   // A whole training step; returns this rank's loss before the update.
   // Collective.
-  virtual double step(const at::Tensor& inputs, const at::Tensor& targets) = 0;
-
+  std::function<double(const at::Tensor& inputs, const at::Tensor& targets)>
+      step;
   // Ends it in order. Collective.
-  virtual void close() {}
+  std::function<void()> close = [] {};
 };
 
 // Collective. Throws Error as fully_shard does, and for an unknown contender. `world` must outlive
 // it.
-std::unique_ptr<StepRunner> make_step_runner(
+StepRunner make_step_runner(
     const World& world, const StepRunnerOptions& options);
 
 }  // namespace sherd::bench
