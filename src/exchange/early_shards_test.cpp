@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include "base/check.h"
 #include "exchange/collective_exchange.h"
-#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/contract_processes_testing.h"
 
@@ -96,11 +95,11 @@ Body two_gathers(
 MakeUnitTransport messages(bool hooked) {
   return [=](const ModelSpec& model, const auto& gathers,
              const auto& reductions) -> Result<std::unique_ptr<UnitTransport>> {
-    auto transport = make_message_unit_transport(model, gathers, reductions);
-    return hooked ? make_comm_hook_unit_transport(
-                        model, std::move(transport), reductions,
-                        {.name = "nothing", .reduce = [](auto&&...) {}})
-                  : std::move(transport);
+    std::optional<ReduceHook> hook;
+    if (hooked) {
+      hook = {.name = "nothing", .reduce = [](auto&&...) {}};
+    }
+    return make_message_unit_transport(model, gathers, reductions, {}, hook);
   };
 }
 

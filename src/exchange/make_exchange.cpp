@@ -289,12 +289,8 @@ std::unique_ptr<Exchange> connect_messages(
       world::make_model_transport(world, name + "/reduce", ranks),
       [options](const auto& model, const auto& gathers, const auto& reductions)
           -> Result<std::unique_ptr<UnitTransport>> {
-        auto messages = make_message_unit_transport(
-            model, gathers, reductions, options.gathers);
-        return options.hook
-            ? make_comm_hook_unit_transport(
-                  model, std::move(messages), reductions, *options.hook)
-            : std::move(messages);
+        return make_message_unit_transport(
+            model, gathers, reductions, options.gathers, options.hook);
       },
       log);
 }

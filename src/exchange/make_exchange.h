@@ -15,8 +15,8 @@
 #include "base/flight_recorder.h"
 #include "base/rank_environment.h"
 #include "exchange/coded_shards.h"
-#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/exchange.h"
+#include "exchange/reduce_hook.h"
 #include "exchange/unit_transport.h"
 
 namespace sherd::exchange {

@@ -5,9 +5,12 @@
 #include <chrono>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include "base/check.h"
 #include "base/return_if_failed.h"
+#include "base/status_from_exception.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
 
@@ -35,8 +38,15 @@ int flat_number(const ModelSpec& model, UnitId unit, std::size_t flat) {
 }
 
 MessageReductions::MessageReductions(
-    const ModelSpec& model, world::Transport& via, PrivateBuffers& memories)
-    : model_(model), via_(via), memories_(memories), worker_("sherd-reduce") {
+    const ModelSpec& model,
+    world::Transport& via,
+    PrivateBuffers& memories,
+    std::optional<ReduceHook> hook)
+    : model_(model),
+      via_(via),
+      memories_(memories),
+      hook_(std::move(hook)),
+      worker_(hook_ ? "sherd-hook" : "sherd-reduce") {
   for (const auto& unit : model.units) {
     chunks_.push_back(chunks_of(unit));
   }
@@ -55,13 +65,34 @@ std::int64_t MessageReductions::staging_bytes(UnitId unit) const {
   return bytes;
 }
 
-// A peer that is behind sends what is waited for in any case. One that does
-// other things first may wait for something that this rank does next.
+// A late round adds to what the first has left there.
+bool MessageReductions::may_reduce_in_place(UnitId unit) const {
+  return hook_ && model_.overwrites_gradients && model_.replicates() &&
+      !reduced_once_.contains(unit) &&
+      std::ranges::all_of(model_.unit(unit).flats, [](const FlatSpec& flat) {
+           return !flat.trainable || flat.slot_dtype() == flat.dtype;
+         });
+}
+
+const std::vector<at::Tensor>& MessageReductions::slot(UnitId unit) {
+  return may_reduce_in_place(unit) ? memories_.open_gradients_in_place(unit)
+                                   : memories_.open_gradients(unit);
+}
+
+// A peer that is behind sends what is waited for in any case. One that does other things first may
+// wait for something that this rank does next. Hooks are called in the same order on all ranks, so
+// that the oldest reduction always ends, but where units are gathered: there a peer may need this
+// rank for a gather before it reduces.
 void MessageReductions::wait_for_room(const ReduceOptions& options) {
   const auto most = static_cast<std::uint64_t>(options.under_way_max);
-  if (most > 0 && last_job_ >= most && !room_wait_timed_out_) {
-    room_wait_timed_out_ =
-        !worker_.wait_for(last_job_ + 1 - most, options.room_wait());
+  if (most == 0 || last_job_ < most) {
+    return;
+  }
+  const auto oldest = last_job_ + 1 - most;
+  if (hook_ && model_.replicates()) {
+    (void)worker_.wait(oldest);
+  } else if (!room_wait_timed_out_) {
+    room_wait_timed_out_ = !worker_.wait_for(oldest, options.room_wait());
   }
 }
 
@@ -73,12 +104,16 @@ void MessageReductions::start(UnitId unit, const ReduceOptions& options) {
   reduction.unit = unit;
   reduction.options = options;
   reduction.slot = memories_.take_gradients(unit);
-  reduction.staging = memories_.borrow_staging(staging_bytes(unit));
-  post_unit(reduction);
+  if (hook_) {
+    reduced_once_.insert(unit);
+  } else {
+    reduction.staging = memories_.borrow_staging(staging_bytes(unit));
+    post_unit(reduction);
+  }
   // Read before the job is posted: one that ends at once was under way, too.
   const auto ended = worker_.ended();
   last_job_ = worker_.post([this, shared] {
-    auto status = complete(*shared);
+    auto status = hook_ ? complete_by_hook(*shared) : complete(*shared);
     shared->summed = status.ok();
     const std::lock_guard lock(mu_);
     summed_.push_back(shared);
@@ -159,7 +194,7 @@ void MessageReductions::reclaim() {
       continue;
     }
     ended_.push_back(reduction->unit);
-    if (model_.replicates()) {
+    if (model_.replicates() && !hook_) {
       // Gradients that travelled alone are still held here, all of a model's
       // where it is replicated.
       reduction->sums.clear();
@@ -195,6 +230,40 @@ Status MessageReductions::complete(const Reduction& reduction) {
         sum_of(reduction, sum.flat, sum.range));
   }
   return {};
+}
+
+// Gradients that travelled alone are freed as soon as they are reduced.
+Status MessageReductions::complete_by_hook(Reduction& reduction) {
+  const at::NoGradGuard no_grad;
+  const auto& unit = model_.unit(reduction.unit);
+  const auto& flats = reduction.slot.flats;
+  copy_gradients(unit, reduction.options, flats);
+  reduction.options.gradients.clear();
+  SHERD_RETURN_IF_FAILED(status_of(
+      [&] { hook_->reduce(reduction.unit, flats, {.messages = via_}); },
+      ErrorCode::kFailedPrecondition,
+      str("[exchange] the hook that reduces ", unit.name, " failed: ")));
+  for (std::size_t f = 0; f < flats.size(); ++f) {
+    if (flats[f].defined()) {
+      take_result(reduction, f);
+    }
+  }
+  return {};
+}
+
+void MessageReductions::take_result(const Reduction& reduction, std::size_t f) {
+  const auto kept = memories_.owned(reduction.unit, static_cast<int>(f));
+  const auto& flat = reduction.slot.flats[f];
+  const auto result = flat.narrow(0, kept.begin, kept.numel());
+  if (const auto scale = scale_of_mean(reduction.options.scale, via_.size());
+      scale != 1.0) {
+    result.mul_(scale);
+  }
+  const auto out = sum_of(reduction, f, kept);
+  if (out.is_alias_of(flat)) {
+    return;
+  }
+  reduction.options.accumulate.at(f) ? out.add_(result) : out.copy_(result);
 }
 
 Status MessageReductions::finish() {

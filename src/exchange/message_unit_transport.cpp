@@ -23,12 +23,13 @@ class MessageUnitTransport final : public UnitTransport {
       const ModelSpec& model,
       std::shared_ptr<world::Transport> gather,
       std::shared_ptr<world::Transport> reduce,
-      const GatherOptions& options)
+      const GatherOptions& options,
+      std::optional<ReduceHook> hook)
       : model_(model),
         memories_(model, gather->index()),
         gather_(std::move(gather)),
         reduce_(std::move(reduce)),
-        reductions_(model, *reduce_, memories_) {
+        reductions_(model, *reduce_, memories_, std::move(hook)) {
     if (options.coder) {
       coded_.emplace(model, memories_, options.coder, gather_->index());
     }
@@ -132,7 +133,7 @@ class MessageUnitTransport final : public UnitTransport {
   }
 
   std::vector<at::Tensor> gradient_slot(UnitId unit) override {
-    return memories_.open_gradients(unit);
+    return reductions_.slot(unit);
   }
   void start_reduce(UnitId unit, const ReduceOptions& options) override {
     reductions_.start(unit, options);
@@ -141,6 +142,7 @@ class MessageUnitTransport final : public UnitTransport {
   std::vector<UnitId> take_ended() override { return reductions_.take_ended(); }
   Status finish() override { return reductions_.finish(); }
   bool reducing() const override { return reductions_.under_way(); }
+  void backward_ended() override { reductions_.backward_ended(); }
 
   void abandon(const Status&) override { reductions_.settle(); }
 
@@ -221,8 +223,10 @@ std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
     const std::shared_ptr<world::Transport>& reduce,
-    const GatherOptions& options) {
-  return std::make_unique<MessageUnitTransport>(model, gather, reduce, options);
+    const GatherOptions& options,
+    std::optional<ReduceHook> hook) {
+  return std::make_unique<MessageUnitTransport>(
+      model, gather, reduce, options, std::move(hook));
 }
 
 }  // namespace sherd::exchange

@@ -231,13 +231,29 @@ void PrivateBuffers::drop_unit(UnitId unit) {
   units_.erase(found);
 }
 
+void PrivateBuffers::give_memory_to_gradients(UnitId unit) {
+  for (const auto& memory : shards_.at(static_cast<std::size_t>(unit))) {
+    give_memory(memory.gradient, model_.shards_on_host);
+  }
+}
+
 const std::vector<at::Tensor>& PrivateBuffers::open_gradients(UnitId unit) {
   auto found = gradients_.find(unit);
   if (found == gradients_.end()) {
-    for (const auto& memory : shards_.at(static_cast<std::size_t>(unit))) {
-      give_memory(memory.gradient, model_.shards_on_host);
-    }
+    give_memory_to_gradients(unit);
     found = gradients_.emplace(unit, gradient_slot(unit)).first;
+  }
+  return found->second.flats;
+}
+
+const std::vector<at::Tensor>& PrivateBuffers::open_gradients_in_place(
+    UnitId unit) {
+  const auto [found, is_new] = gradients_.try_emplace(unit);
+  if (is_new) {
+    give_memory_to_gradients(unit);
+    for (const auto& memory : shards_[static_cast<std::size_t>(unit)]) {
+      found->second.flats.push_back(memory.gradient);
+    }
   }
   return found->second.flats;
 }

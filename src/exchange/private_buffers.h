@@ -76,6 +76,9 @@ class PrivateBuffers {
 
   // A gradient slot (undefined tensors for frozen flats), or the one that is already open.
   const std::vector<at::Tensor>& open_gradients(UnitId unit);
+  // The same, but a new slot is the sharded gradients themselves. REQUIRES: the unit is replicated
+  // and its slots have the dtype of its gradients.
+  const std::vector<at::Tensor>& open_gradients_in_place(UnitId unit);
   bool gradients_are_open(UnitId unit) const {
     return gradients_.contains(unit);
   }
@@ -95,6 +98,7 @@ class PrivateBuffers {
  private:
   Slot unit_slot(UnitId unit, Precision precision);
   Slot gradient_slot(UnitId unit);
+  void give_memory_to_gradients(UnitId unit);
 
   const ModelSpec& model_;
   const int rank_;

@@ -108,6 +108,21 @@ TEST(PrivateBuffers, ATakenGradientSlotLivesBesideTheNextOne) {
   memories.release(also_taken);
 }
 
+TEST(PrivateBuffers, ASlotInPlaceIsTheShardedGradients) {
+  auto model = mixed_model(2);
+  model.placement = ModelPlacement::kReplicate;
+  PrivateBuffers memories(model, 0);
+  const auto& slot = memories.open_gradients_in_place(0);
+  EXPECT_EQ(address(slot[0]), address(memories.shard(0, 0).gradient));
+  EXPECT_FALSE(slot[1].defined());  // Frozen.
+  EXPECT_EQ(&memories.open_gradients(0), &slot);
+  auto taken = memories.take_gradients(0);
+  memories.release(taken);
+  EXPECT_NE(
+      address(memories.open_gradients(0)[0]),
+      address(memories.shard(0, 0).gradient));
+}
+
 TEST(PrivateBuffers, FrozenFlatsHaveNoGradientSlot) {
   const auto model = mixed_model(2);
   PrivateBuffers memories(model, 0);

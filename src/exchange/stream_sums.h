@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 #include <vector>
-#include "exchange/comm_hook_unit_transport.h"
 #include "exchange/device_buffers.h"
 #include "exchange/flat_collectives.h"
+#include "exchange/reduce_hook.h"
 
 namespace sherd::exchange {
 

@@ -3,9 +3,9 @@
 // UnitTransport moves a unit's shards (all-gather) and gradients (reduce-scatter) and owns the
 // memory of both. CollectiveExchange makes the ranks agree on what comes next and leaves the rest
 // to it, so bytes may move only by messages, or by shared memory inside a host and messages between
-// hosts, or gradients through a hook (comm_hook_unit_transport.h). It is made once the ranks'
-// models are known to be equal. Thread rule: one thread; gather() is called by the thread that
-// gathers. docs/design/exchange.md
+// hosts, or gradients through a hook (reduce_hook.h). It is made once the ranks' models are known
+// to be equal. Thread rule: one thread; gather() is called by the thread that gathers.
+// docs/design/exchange.md
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <vector>
 #include <sherd/world/world.h>
 #include "exchange/exchange.h"
+#include "exchange/reduce_hook.h"
 #include "world/transport.h"
 
 namespace sherd::exchange {
@@ -135,12 +136,13 @@ struct GatherOptions {
 };
 
 // Each rank sends its shard to every other rank, and its gradients to their owners. Whole units and
-// gradients are private to a process.
+// gradients are private to a process. With a `hook`, gradients go to it instead.
 std::unique_ptr<UnitTransport> make_message_unit_transport(
     const ModelSpec& model,
     const std::shared_ptr<world::Transport>& gather,
     const std::shared_ptr<world::Transport>& reduce,
-    const GatherOptions& options = {});
+    const GatherOptions& options = {},
+    std::optional<ReduceHook> hook = std::nullopt);
 
 // For ranks of several hosts: each host has one shared buffer for a whole unit, into which every
 // byte from other hosts is received once, straight from the transport; gradients are summed within

@@ -46,7 +46,7 @@ struct GradientBucket {
   // reduce_dtype); zero for parameters that had none. With hybrid sharding, the mean over this
   // rank's replica. The hook leaves its result here: the mean over ranks or an approximation of it.
   // It writes it in place, or assigns another tensor of the same shape, dtype and device, which is
-  // then copied to where this one lies.
+  // then copied to where this one lies. That memory is used again once the hook has returned.
   at::Tensor gradients;
   std::vector<BucketParameter> parameters;
   // Empty: every rank keeps the whole result. Otherwise this is a reduce-scatter: rank r of the

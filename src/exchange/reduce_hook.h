@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A UnitTransport whose gradients a communication hook reduces. On a thread beside backward, the
-// hook gets the gradients of one unit after another and leaves in them the result for all ranks.
-// The inner UnitTransport does everything else. It is for gradients on the CPU; on devices
-// StreamReductions calls the hook. Thread rule: as for UnitTransport.
+// A communication hook that reduces gradients instead of the exchange, and what it reaches other
+// ranks by. MessageReductions calls it for gradients on the CPU, StreamSums for those on a device.
+// Thread rule: the hook is called by one thread at a time.
 #pragma once
 
+#include <cmath>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 #include "device/stream.h"
 #include "exchange/device_collectives.h"
-#include "exchange/unit_transport.h"
+#include "exchange/exchange.h"
 #include "world/transport.h"
 
 namespace sherd::exchange {
@@ -39,13 +38,12 @@ struct ReduceHook {
   device::Stream stream = {};
 };
 
-// The factor for a hook's mean over this many ranks. A pure function.
-double scale_of_mean(double scale_of_sum, int ranks);
-
-std::unique_ptr<UnitTransport> make_comm_hook_unit_transport(
-    const ModelSpec& model,
-    std::unique_ptr<UnitTransport> inner,
-    std::shared_ptr<world::Transport> transport,
-    ReduceHook hook);
+// The factor for a hook's mean over this many ranks; `scale_of_sum` is that of the sum. The product
+// may be 1 but for rounding. A pure function.
+inline double scale_of_mean(double scale_of_sum, int ranks) {
+  constexpr double kRounding = 1e-12;
+  const double scale = scale_of_sum * ranks;
+  return std::abs(scale - 1.0) > kRounding ? scale : 1.0;
+}
 
 }  // namespace sherd::exchange
