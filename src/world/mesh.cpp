@@ -1,43 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/world/world.h>
 
+#include <cstdint>
+
 #include "base/check.h"
-#include "plan/mesh_axes.h"
 
 namespace sherd {
-namespace {
 
-plan::MeshShape shape_for(int world_size, const MeshOptions& options) {
+// The shard axis is innermost, so that the ranks of one shard group are neighbours and usually on
+// one host: rank = replicate_index * shard_size + shard_index.
+Mesh::Mesh(const World& world, const MeshOptions& options)
+    : world_(world), replicate_size_(options.replicate) {
   SHERD_CHECK(
-      options.replicate > 0,
+      replicate_size_ > 0,
       "[world] expected at least one replica in a mesh, found ",
-      options.replicate);
-  const plan::MeshShape shape{
-      .replicate = options.replicate,
-      .shard =
-          options.shard != 0 ? options.shard : world_size / options.replicate};
-  plan::check_mesh(shape, world_size);
-  return shape;
-}
-
-}  // namespace
-
-Mesh::Mesh(const World& world, const MeshOptions& options) : world_(world) {
-  const plan::MeshShape shape = shape_for(world.size(), options);
-  replicate_size_ = shape.replicate;
-  shard_size_ = shape.shard;
+      replicate_size_);
+  shard_size_ =
+      options.shard != 0 ? options.shard : world.size() / replicate_size_;
+  const auto shape =
+      str("replicate ", replicate_size_, " x shard ", shard_size_);
+  SHERD_CHECK(
+      shard_size_ >= 1, "[world] a mesh axis has at least 1 rank, got ", shape);
+  const auto places = std::int64_t{replicate_size_} * shard_size_;
+  SHERD_CHECK(
+      places == world.size(), "[world] mesh ", shape, " has ", places,
+      " places, but the world has ", world.size(), " ranks");
 }
 
 std::vector<int> Mesh::replicate_ranks() const {
-  return plan::ranks_along(
-      {.replicate = replicate_size_, .shard = shard_size_},
-      plan::MeshAxis::kReplicate, world_.rank());
+  std::vector<int> ranks;
+  for (int replica = 0; replica < replicate_size_; ++replica) {
+    ranks.push_back(replica * shard_size_ + shard_index());
+  }
+  return ranks;
 }
 
 std::vector<int> Mesh::shard_ranks() const {
-  return plan::ranks_along(
-      {.replicate = replicate_size_, .shard = shard_size_},
-      plan::MeshAxis::kShard, world_.rank());
+  std::vector<int> ranks;
+  for (int shard = 0; shard < shard_size_; ++shard) {
+    ranks.push_back(replicate_index() * shard_size_ + shard);
+  }
+  return ranks;
 }
 
 }  // namespace sherd

@@ -636,27 +636,5 @@ TEST(World, RefusesOptionsThatCannotWork) {
   EXPECT_THROW(World::from_store(nullptr, 0, 2), Error);
 }
 
-TEST(Mesh, ArrangesRanksOnTwoAxes) {
-  expect_all_ok(run_ranks(4, [](World world) {
-    const Mesh mesh(world, {.replicate = 2});
-    const int r = world.rank();
-    EXPECT_EQ(mesh.replicate_size(), 2);
-    EXPECT_EQ(mesh.shard_size(), 2);
-    EXPECT_EQ(mesh.replicate_index(), r / 2);
-    EXPECT_EQ(mesh.shard_index(), r % 2);
-    EXPECT_EQ(mesh.shard_ranks(), (std::vector<int>{r / 2 * 2, r / 2 * 2 + 1}));
-    EXPECT_EQ(mesh.replicate_ranks(), (std::vector<int>{r % 2, r % 2 + 2}));
-
-    const Mesh plain(world);
-    EXPECT_EQ(plain.shard_ranks(), (std::vector<int>{0, 1, 2, 3}));
-    EXPECT_EQ(plain.replicate_ranks(), (std::vector<int>{r}));
-    EXPECT_THROW(Mesh(world, {.replicate = 3}), Error);
-    EXPECT_THROW(Mesh(world, {.replicate = 2, .shard = 3}), Error);
-    EXPECT_THROW(Mesh(world, {.replicate = 0}), Error);
-    EXPECT_THROW(Mesh(world, {.replicate = -1, .shard = -4}), Error);
-  }));
-  EXPECT_EQ(Mesh(World::single()).shard_ranks(), std::vector<int>{0});
-}
-
 }  // namespace
 }  // namespace sherd
