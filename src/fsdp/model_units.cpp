@@ -514,8 +514,8 @@ std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model) {
   return bytes;
 }
 
-PolicyUnitSizes policy_unit_sizes(const ModelUnits& model) {
-  PolicyUnitSizes sizes;
+plan::UnitSizes policy_unit_sizes(const ModelUnits& model) {
+  plan::UnitSizes sizes;
   std::map<int, std::size_t> numbers;
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     const auto& traits = model.traits[u];

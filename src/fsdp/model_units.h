@@ -83,14 +83,7 @@ std::vector<std::int64_t> bytes_by_unit(const ModelUnits& model);
 
 // The sizes for presets of budgets: those of units as the policy made them, so that a preset does
 // not depend on what is frozen.
-struct PolicyUnitSizes {
-  std::vector<std::int64_t> bytes;
-  std::optional<UnitId> root;
-  std::vector<bool> kept;
-
-  plan::UnitSizes sizes() const { return {bytes, root, kept}; }
-};
-PolicyUnitSizes policy_unit_sizes(const ModelUnits& model);
+plan::UnitSizes policy_unit_sizes(const ModelUnits& model);
 
 // As in NamedParameters::uses_fp16.
 bool uses_fp16(const ModelUnits& model);

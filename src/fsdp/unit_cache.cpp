@@ -51,8 +51,7 @@ plan::Budget budget_of(
     Strategy strategy,
     std::optional<std::int64_t> bytes,
     int prefetch_visits) {
-  const auto by_policy = policy_unit_sizes(model);
-  const auto sizes = by_policy.sizes();
+  const auto sizes = policy_unit_sizes(model);
   if (bytes) {
     return plan::explicit_budget(sizes, *bytes);
   }

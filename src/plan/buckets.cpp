@@ -48,10 +48,6 @@ std::vector<std::vector<int>> assign_buckets(
   std::map<int, OpenBucket> open;  // By kind.
   for (std::size_t i = 0; i < order.size(); ++i) {
     const auto& item = items[static_cast<std::size_t>(order[i])];
-    if (item.alone) {
-      full.push_back({order[i]});
-      continue;
-    }
     auto& bucket = open[item.kind];
     if (bucket.items.empty()) {
       bucket.first = i;

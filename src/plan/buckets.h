@@ -18,8 +18,6 @@ struct BucketItem {
   std::int64_t bytes = 0;
   // A bucket has items of one kind only, that is of one dtype and device.
   int kind = 0;
-  // The item gets a bucket of its own, as a sparse gradient does.
-  bool alone = false;
 };
 
 // Buckets in the order in which they fill up if items come in `order`; each lists its items in that

@@ -63,12 +63,6 @@ TEST(Buckets, T52KindsDoNotMixAndHaveLimitsOfTheirOwn) {
   EXPECT_EQ(assign(items, {100}), (Buckets{{0, 2, 3}, {1, 4, 5}}));
 }
 
-TEST(Buckets, T52SparseOnesAreAlone) {
-  const std::vector<BucketItem> items = {
-      {.bytes = 1}, {.bytes = 1, .alone = true}, {.bytes = 1}};
-  EXPECT_EQ(assign(items, {100}), (Buckets{{1}, {0, 2}}));
-}
-
 TEST(Buckets, T52FollowTheOrder) {
   const std::vector<int> reversed = {3, 2, 1, 0};
   EXPECT_EQ(
@@ -89,7 +83,7 @@ TEST(Buckets, T52HoldEveryItemOnceAndFillUp) {
   for (int round = 0; round < 300; ++round) {
     std::vector<BucketItem> items(static_cast<std::size_t>(below(30)));
     for (auto& item : items) {
-      item = {.bytes = below(10), .kind = below(3), .alone = below(10) == 0};
+      item = {.bytes = below(10), .kind = below(3)};
     }
     std::vector<std::int64_t> limits;
     for (int i = below(3); i >= 0; --i) {
@@ -108,22 +102,19 @@ TEST(Buckets, T52HoldEveryItemOnceAndFillUp) {
       for (const int item : bucket) {
         const auto& now = items[static_cast<std::size_t>(item)];
         EXPECT_EQ(now.kind, first.kind);
-        EXPECT_EQ(now.alone, bucket.size() == 1 && first.alone);
         bytes += now.bytes;
         seen.push_back(item);
       }
       EXPECT_TRUE(std::is_sorted(
           bucket.begin(), bucket.end(),
           [&](int a, int b) { return position(a) < position(b); }));
-      if (!first.alone) {
-        auto& before = made[static_cast<std::size_t>(first.kind)];
-        const auto limit = limits[std::min(before, limits.size() - 1)];
-        const auto last = items[static_cast<std::size_t>(bucket.back())].bytes;
-        EXPECT_LT(bytes - last, limit);
-        // If a bucket is below the limit, no bucket of this kind follows.
-        EXPECT_LE(before, items.size());
-        before = bytes >= limit ? before + 1 : items.size() + 1;
-      }
+      auto& before = made[static_cast<std::size_t>(first.kind)];
+      const auto limit = limits[std::min(before, limits.size() - 1)];
+      const auto last = items[static_cast<std::size_t>(bucket.back())].bytes;
+      EXPECT_LT(bytes - last, limit);
+      // If a bucket is below the limit, no bucket of this kind follows.
+      EXPECT_LE(before, items.size());
+      before = bytes >= limit ? before + 1 : items.size() + 1;
     }
     std::sort(seen.begin(), seen.end());
     EXPECT_EQ(seen, in_order(items.size()));

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 #include "plan/unit_id.h"
 
@@ -23,7 +22,7 @@ struct Budget {
 
 struct UnitSizes {
   // By unit: its bytes when whole.
-  std::span<const std::int64_t> bytes;
+  std::vector<std::int64_t> bytes;
   // The unit of the parameters that no policy took; empty if there are none.
   std::optional<UnitId> root = std::nullopt;
   // By unit, or empty: whether it stays whole after its first visit, and so counts in later visits.

@@ -197,13 +197,10 @@ TEST(ReducerOracleBuckets, T52AreThoseOfLibTorch) {
     const auto count = static_cast<std::size_t>(1 + below(20));
     std::vector<at::Tensor> tensors;
     std::vector<plan::BucketItem> items;
-    std::vector<bool> sparse;
     for (std::size_t i = 0; i < count; ++i) {
       tensors.push_back(torch::zeros({1 + below(50)}));
-      sparse.push_back(below(8) == 0);
       items.push_back(
-          {.bytes = static_cast<std::int64_t>(tensors.back().nbytes()),
-           .alone = sparse.back()});
+          {.bytes = static_cast<std::int64_t>(tensors.back().nbytes())});
     }
     std::vector<int> order(count);
     std::iota(order.begin(), order.end(), 0);
@@ -220,7 +217,7 @@ TEST(ReducerOracleBuckets, T52AreThoseOfLibTorch) {
         ordered,
         {static_cast<std::size_t>(limits[0]),
          static_cast<std::size_t>(limits[1])},
-        sparse, indices));
+        /*expect_sparse_gradient=*/{}, indices));
     std::vector<std::vector<int>> expected;
     for (const auto& bucket : theirs) {
       expected.emplace_back(bucket.begin(), bucket.end());

@@ -25,8 +25,7 @@ inline Budgets budgets_of(
     int ranks) {
   const auto units = fsdp::build_units(
       module, ranks, {.units = options.units, .ignored = options.ignored});
-  const auto by_policy = fsdp::policy_unit_sizes(units);
-  const auto sizes = by_policy.sizes();
+  const auto sizes = fsdp::policy_unit_sizes(units);
   return {plan::budget_floor(sizes), plan::total_unit_bytes(sizes)};
 }
 
