@@ -16,12 +16,13 @@ bool DdpEngine::ends_early() const {
 }
 
 bool DdpEngine::ask_for_inputs(bool has_inputs) {
-  const auto told = exchange::numbers(size());
-  told.mutable_data_ptr<double>()[index()] = static_cast<double>(
+  std::vector<double> mine(static_cast<std::size_t>(size()));
+  mine[static_cast<std::size_t>(index())] = static_cast<double>(
       has_inputs ? plan::JoinKind::kReduces : plan::JoinKind::kNoInputs);
-  require(exchange_->all_reduce(told, exchange::ScalarReduceOp::kSum));
-  auto round = plan::join_round(
-      {told.const_data_ptr<double>(), static_cast<std::size_t>(size())});
+  const auto told = exchange::all_reduce(
+      *exchange_, std::move(mine), exchange::ScalarReduceOp::kSum);
+  require(told.status());
+  auto round = plan::join_round(told.value());
   if (round.active.empty()) {
     return false;  // join_ keeps the ranks that had inputs last.
   }

@@ -2,8 +2,9 @@
 #include "exchange/exchange.h"
 
 #include <algorithm>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
+#include "base/return_if_failed.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {
@@ -93,8 +94,13 @@ bool may_bypass_slot(const FlatSpec& flat, int parameter) {
       kAloneBytes;
 }
 
-at::Tensor numbers(std::int64_t count) {
-  return at::zeros({count}, c10::ScalarType::Double);
+Result<std::vector<double>> all_reduce(
+    Exchange& exchange, std::vector<double> values, ScalarReduceOp op) {
+  SHERD_RETURN_IF_FAILED(exchange.all_reduce(
+      at::from_blob(
+          values.data(), {std::ssize(values)}, c10::ScalarType::Double),
+      op));
+  return values;
 }
 
 std::vector<std::string> describe(const ModelSpec& model) {

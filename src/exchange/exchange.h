@@ -259,9 +259,6 @@ enum class ScalarReduceOp {
   kSame,  // 1 if every rank has the same number, otherwise 0.
 };
 
-// Zeros for Exchange::all_reduce().
-at::Tensor numbers(std::int64_t count);
-
 struct ExchangeCounters {
   std::int64_t unshards = 0;
   std::int64_t unsharded_bytes = 0;    // Bytes of units made whole.
@@ -357,5 +354,9 @@ class Exchange {
   // nothing is recorded.
   virtual FlightLog log() const { return {}; }
 };
+
+// Collective: what Exchange::all_reduce() makes of these numbers.
+[[nodiscard]] Result<std::vector<double>> all_reduce(
+    Exchange& exchange, std::vector<double> values, ScalarReduceOp op);
 
 }  // namespace sherd::exchange

@@ -86,7 +86,8 @@ class HybridExchange final : public Exchange {
     }
     if (status.ok()) {
       // Each replica is of one mind: the others learn of one that is not.
-      status = across_->all_reduce(numbers(1), ScalarReduceOp::kMax);
+      status =
+          exchange::all_reduce(*across_, {0.0}, ScalarReduceOp::kMax).status();
     }
     if (status.ok() && model.replicates()) {
       status = {
@@ -378,7 +379,7 @@ Status HybridExchange::gather_shards() {
 
 Status HybridExchange::barrier_across_owners() {
   return position_.both_axes && across_->one_sided()
-      ? across_->all_reduce(numbers(1), ScalarReduceOp::kMax)
+      ? exchange::all_reduce(*across_, {0.0}, ScalarReduceOp::kMax).status()
       : Status();
 }
 

@@ -380,15 +380,15 @@ Result<std::vector<bool>> Reducer::ask_who_uses(
   if (units.empty()) {
     return wanted;
   }
-  const auto marks = numbers(std::ssize(units));
-  auto* mark = marks.mutable_data_ptr<double>();
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    const auto& used = state(units[i]).used;
-    mark[i] = is_any_set(used) ? 1 : 0;
+  std::vector<double> used;
+  for (const auto unit : units) {
+    used.push_back(is_any_set(state(unit).used) ? 1.0 : 0.0);
   }
-  SHERD_RETURN_IF_FAILED(exchange_.all_reduce(marks, ScalarReduceOp::kMax));
+  const auto by_any =
+      all_reduce(exchange_, std::move(used), ScalarReduceOp::kMax);
+  SHERD_RETURN_IF_FAILED(by_any.status());
   for (std::size_t i = 0; i < units.size(); ++i) {
-    wanted[i] = mark[i] != 0.0;
+    wanted[i] = by_any.value()[i] != 0.0;
   }
   return wanted;
 }

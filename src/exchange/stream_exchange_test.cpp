@@ -91,7 +91,9 @@ class Trainer {
   // Starts a gather that nobody waits for, and returns when it is in its stream.
   void put_gather_into_stream(UnitId unit) {
     exchange_.start_unshard(unit, {}).throw_if_failed();
-    exchange_.all_reduce(numbers(1), ScalarReduceOp::kSum).throw_if_failed();
+    all_reduce(exchange_, {0.0}, ScalarReduceOp::kSum)
+        .status()
+        .throw_if_failed();
   }
   void use(UnitId unit, bool in_backward) {
     begin_use(unit, in_backward);

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 
 #include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
@@ -185,11 +184,8 @@ MemoryPlannerOptions FsdpEngine::memory_planner_options() {
     options.unit_bytes = bytes_by_unit(model_);
     options.budget_bytes = cache_->budget_bytes();
   }
-  options.max_over_ranks = [this](std::span<double> numbers) {
-    const auto values = at::from_blob(
-        numbers.data(), {static_cast<std::int64_t>(numbers.size())},
-        c10::ScalarType::Double);
-    reduce_over_ranks(values, exchange::ScalarReduceOp::kMax);
+  options.max_over_ranks = [this](std::vector<double> numbers) {
+    return reduced(std::move(numbers), exchange::ScalarReduceOp::kMax);
   };
   return options;
 }
@@ -360,16 +356,14 @@ RanksAgree FsdpEngine::all_ranks_agree(
     std::uint64_t plans, std::uint64_t shorter_step) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const std::array compared{flags_fingerprint(model_), plans, shorter_step};
-  const auto halves =
-      exchange::numbers(2 * static_cast<std::int64_t>(compared.size()));
-  auto* half = halves.mutable_data_ptr<double>();
-  for (std::size_t i = 0; i < compared.size(); ++i) {
-    half[2 * i] = static_cast<double>(compared[i] >> 32U);
-    half[2 * i + 1] = static_cast<double>(compared[i] & kLow);
+  std::vector<double> halves;
+  for (const auto number : compared) {
+    halves.push_back(static_cast<double>(number >> 32U));
+    halves.push_back(static_cast<double>(number & kLow));
   }
-  reduce_over_ranks(halves, exchange::ScalarReduceOp::kSame);
-  const auto same = [half](std::size_t i) {
-    return half[2 * i] != 0.0 && half[2 * i + 1] != 0.0;
+  halves = reduced(std::move(halves), exchange::ScalarReduceOp::kSame);
+  const auto same = [&](std::size_t i) {
+    return halves[2 * i] != 0.0 && halves[2 * i + 1] != 0.0;
   };
   if (!same(0)) {
     refuse_different_flags();
@@ -384,16 +378,14 @@ RanksAgree FsdpEngine::all_ranks_agree(
 void FsdpEngine::refuse_different_flags() {
   const auto ranks = static_cast<std::size_t>(world_size());
   const auto count = model_.parameters.size();
-  const auto flags =
-      exchange::numbers(static_cast<std::int64_t>(count * ranks));
-  auto* flag = flags.mutable_data_ptr<double>();
+  std::vector<double> flags(count * ranks);
   for (std::size_t p = 0; p < count; ++p) {
     const bool set = model_.parameters[p].tensor.requires_grad();
-    flag[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
+    flags[p * ranks + static_cast<std::size_t>(world_rank())] = set ? 1.0 : 0.0;
   }
-  reduce_over_ranks(flags, exchange::ScalarReduceOp::kSum);
+  flags = reduced(std::move(flags), exchange::ScalarReduceOp::kSum);
   for (std::size_t p = 0; p < count; ++p) {
-    const auto* first = flag + p * ranks;
+    const auto* first = flags.data() + p * ranks;
     const auto* other = std::find_if(
         first, first + ranks, [&](double value) { return value != *first; });
     SHERD_CHECK_AS(

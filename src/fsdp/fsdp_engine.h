@@ -196,6 +196,8 @@ class FsdpEngine final : public ShardingEngine,
       const std::vector<std::int64_t>& numels);
   void reduce_over_ranks(
       const at::Tensor& numbers, exchange::ScalarReduceOp op);
+  std::vector<double> reduced(
+      std::vector<double> numbers, exchange::ScalarReduceOp op);
   // As in NamedParameters.
   void before_load();
   void drop_kept(const std::vector<std::string>& names);

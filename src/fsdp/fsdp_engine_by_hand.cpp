@@ -3,6 +3,7 @@
 // What users of FsdpEngine decide by hand: what a summon brings, units to unshard and reshard,
 // another budget.
 #include <algorithm>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -31,13 +32,13 @@ double digest_of(const SummonOptions& options) {
 void FsdpEngine::refuse_unless_same(
     const char* what, const Status& mine, double number) {
   const auto ranks = static_cast<std::size_t>(world_size());
-  const auto all = exchange::numbers(static_cast<std::int64_t>(2 * ranks));
-  auto* failed = all.mutable_data_ptr<double>();
-  auto* numbers = failed + ranks;
   const auto me = static_cast<std::size_t>(world_rank());
-  failed[me] = mine.ok() ? 0.0 : 1.0;
-  numbers[me] = number;
-  reduce_over_ranks(all, exchange::ScalarReduceOp::kSum);
+  std::vector<double> own(2 * ranks);  // Who failed, then the numbers; by rank.
+  own[me] = mine.ok() ? 0.0 : 1.0;
+  own[ranks + me] = number;
+  const auto all = reduced(std::move(own), exchange::ScalarReduceOp::kSum);
+  const auto failed = std::span(all).first(ranks);
+  const auto numbers = std::span(all).last(ranks);
   mine.throw_if_failed();
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     SHERD_CHECK_AS(
@@ -76,12 +77,12 @@ std::vector<UnitId> FsdpEngine::summoned_units(const SummonOptions& options) {
 void FsdpEngine::summon_gradients(
     const SummonOptions& options, const std::vector<UnitId>& units) {
   const auto count = model_.parameters.size();
-  const auto found = exchange::numbers(static_cast<std::int64_t>(count));
-  auto* any = found.mutable_data_ptr<double>();
+  std::vector<double> mine(count);
   for (const auto& slice : slices_->all()) {
-    any[slice.parameter] = slice.tensor.grad().defined() ? 1.0 : 0.0;
+    mine[static_cast<std::size_t>(slice.parameter)] =
+        slice.tensor.grad().defined() ? 1.0 : 0.0;
   }
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+  const auto any = reduced(std::move(mine), exchange::ScalarReduceOp::kMax);
   SummonedGradients::Options summon{
       .via = nullptr,
       .parameters = {},

@@ -33,12 +33,11 @@ void FsdpEngine::begin_training_forward() {
 }
 
 void FsdpEngine::begin_join_round(JoinKind mine) {
-  const auto told = exchange::numbers(world_size());
-  told.mutable_data_ptr<double>()[world_rank()] = static_cast<double>(mine);
-  reduce_over_ranks(told, exchange::ScalarReduceOp::kSum);
+  std::vector<double> told(static_cast<std::size_t>(world_size()));
+  told[static_cast<std::size_t>(world_rank())] = static_cast<double>(mine);
   auto& round = join_->round;
   round = plan::join_round(
-      {told.const_data_ptr<double>(), static_cast<std::size_t>(world_size())});
+      reduced(std::move(told), exchange::ScalarReduceOp::kSum));
   if (!round.difference.empty()) {
     close_with_failure({ErrorCode::kPeerMismatch, "[fsdp] " + round.difference})
         .throw_if_failed();

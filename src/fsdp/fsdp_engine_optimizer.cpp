@@ -126,6 +126,14 @@ void FsdpEngine::reduce_over_ranks(
   require(exchange_->all_reduce(numbers, op));
 }
 
+// Collective.
+std::vector<double> FsdpEngine::reduced(
+    std::vector<double> numbers, exchange::ScalarReduceOp op) {
+  auto all = exchange::all_reduce(*exchange_, std::move(numbers), op);
+  require(all.status());
+  return std::move(all).value();
+}
+
 double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
   const std::lock_guard lock(mu_);
   check_open();
@@ -161,7 +169,7 @@ void FsdpEngine::before_load() {
   check_open();
   if (writes_in_place()) {
     // A rank comes here when it has read whatever it reads, and reads nothing before the publish.
-    reduce_over_ranks(exchange::numbers(1), exchange::ScalarReduceOp::kMax);
+    (void)reduced({0.0}, exchange::ScalarReduceOp::kMax);
     read_since_backward_ = false;
   }
 }
@@ -276,11 +284,8 @@ void FsdpEngine::call_hooks(std::unique_lock<std::mutex>& lock) {
 
 // Collective: what is true on some rank.
 std::array<bool, 2> FsdpEngine::on_any_rank(bool first, bool second) {
-  const auto found = exchange::numbers(2);
-  auto* any = found.mutable_data_ptr<double>();
-  any[0] = first ? 1.0 : 0.0;
-  any[1] = second ? 1.0 : 0.0;
-  reduce_over_ranks(found, exchange::ScalarReduceOp::kMax);
+  const auto any = reduced(
+      {first ? 1.0 : 0.0, second ? 1.0 : 0.0}, exchange::ScalarReduceOp::kMax);
   return {any[0] != 0.0, any[1] != 0.0};
 }
 

@@ -32,8 +32,8 @@ class Agreement {
   void add(std::int64_t value) {
     numbers_.push_back(static_cast<double>(value));
   }
-  void reduce(const std::function<void(std::span<double>)>& max_over_ranks) {
-    max_over_ranks(numbers_);
+  void reduce(const MemoryPlannerOptions& options) {
+    numbers_ = options.max_over_ranks(std::move(numbers_));
   }
   std::int64_t next() { return static_cast<std::int64_t>(numbers_[next_++]); }
   // Whether all ranks have added the same value, which was added with its negative after it.
@@ -79,7 +79,7 @@ void refuse_limit_below(
     const MemoryPlannerOptions& options, std::int64_t least_bytes) {
   Agreement agreement;
   agreement.add(least_bytes);
-  agreement.reduce(options.max_over_ranks);
+  agreement.reduce(options);
   const auto floor = agreement.next();
   SHERD_CHECK(
       options.limit.bytes >= floor, "[fsdp] a memory limit of ",
@@ -172,7 +172,7 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
       : std::int64_t{-1};
   counts.add(count);
   counts.add(-count);
-  counts.reduce(options_.max_over_ranks);
+  counts.reduce(options_);
   if (!counts.next_is_same() || count < 0) {
     return std::nullopt;
   }
@@ -195,7 +195,7 @@ std::optional<plan::StepMemory> MemoryPlanner::agreed_step() {
   }
   figures.add(options_.meter->total_bytes_peak());
   figures.add(plan::cost_of(mine.step, nothing_kept(mine.step)).step_ns);
-  figures.reduce(options_.max_over_ranks);
+  figures.reduce(options_);
   for (std::size_t i = 0; i < mine.regions.size(); ++i) {
     if (!figures.next_is_same()) {
       return std::nullopt;
@@ -307,7 +307,7 @@ void MemoryPlanner::note_choices() {
 std::optional<std::int64_t> MemoryPlanner::correct() {
   Agreement agreement;
   agreement.add(options_.meter->total_bytes_peak());
-  agreement.reduce(options_.max_over_ranks);
+  agreement.reduce(options_);
   const auto seen = agreement.next();
   const auto over = seen - options_.limit.bytes;
   const auto unseen = report_.peak_bytes - seen;

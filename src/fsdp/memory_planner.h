@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,8 +33,9 @@ struct MemoryPlannerOptions {
   std::vector<std::int64_t> unit_bytes = {};
   // The initial budget of whole units.
   std::int64_t budget_bytes = 0;
-  // Collective, in place.
-  std::function<void(std::span<double>)> max_over_ranks = [](auto) {};
+  // Collective.
+  std::function<std::vector<double>(std::vector<double>)> max_over_ranks =
+      [](auto numbers) { return numbers; };
 };
 
 // Collective. Throws Error, on every rank, if the limit is below what a process needs at least,
