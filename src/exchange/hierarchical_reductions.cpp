@@ -38,8 +38,18 @@ std::int64_t sum_bytes(const FlatSpec& flat, int rank) {
 }  // namespace
 
 HierarchicalReductions::HierarchicalReductions(
-    Parts parts, SharedGradientSlots::Mapping mapping)
-    : parts_(std::move(parts)), slots_(std::move(mapping)) {}
+    const ModelSpec& model,
+    const HostTopology& map,
+    PrivateBuffers& memories,
+    world::Transport& via,
+    const shm::Waiter& waiter,
+    SharedGradientSlots::Mapping mapping)
+    : model_(model),
+      map_(map),
+      memories_(memories),
+      via_(via),
+      waiter_(waiter),
+      slots_(std::move(mapping)) {}
 
 // A peer that is behind sends what is waited for in any case. One that does
 // other things first may wait for something that this rank does next.
@@ -60,11 +70,10 @@ void HierarchicalReductions::wait_for_room(const ReduceOptions& options) {
 
 void HierarchicalReductions::start(UnitId unit, const ReduceOptions& options) {
   wait_for_room(options);
-  const auto& map = *parts_.map;
   const auto reduction = std::make_shared<Reduction>();
   reduction->unit = unit;
   reduction->number = slots_.post(unit, options, [&](int owner) {
-    return map.proxy_of(owner, map.host()) == map.rank();
+    return map_.proxy_of(owner, map_.host()) == map_.rank();
   });
   reduction->options = options;
   stage(*reduction);
@@ -77,19 +86,18 @@ void HierarchicalReductions::start(UnitId unit, const ReduceOptions& options) {
 
 // Room for the sums this rank makes, and for those that it receives.
 void HierarchicalReductions::stage(Reduction& reduction) {
-  const auto& map = *parts_.map;
   std::int64_t bytes = 0;
   const auto each = [&](const auto& visit) {
-    const auto& flats = parts_.model->unit(reduction.unit).flats;
+    const auto& flats = model_.unit(reduction.unit).flats;
     for (std::size_t f = 0; f < flats.size(); ++f) {
-      for (const int owner : map.proxied_ranks()) {
+      for (const int owner : map_.proxied_ranks()) {
         if (flats[f].trainable) {
-          visit(f, flats[f], owner, map.host());
+          visit(f, flats[f], owner, map_.host());
         }
       }
-      for (int host = 0; host < map.hosts(); ++host) {
-        if (flats[f].trainable && host != map.host()) {
-          visit(f, flats[f], map.rank(), host);
+      for (int host = 0; host < map_.hosts(); ++host) {
+        if (flats[f].trainable && host != map_.host()) {
+          visit(f, flats[f], map_.rank(), host);
         }
       }
     }
@@ -97,35 +105,34 @@ void HierarchicalReductions::stage(Reduction& reduction) {
   each([&](std::size_t, const FlatSpec& flat, int owner, int) {
     bytes += sum_bytes(flat, owner);
   });
-  reduction.staging = parts_.memories->borrow_staging(bytes);
-  reduction.own.resize(parts_.model->unit(reduction.unit).flats.size());
+  reduction.staging = memories_.borrow_staging(bytes);
+  reduction.own.resize(model_.unit(reduction.unit).flats.size());
   for (auto& by_host : reduction.own) {
-    by_host.resize(static_cast<std::size_t>(map.hosts()));
+    by_host.resize(static_cast<std::size_t>(map_.hosts()));
   }
   auto* at = static_cast<char*>(reduction.staging.memory);
   each([&](std::size_t f, const FlatSpec& flat, int owner, int host) {
     const auto sum =
         at::from_blob(at, {flat.layout.shard(owner).numel()}, sum_dtype(flat));
     at += sum_bytes(flat, owner);
-    if (host == map.host()) {
+    if (host == map_.host()) {
       reduction.sums.push_back({f, owner, sum});
     }
-    if (owner == map.rank()) {
+    if (owner == map_.rank()) {
       reduction.own[f][static_cast<std::size_t>(host)] = sum;
     }
   });
 }
 
 void HierarchicalReductions::receive(Reduction& reduction) {
-  const auto& map = *parts_.map;
   const std::lock_guard lock(transport_mu_);
   for (std::size_t f = 0; f < reduction.own.size(); ++f) {
-    for (int host = 0; host < map.hosts(); ++host) {
+    for (int host = 0; host < map_.hosts(); ++host) {
       const auto& sum = reduction.own[f][static_cast<std::size_t>(host)];
-      if (host != map.host() && sum.defined()) {
-        reduction.transfers.push_back(parts_.via->receive(
-            sum, map.proxy_of(map.rank(), host),
-            flat_number(*parts_.model, reduction.unit, f)));
+      if (host != map_.host() && sum.defined()) {
+        reduction.transfers.push_back(via_.receive(
+            sum, map_.proxy_of(map_.rank(), host),
+            flat_number(model_, reduction.unit, f)));
       }
     }
   }
@@ -133,13 +140,12 @@ void HierarchicalReductions::receive(Reduction& reduction) {
 
 Status HierarchicalReductions::sum_here(
     const std::shared_ptr<Reduction>& reduction) {
-  const auto& map = *parts_.map;
   const auto unit = reduction->unit;
   const std::string what =
-      str("the gradients of unit ", parts_.model->unit(unit).name);
+      str("the gradients of unit ", model_.unit(unit).name);
   while (const auto missing = slots_.missing(
              unit, reduction->number, &SharedSlotState::posted)) {
-    SHERD_RETURN_IF_FAILED(parts_.waiter->wait(
+    SHERD_RETURN_IF_FAILED(waiter_.wait(
         missing->counter, missing->number,
         {.rank = missing->rank, .what = what}));
   }
@@ -147,10 +153,10 @@ Status HierarchicalReductions::sum_here(
     slots_.sum(
         {.unit = unit, .flat = into.flat, .owner = into.owner},
         reduction->options, into.sum);
-    if (into.owner != map.rank()) {
+    if (into.owner != map_.rank()) {
       const std::lock_guard lock(transport_mu_);
-      reduction->transfers.push_back(parts_.via->send(
-          into.sum, into.owner, flat_number(*parts_.model, unit, into.flat)));
+      reduction->transfers.push_back(via_.send(
+          into.sum, into.owner, flat_number(model_, unit, into.flat)));
     }
   }
   slots_.post_summed(unit, reduction->number);
@@ -167,7 +173,7 @@ Status HierarchicalReductions::sum_here(
 Status HierarchicalReductions::complete(const Reduction& reduction) {
   auto status = world::wait_all(
       reduction.transfers,
-      "gradients of unit " + parts_.model->unit(reduction.unit).name);
+      "gradients of unit " + model_.unit(reduction.unit).name);
   for (std::size_t f = 0; status.ok() && f < reduction.own.size(); ++f) {
     if (reduction.own[f].front().defined()) {
       const auto& into = reduction.options.into;
@@ -175,8 +181,7 @@ Status HierarchicalReductions::complete(const Reduction& reduction) {
           reduction.own[f], reduction.options.scale,
           reduction.options.accumulate.at(f),
           into.empty()
-              ? parts_.memories->shard(reduction.unit, static_cast<int>(f))
-                    .gradient
+              ? memories_.shard(reduction.unit, static_cast<int>(f)).gradient
               : into[f]);
     }
   }
@@ -196,7 +201,7 @@ void HierarchicalReductions::reclaim() {
     completed.swap(completed_);
   }
   for (const auto& reduction : completed) {
-    parts_.memories->release(reduction->staging);
+    memories_.release(reduction->staging);
     if (reduction->summed) {
       ended_.push_back(reduction->unit);
     }

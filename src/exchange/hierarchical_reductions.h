@@ -26,16 +26,15 @@ namespace sherd::exchange {
 
 class HierarchicalReductions {
  public:
-  // All must outlive it.
-  struct Parts {
-    const ModelSpec* model;
-    const HostTopology* map;
-    PrivateBuffers* memories;  // Sharded gradients, and send buffers.
-    world::Transport* via;
-    const shm::Waiter* waiter;
-  };
-  // The ranks of `mapping` are local ranks.
-  HierarchicalReductions(Parts parts, SharedGradientSlots::Mapping mapping);
+  // All must outlive it. `memories` has the sharded gradients, and send buffers; the ranks of
+  // `mapping` are local ranks.
+  HierarchicalReductions(
+      const ModelSpec& model,
+      const HostTopology& map,
+      PrivateBuffers& memories,
+      world::Transport& via,
+      const shm::Waiter& waiter,
+      SharedGradientSlots::Mapping mapping);
 
   // As in Exchange.
   void begin_backward() { slots_.begin_backward(); }
@@ -86,7 +85,11 @@ class HierarchicalReductions {
   // Run by the waiting thread.
   Status complete(const Reduction& reduction);
 
-  const Parts parts_;
+  const ModelSpec& model_;
+  const HostTopology& map_;
+  PrivateBuffers& memories_;
+  world::Transport& via_;
+  const shm::Waiter& waiter_;
   SharedGradientSlots slots_;
   std::vector<UnitId> ended_;  // Not yet taken.
   std::uint64_t started_ = 0;

@@ -28,19 +28,16 @@ namespace {
 using shm::Counter;
 using shm::HostSegment;
 
-struct HostParts {
-  ModelSpec const* model;
-  HostTopology map;
-  HostLayout layout;
-  std::shared_ptr<HostSegment> segment;
-  Duration deadline;
-  std::shared_ptr<world::Transport> gather;
-  std::shared_ptr<world::Transport> reduce;
-};
-
 class HierarchicalUnitTransport final : public UnitTransport {
  public:
-  explicit HierarchicalUnitTransport(HostParts parts);
+  HierarchicalUnitTransport(
+      const ModelSpec& model,
+      HostTopology map,
+      HostLayout layout,
+      std::shared_ptr<HostSegment> segment,
+      Duration deadline,
+      std::shared_ptr<world::Transport> gather,
+      std::shared_ptr<world::Transport> reduce);
   ~HierarchicalUnitTransport() override { leave({}); }
   HierarchicalUnitTransport(const HierarchicalUnitTransport&) = delete;
   HierarchicalUnitTransport& operator=(const HierarchicalUnitTransport&) =
@@ -145,17 +142,23 @@ class HierarchicalUnitTransport final : public UnitTransport {
       sums_;  // The last member: its threads use others.
 };
 
-HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
-    : model_(*parts.model),
-      map_(std::move(parts.map)),
-      layout_(std::move(parts.layout)),
-      segment_(std::move(parts.segment)),
-      waiter_(segment_->peers(), clock_, {.deadline = parts.deadline}),
-      patient_waiter_(
-          segment_->peers(), clock_, {.deadline = 2 * parts.deadline}),
+HierarchicalUnitTransport::HierarchicalUnitTransport(
+    const ModelSpec& model,
+    HostTopology map,
+    HostLayout layout,
+    std::shared_ptr<HostSegment> segment,
+    Duration deadline,
+    std::shared_ptr<world::Transport> gather,
+    std::shared_ptr<world::Transport> reduce)
+    : model_(model),
+      map_(std::move(map)),
+      layout_(std::move(layout)),
+      segment_(std::move(segment)),
+      waiter_(segment_->peers(), clock_, {.deadline = deadline}),
+      patient_waiter_(segment_->peers(), clock_, {.deadline = 2 * deadline}),
       memories_(model_, map_.rank()),
-      gather_(std::move(parts.gather)),
-      reduce_(std::move(parts.reduce)),
+      gather_(std::move(gather)),
+      reduce_(std::move(reduce)),
       bytes_max_(model_.unsharded_bytes_max) {
   if (map_.local_rank() == 0) {
     buffers_.emplace(
@@ -184,14 +187,7 @@ HierarchicalUnitTransport::HierarchicalUnitTransport(HostParts parts)
                 layout_.slot_region_bytes + layout_.heap_bytes))
             .data());
   }
-  sums_.emplace(
-      HierarchicalReductions::Parts{
-          .model = &model_,
-          .map = &map_,
-          .memories = &memories_,
-          .via = reduce_.get(),
-          .waiter = &waiter_},
-      std::move(mapping));
+  sums_.emplace(model_, map_, memories_, *reduce_, waiter_, std::move(mapping));
 }
 
 // Release: pairs with the rank that allocates the buffer again.
@@ -372,14 +368,10 @@ Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
        .touched_bytes = static_cast<std::size_t>(layout.touched_bytes)});
   SHERD_RETURN_IF_FAILED(tell_all(*gather, segment.status()));
   return std::unique_ptr<UnitTransport>(
-      std::make_unique<HierarchicalUnitTransport>(HostParts{
-          .model = &model,
-          .map = std::move(map),
-          .layout = std::move(layout),
-          .segment = std::make_shared<HostSegment>(std::move(segment).value()),
-          .deadline = world.options().deadline,
-          .gather = gather,
-          .reduce = reduce}));
+      std::make_unique<HierarchicalUnitTransport>(
+          model, std::move(map), std::move(layout),
+          std::make_shared<HostSegment>(std::move(segment).value()),
+          world.options().deadline, gather, reduce));
 }
 
 }  // namespace sherd::exchange

@@ -15,7 +15,6 @@
 #include "exchange/recorded_exchange.h"
 #include "exchange/shared_memory_exchange.h"
 #include "exchange/stream_unit_transport.h"
-#include "exchange/sum_thread.h"
 #include "exchange/unit_transport.h"
 #include "world/collectives.h"
 #include "world/device_backend.h"
@@ -125,6 +124,16 @@ Kind kind_for(std::span<const int> ranks_by_host) {
   return any_share ? Kind::kHierarchical : Kind::kCollective;
 }
 
+bool sums_have_a_thread(
+    int cores, int ranks, int threads, const EnvironmentLookup& environment) {
+  const auto text = environment("SHERD_SUM_THREAD").value_or("auto");
+  SHERD_CHECK(
+      text == "auto" || text == "on" || text == "off",
+      "[exchange] SHERD_SUM_THREAD is \"", text,
+      "\"; expected auto, on or off");
+  return text == "auto" ? cores >= ranks * (threads + 1) : text == "on";
+}
+
 namespace {
 
 FlightLog log_of(
@@ -152,9 +161,8 @@ std::unique_ptr<Exchange> connect_exchange(
     return make_shared_memory_exchange(
         world, name, std::move(transport),
         sums_have_a_thread(
-            {.cores = static_cast<int>(allowed_cores().size()),
-             .ranks = static_cast<int>(ranks.size()),
-             .threads = at::get_num_threads()},
+            static_cast<int>(allowed_cores().size()),
+            static_cast<int>(ranks.size()), at::get_num_threads(),
             process_environment()),
         log);
   }

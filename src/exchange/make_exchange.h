@@ -50,6 +50,13 @@ Kind choose_kind_across(
     Kind wanted,
     const EnvironmentLookup& environment);
 
+// Whether ranks that share memory sum gradients on a thread of their own, as SHERD_SUM_THREAD says
+// ("on", "off" or "auto"); otherwise true if each of the `ranks` that share the `cores` has one
+// beside those of its operators, which have `threads`. Throws Error if the variable has another
+// value.
+bool sums_have_a_thread(
+    int cores, int ranks, int threads, const EnvironmentLookup& environment);
+
 // Collective over `ranks`, under a `name` that is unique in this world. A single rank needs no
 // connection, and so no store. Throws Error if the ranks cannot be connected, and on all of them if
 // they differ in `kind`, which must not be kAuto, or in the name of `hook`. If parameters lie on a

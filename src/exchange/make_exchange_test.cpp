@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
+#include "base/cores.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "world/world_impl.h"
@@ -15,9 +16,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-EnvironmentLookup variable(std::optional<std::string> value) {
-  return [value](const char* name) {
-    return name == std::string("SHERD_EXCHANGE") ? value : std::nullopt;
+EnvironmentLookup variable(
+    std::optional<std::string> value, std::string which = "SHERD_EXCHANGE") {
+  return [value, which](const char* name) {
+    return name == which ? value : std::nullopt;
   };
 }
 
@@ -119,6 +121,30 @@ TEST(MakeExchange, RanksThatChoseDifferentlyAreAllToldSo) {
             HasSubstr("SHERD_EXCHANGE")));
   }));
 }
+
+// As sums_have_a_thread(), with this value of the variable.
+bool has_thread(
+    int cores, int ranks, int threads, std::optional<std::string> value) {
+  return sums_have_a_thread(
+      cores, ranks, threads, variable(std::move(value), "SHERD_SUM_THREAD"));
+}
+
+TEST(SumThread, NeedsACoreBesideThoseOfOperators) {
+  EXPECT_FALSE(has_thread(2, 2, 1, std::nullopt));
+  EXPECT_FALSE(has_thread(3, 2, 1, std::nullopt));
+  EXPECT_TRUE(has_thread(4, 2, 1, std::nullopt));
+  EXPECT_FALSE(has_thread(16, 2, 8, "auto"));
+}
+
+TEST(SumThread, IsThereOrNotAsTheVariableSays) {
+  EXPECT_TRUE(has_thread(1, 8, 4, "on"));
+  EXPECT_FALSE(has_thread(64, 2, 1, "off"));
+  EXPECT_THAT(
+      test::error_of([] { (void)has_thread(1, 1, 1, "yes"); }),
+      HasSubstr("SHERD_SUM_THREAD is \"yes\"; expected auto, on or off"));
+}
+
+TEST(SumThread, ThisProcessHasACore) { EXPECT_GE(allowed_cores().size(), 1U); }
 
 }  // namespace
 }  // namespace sherd::exchange

@@ -40,38 +40,36 @@ void write_flight_records(const World& world, const std::string& folder) {
   }
 }
 
-struct OwnPart {
-  int rank;
-  int size;
-  const WorldOptions& options;
-  const world::HostIdentity& host;
-  const std::string& master_addr;
-};
-
 using Meet = std::function<world::Meeting(const world::RankRecord& mine)>;
 
 // REQUIRES: checked options, and a rank of the size.
-World make_world_that_meets(const OwnPart& own, const Meet& meet) {
+World make_world_that_meets(
+    int rank,
+    int size,
+    const WorldOptions& options,
+    const world::HostIdentity& host,
+    const std::string& master_addr,
+    const Meet& meet) {
   auto impl = std::make_shared<World::Impl>();
-  impl->rank = own.rank;
-  impl->size = own.size;
-  impl->options = own.options;
-  impl->master_addr = own.master_addr;
-  const auto mine = world::RankRecord::of_this_process(
-      own.rank, own.size, impl->board.fd(), own.host);
+  impl->rank = rank;
+  impl->size = size;
+  impl->options = options;
+  impl->master_addr = master_addr;
+  const auto mine =
+      world::RankRecord::of_this_process(rank, size, impl->board.fd(), host);
   world::Meeting meeting = meet(mine);
   impl->store = std::move(meeting.store);
   impl->records = std::move(meeting.records);
-  impl->flight = world::make_flight_recorder(own.rank, impl->records);
+  impl->flight = world::make_flight_recorder(rank, impl->records);
   impl->local_size = 0;
   for (const world::RankRecord& record : impl->records) {
-    if (world::same_host(record.host, own.host)) {
-      impl->local_rank += record.rank < own.rank ? 1 : 0;
+    if (world::same_host(record.host, host)) {
+      impl->local_rank += record.rank < rank ? 1 : 0;
       ++impl->local_size;
     }
   }
   impl->watch =
-      std::make_unique<world::PeerWatch>(own.rank, impl->records, impl->board);
+      std::make_unique<world::PeerWatch>(rank, impl->records, impl->board);
   return World(std::move(impl));
 }
 
@@ -98,11 +96,7 @@ World World::from_environment(const WorldOptions& options) {
   auto host = world::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
   auto world = make_world_that_meets(
-      {.rank = env.rank,
-       .size = env.world_size,
-       .options = options,
-       .host = host,
-       .master_addr = env.master_addr},
+      env.rank, env.world_size, options, host, env.master_addr,
       [&](const world::RankRecord& mine) -> world::Meeting {
         if (env.agent_store) {
           return world::meet_in_new_round(store, mine, deadline);
@@ -152,11 +146,7 @@ World world::make_world(
       ", found ", rank);
   SHERD_CHECK(store != nullptr, "[world] expected a store, found null");
   return make_world_that_meets(
-      {.rank = rank,
-       .size = size,
-       .options = options,
-       .host = host,
-       .master_addr = master_addr},
+      rank, size, options, host, master_addr,
       [&](const RankRecord& mine) -> Meeting {
         return {
             .store = store,
