@@ -100,8 +100,8 @@ class ToyRank {
  private:
   static GradientCheckOptions check_options(const ToyRankOptions& options) {
     return {
-        .non_finite = options.bad_gradients_stop ? GradientAction::kStop
-                                                 : GradientAction::kLeaveOut};
+        .non_finite = options.bad_gradients_stop ? GradientPolicy::kStop
+                                                 : GradientPolicy::kLeaveOut};
   }
 
   std::int64_t elements() const {

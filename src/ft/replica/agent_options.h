@@ -10,31 +10,13 @@
 #include <span>
 #include <string>
 #include <vector>
+#include <sherd/ft/session_types.h>
 #include "base/clock.h"
 #include "ft/protocol/identity.h"
 #include "net/host_address.h"
 #include "net/security.h"
 
 namespace sherd::ft {
-
-// How long the agents of a replica wait for other processes. Users set them by
-// SessionOptions::timeouts.
-struct AgentTimeouts {
-  // The limit for connecting the neighbours of an epoch; see RingOptions.
-  Duration connect = std::chrono::milliseconds(700);
-  // How long sent data may stay unacknowledged before a connection counts as lost.
-  Duration link = std::chrono::seconds(5);
-  // A donor is given up if it is silent for this long, or has not copied its state by then.
-  Duration fetch = std::chrono::seconds(5);
-  Duration snapshot = std::chrono::seconds(60);
-  // All ranks must have connected to rank 0 by then.
-  Duration siblings = std::chrono::seconds(60);
-  // How long a replica that was told to leave waits for a decision while its ranks do nothing. Then
-  // it leaves with the state that it holds.
-  Duration leave = std::chrono::seconds(10);
-  // How long a replica whose program has ended serves other replicas that lack the last step.
-  Duration linger = std::chrono::seconds(60);
-};
 
 // Hooks for failure tests; empty ones cost nothing.
 struct RankAgentTestHooks {
@@ -59,7 +41,7 @@ struct RankAgentOptions {
   // An address of this host at which counterparts reach this rank.
   std::string host = "127.0.0.1";
   net::Security security{};
-  AgentTimeouts timeouts{};
+  SessionTimeouts timeouts{};
   // The number of elements of this rank's gradients in each bucket; the same at its counterparts.
   std::vector<std::int64_t> buckets;
   // What each bucket contains, for hang reports; may be empty.

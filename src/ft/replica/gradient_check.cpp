@@ -57,11 +57,11 @@ void add(GradientStats& all, const GradientStats& one) {
 }
 
 std::optional<GradientFault> fault_of(
-    GradientAction action, std::string reason) {
-  if (action == GradientAction::kGive) {
+    GradientPolicy action, std::string reason) {
+  if (action == GradientPolicy::kGive) {
     return std::nullopt;
   }
-  return GradientFault{std::move(reason), action == GradientAction::kStop};
+  return GradientFault{std::move(reason), action == GradientPolicy::kStop};
 }
 
 }  // namespace
@@ -105,7 +105,7 @@ bool GradientCheck::inspect(
   came_[part] = true;
   add(all_, found);
   return --to_come_ > 0 &&
-      (found.finite || options_.non_finite == GradientAction::kGive);
+      (found.finite || options_.non_finite == GradientPolicy::kGive);
 }
 
 std::optional<GradientFault> GradientCheck::judge() const {

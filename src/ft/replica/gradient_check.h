@@ -11,21 +11,16 @@
 #include <optional>
 #include <span>
 #include <vector>
+#include <sherd/ft/session_types.h>
 #include "ft/protocol/messages.h"
 
 namespace sherd::ft {
 
-enum class GradientAction {
-  kGive,      // The gradients are reduced unchanged.
-  kLeaveOut,  // The step leaves them out.
-  kStop,      // Training ends.
-};
-
 struct GradientCheckOptions {
   // Applies if a gradient is infinite or not a number.
-  GradientAction non_finite = GradientAction::kLeaveOut;
+  GradientPolicy non_finite = GradientPolicy::kLeaveOut;
   // Applies if the norm exceeds its moving average by this ratio; 0 turns it off.
-  GradientAction outlier = GradientAction::kLeaveOut;
+  GradientPolicy outlier = GradientPolicy::kLeaveOut;
   double norm_ratio_max = 1e4;
 };
 

@@ -103,11 +103,11 @@ TEST(GradientCheck, KnowsNothingUsualAtItsBeginningNorOfZeros) {
 
 TEST(GradientCheck, DoesWhatItIsTold) {
   GradientCheck stops(
-      {.non_finite = GradientAction::kStop, .outlier = GradientAction::kStop});
+      {.non_finite = GradientPolicy::kStop, .outlier = GradientPolicy::kStop});
   EXPECT_TRUE(fault_of(stops, {kInf})->stop);
   EXPECT_TRUE(fault_of(used_to(stops, 1), Floats(10, 1e7F))->stop);
   GradientCheck gives(
-      {.non_finite = GradientAction::kGive, .outlier = GradientAction::kGive});
+      {.non_finite = GradientPolicy::kGive, .outlier = GradientPolicy::kGive});
   EXPECT_FALSE(fault_of(gives, {kInf}));
   EXPECT_FALSE(fault_of(used_to(gives, 1), Floats(10, 1e7F)));
   GradientCheck never({.norm_ratio_max = 0});

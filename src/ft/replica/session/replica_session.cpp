@@ -76,20 +76,9 @@ Incarnation new_life(const World& world) {
 }
 
 GradientCheckOptions check_options(const SessionOptions& options) {
-  const auto action_of = [](GradientPolicy policy) {
-    switch (policy) {
-      case GradientPolicy::kGive:
-        return GradientAction::kGive;
-      case GradientPolicy::kStop:
-        return GradientAction::kStop;
-      case GradientPolicy::kLeaveOut:
-        break;
-    }
-    return GradientAction::kLeaveOut;
-  };
   return {
-      .non_finite = action_of(options.non_finite_gradients),
-      .outlier = action_of(options.outlier_gradients),
+      .non_finite = options.non_finite_gradients,
+      .outlier = options.outlier_gradients,
       .norm_ratio_max = options.norm_ratio_max};
 }
 
@@ -208,7 +197,8 @@ struct ReplicaSession::Impl {
     starting.rank.digest_every = options.digest_every;
     starting.rank.fetch_bytes_per_s_max =
         static_cast<std::uint64_t>(options.fetch_bytes_per_s_max);
-    starting.rank.timeouts = agent_timeouts(options.timeouts);
+    check_timeouts(options.timeouts);
+    starting.rank.timeouts = options.timeouts;
     starting.ranks = world.size();
     starting.warms_up = options.warm_up;
     starting.config =

@@ -78,20 +78,12 @@ SessionTimeouts timeouts_of(const std::string& text) {
   return timeouts;
 }
 
-AgentTimeouts agent_timeouts(const SessionTimeouts& timeouts) {
+void check_timeouts(const SessionTimeouts& timeouts) {
   for (const auto& one : kTimeouts) {
     SHERD_CHECK(
         timeouts.*one.value > milliseconds(0), "[ft] expected a timeout \"",
         one.name, "\" above 0 ms, found ", (timeouts.*one.value).count());
   }
-  return {
-      .connect = timeouts.connect,
-      .link = timeouts.link,
-      .fetch = timeouts.fetch,
-      .snapshot = timeouts.snapshot,
-      .siblings = timeouts.siblings,
-      .leave = timeouts.leave,
-      .linger = timeouts.linger};
 }
 
 }  // namespace sherd::ft

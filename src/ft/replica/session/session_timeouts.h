@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Converts SessionTimeouts from text, such as "leave=10,fetch=2.5" in seconds, which is how a
-// replica gets them from its launcher, and to the agents' form. Thread rule: pure functions.
+// replica gets them from its launcher, and checks them. Thread rule: pure functions.
 #pragma once
 
 #include <string>
-#include <sherd/ft/replica_session.h>
-#include "ft/replica/agent_options.h"
+#include <sherd/ft/session_types.h>
 
 namespace sherd::ft {
 
@@ -15,6 +14,6 @@ namespace sherd::ft {
 SessionTimeouts timeouts_of(const std::string& text);
 
 // Throws Error unless all are positive.
-AgentTimeouts agent_timeouts(const SessionTimeouts& timeouts);
+void check_timeouts(const SessionTimeouts& timeouts);
 
 }  // namespace sherd::ft
