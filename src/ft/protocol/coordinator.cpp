@@ -246,8 +246,7 @@ bool Coordinator::take(const Report& report) {
     write(
         IncarnationRecord{replica, report.incarnation},
         str("replica ", replica, " has started"));
-    link_faults_.forget(replica);
-    slow_links_.forget(replica);
+    link_history_.forget(replica);
     forget_broken_links(replica);
     replicas_[replica].failed_joins = 0;
   }
@@ -387,7 +386,7 @@ void Coordinator::count_suspicion(const Report& report) {
     return;
   }
   if (suspicion->noticed_by && replicas_.contains(*suspicion->noticed_by)) {
-    link_faults_.suspect(
+    link_history_.suspect(
         suspicion->accused, *suspicion->noticed_by, suspicion->epoch);
   }
   if (suspicion->epoch != history_.epoch) {

@@ -20,9 +20,9 @@
 #include "base/clock.h"
 #include "ft/protocol/history.h"
 #include "ft/protocol/link_faults.h"
+#include "ft/protocol/link_history.h"
 #include "ft/protocol/member_order.h"
 #include "ft/protocol/messages.h"
-#include "ft/protocol/slow_links.h"
 
 namespace sherd::ft {
 
@@ -339,8 +339,7 @@ class Coordinator {
   std::string undecided_digests_;
   // The replicas whose digests differ.
   std::vector<ReplicaId> undecided_replicas_;
-  LinkFaults link_faults_;
-  SlowLinks slow_links_;
+  LinkHistory link_history_;
   Instant reorder_at_{};  // No other order is planned before this time.
   // The links found broken since the last epoch began to run. New epochs leave their culprits out.
   std::vector<BrokenLink> broken_links_;

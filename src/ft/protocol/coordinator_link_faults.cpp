@@ -3,6 +3,7 @@
 // Which links the coordinator suspects or finds slow, whom it leaves out because of them, and how
 // it orders members so that they avoid these links.
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "base/hash.h"
@@ -42,7 +43,7 @@ void Coordinator::accuse(const BrokenLink& link, const Epoch& epoch) {
     return;
   }
   broken_links_.push_back(link);
-  link_faults_.fail(link.accused, link.noticed_by, epoch);
+  link_history_.fail(link.accused, link.noticed_by, epoch);
 }
 
 void Coordinator::forget_broken_links(ReplicaId replica) {
@@ -95,23 +96,27 @@ void Coordinator::leave_out_culprits() {
 
 // ---- links that are slow ----
 
-// Runs once a step, with what members have measured in this epoch.
+// Runs once a step, with what members have measured in this epoch. If both ends of a link have
+// measured it, the lower speed counts.
 void Coordinator::judge_links() {
   constexpr double kMega = 1e6;
-  std::vector<MeasuredLink> links;
+  SpeedOfLink speeds;
   for (const auto& member : history_.members) {
     for (const auto& link : replicas_.at(member.replica).report.link_speeds) {
-      if (is_member(link.peer)) {
-        links.push_back({member.replica, link.peer, link.bytes_per_s});
+      if (is_member(link.peer) && link.peer != member.replica) {
+        auto& speed =
+            speeds
+                .try_emplace(std::minmax(member.replica, link.peer), UINT64_MAX)
+                .first->second;
+        speed = std::min(speed, link.bytes_per_s);
       }
     }
   }
-  for (const auto& link : slow_links_.judge(links)) {
+  for (const auto& [ends, speed] : link_history_.judge(speeds)) {
     notice(
-        "slow_links", name_of(link.one),
-        str("its link with ", name_of(link.other), " carries ",
-            static_cast<std::int64_t>(
-                static_cast<double>(link.bytes_per_s) / kMega),
+        "slow_links", name_of(ends.first),
+        str("its link with ", name_of(ends.second), " carries ",
+            static_cast<std::int64_t>(static_cast<double>(speed) / kMega),
             " MB/s, half as much as most or less: orders of members avoid "
             "it"));
   }
@@ -119,16 +124,12 @@ void Coordinator::judge_links() {
 
 LinkQualityOf Coordinator::link_quality() const {
   return [this](ReplicaId one, ReplicaId other) {
-    if (link_faults_.bad(one, other)) {
-      return LinkQuality::kBad;
-    }
-    return slow_links_.slow(one, other) ? LinkQuality::kSlow
-                                        : LinkQuality::kGood;
+    return link_history_.quality(one, other);
   };
 }
 
 std::vector<Member> Coordinator::in_order(std::vector<Member> members) const {
-  return link_faults_.all().empty() && !slow_links_.any()
+  return !link_history_.any_bad() && !link_history_.any_slow()
       ? members
       : order_of(std::move(members), link_quality());
 }

@@ -11,6 +11,7 @@ namespace sherd::ft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Duration kAccusations = std::chrono::milliseconds(100);
@@ -221,23 +222,41 @@ void measure(CoordinatorScript& script, std::uint64_t between_0_and_1) {
   }
 }
 
-void make_step(CoordinatorScript& script, std::uint64_t between_0_and_1) {
-  measure(script, between_0_and_1);
+void commit(CoordinatorScript& script) {
   for (const ReplicaId one : {0U, 1U, 2U, 3U}) {
     script.vote(one);
   }
   script.apply({0, 1, 2, 3});
 }
 
+void make_step(CoordinatorScript& script, std::uint64_t between_0_and_1) {
+  measure(script, between_0_and_1);
+  commit(script);
+}
+
 CoordinatorScript after_slow_steps() {
   CoordinatorScript script(options_of(1, 4));
   script.begin({0, 1, 2, 3});
-  for (int step = 1; step < SlowLinks::kStepsUntilSlow; ++step) {
+  for (int step = 1; step < LinkHistory::kStepsUntilSlow; ++step) {
     make_step(script, 30'000'000);
     EXPECT_THAT(planned(script), IsEmpty());
   }
   make_step(script, 30'000'000);
   return script;
+}
+
+TEST(CoordinatorLinks, TheLowerSpeedOfBothEndsCounts) {
+  CoordinatorScript script(options_of(1, 4));
+  script.begin({0, 1, 2, 3});
+  for (int step = 0; step < LinkHistory::kStepsUntilSlow; ++step) {
+    measure(script, 30'000'000);
+    // The other end has seen it fast, and nobody has a link with itself.
+    auto& told = script.report(0).link_speeds;
+    told.push_back({1, 100'000'000});
+    told.push_back({0, 1});
+    commit(script);
+  }
+  EXPECT_THAT(script.notices(), ElementsAre(HasSubstr("carries 30 MB/s")));
 }
 
 TEST(CoordinatorLinks, MembersGoRoundASlowLinkFromACommitOn) {
@@ -259,7 +278,7 @@ TEST(CoordinatorLinks, MembersGoRoundASlowLinkFromACommitOn) {
   for (const auto& member : script.view(0).members) {
     EXPECT_FALSE(member.samples.empty());
   }
-  EXPECT_EQ(script.view(0).canonical.step, SlowLinks::kStepsUntilSlow + 1);
+  EXPECT_EQ(script.view(0).canonical.step, LinkHistory::kStepsUntilSlow + 1);
   for (int step = 0; step < 20; ++step) {
     script.wait(kHold);
     make_step(script, 30'000'000);

@@ -109,7 +109,7 @@ std::set<ReplicaId> Coordinator::culprits_of_plan() {
   }
   for (const auto& link : broken_links_of_plan()) {
     const bool is_new =
-        link_faults_.fail(link.accused, link.noticed_by, planned_->epoch);
+        link_history_.fail(link.accused, link.noticed_by, planned_->epoch);
     if (is_new && planned_->members.size() >= kOtherRings) {
       return {};
     }
@@ -172,7 +172,7 @@ void Coordinator::begin_plan(
 // Plans an epoch of the same members without slow links between them. They connect during the
 // current epoch and a commit begins the new one, so no step waits for it.
 bool Coordinator::plan_other_order() {
-  if (!slow_links_.any() || now_ < reorder_at_) {
+  if (!link_history_.any_slow() || now_ < reorder_at_) {
     return false;
   }
   reorder_at_ = now_ + options_.reorder_interval;

@@ -2,24 +2,14 @@
 #include "ft/protocol/link_faults.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "ft/protocol/reduce_shape.h"
 
 namespace sherd::ft {
-namespace {
-
-constexpr int kBad = 2;
-// Made-up links must not fill the memory.
-constexpr std::size_t kLinksMax = 4096;
-
-std::pair<ReplicaId, ReplicaId> key_of(ReplicaId one, ReplicaId other) {
-  return std::minmax(one, other);
-}
-
-}  // namespace
-
 BrokenLink link_of(const Suspicion& suspicion, ReplicaId reporter) {
   return {suspicion.accused, suspicion.noticed_by.value_or(reporter)};
 }
@@ -94,42 +84,6 @@ std::vector<ReplicaId> culprits_of(const std::vector<BrokenLink>& links) {
         [](const auto& a, const auto& b) { return a.second < b.second; });
     culprits.insert(most->first);
   }
-}
-
-bool LinkFaults::fail(ReplicaId one, ReplicaId other, const Epoch& epoch) {
-  const bool was_bad = bad(one, other);
-  suspect(one, other, epoch);
-  const auto found = all_.find(key_of(one, other));
-  if (found == all_.end()) {
-    return false;
-  }
-  found->second.epochs = std::max(found->second.epochs, kBad);
-  return !was_bad;
-}
-
-bool LinkFaults::suspect(ReplicaId one, ReplicaId other, const Epoch& epoch) {
-  const auto key = key_of(one, other);
-  if (one == other || (all_.size() >= kLinksMax && !all_.contains(key))) {
-    return false;
-  }
-  auto& suspected = all_[key];
-  if (suspected.epochs > 0 && epoch <= suspected.last) {
-    return false;
-  }
-  suspected.last = epoch;
-  suspected.epochs = std::min(suspected.epochs + 1, kBad + 1);
-  return suspected.epochs == kBad;
-}
-
-void LinkFaults::forget(ReplicaId replica) {
-  std::erase_if(all_, [&](const auto& one) {
-    return one.first.first == replica || one.first.second == replica;
-  });
-}
-
-bool LinkFaults::bad(ReplicaId one, ReplicaId other) const {
-  const auto found = all_.find(key_of(one, other));
-  return found != all_.end() && found->second.epochs >= kBad;
 }
 
 }  // namespace sherd::ft

@@ -20,32 +20,6 @@ std::vector<Member> members_of(ReplicaId count) {
   return members;
 }
 
-void make_bad(LinkFaults& links, ReplicaId one, ReplicaId other) {
-  links.suspect(one, other, {1, 1});
-  links.suspect(one, other, {1, 2});
-}
-
-TEST(LinkFaults, AreBadWhenSuspectedInTwoEpochs) {
-  LinkFaults links;
-  EXPECT_FALSE(links.suspect(0, 1, {1, 3}));
-  EXPECT_FALSE(links.suspect(1, 0, {1, 3}));  // The other end reports it, too.
-  EXPECT_FALSE(links.suspect(1, 0, {1, 2}));  // It comes late.
-  EXPECT_FALSE(links.bad(0, 1));
-  EXPECT_TRUE(links.suspect(1, 0, {1, 4}));
-  EXPECT_TRUE(links.bad(0, 1));
-  EXPECT_TRUE(links.bad(1, 0));
-  EXPECT_FALSE(links.suspect(0, 1, {1, 5}));  // It is bad already.
-  EXPECT_FALSE(links.bad(0, 2));
-}
-
-TEST(LinkFaults, AreBadAtOnceWhenTheyCannotBeConnected) {
-  LinkFaults links;
-  EXPECT_TRUE(links.fail(0, 1, {1, 3}));
-  EXPECT_TRUE(links.bad(1, 0));
-  EXPECT_FALSE(links.fail(1, 0, {1, 4}));
-  EXPECT_FALSE(links.fail(2, 2, {1, 4}));
-}
-
 TEST(BrokenLinks, OfOneLinkTheAccusedIsTheCulprit) {
   EXPECT_THAT(culprits_of({}), IsEmpty());
   EXPECT_THAT(culprits_of({{0, 1}}), ElementsAre(0));
@@ -81,21 +55,6 @@ TEST(BrokenLinks, AreNotLeftWithoutTheCulprits) {
   }
 }
 
-TEST(LinkFaults, OfWhoStartsAnewAreForgotten) {
-  LinkFaults links;
-  make_bad(links, 0, 1);
-  make_bad(links, 2, 3);
-  links.forget(1);
-  EXPECT_FALSE(links.bad(0, 1));
-  EXPECT_TRUE(links.bad(2, 3));
-}
-
-TEST(LinkFaults, NobodyIsAtOddsWithItself) {
-  LinkFaults links;
-  make_bad(links, 1, 1);
-  EXPECT_TRUE(links.all().empty());
-}
-
 TEST(BrokenLinks, OfTwoSilentMembersAreTheirLinkWhereTheyAreConnected) {
   const auto members = members_of(17);
   // Positions 0 and 1 are connected, 0 and 8 are not.
@@ -105,16 +64,6 @@ TEST(BrokenLinks, OfTwoSilentMembersAreTheirLinkWhereTheyAreConnected) {
   EXPECT_THAT(
       links_of_silent(members_of(16), {0, 15}),
       ElementsAre(BrokenLink{.accused = 0, .noticed_by = 15}));
-}
-
-TEST(LinkFaults, MadeUpOnesFillNoMemory) {
-  LinkFaults links;
-  for (ReplicaId one = 0; one < 100; ++one) {
-    for (ReplicaId other = 1000; other < 1100; ++other) {
-      links.suspect(one, other, {1, 1});
-    }
-  }
-  EXPECT_EQ(links.all().size(), 4096U);
 }
 
 }  // namespace

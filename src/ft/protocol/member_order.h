@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Chooses the order of an epoch's members so that their ring or trees use as few bad
-// (link_faults.h) or slow (slow_links.h) links as possible. Thread rule: pure functions.
+// or slow links (link_history.h) as possible. Thread rule: pure functions.
 #pragma once
 
 #include <cstdint>

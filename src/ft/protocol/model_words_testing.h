@@ -161,14 +161,11 @@ class ModelAccess {
       words.push_back(static_cast<std::uint64_t>(suspected.epochs));
       add(words, suspected.last);
     }
-    for (const auto& [ends, suspected] : all.link_faults_.all()) {
+    for (const auto& [ends, link] : all.link_history_.all()) {
       words.insert(words.end(), {ends.first, ends.second});
-      words.push_back(static_cast<std::uint64_t>(suspected.epochs));
-      add(words, suspected.last);
-    }
-    for (const auto& [ends, steps] : all.slow_links_.all()) {
-      words.insert(words.end(), {ends.first, ends.second});
-      add(words, static_cast<std::int64_t>(steps));
+      words.push_back(static_cast<std::uint64_t>(link.suspected.epochs));
+      add(words, link.suspected.last);
+      add(words, static_cast<std::int64_t>(link.slow_steps));
     }
     add(words, all.reorder_at_);
     for (const auto& link : all.broken_links_) {
@@ -224,10 +221,13 @@ class ModelAccess {
         one.memories_.contains({replica, incarnation});
   }
   static void find_slow(Coordinator& one, ReplicaId from, ReplicaId to) {
-    for (int step = 0; step < SlowLinks::kStepsUntilSlow; ++step) {
+    for (int step = 0; step < LinkHistory::kStepsUntilSlow; ++step) {
       // The other links are between replicas that do not exist.
-      one.slow_links_.judge(
-          {{from, to, 1}, {from, 90, 9}, {to, 91, 9}, {92, 93, 9}});
+      one.link_history_.judge(
+          {{std::minmax(from, to), 1},
+           {{from, 90}, 9},
+           {{to, 91}, 9},
+           {{92, 93}, 9}});
     }
   }
   static std::uint64_t serial(const Replica& one) { return one.serial_; }
