@@ -69,12 +69,11 @@ RankAgent::RankAgent(
               .replica = options_.replica,
               .incarnation = options_.incarnation,
               .shard_rank = options_.shard_rank,
+              .elements = options_.buckets,
               .connect_timeout = options_.timeouts.connect,
               .user_timeout = options_.timeouts.link,
               .memory = shares_memory(options_) ? &*shared_ : nullptr},
-          ring_events())) {
-  ring_->set_layout(options_.buckets);
-}
+          ring_events())) {}
 
 RankAgent::~RankAgent() = default;
 

@@ -35,6 +35,9 @@ RingOptions checked(RingOptions options) {
   SHERD_CHECK(
       options.shard_rank >= 0, "[ft] expected a shard rank, found ",
       options.shard_rank);
+  for (const auto count : options.elements) {
+    SHERD_CHECK(count >= 0, "[ft] expected sizes of buckets, found ", count);
+  }
   return options;
 }
 
@@ -59,6 +62,7 @@ Ring::Ring(RingOptions options, RingEvents events)
       context_{.options = checked(std::move(options))},
       listening_(listening(context_.options.bind_host)),
       handshakes_(context_.options, context_.counters),
+      given_(context_.options.elements.size()),
       thread_([this] { run(); }) {}
 
 Ring::~Ring() {
@@ -138,22 +142,6 @@ void Ring::set_run(std::uint64_t run, const RingKey& key) {
   });
 }
 
-void Ring::set_layout(std::vector<std::int64_t> elements) {
-  Lock lock(mu_);
-  for (const auto count : elements) {
-    SHERD_CHECK(count >= 0, "[ft] expected sizes of buckets, found ", count);
-  }
-  SHERD_CHECK(
-      !last_joined_ || elements == elements_,
-      "[ft] expected the layout before the first epoch, found it after");
-  elements_ = elements;
-  given_.assign(elements.size(), false);
-  post(lock, [this, elements = std::move(elements)] {
-    context_.buckets.assign(elements.size(), {});
-    context_.elements = elements;
-  });
-}
-
 void Ring::join(RingMembership epoch) {
   const auto& members = epoch.members;
   const auto own = std::ranges::find_if(members, [&](const RingMember& member) {
@@ -177,13 +165,7 @@ void Ring::join(RingMembership epoch) {
   for (const int position :
        receivers_of(static_cast<int>(members.size()), route.position)) {
     const auto& receiver = members[static_cast<std::size_t>(position)];
-    auto& found = route.receivers.emplace_back();
-    auto address = net::resolve(receiver.host, receiver.port);
-    if (address.ok()) {
-      found.address = address.value();
-    } else {
-      found.problem = address.status().message();
-    }
+    route.receivers.push_back(net::resolve(receiver.host, receiver.port));
   }
   Lock lock(mu_);
   SHERD_CHECK(
@@ -220,15 +202,16 @@ void Ring::begin(const Attempt& attempt, std::vector<double> weights) {
 
 void Ring::give(int bucket, const float* in, float* out) {
   Lock lock(mu_);
+  const auto& elements = context_.options.elements;
   const auto b = static_cast<std::size_t>(bucket);
   SHERD_CHECK(
-      bucket >= 0 && b < elements_.size(), "[ft] expected a bucket of ",
-      elements_.size(), ", found ", bucket);
+      bucket >= 0 && b < elements.size(), "[ft] expected a bucket of ",
+      elements.size(), ", found ", bucket);
   SHERD_CHECK(
       !given_[b], "[ft] expected bucket ", bucket,
       " once until it is forgotten, found it twice");
   SHERD_CHECK(
-      out != nullptr || elements_[b] == 0,
+      out != nullptr || elements[b] == 0,
       "[ft] expected a place for the sum of bucket ", bucket, ", found none");
   given_[b] = true;
   post(lock, [this, b, in, out] { context_.buckets[b] = {true, in, out}; });

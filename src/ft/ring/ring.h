@@ -56,11 +56,10 @@ class Ring {
 
   std::uint16_t port() const { return listening_.port; }
 
-  // Must be called before the first join(), with the same values at all members: the run number
-  // keeps unknown clients out, and the layout is the number of floats in each bucket. `key` is this
-  // member's key, which the other members must prove to know. REQUIRES: run is not 0.
+  // Must be called before the first join(), with the same number at all members: it keeps unknown
+  // clients out. `key` is this member's key, which the other members must prove to know. REQUIRES:
+  // run is not 0.
   void set_run(std::uint64_t run, const RingKey& key = {});
-  void set_layout(std::vector<std::int64_t> elements);
 
   // Connects to the peers in the background, while an older epoch may still reduce. Keeps the
   // oldest and the newest epoch and drops those in between. REQUIRES: this rank is a member; the
@@ -73,7 +72,7 @@ class Ring {
   void begin(const Attempt& attempt, std::vector<double> weights);
 
   // Gives this rank's part of a bucket, before or after begin() and in any order; buckets are
-  // reduced in the layout's order. Until forget(), `in` must stay unchanged and `out` belongs to
+  // reduced in the order of the options. Until forget(), `in` must stay unchanged and `out` belongs to
   // the ring, because peers on this host may still read both, even after reduced(). A null `in`
   // stands for zeros. REQUIRES: the bucket is not given yet.
   void give(int bucket, const float* in, float* out);
@@ -146,9 +145,8 @@ class Ring {
 
   mutable std::mutex mu_;
   // Guarded by mu_. Arguments are checked on the caller's thread, against a copy of what was set
-  // before.
+  // before or against the options, which never change.
   std::uint64_t run_ = 0;
-  std::vector<std::int64_t> elements_;
   std::vector<bool> given_;
   std::optional<Epoch> last_joined_;
   std::map<Epoch, std::size_t> members_;  // Epochs that may be begun.

@@ -93,6 +93,7 @@ void reduce(benchmark::State& state) {
   for (std::size_t m = 0; m < members; ++m) {
     RingOptions options;
     options.replica = static_cast<ReplicaId>(m);
+    options.elements.assign(buckets, static_cast<std::int64_t>(count));
     options.chunk_bytes = static_cast<std::size_t>(state.range(3)) << 10U;
     floats.push_back(std::make_unique<ring::SharedFloats>(2 * buckets * count));
     std::fill_n(floats[m]->data(), buckets * count, static_cast<float>(m + 1));
@@ -107,8 +108,6 @@ void reduce(benchmark::State& state) {
             [&](Attempt, std::uint64_t) { reduced.come(); },
             [](const Epoch&, const RingEnding&) {}}));
     rings[m]->set_run(1);
-    rings[m]->set_layout(
-        std::vector<std::int64_t>(buckets, static_cast<std::int64_t>(count)));
     epoch.members.push_back(
         {options.replica, 0, "127.0.0.1", port_of(*rings[m], proxies, m)});
   }

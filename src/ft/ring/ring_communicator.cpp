@@ -51,7 +51,7 @@ RingCommunicator::RingCommunicator(
     RingContext& context, Route route, Instant now)
     : context_(context),
       route_(std::move(route)),
-      schedule_(context.elements, schedule_options(context, route_)),
+      schedule_(context.options.elements, schedule_options(context, route_)),
       links_(links_of(schedule_, now)),
       deadline_(now + context.options.connect_timeout),
       joined_(links_.empty()),

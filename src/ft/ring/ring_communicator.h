@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 #include "base/clock.h"
+#include "base/status.h"
 #include "ft/protocol/tasks.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
@@ -31,8 +32,7 @@ struct RingContext {
   const RingOptions options;
   std::uint64_t run = 0;
   RingKey key{};
-  std::vector<std::int64_t> elements{};
-  std::vector<Bucket> buckets{};
+  std::vector<Bucket> buckets = std::vector<Bucket>(options.elements.size());
   std::int64_t last_step = -1;  // The step that the last attempt began.
   RingCounters counters{};
   GracefulClose closing{};
@@ -40,13 +40,10 @@ struct RingContext {
 
 // An epoch, and the addresses of the members that this one connects to.
 struct Route {
-  struct Address {
-    net::SocketAddress address;
-    std::string problem;  // Why there is no address.
-  };
   RingMembership epoch;
   int position = 0;
-  std::vector<Address> receivers;  // Indexed as in the schedule.
+  std::vector<Result<net::SocketAddress>>
+      receivers;  // Indexed as in the schedule.
 };
 
 class RingCommunicator {
@@ -101,7 +98,7 @@ class RingCommunicator {
   PeerLink& sender(int index);
   const PeerLink& sender(int index) const;
   const PeerLink* sender_of(ReplicaId replica) const;
-  const Route::Address& address_of(const PeerLink& link) const;
+  const Result<net::SocketAddress>& address_of(const PeerLink& link) const;
   bool receivers_answer() const;
   Handshake own_handshake() const;
 

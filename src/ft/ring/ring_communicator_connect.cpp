@@ -39,14 +39,15 @@ Handshake RingCommunicator::own_handshake() const {
   handshake.window = static_cast<std::uint32_t>(options.slots);
   handshake.chunk_elements =
       static_cast<std::uint64_t>(schedule_.options().chunk_elements);
-  handshake.buckets = context_.elements.size();
+  handshake.buckets = options.elements.size();
   handshake.elements = static_cast<std::uint64_t>(std::accumulate(
-      context_.elements.begin(), context_.elements.end(), std::int64_t{0}));
-  handshake.layout = hash_of(context_.elements);
+      options.elements.begin(), options.elements.end(), std::int64_t{0}));
+  handshake.layout = hash_of(options.elements);
   return handshake;
 }
 
-const Route::Address& RingCommunicator::address_of(const PeerLink& link) const {
+const Result<net::SocketAddress>& RingCommunicator::address_of(
+    const PeerLink& link) const {
   return route_.receivers[static_cast<std::size_t>(link.index)];
 }
 
@@ -160,9 +161,9 @@ bool RingCommunicator::dial(Instant now) {
     return false;
   }
   for (const auto& link : links_) {
-    if (link.peer == PeerLink::Peer::kReceiver &&
-        !address_of(link).problem.empty()) {
-      end(RingFault::kUnreachable, replica_of(link), address_of(link).problem);
+    if (link.peer == PeerLink::Peer::kReceiver && !address_of(link).ok()) {
+      end(RingFault::kUnreachable, replica_of(link),
+          address_of(link).status().message());
       return true;
     }
   }
@@ -190,7 +191,7 @@ bool RingCommunicator::dial(PeerLink& link, Instant now) {
   if (link.dialling.open() && now < link.dial_at) {
     return dialled(link, now);
   }
-  auto begun = net::begin_connect(address_of(link).address);
+  auto begun = net::begin_connect(address_of(link).value());
   if (begun.ok()) {
     link.dialling = std::move(begun).value();
     link.dial_at = now + kDialAgain;

@@ -135,17 +135,12 @@ TEST(RingJoin, WhoIsNotAnsweredIsHeardBeforeWhoIsNotDialled) {
 // The first of two members, without a thread. Time stands still unless a test changes it.
 class SteppedMember {
  public:
-  SteppedMember() {
-    context_.run = kTestRun;
-    context_.elements = {10};
-    context_.buckets.resize(1);
-  }
+  SteppedMember() { context_.run = kTestRun; }
   std::uint16_t port() const { return listening_.port; }
   void join(const RingMembership& epoch) {
     Route route{epoch, 0, {}};
     const RingMember& other = epoch.members[1];
-    route.receivers.push_back(
-        {net::resolve(other.host, other.port).value(), {}});
+    route.receivers.push_back(net::resolve(other.host, other.port));
     communicator_.emplace(context_, std::move(route), now_);
   }
   RingCommunicator& communicator() { return *communicator_; }
@@ -171,7 +166,11 @@ class SteppedMember {
 
  private:
   RingContext context_{
-      {.replica = 0, .incarnation = 100, .chunk_bytes = 4096, .slots = 4}};
+      {.replica = 0,
+       .incarnation = 100,
+       .elements = {10},
+       .chunk_bytes = 4096,
+       .slots = 4}};
   const net::ListeningSocket listening_ =
       std::move(net::listen_on("127.0.0.1")).value();
   HandshakeQueue handshakes_{context_.options, context_.counters};

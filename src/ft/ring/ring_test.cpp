@@ -419,13 +419,13 @@ TEST(Ring, CallersMistakesAreNamed) {
   EXPECT_THAT(
       message([&] { ring.begin({epoch.epoch, 1}, {1, -1}); }),
       HasSubstr("expected weights of 0 and more"));
-  EXPECT_THAT(
-      message([&] { ring.set_layout({11}); }),
-      HasSubstr("expected the layout before the first epoch"));
   RingOptions odd;
   odd.chunk_bytes = 6;
   EXPECT_THAT(
       message([&] { Ring(odd, {}); }), HasSubstr("a multiple of 4, found 6"));
+  EXPECT_THAT(
+      message([&] { Ring({.elements = {3, -1}}, {}); }),
+      HasSubstr("expected sizes of buckets, found -1"));
 }
 
 }  // namespace

@@ -298,7 +298,9 @@ Floats moved_to(SharedResource* memory, const Floats& floats) {
   return moved;
 }
 
-RingOptions with(RingOptions options, SharedResource* memory) {
+RingOptions with(
+    RingOptions options, const Layout& layout, SharedResource* memory) {
+  options.elements = layout;
   options.memory = memory == nullptr ? nullptr : &memory->floats();
   return options;
 }
@@ -310,9 +312,10 @@ TestMember::TestMember(
     : memory(memory_for(kind, layout)),
       in(moved_to(memory.get(), random_buckets(layout, seed))),
       out(moved_to(memory.get(), zero_buckets(layout))),
-      ring(with(std::move(options), memory.get()), events_seen.events()) {
+      ring(
+          with(std::move(options), layout, memory.get()),
+          events_seen.events()) {
   ring.set_run(kTestRun);
-  ring.set_layout(layout);
 }
 
 void TestMember::give_all() {

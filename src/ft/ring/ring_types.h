@@ -25,6 +25,8 @@ struct RingOptions {
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   int shard_rank = 0;
+  // The number of floats in each bucket, which must be the same at all members.
+  std::vector<std::int64_t> elements{};
   // The time limit for answers from the members that this one connects to. Members that connect to
   // this one may take longer, since they report first when they cannot. Nobody is blamed before an
   // eighth more has passed, since this process itself may have stood still. All of it is below the

@@ -39,7 +39,6 @@ class SendSchedule {
   bool finished() const { return first_ == schedule_->slices(); }
   // Whether everything is received and taken, even if something is still to be sent.
   bool has_taken() const;
-  bool has_arrived() const { return arrived_whole_ == schedule_->slices(); }
   // Whether all frames of this sender have arrived.
   bool has_arrived_from(int sender) const;
   // The sender whose frame the oldest slices wait for; nullopt if all have arrived.
@@ -68,8 +67,8 @@ class SendSchedule {
   std::deque<Slice> slices_;
   std::int64_t first_ = 0;
   // All slices before this one have arrived.
-  // The number of frames, by sender.
   std::int64_t arrived_whole_ = 0;
+  // The number of frames, by sender.
   std::vector<std::int64_t> arrived_from_;
   Slice untouched_;
 };
