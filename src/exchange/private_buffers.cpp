@@ -86,15 +86,19 @@ std::vector<at::Tensor> flats_at(
     const UnitSpec& unit,
     FlatDtype dtype,
     c10::Device device,
-    bool only_trainable) {
+    bool only_trainable,
+    const std::shared_ptr<void>& owner) {
   const auto offsets = flat_offsets(unit, dtype);
   std::vector<at::Tensor> flats(unit.flats.size());
   for (std::size_t f = 0; f < flats.size(); ++f) {
     const auto& flat = unit.flats[f];
     if (flat.trainable || !only_trainable) {
-      flats[f] = device::tensor_at(
-          static_cast<char*>(memory) + offsets[f], flat.layout.numel,
-          at::device(device).dtype((flat.*dtype)()));
+      auto* at = static_cast<char*>(memory) + offsets[f];
+      const auto options = at::device(device).dtype((flat.*dtype)());
+      flats[f] = owner && device.is_cpu()
+          ? at::from_blob(
+                at, {flat.layout.numel}, [owner](void*) {}, options)
+          : device::tensor_at(at, flat.layout.numel, options);
     }
   }
   return flats;
@@ -106,7 +110,8 @@ PrivateBuffers::PrivateBuffers(
       rank_(rank),
       device_(place.device),
       unit_pool_(model.unsharded_bytes_max, std::move(place.units)),
-      gradient_pool_(0, std::move(place.gradients)) {
+      gradient_pool_(
+          std::make_shared<BufferPool>(0, std::move(place.gradients))) {
   const bool on_host = model.shards_on_host;
   const auto by = on_host ? device::AllocateTensor() : place.make_shard;
   const auto gradients_by =
@@ -182,10 +187,10 @@ PrivateBuffers::Slot PrivateBuffers::gradient_slot(UnitId unit) {
   const auto& spec = model_.unit(unit);
   Slot slot;
   slot.memory =
-      gradient_pool_.borrow(flat_offsets(spec, &FlatSpec::slot_dtype).back());
+      gradient_pool_->borrow(flat_offsets(spec, &FlatSpec::slot_dtype).back());
   slot.flats = flats_at(
       slot.memory, spec, &FlatSpec::slot_dtype, device_,
-      /*only_trainable=*/true);
+      /*only_trainable=*/true, gradient_pool_);
   return slot;
 }
 
@@ -266,22 +271,22 @@ PrivateBuffers::Slot PrivateBuffers::take_gradients(UnitId unit) {
 
 PrivateBuffers::Slot PrivateBuffers::borrow_staging(std::int64_t bytes) {
   Slot slot;
-  slot.memory = bytes > 0 ? gradient_pool_.borrow(bytes) : nullptr;
+  slot.memory = bytes > 0 ? gradient_pool_->borrow(bytes) : nullptr;
   return slot;
 }
 
 void PrivateBuffers::release(Slot& slot) {
   slot.flats.clear();
   if (slot.memory != nullptr) {
-    gradient_pool_.give_back(std::exchange(slot.memory, nullptr));
+    gradient_pool_->give_back(std::exchange(slot.memory, nullptr));
   }
 }
 
 void PrivateBuffers::add_to(ExchangeCounters& counters) const {
   counters.slot_bytes = unit_pool_.allocated_bytes();
   counters.slot_bytes_peak = unit_pool_.allocated_bytes_peak();
-  counters.gradient_bytes = gradient_pool_.allocated_bytes();
-  counters.gradient_bytes_peak = gradient_pool_.allocated_bytes_peak();
+  counters.gradient_bytes = gradient_pool_->allocated_bytes();
+  counters.gradient_bytes_peak = gradient_pool_->allocated_bytes_peak();
 }
 
 }  // namespace sherd::exchange

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 #include "device/memory.h"
@@ -26,13 +27,14 @@ struct BufferPlace {
 };
 
 // The flats of a unit in memory that begins here, as flat_offsets() says. With `only_trainable` the
-// others are undefined.
+// others are undefined. On the CPU they keep the `owner` of the memory, if there is one.
 std::vector<at::Tensor> flats_at(
     void* memory,
     const UnitSpec& unit,
     FlatDtype dtype,
     c10::Device device = c10::kCPU,
-    bool only_trainable = false);
+    bool only_trainable = false,
+    const std::shared_ptr<void>& owner = nullptr);
 
 // 1-D zeros in host memory whose pages are allocated only when they are written, for gradients that
 // may never come: those that go to an optimizer's sinks, and those of parameters that start frozen.
@@ -111,7 +113,8 @@ class PrivateBuffers {
   };
   std::vector<std::vector<CastShard>> cast_shards_;
   BufferPool unit_pool_;
-  BufferPool gradient_pool_;
+  // Shared with the slots: a hook may keep its bucket.
+  const std::shared_ptr<BufferPool> gradient_pool_;
   std::map<UnitId, Slot> units_;
   std::map<UnitId, Slot> gradients_;
 };

@@ -56,6 +56,20 @@ TEST(PrivateBuffers, FlatsOfAUnitLieInOneSlotOn128Bytes) {
   }
 }
 
+// A communication hook may keep its bucket, whose memory is used again.
+TEST(PrivateBuffers, AGradientSlotOutlivesThemWhileSomebodyHasIt) {
+  const auto model = plain_model(1);
+  at::Tensor kept;
+  {
+    PrivateBuffers memories(model, 0);
+    kept = memories.open_gradients(0).front();
+    kept.fill_(3);
+    auto slot = memories.take_gradients(0);
+    memories.release(slot);
+  }
+  EXPECT_EQ(kept.sum().item<float>(), 3.0F * static_cast<float>(kept.numel()));
+}
+
 // Longer than a block of the cast, at an odd length.
 TEST(PrivateBuffers, PublishedShardsAreCastInEveryElement) {
   const auto model = contract::make_model(
