@@ -124,7 +124,7 @@ Flow rank_flow_of_step(int replicas) {
        {ft::bytes_of(ft::RankTask(compute)), ft::bytes_of(ft::RankTask(reduce)),
         ft::bytes_of(ft::RankTask(ft::ApplyTask())),
         ft::bytes_of(ft::RankEvent(ft::ReducedEvent())),
-        ft::bytes_of(ft::RankEvent(ft::AppliedEvent()))}) {
+        ft::bytes_of(ft::RankEvent(ft::WrittenEvent()))}) {
     flow.add(framed(bytes), 1);
   }
   return flow;

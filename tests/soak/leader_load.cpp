@@ -65,7 +65,7 @@ class ScriptedRank {
       });
     } else if (const auto* apply = std::get_if<ApplyTask>(&task)) {
       ++progress_.serial;
-      tell_(AppliedEvent{apply->commit.result});
+      tell_(WrittenEvent{0, apply->commit.result});
     }
   }
 

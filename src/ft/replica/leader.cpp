@@ -437,21 +437,15 @@ void Leader::on(std::size_t /*rank*/, const Suspicion& suspicion) {
 }
 
 // Writes follow one another: the next one begins when all ranks have done this one.
-void Leader::on(std::size_t rank, const AppliedEvent& event) {
-  applied_[rank] = event.digest;
-  if (applied_.size() == ranks()) {
-    const auto digest = digest_of_state(std::exchange(applied_, {}));
+void Leader::on(std::size_t rank, const WrittenEvent& event) {
+  written_[rank] = event.digest;
+  if (written_.size() == ranks()) {
+    const auto digest = digest_of_state(std::exchange(written_, {}));
     busy_ = false;
-    carry_out(machine_.applied(event.state, digest));
-  }
-}
-
-void Leader::on(std::size_t rank, const InstalledEvent& event) {
-  installed_[rank] = event.digest;
-  if (installed_.size() == ranks()) {
-    const auto digest = digest_of_state(std::exchange(installed_, {}));
-    busy_ = false;
-    carry_out(machine_.installed(event.serial, event.state, digest));
+    carry_out(
+        event.serial == 0
+            ? machine_.applied(event.state, digest)
+            : machine_.installed(event.serial, event.state, digest));
   }
 }
 

@@ -87,9 +87,8 @@ class Leader {
   void on(std::size_t rank, const JoinedEvent& event);
   void on(std::size_t rank, const ReducedEvent& event);
   void on(std::size_t rank, const Suspicion& suspicion);
-  void on(std::size_t rank, const AppliedEvent& event);
+  void on(std::size_t rank, const WrittenEvent& event);
   void on(std::size_t rank, const FetchedEvent& event);
-  void on(std::size_t rank, const InstalledEvent& event);
   void on(std::size_t rank, const TrainingProgress& progress);
   void on(std::size_t rank, const LeaveEvent& event);
   void on(std::size_t rank, const FinishedEvent& event);
@@ -113,7 +112,8 @@ class Leader {
   void offer_snapshot();
 
   void try_next_donor();
-  void fetch_sum_from(const LiveReplica& donor);
+  void fetch_from(
+      const std::vector<RankAddresses>& donors, const StateId& state);
   void ask_snapshots();
   void heard_snapshot(std::size_t donor, const Result<StateId>& state);
   void fetch_state();
@@ -137,8 +137,7 @@ class Leader {
   std::map<Epoch, std::size_t> joined_;
   std::map<Attempt, std::map<std::size_t, std::uint64_t>> digests_;
   // The digests of each rank's part, by rank.
-  std::map<std::size_t, std::optional<StateDigest>> applied_;
-  std::map<std::size_t, std::optional<StateDigest>> installed_;
+  std::map<std::size_t, std::optional<StateDigest>> written_;
   std::vector<TrainingProgress> progress_;           // Indexed by rank.
   std::vector<std::vector<LinkSpeed>> link_speeds_;  // Indexed by rank.
   // Heartbeats without a message from the rank, indexed by rank.

@@ -92,7 +92,7 @@ void Leader::try_next_donor() {
   while (catch_up_->tries < std::min(donors.size(), kDonorsMax)) {
     const auto& donor = donors[catch_up_->tries++];
     if (donor.addresses.size() == ranks()) {
-      fetch_sum_from(donor);
+      fetch_from({donor.addresses}, *catch_up_->task.held);
       return;
     }
   }
@@ -101,14 +101,17 @@ void Leader::try_next_donor() {
   ask_snapshots();
 }
 
-void Leader::fetch_sum_from(const LiveReplica& donor) {
+// Lets all ranks fetch this state, or the sum that was committed on it, from their counterparts.
+void Leader::fetch_from(
+    const std::vector<RankAddresses>& donors, const StateId& state) {
   catch_up_->serial = ++fetches_;
   catch_up_->answers.assign(ranks(), std::nullopt);
   for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    send_(
-        rank,
-        FetchSumTask{
-            catch_up_->serial, donor.addresses[rank], *catch_up_->task.held});
+    FetchTask task{catch_up_->serial, {}, state, catch_up_->wants_sum};
+    for (const auto& donor : donors) {
+      task.donors.push_back(donor[rank]);
+    }
+    send_(rank, task);
   }
 }
 
@@ -174,17 +177,13 @@ void Leader::fetch_state() {
     return;
   }
   catch_up_->state = *state;
-  catch_up_->serial = ++fetches_;
-  catch_up_->answers.assign(ranks(), std::nullopt);
-  for (std::size_t rank = 0; rank < ranks(); ++rank) {
-    FetchStateTask task{catch_up_->serial, {}, *state};
-    for (const auto& one : catch_up_->asked) {
-      if (one.state == state) {
-        task.donors.push_back(one.addresses[rank]);
-      }
+  std::vector<RankAddresses> donors;
+  for (auto& one : catch_up_->asked) {
+    if (one.state == state) {
+      donors.push_back(std::move(one.addresses));
     }
-    send_(rank, task);
   }
+  fetch_from(donors, *state);
   catch_up_->asked.clear();
 }
 

@@ -170,7 +170,8 @@ TEST(Leader, SaysOnceWhyNoDonorOffersAState) {
   }
   std::unique_ptr<Leader> leader;
   const auto send = [&](std::size_t rank, const RankTask& task) {
-    if (const auto* sum = std::get_if<FetchSumTask>(&task)) {
+    if (const auto* sum = std::get_if<FetchTask>(&task);
+        sum != nullptr && sum->is_sum) {
       loop.post([&leader, rank, serial = sum->serial] {
         FetchedEvent event;
         event.serial = serial;
@@ -211,7 +212,8 @@ bool asks_for_a_sum(const std::vector<Member>& members) {
   Leader leader(
       loop, options_of(coordinator.address()), addresses_of(1),
       [&](std::size_t, const RankTask& task) {
-        asked = asked || std::holds_alternative<FetchSumTask>(task);
+        const auto* fetch = std::get_if<FetchTask>(&task);
+        asked = asked || (fetch != nullptr && fetch->is_sum);
       });
   coordinator.serve(4, [&](const Report&) { return view; });
   return asked;
@@ -389,10 +391,10 @@ TEST(Leader, StaysUntilAllRanksHaveTheLastStep) {
           then = [&] { both(ReducedEvent{{{1, 1}, 1}, 9}); };
         } else if (std::holds_alternative<ApplyTask>(task)) {
           then = [&] {
-            leader_of_two->received(0, AppliedEvent{second});
+            leader_of_two->received(0, WrittenEvent{0, second});
             leader_of_two->received(0, FinishedEvent{});
             all_applied = true;
-            leader_of_two->received(1, AppliedEvent{second});
+            leader_of_two->received(1, WrittenEvent{0, second});
           };
         }
         if (then) {

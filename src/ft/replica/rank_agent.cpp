@@ -443,7 +443,7 @@ void RankAgent::execute(
   }
   program.update(task.commit, sum_.data());
   const auto& state = task.commit.result;
-  tell(AppliedEvent{state, digest_of(state, program)});
+  tell(WrittenEvent{0, state, digest_of(state, program)});
   reach("applied", task.commit.result.step);
 }
 
@@ -485,6 +485,7 @@ void RankAgent::execute(
     const InstallFetchedTask& fetched, const TrainingCallbacks& program) {
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
   reach("installing", fetched.state.step);
+  std::optional<StateDigest> digest;
   if (fetched.is_sum) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
     for (std::size_t i = 0; program.prepare && i < options_.buckets.size();
@@ -494,13 +495,12 @@ void RankAgent::execute(
     program.update(fetched.commit, sum_.data());
     loop_.post(
         [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
-    tell(InstalledEvent{
-        fetched.serial, fetched.state, digest_of(fetched.state, program)});
+    digest = digest_of(fetched.state, program);
   } else {
     program.restore(fetched.state, *fetched.bytes);
     copied_ = true;
-    tell(InstalledEvent{fetched.serial, fetched.state});
   }
+  tell(WrittenEvent{fetched.serial, fetched.state, digest});
   reach("installed", fetched.state.step);
 }
 

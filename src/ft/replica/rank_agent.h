@@ -114,8 +114,7 @@ class RankAgent {
   void on(const ReduceTask& task);
   void on(const StopReduceTask& task);
   void on(const SnapshotTask& task);
-  void on(const FetchStateTask& task);
-  void on(const FetchSumTask& task);
+  void on(const FetchTask& task);
   void on(const StopCatchUpTask& task);
   void on(const InstallTask& task);
   void reach(const char* point, std::int64_t step) const;
@@ -134,7 +133,8 @@ class RankAgent {
   void give(std::uint64_t serial, int bucket);
   void give_all(const ComputeTask& task);
   void tell_bad(const ComputeTask& task, const GradientFault& fault);
-  void fetched_sum(std::uint64_t serial, CommittedSum sum);
+  void fetched(const FetchTask& task, std::string bytes);
+  void fetched(const FetchTask& task, CommittedSum sum);
   void failed_to_fetch(std::uint64_t serial, const Status& why);
   // Posts to the loop. From any thread.
   void tell(RankEvent event);

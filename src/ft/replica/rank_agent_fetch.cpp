@@ -26,61 +26,53 @@ FetchOptions fetch_options(const RankAgentOptions& rank, std::uint64_t run) {
       .snapshot_timeout = rank.timeouts.snapshot};
 }
 
-void RankAgent::on(const FetchStateTask& task) {
-  reach("fetching", task.state.step);
+void RankAgent::on(const FetchTask& task) {
+  SHERD_ASSERT(!task.donors.empty(), "a leader names whom to fetch from");
   fetched_.reset();
+  fetch_.reset();
   std::vector<net::HostAddress> donors;
   for (const auto& address : task.donors) {
     donors.push_back(fetch_address_of(address));
   }
-  fetch_ = fetch_snapshot(
-      loop_, donors, fetch_options(options_, run_), task.state,
-      [this, serial = task.serial,
-       state = task.state](Result<std::string> bytes) {
-        if (!bytes.ok()) {
-          failed_to_fetch(serial, bytes.status());
-          return;
-        }
-        fetched_ = InstallFetchedTask{
-            .is_sum = false,
-            .commit = {},
-            .state = state,
-            .bytes =
-                std::make_shared<const std::string>(std::move(bytes).value())};
-        FetchedEvent event;
-        event.serial = serial;
-        tell(std::move(event));
-      });
+  auto options = fetch_options(options_, run_);
+  const auto done = [this, task](auto result) {
+    if (result.ok()) {
+      fetched(task, std::move(result).value());
+    } else {
+      failed_to_fetch(task.serial, result.status());
+    }
+  };
+  if (task.is_sum) {
+    if (!collector_ || !collector_->take(task.state, donors[0], done)) {
+      fetch_ = fetch_sum(loop_, donors[0], options, task.state, done);
+    }
+    return;
+  }
+  reach("fetching", task.state.step);
+  fetch_ = fetch_snapshot(loop_, donors, options, task.state, done);
   if (options_.sums_kept > 0) {
-    auto options = fetch_options(options_, run_);
     options.bytes_max = sum_.size() * sizeof(float);
     collector_.emplace(
         loop_, std::move(donors), options, options_.sums_bytes_max, task.state);
   }
 }
 
-void RankAgent::on(const FetchSumTask& task) {
-  fetched_.reset();
-  const auto donor = fetch_address_of(task.donor);
-  const auto done = [this, serial = task.serial](Result<CommittedSum> sum) {
-    if (sum.ok()) {
-      fetched_sum(serial, std::move(sum).value());
-    } else {
-      failed_to_fetch(serial, sum.status());
-    }
-  };
-  fetch_.reset();
-  if (!collector_ || !collector_->take(task.base, donor, done)) {
-    fetch_ =
-        fetch_sum(loop_, donor, fetch_options(options_, run_), task.base, done);
-  }
+void RankAgent::fetched(const FetchTask& task, std::string bytes) {
+  fetched_ = InstallFetchedTask{
+      .is_sum = false,
+      .commit = {},
+      .state = task.state,
+      .bytes = std::make_shared<const std::string>(std::move(bytes))};
+  FetchedEvent event;
+  event.serial = task.serial;
+  tell(std::move(event));
 }
 
 // Sends the digest with the event, so that the leader can compare it with the commit.
-void RankAgent::fetched_sum(std::uint64_t serial, CommittedSum sum) {
+void RankAgent::fetched(const FetchTask& task, CommittedSum sum) {
   if (sum.bytes->size() != sum_.size() * sizeof(float)) {
     failed_to_fetch(
-        serial,
+        task.serial,
         Status(
             ErrorCode::kPeerMismatch,
             str("[ft] expected a sum of ", sum_.size() * sizeof(float),
@@ -94,19 +86,19 @@ void RankAgent::fetched_sum(std::uint64_t serial, CommittedSum sum) {
       .bytes = std::move(sum.bytes)};
   // The digest needs as much memory again. If anything else fails here, the process ends and is
   // restarted: a worker thread runs no job after one that failed.
-  digests_thread_.post(
-      [this, serial, commit = sum.commit, bytes = fetched_->bytes]() noexcept {
-        FetchedEvent event;
-        event.serial = serial;
-        try {
-          event.digest = digest_of(*bytes);
-          event.commit = commit;
-        } catch (const std::exception& error) {
-          event.failure = error.what();
-        }
-        tell(std::move(event));
-        return Status();
-      });
+  digests_thread_.post([this, serial = task.serial, commit = sum.commit,
+                        bytes = fetched_->bytes]() noexcept {
+    FetchedEvent event;
+    event.serial = serial;
+    try {
+      event.digest = digest_of(*bytes);
+      event.commit = commit;
+    } catch (const std::exception& error) {
+      event.failure = error.what();
+    }
+    tell(std::move(event));
+    return Status();
+  });
 }
 
 void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {

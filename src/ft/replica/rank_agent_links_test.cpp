@@ -46,7 +46,7 @@ TEST(RankAgentLinks, OfStatesHaveTheLimitOfAllOthers) {
   RankAgent agent(loop, options, [](const RankEvent&) {}, [] {});
   loop.post([&] {
     agent.take(StartRunTask{5});
-    agent.take(FetchStateTask{
+    agent.take(FetchTask{
         .serial = 1, .donors = {agent.address()}, .state = {0, {5, 6}}});
   });
   net::Timer again;

@@ -40,15 +40,11 @@ void fields(auto& io, Of<ReduceTask> auto& task) {
 void fields(auto& io, Of<StopReduceTask> auto& task) { fields(io, task.epoch); }
 void fields(auto& io, Of<ApplyTask> auto& task) { fields(io, task.commit); }
 void fields(auto& io, Of<SnapshotTask> auto& task) { fields(io, task.state); }
-void fields(auto& io, Of<FetchStateTask> auto& task) {
+void fields(auto& io, Of<FetchTask> auto& task) {
   io.number("a serial", task.serial);
   io.list("donors", kAddressList, task.donors);
   fields(io, task.state);
-}
-void fields(auto& io, Of<FetchSumTask> auto& task) {
-  io.number("a serial", task.serial);
-  fields(io, task.donor);
-  fields(io, task.base);
+  io.flag("whether it is a sum", task.is_sum);
 }
 void fields(auto&, Of<StopCatchUpTask> auto&) {}
 void fields(auto& io, Of<InstallTask> auto& task) {
@@ -65,7 +61,8 @@ void fields(auto& io, Of<ReducedEvent> auto& event) {
   fields(io, event.attempt);
   io.number("a digest", event.digest);
 }
-void fields(auto& io, Of<AppliedEvent> auto& event) {
+void fields(auto& io, Of<WrittenEvent> auto& event) {
+  io.number("a serial", event.serial);
   fields(io, event.state);
   io.maybe("a digest", event.digest);
 }
@@ -78,11 +75,6 @@ void fields(auto& io, Of<FetchedEvent> auto& event) {
   io.reason("a reason", event.failure);
   fields(io, event.commit);
   io.number("a digest", event.digest);
-}
-void fields(auto& io, Of<InstalledEvent> auto& event) {
-  io.number("a serial", event.serial);
-  fields(io, event.state);
-  io.maybe("a digest", event.digest);
 }
 void fields(auto& io, Of<LinkSpeeds> auto& links) {
   io.list("speeds of links", kLinkList, links);

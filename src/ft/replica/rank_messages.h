@@ -32,17 +32,13 @@ struct StartRunTask {
 struct SnapshotTask {
   StateId state;
 };
-// Fetches this rank's part of the state from the donors, each of which has it or will have it.
-struct FetchStateTask {
+// Fetches this rank's part of the state from the donors, each of which has it or will have it, or
+// from the first of them the sum of the commit that was made from the state.
+struct FetchTask {
   std::uint64_t serial = 0;
   std::vector<RankAddress> donors;
   StateId state;
-};
-// Fetches the sum of the commit that was made from `base`.
-struct FetchSumTask {
-  std::uint64_t serial = 0;
-  RankAddress donor;
-  StateId base;
+  bool is_sum = false;
 };
 
 // The index of an alternative is its kind on the wire, so new ones go to the end. RingMembership
@@ -55,8 +51,7 @@ using RankTask = std::variant<
     StopReduceTask,
     ApplyTask,
     SnapshotTask,
-    FetchStateTask,
-    FetchSumTask,
+    FetchTask,
     StopCatchUpTask,
     InstallTask,
     StopTask>;
@@ -70,7 +65,9 @@ struct ReducedEvent {
   Attempt attempt;
   std::uint64_t digest = 0;
 };
-struct AppliedEvent {
+// The state that an ApplyTask or an InstallTask names is written.
+struct WrittenEvent {
+  std::uint64_t serial = 0;  // That of the InstallTask; 0 for an ApplyTask.
   StateId state;
   // This rank's part, in steps that compare digests.
   std::optional<StateDigest> digest{};
@@ -85,11 +82,6 @@ struct FetchedEvent {
   Commit commit;             // The commit, if it fetched a sum,
   std::uint64_t digest = 0;  // and the digest of this rank's part of the sum.
 };
-struct InstalledEvent {
-  std::uint64_t serial = 0;
-  StateId state;
-  std::optional<StateDigest> digest{};
-};
 // How fast data arrive from this rank's counterparts, as far as known.
 using LinkSpeeds = std::vector<LinkSpeed>;
 // The program of this rank wants the replica to leave.
@@ -103,9 +95,8 @@ using RankEvent = std::variant<
     JoinedEvent,
     ReducedEvent,
     Suspicion,
-    AppliedEvent,
+    WrittenEvent,
     FetchedEvent,
-    InstalledEvent,
     TrainingProgress,
     LeaveEvent,
     FinishedEvent,

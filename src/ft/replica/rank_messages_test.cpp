@@ -38,11 +38,12 @@ TEST(AgentEvents, ComeBackAsTheyWere) {
   const auto event = event_of(bytes_of(RankEvent(fetched))).value();
   EXPECT_EQ(std::get<FetchedEvent>(event).failure, "not here");
   EXPECT_EQ(std::get<FetchedEvent>(event).commit, kCommit);
-  const AppliedEvent applied{{41, {3, 4}}, StateDigest{{41, {3, 4}}, 9, true}};
-  EXPECT_EQ(
-      std::get<AppliedEvent>(event_of(bytes_of(RankEvent(applied))).value())
-          .digest,
-      applied.digest);
+  const WrittenEvent installed{
+      2, {41, {3, 4}}, StateDigest{{41, {3, 4}}, 9, true}};
+  const auto written =
+      std::get<WrittenEvent>(event_of(bytes_of(RankEvent(installed))).value());
+  EXPECT_EQ(written.serial, 2U);
+  EXPECT_EQ(written.digest, installed.digest);
   const BadGradientsEvent bad{5, {"not finite", true}};
   EXPECT_EQ(
       std::get<BadGradientsEvent>(event_of(bytes_of(RankEvent(bad))).value())

@@ -47,15 +47,13 @@ inline RankTask random_rank_task(RandomMessages& random) {
     case 6:
       return SnapshotTask{random.state()};
     case 7:
-      return FetchStateTask{
+      return FetchTask{
           random.word(),
           random.some<RankAddress>([&] { return random.address(); }),
-          random.state()};
+          random.state(), random.below(2) == 0};
     case 8:
-      return FetchSumTask{random.word(), random.address(), random.state()};
-    case 9:
       return StopCatchUpTask{};
-    case 10:
+    case 9:
       return InstallTask{random.word()};
     default:
       return StopTask{random.text()};
@@ -74,19 +72,17 @@ inline RankEvent random_event(RandomMessages& random) {
     case 2:
       return random.suspicion();
     case 3:
-      return AppliedEvent{random.state(), digest()};
+      return WrittenEvent{random.word(), random.state(), digest()};
     case 4:
       return FetchedEvent{
           random.word(), random.text(), random.commit(), random.word()};
     case 5:
-      return InstalledEvent{random.word(), random.state(), digest()};
-    case 6:
       return random.progress();
-    case 7:
+    case 6:
       return LeaveEvent{};
-    case 8:
+    case 7:
       return FinishedEvent{};
-    case 9:
+    case 8:
       return BadGradientsEvent{random.word(), random.fault()};
     default:
       return random.some<LinkSpeed>(
