@@ -65,7 +65,7 @@ FsdpEngine::FsdpEngine(
       visits_(model_.units.size(), 0),
       was_visited_(model_.units.size(), false) {
   if (options_.memory) {
-    meter_ = make_memory_meter(model_.device);
+    meter_ = memory_meter_of(model_.device);
     total_bytes_before_ = meter_->total_bytes_in_use();
   }
   auto budget = exchange_->one_sided()

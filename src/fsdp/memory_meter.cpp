@@ -17,13 +17,18 @@ namespace {
 
 class HostMeter final : public MemoryMeter {
  public:
-  c10::Device device() const override { return c10::kCPU; }
   void start() override {
-    if (!allocator_) {
+    const std::lock_guard lock(mu_);
+    if (++models_ == 1) {
       allocator_.emplace();
     }
   }
-  void stop() override { allocator_.reset(); }
+  void stop() override {
+    const std::lock_guard lock(mu_);
+    if (--models_ == 0) {
+      allocator_.reset();
+    }
+  }
   bool counts() const override { return CachingAllocator::installed(); }
   std::int64_t bytes() const override { return CachingAllocator::bytes(); }
   std::int64_t take_peak() override { return CachingAllocator::take_peak(); }
@@ -41,16 +46,16 @@ class HostMeter final : public MemoryMeter {
   }
 
  private:
+  std::mutex mu_;
+  // Guarded by mu_:
+  int models_ = 0;  // That have started and not stopped.
   std::optional<CachingAllocator> allocator_;
 };
 
-// One for each device, whoever asks: the allocator keeps both peaks together and for everybody, so
-// that taking one of them would lose the other.
 class DeviceMeter final : public MemoryMeter {
  public:
   explicit DeviceMeter(c10::Device device) : device_(device) {}
 
-  c10::Device device() const override { return device_; }
   void start() override {
     const std::lock_guard lock(mu_);
     if (++models_ > 1) {
@@ -102,26 +107,23 @@ class DeviceMeter final : public MemoryMeter {
   std::int64_t total_bytes_peak_ = 0;  // Until peaks were reset.
 };
 
-std::shared_ptr<MemoryMeter> meter_of(c10::Device device) {
+}  // namespace
+
+std::shared_ptr<MemoryMeter> memory_meter_of(c10::Device device) {
   static std::mutex mu;
   static std::map<std::string, std::weak_ptr<MemoryMeter>> meters;
   const std::lock_guard lock(mu);
   auto& known = meters[device.str()];
   auto meter = known.lock();
   if (meter == nullptr) {
-    meter = std::make_shared<DeviceMeter>(device);
+    if (device.is_cpu()) {
+      meter = std::make_shared<HostMeter>();
+    } else {
+      meter = std::make_shared<DeviceMeter>(device);
+    }
     known = meter;
   }
   return meter;
-}
-
-}  // namespace
-
-std::shared_ptr<MemoryMeter> make_memory_meter(c10::Device device) {
-  if (device.is_cpu()) {
-    return std::make_shared<HostMeter>();
-  }
-  return meter_of(device);
 }
 
 }  // namespace sherd::fsdp

@@ -5,6 +5,7 @@
 // counts it. Thread rule: any thread. Mechanism: docs/design/memory.md.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <c10/core/Device.h>
@@ -15,8 +16,11 @@ class MemoryMeter {
  public:
   virtual ~MemoryMeter() = default;
 
-  // The device whose memory is measured; only one recorder at a time may do so.
-  virtual c10::Device device() const = 0;
+  // Only one recorder at a time may take the peaks of steps: returns whether it is the caller, which
+  // calls unclaim() when it has ended.
+  bool claim() { return !claimed_.exchange(true, std::memory_order_acquire); }
+  // Release: pairs with the next recorder's claim().
+  void unclaim() { claimed_.store(false, std::memory_order_release); }
 
   // Counts what is in use, and its peaks, from now on, until stop(). Each model calls both once.
   virtual void start() = 0;
@@ -40,8 +44,13 @@ class MemoryMeter {
   // The host waits for the work that this thread has queued on the device, so that clocks measure
   // how long it took.
   virtual void settle() const {}
+
+ private:
+  std::atomic<bool> claimed_ = false;
 };
 
-std::shared_ptr<MemoryMeter> make_memory_meter(c10::Device device);
+// The process has one for each device, whoever asks: allocators keep their peaks for everybody, so
+// that taking one of them would lose another.
+std::shared_ptr<MemoryMeter> memory_meter_of(c10::Device device);
 
 }  // namespace sherd::fsdp

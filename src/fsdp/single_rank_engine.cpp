@@ -54,7 +54,7 @@ SingleRankEngine::~SingleRankEngine() { close(); }
 void SingleRankEngine::start() {
   if (memory_limit_) {
     memory_ = std::make_unique<MemoryPlanner>(MemoryPlannerOptions{
-        .limit = *memory_limit_, .meter = make_memory_meter(model_.device)});
+        .limit = *memory_limit_, .meter = memory_meter_of(model_.device)});
   }
   hook_due_.assign(slices_.size(), false);
   synchronised_.resize(slices_.size());

@@ -2,42 +2,15 @@
 #include "fsdp/step_recorder.h"
 
 #include <algorithm>
-#include <set>
-#include <string>
 #include <utility>
 
 namespace sherd::fsdp {
 
 using plan::MemoryMoment;
 
-namespace {
-
-// The devices whose memory somebody records.
-class Claims {
- public:
-  static Claims& instance() {
-    static Claims only;
-    return only;
-  }
-  bool take(c10::Device device) {
-    const std::lock_guard lock(mu_);
-    return taken_.insert(device.str()).second;
-  }
-  void give_back(c10::Device device) {
-    const std::lock_guard lock(mu_);
-    taken_.erase(device.str());
-  }
-
- private:
-  std::mutex mu_;
-  std::set<std::string> taken_;  // Guarded by mu_.
-};
-
-}  // namespace
-
 StepRecorder::StepRecorder(int units, std::shared_ptr<MemoryMeter> meter)
     : meter_(std::move(meter)),
-      counts_(meter_->counts() && Claims::instance().take(meter_->device())),
+      counts_(meter_->counts() && meter_->claim()),
       claimed_(counts_),
       gathers_(static_cast<std::size_t>(units), 0) {}
 
@@ -47,7 +20,7 @@ void StepRecorder::stop() {
   const std::lock_guard lock(mu_);
   recording_ = false;
   if (std::exchange(claimed_, false)) {
-    Claims::instance().give_back(meter_->device());
+    meter_->unclaim();
   }
 }
 

@@ -183,12 +183,12 @@ TEST(DeviceMemoryLimit, IsKeptBesideReplicasAndWithShardsOnTheHost) {
 // Its allocator has one peak for everybody.
 TEST(DeviceMemoryLimit, AnotherModelOfTheDeviceLosesNoPeak) {
   const auto device = checking_device();
-  const auto first = fsdp::make_memory_meter(device);
+  const auto first = fsdp::memory_meter_of(device);
   first->start();
   const auto before = first->total_bytes();
   constexpr std::int64_t kBytes = 1 << 20;
   (void)torch::zeros({kBytes}, torch::dtype(torch::kByte).device(device));
-  const auto second = fsdp::make_memory_meter(device);
+  const auto second = fsdp::memory_meter_of(device);
   second->start();
   EXPECT_GE(first->total_bytes_peak(), before + kBytes);
   second->stop();
