@@ -8,6 +8,7 @@
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/contract_processes_testing.h"
+#include "exchange/observed_transport_testing.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -18,59 +19,34 @@ constexpr int kRequestTag = 0;
 enum class Event { kShardSent, kShardAwaited, kRequestReceived };
 using Events = std::vector<Event>;
 
-// Notes the receives of requests whose wait has ended.
-class NotingTransfer final : public world::Transfer {
- public:
-  NotingTransfer(std::unique_ptr<world::Transfer> inner, Events& events)
-      : inner_(std::move(inner)), events_(events) {}
-  Status wait(const std::string& what) override {
-    auto status = inner_->wait(what);
-    events_.push_back(Event::kRequestReceived);
-    return status;
-  }
-
- private:
-  const std::unique_ptr<world::Transfer> inner_;
-  Events& events_;
-};
-
-// Notes what it passes on. Its events are those of one thread at a time: the
-// exchange's worker, and the test when it has waited for that.
-class NotingTransport final : public world::Transport {
- public:
-  NotingTransport(std::shared_ptr<world::Transport> inner, Events& events)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        events_(events) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    if (is_shard(tag)) {
-      events_.push_back(Event::kShardSent);
-    }
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    if (is_shard(tag)) {
-      events_.push_back(Event::kShardAwaited);
-    }
-    auto transfer = inner_->receive(tensor, peer, tag);
-    return tag == kRequestTag
-        ? std::make_unique<NotingTransfer>(std::move(transfer), events_)
-        : std::move(transfer);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  static bool is_shard(int tag) {
-    return tag >= kFlatTag && tag < kCollectiveTags;
-  }
-
-  const std::shared_ptr<world::Transport> inner_;
-  Events& events_;
-};
+// Its events are those of one thread at a time: the exchange's worker, and the test when it has
+// waited for that.
+std::shared_ptr<world::Transport> noting(
+    std::shared_ptr<world::Transport> inner, Events& events) {
+  return std::make_shared<ObservedTransport>(
+      std::move(inner),
+      TransportObserver{
+          .on_send =
+              [&events](const ObservedMessage& message) {
+                if (message.is_shard()) {
+                  events.push_back(Event::kShardSent);
+                }
+              },
+          .on_receive = [&events](const ObservedMessage& message, auto receive)
+              -> std::unique_ptr<world::Transfer> {
+            if (message.is_shard()) {
+              events.push_back(Event::kShardAwaited);
+            }
+            if (message.tag != kRequestTag) {
+              return receive;
+            }
+            const auto after = [&events] {
+              events.push_back(Event::kRequestReceived);
+            };
+            return std::make_unique<ObservedTransfer>(
+                std::move(receive), nullptr, after);
+          }});
+}
 
 // Every rank gathers unit 0 with the first options and 2 with the second, and
 // then compares its events with what `check` expects of them.
@@ -117,7 +93,7 @@ void over_fakes_and_gloo(
       run_in_threads(
           [&](test::FakeRank& self) {
             return make_collective_exchange(
-                std::make_shared<NotingTransport>(
+                noting(
                     self.network.transport(self.rank, "gather"),
                     events[static_cast<std::size_t>(self.rank)]),
                 self.network.transport(self.rank, "reduce"), make);
@@ -130,7 +106,7 @@ void over_fakes_and_gloo(
     run_in_processes(
         [&](const World& world, const std::vector<int>& all) {
           return make_collective_exchange(
-              std::make_shared<NotingTransport>(
+              noting(
                   world::make_c10d_transport(world, "gather", all),
                   events[static_cast<std::size_t>(world.rank())]),
               world::make_c10d_transport(world, "reduce", all), make);

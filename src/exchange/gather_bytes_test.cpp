@@ -11,7 +11,7 @@
 #include "exchange/coded_shards.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
-#include "exchange/counting_transport_testing.h"
+#include "exchange/observed_transport_testing.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -44,10 +44,14 @@ void with_coder(
   run_in_threads(
       [&](test::FakeRank& self) {
         return make_collective_exchange(
-            std::make_shared<CountingTransport>(
+            std::make_shared<ObservedTransport>(
                 self.network.transport(self.rank, "gather"),
-                [&mine = sent[static_cast<std::size_t>(self.rank)]](
-                    int /*peer*/, std::int64_t bytes) { mine += bytes; }),
+                TransportObserver{
+                    .on_send =
+                        [&mine = sent[static_cast<std::size_t>(self.rank)]](
+                            const ObservedMessage& message) {
+                          mine += message.is_shard() ? message.bytes : 0;
+                        }}),
             self.network.transport(self.rank, "reduce"),
             [coder = coder_of(self.rank)](
                 const auto& model, const auto& gather,

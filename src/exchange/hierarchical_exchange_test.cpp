@@ -13,7 +13,7 @@
 
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_processes_testing.h"
-#include "exchange/make_exchange.h"
+#include "exchange/observed_transport_testing.h"
 #include "exchange/unit_transport.h"
 #include "world/hosts.h"
 #include "world/transport.h"
@@ -40,35 +40,21 @@ std::vector<std::string> run_on(
 // ---- bytes ----
 
 // Counts what is received with tags of flats.
-class CountingTransport final : public world::Transport {
- public:
-  CountingTransport(
-      std::shared_ptr<world::Transport> inner,
-      int first_tag,
-      std::int64_t& bytes)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        first_tag_(first_tag),
-        bytes_(bytes) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    const bool counts = tag >= first_tag_ && tag < kCollectiveTags;
-    bytes_ += counts ? static_cast<std::int64_t>(tensor.nbytes()) : 0;
-    return inner_->receive(tensor, peer, tag);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  std::shared_ptr<world::Transport> inner_;
-  const int first_tag_;
-  std::int64_t& bytes_;  // Outlives the transport.
-};
+std::shared_ptr<world::Transport> counting(
+    std::shared_ptr<world::Transport> inner,
+    int first_tag,
+    std::int64_t& bytes) {
+  return std::make_shared<ObservedTransport>(
+      std::move(inner),
+      TransportObserver{
+          .on_receive = [first_tag, &bytes](
+                            const ObservedMessage& message, auto receive) {
+            const bool counts = message.tag >= first_tag &&
+                message.tag < world::Transport::kCollectiveTags;
+            bytes += counts ? message.bytes : 0;
+            return receive;
+          }});
+}
 
 struct Received {
   std::int64_t units = 0;
@@ -82,10 +68,10 @@ std::vector<Received> received_by_hosts(
   Received mine;  // Of the process that counts.
   const auto make = [&](const World& world, const std::vector<int>& all) {
     return make_collective_exchange(
-        std::make_unique<CountingTransport>(
+        counting(
             world::make_c10d_transport(world, "gather", all), kFlatTag,
             mine.units),
-        std::make_unique<CountingTransport>(
+        counting(
             world::make_c10d_transport(world, "reduce", all), 0,
             mine.gradients),
         [world, all](
@@ -222,50 +208,27 @@ Status train(Exchange& exchange, const ModelSpec& model, std::uint64_t steps) {
 
 // Calls `waits` when a message from rank `from` is about to be waited for, which collectives do in
 // the order of ranks.
-class WatchedTransport final : public world::Transport {
- public:
-  WatchedTransport(
-      std::shared_ptr<world::Transport> inner,
-      int from,
-      std::function<void()> waits)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        from_(from),
-        waits_(std::move(waits)) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    auto transfer = inner_->receive(tensor, peer, tag);
-    if (peer != from_) {
-      return transfer;
-    }
-    return std::make_unique<WatchedTransfer>(std::move(transfer), waits_);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  struct WatchedTransfer final : world::Transfer {
-    WatchedTransfer(
-        std::unique_ptr<world::Transfer> watched, std::function<void()> call)
-        : transfer(std::move(watched)), waits(std::move(call)) {}
-    Status wait(const std::string& what) override {
-      waits();
-      return transfer->wait(what);
-    }
-
-    std::unique_ptr<world::Transfer> transfer;
-    std::function<void()> waits;
-  };
-
-  std::shared_ptr<world::Transport> inner_;
-  const int from_;
-  const std::function<void()> waits_;
-};
+std::shared_ptr<world::Transport> watched(
+    std::shared_ptr<world::Transport> inner,
+    int from,
+    std::function<void()> waits) {
+  return std::make_shared<ObservedTransport>(
+      std::move(inner),
+      TransportObserver{
+          .on_receive = [from, waits = std::move(waits)](
+                            const ObservedMessage& message,
+                            auto receive) -> std::unique_ptr<world::Transfer> {
+            if (message.peer != from) {
+              return receive;
+            }
+            const auto before = [waits](const std::string&) {
+              waits();
+              return Status();
+            };
+            return std::make_unique<ObservedTransfer>(
+                std::move(receive), before, nullptr);
+          }});
+}
 
 // Of two hosts with two ranks each; rank 3 dies in the middle of training, when each of the others
 // has the requests of the rest and waits for its request only: from one that comes later, rank 2
@@ -286,7 +249,7 @@ void expect_named_in_time(bool blind_hosts) {
         std::atomic<bool> trained = false;
         seat.exchange = make_hierarchical_exchange(
             world, "test",
-            std::make_shared<WatchedTransport>(
+            watched(
                 world::make_c10d_transport(world, "test/gather", {0, 1, 2, 3}),
                 3, [&] {
                   if (trained) {

@@ -10,8 +10,8 @@
 #include "exchange/collective_exchange.h"
 #include "exchange/contract_fakes_testing.h"
 #include "exchange/contract_processes_testing.h"
-#include "exchange/counting_transport_testing.h"
 #include "exchange/hybrid_exchange.h"
+#include "exchange/observed_transport_testing.h"
 
 namespace sherd::exchange::contract {
 namespace {
@@ -175,12 +175,15 @@ TEST(SecondaryShards, B3AUnitThatAllHaveGatheredIsGatheredInsideGroups) {
     run_in_threads(
         [&, group = group](test::FakeRank& self) {
           return grouped_exchange(
-              std::make_shared<CountingTransport>(
+              std::make_shared<ObservedTransport>(
                   self.network.transport(self.rank, "gather"),
-                  [&mine = sent[static_cast<std::size_t>(self.rank)]](
-                      int peer, std::int64_t bytes) {
-                    mine[static_cast<std::size_t>(peer)] += bytes;
-                  }),
+                  TransportObserver{
+                      .on_send =
+                          [&mine = sent[static_cast<std::size_t>(self.rank)]](
+                              const ObservedMessage& message) {
+                            mine[static_cast<std::size_t>(message.peer)] +=
+                                message.is_shard() ? message.bytes : 0;
+                          }}),
               self.network.transport(self.rank, "reduce"), group);
         },
         fake_of(1), ranks, {}, body);

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 #include "base/check.h"
 #include "exchange/collective_exchange.h"
+#include "exchange/observed_transport_testing.h"
 #include "fsdp/fsdp_engine.h"
 #include "support/fake_ranks.h"
 #include "support/small_models.h"
@@ -48,61 +49,34 @@ class Happened {
   bool in_vain_ = false;
 };
 
-class HeldTransfer final : public world::Transfer {
- public:
-  HeldTransfer(
-      std::unique_ptr<world::Transfer> inner, Happened& rank, std::string until)
-      : inner_(std::move(inner)), rank_(rank), until_(std::move(until)) {}
-  Status wait(const std::string& what) override {
-    if (!rank_.wait_for(until_)) {
-      return {
-          ErrorCode::kDeadlineExceeded,
-          what + " was waited for before " + until_};
-    }
-    return inner_->wait(what);
-  }
-
- private:
-  const std::unique_ptr<world::Transfer> inner_;
-  Happened& rank_;
-  const std::string until_;
-};
-
 // What a message waits for, by its tag; empty: nothing. Notes "asked for ..." of
 // those that wait.
 using Until = std::function<std::string(int tag)>;
 
-class HoldingTransport final : public world::Transport {
- public:
-  HoldingTransport(
-      std::shared_ptr<world::Transport> inner, Happened& rank, Until until)
-      : world::Transport(inner->ranks(), inner->world_rank(inner->index())),
-        inner_(std::move(inner)),
-        rank_(rank),
-        until_(std::move(until)) {}
-
-  std::unique_ptr<world::Transfer> send(
-      const at::Tensor& tensor, int peer, int tag) override {
-    return inner_->send(tensor, peer, tag);
-  }
-  std::unique_ptr<world::Transfer> receive(
-      const at::Tensor& tensor, int peer, int tag) override {
-    auto transfer = inner_->receive(tensor, peer, tag);
-    const auto until = until_(tag);
-    if (until.empty()) {
-      return transfer;
-    }
-    rank_.note("asked for what follows " + until);
-    return std::make_unique<HeldTransfer>(std::move(transfer), rank_, until);
-  }
-  void abandon(const Status& why) override { inner_->abandon(why); }
-  void leave() override { inner_->leave(); }
-
- private:
-  const std::shared_ptr<world::Transport> inner_;
-  Happened& rank_;
-  const Until until_;
-};
+std::shared_ptr<world::Transport> holding(
+    std::shared_ptr<world::Transport> inner, Happened& rank, Until until_of) {
+  return std::make_shared<exchange::ObservedTransport>(
+      std::move(inner),
+      exchange::TransportObserver{
+          .on_receive = [&rank, until_of = std::move(until_of)](
+                            const exchange::ObservedMessage& message,
+                            auto receive) -> std::unique_ptr<world::Transfer> {
+            const auto until = until_of(message.tag);
+            if (until.empty()) {
+              return receive;
+            }
+            rank.note("asked for what follows " + until);
+            const auto before = [&rank, until](const std::string& what) {
+              return rank.wait_for(until)
+                  ? Status()
+                  : Status(
+                        ErrorCode::kDeadlineExceeded,
+                        what + " was waited for before " + until);
+            };
+            return std::make_unique<exchange::ObservedTransfer>(
+                std::move(receive), before, nullptr);
+          }});
+}
 
 // A rank's model, whose every layer tells where it is.
 struct OverlapRank {
@@ -113,7 +87,7 @@ struct OverlapRank {
 
   explicit OverlapRank(test::FakeRank& self) {
     const auto held = [&](const std::string& name, auto unit_of) {
-      return std::make_shared<HoldingTransport>(
+      return holding(
           self.network.transport(self.rank, name), happened,
           [this, name, unit_of](int tag) {
             const int unit = unit_of(tag);
