@@ -6,12 +6,7 @@
 
 namespace sherd::bench {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
-    CollectiveTimes, operation, dtype, bytes, contender, round_ms)
-
 namespace {
-
-constexpr const char* kCaseMark = "bench: ";
 
 bool same_case(const CollectiveTimes& a, const CollectiveTimes& b) {
   return a.operation == b.operation && a.dtype == b.dtype && a.bytes == b.bytes;
@@ -55,24 +50,9 @@ std::string cell(const CollectiveTimes* times) {
 
 int checked_value(int rank) { return rank % 4 + 1; }
 
-std::string line_of(const CollectiveTimes& times) {
-  return kCaseMark + nlohmann::json(times).dump();
-}
-
-std::optional<CollectiveTimes> parse_times(const std::string& line) {
-  if (!line.starts_with(kCaseMark)) {
-    return std::nullopt;
-  }
-  try {
-    auto times =
-        nlohmann::json::parse(line.substr(std::string(kCaseMark).size()))
-            .get<CollectiveTimes>();
-    const bool measured = times.bytes > 0 && !times.round_ms.empty() &&
-        std::ranges::min(times.round_ms) > 0.0;
-    return measured ? std::optional(std::move(times)) : std::nullopt;
-  } catch (const nlohmann::json::exception&) {  // Also for NaN and infinity.
-    return std::nullopt;
-  }
+bool is_possible(const CollectiveTimes& times) {
+  return times.bytes > 0 && !times.round_ms.empty() &&
+      std::ranges::min(times.round_ms) > 0.0;
 }
 
 std::string table_of(

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `sherd bench collectives`: what its ranks measured, and how it is shown. Each rank runs all
-// contenders in one process, in turn; rank 0 writes a line for each case and contender: "bench: " and
-// its CollectiveTimes as JSON. Thread rule: pure functions, any thread.
+// contenders in one process, in turn; rank 0 writes a line for each case and contender, its
+// CollectiveTimes as a reply (contender_protocol.h). Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
+#include "bench/contender_protocol.h"
 #include "bench/report_text.h"
 
 namespace sherd::bench {
@@ -37,9 +37,11 @@ struct CollectiveTimes {
 // any of up to 64 ranks are exact in bf16, in whatever order.
 int checked_value(int rank);
 
-std::string line_of(const CollectiveTimes& times);
-// Nothing if the line does not have exactly that form.
-std::optional<CollectiveTimes> parse_times(const std::string& line);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    CollectiveTimes, operation, dtype, bytes, contender, round_ms)
+
+// Whether there are bytes and positive times, for parse_reply().
+bool is_possible(const CollectiveTimes& times);
 
 // For each case the times of each contender, and Gloo's time divided by shm's, which is how many
 // times Gloo's bandwidth shm reaches; several lines.

@@ -55,7 +55,7 @@ std::vector<CollectiveTimes> times_of(const CollectivesOptions& options) {
   tools::CommandLines lines(command_of(options));
   std::vector<CollectiveTimes> all;
   while (const auto line = lines.next()) {
-    if (auto times = parse_times(*line)) {
+    if (auto times = parse_reply<CollectiveTimes>(*line)) {
       all.push_back(std::move(*times));
     } else {
       std::fprintf(stderr, "%s\n", line->c_str());

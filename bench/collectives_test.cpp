@@ -32,7 +32,7 @@ TEST(Collectives, CheckedSumsOf64RanksAreExactInBf16) {
 TEST(Collectives, ALineSaysAllThereIs) {
   const auto times = times_of("shm", 0.25);
 
-  const auto found = parse_times(line_of(times));
+  const auto found = parse_reply<CollectiveTimes>(line_of(times));
 
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->operation, "all_reduce");
@@ -52,7 +52,7 @@ TEST(Collectives, OtherLinesAreNone) {
         R"("round_ms":["1"]})",
         R"(bench: {"operation":"a","dtype":"b","bytes":1,"contender":"shm",)"
         R"("round_ms":[-1]})"}) {
-    EXPECT_FALSE(parse_times(line).has_value()) << line;
+    EXPECT_FALSE(parse_reply<CollectiveTimes>(line).has_value()) << line;
   }
 }
 

@@ -161,7 +161,7 @@ std::string ContenderJob::answer(
 
 ReadyReply ContenderJob::wait_until_ready(seconds deadline) {
   const auto line = answer(steady_clock::now() + deadline, nullptr);
-  const auto ready = parse_ready_reply(line);
+  const auto ready = parse_reply<ReadyReply>(line);
   if (!ready) {
     fail("should have said that it is ready, and said '" + line + "'");
   }
@@ -179,7 +179,7 @@ StepsReply ContenderJob::run(
     int steps, seconds deadline, const std::function<void()>& while_waiting) {
   send(steps);
   const auto line = answer(steady_clock::now() + deadline, while_waiting);
-  auto ran = parse_steps_reply(line);
+  auto ran = parse_reply<StepsReply>(line);
   if (!ran || ran->step_ms.size() != static_cast<std::size_t>(steps)) {
     fail(
         "should have taken " + std::to_string(steps) + " steps, and said '" +

@@ -50,7 +50,8 @@ TEST(ContenderJob, AnswersAndEndsInOrder) {
   const auto contender = started(
       std::string(kReady) +
           "echo chatter; read line; "
-          R"(echo "bench: {\"step_ms\":[1.5,2.5],\"losses\":[5,$#]}"; )"
+          R"(echo "bench: {\"step_ms\":[1.5,2.5],\"losses\":[5,$#],)"
+          R"(\"faults\":7,\"cpu_ms\":0.5}"; )"
           "read line; test \"$line $COLOUR\" = '0 blue'",
       signals);
   const auto ready = contender->wait_until_ready(kDeadline);
@@ -60,6 +61,7 @@ TEST(ContenderJob, AnswersAndEndsInOrder) {
   const auto ran = contender->run(2, kDeadline, [&] { ++ticks; });
   EXPECT_THAT(ran.step_ms, ElementsAre(1.5, 2.5));
   EXPECT_THAT(ran.losses, ElementsAre(5, 0));
+  EXPECT_EQ(ran.faults, 7);
   EXPECT_GT(ticks, 0);
   contender->end(kDeadline);
 }

@@ -14,6 +14,7 @@ import datetime
 import json
 import math
 import os
+import resource
 import sys
 import time
 
@@ -210,6 +211,12 @@ def distributed(model, work):
     return fully_shard(model, mesh=mesh, mp_policy=precision)
 
 
+def usage():
+    """Minor page faults and milliseconds of processor time of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_minflt, (used.ru_utime + used.ru_stime) * 1e3
+
+
 class RankLoop:
     def __init__(self, work):
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -257,15 +264,20 @@ class RankLoop:
     def take(self, steps):
         milliseconds, losses = [], []
         dist.barrier()
+        used = usage()
         before = time.perf_counter()
         for _ in range(steps):
             losses.append(self.step())
             now = time.perf_counter()
             milliseconds.append((now - before) * 1e3)
             before = now
+        mine = [now - then for now, then in zip(usage(), used)]
+        faults, cpu_ms = self.gather(mine).sum(0).tolist()
         return {
             "step_ms": self.gather(milliseconds).amax(0).tolist(),
             "losses": self.gather(losses).mean(0).tolist(),
+            "faults": int(faults),
+            "cpu_ms": cpu_ms,
         }
 
     def run(self):

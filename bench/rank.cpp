@@ -3,8 +3,10 @@
 // sherd-bench-rank: one rank of the contenders "bound" and "sherd", in which `sherd bench` tells
 // rank 0 what to do (contender_protocol.h) and rank 0 tells the others, or of "replica"
 // (replica_rank.h).
+#include <sys/resource.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -37,6 +39,19 @@ at::Tensor rows_of(const Workload& work, int step, const World& world) {
       numbers.begin(), numbers.end(),
       (std::int64_t{step} * world.size() + world.rank()) * work.batch);
   return random_rows(numbers, work.sequence + 1);
+}
+
+// Minor page faults and milliseconds of processor time of this process.
+std::array<double, 2> usage() {
+  rusage used = {};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto ms = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) * 1e3 +
+        static_cast<double>(time.tv_usec) * 1e-3;
+  };
+  return {
+      static_cast<double>(used.ru_minflt),
+      ms(used.ru_utime) + ms(used.ru_stime)};
 }
 
 class RankLoop {
@@ -92,6 +107,7 @@ class RankLoop {
     std::vector<double> step_ms;
     std::vector<double> losses;
     world_.barrier();
+    const auto used_before = usage();
     auto before = Clock::now();
     for (int i = 0; i < steps; ++i) {
       losses.push_back(
@@ -102,7 +118,14 @@ class RankLoop {
           std::chrono::duration<double, std::milli>(now - before).count());
       before = now;
     }
-    return over_ranks(step_ms, losses);
+    const auto used = usage();
+    auto ran = over_ranks(step_ms, losses);
+    for (const auto& one : world_.all_gather(
+             {used[0] - used_before[0], used[1] - used_before[1]})) {
+      ran.faults += static_cast<std::int64_t>(one[0]);
+      ran.cpu_ms += one[1];
+    }
+    return ran;
   }
 
   // The slowest rank's time and the mean loss of each step.

@@ -145,14 +145,12 @@ class InterleavedRun {
         order_of_round(entries_.size(), static_cast<std::uint64_t>(round));
     for (const auto index : order) {
       auto& [contender, measured, processes] = entries_[index];
-      const auto before = usage_of(processes);
       // One more step comes first, since another contender has filled the caches.
-      auto step_ms = contender->run(steps + 1, kBlockDeadline).step_ms;
-      const auto after = usage_of(processes);
-      measured.faults += after.faults - before.faults;
-      measured.cpu_ms += 1e3 * static_cast<double>(after.ticks - before.ticks) /
-          static_cast<double>(::sysconf(_SC_CLK_TCK));
+      auto ran = contender->run(steps + 1, kBlockDeadline);
+      measured.faults += ran.faults;
+      measured.cpu_ms += ran.cpu_ms;
       measured.rank_steps += std::int64_t{steps + 1} * config_.ranks;
+      auto& step_ms = ran.step_ms;
       step_ms.erase(step_ms.begin());
       measured.round_ms.push_back(median(step_ms));
       measured.step_ms.insert(
