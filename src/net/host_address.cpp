@@ -3,10 +3,12 @@
 
 #include <netdb.h>
 #include <sys/socket.h>
+#include <utility>
 
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "base/parse_number.h"
+#include "net/tcp_socket.h"
 
 namespace sherd::net {
 namespace {
@@ -23,16 +25,16 @@ std::uint16_t parse_port(std::string_view digits, std::string_view text) {
 }
 
 // A connected UDP socket knows its own address and sends nothing.
-std::string local_address_towards(const addrinfo& target) {
+std::string local_address_towards(const SocketAddress& target) {
   const Descriptor socket(
-      ::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_storage own{};
-  socklen_t length = sizeof(own);
-  auto* any = reinterpret_cast<sockaddr*>(&own);
+      ::socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  SocketAddress own = {.storage = {}, .bytes = sizeof(sockaddr_storage)};
+  auto* any = reinterpret_cast<sockaddr*>(&own.storage);
+  const auto* there = reinterpret_cast<const sockaddr*>(&target.storage);
   const bool known = socket.open() &&
-      ::connect(socket.get(), target.ai_addr, target.ai_addrlen) == 0 &&
-      ::getsockname(socket.get(), any, &length) == 0;
-  return known ? ip_of(any, length) : "";
+      ::connect(socket.get(), there, target.bytes) == 0 &&
+      ::getsockname(socket.get(), any, &own.bytes) == 0;
+  return known ? numeric(own).host : "";
 }
 
 }  // namespace
@@ -74,19 +76,17 @@ HostAddress parse_host_address(std::string_view text) {
 }
 
 IpRoute route_to(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* all = nullptr;
-  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &all) != 0) {
+  constexpr std::uint16_t kAnyPort = 9;
+  const auto all = addresses_of(host, kAnyPort);
+  if (host.empty() || !all.ok()) {
     return {};
   }
-  IpRoute route;
-  for (const auto* at = all; at != nullptr && route.from.empty();
-       at = at->ai_next) {
-    route = {local_address_towards(*at), ip_of(at->ai_addr, at->ai_addrlen)};
+  for (const auto& address : all.value()) {
+    if (auto from = local_address_towards(address); !from.empty()) {
+      return {std::move(from), numeric(address).host};
+    }
   }
-  ::freeaddrinfo(all);
-  return route.from.empty() ? IpRoute() : route;
+  return {};
 }
 
 }  // namespace sherd::net

@@ -191,30 +191,26 @@ Result<std::unique_ptr<Listener>> Listener::listen(
       options.unfinished_max > 0,
       "[net] expected room for one unfinished connection, found 0");
   const auto found = addresses_of(address.host, address.port);
-  const auto all = found.ok() ? found.value() : std::vector<SocketAddress>();
-  for (const auto& one : all) {
-    check_security(options.security, numeric(one).host);
+  if (found.ok()) {
+    for (const auto& one : found.value()) {
+      check_security(options.security, numeric(one).host);
+    }
   }
   const auto impl = std::make_shared<Impl>(loop, options, std::move(handlers));
-  // Takes the first address that can be bound: a name may have IPv6 addresses on a host without
-  // IPv6.
-  Status why = found.status();
-  for (const auto& one : all) {
-    auto listening = listen_on(one);
-    if (listening.ok()) {
-      impl->acceptor.assign(
-          one.storage.ss_family == AF_INET6 ? Tcp::v6() : Tcp::v4(),
-          std::move(listening).value().socket.release());
-      impl->address = text_of(impl->acceptor.local_endpoint());
-      impl->accept();
-      return std::unique_ptr<Listener>(
-          std::make_unique<Listener>(Private(), impl));
-    }
-    why = listening.status();
+  auto result = found.ok() ? listen_on(found.value()) : found.status();
+  if (!result.ok()) {
+    return Status(
+        ErrorCode::kUnavailable,
+        str("[net] cannot listen on ", address.text(), ": ",
+            result.status().message()));
   }
-  return Status(
-      ErrorCode::kUnavailable,
-      str("[net] cannot listen on ", address.text(), ": ", why.message()));
+  auto listening = std::move(result).value();
+  impl->acceptor.assign(
+      listening.family == AF_INET6 ? Tcp::v6() : Tcp::v4(),
+      listening.socket.release());
+  impl->address = text_of(impl->acceptor.local_endpoint());
+  impl->accept();
+  return std::unique_ptr<Listener>(std::make_unique<Listener>(Private(), impl));
 }
 
 Listener::Listener(

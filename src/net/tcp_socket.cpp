@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -35,6 +34,28 @@ constexpr int kProbeAfterSeconds = 2;
 constexpr int kProbeIntervalSeconds = 1;
 // The kernel's limit, which is 24 days.
 constexpr std::int64_t kUserTimeoutMsMax = std::numeric_limits<int>::max();
+
+Result<ListeningSocket> listen_on_one(const SocketAddress& address) {
+  sockaddr_storage storage = address.storage;
+  socklen_t bytes = address.bytes;
+  auto* name = reinterpret_cast<sockaddr*>(&storage);
+  const int on = 1;
+  const int reuse = port_of(storage) != 0 ? 1 : 0;
+  Descriptor socket(::socket(
+      storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int fd = socket.get();
+  if (fd < 0 ||
+      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0 ||
+      ::bind(fd, name, bytes) != 0 ||
+      // Only now, so that the system does not choose a port that another socket holds. Connections
+      // that linger after this process then do not keep the next one from the port.
+      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, name, &bytes) != 0) {
+    return Status(ErrorCode::kUnavailable, std::strerror(errno));
+  }
+  return ListeningSocket{
+      std::move(socket), port_of(storage), storage.ss_family};
+}
 
 }  // namespace
 
@@ -68,40 +89,27 @@ Result<SocketAddress> resolve(const std::string& host, std::uint16_t port) {
   return addresses.front();
 }
 
-Result<ListeningSocket> listen_on(const SocketAddress& address) {
-  sockaddr_storage storage = address.storage;
-  socklen_t bytes = address.bytes;
-  auto* name = reinterpret_cast<sockaddr*>(&storage);
-  const int on = 1;
-  const int reuse = port_of(storage) != 0 ? 1 : 0;
-  Descriptor socket(::socket(
-      storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int fd = socket.get();
-  if (fd < 0 ||
-      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) != 0 ||
-      ::bind(fd, name, bytes) != 0 ||
-      // Only now, so that the system does not choose a port that another socket holds. Connections
-      // that linger after this process then do not keep the next one from the port.
-      ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-      ::listen(fd, SOMAXCONN) != 0 || ::getsockname(fd, name, &bytes) != 0) {
-    return Status(ErrorCode::kUnavailable, std::strerror(errno));
-  }
-  return ListeningSocket{std::move(socket), port_of(storage)};
-}
-
-Result<ListeningSocket> listen_on(const std::string& host) {
-  SHERD_ASSIGN_OR_RETURN(const auto addresses, addresses_of(host, 0));
+Result<ListeningSocket> listen_on(std::span<const SocketAddress> addresses) {
   Status why;
   for (const SocketAddress& address : addresses) {
-    auto listening = listen_on(address);
+    auto listening = listen_on_one(address);
     if (listening.ok()) {
       return listening;
     }
     why = listening.status();
   }
-  return Status(
-      ErrorCode::kUnavailable,
-      "cannot listen on " + host + ": " + why.message());
+  return why;
+}
+
+Result<ListeningSocket> listen_on(const std::string& host) {
+  SHERD_ASSIGN_OR_RETURN(const auto addresses, addresses_of(host, 0));
+  auto listening = listen_on(addresses);
+  if (!listening.ok()) {
+    return Status(
+        ErrorCode::kUnavailable,
+        "cannot listen on " + host + ": " + listening.status().message());
+  }
+  return listening;
 }
 
 void set_peer_options(int socket, Duration user_timeout) {
@@ -135,13 +143,8 @@ Result<Descriptor> begin_connect(const SocketAddress& address) {
 }
 
 HostAddress numeric(const SocketAddress& address) {
-  std::array<char, NI_MAXHOST> host = {};
-  if (::getnameinfo(
-          reinterpret_cast<const sockaddr*>(&address.storage), address.bytes,
-          host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return {};
-  }
-  return {host.data(), port_of(address.storage)};
+  const auto* any = reinterpret_cast<const sockaddr*>(&address.storage);
+  return {ip_of(any, address.bytes), port_of(address.storage)};
 }
 
 std::string peer_of(int socket) {

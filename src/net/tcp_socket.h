@@ -6,6 +6,7 @@
 
 #include <sys/socket.h>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 #include "base/clock.h"
@@ -30,10 +31,13 @@ Result<SocketAddress> resolve(const std::string& host, std::uint16_t port);
 struct ListeningSocket {
   Descriptor socket;
   std::uint16_t port = 0;
+  int family = AF_UNSPEC;
 };
-// Port 0 takes any free port. A port that only lingers after an earlier process counts as free.
-Result<ListeningSocket> listen_on(const SocketAddress& address);
-// On the first address of the host that can be bound: a name may have one that this host lacks.
+// On the first address that can be bound: a name may have one that this host lacks. Port 0 takes any
+// free port. A port that only lingers after an earlier process counts as free. REQUIRES: there is
+// an address.
+Result<ListeningSocket> listen_on(std::span<const SocketAddress> addresses);
+// On a free port of the host.
 Result<ListeningSocket> listen_on(const std::string& host);
 
 // Sets when a silent or hanging peer is noticed. A connection that was quiet for 2 s is probed, and

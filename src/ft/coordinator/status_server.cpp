@@ -39,7 +39,7 @@ constexpr Duration kFreshFor = std::chrono::milliseconds(100);
 constexpr Duration kAskedFor = std::chrono::milliseconds(500);
 
 // Throws Error unless it is a loopback address.
-net::SocketAddress loopback_of(const net::HostAddress& address) {
+std::vector<net::SocketAddress> loopback_of(const net::HostAddress& address) {
   const std::string host =
       address.host == "localhost" ? "127.0.0.1" : address.host;
   SHERD_CHECK(
@@ -47,7 +47,7 @@ net::SocketAddress loopback_of(const net::HostAddress& address) {
       "[ft] expected the status page on 127.0.0.1 or [::1], since it "
       "asks nobody who they are, found '",
       address.text(), "'");
-  return net::resolve(host, address.port).value();
+  return net::addresses_of(host, address.port).value();
 }
 
 std::string answer_of(
