@@ -4,6 +4,7 @@
 // docstrings that users read are in python/sherd.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -86,6 +87,19 @@ using Owned = std::unique_ptr<T, DeleteWithoutGil>;
 template <typename T>
 Owned<T> own(T object) {
   return Owned<T>(std::make_unique<T>(std::move(object)).release());
+}
+
+// Gives a duration in milliseconds of some options as seconds.
+template <auto member, typename Options>
+void bind_seconds(py::class_<Options>& type, const char* name) {
+  using Seconds = std::chrono::duration<double>;
+  type.def_property(
+      name,
+      [](const Options& options) { return Seconds(options.*member).count(); },
+      [](Options& options, double seconds) {
+        options.*member = std::chrono::duration_cast<std::chrono::milliseconds>(
+            Seconds(seconds));
+      });
 }
 
 // Calls a function of Python with the buffers and a group; none for None.

@@ -19,16 +19,18 @@ namespace {
 using ft::ReplicaCheckpoints;
 using ft::ReplicaSession;
 using ft::SessionOptions;
+using ft::SessionTimeouts;
 using ft::TrainingStep;
 
-// A session with its checkpoints, if it has any. Ends without the GIL, since connections are
-// closed and threads joined.
+// A session with its checkpoints, if it has any: `state` is what replicas fetch, `saved` what
+// checkpoints have of it. Ends without the GIL, since connections are closed and threads joined.
 class Session {
  public:
   Session(
       World world,
       const NamedParameters& parameters,
       CheckpointState state,
+      CheckpointState saved,
       std::function<void(std::int64_t)> update,
       SessionOptions options,
       const std::string& folder,
@@ -37,7 +39,7 @@ class Session {
       : world_(std::move(world)) {
     if (!folder.empty()) {
       checkpoints_.emplace(
-          world_, state,
+          world_, std::move(saved),
           ft::ReplicaCheckpointOptions{
               .folder = folder,
               .save_every = save_every,
@@ -83,6 +85,17 @@ class Session {
   bool closed_ = false;
 };
 
+void bind_timeouts(py::module_& module) {
+  py::class_<SessionTimeouts> timeouts(module, "SessionTimeouts");
+  bind_seconds<&SessionTimeouts::leave>(timeouts, "leave");
+  bind_seconds<&SessionTimeouts::connect>(timeouts, "connect");
+  bind_seconds<&SessionTimeouts::link>(timeouts, "link");
+  bind_seconds<&SessionTimeouts::fetch>(timeouts, "fetch");
+  bind_seconds<&SessionTimeouts::snapshot>(timeouts, "snapshot");
+  bind_seconds<&SessionTimeouts::siblings>(timeouts, "siblings");
+  bind_seconds<&SessionTimeouts::linger>(timeouts, "linger");
+}
+
 void bind_options(py::module_& module) {
   py::enum_<ft::GradientPolicy>(module, "GradientPolicy")
       .value("give", ft::GradientPolicy::kGive)
@@ -110,6 +123,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("norm_ratio_max", &Options::norm_ratio_max)
       .def_readwrite("warm_up", &Options::warm_up)
       .def_readwrite("digest_every", &Options::digest_every)
+      .def_readwrite("timeouts", &Options::timeouts)
       .def_readwrite("sums_kept", &Options::sums_kept)
       .def_readwrite("sums_bytes_max", &Options::sums_bytes_max)
       .def_readwrite("fetch_bytes_per_s_max", &Options::fetch_bytes_per_s_max);
@@ -138,21 +152,22 @@ void bind_step(py::module_& module) {
 }  // namespace
 
 void bind_ft(py::module_& module) {
+  bind_timeouts(module);
   bind_options(module);
   bind_step(module);
   py::class_<Session>(module, "Session")
       .def(
           py::init([](const World& world, const NamedParameters& parameters,
-                      const State& state,
+                      const State& state, const State& saved,
                       std::function<void(std::int64_t)> update,
                       const SessionOptions& options, const std::string& folder,
                       std::int64_t save_every, int keep_last) {
             return std::make_unique<Session>(
-                world, parameters, state.state, std::move(update), options,
-                folder, save_every, keep_last);
+                world, parameters, state.state, saved.state, std::move(update),
+                options, folder, save_every, keep_last);
           }),
-          // It refers to the optimizers that the state has.
-          py::keep_alive<1, 4>(), WithoutGil())
+          // It refers to the optimizers that the states have.
+          py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), WithoutGil())
       .def("begin_step", &Session::begin_step, WithoutGil())
       .def("last_backward", [](Session& self) { self.get().last_backward(); })
       .def(

@@ -57,8 +57,12 @@ void bind_options(py::module_& module) {
       .value("both", OptimizerAxes::kBoth);
   py::enum_<ExchangeKind>(module, "ExchangeKind")
       .value("auto", ExchangeKind::kAuto)
-      .value("shared_memory", ExchangeKind::kSharedMemory)
-      .value("messages", ExchangeKind::kCollective);
+      .value("collective", ExchangeKind::kCollective)
+      .value("shm", ExchangeKind::kSharedMemory)
+      .value("hierarchical", ExchangeKind::kHierarchical)
+      // The words of reports.
+      .value("messages", ExchangeKind::kCollective)
+      .value("shared_memory", ExchangeKind::kSharedMemory);
   py::class_<MixedPrecision>(module, "MixedPrecision")
       .def(py::init())
       .def_readwrite("param_dtype", &MixedPrecision::param_dtype)
@@ -110,10 +114,50 @@ std::vector<std::string> parameters_of(const UnitReport& unit) {
   return names;
 }
 
+void bind_memory_report(py::module_& module) {
+  using Choice = MemoryChoice;
+  py::class_<Choice>(module, "MemoryChoice")
+      .def_readonly("limit_bytes", &Choice::limit_bytes)
+      .def_readonly("peak_bytes", &Choice::peak_bytes)
+      .def_readonly("budget_bytes", &Choice::budget_bytes)
+      .def_readonly("recomputed", &Choice::recomputed)
+      .def_readonly("step_s", &Choice::step_s)
+      .def_readonly("lower_bound_s", &Choice::lower_bound_s);
+  using Report = MemoryReport;
+  py::class_<Report>(module, "MemoryReport")
+      .def_readonly("decided", &Report::decided)
+      .def_readonly("limit_bytes", &Report::limit_bytes)
+      .def_readonly("floor_bytes", &Report::floor_bytes)
+      .def_readonly("peak_bytes", &Report::peak_bytes)
+      .def_readonly("budget_bytes", &Report::budget_bytes)
+      .def_readonly("regions", &Report::regions)
+      .def_readonly("recomputed", &Report::recomputed)
+      .def_readonly("step_s", &Report::step_s)
+      .def_readonly("lower_bound_s", &Report::lower_bound_s)
+      .def_readonly("last_step_s", &Report::last_step_s)
+      .def_readonly("choices", &Report::choices);
+}
+
+void bind_plan_report(py::module_& module) {
+  using Report = PlanReport;
+  py::class_<Report>(module, "PlanReport")
+      .def_readonly("steps", &Report::steps)
+      .def_readonly("steps_planned", &Report::steps_planned)
+      .def_readonly("plans_made", &Report::plans_made)
+      .def_readonly("deviations", &Report::deviations)
+      .def_readonly("gathers", &Report::gathers)
+      .def_readonly("gathered_bytes", &Report::gathered_bytes)
+      .def_readonly("lower_bound_bytes", &Report::lower_bound_bytes)
+      .def_readonly("tenth_more_saves_bytes", &Report::tenth_more_saves_bytes);
+}
+
 void bind_reports(py::module_& module) {
+  bind_memory_report(module);
+  bind_plan_report(module);
   py::class_<UnitReport>(module, "UnitReport")
       .def_readonly("name", &UnitReport::name)
       .def_readonly("bytes", &UnitReport::bytes)
+      .def_readonly("keep_whole", &UnitReport::keep_whole)
       .def_property_readonly("parameters", &parameters_of)
       .def_readonly("visits", &UnitReport::visits)
       .def_readonly("gathers", &UnitReport::gathers)
@@ -127,11 +171,19 @@ void bind_reports(py::module_& module) {
       .def_readonly("shard_bytes", &ShardReport::shard_bytes)
       .def_readonly("unshards", &ShardReport::unshards)
       .def_readonly("unsharded_bytes", &ShardReport::unsharded_bytes)
+      .def_readonly(
+          "gradient_slot_bytes_peak", &ShardReport::gradient_slot_bytes_peak)
       .def_readonly("reduces", &ShardReport::reduces)
+      .def_readonly(
+          "reduces_under_way_peak", &ShardReport::reduces_under_way_peak)
       .def_readonly("backwards", &ShardReport::backwards)
       .def_readonly("gather_sent_bytes", &ShardReport::gather_sent_bytes)
       .def_readonly("memory_from_backend", &ShardReport::memory_from_backend)
+      .def_readonly("hook", &ShardReport::hook)
+      .def_readonly("hook_bytes", &ShardReport::hook_bytes)
+      .def_readonly("plan", &ShardReport::plan)
       .def_readonly("by_unit", &ShardReport::by_unit)
+      .def_readonly("memory", &ShardReport::memory)
       .def("to_text", [](const ShardReport& report) { return to_text(report); })
       .def(
           "to_json", [](const ShardReport& report) { return to_json(report); });

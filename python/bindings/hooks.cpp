@@ -65,15 +65,22 @@ using Reduce = std::function<void(const BucketPtr&, const LentGroupPtr&)>;
 using ReduceBuffers =
     std::function<void(const NamedTensors&, const LentGroupPtr&)>;
 
+// What a function of Python says about itself by attributes.
+struct FunctionTraits {
+  bool reduces_to_shards = false;
+  bool keeps_models_equal = true;
+};
+
 class FunctionHook final : public CommHook {
  public:
-  FunctionHook(std::string name, bool reduces_to_shards, Reduce reduce)
-      : name_(std::move(name)),
-        reduces_to_shards_(reduces_to_shards),
-        reduce_(std::move(reduce)) {}
+  FunctionHook(std::string name, FunctionTraits traits, Reduce reduce)
+      : name_(std::move(name)), traits_(traits), reduce_(std::move(reduce)) {}
 
   std::string name() const override { return name_; }
-  bool reduces_to_shards() const override { return reduces_to_shards_; }
+  bool reduces_to_shards() const override { return traits_.reduces_to_shards; }
+  bool keeps_models_equal() const override {
+    return traits_.keeps_models_equal;
+  }
   void reduce(GradientBucket& bucket, HookGroup& group) override {
     const auto shown = std::make_shared<GradientBucket>(bucket);
     lend(group, [&](const LentGroupPtr& lent) { reduce_(shown, lent); });
@@ -82,7 +89,7 @@ class FunctionHook final : public CommHook {
 
  private:
   const std::string name_;
-  const bool reduces_to_shards_;
+  const FunctionTraits traits_;
   const Reduce reduce_;
 };
 
@@ -179,6 +186,8 @@ void bind_hooks(py::module_& module) {
   bind_options(module);
   py::class_<CommHook, CommHookPtr>(module, "CommHook")
       .def_property_readonly("name", &CommHook::name)
+      .def_property_readonly(
+          "keeps_models_equal", &CommHook::keeps_models_equal)
       .def("state", &CommHook::state)
       .def("load", &CommHook::load, py::arg("state"));
   module.def("all_reduce_mean", &all_reduce_mean);
@@ -193,11 +202,17 @@ void bind_hooks(py::module_& module) {
   });
   module.def(
       "function_hook",
-      [](std::string name, bool reduces_to_shards,
-         Reduce reduce) -> CommHookPtr {
+      [](std::string name, Reduce reduce, bool reduces_to_shards,
+         bool keeps_models_equal) -> CommHookPtr {
         return std::make_shared<FunctionHook>(
-            std::move(name), reduces_to_shards, std::move(reduce));
-      });
+            std::move(name),
+            FunctionTraits{
+                .reduces_to_shards = reduces_to_shards,
+                .keeps_models_equal = keeps_models_equal},
+            std::move(reduce));
+      },
+      py::arg("name"), py::arg("reduce"), py::arg("reduces_to_shards"),
+      py::arg("keeps_models_equal"));
 }
 
 }  // namespace sherd::python

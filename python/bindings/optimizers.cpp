@@ -52,7 +52,11 @@ void bind_options(py::module_& module) {
       .def_readwrite("momentum", &MuonOptions::momentum)
       .def_readwrite("nesterov", &MuonOptions::nesterov)
       .def_readwrite("weight_decay", &MuonOptions::weight_decay)
-      .def_readwrite("scale", &MuonOptions::scale);
+      .def_readwrite("scale", &MuonOptions::scale)
+      .def_readwrite("coefficients", &MuonOptions::coefficients)
+      .def_readwrite("iterations", &MuonOptions::iterations)
+      .def_readwrite("epsilon", &MuonOptions::epsilon)
+      .def_readwrite("iteration_dtype", &MuonOptions::iteration_dtype);
   py::class_<GradScalerOptions>(module, "GradScalerOptions")
       .def(py::init())
       .def_readwrite("init_scale", &GradScalerOptions::init_scale)

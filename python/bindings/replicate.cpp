@@ -41,11 +41,19 @@ void bind_options(py::module_& module) {
       .def_readonly("world_size", &ReplicateReport::world_size)
       .def_readonly("exchange", &ReplicateReport::exchange)
       .def_readonly("parameters", &ReplicateReport::parameters)
+      .def_readonly("parameter_bytes", &ReplicateReport::parameter_bytes)
       .def_readonly("buckets", &ReplicateReport::buckets)
       .def_readonly("bucket_bytes", &ReplicateReport::bucket_bytes)
       .def_readonly("backwards", &ReplicateReport::backwards)
       .def_readonly("unused", &ReplicateReport::unused)
+      .def_readonly("same_graph", &ReplicateReport::same_graph)
+      .def_readonly("gradient_bytes", &ReplicateReport::gradient_bytes)
+      .def_readonly(
+          "gradient_slot_bytes_peak",
+          &ReplicateReport::gradient_slot_bytes_peak)
       .def_readonly("reduces", &ReplicateReport::reduces)
+      .def_readonly(
+          "reduces_under_way_peak", &ReplicateReport::reduces_under_way_peak)
       .def_readonly("hook", &ReplicateReport::hook)
       .def_readonly("hook_bytes", &ReplicateReport::hook_bytes)
       .def(

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <chrono>
 #include <functional>
 #include <sherd/world/world.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -7,21 +6,6 @@
 
 namespace sherd::python {
 namespace {
-
-// Gives a duration of the options as seconds.
-template <auto member>
-void bind_seconds(py::class_<WorldOptions>& type, const char* name) {
-  using Seconds = std::chrono::duration<double>;
-  type.def_property(
-      name,
-      [](const WorldOptions& options) {
-        return Seconds(options.*member).count();
-      },
-      [](WorldOptions& options, double seconds) {
-        options.*member = std::chrono::duration_cast<std::chrono::milliseconds>(
-            Seconds(seconds));
-      });
-}
 
 void bind_options(py::module_& module) {
   py::class_<WorldOptions> options(module, "WorldOptions");

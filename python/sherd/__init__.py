@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributed training on CPUs for unmodified PyTorch modules.
+"""Distributed training of unmodified PyTorch modules, on CPUs and CUDA GPUs.
 
     import sherd, torch
     handle = sherd.fully_shard(model)            # Ranks of torchrun or `sherd run`.

@@ -18,8 +18,10 @@ class OwnState:
     """What one of sherd's optimizers, or several over parts of the parameters, have on
     this rank. Each has one group."""
 
-    def __init__(self, handle, optimizers):
+    def __init__(self, handle, optimizers, names):
         self.handle, self.optimizers = handle, optimizers
+        self.called = names  # By the program.
+        self.sections = [SECTION] * len(optimizers)  # Of a checkpoint.
         names = sum(self.groups(), [])
         if len(set(names)) != len(names):
             raise InvalidArgumentError(
@@ -62,8 +64,8 @@ class OwnState:
 
     def add_to(self, state):
         """Adds all there is to a CheckpointState."""
-        for optimizer in self.optimizers:
-            state.add_optimizer(SECTION, optimizer, self.handle.core_parameters)
+        for section, optimizer in zip(self.sections, self.optimizers):
+            state.add_optimizer(section, optimizer, self.handle.core_parameters)
 
     def prepare(self, _described):
         """Called before tensors are written to what add_to() adds."""
@@ -102,6 +104,7 @@ class TorchState:
 
     def __init__(self, handle, optimizer):
         self.handle, self.optimizer = handle, optimizer
+        self.called, self.sections = [SECTION], [SECTION]
         self.slices = dict(handle.core_parameters.items())
         self.names = {id(tensor): name for name, tensor in self.slices.items()}
         self.prepared = None
@@ -179,7 +182,8 @@ class TorchState:
     def add_to(self, state):
         """Adds all there is, or what was prepared, to a CheckpointState."""
         items = self.items(False) if self.prepared is None else self.prepared
-        state.add_optimizer(SECTION, lambda: items, self.handle.core_parameters)
+        state.add_optimizer(
+            self.sections[0], lambda: items, self.handle.core_parameters)
 
     def prepare(self, described):
         """Called before tensors are written to what add_to() adds: makes those
@@ -226,9 +230,9 @@ class TorchState:
 
 def state_of(handle, optimizer):
     """What an optimizer, or a dictionary of several of sherd's, has on this rank."""
-    several = list(optimizer.values()) if isinstance(optimizer, dict) else [optimizer]
-    if several and all(isinstance(one, _OURS) for one in several):
-        return OwnState(handle, several)
+    several = optimizer if isinstance(optimizer, dict) else {SECTION: optimizer}
+    if several and all(isinstance(one, _OURS) for one in several.values()):
+        return OwnState(handle, list(several.values()), list(several))
     if isinstance(optimizer, torch.optim.Optimizer):
         return TorchState(handle, optimizer)
     raise InvalidArgumentError(

@@ -21,6 +21,8 @@ from .state import check_parts, own_if_empty, placed, wait_for_readers
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
+# Sections of sherd's own that are no optimizer's.
+_OTHER_SECTIONS = {"model", "hook", "generators", "scaler", "tensors", "ema"}
 # In the words of safetensors.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
@@ -91,7 +93,8 @@ class CheckpointSaver:
 def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
          values: dict[str, str] | None = None, **options: Any) -> None:
     """Saves FOLDER/step-STEP: parameters, persistent buffers, the state of an optimizer
-    and what a hook of sherd.hooks remembers. Collective, between two steps. `options` are CheckpointSaver's.
+    and what a hook of sherd.hooks remembers. Collective, between two steps. `options` are
+    CheckpointSaver's.
 
         sherd.save("run/checkpoints", step, handle, optimizer, {"loss": str(loss)})
         report = sherd.load("run/checkpoints", handle, optimizer)
@@ -227,11 +230,13 @@ def _load_one(path, handle, optimizer, strict, generators):
     if optimizer is not None:
         mine = on_every_rank(world, lambda: state_of(handle, optimizer))
         names = optimizer_state.named_groups(handle, mine)
+        on_every_rank(world, lambda: _choose_sections(mine, path, tensors))
+        described = _of_optimizer(mine, tensors)
         on_every_rank(
-            world, lambda: _check_optimizer(mine, names, groups, tensors, strict))
-        mine.prepare(_of_optimizer(tensors))
+            world, lambda: _check_optimizer(mine, names, groups, described, strict))
+        mine.prepare(described)
         if not strict:
-            mine.keep_others(_of_optimizer(tensors))
+            mine.keep_others(described)
         on_every_rank(world, lambda: mine.add_to(state))
     restore_hook = handle.hook_of.prepare(state, tensors, values.get(_HOOK))
     found = _core.load_checkpoint(world, path, state, False)
@@ -260,9 +265,38 @@ def _check_names(handle, path, tensors, strict):
                 f"[python] {path}: expected {text} {', '.join(some)}{more}")
 
 
-def _check_optimizer(mine, names, groups, tensors, strict):
+def _optimizer_sections(tensors):
+    """Those with the state of an optimizer of any program: every name is a key and a
+    parameter's."""
+    parameters = {name for section, name, _, _ in tensors if section == "model"}
+    fits = {}
+    for section, name, _, _ in tensors:
+        if section not in _OTHER_SECTIONS:
+            of_parameter = name.partition(".")[2] in parameters
+            fits[section] = fits.get(section, True) and of_parameter
+    return sorted(section for section, all_fit in fits.items() if all_fit)
+
+
+def _choose_sections(mine, path, tensors):
+    """Which sections of the checkpoint are those of our optimizers: the one that Python
+    writes, else the only one, else those with the names of our optimizers."""
+    if any(section == SECTION for section, *_ in tensors):
+        return
+    found = _optimizer_sections(tensors)
+    if len(found) == 1:
+        mine.sections = found * len(mine.sections)
+    elif found:
+        if sorted(map(str, mine.called)) != found:
+            raise InvalidArgumentError(
+                f"[python] {path}: expected the state of one optimizer, or a dictionary "
+                "with an optimizer for each of them under its name, found the states "
+                f"{', '.join(found)}, and {', '.join(map(repr, mine.called))} to load")
+        mine.sections = [str(name) for name in mine.called]
+
+
+def _check_optimizer(mine, names, groups, described, strict):
     keys = {}
-    for name, key, _, _ in _of_optimizer(tensors):
+    for name, key, _, _ in described:
         keys.setdefault(name, set()).add(key)
     if strict and not keys and groups is None:
         raise InvalidArgumentError(
@@ -278,11 +312,11 @@ def _check_optimizer(mine, names, groups, tensors, strict):
     optimizer_state.check_keys(mine, names, keys)
 
 
-def _of_optimizer(tensors):
+def _of_optimizer(mine, tensors):
     """(name, key, dtype, whether one number) of a checkpoint's."""
     described = []
     for section, name, dtype, shape in tensors:
-        if section == SECTION and "." in name:
+        if section in mine.sections and "." in name:
             key, parameter = name.split(".", 1)
             described.append((parameter, key, _DTYPES[dtype], not shape))
     return described

@@ -28,6 +28,7 @@ from . import world as _world  # noqa: F401  Worlds, imported first, end after s
 from ._handles import check_handle
 from ._optimizer_state import reader_of
 from ._options import member, set_option
+from ._tree import checkpoint_tree
 from .errors import InvalidArgumentError
 
 _open = weakref.WeakSet()
@@ -60,10 +61,11 @@ class Session:
     """A replica's membership in fault-tolerant training. Collective over the ranks
     of this replica, as are all methods but leave().
 
-    handle: of fully_shard() or replicate(); parameters are fp32 on the CPU, and no
-        optimizer updates them in backward.
+    handle: of fully_shard() or replicate(); parameters are fp32, all on the CPU or on
+        one GPU, and no optimizer updates them in backward.
     optimizer: one of sherd, or one of torch.optim that begins with a state of zeros, such
-        as Adam, AdamW, SGD without dampening, RMSprop and Adagrad; or a dictionary of several by name.
+        as Adam, AdamW, SGD without dampening, RMSprop and Adagrad; or a dictionary of
+        several by name.
     update: function of the step's number that makes a step of ``.grad`` of the
         handle's parameters: clipping, schedule, optimizer. It is called on the thread
         that trains, in begin_step() or finish_step(), once for each step, also those
@@ -77,13 +79,15 @@ class Session:
         and when they end; a session begins with the newest. The newest `keep_last`
         stay. For when all replicas are lost.
     options: those of sherd::ft::SessionOptions by name, such as `config`, `warm_up`,
-        `digest_every` or ``non_finite_gradients="stop"``; otherwise as the
-        environment says.
+        `digest_every`, ``non_finite_gradients="stop"`` or
+        ``timeouts={"leave": 10, "fetch": 2.5}`` in seconds; otherwise as the environment
+        says. `held` is none of them: `checkpoints` sets it.
 
-    Buffers of the module belong to the state, too, and parameter groups stay what
-    they are. Raises sherd.Error where
-    something does not fit, and in a process that `sherd run --fault-tolerant` has
-    not started, unless SHERD_COORDINATOR and SHERD_REPLICA are set.
+    Buffers of the module belong to the state, too; in checkpoints only the persistent
+    ones are saved. Parameter groups stay what they are. A session that was closed no
+    longer keeps `update`. Raises sherd.Error where something does not fit, and in a
+    process that `sherd run --fault-tolerant` has not started, unless SHERD_COORDINATOR
+    and SHERD_REPLICA are set.
     """
 
     def __init__(self, handle, optimizer, *, update=None, scaler=None, tensors=None,
@@ -93,14 +97,14 @@ class Session:
             raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
         check_handle(handle)
         self._buffers = _Buffers(handle.module)
-        state = _state_of(handle, optimizers, scaler, tensors or {})
+        self._calls = _Calls()
+        state, saved = _states_of(handle, optimizers, scaler, tensors or {}, self._calls)
         chosen = _options(options)
         self.options = chosen
+        step = _same_groups(update or _all_steps(optimizers), optimizers)
         self._core = _core.Session(
-            handle.mesh.world, handle.core_parameters, state,
-            _same_groups(update or _all_steps(optimizers), optimizers), chosen,
-            str(checkpoints or ""),
-            save_every, keep_last)
+            handle.mesh.world, handle.core_parameters, state, saved,
+            self._calls.to(step), chosen, str(checkpoints or ""), save_every, keep_last)
         _open.add(self)
 
     def __iter__(self):
@@ -173,7 +177,10 @@ class Session:
         if self in _open:
             _open.discard(self)
             self._buffers.adopt()
-            self._core.close()
+            try:
+                self._core.close()
+            finally:
+                self._calls.drop()
 
     def __enter__(self):
         return self
@@ -184,6 +191,24 @@ class Session:
 
     def __reduce_ex__(self, protocol):
         raise InvalidArgumentError("[python] a Session cannot be copied or pickled")
+
+
+class _Calls:
+    """What a session calls in Python, until it is closed. C++ keeps these functions, where
+    the garbage collector does not see that one of them refers to the session."""
+
+    def __init__(self):
+        self._functions = []
+
+    def to(self, function):
+        """A function that calls this one and does not keep it."""
+        number = len(self._functions)
+        self._functions.append(function)
+        functions = self._functions
+        return lambda *arguments: functions[number](*arguments)
+
+    def drop(self):
+        self._functions.clear()
 
 
 def _all_steps(optimizers):
@@ -242,19 +267,25 @@ class _Buffers:
             owner._buffers[key] = tensor  # pylint: disable=protected-access
 
 
-def _state_of(handle, optimizers, scaler, tensors):
-    state = _core.CheckpointState()
+def _states_of(handle, optimizers, scaler, tensors, calls):
+    """What replicas fetch from each other, with all buffers, and what checkpoints have of
+    it, with the persistent ones, as load() expects it."""
+    fetched, saved = _core.CheckpointState(), _core.CheckpointState()
     parameters = handle.core_parameters
-    state.add_parameters(parameters)
-    state.add_tensors("model", list(handle.module.named_buffers()), True)
-    state.add_tensors("tensors", list(tensors.items()), False)
-    if scaler is not None:
-        state.add_tensors("scaler", scaler._core.state(), False)  # pylint: disable=protected-access
-    for section, optimizer in optimizers.items():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer = reader_of(optimizer, parameters.items())
-        state.add_optimizer(section, optimizer, parameters)
-    return state
+    fetched.add_tensors("model", list(handle.module.named_buffers()), True)
+    saved.add_buffers(checkpoint_tree(handle.module))
+    read = {section: calls.to(reader_of(optimizer, parameters.items()))
+            for section, optimizer in optimizers.items()
+            if isinstance(optimizer, torch.optim.Optimizer)}
+    for state in (fetched, saved):
+        state.add_parameters(parameters)
+        state.add_tensors("tensors", list(tensors.items()), False)
+        if scaler is not None:
+            # pylint: disable-next=protected-access
+            state.add_tensors("scaler", scaler._core.state(), False)
+        for section, optimizer in optimizers.items():
+            state.add_optimizer(section, read.get(section, optimizer), parameters)
+    return fetched, saved
 
 
 def _options(given):
@@ -264,8 +295,22 @@ def _options(given):
             raise InvalidArgumentError(
                 "[python] Session: expected an option of sherd::ft::SessionOptions, "
                 f"found {name}")
-        set_option(options, name, value)
+        if name == "timeouts":
+            _set_timeouts(options.timeouts, value)
+        else:
+            set_option(options, name, value)
     return options
+
+
+def _set_timeouts(timeouts, given):
+    """Seconds by the names of sherd::ft::SessionTimeouts; the others stay."""
+    names = [name for name in dir(timeouts) if not name.startswith("_")]
+    if not isinstance(given, dict) or not set(given) <= set(names):
+        raise InvalidArgumentError(
+            "[python] timeouts: expected a dictionary of seconds by name, of "
+            f"{', '.join(names)}, found {given!r}")
+    for name, seconds in given.items():
+        set_option(timeouts, name, seconds)
 
 
 @atexit.register

@@ -14,7 +14,9 @@ A function gets one bucket after another on a thread beside backward, and leaves
 ``cuts``; a group ``rank``, ``size``, ``all_reduce_mean(tensor, ranks=None)``,
 ``reduce_scatter_mean(tensor, cuts)`` and ``all_gather(tensor)``. Every rank makes the
 same calls in the same order. A function that reduces to shards says so by an attribute
-``reduces_to_shards = True``. Mirrors sherd/ddp/comm_hook.h; docs/guide/hooks.md.
+``reduces_to_shards = True``, and one whose results differ between ranks, so that models
+drift apart, by ``keeps_models_equal = False``. Mirrors sherd/ddp/comm_hook.h;
+docs/guide/hooks.md.
 """
 
 from __future__ import annotations
@@ -81,6 +83,13 @@ def _name_of(function):
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
+def _function_hook(function, reduce, reduces_to_shards):
+    """A hook that calls `reduce` and has the name and attributes of `function`."""
+    return _core.function_hook(
+        _name_of(function), reduce, reduces_to_shards=bool(reduces_to_shards),
+        keeps_models_equal=bool(getattr(function, "keeps_models_equal", True)))
+
+
 def comm_hook(hook: Hook) -> _core.CommHook | None:
     """What options take for a hook or a function."""
     if hook is None or isinstance(hook, _core.CommHook):
@@ -89,8 +98,7 @@ def comm_hook(hook: Hook) -> _core.CommHook | None:
         raise InvalidArgumentError(
             "[python] hook: expected one of sherd.hooks, or a function of a bucket and "
             f"a group, found a {type(hook).__name__}")
-    return _core.function_hook(
-        _name_of(hook), getattr(hook, "reduces_to_shards", False), hook)
+    return _function_hook(hook, hook, getattr(hook, "reduces_to_shards", False))
 
 
 class HookOf:
@@ -172,7 +180,7 @@ def torch_hook(module: torch.nn.Module, state: Any,
                 f"found one that returns a {type(result).__name__}")
         if result.data_ptr() != bucket.gradients.data_ptr():
             bucket.gradients.copy_(result.view_as(bucket.gradients))
-    return _core.function_hook(_name_of(hook), False, reduce)
+    return _function_hook(hook, reduce, False)
 
 
 __all__ = ["all_reduce_mean", "compress", "post_local_sgd", "power_sgd", "quantise",

@@ -58,7 +58,7 @@ def split(handle, names: str | Sequence[str]) -> tuple[Part, Part]:
     """Two parts of a handle's parameters, each for one of sherd's optimizers: those
     whose name fits one of the patterns, as for groups, and the rest.
 
-        matrices, rest = sherd.split(handle, ["h.*.weight"])
+        matrices, rest = sherd.split(handle, ["h.*.c_*.weight"])  # Norms are no matrices.
         optimizers = {"muon": sherd.Muon(matrices, lr=0.02), "adamw": sherd.AdamW(rest)}
 
     What saves, loads or returns state takes such a dictionary. Every rank steps them in
@@ -110,15 +110,21 @@ class Muon(_core.Muon):
     """Orthogonalised momentum for matrices; the numbers of torch.optim.Muon. Takes
     parameters of two dimensions only: split() a handle that has others. Needs
     ``share_gradients=True`` where parameters are sharded. scale: "original" or
-    "match_rms_adamw", as adjust_lr_fn of torch.optim.Muon."""
+    "match_rms_adamw", as adjust_lr_fn of torch.optim.Muon. coefficients, iterations
+    and eps: ns_coefficients, ns_steps and eps there. iteration_dtype: of the iterations,
+    torch.bfloat16 or torch.float32, which is more exact."""
 
     def __init__(self, handle, lr: float = 1e-3, momentum: float = 0.95,
                  nesterov: bool = True, weight_decay: float = 0.1,
-                 scale: str = "original") -> None:
+                 scale: str = "original", *,
+                 coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+                 iterations: int = 5, eps: float = 1e-7,
+                 iteration_dtype: torch.dtype = torch.bfloat16) -> None:
         self.core_parameters = _parameters_of(handle)
         super().__init__(self.core_parameters, options_of(
             _core.MuonOptions, learning_rate=lr, momentum=momentum, nesterov=nesterov,
-            weight_decay=weight_decay, scale=scale))
+            weight_decay=weight_decay, scale=scale, coefficients=coefficients,
+            iterations=iterations, epsilon=eps, iteration_dtype=iteration_dtype))
 
 
 class GradScaler:

@@ -66,9 +66,11 @@ class DistributedDataParallel:
         """From now on ``hook(state, bucket)`` reduces gradients, on a thread beside
         backward. A bucket has the methods of torch.distributed.GradBucket, and the
         hook returns a tensor or a future of one, so that hooks of
-        torch.distributed.algorithms.ddp_comm_hooks fit, over a process group.
-        Collective, between two steps. Mirrors DistributedDataParallel's method; those
-        of sherd.hooks, which need no process group, are for replicate(hook=...)."""
+        torch.distributed.algorithms.ddp_comm_hooks fit, over a process group. One
+        whose results differ between ranks, such as post_localSGD_hook, needs an
+        attribute ``keeps_models_equal = False`` for checkpoints. Collective, between
+        two steps. Mirrors DistributedDataParallel's method; those of sherd.hooks, which
+        need no process group, are for replicate(hook=...)."""
         made = torch_hook(self.module, state, hook)
         self._core.set_hook(made)
         self.hook_of = HookOf(made, self.mesh)
@@ -111,11 +113,10 @@ def _by_name(buffer_hook):
     return lambda buffers, group: buffer_hook(dict(buffers), group)
 
 
-def _replicas_of(mesh_or_group):
+def _replicas_of(given):
     """The Mesh over whose first axis gradients are averaged."""
-    mesh = mesh_of(mesh_or_group)
-    two_axes = isinstance(mesh_or_group, _core.Mesh) or getattr(
-        mesh_or_group, "ndim", 1) == 2
+    mesh = mesh_of(given)
+    two_axes = isinstance(given, _core.Mesh) or getattr(given, "ndim", 1) == 2
     if not two_axes:  # One dimension means replicas here.
         return _core.Mesh(mesh.world, mesh.world.size, 1)
     if mesh.replicate_size == 1 and mesh.world.size > 1:
@@ -126,7 +127,7 @@ def _replicas_of(mesh_or_group):
     return mesh
 
 
-def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
+def replicate(module: torch.nn.Module, mesh: Where = None, *,
               bucket_bytes: int | None = None, first_bucket_bytes: int | None = None,
               static_graph: bool = False, exchange: str = "auto",
               reductions_under_way_max: int = 4,
@@ -145,8 +146,9 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
         optimizer.step()
         optimizer.zero_grad()
 
-    mesh_or_group: as for fully_shard(); of a mesh of two dimensions, the first, which
-        must have several places where there are several ranks.
+    mesh: as for fully_shard(); of a mesh of two dimensions, the first, which must
+        have several places where there are several ranks.
+    exchange: as for fully_shard().
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
     buffer_hook: function of buffers by name and a group, which synchronises them in
         place at the end of each synchronised backward, instead of rank 0's values.
@@ -159,7 +161,7 @@ def replicate(module: torch.nn.Module, mesh_or_group: Where = None, *,
         raise FailedPreconditionError(
             "[python] replicate: expected a module that is not replicated yet, found a "
             f"replicated {type(module).__name__}; close() of its handle ends that")
-    mesh = _replicas_of(mesh_or_group)
+    mesh = _replicas_of(mesh)
     hook = comm_hook(hook)
     options = options_of(
         _core.ReplicateOptions, bucket_bytes=bucket_bytes,

@@ -221,7 +221,7 @@ def handle_of(module: Any) -> FullyShardedDataParallel | None:
     return getattr(module, "__dict__", {}).get(_HANDLE)
 
 
-def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
+def fully_shard(module: torch.nn.Module, mesh: Where = None, *,
                 units: Units = None, strategy: str = "full_shard",
                 budget_bytes: int | None = None, memory_bytes: int | None = None,
                 prefetch_visits: int = 1, secondary_ranks: int = 0,
@@ -248,9 +248,9 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         optimizer.step()
         optimizer.zero_grad()
 
-    mesh_or_group: a World, Mesh, ProcessGroup or DeviceMesh (one dimension: shards;
-        two: replicas and shards). None: the default process group if there is one,
-        else the ranks that torchrun or `sherd run` has started.
+    mesh: a World, Mesh, ProcessGroup or DeviceMesh (one dimension: shards; two:
+        replicas and shards). None: the default process group if there is one, else
+        the ranks that torchrun or `sherd run` has started.
     units: which modules are gathered together. None: the children of each
         ModuleList and Sequential. A pattern of names such as "h.*", a class,
         several of either, or a function of a name and a module that returns a bool
@@ -262,7 +262,10 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
     prefetch_visits: how many visits before its use a unit may be gathered.
     secondary_ranks: gather again inside groups of so many neighbouring ranks, such as
         those of a host, what was gathered over all of them; 0: over all. By messages.
-    exchange: "auto", "shared_memory" or "messages". Performance only.
+    exchange: "auto", "collective" (messages), "shm" (memory that the ranks of one host
+        share) or "hierarchical" (shared memory on each of several hosts, messages
+        between them), as SHERD_EXCHANGE. "messages" means "collective", and
+        "shared_memory" means "shm". Performance only.
     optimizer_axes: "shard" or "both": whether replicas share optimizer state.
     device: where tensors of the meta device get memory. None: where the others are.
     init_fn: function of a name and a CPU tensor that writes the first value of a
@@ -297,7 +300,7 @@ def fully_shard(module: torch.nn.Module, mesh_or_group: Where = None, *,
         gradient_divide_factor=gradient_divide_factor, hook=hook,
         gather_hook=gather_hook, cpu_offload=cpu_offload,
         memory_from_backend=memory_from_backend, ignored=names_of(ignored))
-    mesh = mesh_of(mesh_or_group)
+    mesh = mesh_of(mesh)
     named, hooks = forward_casts(
         module, named_units(module, units), mixed_precision, options.ignored)
     with same_call(mesh.world, "sherd.fully_shard()"):

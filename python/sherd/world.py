@@ -41,7 +41,8 @@ class World:
     @staticmethod
     def from_environment(deadline_s: float = 600.0,
                          rendezvous_deadline_s: float = 300.0,
-                         share_connections: bool = False) -> _core.World:
+                         share_connections: bool = False,
+                         network_interface: str = "") -> _core.World:
         """The ranks that torchrun, `sherd run`, Slurm or Open MPI has started;
         this process alone where there are none. Collective. No wait for another
         rank lasts longer than `deadline_s` seconds while it makes no progress.
@@ -49,24 +50,30 @@ class World:
         share_connections: models made over this world use the same connections
             and share their failures, instead of connections of their own for each;
             after every 64 models, closed ones included, there are new ones. Equal
-            on all ranks. Mirrors share_comm_ctx() of FSDP2."""
+            on all ranks. Mirrors share_comm_ctx() of FSDP2.
+        network_interface: the interface, such as "eth0", for connections between
+            hosts; "": the one that leads to rank 0. Ranks of one host use the
+            loopback address."""
         check_not_forked()
         if None not in _worlds:
             _worlds[None] = _core.World.from_environment(options_of(
                 _core.WorldOptions, deadline_s=deadline_s,
                 rendezvous_deadline_s=rendezvous_deadline_s,
-                share_connections=share_connections))
+                share_connections=share_connections,
+                network_interface=network_interface))
         return _worlds[None]
 
     @staticmethod
     def from_process_group(group: dist.ProcessGroup | None = None,
                            deadline_s: float = 600.0,
                            rendezvous_deadline_s: float = 300.0,
-                           share_connections: bool = False) -> _core.World:
+                           share_connections: bool = False,
+                           network_interface: str = "") -> _core.World:
         """The ranks of a process group of torch.distributed, by default of the
         default one, through its store. Collective over the group. The group's own
-        connections are not used. Raises FailedPreconditionError where there is no
-        such group, or this rank is not in it."""
+        connections are not used. The options are those of from_environment(). Raises
+        FailedPreconditionError where there is no such group, or this rank is not in
+        it."""
         check_not_forked()
         store = _store_of(group)
         group = group or dist.group.WORLD
@@ -75,7 +82,8 @@ class World:
                 store, dist.get_process_group_ranks(group), options_of(
                     _core.WorldOptions, deadline_s=deadline_s,
                     rendezvous_deadline_s=rendezvous_deadline_s,
-                    share_connections=share_connections))
+                    share_connections=share_connections,
+                    network_interface=network_interface))
         return _worlds[group]
 
     @staticmethod
@@ -130,11 +138,10 @@ def _close(world):
 _core.World.close = _close
 
 
-def mesh_of(mesh_or_group: Where = None) -> _core.Mesh:
+def mesh_of(where: Where = None) -> _core.Mesh:
     """The Mesh that a World, Mesh, ProcessGroup or DeviceMesh stands for; None
     stands for the default process group where there is one, else the environment."""
     check_not_forked()
-    where = mesh_or_group
     if where is None:
         where = (World.from_process_group() if dist.is_initialized()
                  else World.from_environment())

@@ -158,6 +158,7 @@ class Counting(nn.Sequential):
     def __init__(self, *layers):
         super().__init__(*layers)
         self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
     def forward(self, inputs):
         self.count = self.count + 1
@@ -182,6 +183,11 @@ def train_with_more_state(folder, sherd):
             if step.number == first + 10:
                 break
             scaler.scale(loss_of(model, len(step.samples))).backward()
+    try:
+        report = sherd.load(folder / "checkpoints", handle, adamw)
+        print(f"loaded step {report.step}, count {model.count.item()}", flush=True)
+    except sherd.Error as error:  # A program that fails would be started again.
+        print("not loaded:", error, flush=True)
 
 
 def main():

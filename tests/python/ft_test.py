@@ -4,6 +4,7 @@
 Usage: ft_test.py PACKAGE_FOLDER SHERD."""
 
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import weakref
 from pathlib import Path
 
 import ft_rank
@@ -84,6 +86,8 @@ class Session(unittest.TestCase):
                           options=["--run-dir", folder])
                 self.assertEqual(ran.returncode, 0, ran.stdout)
                 self.assertIn(begins, ran.stdout)
+                # And of checkpoints, which have no buffer that is not persistent.
+                self.assertRegex(ran.stdout, r"loaded step 10, count 10|step 20, count 20")
 
     def test_a_run_that_has_ended_continues_from_its_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -139,6 +143,9 @@ class Mistakes(unittest.TestCase):
         self.refused("expected one of give, leave_out, stop, found 'maybe'",
                      non_finite_gradients="maybe")
         self.refused("found -1", sums_bytes_max=-1)
+        self.refused("seconds by name, of connect, fetch, .*found {'lunch': 1}",
+                     timeouts={"lunch": 1})
+        self.refused("leave: expected .*float, found 'soon'", timeouts={"leave": "soon"})
         self.refused("a secret or certificates, found both",
                      secret_file="secret", tls_key="key")
         self.refused('certificate "one", key "two", authority ""',
@@ -184,6 +191,26 @@ class Mistakes(unittest.TestCase):
             [{"params": [weight]}, {"params": [], "weight_decay": 0.0}])
         read = _optimizer_state.reader_of(optimizer, [("w", weight)])
         self.assertEqual({key for _, key, _ in read()}, {"step", "exp_avg", "exp_avg_sq"})
+
+
+    def test_timeouts_are_seconds_by_name(self):
+        session = sherd.ft.Session(self.handle, self.adamw, timeouts={"fetch": 2.5})
+        self.addCleanup(session.close)
+        self.assertEqual(session.options.timeouts.fetch, 2.5)
+        self.assertEqual(session.options.timeouts.leave, 10.0)
+
+    def test_a_closed_session_is_freed_although_its_update_refers_to_it(self):
+        for optimizer in (self.adamw, torch.optim.AdamW(self.handle.parameters())):
+            def update(_number):
+                pass
+
+            session = sherd.ft.Session(self.handle, optimizer, update=update)
+            update.session = session
+            session.close()
+            freed = weakref.ref(session)
+            del session, update
+            gc.collect()
+            self.assertIsNone(freed())
 
 
 class Signals(unittest.TestCase):

@@ -416,6 +416,45 @@ class FullyShard(unittest.TestCase):
         self.assertEqual(losses[0], losses[1])
         self.assertEqual(losses[0], losses[2])
 
+    def test_exchanges_have_the_words_of_the_environment(self):
+        losses = set()
+        for exchange in ("auto", "collective", "shm", "hierarchical", "messages",
+                         "shared_memory"):
+            model = decoder()
+            handle = self.sherd.fully_shard(
+                model, mesh=self.sherd.World.from_environment(), exchange=exchange)
+            optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2)
+            losses.add(str(together(model, handle, optimizer)[0]))
+            by_message = exchange in ("collective", "messages") and ranks.size() > 1
+            self.assertEqual(handle.report().gather_sent_bytes > 0, by_message, exchange)
+            handle.close()
+        self.assertEqual(len(losses), 1)
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "exchange: expected one of auto, coll"):
+            self.sherd.fully_shard(decoder(), exchange="by hand")
+
+    def test_reports_say_what_a_plan_and_a_limit_of_memory_have_led_to(self):
+        model = decoder()
+        handle = self.sherd.fully_shard(
+            model, exchange="collective", memory_bytes=64 << 30)
+        optimizer = torch.optim.AdamW(handle.parameters(), lr=1e-2)
+        for step in range(6):
+            loss_of(model, batch_of(step, 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        report = handle.report()
+        self.assertTrue(report.memory.decided)
+        self.assertEqual(report.memory.limit_bytes, 64 << 30)
+        self.assertGreaterEqual(len(report.memory.choices), 1)
+        self.assertGreater(report.memory.choices[-1].peak_bytes, 0)
+        if ranks.size() > 1:
+            self.assertGreaterEqual(report.plan.steps, 5)
+            self.assertGreater(report.reduces_under_way_peak, 0)
+            self.assertGreater(report.gradient_slot_bytes_peak, 0)
+        self.assertFalse(handle.units()[0].keep_whole)
+        self.assertEqual((report.hook, report.hook_bytes), ("", 0))
+        handle.close()
+
     def test_units_are_gathered_and_freed_by_hand(self):
         for exchange in ("shared_memory", "messages"):
             model = decoder()

@@ -151,6 +151,28 @@ class Hooks(unittest.TestCase):
             model(torch.ones(1, 16)).sum().backward()
         handle.close()
 
+    def test_a_function_may_let_models_drift_apart(self):
+        """Checkpoints are then those of rank 0, where others have other values."""
+        def of_this_rank(_bucket, _group):
+            pass
+
+        of_this_rank.keeps_models_equal = False
+        self.assertTrue(self.sherd.hooks.all_reduce_mean().keeps_models_equal)
+        model = make()
+        handle = self.sherd.replicate(model, self.world, hook=of_this_rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.assertFalse(of_all_ranks(self.world, train(model, list(model.parameters()))))
+        mine = [parameter.detach().clone() for parameter in model.parameters()]
+        with shared_folder(self.world) as folder:
+            self.sherd.save(folder, 1, handle, optimizer)
+            self.sherd.load(folder, handle, optimizer)
+        for ours, saved in zip(mine, model.parameters(), strict=True):
+            if ranks.rank() == 0:
+                self.assertTrue(torch.equal(ours, saved))
+        self.assertTrue(of_all_ranks(
+            self.world, [parameter.detach() for parameter in model.parameters()]))
+        handle.close()
+
     def test_hooks_of_pytorch(self):
         mean, _ = self.replicated()
         cases = [

@@ -34,11 +34,11 @@ class Install(unittest.TestCase):
         subprocess.run([CMAKE, "--install", BUILD, "--component", "python",
                         "--prefix", SCRATCH], check=True, stdout=subprocess.DEVNULL)
 
-    def run_python(self, *arguments):
+    def run_python(self, *arguments, **more):
         return subprocess.run(
             [sys.executable, "-W", "ignore", *arguments], check=True, text=True,
             stdout=subprocess.PIPE, timeout=120, cwd="/",
-            env={**os.environ, "PYTHONPATH": SCRATCH}).stdout
+            env={**os.environ, "PYTHONPATH": SCRATCH}, **more).stdout
 
     def test_everything_is_loaded_from_there(self):
         loaded = self.run_python("-c", PROGRAM).split()
@@ -49,6 +49,21 @@ class Install(unittest.TestCase):
 
     def test_the_command_is_there(self):
         self.assertIn("sherd", self.run_python("-m", "sherd", "--version"))
+
+    def test_the_script_of_the_wheel_is_the_command(self):
+        project = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+        self.assertIn('[project.scripts]\nsherd = "sherd.__main__:main"\n',
+                      project.read_text(encoding="utf-8"))
+        program = "from sherd.__main__ import main; main()"
+        self.assertIn("sherd", self.run_python("-c", program, "--version"))
+
+    def test_commands_of_the_c_plus_plus_build_are_named(self):
+        for name in ("train", "checkpoint"):
+            with self.assertRaises(subprocess.CalledProcessError) as raised:
+                self.run_python("-m", "sherd", name, "--help", stderr=subprocess.PIPE)
+            self.assertEqual(raised.exception.returncode, 2)
+            self.assertIn(f"found '{name}', which only sherd's C++ build has",
+                          raised.exception.stderr)
 
     def test_no_other_files_are_there(self):
         found = {path.suffix for path in pathlib.Path(SCRATCH).rglob("*")

@@ -3,6 +3,7 @@
 calls, parametrisations, copies, scopes; each against a plain module."""
 
 import copy
+import types
 import unittest
 
 import ranks
@@ -259,6 +260,15 @@ class WorksWith(unittest.TestCase):
         handle.close()
         self.assertFalse(model._forward_hooks)
 
+    def test_an_accelerator_for_another_device_is_refused(self):
+        from sherd.integrations import accelerate  # pylint: disable=import-outside-toplevel
+        one_gpu = types.SimpleNamespace(
+            distributed_type="DistributedType.NO", num_processes=1, _models=[],
+            device=torch.device("cuda"))
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "found one for the device cuda"):
+            accelerate.shard(one_gpu)
+
     def test_inputs_of_units_are_cast(self):
         """As FSDP2 does, before a module's own code sees them."""
         seen = {}
@@ -287,6 +297,7 @@ class WorksWith(unittest.TestCase):
         halves = self.sherd.MixedPrecision(param_dtype=torch.bfloat16)
         as_they_are = self.sherd.UnitOptions(mixed_precision=self.sherd.MixedPrecision(
             param_dtype=torch.bfloat16, cast_forward_inputs=False))
+        torch.manual_seed(0)  # Ranks make the same module.
         model = Net()
         handle = self.sherd.fully_shard(
             model, mixed_precision=halves,

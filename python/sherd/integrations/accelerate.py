@@ -123,6 +123,11 @@ def shard(accelerator, **options):
         raise InvalidArgumentError(
             "[python] shard: expected an Accelerator for CPUs, Accelerator(cpu=True) "
             f"without a plugin, found one for {kind}")
+    if accelerator.device.type != "cpu":  # It would move models and batches there.
+        raise InvalidArgumentError(
+            "[python] shard: expected an Accelerator for CPUs, Accelerator(cpu=True), or "
+            "a Trainer with TrainingArguments(use_cpu=True), found one for the device "
+            f"{accelerator.device}")
     if accelerator.num_processes == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InvalidArgumentError(
             "[python] shard: expected as many processes as WORLD_SIZE, "

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of optimizers, and their states in checkpoints that C++ programs have written."""
+
+import unittest
+
+import checkpoint_test
+import ranks
+import torch
+from checkpoint_test import adamw, train_by_several, with_bias_and_norm
+from state_test import changed
+
+
+class Optimizers(unittest.TestCase):
+    setUp = checkpoint_test.Checkpoints.setUp
+    folder = checkpoint_test.Checkpoints.folder
+    close_to = checkpoint_test.Checkpoints.close_to
+    muon_and_adamw = checkpoint_test.Checkpoints.muon_and_adamw
+
+    def test_the_iterations_of_muon_have_options(self):
+        options = {"coefficients": (3.0, -3.2, 1.2), "iterations": 4, "eps": 1e-6}
+        theirs = {"ns_coefficients": (3.0, -3.2, 1.2), "ns_steps": 4, "eps": 1e-6}
+        plain = with_bias_and_norm()
+        matrices = [plain[0].weight, plain[2].weight]
+        train_by_several(plain, [torch.optim.Muon(matrices, lr=0.02, **theirs)], range(2))
+        found = []
+        for dtype in (torch.bfloat16, torch.float32):
+            handle = self.sherd.replicate(with_bias_and_norm())
+            part, _ = self.sherd.split(handle, "[02].weight")
+            muon = self.sherd.Muon(part, lr=0.02, iteration_dtype=dtype, **options)
+            train_by_several(handle.module, [muon], range(2))
+            found.append(handle.module[0].weight.detach().clone())
+            handle.close()
+        self.assertTrue(torch.allclose(found[0], plain[0].weight, atol=1e-5))
+        self.assertFalse(torch.equal(found[0], found[1]))
+        self.assertTrue(torch.allclose(found[0], found[1], atol=1e-2))
+        handle = self.sherd.replicate(with_bias_and_norm())
+        part, _ = self.sherd.split(handle, "[02].weight")
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "coefficients: exp"):
+            self.sherd.Muon(part, coefficients=(1.0, 2.0))
+        handle.close()
+
+    def save_as_in_cpp(self, folder, handle, optimizers):
+        """Sections have the names of the optimizers, as those of `sherd train`."""
+        from sherd import _core, _tree  # pylint: disable=import-outside-toplevel
+        state = _core.CheckpointState()
+        state.add_parameters(handle.core_parameters)
+        state.add_buffers(_tree.checkpoint_tree(handle.module))
+        for section, optimizer in optimizers.items():
+            state.add_optimizer(section, optimizer, handle.core_parameters)
+        _core.CheckpointSaver(
+            self.world, folder, False, 0, 0, False, 1 << 30).save(1, state)
+
+    def test_the_only_optimizer_of_a_cpp_checkpoint_is_loaded(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(with_bias_and_norm())
+        optimizer = sherd.AdamW(handle, lr=1e-2)
+        train_by_several(handle.module, [optimizer], range(2))
+        saved = sherd.optimizer_state_dict(handle, optimizer)["state"]
+        for make in (lambda h: sherd.AdamW(h, lr=1e-2), adamw):
+            with self.folder() as folder:
+                self.save_as_in_cpp(folder, handle, {"adamw": optimizer})
+                again = sherd.fully_shard(changed(with_bias_and_norm()))
+                ours = make(again)
+                sherd.load(folder, again, ours)
+                self.close_to(sherd.optimizer_state_dict(again, ours)["state"], saved, 0)
+                with self.assertRaisesRegex(sherd.Error, "that of another optimizer"):
+                    sherd.load(folder, again, sherd.SGD(again, momentum=0.9))
+                again.close()
+        handle.close()
+
+    def test_several_optimizers_of_a_cpp_checkpoint_are_loaded_by_name(self):
+        sherd = self.sherd
+        with self.folder() as folder:
+            handle = sherd.fully_shard(with_bias_and_norm(), share_gradients=True)
+            optimizers = self.muon_and_adamw(handle)
+            train_by_several(handle.module, optimizers.values(), range(2))
+            saved = sherd.optimizer_state_dict(handle, optimizers)["state"]
+            self.save_as_in_cpp(folder, handle, optimizers)
+            again = sherd.fully_shard(
+                changed(with_bias_and_norm()), share_gradients=True)
+            ours = self.muon_and_adamw(again)
+            sherd.load(folder, again, ours)
+            self.close_to(sherd.optimizer_state_dict(again, ours)["state"], saved, 0)
+            with self.assertRaisesRegex(
+                    sherd.InvalidArgumentError,
+                    "found the states adamw, muon, and 'optimizer' to load"):
+                sherd.load(folder, again, sherd.AdamW(again))
+            again.close()
+            handle.close()
+
+
+if __name__ == "__main__":
+    ranks.main()
