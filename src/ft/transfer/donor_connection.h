@@ -7,11 +7,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include "base/clock.h"
 #include "base/status.h"
 #include "ft/transfer/fetch.h"
 #include "ft/transfer/transfer_messages.h"
+#include "net/connector.h"
 #include "net/host_address.h"
 #include "net/loop.h"
 
@@ -27,11 +32,12 @@ struct DonorConnectionHandlers {
   std::function<void(const Status& reason)> on_failed;
 };
 
-class DonorConnection {
+class DonorConnection : public std::enable_shared_from_this<DonorConnection> {
  public:
+  // REQUIRES: a shared pointer will own it.
   DonorConnection(
       net::Loop& loop,
-      const net::HostAddress& donor,
+      net::HostAddress donor,
       const FetchOptions& options,
       const TransferRequest& request,
       DonorConnectionHandlers handlers);
@@ -39,14 +45,37 @@ class DonorConnection {
   DonorConnection& operator=(const DonorConnection&) = delete;
   ~DonorConnection();
 
+  // Connects. Called once, before anything else.
+  void begin();
   // REQUIRES: the answer has arrived, and under_way() < kWindow.
   void request_chunk(std::uint64_t place);
   // How many requested chunks have not arrived yet.
-  std::size_t under_way() const;
+  std::size_t under_way() const { return wanted_.size(); }
 
  private:
-  struct Impl;
-  const std::shared_ptr<Impl> impl_;
+  void dial_donor();
+  void connected(std::unique_ptr<net::Connection> its);
+  void watch(Duration time);
+  void receive(const net::Frame& frame);
+  void receive_answer(const TransferAnswer& its);
+  void receive_chunk(const Chunk& chunk);
+  void mismatch(const std::string& reason);
+  void fail(ErrorCode code, const std::string& reason);
+  void close();
+
+  net::Loop& loop_;
+  const net::HostAddress donor_;
+  const FetchOptions options_;
+  const TransferRequest request_;
+  const DonorConnectionHandlers handlers_;
+  bool closed_ = false;  // No handler is called any more.
+  std::optional<net::Connector> dial_;
+  std::unique_ptr<net::Connection> connection_;
+  net::Timer silence_;
+  bool suspected_ = false;   // It was silent at the last check.
+  Instant wanted_since_{0};  // Since when something is expected.
+  std::optional<TransferAnswer> answer_;
+  std::deque<std::uint64_t> wanted_;  // The places of requested chunks.
 };
 
 }  // namespace sherd::ft::transfer

@@ -90,7 +90,7 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
 
   struct Donor {
     net::HostAddress address;
-    std::unique_ptr<DonorConnection> connection;  // Null if the donor is lost.
+    std::shared_ptr<DonorConnection> connection;  // Null if the donor is lost.
     std::optional<TransferAnswer> answer;
     bool is_right = false;            // It has given the right answer.
     std::set<std::uint64_t> damaged;  // Chunks that arrived damaged.
@@ -111,8 +111,9 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
     donors.resize(addresses.size());
     for (std::size_t i = 0; i < donors.size(); ++i) {
       donors[i].address = addresses[i];
-      donors[i].connection = std::make_unique<DonorConnection>(
+      donors[i].connection = std::make_shared<DonorConnection>(
           loop, addresses[i], options, request, handlers(i));
+      donors[i].connection->begin();
     }
   }
 
