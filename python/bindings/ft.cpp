@@ -47,7 +47,12 @@ class Session {
       options.held = checkpoints_->load();
     }
     session_.emplace(
-        world_, parameters, std::move(state), std::move(update), options);
+        world_, parameters, std::move(state),
+        [this, update = std::move(update)](std::int64_t step) {
+          const InProgram scope(calls_program_);
+          update(step);
+        },
+        options);
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -59,30 +64,66 @@ class Session {
 
   ReplicaSession& get() { return *session_; }
 
+  // If something ends the save, for example an interruption, the step has begun all the same: the
+  // next call saves, if that is still to be done, and returns this step.
   std::optional<TrainingStep> begin_step() {
-    auto step = session_->begin_step();
-    if (step && checkpoints_) {
-      checkpoints_->save_if_due(*session_, *step);
+    if (!begun_) {
+      begun_ = session_->begin_step();
     }
-    return step;
+    if (begun_ && checkpoints_) {
+      checkpoints_->save_if_due(*session_, *begun_);
+    }
+    return std::exchange(begun_, std::nullopt);
   }
 
+  bool finish_step() {
+    begun_.reset();
+    return session_->finish_step();
+  }
+
+  void other_work(const std::function<void()>& work) {
+    const InProgram scope(calls_program_);
+    session_->other_work(work);
+  }
+
+  // What has failed is repeated by the next call. Where the session throws, because one of its
+  // functions calls this, there may be half a step, which is not saved.
   void close() {
-    if (checkpoints_ && session_->state_is_known() &&
-        !std::exchange(closed_, true)) {
+    if (checkpoints_ && session_->state_is_known() && !saved_ &&
+        !calls_program_) {
       checkpoints_->save(*session_);
+      saved_ = true;
     }
+    begun_.reset();
     session_->close();
     if (checkpoints_) {
+      saved_ = false;  // Unless it is known to be complete.
       checkpoints_->wait();
+      saved_ = true;
     }
   }
 
  private:
+  // While it lives, the session runs a function of the program.
+  class InProgram {
+   public:
+    explicit InProgram(bool& flag)
+        : flag_(flag), before_(std::exchange(flag, true)) {}
+    ~InProgram() { flag_ = before_; }
+    InProgram(const InProgram&) = delete;
+    InProgram& operator=(const InProgram&) = delete;
+
+   private:
+    bool& flag_;
+    const bool before_;
+  };
+
   World world_;
   std::optional<ReplicaCheckpoints> checkpoints_;
   std::optional<ReplicaSession> session_;
-  bool closed_ = false;
+  std::optional<TrainingStep> begun_;  // What begin_step() has yet to return.
+  bool saved_ = false;                 // Whether close() has saved.
+  bool calls_program_ = false;
 };
 
 void bind_timeouts(py::module_& module) {
@@ -170,14 +211,8 @@ void bind_ft(py::module_& module) {
           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), WithoutGil())
       .def("begin_step", &Session::begin_step, WithoutGil())
       .def("last_backward", [](Session& self) { self.get().last_backward(); })
-      .def(
-          "finish_step", [](Session& self) { return self.get().finish_step(); },
-          WithoutGil())
-      .def(
-          "other_work",
-          [](Session& self, const std::function<void()>& work) {
-            self.get().other_work(work);
-          })
+      .def("finish_step", &Session::finish_step, WithoutGil())
+      .def("other_work", &Session::other_work)
       .def_property_readonly(
           "step", [](Session& self) { return self.get().step(); })
       .def_property_readonly(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forked child finds of its parent's models and worlds.
+"""What a forked child finds of its parent's models, sessions and worlds.
 
 A child has copies of them, but neither their threads nor their connections, so that
 a use would wait for ever and an end would speak in the parent's name. What the
@@ -10,7 +10,7 @@ that use none of it, such as workers of a DataLoader, notice nothing.
 import os
 
 from . import _core
-from ._handles import handles
+from ._handles import handles, sessions
 from .errors import FailedPreconditionError
 
 # One for each process group and each tuple of ranks, and one for the environment, under
@@ -29,7 +29,7 @@ def check_not_forked():
 
 
 class _OfParent:
-    """In place of a model's engine."""
+    """In place of the engine of a model or a session."""
 
     def __getattr__(self, name):
         check_not_forked()
@@ -38,14 +38,15 @@ class _OfParent:
 
 def _in_child():
     global _forked  # pylint: disable=global-statement
-    live = list(handles)
+    live = [*handles, *sessions]
     if not live and not worlds:
         return
     _forked = True
-    kept = [handle._core for handle in live]  # pylint: disable=protected-access
+    kept = [owner._core for owner in live]  # pylint: disable=protected-access
     _core.forbid_after_fork(kept + list(worlds.values()))
-    for handle in live:
-        handle._core = _OfParent()  # pylint: disable=protected-access
+    for owner in live:
+        owner._core = _OfParent()  # pylint: disable=protected-access
+    sessions.clear()
     worlds.clear()
 
 

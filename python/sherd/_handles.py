@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handles of sharded and replicated modules of this process."""
+"""The handles of sharded and replicated modules of this process, and its open sessions."""
 
 import weakref
 
 from .errors import InvalidArgumentError
 
 handles = weakref.WeakSet()
+sessions = weakref.WeakSet()  # Of sherd.ft.
 
 
 def check_handle(handle):

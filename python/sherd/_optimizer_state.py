@@ -17,6 +17,20 @@ def hyperparameters(group):
     return {key: value for key, value in group.items() if key != "params"}
 
 
+class _Recorder(dict):
+    """The state of a parameter that notes what each key was set to first, which is before the
+    first update: an optimizer then changes tensors in place or sets the key again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = {}
+
+    def __setitem__(self, key, value):
+        if key not in self.first:
+            self.first[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        super().__setitem__(key, value)
+
+
 def _after_trial(optimizer, number, gradient, state, dtype):
     """Values and state after a step of two zeros with the options of that group."""
     probe = torch.zeros(2, dtype=dtype, requires_grad=True)
@@ -31,14 +45,16 @@ def _after_trial(optimizer, number, gradient, state, dtype):
 
 
 def first_state(optimizer, number, like):
-    """What the state of a parameter like this, of that group, is at first: a step with
-    no gradient shows the keys. None where that is not possible."""
+    """What the state of a parameter like this, of that group, is at first: a step with a
+    gradient of zeros shows it. None where that is not possible."""
+    state = _Recorder()
     try:
-        _, shown = _after_trial(optimizer, number, 0.0, {}, like.dtype)
+        _, shown = _after_trial(optimizer, number, 0.0, state, like.dtype)
     except Exception:  # pylint: disable=broad-exception-caught
         return None  # An optimizer that needs more than that.
     result = {}
     for key, value in shown.items():
+        value = state.first.get(key, value)  # Where it was set in another way, after the step.
         if isinstance(value, torch.Tensor) and value.dim() > 0:
             result[key] = torch.full_like(
                 like.detach(), value.flatten()[0].item(), dtype=value.dtype)
@@ -47,10 +63,11 @@ def first_state(optimizer, number, like):
     return result
 
 
-def _starts_alike(optimizer, number, first, dtype):
+def starts_alike(optimizer, number, first, dtype):
     """Whether a first step is the same from that state as from none."""
     plain, _ = _after_trial(optimizer, number, 1.0, {}, dtype)
-    return torch.equal(plain, _after_trial(optimizer, number, 1.0, first, dtype)[0])
+    given = copy.deepcopy(first)
+    return torch.equal(plain, _after_trial(optimizer, number, 1.0, given, dtype)[0])
 
 
 def is_trained(tensor):
@@ -72,7 +89,7 @@ def _keys(optimizer, number):
         optimizer, number, torch.zeros(2, dtype=dtype))
     if first is None or not all(
             isinstance(value, torch.Tensor) for value in first.values()) or not (
-            is_there or _starts_alike(optimizer, number, first, dtype)):
+            is_there or starts_alike(optimizer, number, first, dtype)):
         raise InvalidArgumentError(
             "[python] expected an optimizer of sherd, or one of torch.optim whose first "
             "step is the same from a state of tensors that is there before, as that of "

@@ -6,7 +6,7 @@ import copy
 import torch
 
 from . import _core
-from ._optimizer_state import first_state, hyperparameters, is_trained
+from ._optimizer_state import first_state, hyperparameters, is_trained, starts_alike
 from .errors import InvalidArgumentError
 from .state import placed
 
@@ -149,7 +149,8 @@ class TorchState:
         return None if first is None else set(first)
 
     def items(self, all_of_them):
-        """(name, key, tensor) of what there is; of all parameters if asked for."""
+        """(name, key, tensor) of what there is; of all parameters if asked for, which raises
+        where a parameter that was not updated yet has no state that does the same."""
         items = []
         for number, group in enumerate(self.optimizer.param_groups):
             for tensor in group["params"]:
@@ -157,9 +158,21 @@ class TorchState:
                     continue
                 state = self.optimizer.state.get(tensor)
                 if not state and all_of_them and tensor.requires_grad:
-                    state = first_state(self.optimizer, number, tensor) or {}
+                    state = self._first_state(number, tensor)
                 items += self._items_of(tensor, state or {})
         return items
+
+    def _first_state(self, number, tensor):
+        alone = torch.zeros(2, dtype=tensor.dtype)
+        # Without any state this is room for what is loaded.
+        if self.optimizer.state and (
+                first := first_state(self.optimizer, number, alone)) and not starts_alike(
+                    self.optimizer, number, first, tensor.dtype):
+            raise InvalidArgumentError(
+                f"[python] {type(self.optimizer).__name__}: expected a step that has updated "
+                "every parameter, or an optimizer whose first step is the same from a state "
+                f"that is there before, found {self._name(tensor)} not updated yet")
+        return first_state(self.optimizer, number, tensor) or {}
 
     def _items_of(self, tensor, state):
         name, items = self._name(tensor), []

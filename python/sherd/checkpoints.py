@@ -46,15 +46,14 @@ class CheckpointSaver:
     FOLDER/step-100 by one rename, once all of it is on the disk.
 
     handle: of fully_shard() or replicate(). optimizer: as for optimizer_state_dict().
-    asynchronous: tensors are copied, and written by a thread beside
-    training. keep_last, keep_every: after a save all but the newest `keep_last`
-    checkpoints are removed, save those of steps that `keep_every` divides; 0: none is
-    removed, no step is special. shared: other jobs save into the folder, too.
+    asynchronous: tensors are copied, and written by a thread beside training.
+    keep_last, keep_every: after each save, all checkpoints are removed except the newest
+    `keep_last` and those whose step is a multiple of `keep_every`. With keep_last=0 none is
+    removed; with keep_every=0 no step is exempt. shared: other jobs save into the folder, too.
     generators: torch.Generator by name, of which each rank has its own.
 
-    Collective, as all its methods but saving(). Raises sherd.Error, on every rank,
-    when the folder cannot be made or another run has it. Mirrors
-    sherd::CheckpointSaver.
+    Collective, as are all its methods except saving(). Raises sherd.Error, on every rank, if the
+    folder cannot be made or another run is using it. Mirrors sherd::CheckpointSaver.
     """
 
     def __init__(self, folder, handle, optimizer=None, *, generators=None,
@@ -71,8 +70,8 @@ class CheckpointSaver:
 
     def save(self, step: int, values: dict[str, str] | None = None) -> None:
         """Saves a checkpoint, between two steps; replaces one of the same step.
-        `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on
-        every rank, where one failed; the one before is still there then."""
+        `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on every rank,
+        if any rank failed; the previous checkpoint is still there then."""
         with same_call(self._handle.mesh.world, "CheckpointSaver.save()"):
             state = _state_of(self._handle, self._optimizer, self._generators, values)
             self._core.save(step, state)
@@ -121,8 +120,8 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     Raises sherd.Error, on every rank, for other shapes, the state of another
     optimizer, a folder in which none can be read and, if `strict`, for names that
     only one side has. What was read before such an error stays. Without `strict`,
-    what the checkpoint does not have stays as it is. What another communication hook, or
-    one of other ranks, has remembered is not used, and `unexpected`.
+    what the checkpoint does not have stays as it is. The state of another communication hook,
+    or of a hook on another set of ranks, is not used, and is listed in `unexpected`.
     """
     check_handle(handle)
     reports = []

@@ -2,7 +2,7 @@
 """Fault-tolerant training: several replicas of a model train in lock step; one may
 die, hang or be cut off while the others go on, and come back while they train.
 
-    model = make_model()                        # The same on every rank of all.
+    model = make_model()                        # The same on every rank of every replica.
     handle = sherd.fully_shard(model)           # Over the ranks of this replica.
     optimizer = sherd.AdamW(handle, lr=3e-4)
     with sherd.ft.Session(handle, optimizer) as session:
@@ -19,19 +19,17 @@ python train.py``. Mirrors sherd::ft::ReplicaSession; docs/guide/python.md.
 """
 
 import atexit
-import weakref
 
 import torch
 
 from . import _core
 from . import world as _world  # noqa: F401  Worlds, imported first, end after sessions.
-from ._handles import check_handle
+from ._handles import check_handle, sessions
 from ._optimizer_state import reader_of
 from ._options import member, set_option
 from ._tree import checkpoint_tree
+from .checkpoints import ignored_parameters
 from .errors import InvalidArgumentError
-
-_open = weakref.WeakSet()
 
 
 class TrainingStep:
@@ -40,8 +38,8 @@ class TrainingStep:
     number: the step that it makes, counted from 1.
     samples: int64 tensor of the numbers of this rank's samples, 1-D. They come from
         an endless order in which each is in one committed step. Empty: the replica
-        only follows this step. Each rank of the replica has as many: make one batch
-        of them, or micro-batches whose number depends only on how many there are.
+        only follows this step. Every rank of the replica has the same number of samples: make
+        one batch of them, or micro-batches whose number depends only on the number of samples.
     replica_samples: samples of all ranks of the replica.
     replicas, place: how many replicas are in the step, and which of them this is.
     warms_up: its gradients are thrown away (option warm_up).
@@ -63,31 +61,34 @@ class Session:
 
     handle: of fully_shard() or replicate(); parameters are fp32, all on the CPU or on
         one GPU, and no optimizer updates them in backward.
-    optimizer: one of sherd, or one of torch.optim that begins with a state of zeros, such
-        as Adam, AdamW, SGD without dampening, RMSprop and Adagrad; or a dictionary of
-        several by name.
-    update: function of the step's number that makes a step of ``.grad`` of the
-        handle's parameters: clipping, schedule, optimizer. It is called on the thread
-        that trains, in begin_step() or finish_step(), once for each step, also those
-        that this replica has missed; compute learning rates from the number. None:
-        it calls step() of each optimizer. Where it raises, the session has ended, as
-        nobody knows which half of the step was made: start the process again.
-    scaler: a sherd.GradScaler that scales the losses.
-    tensors: dictionary of what else `update` changes: CPU tensors that every rank
-        has whole, written in place.
-    checkpoints: folder into which replicas in turn save every `save_every` steps,
-        and when they end; a session begins with the newest. The newest `keep_last`
-        stay. For when all replicas are lost.
+    optimizer: one of sherd, or one of torch.optim whose first step is the same if its state is
+        made beforehand, such as Adam, AdamW, NAdam, SGD without dampening, RMSprop and Adagrad;
+        or a dictionary of several by name.
+    update: function of the step number that updates the parameters from the ``.grad`` of the
+        handle's parameters: clipping, learning-rate schedule, optimizer step. It is called on
+        the thread that trains, in begin_step() or finish_step(), once for each step, also those
+        that this replica has missed; compute learning rates from the number. None: it calls
+        step() of each optimizer, through the `scaler` if there is one, which is then updated.
+        If it raises, the session has ended, because the step may have been made only in part:
+        restart the process.
+    scaler: a sherd.GradScaler that scales the losses; its step() and update() belong into
+        `update`. ``non_finite_gradients`` is then "give" unless you set it, so that all
+        replicas find an overflow in the sum and skip the step.
+    tensors: dictionary of all other tensors that `update` changes: CPU tensors, whole on every
+        rank, which `update` must write in place.
+    checkpoints: folder in which the replicas, taking turns, save a checkpoint every `save_every`
+        steps and when they end, in case all replicas are lost. A session begins with the newest
+        checkpoint; the newest `keep_last` are kept.
     options: those of sherd::ft::SessionOptions by name, such as `config`, `warm_up`,
         `digest_every`, ``non_finite_gradients="stop"`` or
         ``timeouts={"leave": 10, "fetch": 2.5}`` in seconds; otherwise as the environment
         says. `held` is none of them: `checkpoints` sets it.
 
-    Buffers of the module belong to the state, too; in checkpoints only the persistent
-    ones are saved. Parameter groups stay what they are. A session that was closed no
-    longer keeps `update`. Raises sherd.Error where something does not fit, and in a
-    process that `sherd run --fault-tolerant` has not started, unless SHERD_COORDINATOR
-    and SHERD_REPLICA are set.
+    The module's buffers, and its parameters that the handle leaves alone, are part of the state,
+    too; checkpoints have the persistent buffers only. The optimizers' parameter groups must not
+    change. A session that was closed no longer keeps `update`. Raises sherd.Error if an argument
+    is invalid, and in a process that `sherd run --fault-tolerant` has not started, unless
+    SHERD_COORDINATOR and SHERD_REPLICA are set.
     """
 
     def __init__(self, handle, optimizer, *, update=None, scaler=None, tensors=None,
@@ -98,17 +99,21 @@ class Session:
         check_handle(handle)
         self._buffers = _Buffers(handle.module)
         self._calls = _Calls()
+        self._closed = False
         state, saved = _states_of(handle, optimizers, scaler, tensors or {}, self._calls)
+        if scaler is not None:
+            options = {"non_finite_gradients": "give"} | options
         chosen = _options(options)
         self.options = chosen
-        step = _same_groups(update or _all_steps(optimizers), optimizers)
+        step = _same_groups(update or _all_steps(optimizers, scaler), optimizers)
         self._core = _core.Session(
             handle.mesh.world, handle.core_parameters, state, saved,
-            self._calls.to(step), chosen, str(checkpoints or ""), save_every, keep_last)
-        _open.add(self)
+            self._calls.to(_adopting(step, self._buffers)), chosen, str(checkpoints or ""),
+            save_every, keep_last)
+        sessions.add(self)
 
     def __iter__(self):
-        """The steps, each finished when the next is asked for; a loop that is left
+        """Yields the steps; each is finished when the next one is requested. A loop that is left
         with `break` does not finish its step."""
         while (step := self.begin_step()) is not None:
             yield step
@@ -118,7 +123,8 @@ class Session:
         """What to compute next, with ``.grad`` cleared; None when the replica has
         left or the run has ended. Waits while the coordinator is away or there are
         too few replicas; state that the replica lacked has been fetched then. Raises
-        sherd.AbortedError when the replica cannot take part any more."""
+        sherd.AbortedError when the replica cannot take part any more. If a handler of a signal
+        raises while this waits, call it again to go on."""
         self._buffers.adopt()
         core = self._core.begin_step()
         return None if core is None else TrainingStep(core)
@@ -136,9 +142,10 @@ class Session:
         return self._core.finish_step()
 
     def other_work(self, function, *arguments, **named):
-        """Calls `function` and returns its result: for an evaluation or the like in the
-        body of the loop. It may take a minute (`--first-hang-after` of `sherd run`);
-        a step that takes ten times as long as usual, and more than 5 s, does not."""
+        """Calls `function` and returns its result. For work in the body of the loop that is not
+        part of the step, such as an evaluation: the function may take a minute
+        (`--first-hang-after` of `sherd run`), whereas a step that takes more than 5 s and ten times
+        as long as usual is taken for a hang."""
         results = []
         self._core.other_work(lambda: results.append(function(*arguments, **named)))
         return results[0]
@@ -159,9 +166,9 @@ class Session:
         return self._core.samples_of_update
 
     def learning_rate_factor(self, scaling="sqrt"):
-        """In `update`: by how much to scale the learning rate of a step that has
-        fewer samples because replicas are missing; "none", "linear" or "sqrt".
-        The launcher says how many samples a full step has."""
+        """To be called in `update`: the factor for the learning rate of a step that has fewer
+        samples because replicas are missing. scaling: "none", "linear" or "sqrt". The launcher
+        sets the number of samples of a full step."""
         kind = member(_core.LearningRateScaling, "scaling", scaling)
         return _core.learning_rate_factor(
             kind, self.samples_of_update, self.options.samples_full)
@@ -172,15 +179,15 @@ class Session:
         self._core.leave()
 
     def close(self):
-        """Saves, if there are checkpoints, waits until the others have the last
-        step, for at most a minute, and ends. Idempotent."""
-        if self in _open:
-            _open.discard(self)
+        """Ends the session: saves a checkpoint if `checkpoints` is set, and waits for at most a
+        minute until the other replicas have the last step. Idempotent; if it raises, call it
+        again to do the rest."""
+        if not self._closed:
             self._buffers.adopt()
-            try:
-                self._core.close()
-            finally:
-                self._calls.drop()
+            self._core.close()
+            self._closed = True
+            sessions.discard(self)
+            self._calls.drop()
 
     def __enter__(self):
         return self
@@ -211,11 +218,24 @@ class _Calls:
         self._functions.clear()
 
 
-def _all_steps(optimizers):
+def _all_steps(optimizers, scaler):
     def update(_number):
+        if scaler is not None:
+            scaler.step(*optimizers.values())
+            scaler.update()
+            return
         for optimizer in optimizers.values():
             optimizer.step()
     return update
+
+
+def _adopting(update, buffers):
+    """`update`, after which the state has the buffers that it has assigned: a checkpoint, or a
+    replica that comes back, may read them before the program runs again."""
+    def updated(number):
+        update(number)
+        buffers.adopt()
+    return updated
 
 
 def _same_groups(update, optimizers):
@@ -271,7 +291,7 @@ def _states_of(handle, optimizers, scaler, tensors, calls):
     """What replicas fetch from each other, with all buffers, and what checkpoints have of
     it, with the persistent ones, as load() expects it."""
     fetched, saved = _core.CheckpointState(), _core.CheckpointState()
-    parameters = handle.core_parameters
+    parameters, others = handle.core_parameters, ignored_parameters(handle)
     fetched.add_tensors("model", list(handle.module.named_buffers()), True)
     saved.add_buffers(checkpoint_tree(handle.module))
     read = {section: calls.to(reader_of(optimizer, parameters.items()))
@@ -279,6 +299,7 @@ def _states_of(handle, optimizers, scaler, tensors, calls):
             if isinstance(optimizer, torch.optim.Optimizer)}
     for state in (fetched, saved):
         state.add_parameters(parameters)
+        state.add_tensors("model", others, True)
         state.add_tensors("tensors", list(tensors.items()), False)
         if scaler is not None:
             # pylint: disable-next=protected-access
@@ -317,7 +338,7 @@ def _set_timeouts(timeouts, given):
 def _drop_open():
     # What a program that fails leaves open: its threads and connections end before
     # the interpreter does. Nobody is waited for.
-    for session in list(_open):
+    for session in list(sessions):
         session._core = None  # pylint: disable=protected-access
 
 

@@ -46,7 +46,9 @@ def compress(dtype: torch.dtype, inner: Hook = None) -> _core.CommHook:
 
 
 def quantise(scale: str = "channel", error_feedback: bool = True) -> _core.CommHook:
-    """Sends gradients as int8 with a scale for each "channel" or "tensor". Mirrors
+    """Sends gradients as int8 with fp32 scales: one for each index of a parameter's first
+    dimension ("channel"), or one for each parameter ("tensor"). error_feedback: adds the
+    rounding error to the next gradient, for a copy of all gradients in fp32. Mirrors
     quantization_pertensor_hook and quantization_perchannel_hook."""
     return _core.quantise(options_of(
         _core.QuantiseOptions, scale=scale, error_feedback=error_feedback))
@@ -55,8 +57,11 @@ def quantise(scale: str = "channel", error_feedback: bool = True) -> _core.CommH
 def power_sgd(rank: int = 1, start_step: int = 10, compression_min: float = 2.0,
               error_feedback: bool = True, warm_start: bool = True,
               batched: bool = False, seed: int = 0) -> _core.CommHook:
-    """Sends a matrix of n x m as (n + m) * rank numbers, from backward `start_step`
-    on. Mirrors powerSGD_hook and, `batched`, batched_powerSGD_hook."""
+    """Sends a matrix of n x m as (n + m) * rank numbers, from backward `start_step` on. A
+    matrix that would not become `compression_min` times smaller is sent uncompressed.
+    error_feedback: adds the error to the next gradient, for a copy of all compressed gradients
+    in fp32. warm_start: starts from the last approximation. batched: treats each bucket as one
+    matrix. Mirrors powerSGD_hook and, with `batched`, batched_powerSGD_hook."""
     return _core.power_sgd(options_of(
         _core.PowerSgdOptions, rank=rank, start_step=start_step,
         compression_min=compression_min, error_feedback=error_feedback,
@@ -72,10 +77,10 @@ def post_local_sgd(start_step: int = 100, group_size: int = 1) -> _core.CommHook
 
 
 def quantise_gathers(block: int = 256) -> _core.GatherHook:
-    """Shards travel as int8 with a scale for each `block` elements when units are
-    gathered: ``fully_shard(model, gather_hook=quantise_gathers())``. Forward and
-    backward use the rounded values, optimizers and checkpoints the shards. Mirrors
-    DeepSpeed's zero_quantized_weights."""
+    """When units are gathered, shards are sent as int8 with one fp32 scale per `block`
+    elements: ``fully_shard(model, gather_hook=quantise_gathers())``. Forward and backward use
+    the rounded values, optimizers and checkpoints the shards. Mirrors DeepSpeed's
+    zero_quantized_weights."""
     return _core.quantise_gathers(block)
 
 
@@ -118,9 +123,9 @@ class HookOf:
         return self._hook.name if self._hook is not None and self._hook.state() else None
 
     def prepare(self, state, tensors, name):
-        """Adds room for what a checkpoint with these tensors has of the hook of this
-        name, None where a C++ program saved it, and returns what restores this one once
-        they are loaded. Collective."""
+        """Adds tensors to `state` that receive the hook state of a checkpoint with these
+        `tensors`, and returns a function that restores the hook once they are loaded. `name`:
+        the hook that the checkpoint names; None if a C++ program saved it. Collective."""
         mine = None if self._hook is None else self._hook.name
         if mine is None or name not in (None, mine) or not (name or self.name()):
             return lambda: None

@@ -54,23 +54,23 @@ class DistributedDataParallel:
     def join(self, after_backward: Callable[[], Any] | None = None, *,
              divide_by_initial_world_size: bool = True,
              throw_on_early_termination: bool = False) -> AbstractContextManager:
-        """A scope around a loop over inputs of which ranks have different numbers.
-        At its end a rank takes part in the backwards of those that have more, and
-        calls `after_backward` after each, which may be None here: every rank gets the
-        parameters of the last that had inputs. Mirrors
-        sherd::JoinScope and torch.distributed.algorithms.Join."""
+        """A scope around a loop over inputs whose number differs between ranks. At its end, a
+        rank takes part in the backwards of the ranks that still have inputs, and calls
+        `after_backward`, if it is not None, after each of them. Finally every rank gets the
+        parameters of the last rank that had inputs. Mirrors sherd::JoinScope and
+        torch.distributed.algorithms.Join."""
         return self._core.join(after_backward, divide_by_initial_world_size,
                                throw_on_early_termination)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """From now on ``hook(state, bucket)`` reduces gradients, on a thread beside
-        backward. A bucket has the methods of torch.distributed.GradBucket, and the
-        hook returns a tensor or a future of one, so that hooks of
-        torch.distributed.algorithms.ddp_comm_hooks fit, over a process group. One
-        whose results differ between ranks, such as post_localSGD_hook, needs an
-        attribute ``keeps_models_equal = False`` for checkpoints. Collective, between
-        two steps. Mirrors DistributedDataParallel's method; those of sherd.hooks, which
-        need no process group, are for replicate(hook=...)."""
+        backward. A bucket has the methods of torch.distributed.GradBucket, and the hook returns
+        a tensor or a future of one, so that the hooks of
+        torch.distributed.algorithms.ddp_comm_hooks can be used; they communicate over a process
+        group of torch.distributed. A hook whose results differ between ranks, such as
+        post_localSGD_hook, needs an attribute ``keeps_models_equal = False`` for checkpoints.
+        Collective, between two steps. Mirrors DistributedDataParallel's method; the hooks of
+        sherd.hooks, which need no process group, are for replicate(hook=...)."""
         made = torch_hook(self.module, state, hook)
         self._core.set_hook(made)
         self.hook_of = HookOf(made, self.mesh)
@@ -146,8 +146,8 @@ def replicate(module: torch.nn.Module, mesh: Where = None, *,
         optimizer.step()
         optimizer.zero_grad()
 
-    mesh: as for fully_shard(); of a mesh of two dimensions, the first, which must
-        have several places where there are several ranks.
+    mesh: as for fully_shard(). In a mesh of two dimensions, gradients are averaged over the
+        first one, whose size must be above 1 if there are several ranks.
     exchange: as for fully_shard().
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
     buffer_hook: function of buffers by name and a group, which synchronises them in

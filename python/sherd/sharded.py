@@ -76,7 +76,7 @@ class FullyShardedDataParallel:
         return list(self._slices)
 
     def module_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters of the module that are sharded, without slices."""
+        """The module's own parameters that are sharded, not their slices."""
         return list(self._whole)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0,
@@ -87,14 +87,14 @@ class FullyShardedDataParallel:
         return self._core.clip_grad_norm(max_norm, float(norm_type), error_if_nonfinite)
 
     def publish(self) -> None:
-        """Makes slices that were written visible to all ranks. Every rank calls it
-        after it has written some; optimizers of torch.optim and sherd do."""
+        """Makes the new values of slices visible to all ranks. Call it on every rank after
+        slices were written; optimizers of sherd and of torch.optim do so by themselves."""
         self._core.publish()
 
     def no_sync(self, axis: str = "both") -> AbstractContextManager:
-        """Backwards in this scope exchange nothing, and the next one outside sums
-        up; with ``axis="replicate"`` nothing across replicas. Mirrors
-        FSDP.no_sync()."""
+        """In this scope, backwards exchange no gradients, and the next backward outside
+        reduces their sum. With ``axis="replicate"`` only the exchange across replicas is left
+        out. Mirrors FSDP.no_sync()."""
         if axis not in ("both", "replicate"):
             raise InvalidArgumentError(
                 f"[python] axis: expected 'both' or 'replicate', found {axis!r}")
@@ -103,11 +103,11 @@ class FullyShardedDataParallel:
     def join(self, after_backward: Callable[[], Any] | None = None, *,
              divide_by_initial_world_size: bool = True,
              throw_on_early_termination: bool = False) -> AbstractContextManager:
-        """A scope around a loop over inputs of which ranks have different numbers.
-        At its end a rank takes part in the backwards of those that have more, and
-        calls `after_backward` after each: what the loop does there, clipping, the
-        optimizer's step and zero_grad(), which every rank must do. Mirrors
-        sherd::JoinScope and torch.distributed.algorithms.Join."""
+        """A scope around a loop over inputs whose number differs between ranks. At its end, a
+        rank takes part in the backwards of the ranks that still have inputs, and calls
+        `after_backward` after each of them. That function must do what the loop does after a
+        backward (clipping, the optimizer's step, zero_grad()), because every rank must do it.
+        Mirrors sherd::JoinScope and torch.distributed.algorithms.Join."""
         return self._core.join(after_backward, divide_by_initial_world_size,
                                throw_on_early_termination)
 
@@ -116,9 +116,9 @@ class FullyShardedDataParallel:
                                rank0_only: bool = False,
                                with_gradients: bool = False,
                                module: str = "") -> AbstractContextManager:
-        """A scope in which every rank has all parameters whole: the module's own
-        show their values, and the scope's ``tensor(name)`` gives them in full
-        precision, ``gradient(name)`` their gradients. Collective. Mirrors
+        """A scope in which every rank holds all parameters whole. The module's own parameters
+        show their values; the scope's ``tensor(name)`` returns a parameter in full precision,
+        and ``gradient(name)`` its gradient (needs `with_gradients`). Collective. Mirrors
         FSDP.summon_full_params()."""
         scope = self._core.summon_full_parameters(
             read_only, full_precision, rank0_only, with_gradients, module)
@@ -131,15 +131,15 @@ class FullyShardedDataParallel:
         return FullPrecisionScope(self._core.full_precision(), self._casts)
 
     def unshard(self, module: torch.nn.Module | str | None = None) -> Any:
-        """Gathers units, or those of a module (or of the module or unit of that name),
-        as far as the budget allows. For a module it returns a handle with ``wait()``.
-        Never needed. Mirrors FSDPModule.unshard()."""
+        """Gathers all units, or starts to gather those of `module` (a module, or the name of a
+        module or unit), as far as the budget allows. With `module` it returns a handle with
+        ``wait()``. Calling it is never necessary. Mirrors FSDPModule.unshard()."""
         if module is None:
             return self._core.unshard()
         return self._core.unshard(self._name_of(module))
 
     def reshard(self, module: torch.nn.Module | str | None = None) -> None:
-        """Frees what is whole, or that of a module. Never needed."""
+        """Frees all whole units, or those of `module`. Calling it is never necessary."""
         if module is None:
             self._core.reshard()
         else:
@@ -177,23 +177,24 @@ class FullyShardedDataParallel:
         plain module's state_dict(), which ``plain.load_state_dict()`` takes.
         Collective, but for "sharded".
 
-        kind: "full" gives every rank whole tensors, "rank0" rank 0 alone and the
-            others an empty dictionary, "sharded" this rank's parts, which share
-            memory with the module and which torch.distributed.checkpoint saves and
-            loads. Memory: what is returned and one tensor.
+        kind: with "full" every rank gets whole tensors; with "rank0" rank 0 gets them, and the
+            others get an empty dictionary; with "sharded" each rank gets its parts, which share
+            memory with the module and which torch.distributed.checkpoint saves and loads.
+            Memory: the result and one tensor.
 
         Mirrors torch.distributed.checkpoint.state_dict.get_model_state_dict().
         """
         return state.state_dict(self, kind)
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        """Loads what state_dict() of this handle, of any other number of ranks or of
-        a plain module gives, and publishes. Collective. Of whole tensors rank 0's
-        are taken, converted to the dtypes here; other ranks' may be empty.
+        """Loads a dictionary that state_dict() returned (of this handle, on any number of
+        ranks, or of a plain module), and publishes. Collective. Whole tensors are taken from
+        rank 0 and converted to the dtypes of this module; on other ranks the dictionary may be
+        empty.
 
-        Returns missing_keys and unexpected_keys, as torch.nn.Module does. Raises
-        sherd.Error, on every rank, for those if `strict`, and for other shapes;
-        nothing has changed then.
+        Returns missing_keys and unexpected_keys, as torch.nn.Module does. Raises sherd.Error, on
+        every rank and before anything changes, if shapes differ or, with `strict`, if there are
+        such keys.
         """
         return state.load_state_dict(self, state_dict, strict)
 
@@ -257,11 +258,11 @@ def fully_shard(module: torch.nn.Module, mesh: Where = None, *,
         or UnitOptions. []: one unit of all.
     strategy: "full_shard", "shard_grad_op" or "no_shard"; how much stays whole.
     budget_bytes: bytes of whole units instead of the strategy's.
-    memory_bytes: a limit for the resident memory of the process, of a module on a GPU
-        for what LibTorch takes of that GPU.
+    memory_bytes: a limit, in bytes, for the resident memory of the process or, for a module on
+        a GPU, for the memory that LibTorch takes from that GPU.
     prefetch_visits: how many visits before its use a unit may be gathered.
-    secondary_ranks: gather again inside groups of so many neighbouring ranks, such as
-        those of a host, what was gathered over all of them; 0: over all. By messages.
+    secondary_ranks: the size of the groups of neighbouring ranks, such as those of a host,
+        inside which a unit is gathered again; 0: over all ranks. Only if ranks exchange messages.
     exchange: "auto", "collective" (messages), "shm" (memory that the ranks of one host
         share) or "hierarchical" (shared memory on each of several hosts, messages
         between them), as SHERD_EXCHANGE. "messages" means "collective", and
@@ -271,10 +272,11 @@ def fully_shard(module: torch.nn.Module, mesh: Where = None, *,
     init_fn: function of a name and a CPU tensor that writes the first value of a
         tensor of the meta device.
     hook: reduces gradients: one of sherd.hooks, or a function of a bucket and a group.
-    gather_hook: what travels when units are gathered: sherd.hooks.quantise_gathers().
-    cpu_offload: of a module on a GPU, keep shards, their gradients and the optimizer's
-        state on the host.
-    memory_from_backend: of a module on a GPU, let the backend, such as NCCL, allocate
+    gather_hook: decides what is sent when units are gathered, e.g.
+        sherd.hooks.quantise_gathers().
+    cpu_offload: for a module on a GPU, keep shards, their gradients and the optimizer's state on
+        the host.
+    memory_from_backend: for a module on a GPU, let the backend, such as NCCL, allocate
         what its collectives read and write. Performance only.
     ignored: names or patterns of modules, parameters and buffers to leave alone.
 

@@ -81,7 +81,7 @@ class Guard:
 
 
 def check_kind(kind):
-    """Raises for a kind of state dictionary that there is not."""
+    """Raises if `kind` is not a kind of state dictionary."""
     if kind not in _KINDS:
         raise InvalidArgumentError(
             f"[python] kind: expected one of {', '.join(_KINDS)}, found {kind!r}")
@@ -256,9 +256,9 @@ def _parts(handle):
 
 
 def wait_for_readers(handle):
-    """Before values are loaded: after an evaluation other ranks may be reading still
-    what is written in shared memory; at the end of such a scope all have read.
-    Collective. A replicated module needs none."""
+    """Waits, before values are loaded, until no rank reads parameters in shared memory any
+    more: after an evaluation, other ranks may still be reading. When such a scope ends, all
+    ranks have finished reading. Collective. Does nothing for a replicated module."""
     if hasattr(handle, "summon_full_parameters"):
         unit = min(handle.units(), key=lambda unit: unit.bytes)
         handle.summon_full_parameters(

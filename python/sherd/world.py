@@ -23,7 +23,7 @@ Where = Union[None, "_core.World", "_core.Mesh", dist.ProcessGroup, dist.DeviceM
 
 
 class World:
-    """Ways to a world, which is this process's membership in all ranks of a job.
+    """Makes worlds. A world is this process's membership in the group of all ranks of a job.
 
     from_environment() and from_process_group() return the same object every time they
     are asked for the same ranks, with the options of the first time, until close():
@@ -44,13 +44,12 @@ class World:
                          share_connections: bool = False,
                          network_interface: str = "") -> _core.World:
         """The ranks that torchrun, `sherd run`, Slurm or Open MPI has started;
-        this process alone where there are none. Collective. No wait for another
-        rank lasts longer than `deadline_s` seconds while it makes no progress.
+        this process alone where there are none. Collective. A wait for another rank fails
+        when that rank has made no progress for `deadline_s` seconds.
 
-        share_connections: models made over this world use the same connections
-            and share their failures, instead of connections of their own for each;
-            after every 64 models, closed ones included, there are new ones. Equal
-            on all ranks. Mirrors share_comm_ctx() of FSDP2.
+        share_connections: models made over this world share connections, instead of having
+            their own, and fail together. New connections are made after every 64 models, closed
+            ones included. Must be the same on all ranks. Mirrors share_comm_ctx() of FSDP2.
         network_interface: the interface, such as "eth0", for connections between
             hosts; "": the one that leads to rank 0. Ranks of one host use the
             loopback address."""

@@ -6,6 +6,7 @@ computed it. Replica 1 kills itself in its first life; the run ends ten steps af
 has computed again.
 """
 
+import fcntl
 import os
 import signal
 import sys
@@ -190,6 +191,47 @@ def train_with_more_state(folder, sherd):
         print("not loaded:", error, flush=True)
 
 
+def train_with_interruptions(folder, sherd):
+    """Of the first begin_step(), as another run has the folder of checkpoints, and of the
+    last save, whose folder is away."""
+    handle = sherd.fully_shard(make_model(), units=[])
+    adamw = torch.optim.AdamW(handle.parameters(), lr=1e-2)
+    saves, away = folder / "checkpoints", folder / "away"
+
+    def update(number):
+        adamw.step()
+        if number == 1:
+            try:
+                session.close()
+            except sherd.Error as error:
+                print("inside an update:", error, flush=True)
+
+    session = sherd.ft.Session(handle, adamw, update=update, checkpoints=saves)
+    with open(saves / ".run", "wb") as other_run:
+        fcntl.flock(other_run, fcntl.LOCK_EX)
+        for _ in range(2):  # A second call asks for the folder again.
+            try:
+                session.begin_step()
+            except sherd.Error as error:
+                print("not begun:", error, flush=True)
+    step = session.begin_step()
+    print(f"begins again with step {step.number}", flush=True)
+    while session.step < 5:
+        loss_of(handle.module, len(step.samples)).backward()
+        session.finish_step()
+        step = session.begin_step()
+    saves.rename(away)
+    saves.touch()
+    try:
+        session.close()
+    except sherd.Error as error:
+        print("not closed:", error, flush=True)
+    saves.unlink()
+    away.rename(saves)
+    session.close()
+    print("saved step", sherd.load(saves, handle, adamw).step, flush=True)
+
+
 def main():
     package, folder, kind = sys.argv[1:]
     sys.path.insert(0, package)
@@ -199,6 +241,8 @@ def main():
         train_until_update_raises(sherd)
     elif kind == "more state":
         train_with_more_state(Path(folder), sherd)
+    elif kind == "interrupted":
+        train_with_interruptions(Path(folder), sherd)
     elif kind == "saves":
         train_ten_steps_more(Path(folder), sherd)
     else:

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import ft_rank
 import torch
+from children import error_of, in_child
 
 PACKAGE, SHERD = sys.argv[1:3]
 sys.path.insert(0, PACKAGE)
 import sherd  # pylint: disable=wrong-import-position
-from sherd import _optimizer_state  # pylint: disable=wrong-import-position
+from sherd import (  # pylint: disable=wrong-import-position
+    _core, _optimizer_state, checkpoints)
 DEADLINE_S = 500  # Busy machines import torch slowly.
 HERE = Path(__file__).parent
 
@@ -98,6 +100,17 @@ class Session(unittest.TestCase):
                 self.assertIn(f"steps {begin} to {begin + 9}\n", ran.stdout)
                 self.assertIn(f"of the optimizer: {{{begin + 9}.0}}", ran.stdout)
 
+    def test_what_was_interrupted_can_be_called_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ran = run(folder, 1, "interrupted", replicas=1)
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        self.assertEqual(ran.stdout.count("not begun: "), 2, ran.stdout)
+        self.assertRegex(ran.stdout, "not begun: .*checkpoints")
+        self.assertIn("begins again with step 1\n", ran.stdout)
+        self.assertIn("inside an update: [ft] found close()", ran.stdout)
+        self.assertRegex(ran.stdout, "not closed: .*checkpoints")
+        self.assertIn("saved step 5\n", ran.stdout)
+
 
 class Groups(unittest.TestCase):
     def test_an_update_that_adds_parameter_groups_is_an_error(self):
@@ -118,6 +131,131 @@ class Groups(unittest.TestCase):
         with self.assertRaisesRegex(
                 sherd.InvalidArgumentError, "buffer running_mean to stay of shape"):
             buffers.adopt()
+
+
+class State(unittest.TestCase):
+    """What a session saves, and what it calls to make a step."""
+
+    def setUp(self):
+        patch = unittest.mock.patch.dict(
+            os.environ, {"SHERD_COORDINATOR": "127.0.0.1:1", "SHERD_REPLICA": "0"})
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def handle(self, module, make=sherd.fully_shard, **options):
+        handle = make(module, sherd.World.single(), **options)
+        self.addCleanup(handle.close)
+        return handle
+
+    def update_of(self, *arguments, **options):
+        """What a session calls with the number of a step, and the session."""
+        with unittest.mock.patch.object(_core, "Session") as core:
+            session = sherd.ft.Session(*arguments, **options)
+        self.addCleanup(session.close)
+        return core.call_args.args[4], session
+
+    def test_checkpoints_have_the_parameters_that_the_handle_leaves_alone(self):
+        def model():
+            result = torch.nn.Sequential(
+                torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+            result.none = torch.nn.Parameter(torch.empty(0, 3))
+            return result
+
+        frozen = model()
+        frozen[0].weight.requires_grad = False
+        for handle in (self.handle(frozen, sherd.replicate),
+                       self.handle(model(), ignored=["2"])):
+            fetched, saved = sherd.ft._states_of(  # pylint: disable=protected-access
+                handle, {"optimizer": sherd.AdamW(handle)}, None, {}, sherd.ft._Calls())
+            expected = checkpoints._state_of(  # pylint: disable=protected-access
+                handle, sherd.AdamW(handle), None, {})
+            world = handle.mesh.world
+            expected, *found = (_core.gather_full_state(world, state)
+                                for state in (expected, fetched, saved))
+            names = [*handle.module.named_parameters(), *handle.module.named_buffers()]
+            self.assertEqual(set(expected["model"]), {name for name, _ in names})
+            for state in found:
+                self.assertEqual(set(state), set(expected))
+                self.assertEqual(set(state["model"]), set(expected["model"]))
+                for name, tensor in expected["model"].items():
+                    self.assertTrue(torch.equal(state["model"][name], tensor), name)
+
+    def test_a_step_goes_through_the_scaler(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        sgd = torch.optim.SGD(handle.parameters(), lr=1.0)
+        scaler = sherd.GradScaler(handle, init_scale=8.0, uses_fp16=True)
+        update, _ = self.update_of(handle, sgd, scaler=scaler)
+        for factor, scale in ((1.0, 8.0), (float("inf"), 4.0)):
+            before = [part.detach().clone() for part in handle.parameters()]
+            sgd.zero_grad()
+            scaler.scale(factor * handle.module(torch.ones(1, 3)).sum()).backward()
+            update(1)
+            moved = 1.0 if factor == 1.0 else 0.0
+            for part, value in zip(handle.parameters(), before):
+                self.assertTrue(torch.equal(part, value - moved), part)
+            self.assertEqual(scaler.get_scale(), scale)
+
+    def test_with_a_scaler_gradients_that_overflow_are_given_unless_one_says_otherwise(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        adamw = sherd.AdamW(handle)
+        scaler = sherd.GradScaler(handle, uses_fp16=True)
+        policy = _core.GradientPolicy
+        for options, expected in (({}, policy.leave_out),
+                                  ({"scaler": scaler}, policy.give),
+                                  ({"scaler": scaler, "non_finite_gradients": "stop"},
+                                   policy.stop)):
+            _, session = self.update_of(handle, adamw, **options)
+            self.assertEqual(session.options.non_finite_gradients, expected)
+
+    def test_a_buffer_that_update_assigns_is_in_the_state_at_once(self):
+        module = torch.nn.Linear(3, 2)
+        module.register_buffer("average", torch.zeros(2))
+        handle, kept = self.handle(module), module.average
+
+        def assign(number):
+            module.average = module.average + number
+
+        update, _ = self.update_of(handle, sherd.AdamW(handle), update=assign)
+        update(3)
+        self.assertIs(module.average, kept)
+        self.assertEqual(kept.tolist(), [3.0, 3.0])
+
+    def test_a_close_that_raised_can_be_repeated(self):
+        module = torch.nn.BatchNorm1d(3)
+        handle, kept = self.handle(module), module.running_mean
+        session = sherd.ft.Session(handle, sherd.AdamW(handle))
+        module.running_mean = torch.zeros(4)
+        with self.assertRaisesRegex(sherd.Error, "running_mean to stay of shape"):
+            session.close()
+        module.running_mean = kept
+        session.leave()
+        session.close()
+        with self.assertRaisesRegex(sherd.FailedPreconditionError, r"after close\(\)"):
+            session.begin_step()
+        session.close()
+
+    def test_a_forked_child_is_told(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        session = sherd.ft.Session(handle, sherd.AdamW(handle))
+        self.addCleanup(session.close)
+        acts = [session.begin_step, session.last_backward, session.finish_step,
+                session.leave, session.close, lambda: session.step]
+
+        def child():
+            nonlocal session
+            said = "\n".join(map(error_of, acts))
+            acts.clear()
+            session = None
+            gc.collect()  # Waits for no thread of the parent.
+            return said
+
+        text, code = in_child(child)
+        self.assertEqual(code, 0)
+        self.assertEqual(len(text.splitlines()), len(acts))
+        for line in text.splitlines():
+            self.assertRegex(line, "^FailedPreconditionError: .*forked")
+        session.leave()
+        self.assertIsNone(session.begin_step())  # The parent goes on.
 
 
 class Mistakes(unittest.TestCase):
@@ -157,7 +295,6 @@ class Mistakes(unittest.TestCase):
         self.refused("found LBFGS", torch.optim.LBFGS(mine))
         self.refused("found SGD with .*'dampening': 0.5",
                      torch.optim.SGD(mine, momentum=0.9, dampening=0.5))
-        self.refused("found NAdam", torch.optim.NAdam(mine))
         self.refused(r"of shape \(4,\) that is none of them",
                      torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
         with self.assertRaisesRegex(sherd.Error, "expected an optimizer, found none"):
@@ -166,6 +303,8 @@ class Mistakes(unittest.TestCase):
     def test_the_state_of_an_optimizer_is_there_before_its_first_step(self):
         for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
                      torch.optim.Adagrad, torch.optim.Adamax, torch.optim.Adadelta,
+                     torch.optim.NAdam, torch.optim.ASGD, torch.optim.RAdam,
+                     torch.optim.Rprop,
                      lambda p: torch.optim.Adam(p, amsgrad=True),
                      lambda p: torch.optim.SGD(p, momentum=0.9),
                      lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True)):

@@ -6,11 +6,13 @@ import gc
 import os
 import subprocess
 import sys
+import time
 import unittest
 import weakref
 
 import ranks
 import torch
+from children import error_of, in_child
 from torch import nn
 
 CYCLES = 1000
@@ -33,32 +35,6 @@ def resident_kib():
 
 def threads():
     return len(os.listdir("/proc/self/task"))
-
-
-def in_child(act):
-    """What a forked child says of itself, and how it ends, within a minute."""
-    out, into = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(out)
-        code = 1
-        try:
-            os.write(into, str(act()).encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(into)
-    with os.fdopen(out, "rb") as lines:
-        text = lines.read().decode()
-    return text, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def error_of(act):
-    try:
-        act()
-    except Exception as error:  # pylint: disable=broad-except
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -154,6 +130,9 @@ class Lifecycle(unittest.TestCase):
             target=lambda: errors.append(error_of(lambda: step(handle.module))))
         thread.start()
         thread.join()
+        # The system's thread ends a moment later, and others count threads.
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+            time.sleep(0.001)
         self.assertEqual(errors, ["no error"])
         handle.close()
 

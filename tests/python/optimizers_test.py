@@ -39,6 +39,33 @@ class Optimizers(unittest.TestCase):
             self.sherd.Muon(part, coefficients=(1.0, 2.0))
         handle.close()
 
+    def with_an_unused_layer(self, make):
+        """A handle and an optimizer that has updated all but parameters of `unused`."""
+        model = with_bias_and_norm()
+        model.unused = torch.nn.Linear(2, 2)
+        model.forward = lambda x: torch.nn.Sequential(*list(model)[:-1])(x)
+        handle = self.sherd.replicate(model)
+        self.addCleanup(handle.close)
+        optimizer = make(model.parameters())
+        train_by_several(model, [optimizer], range(2))
+        return handle, optimizer
+
+    def test_parts_of_state_have_what_is_there_before_the_first_update(self):
+        for make, expected in (
+                (torch.optim.NAdam, {"step": 0.0, "mu_product": 1.0}),
+                (lambda p: torch.optim.ASGD(p, lr=0.5), {"eta": 0.5, "mu": 1.0})):
+            handle, optimizer = self.with_an_unused_layer(make)
+            state = self.sherd.optimizer_state_dict(handle, optimizer, "sharded")["state"]
+            for key, value in expected.items():
+                self.assertEqual(state["unused.bias"][key].item(), value, key)
+
+    def test_parts_of_state_that_cannot_be_there_before_the_first_update(self):
+        handle, optimizer = self.with_an_unused_layer(
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5))
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, "SGD: .*found unused.weight not updated"):
+            self.sherd.optimizer_state_dict(handle, optimizer, "sharded")
+
     def save_as_in_cpp(self, folder, handle, optimizers):
         """Sections have the names of the optimizers, as those of `sherd train`."""
         from sherd import _core, _tree  # pylint: disable=import-outside-toplevel

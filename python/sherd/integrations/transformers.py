@@ -5,7 +5,7 @@
     trainer = shard(transformers.Trainer(model, args, train_dataset=dataset))
     trainer.train()
 
-TrainingArguments have ``use_cpu=True``. docs/guide/hugging_face.md.
+Set ``use_cpu=True`` in TrainingArguments. docs/guide/hugging_face.md.
 """
 
 import transformers
@@ -21,10 +21,10 @@ def shard(trainer, **options):
     """Has ``trainer.train()`` shard its model by ``sherd.fully_shard(model,
     **options)``, in place. Also for classes derived from Trainer.
 
-    trainer: before its first train(). Returns it. Checkpoints are those of a plain
-    Trainer, with whole tensors: either resumes from those of the other, on any number
-    of ranks. Raises sherd.Error for arguments that it does not serve, and for
-    transformers before version 5.
+    trainer: a Trainer whose train() has not been called yet; it is also returned. Checkpoints
+    have the format of a plain Trainer, with whole tensors, and either kind of run resumes from
+    those of the other, on any number of ranks. Raises sherd.Error for arguments that are not
+    supported, and for transformers before version 5.
     """
     if int(transformers.__version__.split(".", maxsplit=1)[0]) < _MAJOR_MIN:
         raise InvalidArgumentError(

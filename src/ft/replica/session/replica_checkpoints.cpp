@@ -80,7 +80,7 @@ struct ReplicaCheckpoints::Impl {
   // The checkpoints of two runs would replace each other. What else is wrong with the folder is
   // noticed when it is saved to.
   void expect_no_other_run(const ReplicaSession& session) {
-    if (session.run() == 0 || std::exchange(has_asked, true)) {
+    if (session.run() == 0 || has_asked) {
       return;
     }
     Status status;
@@ -95,6 +95,7 @@ struct ReplicaCheckpoints::Impl {
     }
     ckpt::agree(ckpt::ranks_of(world), status, "sharing a folder")
         .throw_if_failed();
+    has_asked = true;  // A call that was refused asks again.
   }
 
   bool any_rank(bool here) const {
@@ -140,15 +141,15 @@ struct ReplicaCheckpoints::Impl {
       return;
     }
     wait_and_warn();
-    saved = name;
+    saved.clear();
     failure = {};
     state.values = values;
     state.values[kReplicaState] = name;
     try {
       saver.save(step, state);
+      saved = name;
     } catch (const Error& error) {
       failure = Status(error.code(), error.what());
-      saved.clear();
       warn(str("[ft] ", name, " is not saved: ", error.what()));
     }
   }

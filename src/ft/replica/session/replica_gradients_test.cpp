@@ -192,8 +192,8 @@ TEST_F(GradientsOf, ASparseGradientIsGivenAsADenseOne) {
 
 TEST_F(GradientsOf, ANewStepDropsWhatTheOneBeforeHasKept) {
   auto all = named(*this);
-  all.whole.items.push_back({.name = "a"});
-  all.whole.items.push_back({.name = "of another rank"});
+  all.whole.items.push_back({.name = "a", .shape = {3}});
+  all.whole.items.push_back({.name = "of another rank", .shape = {2}});
   std::vector<std::string> dropped;
   all.drop_kept = [&](const std::vector<std::string>& names) {
     dropped = names;
