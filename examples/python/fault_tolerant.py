@@ -46,6 +46,6 @@ if session.step == STEPS:
     with torch.no_grad():
         error = nn.functional.mse_loss(model(inputs), targets)
     print(f"explained: {1 - error / targets.var():.3f} of the variance")
-else:  # It came back when the others had ended, and has the first values.
+else:  # It left early, or came back when the others had ended and has the first values.
     print(f"nothing to evaluate at step {session.step} of {STEPS}")
 handle.close()

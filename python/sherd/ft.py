@@ -71,9 +71,9 @@ class Session:
         step() of each optimizer, through the `scaler` if there is one, which is then updated.
         If it raises, the session has ended, because the step may have been made only in part:
         restart the process.
-    scaler: a sherd.GradScaler that scales the losses; its step() and update() belong into
-        `update`. ``non_finite_gradients`` is then "give" unless you set it, so that all
-        replicas find an overflow in the sum and skip the step.
+    scaler: a sherd.GradScaler that scales the losses. An `update` of your own must call its
+        step() and update(). ``non_finite_gradients`` is then "give" unless you set it, so that
+        all replicas find an overflow in the sum and skip the step.
     tensors: dictionary of all other tensors that `update` changes: CPU tensors, whole on every
         rank, which `update` must write in place.
     checkpoints: folder in which the replicas, taking turns, save a checkpoint every `save_every`

@@ -103,8 +103,10 @@ def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str
         torch.distributed.checkpoint saves and loads, with the first state of
         parameters that were not updated yet.
 
-    Raises sherd.Error, on every rank, for an optimizer over other parameters, and for
-    state that has neither the shape of its parameter nor is one number. Mirrors
+    Raises sherd.Error, on every rank, for an optimizer over other parameters, for state that
+    has neither the shape of its parameter nor is one number, and, with "sharded", where some
+    parameters were not updated yet and the optimizer's first step from state that is there
+    would be another one, as that of SGD with dampening. Mirrors
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict().
     """
     check_handle(handle)

@@ -266,7 +266,8 @@ def fully_shard(module: torch.nn.Module, mesh: Where = None, *,
     exchange: "auto", "collective" (messages), "shm" (memory that the ranks of one host
         share) or "hierarchical" (shared memory on each of several hosts, messages
         between them), as SHERD_EXCHANGE. "messages" means "collective", and
-        "shared_memory" means "shm". Performance only.
+        "shared_memory" means "shm". Performance only, except that "hierarchical" adds
+        gradients in another order.
     optimizer_axes: "shard" or "both": whether replicas share optimizer state.
     device: where tensors of the meta device get memory. None: where the others are.
     init_fn: function of a name and a CPU tensor that writes the first value of a
