@@ -231,11 +231,14 @@ std::vector<std::string> World::all_gather_texts(
 void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   double bytes = 0;
   Hash64 types_and_sizes;
+  std::vector<at::Tensor> on_host;
   for (const auto& tensor : tensors) {
     SHERD_CHECK(
-        tensor.is_contiguous(),
-        "[world] expected contiguous tensors to broadcast, found one of shape ",
+        tensor.is_contiguous() && !tensor.is_meta(),
+        "[world] expected contiguous tensors with values to broadcast, found ",
+        tensor.is_meta() ? "one of the meta device" : "one", " of shape ",
         tensor.sizes(), " with strides ", tensor.strides());
+    on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
     bytes += static_cast<double>(tensor.nbytes());
     types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))
         .add(static_cast<std::uint64_t>(tensor.nbytes()));
@@ -256,10 +259,6 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
   }
   if (size() == 1) {
     return;
-  }
-  std::vector<at::Tensor> on_host;
-  for (const auto& tensor : tensors) {
-    on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
   }
   world::Collectives(impl_->all_ranks(), "World::broadcast")
       .broadcast(on_host, 0)

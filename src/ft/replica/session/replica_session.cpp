@@ -324,9 +324,13 @@ struct ReplicaSession::Impl {
 
   // Slices are as they were before a step that was given up, and its backward counts for nothing.
   void forget_wasted_backward() {
-    if (std::exchange(wasted, false) && parameters.publish) {
+    if (wasted && parameters.before_load) {
+      parameters.before_load();
+    }
+    if (wasted && parameters.publish) {
       parameters.publish();
     }
+    wasted = false;
   }
 
   // While it lives, the session runs a function of the program, which must not call it.
@@ -389,15 +393,21 @@ std::optional<TrainingStep> ReplicaSession::begin_step() {
   SHERD_CHECK_AS(
       kFailedPrecondition, !all.task,
       "[ft] expected finish_step() after begin_step(), found another one");
-  all.task = all.call([&](RankAgent& rank) { return rank.next(all.program); });
-  if (!all.task) {
+  auto task = all.call([&](RankAgent& rank) { return rank.next(all.program); });
+  if (!task) {
     return std::nullopt;
   }
-  all.forget_wasted_backward();
   all.run = all.agent->rank().run();
-  all.gradients.begin(
-      all.agent->rank().gradients(),
-      [&all, task = *all.task](int bucket) { all.give(task, bucket); });
+  try {
+    all.forget_wasted_backward();
+    all.gradients.begin(
+        all.agent->rank().gradients(),
+        [&all, of = *task](int bucket) { all.give(of, bucket); });
+  } catch (...) {
+    all.agent->rank().give_up(*task, "the step did not begin");
+    throw;
+  }
+  all.task = std::move(task);
   all.check.begin(all.gradients.layout().buckets().size());
   all.now_holds(all.task->base);
   TrainingStep plan;
