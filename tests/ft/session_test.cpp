@@ -192,7 +192,9 @@ TEST(Session, ABackwardThatBrokeOffCostsTheGradientsOfOneStep) {
 
 // Its backward counts for nothing then, and slices are as before it.
 TEST(Session, AfterAStepThatWasNotMadeParametersCanBeRead) {
-  const CoordinatorProcess coordinator({});
+  ft::CoordinateOptions coordinating;
+  coordinating.samples_per_replica = 2;  // One for each rank.
+  const CoordinatorProcess coordinator(coordinating);
   ft::SessionOptions options;
   options.coordinator = coordinator.address();
   run_world(

@@ -625,7 +625,7 @@ TEST(Refused, T36AMeshWhoseProductIsNotTheWorld) {
     for (const auto& [options, found] : wrong) {
       EXPECT_EQ(
           error_of([&] { (void)fully_shard(*model, Mesh(world, options)); }),
-          "[plan] " + found + ", but the world has 4 ranks");
+          "[world] " + found + ", but the world has 4 ranks");
     }
     EXPECT_EQ(
         error_of([&] { const Mesh none(world, {.replicate = 0}); }),
