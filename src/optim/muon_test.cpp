@@ -281,9 +281,20 @@ TEST(Muon, LeavesOutFrozenIntegers) {
   NamedParameters parameters = matrices();
   parameters.items.push_back({"codes", torch::zeros({3, 4}, torch::kChar)});
   set_gradients(parameters, 0);
-  Muon muon(parameters);
-  muon.step();
-  EXPECT_EQ(parameters.items.back().slice.sum().item<int>(), 0);
+  for (const bool of_a_model : {false, true}) {
+    for (const auto& item : parameters.items) {
+      if (of_a_model) {
+        parameters.whole.items.push_back(
+            {.name = item.name,
+             .shape = item.slice.sizes().vec(),
+             .options = item.slice.options()});
+      }
+    }
+    Muon muon(parameters);
+    muon.step();
+    EXPECT_EQ(parameters.items.back().slice.sum().item<int>(), 0);
+    EXPECT_THROW((void)muon.momentum_buffer("codes"), Error);
+  }
 }
 
 TEST(Muon, RefusesCutMatricesWhoseGradientsNobodyShares) {
