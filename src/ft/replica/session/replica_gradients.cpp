@@ -42,18 +42,9 @@ c10::Device device_of(const NamedParameters& parameters) {
   return device;
 }
 
-std::vector<std::string> names_of(const NamedParameters& parameters) {
+std::vector<std::string> names_of(const auto& items) {
   std::vector<std::string> names;
-  for (const auto& item : parameters.items) {
-    names.push_back(item.name);
-  }
-  return names;
-}
-
-// Also of parameters of which this rank owns nothing.
-std::vector<std::string> whole_names_of(const NamedParameters& parameters) {
-  std::vector<std::string> names;
-  for (const auto& item : parameters.whole.items) {
+  for (const auto& item : items) {
     names.push_back(item.name);
   }
   return names;
@@ -90,15 +81,16 @@ ReplicaGradients::ReplicaGradients(
     const NamedParameters& parameters, std::int64_t bucket_elements)
     : parameters_(parameters),
       device_(device_of(parameters)),
-      names_(names_of(parameters)),
+      names_(names_of(parameters.items)),
+      whole_names_(names_of(parameters.whole.items)),
       layout_(sizes_of(parameters), bucket_elements),
       slices_(parameters.items.size()),
       missing_elements_(layout_.buckets().size()) {
   for (std::size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].parameter = parameters_.items[i].slice;
   }
-  autograd::
-      install_backward_engine();  // It knows whether a backward broke off.
+  // It knows whether a backward broke off.
+  autograd::install_backward_engine();
   if (parameters_.update_in_backward) {
     // Throws if an optimizer updates in backward: it would make steps that are not decided yet.
     (void)parameters_.update_in_backward(all_of([](auto...) {}));
@@ -116,7 +108,7 @@ void ReplicaGradients::begin(float* to, std::function<void(int bucket)> give) {
   broken_before_ = autograd::broken_backward();
   if (parameters_.drop_kept) {
     // What no_sync() has kept in a step that broke off.
-    parameters_.drop_kept(whole_names_of(parameters_));
+    parameters_.drop_kept(whole_names_);
   }
   clear();
   to_ = to;

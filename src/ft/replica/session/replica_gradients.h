@@ -70,6 +70,8 @@ class ReplicaGradients {
   const NamedParameters parameters_;
   const c10::Device device_;
   const std::vector<std::string> names_;
+  // Also of parameters of which this rank owns nothing.
+  const std::vector<std::string> whole_names_;
   const GradientLayout layout_;
   std::vector<SliceState> slices_;
   // The number of elements, by bucket.
