@@ -19,6 +19,8 @@ std::string_view shortened(std::string_view text, std::size_t bytes_max);
 // The text as a JSON string, including the quotes, with "?" for the same bytes.
 std::string json_string(std::string_view text);
 
+inline const char* json_bool(bool value) { return value ? "true" : "false"; }
+
 // What `print` makes of each value, as a JSON array.
 template <typename Values, typename Print>
 std::string json_array(const Values& values, const Print& print) {

@@ -43,8 +43,6 @@ std::string json_of(const ReplicaTimes& times) {
       ",\"overlap_ms\":", times.overlap_ms, "}");
 }
 
-const char* json_of(bool value) { return value ? "true" : "false"; }
-
 std::string json_of_model(const ReplicateReport& report) {
   return str(
       "\"module\":", json_string(report.module),
@@ -69,8 +67,8 @@ std::string json_of_backwards(const ReplicateReport& report) {
       ",\"unused\":", json_of(report.unused),
       ",\"unused_bytes\":", report.unused_bytes,
       ",\"ready_order\":", json_of(report.ready_order),
-      ",\"same_graph\":", json_of(report.same_graph),
-      ",\"joining\":", json_of(report.joining),
+      ",\"same_graph\":", json_bool(report.same_graph),
+      ",\"joining\":", json_bool(report.joining),
       ",\"error\":", json_string(report.error),
       ",\"last\":", json_of(report.last), ",\"mean\":", json_of(report.mean));
 }

@@ -25,8 +25,6 @@ std::string line_of(const UnitReport& unit, std::size_t name_width) {
       overlap + "\n";
 }
 
-const char* json_of(bool value) { return value ? "true" : "false"; }
-
 std::string json_of(at::ScalarType dtype) {
   return json_string(c10::toString(dtype));
 }
@@ -38,7 +36,7 @@ std::string json_of(const FlatReport& flat) {
       ",\"param_dtype\":", json_of(flat.param_dtype),
       ",\"reduce_dtype\":", json_of(flat.reduce_dtype),
       ",\"gradient_dtype\":", json_of(flat.gradient_dtype),
-      ",\"trainable\":", json_of(flat.trainable), "}");
+      ",\"trainable\":", json_bool(flat.trainable), "}");
 }
 
 std::string json_of(const UnitReport& unit) {
@@ -46,7 +44,7 @@ std::string json_of(const UnitReport& unit) {
       unit.flats, [](const FlatReport& flat) { return json_of(flat); });
   return str(
       "{\"name\":", json_string(unit.name), ",\"bytes\":", unit.bytes,
-      ",\"keep_whole\":", json_of(unit.keep_whole), ",\"flats\":", flats,
+      ",\"keep_whole\":", json_bool(unit.keep_whole), ",\"flats\":", flats,
       ",\"visits\":", unit.visits, ",\"gathers\":", unit.gathers,
       ",\"gather_s\":", unit.gather_s, ",\"waited_s\":", unit.waited_s,
       ",\"overlap\":", unit.overlap, "}");
@@ -75,7 +73,7 @@ std::string json_of(const MemoryReport& memory) {
   const auto choices = json_array(
       memory.choices, [](const MemoryChoice& one) { return json_of(one); });
   return str(
-      "{\"decided\":", json_of(memory.decided),
+      "{\"decided\":", json_bool(memory.decided),
       ",\"limit_bytes\":", memory.limit_bytes,
       ",\"floor_bytes\":", memory.floor_bytes,
       ",\"peak_bytes\":", memory.peak_bytes,
@@ -134,7 +132,7 @@ std::string to_json(const ShardReport& report) {
       ",\"unshards\":", report.unshards,
       ",\"unsharded_bytes\":", report.unsharded_bytes,
       ",\"gather_sent_bytes\":", report.gather_sent_bytes,
-      ",\"memory_from_backend\":", json_of(report.memory_from_backend),
+      ",\"memory_from_backend\":", json_bool(report.memory_from_backend),
       ",\"reduces\":", report.reduces,
       ",\"reduces_under_way_peak\":", report.reduces_under_way_peak,
       ",\"backwards\":", report.backwards,
