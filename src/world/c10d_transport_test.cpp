@@ -140,7 +140,10 @@ TEST(CommunicatorWaits, OfAnotherThreadAreEndedByAbandon) {
       2,
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1});
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        Collectives(*comm, "start")
+            .all_gather_texts("")
+            .status()
+            .throw_if_failed();
         test::let_others_pass(world, 1);
         if (world.rank() == 1) {
           auto never = torch::zeros({10});
@@ -200,7 +203,10 @@ TEST(CommunicatorWaits, EndWhenTheProgramIsInterruptedAndPeersHearOfIt) {
       2,
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1});
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        Collectives(*comm, "start")
+            .all_gather_texts("")
+            .status()
+            .throw_if_failed();
         test::let_others_pass(world, 1);
         auto never = torch::zeros({10});
         const auto pending = comm->receive(never, 1 - world.rank(), 1);

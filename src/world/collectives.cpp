@@ -53,21 +53,6 @@ int Collectives::world_rank(int member) const {
   return transport_.world_rank(peer(member));
 }
 
-// Dissemination barrier: in round k a rank sends to the one 2^k ahead; after ceil(log2 W) rounds
-// every rank has heard, directly or not, from every other.
-Status Collectives::barrier() {
-  for (int step = 1; step < size(); step *= 2) {
-    Transfers transfers;
-    transfers.push_back(transport_.send(
-        at::zeros({1}, at::kByte), peer((index_ + step) % size()), tag_));
-    transfers.push_back(transport_.receive(
-        at::empty({1}, at::kByte), peer((index_ + size() - step) % size()),
-        tag_));
-    SHERD_RETURN_IF_FAILED(wait_all(transfers, what_));
-  }
-  return {};
-}
-
 Status Collectives::all_reduce(const at::Tensor& tensor, double scale) {
   SHERD_ASSERT(tensor.is_contiguous());
   const auto flat = tensor.detach().view({-1});

@@ -35,8 +35,6 @@ class Collectives {
   int world_rank(int member) const;
   int size() const { return static_cast<int>(members_.size()); }
 
-  [[nodiscard]] Status barrier();
-
   // The tensor is reduced in place and must be contiguous: it becomes the sum times `scale`, added
   // in the order of members. Half-precision numbers are summed in fp32 and rounded once. The bits
   // are the same everywhere.

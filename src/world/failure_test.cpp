@@ -76,7 +76,7 @@ void expect_survivors_name(
 
 // All ranks have left the barrier when this returns on `leaver`.
 void meet_before_the_loss(const World& world, Transport& comm, int leaver) {
-  Collectives(comm, "start").barrier().throw_if_failed();
+  Collectives(comm, "start").all_gather_texts("").status().throw_if_failed();
   test::let_others_pass(world, leaver);
 }
 
@@ -97,7 +97,10 @@ TEST(KilledRank, IsNamedByAllWhoWait) {
               [&](World world, Rank& self) {
                 const auto comm =
                     make_c10d_transport(world, "c", everybody(world));
-                Collectives(*comm, "start").barrier().throw_if_failed();
+                Collectives(*comm, "start")
+                    .all_gather_texts("")
+                    .status()
+                    .throw_if_failed();
                 if (world.rank() == victim) {
                   self.reach("here");
                 }
@@ -133,7 +136,10 @@ TEST(KilledRank, IsNamedByOperationsStartedLater) {
           3,
           [](World world, Rank& self) {
             const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-            Collectives(*comm, "start").barrier().throw_if_failed();
+            Collectives(*comm, "start")
+                .all_gather_texts("")
+                .status()
+                .throw_if_failed();
             if (world.rank() == 1) {
               self.reach("here");
             }
@@ -265,7 +271,10 @@ TEST(KilledRank, DoesNotKillOthersBySigpipe) {
         2,
         [](World world, Rank& self) {
           const auto comm = make_c10d_transport(world, "c", {0, 1});
-          Collectives(*comm, "start").barrier().throw_if_failed();
+          Collectives(*comm, "start")
+              .all_gather_texts("")
+              .status()
+              .throw_if_failed();
           if (world.rank() == 1) {
             self.reach("here");
           }
@@ -401,7 +410,10 @@ TEST(StoppedRank, WritesNothingIntoWhatItsPeerHasGivenUp) {
         };
         const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
         auto t = torch::full({kHuge}, world.rank(), torch::kFloat);
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        Collectives(*comm, "start")
+            .all_gather_texts("")
+            .status()
+            .throw_if_failed();
         if (world.rank() == 2) {
           for (;;) {
             ::pause();
@@ -466,7 +478,10 @@ TEST(RankThatThrows, IsNamed) {
       3,
       [](World world) {
         const auto comm = make_c10d_transport(world, "c", {0, 1, 2});
-        Collectives(*comm, "start").barrier().throw_if_failed();
+        Collectives(*comm, "start")
+            .all_gather_texts("")
+            .status()
+            .throw_if_failed();
         if (world.rank() == 1) {
           throw std::runtime_error("a bug");
         }
@@ -530,7 +545,7 @@ TEST(RankThatCloses, FailsWhoWaitsForItAndIsNamed) {
       [](World& world, Transport&) { (void)world.all_gather_texts("text"); },
       [](World& world, Transport&) { world.broadcast({some(1000)}); },
       [](World&, Transport& c) {
-        Collectives(c, "step").barrier().throw_if_failed();
+        Collectives(c, "step").all_gather_texts("").status().throw_if_failed();
       },
       [](World&, Transport& c) {
         Collectives(c, "sum").all_reduce(some(), 1.0).throw_if_failed();

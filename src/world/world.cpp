@@ -2,8 +2,10 @@
 #include <sherd/world/world.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <functional>
+#include <span>
 #include <utility>
 #include <ATen/ops/empty.h>
 #include <sherd/world/flight_recorder.h>
@@ -16,12 +18,15 @@
 #include "world/rendezvous.h"
 #include "world/rounds.h"
 #include "world/store_connect.h"
+#include "world/world_call.h"
 #include "world/world_impl.h"
 
 namespace sherd {
 namespace {
 
 using std::chrono::milliseconds;
+using world::WorldCall;
+using Call = WorldCall::Kind;
 
 void check_options(const WorldOptions& options) {
   SHERD_CHECK(
@@ -192,8 +197,8 @@ int World::next_number() const { return impl_->made++; }
 
 void World::barrier() const {
   if (size() > 1) {
-    world::Collectives(impl_->all_ranks(), "World::barrier")
-        .barrier()
+    world::gather_calls(impl_->all_ranks(), {.kind = Call::kBarrier})
+        .status()
         .throw_if_failed();
   }
 }
@@ -203,16 +208,34 @@ std::vector<std::vector<double>> World::all_gather(
   if (size() == 1) {
     return {mine};
   }
-  const auto row =
-      at::empty({static_cast<std::int64_t>(mine.size())}, at::kDouble);
-  std::ranges::copy(mine, row.mutable_data_ptr<double>());
-  const auto rows = world::Collectives(impl_->all_ranks(), "World::all_gather")
+  WorldCall call{
+      .kind = Call::kAllGather,
+      .count = static_cast<std::int64_t>(mine.size())};
+  const auto bytes = mine.size() * sizeof(double);
+  const bool fits = bytes <= call.values.size();
+  if (fits) {
+    std::ranges::copy(std::as_bytes(std::span(mine)), call.values.begin());
+  }
+  const auto calls = world::gather_calls(impl_->all_ranks(), call);
+  calls.status().throw_if_failed();
+  std::vector<std::vector<double>> all(
+      calls.value().size(), std::vector<double>(mine.size()));
+  if (mine.empty()) {
+    return all;
+  }
+  if (fits) {
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      std::memcpy(all[r].data(), calls.value()[r].values.data(), bytes);
+    }
+    return all;
+  }
+  const auto row = at::empty({call.count}, at::kDouble);
+  std::memcpy(row.mutable_data_ptr(), mine.data(), bytes);
+  const auto rows = world::Collectives(impl_->all_ranks(), name_of(call.kind))
                         .all_gather(row);
   rows.status().throw_if_failed();
-  std::vector<std::vector<double>> all;
-  for (const auto& one : rows.value()) {
-    const auto* first = one.const_data_ptr<double>();
-    all.emplace_back(first, first + one.numel());
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(all[r].data(), rows.value()[r].const_data_ptr(), bytes);
   }
   return all;
 }
@@ -222,14 +245,36 @@ std::vector<std::string> World::all_gather_texts(
   if (size() == 1) {
     return {mine};
   }
-  auto all = world::Collectives(impl_->all_ranks(), "World::all_gather_texts")
+  WorldCall call{
+      .kind = Call::kAllGatherTexts,
+      .count = static_cast<std::int64_t>(mine.size())};
+  std::memcpy(
+      call.values.data(), mine.data(),
+      std::min(mine.size(), call.values.size()));
+  const auto calls = world::gather_calls(impl_->all_ranks(), call);
+  calls.status().throw_if_failed();
+  const auto fits = [](const WorldCall& one) {
+    return one.count <= static_cast<std::int64_t>(one.values.size());
+  };
+  if (std::ranges::all_of(calls.value(), fits)) {
+    std::vector<std::string> all;
+    for (const auto& one : calls.value()) {
+      all.emplace_back(
+          reinterpret_cast<const char*>(one.values.data()),
+          static_cast<std::size_t>(one.count));
+    }
+    return all;
+  }
+  auto all = world::Collectives(impl_->all_ranks(), name_of(call.kind))
                  .all_gather_texts(mine);
   all.status().throw_if_failed();
   return std::move(all).value();
 }
 
 void World::broadcast(const std::vector<at::Tensor>& tensors) const {
-  double bytes = 0;
+  WorldCall call{
+      .kind = Call::kBroadcast,
+      .count = static_cast<std::int64_t>(tensors.size())};
   Hash64 types_and_sizes;
   std::vector<at::Tensor> on_host;
   for (const auto& tensor : tensors) {
@@ -239,28 +284,17 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
         tensor.is_meta() ? "one of the meta device" : "one", " of shape ",
         tensor.sizes(), " with strides ", tensor.strides());
     on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
-    bytes += static_cast<double>(tensor.nbytes());
+    call.bytes += static_cast<std::int64_t>(tensor.nbytes());
     types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))
         .add(static_cast<std::uint64_t>(tensor.nbytes()));
-  }
-  // As many of its bits as a double holds.
-  const auto fingerprint =
-      static_cast<double>(types_and_sizes.value() & ((1ULL << 53U) - 1));
-  const auto all =
-      all_gather({static_cast<double>(tensors.size()), bytes, fingerprint});
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    SHERD_CHECK_AS(
-        kPeerMismatch, all[r] == all[0], "[world] ranks disagree on what to ",
-        "broadcast: rank 0 has ", all[0][0], " tensors of ", all[0][1],
-        " bytes, rank ", r, " has ", all[r][0], " of ", all[r][1],
-        all[r][0] == all[0][0] && all[r][1] == all[0][1]
-            ? ", of other dtypes or sizes"
-            : "");
   }
   if (size() == 1) {
     return;
   }
-  world::Collectives(impl_->all_ranks(), "World::broadcast")
+  call.content = types_and_sizes.value();
+  auto& transport = impl_->all_ranks();
+  world::gather_calls(transport, call).status().throw_if_failed();
+  world::Collectives(transport, name_of(call.kind))
       .broadcast(on_host, 0)
       .throw_if_failed();
   const at::NoGradGuard no_grad;

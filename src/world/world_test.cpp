@@ -122,6 +122,43 @@ TEST(World, MeetsThroughTheEnvironment) {
   }
 }
 
+TEST(World, CallsThatDoNotMatchAreNamedOnEveryRank) {
+  expect_all_ok(run_ranks(3, [](World world) {
+    const bool last = world.rank() == 2;
+    const std::vector<double> many(100, world.rank());
+    const auto expect_named = [&](const std::function<void()>& call,
+                                  const std::string& first,
+                                  const std::string& other) {
+      EXPECT_THAT(
+          test::error_of(call),
+          HasSubstr(
+              "[world] ranks went different ways: rank 0 calls " + first +
+              ", rank 2 calls " + other));
+    };
+    expect_named(
+        [&] { last ? world.barrier() : (void)world.all_gather({1, 2}); },
+        "World::all_gather of 2 numbers", "World::barrier");
+    expect_named(
+        [&] { (void)world.all_gather(last ? many : std::vector(13, 1.0)); },
+        "World::all_gather of 13 numbers", "World::all_gather of 100 numbers");
+    expect_named(
+        [&] {
+          last ? (void)world.all_gather({1.0})
+               : world.broadcast({at::ones({3})});
+        },
+        "World::broadcast of 1 tensors of 12 bytes",
+        "World::all_gather of 1 numbers");
+    // The world is as good as before, whatever fits into the first message.
+    const auto long_text = std::string(1000, 'x');
+    const auto texts = world.all_gather_texts(last ? long_text : "short");
+    EXPECT_EQ(texts[0], "short");
+    EXPECT_EQ(texts[2], long_text);
+    EXPECT_EQ(world.all_gather_texts(last ? "" : "short")[2], "");
+    EXPECT_EQ(world.all_gather(many)[1], std::vector(100, 1.0));
+    EXPECT_EQ(world.all_gather({7.0 * world.rank()})[2][0], 14.0);
+  }));
+}
+
 // As many tensors and bytes on both ranks, but not tensor by tensor.
 TEST(World, TensorsOfOtherSizesAreNotBroadcast) {
   expect_all_ok(run_ranks(2, [](World world) {
@@ -136,7 +173,8 @@ TEST(World, TensorsOfOtherSizesAreNotBroadcast) {
       EXPECT_EQ(error.code(), ErrorCode::kPeerMismatch);
       EXPECT_THAT(
           error.what(),
-          HasSubstr("rank 0 has 2 tensors of 48 bytes, rank 1 has 2 of 48, of "
+          HasSubstr("rank 0 calls World::broadcast of 2 tensors of 48 bytes, "
+                    "rank 1 calls World::broadcast of 2 tensors of 48 bytes of "
                     "other dtypes or sizes"));
     }
     const auto tensors = option(true);
@@ -363,7 +401,10 @@ void make_worlds(int rank, int size, const Variables& variables) {
     for (int r = 0; r < size; ++r) {
       EXPECT_EQ(all[static_cast<std::size_t>(r)][0], 100.0 * i + r);
     }
-    world::Collectives(*comm, "work").barrier().throw_if_failed();
+    world::Collectives(*comm, "work")
+        .all_gather_texts("")
+        .status()
+        .throw_if_failed();
     test::be_late(rank == i % size ? 30ms : 0ms);
     world.close();
     test::be_late(rank == (i + 1) % size ? 30ms : 0ms);

@@ -68,11 +68,12 @@ class World {
   const WorldOptions& options() const;
 
   // Collective: returns when all ranks have called it. Throws Error if a rank is lost or does not
-  // come before the deadline.
+  // come before the deadline, and (kPeerMismatch) on every rank if ranks make different calls. The
+  // same is true of the calls below.
   void barrier() const;
 
   // Collective: returns every rank's numbers, by rank. Each rank passes equally many. For metrics,
-  // not for tensors. Throws Error if a rank is lost.
+  // not for tensors.
   std::vector<std::vector<double>> all_gather(
       const std::vector<double>& mine) const;
 
@@ -81,7 +82,7 @@ class World {
   std::vector<std::string> all_gather_texts(const std::string& mine) const;
 
   // Collective: every rank gets rank 0's values, in place. For contiguous tensors; those on devices
-  // are copied through the host. Throws Error, on every rank, if a rank is lost or ranks differ in
+  // are copied through the host. Throws Error (kPeerMismatch) on every rank also if ranks differ in
   // the number of tensors, or in a tensor's dtype or size.
   void broadcast(const std::vector<at::Tensor>& tensors) const;
 
