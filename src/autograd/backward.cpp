@@ -14,6 +14,7 @@
 #include <sherd/autograd/touch.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include "autograd/gradient_hook.h"
 #include "autograd/saved_tensors.h"
 #include "base/status_from_exception.h"
 
@@ -246,6 +247,7 @@ class BackwardEngine final : public torch::autograd::Engine {
       return Engine::execute(
           roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     }
+    follow_parameters();
     OutermostBackward scope{.listeners = std::exchange(waiting(), {})};
     starting() = &scope;
     torch::autograd::variable_list results;

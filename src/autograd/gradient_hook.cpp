@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "autograd/gradient_hook.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <utility>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
+#include "autograd/backward.h"
 #include "base/interrupt.h"
 
 namespace sherd::autograd {
@@ -101,39 +105,116 @@ auto accumulator_of(const at::Tensor& leaf) {
   return node;
 }
 
+class PreAccumulationRegistrations;
+
 // A hook of the node that accumulates. It keeps the node alive, which LibTorch drops between two
 // backwards.
 class PreAccumulationRegistration {
  public:
   PreAccumulationRegistration(
-      const at::Tensor& parameter, PreAccumulationCallback call)
-      : accumulator_(accumulator_of(parameter)) {
-    auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
-    hook_ = hook.get();
-    accumulator_->add_pre_hook(std::move(hook));
-  }
-  ~PreAccumulationRegistration() {
-    std::erase_if(accumulator_->pre_hooks(), [this](const auto& hook) {
-      return hook.get() == hook_;
-    });
-  }
+      const at::Tensor& parameter, PreAccumulationCallback call);
+  ~PreAccumulationRegistration();
   PreAccumulationRegistration(const PreAccumulationRegistration&) = delete;
   PreAccumulationRegistration& operator=(const PreAccumulationRegistration&) =
       delete;
 
+  // Moves the hook to the node that the parameter has now, if this thread has registered it: others
+  // may be giving theirs another node.
+  void follow_parameter();
+
  private:
+  std::unique_ptr<torch::autograd::FunctionPreHook> take_hook();
+
+  const std::shared_ptr<PreAccumulationRegistrations> registrations_;
+  const std::thread::id thread_ = std::this_thread::get_id();
+  const at::Tensor parameter_;
   // An intrusive_ptr or, in older versions of LibTorch, a shared_ptr.
-  const decltype(impl::grad_accumulator(at::Tensor())) accumulator_;
+  decltype(impl::grad_accumulator(at::Tensor())) accumulator_;
   const torch::autograd::FunctionPreHook* hook_;
 };
+
+// All that live.
+class PreAccumulationRegistrations {
+ public:
+  void add(PreAccumulationRegistration* one) {
+    const std::lock_guard lock(mu_);
+    all_.insert(one);
+  }
+  void remove(PreAccumulationRegistration* one) {
+    const std::lock_guard lock(mu_);
+    all_.erase(one);
+  }
+  void follow_parameters() const {
+    const std::lock_guard lock(mu_);
+    for (auto* one : all_) {
+      one->follow_parameter();
+    }
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::set<PreAccumulationRegistration*> all_;  // Guarded by mu_.
+};
+
+// Parameters may outlive static objects.
+std::shared_ptr<PreAccumulationRegistrations> registrations() {
+  static const auto all = std::make_shared<PreAccumulationRegistrations>();
+  return all;
+}
+
+PreAccumulationRegistration::PreAccumulationRegistration(
+    const at::Tensor& parameter, PreAccumulationCallback call)
+    : registrations_(registrations()),
+      parameter_(parameter),
+      accumulator_(accumulator_of(parameter)) {
+  auto hook = std::make_unique<PreAccumulationHook>(std::move(call));
+  hook_ = hook.get();
+  accumulator_->add_pre_hook(std::move(hook));
+  registrations_->add(this);
+}
+
+PreAccumulationRegistration::~PreAccumulationRegistration() {
+  registrations_->remove(this);
+  (void)take_hook();
+}
+
+void PreAccumulationRegistration::follow_parameter() {
+  if (std::this_thread::get_id() != thread_) {
+    return;
+  }
+  auto now = impl::try_get_grad_accumulator(parameter_);
+  if (!now || now == accumulator_) {
+    return;
+  }
+  if (auto hook = take_hook()) {
+    now->add_pre_hook(std::move(hook));
+  }
+  accumulator_ = std::move(now);
+}
+
+std::unique_ptr<torch::autograd::FunctionPreHook>
+PreAccumulationRegistration::take_hook() {
+  auto& hooks = accumulator_->pre_hooks();
+  const auto ours = std::ranges::find(
+      hooks, hook_, [](const auto& hook) { return hook.get(); });
+  if (ours == hooks.end()) {
+    return nullptr;
+  }
+  auto hook = std::move(*ours);
+  hooks.erase(ours);
+  return hook;
+}
 
 }  // namespace
 
 std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, PreAccumulationCallback call) {
+  install_backward_engine();  // In C++ programs, it calls follow_parameters().
   return std::make_shared<PreAccumulationRegistration>(
       parameter, std::move(call));
 }
+
+void follow_parameters() { registrations()->follow_parameters(); }
 
 bool has_post_accumulation_hook(const at::Tensor& leaf) {
   return hook_of(leaf) != nullptr;

@@ -48,4 +48,9 @@ using PreAccumulationCallback = std::function<void(at::Tensor& gradient)>;
 std::shared_ptr<void> add_pre_accumulation_hook(
     const at::Tensor& parameter, PreAccumulationCallback call);
 
+// Moves the hooks that this thread has added to the nodes that their parameters have now:
+// torch::load() gives a parameter another one. Called before each outermost backward of a C++
+// program.
+void follow_parameters();
+
 }  // namespace sherd::autograd

@@ -134,6 +134,23 @@ TEST(PreAccumulationHook, WaitsOnAFrozenParameterUntilItIsThawed) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST(PreAccumulationHook, FollowsAParameterToAnotherNode) {
+  const auto w = parameter();
+  int calls = 0;
+  auto hook = add_pre_accumulation_hook(w, [&calls](at::Tensor&) { ++calls; });
+  const auto before = impl::try_get_grad_accumulator(w);
+  {
+    const at::NoGradGuard no_grad;
+    w.set_(at::ones({4, 4}));  // As torch::load() does.
+  }
+  w.sum().backward();
+  EXPECT_NE(impl::grad_accumulator(w), before);
+  EXPECT_EQ(calls, 1);
+  hook.reset();
+  w.sum().backward();
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(GradientHook, TakesAnOlderGradientTogetherWithTheNew) {
   const auto w = at::ones({2}).requires_grad_();
   w.mutable_grad() = at::full({2}, 10.0F);

@@ -99,7 +99,6 @@ void ManagedStorage::set_pointer(void* bytes) {
 void ManagedStorage::fill(void* bytes) {
   set_readable(*storage_.unsafeGetStorageImpl());
   set_pointer(bytes);
-  filled_ = true;
 }
 
 std::optional<c10::DataPtr> ManagedStorage::follow_replaced_bytes() {
@@ -115,7 +114,6 @@ std::optional<c10::DataPtr> ManagedStorage::follow_replaced_bytes() {
 void ManagedStorage::empty(const std::string& why) {
   set_pointer(nullptr);
   set_unreadable(*storage_.unsafeGetStorageImpl(), why);
-  filled_ = false;
 }
 
 void ManagedStorage::disconnect(const std::string& why) {

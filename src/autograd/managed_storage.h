@@ -89,7 +89,6 @@ class ManagedStorage {
   ManagedStorage& operator=(const ManagedStorage&) = delete;
 
   const c10::Storage& storage() const { return storage_; }
-  bool filled() const { return filled_; }
 
   // From now on tensors on the storage see `bytes`; version counters do not change. REQUIRES:
   // `bytes` has the length of the storage and is valid until empty().
@@ -116,7 +115,6 @@ class ManagedStorage {
 
   StorageTag* tag_;
   c10::Storage storage_;
-  bool filled_ = false;
 };
 
 }  // namespace sherd::autograd

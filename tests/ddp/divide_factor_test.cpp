@@ -8,6 +8,7 @@
 #include "support/small_models.h"
 
 #include <limits>
+#include <sstream>
 #include <gmock/gmock.h>
 
 namespace sherd::test {
@@ -289,6 +290,21 @@ TEST_P(ReplicateDivideFactor, B21HoldsInAnotherWorld) {
     integer_loss(model, 1, world.rank()).backward();
     add_divided_sum(reference, all_ranks(world), {1}, 2.0);
     expect_near(world, *model, *reference);
+  }));
+}
+
+TEST(ReplicateDivideFactorAlone, B21IsKeptWhenTorchLoadReplacesParameters) {
+  expect_all_ok(run_ranks(1, [](World world) {
+    IntegerMlp reference, model;
+    auto ddp = replicate(*model, world, divided_by(4.0));
+    for (int batch = 0; batch < 2; ++batch) {
+      std::stringstream file;
+      torch::save(model, file);
+      torch::load(model, file);
+      integer_loss(model, batch, 0).backward();
+      add_divided_sum(reference, {0}, {batch}, 4.0);
+      expect_near(world, *model, *reference);
+    }
   }));
 }
 
