@@ -130,7 +130,8 @@ std::string rule_broken_by(const CollectiveRequest& request) {
       : "; every rank makes every forward, an evaluation too, and uses the "
         "same units in it: where one rank alone reads parameters, let it do "
         "so inside summon_full_parameters({.read_only = true}), which every "
-        "rank opens";
+        "rank opens; where an exception ends the forward of one rank, all "
+        "ranks have to skip that batch";
 }
 
 std::string describe(

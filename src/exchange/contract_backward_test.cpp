@@ -64,6 +64,37 @@ TEST_P(ExchangeBackward, ARankThatReducesAtItsEndAssistsOthersMeanwhile) {
   });
 }
 
+// The others have room for their second reduction once rank 0, which waits for them in the
+// all-reduce, has made its part of the first sum.
+TEST_P(ExchangeBackward, ARankThatWaitsInAnAllReduceAssistsOthersMeanwhile) {
+  if (!with().limits_reductions) {
+    return;
+  }
+  Marks marks;
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    if (seat.rank != 0) {
+      marks.wait_for(0);
+    }
+    for (const UnitId unit : {2, 1, 0}) {
+      fill_gradients(*seat.exchange, model, unit, seat.rank);
+      auto options = reduce_options(model.unit(unit));
+      options.under_way_max = seat.rank == 0 ? 0 : 1;
+      options.patient = seat.rank != 0;
+      seat.exchange->start_reduce(unit, options).throw_if_failed();
+    }
+    marks.set(seat.rank);
+    const auto number = at::ones({1}, at::kDouble);
+    seat.exchange->all_reduce(number, ScalarReduceOp::kMax).throw_if_failed();
+    if (seat.rank != 0) {
+      EXPECT_EQ(seat.exchange->counters().reduces_under_way_peak, 1);
+    }
+    seat.exchange->end_backward(backward_end(model)).status().throw_if_failed();
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
 TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
   with().run([&](Seat& seat) {
     const auto model = mixed_model(owners());

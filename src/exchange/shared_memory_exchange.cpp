@@ -158,7 +158,6 @@ class SharedMemoryExchange final : public Exchange {
       SHERD_RETURN_IF_FAILED(end.reduce_meanwhile());
     }
     backward_status_.set_end(end);
-    Counter(state(me()).coming).post(cells_->round() + 1);
     CollectiveRequest request;
     request.kind = CollectiveKind::kEndBackward;
     request.sequence = cells_->round();
@@ -203,6 +202,10 @@ class SharedMemoryExchange final : public Exchange {
     request.kind = CollectiveKind::kAllReduce;
     request.numel = static_cast<std::uint32_t>(values.numel());
     request.op = static_cast<std::uint32_t>(op);
+    // Within a backward, others may wait for room that only this rank's sums give them.
+    if (auto status = finish_sums(); !status.ok()) {
+      return fail(status);
+    }
     const auto room =
         (cell_bytes_ - static_cast<std::int64_t>(sizeof(StepHeader))) /
         static_cast<std::int64_t>(sizeof(double));
@@ -443,6 +446,7 @@ void SharedMemoryExchange::wait_for_room(const ReduceOptions& options) {
 }
 
 Status SharedMemoryExchange::finish_sums() {
+  Counter(state(me()).coming).post(cells_->round() + 1);
   room_wait_timed_out_ = false;
   for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
     SHERD_RETURN_IF_FAILED(sums_->failure());
