@@ -138,6 +138,8 @@ void CheckpointState::add(const NamedParameters& parameters) {
   for (const auto& [name, item] : whole) {  // This rank has no slice of these.
     names_.insert({kModelSection, name});
   }
+  tied_names_.insert(
+      parameters.tied_names.begin(), parameters.tied_names.end());
   if (parameters.before_load) {
     before_load_.push_back(parameters.before_load);
   }
@@ -383,6 +385,14 @@ bool CheckpointAccess::is_generator(
       state.generators_.contains(name.substr(0, name.rfind(".rank-")));
 }
 
+std::optional<ckpt::TensorKey> CheckpointAccess::first_of_tied(
+    const CheckpointState& state, const ckpt::TensorKey& key) {
+  const auto found = state.tied_names_.find(key.name);
+  return key.section == kModelSection && found != state.tied_names_.end()
+      ? std::optional(ckpt::TensorKey{key.section, found->second})
+      : std::nullopt;
+}
+
 ckpt::TensorKey CheckpointAccess::parameter_of(const ckpt::TensorKey& key) {
   return {key.section, key.name.substr(key.name.find('.') + 1)};
 }
@@ -390,7 +400,8 @@ ckpt::TensorKey CheckpointAccess::parameter_of(const ckpt::TensorKey& key) {
 bool CheckpointAccess::may_contain(
     const CheckpointState& state, const ckpt::TensorKey& key) {
   const auto& [section, name] = key;
-  if (state.names_.contains({section, name}) || is_generator(state, key)) {
+  if (state.names_.contains({section, name}) || is_generator(state, key) ||
+      first_of_tied(state, key)) {
     return true;
   }
   const auto dot = name.find('.');

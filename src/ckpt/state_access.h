@@ -60,6 +60,9 @@ class CheckpointAccess {
   // Whether it is a generator of the state, of a rank that exists now or of another.
   static bool is_generator(
       const CheckpointState& state, const ckpt::TensorKey& key);
+  // The first name of a tied parameter, if it is a further one.
+  static std::optional<ckpt::TensorKey> first_of_tied(
+      const CheckpointState& state, const ckpt::TensorKey& key);
   // Section and NAME of an optimizer's tensor "exp_avg.NAME".
   static ckpt::TensorKey parameter_of(const ckpt::TensorKey& key);
   // The parameters of which a map by key has state of an optimizer, and other keys.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include "base/check.h"
 #include "ckpt/archive.h"
@@ -91,6 +92,22 @@ void compare_names(
       ": expected no tensor that the model lacks, found ", list_of(unexpected));
 }
 
+// A tied parameter is loaded under its first name.
+void compare_tied(
+    const CheckpointState& state,
+    const PieceByName& found,
+    const std::string& where) {
+  for (const auto& [key, piece] : found) {
+    const auto first = CheckpointAccess::first_of_tied(state, key);
+    SHERD_CHECK(
+        !first || at::equal(piece->elements, found.at(*first)->elements),
+        "[ckpt] ", where, ": expected ", key.name, " to be the same as ",
+        first ? first->name : "",
+        ", since the model has one parameter of both names; found other "
+        "values");
+  }
+}
+
 void load(
     const std::vector<std::string>& files,
     const CheckpointState& state,
@@ -108,6 +125,7 @@ void load(
         piece.name, " twice");
   }
   compare_names(state, options.section, found, files.front());
+  compare_tied(state, found, files.front());
   const auto updated = CheckpointAccess::parameters_of(found);
   for (auto& target : CheckpointAccess::targets(
            state, rank,

@@ -583,6 +583,7 @@ void DdpEngine::average_parameters() {
 
 NamedParameters DdpEngine::named_parameters() {
   NamedParameters named;
+  named.tied_names = model_.tied_names;
   for (const auto& parameter : model_.frozen) {
     named.state_only.push_back({parameter.name, parameter.tensor});
   }

@@ -2,6 +2,7 @@
 #include "ddp/replicated_model.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -122,12 +123,19 @@ ReplicatedModel collect_model(
   };
   const auto sparse = with_sparse_gradients(module);
   const auto buffers = module.named_buffers();
+  const auto parameters = module.named_parameters();
   ReplicatedModel model;
-  for (const auto& item : module.named_parameters()) {
+  std::map<const c10::TensorImpl*, std::string> first_names;
+  for (const auto& item : parameters) {
     const auto& tensor = item.value();
     if (!taken(item.key(), tensor)) {
+      const auto first = first_names.find(tensor.unsafeGetTensorImpl());
+      if (first != first_names.end()) {
+        model.tied_names.emplace(item.key(), first->second);
+      }
       continue;
     }
+    first_names.emplace(tensor.unsafeGetTensorImpl(), item.key());
     check_replicable("parameter " + item.key(), tensor);
     if (tensor.requires_grad()) {
       check_trainable(item.key(), tensor);
@@ -139,6 +147,16 @@ ReplicatedModel collect_model(
     } else {
       model.frozen.push_back({item.key(), tensor});
     }
+  }
+  for (const auto& name : ignored) {
+    const auto* tensor = parameters.find(name);
+    const auto first = tensor == nullptr
+        ? first_names.end()
+        : first_names.find(tensor->unsafeGetTensorImpl());
+    SHERD_CHECK(
+        first == first_names.end(), "[ddp] options.ignored names '", name,
+        "', which is the same parameter as ", first->second,
+        "; expected all of its names or none");
   }
   for (const auto& item : buffers) {
     if (taken(item.key(), item.value())) {

@@ -5,6 +5,7 @@
 // same on all ranks that have equal modules.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,8 @@ struct ReplicatedModel {
   std::vector<ModuleTensor> sparse;     // Embeddings with sparse(true).
   std::vector<ModuleTensor> frozen;
   std::vector<ModuleTensor> buffers;
+  // From further names of tied parameters to those above.
+  std::map<std::string, std::string> tied_names;
   c10::Device device = c10::kCPU;  // Of all of them.
 };
 

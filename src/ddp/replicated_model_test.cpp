@@ -54,6 +54,23 @@ TEST(ReplicaModel, TakesWhatIsTiedOnceAndTellsFrozenFromTrainable) {
           HasSubstr("running_var"), HasSubstr("num_batches_tracked [] Long")));
 }
 
+TEST(ReplicaModel, KnowsTheFurtherNamesOfTiedParameters) {
+  const Tied module;
+  EXPECT_THAT(
+      collect_model(*module, {}).tied_names,
+      ElementsAre(std::pair("a.weight", "table")));
+  EXPECT_THAT(
+      error_of([&] { (void)collect_model(*module, {"a.weight"}); }),
+      HasSubstr("names 'a.weight', which is the same parameter as table; "
+                "expected all of its names or none"));
+  EXPECT_THAT(
+      error_of([&] { (void)collect_model(*module, {"table"}); }),
+      HasSubstr("names 'table', which is the same parameter as a.weight"));
+  EXPECT_THAT(
+      names(collect_model(*module, {"table", "a.weight"}).trainable),
+      ElementsAre("b.weight", "b.bias"));
+}
+
 TEST(ReplicaModel, TellsOfStridesWhereElementsLie) {
   const auto line = [](const at::Tensor& tensor) {
     ReplicatedModel model;

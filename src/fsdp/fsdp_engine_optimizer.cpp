@@ -20,6 +20,7 @@ NamedParameters FsdpEngine::named_parameters() {
     named.items.push_back({slice.name, slice.tensor});
   }
   named.state_only = without_elements();
+  named.tied_names = model_.tied_names;
   named.publish = while_alive(
       this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
   named.before_load =

@@ -443,10 +443,11 @@ void check_tied(const UnitCollector& collector, bool mixed) {
   }
 }
 
-std::map<std::string, std::string> tied_names(const UnitCollector& collector) {
-  std::map<std::string, std::string> names;
-  for (const auto& [first, again] : collector.tied()) {
-    names.emplace(again.name, collector.entries()[first].name);
+std::map<const c10::TensorImpl*, std::string> first_names(
+    const UnitCollector& collector) {
+  std::map<const c10::TensorImpl*, std::string> names;
+  for (const auto& entry : collector.entries()) {
+    names.emplace(entry.tensor.unsafeGetTensorImpl(), entry.name);
   }
   return names;
 }
@@ -642,7 +643,7 @@ ModelUnits build_units(
 
   ModelUnits model;
   model.device = common_device(collector, options.device);
-  model.tied_names = tied_names(collector);
+  model.tied_names = tied_names(module, first_names(collector));
   UnitNumbers numbers;
   std::vector<FlatBuilder> builders;
   for (const auto& entry : entries) {

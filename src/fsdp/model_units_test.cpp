@@ -92,6 +92,17 @@ TEST(ModelUnits, TheInnermostMatchOwnsAParameter) {
   EXPECT_EQ(find_parameter(model, "head.bias").unit, 0);
 }
 
+TEST(ModelUnits, KnowTheFurtherNamesOfTiedParametersAndModules) {
+  Block model;
+  model->register_module("c", model->a.ptr());
+  model->register_parameter("d", model->b->weight);
+  EXPECT_THAT(
+      build(*model).tied_names,
+      ElementsAre(
+          std::pair("b.weight", "d"), std::pair("c.bias", "a.bias"),
+          std::pair("c.weight", "a.weight")));
+}
+
 TEST(ModelUnits, ARootThatOwnsNothingIsNoUnit) {
   const torch::nn::Sequential list(Linear(2, 2), Linear(2, 2));
   const auto model = build(*list);

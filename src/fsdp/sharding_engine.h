@@ -46,7 +46,7 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void set_budget(
       Strategy strategy, std::optional<std::int64_t> bytes) = 0;
   virtual ShardReport report() = 0;
-  virtual std::vector<UnitReport> units() { return fsdp::list_units(model_); }
+  std::vector<UnitReport> units() { return fsdp::list_units(model_); }
   virtual void close() = 0;
 
   const fsdp::ModelUnits& model() const { return model_; }

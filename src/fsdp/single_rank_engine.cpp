@@ -250,6 +250,7 @@ NamedParameters SingleRankEngine::named_parameters() {
     }
   }
   named.state_only = without_elements();
+  named.tied_names = model_.tied_names;
   named.uses_fp16 = uses_fp16(model_);
   named.publish =
       while_alive(this, [](SingleRankEngine& self) { self.publish(); });

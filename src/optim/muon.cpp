@@ -144,6 +144,10 @@ struct Muon::Impl {
           parameters.items,
           [&](const auto& i) { return i.name == matrix.name; });
       if (item != parameters.items.end()) {
+        SHERD_CHECK(
+            item->slice.is_contiguous(), "[optim] ", kMuon, ": expected \"",
+            matrix.name, "\" to be contiguous, found strides ",
+            item->slice.strides());
         matrix.slice = item->slice;
       }
     }

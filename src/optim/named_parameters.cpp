@@ -14,13 +14,24 @@ bool optim::matches_any(
   });
 }
 
+bool optim::matches_any(
+    const std::vector<std::string>& patterns,
+    const std::string& name,
+    const std::map<std::string, std::string>& tied_names) {
+  return matches_any(patterns, name) ||
+      std::ranges::any_of(tied_names, [&](const auto& tied) {
+           return tied.second == name && matches_any(patterns, tied.first);
+         });
+}
+
 SplitParameters split(
     const NamedParameters& parameters,
     const std::vector<std::string>& patterns) {
   const auto those = [&](bool matching) {
     NamedParameters kept = parameters;
     const auto goes = [&](const auto& item) {
-      return optim::matches_any(patterns, item.name) != matching;
+      return optim::matches_any(patterns, item.name, parameters.tied_names) !=
+          matching;
     };
     std::erase_if(kept.items, goes);
     std::erase_if(kept.state_only, goes);

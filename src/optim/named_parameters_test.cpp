@@ -50,6 +50,17 @@ TEST(Split, GivesEachParameterToOneSideInOrder) {
   EXPECT_EQ(published, 2);
 }
 
+TEST(Split, KnowsATiedParameterByAllOfItsNames) {
+  NamedParameters all;
+  all.items = {{"head", torch::zeros({2})}, {"fc", torch::zeros({2})}};
+  all.tied_names = {{"embedding.weight", "head"}};
+  for (const char* name : {"head", "embedding.*"}) {
+    EXPECT_THAT(
+        names_of(split(all, {name}).matching.items), ElementsAre("head"));
+    EXPECT_THAT(names_of(split(all, {name}).rest.items), ElementsAre("fc"));
+  }
+}
+
 TEST(Split, WithoutPatternsNothingMatches) {
   NamedParameters all;
   all.items.push_back({"a", torch::zeros({2})});

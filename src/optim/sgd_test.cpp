@@ -106,6 +106,41 @@ TEST(Sgd, KeepsMomentumAsLongAsThereIsNoGradient) {
   EXPECT_TRUE(torch::equal(sgd.momentum_buffer("b"), gradient));
 }
 
+TEST(Sgd, UpdatesSlicesThatAreNotContiguous) {
+  const auto values = torch::arange(24).to(torch::kFloat).view({2, 3, 2, 2});
+  const auto ours =
+      values.contiguous(at::MemoryFormat::ChannelsLast).requires_grad_();
+  const auto theirs = values.clone().requires_grad_();
+  NamedParameters slices;
+  slices.items = {{"weight", ours}};
+  Sgd sgd(slices, {.learning_rate = 0.5, .momentum = 0.9});
+  torch::optim::SGD torch_sgd(
+      {theirs}, torch::optim::SGDOptions(0.5).momentum(0.9));
+  for (const auto format :
+       {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    theirs.mutable_grad() = (values * values).clone();
+    ours.mutable_grad() = theirs.grad().contiguous(format);
+    sgd.step();
+    torch_sgd.step();
+    EXPECT_TRUE(torch::equal(ours, theirs));
+  }
+  EXPECT_EQ(sgd.momentum_buffer("weight").strides(), ours.strides());
+}
+
+TEST(Sgd, AGroupKnowsATiedParameterByAllOfItsNames) {
+  const auto head = torch::ones({2}).requires_grad_();
+  NamedParameters slices;
+  slices.items = {{"head", head}};
+  slices.tied_names = {{"embedding.weight", "head"}};
+  Sgd sgd(
+      slices,
+      {.groups = {
+           {.names = {"embedding.weight"}, .learning_rate_scale = 0.0}}});
+  head.mutable_grad() = torch::ones({2});
+  sgd.step();
+  EXPECT_TRUE(torch::equal(head, torch::ones({2})));
+}
+
 TEST(SgdRefuses, BadOptions) {
   const NamedParameters none;
   const auto refused = [&](const SgdOptions& options, const char* part) {

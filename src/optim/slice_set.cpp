@@ -9,6 +9,7 @@
 #include <unordered_set>
 #include <utility>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
 #include "optim/name_patterns.h"
@@ -31,6 +32,17 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
 at::Tensor strip(
     const at::Tensor& tensor, std::int64_t elements, std::int64_t begin = 0) {
   return tensor.as_strided({elements}, {1}, tensor.storage_offset() + begin);
+}
+
+// The values, whose memory has them in the order in which that of `slice` has its elements.
+at::Tensor in_memory_order_of(
+    const at::Tensor& slice, const at::Tensor& values) {
+  if (slice.is_contiguous()) {
+    return values.contiguous();
+  }
+  return values.strides() == slice.strides()
+      ? values
+      : at::empty_like(slice, values.options()).copy_(values);
 }
 
 bool all_zero(std::uintptr_t address, std::int64_t bytes) {
@@ -88,9 +100,10 @@ void check_slices(
         ": expected every parameter name once, found \"", name, "\" twice");
     SHERD_CHECK(
         slice.defined() && slice.layout() == at::kStrided &&
-            slice.numel() > 0 && slice.is_contiguous(),
+            slice.numel() > 0 && slice.is_non_overlapping_and_dense(),
         "[optim] ", owner, ": expected \"", name,
-        "\" to be a contiguous tensor of at least one element, found ",
+        "\" to be a tensor of at least one element without gaps in memory, "
+        "found ",
         slice.defined()
             ? str("shape ", slice.sizes(), " with strides ",
                   slice.layout() == at::kStrided ? slice.strides()
@@ -132,7 +145,8 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
       gradient.device() == parameter.slice.device(), "[optim] ", owner,
       ": expected the gradient of \"", parameter.name, "\" on device ",
       parameter.slice.device(), ", found ", gradient.device());
-  return gradient.detach().to(parameter.slice.scalar_type()).contiguous();
+  const auto cast = gradient.detach().to(parameter.slice.scalar_type());
+  return in_memory_order_of(parameter.slice, cast);
 }
 
 namespace {
@@ -185,7 +199,7 @@ SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
 int SliceSet::kind_of(const NamedParameter& parameter) {
   const auto group =
       std::ranges::find_if(options_.groups, [&](const ParameterGroup& g) {
-        return matches_any(g.names, parameter.name);
+        return matches_any(g.names, parameter.name, parameters_.tied_names);
       });
   const UpdateSettings kind{
       .group = static_cast<std::size_t>(group - options_.groups.begin()),
@@ -374,10 +388,15 @@ void SliceSet::update_in_backward(Kernel kernel) {
 UpdateBatch SliceSet::part(
     const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient) {
   UpdateBatch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
-  const at::Tensor& tensor = tensor_of(slice);
-  batch.parameters = {
-      tensor.detach().view({-1}).narrow(0, begin, gradient.numel())};
-  batch.gradients = {gradient};
+  const at::Tensor tensor = tensor_of(slice).detach();
+  batch.parameters = {strip(tensor, gradient.numel(), begin)};
+  // Other slices than contiguous ones get their gradients whole.
+  batch.gradients = {
+      tensor.is_contiguous()
+          ? gradient
+          : strip(
+                in_memory_order_of(tensor, gradient.view(tensor.sizes())),
+                gradient.numel())};
   if (options_.counts_updates) {
     batch.steps = {counts_.for_kernel(slice.item)};
   }

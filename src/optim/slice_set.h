@@ -28,12 +28,12 @@ void check_not_negative(const char* owner, const char* what, double value);
 // Returns the parameters without frozen integers and the like, which can never have a gradient.
 NamedParameters without_untrainable(NamedParameters parameters);
 
-// Throws Error if a name appears twice, or if a slice is undefined, empty, not contiguous or not of
-// a floating-point type.
+// Throws Error if a name appears twice, or if a slice is undefined, empty, has gaps in memory or is
+// not of a floating-point type.
 void check_slices(const char* owner, const std::vector<NamedParameter>& slices);
 
-// Returns the slice's gradient, contiguous and in its dtype, or an undefined tensor if there is
-// none. Throws Error if the gradient is sparse, or has another shape or device.
+// Returns the slice's gradient, in its dtype and its order of memory, or an undefined tensor if
+// there is none. Throws Error if the gradient is sparse, or has another shape or device.
 at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 
 // What an optimizer's zero_grad() does: makes the gradients of all slices undefined, and drops what

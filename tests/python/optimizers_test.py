@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of optimizers, and their states in checkpoints that C++ programs have written."""
 
+import itertools
 import unittest
 
 import checkpoint_test
 import ranks
 import torch
-from checkpoint_test import adamw, train_by_several, with_bias_and_norm
+from checkpoint_test import adamw, half_frozen, train_by_several, with_bias_and_norm
 from state_test import changed
 
 
@@ -38,6 +39,42 @@ class Optimizers(unittest.TestCase):
         with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "coefficients: exp"):
             self.sherd.Muon(part, coefficients=(1.0, 2.0))
         handle.close()
+
+    def test_parameters_need_not_be_contiguous(self):
+        def channels_last():
+            torch.manual_seed(0)
+            layers = torch.nn.Unflatten(1, (2, 2, 2)), torch.nn.Conv2d(2, 3, 2)
+            return torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+        def train_on(handle, optimizer):
+            train_by_several(handle.module, [optimizer], range(3))
+            return handle.module[1].weight.detach().clone()
+
+        sherd = self.sherd
+        for theirs, ours in (
+                (lambda of: torch.optim.SGD(of.parameters(), lr=0.1, momentum=0.9),
+                 lambda of: sherd.SGD(of, lr=0.1, momentum=0.9)),
+                (lambda of: torch.optim.AdamW(of.parameters(), lr=0.1),
+                 lambda of: sherd.AdamW(of, lr=0.1)),
+                (lambda of: torch.optim.AdamW(of.parameters(), lr=0.1),
+                 lambda of: sherd.AdamW(of, lr=0.1, in_backward=True))):
+            plain = channels_last()
+            optimizer = theirs(plain)
+            train_by_several(plain, [optimizer], range(3))
+            train_by_several(plain, [optimizer], range(3))
+            handle, again = (sherd.replicate(channels_last()) for _ in range(2))
+            own = ours(handle)
+            train_on(handle, own)
+            with self.folder() as folder:
+                sherd.save(folder, handle, own, step=3)
+                other = ours(again)
+                sherd.load(folder, again, other)
+            trained = train_on(handle, own)
+            self.assertTrue(torch.equal(trained, train_on(again, other)))
+            self.assertFalse(trained.is_contiguous())
+            self.assertTrue(torch.allclose(trained, plain[1].weight, atol=1e-5))
+            handle.close()
+            again.close()
 
     def with_an_unused_layer(self, make):
         """A handle and an optimizer that has updated all but parameters of `unused`."""
@@ -94,6 +131,40 @@ class Optimizers(unittest.TestCase):
                     sherd.load(folder, again, sherd.SGD(again, momentum=0.9))
                 again.close()
         handle.close()
+
+    def test_state_of_what_was_frozen_later_is_loaded_where_it_is_frozen_from_the_start(self):
+        sherd = self.sherd
+        kinds = {sherd.replicate: lambda h: torch.optim.AdamW(h.module.parameters()),
+                 sherd.fully_shard: adamw}
+
+        def step(handle, optimizer):
+            handle.module(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for save, load in itertools.product(kinds, repeat=2):
+            with self.folder() as folder, self.subTest(save=save, load=load):
+                model = half_frozen().requires_grad_(True)
+                source, target = save(model), load(half_frozen())
+                trained, fresh = kinds[save](source), kinds[load](target)
+                step(source, trained)
+                model[0].requires_grad_(False)
+                step(source, trained)
+                sherd.save(folder, 2, source, trained)
+                expected = sherd.optimizer_state_dict(source, trained)
+                self.assertIn("0.weight", expected["state"])
+                if load is sherd.replicate:  # It does not manage what is frozen.
+                    del expected["state"]["0.weight"], expected["state"]["0.bias"]
+                for load_into in (
+                        lambda: sherd.load(folder, target, fresh),
+                        lambda: sherd.load_optimizer_state_dict(
+                            target, fresh, sherd.optimizer_state_dict(source, trained))):
+                    load_into()
+                    self.close_to(sherd.optimizer_state_dict(target, fresh)["state"],
+                                  expected["state"], 0)
+                step(target, fresh)
+                target.close()
+                source.close()
 
     def test_several_optimizers_of_a_cpp_checkpoint_are_loaded_by_name(self):
         sherd = self.sherd

@@ -139,6 +139,7 @@ class CheckpointState {
   std::vector<std::pair<std::string, NamedShard>> shards_;
   // Section and name of each entry of `shards_`, and of tensors that lie only on other ranks.
   std::set<std::pair<std::string, std::string>> names_;
+  std::map<std::string, std::string> tied_names_;  // As in NamedParameters.
   std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
   std::optional<std::set<std::string>> modules_;  // Those without tensors.

@@ -52,7 +52,7 @@ class AdamW {
  public:
   // The state of a slice is allocated when the first gradient of its memory range arrives. Throws
   // Error if an option is out of range, if a name appears twice, or if a slice is undefined, empty,
-  // not contiguous or, unless frozen, not of a floating-point type.
+  // has gaps in memory or, unless frozen, is not of a floating-point type.
   explicit AdamW(NamedParameters parameters, const AdamWOptions& options = {});
   ~AdamW();
   AdamW(AdamW&&) noexcept;

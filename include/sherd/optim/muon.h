@@ -50,7 +50,7 @@ class Muon {
   // parameter, or one that is not a matrix (split() separates them); if slices are parts of
   // parameters on the CPU and ranks do not share gradients (FullyShardOptions::share_gradients), or
   // parts of parameters on devices with OptimizerAxes::kBoth or cpu_offload; and for slices that
-  // AdamW refuses.
+  // are not contiguous or that AdamW refuses.
   explicit Muon(NamedParameters parameters, const MuonOptions& options = {});
   ~Muon();
   Muon(Muon&&) noexcept;

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -120,6 +121,9 @@ struct NamedParameters {
   // on every rank.
   bool uses_fp16 = false;
   WholeParameters whole = {};
+  // From the further names of tied parameters to the first one, which is used above. Patterns match
+  // a parameter under any of its names.
+  std::map<std::string, std::string> tied_names = {};
 };
 
 // A state tensor of one slice, for checkpoints. It shares the optimizer's memory: writing it
