@@ -47,12 +47,7 @@ class Session {
       options.held = checkpoints_->load();
     }
     session_.emplace(
-        world_, parameters, std::move(state),
-        [this, update = std::move(update)](std::int64_t step) {
-          const InProgram scope(calls_program_);
-          update(step);
-        },
-        options);
+        world_, parameters, std::move(state), std::move(update), options);
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -68,6 +63,7 @@ class Session {
   // next call saves, if that is still to be done, and returns this step.
   std::optional<TrainingStep> begin_step() {
     if (!begun_) {
+      saved_ = false;
       begun_ = session_->begin_step();
     }
     if (begun_ && checkpoints_) {
@@ -78,19 +74,13 @@ class Session {
 
   bool finish_step() {
     begun_.reset();
+    saved_ = false;
     return session_->finish_step();
   }
 
-  void other_work(const std::function<void()>& work) {
-    const InProgram scope(calls_program_);
-    session_->other_work(work);
-  }
-
-  // What has failed is repeated by the next call. Where the session throws, because one of its
-  // functions calls this, there may be half a step, which is not saved.
+  // What has failed is repeated by the next call.
   void close() {
-    if (checkpoints_ && session_->state_is_known() && !saved_ &&
-        !calls_program_) {
+    if (checkpoints_ && session_->state_is_known() && !saved_) {
       checkpoints_->save(*session_);
       saved_ = true;
     }
@@ -104,26 +94,11 @@ class Session {
   }
 
  private:
-  // While it lives, the session runs a function of the program.
-  class InProgram {
-   public:
-    explicit InProgram(bool& flag)
-        : flag_(flag), before_(std::exchange(flag, true)) {}
-    ~InProgram() { flag_ = before_; }
-    InProgram(const InProgram&) = delete;
-    InProgram& operator=(const InProgram&) = delete;
-
-   private:
-    bool& flag_;
-    const bool before_;
-  };
-
   World world_;
   std::optional<ReplicaCheckpoints> checkpoints_;
   std::optional<ReplicaSession> session_;
   std::optional<TrainingStep> begun_;  // What begin_step() has yet to return.
-  bool saved_ = false;                 // Whether close() has saved.
-  bool calls_program_ = false;
+  bool saved_ = false;                 // Whether close() has saved this state.
 };
 
 void bind_timeouts(py::module_& module) {
@@ -212,7 +187,11 @@ void bind_ft(py::module_& module) {
       .def("begin_step", &Session::begin_step, WithoutGil())
       .def("last_backward", [](Session& self) { self.get().last_backward(); })
       .def("finish_step", &Session::finish_step, WithoutGil())
-      .def("other_work", &Session::other_work)
+      .def(
+          "other_work",
+          [](Session& self, const std::function<void()>& work) {
+            self.get().other_work(work);
+          })
       .def_property_readonly(
           "step", [](Session& self) { return self.get().step(); })
       .def_property_readonly(

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <algorithm>
@@ -158,19 +159,28 @@ std::unique_ptr<FileSystem> make_posix_file_system() {
   return std::make_unique<PosixFileSystem>();
 }
 
-FolderLock::FolderLock(Descriptor file)
-    : file_(std::move(file)), owner_(::getpid()) {}
+FolderLock::FolderLock(Descriptor file, std::string path)
+    : file_(std::move(file)), path_(std::move(path)), owner_(::getpid()) {}
 
 FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
   if (this != &other) {
     unlock();
     file_ = std::move(other.file_);
+    path_ = std::move(other.path_);
     owner_ = other.owner_;
   }
   return *this;
 }
 
 FolderLock::~FolderLock() { unlock(); }
+
+bool FolderLock::in_place() const {
+  struct stat locked = {};
+  struct stat found = {};
+  return ::fstat(file_.get(), &locked) == 0 &&
+      ::stat(path_.c_str(), &found) == 0 && locked.st_dev == found.st_dev &&
+      locked.st_ino == found.st_ino;
+}
 
 // Closing alone would leave the lock to children, who share the open file.
 void FolderLock::unlock() {
@@ -189,7 +199,7 @@ Result<FolderLock> lock_folder(const std::string& path) {
     return errno == EWOULDBLOCK ? taken(path)
                                 : failed_by_errno("lock", file_path);
   }
-  return FolderLock(std::move(file));
+  return FolderLock(std::move(file), file_path);
 }
 
 Result<FolderLock> share_folder(
@@ -206,7 +216,7 @@ Result<FolderLock> share_folder(
     const bool shares = ::flock(file.get(), LOCK_SH | LOCK_NB) == 0;
     if (shares && ::pread(file.get(), &found, sizeof(found), 0) > 0 &&
         found == run) {
-      return FolderLock(std::move(file));
+      return FolderLock(std::move(file), file_path);
     }
     // Only without any other holder may a run write its number. It then shares the lock as all do,
     // and finds that number, unless another run was faster in between.

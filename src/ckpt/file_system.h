@@ -61,15 +61,20 @@ inline constexpr Duration kLockPollInterval = std::chrono::milliseconds(50);
 // process has forked cannot end, or with the process and those children, however they end.
 class FolderLock {
  public:
-  explicit FolderLock(Descriptor file);
+  // `path` is that of the locked file.
+  FolderLock(Descriptor file, std::string path);
   FolderLock(FolderLock&&) noexcept = default;
   FolderLock& operator=(FolderLock&& other) noexcept;
   ~FolderLock();
+
+  // Whether the path still leads to the locked file: the folder may have been moved or removed.
+  bool in_place() const;
 
  private:
   void unlock();
 
   Descriptor file_;
+  std::string path_;
   pid_t owner_;
 };
 // Returns kFailedPrecondition, naming the folder, if another process holds the lock.

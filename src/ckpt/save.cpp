@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/host_name.h"
+#include "base/log.h"
 #include "base/return_if_failed.h"
 #include "base/status_from_exception.h"
 #include "ckpt/manifest.h"
@@ -109,9 +110,10 @@ struct CheckpointSaver::Impl {
                   "which every host must see"));
   }
 
-  // Locks the folder once others have unlocked it, and cleans it up. kDeadlineExceeded if another
-  // job is still saving into a shared one then.
+  // Locks the folder once others have unlocked it, and cleans it up. Makes it again if it is gone.
+  // kDeadlineExceeded if another job is still saving into a shared one then.
   Status take_folder(Instant deadline) {
+    SHERD_RETURN_IF_FAILED(make_durable_folder(*files, context.folder));
     const auto is_taken = [](const Status& status) {
       return !status.ok() && status.code() == ErrorCode::kFailedPrecondition;
     };
@@ -126,6 +128,16 @@ struct CheckpointSaver::Impl {
     SHERD_RETURN_IF_FAILED(locked.status());
     lock.emplace(std::move(locked).value());
     return clean_up(*files, context.folder);
+  }
+
+  // On rank 0, which has the lock: takes the folder again if it was moved or removed.
+  Status keep_folder() {
+    if (!lock || lock->in_place()) {
+      return {};
+    }
+    log_warning(str(
+        "[ckpt] ", context.folder, " was moved or removed; it is made again"));
+    return take_folder(SteadyClock().now());
   }
 
   // What this rank saves, as copies where training may change it meanwhile. A failure is for
@@ -151,7 +163,11 @@ struct CheckpointSaver::Impl {
       const Result<std::vector<TensorPiece>>& pieces,
       const ckpt::CheckpointMetadata& metadata) {
     if (!context.options.shared) {
-      return save_pieces(context, step, pieces, metadata);
+      const auto status = keep_folder();
+      return save_pieces(
+          context, step,
+          status.ok() ? pieces : Result<std::vector<TensorPiece>>(status),
+          metadata);
     }
     const auto status = write_shared(step, pieces, metadata);
     lock.reset();

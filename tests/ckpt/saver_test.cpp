@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
@@ -258,6 +259,43 @@ TEST_P(SaverOf, ASharedFolderIsLockedForEachSaveAlone) {
     EXPECT_FALSE(second.saving());
     EXPECT_EQ(first.newest(), folder + "/step-2");
     EXPECT_EQ(verify_checkpoint(folder + "/step-1"), 4000 * world.size());
+  }));
+}
+
+TEST_P(SaverOf, AFolderThatWasMovedIsMadeAndLockedAgain) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    const auto numbers = torch::full({1000}, 1.0);
+    const auto state = state_of(world, numbers);
+    for (const bool shared : {false, true}) {
+      const auto folder = scratch.path() + (shared ? "/shared" : "/own");
+      std::optional<ckpt::FolderLock> other_run;
+      const auto move_away = [&](const std::string& to, bool takes_its_place) {
+        world.barrier();
+        if (world.rank() == 0) {
+          std::filesystem::rename(folder, folder + to);
+          if (takes_its_place) {
+            std::filesystem::create_directories(folder);
+            other_run.emplace(ckpt::lock_folder(folder).value());
+          }
+        }
+        world.barrier();
+      };
+      CheckpointSaver saver(world, folder, {.shared = shared});
+      saver.save(1, state);
+      move_away("-1", false);
+      saver.save(2, state);
+      EXPECT_EQ(saver.newest(), folder + "/step-2");
+      if (!shared) {
+        EXPECT_FALSE(ckpt::lock_folder(folder).ok());
+        move_away("-2", true);
+        EXPECT_THAT(
+            error_of([&] { saver.save(3, state); }),
+            HasSubstr("another run does"));
+        EXPECT_FALSE(std::filesystem::exists(folder + "/step-3"));
+      }
+      world.barrier();
+    }
   }));
 }
 

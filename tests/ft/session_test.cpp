@@ -3,17 +3,22 @@
 // A single replica of one rank with a model: what a session permits, and how it and the coordinator
 // authenticate each other.
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <stdexcept>
+#include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/ft/replica_checkpoints.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include "base/check.h"
+#include "ckpt/file_system.h"
 #include "net/net_testing.h"
 #include "support/coordinator_process.h"
 #include "support/error_of.h"
@@ -55,13 +60,16 @@ class LoneReplica {
       if (plan->step > steps) {
         break;
       }
-      const auto first = plan->samples.front().begin;
-      auto x = integer_rows(static_cast<int>(first), 0, 6);
-      x = model_->layer(1).forward(model_->layer(0).forward(x));
-      model_->head(x).sum().backward();
-      EXPECT_TRUE(session_.finish_step());
+      make(*plan);
     }
     session_.close();
+  }
+  void make(const ft::TrainingStep& plan) {
+    const auto first = plan.samples.front().begin;
+    auto x = integer_rows(static_cast<int>(first), 0, 6);
+    x = model_->layer(1).forward(model_->layer(0).forward(x));
+    model_->head(x).sum().backward();
+    EXPECT_TRUE(session_.finish_step());
   }
   ft::ReplicaSession& session() { return session_; }
   Chain& model() { return model_; }
@@ -243,6 +251,52 @@ TEST(Session, IsNotUsedInsideAFunctionThatItCalls) {
     replica.session().other_work(misuse);
     replica.train(1);
     EXPECT_EQ(refused, 6);
+  });
+}
+
+// What an update has done by then may be half a step.
+TEST(Session, AnUpdateCannotSaveTheState) {
+  const CoordinatorProcess coordinator({});
+  const testing::ScratchFolder folder;
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_world([&](const World& world) {
+    ft::ReplicaCheckpoints checkpoints(world, {}, {.folder = folder.path()});
+    LoneReplica* self = nullptr;
+    LoneReplica replica(world, options, [&](std::int64_t step) {
+      EXPECT_FALSE(self->session().state_is_known());
+      EXPECT_THAT(
+          error_of([&] { checkpoints.save(self->session()); }),
+          HasSubstr(str("found it inside the update to step ", step)));
+    });
+    self = &replica;
+    replica.train(2);
+    EXPECT_TRUE(replica.session().state_is_known());
+  });
+}
+
+TEST(Session, AFolderOfCheckpointsThatWasMovedIsMadeAgain) {
+  const CoordinatorProcess coordinator({});
+  const testing::ScratchFolder scratch;
+  const auto folder = scratch.path() + "/run";
+  ft::SessionOptions options;
+  options.coordinator = coordinator.address();
+  run_world([&](const World& world) {
+    CheckpointState state;
+    state.add("numbers", {{"one", at::ones({1})}});
+    ft::ReplicaCheckpoints checkpoints(world, state, {.folder = folder});
+    LoneReplica replica(world, options);
+    auto& session = replica.session();
+    for (const char* away : {"-1", "-2"}) {
+      replica.make(session.begin_step().value());
+      checkpoints.save(session);
+      checkpoints.wait();
+      EXPECT_FALSE(ckpt::share_folder(folder, session.run() + 1, {}).ok());
+      std::filesystem::rename(folder, folder + away);
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder + "-1/step-1"));
+    EXPECT_TRUE(std::filesystem::exists(folder + "-2/step-2"));
+    session.close();
   });
 }
 

@@ -73,7 +73,8 @@ class ReplicaCheckpoints {
 
   // Collective, between two steps or after the last one. Saves at once, whichever replica's turn it
   // is, unless another replica has already saved the same step; what save_if_due() failed to save
-  // is tried again. Initial values are not saved.
+  // is tried again. Initial values are not saved. Throws Error (kFailedPrecondition) inside the
+  // session's `update`.
   void save(const ReplicaSession& session);
 
   // Collective. Waits until a save that is under way is complete. Throws Error if the last one

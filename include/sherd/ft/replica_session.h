@@ -209,11 +209,13 @@ class ReplicaSession {
   std::uint64_t run() const;
   // The last step that this replica has made.
   std::int64_t step() const;
-  // False once `update` has thrown: what it left may be half a step. The session has ended then, the
-  // other replicas train on, and this process should be started again, to fetch their state.
+  // False inside `update`, where the state may be half a step, and once `update` has thrown. In that
+  // case the session has ended, the other replicas train on, and this process should be started
+  // again, to fetch their state.
   bool state_is_known() const;
   // The name of the state that this replica has: "step 300 of " and 32 hexadecimal digits. Equal
-  // names mean equal bits. Throws Error (kFailedPrecondition) unless state_is_known().
+  // names mean equal bits of what `update` changes. Throws Error (kFailedPrecondition) unless
+  // state_is_known().
   std::string state_name() const;
   // Inside `update`: how many samples are in the step being made, over all replicas; 0 before the
   // first. All replicas see the same number for a step, whenever they make it, so a learning rate

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -83,10 +85,15 @@ struct ReplicaCheckpoints::Impl {
     if (session.run() == 0 || has_asked) {
       return;
     }
+    run = session.run();
+    ask();
+    has_asked = true;  // A call that was refused asks again.
+  }
+
+  void ask() {
     Status status;
     if (world.rank() == 0) {
-      auto shared =
-          ckpt::share_folder(options.folder, session.run(), kSharingTimeout);
+      auto shared = ckpt::share_folder(options.folder, run, kSharingTimeout);
       if (shared.ok()) {
         place.emplace(std::move(shared).value());
       } else if (shared.status().code() == ErrorCode::kFailedPrecondition) {
@@ -95,7 +102,20 @@ struct ReplicaCheckpoints::Impl {
     }
     ckpt::agree(ckpt::ranks_of(world), status, "sharing a folder")
         .throw_if_failed();
-    has_asked = true;  // A call that was refused asks again.
+  }
+
+  // If the folder was moved or removed, another run may save into one of that name meanwhile.
+  void ask_again_if_moved() {
+    if (!any_rank(place && !place->in_place())) {
+      return;
+    }
+    if (world.rank() == 0) {
+      log_warning(str(
+          "[ft] ", options.folder, " was moved or removed; it is made again"));
+      std::error_code ignored;  // Saves tell what is wrong with the folder.
+      std::filesystem::create_directories(options.folder, ignored);
+    }
+    ask();
   }
 
   bool any_rank(bool here) const {
@@ -146,6 +166,7 @@ struct ReplicaCheckpoints::Impl {
     state.values = values;
     state.values[kReplicaState] = name;
     try {
+      ask_again_if_moved();
       saver.save(step, state);
       saved = name;
     } catch (const Error& error) {
@@ -161,6 +182,7 @@ struct ReplicaCheckpoints::Impl {
   // The name of the state saved last, or of the loaded one. Empty after a failure.
   std::string saved;
   Status failure;          // That of the last save.
+  std::uint64_t run = 0;   // Its number, once it is known.
   bool has_asked = false;  // Whether it was asked for its place in the folder,
   std::optional<ckpt::FolderLock> place;  // which rank 0 holds for life.
   CheckpointSaver saver;
@@ -217,10 +239,11 @@ void ReplicaCheckpoints::save_if_due(
 
 void ReplicaCheckpoints::save(const ReplicaSession& session) {
   impl_->expect_no_other_run(session);
+  const auto name = session.state_name();
   impl_->wait_and_warn();  // The last save must not be skipped.
   // A replica without a step has come after the end of the run, or leaves before the beginning.
   if (session.step() > 0) {
-    impl_->begin_save(session.step(), session.state_name());
+    impl_->begin_save(session.step(), name);
   }
 }
 

@@ -265,12 +265,9 @@ struct ReplicaSession::Impl {
     }
   }
   void change_state(const StateId& to, const std::function<void()>& change) {
-    try {
-      change();
-    } catch (...) {
-      lost_in = to.step;
-      throw;
-    }
+    lost_in = to.step;
+    change();
+    lost_in.reset();
     now_holds(to);
   }
 
@@ -363,7 +360,8 @@ struct ReplicaSession::Impl {
   std::atomic<std::int64_t> step{0};
   std::uint64_t run = 0;
   StateId held;
-  std::optional<std::int64_t> lost_in;  // Where a change of it threw.
+  // The step to which the state is being changed, or was when that threw.
+  std::optional<std::int64_t> lost_in;
   std::int64_t samples = 0;  // Samples of the step that is being made.
   // The step for which begin_step() has last given samples, the same on all ranks.
   std::optional<std::int64_t> backward_for;
@@ -470,8 +468,9 @@ bool ReplicaSession::state_is_known() const { return !impl_->lost_in; }
 std::string ReplicaSession::state_name() const {
   SHERD_CHECK_AS(
       kFailedPrecondition, state_is_known(),
-      "[ft] expected a state that has a name, found it after ",
-      impl_->ended_by());
+      "[ft] expected a state that has a name, found it ",
+      impl_->agent ? str("inside the update to step ", *impl_->lost_in)
+                   : str("after ", impl_->ended_by()));
   return name_of(impl_->held);
 }
 
