@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sherd::tools {
 
@@ -23,9 +24,18 @@ class AppendedFile {
   // Returns why the disk refuses the record; empty if everything is in the file.
   std::string append(std::string_view record);
 
+  // Whether the path still leads to this file: it, or its folder, may have been moved or removed.
+  bool in_place() const;
+
+  // What the disk has refused so far.
+  const std::string& unwritten() const { return unwritten_; }
+
  private:
+  void open();
+
   const std::string path_;
   std::ofstream file_;
+  std::pair<std::uintmax_t, std::uintmax_t> identity_;  // Device and inode.
   std::uintmax_t size_ = 0;  // The size of the records in the file.
   std::string unwritten_;
 };

@@ -223,13 +223,13 @@ std::vector<StepMetrics> read_metrics(
 }
 
 RunFolder::RunFolder(const std::string& path, const std::string& config_json)
-    : path_(made(path)) {
-  open(config_json, 1);
+    : path_(made(path)), config_json_(config_json) {
+  open(1);
 }
 
 RunFolder::RunFolder(
     const std::string& path, const std::string& config_json, std::int64_t step)
-    : path_(path) {
+    : path_(path), config_json_(config_json) {
   const auto metrics = metrics_path();
   std::ifstream file(metrics, std::ios::binary);
   const bool found = file.is_open();
@@ -266,27 +266,56 @@ RunFolder::RunFolder(
   if (failure) {
     refuse_file(metrics, "a file that can be written", failure.message());
   }
-  open(config_json, step + 1);
+  open(step + 1);
+  appended_ = records_.size();
   if (!kept_later.empty()) {
     (void)metrics_->append(kept_later);
   }
 }
 
-void RunFolder::open(const std::string& config_json, std::int64_t first_step) {
-  replace("config.json", config_json);
-  metrics_ = std::make_unique<AppendedFile>(metrics_path());
+void RunFolder::open(std::int64_t first_step) {
+  replace("config.json", config_json_);
   events_ = std::make_unique<EventFile>(path_ + "/tensorboard", first_step);
+  metrics_ = std::make_unique<AppendedFile>(metrics_path());
 }
 
 void RunFolder::add(const StepMetrics& record) {
   keep(record);
   unless_disk_fails([&] {
-    const auto reason = metrics_->append(metrics_line(record) + "\n");
-    if (!reason.empty()) {
-      refuse_file(metrics_path(), "room for one more line", reason);
+    if (!metrics_->in_place()) {
+      make_again();
     }
+    std::string lines;
+    for (; appended_ + 1 < records_.size(); ++appended_) {
+      lines += metrics_line(records_[appended_]) + "\n";
+    }
+    ++appended_;
+    append(lines + metrics_line(record) + "\n");
   });
   events_->add(record);
+}
+
+// The last record is about to be added.
+void RunFolder::make_again() {
+  std::filesystem::create_directories(path_);
+  const bool replaced = std::filesystem::exists(metrics_path());
+  const auto unwritten = metrics_->unwritten();
+  open(replaced ? records_.back().step : records_.front().step);
+  if (replaced) {  // Somebody has edited it.
+    append(unwritten);
+    return;
+  }
+  appended_ = 0;
+  for (std::size_t i = 0; i + 1 < records_.size(); ++i) {
+    events_->add(records_[i]);
+  }
+}
+
+void RunFolder::append(const std::string& lines) {
+  const auto reason = metrics_->append(lines);
+  if (!reason.empty()) {
+    refuse_file(metrics_path(), "room for one more line", reason);
+  }
 }
 
 void RunFolder::keep(StepMetrics record) {

@@ -57,7 +57,8 @@ class RunFolder {
   const std::string& path() const { return path_; }
 
   // Appends a line to metrics.jsonl. If the disk refuses it, a warning is printed on stderr, once
-  // until it works again; the line is then written before the next one.
+  // until it works again; the line is then written before the next one. If the folder was moved or
+  // removed, it is made again, with the lines of all steps, but without their ranks.
   void add(const StepMetrics& record);
 
   // All records added so far, without their ranks.
@@ -68,14 +69,18 @@ class RunFolder {
   void write(const std::string& name, const std::string& content);
 
  private:
-  void open(const std::string& config_json, std::int64_t first_step);
+  void open(std::int64_t first_step);
+  void make_again();
+  void append(const std::string& lines);
   void keep(StepMetrics record);
   void unless_disk_fails(const std::function<void()>& action);
   void replace(const std::string& name, const std::string& content) const;
   std::string metrics_path() const;
 
   const std::string path_;
+  const std::string config_json_;
   std::unique_ptr<AppendedFile> metrics_;
+  std::size_t appended_ = 0;  // How many records metrics_ was given.
   bool disk_failed_ = false;
   std::unique_ptr<EventFile> events_;
   std::vector<StepMetrics> records_;

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -116,6 +117,34 @@ TEST(RunFolder, KeepsStepsInMemoryWithoutTheirRanks) {
   const RunFolder again(path, "{}", 1);
   EXPECT_EQ(again.records()[0].loss, 2);
   EXPECT_TRUE(again.records()[0].ranks.empty());
+}
+
+TEST(RunFolder, IsMadeAgainIfItWasMoved) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  RunFolder folder(path, "{\"x\": 1}");
+  folder.add({.step = 1, .loss = 0.5});
+  folder.add({.step = 2});
+  std::filesystem::rename(path, scratch.path() + "/moved");
+  folder.add({.step = 3});
+  folder.add({.step = 4});
+  EXPECT_EQ(file_text(path + "/config.json"), "{\"x\": 1}");
+  EXPECT_TRUE(std::filesystem::exists(path + "/tensorboard"));
+  const auto steps_in = [](const std::string& file) {
+    std::vector<std::int64_t> steps;
+    for (const auto& record : read_metrics(file)) {
+      steps.push_back(record.step);
+    }
+    return steps;
+  };
+  EXPECT_THAT(steps_in(path + "/metrics.jsonl"), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(
+      steps_in(scratch.path() + "/moved/metrics.jsonl"), ElementsAre(1, 2));
+  // A file that was replaced, as editors do, is left as it is.
+  std::filesystem::rename(path + "/metrics.jsonl", path + "/old");
+  std::ofstream(path + "/metrics.jsonl") << metrics_line({.step = 4}) << "\n";
+  folder.add({.step = 5});
+  EXPECT_THAT(steps_in(path + "/metrics.jsonl"), ElementsAre(4, 5));
 }
 
 TEST(RunFolder, EachStepIsALineOfJsonThatIsThereAtOnce) {
