@@ -302,6 +302,7 @@ def _check_optimizer(mine, names, groups, described, strict):
             "[python] expected a checkpoint with the state of an optimizer, found none "
             "in it; without `optimizer`, or with strict=False, the rest is loaded")
     others = set(keys) - {name for of_group in names for name in of_group}
+    others -= optimizer_state.frozen_and_without_state(mine.handle, keys)
     if strict and others:
         raise InvalidArgumentError(
             "[python] expected the state of parameters that the optimizer has, found "

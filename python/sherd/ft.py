@@ -157,7 +157,8 @@ class Session:
 
     @property
     def state_name(self):
-        """The name of the state that this replica holds. Equal names: equal bits."""
+        """The name of the state that this replica holds. Equal names: equal bits of what
+        `update` changes. Raises inside `update`."""
         return self._core.state_name
 
     @property

@@ -38,13 +38,20 @@ def named_groups(handle, mine):
     return result
 
 
+def frozen_and_without_state(handle, with_state):
+    """The names of frozen parameters of which there is no state to load: those that were
+    saved without any, and those that the handle does not manage and that never train."""
+    managed = {name for name, _, _ in placed(handle)}
+    return {name for name, parameter in handle.module.named_parameters()
+            if not parameter.requires_grad} - (set(with_state) & managed)
+
+
 def check_groups(mine, groups, saved, with_state, strict=True):
     """Raises unless `saved` groups have the names of ours, in the same order. What is
-    frozen here and not saved with state does not count: a sharded module has it among
-    the parameters of its optimizer, a replicated one does not. Without `strict` names
-    that only one side has do not count either."""
-    frozen = {name for name, parameter in mine.handle.module.named_parameters()
-              if not parameter.requires_grad} - set(with_state)
+    frozen here does not count, unless the handle manages it and it was saved with state: a
+    sharded module has it among the parameters of its optimizer, a replicated one does
+    not. Without `strict` names that only one side has do not count either."""
+    frozen = frozen_and_without_state(mine.handle, with_state)
     saved_names = [list(group.get("params", [])) for group in saved]
     ours = [set(names) - frozen for names in groups]
     theirs = [set(names) - frozen for names in saved_names]
@@ -221,26 +228,31 @@ def _has_parts(state):
 
 
 def _checked(mine, names, state):
+    """The state that is to be loaded, by name."""
     if set(state) != {"state", "param_groups"}:
         raise InvalidArgumentError(
             "[python] expected a dictionary of state and param_groups, found one of "
             f"{', '.join(map(str, state)) or 'nothing'}")
     check_groups(mine, names, state["param_groups"], state["state"])
     check_keys(mine, names, state["state"])
+    left_out = frozen_and_without_state(mine.handle, state["state"])
+    return {name: of_one for name, of_one in state["state"].items() if name not in left_out}
 
 
 def _load_parts(handle, mine, names, state):
     world = handle.mesh.world
 
+    parts = {}
+
     def check():
-        _checked(mine, names, state)
+        parts.update(_checked(mine, names, state))
         places = _Places(handle)
-        for name, of_one in state["state"].items():
+        for name, of_one in parts.items():
             for key, value in of_one.items():
                 places.check(mine, name, key, value)
 
     def load():
-        for name, of_one in state["state"].items():
+        for name, of_one in parts.items():
             for key, value in of_one.items():
                 if isinstance(value, ShardTensor):
                     value = value.elements
@@ -254,9 +266,8 @@ def _load_full(world, mine, names, state):
     full = {}
 
     def describe():
-        _checked(mine, names, state)
         tensors = {(name, key): torch.as_tensor(value).detach()
-                   for name, of_one in state["state"].items()
+                   for name, of_one in _checked(mine, names, state).items()
                    for key, value in of_one.items() if value is not None}
         full[SECTION] = {f"{key}.{name}": tensor
                          for (name, key), tensor in tensors.items()}

@@ -285,6 +285,10 @@ def fully_shard(module: torch.nn.Module, mesh: Where = None, *,
     rank where ranks differ. Mirrors torch.distributed.fsdp.fully_shard.
     """
     check_module(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InvalidArgumentError(
+            "[python] fully_shard: expected a torch.nn.Module, which may have scripted "
+            "parts, found a script, which takes no hooks")
     if handle_of(module) is not None:
         raise FailedPreconditionError(
             "[python] fully_shard: expected a module that is not sharded yet, found "

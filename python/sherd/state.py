@@ -28,7 +28,8 @@ IncompatibleKeys = collections.namedtuple(
 class Guard:
     """Makes state_dict() and load_state_dict() of a sharded module, and of modules in
     it, raise: they would save what this rank has by chance, and load nothing. Copies
-    raise before they read a parameter, for which other ranks would have to gather."""
+    raise before they read a parameter, for which other ranks would have to gather. Those of
+    scripted parts alone do not raise."""
 
     def __init__(self, handle):
         self._open = False
@@ -40,8 +41,7 @@ class Guard:
         self.parts = list(zip(names, whole, map(_storage, whole)))
         sharded = {id(tensor) for tensor in whole}
         for module in handle.module.modules():
-            own = module.parameters(recurse=False)
-            if any(id(tensor) in sharded for tensor in own):
+            if any(id(tensor) in sharded for tensor in _guarded_by(module)):
                 # Those who copy and pickle ask the object, not its class.
                 module.__dict__[_COPY] = _slices.refuse_copy
                 self._modules.append(module)
@@ -78,6 +78,17 @@ class Guard:
             "[python] load_state_dict() of a sharded module: each rank has a part of "
             "it; expected handle.load_state_dict(state) on every rank "
             "(sherd.handle_of(module) is the handle)")
+
+
+def _guarded_by(module):
+    """The module's own parameters and, since a script has no hooks, those of its scripted
+    children."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if isinstance(child, torch.jit.ScriptModule):
+            yield from child.parameters()
 
 
 def check_kind(kind):

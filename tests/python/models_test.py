@@ -105,6 +105,26 @@ class Tied(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+class Scripted(nn.Module):
+    """A part of it is a script, which takes no hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(8, 16)
+        self.part = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.Tanh()))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.part(self.stem(x)))
+
+    @staticmethod
+    def batch(generator):
+        return (torch.randn(4, 8, generator=generator),
+                torch.randint(10, (4,), generator=generator))
+
+    loss = ResNet.loss
+
+
 def made(kind):
     torch.manual_seed(0)
     return kind()
@@ -185,6 +205,17 @@ class Models(unittest.TestCase):
 
     def test_tied_weights(self):
         self.check(Tied)
+
+    def test_scripted_part(self):
+        self.check(Scripted)
+        model = made(Scripted)
+        handle = self.sherd.fully_shard(model, units=[])
+        with self.assertRaisesRegex(self.sherd.Error, "of a sharded module"):
+            model.state_dict()
+        self.assertEqual(list(handle.state_dict()), list(made(Scripted).state_dict()))
+        handle.close()
+        with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "found a script"):
+            self.sherd.fully_shard(torch.jit.script(nn.Linear(2, 2)))
 
 
 if __name__ == "__main__":
