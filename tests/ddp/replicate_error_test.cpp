@@ -23,26 +23,27 @@ TEST_P(ReplicateError, T59DifferentModelsAreRefusedOnEveryRank) {
     {
       Chain model(odd ? 3 : 2, 4);
       EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
+          error_of([&] { (void)replicate(*model, world); }),
           AllOf(HasSubstr("layers.2"), HasSubstr(std::to_string(last))));
     }
     {
       torch::nn::Linear model(odd ? 5 : 4, 3);
       EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
+          error_of([&] { (void)replicate(*model, world); }),
           AllOf(HasSubstr("weight"), HasSubstr("[3, 5]"), HasSubstr("[3, 4]")));
     }
     {
       torch::nn::Linear model(4, 3);
       model->to(odd ? torch::kDouble : torch::kFloat);
       EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }), HasSubstr("Double"));
+          error_of([&] { (void)replicate(*model, world); }),
+          HasSubstr("Double"));
     }
     {
       torch::nn::BatchNorm1d model(
           torch::nn::BatchNormOptions(3).track_running_stats(!odd));
       EXPECT_THAT(
-          error_of([&] { replicate(*model, world); }),
+          error_of([&] { (void)replicate(*model, world); }),
           HasSubstr("running_mean"));
     }
     IntegerMlp fine;
@@ -58,19 +59,20 @@ TEST_P(ReplicateError, T59WhatCannotBeReplicatedIsNamed) {
       parameter.requires_grad_(false);
     }
     EXPECT_THAT(
-        error_of([&] { replicate(*frozen, world); }),
+        error_of([&] { (void)replicate(*frozen, world); }),
         HasSubstr("at least one parameter that requires grad"));
     IntegerMlp model;
     EXPECT_THAT(
-        error_of(
-            [&] { replicate(*model, world, {.ignored = {"thrid.bias"}}); }),
+        error_of([&] {
+          (void)replicate(*model, world, {.ignored = {"thrid.bias"}});
+        }),
         HasSubstr("'thrid.bias'"));
     EXPECT_THAT(
-        error_of([&] { replicate(*model, world, {.bucket_bytes = 0}); }),
+        error_of([&] { (void)replicate(*model, world, {.bucket_bytes = 0}); }),
         HasSubstr("bucket_bytes"));
     auto ddp = replicate(*model, world);
     EXPECT_THAT(
-        error_of([&] { replicate(*model, world); }),
+        error_of([&] { (void)replicate(*model, world); }),
         AllOf(HasSubstr("first.weight"), HasSubstr("another handle")));
   }));
 }

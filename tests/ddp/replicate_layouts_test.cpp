@@ -148,7 +148,7 @@ void expect_refused(
     differ(module);
   }
   EXPECT_THAT(
-      error_of([&] { replicate(*module, world); }),
+      error_of([&] { (void)replicate(*module, world); }),
       AllOf(
           HasSubstr("ranks disagree on the model"),
           HasSubstr("rank 0 has " + what + " with strides " + here),

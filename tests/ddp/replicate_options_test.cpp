@@ -78,7 +78,7 @@ TEST_P(ReplicateOptionsOf, T58ABufferHookThatThrowsIsToldToAll) {
     EXPECT_THAT(ddp.report().error, HasSubstr("thrown by the test"));
     options.broadcast_buffers = false;
     EXPECT_THAT(
-        error_of([&] { replicate(*Norm(), world, options); }),
+        error_of([&] { (void)replicate(*Norm(), world, options); }),
         HasSubstr("buffer_hook needs broadcast_buffers"));
   };
   expect_all_ok(run_ranks(GetParam(), body, {.close_world = false}));
@@ -100,8 +100,9 @@ TEST_P(ReplicateOptionsOf, T65DelayedParametersAreReducedLast) {
     EXPECT_THAT(last, UnorderedElementsAre("third.weight", "second.bias"));
     IntegerMlp model;
     EXPECT_THAT(
-        error_of(
-            [&] { replicate(*model, world, {.delayed = {"fourth.weight"}}); }),
+        error_of([&] {
+          (void)replicate(*model, world, {.delayed = {"fourth.weight"}});
+        }),
         HasSubstr("options.delayed names 'fourth.weight'"));
   }));
 }
@@ -488,7 +489,7 @@ TEST_P(ReplicateOptionsOf, T64CallsOfHooksAreComparedWhenAskedFor) {
     }
     ASSERT_EQ(::setenv("SHERD_DEBUG", "all", 1), 0);
     EXPECT_THAT(
-        error_of([&] { replicate(*IntegerMlp(), world); }),
+        error_of([&] { (void)replicate(*IntegerMlp(), world); }),
         HasSubstr("SHERD_DEBUG: expected detail or off, found 'all'"));
     ASSERT_EQ(::setenv("SHERD_DEBUG", "detail", 1), 0);
     {

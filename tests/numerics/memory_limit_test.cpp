@@ -225,7 +225,7 @@ TEST(MemoryLimit, DecidesTheBudgetSoThatNoOtherIsTaken) {
   expect_all_ok(run_ranks(1, [](World world) {
     auto model = layered_gpt();
     const auto error = error_of([&] {
-      fully_shard(
+      (void)fully_shard(
           *model, world, {.budget_bytes = kMuch, .memory_bytes = kMuch});
     });
     EXPECT_THAT(error, HasSubstr("expected neither budget_bytes nor"));

@@ -181,12 +181,12 @@ class DistributedDataParallel {
 
   // Mirrors DistributedDataParallel.no_sync(). What counts is whether the scope is open when a
   // backward begins, not where its forward ran.
-  LocalGradientsScope no_sync();
+  [[nodiscard]] LocalGradientsScope no_sync();
 
   // Every rank opens it around its loop over inputs. While it lives, every synchronised backward
   // begins with one small message about which ranks take part. Mirrors
   // DistributedDataParallel.join().
-  JoinScope join(const JoinOptions& options = {});
+  [[nodiscard]] JoinScope join(const JoinOptions& options = {});
 
   // Collective over the ranks of `world`, between two steps: continues with these ranks, as if
   // replicate() had been called. Ranks that are new in this world call replicate(). The optimizer,
@@ -230,7 +230,7 @@ class DistributedDataParallel {
 // sparse. Throws Error, on every rank, if models differ; if there is nothing to train; and for
 // parameters that are sparse, that are neither all on the CPU nor all on one device for which sherd
 // can exchange (docs/design/gpu.md), or that another handle manages.
-DistributedDataParallel replicate(
+[[nodiscard]] DistributedDataParallel replicate(
     torch::nn::Module& module,
     const World& world,
     const ReplicateOptions& options = {});
@@ -238,7 +238,7 @@ DistributedDataParallel replicate(
 // The same over the mesh's replicate axis: ranks with the same position on the shard axis are
 // replicas of each other; others may have another model. Still collective over all ranks of the
 // world.
-DistributedDataParallel replicate(
+[[nodiscard]] DistributedDataParallel replicate(
     torch::nn::Module& module,
     const Mesh& mesh,
     const ReplicateOptions& options = {});

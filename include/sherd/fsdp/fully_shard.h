@@ -439,7 +439,7 @@ class FullyShardedDataParallel {
   // forward has one backward, and whether no_sync() applies is decided when the forward begins.
   // With memory_bytes, it can be opened only after the decision. Mirrors
   // torch.distributed.algorithms.Join, which FSDP does not support.
-  JoinScope join(const JoinOptions& options = {});
+  [[nodiscard]] JoinScope join(const JoinOptions& options = {});
 
   // Between two steps: waits until the device has finished all work queued on its streams. The next
   // step then depends on nothing before it. A CUDA graph of a step is captured between two such
@@ -508,11 +508,11 @@ class FullyShardedDataParallel {
 // - a dtype of mixed_precision is not fp32, bf16 or fp16, or would narrow an fp64 parameter;
 // - ranks disagree on names, shapes, dtypes, options or initial values (for values that
 //   options.initialise writes, the module is then lost).
-FullyShardedDataParallel fully_shard(
+[[nodiscard]] FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const Mesh& mesh,
     const FullyShardOptions& options = {});
-FullyShardedDataParallel fully_shard(
+[[nodiscard]] FullyShardedDataParallel fully_shard(
     torch::nn::Module& module,
     const World& world,
     const FullyShardOptions& options = {});
