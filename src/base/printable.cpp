@@ -27,6 +27,32 @@ std::string_view shortened(std::string_view text, std::size_t bytes_max) {
   return text;
 }
 
+std::string html_escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
 std::string json_string(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : printable(text, text.size())) {

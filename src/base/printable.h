@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes texts from other processes safe for a log and a terminal, and texts of JSON. Thread rule: pure functions.
+// Makes texts from other processes safe for a log, a terminal and a page, and texts of JSON. Thread
+// rule: pure functions.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,9 @@ std::string printable(std::string_view text, std::size_t bytes_max);
 
 // The text, shortened to at most that many bytes. No character of UTF-8 is cut into two.
 std::string_view shortened(std::string_view text, std::size_t bytes_max);
+
+// The text for HTML, also within quotes of either kind.
+std::string html_escaped(std::string_view text);
 
 // The text as a JSON string, including the quotes, with "?" for the same bytes.
 std::string json_string(std::string_view text);

@@ -38,6 +38,12 @@ TEST(Shortened, CutsNoCharacterIntoTwo) {
   EXPECT_EQ(shortened(text, 0), "");
 }
 
+TEST(HtmlEscaped, KeepsTextWithinItsElementAndItsQuotes) {
+  EXPECT_EQ(
+      html_escaped("a<b> & \"c\" 'd'"),
+      "a&lt;b&gt; &amp; &quot;c&quot; &#39;d&#39;");
+}
+
 TEST(JsonString, QuotesWhatWouldEndIt) {
   EXPECT_EQ(json_string(""), "\"\"");
   EXPECT_EQ(json_string("h.\"0\"\\\n"), R"("h.\"0\"\\?")");

@@ -8,15 +8,12 @@
 #include "base/check.h"
 
 namespace sherd {
-namespace {
 
-bool is_ignored(int signal) {
+bool is_signal_ignored(int signal) {
   struct sigaction now = {};
   ::sigaction(signal, nullptr, &now);
   return now.sa_handler == SIG_IGN;
 }
-
-}  // namespace
 
 SignalFd::SignalFd(std::initializer_list<int> signals)
     : before_(SignalState::current()) {
@@ -24,7 +21,7 @@ SignalFd::SignalFd(std::initializer_list<int> signals)
   ::sigemptyset(&taken);
   for (const int signal : signals) {
     // Once blocked, an ignored signal would be delivered nevertheless.
-    if (signal == SIGCHLD || !is_ignored(signal)) {
+    if (signal == SIGCHLD || !is_signal_ignored(signal)) {
       ::sigaddset(&taken, signal);
     }
   }

@@ -13,6 +13,9 @@
 
 namespace sherd {
 
+// Whether this process ignores the signal, as nohup makes it do.
+bool is_signal_ignored(int signal);
+
 class SignalFd {
  public:
   // SIGCHLD is taken even if it was ignored: the kernel would reap children whose parent ignores

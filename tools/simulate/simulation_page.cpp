@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 #include <sherd/base/error.h>
+#include "base/printable.h"
 #include "format_text.h"
 #include "train/plot.h"
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 #include <nlohmann/json.hpp>
+#include "base/printable.h"
 #include "train/plot.h"
 
 namespace sherd::tools {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include "base/printable.h"
 #include "format_text.h"
 
 namespace sherd::tools {
@@ -133,29 +134,6 @@ std::string page_html(const Page& page) {
          "initial-scale=1'>\n<title>" +
       html_escaped(page.title) + "</title>\n<style>" + kPageStyle + page.style +
       "</style></head><body>\n" + page.body + "</body></html>\n";
-}
-
-std::string html_escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '&':
-        result += "&amp;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {

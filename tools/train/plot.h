@@ -38,9 +38,6 @@ struct Page {
 };
 std::string page_html(const Page& page);
 
-// For HTML text and attributes.
-std::string html_escaped(const std::string& text);
-
 // At most about `count` round numbers (1, 2 or 5 times a power of ten apart) inside [low, high],
 // ascending. REQUIRES: low < high, count >= 1.
 std::vector<double> round_ticks(double low, double high, int count);

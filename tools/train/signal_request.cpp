@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 #include "base/clock.h"
+#include "base/signal_fd.h"
 
 namespace sherd::tools {
 namespace {
@@ -70,12 +71,6 @@ void install(int signal) {
   ::sigaction(signal, &action, nullptr);
 }
 
-bool is_ignored(int signal) {
-  struct sigaction action = {};
-  return ::sigaction(signal, nullptr, &action) == 0 &&
-      action.sa_handler == SIG_IGN;
-}
-
 }  // namespace
 
 void accept_save_requests() { install(SIGUSR1); }
@@ -85,7 +80,7 @@ void install_signal_handlers(bool announces) {
   accept_save_requests();
   install(SIGTERM);
   install(SIGINT);
-  if (!is_ignored(SIGHUP)) {
+  if (!is_signal_ignored(SIGHUP)) {
     install(SIGHUP);
   }
 }

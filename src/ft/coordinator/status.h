@@ -67,7 +67,4 @@ std::string html_of(const RunStatus& status);
 std::string prometheus_of(const RunStatus& status);
 std::string json_of(const RunStatus& status);
 
-// Escapes text and attribute values.
-std::string html_escaped(const std::string& text);
-
 }  // namespace sherd::ft

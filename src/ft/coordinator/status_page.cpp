@@ -2,12 +2,11 @@
 //
 // The status page: HTML without scripts, so that nothing a replica sends can run.
 #include <cmath>
-#include <map>
 #include <sstream>
 #include <string>
-#include <string_view>
 
 #include "base/check.h"
+#include "base/printable.h"
 #include "ft/coordinator/status.h"
 
 namespace sherd::ft {
@@ -158,22 +157,6 @@ void counters(std::ostream& out, const RunStatus& status) {
 }
 
 }  // namespace
-
-std::string html_escaped(const std::string& text) {
-  static const std::map<char, std::string_view> kEscapes = {
-      {'&', "&amp;"},
-      {'<', "&lt;"},
-      {'>', "&gt;"},
-      {'"', "&quot;"},
-      {'\'', "&#39;"}};
-  std::string escaped;
-  for (const char c : text) {
-    const auto found = kEscapes.find(c);
-    escaped +=
-        found == kEscapes.end() ? std::string_view(&c, 1) : found->second;
-  }
-  return escaped;
-}
 
 std::string html_of(const RunStatus& status) {
   std::ostringstream out;
