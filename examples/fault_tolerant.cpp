@@ -79,6 +79,12 @@ int train() {
     session.finish_step();
   }
   session.close();
+  // A replica that comes after the end, or is asked to leave, has not trained it.
+  if (session.step() < kSteps) {
+    fsdp.close();
+    world.close();
+    return 0;
+  }
 
   const torch::NoGradGuard no_grad;
   const auto all = torch::mse_loss(model->forward(table.columns), table.target);
