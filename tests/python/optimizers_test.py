@@ -66,7 +66,7 @@ class Optimizers(unittest.TestCase):
             own = ours(handle)
             train_on(handle, own)
             with self.folder() as folder:
-                sherd.save(folder, handle, own, step=3)
+                sherd.save(folder, 3, handle, own)
                 other = ours(again)
                 sherd.load(folder, again, other)
             trained = train_on(handle, own)
