@@ -95,6 +95,42 @@ TEST_P(ExchangeBackward, ARankThatWaitsInAnAllReduceAssistsOthersMeanwhile) {
   });
 }
 
+// Rank 0 has posted all in another order, and waits for what the others post last.
+TEST_P(ExchangeBackward, ARankThatWaitsForItsOldestSumMakesOthers) {
+  if (!with().one_sided) {
+    return;
+  }
+  with().run([&](Seat& seat) {
+    const auto model = plain_model(owners());
+    open(seat, model);
+    auto end = backward_end(model);
+    if (seat.rank == 0) {
+      for (const UnitId unit : {2, 1, 0}) {
+        fill_gradients(*seat.exchange, model, unit, seat.rank);
+        seat.exchange->start_reduce(unit, reduce_options(model.unit(unit)))
+            .throw_if_failed();
+      }
+    } else {
+      end.reduce_meanwhile = [&] {
+        Status status;
+        for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
+          fill_gradients(*seat.exchange, model, unit, seat.rank);
+          auto options = reduce_options(model.unit(unit));
+          options.under_way_max = 1;
+          options.patient = true;
+          status = seat.exchange->start_reduce(unit, options);
+        }
+        return status;
+      };
+    }
+    seat.exchange->end_backward(end).status().throw_if_failed();
+    if (seat.rank != 0) {
+      EXPECT_EQ(seat.exchange->counters().reduces_under_way_peak, 1);
+    }
+    expect_sums(*seat.exchange, model, seat.rank, ranks());
+  });
+}
+
 TEST_P(ExchangeBackward, UsedMarksAreOredByParameter) {
   with().run([&](Seat& seat) {
     const auto model = mixed_model(owners());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -448,6 +449,9 @@ void SharedMemoryExchange::wait_for_room(const ReduceOptions& options) {
 Status SharedMemoryExchange::finish_sums() {
   Counter(state(me()).coming).post(cells_->round() + 1);
   room_wait_timed_out_ = false;
+  // Ranks may reduce in different orders: one that waits for room may need a sum of this rank before
+  // it posts what this rank waits for.
+  const std::function<void()> progress = [this] { sums_->progress(); };
   for (sums_->progress(); sums_->under_way() > 0; sums_->progress()) {
     SHERD_RETURN_IF_FAILED(sums_->failure());
     const auto missing = sums_->missing();
@@ -466,7 +470,8 @@ Status SharedMemoryExchange::finish_sums() {
         {.rank = missing->rank,
          .what = what,
          .cancel_counter = arrived,
-         .cancel_value = next}));
+         .cancel_value = next,
+         .meanwhile = &progress}));
     if (arrived.reached(next) && !missing->counter.reached(missing->number)) {
       return {};
     }

@@ -60,6 +60,9 @@ Status Waiter::wait_asleep(
   InterruptibleWait interrupts;
   for (;;) {
     counter.sleep_below(value, std::min(kSlice, limit - clock_->now()));
+    if (awaited.meanwhile != nullptr) {
+      (*awaited.meanwhile)();
+    }
     // Checks the others before the counter: if a rank has posted and then died or left, its post is
     // seen, too, and counts. The trouble is read last: a rank that leaves because of it has recorded
     // it before.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include "base/clock.h"
@@ -33,6 +34,8 @@ struct WaitTarget {
   // Also ends the wait, within milliseconds: it signals that waiting is in vain.
   std::optional<Counter> cancel_counter{};
   std::uint64_t cancel_value = 0;
+  // Called every few milliseconds while the wait sleeps, if it is set.
+  const std::function<void()>* meanwhile = nullptr;
 };
 
 class Waiter {
