@@ -72,7 +72,11 @@ TEST_P(ExchangeBackward, ARankThatWaitsInAnAllReduceAssistsOthersMeanwhile) {
   }
   Marks marks;
   with().run([&](Seat& seat) {
-    const auto model = plain_model(owners());
+    auto model = plain_model(owners());
+    if (with()
+            .replicates) {  // A sum ends when all ranks have made their parts.
+      model.placement = ModelPlacement::kReplicate;
+    }
     open(seat, model);
     if (seat.rank != 0) {
       marks.wait_for(0);
@@ -97,11 +101,15 @@ TEST_P(ExchangeBackward, ARankThatWaitsInAnAllReduceAssistsOthersMeanwhile) {
 
 // Rank 0 has posted all in another order, and waits for what the others post last.
 TEST_P(ExchangeBackward, ARankThatWaitsForItsOldestSumMakesOthers) {
-  if (!with().one_sided) {
+  if (!with().sums_in_any_order) {
     return;
   }
   with().run([&](Seat& seat) {
-    const auto model = plain_model(owners());
+    auto model = plain_model(owners());
+    if (with()
+            .replicates) {  // A sum ends when all ranks have made their parts.
+      model.placement = ModelPlacement::kReplicate;
+    }
     open(seat, model);
     auto end = backward_end(model);
     if (seat.rank == 0) {

@@ -67,6 +67,8 @@ struct ExchangeUnderTest {
   bool reduces_meanwhile = true;
   // Respects ReduceOptions::under_way_max.
   bool limits_reductions = true;
+  // Makes any sum that it can, not only its oldest one.
+  bool sums_in_any_order = false;
   // Sums are made host by host: the number of ranks on each, in rank order. Empty: one host.
   std::vector<int> hosts{};
   // Ranks form this many groups, one after the other, each of which has all shards; a rank

@@ -24,7 +24,8 @@ ExchangeUnderTest shared_memory(int ranks, bool sum_thread = false) {
       .name = sum_thread ? "OnThread" : "On",
       .ranks = ranks,
       .run_on = run,
-      .one_sided = true};
+      .one_sided = true,
+      .sums_in_any_order = !sum_thread};
 }
 
 std::vector<ExchangeUnderTest> shared_memories() {
