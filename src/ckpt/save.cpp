@@ -69,10 +69,9 @@ struct CheckpointSaver::Impl {
   // Returns the name of a new file, by which the other ranks see that their folder is the same one.
   // Empty if there are no others, or no room for it; a full disk is reported by saves.
   Result<std::string> prepare() {
-    SHERD_RETURN_IF_FAILED(make_durable_folder(*files, context.folder));
-    if (!context.options.shared) {
-      SHERD_RETURN_IF_FAILED(take_folder(SteadyClock().now()));
-    }
+    SHERD_RETURN_IF_FAILED(
+        context.options.shared ? make_durable_folder(*files, context.folder)
+                               : take_folder(SteadyClock().now()));
     std::random_device random;
     const auto mark = str(".seen-", random(), "-", random());
     return context.ranks.size > 1 && files->create(path_of(mark)).ok()

@@ -35,6 +35,19 @@ TEST_P(ExchangeBackward, ReturnsOnlyWhenEveryRankHasCome) {
   });
 }
 
+// Reduces units 0 to 2, each when the one before has ended.
+Status reduce_one_by_one(Seat& seat, const ModelSpec& model) {
+  Status status;
+  for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
+    fill_gradients(*seat.exchange, model, unit, seat.rank);
+    auto options = reduce_options(model.unit(unit));
+    options.under_way_max = 1;
+    options.patient = true;
+    status = seat.exchange->start_reduce(unit, options);
+  }
+  return status;
+}
+
 // Room for its second reduction comes from what rank 0 does after a gather that needs all.
 TEST_P(ExchangeBackward, ARankThatReducesAtItsEndAssistsOthersMeanwhile) {
   with().run([&](Seat& seat) {
@@ -47,17 +60,7 @@ TEST_P(ExchangeBackward, ARankThatReducesAtItsEndAssistsOthersMeanwhile) {
       expect_whole(*seat.exchange, model, 1, 4, {.in_backward = true});
       reduce_all(*seat.exchange, model, seat.rank);
     } else {
-      end.reduce_meanwhile = [&] {
-        Status status;
-        for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
-          fill_gradients(*seat.exchange, model, unit, seat.rank);
-          auto options = reduce_options(model.unit(unit));
-          options.under_way_max = 1;
-          options.patient = true;
-          status = seat.exchange->start_reduce(unit, options);
-        }
-        return status;
-      };
+      end.reduce_meanwhile = [&] { return reduce_one_by_one(seat, model); };
     }
     seat.exchange->end_backward(end).status().throw_if_failed();
     expect_sums(*seat.exchange, model, seat.rank, ranks());
@@ -73,10 +76,9 @@ TEST_P(ExchangeBackward, ARankThatWaitsInAnAllReduceAssistsOthersMeanwhile) {
   Marks marks;
   with().run([&](Seat& seat) {
     auto model = plain_model(owners());
-    if (with()
-            .replicates) {  // A sum ends when all ranks have made their parts.
-      model.placement = ModelPlacement::kReplicate;
-    }
+    // A sum then ends only when all ranks have made their parts.
+    model.placement =
+        with().replicates ? ModelPlacement::kReplicate : ModelPlacement::kShard;
     open(seat, model);
     if (seat.rank != 0) {
       marks.wait_for(0);
@@ -106,10 +108,9 @@ TEST_P(ExchangeBackward, ARankThatWaitsForItsOldestSumMakesOthers) {
   }
   with().run([&](Seat& seat) {
     auto model = plain_model(owners());
-    if (with()
-            .replicates) {  // A sum ends when all ranks have made their parts.
-      model.placement = ModelPlacement::kReplicate;
-    }
+    // A sum then ends only when all ranks have made their parts.
+    model.placement =
+        with().replicates ? ModelPlacement::kReplicate : ModelPlacement::kShard;
     open(seat, model);
     auto end = backward_end(model);
     if (seat.rank == 0) {
@@ -119,17 +120,7 @@ TEST_P(ExchangeBackward, ARankThatWaitsForItsOldestSumMakesOthers) {
             .throw_if_failed();
       }
     } else {
-      end.reduce_meanwhile = [&] {
-        Status status;
-        for (UnitId unit = 0; status.ok() && unit < 3; ++unit) {
-          fill_gradients(*seat.exchange, model, unit, seat.rank);
-          auto options = reduce_options(model.unit(unit));
-          options.under_way_max = 1;
-          options.patient = true;
-          status = seat.exchange->start_reduce(unit, options);
-        }
-        return status;
-      };
+      end.reduce_meanwhile = [&] { return reduce_one_by_one(seat, model); };
     }
     seat.exchange->end_backward(end).status().throw_if_failed();
     if (seat.rank != 0) {

@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include "base/check.h"
 #include "base/return_if_failed.h"
