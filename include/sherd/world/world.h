@@ -68,8 +68,8 @@ class World {
   const WorldOptions& options() const;
 
   // Collective: returns when all ranks have called it. Throws Error if a rank is lost or does not
-  // come before the deadline, and (kPeerMismatch) on every rank if ranks make different calls. The
-  // same is true of the calls below.
+  // come before the deadline, and (kPeerMismatch) on every rank if another one calls something else
+  // here. So do all_gather(), all_gather_texts() and broadcast().
   void barrier() const;
 
   // Collective: returns every rank's numbers, by rank. Each rank passes equally many. For metrics,
