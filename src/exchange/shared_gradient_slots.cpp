@@ -272,7 +272,7 @@ void SharedGradientSlots::sum(
 }
 
 void SharedGradientSlots::post_summed(UnitId unit, std::uint64_t number) const {
-  shm::Counter(shared(mapping_.rank, unit).summed).post(number);
+  own_summed(unit).post(number);
 }
 
 void SharedGradientSlots::reclaim() {

@@ -93,6 +93,10 @@ class SharedGradientSlots {
       const ReduceOptions& options,
       const at::Tensor& out) const;
   void post_summed(UnitId unit, std::uint64_t number) const;
+  // The number that was last passed to post_summed() for this unit.
+  shm::Counter own_summed(UnitId unit) const {
+    return shm::Counter(shared(mapping_.rank, unit).summed);
+  }
 
   // Takes back slots that nobody reads any more.
   void reclaim();

@@ -25,7 +25,7 @@ ExchangeUnderTest shared_memory(int ranks, bool sum_thread = false) {
       .ranks = ranks,
       .run_on = run,
       .one_sided = true,
-      .sums_in_any_order = !sum_thread};
+      .sums_in_any_order = true};
 }
 
 std::vector<ExchangeUnderTest> shared_memories() {

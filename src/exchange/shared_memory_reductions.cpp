@@ -35,8 +35,11 @@ void SharedMemoryReductions::post(UnitId unit, const ReduceOptions& options) {
       slots_.post(unit, options, [&](int owner) { return owner == rank_; });
   pending_.push_back({unit, number, options});
   if (worker_) {
-    pending_.back().job = worker_->post(
-        [this, pending = pending_.back()] { return sum_when_posted(pending); });
+    {
+      const std::scoped_lock lock(mu_);
+      for_thread_.push_back(pending_.back());
+    }
+    worker_->post([this] { return sum_next(); });
   }
   under_way_peak_ = std::max(under_way_peak_, under_way());
 }
@@ -80,7 +83,8 @@ void SharedMemoryReductions::progress() {
 
 bool SharedMemoryReductions::try_sum(const Pending& pending) {
   if (worker_) {
-    return worker_->failure().ok() && worker_->ended() >= pending.job;
+    return worker_->failure().ok() &&
+        slots_.own_summed(pending.unit).reached(pending.number);
   }
   if (slots_.missing(pending.unit, pending.number, &SharedSlotState::posted)) {
     return false;
@@ -90,22 +94,43 @@ bool SharedMemoryReductions::try_sum(const Pending& pending) {
   return true;
 }
 
-Status SharedMemoryReductions::sum_when_posted(const Pending& pending) {
+// The thread's job, one for each post. Ranks may reduce in different orders, and one that waits for
+// room may need a later sum of this rank before it posts for the oldest one. So a job makes
+// whichever sum it can.
+Status SharedMemoryReductions::sum_next() {
   const at::NoGradGuard no_grad;
   for (;;) {
-    const auto missing =
-        slots_.missing(pending.unit, pending.number, &SharedSlotState::posted);
     // Relaxed: who sets it waits for this job to end.
     if (stopping_.load(std::memory_order_relaxed)) {
       return {ErrorCode::kFailedPrecondition, "[exchange] it was closed"};
     }
-    if (!missing) {
-      break;
+    std::optional<SharedGradientSlots::Missing> missing;
+    if (const auto next = take_posted(missing); !next.empty()) {
+      sum(next.front());
+      slots_.post_summed(next.front().unit, next.front().number);
+      return {};
     }
     missing->counter.sleep_below(missing->number, kThreadDoze);
   }
-  sum(pending);
-  slots_.post_summed(pending.unit, pending.number);
+}
+
+// Takes the oldest one that all ranks have posted. If there is none, returns nothing and sets what
+// the oldest one of all waits for.
+std::list<SharedMemoryReductions::Pending> SharedMemoryReductions::take_posted(
+    std::optional<SharedGradientSlots::Missing>& missing) {
+  const std::scoped_lock lock(mu_);
+  for (auto one = for_thread_.begin(); one != for_thread_.end(); ++one) {
+    const auto lacks =
+        slots_.missing(one->unit, one->number, &SharedSlotState::posted);
+    if (!lacks) {
+      std::list<Pending> taken;
+      taken.splice(taken.begin(), for_thread_, one);
+      return taken;
+    }
+    if (!missing) {
+      missing = lacks;
+    }
+  }
   return {};
 }
 
@@ -117,9 +142,11 @@ void SharedMemoryReductions::stop() {
   }
 }
 
-void SharedMemoryReductions::wait_for_thread(std::chrono::milliseconds time) {
+void SharedMemoryReductions::wait_for_thread(
+    std::chrono::milliseconds time) const {
   if (worker_ && !pending_.empty()) {
-    (void)worker_->wait_for(pending_.front().job, time);
+    const auto& oldest = pending_.front();
+    slots_.own_summed(oldest.unit).sleep_below(oldest.number, time);
   }
 }
 

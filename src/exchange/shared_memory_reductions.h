@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <list>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,8 +24,8 @@ namespace sherd::exchange {
 
 class SharedMemoryReductions {
  public:
-  // `units` must outlive it. With `thread`, a thread of its own waits for the other ranks and sums,
-  // in the order of posts, instead of progress().
+  // `units` must outlive it. With `thread`, a thread of its own waits for the other ranks and sums
+  // instead of progress().
   SharedMemoryReductions(
       SharedGradientSlots::Mapping mapping,
       const SharedUnits& units,
@@ -46,7 +48,7 @@ class SharedMemoryReductions {
   // The first failure of the thread's sums; after it progress() does nothing more.
   Status failure() const { return worker_ ? worker_->failure() : Status(); }
   // Waits until the thread has made the oldest pending sum, but at most this long.
-  void wait_for_thread(std::chrono::milliseconds time);
+  void wait_for_thread(std::chrono::milliseconds time) const;
   // The units summed since the last call, in the order of their sums.
   std::vector<UnitId> take_ended() { return std::exchange(ended_, {}); }
   // The first rank for which the oldest pending sum waits; nothing if there is no such sum, or if
@@ -66,7 +68,6 @@ class SharedMemoryReductions {
     UnitId unit = 0;
     std::uint64_t number = 0;
     ReduceOptions options;
-    std::uint64_t job = 0;  // The number of its job on worker_.
   };
   // Replicated units: summed here, but not yet taken.
   struct Summed {
@@ -76,7 +77,9 @@ class SharedMemoryReductions {
   };
 
   bool try_sum(const Pending& pending);
-  Status sum_when_posted(const Pending& pending);
+  Status sum_next();
+  std::list<Pending> take_posted(
+      std::optional<SharedGradientSlots::Missing>& missing);
   void sum(const Pending& pending) const;
   void take(const Summed& summed) const;
 
@@ -89,6 +92,9 @@ class SharedMemoryReductions {
   std::vector<UnitId> ended_;
   std::int64_t under_way_peak_ = 0;
   std::atomic<bool> stopping_ = false;
+  std::mutex mu_;
+  // Guarded by mu_: what the thread has not begun to sum, oldest first.
+  std::list<Pending> for_thread_;
   std::optional<WorkerThread> worker_;  // The last member: it uses the others.
 };
 
