@@ -15,25 +15,23 @@ namespace sherd::bench {
 namespace {
 
 constexpr const char* kCollectivesExplanation =
-    "Times all-reduce, all-gather and reduce-scatter of CPU tensors among "
-    "ranks of\n"
-    "this host, fp32 and bf16, 64 KiB to 64 MiB, in one run and in turn:\n"
-    "\n"
-    "  shm     sherd's shared-memory backend\n"
-    "  gloo    PyTorch's Gloo\n"
-    "  memcpy  a copy of as many bytes on every rank at once\n";
+    R"(Times all-reduce, all-gather and reduce-scatter of CPU tensors among ranks of
+this host, fp32 and bf16, 64 KiB to 64 MiB, in one run and in turn:
+
+  shm     sherd's shared-memory backend
+  gloo    PyTorch's Gloo
+  memcpy  a copy of as many bytes on every rank at once
+)";
 
 constexpr const char* kCollectivesExamples =
-    "Sizes are those of the whole: what every rank has after an all-gather, "
-    "and\n"
-    "brings to a reduction.\n"
-    "\n"
-    "Examples:\n"
-    "  sherd bench collectives --ranks 4\n"
-    "  sherd bench collectives --rounds 31 --bytes-min 67108864\n"
-    "\n"
-    "The last line is one JSON object; of_gloo is shm's time as a part of "
-    "Gloo's.";
+    R"(Sizes are those of the whole: what every rank has after an all-gather, and
+brings to a reduction.
+
+Examples:
+  sherd bench collectives --ranks 4
+  sherd bench collectives --rounds 31 --bytes-min 67108864
+
+The last line is one JSON object; of_gloo is shm's time as a part of Gloo's.)";
 
 // Every rank may use every core, since Gloo has threads of its own.
 std::string command_of(const CollectivesOptions& options) {
@@ -70,10 +68,8 @@ std::vector<CollectiveTimes> times_of(const CollectivesOptions& options) {
 }
 
 void run(const CollectivesOptions& options) {
-  expect_release_build();
-  expect_program("sherd-bench-collectives");
   const BenchmarkContext found = benchmark_context();
-  warn_when_busy();
+  expect_program("sherd-bench-collectives");
   const auto all = times_of(options);
   print_report(
       options.json_only, table_of(options.ranks, all, found),

@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
+#include "base/rank_environment.h"
 #include "bench/collectives.h"
 #include "bench/statistics.h"
 
@@ -27,16 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
-int number_of(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) {
-    throw Error(
-        std::string("[bench] expected ") + name +
-        " in the environment, found none");
-  }
-  return std::atoi(text);
-}
 
 // DeepSpeed's all-reduce, from the library that bench/build_deepspeed.py builds.
 using OpenDeepSpeed = void (*)(int size, int rank, char* address, char* port);
@@ -70,11 +61,12 @@ DeepSpeed open_deepspeed(const std::string& path, int rank, int ranks) {
 }
 
 Backends connect(const CollectivesOptions& flags) {
+  const auto environment = read_rank_environment(process_environment());
   Backends job;
-  job.rank = number_of("RANK");
-  job.ranks = number_of("WORLD_SIZE");
+  job.rank = environment.rank;
+  job.ranks = environment.world_size;
   c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(number_of("MASTER_PORT"));
+  options.port = static_cast<std::uint16_t>(environment.master_port);
   options.isServer = job.rank == 0;
   auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   const auto named = [&](const char* name) {

@@ -39,6 +39,34 @@ std::string commit() {
   return lines.next().value_or("unknown");
 }
 
+void expect_release_build() {
+#ifndef NDEBUG
+  throw Error(
+      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
+      ", whose times mean nothing",
+      ErrorCode::kFailedPrecondition);
+#endif
+}
+
+void warn_when_busy() {
+  constexpr double kBusy = 0.5;
+  const std::string found = load();
+  if (std::strtod(found.c_str(), nullptr) > kBusy) {
+    std::fprintf(
+        stderr,
+        "sherd: warning: this machine is busy (load %s); times of ranks that "
+        "wait for each other say little then\n",
+        found.c_str());
+  }
+}
+
+// In one line, which "" clears.
+void show_progress(const std::string& what) {
+  if (::isatty(STDERR_FILENO) == 1) {
+    std::fprintf(stderr, "\r\033[K%s", what.c_str());
+  }
+}
+
 }  // namespace
 
 void expect_file(const std::string& path, int access, const char* remedy) {
@@ -47,15 +75,6 @@ void expect_file(const std::string& path, int access, const char* remedy) {
         "[bench] expected " + path + ", found none; " + remedy,
         ErrorCode::kUnavailable);
   }
-}
-
-void expect_release_build() {
-#ifndef NDEBUG
-  throw Error(
-      "[bench] expected a Release build, found " SHERD_BENCH_BUILD
-      ", whose times mean nothing",
-      ErrorCode::kFailedPrecondition);
-#endif
 }
 
 void expect_program(const char* name) {
@@ -74,6 +93,8 @@ StepPrograms programs_of_ranks() {
 }
 
 BenchmarkContext benchmark_context() {
+  expect_release_build();
+  warn_when_busy();
   return {
       .sherd_version = SHERD_VERSION,
       .commit = commit(),
@@ -81,37 +102,16 @@ BenchmarkContext benchmark_context() {
       .machine = machine()};
 }
 
-void warn_when_busy() {
-  constexpr double kBusy = 0.5;
-  const std::string found = load();
-  if (std::strtod(found.c_str(), nullptr) > kBusy) {
-    std::fprintf(
-        stderr,
-        "sherd: warning: this machine is busy (load %s); times of ranks that "
-        "wait for each other say little then\n",
-        found.c_str());
-  }
-}
-
-ProgressCallback progress_line() {
-  if (::isatty(STDERR_FILENO) != 1) {
-    return [](const std::string& /*what*/) {};
-  }
-  return [](const std::string& what) {
-    std::fprintf(stderr, "\r\033[K%s", what.c_str());
-  };
-}
-
 int unless_interrupted(
-    const ProgressCallback& progress,
-    const std::function<int(const SignalFd&)>& measure) {
+    const std::function<int(const SignalFd&, const ProgressCallback&)>&
+        measure) {
   const SignalFd signals{SIGINT, SIGTERM, SIGHUP};
   int status = 0;
   std::exception_ptr failure;
   try {
-    status = measure(signals);
+    status = measure(signals, &show_progress);
   } catch (const Interrupted& interrupted) {
-    progress("");
+    show_progress("");
     std::fprintf(stderr, "sherd: interrupted; every rank has been ended\n");
     status = 128 + interrupted.signal;
   } catch (...) {

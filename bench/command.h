@@ -21,23 +21,20 @@ void add_step(CLI::App& bench_app, int& status);
 void add_collectives(CLI::App& bench_app);
 void add_faults(CLI::App& bench_app, int& status);
 
-// Throws in a build whose times would be meaningless.
-void expect_release_build();
 // Throws if access(2) denies `access` to `path`; the message ends with `remedy`.
 void expect_file(const std::string& path, int access, const char* remedy);
 void expect_program(const char* name);
 // The programs that start and run ranks, and their environment; throws if one is missing.
 StepPrograms programs_of_ranks();
+// To be called before measuring. Throws in a build whose times would be meaningless; warns on stderr
+// if the load of this machine would disturb measurements.
 BenchmarkContext benchmark_context();
-// Warns on stderr if the load of this machine would disturb measurements.
-void warn_when_busy();
-// Shows on a terminal what is going on, in one line; "" clears it.
-ProgressCallback progress_line();
-// Returns what `measure` returns, which is given SIGINT, SIGTERM and SIGHUP; if one of them ends it,
-// the exit status that says so, after a line on stderr.
+// Returns what `measure` returns, which is given SIGINT, SIGTERM and SIGHUP, and a line on a terminal
+// that shows what is going on; if a signal ends it, the exit status that says so, after a line on
+// stderr.
 int unless_interrupted(
-    const ProgressCallback& progress,
-    const std::function<int(const SignalFd&)>& measure);
+    const std::function<int(const SignalFd&, const ProgressCallback&)>&
+        measure);
 // Prints a report, of which programs read the last line.
 void print_report(
     bool json_only, const std::string& table, const std::string& json);

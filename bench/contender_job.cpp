@@ -28,7 +28,7 @@ constexpr milliseconds kTick(5);
       ErrorCode::kUnavailable);
 }
 
-std::vector<std::string> launch_command(const ContenderJobSpec& setup) {
+std::vector<std::string> launch_command(const ContenderJob::Spec& setup) {
   std::vector<std::string> command = {
       setup.sherd,   "run",     "-n",          std::to_string(setup.ranks),
       "--no-prefix", "--grace", kGraceSeconds, "--"};
@@ -49,13 +49,12 @@ ContenderJob::ContenderJob(std::string name, const SignalFd& signals)
     : name_(std::move(name)), signals_(signals) {}
 
 // Delegates, so that the destructor runs when start() throws.
-ContenderJob::ContenderJob(
-    const ContenderJobSpec& setup, const SignalFd& signals)
+ContenderJob::ContenderJob(const Spec& setup, const SignalFd& signals)
     : ContenderJob(setup.name, signals) {
   start(setup);
 }
 
-void ContenderJob::start(const ContenderJobSpec& setup) {
+void ContenderJob::start(const Spec& setup) {
   int in[2] = {-1, -1};
   int out[2] = {-1, -1};
   errors_ = Descriptor(::memfd_create("bench-errors", MFD_CLOEXEC));

@@ -37,26 +37,24 @@ struct Interrupted {
 // Throws Interrupted if a signal has arrived.
 void stop_if_interrupted(const SignalFd& signals);
 
-struct ContenderJobSpec {
-  std::string name;
-  std::string sherd;  // The program `sherd`.
-  int ranks = 1;
-  std::vector<std::string> command;  // The command of one rank.
-  // The complete environment, "NAME=value" each.
-  std::vector<std::string> environment;
-};
-
 class ContenderJob {
  public:
+  struct Spec {
+    std::string name;
+    std::string sherd;  // The program `sherd`.
+    int ranks = 1;
+    std::vector<std::string> command;  // The command of one rank.
+    // The complete environment, "NAME=value" each.
+    std::vector<std::string> environment;
+  };
+
   // Starts the ranks and does not wait for them. `signals` must outlive this object. Throws Error
   // if the system has no process or memory left.
-  ContenderJob(const ContenderJobSpec& setup, const SignalFd& signals);
+  ContenderJob(const Spec& setup, const SignalFd& signals);
   // Kills processes that neither end() nor stop() has ended.
   ~ContenderJob();
   ContenderJob(const ContenderJob&) = delete;
   ContenderJob& operator=(const ContenderJob&) = delete;
-
-  const std::string& name() const { return name_; }
 
   // These two throw Error with the contender's last lines if it ended, gave another answer or did
   // not answer in time; and Interrupted.
@@ -79,7 +77,7 @@ class ContenderJob {
   using Deadline = std::chrono::steady_clock::time_point;
 
   ContenderJob(std::string name, const SignalFd& signals);
-  void start(const ContenderJobSpec& setup);
+  void start(const Spec& setup);
   // 0 steps end it.
   void send(int steps);
   // The next line of the protocol.

@@ -8,13 +8,14 @@
 #include <memory>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sherd/base/error.h>
 #include "base/process.h"
+#include "support/error_of.h"
 
 namespace sherd::bench {
 namespace {
 
 using std::chrono::seconds;
+using test::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -27,22 +28,13 @@ constexpr const char* kReady =
 
 std::unique_ptr<ContenderJob> started(
     const std::string& script, const SignalFd& signals) {
-  const ContenderJobSpec setup{
+  const ContenderJob::Spec setup{
       .name = "script",
       .sherd = SHERD_COMMAND,
       .ranks = 1,
       .command = {"/bin/sh", "-c", script},
       .environment = {"PATH=/usr/bin:/bin", "COLOUR=blue"}};
   return std::make_unique<ContenderJob>(setup, signals);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(ContenderJob, AnswersAndEndsInOrder) {

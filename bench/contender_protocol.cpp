@@ -2,7 +2,7 @@
 #include "bench/contender_protocol.h"
 
 #include <algorithm>
-#include "base/parse_number.h"
+#include "base/text.h"
 
 namespace sherd::bench {
 namespace {

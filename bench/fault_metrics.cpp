@@ -11,16 +11,14 @@
 namespace sherd::bench {
 namespace {
 
-bool is_made(const StepEvent& line) {
-  return line.kind == StepEventKind::kComputed ||
-      line.kind == StepEventKind::kFollowed ||
-      line.kind == StepEventKind::kReplayed;
-}
-
 // Made as a member, together with the others.
 bool is_joint(const StepEvent& line) {
-  return line.kind == StepEventKind::kComputed ||
-      line.kind == StepEventKind::kFollowed;
+  return line.kind == StepEvent::Kind::kComputed ||
+      line.kind == StepEvent::Kind::kFollowed;
+}
+
+bool is_made(const StepEvent& line) {
+  return is_joint(line) || line.kind == StepEvent::Kind::kReplayed;
 }
 
 double begin_of(const StepLog& log) {
@@ -56,7 +54,8 @@ std::vector<Gap> gaps_of(const StepLog& log) {
 }
 
 bool is_hit(const StepLog& log, const InjectedKill& kill) {
-  return kill.target == KillTarget::kRank && log.replica == kill.replica;
+  return kill.target == InjectedKill::Target::kRank &&
+      log.replica == kill.replica;
 }
 
 // For each replica and rank, the log of its latest incarnation.
@@ -75,7 +74,7 @@ std::map<std::pair<int, int>, const StepLog*> latest_logs(
 bool has_computed(const StepLog& log, double since_s, int steps) {
   return std::count_if(
              log.lines.begin(), log.lines.end(), [&](const auto& line) {
-               return line.kind == StepEventKind::kComputed &&
+               return line.kind == StepEvent::Kind::kComputed &&
                    line.time_s > since_s;
              }) >= steps;
 }
@@ -266,7 +265,7 @@ int discarded_steps(
   for (const auto& log : logs) {
     const auto joint = first_joint_s(log);
     for (const auto& line : log.lines) {
-      if (line.kind == StepEventKind::kDropped && joint &&
+      if (line.kind == StepEvent::Kind::kDropped && joint &&
           line.time_s > *joint && line.time_s < until_s &&
           !was_killed_before(log, kills, line.time_s)) {
         discarded.insert({log.replica, line.step});

@@ -12,10 +12,9 @@
 
 namespace sherd::bench {
 
-enum class KillTarget { kRank, kCoordinator };
-
 struct InjectedKill {
-  KillTarget target = KillTarget::kRank;
+  enum class Target { kRank, kCoordinator };
+  Target target = Target::kRank;
   int replica = 0;  // Or, together with `rank`, the rank that was killed.
   int rank = 0;
   double time_s = 0.0;
@@ -60,9 +59,8 @@ struct FaultMetrics {
   // The time from the kill until its processes ran again, and until return_time_s().
   std::optional<double> restart_s{};
   std::optional<double> return_s{};
-  // How fast the survivors made steps from the start of the replica's new processes to its return,
-  // relative to the usual rate. The longest gap, which has a criterion of its own, is left out.
-  // Nullopt if the replica was back within a step.
+  // `throughput_while_returning` of docs/design/benchmarks.md. Nullopt if the replica was back within
+  // a step.
   std::optional<double> throughput{};
   // Other replicas that were restarted meanwhile.
   int survivors_lost = 0;

@@ -12,11 +12,11 @@ constexpr double kLate = 1e9;
 // An incarnation that begins, and makes steps at these times.
 StepLog log(int replica, double begin_s, const std::vector<double>& made_s) {
   StepLog result{.replica = replica, .rank = 0, .process = 1};
-  result.lines.push_back({.kind = StepEventKind::kBegun, .time_s = begin_s});
+  result.lines.push_back({.kind = StepEvent::Kind::kBegun, .time_s = begin_s});
   std::int64_t step = 0;
   for (const double time_s : made_s) {
     result.lines.push_back(
-        {.kind = StepEventKind::kComputed, .step = ++step, .time_s = time_s});
+        {.kind = StepEvent::Kind::kComputed, .step = ++step, .time_s = time_s});
   }
   return result;
 }
@@ -30,11 +30,11 @@ InjectedKill kill_of(int replica, double time_s) {
 std::vector<StepLog> one_kill() {
   auto back = log(1, 6.5, {});
   back.lines.push_back(
-      {.kind = StepEventKind::kReplayed, .step = 7, .time_s = 9.2});
+      {.kind = StepEvent::Kind::kReplayed, .step = 7, .time_s = 9.2});
   back.lines.push_back(
-      {.kind = StepEventKind::kFollowed, .step = 8, .time_s = 10.0});
+      {.kind = StepEvent::Kind::kFollowed, .step = 8, .time_s = 10.0});
   back.lines.push_back(
-      {.kind = StepEventKind::kComputed, .step = 9, .time_s = 11.0});
+      {.kind = StepEvent::Kind::kComputed, .step = 9, .time_s = 11.0});
   return {
       log(0, 0.0, {1, 2, 3, 5, 6, 7, 8.25, 9.5, 10, 11}),
       log(1, 0.0, {1, 2, 3}), back};
@@ -124,7 +124,8 @@ TEST(FaultMetrics, OfACoordinatorEverybodySurvives) {
       log(0, 0.0, {1, 2, 3}), log(1, 0.0, {1, 2, 3.5})};
 
   const auto metrics = metrics_of(
-      logs, {.target = KillTarget::kCoordinator, .time_s = 2.5}, kShape, kLate);
+      logs, {.target = InjectedKill::Target::kCoordinator, .time_s = 2.5},
+      kShape, kLate);
 
   EXPECT_DOUBLE_EQ(metrics.gap_s, 1.5);
   EXPECT_FALSE(metrics.return_s.has_value());
@@ -141,7 +142,7 @@ TEST(FaultMetrics, ASurvivorThatIsStartedAnewIsCounted) {
 TEST(FaultMetrics, WhatASurvivorHasComputedInVainIsDiscarded) {
   auto logs = one_kill();
   const StepEvent dropped{
-      .kind = StepEventKind::kDropped, .step = 4, .time_s = 3.75};
+      .kind = StepEvent::Kind::kDropped, .step = 4, .time_s = 3.75};
   logs[0].lines.push_back(dropped);
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 1);
   // Another rank of the same replica may have made it, too.
@@ -155,7 +156,7 @@ TEST(FaultMetrics, WhatASurvivorHasComputedInVainIsDiscarded) {
 TEST(FaultMetrics, WhatTheKilledReplicaHasComputedIsNot) {
   auto logs = one_kill();
   logs[1].lines.push_back(
-      {.kind = StepEventKind::kDropped, .step = 4, .time_s = 3.75});
+      {.kind = StepEvent::Kind::kDropped, .step = 4, .time_s = 3.75});
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 0);
   EXPECT_EQ(discarded_steps(logs, {kill_of(0, 3.5)}, kLate), 1);
 }
@@ -165,7 +166,7 @@ TEST(FaultMetrics, WhatANewcomerComputesBeforeItIsInIsNotEither) {
   auto& lines = logs[2].lines;
   lines.insert(
       lines.begin() + 1,
-      {.kind = StepEventKind::kDropped, .step = 7, .time_s = 9.0});
+      {.kind = StepEvent::Kind::kDropped, .step = 7, .time_s = 9.0});
   EXPECT_EQ(discarded_steps(logs, {kill_of(1, 3.5)}, kLate), 0);
 }
 

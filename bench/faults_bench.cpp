@@ -12,6 +12,7 @@
 namespace sherd::bench {
 namespace {
 
+using Target = InjectedKill::Target;
 using std::chrono::seconds;
 
 // A busy machine may take this long.
@@ -25,14 +26,14 @@ constexpr int kUsualSteps = 10;
 // The number of steps without faults between two kills.
 constexpr int kQuietSteps = 6;
 
-std::vector<KillTarget> targets_of(const FaultsConfig& config) {
-  std::vector<KillTarget> targets;
+std::vector<Target> targets_of(const FaultsConfig& config) {
+  std::vector<Target> targets;
   for (int i = 0; i < config.kills; ++i) {
     if (config.target != "coordinator") {
-      targets.push_back(KillTarget::kRank);
+      targets.push_back(Target::kRank);
     }
     if (config.target != "rank") {
-      targets.push_back(KillTarget::kCoordinator);
+      targets.push_back(Target::kCoordinator);
     }
   }
   return targets;
@@ -48,7 +49,7 @@ std::vector<double> simulated_gaps_s(
     const FaultsConfig& config, const FaultsResult& result) {
   std::vector<double> gaps;
   for (const auto& fault : result.faults) {
-    if (fault.kill.target == KillTarget::kRank && config.shape.replicas > 1) {
+    if (fault.kill.target == Target::kRank && config.shape.replicas > 1) {
       sim::WorldTimes times;
       times.step = duration_of(fault.kill.usual_s);
       const auto into_step =
@@ -61,7 +62,7 @@ std::vector<double> simulated_gaps_s(
 }
 
 std::string sentence_of(const FaultMetrics& fault) {
-  return fault.kill.target == KillTarget::kCoordinator
+  return fault.kill.target == Target::kCoordinator
       ? tools::format("the coordinator: gap %.2f s", fault.gap_s)
       : tools::format(
             "replica %d, rank %d: gap %.2f s, back in %.1f s",
@@ -133,7 +134,7 @@ class FaultsRun {
   }
 
   // Kills at a random time within a step.
-  InjectedKill inject(KillTarget target, double usual_s) {
+  InjectedKill inject(Target target, double usual_s) {
     InjectedKill kill{.target = target, .usual_s = usual_s};
     kill.replica = static_cast<int>(
         random_() % static_cast<std::uint64_t>(shape_.replicas));
@@ -142,14 +143,14 @@ class FaultsRun {
     constexpr int kParts = 1000;
     contender_.pause(
         usual_s * static_cast<double>(random_() % kParts) / kParts);
-    kill.time_s = target == KillTarget::kRank
+    kill.time_s = target == Target::kRank
         ? contender_.kill_rank(kill.replica, kill.rank)
         : contender_.kill_coordinator();
     return kill;
   }
 
   void recover(const InjectedKill& kill) {
-    if (kill.target == KillTarget::kRank) {
+    if (kill.target == Target::kRank) {
       contender_.wait_until(
           "replica " + std::to_string(kill.replica) + " to come back",
           kReturnDeadline, [&] {

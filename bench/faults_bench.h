@@ -22,12 +22,9 @@ struct FaultsConfig {
   std::int64_t batch = 0;  // Rows per rank; 0 means those of the workload.
   JobShape shape{.replicas = 3, .ranks = 2};
   int kills = 20;
-  // rank: a random rank of a random replica for each kill; coordinator; both: in turn, with as many
-  // kills of each.
   std::string target = "rank";
   std::uint64_t seed = 1;  // Determines who is killed, and when within a step.
   std::string exchange = "auto";  // Within a replica, and for plain sharding.
-  // Where the ranks' files are kept; they are not if this is empty.
   std::string folder{};
   bool json_only = false;  // The report has no table.
   // Nobody is killed: what fault tolerance costs. The other two apply only then.
@@ -70,7 +67,8 @@ struct FaultCriteria {
 FaultCriteria check_criteria(const FaultsResult& result);
 
 // Gaps of kills of that target, in order.
-std::vector<double> gaps_of(const FaultsResult& result, KillTarget target);
+std::vector<double> gaps_of(
+    const FaultsResult& result, InjectedKill::Target target);
 // The returns or throughputs of all kills, where they are known.
 std::vector<double> known_of(
     const FaultsResult& result, std::optional<double> FaultMetrics::* member);

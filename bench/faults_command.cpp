@@ -1,49 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
-#include <string>
 #include <CLI/CLI.hpp>
 #include "bench/command.h"
 #include "bench/faults_bench.h"
-#include "bench/faults_report.h"
+#include "bench/report.h"
 
 namespace sherd::bench {
 namespace {
 
 constexpr const char* kFaultsExplanation =
-    "Kills ranks of a fault-tolerant run with kill -9, one after the other, "
-    "and\n"
-    "measures how long the others stand still, when the replica is back, what\n"
-    "the others do meanwhile, and whether all hold the same bits; or, with\n"
-    "--cost, what fault tolerance costs while nothing happens: the same work "
-    "as\n"
-    "plain hybrid sharding, in the same run and in turn.\n";
+    R"(Kills ranks of a fault-tolerant run with kill -9, one after the other, and
+measures how long the others stand still, when the replica is back, what
+the others do meanwhile, and whether all hold the same bits; or, with
+--cost, what fault tolerance costs while nothing happens: the same work as
+plain hybrid sharding, in the same run and in turn.
+)";
 
-constexpr const char* kFaultsExamples =
-    "Examples:\n"
-    "  sherd bench faults --kills 20\n"
-    "  sherd bench faults --kills 20 --target coordinator\n"
-    "  sherd bench faults --cost --batch 16\n"
-    "\n"
-    "The last line is one JSON object: step_s, gap_s, return_s,\n"
-    "throughput_while_returning and coordinator_gap_s (a number a kill),\n"
-    "discarded_steps, divergences; with --cost cost_ratio with _low and "
-    "_high.\n"
-    "Exit status: 1 when states differ.";
+constexpr const char* kFaultsExamples = R"(Examples:
+  sherd bench faults --kills 20
+  sherd bench faults --kills 20 --target coordinator
+  sherd bench faults --cost --batch 16
+
+The last line is one JSON object: step_s, gap_s, return_s,
+throughput_while_returning and coordinator_gap_s (a number a kill),
+discarded_steps, divergences; with --cost cost_ratio with _low and _high.
+Exit status: 1 when states differ.)";
 
 int run(const FaultsConfig& config) {
   check(config);
-  expect_release_build();
   const auto found = benchmark_context();
   const auto programs = programs_of_ranks();
-  warn_when_busy();
-  const auto progress = progress_line();
-  const auto show = [&](const auto& result) {
-    progress("");
-    print_report(
-        config.json_only, table_of(config, result, found),
-        json_of(config, result, found));
-  };
-  return unless_interrupted(progress, [&](const SignalFd& signals) {
+  return unless_interrupted([&](const auto& signals, const auto& progress) {
+    const auto show = [&](const auto& result) {
+      progress("");
+      print_report(
+          config.json_only, table_of(config, result, found),
+          json_of(config, result, found));
+    };
     if (config.cost) {
       show(measure_cost(config, programs, signals, progress));
       return 0;

@@ -7,6 +7,7 @@
 namespace sherd::bench {
 namespace {
 
+using Target = InjectedKill::Target;
 using tools::expect_at_least;
 using tools::expect_one_of;
 
@@ -57,7 +58,7 @@ Workload workload_of(const FaultsConfig& config) {
   return work;
 }
 
-std::vector<double> gaps_of(const FaultsResult& result, KillTarget target) {
+std::vector<double> gaps_of(const FaultsResult& result, Target target) {
   std::vector<double> gaps;
   for (const auto& fault : result.faults) {
     if (fault.kill.target == target) {
@@ -81,10 +82,9 @@ std::vector<double> known_of(
 FaultCriteria check_criteria(const FaultsResult& result) {
   FaultCriteria criteria;
   criteria.gap_s_max = 2 * result.step_s + 0.5;
-  criteria.gap =
-      at_most(gaps_of(result, KillTarget::kRank), criteria.gap_s_max);
+  criteria.gap = at_most(gaps_of(result, Target::kRank), criteria.gap_s_max);
   criteria.coordinator_gap =
-      at_most(gaps_of(result, KillTarget::kCoordinator), kCoordinatorGapMax_s);
+      at_most(gaps_of(result, Target::kCoordinator), kCoordinatorGapMax_s);
   if (const auto throughputs = known_of(result, &FaultMetrics::throughput);
       !throughputs.empty()) {
     criteria.throughput = median(throughputs) >= kThroughputMin;

@@ -12,7 +12,7 @@ namespace {
 // Steps before anything is timed, to warm up caches and allocators.
 constexpr int kUntimedSteps = 6;
 
-ContenderJobSpec plain_setup(
+ContenderJob::Spec plain_setup(
     const FaultsConfig& config, const StepPrograms& programs) {
   std::vector<std::string> command = {
       programs.rank,

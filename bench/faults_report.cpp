@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/faults_report.h"
+#include "bench/report.h"
 
 namespace sherd::bench {
 namespace {
+
+using Target = InjectedKill::Target;
 
 constexpr double kCostMax = 1.02;  // For the lower end of the interval.
 constexpr double kCostWidthMax = 0.05;
@@ -34,7 +36,7 @@ std::string head_of(
 }
 
 std::string row_of(const FaultMetrics& fault) {
-  const bool of_rank = fault.kill.target == KillTarget::kRank;
+  const bool of_rank = fault.kill.target == Target::kRank;
   return (of_rank
               ? format(
                     "replica %d, rank %d ", fault.kill.replica, fault.kill.rank)
@@ -72,7 +74,7 @@ void put_context(
 }
 
 double measured_over_simulated(const FaultsResult& result) {
-  return median(gaps_of(result, KillTarget::kRank)) /
+  return median(gaps_of(result, Target::kRank)) /
       median(result.simulated_gaps_s);
 }
 
@@ -81,7 +83,7 @@ template <typename Member>
 Json of_ranks(const FaultsResult& result, Member member) {
   Json json = Json::array();
   for (const auto& fault : result.faults) {
-    if (fault.kill.target == KillTarget::kRank) {
+    if (fault.kill.target == Target::kRank) {
       json.push_back(number(fault.*member));
     }
   }
@@ -116,7 +118,7 @@ std::string table_of(
   }
   text += format("\nstep without faults    %.3f s\n", result.step_s);
   text += "gap                    " +
-      median_text(gaps_of(result, KillTarget::kRank)) +
+      median_text(gaps_of(result, Target::kRank)) +
       format(" s, at most %.2f", criteria.gap_s_max) + verdict(criteria.gap);
   if (!result.simulated_gaps_s.empty()) {
     text += "gap, simulated         " + median_text(result.simulated_gaps_s) +
@@ -124,7 +126,7 @@ std::string table_of(
                measured_over_simulated(result));
   }
   text += "gap, coordinator       " +
-      median_text(gaps_of(result, KillTarget::kCoordinator)) + " s, at most 2" +
+      median_text(gaps_of(result, Target::kCoordinator)) + " s, at most 2" +
       verdict(criteria.coordinator_gap);
   text += "back after             " +
       median_text(known_of(result, &FaultMetrics::return_s)) + " s\n";
@@ -150,17 +152,16 @@ std::string json_of(
   Json json;
   json["step_s"] = number(result.step_s);
   json["gap_s"] = of_ranks(result, &FaultMetrics::gap_s);
-  json["coordinator_gap_s"] =
-      numbers(gaps_of(result, KillTarget::kCoordinator));
+  json["coordinator_gap_s"] = numbers(gaps_of(result, Target::kCoordinator));
   json["restart_s"] = of_ranks(result, &FaultMetrics::restart_s);
   json["return_s"] = of_ranks(result, &FaultMetrics::return_s);
   json["throughput_while_returning"] =
       of_ranks(result, &FaultMetrics::throughput);
-  json["gap_s_median"] = median_or_null(gaps_of(result, KillTarget::kRank));
+  json["gap_s_median"] = median_or_null(gaps_of(result, Target::kRank));
   json["gap_s_simulated_median"] = median_or_null(result.simulated_gaps_s);
   json["gap_s_max"] = number(criteria.gap_s_max);
   json["coordinator_gap_s_median"] =
-      median_or_null(gaps_of(result, KillTarget::kCoordinator));
+      median_or_null(gaps_of(result, Target::kCoordinator));
   json["throughput_median"] =
       median_or_null(known_of(result, &FaultMetrics::throughput));
   json["discarded_steps"] = result.discarded_steps;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/faults_report.h"
+#include "bench/report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <sherd/base/error.h>
+#include "support/error_of.h"
 
 namespace sherd::bench {
 namespace {
@@ -29,7 +29,7 @@ FaultMetrics of_rank(double gap_s, std::optional<double> throughput) {
 
 FaultMetrics of_coordinator(double gap_s) {
   return {
-      .kill = {.target = KillTarget::kCoordinator, .usual_s = 0.25},
+      .kill = {.target = InjectedKill::Target::kCoordinator, .usual_s = 0.25},
       .gap_s = gap_s};
 }
 
@@ -157,15 +157,10 @@ TEST(FaultsReport, TheCostIsMetByTheLowerEndOfItsInterval) {
 }
 
 TEST(FaultsConfig, WrongFlagsAreNamed) {
-  const auto refusal = [](FaultsConfig config) {
-    try {
-      check(config);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+  const auto refusal = [](const FaultsConfig& config) {
+    return test::error_of([&] { check(config); });
   };
-  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({}), "no error");
   EXPECT_THAT(refusal({.work = "huge"}), HasSubstr("--work"));
   EXPECT_THAT(
       refusal({.shape = {.replicas = 1, .ranks = 2}}), HasSubstr("--replicas"));

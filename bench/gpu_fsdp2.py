@@ -12,6 +12,7 @@ import pathlib
 import statistics
 import sys
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -23,16 +24,11 @@ import peer_rank
 STEPS_OF_BLOCK = 5
 ROUNDS = 9
 
-
-class Work:
-    def __init__(self, layers, width, heads, sequence, batch, vocabulary):
-        self.layers, self.width, self.heads = layers, width, heads
-        self.sequence, self.batch, self.vocabulary = sequence, batch, vocabulary
-
-
 WORKS = {
-    "tiny": ("tiny, 25 units", Work(24, 64, 2, 16, 1, 256)),
-    "gpt": ("GPT 124 M", Work(12, 768, 12, 1024, 16, 50304)),
+    "tiny": ("tiny, 25 units", SimpleNamespace(
+        layers=24, width=64, heads=2, sequence=16, batch=1, vocabulary=256)),
+    "gpt": ("GPT 124 M", SimpleNamespace(
+        layers=12, width=768, heads=12, sequence=1024, batch=16, vocabulary=50304)),
 }
 WORKS["offload"] = WORKS["gpt"]
 

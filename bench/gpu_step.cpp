@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
@@ -49,10 +48,7 @@ struct Batch {
 using Step = std::function<at::Tensor(const Batch&)>;  // Returns the loss.
 struct Training {
   Step step;
-  // The bytes that sherd has planned: shards, which include the whole units of a single rank, and
-  // gradients in flight.
-  std::function<std::int64_t()> engine_bytes = [] { return 0; };
-  std::function<MemoryReport()> memory = [] { return MemoryReport(); };
+  std::function<ShardReport()> report = [] { return ShardReport(); };
 };
 
 const c10::Device kDevice(c10::kCUDA, 0);
@@ -155,13 +151,7 @@ Training sherd_training(
     adamw->zero_grad();
     return loss;
   };
-  return {
-      step,
-      [fsdp] {
-        const auto report = fsdp->report();
-        return report.shard_bytes + report.gradient_slot_bytes_peak;
-      },
-      [fsdp] { return fsdp->report().memory; }};
+  return {step, [fsdp] { return fsdp->report(); }};
 }
 
 // The times of a step in each round, in ms.
@@ -208,12 +198,15 @@ void compare(
     for (int i = 0; i < 5; ++i) {
       loss = trainings.back().step(batch).item<double>();
     }
+    // Shards include the whole units of a single rank.
+    const auto report = trainings.back().report();
+    const auto planned = report.shard_bytes + report.gradient_slot_bytes_peak;
     std::printf(
         "%s, %s: loss after 5 steps %.4f, %lld MiB allocated, of which sherd "
         "planned %lld MiB, %lld MiB reserved in all\n",
         title, contender.name.c_str(), loss,
         static_cast<long long>((allocated_bytes_peak() - before) >> 20),
-        static_cast<long long>(trainings.back().engine_bytes() >> 20),
+        static_cast<long long>(planned >> 20),
         static_cast<long long>(reserved_bytes_peak() >> 20));
   }
   for (int round = 0; round < rounds; ++round) {
@@ -264,7 +257,7 @@ void limit_memory(
       loss = training.step(batch).item<double>();
     }
     limit = percent == 100 ? reserved_bytes_peak() : limit;
-    const auto report = training.memory();
+    const auto report = training.report().memory;
     std::printf(
         "%s, memory_bytes %lld MiB (%d %%): %lld MiB reserved at most, %d of "
         "%d regions recomputed, %.2f ms a step (foreseen %.2f, no choice takes "

@@ -6,21 +6,6 @@
 #include "format_text.h"
 
 namespace sherd::bench {
-namespace {
-
-std::string sentence(
-    const FirstLosses& a,
-    const FirstLosses& b,
-    std::size_t step,
-    double tolerance) {
-  return tools::format(
-      "expected all losses within %g of each other, found in step %zu %s %.6f "
-      "and %s %.6f; the times would compare different work",
-      tolerance, step + 1, a.name.c_str(), a.losses[step], b.name.c_str(),
-      b.losses[step]);
-}
-
-}  // namespace
 
 std::string disagreement(
     const std::vector<FirstLosses>& contenders, double tolerance) {
@@ -37,11 +22,15 @@ std::string disagreement(
       if (reference == nullptr) {
         reference = &each;
       }
-      const double distance =
-          std::abs(each.losses[step] - reference->losses[step]);
+      const double wanted = reference->losses[step];
+      const double found = each.losses[step];
       // Not ">", because a loss that is NaN must agree with nothing.
-      if (!(distance <= tolerance)) {
-        return sentence(*reference, each, step, tolerance);
+      if (!(std::abs(found - wanted) <= tolerance)) {
+        return tools::format(
+            "expected all losses within %g of each other, found in step %zu "
+            "%s %.6f and %s %.6f; the times would compare different work",
+            tolerance, step + 1, reference->name.c_str(), wanted,
+            each.name.c_str(), found);
       }
     }
   }

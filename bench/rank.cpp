@@ -178,11 +178,7 @@ int rank_command(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   torch::set_num_threads(1);
   if (options.contender == "replica") {
-    install_leave_signal_handler();
-    StepLogWriter file(options.folder, step_log_of_process());
-    auto world = World::from_environment();
-    train_as_replica(world, options, file);
-    world.close();
+    train_as_replica(options);
     return 0;
   }
   auto world = World::from_environment({.deadline = kIdleDeadline});

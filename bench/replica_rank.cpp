@@ -6,15 +6,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <optional>
-#include <utility>
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/ft/replica_session.h>
 #include <sherd/optim/adamw.h>
+#include <sherd/world/world.h>
 #include <torch/torch.h>
 #include "base/digest.h"
 #include "bench/step_gate.h"
+#include "bench/step_log.h"
 #include "bench/workload.h"
 
 namespace sherd::bench {
@@ -92,15 +93,15 @@ class ReplicaRank {
       session_.last_backward();
       loss->backward();
     }
-    kind_ = loss ? StepEventKind::kComputed : StepEventKind::kFollowed;
+    kind_ = loss ? StepEvent::Kind::kComputed : StepEvent::Kind::kFollowed;
     const bool made = session_.finish_step();
-    kind_ = StepEventKind::kReplayed;
+    kind_ = StepEvent::Kind::kReplayed;
     if (!loss) {
       return;
     }
     loss->item<double>();  // Every training loop reads it.
     if (!made) {
-      file_.add({.kind = StepEventKind::kDropped, .step = plan.step});
+      file_.add({.kind = StepEvent::Kind::kDropped, .step = plan.step});
     }
   }
 
@@ -142,7 +143,7 @@ class ReplicaRank {
   const int hash_every_;
   const std::string gate_;  // Empty if steps wait for nobody.
   StepLogWriter& file_;
-  StepEventKind kind_ = StepEventKind::kReplayed;  // For the next update.
+  StepEvent::Kind kind_ = StepEvent::Kind::kReplayed;  // For the next update.
   models::Gpt model_;
   FullyShardedDataParallel fsdp_;
   AdamW adamw_;
@@ -151,25 +152,22 @@ class ReplicaRank {
 
 }  // namespace
 
-void install_leave_signal_handler() {
+void train_as_replica(const StepRunnerOptions& options) {
+  // Before anything that takes time, since until then the signal kills.
   struct sigaction action = {};
   action.sa_handler = [](int) {
     leave_asked.store(true, std::memory_order_relaxed);
   };
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGUSR1, &action, nullptr);
-}
-
-StepLog step_log_of_process() {
-  return {
-      .replica = number_in("SHERD_REPLICA"),
-      .rank = number_in("RANK"),
-      .process = ::getpid()};
-}
-
-void train_as_replica(
-    const World& world, const StepRunnerOptions& options, StepLogWriter& file) {
+  StepLogWriter file(
+      options.folder,
+      {.replica = number_in("SHERD_REPLICA"),
+       .rank = number_in("RANK"),
+       .process = ::getpid()});
+  auto world = World::from_environment();
   ReplicaRank(world, options, file).run();
+  world.close();
 }
 
 }  // namespace sherd::bench

@@ -5,23 +5,12 @@
 // step (step_log.h). Thread rule: one thread.
 #pragma once
 
-#include <string>
-#include <sherd/world/world.h>
-#include "bench/step_log.h"
 #include "bench/step_runner.h"
 
 namespace sherd::bench {
 
-// From now on SIGUSR1 asks this process to leave instead of killing it. Must be called before
-// anything that takes time.
-void install_leave_signal_handler();
-
-// The log of this process, without lines; replica and rank are read from the environment.
-StepLog step_log_of_process();
-
-// Collective over the ranks of the replica; returns when it has left. Throws Error if the replica
-// no longer has a place.
-void train_as_replica(
-    const World& world, const StepRunnerOptions& options, StepLogWriter& file);
+// Collective over the ranks of the replica; returns when SIGUSR1 has asked them to leave and they
+// have left. Throws Error if options.folder is not writable or the replica no longer has a place.
+void train_as_replica(const StepRunnerOptions& options);
 
 }  // namespace sherd::bench

@@ -23,8 +23,16 @@ const ContenderResult* find(const StepResult& result, const std::string& name) {
   return found == result.contenders.end() ? nullptr : &*found;
 }
 
-MedianEstimate ratio_of(const ContenderResult& a, const ContenderResult& b) {
-  return estimate_median(ratios(a.round_ms, b.round_ms));
+// Nothing unless both ran.
+std::optional<MedianEstimate> ratio_of(
+    const StepResult& result,
+    const std::string& name,
+    const std::string& other) {
+  const auto* a = find(result, name);
+  const auto* b = find(result, other);
+  return a != nullptr && b != nullptr
+      ? std::optional(estimate_median(ratios(a->round_ms, b->round_ms)))
+      : std::nullopt;
 }
 
 // Per rank and step.
@@ -47,7 +55,8 @@ std::string row_of(
   if (&measured == &bound) {
     row += format("  %6.3f  %-13s", 1.0, "");
   } else {
-    const auto ratio = ratio_of(measured, bound);
+    const auto ratio =
+        estimate_median(ratios(measured.round_ms, bound.round_ms));
     row +=
         format("  %6.3f  %-13s", ratio.median, interval_text(ratio, 3).c_str());
   }
@@ -56,12 +65,6 @@ std::string row_of(
       static_cast<double>(measured.pss_bytes_peak) / (1 << 20),
       faults_of(measured));
   return row;
-}
-
-std::optional<MedianEstimate> ratio_of(
-    const ContenderResult* a, const ContenderResult* b) {
-  return a != nullptr && b != nullptr ? std::optional(ratio_of(*a, *b))
-                                      : std::nullopt;
 }
 
 }  // namespace
@@ -102,8 +105,7 @@ std::string table_of(
     text += row_of(measured, result.contenders.front());
   }
   for (const auto& [name, other] : kCompared) {
-    const auto ratio = ratio_of(find(result, name), find(result, other));
-    if (ratio) {
+    if (const auto ratio = ratio_of(result, name, other)) {
       text += format(
           "%s / %-5s %.3f  (%s)\n", name, other, ratio->median,
           interval_text(*ratio, 3).c_str());
@@ -117,7 +119,6 @@ std::string json_of(
     const StepResult& result,
     const BenchmarkContext& context) {
   Json json;
-  const auto* bound = find(result, "bound");
   const std::vector<std::string> names = {
       "bound", "sherd", "python", "fsdp2", "ddp"};
   for (const auto& name : names) {
@@ -127,12 +128,11 @@ std::string json_of(
                             : std::nullopt);
   }
   for (const auto& name : {"sherd", "python", "fsdp2", "ddp"}) {
-    put(json, std::string(name) + "_ratio",
-        ratio_of(find(result, name), bound));
+    put(json, std::string(name) + "_ratio", ratio_of(result, name, "bound"));
   }
   for (const auto& [name, other] : kCompared) {
     put(json, std::string(name) + "_to_" + other,
-        ratio_of(find(result, name), find(result, other)));
+        ratio_of(result, name, other));
   }
   for (const auto& name : names) {
     const auto* measured = find(result, name);

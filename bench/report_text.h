@@ -4,7 +4,6 @@
 // measured. Thread rule: pure functions, any thread.
 #pragma once
 
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>

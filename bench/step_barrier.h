@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepBarrier is a barrier for the bound's processes, which map one page of shared memory. It spins
-// for some milliseconds, because ranks arrive that close together on an idle machine and a wake-up
-// would take time that the bound must not include; then it sleeps, for busy machines. Thread rule:
-// one thread per process.
+// for some milliseconds before it sleeps (docs/design/benchmarks.md). Thread rule: one thread per
+// process.
 #pragma once
 
 #include <cstdint>

@@ -93,7 +93,7 @@ class InterleavedRun {
     const auto environment =
         contender_environment(programs.environment, config.heap);
     for (const auto& name : contenders_of(config)) {
-      const ContenderJobSpec setup{
+      const ContenderJob::Spec setup{
           .name = name,
           .sherd = programs.sherd,
           .ranks = config.ranks,

@@ -28,10 +28,7 @@ struct StepConfig {
   int ranks = 2;
   int replicate = 1;
   std::string peers = "all";  // PyTorch's contenders: all or none.
-  // With python, there is one more contender: the same training through the Python package.
   std::string language = "cpp";
-  // glibc: the heap behaves as the environment says. kept: memory once taken from the kernel is kept,
-  // in every contender, so that times do not depend on what happens to lie at the end of a heap.
   std::string heap = "kept";
   std::string python;      // One with torch, for the contenders that need it.
   bool json_only = false;  // The report has no table.

@@ -12,36 +12,31 @@ namespace sherd::bench {
 namespace {
 
 constexpr const char* kStepExplanation =
-    "Times a training step of sherd beside others that do the same work, in "
-    "one\n"
-    "run and in turn, until the ratios are known well enough:\n"
-    "\n"
-    "  bound   as many plain LibTorch processes in lock step, each updating "
-    "its\n"
-    "          part of the parameters, nothing exchanged: what no "
-    "data-parallel\n"
-    "          training can beat (one rank: plain LibTorch)\n"
-    "  python  with --language python: sherd through its Python package\n"
-    "  fsdp2   PyTorch's fully_shard over Gloo, resharding as --strategy says\n"
-    "  ddp     PyTorch's DistributedDataParallel over Gloo\n";
+    R"(Times a training step of sherd beside others that do the same work, in one
+run and in turn, until the ratios are known well enough:
+
+  bound   as many plain LibTorch processes in lock step, each updating its
+          part of the parameters, nothing exchanged: what no data-parallel
+          training can beat (one rank: plain LibTorch)
+  python  with --language python: sherd through its Python package
+  fsdp2   PyTorch's fully_shard over Gloo, resharding as --strategy says
+  ddp     PyTorch's DistributedDataParallel over Gloo
+)";
 
 constexpr const char* kStepExamples =
-    "Works: wide   6 layers, width 768, sequence 64, batch 1 a rank\n"
-    "       small  8 layers, width 256, sequence 128, batch 4\n"
-    "       tiny   4 layers, width 128, sequence 64, batch 4\n"
-    "\n"
-    "Examples:\n"
-    "  sherd bench step\n"
-    "  sherd bench step --work tiny --ranks 1\n"
-    "  sherd bench step --strategy full_shard --budget 64MiB --peers none\n"
-    "  sherd bench step --language python --exchange shm\n"
-    "\n"
-    "The last line is one JSON object: bound_ms, sherd_ms, fsdp2_ms, ddp_ms,\n"
-    "sherd_ratio and the like to the bound, python_to_sherd and the like;\n"
-    "each has _low and _high.";
+    R"(Works: wide   6 layers, width 768, sequence 64, batch 1 a rank
+       small  8 layers, width 256, sequence 128, batch 4
+       tiny   4 layers, width 128, sequence 64, batch 4
 
-constexpr const char* kWithoutPython =
-    "--peers none --language cpp does without it";
+Examples:
+  sherd bench step
+  sherd bench step --work tiny --ranks 1
+  sherd bench step --strategy full_shard --budget 64MiB --peers none
+  sherd bench step --language python --exchange shm
+
+The last line is one JSON object: bound_ms, sherd_ms, fsdp2_ms, ddp_ms,
+sherd_ratio and the like to the bound, python_to_sherd and the like;
+each has _low and _high.)";
 
 // The installed one, or that in the sources of the build.
 std::string peer_script() {
@@ -64,7 +59,8 @@ StepPrograms programs(const StepConfig& step) {
   found.peer_script = peer_script();
   found.package = package_folder();
   if (contenders_of(step).size() > 2) {
-    expect_file(found.peer_script, R_OK, kWithoutPython);
+    expect_file(
+        found.peer_script, R_OK, "--peers none --language cpp does without it");
     if (step.python.find('/') != std::string::npos) {
       expect_file(
           step.python, X_OK,
@@ -77,11 +73,8 @@ StepPrograms programs(const StepConfig& step) {
 
 int run_step(const StepConfig& step) {
   check(step);
-  expect_release_build();
   const BenchmarkContext found = benchmark_context();
-  warn_when_busy();
-  const auto progress = progress_line();
-  return unless_interrupted(progress, [&](const SignalFd& signals) {
+  return unless_interrupted([&](const auto& signals, const auto& progress) {
     const auto result = measure(step, programs(step), signals, progress);
     progress("");
     print_report(

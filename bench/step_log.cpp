@@ -27,7 +27,7 @@ StepEvent event_of(const Json& json) {
     throw Error("expected a known kind");
   }
   StepEvent event{
-      .kind = static_cast<StepEventKind>(kind - kKinds.begin()),
+      .kind = static_cast<StepEvent::Kind>(kind - kKinds.begin()),
       .step = json.value("step", std::int64_t{0}),
       .time_s = json.at("time_s").get<double>()};
   if (json.contains("hash")) {
@@ -60,7 +60,7 @@ StepLogWriter::StepLogWriter(const std::string& folder, const StepLog& process)
       {"rank", process.rank},
       {"process", process.process}};
   file_ << whose.dump() + "\n";
-  add({.kind = StepEventKind::kBegun});
+  add({.kind = StepEvent::Kind::kBegun});
 }
 
 void StepLogWriter::add(StepEvent event) {

@@ -16,16 +16,15 @@
 
 namespace sherd::bench {
 
-enum class StepEventKind {
-  kBegun,     // The process runs.
-  kComputed,  // The step was committed, with this rank's gradients.
-  kFollowed,  // Committed, but this rank had no samples.
-  kReplayed,  // Committed earlier; made from a sum that was fetched.
-  kDropped    // Computed, but not committed.
-};
-
 struct StepEvent {
-  StepEventKind kind = StepEventKind::kBegun;
+  enum class Kind {
+    kBegun,     // The process runs.
+    kComputed,  // The step was committed, with this rank's gradients.
+    kFollowed,  // Committed, but this rank had no samples.
+    kReplayed,  // Committed earlier; made from a sum that was fetched.
+    kDropped    // Computed, but not committed.
+  };
+  Kind kind = Kind::kBegun;
   std::int64_t step = 0;  // Counted from 1; 0 if there is none.
   double time_s = 0.0;    // By monotonic_s().
   // A hash of everything that the rank trains.

@@ -29,10 +29,10 @@ TEST(StepLogReader, LinesAreReadAsTheyAreWritten) {
   EXPECT_EQ(files.logs()[0].lines.size(), 1U);
 
   file.add(
-      {.kind = StepEventKind::kComputed,
+      {.kind = StepEvent::Kind::kComputed,
        .step = 1,
        .hash = 0x89abcdef01234567});
-  file.add({.kind = StepEventKind::kComputed, .step = 2});
+  file.add({.kind = StepEvent::Kind::kComputed, .step = 2});
   files.read();
   files.read();
   const auto& lines = files.logs()[0].lines;
@@ -48,12 +48,12 @@ TEST(StepLogReader, EveryKindIsReadBack) {
   const ScratchFolder folder;
   StepLogWriter file(folder.path(), {.process = 1});
   for (const auto kind :
-       {StepEventKind::kComputed, StepEventKind::kFollowed,
-        StepEventKind::kReplayed, StepEventKind::kDropped}) {
+       {StepEvent::Kind::kComputed, StepEvent::Kind::kFollowed,
+        StepEvent::Kind::kReplayed, StepEvent::Kind::kDropped}) {
     file.add({.kind = kind, .step = 1});
     StepLogReader files(folder.path());
     files.read();
-    EXPECT_EQ(files.logs().at(0).lines.front().kind, StepEventKind::kBegun);
+    EXPECT_EQ(files.logs().at(0).lines.front().kind, StepEvent::Kind::kBegun);
     EXPECT_EQ(files.logs().at(0).lines.back().kind, kind);
   }
 }

@@ -1,18 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepRunner is what a contender's rank times: one training step of the same GPT on the same random
-// bytes. Two kinds:
-//
-//   bound   plain LibTorch and nothing exchanged: every rank runs forward and
-//           backward on its own copy, updates its 1/W of the elements with
-//           fused AdamW, and waits for the others. No data-parallel training
-//           can be faster, since it does all this and exchanges too. In bf16
-//           the copy is bf16 and the 1/W that it updates is also kept in fp32.
-//           In mode ddp every rank updates all elements.
-//   sherd   fully_shard, or in mode ddp replicate, and sherd::AdamW, as in the
-//           README.
-//
-// Thread rule: one thread.
+// bytes, of the contender "bound" or "sherd" (docs/design/benchmarks.md). In mode ddp every rank of
+// the bound updates all elements, and sherd is replicate instead of fully_shard. Thread rule: one
+// thread.
 #pragma once
 
 #include <cstdint>

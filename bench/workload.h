@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The workloads of `sherd bench step`: each is a GPT with a byte vocabulary and an untied head,
-// trained on random bytes.
-//
-//   wide   6 layers, width 768, sequence 64, batch 1 a rank: weights dominate
-//   small  8 layers, width 256, sequence 128, batch 4: `sherd train` in small
-//   tiny   4 layers, width 128, sequence 64, batch 4: fixed costs dominate
-//
-// Thread rule: pure functions, any thread.
+// trained on random bytes. In `wide` weights dominate, in `tiny` fixed costs; `small` is `sherd
+// train` in small. Thread rule: pure functions, any thread.
 #pragma once
 
 #include <cstdint>

@@ -7,11 +7,11 @@
 #include <utility>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "c10d_shm/c10d_window.h"
+#include "base/status.h"
 #include "c10d_shm/collective_operation.h"
 #include "c10d_shm/p2p_worker.h"
 #include "c10d_shm/shm_group.h"
+#include "c10d_shm/window.h"
 #include "c10d_shm/work.h"
 
 namespace sherd::c10d_shm {
@@ -172,24 +172,33 @@ void ShmBackend::abort() {
   p2p_->stop();
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
-    CollectiveOperation operation) {
+WorkOptions ShmBackend::work_options(
+    c10d::OpType type,
+    const char* title,
+    Tensors inputs,
+    Tensors outputs) const {
+  return {
+      .rank = rank_,
+      .type = type,
+      .title = title,
+      .inputs = std::move(inputs),
+      .outputs = std::move(outputs),
+#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
+      .completion_hooks = completion_hooks_,
+#endif
+  };
+}
+
+C10dWork ShmBackend::issue(CollectiveOperation operation) {
   expect_group();
   const auto timeout =
       operation.timeout.count() > 0 ? operation.timeout : options_->timeout;
-  const auto sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  WorkOptions options = work_options(
+      operation.type, operation.title, std::move(operation.inputs),
+      std::move(operation.outputs));
+  options.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   auto work = c10::make_intrusive<ShmWork>(
-      WorkOptions{
-          .rank = rank_,
-          .type = operation.type,
-          .title = operation.title,
-          .inputs = std::move(operation.inputs),
-          .outputs = std::move(operation.outputs),
-          .sequence = sequence,
-#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
-          .completion_hooks = completion_hooks_,
-#endif
-      },
+      std::move(options),
       [group = group_, parts = std::move(operation.parts), timeout,
        hooks = abort_hooks_] {
         Status outcome = run_all(parts, group->communicator, timeout);
@@ -203,8 +212,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::barrier(
-    const c10d::BarrierOptions& opts) {
+C10dWork ShmBackend::barrier(const c10d::BarrierOptions& opts) {
   CollectivePart part;
   part.run = [](ShmCommunicator& communicator, Duration deadline) {
     return c10d_shm::barrier(
@@ -273,8 +281,7 @@ c10d::ReconfigureHandle ShmBackend::get_reconfigure_handle() const {
   return handle_.to_text();
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
-    const c10d::ReconfigureOptions& opts) {
+C10dWork ShmBackend::reconfigure(const c10d::ReconfigureOptions& opts) {
   const auto handles = std::visit(
       [](const auto& all) {
         return std::vector<std::string>(all.begin(), all.end());
@@ -303,10 +310,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reconfigure(
       c10::make_intrusive<c10d::PrefixStore>(
           str("reconfigure/", opts.uuid), store_),
       opts.timeout.value_or(options_->timeout));
-  auto done = c10::make_intrusive<ShmWork>(
-      WorkOptions{.rank = rank_, .title = "shm:reconfigure"}, nullptr);
-  done->complete_now();
-  return done;
+  return completed_work({.rank = rank_, .title = "shm:reconfigure"});
 }
 #endif
 

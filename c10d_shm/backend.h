@@ -31,6 +31,10 @@ namespace sherd::c10d_shm {
 class P2pWorker;
 class WorkQueue;
 struct ShmGroup;  // The segment and what lies in it; in shm_group.h.
+struct WorkOptions;
+
+using C10dWork = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
 
 struct ShmBackendOptions final : c10d::Backend::Options {
   explicit ShmBackendOptions(
@@ -78,73 +82,64 @@ class ShmBackend final : public c10d::Backend {
   // The same, and the other ranks end, too.
   void abort() override;
 
-  c10::intrusive_ptr<c10d::Work> broadcast(
-      std::vector<at::Tensor>& tensors,
-      const c10d::BroadcastOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allreduce(
-      std::vector<at::Tensor>& tensors,
-      const c10d::AllreduceOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
-      std::vector<at::Tensor>& tensors,
-      const c10d::AllreduceCoalescedOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> reduce(
-      std::vector<at::Tensor>& tensors,
-      const c10d::ReduceOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allgather(
-      std::vector<std::vector<at::Tensor>>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork broadcast(
+      Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  C10dWork allreduce(
+      Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  C10dWork allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  C10dWork reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  C10dWork allgather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
       const c10d::AllgatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> _allgather_base(
+  C10dWork _allgather_base(
       at::Tensor& output,
       at::Tensor& input,
       const c10d::AllgatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
-      std::vector<std::vector<at::Tensor>>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork allgather_coalesced(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
       const c10d::AllgatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
-      std::vector<at::Tensor>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork allgather_into_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
       const c10d::AllgatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> gather(
-      std::vector<std::vector<at::Tensor>>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork gather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
       const c10d::GatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> scatter(
-      std::vector<at::Tensor>& outputs,
-      std::vector<std::vector<at::Tensor>>& inputs,
+  C10dWork scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
       const c10d::ScatterOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter(
-      std::vector<at::Tensor>& outputs,
-      std::vector<std::vector<at::Tensor>>& inputs,
+  C10dWork reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
       const c10d::ReduceScatterOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+  C10dWork _reduce_scatter_base(
       at::Tensor& output,
       at::Tensor& input,
       const c10d::ReduceScatterOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
-      std::vector<at::Tensor>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork reduce_scatter_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
       const c10d::ReduceScatterOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> alltoall_base(
+  C10dWork alltoall_base(
       at::Tensor& output,
       at::Tensor& input,
       std::vector<std::int64_t>& output_split_sizes,
       std::vector<std::int64_t>& input_split_sizes,
       const c10d::AllToAllOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> alltoall(
-      std::vector<at::Tensor>& outputs,
-      std::vector<at::Tensor>& inputs,
+  C10dWork alltoall(
+      Tensors& outputs,
+      Tensors& inputs,
       const c10d::AllToAllOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> barrier(
-      const c10d::BarrierOptions& opts) override;
+  C10dWork barrier(const c10d::BarrierOptions& opts) override;
   // Messages are not ordered with collectives, nor with messages of other ranks or tags.
-  c10::intrusive_ptr<c10d::Work> send(
-      std::vector<at::Tensor>& tensors, int destination, int tag) override;
-  c10::intrusive_ptr<c10d::Work> recv(
-      std::vector<at::Tensor>& tensors, int source, int tag) override;
-  c10::intrusive_ptr<c10d::Work> recvAnysource(
-      std::vector<at::Tensor>& tensors, int tag) override;
+  C10dWork send(Tensors& tensors, int destination, int tag) override;
+  C10dWork recv(Tensors& tensors, int source, int tag) override;
+  C10dWork recvAnysource(Tensors& tensors, int tag) override;
 
   // Called when the group ends with an error, on the thread that notices it and before the
   // operation under way throws the error; and by abort(). Hooks may be called again for the same
@@ -179,8 +174,7 @@ class ShmBackend final : public c10d::Backend {
   // then find that it has left, and forms a group of the members. Returns when all have joined. If
   // opts is invalid, it throws and leaves the present group unchanged; if members do not come in
   // time, it throws and there is no group, so that the next call may try again.
-  c10::intrusive_ptr<c10d::Work> reconfigure(
-      const c10d::ReconfigureOptions& opts) override;
+  C10dWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
 
 #ifdef C10D_BACKEND_HAS_WINDOW
@@ -214,13 +208,16 @@ class ShmBackend final : public c10d::Backend {
   // Throws if there is none, or in a forked child.
   void expect_group() const;
   std::uint64_t global_rank() const;
-  c10::intrusive_ptr<c10d::Work> issue(CollectiveOperation operation);
+  WorkOptions work_options(
+      c10d::OpType type,
+      const char* title,
+      Tensors inputs,
+      Tensors outputs) const;
+  C10dWork issue(CollectiveOperation operation);
   // Runs with the timeout of c10d's `opts`, and waits for the end unless asyncOp is set.
   template <typename Opts>
-  c10::intrusive_ptr<c10d::Work> issue(
-      CollectiveOperation operation, const Opts& opts);
-  c10::intrusive_ptr<c10d::Work> receive(
-      c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag);
+  C10dWork issue(CollectiveOperation operation, const Opts& opts);
+  C10dWork receive(c10d::OpType type, Tensors& tensors, int source, int tag);
 
   const c10::intrusive_ptr<ShmBackendOptions> options_;
   std::shared_ptr<ShmGroup> group_;

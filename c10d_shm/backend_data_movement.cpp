@@ -11,8 +11,6 @@ namespace {
 
 using c10d::OpType;
 
-using Tensors = std::vector<at::Tensor>;
-
 // An all_to_all() of the bytes of tensors.
 struct AllToAllPieces {
   std::string text;
@@ -131,7 +129,7 @@ std::vector<Bytes> split_pieces(
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
+C10dWork ShmBackend::broadcast(
     Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const auto& tensor = single_element(tensors, "broadcast");
   const int root = checked_root(opts.rootRank, size_, "broadcast");
@@ -155,7 +153,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::broadcast(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
+C10dWork ShmBackend::allgather(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
@@ -169,7 +167,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
+C10dWork ShmBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   expect_room(output, input, size_);
   return issue(
@@ -182,7 +180,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_allgather_base(
 }
 
 // outputs[rank][i] receives inputs[i].
-c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
+C10dWork ShmBackend::allgather_coalesced(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
@@ -206,7 +204,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_coalesced(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
+C10dWork ShmBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   expect_count(outputs.size(), inputs.size(), kAllGatherCoalesced);
   std::vector<Tensors> places;
@@ -221,7 +219,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allgather_into_tensor_coalesced(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
+C10dWork ShmBackend::gather(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::GatherOptions& opts) {
@@ -251,7 +249,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::gather(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
+C10dWork ShmBackend::scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& opts) {
@@ -281,7 +279,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::scatter(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
+C10dWork ShmBackend::alltoall_base(
     at::Tensor& output,
     at::Tensor& input,
     std::vector<std::int64_t>& output_split_sizes,
@@ -314,7 +312,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall_base(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::alltoall(
+C10dWork ShmBackend::alltoall(
     Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   expect_count(outputs.size(), size_, kAllToAll);
   expect_count(inputs.size(), size_, kAllToAll);

@@ -18,22 +18,12 @@ int checked_peer(int peer, int own, int ranks, const char* name) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::send(
-    std::vector<at::Tensor>& tensors, int destination, int tag) {
+C10dWork ShmBackend::send(Tensors& tensors, int destination, int tag) {
   expect_group();
   const auto& tensor = single_element(tensors, "send");
   const auto input = TensorBytes::input(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
-      WorkOptions{
-          .rank = rank_,
-          .type = c10d::OpType::SEND,
-          .title = "shm:send",
-          .inputs = tensors,
-          .outputs = tensors,
-#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
-          .completion_hooks = completion_hooks_,
-#endif
-      },
+      work_options(c10d::OpType::SEND, "shm:send", tensors, tensors),
       // The capture only keeps the bytes alive.
       [input] { return Status(); });
   p2p_->send(
@@ -46,24 +36,16 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::send(
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
-    c10d::OpType type, std::vector<at::Tensor>& tensors, int source, int tag) {
+C10dWork ShmBackend::receive(
+    c10d::OpType type, Tensors& tensors, int source, int tag) {
   expect_group();
   const auto& tensor = single_element(tensors, "recv");
   // Read and written: a message may be shorter, and what it does not fill stays unchanged.
   const auto output = TensorBytes::in_place(tensor);
   const auto work = c10::make_intrusive<ShmWork>(
-      WorkOptions{
-          .rank = rank_,
-          .type = type,
-          .title =
-              type == c10d::OpType::RECV ? "shm:recv" : "shm:recvAnySource",
-          .inputs = tensors,
-          .outputs = tensors,
-#ifdef SHERD_C10D_HAS_COMPLETION_HOOKS
-          .completion_hooks = completion_hooks_,
-#endif
-      },
+      work_options(
+          type, type == c10d::OpType::RECV ? "shm:recv" : "shm:recvAnySource",
+          tensors, tensors),
       nullptr);
   p2p_->receive(
       {.peer = source,
@@ -75,15 +57,13 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::receive(
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::recv(
-    std::vector<at::Tensor>& tensors, int source, int tag) {
+C10dWork ShmBackend::recv(Tensors& tensors, int source, int tag) {
   return receive(
       c10d::OpType::RECV, tensors, checked_peer(source, rank_, size_, "recv"),
       tag);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::recvAnysource(
-    std::vector<at::Tensor>& tensors, int tag) {
+C10dWork ShmBackend::recvAnysource(Tensors& tensors, int tag) {
   SHERD_CHECK(
       size_ > 1,
       "[c10d_shm] recv: expected another rank in the group, found none");

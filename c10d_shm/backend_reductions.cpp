@@ -10,7 +10,6 @@ namespace sherd::c10d_shm {
 namespace {
 
 using c10d::OpType;
-using Tensors = std::vector<at::Tensor>;
 
 constexpr const char* kReduceScatter = "reduce_scatter";
 
@@ -32,8 +31,8 @@ CollectivePart part_in_place(
               arguments = std::move(arguments)](
                  ShmCommunicator& communicator, Duration deadline) {
     ReduceArguments call = arguments;
-    const auto slices =
-        cut_elements(tensor.bytes(), call.element_bytes, communicator.ranks());
+    const auto slices = cut_elements(
+        tensor.bytes(), call.kernel.element_bytes, communicator.ranks());
     call.slices = slices;
     return reduce(communicator, {.what = text, .deadline = deadline}, call);
   };
@@ -51,9 +50,8 @@ CollectivePart all_reduce_part(
   const auto bytes = TensorBytes::in_place(tensor, writes);
   auto part = part_in_place(
       call_text("all_reduce", dtype, reduction), bytes,
-      {.recipients = ResultRecipients::kAll,
-       .element_bytes = kernel.element_bytes,
-       .kernel = std::move(kernel.kernel)});
+      {.recipients = ReduceArguments::Recipients::kAll,
+       .kernel = std::move(kernel)});
   part.outputs = {bytes};
   return part;
 }
@@ -76,10 +74,7 @@ CollectivePart reduce_scatter_part(
     const auto slices = pieces_of(inputs, communicator.ranks());
     return reduce(
         communicator, {.what = text, .deadline = deadline},
-        {.slices = slices,
-         .target = target.bytes(),
-         .element_bytes = kernel.element_bytes,
-         .kernel = kernel.kernel});
+        {.slices = slices, .target = target.bytes(), .kernel = kernel});
   };
   return part;
 }
@@ -122,7 +117,7 @@ std::vector<CollectivePart> reduce_scatter_parts(
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
+C10dWork ShmBackend::allreduce(
     Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const auto& tensor = single_element(tensors, "all_reduce");
   return issue(
@@ -132,7 +127,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
+C10dWork ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   CallMemory memory;
   memory.writes(tensors);
@@ -149,8 +144,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::allreduce_coalesced(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
-    Tensors& tensors, const c10d::ReduceOptions& opts) {
+C10dWork ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = single_element(tensors, "reduce");
   const auto dtype = tensor.scalar_type();
   const int root = checked_root(opts.rootRank, size_, "reduce");
@@ -161,10 +155,9 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
       call_text(
           "reduce", dtype, str(reduce_op_text(opts.reduceOp), ", root ", root)),
       bytes,
-      {.recipients = ResultRecipients::kRoot,
+      {.recipients = ReduceArguments::Recipients::kRoot,
        .root = root,
-       .element_bytes = kernel.element_bytes,
-       .kernel = std::move(kernel.kernel)});
+       .kernel = std::move(kernel)});
   if (root == rank_) {
     part.outputs = {bytes};
   }
@@ -173,7 +166,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
+C10dWork ShmBackend::reduce_scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ReduceScatterOptions& opts) {
@@ -196,7 +189,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
+C10dWork ShmBackend::_reduce_scatter_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::ReduceScatterOptions& opts) {
@@ -209,7 +202,7 @@ c10::intrusive_ptr<c10d::Work> ShmBackend::_reduce_scatter_base(
       opts);
 }
 
-c10::intrusive_ptr<c10d::Work> ShmBackend::reduce_scatter_tensor_coalesced(
+C10dWork ShmBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   expect_count(outputs.size(), inputs.size(), "reduce_scatter_coalesced");
   return issue(

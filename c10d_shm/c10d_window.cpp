@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "c10d_shm/c10d_window.h"
+#include "c10d_shm/window.h"
 
 #ifdef C10D_BACKEND_HAS_WINDOW
 
-#include <functional>
 #include <utility>
 #include "c10d_shm/work.h"
 
 namespace sherd::c10d_shm {
 namespace {
-
-c10::intrusive_ptr<c10d::Work> done(const char* title) {
-  auto work =
-      c10::make_intrusive<ShmWork>(WorkOptions{.title = title}, nullptr);
-  work->complete_now();
-  return work;
-}
 
 // Waits in wait(), on the caller's thread.
 class SignalWork final : public c10d::Work {
@@ -60,7 +52,7 @@ class C10dWindow final : public c10d::Window {
       bool /*async*/,
       const c10d::PutOptions& /*options*/) override {
     window_->put(tensor, static_cast<int>(rank), offset);
-    return done("shm:put");
+    return completed_work({.title = "shm:put"});
   }
   at::Tensor map_remote_tensor(std::int64_t rank) override {
     return window_->tensor_of(static_cast<int>(rank));
@@ -70,7 +62,7 @@ class C10dWindow final : public c10d::Window {
       bool /*async*/,
       const c10d::SignalOptions& /*options*/) override {
     window_->signal(static_cast<int>(rank));
-    return done("shm:signal");
+    return completed_work({.title = "shm:signal"});
   }
   c10::intrusive_ptr<c10d::Work> wait_signal(
       std::int64_t rank,

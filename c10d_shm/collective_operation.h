@@ -6,7 +6,6 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,16 +34,15 @@ inline std::vector<CollectivePart> only(CollectivePart part) {
 struct ShmBackend::CollectiveOperation {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = "";
-  std::vector<at::Tensor> inputs{};
-  std::vector<at::Tensor> outputs{};
+  Tensors inputs{};
+  Tensors outputs{};
   std::vector<CollectivePart> parts{};
   std::chrono::milliseconds timeout{0};
   bool async = true;
 };
 
 template <typename Opts>
-c10::intrusive_ptr<c10d::Work> ShmBackend::issue(
-    CollectiveOperation operation, const Opts& opts) {
+C10dWork ShmBackend::issue(CollectiveOperation operation, const Opts& opts) {
   operation.timeout = opts.timeout;
   operation.async = opts.asyncOp;
   return issue(std::move(operation));

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tells the process that made it from one forked since, which has a copy of what this process has
-// of a group, but neither its threads nor its rank. To ask costs a load: getpid() is a call of the
-// kernel, which takes a quarter of the time of a small collective. Thread rule: any thread.
+// of a group, but neither its threads nor its rank. To ask costs a load. Thread rule: any thread.
 #pragma once
 
 namespace sherd::c10d_shm {

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <tuple>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::c10d_shm {
 namespace {

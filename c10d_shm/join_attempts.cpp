@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -18,14 +18,14 @@ constexpr Duration kPoll = std::chrono::milliseconds(10);
 
 }  // namespace
 
-std::string JoinAttemptRecord::to_text() const {
+std::string JoinAttemptStore::Record::to_text() const {
   return str(attempt, " ", text);
 }
 
-std::optional<JoinAttemptRecord> JoinAttemptRecord::from_text(
+std::optional<JoinAttemptStore::Record> JoinAttemptStore::Record::from_text(
     const std::string& text) {
   std::istringstream in(text);
-  JoinAttemptRecord note;
+  Record note;
   if (!(in >> note.attempt) || note.attempt < 1 || in.get() != ' ') {
     return std::nullopt;
   }
@@ -40,27 +40,19 @@ JoinAttemptStore::JoinAttemptStore(
       clock_(clock) {}
 
 shm::StringStore JoinAttemptStore::strings() {
-  shm::StringStore strings;
-  strings.put = [this](const std::string& /*key*/, const std::string& value) {
-    return put(value);
-  };
-  strings.get = [this](const std::string& /*key*/, Duration at_most) {
-    return get(at_most);
-  };
-  return strings;
+  return {
+      .put = [this](const std::string& text) { return put(text); },
+      .get = [this](Duration at_most) { return get(at_most); }};
 }
 
-void JoinAttemptStore::end() {
-  static_cast<void>(put(JoinAttemptRecord::kOver));
-}
+void JoinAttemptStore::end() { static_cast<void>(put(Record::kOver)); }
 
 Status JoinAttemptStore::put(const std::string& text) {
   try {
     if (attempt_ == 0) {
       attempt_ = store_->add(str(kKey, "/attempts"), 1);
     }
-    store_->set(
-        kKey, JoinAttemptRecord{.attempt = attempt_, .text = text}.to_text());
+    store_->set(kKey, Record{.attempt = attempt_, .text = text}.to_text());
   } catch (const std::exception& error) {
     return {
         ErrorCode::kPeerLost,
@@ -69,13 +61,14 @@ Status JoinAttemptStore::put(const std::string& text) {
   return {};
 }
 
-std::optional<JoinAttemptRecord> JoinAttemptStore::next_note(Duration at_most) {
+std::optional<JoinAttemptStore::Record> JoinAttemptStore::next_note(
+    Duration at_most) {
   store_->wait(
       {kKey},
       std::max(
           std::chrono::milliseconds(1),
           std::chrono::duration_cast<std::chrono::milliseconds>(at_most)));
-  return JoinAttemptRecord::from_text(store_->get_to_str(kKey));
+  return Record::from_text(store_->get_to_str(kKey));
 }
 
 Result<std::string> JoinAttemptStore::get(Duration at_most) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The c10d store through which the ranks of a backend join. A program may form a group, end it, and
-// form the next one on the same store, even after one that could not be formed, so the store may
-// still hold values of earlier groups. Rank 0 counts its attempts and puts the number in front of
-// each value: where it listens, why it failed, that the attempt is over. Each other rank notes in
-// the store the last attempt that it took part in, whatever its outcome, and ignores that one and
-// those before. Thread rule: one thread.
+// The c10d store through which the ranks of a backend join. It may still hold values of earlier
+// groups, so rank 0 puts the number of its attempt in front of each value, and every other rank
+// ignores those of attempts that it has taken part in (docs/design/shm_backend.md). Thread rule: one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -17,25 +15,25 @@
 
 namespace sherd::c10d_shm {
 
-// A value that rank 0 puts for an attempt, such as "3 sherd-5e1f...".
-struct JoinAttemptRecord {
-  std::int64_t attempt = 0;
-  std::string text{};
-
-  std::string to_text() const;
-  // Nothing if `text` is no record.
-  static std::optional<JoinAttemptRecord> from_text(const std::string& text);
-  // Whether it is news for a rank whose last attempt was `taken_part`.
-  bool concerns(std::int64_t taken_part) const {
-    return attempt > taken_part && text != kOver;
-  }
-  // The text of an attempt that all ranks have joined.
-  static constexpr const char* kOver = "over";
-};
-
 class JoinAttemptStore {
  public:
   static constexpr const char* kKey = "sherd/segment";
+
+  // A value that rank 0 puts for an attempt, such as "3 sherd-5e1f...".
+  struct Record {
+    std::int64_t attempt = 0;
+    std::string text{};
+
+    std::string to_text() const;
+    // Nothing if `text` is no record.
+    static std::optional<Record> from_text(const std::string& text);
+    // Whether it is news for a rank whose last attempt was `taken_part`.
+    bool concerns(std::int64_t taken_part) const {
+      return attempt > taken_part && text != kOver;
+    }
+    // The text of an attempt that all ranks have joined.
+    static constexpr const char* kOver = "over";
+  };
 
   // Made once for each attempt of this rank. `clock` must outlive it.
   JoinAttemptStore(
@@ -50,7 +48,7 @@ class JoinAttemptStore {
   Status put(const std::string& text);
   Result<std::string> get(Duration at_most);
   // Waits until there is a note, whatever its content.
-  std::optional<JoinAttemptRecord> next_note(Duration at_most);
+  std::optional<Record> next_note(Duration at_most);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string taken_part_key_;

@@ -17,6 +17,8 @@ using sherd::test::error_of;
 using test::Rank;
 using ::testing::HasSubstr;
 
+using JoinAttemptRecord = JoinAttemptStore::Record;
+
 TEST(JoinAttemptRecord, IsANumberAndAText) {
   EXPECT_EQ(
       (JoinAttemptRecord{.attempt = 3, .text = "a b"}).to_text(), "3 a b");
@@ -58,24 +60,24 @@ class OneStore {
 };
 
 std::string heard(const shm::StringStore& strings) {
-  const auto found = strings.get("", 30ms);
+  const auto found = strings.get(30ms);
   return found.ok() ? found.value() : found.status().message();
 }
 
 TEST(JoinAttemptStore, ARankDoesNotHearTwiceOfOneAttempt) {
   OneStore store;
   const auto first = store.strings_of(0);
-  first.put("", "first").throw_if_failed();
+  first.put("first").throw_if_failed();
   const auto guest = store.strings_of(1);
   EXPECT_EQ(heard(guest), "first");
   EXPECT_EQ(heard(guest), "first");
   // The reason belongs to this attempt: it is news for this one, not for the next.
-  first.put("", "failed").throw_if_failed();
+  first.put("failed").throw_if_failed();
   EXPECT_EQ(heard(guest), "failed");
   const auto again = store.strings_of(1);
   EXPECT_THAT(heard(again), HasSubstr("but of an earlier group"));
   EXPECT_EQ(heard(store.strings_of(2)), "failed");
-  store.strings_of(0).put("", "second").throw_if_failed();
+  store.strings_of(0).put("second").throw_if_failed();
   EXPECT_EQ(heard(again), "second");
   EXPECT_EQ(heard(store.strings_of(2)), "second");
 }
@@ -84,11 +86,11 @@ TEST(JoinAttemptStore, ARankThatIsNewDoesNotHearOfWhatIsOver) {
   OneStore store;
   const auto first = store.strings_of(0);
   JoinAttemptStore& attempts = store.last();
-  first.put("", "first").throw_if_failed();
+  first.put("first").throw_if_failed();
   attempts.end();
   const auto other = store.strings_of(1);
   EXPECT_THAT(heard(other), HasSubstr("but of an earlier group"));
-  store.strings_of(0).put("", "second").throw_if_failed();
+  store.strings_of(0).put("second").throw_if_failed();
   EXPECT_EQ(heard(other), "second");
 }
 

@@ -2,7 +2,6 @@
 //
 // How tensors lie in memory: inputs and outputs that share memory, outputs with several elements at
 // one place, inference tensors with gaps, conjugates.
-#include <array>
 #include <gmock/gmock.h>
 #include "c10d_shm/backend.h"
 #include "c10d_shm/tensor_bytes.h"

@@ -25,17 +25,10 @@ constexpr std::size_t kBlock = 2048;
 
 // The type in which elements are folded.
 template <typename T>
-struct AccumulatorOf {
-  using Type = T;
-};
-template <>
-struct AccumulatorOf<c10::BFloat16> {
-  using Type = float;
-};
-template <>
-struct AccumulatorOf<c10::Half> {
-  using Type = float;
-};
+using AccumulatorOf = std::conditional_t<
+    std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>,
+    float,
+    T>;
 
 // Signed overflow is undefined; unsigned arithmetic wraps to the same bits.
 template <typename T, typename Combine>
@@ -49,30 +42,14 @@ T wrapping(T a, T b, Combine combine) {
   }
 }
 
-struct Add {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return wrapping(a, b, [](auto x, auto y) { return x + y; });
-  }
+constexpr auto kAdd = [](auto a, auto b) {
+  return wrapping(a, b, std::plus<>());
 };
-struct Multiply {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return wrapping(a, b, [](auto x, auto y) { return x * y; });
-  }
+constexpr auto kMultiply = [](auto a, auto b) {
+  return wrapping(a, b, std::multiplies<>());
 };
-struct Least {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return std::min(a, b);
-  }
-};
-struct Greatest {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return std::max(a, b);
-  }
-};
+constexpr auto kLeast = [](auto a, auto b) { return std::min(a, b); };
+constexpr auto kGreatest = [](auto a, auto b) { return std::max(a, b); };
 
 template <typename T>
 const T* at(const std::byte* input) {
@@ -86,10 +63,10 @@ void fold_block(
     std::size_t begin,
     std::size_t count,
     T* out,
+    const Combine& combine,
     const Load& load,
     const Finish& finish) {
-  using W = typename AccumulatorOf<T>::Type;
-  const Combine combine;
+  using W = AccumulatorOf<T>;
   const T* first = at<T>(inputs[0]) + begin;
   if (inputs.size() == 2) {  // No intermediate result is needed.
     const T* second = at<T>(inputs[1]) + begin;
@@ -122,9 +99,9 @@ void fold_bfloat16_block(
     std::size_t begin,
     std::size_t count,
     c10::BFloat16* out,
+    const Combine& combine,
     const Load& load,
     const Finish& finish) {
-  const Combine combine;
   std::array<float, kBlock> held;
   std::array<float, kBlock> next;
   widen_bfloat16(at<std::uint16_t>(inputs[0]) + begin, count, held.data());
@@ -145,15 +122,16 @@ void fold_bfloat16_block(
 }
 
 template <typename T, typename Combine, typename Load, typename Finish>
-ReduceKernel fold_with(Load load, Finish finish) {
-  return [load, finish](Inputs inputs, std::size_t elements, std::byte* out) {
+Fold fold_with(Combine combine, Load load, Finish finish) {
+  return [combine, load, finish](
+             Inputs inputs, std::size_t elements, std::byte* out) {
     auto* typed = reinterpret_cast<T*>(out);
     for (std::size_t i = 0; i < elements; i += kBlock) {
       const auto count = std::min(kBlock, elements - i);
       if constexpr (std::is_same_v<T, c10::BFloat16>) {
-        fold_bfloat16_block<Combine>(inputs, i, count, typed, load, finish);
+        fold_bfloat16_block(inputs, i, count, typed, combine, load, finish);
       } else {
-        fold_block<T, Combine>(inputs, i, count, typed, load, finish);
+        fold_block(inputs, i, count, typed, combine, load, finish);
       }
     }
   };
@@ -162,8 +140,8 @@ ReduceKernel fold_with(Load load, Finish finish) {
 constexpr auto kAsItIs = [](auto x) { return x; };
 
 template <typename T, typename Combine>
-ReduceKernel plain() {
-  return fold_with<T, Combine>(kAsItIs, kAsItIs);
+Fold plain(Combine combine) {
+  return fold_with<T>(combine, kAsItIs, kAsItIs);
 }
 
 // Passes `inputs` as arrays of T, without allocating memory if there are few.
@@ -233,8 +211,7 @@ double factor_of(const Op& op) {
 }
 
 template <typename T>
-ReduceKernel numbers(
-    Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+Fold numbers(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   switch (op) {
     case Op::SUM:
       if constexpr (std::is_same_v<T, c10::BFloat16>) {
@@ -242,62 +219,61 @@ ReduceKernel numbers(
       } else if constexpr (std::is_same_v<T, float>) {
         return sum_of_floats;
       } else {
-        return plain<T, Add>();
+        return plain<T>(kAdd);
       }
     case Op::PRODUCT:
-      return plain<T, Multiply>();
+      return plain<T>(kMultiply);
     case Op::MIN:
-      return plain<T, Least>();
+      return plain<T>(kLeast);
     case Op::MAX:
-      return plain<T, Greatest>();
+      return plain<T>(kGreatest);
     default:
       break;
   }
   if constexpr (std::is_integral_v<T>) {
     switch (op) {
       case Op::BAND:
-        return plain<T, std::bit_and<T>>();
+        return plain<T>(std::bit_and<T>());
       case Op::BOR:
-        return plain<T, std::bit_or<T>>();
+        return plain<T>(std::bit_or<T>());
       case Op::BXOR:
-        return plain<T, std::bit_xor<T>>();
+        return plain<T>(std::bit_xor<T>());
       default:
         break;
     }
   } else {
-    using W = typename AccumulatorOf<T>::Type;
+    using W = AccumulatorOf<T>;
     const auto number = static_cast<W>(parameter);
     if (op == Op::AVG) {
-      return fold_with<T, Add>(
-          kAsItIs, [number](W sum) { return sum / number; });
+      return fold_with<T>(
+          kAdd, kAsItIs, [number](W sum) { return sum / number; });
     }
     if (op == Op::PREMUL_SUM) {
-      return fold_with<T, Add>([number](W x) { return x * number; }, kAsItIs);
+      return fold_with<T>(kAdd, [number](W x) { return x * number; }, kAsItIs);
     }
   }
   refuse(op, dtype);
 }
 
 // Booleans are bytes that are 0 or 1.
-ReduceKernel truths(Op::RedOpType op) {
+Fold truths(Op::RedOpType op) {
   switch (op) {
     case Op::SUM:
     case Op::MAX:
     case Op::BOR:
-      return plain<std::uint8_t, std::bit_or<std::uint8_t>>();
+      return plain<std::uint8_t>(std::bit_or<std::uint8_t>());
     case Op::PRODUCT:
     case Op::MIN:
     case Op::BAND:
-      return plain<std::uint8_t, std::bit_and<std::uint8_t>>();
+      return plain<std::uint8_t>(std::bit_and<std::uint8_t>());
     case Op::BXOR:
-      return plain<std::uint8_t, std::bit_xor<std::uint8_t>>();
+      return plain<std::uint8_t>(std::bit_xor<std::uint8_t>());
     default:
       refuse(op, c10::ScalarType::Bool);
   }
 }
 
-ReduceKernel kernel_for_dtype(
-    Op::RedOpType op, c10::ScalarType dtype, double parameter) {
+Fold fold_for_dtype(Op::RedOpType op, c10::ScalarType dtype, double parameter) {
   using c10::ScalarType;
   switch (dtype) {
     case ScalarType::Float:
@@ -327,8 +303,7 @@ ReduceKernel kernel_for_dtype(
 
 }  // namespace
 
-TypedReduceKernel reduce_kernel_of(
-    const Op& op, c10::ScalarType dtype, int ranks) {
+ReduceKernel reduce_kernel_of(const Op& op, c10::ScalarType dtype, int ranks) {
   // What sums are divided by, or elements multiplied by.
   const double parameter = op.op_ == Op::PREMUL_SUM ? factor_of(op) : ranks;
   if (c10::isComplexType(dtype)) {  // Pairs of numbers.
@@ -337,7 +312,7 @@ TypedReduceKernel reduce_kernel_of(
     }
     dtype = c10::toRealValueType(dtype);
   }
-  return {kernel_for_dtype(op.op_, dtype, parameter), c10::elementSize(dtype)};
+  return {fold_for_dtype(op.op_, dtype, parameter), c10::elementSize(dtype)};
 }
 
 std::string reduce_op_text(const Op& op) {

@@ -11,16 +11,11 @@
 
 namespace sherd::c10d_shm {
 
-struct TypedReduceKernel {
-  ReduceKernel kernel{};
-  std::size_t element_bytes = 1;
-};
-
 // Throws if `op` has no meaning for `dtype`. AVG divides the sum by `ranks`, PREMUL_SUM multiplies
 // what each rank has by the factor of the calling rank before summing; both are for floating-point
 // numbers. Booleans: SUM and MAX are "or", PRODUCT and MIN "and". Integers wrap. Complex numbers:
 // SUM, AVG and PREMUL_SUM.
-TypedReduceKernel reduce_kernel_of(
+ReduceKernel reduce_kernel_of(
     const c10d::ReduceOp& op, c10::ScalarType dtype, int ranks);
 
 // What all ranks must agree on: "sum", or "premul_sum 0x1p-1", because the rank that sums

@@ -47,12 +47,10 @@ shm::HostSegment join_host_segment(
   const SteadyClock clock;
   JoinAttemptStore attempts(store, rank, clock);
   shm::SegmentJoinOptions join;
-  join.rank = rank;
-  join.ranks = ranks;
+  join.peers = {.rank = rank, .ranks = ranks};
   for (const auto name : options.global_ranks_in_group) {
-    join.names.push_back(static_cast<int>(name));
+    join.peers.names.push_back(static_cast<int>(name));
   }
-  join.key = JoinAttemptStore::kKey;
   join.store = attempts.strings();
   join.segment = segment;
   join.deadline = timeout;

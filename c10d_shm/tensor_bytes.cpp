@@ -46,6 +46,16 @@ at::Tensor copy_of(const at::Tensor& tensor, bool with_content) {
   return copy;
 }
 
+// Where results for `tensor` are written.
+at::Tensor written_for(
+    const at::Tensor& tensor, WriteTiming writes, bool with_content) {
+  check_written(tensor);
+  const c10::InferenceMode any_thread;
+  return writes == WriteTiming::kDirectly && is_dense_in_memory(tensor)
+      ? tensor
+      : copy_of(tensor, with_content);
+}
+
 }  // namespace
 
 TensorBytes::TensorBytes(at::Tensor tensor, at::Tensor dense)
@@ -62,19 +72,11 @@ TensorBytes TensorBytes::input(const at::Tensor& tensor) {
 
 TensorBytes TensorBytes::in_place(
     const at::Tensor& tensor, WriteTiming writes) {
-  check_written(tensor);
-  const c10::InferenceMode any_thread;
-  const bool direct =
-      writes == WriteTiming::kDirectly && is_dense_in_memory(tensor);
-  return {tensor, direct ? tensor : copy_of(tensor, true)};
+  return {tensor, written_for(tensor, writes, /*with_content=*/true)};
 }
 
 TensorBytes TensorBytes::output(const at::Tensor& tensor, WriteTiming writes) {
-  check_written(tensor);
-  const c10::InferenceMode any_thread;
-  const bool direct =
-      writes == WriteTiming::kDirectly && is_dense_in_memory(tensor);
-  return {tensor, direct ? tensor : copy_of(tensor, false)};
+  return {tensor, written_for(tensor, writes, /*with_content=*/false)};
 }
 
 Bytes TensorBytes::bytes() const {

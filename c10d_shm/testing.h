@@ -6,7 +6,6 @@
 
 #include <array>
 #include <functional>
-#include <memory>
 #include <string>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>

@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <string>
 #include <utility>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -2,9 +2,9 @@
 //
 // One-sided access between the ranks of a backend: each registers a tensor, whose memory then lies
 // in a segment that all of them map. A put is a copy by the rank that puts, and a signal is a
-// counter. c10d::Window of PyTorch 2.14 and newer is built on it (c10d_window.h). Thread rule:
-// registering and deregistering from one thread at a time, by all ranks in the same order, and not
-// while another thread uses the window; all other calls from any thread. docs/design/shm_backend.md
+// counter. c10d::Window of PyTorch 2.14 and newer is built on it. Thread rule: registering and
+// deregistering from one thread at a time, by all ranks in the same order, and not while another
+// thread uses the window; all other calls from any thread. docs/design/shm_backend.md
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,9 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "c10d_shm/backend.h"
+#ifdef C10D_BACKEND_HAS_WINDOW
+#include <torch/csrc/distributed/c10d/Window.hpp>
+#endif
 
 namespace sherd::c10d_shm {
 
@@ -64,5 +67,10 @@ class ShmWindow {
   // By rank: how many signals were waited for.
   std::vector<std::uint64_t> waited_;
 };
+
+#ifdef C10D_BACKEND_HAS_WINDOW
+c10::intrusive_ptr<c10d::Window> make_c10d_window(
+    std::shared_ptr<ShmWindow> window);
+#endif
 
 }  // namespace sherd::c10d_shm

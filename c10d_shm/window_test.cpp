@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c10d_shm/window.h"
 
-#include <string>
-#include <vector>
 #include <gmock/gmock.h>
 #include "c10d_shm/testing.h"
 #include "support/error_of.h"

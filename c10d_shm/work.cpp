@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <algorithm>
-#include <exception>
 #include <utility>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -115,6 +114,12 @@ void ShmWork::settle_future() {
   } else {
     future_->markCompleted(c10::IValue(outputs_));
   }
+}
+
+WorkPtr completed_work(WorkOptions options) {
+  auto work = c10::make_intrusive<ShmWork>(std::move(options), nullptr);
+  work->complete_now();
+  return work;
 }
 
 WorkQueue::WorkQueue(std::function<void()> abort) : abort_(std::move(abort)) {}

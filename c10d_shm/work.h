@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ShmWork is an asynchronous operation of the shm backend. WorkQueue runs the operations of a group
-// one after another, in the order in which they were issued: on its own thread, or on that of a
-// waiting caller, whichever comes first, so that an operation that is waited for at once costs no
-// thread switch. Messages are works, too, which P2pWorker completes. A ShmWork keeps its tensors
-// until it is done. Thread rule: any thread.
+// in the order in which they were issued, on its own thread or on that of a waiting caller,
+// whichever comes first (docs/design/shm_backend.md). Messages are works, too, which P2pWorker
+// completes. A ShmWork keeps its tensors until it is done. Thread rule: any thread.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +12,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -90,6 +88,9 @@ class ShmWork final : public c10d::Work {
 
 using WorkPtr = c10::intrusive_ptr<ShmWork>;
 
+// A work that has nothing to run and has succeeded.
+WorkPtr completed_work(WorkOptions options);
+
 class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
  public:
   // `abort` makes the operation under way end soon.
@@ -126,13 +127,10 @@ class WorkQueue : public std::enable_shared_from_this<WorkQueue> {
 
   const std::function<void()> abort_;
   const ForkMark process_;
-  // Guards what follows. A thread sleeps only after it has found, with mutex_ held, that what it
-  // waits for has not come and that it can take nothing out. A thread that changes either (the
-  // queue, runner_, stopped_, or that a work is completed) locks mutex_ afterwards and then
-  // notifies those concerned, so the sleeper has either seen the change or is woken by it. Waiting
-  // callers sleep on changed_, and are notified of everything. The queue's own thread sleeps on
-  // left_over_: it is notified only when something can be taken out that no caller is about to
-  // take, and when the queue stops.
+  // Guards what follows; docs/design/shm_backend.md proves that no wake is lost. Waiting callers
+  // sleep on changed_, and are notified of everything. The queue's own thread sleeps on left_over_:
+  // it is notified only when something can be taken out that no caller is about to take, and when
+  // the queue stops.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::condition_variable left_over_;

@@ -4,7 +4,6 @@
 // step: the table of docs/guide/cache.md. On two ranks:
 //   sherd run -n 2 --no-prefix -- build/release/examples/example_budget
 #include <cstdio>
-#include <optional>
 #include <sherd/sherd.h>
 #include <torch/torch.h>
 

@@ -156,17 +156,13 @@ def steps(commands):
     ]
 
 
-def bash_completion(commands):
+def walk(words, commands, body):
+    """What bash and zsh do alike: find the command, then do what `body` says of it."""
     cases = "".join(
-        f"    {quoted(' '.join(command.words))})\n      words="
-        + quoted(" ".join(word for word, _ in choices(command)))
-        + " ;;\n"
+        f"    {quoted(' '.join(command.words))})\n      {body(command)} ;;\n"
         for command in commands
     )
-    return f"""# Completion of sherd for bash, made by scripts/command_docs.py.
-_sherd() {{
-  local word command= words=
-  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    return f"""  for word in "${{{words}}}"; do
     case "$command $word" in
       *' sherd' | */sherd) command= ;;
       {' | '.join(steps(commands))})
@@ -175,6 +171,17 @@ _sherd() {{
   done
   case "$command" in
 {cases}  esac
+"""
+
+
+def bash_completion(commands):
+    def listed(command):
+        return "words=" + quoted(" ".join(word for word, _ in choices(command)))
+
+    return f"""# Completion of sherd for bash, made by scripts/command_docs.py.
+_sherd() {{
+  local word command= words=
+{walk("COMP_WORDS[@]:1:COMP_CWORD-1", commands, listed)}\
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
 }}
 complete -o default -F _sherd sherd
@@ -183,30 +190,18 @@ complete -o default -F _sherd sherd
 
 def zsh_completion(commands):
     def described(command):
-        return "\n".join(
+        entries = "\n".join(
             "        " + quoted(word.replace(":", "\\:") + ":" + text)
             for word, text in choices(command)
         )
+        return f"entries=(\n{entries})"
 
-    cases = "".join(
-        f"    {quoted(' '.join(command.words))})\n      entries=(\n"
-        f"{described(command)}) ;;\n"
-        for command in commands
-    )
     return f"""#compdef sherd
 # Completion of sherd for zsh, made by scripts/command_docs.py.
 _sherd() {{
   local word command=
   local -a entries
-  for word in "${{(@)words[2,CURRENT-1]}}"; do
-    case "$command $word" in
-      *' sherd' | */sherd) command= ;;
-      {' | '.join(steps(commands))})
-        command="${{command:+$command }}$word" ;;
-    esac
-  done
-  case "$command" in
-{cases}  esac
+{walk("(@)words[2,CURRENT-1]", commands, described)}\
   _describe -o sherd entries || _files
 }}
 _sherd "$@"

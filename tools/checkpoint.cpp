@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
-#include <map>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -105,12 +103,11 @@ int inspect(const Arguments& given) {
 }
 
 int verify(const Arguments& given) {
-  std::string folder;
   std::int64_t bytes = 0;
-  read_checkpoint(given.path, [&](const std::string& checkpoint) {
-    folder = checkpoint;
-    bytes = verify_checkpoint(folder, progress_bar("verify"));
-  });
+  const auto folder =
+      read_checkpoint(given.path, [&](const std::string& checkpoint) {
+        bytes = verify_checkpoint(checkpoint, progress_bar("verify"));
+      });
   if (given.json) {
     print(Json({{"folder", folder}, {"bytes", bytes}}));
   } else {
@@ -137,14 +134,13 @@ int print_files(
 }
 
 int merge(const Arguments& given) {
-  std::string folder;
   std::vector<std::string> files;
-  read_checkpoint(given.path, [&](const std::string& checkpoint) {
-    folder = checkpoint;
-    files = merge_checkpoint(
-        folder, given.to,
-        {.archives = given.archives, .progress = progress_bar("merge")});
-  });
+  const auto folder =
+      read_checkpoint(given.path, [&](const std::string& checkpoint) {
+        files = merge_checkpoint(
+            checkpoint, given.to,
+            {.archives = given.archives, .progress = progress_bar("merge")});
+      });
   return print_files(folder, files, given.json);
 }
 
@@ -240,19 +236,18 @@ int export_model(const Arguments& given) {
   // Before the weights are written, because it may refuse the model.
   const auto description =
       hugging_face_config(source.config, source.vocabulary);
-  std::string checkpoint;
   std::vector<std::string> files;
-  read_checkpoint(given.path, [&](const std::string& folder) {
-    checkpoint = folder;
-    files = merge_checkpoint(
-        folder, given.to,
-        {.section = source.section,
-         .rename =
-             [&](const std::string& name) {
-               return hugging_face_name(source.config, name);
-             },
-         .progress = progress_bar("export")});
-  });
+  const auto checkpoint =
+      read_checkpoint(given.path, [&](const std::string& folder) {
+        files = merge_checkpoint(
+            folder, given.to,
+            {.section = source.section,
+             .rename =
+                 [&](const std::string& name) {
+                   return hugging_face_name(source.config, name);
+                 },
+             .progress = progress_bar("export")});
+      });
   try {
     const auto merged =
         std::exchange(files.front(), given.to + "/model.safetensors");
@@ -336,88 +331,80 @@ int import_model(const Arguments& given) {
 constexpr const char* kPathHelp =
     "A checkpoint, or a run: the newest one in it";
 
-// Each command with its action, which returns the exit status.
-using Commands =
-    std::map<const CLI::App*, std::function<int(const Arguments&)>>;
+struct CheckpointCommand {
+  const char* name;
+  const char* about;
+  int (*action)(const Arguments&);  // Returns the exit status.
+  const char* path_name;
+  const char* path_help;
+  const char* to_name;  // Null if it takes one path.
+  const char* to_help;
+};
 
-void add_readers(CLI::App& app, Arguments& given, Commands& commands) {
-  auto* inspect_app =
-      app.add_subcommand("inspect", "What is in it: step, values, tensors");
-  inspect_app->add_option("PATH", given.path, kPathHelp)->required();
-  commands[inspect_app] = inspect;
-  auto* verify_app =
-      app.add_subcommand("verify", "Read all of it and compare checksums");
-  verify_app->add_option("PATH", given.path, kPathHelp)->required();
-  commands[verify_app] = verify;
-  auto* diff_app = app.add_subcommand(
-      "diff",
-      "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
-      "0: equal; 1: different; 2: could not be compared");
-  diff_app->add_option("PATH", given.path, kPathHelp)->required();
-  diff_app->add_option("OTHER", given.to, kPathHelp)->required();
-  commands[diff_app] = diff;
-}
-
-void add_writers(CLI::App& app, Arguments& given, Commands& commands) {
-  auto* merge_app = app.add_subcommand(
-      "merge",
-      "Write whole tensors: one safetensors file of each section, e.g.\n"
-      "FOLDER/model.safetensors, for any program that reads those");
-  merge_app->add_option("PATH", given.path, kPathHelp)->required();
-  merge_app->add_option("FOLDER", given.to, "New, or empty")->required();
-  merge_app->add_flag(
-      "--torch", given.archives,
-      "FOLDER/model.pt instead, for torch::load() into a module of these "
-      "names");
-  commands[merge_app] = merge;
-  auto* export_app = app.add_subcommand(
-      "export",
-      "Write the model of a run of `sherd train` as Hugging Face's "
-      "transformers\n"
-      "loads it: config.json, model.safetensors, and what the run has of a\n"
-      "tokenizer and generation_config.json");
-  export_app->add_option("PATH", given.path, kPathHelp)->required();
-  export_app->add_option("FOLDER", given.to, "New, or empty")->required();
-  export_app->add_option("--weights", given.weights, kWeightsHelp)
-      ->type_name("NAME [model]");
-  commands[export_app] = export_model;
-  auto* import_app = app.add_subcommand(
-      "import",
-      "Make a run of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 that "
-      "transformers\n"
-      "has saved, which `sherd train` can continue");
-  import_app
-      ->add_option(
-          "FOLDER", given.path, "Folder with config.json and safetensors files")
-      ->required();
-  import_app->add_option("RUN", given.to, "The run's folder")->required();
-  commands[import_app] = import_model;
-}
+constexpr CheckpointCommand kCommands[] = {
+    {"inspect", "What is in it: step, values, tensors", inspect, "PATH",
+     kPathHelp, nullptr, nullptr},
+    {"verify", "Read all of it and compare checksums", verify, "PATH",
+     kPathHelp, nullptr, nullptr},
+    {"diff",
+     "In what two of them differ: names, dtypes, shapes, values. Exit status\n"
+     "0: equal; 1: different; 2: could not be compared",
+     diff, "PATH", kPathHelp, "OTHER", kPathHelp},
+    {"merge",
+     "Write whole tensors: one safetensors file of each section, e.g.\n"
+     "FOLDER/model.safetensors, for any program that reads those",
+     merge, "PATH", kPathHelp, "FOLDER", "New, or empty"},
+    {"export",
+     "Write the model of a run of `sherd train` as Hugging Face's "
+     "transformers\n"
+     "loads it: config.json, model.safetensors, and what the run has of a\n"
+     "tokenizer and generation_config.json",
+     export_model, "PATH", kPathHelp, "FOLDER", "New, or empty"},
+    {"import",
+     "Make a run of a GPT-2, Llama, Mistral, Qwen2 or Qwen3 that transformers\n"
+     "has saved, which `sherd train` can continue",
+     import_model, "FOLDER", "Folder with config.json and safetensors files",
+     "RUN", "The run's folder"},
+};
 
 int checkpoint_command(int argc, char** argv) {
   CLI::App app(
       "Look at checkpoints, compare and convert them", "sherd checkpoint");
   app.require_subcommand(1);
   Arguments given;
-  Commands commands;
-  add_readers(app, given, commands);
-  add_writers(app, given, commands);
-  for (auto* command : app.get_subcommands({})) {
-    command->add_flag("--json", given.json, "Print JSON");
+  for (const auto& command : kCommands) {
+    auto* added = app.add_subcommand(command.name, command.about);
+    added->add_option(command.path_name, given.path, command.path_help)
+        ->required();
+    if (command.to_name != nullptr) {
+      added->add_option(command.to_name, given.to, command.to_help)->required();
+    }
+    if (command.action == merge) {
+      added->add_flag(
+          "--torch", given.archives,
+          "FOLDER/model.pt instead, for torch::load() into a module of these "
+          "names");
+    } else if (command.action == export_model) {
+      added->add_option("--weights", given.weights, kWeightsHelp)
+          ->type_name("NAME [model]");
+    }
+    added->add_flag("--json", given.json, "Print JSON");
   }
   if (!parse_arguments(app, words_of(argc, argv))) {
     return 0;
   }
-  const auto* command = app.get_subcommands().front();
+  const auto& command = *std::ranges::find(
+      kCommands, app.get_subcommands().front()->get_name(),
+      &CheckpointCommand::name);
   try {
-    return commands.at(command)(given);
+    return command.action(given);
   } catch (const std::exception& error) {
     // The files are at fault, not the command line. But 1 says that checkpoints differ, so diff(1)
     // returns for an error what run_main() does for wrong usage.
     throw Error(
         without_backtrace(error.what()),
-        command->get_name() == "diff" ? ErrorCode::kInvalidArgument
-                                      : ErrorCode::kUnavailable);
+        command.action == diff ? ErrorCode::kInvalidArgument
+                               : ErrorCode::kUnavailable);
   }
 }
 

@@ -2,7 +2,6 @@
 //
 // sherd-coordinate, executed by `sherd coordinate`: decides for the replicas of a fault-tolerant
 // run.
-#include <string>
 #include <CLI/CLI.hpp>
 #include <sherd/base/run_main.h>
 #include <sherd/ft/coordinator.h>

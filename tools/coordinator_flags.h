@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on, and those of
-// the timers of replicas, which `sherd run` passes to them in SHERD_TIMEOUTS. Thread rule: values.
+// The flags of a coordinator that `sherd coordinate` takes and `sherd run` passes on. Thread rule:
+// values.
 #pragma once
 
 #include <array>
@@ -11,7 +11,6 @@
 #include <sstream>
 #include <string>
 #include <sherd/ft/coordinator.h>
-#include "base/parse_number.h"
 
 namespace sherd::tools {
 
@@ -23,20 +22,6 @@ inline std::string check_seconds(const std::string& text) {
   return is_number && value >= 0 && value <= 1e6
       ? ""
       : "expected seconds from 0 to 1000000, found " + text;
-}
-
-// For a timer that cannot be 0.
-inline std::string check_positive_seconds(const std::string& text) {
-  const bool is_zero =
-      check_seconds(text).empty() && std::strtod(text.c_str(), nullptr) == 0;
-  return is_zero ? "expected seconds above 0, found " + text
-                 : check_seconds(text);
-}
-
-inline std::string check_count(const std::string& text) {
-  return parse_number<std::int64_t>(text).value_or(0) > 0
-      ? ""
-      : "expected a number from 1 on, found " + text;
 }
 
 inline std::chrono::milliseconds milliseconds_of(double seconds) {
@@ -102,38 +87,6 @@ inline std::string description_of(const CoordinatorTimeFlag& flag) {
        << static_cast<double>((defaults.*flag.value).count()) / 1000 << ")";
   return text.str();
 }
-
-struct ReplicaTimeFlag {
-  const char* name;
-  const char* key;  // The key in SHERD_TIMEOUTS.
-  const char* description;
-};
-
-inline constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
-    {"--leave-timeout", "leave",
-     "A replica that was told to end, and has nothing to\n"
-     "do, waits this long for the coordinator's decision;\n"
-     "then it saves what it holds (a third of --grace)"},
-    {"--connect-timeout", "connect",
-     "A replica to which no connection was made in this\n"
-     "time counts as lost; at most seven tenths of\n"
-     "--join-timeout (0.7)"},
-    {"--link-timeout", "link",
-     "A connection counts as lost when sent bytes were not\n"
-     "acknowledged for this long (5)"},
-    {"--fetch-timeout", "fetch",
-     "A replica that sends nothing of a state for this\n"
-     "long is not waited for (5)"},
-    {"--snapshot-timeout", "snapshot",
-     "How long one may take to finish its step and copy\n"
-     "its state for others (60)"},
-    {"--siblings-timeout", "siblings",
-     "How long the ranks of a replica wait for each other\n"
-     "at the start (60)"},
-    {"--linger-timeout", "linger",
-     "How long a replica that has made the last step waits\n"
-     "for others that lack it (60)"},
-}};
 
 inline constexpr const char* kRecoverFlag = "--recover-from-replicas";
 inline constexpr const char* kRecoverDescription =

@@ -114,24 +114,22 @@ void show(const ShowOptions& options) {
   }
 }
 
+void verify_file(const std::string& path) {
+  const data::TokenFile tokens(path);
+  tokens.verify();
+  std::printf(
+      "%s: %lld documents, %lld tokens, as they were written\n", path.c_str(),
+      static_cast<long long>(tokens.documents()),
+      static_cast<long long>(tokens.tokens()));
+}
+
 void verify(const std::string& path) {
-  for (const auto* name : {"train.tokens", "validation.tokens"}) {
-    const auto file = std::filesystem::is_directory(path)
-        ? (std::filesystem::path(path) / name).string()
-        : path;
-    if (file != path && !std::filesystem::exists(file) &&
-        std::string(name) != "train.tokens") {
-      continue;
-    }
-    const data::TokenFile tokens(file);
-    tokens.verify();
-    std::printf(
-        "%s: %lld documents, %lld tokens, as they were written\n", file.c_str(),
-        static_cast<long long>(tokens.documents()),
-        static_cast<long long>(tokens.tokens()));
-    if (file == path) {
-      return;
-    }
+  const std::filesystem::path folder(path);
+  const bool prepared = std::filesystem::is_directory(folder);
+  verify_file(prepared ? (folder / "train.tokens").string() : path);
+  const auto validation = folder / "validation.tokens";
+  if (prepared && std::filesystem::exists(validation)) {
+    verify_file(validation.string());
   }
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include <sherd/launch/launch.h>
+#include "base/text.h"
 #include "coordinator_flags.h"
 #include "exec_program.h"
 #include "option_adder.h"
@@ -45,6 +48,53 @@ constexpr const char* kRunExamples =
     "with --fault-tolerant 0 when the replica that ended last has succeeded,\n"
     "75 when all replicas were asked to leave before the run had ended;\n"
     "2 wrong usage.";
+
+// For a timer that cannot be 0.
+std::string check_positive_seconds(const std::string& text) {
+  const bool is_zero =
+      check_seconds(text).empty() && std::strtod(text.c_str(), nullptr) == 0;
+  return is_zero ? "expected seconds above 0, found " + text
+                 : check_seconds(text);
+}
+
+std::string check_count(const std::string& text) {
+  return parse_number<std::int64_t>(text).value_or(0) > 0
+      ? ""
+      : "expected a number from 1 on, found " + text;
+}
+
+// A timer of replicas.
+struct ReplicaTimeFlag {
+  const char* name;
+  const char* key;  // The key in SHERD_TIMEOUTS.
+  const char* description;
+};
+
+constexpr std::array<ReplicaTimeFlag, 7> kReplicaTimeFlags = {{
+    {"--leave-timeout", "leave",
+     "A replica that was told to end, and has nothing to\n"
+     "do, waits this long for the coordinator's decision;\n"
+     "then it saves what it holds (a third of --grace)"},
+    {"--connect-timeout", "connect",
+     "A replica to which no connection was made in this\n"
+     "time counts as lost; at most seven tenths of\n"
+     "--join-timeout (0.7)"},
+    {"--link-timeout", "link",
+     "A connection counts as lost when sent bytes were not\n"
+     "acknowledged for this long (5)"},
+    {"--fetch-timeout", "fetch",
+     "A replica that sends nothing of a state for this\n"
+     "long is not waited for (5)"},
+    {"--snapshot-timeout", "snapshot",
+     "How long one may take to finish its step and copy\n"
+     "its state for others (60)"},
+    {"--siblings-timeout", "siblings",
+     "How long the ranks of a replica wait for each other\n"
+     "at the start (60)"},
+    {"--linger-timeout", "linger",
+     "How long a replica that has made the last step waits\n"
+     "for others that lack it (60)"},
+}};
 
 // The command line's values, before they become LaunchOptions.
 struct RunArguments {
@@ -209,18 +259,22 @@ int run(RunArguments arguments, const std::vector<std::string>& program) {
   return launch::run(options);
 }
 
-// The options that come with --fault-tolerant.
+// Makes an option one of those that come with --fault-tolerant.
+CLI::Option* with_replicas(CLI::App& run_app, CLI::Option* option) {
+  return option->needs(run_app.get_option("--fault-tolerant"))
+      ->group("With --fault-tolerant");
+}
+
 void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
   launch::ReplicaOptions& replicas = arguments.replicas;
-  CLI::Option* on = run_app.add_flag(
+  run_app.add_flag(
       "--fault-tolerant", arguments.fault_tolerant,
       "Run replicas that are started again when they die,\n"
       "and a coordinator for them");
   const auto add = [&](const char* name, auto& value, const char* type,
                        const char* description) {
-    return option_adder(&run_app)(name, value, type, description)
-        ->needs(on)
-        ->group("With --fault-tolerant");
+    return with_replicas(
+        run_app, option_adder(&run_app)(name, value, type, description));
   };
   arguments.replicas_given =
       add("--replicas", replicas.replicas, "R", "Number of replicas")
@@ -261,32 +315,28 @@ void add_replica_options(CLI::App& run_app, RunArguments& arguments) {
       "Where the coordinator keeps its log; a run that\n"
       "began there continues")
       ->excludes(elsewhere);
-  run_app.add_flag(kRecoverFlag, arguments.recovers, kRecoverDescription)
-      ->needs(on)
-      ->excludes(elsewhere)
-      ->group("With --fault-tolerant");
+  with_replicas(
+      run_app,
+      run_app.add_flag(kRecoverFlag, arguments.recovers, kRecoverDescription))
+      ->excludes(elsewhere);
   add("--control", replicas.control, "PATH",
       "Make a socket for `sherd replica drain` and `admit`");
 }
 
 void add_secret_options(CLI::App& run_app, RunArguments& arguments) {
-  CLI::Option* on = run_app.get_option("--fault-tolerant");
-  constexpr const char* kGroup = "With --fault-tolerant";
-  CLI::Option* secret =
+  CLI::Option* secret = with_replicas(
+      run_app,
       option_adder(&run_app)(
           "--secret-file", arguments.replicas.secret_file, "FILE",
           "The secret that replicas and coordinator share\n"
-          "(a new one, coordinator.secret in --run-dir)")
-          ->needs(on)
-          ->group(kGroup);
-  run_app
-      .add_flag(
+          "(a new one, coordinator.secret in --run-dir)"));
+  with_replicas(
+      run_app,
+      run_app.add_flag(
           "--no-secret", arguments.no_secret,
           "Without a secret: every process of this host may\n"
-          "take part in the run and read its states")
-      ->needs(on)
-      ->excludes(secret)
-      ->group(kGroup);
+          "take part in the run and read its states"))
+      ->excludes(secret);
 }
 
 // The coordinator's timers apply only if it is started here.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The size of the terminal, and texts that are printed at once, or safe for it. Thread rule: any
-// thread.
+// The size of the terminal, and texts that are printed at once, safe for it, or cut to its width.
+// Thread rule: any thread.
 #pragma once
 
 #include <sys/ioctl.h>
@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdio>
 #include <string>
+#include <vector>
+#include "base/printable.h"
 
 namespace sherd::tools {
 
@@ -42,6 +44,17 @@ inline std::string printable_on_terminal(std::string text) {
         return (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
       },
       '?');
+  return text;
+}
+
+// Each line with a newline, truncated after `columns` characters, and without what a terminal would
+// obey.
+inline std::string text_of_lines(
+    const std::vector<std::string>& lines, std::size_t columns) {
+  std::string text;
+  for (const auto& line : lines) {
+    text += printable(line, columns) + "\n";
+  }
   return text;
 }
 

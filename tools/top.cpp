@@ -2,14 +2,12 @@
 #include <unistd.h>
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
 #include <thread>
-#include <vector>
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include "subcommand.h"

@@ -3,7 +3,6 @@
 // sherd-train, executed by `sherd train`: one rank of a training job.
 #include <sherd/base/run_main.h>
 #include "exec_program.h"
-#include "train/jobs.h"
 #include "train/signal_request.h"
 #include "train/train_command.h"
 

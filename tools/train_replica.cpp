@@ -3,7 +3,6 @@
 // sherd-train-replica, executed by `sherd train` under `sherd run --fault-tolerant`: one rank of
 // one replica.
 #include <sherd/base/run_main.h>
-#include "train/jobs.h"
 #include "train/signal_request.h"
 #include "train/train_command.h"
 

@@ -30,10 +30,7 @@ std::size_t Announcements::bytes(int ranks) {
 Announcements::Announcements(std::span<std::byte> memory, int ranks)
     : memory_(memory.data()), ranks_(ranks) {
   SHERD_ASSERT(
-      memory.size() >= bytes(ranks) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
-              0,
-      "memory for all announcements");
+      shm::has_room(memory, bytes(ranks)), "memory for all announcements");
 }
 
 std::byte* Announcements::of(int rank) const {
@@ -71,16 +68,6 @@ std::span<std::uint64_t> Announcements::numbers(
   auto* first =
       reinterpret_cast<std::uint64_t*>(of(rank) + kDigestBytes + kTextBytes);
   return {first + which * index(ranks_), index(ranks_)};
-}
-
-std::span<std::uint64_t> Announcements::addresses(int rank) const {
-  return numbers(rank, 0);
-}
-std::span<std::uint64_t> Announcements::offered(int rank) const {
-  return numbers(rank, 1);
-}
-std::span<std::uint64_t> Announcements::wanted(int rank) const {
-  return numbers(rank, 2);
 }
 
 std::string Announcements::mismatch(

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The table in which each rank announces a collective before any bytes move: its name, and for each
-// other rank where this rank's bytes lie, how many they are, and for how many it has room. Every
-// rank reads the whole table, so either all refuse a call that does not match, or none does. In
-// most calls all ranks announce the same; then a digest of it is all that ranks read from each
-// other, one cache line instead of several. Refers to memory of a segment. Thread rule: one thread;
-// ShmCommunicator orders writing and reading.
+// other rank where this rank's bytes lie, how many they are, and for how many it has room. In most
+// calls a digest of it is all that ranks read from each other (docs/design/shm_backend.md). Refers
+// to memory of a segment. Thread rule: one thread; ShmCommunicator orders writing and reading.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +29,11 @@ class Announcements {
 
   // For each other rank, where the bytes of `rank` for it lie, how many they are, and for how many
   // of its bytes there is room.
-  std::span<std::uint64_t> addresses(int rank) const;
-  std::span<std::uint64_t> offered(int rank) const;
-  std::span<std::uint64_t> wanted(int rank) const;
+  std::span<std::uint64_t> addresses(int rank) const {
+    return numbers(rank, 0);
+  }
+  std::span<std::uint64_t> offered(int rank) const { return numbers(rank, 1); }
+  std::span<std::uint64_t> wanted(int rank) const { return numbers(rank, 2); }
 
   // 64 bits of everything that `rank` announces except addresses, if a call matches as soon as all
   // announce the same; otherwise 0. Two different calls have the same digest once in 2^64.

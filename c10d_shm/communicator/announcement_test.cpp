@@ -4,15 +4,12 @@
 #include <array>
 
 #include <string>
-#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "shm/counter.h"
 
 namespace sherd::c10d_shm {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::string name(int rank) { return "rank " + std::to_string(rank); }
 

@@ -27,23 +27,27 @@ struct AllToAllArguments {
 
 // Computes out[i] = inputs[0][i] + inputs[1][i] + ..., or another operation. `out` may be one of
 // the inputs.
-using ReduceKernel = std::function<void(
+using Fold = std::function<void(
     std::span<const std::byte* const> inputs,
     std::size_t elements,
     std::byte* out)>;
 
-// Which ranks get the result of a slice: its owner, in `target`; or all ranks or one, in place of
-// the slices.
-enum class ResultRecipients { kOwner, kAll, kRoot };
+struct ReduceKernel {
+  Fold fold{};
+  std::size_t element_bytes = 1;  // Must divide kCacheLine.
+};
 
 struct ReduceArguments {
+  // Which ranks get the result of a slice: its owner, in `target`; or all ranks or one, in place of
+  // the slices.
+  enum class Recipients { kOwner, kAll, kRoot };
+
   // What this rank contributes to the slice of each rank, including its own. Written only if
   // results take its place.
   std::span<const Bytes> slices{};
   Bytes target{};  // For kOwner: as long as its own slice.
-  ResultRecipients recipients = ResultRecipients::kOwner;
-  int root = 0;                   // Used for kRoot.
-  std::size_t element_bytes = 1;  // Must divide kCacheLine.
+  Recipients recipients = Recipients::kOwner;
+  int root = 0;  // Used for kRoot.
   ReduceKernel kernel{};
 };
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -109,7 +108,8 @@ Status AllToAll::run(const CollectiveCall& call) {
   }
   SHERD_RETURN_IF_FAILED(communicator_.begin(
       call, arguments_.sources, wanted,
-      all_equal() ? PieceSizes::kFitWhenEqual : PieceSizes::kAny));
+      all_equal() ? ShmCommunicator::PieceSizes::kFitWhenEqual
+                  : ShmCommunicator::PieceSizes::kAny));
   const std::size_t direct_from = communicator_.single_copy()
       ? communicator_.options().single_copy_bytes_min
       : SIZE_MAX;
@@ -143,8 +143,8 @@ Status all_to_all(
 }
 
 Status barrier(ShmCommunicator& communicator, const CollectiveCall& call) {
-  SHERD_RETURN_IF_FAILED(
-      communicator.begin(call, {}, {}, PieceSizes::kFitWhenEqual));
+  SHERD_RETURN_IF_FAILED(communicator.begin(
+      call, {}, {}, ShmCommunicator::PieceSizes::kFitWhenEqual));
   return communicator.meet_and_compare();
 }
 

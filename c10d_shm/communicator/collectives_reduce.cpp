@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "c10d_shm/communicator/collectives.h"
 
 namespace sherd::c10d_shm {
@@ -19,6 +19,8 @@ constexpr std::size_t kBlockBytes = std::size_t{128} << 10;
 // How much is folded at a time through the segment, so that results are copied there from the
 // first-level cache.
 constexpr std::size_t kCachedBytes = std::size_t{8} << 10;
+
+using Recipients = ReduceArguments::Recipients;
 
 class Reduce {
  public:
@@ -43,6 +45,10 @@ class Reduce {
   std::byte* place(int source, int slice) const {
     return communicator_.buffer(source) + index(slice) * round_bytes_;
   }
+  void fold_inputs(std::size_t bytes, std::byte* out) const {
+    const ReduceKernel& kernel = arguments_.kernel;
+    kernel.fold(inputs_, bytes / kernel.element_bytes, out);
+  }
 
   void put(std::size_t offset) const;
   void fold(std::size_t offset);
@@ -64,16 +70,14 @@ class Reduce {
 };
 
 std::byte* Reduce::target() const {
-  return arguments_.recipients == ResultRecipients::kOwner
-      ? arguments_.target.data()
+  return arguments_.recipients == Recipients::kOwner ? arguments_.target.data()
       : gets_results(communicator_.rank()) ? arguments_.slices[own_].data()
                                            : nullptr;
 }
 
 bool Reduce::gets_results(int rank) const {
-  return arguments_.recipients == ResultRecipients::kAll ||
-      (arguments_.recipients == ResultRecipients::kRoot &&
-       rank == arguments_.root);
+  return arguments_.recipients == Recipients::kAll ||
+      (arguments_.recipients == Recipients::kRoot && rank == arguments_.root);
 }
 
 std::size_t Reduce::bytes_in_all() const {
@@ -86,7 +90,7 @@ std::size_t Reduce::bytes_in_all() const {
 
 // The result is the same on all ranks whose slices match, as that of directly().
 bool Reduce::alone() const {
-  return arguments_.recipients == ResultRecipients::kAll &&
+  return arguments_.recipients == Recipients::kAll &&
       bytes_in_all() <= std::min(
                             communicator_.options().sum_alone_bytes_max,
                             communicator_.options().buffer_bytes);
@@ -135,8 +139,8 @@ void Reduce::fold_part(
       place(communicator_.rank(), communicator_.rank()) + done;
   std::byte* const out =
       target() == nullptr ? shared : target() + offset + done;
-  arguments_.kernel(inputs_, bytes / arguments_.element_bytes, out);
-  if (arguments_.recipients != ResultRecipients::kOwner && out != shared) {
+  fold_inputs(bytes, out);
+  if (arguments_.recipients != Recipients::kOwner && out != shared) {
     copy_bytes(out, shared, bytes);
   }
 }
@@ -161,7 +165,7 @@ Status Reduce::finish_in_rounds() {
       std::max(communicator_.largest_piece(), arguments_.slices[own_].size());
   for (std::size_t done = 0;; done += round_bytes_) {
     fold(done);
-    if (arguments_.recipients != ResultRecipients::kOwner) {
+    if (arguments_.recipients != Recipients::kOwner) {
       SHERD_RETURN_IF_FAILED(communicator_.meet());
       take(done);
     }
@@ -193,8 +197,7 @@ void Reduce::fold_all() {
           : communicator_.buffer(r) + offset;
     }
     if (!slice.empty()) {
-      arguments_.kernel(
-          inputs_, slice.size() / arguments_.element_bytes, slice.data());
+      fold_inputs(slice.size(), slice.data());
     }
     offset += slice.size();
   }
@@ -216,7 +219,7 @@ Status Reduce::fold_block(
   }
   std::byte* const out =
       target() == nullptr ? scratch + own_ * kBlockBytes : target() + offset;
-  arguments_.kernel(inputs_, bytes / arguments_.element_bytes, out);
+  fold_inputs(bytes, out);
   for (int i = 1; i < communicator_.ranks(); ++i) {
     const int r = (communicator_.rank() + i) % communicator_.ranks();
     if (gets_results(r)) {
@@ -242,13 +245,13 @@ Status Reduce::finish_directly() {
 Status Reduce::run(const CollectiveCall& call) {
   const auto slices = arguments_.slices;
   SHERD_ASSERT(
-      shm::kCacheLine % arguments_.element_bytes == 0 &&
-          (arguments_.recipients != ResultRecipients::kOwner ||
+      shm::kCacheLine % arguments_.kernel.element_bytes == 0 &&
+          (arguments_.recipients != Recipients::kOwner ||
            arguments_.target.size() == slices[own_].size()),
       "whole elements, and room for the result");
   const std::vector<std::size_t> wanted(slices.size(), slices[own_].size());
-  SHERD_RETURN_IF_FAILED(
-      communicator_.begin(call, slices, wanted, PieceSizes::kFitWhenEqual));
+  SHERD_RETURN_IF_FAILED(communicator_.begin(
+      call, slices, wanted, ShmCommunicator::PieceSizes::kFitWhenEqual));
   const bool everybody_folds = alone();
   const bool copies_directly = directly();
   if (everybody_folds) {

@@ -101,9 +101,10 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
   for (const int ranks : {1, 2, 3, 4, 7}) {
     on_communicators(ranks, [&](ShmCommunicator& communicator) {
       for (const std::size_t each : {0, 1, 700}) {
-        for (const ResultRecipients recipients :
-             {ResultRecipients::kOwner, ResultRecipients::kAll,
-              ResultRecipients::kRoot}) {
+        for (const ReduceArguments::Recipients recipients :
+             {ReduceArguments::Recipients::kOwner,
+              ReduceArguments::Recipients::kAll,
+              ReduceArguments::Recipients::kRoot}) {
           const std::size_t all = each * index(ranks);
           const Numbers brought = numbers(communicator.rank(), 0, all);
           Numbers own = brought;
@@ -120,8 +121,7 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
                            .target = bytes_of(target),
                            .recipients = recipients,
                            .root = root,
-                           .element_bytes = 4,
-                           .kernel = fold_in_order})
+                           .kernel = {fold_in_order, 4}})
                           .ok());
           Numbers expected(all, 0);
           for (int r = 0; r < ranks; ++r) {
@@ -130,7 +130,7 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
               expected[i] = expected[i] * 31 + of_rank[i];
             }
           }
-          if (recipients == ResultRecipients::kOwner) {
+          if (recipients == ReduceArguments::Recipients::kOwner) {
             const auto begin = expected.begin() +
                 static_cast<std::ptrdiff_t>(each * index(communicator.rank()));
             EXPECT_EQ(
@@ -138,7 +138,7 @@ TEST(SharedCollectives, SlicesAreFoldedInRankOrder) {
                 Numbers(begin, begin + static_cast<std::ptrdiff_t>(each)));
             EXPECT_EQ(own, brought);
           } else if (
-              recipients == ResultRecipients::kAll ||
+              recipients == ReduceArguments::Recipients::kAll ||
               communicator.rank() == root) {
             EXPECT_EQ(own, expected);
           } else {
@@ -159,9 +159,8 @@ TEST(SharedCollectives, AMismatchMovesNothingAndTheNextCallWorks) {
     const Status outcome = reduce(
         communicator, kCall,
         {.slices = slices,
-         .recipients = ResultRecipients::kAll,
-         .element_bytes = 4,
-         .kernel = fold_in_order});
+         .recipients = ReduceArguments::Recipients::kAll,
+         .kernel = {fold_in_order, 4}});
     EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
     EXPECT_EQ(own, before);
     EXPECT_TRUE(barrier(communicator, kCall).ok());
@@ -205,9 +204,8 @@ TEST(SharedCollectives, AnotherCallOfTheSameSizeIsAMismatch) {
         {.what = communicator.rank() == 1 ? "sum" : "product",
          .deadline = kCall.deadline},
         {.slices = slices,
-         .recipients = ResultRecipients::kAll,
-         .element_bytes = 4,
-         .kernel = fold_in_order});
+         .recipients = ReduceArguments::Recipients::kAll,
+         .kernel = {fold_in_order, 4}});
     EXPECT_EQ(outcome.code(), ErrorCode::kPeerMismatch);
     EXPECT_THAT(outcome.message(), ::testing::HasSubstr("product"));
     EXPECT_TRUE(barrier(communicator, kCall).ok());
@@ -241,14 +239,15 @@ TEST(SharedCollectives, AnExceptionEndsTheGroup) {
       return reduce(
           communicator, kCall,
           {.slices = slices,
-           .recipients = ResultRecipients::kAll,
-           .element_bytes = 4,
-           .kernel = [&](auto inputs, std::size_t elements, std::byte* out) {
-             if (throws) {
-               throw std::bad_alloc();
-             }
-             fold_in_order(inputs, elements, out);
-           }});
+           .recipients = ReduceArguments::Recipients::kAll,
+           .kernel = {
+               [&](auto inputs, std::size_t elements, std::byte* out) {
+                 if (throws) {
+                   throw std::bad_alloc();
+                 }
+                 fold_in_order(inputs, elements, out);
+               },
+               4}});
     });
     EXPECT_EQ(
         outcome.code(), throws ? ErrorCode::kUnavailable : ErrorCode::kAborted);

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -116,11 +115,11 @@ class Calls {
     const std::size_t count = call % 3 == 2 ? 512 : kCount;
     switch (call % 5) {
       case 0:
-        return reduced(call, count, ResultRecipients::kAll);
+        return reduced(call, count, ReduceArguments::Recipients::kAll);
       case 1:
-        return reduced(call, count, ResultRecipients::kRoot);
+        return reduced(call, count, ReduceArguments::Recipients::kRoot);
       case 2:
-        return reduced(call, count, ResultRecipients::kOwner);
+        return reduced(call, count, ReduceArguments::Recipients::kOwner);
       case 3:
         return gathered(call, count);
       default:
@@ -131,7 +130,9 @@ class Calls {
 
  private:
   Status reduced(
-      std::uint64_t call, std::size_t count, ResultRecipients recipients) {
+      std::uint64_t call,
+      std::size_t count,
+      ReduceArguments::Recipients recipients) {
     const std::size_t half = count / 2;
     const std::size_t mine = static_cast<std::size_t>(own_) * half;
     const std::vector<Bytes> slices = {
@@ -143,13 +144,13 @@ class Calls {
          .target = std::as_writable_bytes(target),
          .recipients = recipients,
          .root = kLateRank,
-         .element_bytes = sizeof(Number),
-         .kernel = add});
-    if (outcome.ok() && recipients == ResultRecipients::kOwner) {
+         .kernel = {add, sizeof(Number)}});
+    if (outcome.ok() && recipients == ReduceArguments::Recipients::kOwner) {
       EXPECT_TRUE(is_sum(target, call, mine));
     } else if (
         outcome.ok() &&
-        (recipients == ResultRecipients::kAll || own_ == kLateRank)) {
+        (recipients == ReduceArguments::Recipients::kAll ||
+         own_ == kLateRank)) {
       EXPECT_TRUE(is_sum(lent.numbers().first(count), call, 0));
     }
     return outcome;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c10d_shm/communicator/p2p_channel.h"
 
-#include <algorithm>
-#include <utility>
 #include "base/check.h"
 
 namespace sherd::c10d_shm {
@@ -27,9 +25,7 @@ P2pChannel::P2pChannel(
       single_copy_(single_copy),
       others_(index(peers.ranks())) {
   SHERD_ASSERT(
-      memory.size() >= bytes(peers.ranks()) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
-              0,
+      shm::has_room(memory, bytes(peers.ranks())),
       "memory for all pair queues");
 }
 
@@ -45,10 +41,7 @@ P2pChannel::PairQueue& P2pChannel::pair_queue(int from, int to) const {
 }
 
 void P2pChannel::finish(P2pMessage message, const Status& outcome, int source) {
-  Ended& ended = ended_.emplace_back();
-  ended.message = std::move(message);
-  ended.outcome = outcome;
-  ended.source = source;
+  ended_.push_back({std::move(message), outcome, source});
 }
 
 P2pChannel::TypeText P2pChannel::type_text(std::string_view type) {
@@ -203,28 +196,26 @@ void P2pChannel::handle(int rank, const Reply& reply) {
   P2pMessage message = std::move(found->second);
   peer.sent.erase(found);
   if (reply.what == kPull) {
-    ChunkedTransfer& stream = peer.outgoing.emplace_back();
-    stream.message = std::move(message);
-    stream.id = reply.id;
-    renew(stream.message);
-  } else if (reply.what == kMismatch) {
-    const Status why(
-        ErrorCode::kPeerMismatch,
-        str("[c10d_shm] send of tag ", message.tag, " to ", peers_->name(rank),
-            ": ",
-            mismatch(
-                reply.room, reply.type, message.bytes.size(),
-                type_text(message.type))));
-    finish(std::move(message), why, peers_->rank());
-  } else if (reply.what == kFailed) {
-    const Status why(
-        ErrorCode::kUnavailable,
-        str("[c10d_shm] send of tag ", message.tag, " to ", peers_->name(rank),
-            ": it could not read the message"));
-    finish(std::move(message), why, peers_->rank());
-  } else {
-    finish(std::move(message), {}, peers_->rank());
+    begin_transfer(peer.outgoing, std::move(message));
+    return;
   }
+  const auto failure = [&](ErrorCode code, const std::string& why) {
+    return Status(
+        code,
+        str("[c10d_shm] send of tag ", message.tag, " to ", peers_->name(rank),
+            ": ", why));
+  };
+  Status outcome;
+  if (reply.what == kMismatch) {
+    outcome = failure(
+        ErrorCode::kPeerMismatch,
+        mismatch(
+            reply.room, reply.type, message.bytes.size(),
+            type_text(message.type)));
+  } else if (reply.what == kFailed) {
+    outcome = failure(ErrorCode::kUnavailable, "it could not read the message");
+  }
+  finish(std::move(message), outcome, peers_->rank());
 }
 
 bool P2pChannel::post_waiting(int rank) {
@@ -325,10 +316,7 @@ bool P2pChannel::receive_from(int rank, P2pMessage& message) {
     }
   } else {
     reply(kPull);
-    ChunkedTransfer& stream = peer.incoming.emplace_back();
-    stream.message = std::move(message);
-    stream.id = header.id;
-    renew(stream.message);
+    begin_transfer(peer.incoming, std::move(message));
     return true;
   }
   finish(std::move(message), outcome, rank);
@@ -366,6 +354,12 @@ bool P2pChannel::take_pieces(int rank) {
   doorbell_of(rank).advance();
   end_piece(peer.incoming, piece.size(), rank);
   return true;
+}
+
+void P2pChannel::begin_transfer(
+    std::deque<ChunkedTransfer>& transfers, P2pMessage message) const {
+  renew(message);
+  transfers.push_back({.message = std::move(message)});
 }
 
 void P2pChannel::end_piece(

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Point-to-point messages with tags between any two ranks of a segment, independent of collectives.
-// A short message is sent together with its header, and its sender is done when both lie in the
-// ring, where the receiver finds them even after the sender has left. A long one stays where it is
-// until the receiver, which has matched the header, copies it directly (peer_memory.h) or, if the
-// kernel forbids that, asks for it piece by piece. A message may be shorter than the room for it,
-// but not of another type. The rings between two ranks are short, but both ends keep waiting
-// headers in memory of their own, so a message that nobody receives yet does not block others.
+// docs/design/shm_backend.md says how short and long ones move. A message may be shorter than the
+// room for it, but not of another type, and one that nobody receives yet does not block others.
 // Refers to memory of a segment, which must outlive it. Thread rule: one thread at a time; any
 // thread may call ring_doorbell().
 #pragma once
@@ -148,7 +144,6 @@ class P2pChannel {
   };
   struct ChunkedTransfer {
     P2pMessage message{};
-    std::uint64_t id = 0;
     std::size_t moved = 0;
 
     Bytes next_piece() const {
@@ -176,6 +171,8 @@ class P2pChannel {
   bool take_pieces(int rank);
   // Its peer has answered or moved a piece of it: its timeout starts again.
   void renew(P2pMessage& message) const;
+  void begin_transfer(
+      std::deque<ChunkedTransfer>& transfers, P2pMessage message) const;
   // Counts a piece of the first transfer, and ends the transfer if it was the last one.
   void end_piece(
       std::deque<ChunkedTransfer>& transfers, std::size_t bytes, int source);

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <thread>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 #include "c10d_shm/communicator/bytes.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/counter.h"
@@ -73,9 +72,7 @@ PeerWriter::PeerWriter(
       clock_(&clock),
       peer_memory_(peers, clock) {
   SHERD_ASSERT(
-      memory.size() >= bytes(peers.ranks()) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
-              0,
+      shm::has_room(memory, bytes(peers.ranks())),
       "memory for the writes of all ranks");
 }
 

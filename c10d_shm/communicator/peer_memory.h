@@ -3,13 +3,8 @@
 // Copies between this process and memory that other ranks have lent, in a single copy by the
 // kernel: PeerMemory reads, PeerWriter writes. Before a call that lent memory fails, its rank
 // revokes all of it (Peers::revoke_memory) and waits until no rank writes it any more. Then the
-// memory belongs to the caller again, whatever late ranks do:
-// - A reader checks the mark after the copy. If the copy saw anything that was written after the
-//   memory had been revoked, the check finds the mark, and the read fails.
-// - A writer records that it begins, checks the mark and writes; the kernel records the end in the
-//   same call that writes. The owner sets the mark, then looks for writers that have begun and not
-//   ended. So each writer sees the mark, or its owner sees the writer. Thread rule: PeerMemory any
-//   thread, PeerWriter one. docs/design/shm_backend.md
+// memory belongs to the caller again, whatever late ranks do, as docs/design/shm_backend.md proves.
+// Thread rule: PeerMemory any thread, PeerWriter one.
 #pragma once
 
 #include <cstddef>

@@ -7,8 +7,6 @@
 #include <vector>
 #include "base/check.h"
 #include "base/hash.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
 #include "c10d_shm/communicator/single_copy.h"
 #include "shm/segment.h"
 #include "shm/waiter.h"
@@ -65,9 +63,7 @@ ShmCommunicator::ShmCommunicator(
            shm::Barrier::cells(peers.ranks())},
           peers) {
   SHERD_ASSERT(
-      memory.size() >= bytes(peers.ranks(), options) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % shm::kCacheLine ==
-              0,
+      shm::has_room(memory, bytes(peers.ranks(), options)),
       "memory for the communicator");
   SHERD_ASSERT(
       options.buffer_bytes >= index(peers.ranks()) * shm::kCacheLine,

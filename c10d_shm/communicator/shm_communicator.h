@@ -3,10 +3,8 @@
 // The framework of a collective among the ranks of a segment: each rank announces what it
 // contributes, all meet in a barrier and compare, bytes move through buffers of the segment or
 // directly between processes, and the ranks meet again. Refers to memory of a segment, which must
-// outlive it. Thread rule: one thread.
-//
-// Buffers and announcements are used in turn: a rank that writes one in round n + 2 has met all
-// ranks in round n + 1, which they entered after all reads of round n.
+// outlive it. Buffers and announcements are used in turn (docs/design/shm_backend.md). Thread rule:
+// one thread.
 #pragma once
 
 #include <sched.h>
@@ -17,7 +15,6 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "c10d_shm/communicator/announcement.h"
@@ -57,10 +54,6 @@ struct CollectiveCall {
   Duration deadline = std::chrono::seconds(60);
 };
 
-// When the pieces of a call match: kAny needs a comparison of each rank with each other one;
-// kFitWhenEqual means that they match as soon as all ranks announce the same sizes.
-enum class PieceSizes { kAny, kFitWhenEqual };
-
 class ShmCommunicator {
  public:
   // The number of bytes that it needs in a segment.
@@ -80,6 +73,10 @@ class ShmCommunicator {
   Status open(Duration deadline);
   // Whether ranks copy from each other directly. Equal on every rank.
   bool single_copy() const { return single_copy_; }
+
+  // When the pieces of a call match: kAny needs a comparison of each rank with each other one;
+  // kFitWhenEqual means that they match as soon as all ranks announce the same sizes.
+  enum class PieceSizes { kAny, kFitWhenEqual };
 
   int rank() const { return peers_->rank(); }
   int ranks() const { return peers_->ranks(); }

@@ -38,7 +38,7 @@ using WithoutGil = py::call_guard<OutsideHandlers, py::gil_scoped_release>;
 
 // A tree of C++ modules that holds the tensors of a Python module under their names, so that what
 // sherd does to the tree's tensors happens to those of the Python module. Tensors and modules that
-// have two names are there twice.
+// have two names are there twice. Must live as long as the handle that is made of it.
 struct ModuleTree {
   // `modules` are the names of all submodules, `sparse` those of embeddings whose gradients are
   // sparse, which have a weight and nothing else.
@@ -55,14 +55,15 @@ struct ModuleTree {
 using StateTensors =
     std::vector<std::tuple<std::string, std::string, at::Tensor>>;
 
-// An optimizer of torch.optim, whose state Python puts together whenever it is asked for.
-struct TorchOptimizer {
-  std::vector<OptimizerTensor> tensors(const std::set<std::string>& also) const;
-  std::function<StateTensors()> read;
-};
+// A CheckpointState with what it refers to.
+struct State : CheckpointState {
+  // One of torch.optim, whose state Python puts together whenever it is asked for.
+  struct TorchOptimizer {
+    std::vector<OptimizerTensor> tensors(
+        const std::set<std::string>& also) const;
+    std::function<StateTensors()> read;
+  };
 
-// A CheckpointState and what it refers to.
-struct State {
   void add_tensors(
       const std::string& section, const NamedTensors& tensors, bool of_rank0);
   void add_torch_optimizer(
@@ -70,24 +71,11 @@ struct State {
       std::function<StateTensors()> read,
       const NamedParameters& parameters);
 
-  CheckpointState state;
   std::deque<TorchOptimizer> optimizers;
 };
 
-// Destroys what may have to wait for its threads.
-struct DeleteWithoutGil {
-  template <typename T>
-  void operator()(T* object) const {
-    const py::gil_scoped_release released;
-    std::default_delete<T>()(object);
-  }
-};
-template <typename T>
-using Owned = std::unique_ptr<T, DeleteWithoutGil>;
-template <typename T>
-Owned<T> own(T object) {
-  return Owned<T>(std::make_unique<T>(std::move(object)).release());
-}
+// For classes whose destructor may have to wait for threads.
+using DestroyedWithoutGil = py::release_gil_before_calling_cpp_dtor;
 
 // Gives a duration in milliseconds of some options as seconds.
 template <auto member, typename Options>

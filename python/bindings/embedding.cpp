@@ -3,9 +3,9 @@
 // What connects sherd to the interpreter: exceptions in both directions, signals in waits, and the
 // brackets around backwards.
 #include <pthread.h>
-#include <atomic>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <sherd/autograd/touch.h>
 #include <sherd/base/run_main.h>
 #include <torch/csrc/Exceptions.h>
@@ -47,36 +47,29 @@ bool is_running() {
 // What a signal's handler has raised while its thread waited in sherd. With the interpreter's lock.
 class RaisedBySignal {
  public:
-  // Takes the exception out of the interpreter.
+  // Takes the exception out of the interpreter, and drops an earlier one.
   void keep() {
-    drop();
+    Py_CLEAR(type_);
+    Py_CLEAR(value_);
+    Py_CLEAR(traceback_);
     PyErr_Fetch(&type_, &value_, &traceback_);
-    kept_ = true;
   }
   // Puts it back; false where there is none.
   bool restore() {
-    if (!kept_) {
+    if (!is_kept()) {
       return false;
     }
-    PyErr_Restore(type_, value_, traceback_);
-    kept_ = false;
+    PyErr_Restore(
+        std::exchange(type_, nullptr), std::exchange(value_, nullptr),
+        std::exchange(traceback_, nullptr));
     return true;
   }
-  bool is_kept() const { return kept_; }
-  void drop() {
-    if (kept_) {
-      Py_XDECREF(type_);
-      Py_XDECREF(value_);
-      Py_XDECREF(traceback_);
-      kept_ = false;
-    }
-  }
+  bool is_kept() const { return type_ != nullptr; }
 
  private:
   PyObject* type_ = nullptr;
   PyObject* value_ = nullptr;
   PyObject* traceback_ = nullptr;
-  bool kept_ = false;
 };
 
 RaisedBySignal& raised_by_signal() {

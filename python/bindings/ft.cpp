@@ -2,7 +2,6 @@
 //
 // Fault-tolerant training, for sherd/ft.py. The session calls the program back in begin_step() and
 // finish_step() alone, on the thread that called these, and takes the GIL for it.
-#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -23,7 +22,7 @@ using ft::SessionTimeouts;
 using ft::TrainingStep;
 
 // A session with its checkpoints, if it has any: `state` is what replicas fetch, `saved` what
-// checkpoints have of it. Ends without the GIL, since connections are closed and threads joined.
+// checkpoints have of it.
 class Session {
  public:
   Session(
@@ -51,11 +50,6 @@ class Session {
   }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  ~Session() {
-    const py::gil_scoped_release released;
-    session_.reset();
-    checkpoints_.reset();
-  }
 
   ReplicaSession& get() { return *session_; }
 
@@ -171,17 +165,12 @@ void bind_ft(py::module_& module) {
   bind_timeouts(module);
   bind_options(module);
   bind_step(module);
-  py::class_<Session>(module, "Session")
+  py::class_<Session>(module, "Session", DestroyedWithoutGil())
       .def(
-          py::init([](const World& world, const NamedParameters& parameters,
-                      const State& state, const State& saved,
-                      std::function<void(std::int64_t)> update,
-                      const SessionOptions& options, const std::string& folder,
-                      std::int64_t save_every, int keep_last) {
-            return std::make_unique<Session>(
-                world, parameters, state.state, saved.state, std::move(update),
-                options, folder, save_every, keep_last);
-          }),
+          py::init<
+              const World&, const NamedParameters&, const State&, const State&,
+              std::function<void(std::int64_t)>, const SessionOptions&,
+              const std::string&, std::int64_t, int>(),
           // It refers to the optimizers that the states have.
           py::keep_alive<1, 4>(), py::keep_alive<1, 5>(), WithoutGil())
       .def("begin_step", &Session::begin_step, WithoutGil())

@@ -15,13 +15,10 @@ std::shared_ptr<void> claim_of(const NamedParameters& parameters) {
   return parameters.claim ? parameters.claim() : nullptr;
 }
 
-// A handle and the tree that it was made of, which must live as long.
-struct ShardedModule {
-  ModuleTree tree;
-  FullyShardedDataParallel fsdp;
-  // Every optimizer of Python publishes, so that what is used after a backward has not changed
-  // before one has done so: a pass that began earlier may still run backward.
-  std::shared_ptr<void> publishes = claim_of(fsdp.named_parameters());
+// Every optimizer of Python publishes, so that what is used after a backward has not changed before
+// one has done so: a pass that began earlier may still run backward.
+struct ShardedModule : FullyShardedDataParallel {
+  std::shared_ptr<void> publishes = claim_of(named_parameters());
 };
 
 using NamedUnits = std::map<std::string, units::UnitOptions>;
@@ -37,14 +34,13 @@ units::Policy policy_of(NamedUnits units) {
       });
 }
 
-Owned<ShardedModule> shard(
+ShardedModule shard(
     const ModuleTree& tree,
     const Mesh& mesh,
     FullyShardOptions options,
     NamedUnits units) {
   options.units = policy_of(std::move(units));
-  auto fsdp = fully_shard(*tree.root, mesh, options);
-  return own(ShardedModule{tree, std::move(fsdp)});
+  return ShardedModule{fully_shard(*tree.root, mesh, options)};
 }
 
 void bind_options(py::module_& module) {
@@ -164,33 +160,32 @@ void bind_reports(py::module_& module) {
       .def_readonly("gather_s", &UnitReport::gather_s)
       .def_readonly("waited_s", &UnitReport::waited_s)
       .def_readonly("overlap", &UnitReport::overlap);
-  py::class_<ShardReport>(module, "ShardReport")
-      .def_readonly("units", &ShardReport::units)
-      .def_readonly("budget_bytes", &ShardReport::budget_bytes)
-      .def_readonly("unsharded_bytes_peak", &ShardReport::unsharded_bytes_peak)
-      .def_readonly("shard_bytes", &ShardReport::shard_bytes)
-      .def_readonly("unshards", &ShardReport::unshards)
-      .def_readonly("unsharded_bytes", &ShardReport::unsharded_bytes)
+  using Report = ShardReport;
+  py::class_<Report>(module, "ShardReport")
+      .def_readonly("units", &Report::units)
+      .def_readonly("budget_bytes", &Report::budget_bytes)
+      .def_readonly("unsharded_bytes_peak", &Report::unsharded_bytes_peak)
+      .def_readonly("shard_bytes", &Report::shard_bytes)
+      .def_readonly("unshards", &Report::unshards)
+      .def_readonly("unsharded_bytes", &Report::unsharded_bytes)
       .def_readonly(
-          "gradient_slot_bytes_peak", &ShardReport::gradient_slot_bytes_peak)
-      .def_readonly("reduces", &ShardReport::reduces)
-      .def_readonly(
-          "reduces_under_way_peak", &ShardReport::reduces_under_way_peak)
-      .def_readonly("backwards", &ShardReport::backwards)
-      .def_readonly("gather_sent_bytes", &ShardReport::gather_sent_bytes)
-      .def_readonly("memory_from_backend", &ShardReport::memory_from_backend)
-      .def_readonly("hook", &ShardReport::hook)
-      .def_readonly("hook_bytes", &ShardReport::hook_bytes)
-      .def_readonly("plan", &ShardReport::plan)
-      .def_readonly("by_unit", &ShardReport::by_unit)
-      .def_readonly("memory", &ShardReport::memory)
-      .def("to_text", [](const ShardReport& report) { return to_text(report); })
-      .def(
-          "to_json", [](const ShardReport& report) { return to_json(report); });
+          "gradient_slot_bytes_peak", &Report::gradient_slot_bytes_peak)
+      .def_readonly("reduces", &Report::reduces)
+      .def_readonly("reduces_under_way_peak", &Report::reduces_under_way_peak)
+      .def_readonly("backwards", &Report::backwards)
+      .def_readonly("gather_sent_bytes", &Report::gather_sent_bytes)
+      .def_readonly("memory_from_backend", &Report::memory_from_backend)
+      .def_readonly("hook", &Report::hook)
+      .def_readonly("hook_bytes", &Report::hook_bytes)
+      .def_readonly("plan", &Report::plan)
+      .def_readonly("by_unit", &Report::by_unit)
+      .def_readonly("memory", &Report::memory)
+      .def("to_text", [](const Report& report) { return to_text(report); })
+      .def("to_json", [](const Report& report) { return to_json(report); });
 }
 
 void bind_summon(py::module_& module) {
-  py::class_<SummonScope, Owned<SummonScope>>(module, "SummonScope")
+  py::class_<SummonScope>(module, "SummonScope", DestroyedWithoutGil())
       .def("tensor", &SummonScope::tensor, py::arg("name"), WithoutGil())
       .def("gradient", &SummonScope::gradient, py::arg("name"), WithoutGil())
       .def("close", &SummonScope::close, WithoutGil())
@@ -203,19 +198,19 @@ void bind_summon(py::module_& module) {
       .def("wait", &UnshardHandle::wait, WithoutGil());
 }
 
-Owned<SummonScope> summon(
+SummonScope summon(
     ShardedModule& module,
     bool read_only,
     bool full_precision,
     bool rank0_only,
     bool with_gradients,
     const std::string& of_module) {
-  return own(module.fsdp.summon_full_parameters(
+  return module.summon_full_parameters(
       {.read_only = read_only,
        .full_precision = full_precision,
        .rank0_only = rank0_only,
        .with_gradients = with_gradients,
-       .module = of_module}));
+       .module = of_module});
 }
 
 // The slice of each parameter, empty where this rank owns nothing of it.
@@ -234,11 +229,20 @@ NamedTensors slices_of(const NamedParameters& parameters) {
   return slices;
 }
 
+// Calls a function of parameters, if they have it.
+template <auto function, typename... Arguments>
+void call(const NamedParameters& parameters, Arguments... arguments) {
+  if (parameters.*function) {
+    (parameters.*function)(arguments...);
+  }
+}
+
 void bind_named_parameters(py::module_& module) {
-  py::class_<NamedParameters>(module, "NamedParameters")
+  using Self = NamedParameters;
+  py::class_<Self>(module, "NamedParameters")
       .def(
           "items",
-          [](const NamedParameters& parameters) {
+          [](const Self& parameters) {
             NamedTensors items;
             for (const auto& item : parameters.items) {
               items.emplace_back(item.name, item.slice);
@@ -248,68 +252,18 @@ void bind_named_parameters(py::module_& module) {
       .def("slices", &slices_of)
       .def(
           "split",
-          [](const NamedParameters& parameters,
-             const std::vector<std::string>& patterns) {
+          [](const Self& parameters, const std::vector<std::string>& patterns) {
             auto parts = split(parameters, patterns);
             return std::make_pair(
                 std::move(parts.matching), std::move(parts.rest));
           })
       // What an optimizer calls; frozen slices count as unchanged.
+      .def("publish", &call<&Self::publish>, WithoutGil())
       .def(
-          "publish",
-          [](const NamedParameters& parameters) {
-            if (parameters.publish) {
-              parameters.publish();
-            }
-          },
+          "all_reduce_max", &call<&Self::all_reduce_max, const at::Tensor&>,
           WithoutGil())
       .def(
-          "all_reduce_max",
-          [](const NamedParameters& parameters, const at::Tensor& numbers) {
-            if (parameters.all_reduce_max) {
-              parameters.all_reduce_max(numbers);
-            }
-          },
-          WithoutGil())
-      .def(
-          "drop_kept",
-          [](const NamedParameters& parameters,
-             const std::vector<std::string>& names) {
-            if (parameters.drop_kept) {
-              parameters.drop_kept(names);
-            }
-          },
-          WithoutGil());
-}
-
-// What is done by hand between two steps.
-void bind_by_hand(py::class_<ShardedModule, Owned<ShardedModule>>& sharded) {
-  using Self = ShardedModule;
-  sharded.def(
-             "unshard", [](Self& self) { self.fsdp.unshard(); }, WithoutGil())
-      .def(
-          "unshard",
-          [](Self& self, const std::string& name) {
-            return self.fsdp.unshard(name);
-          },
-          WithoutGil())
-      .def(
-          "reshard", [](Self& self) { self.fsdp.reshard(); }, WithoutGil())
-      .def(
-          "reshard",
-          [](Self& self, const std::string& name) { self.fsdp.reshard(name); },
-          WithoutGil())
-      .def(
-          "set_strategy",
-          [](Self& self, Strategy strategy) {
-            self.fsdp.set_strategy(strategy);
-          },
-          WithoutGil())
-      .def(
-          "set_budget_bytes",
-          [](Self& self, std::int64_t bytes) {
-            self.fsdp.set_budget_bytes(bytes);
-          },
+          "drop_kept", &call<&Self::drop_kept, const std::vector<std::string>&>,
           WithoutGil());
 }
 
@@ -319,25 +273,26 @@ void bind_fully_shard(py::module_& module) {
   bind_options(module);
   bind_reports(module);
   bind_summon(module);
-  using Self = ShardedModule;
   bind_named_parameters(module);
-  py::class_<Self, Owned<Self>> sharded(module, "ShardedModule");
-  bind_by_hand(sharded);
-  bind_join(sharded, [](Self& self) -> auto& { return self.fsdp; });
-  sharded
-      .def(
-          "named_parameters",
-          [](const Self& self) { return self.fsdp.named_parameters(); },
-          WithoutGil())
+  using Self = ShardedModule;
+  using Name = const std::string&;
+  py::class_<Self> sharded(module, "ShardedModule", DestroyedWithoutGil());
+  bind_join(sharded);
+  sharded.def("named_parameters", &Self::named_parameters, WithoutGil())
       .def(
           "clip_grad_norm",
           [](Self& self, double max_norm, double p, bool error_if_nonfinite) {
-            return self.fsdp.clip_grad_norm(
+            return self.clip_grad_norm(
                 max_norm, {.p = p, .error_if_nonfinite = error_if_nonfinite});
           },
           WithoutGil())
-      .def(
-          "publish", [](Self& self) { self.fsdp.publish(); }, WithoutGil())
+      .def("publish", &Self::publish, WithoutGil())
+      .def("unshard", py::overload_cast<>(&Self::unshard), WithoutGil())
+      .def("unshard", py::overload_cast<Name>(&Self::unshard), WithoutGil())
+      .def("reshard", py::overload_cast<>(&Self::reshard), WithoutGil())
+      .def("reshard", py::overload_cast<Name>(&Self::reshard), WithoutGil())
+      .def("set_strategy", &Self::set_strategy, WithoutGil())
+      .def("set_budget_bytes", &Self::set_budget_bytes, WithoutGil())
       .def("summon_full_parameters", &summon, WithoutGil())
       .def(
           "no_sync",
@@ -345,25 +300,22 @@ void bind_fully_shard(py::module_& module) {
             const auto axis =
                 replicate_only ? NoSyncAxis::kReplicate : NoSyncAxis::kBoth;
             return make_scope(
-                [&self, axis] { return self.fsdp.no_sync({.axis = axis}); });
+                [&self, axis] { return self.no_sync({.axis = axis}); });
           },
           py::keep_alive<0, 1>())
       .def(
           "full_precision",
           [](Self& self) {
-            return make_scope([&self] { return self.fsdp.full_precision(); });
+            return make_scope([&self] { return self.full_precision(); });
           },
           py::keep_alive<0, 1>())
-      .def(
-          "report", [](const Self& self) { return self.fsdp.report(); },
-          WithoutGil())
-      .def(
-          "units", [](const Self& self) { return self.fsdp.units(); },
-          WithoutGil())
-      .def("close", [](Self& self) { self.fsdp.close(); }, WithoutGil());
+      .def("report", &Self::report, WithoutGil())
+      .def("units", &Self::units, WithoutGil())
+      .def("close", &Self::close, WithoutGil());
   module.def(
       "fully_shard", &shard, py::arg("tree"), py::arg("mesh"),
-      py::arg("options"), py::arg("units"), WithoutGil());
+      py::arg("options"), py::arg("units"), py::keep_alive<0, 1>(),
+      WithoutGil());
 }
 
 }  // namespace sherd::python

@@ -65,22 +65,22 @@ using Reduce = std::function<void(const BucketPtr&, const LentGroupPtr&)>;
 using ReduceBuffers =
     std::function<void(const NamedTensors&, const LentGroupPtr&)>;
 
-// What a function of Python says about itself by attributes.
-struct FunctionTraits {
-  bool reduces_to_shards = false;
-  bool keeps_models_equal = true;
-};
-
+// A function of Python, with what it says about itself by attributes.
 class FunctionHook final : public CommHook {
  public:
-  FunctionHook(std::string name, FunctionTraits traits, Reduce reduce)
-      : name_(std::move(name)), traits_(traits), reduce_(std::move(reduce)) {}
+  FunctionHook(
+      std::string name,
+      Reduce reduce,
+      bool reduces_to_shards,
+      bool keeps_models_equal)
+      : name_(std::move(name)),
+        reduce_(std::move(reduce)),
+        reduces_to_shards_(reduces_to_shards),
+        keeps_models_equal_(keeps_models_equal) {}
 
   std::string name() const override { return name_; }
-  bool reduces_to_shards() const override { return traits_.reduces_to_shards; }
-  bool keeps_models_equal() const override {
-    return traits_.keeps_models_equal;
-  }
+  bool reduces_to_shards() const override { return reduces_to_shards_; }
+  bool keeps_models_equal() const override { return keeps_models_equal_; }
   void reduce(GradientBucket& bucket, HookGroup& group) override {
     const auto shown = std::make_shared<GradientBucket>(bucket);
     lend(group, [&](const LentGroupPtr& lent) { reduce_(shown, lent); });
@@ -89,8 +89,9 @@ class FunctionHook final : public CommHook {
 
  private:
   const std::string name_;
-  const FunctionTraits traits_;
   const Reduce reduce_;
+  const bool reduces_to_shards_;
+  const bool keeps_models_equal_;
 };
 
 void bind_arguments(py::module_& module) {
@@ -205,11 +206,8 @@ void bind_hooks(py::module_& module) {
       [](std::string name, Reduce reduce, bool reduces_to_shards,
          bool keeps_models_equal) -> CommHookPtr {
         return std::make_shared<FunctionHook>(
-            std::move(name),
-            FunctionTraits{
-                .reduces_to_shards = reduces_to_shards,
-                .keeps_models_equal = keeps_models_equal},
-            std::move(reduce));
+            std::move(name), std::move(reduce), reduces_to_shards,
+            keeps_models_equal);
       },
       py::arg("name"), py::arg("reduce"), py::arg("reduces_to_shards"),
       py::arg("keeps_models_equal"));

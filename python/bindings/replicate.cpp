@@ -7,12 +7,6 @@
 namespace sherd::python {
 namespace {
 
-// A handle and the tree that it was made of, which must live as long.
-struct ReplicatedModule {
-  ModuleTree tree;
-  DistributedDataParallel ddp;
-};
-
 void bind_options(py::module_& module) {
   using Options = ReplicateOptions;
   py::class_<Options>(module, "ReplicateOptions")
@@ -37,70 +31,55 @@ void bind_options(py::module_& module) {
             options.buffer_hook = buffer_hook_of(function);
           })
       .def_readwrite("ignored", &Options::ignored);
-  py::class_<ReplicateReport>(module, "ReplicateReport")
-      .def_readonly("world_size", &ReplicateReport::world_size)
-      .def_readonly("exchange", &ReplicateReport::exchange)
-      .def_readonly("parameters", &ReplicateReport::parameters)
-      .def_readonly("parameter_bytes", &ReplicateReport::parameter_bytes)
-      .def_readonly("buckets", &ReplicateReport::buckets)
-      .def_readonly("bucket_bytes", &ReplicateReport::bucket_bytes)
-      .def_readonly("backwards", &ReplicateReport::backwards)
-      .def_readonly("unused", &ReplicateReport::unused)
-      .def_readonly("same_graph", &ReplicateReport::same_graph)
-      .def_readonly("gradient_bytes", &ReplicateReport::gradient_bytes)
+  using Report = ReplicateReport;
+  py::class_<Report>(module, "ReplicateReport")
+      .def_readonly("world_size", &Report::world_size)
+      .def_readonly("exchange", &Report::exchange)
+      .def_readonly("parameters", &Report::parameters)
+      .def_readonly("parameter_bytes", &Report::parameter_bytes)
+      .def_readonly("buckets", &Report::buckets)
+      .def_readonly("bucket_bytes", &Report::bucket_bytes)
+      .def_readonly("backwards", &Report::backwards)
+      .def_readonly("unused", &Report::unused)
+      .def_readonly("same_graph", &Report::same_graph)
+      .def_readonly("gradient_bytes", &Report::gradient_bytes)
       .def_readonly(
-          "gradient_slot_bytes_peak",
-          &ReplicateReport::gradient_slot_bytes_peak)
-      .def_readonly("reduces", &ReplicateReport::reduces)
-      .def_readonly(
-          "reduces_under_way_peak", &ReplicateReport::reduces_under_way_peak)
-      .def_readonly("hook", &ReplicateReport::hook)
-      .def_readonly("hook_bytes", &ReplicateReport::hook_bytes)
-      .def(
-          "to_text",
-          [](const ReplicateReport& report) { return to_text(report); })
-      .def("to_json", [](const ReplicateReport& report) {
-        return to_json(report);
-      });
+          "gradient_slot_bytes_peak", &Report::gradient_slot_bytes_peak)
+      .def_readonly("reduces", &Report::reduces)
+      .def_readonly("reduces_under_way_peak", &Report::reduces_under_way_peak)
+      .def_readonly("hook", &Report::hook)
+      .def_readonly("hook_bytes", &Report::hook_bytes)
+      .def("to_text", [](const Report& report) { return to_text(report); })
+      .def("to_json", [](const Report& report) { return to_json(report); });
 }
 
 }  // namespace
 
 void bind_replicate(py::module_& module) {
   bind_options(module);
-  using Self = ReplicatedModule;
-  py::class_<Self, Owned<Self>> replicated(module, "ReplicatedModule");
-  bind_join(replicated, [](Self& self) -> auto& { return self.ddp; });
-  replicated
-      .def(
-          "named_parameters",
-          [](const Self& self) { return self.ddp.named_parameters(); },
-          WithoutGil())
+  using Self = DistributedDataParallel;
+  py::class_<Self> replicated(
+      module, "ReplicatedModule", DestroyedWithoutGil());
+  bind_join(replicated);
+  replicated.def("named_parameters", &Self::named_parameters, WithoutGil())
       .def(
           "no_sync",
           [](Self& self) {
-            return make_scope([&self] { return self.ddp.no_sync(); });
+            return make_scope([&self] { return self.no_sync(); });
           },
           py::keep_alive<0, 1>())
-      .def(
-          "set_hook",
-          [](Self& self, const CommHookPtr& hook) { self.ddp.set_hook(hook); },
-          WithoutGil())
-      .def(
-          "average_parameters",
-          [](Self& self) { self.ddp.average_parameters(); }, WithoutGil())
-      .def(
-          "report", [](const Self& self) { return self.ddp.report(); },
-          WithoutGil())
-      .def("close", [](Self& self) { self.ddp.close(); }, WithoutGil());
+      .def("set_hook", &Self::set_hook, WithoutGil())
+      .def("average_parameters", &Self::average_parameters, WithoutGil())
+      .def("report", &Self::report, WithoutGil())
+      .def("close", &Self::close, WithoutGil());
   module.def(
       "replicate",
       [](const ModuleTree& tree, const Mesh& mesh,
          const ReplicateOptions& options) {
-        auto ddp = replicate(*tree.root, mesh, options);
-        return own(Self{tree, std::move(ddp)});
+        return replicate(*tree.root, mesh, options);
       },
-      py::arg("tree"), py::arg("mesh"), py::arg("options"), WithoutGil());
+      py::arg("tree"), py::arg("mesh"), py::arg("options"),
+      py::keep_alive<0, 1>(), WithoutGil());
 }
 
 }  // namespace sherd::python

@@ -49,22 +49,19 @@ std::unique_ptr<Scope> make_scope(Open open) {
 }
 
 // The method join() of a handle, whose scope ends by finish() unless an exception ends it.
-// `handle_of`: Self& to what has join().
-template <typename Class, typename HandleOf>
-void bind_join(Class& type, HandleOf handle_of) {
+template <typename Class>
+void bind_join(Class& type) {
   using Self = typename Class::type;
   type.def(
       "join",
-      [handle_of](
-          Self& self, std::function<void()> after_backward,
-          bool divide_by_initial_world_size, bool throw_on_early_termination) {
+      [](Self& self, std::function<void()> after_backward,
+         bool divide_by_initial_world_size, bool throw_on_early_termination) {
         const JoinOptions options{
             .divide_by_initial_world_size = divide_by_initial_world_size,
             .throw_on_early_termination = throw_on_early_termination};
         return std::make_unique<Scope>(
-            [&self, handle_of, options, after_backward]() -> Scope::End {
-              auto scope =
-                  std::make_shared<JoinScope>(handle_of(self).join(options));
+            [&self, options, after_backward]() -> Scope::End {
+              auto scope = std::make_shared<JoinScope>(self.join(options));
               return [scope, after_backward](bool failed) {
                 if (!failed) {
                   scope->finish(after_backward);

@@ -46,74 +46,64 @@ class OpenBackends : public std::enable_shared_from_this<OpenBackends> {
       double timeout_seconds,
       std::vector<int> names,
       bool single_copy,
-      bool enable_reconfigure);
+      bool enable_reconfigure) {
+    sherd::ShmGroupOptions options;
+    options.timeout = std::chrono::milliseconds(
+        static_cast<std::int64_t>(timeout_seconds * 1e3));
+    options.names = std::move(names);
+    options.single_copy = single_copy;
+    options.enable_reconfigure = enable_reconfigure;
+    options.unlocked = [process = ::getpid()](const auto& block) {
+      if (process == ::getpid()) {
+        run_unlocked(block);
+      }
+    };
+    options.made = [self = shared_from_this()](const BackendPtr& backend) {
+      self->add(backend);
+    };
+    return sherd::make_shm_backend(store, rank, size, options);
+  }
+
   // Without the interpreter's lock, which callbacks of works may need.
-  void shutdown();
+  void shutdown() {
+    std::vector<BackendPtr> open;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const Made& made : open_) {
+        if (made.process != ::getpid()) {
+          continue;
+        }
+        if (auto held = made.backend.lock(); held.defined()) {
+          open.push_back(std::move(held));
+        }
+      }
+    }
+    for (const auto& backend : open) {
+      try {
+        backend->shutdown();
+      } catch (const std::exception& error) {
+        std::cerr << "sherd.shm: " << error.what() << std::endl;
+      }
+    }
+  }
 
  private:
   struct Made {
     pid_t process;
     WeakBackendPtr backend;
   };
-  void add(const BackendPtr& backend);
+
+  void add(const BackendPtr& backend) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(
+        open_, [](const Made& other) { return other.backend.expired(); });
+    open_.push_back(
+        {.process = ::getpid(), .backend = WeakBackendPtr(backend)});
+  }
 
   std::mutex mutex_;
   std::vector<Made> open_;
 };
-
-BackendPtr OpenBackends::create(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    double timeout_seconds,
-    std::vector<int> names,
-    bool single_copy,
-    bool enable_reconfigure) {
-  sherd::ShmGroupOptions options;
-  options.timeout = std::chrono::milliseconds(
-      static_cast<std::int64_t>(timeout_seconds * 1e3));
-  options.names = std::move(names);
-  options.single_copy = single_copy;
-  options.enable_reconfigure = enable_reconfigure;
-  options.unlocked = [process = ::getpid()](const auto& block) {
-    if (process == ::getpid()) {
-      run_unlocked(block);
-    }
-  };
-  options.made = [self = shared_from_this()](const BackendPtr& backend) {
-    self->add(backend);
-  };
-  return sherd::make_shm_backend(store, rank, size, options);
-}
-
-void OpenBackends::add(const BackendPtr& backend) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(
-      open_, [](const Made& other) { return other.backend.expired(); });
-  open_.push_back({.process = ::getpid(), .backend = WeakBackendPtr(backend)});
-}
-
-void OpenBackends::shutdown() {
-  std::vector<BackendPtr> open;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const Made& made : open_) {
-      if (made.process != ::getpid()) {
-        continue;
-      }
-      if (auto held = made.backend.lock(); held.defined()) {
-        open.push_back(std::move(held));
-      }
-    }
-  }
-  for (const auto& backend : open) {
-    try {
-      backend->shutdown();
-    } catch (const std::exception& error) {
-      std::cerr << "sherd.shm: " << error.what() << std::endl;
-    }
-  }
-}
 
 }  // namespace
 

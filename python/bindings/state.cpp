@@ -19,23 +19,24 @@ using ContentTensors = std::vector<std::tuple<
     std::string,
     std::vector<std::int64_t>>>;
 
+// The state of an optimizer of sherd.
 template <typename Optimizer>
-void add_optimizer(
-    State& state,
-    const std::string& section,
-    Optimizer& optimizer,
-    const NamedParameters& parameters) {
-  state.state.add(section, optimizer, parameters);
-}
-
-template <typename Optimizer>
-StateTensors tensors_of(Optimizer& optimizer, bool all) {
-  StateTensors result;
-  const auto names = all ? optimizer.names() : std::vector<std::string>();
-  for (const auto& item : optimizer.tensors({names.begin(), names.end()})) {
-    result.emplace_back(item.parameter, item.key, item.tensor);
-  }
-  return result;
+void bind_optimizer_state(py::module_& module, py::class_<State>& state) {
+  state.def(
+      "add_optimizer",
+      [](State& self, const std::string& section, Optimizer& optimizer,
+         const NamedParameters& parameters) {
+        self.add(section, optimizer, parameters);
+      },
+      py::keep_alive<1, 3>());
+  module.def("optimizer_tensors", [](Optimizer& optimizer, bool all) {
+    StateTensors result;
+    const auto names = all ? optimizer.names() : std::vector<std::string>();
+    for (const auto& item : optimizer.tensors({names.begin(), names.end()})) {
+      result.emplace_back(item.parameter, item.key, item.tensor);
+    }
+    return result;
+  });
 }
 
 void bind_state_of_job(py::module_& module) {
@@ -45,33 +46,20 @@ void bind_state_of_job(py::module_& module) {
           "add_parameters",
           [](State& self, NamedParameters parameters) {
             parameters.state_only.clear();  // Python adds them by itself.
-            self.state.add(parameters);
+            self.add(parameters);
           })
       .def("add_tensors", &State::add_tensors)
       .def("add_optimizer", &State::add_torch_optimizer)
       .def(
           "add_buffers",
           [](State& self, const ModuleTree& tree) {
-            self.state.add_buffers(*tree.root);
+            self.add_buffers(*tree.root);
           })
-      .def(
-          "add_generator",
-          [](State& self, const std::string& name, const at::Generator& from) {
-            self.state.add_generator(name, from);
-          })
-      .def_property(
-          "values", [](const State& self) { return self.state.values; },
-          [](State& self, std::map<std::string, std::string> values) {
-            self.state.values = std::move(values);
-          });
-  const auto bind_for = [&]<typename Optimizer>(Optimizer*) {
-    state.def(
-        "add_optimizer", &add_optimizer<Optimizer>, py::keep_alive<1, 3>());
-    module.def("optimizer_tensors", &tensors_of<Optimizer>);
-  };
-  bind_for(static_cast<AdamW*>(nullptr));
-  bind_for(static_cast<Sgd*>(nullptr));
-  bind_for(static_cast<Muon*>(nullptr));
+      .def("add_generator", &State::add_generator)
+      .def_readwrite("values", &State::values);
+  bind_optimizer_state<AdamW>(module, state);
+  bind_optimizer_state<Sgd>(module, state);
+  bind_optimizer_state<Muon>(module, state);
   // Name, shape and begin of this rank's slice of each; none where they are whole.
   module.def("whole_parameters", [](const NamedParameters& parameters) {
     std::vector<
@@ -112,13 +100,13 @@ void bind_full_state(py::module_& module) {
   module.def(
       "gather_full_state",
       [](const World& world, const State& state) {
-        return gather_full_state(world, state.state);
+        return gather_full_state(world, state);
       },
       WithoutGil());
   module.def(
       "scatter_full_state",
       [](const World& world, const FullState& full, State& state, bool strict) {
-        return scatter_full_state(world, full, state.state, {.strict = strict});
+        return scatter_full_state(world, full, state, {.strict = strict});
       },
       WithoutGil());
   module.def(
@@ -176,7 +164,7 @@ void bind_hook_state(py::module_& module) {
   module.def(
       "add_hook_state",
       [](State& state, const HookState& hook, const Mesh& mesh) {
-        add_hook_state(state.state, hook, mesh);
+        add_hook_state(state, hook, mesh);
       },
       WithoutGil());
   // `tensors` as checkpoint_content() returns them.
@@ -203,21 +191,22 @@ void bind_folders(py::module_& module) {
       "load_checkpoint",
       [](const World& world, const std::string& folder, State& state,
          bool strict) {
-        return load_checkpoint(world, folder, state.state, {.strict = strict});
+        return load_checkpoint(world, folder, state, {.strict = strict});
       },
       WithoutGil());
-  py::class_<CheckpointSaver, Owned<CheckpointSaver>>(module, "CheckpointSaver")
+  py::class_<CheckpointSaver>(module, "CheckpointSaver", DestroyedWithoutGil())
       .def(
           py::init([](const World& world, const std::string& folder,
                       bool asynchronous, int keep_last, std::int64_t keep_every,
                       bool shared, std::int64_t file_bytes_max) {
-            return own(CheckpointSaver(
+            return std::make_unique<CheckpointSaver>(
                 world, folder,
-                {.asynchronous = asynchronous,
-                 .keep_last = keep_last,
-                 .keep_every = keep_every,
-                 .shared = shared,
-                 .file_bytes_max = file_bytes_max}));
+                SaveOptions{
+                    .asynchronous = asynchronous,
+                    .keep_last = keep_last,
+                    .keep_every = keep_every,
+                    .shared = shared,
+                    .file_bytes_max = file_bytes_max});
           }),
           py::arg("world"), py::arg("folder"), py::arg("asynchronous"),
           py::arg("keep_last"), py::arg("keep_every"), py::arg("shared"),
@@ -225,7 +214,7 @@ void bind_folders(py::module_& module) {
       .def(
           "save",
           [](CheckpointSaver& self, std::int64_t step, const State& state) {
-            self.save(step, state.state);
+            self.save(step, state);
           },
           WithoutGil())
       .def("wait", &CheckpointSaver::wait, WithoutGil())
@@ -235,7 +224,7 @@ void bind_folders(py::module_& module) {
 
 }  // namespace
 
-std::vector<OptimizerTensor> TorchOptimizer::tensors(
+std::vector<OptimizerTensor> State::TorchOptimizer::tensors(
     const std::set<std::string>& /*also*/) const {
   std::vector<OptimizerTensor> result;
   for (const auto& [parameter, key, tensor] : read()) {
@@ -247,8 +236,7 @@ std::vector<OptimizerTensor> TorchOptimizer::tensors(
 void State::add_tensors(
     const std::string& section, const NamedTensors& tensors, bool of_rank0) {
   for (const auto& [name, tensor] : tensors) {
-    state.add(
-        section,
+    add(section,
         {.name = name,
          .shape = tensor.sizes().vec(),
          .elements = tensor.detach(),
@@ -261,7 +249,7 @@ void State::add_torch_optimizer(
     std::function<StateTensors()> read,
     const NamedParameters& parameters) {
   optimizers.push_back({std::move(read)});
-  state.add(section, optimizers.back(), parameters);
+  add(section, optimizers.back(), parameters);
 }
 
 void bind_state(py::module_& module) {

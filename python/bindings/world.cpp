@@ -21,7 +21,7 @@ void bind_options(py::module_& module) {
 
 void bind_world(py::module_& module) {
   bind_options(module);
-  py::class_<World, Owned<World>>(module, "World")
+  py::class_<World>(module, "World", DestroyedWithoutGil())
       .def_static(
           "from_environment", &World::from_environment, py::arg("options"),
           WithoutGil())

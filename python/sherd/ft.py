@@ -105,11 +105,10 @@ class Session:
             options = {"non_finite_gradients": "give"} | options
         chosen = _options(options)
         self.options = chosen
-        step = _same_groups(update or _all_steps(optimizers, scaler), optimizers)
+        step = _checked(update or _all_steps(optimizers, scaler), optimizers, self._buffers)
         self._core = _core.Session(
             handle.mesh.world, handle.core_parameters, state, saved,
-            self._calls.to(_adopting(step, self._buffers)), chosen, str(checkpoints or ""),
-            save_every, keep_last)
+            self._calls.to(step), chosen, str(checkpoints or ""), save_every, keep_last)
         sessions.add(self)
 
     def __iter__(self):
@@ -230,18 +229,10 @@ def _all_steps(optimizers, scaler):
     return update
 
 
-def _adopting(update, buffers):
-    """`update`, after which the state has the buffers that it has assigned: a checkpoint, or a
-    replica that comes back, may read them before the program runs again."""
-    def updated(number):
-        update(number)
-        buffers.adopt()
-    return updated
-
-
-def _same_groups(update, optimizers):
+def _checked(update, optimizers, buffers):
     """`update`, unless it changes what parameters optimizers have: a replica that comes
-    back could not restore their state."""
+    back could not restore their state. The state then has the buffers that it has assigned: a
+    checkpoint, or a replica that comes back, may read them before the program runs again."""
     def sizes():
         return {name: [len(group["params"]) for group in optimizer.param_groups]
                 for name, optimizer in optimizers.items()
@@ -257,6 +248,7 @@ def _same_groups(update, optimizers):
                 f"as they are, with {first} parameters, found {found}; give all "
                 "parameters to the optimizer at first: those that are frozen, or that no "
                 "replica uses, have no gradient and stay as they are")
+        buffers.adopt()
     return checked
 
 

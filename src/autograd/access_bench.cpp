@@ -11,7 +11,6 @@
 //
 // One thread, tensors of 16 x 16. Run with --benchmark_repetitions=9
 // --benchmark_report_aggregates_only to get figures for comparison.
-#include <array>
 #include <functional>
 #include <memory>
 #include <vector>

@@ -2,7 +2,6 @@
 #include "autograd/activation_cast.h"
 
 #include <array>
-#include <cstddef>
 #include <unordered_set>
 
 #include <ATen/core/Tensor.h>
@@ -83,30 +82,15 @@ bool is_cast_operator(const c10::OperatorHandle& op) {
   return kOperators.contains(op);
 }
 
-bool needs_cast(const at::Tensor& tensor, c10::ScalarType dtype) {
-  if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type()) ||
-      tensor.scalar_type() == dtype) {
-    return false;
-  }
-  const auto* tag = tag_of(tensor);
-  return tag == nullptr || tag->casts.parameters;
-}
-
-void cast_value(c10::IValue& value, c10::ScalarType dtype) {
-  if (value.isTensor()) {
-    if (needs_cast(value.toTensor(), dtype)) {
-      value = value.toTensor().to(dtype);
+void cast_tensors(std::span<c10::IValue> values, c10::ScalarType dtype) {
+  replace_tensors(values, [dtype](const at::Tensor& tensor) {
+    if (!tensor.defined() || !at::isFloatingType(tensor.scalar_type()) ||
+        tensor.scalar_type() == dtype) {
+      return tensor;
     }
-  } else if (value.isTensorList()) {
-    // A copy of the list, because the caller may keep the one on the stack.
-    auto cast = value.toTensorList().copy();
-    for (std::size_t i = 0; i < cast.size(); ++i) {
-      if (const at::Tensor tensor = cast.get(i); needs_cast(tensor, dtype)) {
-        cast.set(i, tensor.to(dtype));
-      }
-    }
-    value = std::move(cast);
-  }
+    const auto* tag = tag_of(tensor);
+    return tag == nullptr || tag->casts.parameters ? tensor.to(dtype) : tensor;
+  });
 }
 
 }  // namespace
@@ -125,12 +109,8 @@ void cast_results(
     const c10::OperatorHandle& op,
     c10::ScalarType dtype,
     torch::jit::Stack& stack) {
-  if (!is_cast_operator(op) && !returns_rows_of_parameters(op)) {
-    return;
-  }
-  for (auto i = stack.size() - op.schema().returns().size(); i < stack.size();
-       ++i) {
-    cast_value(stack[i], dtype);
+  if (is_cast_operator(op) || returns_rows_of_parameters(op)) {
+    cast_tensors(std::span(stack).last(op.schema().returns().size()), dtype);
   }
 }
 
@@ -145,12 +125,8 @@ void cast_activations(
   if (!is_cast_operator(op)) {
     return;
   }
-  const auto arguments = op.schema().arguments().size();
-  const auto begin = stack.size() - arguments;
-  const auto end = keeps_parameters(op) ? begin + 1 : stack.size();
-  for (auto i = begin; i < end; ++i) {
-    cast_value(stack[i], dtype);
-  }
+  const auto arguments = std::span(stack).last(op.schema().arguments().size());
+  cast_tensors(keeps_parameters(op) ? arguments.first(1) : arguments, dtype);
 }
 
 }  // namespace sherd::autograd

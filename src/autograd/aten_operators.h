@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LibTorch's own operators by name, for lists of operators that are treated in some way. Thread
-// rule: any thread.
+// LibTorch's own operators by name, for lists of operators that are treated in some way, and the
+// tensors among their arguments and results. Thread rule: any thread.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 
 namespace sherd::autograd {
 
@@ -33,6 +36,22 @@ std::unordered_set<c10::OperatorHandle> aten_operators(
     }
   }
   return found;
+}
+
+// Replaces each tensor, also those in lists, which are copied, because the caller may keep them.
+template <typename Replace>
+void replace_tensors(std::span<c10::IValue> values, const Replace& replace) {
+  for (auto& value : values) {
+    if (value.isTensor()) {
+      value = replace(value.toTensor());
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList().copy();
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        list.set(i, replace(list.get(i)));
+      }
+      value = std::move(list);
+    }
+  }
 }
 
 }  // namespace sherd::autograd

@@ -14,9 +14,10 @@
 #include <sherd/autograd/touch.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 #include "autograd/gradient_hook.h"
 #include "autograd/saved_tensors.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 
 namespace sherd::autograd {
 namespace {
@@ -26,11 +27,9 @@ using Listeners = std::vector<std::weak_ptr<BackwardListener>>;
 bool contains(
     const Listeners& listeners,
     const std::weak_ptr<BackwardListener>& listener) {
-  return std::any_of(
-      listeners.begin(), listeners.end(),
-      [&](const std::weak_ptr<BackwardListener>& other) {
-        return !other.owner_before(listener) && !listener.owner_before(other);
-      });
+  return std::ranges::any_of(listeners, [&](const auto& other) {
+    return !other.owner_before(listener) && !listener.owner_before(other);
+  });
 }
 
 void add_once(
@@ -93,7 +92,7 @@ class BackwardRegistry {
   }
   bool writes_under_way(const std::weak_ptr<BackwardListener>& listener) const {
     const std::lock_guard lock(mu_);
-    return std::any_of(by_task_.begin(), by_task_.end(), [&](const auto& task) {
+    return std::ranges::any_of(by_task_, [&](const auto& task) {
       return contains(task.second->writes, listener);
     });
   }
@@ -176,10 +175,8 @@ class ForeignBackwards {
   // there is none. `grad`: the node belongs to autograd::grad.
   bool add(bool grad, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
-    const auto own = std::find_if(
-        under_way_.begin(), under_way_.end(), [](const auto* scope) {
-          return scope->thread == std::this_thread::get_id();
-        });
+    const auto own = std::ranges::find(
+        under_way_, std::this_thread::get_id(), &OutermostBackward::thread);
     const bool only = under_way_.size() == 1 && !grad;
     if (own == under_way_.end() && !only) {
       return false;
@@ -193,9 +190,8 @@ class ForeignBackwards {
   void note_writes(bool grad, const std::weak_ptr<BackwardListener>& listener) {
     const std::lock_guard lock(mu_);
     const auto own = std::this_thread::get_id();
-    const bool here = std::any_of(
-        under_way_.begin(), under_way_.end(),
-        [own](const auto* scope) { return scope->thread == own; });
+    const bool here = std::ranges::any_of(
+        under_way_, [own](const auto* scope) { return scope->thread == own; });
     for (auto* scope : under_way_) {
       if (here ? scope->thread == own : !grad) {
         add_once(scope->writes, listener);
@@ -204,9 +200,9 @@ class ForeignBackwards {
   }
   bool writes_under_way(const std::weak_ptr<BackwardListener>& listener) const {
     const std::lock_guard lock(mu_);
-    return std::any_of(
-        under_way_.begin(), under_way_.end(),
-        [&](const auto* scope) { return contains(scope->writes, listener); });
+    return std::ranges::any_of(under_way_, [&](const auto* scope) {
+      return contains(scope->writes, listener);
+    });
   }
 
  private:
@@ -221,14 +217,8 @@ ForeignBackwards& foreign_backwards() {
 }
 
 // The root is an intrusive_ptr or, in older versions of LibTorch, a shared_ptr.
-template <typename Method>
-struct TypesOf;
-template <typename Result, typename Task, typename Root, typename Buffer>
-struct TypesOf<Result (torch::autograd::Engine::*)(Task, Root, Buffer)> {
-  using RootNode = Root;
-};
-using RootNode = TypesOf<
-    decltype(&torch::autograd::Engine::execute_with_graph_task)>::RootNode;
+using RootNode =
+    decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
 class BackwardEngine final : public torch::autograd::Engine {
  public:
@@ -283,7 +273,7 @@ class BackwardEngine final : public torch::autograd::Engine {
   }
 
   SavedTensorHooks get_default_saved_variable_hooks() override {
-    return saved_tensor_hooks();
+    return SavedTensorHookScope::hooks();
   }
 
  private:
@@ -322,8 +312,7 @@ bool engine_is_ours() {
 // autograd::grad captures gradients, whereas backward() accumulates them.
 bool in_autograd_grad() {
   const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
-  return nodes != nullptr &&
-      std::any_of(nodes->begin(), nodes->end(), [](const auto& node) {
+  return nodes != nullptr && std::ranges::any_of(*nodes, [](const auto& node) {
            return node.second.captures_ != nullptr;
          });
 }
@@ -395,31 +384,19 @@ bool in_backward() { return running_task() != -1; }
 
 int running_task() { return torch::autograd::get_current_graph_task_id(); }
 
-namespace {
-
-bool arm_foreign(int task, const std::weak_ptr<BackwardListener>& listener) {
-  if (!in_backward()) {
-    if (foreign_backwards().seen()) {
-      add_once(waiting(), listener);
-    }
-    return foreign_backwards().seen();
-  }
-  return foreign_backwards().add(in_autograd_grad(), listener) ||
-      graph_task_callbacks().add(task, listener);
-}
-
-}  // namespace
-
 bool arm(const std::weak_ptr<BackwardListener>& listener) {
-  const int task = running_task();
-  if (!engine_is_ours()) {
-    return arm_foreign(task, listener);
-  }
+  const bool ours = engine_is_ours();
   if (in_backward()) {
-    return backward_registry().add(task, listener);
+    const int task = running_task();
+    return ours ? backward_registry().add(task, listener)
+                : foreign_backwards().add(in_autograd_grad(), listener) ||
+            graph_task_callbacks().add(task, listener);
   }
-  add_once(waiting(), listener);
-  return true;
+  const bool end_is_seen = ours || foreign_backwards().seen();
+  if (end_is_seen) {
+    add_once(waiting(), listener);
+  }
+  return end_is_seen;
 }
 
 }  // namespace sherd::autograd
@@ -429,28 +406,14 @@ namespace sherd {
 using autograd::OutermostBackward;
 
 struct ForeignBackward::State {
-  State() {
-    scope.listeners = std::exchange(autograd::waiting(), {});
-    autograd::foreign_backwards().begin(&scope);
-  }
-  ~State() { leave(); }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-
-  void leave() {
-    if (std::exchange(left, true)) {
-      return;
-    }
-    autograd::foreign_backwards().end(&scope);
-  }
-
   OutermostBackward scope;
-  bool left = false;
 };
 
 ForeignBackward::ForeignBackward() {
   if (!autograd::engine_is_ours() && !autograd::in_backward()) {
     state_ = std::make_unique<State>();
+    state_->scope.listeners = std::exchange(autograd::waiting(), {});
+    autograd::foreign_backwards().begin(&state_->scope);
   }
 }
 
@@ -460,7 +423,7 @@ ForeignBackward::~ForeignBackward() {
 
 void ForeignBackward::end(const std::exception_ptr& failure) {
   if (const auto state = std::move(state_)) {
-    state->leave();
+    autograd::foreign_backwards().end(&state->scope);
     autograd::notify(state->scope.listeners, failure, state->scope.writes);
   }
 }

@@ -166,8 +166,8 @@ class CheckpointedRegion {
       const CheckpointOptions& options)
       : recompute_(std::move(recompute)),
         state_(ForwardState::now(
-            options.preserve_rng_state ? RngState::kPreserve
-                                       : RngState::kIgnore,
+            options.preserve_rng_state ? ForwardState::Generators::kPreserve
+                                       : ForwardState::Generators::kIgnore,
             inputs)),
         early_stop_(options.early_stop) {
     for (const auto& input : inputs) {
@@ -246,7 +246,7 @@ class CheckpointedRegion {
     auto run = begin(number);
     {
       const auto inputs = unpack_inputs();
-      const ForwardStateScope state(state_);
+      const ForwardState::Scope state(state_);
       const SavedTensorHookScope scope(
           [&run] { return std::make_unique<RecomputedTensorHooks>(&run); });
       try {

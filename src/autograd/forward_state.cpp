@@ -27,10 +27,10 @@ void ForwardState::add_autocast() {
 }
 
 ForwardState ForwardState::now(
-    RngState randomness, const std::vector<at::Tensor>& inputs) {
+    Generators generators, const std::vector<at::Tensor>& inputs) {
   ForwardState state;
   state.add_autocast();
-  if (randomness == RngState::kIgnore) {
+  if (generators == Generators::kIgnore) {
     return state;
   }
   state.add(at::detail::getDefaultCPUGenerator());
@@ -66,14 +66,14 @@ void ForwardState::apply() const {
   at::autocast::set_autocast_cache_enabled(autocast_cache_);
 }
 
-ForwardStateScope::ForwardStateScope(const ForwardState& then)
+ForwardState::Scope::Scope(const ForwardState& then)
     : before_(then.same_now()), grad_mode_before_(at::GradMode::is_enabled()) {
   at::autocast::increment_nesting();
   at::GradMode::set_enabled(true);
   then.apply();
 }
 
-ForwardStateScope::~ForwardStateScope() {
+ForwardState::Scope::~Scope() {
   if (at::autocast::decrement_nesting() == 0) {
     at::autocast::clear_cache();  // Drops casts of weights made meanwhile.
   }

@@ -12,18 +12,21 @@
 
 namespace sherd::autograd {
 
-enum class RngState { kPreserve, kIgnore };
-
 class ForwardState {
  public:
+  enum class Generators { kPreserve, kIgnore };
   // The present state; with kIgnore without the generators.
   static ForwardState now(
-      RngState randomness, const std::vector<at::Tensor>& inputs = {});
+      Generators generators, const std::vector<at::Tensor>& inputs);
+  // Restores the state, with gradients on, while it lives; the destructor puts back the state
+  // before.
+  class Scope;
+
+ private:
   // The present state of the same things.
   ForwardState same_now() const;
   void apply() const;
 
- private:
   struct Autocast {
     at::DeviceType device;
     bool enabled;
@@ -41,13 +44,12 @@ class ForwardState {
   bool autocast_cache_ = false;
 };
 
-// Restores the state, with gradients on, while it lives; the destructor puts back the state before.
-class ForwardStateScope {
+class ForwardState::Scope {
  public:
-  explicit ForwardStateScope(const ForwardState& then);
-  ~ForwardStateScope();
-  ForwardStateScope(const ForwardStateScope&) = delete;
-  ForwardStateScope& operator=(const ForwardStateScope&) = delete;
+  explicit Scope(const ForwardState& then);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
 
  private:
   const ForwardState before_;

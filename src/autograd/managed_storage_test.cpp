@@ -6,7 +6,6 @@
 #include <sherd/autograd/touch.h>
 #include "autograd/param_key.h"
 #include "autograd/testing.h"
-#include "base/check.h"
 
 namespace sherd::autograd::testing {
 namespace {

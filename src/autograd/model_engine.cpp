@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
-#include "base/status_from_exception.h"
 
 namespace sherd::autograd {
 

@@ -81,18 +81,18 @@ class ModelEngine : public BackwardListener,
   // Closes the connections to other ranks, so that they fail, too.
   virtual void abandon_exchange(const Status& /*failure*/) {}
 
-  // Returns a function that makes `call(engine, arguments...)` while the engine lives, and returns
-  // an empty value afterwards. It takes no lock.
+  // Returns a function that invokes `call`, which may be a member function, with the engine and the
+  // arguments while the engine lives, and returns an empty value afterwards. It takes no lock.
   template <typename Engine, typename Call>
   static auto while_alive(Engine* engine, Call call) {
     return [weak = engine->weak_from_this(),
             call = std::move(call)](auto&&... arguments) {
-      using Result = decltype(call(
-          std::declval<Engine&>(),
+      using Result = decltype(std::invoke(
+          call, std::declval<Engine&>(),
           std::forward<decltype(arguments)>(arguments)...));
       if (const auto alive = weak.lock()) {
-        return call(
-            static_cast<Engine&>(*alive),
+        return std::invoke(
+            call, static_cast<Engine&>(*alive),
             std::forward<decltype(arguments)>(arguments)...);
       }
       return Result();

@@ -187,20 +187,6 @@ at::Tensor shown(const at::Tensor& tensor) {
       : tensor;
 }
 
-// Replaces a tensor, or each one of a list.
-template <typename Replace>
-void replace_tensors(c10::IValue& value, const Replace& replace) {
-  if (value.isTensor()) {
-    value = replace(value.toTensor());
-  } else if (value.isTensorList()) {
-    auto list = value.toTensorList().copy();
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      list.set(i, replace(list.get(i)));
-    }
-    value = std::move(list);
-  }
-}
-
 // Replaces the operator's arguments whose storage shows other values.
 void show_instead(
     const ParameterUses& uses,
@@ -211,10 +197,7 @@ void show_instead(
       })) {
     return;
   }
-  for (auto i = stack.size() - op.schema().arguments().size(); i < stack.size();
-       ++i) {
-    replace_tensors(stack[i], shown);
-  }
+  replace_tensors(std::span(stack).last(op.schema().arguments().size()), shown);
 }
 
 // A result may be the argument itself, as that of `to`. What a storage shows instead may be freed
@@ -225,12 +208,14 @@ void keep_results(
     torch::jit::Stack& stack) {
   for (const auto& use : uses) {
     const auto& instead = use.tag->instead;
-    for (auto i = stack.size() - op.schema().returns().size();
-         instead.defined() && i < stack.size(); ++i) {
-      replace_tensors(stack[i], [&instead](const at::Tensor& result) {
-        return result.defined() && result.is_alias_of(instead) ? result.clone()
-                                                               : result;
-      });
+    if (instead.defined()) {
+      replace_tensors(
+          std::span(stack).last(op.schema().returns().size()),
+          [&instead](const at::Tensor& result) {
+            return result.defined() && result.is_alias_of(instead)
+                ? result.clone()
+                : result;
+          });
     }
   }
 }

@@ -22,9 +22,7 @@ namespace sherd::autograd {
 void install_param_key();
 
 // Turns a leaf that autograd takes for a view, such as register_parameter("w", x.t()) makes, into a
-// plain leaf; hooks, the gradient and a cached accumulator stay. Such a view keeps the bytes of `x`
-// alive, and views of it lose their history if the leaf's version changes before they are used
-// (docs/design/autograd.md).
+// plain leaf; hooks, the gradient and a cached accumulator stay. Why: docs/design/autograd.md.
 void drop_view_base(const at::Tensor& parameter);
 
 // Moves `parameter` into `storage`, at an offset of `offset` elements, and gives it the key. The

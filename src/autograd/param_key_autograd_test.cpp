@@ -14,7 +14,6 @@ namespace sherd::autograd::testing {
 namespace {
 
 namespace nn = torch::nn;
-using ::testing::HasSubstr;
 using Tensors = std::vector<at::Tensor>;
 
 // Three weights in a chain; the results of `use` are compared between a plain copy and one with a

@@ -8,7 +8,6 @@
 namespace sherd::autograd::testing {
 namespace {
 
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

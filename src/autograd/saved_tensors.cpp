@@ -21,14 +21,12 @@ SavedTensorHookScope::SavedTensorHookScope(MakeHooks make_hooks)
 
 SavedTensorHookScope::~SavedTensorHookScope() { innermost() = before_; }
 
-SavedTensorHooks SavedTensorHookScope::hooks() const {
-  return task_ == torch::autograd::get_current_graph_task_id() ? make_hooks_()
-                                                               : nullptr;
-}
-
-SavedTensorHooks saved_tensor_hooks() {
+SavedTensorHooks SavedTensorHookScope::hooks() {
   const auto* scope = innermost();
-  return scope != nullptr ? scope->hooks() : nullptr;
+  return scope != nullptr &&
+          scope->task_ == torch::autograd::get_current_graph_task_id()
+      ? scope->make_hooks_()
+      : nullptr;
 }
 
 }  // namespace sherd::autograd

@@ -26,8 +26,9 @@ class SavedTensorHookScope {
   SavedTensorHookScope(const SavedTensorHookScope&) = delete;
   SavedTensorHookScope& operator=(const SavedTensorHookScope&) = delete;
 
-  // Hooks for a tensor, or null in a backward that began within the scope.
-  SavedTensorHooks hooks() const;
+  // Hooks of the innermost scope for a tensor. Null, so that autograd keeps the tensor itself,
+  // outside any scope and in a backward that began within that scope.
+  static SavedTensorHooks hooks();
 
  private:
   const MakeHooks make_hooks_;
@@ -35,9 +36,5 @@ class SavedTensorHookScope {
       task_;  // LibTorch's number of the backward in which the scope began.
   const SavedTensorHookScope* const before_;
 };
-
-// Returns the hooks of the innermost scope, or null outside any scope; where it is null, autograd
-// keeps tensors itself.
-SavedTensorHooks saved_tensor_hooks();
 
 }  // namespace sherd::autograd

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include "base/check.h"
 #include "base/clock.h"
 
@@ -53,5 +54,10 @@ class Backoff {
   BackoffOptions options_;
   Duration next_{0};
 };
+
+// "at once" or "in 2 s".
+inline std::string in_words(Duration wait) {
+  return wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s");
+}
 
 }  // namespace sherd

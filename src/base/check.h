@@ -26,14 +26,10 @@ std::string str(Args&&... args) {
 }  // namespace sherd
 
 // SHERD_CHECK(width % heads == 0, "[models] width ", width, " ...").
-#define SHERD_CHECK(condition, ...)                    \
-  do {                                                 \
-    if (!(condition)) {                                \
-      throw ::sherd::Error(::sherd::str(__VA_ARGS__)); \
-    }                                                  \
-  } while (false)
+#define SHERD_CHECK(condition, ...) \
+  SHERD_CHECK_AS(kInvalidArgument, condition, __VA_ARGS__)
 
-// The same with a code: SHERD_CHECK_AS(kPeerLost, alive, "[world] ...").
+// The same with another code: SHERD_CHECK_AS(kPeerLost, alive, "[world] ...").
 #define SHERD_CHECK_AS(code, condition, ...)                    \
   do {                                                          \
     if (!(condition)) {                                         \

@@ -27,7 +27,6 @@ class Descriptor {
 
   int get() const { return fd_; }
   bool open() const { return fd_ >= 0; }
-  // Gives up ownership and returns the number.
   int release() { return std::exchange(fd_, -1); }
   void close() {
     if (fd_ >= 0) {

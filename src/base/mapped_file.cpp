@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "base/descriptor.h"
 
@@ -49,28 +48,10 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (at == MAP_FAILED) {
     return unavailable(path, "mmap");
   }
-  return MappedFile(std::string_view(static_cast<const char*>(at), size));
+  return MappedFile({static_cast<char*>(at), Unmap{size}});
 }
 
-MappedFile::~MappedFile() { close(); }
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, {})) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  if (this != &other) {
-    close();
-    bytes_ = std::exchange(other.bytes_, {});
-  }
-  return *this;
-}
-
-void MappedFile::close() {
-  if (!bytes_.empty()) {
-    // munmap fails only for an address that is not mapped.
-    ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
-    bytes_ = {};
-  }
-}
+// Unmapping fails only for an address that is not mapped.
+void MappedFile::Unmap::operator()(char* at) const { ::munmap(at, bytes); }
 
 }  // namespace sherd

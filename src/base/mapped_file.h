@@ -4,8 +4,11 @@
 // are read and dropped when memory is short. Thread rule: a value; reading from any thread.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include "base/status.h"
 
 namespace sherd {
@@ -18,21 +21,22 @@ class MappedFile {
   [[nodiscard]] static Result<MappedFile> open(const std::string& path);
 
   MappedFile() = default;
-  ~MappedFile();
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
 
   // Valid while this object lives. If somebody shortens the file meanwhile, an access ends the
   // process (SIGBUS).
-  std::string_view bytes() const { return bytes_; }
+  std::string_view bytes() const {
+    return at_ ? std::string_view(at_.get(), at_.get_deleter().bytes)
+               : std::string_view();
+  }
 
  private:
-  explicit MappedFile(std::string_view bytes) : bytes_(bytes) {}
-  void close();
+  struct Unmap {
+    std::size_t bytes;  // Unused without a mapping.
+    void operator()(char* at) const;
+  };
+  explicit MappedFile(std::unique_ptr<char, Unmap> at) : at_(std::move(at)) {}
 
-  std::string_view bytes_;
+  std::unique_ptr<char, Unmap> at_;
 };
 
 }  // namespace sherd

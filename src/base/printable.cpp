@@ -2,6 +2,8 @@
 #include "base/printable.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 namespace sherd {
 
@@ -28,27 +30,18 @@ std::string_view shortened(std::string_view text, std::size_t bytes_max) {
 }
 
 std::string html_escaped(std::string_view text) {
+  using Escape = std::pair<char, std::string_view>;
+  constexpr std::array<Escape, 5> kEscapes = {
+      {{'<', "&lt;"},
+       {'>', "&gt;"},
+       {'&', "&amp;"},
+       {'"', "&quot;"},
+       {'\'', "&#39;"}}};
   std::string escaped;
   for (const char c : text) {
-    switch (c) {
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      default:
-        escaped += c;
-    }
+    const auto* found = std::ranges::find(kEscapes, c, &Escape::first);
+    escaped +=
+        found == kEscapes.end() ? std::string_view(&c, 1) : found->second;
   }
   return escaped;
 }

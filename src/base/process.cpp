@@ -100,23 +100,24 @@ Descriptor open_pidfd(int pid) {
   return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
 }
 
-std::uint64_t process_start_ticks(int pid) {
+std::uint64_t process_stat(int pid, int field) {
   std::ifstream file(str("/proc/", pid, "/stat"));
-  std::string line;
-  std::getline(file, line);
+  std::string all;
+  // Unlike an iterator over the file, this does not throw if the process goes meanwhile.
+  std::getline(file, all, '\0');
   // The second field is the program's name in parentheses and may itself hold spaces and
-  // parentheses. The start time is the 20th field after it.
-  const auto name_end = line.rfind(')');
+  // parentheses.
+  const auto name_end = all.rfind(')');
   if (name_end == std::string::npos) {
     return 0;
   }
-  std::istringstream rest(line.substr(name_end + 1));
+  std::istringstream rest(all.substr(name_end + 1));
   std::string skipped;
-  for (int i = 0; i < 19; ++i) {
+  for (int i = 3; i < field; ++i) {
     rest >> skipped;
   }
-  std::uint64_t ticks = 0;
-  return rest >> ticks ? ticks : 0;
+  std::uint64_t value = 0;
+  return rest >> value ? value : 0;
 }
 
 SignalState SignalState::current() {

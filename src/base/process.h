@@ -24,8 +24,13 @@ namespace sherd {
 // there is no such process (ESRCH) or the system has no descriptor left.
 Descriptor open_pidfd(int pid);
 
+// The field of /proc/PID/stat with this number in proc(5), from 3 on; 0 if that is unknown.
+std::uint64_t process_stat(int pid, int field);
+
 // When process `pid` started, in clock ticks since the host started; 0 if that is unknown.
-std::uint64_t process_start_ticks(int pid);
+inline std::uint64_t process_start_ticks(int pid) {
+  return process_stat(pid, 22);
+}
 
 // The settings that a process with a signalfd has changed, and that its children must not inherit.
 struct SignalState {

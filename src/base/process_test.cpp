@@ -49,6 +49,13 @@ TEST(Process, StartTicksAreTheSameForEverybodyAndUnknownForNobody) {
   EXPECT_EQ(process_start_ticks(-1), 0U);
 }
 
+TEST(Process, StatHasTheFieldsOfTheManual) {
+  const int own = static_cast<int>(::getpid());
+  EXPECT_EQ(process_stat(own, 4), static_cast<std::uint64_t>(::getppid()));
+  EXPECT_NE(process_stat(own, 50), 0U);  // Where the environment starts.
+  EXPECT_EQ(process_stat(own, 1000), 0U);
+}
+
 // A program chooses its own name, which precedes the start time.
 TEST(Process, StartTicksDoNotDependOnTheNameOfTheProgram) {
   const std::uint64_t before =

@@ -9,7 +9,7 @@
 #include <vector>
 #include "base/check.h"
 #include "base/hash.h"
-#include "base/parse_number.h"
+#include "base/text.h"
 
 namespace sherd {
 namespace {
@@ -254,18 +254,6 @@ bool slurm_shell(const EnvironmentReader& read) {
       step == kBatchStep;
 }
 
-}  // namespace
-
-EnvironmentLookup process_environment() {
-  return [](const char* name) -> std::optional<std::string> {
-    // NOLINTNEXTLINE(concurrency-mt-unsafe): see the header's thread rule.
-    const char* value = std::getenv(name);
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  };
-}
-
-namespace {
-
 RankEnvironment from_launcher(const EnvironmentReader& read) {
   if (read.has("RANK") || read.has("WORLD_SIZE")) {
     return from_torchrun(read);
@@ -280,6 +268,14 @@ RankEnvironment from_launcher(const EnvironmentReader& read) {
 }
 
 }  // namespace
+
+EnvironmentLookup process_environment() {
+  return [](const char* name) -> std::optional<std::string> {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): see the header's thread rule.
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  };
+}
 
 RankEnvironment read_rank_environment(const EnvironmentLookup& lookup) {
   const EnvironmentReader read(lookup);

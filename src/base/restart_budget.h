@@ -6,28 +6,35 @@
 #pragma once
 
 #include <deque>
+#include <iterator>
 #include "base/clock.h"
 
 namespace sherd {
 
-struct RestartBudgetOptions {
-  int restarts_max = 30;
-  // 0: restarts count for ever.
-  Duration window = std::chrono::hours(1);
-};
-
 class RestartBudget {
  public:
-  explicit RestartBudget(const RestartBudgetOptions& options)
-      : options_(options) {}
+  // With a window of 0, restarts count for ever.
+  RestartBudget(int restarts_max, Duration window)
+      : restarts_max_(restarts_max), window_(window) {}
 
   // Takes one restart. Returns false, and takes nothing, if none is left. REQUIRES: times do not go
   // back.
-  bool take(Instant now);
+  bool take(Instant now) {
+    while (window_ > Duration(0) && !recent_.empty() &&
+           now - recent_.front() >= window_) {
+      recent_.pop_front();
+    }
+    if (std::ssize(recent_) >= restarts_max_) {
+      return false;
+    }
+    recent_.push_back(now);
+    return true;
+  }
   void renew() { recent_.clear(); }
 
  private:
-  RestartBudgetOptions options_;
+  int restarts_max_;
+  Duration window_;
   std::deque<Instant> recent_;  // Restarts within the window.
 };
 

@@ -9,7 +9,7 @@ namespace {
 using std::chrono::seconds;
 
 TEST(RestartBudget, IsSpentWithinTheWindowAndBackBehindIt) {
-  RestartBudget budget({.restarts_max = 2, .window = seconds(10)});
+  RestartBudget budget(2, seconds(10));
   EXPECT_TRUE(budget.take(seconds(0)));
   EXPECT_TRUE(budget.take(seconds(4)));
   EXPECT_FALSE(budget.take(seconds(9)));
@@ -19,7 +19,7 @@ TEST(RestartBudget, IsSpentWithinTheWindowAndBackBehindIt) {
 }
 
 TEST(RestartBudget, WithoutAWindowIsForLife) {
-  RestartBudget budget({.restarts_max = 1, .window = seconds(0)});
+  RestartBudget budget(1, seconds(0));
   EXPECT_TRUE(budget.take(seconds(0)));
   EXPECT_FALSE(budget.take(std::chrono::hours(100000)));
   budget.renew();
@@ -27,7 +27,7 @@ TEST(RestartBudget, WithoutAWindowIsForLife) {
 }
 
 TEST(RestartBudget, OfNoneHasNone) {
-  RestartBudget budget({.restarts_max = 0, .window = seconds(10)});
+  RestartBudget budget(0, seconds(10));
   EXPECT_FALSE(budget.take(seconds(0)));
   EXPECT_FALSE(budget.take(seconds(100)));
 }

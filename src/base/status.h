@@ -2,11 +2,15 @@
 //
 // Status is the outcome of an operation that can fail in normal operation (a peer, a disk, a
 // deadline): success, or a code with one sentence. Result<T> is a value or such a failure. A
-// success does not allocate memory. Thread rule: values.
+// success does not allocate memory. The functions make statuses and sentences of exceptions, for
+// threads that run foreign code and must continue. The macros at the end are for functions that can
+// do nothing about the failure of what they call. Thread rule: values; any thread.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <sherd/base/error.h>
 #include "base/check.h"
@@ -73,4 +77,62 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
+// LibTorch appends a C++ backtrace to its messages, so only the first line is used.
+inline std::string first_line_of(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+// The first line of the exception's message, to be sent to peers. It is never empty, because peers
+// take an empty reason for success.
+inline std::string reason_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    const auto line = first_line_of(error);
+    return line.empty() ? "an exception without a message" : line;
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+// Returns the action's status, or success if the action returns none. An Error that it throws
+// becomes a status with its code and sentence; any other exception becomes one with `code` and its
+// text after `prefix`.
+template <typename Action>
+Status status_of(
+    Action&& action, ErrorCode code, const std::string& prefix = {}) {
+  try {
+    if constexpr (std::is_void_v<std::invoke_result_t<Action>>) {
+      action();
+      return {};
+    } else {
+      return action();
+    }
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {code, prefix + error.what()};
+  }
+}
+
 }  // namespace sherd
+
+// Evaluates the expression, a Status, once; if it is a failure, the function returns it.
+#define SHERD_RETURN_IF_FAILED(expression)                      \
+  do {                                                          \
+    if (auto sherd_status = (expression); !sherd_status.ok()) { \
+      return sherd_status;                                      \
+    }                                                           \
+  } while (false)
+
+// Evaluates the expression, a Result, once; if it is a failure, the function returns that, otherwise
+// its value goes to `target`: a variable that exists, or the declaration of one.
+#define SHERD_ASSIGN_OR_RETURN(target, expression) \
+  SHERD_ASSIGN_OR_RETURN_AT(SHERD_NAME_AT(__LINE__), target, expression)
+#define SHERD_NAME_AT(line) SHERD_NAME_AT_(line)
+#define SHERD_NAME_AT_(line) sherd_result_##line
+#define SHERD_ASSIGN_OR_RETURN_AT(result, target, expression) \
+  auto result = (expression);                                 \
+  SHERD_RETURN_IF_FAILED(result.status());                    \
+  target = std::move(result).value()

@@ -20,8 +20,9 @@
 namespace sherd {
 namespace {
 
-using Sections = std::
-    map<std::string, std::vector<std::pair<std::string, ckpt::StoredTensor>>>;
+using Sections = std::map<
+    std::string,
+    std::vector<std::pair<std::string, ckpt::CheckpointReader::StoredTensor>>>;
 
 // Writes a section as one file of whole tensors.
 void write_section(
@@ -39,9 +40,7 @@ void write_section(
          .shape = tensor.shape});
   }
   const auto header = ckpt::header_bytes(infos, {{"format", "pt"}});
-  auto created = files.create(path);
-  created.status().throw_if_failed();
-  const auto out = std::move(created).value();
+  const auto out = files.create(path).value();
   out->write(header.data(), header.size()).throw_if_failed();
   std::vector<char> room;
   for (std::size_t i = 0; i < infos.size(); ++i) {
@@ -105,8 +104,7 @@ std::vector<std::string> import_checkpoint(
   SHERD_CHECK_AS(
       kUnavailable, !disk->exists(place).value(), "[ckpt] ", folder,
       ": expected a folder without a checkpoint of step 0, found one");
-  const auto lock = ckpt::lock_folder(folder);
-  lock.status().throw_if_failed();
+  const auto lock = ckpt::lock_folder(folder).value();
   const ckpt::SaveContext context{
       .files = *disk,
       .folder = folder,
@@ -124,10 +122,10 @@ std::vector<std::string> import_checkpoint(
 
 std::optional<std::string> newest_checkpoint(const std::string& folder) {
   const auto files = ckpt::make_posix_file_system();
-  const auto steps = ckpt::complete_steps(*files, folder);
-  return steps.value().empty()
+  const auto steps = ckpt::complete_steps(*files, folder).value();
+  return steps.empty()
       ? std::nullopt
-      : std::optional(folder + "/" + ckpt::folder_name(steps.value().back()));
+      : std::optional(folder + "/" + ckpt::folder_name(steps.back()));
 }
 
 CheckpointContent checkpoint_content(const std::string& folder) {
@@ -167,10 +165,10 @@ std::vector<std::string> merge_checkpoint(
   const ckpt::CheckpointReader reader(folder);
   const auto files = ckpt::make_posix_file_system();
   files->make_folder(to).throw_if_failed();
-  const auto there = files->list(to);
+  const auto there = files->list(to).value();
   SHERD_CHECK_AS(
-      kUnavailable, there.value().empty(), "[ckpt] ", to,
-      ": expected an empty folder, found ", there.value().front(), " in it");
+      kUnavailable, there.empty(), "[ckpt] ", to,
+      ": expected an empty folder, found ", there.front(), " in it");
   Sections sections;
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : reader.tensors()) {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sends the whole tensors of a state to rank 0, and from rank 0 to all ranks.
 #include <map>
-#include <optional>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include <sherd/ckpt/checkpoint.h>
@@ -13,9 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ckpt/dtypes.h"
-#include "ckpt/list_of.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
 #include "world/transport.h"
@@ -76,9 +73,7 @@ Sources all_gather_sources(
     const ckpt::CheckpointRanks& ranks,
     const std::vector<TensorPiece>& mine,
     const char* what) {
-  const auto texts = ranks.gather(text_of(mine), what);
-  texts.status().throw_if_failed();
-  return sources_of(texts.value());
+  return sources_of(ranks.gather(text_of(mine), what).value());
 }
 
 std::shared_ptr<world::Transport> connect(const World& world) {
@@ -111,79 +106,70 @@ void check(const Sources& sources) {
   }
 }
 
-class FullStateGather {
- public:
-  FullStateGather(
-      const World& world, std::vector<TensorPiece> pieces, Sources sources)
-      : rank_(world.rank()),
-        pieces_(std::move(pieces)),
-        sources_(std::move(sources)),
-        via_(connect(world)) {}
-
-  // If a visit throws, all other messages are still received. If there is no memory for a tensor,
-  // the ranks that wait for this one learn it.
-  Status run(const FullTensorVisitor& visit) {
-    try {
-      return transfer(visit);
-    } catch (const std::exception& error) {
-      if (via_ != nullptr) {
-        via_->abandon(Status(ErrorCode::kUnavailable, error.what()));
-      }
-      throw;
+void send(
+    world::Transport& via,
+    int rank,
+    const std::vector<TensorPiece>& mine,
+    const std::vector<PieceSource>& sources) {
+  for (const auto& source : sources) {
+    if (source.rank == rank) {
+      via.send(mine[source.piece].elements.cpu(), 0, kTag)
+          ->wait(kGathering)
+          .throw_if_failed();
     }
   }
+}
 
- private:
-  Status transfer(const FullTensorVisitor& visit) {
-    Status visited;
-    for (const auto& [key, sources] : sources_) {
-      if (rank_ != 0) {
-        send(sources);
+// On rank 0. `via` is null if there are no others.
+at::Tensor receive(
+    world::Transport* via,
+    const std::vector<TensorPiece>& mine,
+    const std::vector<PieceSource>& sources) {
+  const at::NoGradGuard no_grad;  // Reading is not a forward.
+  const auto& first = sources.front();
+  auto whole = at::empty(first.shape, *ckpt::dtype_named(first.dtype));
+  for (const auto& source : sources) {
+    const auto part =
+        whole.view({-1}).narrow(0, source.range.begin, source.range.numel());
+    if (source.rank == 0) {
+      part.copy_(mine[source.piece].elements);
+    } else {
+      via->receive(part, source.rank, kTag)->wait(kGathering).throw_if_failed();
+    }
+  }
+  return whole;
+}
+
+// If a visit throws, all other messages are still received. If there is no memory for a tensor, the
+// ranks that wait for this one learn it.
+Status gather(
+    world::Transport* via,
+    int rank,
+    const std::vector<TensorPiece>& mine,
+    const Sources& all,
+    const FullTensorVisitor& visit) {
+  Status visited;
+  try {
+    for (const auto& [key, sources] : all) {
+      if (rank != 0) {
+        send(*via, rank, mine, sources);
         continue;
       }
-      const auto whole = receive(sources);
+      const auto whole = receive(via, mine, sources);
       if (visited.ok()) {
         visited = status_of(
             [&, &key = key] { visit(key.section, key.name, whole); },
             ErrorCode::kFailedPrecondition);
       }
     }
-    return visited;
-  }
-
-  void send(const std::vector<PieceSource>& sources) {
-    for (const auto& source : sources) {
-      if (source.rank == rank_) {
-        via_->send(pieces_[source.piece].elements.cpu(), 0, kTag)
-            ->wait(kGathering)
-            .throw_if_failed();
-      }
+  } catch (const std::exception& error) {
+    if (via != nullptr) {
+      via->abandon(Status(ErrorCode::kUnavailable, error.what()));
     }
+    throw;
   }
-
-  at::Tensor receive(const std::vector<PieceSource>& sources) {
-    const at::NoGradGuard no_grad;  // Reading is not a forward.
-    const auto& first = sources.front();
-    auto whole = at::empty(first.shape, *ckpt::dtype_named(first.dtype));
-    for (const auto& source : sources) {
-      const auto part =
-          whole.view({-1}).narrow(0, source.range.begin, source.range.numel());
-      if (source.rank == rank_) {
-        part.copy_(pieces_[source.piece].elements);
-      } else {
-        via_->receive(part, source.rank, kTag)
-            ->wait(kGathering)
-            .throw_if_failed();
-      }
-    }
-    return whole;
-  }
-
-  const int rank_;
-  const std::vector<TensorPiece> pieces_;
-  const Sources sources_;
-  const std::shared_ptr<world::Transport> via_;
-};
+  return visited;
+}
 
 // ---- from rank 0 to all ranks ----
 
@@ -204,7 +190,7 @@ std::vector<TensorPiece> pieces_of(const std::vector<LoadTarget>& targets) {
         {.section = target.section,
          .name = shard.name,
          .shape = shard.shape,
-         .range = {shard.begin, shard.begin + shard.elements.numel()},
+         .range = range_of(shard),
          .elements = shard.elements});
   }
   return pieces;
@@ -282,53 +268,35 @@ void check(const Sources& wanted, const Offer& offer) {
   }
 }
 
-class FullStateScatter {
- public:
-  // `full` has the tensors of the offer, on rank 0 only.
-  FullStateScatter(
-      const World& world,
-      std::vector<LoadTarget> targets,
-      std::vector<LoadTarget> full,
-      Sources wanted)
-      : rank_(world.rank()),
-        targets_(std::move(targets)),
-        full_(std::move(full)),
-        wanted_(std::move(wanted)),
-        via_(connect(world)) {}
-
+struct FullStateScatter {
   // Returns what this rank could not take first; all other messages are still received.
   Status run(const Offer& offer) {
     const at::NoGradGuard no_grad;  // Writing is not a forward.
     for (const auto& [key, whole] : offer.tensors) {
-      const auto sources = wanted_.find(key);
-      if (sources == wanted_.end()) {
+      const auto sources = wanted.find(key);
+      if (sources == wanted.end()) {
         continue;
       }
-      if (rank_ == 0) {
-        send(full_.at(whole.front().piece).shard.elements, sources->second);
+      if (rank == 0) {
+        send(full.at(whole.front().piece).shard.elements, sources->second);
       } else {
         receive(sources->second);
       }
     }
-    return taken_;
+    return taken;
   }
-
-  // The number of bytes that this rank got.
-  std::int64_t bytes() const { return bytes_; }
 
   // Clears an optimizer's state of parameters for which `full` has none, so that it is as before
   // its first update.
   void clear_rest(const Offer& offer, const std::vector<std::string>& missing) {
-    for (const auto& target : targets_) {
-      const TensorKey key{target.section, target.shard.name};
-      if (target.may_be_cleared() && !offer.tensors.contains(key) &&
-          std::ranges::find(missing, key.text()) == missing.end()) {
+    for (const auto& target : targets) {
+      if (target.may_be_cleared() && !offer.tensors.contains(target.key()) &&
+          std::ranges::find(missing, target.key().text()) == missing.end()) {
         target.clear();
       }
     }
   }
 
- private:
   void send(const at::Tensor& tensor, const std::vector<PieceSource>& to) {
     const auto whole = tensor.cpu().contiguous().view({-1});
     world::Transfers transfers;
@@ -338,7 +306,7 @@ class FullStateScatter {
       if (source.rank == 0) {
         take(source, part);
       } else {
-        transfers.push_back(via_->send(part, source.rank, kTag));
+        transfers.push_back(via->send(part, source.rank, kTag));
       }
     }
     wait_all(transfers, kScattering).throw_if_failed();
@@ -346,27 +314,26 @@ class FullStateScatter {
 
   void receive(const std::vector<PieceSource>& to) {
     for (const auto& source : to) {
-      if (source.rank != rank_) {
+      if (source.rank != rank) {
         continue;
       }
-      const auto& elements = targets_[source.piece].shard.elements;
+      const auto& elements = targets[source.piece].shard.elements;
       const auto into = elements.is_contiguous() && elements.is_cpu()
           ? elements
           : at::empty(elements.sizes(), elements.scalar_type());
-      via_->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();
+      via->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();
       take(source, into);
     }
   }
 
   // Never returns early: if this rank stopped receiving, rank 0 would wait until the deadline.
   void take(const PieceSource& source, const at::Tensor& part) {
-    auto& target = targets_[source.piece];
-    const auto taken = status_of(
+    auto& target = targets[source.piece];
+    const auto status = status_of(
         [&] { write(target, part); }, ErrorCode::kFailedPrecondition,
-        str("[ckpt] ", TensorKey{target.section, target.shard.name}.text(),
-            ": "));
-    if (taken_.ok()) {
-      taken_ = taken;
+        str("[ckpt] ", target.key().text(), ": "));
+    if (taken.ok()) {
+      taken = status;
     }
   }
 
@@ -375,19 +342,19 @@ class FullStateScatter {
     if (part.const_data_ptr() != elements.const_data_ptr()) {
       elements.copy_(part.view(elements.sizes()));
     }
-    bytes_ += static_cast<std::int64_t>(part.nbytes());
+    bytes += static_cast<std::int64_t>(part.nbytes());
     if (target.loaded) {
       target.loaded(elements);
     }
   }
 
-  const int rank_;
-  std::vector<LoadTarget> targets_;
-  const std::vector<LoadTarget> full_;
-  const Sources wanted_;
-  const std::shared_ptr<world::Transport> via_;
-  std::int64_t bytes_ = 0;
-  Status taken_;  // The first failure.
+  const int rank;
+  std::vector<LoadTarget>& targets;
+  const std::vector<LoadTarget>& full;  // Those of the offer, on rank 0 only.
+  const Sources& wanted;
+  const std::shared_ptr<world::Transport> via;
+  std::int64_t bytes = 0;  // Those that this rank got.
+  Status taken = {};       // The first failure.
 };
 
 }  // namespace
@@ -401,10 +368,12 @@ void gather_full_state(
   on_all_or_none(ranks, kGathering, [&] {
     pieces = CheckpointAccess::pieces(state, world.rank(), world.size());
   });
-  auto sources = all_gather_sources(ranks, pieces, kGathering);
+  const auto sources = all_gather_sources(ranks, pieces, kGathering);
   check(sources);
-  FullStateGather full(world, std::move(pieces), std::move(sources));
-  on_all_or_none(ranks, kGathering, [&] { full.run(visit).throw_if_failed(); });
+  const auto via = connect(world);
+  on_all_or_none(ranks, kGathering, [&] {
+    gather(via.get(), world.rank(), pieces, sources, visit).throw_if_failed();
+  });
 }
 
 FullState gather_full_state(const World& world, const CheckpointState& state) {
@@ -435,9 +404,7 @@ LoadReport scatter_full_state(
       text = text_of(full, tensors);
     }
   });
-  const auto offered = ranks.gather(text, kScattering);
-  offered.status().throw_if_failed();
-  const auto offer = offer_of(offered.value().front());
+  const auto offer = offer_of(ranks.gather(text, kScattering).value().front());
   std::vector<LoadTarget> targets;
   on_all_or_none(ranks, kScattering, [&] {
     targets = CheckpointAccess::targets(
@@ -445,7 +412,8 @@ LoadReport scatter_full_state(
           return offer.needs_state_of(key);
         }});
   });
-  auto wanted = all_gather_sources(ranks, pieces_of(targets), kScattering);
+  const auto wanted =
+      all_gather_sources(ranks, pieces_of(targets), kScattering);
   auto report = compare_names(wanted, offer, state);
   SHERD_CHECK(
       !options.strict || report.missing.empty(),
@@ -456,12 +424,16 @@ LoadReport scatter_full_state(
       "[ckpt] expected nothing that the job lacks in the full state, found ",
       ckpt::list_of(report.unexpected));
   check(wanted, offer);
-  FullStateScatter scatter(
-      world, std::move(targets), std::move(tensors), std::move(wanted));
+  FullStateScatter scatter{
+      .rank = world.rank(),
+      .targets = targets,
+      .full = tensors,
+      .wanted = wanted,
+      .via = connect(world)};
   CheckpointAccess::before_load(state);
   on_all_or_none(ranks, kScattering, [&] {
     scatter.run(offer).throw_if_failed();
-    report.bytes_read = scatter.bytes();
+    report.bytes_read = scatter.bytes;
     scatter.clear_rest(offer, report.missing);
   });
   CheckpointAccess::publish(state);

@@ -12,10 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/cores.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "ckpt/dtypes.h"
-#include "ckpt/list_of.h"
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
@@ -51,17 +50,7 @@ void warn(const World& world, const std::string& message) {
   }
 }
 
-// Names of the tensors of optimizers, which a checkpoint may lack.
-std::string text_of_optional(const std::vector<LoadTarget>& targets) {
-  auto json = nlohmann::json::array();
-  for (const auto& target : targets) {
-    if (target.optional && !target.loaded) {
-      json.push_back({target.section, target.shard.name});
-    }
-  }
-  return json.dump();
-}
-
+// The reverse of CheckpointLoader::optional_names() on all ranks.
 std::set<ckpt::TensorKey> optional_in(const std::vector<std::string>& texts) {
   std::set<ckpt::TensorKey> names;
   for (const auto& text : texts) {
@@ -87,15 +76,22 @@ class CheckpointLoader {
         targets_(CheckpointAccess::targets(
             state,
             rank,
-            {.updated =
-                 [there = CheckpointAccess::parameters_of(reader_.tensors())](
-                     const ckpt::TensorKey& key) {
-                   return there.contains(key);
-                 }})),
-        optional_(text_of_optional(targets_)) {}
+            {.updated = [there = CheckpointAccess::parameters_of(
+                             reader_.tensors())](const ckpt::TensorKey& key) {
+              return there.contains(key);
+            }})) {}
 
-  // The names that this rank would load if the checkpoint has them, for run() on all ranks.
-  const std::string& optional_names() const { return optional_; }
+  // The names of the tensors of optimizers, which this rank would load if the checkpoint has them,
+  // for run() on all ranks.
+  std::string optional_names() const {
+    auto json = nlohmann::json::array();
+    for (const auto& target : targets_) {
+      if (target.may_be_cleared()) {
+        json.push_back({target.section, target.shard.name});
+      }
+    }
+    return json.dump();
+  }
 
   LoadReport run(const std::vector<std::string>& optional_names) {
     compare_names(optional_in(optional_names));
@@ -181,9 +177,8 @@ class CheckpointLoader {
     const at::NoGradGuard no_grad;
     for (std::size_t i = 0; i < targets_.size(); ++i) {
       const auto& target = targets_[i];
-      const ckpt::TensorKey key{target.section, target.shard.name};
-      if (target.may_be_cleared() && !missing_.contains(key) &&
-          !reader_.tensors().contains(key)) {
+      if (target.may_be_cleared() && !missing_.contains(target.key()) &&
+          !reader_.tensors().contains(target.key())) {
         const device::CurrentStream on(streams_[i]);
         target.clear();
       }
@@ -201,27 +196,24 @@ class CheckpointLoader {
 
   void read(LoadTarget& target) {
     auto& shard = target.shard;
-    const ckpt::TensorKey key{target.section, shard.name};
+    const auto key = target.key();
     const auto found = reader_.tensors().find(key);
     if (found == reader_.tensors().end()) {
       return;
     }
     SHERD_CHECK(
         found->second.shape == shard.shape, "[ckpt] ", reader_.folder(), ": ",
-        target.section, " ", shard.name, ": expected shape ",
-        at::IntArrayRef(shard.shape), ", found ",
-        at::IntArrayRef(found->second.shape));
+        key.text(), ": expected shape ", at::IntArrayRef(shard.shape),
+        ", found ", at::IntArrayRef(found->second.shape));
     const auto dtype = ckpt::dtype_named(
-        found->second.dtype,
-        str(reader_.folder(), ": ", target.section, " ", shard.name));
+        found->second.dtype, str(reader_.folder(), ": ", key.text()));
     const bool as_stored = dtype == shard.elements.scalar_type() &&
         shard.elements.is_contiguous() && shard.elements.is_cpu();
     const auto into =
         as_stored ? shard.elements : at::empty(shard.elements.sizes(), dtype);
     bytes_ += unavailable_unless_read([&] {
       return reader_.read(
-          found->first, {shard.begin, shard.begin + into.numel()}, rank_,
-          into.mutable_data_ptr());
+          found->first, range_of(shard), rank_, into.mutable_data_ptr());
     });
     if (!as_stored) {
       shard.elements.copy_(into);
@@ -238,7 +230,6 @@ class CheckpointLoader {
   const LoadOptions options_;
   const int rank_;
   std::vector<LoadTarget> targets_;
-  const std::string optional_;
   std::set<ckpt::TensorKey> missing_;
   LoadReport report_;
   std::atomic<std::int64_t> bytes_{0};
@@ -253,10 +244,12 @@ LoadReport load_checkpoint(
     const LoadOptions& options) {
   const auto ranks = ckpt::ranks_of(world);
   std::optional<CheckpointLoader> load;
+  std::string mine;
   on_all_or_none(ranks, kLoading, [&] {
     load.emplace(folder, state, options, world.rank());
+    mine = load->optional_names();
   });
-  const auto names = ranks.gather(load->optional_names(), kLoading);
+  const auto names = ranks.gather(mine, kLoading);
   CheckpointAccess::before_load(state);
   LoadReport report;
   on_all_or_none(ranks, kLoading, [&] {
@@ -281,11 +274,11 @@ std::optional<LoadReport> load_newest_checkpoint(
     const World& world,
     const std::string& folder,
     const std::function<LoadReport(const std::string& checkpoint)>& load) {
-  const auto steps = ckpt::complete_steps(ckpt::ranks_of(world), folder);
-  steps.status().throw_if_failed();
+  const auto steps =
+      ckpt::complete_steps(ckpt::ranks_of(world), folder).value();
   std::vector<std::string> damage;  // Of newer ones, the newest first.
-  for (auto i = steps.value().size(); i > 0; --i) {
-    const auto path = folder + "/" + ckpt::folder_name(steps.value()[i - 1]);
+  for (auto i = steps.size(); i > 0; --i) {
+    const auto path = folder + "/" + ckpt::folder_name(steps[i - 1]);
     try {
       const auto report = load(path);
       for (const auto& what : damage) {

@@ -16,7 +16,6 @@
 
 #include "base/check.h"
 #include "base/replace_file.h"
-#include "base/status_from_exception.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/save_protocol.h"
@@ -83,22 +82,6 @@ std::string file_of(const std::map<std::string, at::Tensor>& tensors) {
         static_cast<const char*>(here.const_data_ptr()), here.nbytes());
   }
   return content;
-}
-
-Status write_files(
-    const std::string& folder,
-    const std::map<std::string, at::Tensor>& tensors,
-    const LoraConfig& config) {
-  std::error_code failure;
-  std::filesystem::create_directories(folder, failure);
-  if (failure) {
-    return {
-        ErrorCode::kUnavailable,
-        str("[ckpt] cannot make ", folder, ": ", failure.message())};
-  }
-  auto status = replace_file(tensors_path(folder), file_of(tensors));
-  return status.ok() ? replace_file(config_path(folder), json_of(config))
-                     : status;
 }
 
 // Fields that may have any value, because the reader checks them itself or because they do not
@@ -193,35 +176,29 @@ class ConfigReader {
   const std::string& path_;
 };
 
-// Checks that the config belongs to these adapters.
-Status check_ranks(
-    const std::map<std::string, at::Tensor>& tensors,
-    const LoraConfig& config) {
-  for (const auto& [name, tensor] : tensors) {
-    if (name.ends_with(".lora_A.weight") && tensor.size(0) != config.rank) {
-      return {
-          ErrorCode::kInvalidArgument,
-          str("[ckpt] expected adapters of the config's rank ", config.rank,
-              ", found ", name.substr(std::strlen(kPrefix)), " of rank ",
-              tensor.size(0))};
-    }
-  }
-  return Status();
-}
-
 // Done by rank 0 with all adapters.
-Status check_and_write(
+void check_and_write(
     const std::string& folder,
     const std::map<std::string, at::Tensor>& tensors,
     const LoraConfig& config) {
-  if (tensors.empty()) {
-    return {
-        ErrorCode::kInvalidArgument,
-        "[ckpt] expected adapters among the parameters, found none; "
-        "add_lora() comes before fully_shard()"};
+  SHERD_CHECK(
+      !tensors.empty(),
+      "[ckpt] expected adapters among the parameters, found none; "
+      "add_lora() comes before fully_shard()");
+  for (const auto& [name, tensor] : tensors) {
+    SHERD_CHECK(
+        !name.ends_with(".lora_A.weight") || tensor.size(0) == config.rank,
+        "[ckpt] expected adapters of the config's rank ", config.rank,
+        ", found ", name.substr(std::strlen(kPrefix)), " of rank ",
+        tensor.size(0));
   }
-  auto status = check_ranks(tensors, config);
-  return status.ok() ? write_files(folder, tensors, config) : status;
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  SHERD_CHECK_AS(
+      kUnavailable, !failure, "[ckpt] cannot make ", folder, ": ",
+      failure.message());
+  replace_file(tensors_path(folder), file_of(tensors)).throw_if_failed();
+  replace_file(config_path(folder), json_of(config)).throw_if_failed();
 }
 
 }  // namespace
@@ -231,7 +208,6 @@ void save_lora(
     const std::string& folder,
     const NamedParameters& parameters,
     const LoraConfig& config) {
-  constexpr const char* kWhat = "saving adapters";
   CheckpointState state;
   state.add(adapters_of(parameters));
   std::map<std::string, at::Tensor> tensors;
@@ -241,13 +217,11 @@ void save_lora(
           const at::Tensor& tensor) {
         tensors.emplace(kPrefix + name, tensor.contiguous());
       });
-  const auto mine = status_of(
-      [&] {
-        return world.rank() == 0 ? check_and_write(folder, tensors, config)
-                                 : Status();
-      },
-      ErrorCode::kFailedPrecondition);
-  agree(ckpt::ranks_of(world), mine, kWhat).throw_if_failed();
+  on_all_or_none(ckpt::ranks_of(world), "saving adapters", [&] {
+    if (world.rank() == 0) {
+      check_and_write(folder, tensors, config);
+    }
+  });
 }
 
 LoraConfig read_lora_config(const std::string& folder) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/manifest.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <set>
 #include <string_view>
@@ -8,9 +10,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/parse_number.h"
-#include "ckpt/checksum.h"
+#include "base/digest.h"
+#include "base/text.h"
 #include "ckpt/dtypes.h"
+#include "plan/arithmetic.h"
 
 namespace sherd::ckpt {
 namespace {
@@ -20,6 +23,21 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "sherd checkpoint";
 constexpr int kDepthMax = 8;
 constexpr std::int64_t kElementsMax = std::int64_t{1} << 56;
+
+constexpr std::size_t kDigits = 16;  // Of a checksum.
+
+// The checksums as 16 hexadecimal digits each, one after another.
+std::string hex_of(const std::vector<std::uint64_t>& checksums) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(checksums.size() * kDigits);
+  for (const auto one : checksums) {
+    for (int shift = 60; shift >= 0; shift -= 4) {
+      text += kHex[(one >> shift) & 15U];
+    }
+  }
+  return text;
+}
 
 // Reads the fields of one JSON object; its errors say where something is wrong.
 class JsonFields {
@@ -64,10 +82,18 @@ class JsonFields {
         wrong(key, "the name of a file in this folder"));
     return name;
   }
+  // The inverse of hex_of().
   std::vector<std::uint64_t> checksums(const char* key) const {
+    const auto digits = text(key);
+    bool right = digits.size() % kDigits == 0;
     std::vector<std::uint64_t> found;
-    SHERD_CHECK(
-        parse_hex(text(key), found), wrong(key, "16 hexadecimal digits each"));
+    for (std::size_t at = 0; right && at < digits.size(); at += kDigits) {
+      const auto value = parse_number<std::uint64_t>(
+          std::string_view(digits).substr(at, kDigits), 16);
+      right = value.has_value();
+      found.push_back(value.value_or(0));
+    }
+    SHERD_CHECK(right, wrong(key, "16 hexadecimal digits each"));
     return found;
   }
 
@@ -164,12 +190,6 @@ SavedTensor tensor_of(
   return tensor;
 }
 
-// Parses the rest of a name as a number without signs or leading zeros.
-std::int64_t number_of(std::string_view digits) {
-  const auto value = parse_number<std::int64_t>(digits).value_or(-1);
-  return value >= 0 && std::to_string(value) == digits ? value : -1;
-}
-
 constexpr std::size_t kRankDigits = 5;
 
 std::string padded(int number, std::size_t width) {
@@ -199,10 +219,7 @@ Json json_of(const Manifest& manifest) {
   return json;
 }
 
-std::uint64_t checksum_of(const Json& json) {
-  const auto text = json.dump();
-  return checksum(text.data(), text.size());
-}
+std::uint64_t checksum_of(const Json& json) { return digest_of(json.dump()); }
 
 }  // namespace
 
@@ -216,6 +233,10 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
 
 std::int64_t bytes_of(const SavedTensor& tensor) {
   return tensor.range.numel() * element_bytes(tensor.dtype);
+}
+
+std::int64_t chunks_of(std::int64_t bytes) {
+  return plan::divide_up(bytes, kChunkBytes);
 }
 
 std::string to_json(const PartManifest& part) {
@@ -336,9 +357,24 @@ std::string folder_name(std::int64_t step) {
 
 std::int64_t step_of(const std::string& folder_name) {
   constexpr std::string_view kPrefix = "step-";
-  return folder_name.starts_with(kPrefix)
-      ? number_of(std::string_view(folder_name).substr(kPrefix.size()))
-      : -1;
+  if (!folder_name.starts_with(kPrefix)) {
+    return -1;
+  }
+  const auto digits = std::string_view(folder_name).substr(kPrefix.size());
+  const auto step = parse_number<std::int64_t>(digits).value_or(-1);
+  // Signs and leading zeros are of other names.
+  return step >= 0 && std::to_string(step) == digits ? step : -1;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i > 0 ? ", " : "") + names[i];
+  }
+  return names.size() > kShown
+      ? str(text, " and ", names.size() - kShown, " more")
+      : text;
 }
 
 }  // namespace sherd::ckpt

@@ -18,6 +18,10 @@ namespace sherd::ckpt {
 constexpr const char* kManifestName = "checkpoint.json";
 constexpr const char* kModelSection = "model";  // Parts name its modules.
 constexpr std::int64_t kFormatVersion = 1;
+// Each chunk of a tensor's bytes has a checksum, so that a part of a tensor can be verified without
+// reading the rest: 64-bit XXH3 (https://xxhash.com), against broken disks and memory, not against
+// deliberate changes.
+constexpr std::int64_t kChunkBytes = std::int64_t{1} << 20;
 
 // Names a tensor of a checkpoint.
 struct TensorKey {
@@ -56,24 +60,25 @@ struct PartManifest {
   bool operator==(const PartManifest&) const = default;
 };
 
-// What checkpoint.json says about the JSON of one part.
-struct PartEntry {
-  std::string name;
-  std::int64_t bytes = 0;
-  std::uint64_t checksum = 0;
-  bool operator==(const PartEntry&) const = default;
-};
-
 struct Manifest {
+  // What checkpoint.json says about the JSON of one part.
+  struct Part {
+    std::string name;
+    std::int64_t bytes = 0;
+    std::uint64_t checksum = 0;
+    bool operator==(const Part&) const = default;
+  };
+
   std::int64_t step = 0;
   int world_size = 1;
   std::map<std::string, std::string> values;  // The program's own.
-  std::vector<PartEntry> parts;               // By rank.
+  std::vector<Part> parts;                    // By rank.
   bool operator==(const Manifest&) const = default;
 };
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 std::int64_t bytes_of(const SavedTensor& tensor);
+std::int64_t chunks_of(std::int64_t bytes);
 
 std::string to_json(const PartManifest& part);
 std::string to_json(const Manifest& manifest);
@@ -91,5 +96,8 @@ std::string tensors_name(const std::string& section, int rank, int number);
 // The name of a checkpoint's folder, "step-100", and the step in such a name, or -1.
 std::string folder_name(std::int64_t step);
 std::int64_t step_of(const std::string& folder_name);
+
+// The first five names, and how many more there are, for messages.
+std::string list_of(const std::vector<std::string>& names);
 
 }  // namespace sherd::ckpt

@@ -9,12 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <span>
 #include <string_view>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/check.h"
-#include "ckpt/checksum.h"
 #include "ckpt/safetensors.h"
 #include "support/fuzz_bytes.h"
 

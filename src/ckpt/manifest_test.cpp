@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
-#include "ckpt/checksum.h"
 #include "support/error_of.h"
 
 namespace sherd::ckpt {

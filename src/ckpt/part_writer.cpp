@@ -8,8 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "ckpt/checksum.h"
+#include "base/digest.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/progress.h"
 #include "ckpt/safetensors.h"
@@ -71,22 +70,11 @@ std::map<std::string, std::string> metadata_of(const Group& group) {
   return metadata;
 }
 
-class PartWriter {
- public:
-  PartWriter(
-      FileSystem& files,
-      std::string folder,
-      int rank,
-      const SaveOptions& options)
-      : files_(files),
-        folder_(std::move(folder)),
-        rank_(rank),
-        options_(options) {}
-
-  Result<PartEntry> write(
+struct PartWriter {
+  Result<Manifest::Part> write(
       const std::vector<TensorPiece>& pieces,
       const std::optional<std::vector<std::string>>& modules) {
-    part_.modules = modules;
+    part.modules = modules;
     std::set<TensorKey> names;
     for (const auto& piece : pieces) {
       SHERD_CHECK(
@@ -94,25 +82,20 @@ class PartWriter {
           "[ckpt] expected each name once in section ", piece.section,
           ", found ", piece.name, " again");
     }
-    std::int64_t bytes = 0;
-    for (const auto& piece : pieces) {
-      bytes += bytes_of(piece);
-    }
-    ProgressMeter meter(options_.progress, bytes);
-    for (const auto& group : files_of(pieces, options_.file_bytes_max)) {
+    ProgressMeter meter(options.progress, bytes_of(pieces));
+    for (const auto& group : files_of(pieces, options.file_bytes_max)) {
       SHERD_RETURN_IF_FAILED(write_group(group, meter));
     }
-    const auto json = to_json(part_);
-    const auto name = part_name(rank_);
-    SHERD_RETURN_IF_FAILED(write_file(files_, folder_ + "/" + name, json));
-    SHERD_RETURN_IF_FAILED(files_.sync_folder(folder_));
-    return PartEntry{
+    const auto json = to_json(part);
+    const auto name = part_name(rank);
+    SHERD_RETURN_IF_FAILED(write_file(files, folder + "/" + name, json));
+    SHERD_RETURN_IF_FAILED(files.sync_folder(folder));
+    return Manifest::Part{
         .name = name,
         .bytes = static_cast<std::int64_t>(json.size()),
-        .checksum = checksum(json.data(), json.size())};
+        .checksum = digest_of(json)};
   }
 
- private:
   Status write_group(const Group& group, ProgressMeter& meter) {
     std::vector<TensorInfo> infos;
     for (const auto* piece : group) {
@@ -125,21 +108,18 @@ class PartWriter {
     }
     const auto header = header_bytes(infos, metadata_of(group));
     const auto& section = group.front()->section;
-    const auto name =
-        tensors_name(section, rank_, files_in_section_[section]++);
-    auto file = files_.create(folder_ + "/" + name);
-    SHERD_RETURN_IF_FAILED(file.status());
-    const auto out = std::move(file).value();
-    auto status = out->write(header.data(), header.size());
-    for (std::size_t i = 0; i < group.size() && status.ok(); ++i) {
-      status = write_piece(
+    const auto name = tensors_name(section, rank, files_in_section[section]++);
+    SHERD_ASSIGN_OR_RETURN(const auto out, files.create(folder + "/" + name));
+    SHERD_RETURN_IF_FAILED(out->write(header.data(), header.size()));
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      SHERD_RETURN_IF_FAILED(write_piece(
           *out, *group[i],
-          static_cast<std::int64_t>(header.size()) + infos[i].begin, meter);
+          static_cast<std::int64_t>(header.size()) + infos[i].begin, meter));
     }
-    part_.files.push_back(
+    part.files.push_back(
         {.name = name,
          .bytes = static_cast<std::int64_t>(header.size()) + infos.back().end});
-    return status.ok() ? out->sync() : status;
+    return out->sync();
   }
 
   // Writes chunk by chunk, so that bytes are in the cache when the kernel copies them.
@@ -154,46 +134,52 @@ class PartWriter {
         .dtype = name_of(piece.elements.scalar_type()),
         .shape = piece.shape,
         .range = piece.range,
-        .file = static_cast<int>(part_.files.size()),
+        .file = static_cast<int>(part.files.size()),
         .offset = offset};
     const auto elements = piece.elements.cpu();  // If it is on a device.
     const auto* bytes = static_cast<const char*>(elements.const_data_ptr());
     for (std::int64_t at = 0; at < bytes_of(piece); at += kChunkBytes) {
       const auto count =
           static_cast<std::size_t>(std::min(kChunkBytes, bytes_of(piece) - at));
-      saved.checksums.push_back(checksum(bytes + at, count));
+      saved.checksums.push_back(digest_of(bytes + at, count));
       SHERD_RETURN_IF_FAILED(out.write(bytes + at, count));
       meter.add(static_cast<std::int64_t>(count));
     }
-    part_.tensors.push_back(std::move(saved));
+    part.tensors.push_back(std::move(saved));
     return {};
   }
 
-  FileSystem& files_;
-  const std::string folder_;
-  const int rank_;
-  const SaveOptions& options_;
-  std::map<std::string, int> files_in_section_;
-  PartManifest part_;
+  FileSystem& files;
+  const std::string& folder;
+  const int rank;
+  const SaveOptions& options;
+  std::map<std::string, int> files_in_section = {};
+  PartManifest part = {};
 };
 
 }  // namespace
 
-Result<PartEntry> write_part(
+std::int64_t bytes_of(const std::vector<TensorPiece>& pieces) {
+  std::int64_t bytes = 0;
+  for (const auto& piece : pieces) {
+    bytes += bytes_of(piece);
+  }
+  return bytes;
+}
+
+Result<Manifest::Part> write_part(
     FileSystem& files,
     const std::string& folder,
     int rank,
     const std::vector<TensorPiece>& pieces,
     const std::optional<std::vector<std::string>>& modules,
     const SaveOptions& options) {
-  return PartWriter(files, folder, rank, options).write(pieces, modules);
+  return PartWriter{files, folder, rank, options}.write(pieces, modules);
 }
 
 Status write_file(
     FileSystem& files, const std::string& path, const std::string& content) {
-  auto file = files.create(path);
-  SHERD_RETURN_IF_FAILED(file.status());
-  const auto out = std::move(file).value();
+  SHERD_ASSIGN_OR_RETURN(const auto out, files.create(path));
   auto status = out->write(content.data(), content.size());
   return status.ok() ? out->sync() : status;
 }

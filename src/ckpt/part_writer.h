@@ -26,8 +26,10 @@ struct TensorPiece {
   at::Tensor elements;  // Those of the range: 1-D, contiguous, on the CPU.
 };
 
+std::int64_t bytes_of(const std::vector<TensorPiece>& pieces);
+
 // `modules` are for PartManifest::modules.
-Result<PartEntry> write_part(
+Result<Manifest::Part> write_part(
     FileSystem& files,
     const std::string& folder,
     int rank,

@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ckpt/reader.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <filesystem>
-#include <string_view>
+#include <mutex>
 #include <system_error>
 
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/descriptor.h"
+#include "base/digest.h"
 #include "base/mapped_file.h"
-#include "ckpt/checksum.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/safetensors.h"
 #include "plan/checkpoint_reads.h"
@@ -22,15 +27,174 @@ namespace sherd::ckpt {
 namespace {
 
 std::string content_of(const std::string& path) {
-  const auto file = MappedFile::open(path);
-  file.status().throw_if_failed();
-  return std::string(file.value().bytes());
+  return std::string(MappedFile::open(path).value().bytes());
+}
+
+// A quarter of the descriptors that the process may have.
+std::size_t files_kept_max() {
+  rlimit limit = {};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0;
+  return std::max<std::size_t>(1, known ? limit.rlim_cur / 4 : 0);
+}
+
+bool are_too_many(int error) { return error == EMFILE || error == ENFILE; }
+
+void check_size(
+    const Descriptor& file, const std::string& path, std::int64_t bytes) {
+  struct stat facts = {};
+  SHERD_CHECK(
+      ::fstat(file.get(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+          facts.st_size == bytes,
+      "[ckpt] ", path, ": expected a file of ", bytes, " bytes, found ",
+      S_ISREG(facts.st_mode) ? str(facts.st_size, " of them")
+                             : std::string("no regular file"));
+}
+
+// Checks that programs that only know safetensors see the same as sherd.
+void compare_header(
+    const PartManifest& part, std::size_t file, const std::string& path) {
+  const auto mapped = MappedFile::open(path);
+  const auto bytes = mapped.value().bytes();
+  const auto header =
+      parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
+  std::map<std::string, std::int64_t> offsets;
+  for (const auto& tensor : header.tensors) {
+    offsets[tensor.name] = header.data_begin + tensor.begin;
+  }
+  for (const auto& tensor : part.tensors) {
+    if (tensor.file != static_cast<int>(file)) {
+      continue;
+    }
+    const auto found = offsets.find(tensor.name);
+    SHERD_CHECK(
+        found != offsets.end() && found->second == tensor.offset, "[ckpt] ",
+        path, ": expected ", tensor.name, " at byte ", tensor.offset,
+        ", as its part says, found ",
+        found == offsets.end() ? std::string("none")
+                               : str("it at byte ", found->second));
+  }
 }
 
 }  // namespace
 
+// Opens files for reading and keeps as many of them open as leaves the process most of its
+// descriptors: a checkpoint may have more files than a process may have open. Thread rule: any
+// thread.
+class CheckpointReader::OpenFiles {
+ public:
+  // Opens the file unless it is open; it stays open at least while the caller has it. Throws Error,
+  // naming the path: kUnavailable when it cannot be opened, kFailedPrecondition when that is
+  // because too many others are open, and kInvalidArgument when it is no regular file of so many
+  // bytes.
+  std::shared_ptr<const Descriptor> open(
+      const std::string& path, std::int64_t bytes) {
+    const std::scoped_lock lock(mutex_);
+    if (const auto found = files_.find(path); found != files_.end()) {
+      return found->second;
+    }
+    while (files_.size() >= kept_max_) {
+      close_oldest();
+    }
+    auto file = std::make_shared<const Descriptor>(opened(path));
+    check_size(*file, path, bytes);
+    // Ranges are read mostly in order: the kernel may read further ahead.
+    (void)::posix_fadvise(file->get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+    files_.emplace(path, file);
+    order_.push_back(path);
+    return file;
+  }
+
+ private:
+  // Makes room by closing others where descriptors are short.
+  Descriptor opened(const std::string& path) {
+    for (;;) {
+      Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+      const int error = file.open() ? 0 : errno;
+      if (are_too_many(error) && !files_.empty()) {
+        close_oldest();
+        continue;
+      }
+      if (error != 0) {
+        throw Error(
+            str("[ckpt] ", path,
+                ": expected a file of this checkpoint, opening it failed: ",
+                std::strerror(error)),
+            are_too_many(error) ? ErrorCode::kFailedPrecondition
+                                : ErrorCode::kUnavailable);
+      }
+      return file;
+    }
+  }
+
+  void close_oldest() {
+    files_.erase(order_.front());
+    order_.pop_front();
+  }
+
+  const std::size_t kept_max_ = files_kept_max();
+  std::mutex mutex_;
+  // Both guarded by mutex_.
+  std::map<std::string, std::shared_ptr<const Descriptor>> files_;
+  // The names in `files_`, the first that was opened first.
+  std::deque<std::string> order_;
+};
+
 // A range of bytes of one saved tensor.
 struct CheckpointReader::ReadRequest {
+  // Returns the number of bytes read: those wanted, rounded up to whole chunks.
+  std::int64_t read() const {
+    std::int64_t bytes = 0;
+    std::vector<char> buffer;
+    const auto first = begin / kChunkBytes;
+    for (auto chunk = first; chunk < chunks_of(end); ++chunk) {
+      const auto chunk_begin = chunk * kChunkBytes;
+      const auto chunk_end =
+          std::min(chunk_begin + kChunkBytes, bytes_of(tensor));
+      if (chunk_begin >= begin && chunk_end <= end) {
+        bytes += read_chunk(chunk, to + (chunk_begin - begin));
+        continue;
+      }
+      buffer.resize(static_cast<std::size_t>(kChunkBytes));
+      bytes += read_chunk(chunk, buffer.data());
+      const auto from = std::max(chunk_begin, begin);
+      const auto until = std::min(chunk_end, end);
+      std::memcpy(
+          to + (from - begin), buffer.data() + (from - chunk_begin),
+          static_cast<std::size_t>(until - from));
+    }
+    return bytes;
+  }
+
+  // Reads and verifies one chunk.
+  std::int64_t read_chunk(std::int64_t chunk, char* buffer) const {
+    const auto from = chunk * kChunkBytes;
+    const auto count = std::min(kChunkBytes, bytes_of(tensor) - from);
+    pread_all(tensor.offset + from, count, buffer);
+    SHERD_CHECK(
+        digest_of(buffer, static_cast<std::size_t>(count)) ==
+            tensor.checksums[static_cast<std::size_t>(chunk)],
+        "[ckpt] ", path, ": ", tensor.name, " is damaged in the ", count,
+        " bytes at byte ", tensor.offset + from,
+        "; expected the checksum that its part has");
+    return count;
+  }
+
+  void pread_all(std::int64_t at, std::int64_t count, char* into) const {
+    while (count > 0) {
+      const auto done =
+          ::pread(file->get(), into, static_cast<std::size_t>(count), at);
+      if (done < 0 && errno == EINTR) {
+        continue;
+      }
+      SHERD_CHECK_AS(
+          kUnavailable, done > 0, "[ckpt] ", path, ": reading byte ", at,
+          " failed: ", done == 0 ? "the file ends" : std::strerror(errno));
+      at += done;
+      into += done;
+      count -= done;
+    }
+  }
+
   const SavedTensor& tensor;
   std::string path;
   std::shared_ptr<const Descriptor> file;
@@ -58,58 +222,47 @@ CheckpointReader::CheckpointReader(const std::string& folder)
     const auto text = content_of(part_path);
     SHERD_CHECK(
         static_cast<std::int64_t>(text.size()) == file.bytes &&
-            checksum(text.data(), text.size()) == file.checksum,
+            digest_of(text) == file.checksum,
         "[ckpt] ", part_path, ": expected ", file.bytes,
         " bytes with the checksum that checkpoint.json has, found ",
         text.size(), " others");
     parts_.push_back(parse_part(text, part_path));
   }
-  open_files();
-  collect();
-}
-
-CheckpointReader::~CheckpointReader() = default;
-
-// So that a file that is missing or cut is noticed before any tensor is read.
-void CheckpointReader::open_files() {
+  // So that a file that is missing or cut is noticed before any tensor is read.
   for (const auto& part : parts_) {
     for (const auto& file : part.files) {
       (void)files_->open(folder_ + "/" + file.name, file.bytes);
     }
   }
+  collect();
 }
+
+CheckpointReader::~CheckpointReader() = default;
 
 void CheckpointReader::collect() {
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    for (std::size_t t = 0; t < parts_[p].tensors.size(); ++t) {
-      const auto& piece = parts_[p].tensors[t];
-      auto& tensor = tensors_[{piece.section, piece.name}];
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    for (const auto& saved : parts_[part].tensors) {
+      auto& tensor = tensors_[{saved.section, saved.name}];
       if (tensor.pieces.empty()) {
-        tensor.dtype = piece.dtype;
-        tensor.shape = piece.shape;
+        tensor.dtype = saved.dtype;
+        tensor.shape = saved.shape;
       }
       SHERD_CHECK(
-          tensor.dtype == piece.dtype && tensor.shape == piece.shape, "[ckpt] ",
-          folder_, "/", manifest_.parts[p].name, ": ", piece.section, " ",
-          piece.name, " has another dtype or shape than in ",
-          manifest_.parts[static_cast<std::size_t>(tensor.pieces.front().part)]
-              .name);
-      tensor.pieces.push_back({static_cast<int>(p), static_cast<int>(t)});
+          tensor.dtype == saved.dtype && tensor.shape == saved.shape, "[ckpt] ",
+          folder_, "/", manifest_.parts[part].name, ": ", saved.section, " ",
+          saved.name, " has another dtype or shape than in ",
+          manifest_.parts[tensor.pieces.front().part].name);
+      tensor.pieces.push_back({.part = part, .saved = &saved});
     }
   }
-}
-
-const SavedTensor& CheckpointReader::saved(
-    const StoredTensor::PieceIndex& index) const {
-  return parts_[static_cast<std::size_t>(index.part)]
-      .tensors[static_cast<std::size_t>(index.tensor)];
 }
 
 std::vector<plan::SavedPiece> CheckpointReader::pieces_of(
     const StoredTensor& tensor) const {
   std::vector<plan::SavedPiece> pieces;
-  for (const auto& index : tensor.pieces) {
-    pieces.push_back({.range = saved(index).range, .file = index.part});
+  for (const auto& piece : tensor.pieces) {
+    pieces.push_back(
+        {.range = piece.saved->range, .file = static_cast<int>(piece.part)});
   }
   return pieces;
 }
@@ -138,7 +291,7 @@ std::int64_t CheckpointReader::read(
     wanted.begin = (one.range.begin - first) * size;
     wanted.end = (one.range.end - first) * size;
     wanted.to = static_cast<char*>(to) + (one.range.begin - range.begin) * size;
-    bytes += read_bytes(wanted);
+    bytes += wanted.read();
   }
   return bytes;
 }
@@ -152,16 +305,15 @@ at::Tensor CheckpointReader::read_whole(const TensorKey& key) const {
 }
 
 CheckpointReader::ReadRequest CheckpointReader::all_of(
-    const StoredTensor::PieceIndex& index) const {
-  const auto& tensor = saved(index);
-  const auto& file = parts_[static_cast<std::size_t>(index.part)]
-                         .files[static_cast<std::size_t>(tensor.file)];
+    const StoredTensor::Piece& piece) const {
+  const auto& file =
+      parts_[piece.part].files[static_cast<std::size_t>(piece.saved->file)];
   const auto path = folder_ + "/" + file.name;
   return {
-      .tensor = tensor,
+      .tensor = *piece.saved,
       .path = path,
       .file = files_->open(path, file.bytes),
-      .end = bytes_of(tensor)};
+      .end = bytes_of(*piece.saved)};
 }
 
 std::int64_t CheckpointReader::tensor_bytes() const {
@@ -180,10 +332,10 @@ std::int64_t CheckpointReader::verify(
   std::vector<char> buffer(static_cast<std::size_t>(kChunkBytes));
   std::int64_t bytes = 0;
   for (const auto& [key, tensor] : tensors_) {
-    for (const auto& index : tensor.pieces) {
-      const auto wanted = all_of(index);
+    for (const auto& piece : tensor.pieces) {
+      const auto wanted = all_of(piece);
       for (std::int64_t chunk = 0; chunk < chunks_of(wanted.end); ++chunk) {
-        const auto count = read_chunk(wanted, chunk, buffer.data());
+        const auto count = wanted.read_chunk(chunk, buffer.data());
         bytes += count;
         meter.add(count);
       }
@@ -195,94 +347,12 @@ std::int64_t CheckpointReader::verify(
         key.text(), ", found none of ", plan.missing.front().begin, " to ",
         plan.missing.front().end);
   }
-  for (std::size_t part = 0; part < parts_.size(); ++part) {
-    for (std::size_t file = 0; file < parts_[part].files.size(); ++file) {
-      compare_header(part, file);
+  for (const auto& part : parts_) {
+    for (std::size_t file = 0; file < part.files.size(); ++file) {
+      compare_header(part, file, folder_ + "/" + part.files[file].name);
     }
   }
   return bytes;
-}
-
-// Checks that programs that only know safetensors see the same as sherd.
-void CheckpointReader::compare_header(
-    std::size_t part, std::size_t file) const {
-  const auto path = folder_ + "/" + parts_[part].files[file].name;
-  const auto mapped = MappedFile::open(path);
-  const auto bytes = mapped.value().bytes();
-  const auto header =
-      parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
-  std::map<std::string, std::int64_t> offsets;
-  for (const auto& tensor : header.tensors) {
-    offsets[tensor.name] = header.data_begin + tensor.begin;
-  }
-  for (const auto& tensor : parts_[part].tensors) {
-    if (tensor.file != static_cast<int>(file)) {
-      continue;
-    }
-    const auto found = offsets.find(tensor.name);
-    SHERD_CHECK(
-        found != offsets.end() && found->second == tensor.offset, "[ckpt] ",
-        path, ": expected ", tensor.name, " at byte ", tensor.offset,
-        ", as its part says, found ",
-        found == offsets.end() ? std::string("none")
-                               : str("it at byte ", found->second));
-  }
-}
-
-std::int64_t CheckpointReader::read_bytes(const ReadRequest& wanted) const {
-  std::int64_t bytes = 0;
-  std::vector<char> buffer;
-  const auto first = wanted.begin / kChunkBytes;
-  for (auto chunk = first; chunk < chunks_of(wanted.end); ++chunk) {
-    const auto begin = chunk * kChunkBytes;
-    const auto end = std::min(begin + kChunkBytes, bytes_of(wanted.tensor));
-    if (begin >= wanted.begin && end <= wanted.end) {
-      bytes += read_chunk(wanted, chunk, wanted.to + (begin - wanted.begin));
-      continue;
-    }
-    buffer.resize(static_cast<std::size_t>(kChunkBytes));
-    bytes += read_chunk(wanted, chunk, buffer.data());
-    const auto from = std::max(begin, wanted.begin);
-    const auto until = std::min(end, wanted.end);
-    std::memcpy(
-        wanted.to + (from - wanted.begin), buffer.data() + (from - begin),
-        static_cast<std::size_t>(until - from));
-  }
-  return bytes;
-}
-
-std::int64_t CheckpointReader::read_chunk(
-    const ReadRequest& wanted, std::int64_t chunk, char* buffer) const {
-  const auto begin = chunk * kChunkBytes;
-  const auto count = std::min(kChunkBytes, bytes_of(wanted.tensor) - begin);
-  pread_all(wanted, wanted.tensor.offset + begin, count, buffer);
-  SHERD_CHECK(
-      checksum(buffer, static_cast<std::size_t>(count)) ==
-          wanted.tensor.checksums[static_cast<std::size_t>(chunk)],
-      "[ckpt] ", wanted.path, ": ", wanted.tensor.name, " is damaged in the ",
-      count, " bytes at byte ", wanted.tensor.offset + begin,
-      "; expected the checksum that its part has");
-  return count;
-}
-
-void CheckpointReader::pread_all(
-    const ReadRequest& wanted,
-    std::int64_t at,
-    std::int64_t count,
-    char* to) const {
-  while (count > 0) {
-    const auto done =
-        ::pread(wanted.file->get(), to, static_cast<std::size_t>(count), at);
-    if (done < 0 && errno == EINTR) {
-      continue;
-    }
-    SHERD_CHECK_AS(
-        kUnavailable, done > 0, "[ckpt] ", wanted.path, ": reading byte ", at,
-        " failed: ", done == 0 ? "the file ends" : std::strerror(errno));
-    at += done;
-    to += done;
-    count -= done;
-  }
 }
 
 }  // namespace sherd::ckpt

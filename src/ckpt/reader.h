@@ -6,6 +6,7 @@
 // threads may call read() at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,29 +14,27 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include "ckpt/manifest.h"
-#include "ckpt/open_files.h"
 #include "ckpt/progress.h"
 #include "plan/checkpoint_reads.h"
 
 namespace sherd::ckpt {
 
-// A tensor of the checkpoint, assembled from all parts.
-struct StoredTensor {
-  std::string dtype;
-  std::vector<std::int64_t> shape;
-  struct PieceIndex {
-    int part = 0;
-    int tensor = 0;  // Index in the tensors of the part.
-  };
-  std::vector<PieceIndex> pieces;
-};
-
 class CheckpointReader {
  public:
-  // Throws Error, naming the file, for a folder that holds no checkpoint, an
-  // incomplete one, one whose JSON is damaged, and parts that contradict each
-  // other. Tensors are not read. kFailedPrecondition says nothing about the checkpoint: the process
-  // has too many files open.
+  // A tensor of the checkpoint, assembled from all parts.
+  struct StoredTensor {
+    struct Piece {
+      std::size_t part = 0;
+      const SavedTensor* saved = nullptr;  // In that part.
+    };
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+    std::vector<Piece> pieces;
+  };
+
+  // Throws Error, naming the file, for a folder that holds no checkpoint, an incomplete one, one
+  // whose JSON is damaged, and parts that contradict each other. Tensors are not read.
+  // kFailedPrecondition says nothing about the checkpoint: the process has too many files open.
   explicit CheckpointReader(const std::string& folder);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
@@ -68,20 +67,10 @@ class CheckpointReader {
   std::int64_t tensor_bytes() const;
 
  private:
+  class OpenFiles;
   struct ReadRequest;
   std::vector<plan::SavedPiece> pieces_of(const StoredTensor& tensor) const;
-  const SavedTensor& saved(const StoredTensor::PieceIndex& index) const;
-  std::int64_t read_bytes(const ReadRequest& wanted) const;
-  std::int64_t read_chunk(
-      const ReadRequest& wanted, std::int64_t chunk, char* buffer) const;
-  void pread_all(
-      const ReadRequest& wanted,
-      std::int64_t at,
-      std::int64_t count,
-      char* to) const;
-  ReadRequest all_of(const StoredTensor::PieceIndex& index) const;
-  void compare_header(std::size_t part, std::size_t file) const;
-  void open_files();
+  ReadRequest all_of(const StoredTensor::Piece& piece) const;
   void collect();
 
   const std::string folder_;

@@ -15,7 +15,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "base/check.h"
-#include "ckpt/checksum.h"
 #include "ckpt/save_testing.h"
 #include "plan/checkpoint_reads.h"
 #include "support/error_of.h"

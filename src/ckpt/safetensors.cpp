@@ -2,16 +2,15 @@
 #include "ckpt/safetensors.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <iterator>
 #include <limits>
 #include <set>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <nlohmann/json.hpp>
 #include "base/check.h"
+#include "base/text.h"
 #include "ckpt/dtypes.h"
 #include "plan/arithmetic.h"
 
@@ -84,118 +83,102 @@ class HeaderParser {
 
   // Calls `value` with each key and its position; `value` reads the value.
   template <typename Value>
-  void object(const Value& value);
-  std::vector<std::int64_t> whole_numbers(std::size_t count_max);
-  std::string text();
+  void object(const Value& value) {
+    expect("'{'");
+    std::set<std::string> keys;
+    if (take('}')) {
+      return;
+    }
+    do {
+      const std::size_t at = skip_space();
+      const std::string key = text();
+      check(keys.insert(key).second, "each key once", at);
+      expect("':'");
+      value(key, at);
+    } while (take(','));
+    expect("'}'");
+  }
+
+  std::vector<std::int64_t> whole_numbers(std::size_t count_max) {
+    std::vector<std::int64_t> numbers;
+    expect("'['");
+    if (take(']')) {
+      return numbers;
+    }
+    do {
+      if (numbers.size() == count_max) {
+        check(false, str("at most ", count_max, " numbers"), at_);
+      }
+      numbers.push_back(whole_number());
+    } while (take(','));
+    expect("']'");
+    return numbers;
+  }
+
+  std::string text() {
+    const std::size_t start = skip_space();
+    check(start < json_.size() && json_[start] == '"', "a text", start);
+    std::size_t last = start + 1;
+    while (last < json_.size() && json_[last] != '"') {
+      last += json_[last] == '\\' ? 2 : 1;
+    }
+    const auto token = json_.substr(start, last - start + 1);
+    const auto value = Json::parse(token.begin(), token.end(), nullptr, false);
+    check(value.is_string(), "a text of JSON in UTF-8", start);
+    at_ = last + 1;
+    return value.get<std::string>();
+  }
+
   // Checks that only padding follows.
-  void end() const;
+  void end() const {
+    const auto left = json_.find_first_not_of(' ', at_);
+    check(left == json_.npos, "only spaces behind the JSON", left);
+  }
 
   // `at` is a position in the JSON.
-  void check(bool right, std::string_view expected, std::size_t at) const;
+  void check(bool right, std::string_view expected, std::size_t at) const {
+    SHERD_CHECK(
+        right, where_, "expected ", expected, ", found ",
+        at < json_.size() ? in_quotes(json_.substr(at, 24)) : "the end",
+        " at byte ", at + kLengthBytes);
+  }
 
  private:
   // Skips white space, and returns the position after it.
-  std::size_t skip_space();
+  std::size_t skip_space() {
+    at_ = std::min(json_.find_first_not_of(" \t\n\r", at_), json_.size());
+    return at_;
+  }
+
   // Returns whether the next byte is `c`; if so, skips it.
-  bool take(char c);
-  void expect(const char* quoted);
-  std::int64_t whole_number();
+  bool take(char c) {
+    const bool found = skip_space() < json_.size() && json_[at_] == c;
+    at_ += found ? 1 : 0;
+    return found;
+  }
+
+  void expect(const char* quoted) {
+    const bool found = take(quoted[1]);
+    check(found, quoted, at_);
+  }
+
+  std::int64_t whole_number() {
+    const std::size_t start = skip_space();
+    at_ =
+        std::min(json_.find_first_not_of("+-.0123456789Ee", at_), json_.size());
+    const auto token = json_.substr(start, at_ - start);
+    const auto value = parse_number<std::uint64_t>(token);
+    check(
+        value && *value <= std::numeric_limits<std::int64_t>::max() &&
+            (token.size() == 1 || token[0] != '0'),
+        "a whole number from 0 to 2^63 - 1", start);
+    return static_cast<std::int64_t>(*value);
+  }
 
   const std::string_view json_;
   const std::string where_;
   std::size_t at_ = 0;
 };
-
-void HeaderParser::check(
-    bool right, std::string_view expected, std::size_t at) const {
-  SHERD_CHECK(
-      right, where_, "expected ", expected, ", found ",
-      at < json_.size() ? in_quotes(json_.substr(at, 24)) : "the end",
-      " at byte ", at + kLengthBytes);
-}
-
-std::size_t HeaderParser::skip_space() {
-  at_ = std::min(json_.find_first_not_of(" \t\n\r", at_), json_.size());
-  return at_;
-}
-
-bool HeaderParser::take(char c) {
-  const bool found = skip_space() < json_.size() && json_[at_] == c;
-  at_ += found ? 1 : 0;
-  return found;
-}
-
-void HeaderParser::expect(const char* quoted) {
-  const bool found = take(quoted[1]);
-  check(found, quoted, at_);
-}
-
-template <typename Value>
-void HeaderParser::object(const Value& value) {
-  expect("'{'");
-  std::set<std::string> keys;
-  if (take('}')) {
-    return;
-  }
-  do {
-    const std::size_t at = skip_space();
-    const std::string key = text();
-    check(keys.insert(key).second, "each key once", at);
-    expect("':'");
-    value(key, at);
-  } while (take(','));
-  expect("'}'");
-}
-
-std::vector<std::int64_t> HeaderParser::whole_numbers(std::size_t count_max) {
-  std::vector<std::int64_t> numbers;
-  expect("'['");
-  if (take(']')) {
-    return numbers;
-  }
-  do {
-    if (numbers.size() == count_max) {
-      check(false, str("at most ", count_max, " numbers"), at_);
-    }
-    numbers.push_back(whole_number());
-  } while (take(','));
-  expect("']'");
-  return numbers;
-}
-
-std::int64_t HeaderParser::whole_number() {
-  const std::size_t start = skip_space();
-  at_ = std::min(json_.find_first_not_of("+-.0123456789Ee", at_), json_.size());
-  const auto token = json_.substr(start, at_ - start);
-  const auto* last = token.data() + token.size();
-  std::uint64_t value = 0;
-  const auto [stop, failure] = std::from_chars(token.data(), last, value);
-  const bool whole = failure == std::errc() && stop == last &&
-      (token.size() == 1 || token[0] != '0');
-  check(
-      whole && value <= std::numeric_limits<std::int64_t>::max(),
-      "a whole number from 0 to 2^63 - 1", start);
-  return static_cast<std::int64_t>(value);
-}
-
-std::string HeaderParser::text() {
-  const std::size_t start = skip_space();
-  check(start < json_.size() && json_[start] == '"', "a text", start);
-  std::size_t last = start + 1;
-  while (last < json_.size() && json_[last] != '"') {
-    last += json_[last] == '\\' ? 2 : 1;
-  }
-  const auto token = json_.substr(start, last - start + 1);
-  const auto value = Json::parse(token.begin(), token.end(), nullptr, false);
-  check(value.is_string(), "a text of JSON in UTF-8", start);
-  at_ = last + 1;
-  return value.get<std::string>();
-}
-
-void HeaderParser::end() const {
-  const auto left = json_.find_first_not_of(' ', at_);
-  check(left == json_.npos, "only spaces behind the JSON", left);
-}
 
 // Reads and checks one tensor; check_cover() checks its position among the others.
 TensorInfo read_tensor(

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstddef>
-#include <span>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include "base/check.h"

@@ -13,10 +13,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/host_name.h"
+#include "base/host.h"
 #include "base/log.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ckpt/manifest.h"
 #include "ckpt/reader.h"
 #include "ckpt/save_protocol.h"
@@ -25,6 +24,7 @@
 
 namespace sherd {
 
+using ckpt::PiecesOrFailure;
 using ckpt::TensorPiece;
 
 namespace {
@@ -50,12 +50,12 @@ struct CheckpointSaver::Impl {
         lock_timeout(
             std::min<Duration>(kLockTimeout, world.options().deadline / 2)) {
     const std::string what = "opening a folder for checkpoints";
-    const auto mark =
-        text_of_rank_zero(context.ranks, [&] { return prepare(); }, what);
-    mark.status().throw_if_failed();
-    const auto status = agree(context.ranks, see(mark.value()), what);
-    if (world.rank() == 0 && !mark.value().empty()) {
-      (void)files->remove(path_of(mark.value()));
+    const auto mark = text_of_rank_zero(
+                          context.ranks, [&] { return prepare(); }, what)
+                          .value();
+    const auto status = agree(context.ranks, see(mark), what);
+    if (world.rank() == 0 && !mark.empty()) {
+      (void)files->remove(path_of(mark));
     }
     status.throw_if_failed();
   }
@@ -141,7 +141,7 @@ struct CheckpointSaver::Impl {
 
   // What this rank saves, as copies where training may change it meanwhile. A failure is for
   // write(), where the other ranks wait for this one.
-  Result<std::vector<TensorPiece>> take(const CheckpointState& state) {
+  PiecesOrFailure take(const CheckpointState& state) {
     std::vector<TensorPiece> pieces;
     const auto status = status_of(
         [&] {
@@ -152,20 +152,19 @@ struct CheckpointSaver::Impl {
           }
         },
         ErrorCode::kFailedPrecondition, "[ckpt] ");
-    return status.ok() ? Result(std::move(pieces))
-                       : Result<std::vector<TensorPiece>>(status);
+    SHERD_RETURN_IF_FAILED(status);
+    return pieces;
   }
 
   // Collective. All of a save but copying the tensors.
   Status write(
       std::int64_t step,
-      const Result<std::vector<TensorPiece>>& pieces,
+      const PiecesOrFailure& pieces,
       const ckpt::CheckpointMetadata& metadata) {
     if (!context.options.shared) {
       const auto status = keep_folder();
       return save_pieces(
-          context, step,
-          status.ok() ? pieces : Result<std::vector<TensorPiece>>(status),
+          context, step, status.ok() ? pieces : PiecesOrFailure(status),
           metadata);
     }
     const auto status = write_shared(step, pieces, metadata);
@@ -175,7 +174,7 @@ struct CheckpointSaver::Impl {
 
   Status write_shared(
       std::int64_t step,
-      const Result<std::vector<TensorPiece>>& pieces,
+      const PiecesOrFailure& pieces,
       const ckpt::CheckpointMetadata& metadata) {
     const auto what = str("saving step ", step);
     SHERD_RETURN_IF_FAILED(agree(context.ranks, pieces.status(), what));
@@ -291,11 +290,11 @@ bool CheckpointSaver::saving() const {
 std::optional<std::string> CheckpointSaver::newest() const {
   impl_->end_writer();  // It uses the same connections.
   const auto& context = impl_->context;
-  const auto steps = ckpt::complete_steps(context.ranks, context.folder);
-  steps.status().throw_if_failed();
-  return steps.value().empty()
+  const auto steps =
+      ckpt::complete_steps(context.ranks, context.folder).value();
+  return steps.empty()
       ? std::nullopt
-      : std::optional(impl_->path_of(ckpt::folder_name(steps.value().back())));
+      : std::optional(impl_->path_of(ckpt::folder_name(steps.back())));
 }
 
 }  // namespace sherd

@@ -3,14 +3,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
-#include <utility>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
 #include "world/collectives.h"
 #include "world/transport.h"
 
@@ -29,7 +25,7 @@ constexpr std::int64_t kSpareBytes = std::int64_t{1} << 20;
 struct RankOutcome {
   Status status;
   std::int64_t number = 0;
-  PartEntry part = {};
+  Manifest::Part part = {};
 
   std::string text() const {
     Json json = {
@@ -79,10 +75,9 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
     const CheckpointRanks& ranks,
     const RankOutcome& mine,
     const std::string& what) {
-  const auto texts = ranks.gather(mine.text(), what);
-  SHERD_RETURN_IF_FAILED(texts.status());
+  SHERD_ASSIGN_OR_RETURN(const auto texts, ranks.gather(mine.text(), what));
   std::vector<RankOutcome> outcomes;
-  for (const auto& text : texts.value()) {
+  for (const auto& text : texts) {
     outcomes.push_back(outcome_of(text));
     const auto& status = outcomes.back().status;
     if (!status.ok()) {
@@ -97,14 +92,6 @@ Result<std::vector<RankOutcome>> all_gather_outcomes(
   return outcomes;
 }
 
-std::int64_t bytes_of(const std::vector<TensorPiece>& pieces) {
-  return std::accumulate(
-      pieces.begin(), pieces.end(), std::int64_t{0},
-      [](std::int64_t sum, const TensorPiece& piece) {
-        return sum + static_cast<std::int64_t>(piece.elements.nbytes());
-      });
-}
-
 class SaveProtocol {
  public:
   SaveProtocol(const SaveContext& context, std::int64_t step)
@@ -117,8 +104,7 @@ class SaveProtocol {
         what_(str("saving step ", step)) {}
 
   Status run(
-      const Result<std::vector<TensorPiece>>& pieces,
-      const CheckpointMetadata& metadata) {
+      const PiecesOrFailure& pieces, const CheckpointMetadata& metadata) {
     auto status = begin(pieces);
     std::vector<RankOutcome> parts;
     if (status.ok()) {
@@ -138,7 +124,7 @@ class SaveProtocol {
   bool is_rank_zero() const { return ranks_.rank == 0; }
 
   // Makes an empty folder, and checks that the disk has room for all ranks.
-  Status begin(const Result<std::vector<TensorPiece>>& pieces) {
+  Status begin(const PiecesOrFailure& pieces) {
     RankOutcome mine;
     mine.status = pieces.status();
     if (pieces.ok()) {
@@ -181,12 +167,10 @@ class SaveProtocol {
       const auto part = write_part(
           files_, temporary_, ranks_.rank, pieces,
           is_rank_zero() ? metadata.modules : std::nullopt, context_.options);
-      mine.part = part.ok() ? part.value() : PartEntry();
+      mine.part = part.ok() ? part.value() : Manifest::Part();
       return part.status();
     });
-    auto outcomes = all_gather_outcomes(ranks_, mine, what_);
-    SHERD_RETURN_IF_FAILED(outcomes.status());
-    parts = std::move(outcomes).value();
+    SHERD_ASSIGN_OR_RETURN(parts, all_gather_outcomes(ranks_, mine, what_));
     return {};
   }
 
@@ -207,7 +191,8 @@ class SaveProtocol {
     }
     status = agree(ranks_, status, what_);
     if (status.ok() && is_rank_zero()) {
-      remove_old_ones();
+      // If a checkpoint cannot be removed, that is not a failure.
+      warn_if_failed(remove_old_ones());
     }
     return status;
   }
@@ -218,9 +203,7 @@ class SaveProtocol {
     SHERD_RETURN_IF_FAILED(
         write_file(files_, temporary_ + "/" + kManifestName, manifest));
     SHERD_RETURN_IF_FAILED(files_.sync_folder(temporary_));
-    const auto found = files_.exists(place);
-    SHERD_RETURN_IF_FAILED(found.status());
-    const bool replaces = found.value();
+    SHERD_ASSIGN_OR_RETURN(const bool replaces, files_.exists(place));
     if (replaces) {
       // A former one that could not be removed.
       SHERD_RETURN_IF_FAILED(files_.remove(old));
@@ -243,12 +226,12 @@ class SaveProtocol {
     return status;
   }
 
-  // If a checkpoint cannot be removed, that is not a failure. Each first loses its name, durably,
-  // so that a folder of that name is whole whenever power is lost.
-  void remove_old_ones() {
+  // Each first loses its name, durably, so that a folder of that name is whole whenever power is
+  // lost.
+  Status remove_old_ones() {
     const auto& options = context_.options;
     if (options.keep_last <= 0) {
-      return;
+      return {};
     }
     const auto found = complete_steps(files_, context_.folder);
     auto steps = found.ok() ? found.value() : std::vector<std::int64_t>();
@@ -259,22 +242,21 @@ class SaveProtocol {
     });
     const auto keep = static_cast<std::size_t>(options.keep_last);
     std::vector<std::string> gone;
-    Status status;
-    for (std::size_t i = 0; i + keep < steps.size() && status.ok(); ++i) {
+    for (std::size_t i = 0; i + keep < steps.size(); ++i) {
       const auto name = folder_name(steps[i]);
       gone.push_back(context_.folder + "/" + kRemoving + name);
-      status = files_.remove(gone.back());  // One not removed before.
-      status = status.ok()
-          ? files_.rename(context_.folder + "/" + name, gone.back())
-          : status;
+      // One not removed before.
+      SHERD_RETURN_IF_FAILED(files_.remove(gone.back()));
+      SHERD_RETURN_IF_FAILED(
+          files_.rename(context_.folder + "/" + name, gone.back()));
     }
-    if (status.ok() && !gone.empty()) {
-      status = files_.sync_folder(context_.folder);
+    if (!gone.empty()) {
+      SHERD_RETURN_IF_FAILED(files_.sync_folder(context_.folder));
     }
-    for (std::size_t i = 0; i < gone.size() && status.ok(); ++i) {
-      status = files_.remove(gone[i]);
+    for (const auto& path : gone) {
+      SHERD_RETURN_IF_FAILED(files_.remove(path));
     }
-    warn_if_failed(status);
+    return {};
   }
 
   const SaveContext& context_;
@@ -322,24 +304,23 @@ Result<std::string> text_of_rank_zero(
     const std::string& what) {
   const auto mine = ranks.rank == 0 ? make() : std::string();
   SHERD_RETURN_IF_FAILED(agree(ranks, mine.status(), what));
-  const auto all = ranks.gather(mine.value(), what);
-  return all.ok() ? all.value().front() : Result<std::string>(all.status());
+  SHERD_ASSIGN_OR_RETURN(const auto all, ranks.gather(mine.value(), what));
+  return all.front();
 }
 
 Result<std::vector<std::int64_t>> complete_steps(
     FileSystem& files, const std::string& folder) {
-  const auto names = files.list(folder);
-  SHERD_RETURN_IF_FAILED(names.status());
+  SHERD_ASSIGN_OR_RETURN(const auto names, files.list(folder));
   std::vector<std::int64_t> steps;
-  for (const auto& name : names.value()) {
+  for (const auto& name : names) {
     const auto step = step_of(name);
     if (step < 0) {
       continue;
     }
-    const auto complete =
-        files.exists(folder + "/" + name + "/" + kManifestName);
-    SHERD_RETURN_IF_FAILED(complete.status());
-    if (complete.value()) {
+    SHERD_ASSIGN_OR_RETURN(
+        const bool complete,
+        files.exists(folder + "/" + name + "/" + kManifestName));
+    if (complete) {
       steps.push_back(step);
     }
   }
@@ -353,13 +334,13 @@ Result<std::vector<std::int64_t>> complete_steps(
       ranks,
       [&]() -> Result<std::string> {
         const auto files = make_posix_file_system();
-        const auto steps = complete_steps(*files, folder);
-        return steps.ok() ? Result(Json(steps.value()).dump())
-                          : Result<std::string>(steps.status());
+        SHERD_ASSIGN_OR_RETURN(
+            const auto steps, complete_steps(*files, folder));
+        return Json(steps).dump();
       },
       "listing the checkpoints in " + folder);
-  return text.ok() ? Json::parse(text.value()).get<std::vector<std::int64_t>>()
-                   : Result<std::vector<std::int64_t>>(text.status());
+  SHERD_RETURN_IF_FAILED(text.status());
+  return Json::parse(text.value()).get<std::vector<std::int64_t>>();
 }
 
 Status make_durable_folder(FileSystem& files, const std::string& path) {
@@ -382,22 +363,21 @@ Status make_durable_folder(FileSystem& files, const std::string& path) {
 }
 
 Status clean_up(FileSystem& files, const std::string& folder) {
-  const auto names = files.list(folder);
-  if (!names.ok() || names.value().empty()) {
-    return names.status();
+  SHERD_ASSIGN_OR_RETURN(const auto names, files.list(folder));
+  if (names.empty()) {
+    return {};
   }
   // Otherwise a power loss could restore a name whose files are removed below.
   SHERD_RETURN_IF_FAILED(files.sync_folder(folder));
-  for (const auto& name : names.value()) {
+  for (const auto& name : names) {
     const auto path = folder + "/" + name;
     if (name.starts_with(kSaving) || name.starts_with(kRemoving)) {
       SHERD_RETURN_IF_FAILED(files.remove(path));
     } else if (name.starts_with(kOld)) {
       const auto place = folder + "/" + name.substr(std::string(kOld).size());
-      const auto replaced = files.exists(place);
-      SHERD_RETURN_IF_FAILED(replaced.status());
+      SHERD_ASSIGN_OR_RETURN(const bool replaced, files.exists(place));
       SHERD_RETURN_IF_FAILED(
-          replaced.value() ? files.remove(path) : files.rename(path, place));
+          replaced ? files.remove(path) : files.rename(path, place));
     }
   }
   return {};
@@ -406,7 +386,7 @@ Status clean_up(FileSystem& files, const std::string& folder) {
 Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
-    const Result<std::vector<TensorPiece>>& pieces,
+    const PiecesOrFailure& pieces,
     const CheckpointMetadata& metadata) {
   return SaveProtocol(context, step).run(pieces, metadata);
 }

@@ -13,7 +13,6 @@
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
 #include "base/status.h"
-#include "base/status_from_exception.h"
 #include "ckpt/file_system.h"
 #include "ckpt/part_writer.h"
 
@@ -65,6 +64,9 @@ struct CheckpointMetadata {
   std::optional<std::vector<std::string>> modules = {};
 };
 
+// What a rank saves, or why it cannot.
+using PiecesOrFailure = Result<std::vector<TensorPiece>>;
+
 struct SaveContext {
   FileSystem& files;
   std::string folder;
@@ -91,7 +93,7 @@ Status clean_up(FileSystem& files, const std::string& folder);
 Status save_pieces(
     const SaveContext& context,
     std::int64_t step,
-    const Result<std::vector<TensorPiece>>& pieces,
+    const PiecesOrFailure& pieces,
     const CheckpointMetadata& metadata);
 
 }  // namespace sherd::ckpt

@@ -50,10 +50,6 @@ void check_shard(const NamedShard& shard) {
       shard.ranks, " ranks hold together");
 }
 
-plan::ElementRange range_of(const NamedShard& shard) {
-  return {shard.begin, shard.begin + shard.elements.numel()};
-}
-
 // Whether it would be an empty module in an archive of torch::save().
 bool is_bare(const torch::nn::Module& module) {
   return module.is_serializable() && module.children().empty() &&

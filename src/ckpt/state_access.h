@@ -5,11 +5,9 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 #include <sherd/ckpt/checkpoint.h>
 #include "ckpt/part_writer.h"
@@ -17,6 +15,10 @@
 #include "ckpt/save_protocol.h"
 
 namespace sherd {
+
+inline plan::ElementRange range_of(const NamedShard& shard) {
+  return {shard.begin, shard.begin + shard.elements.numel()};
+}
 
 class CheckpointAccess {
  public:
@@ -38,6 +40,7 @@ class CheckpointAccess {
     std::function<void(const at::Tensor&)> loaded = nullptr;
     std::function<void()> reset = nullptr;  // As in OptimizerTensor.
 
+    ckpt::TensorKey key() const { return {section, shard.name}; }
     // Whether it is state of an optimizer, which is cleared if there is none to load.
     bool may_be_cleared() const { return optional && !loaded; }
     // Makes it what it is before the first update.

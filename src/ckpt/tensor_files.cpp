@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "ckpt/archive.h"
 #include "ckpt/dtypes.h"
-#include "ckpt/list_of.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/save_protocol.h"
 #include "ckpt/state_access.h"
@@ -133,7 +132,7 @@ void load(
               return updated.contains(key);
             }})) {
     auto& shard = target.shard;
-    const auto stored = found.find({target.section, shard.name});
+    const auto stored = found.find(target.key());
     if (stored == found.end()) {
       continue;  // It is optional: all others have been compared.
     }
@@ -142,9 +141,9 @@ void load(
         piece.shape == shard.shape, "[ckpt] ", files.front(), ": ", shard.name,
         ": expected shape ", at::IntArrayRef(shard.shape), ", found ",
         at::IntArrayRef(piece.shape));
-    const auto end = shard.begin + shard.elements.numel();
-    shard.elements.copy_(
-        piece.elements.slice(0, shard.begin, end).view(shard.elements.sizes()));
+    const auto range = range_of(shard);
+    shard.elements.copy_(piece.elements.slice(0, range.begin, range.end)
+                             .view(shard.elements.sizes()));
     if (target.loaded) {
       target.loaded(shard.elements);
     }

@@ -24,33 +24,27 @@ namespace optim = torch::optim;
 
 // The optimizer state of one parameter, as tensors that share its memory, which stays in place;
 // state that does not exist yet is made.
-class OptimizerStateTensors {
- public:
-  OptimizerStateTensors(
-      const NamedParameter& parameter, std::vector<OptimizerTensor>& into)
-      : parameter_(parameter), into_(into) {}
-
+struct OptimizerStateTensors {
   void add(const char* key, at::Tensor& tensor) {
     if (!tensor.defined()) {
-      tensor = at::zeros_like(parameter_.slice);
+      tensor = at::zeros_like(parameter.slice);
     }
-    into_.push_back({parameter_.name, key, tensor.detach()});
+    into.push_back({parameter.name, key, tensor.detach()});
   }
 
   // What the last one added is before the first update.
   void reset_by(std::function<void()> reset) {
-    into_.back().reset = std::move(reset);
+    into.back().reset = std::move(reset);
   }
 
   void add(const char* key, std::int64_t& number) {
-    into_.push_back(
-        {parameter_.name, key,
+    into.push_back(
+        {parameter.name, key,
          at::from_blob(&number, {}, c10::ScalarType::Long)});
   }
 
- private:
-  const NamedParameter& parameter_;
-  std::vector<OptimizerTensor>& into_;
+  const NamedParameter& parameter;
+  std::vector<OptimizerTensor>& into;
 };
 
 template <typename State>
@@ -74,13 +68,15 @@ void add_adam(StatePtr& found, bool amsgrad, OptimizerStateTensors& fields) {
   }
 }
 
+template <typename Options>
+const Options* as(const optim::OptimizerOptions& given) {
+  return dynamic_cast<const Options*>(&given);
+}
+
 bool is_known(const optim::OptimizerOptions& given) {
-  const auto is = [&]<typename... Options>() {
-    return ((dynamic_cast<const Options*>(&given) != nullptr) || ...);
-  };
-  return is.operator()<
-      optim::AdamWOptions, optim::AdamOptions, optim::SGDOptions,
-      optim::RMSpropOptions, optim::AdagradOptions>();
+  return as<optim::AdamWOptions>(given) || as<optim::AdamOptions>(given) ||
+      as<optim::SGDOptions>(given) || as<optim::RMSpropOptions>(given) ||
+      as<optim::AdagradOptions>(given);
 }
 
 // `forget` removes the state, as before the first update.
@@ -89,12 +85,11 @@ void add_fields(
     StatePtr& found,
     const std::function<void()>& forget,
     OptimizerStateTensors& fields) {
-  if (const auto* adamw = dynamic_cast<const optim::AdamWOptions*>(&given)) {
+  if (const auto* adamw = as<optim::AdamWOptions>(given)) {
     add_adam<optim::AdamWParamState>(found, adamw->amsgrad(), fields);
-  } else if (
-      const auto* adam = dynamic_cast<const optim::AdamOptions*>(&given)) {
+  } else if (const auto* adam = as<optim::AdamOptions>(given)) {
     add_adam<optim::AdamParamState>(found, adam->amsgrad(), fields);
-  } else if (const auto* sgd = dynamic_cast<const optim::SGDOptions*>(&given)) {
+  } else if (const auto* sgd = as<optim::SGDOptions>(given)) {
     if (sgd->momentum() != 0.0) {
       fields.add(
           "momentum_buffer",
@@ -102,8 +97,7 @@ void add_fields(
       // The first update makes the buffer of the whole gradient, whatever the dampening.
       fields.reset_by(forget);
     }
-  } else if (
-      const auto* rms = dynamic_cast<const optim::RMSpropOptions*>(&given)) {
+  } else if (const auto* rms = as<optim::RMSpropOptions>(given)) {
     auto& state = made<optim::RMSpropParamState>(found);
     fields.add("step", state.step());
     fields.add("square_avg", state.square_avg());
@@ -113,9 +107,7 @@ void add_fields(
     if (rms->centered()) {
       fields.add("grad_avg", state.grad_avg());
     }
-  } else if (
-      const auto* adagrad =
-          dynamic_cast<const optim::AdagradOptions*>(&given)) {
+  } else if (const auto* adagrad = as<optim::AdagradOptions>(given)) {
     auto& state = made<optim::AdagradParamState>(found);
     fields.add("step", state.step());
     fields.add("sum", state.sum());
@@ -149,7 +141,7 @@ std::vector<OptimizerTensor> tensors_of(
           states.find(key) == states.end()) {
         continue;
       }
-      OptimizerStateTensors fields(*named->second, tensors);
+      OptimizerStateTensors fields{*named->second, tensors};
       add_fields(
           group.options(), states[key], [&states, key] { states.erase(key); },
           fields);

@@ -30,8 +30,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
   using Gloo = c10d::ProcessGroupGloo;
   auto gloo_options = Gloo::Options::create(options.connect_deadline);
   gloo_options->threads = 1;
-  gloo_options->devices.push_back(
-      (options.device ? options.device : make_gloo_device({}))->device);
+  gloo_options->devices.push_back(options.device->device);
   auto backend = c10::make_intrusive<Gloo>(store, rank, size, gloo_options);
   backend->setTimeout(options.wait_deadline);
   return backend;

@@ -32,7 +32,7 @@ struct GlooOptions {
   // How long connecting may take, and how long a wait without a limit of its own lasts.
   std::chrono::milliseconds connect_deadline = std::chrono::seconds(30);
   std::chrono::milliseconds wait_deadline = std::chrono::minutes(10);
-  // Several backends may share one; null: one of its own.
+  // Several backends may share one. REQUIRES: not null.
   std::shared_ptr<GlooDevice> device{};
 };
 

@@ -21,8 +21,9 @@ namespace sherd::compat {
 
 bool nccl_is_built() { return SHERD_NCCL != 0; }
 
-#if SHERD_NCCL
 namespace {
+
+#if SHERD_NCCL
 
 // c10d wants a group to be shut down before it is dropped; else it warns, and aborts what is under way.
 class NcclBackend final : public c10d::ProcessGroupNCCL {
@@ -54,30 +55,26 @@ void check_headers() {
         ErrorCode::kUnavailable);
   }
 }
+#endif
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    std::chrono::milliseconds deadline) {
+    [[maybe_unused]] const c10::intrusive_ptr<c10d::Store>& store,
+    [[maybe_unused]] int rank,
+    [[maybe_unused]] int size,
+    [[maybe_unused]] std::chrono::milliseconds deadline) {
+#if SHERD_NCCL
   check_headers();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = deadline;
   return c10::make_intrusive<NcclBackend>(store, rank, size, options);
-}
 #else
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
-    const c10::intrusive_ptr<c10d::Store>& /*store*/,
-    int /*rank*/,
-    int /*size*/,
-    std::chrono::milliseconds /*deadline*/) {
   throw Error(
       "[world] expected a sherd built with NCCL (a LibTorch with CUDA, and the "
       "CUDA and NCCL headers), found one built without",
       ErrorCode::kUnavailable);
-}
 #endif
+}
 
 }  // namespace sherd::compat

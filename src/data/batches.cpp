@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 #include "base/check.h"
 #include "base/hash.h"
-#include "base/hex.h"
+#include "base/text.h"
 #include "data/permutation.h"
 
 namespace sherd::data {

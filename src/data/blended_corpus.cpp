@@ -24,21 +24,6 @@ using Json = nlohmann::json;
 
 constexpr const char* kBlendName = "blend.json";
 
-void check_tokenizer(const Corpus& first, const Corpus& other) {
-  SHERD_CHECK(
-      first.tokenizer_digest() == other.tokenizer_digest(), "[data] ",
-      other.path(), ": expected the tokenizer of ", first.path(), " (digest ",
-      first.tokenizer_digest(), "), found another one (digest ",
-      other.tokenizer_digest(), ")");
-}
-
-void check_vocabulary(const Corpus& first, const Corpus& other) {
-  SHERD_CHECK(
-      first.vocabulary() == other.vocabulary(), "[data] ", other.path(),
-      ": expected the vocabulary of ", first.path(), ", ", first.vocabulary(),
-      ", found ", other.vocabulary());
-}
-
 // A misspelt key would otherwise be another mixture.
 void check_keys(
     const Json& object,
@@ -115,10 +100,17 @@ void BlendedCorpus::check_alike() const {
   }
   const Corpus* tokenized = nullptr;  // A `.bin` file has no digest.
   for (const auto* corpus : all) {
-    check_vocabulary(*all.front(), *corpus);
+    SHERD_CHECK(
+        corpus->vocabulary() == vocabulary(), "[data] ", corpus->path(),
+        ": expected the vocabulary of ", all.front()->path(), ", ",
+        vocabulary(), ", found ", corpus->vocabulary());
     if (corpus->tokenizer_digest() != 0) {
       tokenized = tokenized == nullptr ? corpus : tokenized;
-      check_tokenizer(*tokenized, *corpus);
+      SHERD_CHECK(
+          corpus->tokenizer_digest() == tokenized->tokenizer_digest(),
+          "[data] ", corpus->path(), ": expected the tokenizer of ",
+          tokenized->path(), " (digest ", tokenized->tokenizer_digest(),
+          "), found another one (digest ", corpus->tokenizer_digest(), ")");
     }
   }
 }

@@ -170,6 +170,148 @@ struct Corpus::Impl {
     std::int64_t first = 0;  // The index of its first token in the text.
   };
 
+  void open_text(const CorpusOptions& options) {
+    const auto files = files_of(path);
+    token_bytes =
+        std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
+    tokenizer_digest = token_bytes == 1 ? bytes_digest() : 0;
+    map(files, options.bytes_max);
+    SHERD_CHECK(
+        tokens > 0, "[data] ", path,
+        ": expected text to train on, found 0 tokens in ", files.size(),
+        files.size() == 1 ? " file" : " files");
+    take_vocabulary(options.vocabulary);
+    take_hash();
+  }
+
+  void open_token_file(const std::string& name, const CorpusOptions& options) {
+    token_file = std::make_unique<TokenFile>(name);
+    check_tokenizer(name, token_file->tokenizer_digest());
+    tokenizer_digest = token_file->tokenizer_digest();
+    token_bytes = token_file->id_bytes();
+    tokens = token_file->tokens();
+    if (options.bytes_max > 0) {
+      tokens = std::min(tokens, options.bytes_max / token_bytes);
+    }
+    SHERD_CHECK(
+        tokens > 0, "[data] ", name, ": expected tokens to train on, found 0");
+    vocabulary = std::max(options.vocabulary, token_file->vocabulary());
+    SHERD_CHECK(
+        options.vocabulary == 0 || options.vocabulary == vocabulary, "[data] ",
+        name, ": expected a vocabulary of at least ", vocabulary,
+        ", that of its tokenizer, found ", options.vocabulary);
+    MappedText piece;
+    piece.path = name;
+    piece.bytes = {
+        token_file->ids(), static_cast<std::size_t>(tokens * token_bytes)};
+    pieces.push_back(std::move(piece));
+    Hash64 all;
+    hash = all.add(static_cast<std::uint64_t>(token_bytes))
+               .add(static_cast<std::uint64_t>(tokens))
+               .add(token_file->ids_digest())
+               .add(tokenizer_digest)
+               .value();
+  }
+
+  // Calls `each` with the bytes and the number of tokens of every piece in the range.
+  template <typename Function>
+  void for_range(
+      std::int64_t first, std::int64_t count, const Function& each) const {
+    SHERD_CHECK(
+        first >= 0 && count >= 0 && first <= tokens - count, "[data] ", path,
+        ": expected a range inside its ", tokens, " tokens, found ", count,
+        " tokens from ", first);
+    // The last piece that starts at or before `first`.
+    auto piece = std::upper_bound(
+        pieces.begin(), pieces.end(), first,
+        [](std::int64_t at, const MappedText& p) { return at < p.first; });
+    --piece;
+    for (; count > 0; ++piece) {
+      const auto skip = first - piece->first;
+      const auto held =
+          static_cast<std::int64_t>(piece->bytes.size()) / token_bytes;
+      const auto taken = std::min(count, held - skip);
+      each(piece->bytes.data() + skip * token_bytes, taken);
+      first += taken;
+      count -= taken;
+    }
+  }
+
+  void map(const std::vector<std::string>& files, std::int64_t bytes_max) {
+    std::int64_t bytes_left =
+        bytes_max > 0 ? bytes_max : std::numeric_limits<std::int64_t>::max();
+    for (const auto& name : files) {
+      if (bytes_left < token_bytes) {
+        return;
+      }
+      MappedText piece;
+      piece.file = MappedFile::open(name).value();
+      piece.path = name;
+      piece.first = tokens;
+      const auto size = static_cast<std::int64_t>(piece.file.bytes().size());
+      SHERD_CHECK(
+          size % token_bytes == 0, "[data] ", name,
+          ": expected 16-bit token ids, an even number of bytes, found ", size);
+      const auto used = std::min(size, bytes_left) / token_bytes * token_bytes;
+      if (used == 0) {
+        continue;
+      }
+      piece.bytes =
+          piece.file.bytes().substr(0, static_cast<std::size_t>(used));
+      if (files.size() > kMappedFilesMax && used <= kCopiedBytesMax) {
+        piece.copy.assign(piece.bytes.begin(), piece.bytes.end());
+        piece.bytes = {piece.copy.data(), piece.copy.size()};
+        piece.file = {};
+      }
+      tokens += used / token_bytes;
+      bytes_left -= used;
+      pieces.push_back(std::move(piece));
+    }
+  }
+
+  void take_vocabulary(std::int64_t wanted) {
+    if (token_bytes == kIdBytes) {
+      const auto largest = check_ids<std::uint16_t>(wanted);
+      vocabulary = wanted > 0 ? wanted : largest + 1;
+      return;
+    }
+    vocabulary = wanted > 0 ? wanted : kByteVocabulary;
+    if (vocabulary < kByteVocabulary) {
+      check_ids<unsigned char>(vocabulary);
+    }
+  }
+
+  // The largest id. Throws Error for one that is not below `wanted`, unless that is 0.
+  template <typename Word>
+  std::int64_t check_ids(std::int64_t wanted) const {
+    std::int64_t largest = 0;
+    for (const auto& piece : pieces) {
+      const std::size_t count = piece.bytes.size() / sizeof(Word);
+      for (std::size_t i = 0; i < count; ++i) {
+        Word word = 0;
+        std::memcpy(&word, piece.bytes.data() + i * sizeof(Word), sizeof(Word));
+        const auto id = static_cast<std::int64_t>(word);
+        SHERD_CHECK(
+            wanted == 0 || id < wanted, "[data] ", piece.path,
+            ": expected token ids below the vocabulary ", wanted, ", found ",
+            id, " at token ", i);
+        largest = std::max(largest, id);
+      }
+    }
+    return largest;
+  }
+
+  void take_hash() {
+    StreamHash stream;
+    for (const auto& piece : pieces) {
+      stream.add(piece.bytes);
+    }
+    Hash64 all;
+    hash = all.add(static_cast<std::uint64_t>(token_bytes))
+               .add(stream.value())
+               .value();
+  }
+
   std::string path;
   std::int64_t token_bytes = 1;
   std::int64_t tokens = 0;
@@ -178,161 +320,7 @@ struct Corpus::Impl {
   std::uint64_t tokenizer_digest = 0;
   std::unique_ptr<TokenFile> token_file;
   std::vector<MappedText> pieces;  // None of them empty.
-
-  void open_text(const CorpusOptions& options);
-  void open_token_file(const std::string& name, const CorpusOptions& options);
-  // Calls `each` with the bytes and the number of tokens of every piece in the range.
-  template <typename Function>
-  void for_range(
-      std::int64_t first, std::int64_t count, const Function& each) const;
-  void map(const std::vector<std::string>& files, std::int64_t bytes_max);
-  void take_vocabulary(std::int64_t wanted);
-  // The largest id. Throws Error for one that is not below `wanted`, unless that is 0.
-  template <typename Word>
-  std::int64_t check_ids(std::int64_t wanted) const;
-  void take_hash();
 };
-
-void Corpus::Impl::map(
-    const std::vector<std::string>& files, std::int64_t bytes_max) {
-  std::int64_t bytes_left =
-      bytes_max > 0 ? bytes_max : std::numeric_limits<std::int64_t>::max();
-  for (const auto& name : files) {
-    if (bytes_left < token_bytes) {
-      return;
-    }
-    MappedText piece;
-    piece.file = MappedFile::open(name).value();
-    piece.path = name;
-    piece.first = tokens;
-    const auto size = static_cast<std::int64_t>(piece.file.bytes().size());
-    SHERD_CHECK(
-        size % token_bytes == 0, "[data] ", name,
-        ": expected 16-bit token ids, an even number of bytes, found ", size);
-    const auto used = std::min(size, bytes_left) / token_bytes * token_bytes;
-    if (used == 0) {
-      continue;
-    }
-    piece.bytes = piece.file.bytes().substr(0, static_cast<std::size_t>(used));
-    if (files.size() > kMappedFilesMax && used <= kCopiedBytesMax) {
-      piece.copy.assign(piece.bytes.begin(), piece.bytes.end());
-      piece.bytes = {piece.copy.data(), piece.copy.size()};
-      piece.file = {};
-    }
-    tokens += used / token_bytes;
-    bytes_left -= used;
-    pieces.push_back(std::move(piece));
-  }
-}
-
-void Corpus::Impl::take_vocabulary(std::int64_t wanted) {
-  if (token_bytes == kIdBytes) {
-    const auto largest = check_ids<std::uint16_t>(wanted);
-    vocabulary = wanted > 0 ? wanted : largest + 1;
-    return;
-  }
-  vocabulary = wanted > 0 ? wanted : kByteVocabulary;
-  if (vocabulary < kByteVocabulary) {
-    check_ids<unsigned char>(vocabulary);
-  }
-}
-
-template <typename Word>
-std::int64_t Corpus::Impl::check_ids(std::int64_t wanted) const {
-  std::int64_t largest = 0;
-  for (const auto& piece : pieces) {
-    const std::size_t count = piece.bytes.size() / sizeof(Word);
-    for (std::size_t i = 0; i < count; ++i) {
-      Word word = 0;
-      std::memcpy(&word, piece.bytes.data() + i * sizeof(Word), sizeof(Word));
-      const auto id = static_cast<std::int64_t>(word);
-      SHERD_CHECK(
-          wanted == 0 || id < wanted, "[data] ", piece.path,
-          ": expected token ids below the vocabulary ", wanted, ", found ", id,
-          " at token ", i);
-      largest = std::max(largest, id);
-    }
-  }
-  return largest;
-}
-
-void Corpus::Impl::take_hash() {
-  StreamHash stream;
-  for (const auto& piece : pieces) {
-    stream.add(piece.bytes);
-  }
-  Hash64 all;
-  hash = all.add(static_cast<std::uint64_t>(token_bytes))
-             .add(stream.value())
-             .value();
-}
-
-void Corpus::Impl::open_text(const CorpusOptions& options) {
-  const auto files = files_of(path);
-  token_bytes =
-      std::all_of(files.begin(), files.end(), holds_ids) ? kIdBytes : 1;
-  tokenizer_digest = token_bytes == 1 ? bytes_digest() : 0;
-  map(files, options.bytes_max);
-  SHERD_CHECK(
-      tokens > 0, "[data] ", path,
-      ": expected text to train on, found 0 tokens in ", files.size(),
-      files.size() == 1 ? " file" : " files");
-  take_vocabulary(options.vocabulary);
-  take_hash();
-}
-
-void Corpus::Impl::open_token_file(
-    const std::string& name, const CorpusOptions& options) {
-  token_file = std::make_unique<TokenFile>(name);
-  check_tokenizer(name, token_file->tokenizer_digest());
-  tokenizer_digest = token_file->tokenizer_digest();
-  token_bytes = token_file->id_bytes();
-  tokens = token_file->tokens();
-  if (options.bytes_max > 0) {
-    tokens = std::min(tokens, options.bytes_max / token_bytes);
-  }
-  SHERD_CHECK(
-      tokens > 0, "[data] ", name, ": expected tokens to train on, found 0");
-  vocabulary = std::max(options.vocabulary, token_file->vocabulary());
-  SHERD_CHECK(
-      options.vocabulary == 0 || options.vocabulary == vocabulary, "[data] ",
-      name, ": expected a vocabulary of at least ", vocabulary,
-      ", that of its tokenizer, found ", options.vocabulary);
-  MappedText piece;
-  piece.path = name;
-  piece.bytes = {
-      token_file->ids(), static_cast<std::size_t>(tokens * token_bytes)};
-  pieces.push_back(std::move(piece));
-  Hash64 all;
-  hash = all.add(static_cast<std::uint64_t>(token_bytes))
-             .add(static_cast<std::uint64_t>(tokens))
-             .add(token_file->ids_digest())
-             .add(tokenizer_digest)
-             .value();
-}
-
-template <typename Function>
-void Corpus::Impl::for_range(
-    std::int64_t first, std::int64_t count, const Function& each) const {
-  SHERD_CHECK(
-      first >= 0 && count >= 0 && first <= tokens - count, "[data] ", path,
-      ": expected a range inside its ", tokens, " tokens, found ", count,
-      " tokens from ", first);
-  // The last piece that starts at or before `first`.
-  auto piece = std::upper_bound(
-      pieces.begin(), pieces.end(), first,
-      [](std::int64_t at, const MappedText& p) { return at < p.first; });
-  --piece;
-  for (; count > 0; ++piece) {
-    const auto skip = first - piece->first;
-    const auto held =
-        static_cast<std::int64_t>(piece->bytes.size()) / token_bytes;
-    const auto taken = std::min(count, held - skip);
-    each(piece->bytes.data() + skip * token_bytes, taken);
-    first += taken;
-    count -= taken;
-  }
-}
 
 Corpus::Corpus(const std::string& path, const CorpusOptions& options)
     : impl_(std::make_unique<Impl>()) {

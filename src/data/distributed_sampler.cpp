@@ -22,33 +22,30 @@ struct DistributedSampler::State {
   std::vector<std::int64_t> order{};
 
   std::int64_t left() const { return std::max<std::int64_t>(0, size - first); }
-  std::int64_t per_rank() const;
-  void make_order();
-  std::int64_t index_at(std::int64_t place) const;
-};
 
-std::int64_t DistributedSampler::State::per_rank() const {
-  const auto ranks = options.num_replicas;
-  return options.drop_last ? left() / ranks : (left() + ranks - 1) / ranks;
-}
-
-// The order of PyTorch: torch.randperm with a generator of seed + epoch.
-void DistributedSampler::State::make_order() {
-  order.resize(static_cast<std::size_t>(size));
-  if (!options.shuffle) {
-    std::iota(order.begin(), order.end(), 0);
-    return;
+  std::int64_t per_rank() const {
+    const auto ranks = options.num_replicas;
+    return options.drop_last ? left() / ranks : (left() + ranks - 1) / ranks;
   }
-  const auto generator = at::make_generator<at::CPUGeneratorImpl>(
-      options.seed + static_cast<std::uint64_t>(epoch));
-  const auto drawn = at::randperm(size, generator, at::kLong);
-  std::copy_n(drawn.const_data_ptr<std::int64_t>(), size, order.begin());
-}
 
-// The places after the last sample, which make the ranks' shares equal, repeat the first samples.
-std::int64_t DistributedSampler::State::index_at(std::int64_t place) const {
-  return order[static_cast<std::size_t>(place % size)];
-}
+  // The order of PyTorch: torch.randperm with a generator of seed + epoch.
+  void make_order() {
+    order.resize(static_cast<std::size_t>(size));
+    if (!options.shuffle) {
+      std::iota(order.begin(), order.end(), 0);
+      return;
+    }
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(
+        options.seed + static_cast<std::uint64_t>(epoch));
+    const auto drawn = at::randperm(size, generator, at::kLong);
+    std::copy_n(drawn.const_data_ptr<std::int64_t>(), size, order.begin());
+  }
+
+  // The places after the last sample, which make the ranks' shares equal, repeat the first samples.
+  std::int64_t index_at(std::int64_t place) const {
+    return order[static_cast<std::size_t>(place % size)];
+  }
+};
 
 DistributedSampler::DistributedSampler(
     std::int64_t size, const DistributedSamplerOptions& options)

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <set>
 #include <sstream>
 #include <vector>
 #include <gmock/gmock.h>

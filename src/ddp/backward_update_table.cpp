@@ -9,24 +9,17 @@
 
 namespace sherd::ddp {
 
-BackwardUpdateTable::BackwardUpdateTable(
-    const std::vector<ModuleTensor>& parameters)
-    : parameters_(parameters), places_(parameters.size()) {
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
-    by_name_.emplace(parameters[p].name, p);
-  }
-}
-
 std::shared_ptr<void> BackwardUpdateTable::take(BackwardUpdate given) {
   const auto update = std::make_shared<BackwardUpdate>(std::move(given));
   std::vector<std::pair<std::size_t, std::size_t>> found;  // Parameter, index.
   for (std::size_t i = 0; i < update->names.size(); ++i) {
     const auto& name = update->names[i];
-    const auto known = by_name_.find(name);
-    if (known == by_name_.end()) {
+    const auto known =
+        std::ranges::find(parameters_, name, &ModuleTensor::name);
+    if (known == parameters_.end()) {
       continue;
     }
-    const auto p = known->second;
+    const auto p = static_cast<std::size_t>(known - parameters_.begin());
     SHERD_CHECK_AS(
         kFailedPrecondition, places_[p].update.expired(), "[ddp] parameter ",
         name, " is updated in backward by another optimizer already");

@@ -7,8 +7,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
-#include <unordered_map>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -19,7 +17,8 @@ namespace sherd::ddp {
 class BackwardUpdateTable {
  public:
   // `parameters` are the dense ones; updates of others are ignored.
-  explicit BackwardUpdateTable(const std::vector<ModuleTensor>& parameters);
+  explicit BackwardUpdateTable(const std::vector<ModuleTensor>& parameters)
+      : parameters_(parameters), places_(parameters.size()) {}
 
   // Like NamedParameters::update_in_backward: registered while the result lives.
   std::shared_ptr<void> take(BackwardUpdate update);
@@ -36,8 +35,7 @@ class BackwardUpdateTable {
     std::size_t index = 0;  // In the update's list of names.
   };
   const std::vector<ModuleTensor>& parameters_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // To parameters.
-  std::vector<Place> places_;                             // By parameter.
+  std::vector<Place> places_;  // By parameter.
 };
 
 }  // namespace sherd::ddp

@@ -8,7 +8,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include "autograd/param_key.h"
-#include "base/return_if_failed.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {

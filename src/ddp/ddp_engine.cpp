@@ -13,8 +13,7 @@
 #include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/sparse_gradients.h"
 #include "plan/buckets.h"
@@ -149,16 +148,13 @@ void DdpEngine::release_parameters() {
 
 std::vector<at::Tensor> DdpEngine::state(bool with_buffers) const {
   std::vector<at::Tensor> state;
-  const auto add = [&](const std::vector<ModuleTensor>& items) {
-    for (const auto& item : items) {
-      state.push_back(item.tensor);
+  for (const auto* items :
+       {&model_.trainable, &model_.sparse, &model_.frozen, &model_.buffers}) {
+    for (const auto& item : *items) {
+      if (with_buffers || items != &model_.buffers) {
+        state.push_back(item.tensor);
+      }
     }
-  };
-  add(model_.trainable);
-  add(model_.sparse);
-  add(model_.frozen);
-  if (with_buffers) {
-    add(model_.buffers);
   }
   return state;
 }
@@ -597,19 +593,13 @@ NamedParameters DdpEngine::named_parameters() {
   named.uses_fp16 = named.uses_fp16 || options_.param_dtype == at::kHalf ||
       options_.reduce_dtype == at::kHalf;
   named.update_in_backward =
-      while_alive(this, [](DdpEngine& self, BackwardUpdate update) {
-        return self.register_backward_update(std::move(update));
-      });
+      while_alive(this, &DdpEngine::register_backward_update);
   named.writes_in_backward = while_alive(this, [](DdpEngine& self) {
     const std::lock_guard lock(self.mu_);
     return self.updates_.writes();
   });
-  named.rank_to_save =
-      while_alive(this, [](DdpEngine& self) { return self.rank_to_save(); });
-  named.all_reduce_max =
-      while_alive(this, [](DdpEngine& self, const at::Tensor& numbers) {
-        self.all_reduce_max(numbers);
-      });
+  named.rank_to_save = while_alive(this, &DdpEngine::rank_to_save);
+  named.all_reduce_max = while_alive(this, &DdpEngine::all_reduce_max);
   // There is nothing to publish, but this tells a profile when the optimizer has ended.
   named.publish = while_alive(this, [](DdpEngine& self) {
     self.log_.record({.event = FlightEvent::kPublished});

@@ -98,7 +98,7 @@ class DdpEngine final : public autograd::ModelEngine,
   const World& world() const { return mesh_.world(); }
   // The number of replicas, and the index of this one.
   int size() const { return static_cast<int>(ranks_.size()); }
-  int index() const;
+  int index() const { return mesh_.replicate_index(); }
   const at::Tensor& tensor(std::size_t p) const {
     return model_.trainable[p].tensor;
   }
@@ -111,7 +111,6 @@ class DdpEngine final : public autograd::ModelEngine,
   // Collective over the world of the mesh, before anything changes: throws on every rank if some
   // rank is not between two steps, or has options that its device does not support.
   void check_connection(const char* call, const Mesh& mesh) const;
-  void check_between_steps(const char* call) const;
   // Ends the exchange that there is, and starts on these ranks. A failure is that of the engine, until
   // the next call.
   void connect_again(const Mesh& mesh);

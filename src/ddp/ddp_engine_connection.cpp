@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // DdpEngine's part for its connections to other ranks, and for what hooks and buffers send there.
-#include <algorithm>
 #include <iomanip>
 #include <numeric>
 #include <utility>
@@ -8,7 +7,7 @@
 #include "autograd/param_key.h"
 #include "base/check.h"
 #include "base/rank_environment.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/comm_hook_group.h"
 #include "ddp/ddp_engine.h"
@@ -61,11 +60,6 @@ void DdpEngine::check_on_device(
   if (!model.device.is_cpu() && mesh.replicate_size() > 1) {
     world::check_device_backend(mesh.world(), model.device);
   }
-}
-
-int DdpEngine::index() const {
-  return static_cast<int>(
-      std::ranges::find(ranks_, world().rank()) - ranks_.begin());
 }
 
 void DdpEngine::open(const std::vector<int>& order) {
@@ -153,7 +147,13 @@ void DdpEngine::run_hook(
 
 void DdpEngine::check_connection(const char* call, const Mesh& mesh) const {
   world::on_all_or_none(mesh.world(), "[ddp]", "connect", [&] {
-    check_between_steps(call);
+    SHERD_CHECK_AS(
+        kFailedPrecondition,
+        !closed_ && !join_ &&
+            (reducer_ == nullptr || !reducer_->started() || !error_.ok()),
+        "[ddp] ", call,
+        " of a closed handle, in a join scope or in a backward; "
+        "expected it between two steps");
     check_on_device(model_, mesh);
   });
 }
@@ -173,16 +173,6 @@ void DdpEngine::set_hook(const CommHookPtr& hook) {
   check_connection("set_hook()", mesh_);
   options_.hook = hook;
   connect_again(Mesh(mesh_));
-}
-
-void DdpEngine::check_between_steps(const char* call) const {
-  SHERD_CHECK_AS(
-      kFailedPrecondition,
-      !closed_ && !join_ &&
-          (reducer_ == nullptr || !reducer_->started() || !error_.ok()),
-      "[ddp] ", call,
-      " of a closed handle, in a join scope or in a backward; "
-      "expected it between two steps");
 }
 
 void DdpEngine::disconnect() {

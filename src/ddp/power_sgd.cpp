@@ -202,11 +202,7 @@ class PowerSgd final : public CommHook {
         plain.push_back(gradient);
       }
     }
-    reduce_p(low, plain, sent_dtype(bucket), group);
-    reduce_q(low, sent_dtype(bucket), group);
-    for (auto& one : low) {
-      end(one);
-    }
+    reduce_low_rank(low, std::move(plain), sent_dtype(bucket), group);
   }
 
   // Buckets may change, so errors are kept by parameter. Q belongs to the bucket and is stored
@@ -232,9 +228,7 @@ class PowerSgd final : public CommHook {
     std::vector<LowRankMatrix> low = {
         begin("batch." + bucket.parameters[0].name, square, matrix, step)};
     low[0].old_error = errors;
-    reduce_p(low, {}, sent_dtype(bucket), group);
-    reduce_q(low, sent_dtype(bucket), group);
-    end(low[0]);
+    reduce_low_rank(low, {}, sent_dtype(bucket), group);
     bucket.gradients.copy_(elements);
     auto error = std::exchange(memory_[low[0].name].error, {});
     if (!error.defined()) {
@@ -295,29 +289,26 @@ class PowerSgd final : public CommHook {
     return low;
   }
 
-  static void reduce_p(
+  // `plain` is averaged, too, in the first of two messages.
+  void reduce_low_rank(
       std::vector<LowRankMatrix>& low,
-      const std::vector<at::Tensor>& plain,
+      std::vector<at::Tensor> plain,
       at::ScalarType dtype,
       HookGroup& group) {
-    std::vector<at::Tensor> all = plain;
     for (const auto& one : low) {
-      all.push_back(one.p);
+      plain.push_back(one.p);
     }
-    mean_of(all, dtype, group);
-    for (const auto& one : low) {
-      orthonormalise(one.p);
-    }
-  }
-
-  static void reduce_q(
-      std::vector<LowRankMatrix>& low, at::ScalarType dtype, HookGroup& group) {
-    std::vector<at::Tensor> all;
+    mean_of(plain, dtype, group);
+    std::vector<at::Tensor> all_q;
     for (auto& one : low) {
+      orthonormalise(one.p);
       one.q = one.whole.t().mm(one.p);
-      all.push_back(one.q);
+      all_q.push_back(one.q);
     }
-    mean_of(all, dtype, group);
+    mean_of(all_q, dtype, group);
+    for (auto& one : low) {
+      end(one);
+    }
   }
 
   // Averages the tensors in one message of the dtype.

@@ -6,7 +6,7 @@
 #include <sherd/ddp/replicate.h>
 #include "base/check.h"
 #include "base/printable.h"
-#include "base/text_table.h"
+#include "base/text.h"
 
 namespace sherd {
 namespace {
@@ -43,45 +43,6 @@ std::string json_of(const ReplicaTimes& times) {
       ",\"overlap_ms\":", times.overlap_ms, "}");
 }
 
-std::string json_of_model(const ReplicateReport& report) {
-  return str(
-      "\"module\":", json_string(report.module),
-      ",\"world_size\":", report.world_size, ",\"rank\":", report.rank,
-      ",\"exchange\":", json_string(report.exchange),
-      ",\"threads\":", report.threads, ",\"parameters\":", report.parameters,
-      ",\"parameter_bytes\":", report.parameter_bytes,
-      ",\"dtypes\":", json_of(report.dtypes));
-}
-
-std::string json_of_buckets(const ReplicateReport& report) {
-  return str(
-      "\"buckets\":", json_of(report.buckets),
-      ",\"bucket_bytes\":", json_of(report.bucket_bytes),
-      ",\"bucket_reduce_s\":", json_of(report.bucket_reduce_s),
-      ",\"bucket_version\":", report.bucket_version);
-}
-
-std::string json_of_backwards(const ReplicateReport& report) {
-  return str(
-      "\"backwards\":", report.backwards,
-      ",\"unused\":", json_of(report.unused),
-      ",\"unused_bytes\":", report.unused_bytes,
-      ",\"ready_order\":", json_of(report.ready_order),
-      ",\"same_graph\":", json_bool(report.same_graph),
-      ",\"joining\":", json_bool(report.joining),
-      ",\"error\":", json_string(report.error),
-      ",\"last\":", json_of(report.last), ",\"mean\":", json_of(report.mean));
-}
-
-std::string json_of_traffic(const ReplicateReport& report) {
-  return str(
-      "\"hook\":", json_string(report.hook),
-      ",\"gradient_bytes\":", report.gradient_bytes,
-      ",\"hook_bytes\":", report.hook_bytes, ",\"reduces\":", report.reduces,
-      ",\"reduces_under_way_peak\":", report.reduces_under_way_peak,
-      ",\"gradient_slot_bytes_peak\":", report.gradient_slot_bytes_peak);
-}
-
 }  // namespace
 
 std::string to_text(const ReplicateReport& report) {
@@ -105,8 +66,29 @@ std::string to_text(const ReplicateReport& report) {
 
 std::string to_json(const ReplicateReport& report) {
   return str(
-      "{", json_of_model(report), ",", json_of_buckets(report), ",",
-      json_of_backwards(report), ",", json_of_traffic(report), "}");
+      "{\"module\":", json_string(report.module),
+      ",\"world_size\":", report.world_size, ",\"rank\":", report.rank,
+      ",\"exchange\":", json_string(report.exchange),
+      ",\"threads\":", report.threads, ",\"parameters\":", report.parameters,
+      ",\"parameter_bytes\":", report.parameter_bytes,
+      ",\"dtypes\":", json_of(report.dtypes),
+      ",\"buckets\":", json_of(report.buckets),
+      ",\"bucket_bytes\":", json_of(report.bucket_bytes),
+      ",\"bucket_reduce_s\":", json_of(report.bucket_reduce_s),
+      ",\"bucket_version\":", report.bucket_version,
+      ",\"backwards\":", report.backwards,
+      ",\"unused\":", json_of(report.unused),
+      ",\"unused_bytes\":", report.unused_bytes,
+      ",\"ready_order\":", json_of(report.ready_order),
+      ",\"same_graph\":", json_bool(report.same_graph),
+      ",\"joining\":", json_bool(report.joining),
+      ",\"error\":", json_string(report.error),
+      ",\"last\":", json_of(report.last), ",\"mean\":", json_of(report.mean),
+      ",\"hook\":", json_string(report.hook),
+      ",\"gradient_bytes\":", report.gradient_bytes,
+      ",\"hook_bytes\":", report.hook_bytes, ",\"reduces\":", report.reduces,
+      ",\"reduces_under_way_peak\":", report.reduces_under_way_peak,
+      ",\"gradient_slot_bytes_peak\":", report.gradient_slot_bytes_peak, "}");
 }
 
 }  // namespace sherd

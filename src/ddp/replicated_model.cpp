@@ -114,18 +114,17 @@ std::optional<at::ScalarType> reduce_dtype(
 ReplicatedModel collect_model(
     const torch::nn::Module& module, const std::vector<std::string>& ignored) {
   std::set<std::string> left(ignored.begin(), ignored.end());
-  std::set<const c10::TensorImpl*> seen;
+  std::map<const c10::TensorImpl*, std::string> first_names;
   const auto taken = [&](const std::string& name, const at::Tensor& tensor) {
     const bool wanted = std::ranges::find(ignored, name) == ignored.end();
     left.erase(name);
     return wanted && tensor.defined() &&
-        seen.insert(tensor.unsafeGetTensorImpl()).second;
+        first_names.emplace(tensor.unsafeGetTensorImpl(), name).second;
   };
   const auto sparse = with_sparse_gradients(module);
   const auto buffers = module.named_buffers();
   const auto parameters = module.named_parameters();
   ReplicatedModel model;
-  std::map<const c10::TensorImpl*, std::string> first_names;
   for (const auto& item : parameters) {
     const auto& tensor = item.value();
     if (!taken(item.key(), tensor)) {
@@ -135,7 +134,6 @@ ReplicatedModel collect_model(
       }
       continue;
     }
-    first_names.emplace(tensor.unsafeGetTensorImpl(), item.key());
     check_replicable("parameter " + item.key(), tensor);
     if (tensor.requires_grad()) {
       check_trainable(item.key(), tensor);

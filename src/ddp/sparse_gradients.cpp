@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
 #include "device/host_memory.h"
 #include "world/collectives.h"
 

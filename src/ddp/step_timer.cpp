@@ -4,6 +4,10 @@
 namespace sherd::ddp {
 namespace {
 
+constexpr double ReplicaTimes::* kPhases[] = {
+    &ReplicaTimes::forward_ms, &ReplicaTimes::backward_ms,
+    &ReplicaTimes::communication_ms, &ReplicaTimes::overlap_ms};
+
 double ms(Instant from, Instant to) { return 1e3 * seconds(to - from); }
 
 }  // namespace
@@ -22,10 +26,9 @@ void StepTimer::step_ended(Instant at) {
       .backward_ms = ms(gradient, ended),
       .communication_ms = ms(left, at),
       .overlap_ms = ms(left, ended)};
-  sum_.forward_ms += last_.forward_ms;
-  sum_.backward_ms += last_.backward_ms;
-  sum_.communication_ms += last_.communication_ms;
-  sum_.overlap_ms += last_.overlap_ms;
+  for (const auto phase : kPhases) {
+    sum_.*phase += last_.*phase;
+  }
   ++steps_;
   drop_step();
 }
@@ -39,11 +42,11 @@ void StepTimer::drop_step() {
 
 ReplicaTimes StepTimer::mean() const {
   const auto steps = static_cast<double>(steps_ > 0 ? steps_ : 1);
-  return {
-      .forward_ms = sum_.forward_ms / steps,
-      .backward_ms = sum_.backward_ms / steps,
-      .communication_ms = sum_.communication_ms / steps,
-      .overlap_ms = sum_.overlap_ms / steps};
+  auto mean = sum_;
+  for (const auto phase : kPhases) {
+    mean.*phase /= steps;
+  }
+  return mean;
 }
 
 }  // namespace sherd::ddp

@@ -2,7 +2,6 @@
 #include <sherd/ddp/sync_batch_norm.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <ostream>
 #include <set>

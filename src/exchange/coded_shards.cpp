@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {

@@ -9,8 +9,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "base/worker_thread.h"
 #include "exchange/backward_status.h"
 #include "exchange/collective_steps.h"

@@ -6,7 +6,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/return_if_failed.h"
 #include "exchange/numbers.h"
 #include "exchange/recorded_exchange.h"
 #include "world/collectives.h"

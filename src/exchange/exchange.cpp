@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
-#include "base/return_if_failed.h"
 #include "plan/arithmetic.h"
 
 namespace sherd::exchange {

@@ -15,7 +15,7 @@
 #include "exchange/contract_processes_testing.h"
 #include "exchange/observed_transport_testing.h"
 #include "exchange/unit_transport.h"
-#include "world/hosts.h"
+#include "world/host_segment.h"
 #include "world/transport.h"
 
 namespace sherd::exchange {

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "exchange/message_reductions.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"

@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "exchange/hierarchical_reductions.h"
 #include "exchange/host_layout.h"
 #include "exchange/host_topology.h"

@@ -13,7 +13,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "device/host_memory.h"
 #include "device/memory.h"
 #include "exchange/backward_status.h"

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/check.h"
-#include "base/cores.h"
+#include "base/host.h"
 #include "exchange/collective_exchange.h"
 #include "exchange/hybrid_exchange.h"
 #include "exchange/recorded_exchange.h"
@@ -19,7 +19,7 @@
 #include "world/collectives.h"
 #include "world/device_backend.h"
 #include "world/flight.h"
-#include "world/hosts.h"
+#include "world/host_segment.h"
 #include "world/transport.h"
 
 namespace sherd::exchange {

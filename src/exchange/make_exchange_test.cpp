@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "base/cores.h"
+#include "base/host.h"
 #include "support/error_of.h"
 #include "support/ranks.h"
 #include "world/world_impl.h"

@@ -9,8 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "plan/arithmetic.h"
 #include "world/rank_order_sum.h"
 

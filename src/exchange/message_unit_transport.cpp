@@ -8,7 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "exchange/coded_shards.h"
 #include "exchange/message_reductions.h"
 #include "exchange/private_buffers.h"

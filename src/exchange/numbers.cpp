@@ -10,7 +10,6 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
 #include "exchange/backward_status.h"
 #include "world/collectives.h"
 

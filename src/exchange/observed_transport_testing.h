@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "exchange/unit_transport.h"
 #include "world/transport.h"
 

@@ -10,7 +10,6 @@
 #include <c10/util/strides.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
 #include "exchange/backward_status.h"
 
 namespace sherd::exchange {

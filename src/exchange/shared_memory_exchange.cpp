@@ -14,7 +14,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
 #include "exchange/numbers.h"

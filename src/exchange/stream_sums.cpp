@@ -8,7 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "base/status_from_exception.h"
+#include "base/status.h"
 
 namespace sherd::exchange {
 namespace {

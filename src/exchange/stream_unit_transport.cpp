@@ -12,8 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "exchange/device_buffers.h"
 #include "exchange/numbers.h"
 #include "exchange/secondary_shards.h"

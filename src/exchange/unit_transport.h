@@ -148,7 +148,7 @@ std::unique_ptr<UnitTransport> make_message_unit_transport(
 // byte from other hosts is received once, straight from the transport; gradients are summed within
 // a host before they leave it. Shards are private to ranks. docs/design/hierarchical.md.
 // Collective, under a `name` that is unique in this world. `hosts`: the transports' ranks by host
-// (world/hosts.h). Fails on every rank if one of the hosts does not have the memory.
+// (world/host_segment.h). Fails on every rank if one of the hosts does not have the memory.
 Result<std::unique_ptr<UnitTransport>> make_hierarchical_unit_transport(
     const World& world,
     const std::string& name,

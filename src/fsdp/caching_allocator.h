@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CachingAllocator gives LibTorch its CPU memory while a memory limit holds. It counts what is in
-// use, and it keeps large freed blocks for later blocks of the same size, as PyTorch's caching
-// allocator for CUDA does. What is in use and what it keeps are together never more than the
-// largest amount that was in use at once. So the resident memory of a process follows the needs of
-// its tensors, without the fragmentation of a heap and without new page faults in every step.
-// Thread rule: any thread.
+// use, and it keeps large freed blocks for later blocks of the same size. Both together are never
+// more than the largest amount that was in use at once. Thread rule: any thread. Why:
+// docs/design/memory.md.
 #pragma once
 
 #include <cstdint>

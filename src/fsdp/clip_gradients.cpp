@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/clip_gradients.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include <ATen/core/grad_mode.h>

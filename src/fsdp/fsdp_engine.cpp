@@ -11,8 +11,7 @@
 #include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
 #include "base/check.h"
-#include "base/log.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "fsdp/unit_report.h"
 
 namespace sherd::fsdp {
@@ -20,7 +19,7 @@ namespace {
 
 // What ranks must agree on beside the units' flats.
 std::vector<std::string> agreed_lines(
-    const ModelUnits& model, const FsdpEngineOptions& options) {
+    const ModelUnits& model, const FsdpEngine::Options& options) {
   std::vector<std::string> lines;
   if (options.divide_factor) {
     lines.push_back(str("gradients divided by ", *options.divide_factor));
@@ -57,7 +56,7 @@ std::vector<std::string> agreed_lines(
 FsdpEngine::FsdpEngine(
     ModelUnits model,
     std::unique_ptr<exchange::Exchange> exchange,
-    const FsdpEngineOptions& options)
+    const Options& options)
     : ShardingEngine(std::move(model)),
       options_(options),
       exchange_(std::move(exchange)),
@@ -88,7 +87,7 @@ FsdpEngine::FsdpEngine(
   exchange_->open(model_spec).throw_if_failed();
   cache_ = std::make_unique<UnitCache>(
       model_, *exchange_,
-      UnitCacheOptions{
+      UnitCache::Options{
           .budget = std::move(budget),
           .replicated = replicate,
           .one_sided = exchange_->one_sided(),
@@ -97,18 +96,6 @@ FsdpEngine::FsdpEngine(
           .all_ranks_agree =
               [this](std::uint64_t plans, std::uint64_t shorter_step) {
                 return all_ranks_agree(plans, shorter_step);
-              },
-          .settle =
-              [this] {
-                if (memory_ && cache_->planned()) {
-                  memory_->recorder().settle();
-                }
-              },
-          .note_gather =
-              [this](UnitId unit, StepRecorder::Gather gather, Duration time) {
-                if (memory_ && cache_->planned()) {
-                  memory_->recorder().note_gather(unit, gather, time);
-                }
               }});
   slices_ = std::make_unique<Slices>(
       model_, *exchange_, owner(), /*owner_of_all=*/replicate);
@@ -124,7 +111,7 @@ FsdpEngine::FsdpEngine(
 FsdpEngine::~FsdpEngine() { close(); }
 
 void FsdpEngine::start(
-    const std::function<void(int parameter)>& initialise_parameter) {
+    const std::function<void(std::size_t parameter)>& initialise_parameter) {
   if (options_.memory) {
     refuse_hopeless_limit();
   }
@@ -134,7 +121,7 @@ void FsdpEngine::start(
   for (std::size_t p = 0; p < model_.parameters.size(); ++p) {
     const auto& parameter = model_.parameters[p];
     if (initialise_parameter) {
-      initialise_parameter(static_cast<int>(p));
+      initialise_parameter(p);
     }
     slices_->copy_from_full(static_cast<int>(p), parameter.tensor);
     parameter.tensor.mutable_grad().reset();
@@ -152,6 +139,9 @@ void FsdpEngine::start(
     // Comparing the limit used the exchange when shards had no values yet.
     exchange_->publish(++generation_).throw_if_failed();
     memory_ = std::make_unique<MemoryPlanner>(memory_planner_options());
+    if (cache_->planned()) {
+      cache_->set_recorder(&memory_->recorder());
+    }
   }
 }
 
@@ -175,11 +165,11 @@ void FsdpEngine::refuse_hopeless_limit() {
     }
     least += exchange_->counters().copied_shard_bytes;
   }
-  refuse_limit_below(options, least);
+  MemoryPlanner::refuse_limit_below(options, least);
 }
 
-MemoryPlannerOptions FsdpEngine::memory_planner_options() {
-  MemoryPlannerOptions options{.limit = *options_.memory, .meter = meter_};
+MemoryPlanner::Options FsdpEngine::memory_planner_options() {
+  MemoryPlanner::Options options{.limit = *options_.memory, .meter = meter_};
   if (cache_->planned()) {
     options.unit_bytes = bytes_by_unit(model_);
     options.budget_bytes = cache_->budget_bytes();
@@ -296,9 +286,9 @@ void FsdpEngine::begin_use(
   }
   std::ranges::sort(visit);
   if (full_precision_scope_) {
-    SHERD_CHECK_AS(
-        kFailedPrecondition, !autograd::in_backward(),
-        "[fsdp] a backward ran inside full_precision(); end the scope first");
+    if (autograd::in_backward()) {
+      refuse_in_full_precision("a backward ran");
+    }
     SHERD_CHECK_AS(
         kFailedPrecondition, !autograd::records_gradients(), "[fsdp] ",
         operator_name, " uses parameter ", parameter_at(uses[0]),
@@ -312,7 +302,8 @@ void FsdpEngine::begin_use(
     uses_in_scopes_[uses.data()] = scopes_opened_;
     return;
   }
-  note_phase(operator_name);
+  publish_if_due(operator_name);
+  note_use();
   note_visit(visit);
   last_visited_ = visit.back();
   in_step_ = in_step_ || autograd::records_gradients();
@@ -346,13 +337,7 @@ void FsdpEngine::end_use(
   }
 }
 
-// Derives from a visit whether forward, backward or evaluation is running.
-void FsdpEngine::note_phase(const char* operator_name) {
-  publish_if_due(operator_name);
-  note_use();
-}
-
-RanksAgree FsdpEngine::all_ranks_agree(
+UnitCache::RanksAgree FsdpEngine::all_ranks_agree(
     std::uint64_t plans, std::uint64_t shorter_step) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const std::array compared{flags_fingerprint(model_), plans, shorter_step};
@@ -421,13 +406,7 @@ void FsdpEngine::note_visit(const UnitCache::Visit& visit) {
 void FsdpEngine::gradient_arrived(int parameter, at::Tensor gradient) {
   const std::lock_guard lock(mu_);
   check_open();
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !summoned_parameters_->open(),
-      "[fsdp] a backward ran inside summon_full_parameters(); end the scope "
-      "first");
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !full_precision_scope_,
-      "[fsdp] a backward ran inside full_precision(); end the scope first");
+  refuse_in_scope("a backward ran");
   note_backward();
   if (gradient_kind() == plan::JoinKind::kKeeps) {
     gradients_->keep(parameter, gradient);
@@ -562,7 +541,10 @@ void FsdpEngine::synchronised_backward_ended() {
   if (options_.hook) {
     options_.hook->synchronised_backward_ended();
   }
-  unpublished_ = unpublished_ || step_may_follow();
+  // Whether an optimizer may update shards now; the same on all ranks. A backward that used no
+  // parameter of this model belongs to another one, but gradients of earlier ones may be left.
+  unpublished_ = unpublished_ || gradients_->any_used() ||
+      on_any_rank(slices_->any_gradient())[0];
   step_outstanding_ = false;
   slices_->remember_sample();
   if (!idle_.change_due()) {
@@ -639,16 +621,13 @@ ShardReport FsdpEngine::report() {
 
 void FsdpEngine::close() {
   const std::lock_guard lock(mu_);
-  if (closed_) {
+  if (!begin_close()) {
     return;
   }
-  closed_ = true;
+  cache_->set_recorder(nullptr);
   memory_.reset();
   summons_.reset();
   collectives_.reset();
-  if (module_gradients_) {  // Not if it never started.
-    module_gradients_->close();
-  }
   // Not on a device: the check would wait for the device, and fail if the device has failed.
   if (model_.device.is_cpu() && error_.ok() && !published_by_hand_ &&
       backwards_ > 1 && idle_.change_due() &&
@@ -661,11 +640,6 @@ void FsdpEngine::close() {
       storage->disconnect(
           "sherd: the sharding handle of this model is closed; its parameters "
           "are gone");
-    }
-  }
-  for (const auto& parameter : model_.parameters) {
-    if (parameter.trainable >= 0) {
-      autograd::remove_gradient_hook(parameter.tensor);
     }
   }
 }

@@ -37,41 +37,41 @@
 
 namespace sherd::fsdp {
 
-struct FsdpEngineOptions {
-  int rank = 0;     // Its index in the shard group.
-  int ranks = 1;    // The size of the shard group.
-  int replica = 0;  // The index of this rank's shard group.
-  int replicas = 1;
-  // Every rank owns different elements: rank f of replica r owns those with number f * replicas +
-  // r.
-  bool both_axes = false;
-  Strategy strategy = Strategy::kFullShard;
-  std::optional<std::int64_t> budget_bytes;
-  int prefetch_visits = 1;
-  int reductions_under_way_max = 0;
-  bool share_gradients = false;  // If the exchange can do that.
-  bool shards_on_host = false;   // Those of a model on a device.
-  std::optional<MemoryLimit> memory;
-  // What sums of gradients are divided by; unset: the number of all ranks.
-  std::optional<double> divide_factor;
-  // Collective: connects the ranks that hold a gradient together, in the order of world ranks.
-  std::function<std::shared_ptr<world::Transport>()> connect = nullptr;
-  // Collective: connects the devices of the shard group. Null if gradients are on the CPU or are
-  // cut over both axes.
-  std::function<std::unique_ptr<exchange::DeviceCollectives>()>
-      connect_devices = nullptr;
-  // The hook by which the exchange reduces; null: none.
-  std::shared_ptr<HookReduction> hook;
-};
-
 class FsdpEngine final : public ShardingEngine,
                          public autograd::ParameterUseListener {
  public:
+  struct Options {
+    int rank = 0;     // Its index in the shard group.
+    int ranks = 1;    // The size of the shard group.
+    int replica = 0;  // The index of this rank's shard group.
+    int replicas = 1;
+    // Every rank owns different elements: rank f of replica r owns those with number f * replicas +
+    // r.
+    bool both_axes = false;
+    Strategy strategy = Strategy::kFullShard;
+    std::optional<std::int64_t> budget_bytes;
+    int prefetch_visits = 1;
+    int reductions_under_way_max = 0;
+    bool share_gradients = false;  // If the exchange can do that.
+    bool shards_on_host = false;   // Those of a model on a device.
+    std::optional<MemoryPlanner::Limit> memory;
+    // What sums of gradients are divided by; unset: the number of all ranks.
+    std::optional<double> divide_factor;
+    // Collective: connects the ranks that hold a gradient together, in the order of world ranks.
+    std::function<std::shared_ptr<world::Transport>()> connect = nullptr;
+    // Collective: connects the devices of the shard group. Null if gradients are on the CPU or are
+    // cut over both axes.
+    std::function<std::unique_ptr<exchange::DeviceCollectives>()>
+        connect_devices = nullptr;
+    // The hook by which the exchange reduces; null: none.
+    std::shared_ptr<HookReduction> hook;
+  };
+
   // Collective: compares models and opens the exchange. Parameters are only taken over by start().
   FsdpEngine(
       ModelUnits model,
       std::unique_ptr<exchange::Exchange> exchange,
-      const FsdpEngineOptions& options);
+      const Options& options);
   ~FsdpEngine() override;
   FsdpEngine(const FsdpEngine&) = delete;
   FsdpEngine& operator=(const FsdpEngine&) = delete;
@@ -79,7 +79,8 @@ class FsdpEngine final : public ShardingEngine,
   // Moves this rank's slices into shard memory and empties the parameters, one after another.
   // Before each it calls `initialise_parameter`, which gives the parameter its value.
   void start(
-      const std::function<void(int parameter)>& initialise_parameter = nullptr);
+      const std::function<void(std::size_t parameter)>& initialise_parameter =
+          nullptr);
 
   bool shares_gradients() const { return slices_->gradients_are_shared(); }
 
@@ -124,10 +125,15 @@ class FsdpEngine final : public ShardingEngine,
   int world_rank() const {
     return options_.replica * options_.ranks + options_.rank;
   }
-  int owner() const {
+  // The number of the slice that a rank owns, by its index among the ranks that hold a gradient
+  // together (plan::FlatLayout).
+  int owner(int index) const {
     return options_.both_axes
-        ? options_.rank * options_.replicas + options_.replica
-        : options_.rank;
+        ? index % options_.ranks * options_.replicas + index / options_.ranks
+        : index;
+  }
+  int owner() const {
+    return owner(options_.both_axes ? world_rank() : options_.rank);
   }
   // ModelEngine
   void begin_training_forward() override;
@@ -155,12 +161,12 @@ class FsdpEngine final : public ShardingEngine,
   std::string parameter_at(const autograd::ParameterUse& use) const;
   void refuse_stale_read(
       const autograd::ParameterUse& use, const char* operator_name) const;
-  void note_phase(const char* operator_name);
   void publish_if_due(const char* operator_name);
   void refuse_read_of_written(const char* operator_name) const;
   void refuse_early_read(const char* operator_name) const;
   // Collective: compares requires_grad, and returns which of the numbers are the same on all ranks.
-  RanksAgree all_ranks_agree(std::uint64_t plans, std::uint64_t shorter_step);
+  UnitCache::RanksAgree all_ranks_agree(
+      std::uint64_t plans, std::uint64_t shorter_step);
   void refuse_different_flags();
   // Collective: throws if some rank has failed, or if ranks pass different numbers.
   void refuse_unless_same(const char* what, const Status& mine, double number);
@@ -171,6 +177,8 @@ class FsdpEngine final : public ShardingEngine,
       const char* operator_name) const;
   void refuse_in_gradient_summon(const char* what) const;
   void refuse_in_full_precision(const char* what) const;
+  // Also in a summon scope.
+  void refuse_in_scope(const char* what) const;
   plan::Budget full_precision_budget() const;
   void summon_gradients(
       const SummonOptions& options, const std::vector<UnitId>& units);
@@ -194,8 +202,6 @@ class FsdpEngine final : public ShardingEngine,
   std::vector<at::Tensor> all_to_all(
       const std::vector<at::Tensor>& to,
       const std::vector<std::int64_t>& numels);
-  void reduce_over_ranks(
-      const at::Tensor& numbers, exchange::ScalarReduceOp op);
   std::vector<double> reduced(
       std::vector<double> numbers, exchange::ScalarReduceOp op);
   // As in NamedParameters.
@@ -206,14 +212,13 @@ class FsdpEngine final : public ShardingEngine,
   void publish_now(bool keep_frozen);
   void publish_locked(bool keep_frozen);
   void publish_before_step(bool keep_frozen);
-  MemoryPlannerOptions memory_planner_options();
+  MemoryPlanner::Options memory_planner_options();
   void refuse_hopeless_limit();
   void plan_memory();
   std::array<bool, 2> on_any_rank(bool first, bool second = false);
-  bool step_may_follow();
   void warn_of_idle_optimizer();
 
-  const FsdpEngineOptions options_;
+  const Options options_;
   std::unique_ptr<exchange::Exchange> exchange_;
   std::unique_ptr<UnitCache> cache_;
   std::unique_ptr<Slices> slices_;

@@ -50,7 +50,7 @@ class Subject {
     if (!strategy) {
       return;
     }
-    FsdpEngineOptions options;
+    FsdpEngine::Options options;
     options.strategy = *strategy;
     engine_ = std::make_shared<FsdpEngine>(
         build_units(*chain_, 1, {.units = units::by_name("*")}),

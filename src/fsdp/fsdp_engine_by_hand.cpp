@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "fsdp/fsdp_engine.h"
 
 namespace sherd::fsdp {
@@ -101,11 +101,7 @@ void FsdpEngine::summon_gradients(
       summons_ = options_.connect();
     }
     summon.via = summons_;
-    summon.slice_of = [this](int index) {
-      return options_.both_axes
-          ? index % options_.ranks * options_.replicas + index / options_.ranks
-          : index;
-    };
+    summon.slice_of = [this](int index) { return owner(index); };
   }
   summoned_gradients_ =
       std::make_unique<SummonedGradients>(model_, *slices_, summon);
@@ -113,9 +109,7 @@ void FsdpEngine::summon_gradients(
 
 at::Tensor FsdpEngine::summoned_gradient(const std::string& name) {
   const std::lock_guard lock(mu_);
-  SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_parameters_->open(),
-      "[fsdp] this summon scope has ended");
+  check_summon_scope(summoned_parameters_->open());
   check_summoned_gradients(summoned_gradients_ != nullptr);
   const auto& parameter = summoned_parameters_->parameter(name);
   return summoned_gradients_->gradient(
@@ -195,9 +189,7 @@ void FsdpEngine::check_summoned_use(
 
 at::Tensor FsdpEngine::summoned(const std::string& name) {
   const std::lock_guard lock(mu_);
-  SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_parameters_->open(),
-      "[fsdp] this summon scope has ended");
+  check_summon_scope(summoned_parameters_->open());
   return summoned_parameters_->tensor(name);
 }
 
@@ -236,6 +228,13 @@ void FsdpEngine::refuse_in_full_precision(const char* what) const {
   SHERD_CHECK_AS(
       kFailedPrecondition, !full_precision_scope_, "[fsdp] ", what,
       " inside full_precision(); end the scope first");
+}
+
+void FsdpEngine::refuse_in_scope(const char* what) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !summoned_parameters_->open(), "[fsdp] ", what,
+      " inside summon_full_parameters(); end the scope first");
+  refuse_in_full_precision(what);
 }
 
 // The bytes that hold outside of the scope, too. Where ranks share memory, units take no room there.
@@ -303,7 +302,8 @@ void FsdpEngine::unshard() {
     return;  // Everything is whole.
   }
   refuse_in_full_precision("unshard()");
-  note_phase("unshard()");
+  publish_if_due("unshard()");
+  note_use();
   cache_->unshard();
 }
 

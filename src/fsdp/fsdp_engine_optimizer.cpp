@@ -8,47 +8,36 @@
 
 #include "autograd/gradient_hook.h"
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "fsdp/clip_gradients.h"
 #include "fsdp/fsdp_engine.h"
 
 namespace sherd::fsdp {
 
 NamedParameters FsdpEngine::named_parameters() {
-  NamedParameters named;
+  auto named = without_slices();
   for (const auto& slice : slices_->all()) {
     named.items.push_back({slice.name, slice.tensor});
   }
-  named.state_only = without_elements();
-  named.tied_names = model_.tied_names;
   named.publish = while_alive(
       this, [](FsdpEngine& self) { self.publish_now(/*keep_frozen=*/true); });
-  named.before_load =
-      while_alive(this, [](FsdpEngine& self) { self.before_load(); });
-  named.publish_loaded =
-      while_alive(this, [](FsdpEngine& self) { self.publish(); });
+  named.before_load = while_alive(this, &FsdpEngine::before_load);
+  named.publish_loaded = while_alive(this, &FsdpEngine::publish);
   if (exchange_->takes_sinks()) {
     named.update_in_backward =
-        while_alive(this, [](FsdpEngine& self, BackwardUpdate update) {
-          return self.register_backward_update(std::move(update));
-        });
+        while_alive(this, &FsdpEngine::register_backward_update);
   }
   named.writes_in_backward = while_alive(this, [](FsdpEngine& self) {
     const std::lock_guard lock(self.mu_);
     return self.slices_->writes_in_backward();
   });
-  named.claim = while_alive(
-      this, [](FsdpEngine& self) { return self.claim_publisher(); });
-  named.drop_kept = while_alive(
-      this, [](FsdpEngine& self, const std::vector<std::string>& names) {
-        self.drop_kept(names);
-      });
+  named.claim = while_alive(this, &FsdpEngine::claim_publisher);
+  named.drop_kept = while_alive(this, &FsdpEngine::drop_kept);
   named.check_gradients_writable =
       while_alive(this, [](FsdpEngine& self, const char* what) {
         const std::lock_guard lock(self.mu_);
         self.refuse_in_gradient_summon(what);
       });
-  named.uses_fp16 = uses_fp16(model_);
   named.whole.items = slices_->whole_parameters();
   const bool drift_apart =
       options_.hook && !options_.hook->hook().keeps_models_equal();
@@ -57,10 +46,7 @@ NamedParameters FsdpEngine::named_parameters() {
   }
   const bool whole_slices = options_.strategy == Strategy::kNoShard;
   if (drift_apart || !whole_slices) {
-    named.all_reduce_max =
-        while_alive(this, [](FsdpEngine& self, const at::Tensor& numbers) {
-          self.all_reduce_max(numbers);
-        });
+    named.all_reduce_max = while_alive(this, &FsdpEngine::all_reduce_max);
   }
   if (whole_slices) {
     return named;
@@ -69,12 +55,7 @@ NamedParameters FsdpEngine::named_parameters() {
   named.whole.ranks = options_.both_axes ? world_size() : options_.ranks;
   named.whole.gradients_are_shared = shares_gradients();
   if (options_.connect_devices && options_.ranks > 1) {
-    named.whole.all_to_all = while_alive(
-        this,
-        [](FsdpEngine& self, const std::vector<at::Tensor>& to,
-           const std::vector<std::int64_t>& numels) {
-          return self.all_to_all(to, numels);
-        });
+    named.whole.all_to_all = while_alive(this, &FsdpEngine::all_to_all);
   }
   return named;
 }
@@ -99,7 +80,7 @@ std::shared_ptr<void> FsdpEngine::register_backward_update(
 void FsdpEngine::all_reduce_max(const at::Tensor& numbers) {
   const std::lock_guard lock(mu_);
   check_open();
-  reduce_over_ranks(numbers, exchange::ScalarReduceOp::kMax);
+  require(exchange_->all_reduce(numbers, exchange::ScalarReduceOp::kMax));
 }
 
 // Runs on the caller's thread, in its stream. An optimizer's ranks have just agreed on gradients by way
@@ -119,12 +100,6 @@ std::vector<at::Tensor> FsdpEngine::all_to_all(
       },
       ErrorCode::kUnavailable, "[fsdp] ranks could not exchange matrices: "));
   return from;
-}
-
-// Collective, in place.
-void FsdpEngine::reduce_over_ranks(
-    const at::Tensor& numbers, exchange::ScalarReduceOp op) {
-  require(exchange_->all_reduce(numbers, op));
 }
 
 // Collective.
@@ -150,7 +125,7 @@ double FsdpEngine::clip_grad_norm(double max_norm, const ClipOptions& options) {
     const auto op = std::isinf(options.p)
         ? exchange::ScalarReduceOp::kMax
         : exchange::ScalarReduceOp::kSumOverOwners;
-    reduce_over_ranks(value, op);
+    require(exchange_->all_reduce(value, op));
   };
   return clip_gradients(slices_->tensors(), max_norm, options, sum_over_ranks);
 }
@@ -236,10 +211,7 @@ void FsdpEngine::publish_now(bool keep_frozen) {
     written_in_hooks_ = written_in_hooks_.value_or(true) && keep_frozen;
     return;  // Other ranks may have other hooks: call_hooks() does it on all of them.
   }
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !summoned_parameters_->open(),
-      "[fsdp] publish() inside summon_full_parameters(); end the scope first");
-  refuse_in_full_precision("publish()");
+  refuse_in_scope("publish()");
   check_storages(model_, cache_->storages());
   SHERD_CHECK_AS(
       kFailedPrecondition, !read_since_backward_ || !writes_in_place(),
@@ -288,12 +260,6 @@ std::array<bool, 2> FsdpEngine::on_any_rank(bool first, bool second) {
   const auto any = reduced(
       {first ? 1.0 : 0.0, second ? 1.0 : 0.0}, exchange::ScalarReduceOp::kMax);
   return {any[0] != 0.0, any[1] != 0.0};
-}
-
-// Collective, and the same on all ranks: whether an optimizer may update shards now. A backward that
-// used no parameter of this model belongs to another one, but gradients of earlier ones may be left.
-bool FsdpEngine::step_may_follow() {
-  return gradients_->any_used() || on_any_rank(slices_->any_gradient())[0];
 }
 
 // Collective. Publishes at a moment that may lie before the step of an optimizer that does not publish

@@ -4,7 +4,6 @@
 // what a seed says, ranks are lost at every operation.
 #include "fsdp/fsdp_engine.h"
 
-#include <mutex>
 #include <gmock/gmock.h>
 #include "autograd/gradient_hook.h"
 #include "fsdp/testing.h"
@@ -32,7 +31,7 @@ std::shared_ptr<FsdpEngine> runtime_of(
     const torch::nn::Module& module,
     const units::Policy& policy,
     Strategy strategy = Strategy::kFullShard) {
-  FsdpEngineOptions options;
+  FsdpEngine::Options options;
   options.rank = self.rank;
   options.ranks = kRanks;
   options.strategy = strategy;

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <set>
-#include <vector>
 #include "fsdp/model_units.h"
 #include "fsdp/unit_cache.h"
 #include "plan/residency.h"

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -11,13 +10,12 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include "autograd/backward.h"
 #include "autograd/gradient_hook.h"
 #include "autograd/managed_storage.h"
 #include "base/check.h"
 #include "base/log.h"
 #include "base/rank_environment.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "device/memory_use.h"
 #include "exchange/make_exchange.h"
 #include "fsdp/fsdp_engine.h"
@@ -80,12 +78,12 @@ void check_not_sharded(const fsdp::ModelUnits& model) {
   }
 }
 
-std::optional<fsdp::MemoryLimit> memory_limit(
+std::optional<fsdp::MemoryPlanner::Limit> memory_limit(
     const FullyShardOptions& options) {
   if (!options.memory_bytes) {
     return std::nullopt;
   }
-  return fsdp::MemoryLimit{
+  return fsdp::MemoryPlanner::Limit{
       .bytes = *options.memory_bytes,
       .regions =
           options.checkpointing ? options.checkpointing->regions() : nullptr};
@@ -213,20 +211,16 @@ void check_on_device(
 
 // Where parameters lie makes no difference, so that a program fails on the CPU as on a device.
 void check_offload(const FullyShardOptions& options) {
-  if (!options.cpu_offload) {
-    return;
-  }
-  const auto refuse = [](bool found, const auto&... what) {
-    SHERD_CHECK(!found, "[fsdp] options.cpu_offload with ", what...);
-  };
-  refuse(
-      options.strategy == Strategy::kNoShard,
-      "Strategy::kNoShard, which has whole parameters on the device all the "
-      "time; expected kFullShard or kShardGradOp, on a mesh with as many "
-      "replicas as ranks where each rank is to own whole parameters");
-  refuse(
-      options.gather_hook != nullptr,
-      "options.gather_hook, which codes shards on the device; expected null");
+  SHERD_CHECK(
+      !options.cpu_offload || options.strategy != Strategy::kNoShard,
+      "[fsdp] options.cpu_offload with Strategy::kNoShard, which has whole "
+      "parameters on the device all the time; expected kFullShard or "
+      "kShardGradOp, on a mesh with as many replicas as ranks where each rank "
+      "is to own whole parameters");
+  SHERD_CHECK(
+      !options.cpu_offload || options.gather_hook == nullptr,
+      "[fsdp] options.cpu_offload with options.gather_hook, which codes shards "
+      "on the device; expected null");
 }
 
 std::string groups_of(int ranks) {
@@ -328,13 +322,13 @@ std::shared_ptr<const exchange::ShardCoder> coder_of(
   return coder;
 }
 
-fsdp::FsdpEngineOptions runtime_options(
+fsdp::FsdpEngine::Options runtime_options(
     const Mesh& mesh,
     const FullyShardOptions& options,
     bool whole,
     c10::Device device,
     const std::shared_ptr<fsdp::HookReduction>& hook) {
-  fsdp::FsdpEngineOptions runtime;
+  fsdp::FsdpEngine::Options runtime;
   runtime.prefetch_visits = options.prefetch_visits;
   runtime.reductions_under_way_max = options.reductions_under_way_max;
   runtime.share_gradients = options.share_gradients;
@@ -394,12 +388,6 @@ void check_gradients_shared(
       found());
 }
 
-// Names the connections of each sharded model of a world differently; ranks
-// shard their models in the same order.
-std::string next_name(const Mesh& mesh) {
-  return str("fsdp/", mesh.world().next_number());
-}
-
 // It runs inside the exchange, which the engine owns beside the hook.
 std::optional<exchange::ReduceHook> reduce_hook(
     const std::shared_ptr<fsdp::HookReduction>& hook) {
@@ -425,15 +413,17 @@ std::unique_ptr<exchange::Exchange> exchange_for(
   const auto kind_for = [&](const std::vector<int>& ranks) {
     return chosen_kind(mesh.world(), ranks, options, device);
   };
+  // Ranks shard the models of a world in the same order.
+  const auto name = str("fsdp/", mesh.world().next_number());
   if (whole) {
     const auto all = Mesh(mesh.world()).shard_ranks();
     return exchange::make_exchange(
-        mesh.world(), next_name(mesh), all,
+        mesh.world(), name, all,
         hook ? ExchangeKind::kCollective : kind_for(all), device, hook,
         options.memory_from_backend);
   }
   return exchange::make_exchange(
-      mesh, next_name(mesh),
+      mesh, name,
       {.within = kind_for(mesh.shard_ranks()),
        .across = exchange::choose_kind_across(
            mesh.world(), mesh.replicate_ranks(), options.exchange,
@@ -460,16 +450,12 @@ SummonScope::~SummonScope() {
 }
 
 at::Tensor SummonScope::tensor(const std::string& name) const {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, engine_ != nullptr,
-      "[fsdp] this summon scope has ended");
+  ShardingEngine::check_summon_scope(engine_ != nullptr);
   return engine_->summoned(name);
 }
 
 at::Tensor SummonScope::gradient(const std::string& name) const {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, engine_ != nullptr,
-      "[fsdp] this summon scope has ended");
+  ShardingEngine::check_summon_scope(engine_ != nullptr);
   return engine_->summoned_gradient(name);
 }
 
@@ -630,7 +616,7 @@ FullyShardedDataParallel fully_shard(
   if (!has_exchange(world, options, model)) {
     values.check();
     for (std::size_t p = 0; p < model.parameters.size(); ++p) {
-      values.initialise_parameter(static_cast<int>(p));
+      values.initialise_item(p);
     }
     values.finish();
     cast_buffers(model);
@@ -656,7 +642,8 @@ FullyShardedDataParallel fully_shard(
     check_gradients_shared(mesh, options, *engine);
   }
   values.check();
-  engine->start([&](int parameter) { values.initialise_parameter(parameter); });
+  engine->start(
+      [&](std::size_t parameter) { values.initialise_item(parameter); });
   values.finish();
   cast_buffers(engine->model());
   engine->cast_forwards(/*full_precision=*/false);

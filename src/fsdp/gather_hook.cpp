@@ -24,17 +24,22 @@ constexpr float kRounds = 12'582'912.0F;
 // of its own, beside those that compute.
 constexpr std::int64_t kChunkElements = 32'704;
 
-std::int64_t chunk_for(const at::Tensor& tensor) {
-  return tensor.is_cpu() ? kChunkElements
-                         : std::max<std::int64_t>(tensor.numel(), 1);
-}
-
 template <typename Visit>
 void for_each_chunk(
     std::int64_t numel, std::int64_t chunk, const Visit& visit) {
   for (std::int64_t begin = 0; begin < numel; begin += chunk) {
     visit(begin, std::min(chunk, numel - begin));
   }
+}
+
+// Copies the first elements of a tensor to another one on the same device.
+void copy_in_chunks(
+    std::int64_t numel, const at::Tensor& from, const at::Tensor& to) {
+  const auto chunk =
+      from.is_cpu() ? kChunkElements : std::max<std::int64_t>(numel, 1);
+  for_each_chunk(numel, chunk, [&](std::int64_t begin, std::int64_t count) {
+    to.narrow(0, begin, count).copy_(from.narrow(0, begin, count));
+  });
 }
 
 // Writes the block's elements and returns its scale.
@@ -194,24 +199,14 @@ void GatherHook::pre_gather(
     const at::Tensor& shard,
     at::ScalarType param_dtype,
     const at::Tensor& sent) {
-  const auto to = sent.view(param_dtype);
-  for_each_chunk(
-      shard.numel(), chunk_for(shard),
-      [&](std::int64_t begin, std::int64_t count) {
-        to.narrow(0, begin, count).copy_(shard.narrow(0, begin, count));
-      });
+  copy_in_chunks(shard.numel(), shard, sent.view(param_dtype));
 }
 
 void GatherHook::post_gather(
     const GatheredShard& /*which*/,
     const at::Tensor& sent,
     const at::Tensor& part) {
-  const auto from = sent.view(part.scalar_type());
-  for_each_chunk(
-      part.numel(), chunk_for(part),
-      [&](std::int64_t begin, std::int64_t count) {
-        part.narrow(0, begin, count).copy_(from.narrow(0, begin, count));
-      });
+  copy_in_chunks(part.numel(), sent.view(part.scalar_type()), part);
 }
 
 GatherHookPtr quantise_gathers(const QuantiseGathersOptions& options) {

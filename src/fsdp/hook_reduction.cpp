@@ -2,7 +2,6 @@
 #include "fsdp/hook_reduction.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -12,7 +11,7 @@
 
 namespace sherd::fsdp {
 
-std::vector<ParameterPiece> pieces_in(
+std::vector<HookReduction::Piece> HookReduction::pieces_in(
     const plan::ElementRange& range,
     const std::string& name,
     at::IntArrayRef shape,
@@ -24,7 +23,7 @@ std::vector<ParameterPiece> pieces_in(
   const auto first_row = std::min((begin + row - 1) / row * row, end);
   const auto last_row = std::max(first_row, end / row * row);
   const auto in_range = offset - range.begin;
-  std::vector<ParameterPiece> pieces;
+  std::vector<Piece> pieces;
   const auto add_cut_row = [&](std::int64_t from, std::int64_t to) {
     if (from < to) {
       pieces.push_back(

@@ -15,23 +15,23 @@
 
 namespace sherd::fsdp {
 
-// Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape;
-// the elements of a row that is cut are separate from them. There are at most three pieces, none of
-// them empty.
-struct ParameterPiece {
-  std::string name;        // As in BucketParameter.
-  std::int64_t begin = 0;  // From the beginning of the range.
-  std::vector<std::int64_t> shape;
-};
-// `offset` is that of the parameter in its flat. A pure function.
-std::vector<ParameterPiece> pieces_in(
-    const plan::ElementRange& range,
-    const std::string& name,
-    at::IntArrayRef shape,
-    std::int64_t offset);
-
 class HookReduction {
  public:
+  // Elements of a parameter that lie in a range of its flat. Whole rows keep the parameter's shape;
+  // the elements of a row that is cut are separate from them. There are at most three pieces, none
+  // of them empty.
+  struct Piece {
+    std::string name;        // As in BucketParameter.
+    std::int64_t begin = 0;  // From the beginning of the range.
+    std::vector<std::int64_t> shape;
+  };
+  // `offset` is that of the parameter in its flat. A pure function.
+  static std::vector<Piece> pieces_in(
+      const plan::ElementRange& range,
+      const std::string& name,
+      at::IntArrayRef shape,
+      std::int64_t offset);
+
   // The shards of the model's layout over which a hook reduces, and which ranks keep the result.
   struct Shards {
     int first = 0;
@@ -64,7 +64,7 @@ class HookReduction {
     // In its bucket; -1: it is frozen, or nothing of it is reduced here.
     int index = -1;
     std::vector<std::int64_t> cuts;
-    std::vector<ParameterPiece> pieces;
+    std::vector<Piece> pieces;
   };
 
   const CommHookPtr hook_;

@@ -6,7 +6,7 @@
 namespace sherd::fsdp {
 namespace {
 
-std::string text_of(const std::vector<ParameterPiece>& pieces) {
+std::string text_of(const std::vector<HookReduction::Piece>& pieces) {
   std::string text;
   for (const auto& piece : pieces) {
     text += piece.name + "@" + std::to_string(piece.begin) + "x";
@@ -20,7 +20,7 @@ std::string text_of(const std::vector<ParameterPiece>& pieces) {
 
 // A parameter "w" of 4 rows of 6 elements that begins at element 100 of its flat.
 std::string matrix_in(std::int64_t begin, std::int64_t end) {
-  return text_of(pieces_in({begin, end}, "w", {4, 2, 3}, 100));
+  return text_of(HookReduction::pieces_in({begin, end}, "w", {4, 2, 3}, 100));
 }
 
 TEST(HookReduction, RowsOfAParameterKeepItsShape) {
@@ -38,15 +38,19 @@ TEST(HookReduction, ElementsOfCutRowsAreApart) {
 }
 
 TEST(HookReduction, AVectorsElementsAreItsRows) {
-  EXPECT_EQ(text_of(pieces_in({12, 17}, "b", {10}, 10)), "b@0x5. ");
-  EXPECT_EQ(text_of(pieces_in({0, 17}, "scalar", {}, 10)), "scalar@10x ");
+  EXPECT_EQ(
+      text_of(HookReduction::pieces_in({12, 17}, "b", {10}, 10)), "b@0x5. ");
+  EXPECT_EQ(
+      text_of(HookReduction::pieces_in({0, 17}, "scalar", {}, 10)),
+      "scalar@10x ");
 }
 
 TEST(HookReduction, WhatLiesElsewhereHasNoPiece) {
   EXPECT_EQ(matrix_in(0, 100), "");
   EXPECT_EQ(matrix_in(124, 200), "");
   EXPECT_EQ(matrix_in(110, 110), "");
-  EXPECT_EQ(text_of(pieces_in({0, 50}, "empty", {0, 3}, 10)), "");
+  EXPECT_EQ(
+      text_of(HookReduction::pieces_in({0, 50}, "empty", {0, 3}, 10)), "");
 }
 
 }  // namespace

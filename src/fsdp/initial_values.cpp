@@ -11,9 +11,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include "autograd/backward.h"
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "fsdp/unit_modules.h"
 
 namespace sherd::fsdp {
@@ -43,6 +42,11 @@ InitialValues::InitialValues(
     : world_(world),
       options_(options),
       device_(model.device),
+      synchronised_(options.sync_module_states && world.size() > 1),
+      receives_(synchronised_ && world.rank() != 0),
+      compares_(
+          options.compare_initial_values && !options.sync_module_states &&
+          world.size() > 1),
       parameters_(model.parameters.size()) {
   for (const auto& parameter : model.parameters) {
     items_.push_back({parameter.name, parameter.tensor});
@@ -57,47 +61,33 @@ InitialValues::InitialValues(
   }
 }
 
-bool InitialValues::synchronised() const {
-  return options_.sync_module_states && world_.size() > 1;
-}
-
-bool InitialValues::compares() const {
-  return options_.compare_initial_values && !options_.sync_module_states &&
-      world_.size() > 1;
-}
-
-bool InitialValues::lacks_a_source(const Item& item) const {
-  const bool from_rank_0 = synchronised() && world_.rank() != 0;
-  return item.tensor.is_meta() && !options_.initialise && !from_rank_0;
-}
-
-// Rank 0's values are written element by element, which LibTorch refuses for an expanded tensor:
-// the ranks that write would throw while the others wait for them. An expanded tensor on the meta
-// device is fine, because it gets memory for each element.
-bool InitialValues::cannot_receive(const Item& item) const {
-  return synchronised() && world_.rank() != 0 && !item.tensor.is_meta() &&
-      at::has_internal_overlap(item.tensor) == at::MemOverlap::Yes;
-}
-
 void InitialValues::check() {
-  if (synchronised()) {
+  if (synchronised_) {
     check_buffers();
+    // Rank 0's values are written element by element, which LibTorch refuses for an expanded
+    // tensor: the ranks that write would throw while the others wait for them. An expanded tensor
+    // on the meta device is fine, because it gets memory for each element.
     refuse_items(
-        [&](const Item& item) { return cannot_receive(item); },
+        [&](const at::Tensor& tensor) {
+          return receives_ && !tensor.is_meta() &&
+              at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+        },
         "has elements that share memory",
         ", so that options.sync_module_states cannot write rank 0's values to "
         "it; expected a tensor that holds each element once, as contiguous() "
         "returns it");
   }
   refuse_items(
-      [&](const Item& item) { return lacks_a_source(item); },
+      [&](const at::Tensor& tensor) {
+        return tensor.is_meta() && !options_.initialise && !receives_;
+      },
       "is on the meta device",
       "; expected options.initialise (init_fn in Python), which writes its "
       "value, or a tensor with memory");
   if (world_.size() > 1 && !options_.sync_module_states) {
     agree_when_to_compare();
   }
-  if (compares() && !compares_at_end_) {
+  if (compares_ && !compares_at_end_) {
     for (std::size_t item = 0; item < items_.size(); ++item) {
       add_digest(item);
     }
@@ -157,29 +147,24 @@ void InitialValues::check_buffers() const {
   }
 }
 
-void InitialValues::initialise_parameter(int parameter) {
-  initialise_item(static_cast<std::size_t>(parameter));
-}
-
 void InitialValues::initialise_item(std::size_t item) {
   const auto& tensor = items_[item].tensor;
-  const bool receives = synchronised() && world_.rank() != 0;
   if (tensor.is_meta()) {
     const auto value = make_real(tensor, device_);
-    if (!receives) {
+    if (!receives_) {
       initialise(item, value);
     }
   }
-  if (synchronised()) {
+  if (synchronised_) {
     const auto plain = tensor.detach();
     const auto value = plain.contiguous().cpu();  // Messages go from there.
     world_.broadcast({value});
-    if (receives && !value.is_same(plain)) {
+    if (receives_ && !value.is_same(plain)) {
       const at::NoGradGuard no_grad;
       plain.copy_(value);
     }
   }
-  if (compares() && compares_at_end_) {
+  if (compares_ && compares_at_end_) {
     add_digest(item);
   }
 }
@@ -213,7 +198,7 @@ void InitialValues::finish() {
   throw_where_found(
       failed_, "has no value: options.initialise threw",
       failed_ < 0 ? "" : ": " + failure_);
-  if (compares() && compares_at_end_) {
+  if (compares_ && compares_at_end_) {
     check_equal();
   }
 }
@@ -223,10 +208,10 @@ const char* InitialValues::kind_of(std::size_t item) const {
 }
 
 void InitialValues::refuse_items(
-    const std::function<bool(const Item&)>& is_wrong,
+    const std::function<bool(const at::Tensor&)>& is_wrong,
     const std::string& what,
     const std::string& reason) const {
-  const auto found = std::ranges::find_if(items_, is_wrong);
+  const auto found = std::ranges::find_if(items_, is_wrong, &Item::tensor);
   throw_where_found(
       found == items_.end() ? -1 : found - items_.begin(), what, reason);
 }

@@ -38,7 +38,7 @@ class InitialValues {
   // When it returns, the parameter, given by its index in ModelUnits, has memory and its value; it
   // stays the same tensor object. After initialise has thrown, values are undefined. Collective
   // with sync_module_states: every rank calls this for every parameter, in order.
-  void initialise_parameter(int parameter);
+  void initialise_item(std::size_t item);
 
   // Collective. Does the same for the buffers. Throws Error, on every rank, if initialise threw on
   // some rank or wrote different values on different ranks.
@@ -50,20 +50,15 @@ class InitialValues {
     at::Tensor tensor;
   };
 
-  bool synchronised() const;
-  bool compares() const;
   void check_buffers() const;
   void check_equal() const;
   void agree_when_to_compare();
   void add_digest(std::size_t item);
-  bool lacks_a_source(const Item& item) const;
-  bool cannot_receive(const Item& item) const;
   const char* kind_of(std::size_t item) const;
-  void initialise_item(std::size_t item);
   void initialise(std::size_t item, const at::Tensor& value);
-  // Collective. Throws, on every rank, if `is_wrong` is true for an item on some rank.
+  // Collective. Throws, on every rank, if `is_wrong` is true for a tensor on some rank.
   void refuse_items(
-      const std::function<bool(const Item&)>& is_wrong,
+      const std::function<bool(const at::Tensor&)>& is_wrong,
       const std::string& what,
       const std::string& reason) const;
   // `mine` is an item or -1. Throws, on every rank, if some rank names an item.
@@ -75,6 +70,9 @@ class InitialValues {
   const World world_;
   const FullyShardOptions& options_;
   const c10::Device device_;  // Where tensors on the meta device get memory.
+  const bool synchronised_;   // All ranks get rank 0's values,
+  const bool receives_;       // and this one is another.
+  const bool compares_;       // Values must be equal on every rank.
   std::vector<Item> items_;   // Parameters, then buffers.
   std::size_t parameters_ = 0;
   std::vector<world::NamedDigest> digests_;  // By item, if ranks compare.

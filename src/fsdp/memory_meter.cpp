@@ -3,11 +3,11 @@
 
 #include <malloc.h>
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
-#include "base/resident_memory.h"
+#include "base/host.h"
 #include "device/memory_use.h"
 #include "device/stream.h"
 #include "fsdp/caching_allocator.h"
@@ -19,15 +19,11 @@ class HostMeter final : public MemoryMeter {
  public:
   void start() override {
     const std::lock_guard lock(mu_);
-    if (++models_ == 1) {
-      allocator_.emplace();
-    }
+    models_.emplace_back();
   }
   void stop() override {
     const std::lock_guard lock(mu_);
-    if (--models_ == 0) {
-      allocator_.reset();
-    }
+    models_.pop_back();
   }
   bool counts() const override { return CachingAllocator::installed(); }
   std::int64_t bytes() const override { return CachingAllocator::bytes(); }
@@ -47,9 +43,8 @@ class HostMeter final : public MemoryMeter {
 
  private:
   std::mutex mu_;
-  // Guarded by mu_:
-  int models_ = 0;  // That have started and not stopped.
-  std::optional<CachingAllocator> allocator_;
+  // One for each that has started and not stopped. Guarded by mu_.
+  std::deque<CachingAllocator> models_;
 };
 
 class DeviceMeter final : public MemoryMeter {

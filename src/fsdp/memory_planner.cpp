@@ -22,7 +22,7 @@ std::vector<plan::UnitChoice> nothing_kept(const plan::StepMemory& step) {
   return std::vector<plan::UnitChoice>(step.units.size());
 }
 
-std::int64_t step_ns(const StepRecord& record) {
+std::int64_t step_ns(const StepRecorder::Record& record) {
   return record.events.empty() ? 0 : record.events.back().ns;
 }
 
@@ -32,7 +32,7 @@ class Agreement {
   void add(std::int64_t value) {
     numbers_.push_back(static_cast<double>(value));
   }
-  void reduce(const MemoryPlannerOptions& options) {
+  void reduce(const MemoryPlanner::Options& options) {
     numbers_ = options.max_over_ranks(std::move(numbers_));
   }
   std::int64_t next() { return static_cast<std::int64_t>(numbers_[next_++]); }
@@ -49,7 +49,7 @@ class Agreement {
 
 }  // namespace
 
-MemoryPlanner::MemoryPlanner(MemoryPlannerOptions options)
+MemoryPlanner::MemoryPlanner(Options options)
     : options_(std::move(options)), step_began_(SteadyClock().now()) {
   report_.limit_bytes = options_.limit.bytes;
   const auto least_bytes =
@@ -75,8 +75,8 @@ MemoryPlanner::~MemoryPlanner() {
   options_.meter->stop();
 }
 
-void refuse_limit_below(
-    const MemoryPlannerOptions& options, std::int64_t least_bytes) {
+void MemoryPlanner::refuse_limit_below(
+    const Options& options, std::int64_t least_bytes) {
   Agreement agreement;
   agreement.add(least_bytes);
   agreement.reduce(options);
@@ -144,7 +144,7 @@ std::optional<std::int64_t> MemoryPlanner::decide() {
 std::pair<plan::RecordedMemory, std::vector<plan::UnitMemory>>
 MemoryPlanner::measured() const {
   const auto& memory = records_.front();
-  std::vector<const StepRecord*> timed;
+  std::vector<const StepRecorder::Record*> timed;
   for (std::size_t i = 1; i < records_.size(); ++i) {
     timed.push_back(&records_[i]);
   }
@@ -152,7 +152,7 @@ MemoryPlanner::measured() const {
       timed.begin() + static_cast<std::ptrdiff_t>(timed.size() / 2);
   std::nth_element(
       timed.begin(), median, timed.end(),
-      [](const StepRecord* a, const StepRecord* b) {
+      [](const StepRecorder::Record* a, const StepRecorder::Record* b) {
         return step_ns(*a) < step_ns(*b);
       });
   auto found = plan::recorded_memory(memory.events, memory.always_bytes);

@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 #include <sherd/fsdp/fully_shard.h>
@@ -21,32 +20,32 @@
 
 namespace sherd::fsdp {
 
-struct MemoryLimit {
-  std::int64_t bytes = 0;
-  std::shared_ptr<CheckpointRegions> regions;  // Null: none.
-};
-
-struct MemoryPlannerOptions {
-  MemoryLimit limit;
-  std::shared_ptr<MemoryMeter> meter;
-  // By unit, when whole; empty if nothing is gathered.
-  std::vector<std::int64_t> unit_bytes = {};
-  // The initial budget of whole units.
-  std::int64_t budget_bytes = 0;
-  // Collective.
-  std::function<std::vector<double>(std::vector<double>)> max_over_ranks =
-      [](auto numbers) { return numbers; };
-};
-
-// Collective. Throws Error, on every rank, if the limit is below what a process needs at least,
-// which is the maximum over ranks.
-void refuse_limit_below(
-    const MemoryPlannerOptions& options, std::int64_t least_bytes);
-
 class MemoryPlanner {
  public:
+  struct Limit {
+    std::int64_t bytes = 0;
+    std::shared_ptr<CheckpointRegions> regions;  // Null: none.
+  };
+
+  struct Options {
+    Limit limit;
+    std::shared_ptr<MemoryMeter> meter;
+    // By unit, when whole; empty if nothing is gathered.
+    std::vector<std::int64_t> unit_bytes = {};
+    // The initial budget of whole units.
+    std::int64_t budget_bytes = 0;
+    // Collective.
+    std::function<std::vector<double>(std::vector<double>)> max_over_ranks =
+        [](auto numbers) { return numbers; };
+  };
+
+  // Collective. Throws Error, on every rank, if the limit is below what a process needs at least,
+  // which is the maximum over ranks.
+  static void refuse_limit_below(
+      const Options& options, std::int64_t least_bytes);
+
   // Collective. Throws Error, on every rank, if a process already uses more.
-  explicit MemoryPlanner(MemoryPlannerOptions options);
+  explicit MemoryPlanner(Options options);
   ~MemoryPlanner();
   MemoryPlanner(const MemoryPlanner&) = delete;
   MemoryPlanner& operator=(const MemoryPlanner&) = delete;
@@ -78,10 +77,10 @@ class MemoryPlanner {
   void keep_whole_units_for_good();
   void note_choices();
 
-  const MemoryPlannerOptions options_;
+  const Options options_;
   std::shared_ptr<StepRecorder> recorder_;
-  std::vector<StepRecord> records_;  // The first one is for memory.
-  std::vector<int> regions_;         // In the order of forward.
+  std::vector<StepRecorder::Record> records_;  // The first one is for memory.
+  std::vector<int> regions_;                   // In the order of forward.
   plan::StepMemory step_;
   std::vector<plan::UnitChoice> choice_;  // As step_.units.
   std::int64_t budget_bytes_ = 0;         // While nothing is kept.

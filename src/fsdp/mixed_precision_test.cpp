@@ -2,9 +2,7 @@
 //
 // Mixed precision over the fake exchange: low-precision parameters, fp32 shards.
 // Beside processes and real models: tests/numerics/mixed_precision_test.cpp.
-#include <array>
 #include <map>
-#include <set>
 #include <gmock/gmock.h>
 #include <sherd/base/error.h>
 #include "fsdp/fsdp_engine.h"
@@ -78,7 +76,7 @@ std::shared_ptr<FsdpEngine> runtime_of(
     const torch::nn::Module& module,
     const MixedPrecision& precision,
     Strategy strategy) {
-  FsdpEngineOptions options;
+  FsdpEngine::Options options;
   options.rank = self.rank;
   options.ranks = kRanks;
   options.strategy = strategy;

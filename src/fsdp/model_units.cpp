@@ -33,10 +33,6 @@ const CastingModule* casting_module(const Module& module) {
   return dynamic_cast<const CastingModule*>(&module);
 }
 
-bool casts_forward(const Module& module) {
-  return casting_module(module) != nullptr;
-}
-
 void check_precision_dtype(const char* what, Dtype dtype) {
   SHERD_CHECK(
       !dtype || *dtype == c10::ScalarType::Float ||
@@ -66,13 +62,15 @@ struct EffectiveOptions {
   }
 };
 
-// Walks the modules once and groups parameters by the unit that owns them.
+// Walks the modules once and groups parameters by the unit that owns them. Names of tied parameters
+// and what is cast besides parameters go into the model.
 class UnitCollector {
  public:
-  // Options must outlive it.
-  explicit UnitCollector(const FullyShardOptions& options)
+  // Both must outlive it.
+  UnitCollector(const FullyShardOptions& options, ModelUnits& model)
       : ignored_(options.ignored),
-        of_model_{&options.mixed_precision, &options.granularity} {}
+        of_model_{&options.mixed_precision, &options.granularity},
+        model_(model) {}
 
   void collect(const Module& root, const std::vector<UnitModule>& taken) {
     for (const auto& module : taken) {
@@ -84,6 +82,14 @@ class UnitCollector {
       }
     }
     assign(root, "", 0, of_model_);
+    for (const auto& item : root.named_parameters()) {
+      const auto first =
+          first_entries_.find(item.value().unsafeGetTensorImpl());
+      if (first != first_entries_.end() &&
+          entries_[first->second].name != item.key()) {
+        model_.tied_names.emplace(item.key(), entries_[first->second].name);
+      }
+    }
   }
 
   struct Entry {
@@ -100,12 +106,6 @@ class UnitCollector {
     Entry again;
   };
   const std::vector<Tied>& tied() const { return tied_; }
-  const std::vector<ModelUnits::CastBuffer>& cast_buffers() const {
-    return cast_buffers_;
-  }
-  const std::vector<ModelUnits::ForwardCast>& forward_casts() const {
-    return forward_casts_;
-  }
 
   struct Unit {
     std::string name;
@@ -131,7 +131,7 @@ class UnitCollector {
   static const Module& layer_at_end(const UnitModule& taken) {
     const Module* last = taken.module;
     std::string name = taken.name;
-    while (!casts_forward(*last) &&
+    while (casting_module(*last) == nullptr &&
            last->as<torch::nn::SequentialImpl>() != nullptr &&
            !last->children().empty()) {
       const auto children = last->named_children();
@@ -141,7 +141,7 @@ class UnitCollector {
     const auto own = last->named_parameters(/*recurse=*/false).size();
     const auto all = last->named_parameters().size();
     SHERD_CHECK(
-        casts_forward(*last) || (own > 0 && own == all),
+        casting_module(*last) != nullptr || (own > 0 && own == all),
         "[fsdp] options.units: module ", taken.name, " has an output_dtype",
         last == taken.module ? "" : " and ends with " + name + ", which has",
         last == taken.module ? " and " : " ", own, " of ", all,
@@ -190,7 +190,7 @@ class UnitCollector {
     options.output_dtype =
         output == output_dtypes_.end() ? std::nullopt : output->second;
     if (const auto* casting = casting_module(module)) {
-      forward_casts_.push_back(
+      model_.forward_casts.push_back(
           {casting->forward_dtypes(),
            {.inputs = input_dtype(module, name, *options.precision),
             .outputs = std::exchange(options.output_dtype, std::nullopt)}});
@@ -246,7 +246,7 @@ class UnitCollector {
           at::isFloatingType(own.value().scalar_type()) &&
           !is_ignored(ignored_, full_name) &&
           buffers_.insert(own.value().unsafeGetTensorImpl()).second) {
-        cast_buffers_.push_back(
+        model_.cast_buffers.push_back(
             {full_name, own.value(), *precision.buffer_dtype});
       }
     }
@@ -254,6 +254,7 @@ class UnitCollector {
 
   const std::vector<std::string>& ignored_;
   const EffectiveOptions of_model_;
+  ModelUnits& model_;
   std::set<const Module*> assigned_;
   std::map<const Module*, const units::UnitOptions*> taken_;
   std::map<const Module*, Dtype> output_dtypes_;
@@ -263,8 +264,6 @@ class UnitCollector {
   std::vector<Unit> units_ = {{kRootUnit, "", false}};
   std::vector<Entry> entries_;
   std::vector<Tied> tied_;
-  std::vector<ModelUnits::CastBuffer> cast_buffers_;
-  std::vector<ModelUnits::ForwardCast> forward_casts_;
 };
 
 // Each name must be there, and nothing may be ignored under one name only.
@@ -367,10 +366,11 @@ bool takes_precision(const UnitCollector::Entry& entry) {
   return !entry.keeps_dtype && at::isFloatingType(entry.tensor.scalar_type());
 }
 
-// What parameters of one flat have in common.
+// What parameters of one flat have in common, and the parameters.
 struct FlatProperties {
   exchange::FlatSpec spec;
   autograd::ActivationCasts casts = {};
+  std::vector<plan::FlatParameter> parameters = {};
 
   bool same_flat(const FlatProperties& other) const {
     return spec.dtype == other.spec.dtype &&
@@ -443,15 +443,6 @@ void check_tied(const UnitCollector& collector, bool mixed) {
   }
 }
 
-std::map<const c10::TensorImpl*, std::string> first_names(
-    const UnitCollector& collector) {
-  std::map<const c10::TensorImpl*, std::string> names;
-  for (const auto& entry : collector.entries()) {
-    names.emplace(entry.tensor.unsafeGetTensorImpl(), entry.name);
-  }
-  return names;
-}
-
 // The narrowest element that the layout must align.
 std::int64_t element_bytes(const exchange::FlatSpec& spec) {
   return static_cast<std::int64_t>(std::min(
@@ -459,22 +450,13 @@ std::int64_t element_bytes(const exchange::FlatSpec& spec) {
        c10::elementSize(spec.slot_dtype())}));
 }
 
-// Collects the flats of one unit, in the order of their first parameters.
-struct FlatBuilder {
-  std::vector<std::vector<plan::FlatParameter>> parameters;
-  std::vector<FlatProperties> flats;
-
-  int find_or_add(const FlatProperties& wanted) {
-    const auto found = std::ranges::find_if(
-        flats, [&](const auto& flat) { return flat.same_flat(wanted); });
-    if (found != flats.end()) {
-      return static_cast<int>(found - flats.begin());
-    }
-    flats.push_back(wanted);
-    parameters.emplace_back();
-    return static_cast<int>(flats.size()) - 1;
-  }
-};
+// The flats of one unit, in the order of their first parameters.
+FlatProperties& find_or_add(
+    std::vector<FlatProperties>& flats, const FlatProperties& wanted) {
+  const auto found = std::ranges::find_if(
+      flats, [&](const auto& flat) { return flat.same_flat(wanted); });
+  return found == flats.end() ? flats.emplace_back(wanted) : *found;
+}
 
 // By the policy's unit, and whether it is its frozen part; those without parameters get none.
 using UnitNumbers = std::map<std::pair<int, bool>, UnitId>;
@@ -629,7 +611,8 @@ ModelUnits build_units(
   check_ignored(module, options.ignored);
   check_takes_modules(module, options.units, options.ignored);
   const auto taken = unit_modules(module, options.units, options.ignored);
-  UnitCollector collector(options);
+  ModelUnits model;
+  UnitCollector collector(options, model);
   collector.collect(module, taken);
   const auto& entries = collector.entries();
   SHERD_CHECK(
@@ -641,11 +624,9 @@ ModelUnits build_units(
   });
   check_tied(collector, mixed);
 
-  ModelUnits model;
   model.device = common_device(collector, options.device);
-  model.tied_names = tied_names(module, first_names(collector));
   UnitNumbers numbers;
-  std::vector<FlatBuilder> builders;
+  std::vector<std::vector<FlatProperties>> flats_of;  // By unit.
   for (const auto& entry : entries) {
     check_can_be_sharded(entry.name, entry.tensor);
     const auto next = static_cast<UnitId>(numbers.size());
@@ -654,7 +635,7 @@ ModelUnits build_units(
         numbers.emplace(std::pair(entry.unit, frozen), next);
     if (is_new) {
       const auto& unit = collector.unit(entry.unit);
-      builders.emplace_back();
+      flats_of.emplace_back();
       model.units.push_back({unit.name, {}});
       model.traits.push_back(
           {.keep_whole = unit.keep_whole,
@@ -664,34 +645,29 @@ ModelUnits build_units(
         model.root = found->second;
       }
     }
-    auto& builder = builders[static_cast<std::size_t>(found->second)];
-    const int f = builder.find_or_add(flat_for(entry, mixed));
-    const auto flat = static_cast<std::size_t>(f);
-    builder.flats[flat].spec.names.push_back(entry.name);
-    builder.flats[flat].spec.shapes.push_back(str(entry.tensor.sizes()));
+    auto& flats = flats_of[static_cast<std::size_t>(found->second)];
+    auto& flat = find_or_add(flats, flat_for(entry, mixed));
+    flat.spec.names.push_back(entry.name);
+    flat.spec.shapes.push_back(str(entry.tensor.sizes()));
     const auto& granularity = *entry.options.granularity;
-    builder.parameters[flat].push_back(
+    model.parameters.push_back(
+        {entry.name, entry.tensor, found->second,
+         static_cast<int>(&flat - flats.data()),
+         static_cast<int>(flat.parameters.size()), -1});
+    flat.parameters.push_back(
         {entry.name, entry.tensor.numel(),
          granularity ? granularity(entry.name, entry.tensor) : 1});
-    model.parameters.push_back(
-        {entry.name, entry.tensor, found->second, f,
-         static_cast<int>(builder.parameters[flat].size()) - 1, -1});
   }
   name_frozen_units(numbers, model);
-  for (std::size_t u = 0; u < builders.size(); ++u) {
-    for (std::size_t f = 0; f < builders[u].flats.size(); ++f) {
-      auto& flat = builders[u].flats[f];
-      plan::FlatLayoutOptions layout;
-      layout.ranks = ranks;
-      layout.element_bytes = element_bytes(flat.spec);
-      flat.spec.layout =
-          plan::plan_flat_layout(builders[u].parameters[f], layout);
+  for (std::size_t u = 0; u < flats_of.size(); ++u) {
+    for (auto& flat : flats_of[u]) {
+      flat.spec.layout = plan::plan_flat_layout(
+          flat.parameters,
+          {.ranks = ranks, .element_bytes = element_bytes(flat.spec)});
       model.units[u].flats.push_back(std::move(flat.spec));
       model.traits[u].casts.push_back(flat.casts);
     }
   }
-  model.cast_buffers = collector.cast_buffers();
-  model.forward_casts = collector.forward_casts();
   number_trainable(model);
   return model;
 }

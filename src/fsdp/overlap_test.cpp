@@ -105,7 +105,7 @@ struct OverlapRank {
                                               : (tag - exchange::kFlatTag) / 3;
             }),
         held("reduce", [](int tag) { return tag; }));
-    FsdpEngineOptions options;
+    FsdpEngine::Options options;
     options.rank = self.rank;
     options.ranks = kRanks;
     engine = std::make_shared<FsdpEngine>(

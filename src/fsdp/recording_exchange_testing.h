@@ -128,7 +128,7 @@ inline Trained train(const Training& training) {
         Recorded recorded;
         test::Chain model(training.layers, training.width);
         training.prepare(model);
-        FsdpEngineOptions options;
+        FsdpEngine::Options options;
         options.rank = self.rank;
         options.ranks = kRanks;
         options.strategy = training.strategy;

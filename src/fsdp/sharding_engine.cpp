@@ -23,17 +23,24 @@ void ShardingEngine::cast_forwards(bool full_precision) {
   }
 }
 
-std::vector<NamedParameter> ShardingEngine::without_elements() const {
-  std::vector<NamedParameter> found;
+NamedParameters ShardingEngine::without_slices() const {
+  NamedParameters named;
+  named.tied_names = model_.tied_names;
+  named.uses_fp16 = fsdp::uses_fp16(model_);
   for (const auto& parameter : model_.parameters) {
     const auto& tensor = parameter.tensor;
     if (tensor.numel() == 0) {
-      found.push_back(
+      named.state_only.push_back(
           {parameter.name,
            at::empty(tensor.sizes(), tensor.options().requires_grad(false))});
     }
   }
-  return found;
+  return named;
+}
+
+void ShardingEngine::check_summon_scope(bool open) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, open, "[fsdp] this summon scope has ended");
 }
 
 void ShardingEngine::check_summon_options(const SummonOptions& options) {
@@ -148,6 +155,19 @@ void ShardingEngine::bump_versions() {
       parameter.tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
+}
+
+bool ShardingEngine::begin_close() {
+  if (std::exchange(closed_, true)) {
+    return false;
+  }
+  if (module_gradients_) {  // Not if it never started.
+    module_gradients_->close();
+  }
+  for (const auto& parameter : model_.parameters) {
+    autograd::remove_gradient_hook(parameter.tensor);
+  }
+  return true;
 }
 
 }  // namespace sherd

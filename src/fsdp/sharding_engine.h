@@ -50,6 +50,8 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void close() = 0;
 
   const fsdp::ModelUnits& model() const { return model_; }
+  // Throws Error if the scope that calls has ended.
+  static void check_summon_scope(bool open);
   // From now on forwards of modules that are a CastForward cast their results, and their inputs
   // unless operators use parameters in full precision. REQUIRES: no forward is running.
   void cast_forwards(bool full_precision);
@@ -65,8 +67,9 @@ class ShardingEngine : public autograd::ModelEngine {
   // Throws Error if the parameter was given another storage.
   virtual void check_parameter(int parameter) const = 0;
 
-  // As in NamedParameters::state_only. In memory of their own, since a unit's may be unreadable.
-  std::vector<NamedParameter> without_elements() const;
+  // What NamedParameters say of the model besides its slices. Parameters without elements have
+  // memory of their own, since a unit's may be unreadable.
+  NamedParameters without_slices() const;
 
   // Throws Error for options that both engines refuse.
   static void check_summon_options(const SummonOptions& options);
@@ -89,6 +92,9 @@ class ShardingEngine : public autograd::ModelEngine {
   // Call it after an update, so that a graph of the old values cannot be run backward over the new
   // ones.
   void bump_versions();
+  // Marks the engine as closed and takes back what was set on parameters. Returns false if it was
+  // closed before.
+  bool begin_close();
 
   const fsdp::ModelUnits model_;
   std::unique_ptr<fsdp::ModuleGradients> module_gradients_;

@@ -16,20 +16,17 @@
 namespace sherd::fsdp {
 namespace {
 
-std::vector<at::Tensor> defined_only(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> defined;
-  for (const auto& tensor : tensors) {
-    if (tensor.defined()) {
-      defined.push_back(tensor);
-    }
-  }
-  return defined;
+std::vector<at::Tensor> defined_only(std::vector<at::Tensor> tensors) {
+  std::erase_if(tensors, [](const auto& tensor) { return !tensor.defined(); });
+  return tensors;
 }
 
 }  // namespace
 
 SingleRankEngine::SingleRankEngine(
-    ModelUnits model, std::optional<MemoryLimit> memory, double divide_factor)
+    ModelUnits model,
+    std::optional<MemoryPlanner::Limit> memory,
+    double divide_factor)
     : ShardingEngine(std::move(model)),
       gradient_scale_(1.0 / divide_factor),
       memory_limit_(std::move(memory)) {
@@ -53,7 +50,7 @@ SingleRankEngine::~SingleRankEngine() { close(); }
 
 void SingleRankEngine::start() {
   if (memory_limit_) {
-    memory_ = std::make_unique<MemoryPlanner>(MemoryPlannerOptions{
+    memory_ = std::make_unique<MemoryPlanner>(MemoryPlanner::Options{
         .limit = *memory_limit_, .meter = memory_meter_of(model_.device)});
   }
   hook_due_.assign(slices_.size(), false);
@@ -238,7 +235,7 @@ void SingleRankEngine::warn_if_idle() {
 }
 
 NamedParameters SingleRankEngine::named_parameters() {
-  NamedParameters named;
+  auto named = without_slices();
   for (std::size_t p = 0; p < slices_.size(); ++p) {
     if (slices_[p].defined()) {
       const auto& parameter = model_.parameters[p];
@@ -249,11 +246,7 @@ NamedParameters SingleRankEngine::named_parameters() {
            .options = slices_[p].options()});
     }
   }
-  named.state_only = without_elements();
-  named.tied_names = model_.tied_names;
-  named.uses_fp16 = uses_fp16(model_);
-  named.publish =
-      while_alive(this, [](SingleRankEngine& self) { self.publish(); });
+  named.publish = while_alive(this, &SingleRankEngine::publish);
   return named;
 }
 
@@ -280,16 +273,15 @@ void SingleRankEngine::begin_summon(const SummonOptions& options) {
       kFailedPrecondition, !summoned_,
       "[fsdp] summon_full_parameters() inside another such scope");
   check_parameters();
-  summoned_ = true;
-  summoned_read_only_ = options.read_only;
-  summoned_gradients_ = options.with_gradients;
+  summoned_ = options;
 }
 
 // As in SummonedParameters::take_back_replaced().
 void SingleRankEngine::end_summon() {
-  if (!std::exchange(summoned_, false)) {
+  if (!summoned_) {
     return;
   }
+  summoned_.reset();
   bool replaced = false;
   for (std::size_t p = 0; p < slices_.size(); ++p) {
     if (shares_memory(p)) {
@@ -310,14 +302,14 @@ void SingleRankEngine::end_summon() {
 }
 
 void SingleRankEngine::begin_full_precision() {
-  check_full_precision_scope(/*open=*/full_precision_, /*summoned=*/summoned_);
+  check_full_precision_scope(
+      /*open=*/full_precision_, /*summoned=*/summoned_.has_value());
   full_precision_ = true;
 }
 
 at::Tensor SingleRankEngine::summoned_gradient(const std::string& name) {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_, "[fsdp] this summon scope has ended");
-  check_summoned_gradients(summoned_gradients_);
+  check_summon_scope(summoned_.has_value());
+  check_summoned_gradients(summoned_->with_gradients);
   const auto& parameter = find_parameter(model_, name);
   const auto& slice =
       slices_[static_cast<std::size_t>(&parameter - model_.parameters.data())];
@@ -327,14 +319,13 @@ at::Tensor SingleRankEngine::summoned_gradient(const std::string& name) {
 }
 
 at::Tensor SingleRankEngine::summoned(const std::string& name) {
-  SHERD_CHECK_AS(
-      kFailedPrecondition, summoned_, "[fsdp] this summon scope has ended");
+  check_summon_scope(summoned_.has_value());
   return summoned_tensor(find_parameter(model_, name).tensor);
 }
 
 // On more ranks it is a copy in any case.
 at::Tensor SingleRankEngine::summoned_tensor(const at::Tensor& own) const {
-  return summoned_read_only_ ? own.detach().clone() : own.detach();
+  return summoned_->read_only ? own.detach().clone() : own.detach();
 }
 
 ShardReport SingleRankEngine::report() {
@@ -357,20 +348,13 @@ ShardReport SingleRankEngine::report() {
 }
 
 void SingleRankEngine::close() {
-  if (closed_) {
+  if (!begin_close()) {
     return;
   }
-  closed_ = true;
   memory_.reset();
-  if (module_gradients_) {  // Not if it never started.
-    module_gradients_->close();
-  }
   // More than one backward. A device would have to be waited for.
   if (model_.device.is_cpu() && gradients_ > trainable()) {
     warn_if_idle();
-  }
-  for (const auto& parameter : model_.parameters) {
-    autograd::remove_gradient_hook(parameter.tensor);
   }
 }
 

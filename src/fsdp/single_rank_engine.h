@@ -22,7 +22,7 @@ class SingleRankEngine final : public ShardingEngine {
   // Gradients are divided by `divide_factor`.
   explicit SingleRankEngine(
       ModelUnits model,
-      std::optional<MemoryLimit> memory = std::nullopt,
+      std::optional<MemoryPlanner::Limit> memory = std::nullopt,
       double divide_factor = 1.0);
   ~SingleRankEngine() override;
   SingleRankEngine(const SingleRankEngine&) = delete;
@@ -99,11 +99,9 @@ class SingleRankEngine final : public ShardingEngine {
   IdleOptimizerDetector idle_;
   std::int64_t gradients_ = 0;
   bool published_ = false;
-  bool summoned_ = false;
-  bool summoned_read_only_ = false;
-  bool summoned_gradients_ = false;
+  std::optional<SummonOptions> summoned_;
   bool full_precision_ = false;
-  const std::optional<MemoryLimit> memory_limit_;
+  const std::optional<MemoryPlanner::Limit> memory_limit_;
   std::unique_ptr<MemoryPlanner> memory_;  // Null without a limit.
   std::int64_t gradients_planned_ = 0;
 };

@@ -75,7 +75,6 @@ Slices::Slices(
     }
     parts_.back().slice = static_cast<int>(slices_.size());
     by_unit_[unit].push_back(static_cast<int>(slices_.size()));
-    by_name_.emplace(slice.name, slices_.size());
     slices_.push_back(std::move(slice));
   }
 }
@@ -152,14 +151,10 @@ std::vector<WholeParameter> Slices::whole_parameters() const {
 }
 
 void Slices::copy_from_full(int parameter, const at::Tensor& full) {
-  const auto* slice = find(parameter);
-  if (slice == nullptr) {
-    return;
+  if (const auto* slice = find(parameter)) {
+    const at::NoGradGuard no_grad;
+    slice->tensor.detach().copy_(part_of(parameter, full));
   }
-  const at::NoGradGuard no_grad;
-  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
-  slice->tensor.detach().copy_(
-      full.detach().reshape({-1}).narrow(0, begin, slice->tensor.numel()));
 }
 
 void Slices::copy_changed_elements(
@@ -169,16 +164,9 @@ void Slices::copy_changed_elements(
     return;
   }
   const at::NoGradGuard no_grad;
-  const auto begin = parts_[static_cast<std::size_t>(parameter)].begin;
   const auto shard = slice->tensor.detach();
-  const auto mine = [&](const at::Tensor& whole) {
-    return whole.detach()
-        .reshape({-1})
-        .narrow(0, begin, shard.numel())
-        .to(shard.device());
-  };
-  const auto now = mine(full);
-  const auto seen = mine(shown);
+  const auto now = part_of(parameter, full).to(shard.device());
+  const auto seen = part_of(parameter, shown).to(shard.device());
   const auto rest = at::where(
       seen.ne(shard.to(seen.scalar_type())), seen.to(shard.scalar_type()),
       shard);
@@ -259,15 +247,14 @@ std::shared_ptr<void> Slices::register_backward_update(BackwardUpdate given) {
   const auto update = std::make_shared<BackwardUpdate>(std::move(given));
   std::vector<Slice*> named;
   for (const auto& name : update->names) {
-    const auto found = by_name_.find(name);
+    const auto found = std::ranges::find(slices_, name, &Slice::name);
     SHERD_CHECK(
-        found != by_name_.end(), "[fsdp] an update in backward of ", name,
+        found != slices_.end(), "[fsdp] an update in backward of ", name,
         ", of which this rank has no slice");
-    auto& slice = slices_[found->second];
     SHERD_CHECK_AS(
-        kFailedPrecondition, slice.update.expired(), "[fsdp] parameter ", name,
+        kFailedPrecondition, found->update.expired(), "[fsdp] parameter ", name,
         " is updated in backward by another optimizer already");
-    named.push_back(&slice);
+    named.push_back(&*found);
   }
   for (std::size_t i = 0; i < named.size(); ++i) {
     const auto& parameter = model_.parameter(named[i]->parameter);
@@ -356,17 +343,16 @@ std::uint64_t Slices::digest_of_sample() const {
 }
 
 at::Tensor Slices::gradient_of(int parameter) const {
-  const int index = parts_[static_cast<std::size_t>(parameter)].slice;
-  if (index < 0) {
+  const auto* slice = find(parameter);
+  if (slice == nullptr) {
     return {};
   }
-  const auto& slice = slices_[static_cast<std::size_t>(index)];
-  const auto& gradient = slice.tensor.grad();
+  const auto& gradient = slice->tensor.grad();
   const auto dtype =
       model_.flat_of(model_.parameter(parameter)).gradient_dtype();
   return gradient.defined()
       ? gradient.detach().reshape({-1}).to(at::kCPU, dtype).contiguous()
-      : at::zeros({slice.tensor.numel()}, dtype);
+      : at::zeros({slice->tensor.numel()}, dtype);
 }
 
 bool Slices::any_gradient() const {
@@ -376,27 +362,26 @@ bool Slices::any_gradient() const {
 }
 
 bool Slices::slice_has_gradient(int parameter) const {
-  const int index = parts_[static_cast<std::size_t>(parameter)].slice;
-  return index >= 0 &&
-      slices_[static_cast<std::size_t>(index)].tensor.grad().defined();
+  const auto* slice = find(parameter);
+  return slice != nullptr && slice->tensor.grad().defined();
 }
 
 at::Tensor Slices::part_of(int parameter, const at::Tensor& full) const {
-  const auto& part = parts_[static_cast<std::size_t>(parameter)];
-  if (part.slice < 0) {
-    return {};
-  }
-  const auto& slice = slices_[static_cast<std::size_t>(part.slice)];
-  return full.detach().reshape({-1}).narrow(
-      0, part.begin, slice.tensor.numel());
+  const auto* slice = find(parameter);
+  return slice == nullptr
+      ? at::Tensor()
+      : full.detach().reshape({-1}).narrow(
+            0, parts_[static_cast<std::size_t>(parameter)].begin,
+            slice->tensor.numel());
 }
 
 void Slices::copy_changed_gradient(
     int parameter, const at::Tensor& now, const at::Tensor& before) {
   const at::NoGradGuard no_grad;
-  auto& gradient = find(parameter)->tensor.mutable_grad();
+  const auto& slice = *find(parameter);
+  auto& gradient = slice.tensor.mutable_grad();
   if (!gradient.defined()) {
-    gradient = find(parameter)->gradient;
+    gradient = slice.gradient;
     gradient.copy_(now);
     return;
   }
@@ -411,7 +396,7 @@ void Slices::copy_changed_gradient(
 
 void Slices::clear_gradient(int parameter) {
   used_[static_cast<std::size_t>(parameter)] = false;
-  if (auto* slice = find(parameter)) {
+  if (const auto* slice = find(parameter)) {
     slice->tensor.mutable_grad().reset();
   }
 }

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -18,18 +17,18 @@
 
 namespace sherd::fsdp {
 
-struct Slice {
-  std::string name;
-  at::Tensor tensor;    // A leaf that shares shard memory.
-  at::Tensor gradient;  // Part of the sharded gradient; undefined: none.
-  int parameter = 0;    // Index in ModelUnits::parameters.
-  // The update that an optimizer makes in backward, and the slice's index in it.
-  std::weak_ptr<const BackwardUpdate> update = {};
-  std::size_t update_index = 0;
-};
-
 class Slices : public exchange::ReducedGradients {
  public:
+  struct Slice {
+    std::string name;
+    at::Tensor tensor;    // A leaf that shares shard memory.
+    at::Tensor gradient;  // Part of the sharded gradient; undefined: none.
+    int parameter = 0;    // Index in ModelUnits::parameters.
+    // The update that an optimizer makes in backward, and the slice's index in it.
+    std::weak_ptr<const BackwardUpdate> update = {};
+    std::size_t update_index = 0;
+  };
+
   // `owner_of_all`: whether this rank owns every element of every parameter. Model and exchange
   // must outlive it.
   Slices(
@@ -111,7 +110,7 @@ class Slices : public exchange::ReducedGradients {
 
  private:
   // This rank's slice of the parameter, or null if it owns no part of it.
-  Slice* find(int parameter) {
+  const Slice* find(int parameter) const {
     const int slice = parts_[static_cast<std::size_t>(parameter)].slice;
     return slice < 0 ? nullptr : &slices_[static_cast<std::size_t>(slice)];
   }
@@ -122,7 +121,6 @@ class Slices : public exchange::ReducedGradients {
   exchange::Exchange& exchange_;
   const bool owner_of_all_;
   std::vector<Slice> slices_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // Indices in slices_.
   std::vector<std::weak_ptr<const BackwardUpdate>> updates_;
   std::vector<std::vector<int>> by_unit_;  // Indices in slices_.
   struct Part {

@@ -160,7 +160,8 @@ TEST(Slices, ReductionsAddOnlyWhereAGradientIs) {
       }
     }
     // The user drops one gradient and replaces another.
-    std::vector<const Slice*> own;  // Whoever holds a gradient keeps it.
+    std::vector<const Slices::Slice*>
+        own;  // Whoever holds a gradient keeps it.
     for (const auto& slice : w.slices.all()) {
       if (slice.tensor.requires_grad()) {
         own.push_back(&slice);

@@ -92,7 +92,7 @@ void StepRecorder::note_gather(int unit, Gather gather, Duration waited) {
   }
 }
 
-StepRecord StepRecorder::finish_step() {
+StepRecorder::Record StepRecorder::finish_step() {
   const std::lock_guard lock(mu_);
   if (recording_) {
     add(MemoryMoment::kStepEnds, -1);

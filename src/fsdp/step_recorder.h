@@ -15,16 +15,16 @@
 
 namespace sherd::fsdp {
 
-struct StepRecord {
-  std::vector<plan::MemoryEvent> events;
-  // The bytes that exist besides those of the events.
-  std::int64_t always_bytes = 0;
-  // By unit: the time spent waiting for all its gathers except the first.
-  std::vector<std::int64_t> gather_again_ns;
-};
-
 class StepRecorder {
  public:
+  struct Record {
+    std::vector<plan::MemoryEvent> events;
+    // The bytes that exist besides those of the events.
+    std::int64_t always_bytes = 0;
+    // By unit: the time spent waiting for all its gathers except the first.
+    std::vector<std::int64_t> gather_again_ns;
+  };
+
   // Records from begin_step() to stop(). Only one at a time counts the bytes of a device of the
   // process.
   StepRecorder(int units, std::shared_ptr<MemoryMeter> meter);
@@ -48,7 +48,7 @@ class StepRecorder {
   void note_gather(int unit, Gather gather, Duration waited);
 
   // Ends the step. REQUIRES: begin_step() was called.
-  StepRecord finish_step();
+  Record finish_step();
 
  private:
   void add(plan::MemoryMoment moment, int region);
@@ -65,7 +65,7 @@ class StepRecorder {
   std::int64_t total_bytes_max_ = 0;
   std::int64_t bytes_max_ = 0;  // At events and between them.
   std::vector<std::int64_t> gathers_;
-  StepRecord record_;
+  Record record_;
 };
 
 }  // namespace sherd::fsdp

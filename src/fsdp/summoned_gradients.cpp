@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fsdp/summoned_gradients.h"
 
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-
-#include "base/check.h"
 
 namespace sherd::fsdp {
 namespace {

@@ -12,15 +12,13 @@ namespace sherd::fsdp {
 
 void SummonedParameters::begin(
     const SummonOptions& options, const std::vector<UnitId>& units, bool keep) {
-  read_only_ = options.read_only;
-  full_precision_ = options.full_precision;
   cache_.release_all();
   full_.resize(model_.units.size());
   shown_.resize(model_.units.size());
   for (const auto unit : units) {
     copy_unit(unit, keep);
   }
-  open_ = true;
+  options_ = options;
   for (std::size_t u = 0; u < shown_.size(); ++u) {
     if (!has(static_cast<UnitId>(u))) {
       continue;
@@ -31,7 +29,7 @@ void SummonedParameters::begin(
     }
     cache_.fill(static_cast<UnitId>(u), addresses);
   }
-  show_full(full_precision_);
+  show_full(full_precision());
 }
 
 void SummonedParameters::show_full(bool full) {
@@ -103,7 +101,7 @@ void SummonedParameters::take_back_replaced(const ManagedParameter& parameter) {
   }
   check_replacement(model_, parameter);
   const at::NoGradGuard no_grad;
-  part_of(full_precision_ ? full_ : shown_, parameter)
+  part_of(full_precision() ? full_ : shown_, parameter)
       .copy_(parameter.tensor.detach());
   autograd::adopt(
       parameter.tensor, storage, model_.offset_of(parameter),
@@ -126,7 +124,7 @@ void SummonedParameters::end() {
       cache_.empty(static_cast<UnitId>(u));
     }
   }
-  open_ = false;
+  options_.reset();
   full_.clear();
   shown_.clear();
 }

@@ -5,6 +5,7 @@
 // byte budget. Thread rule: the engine's lock. What is copied back: docs/design/runtime.md.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
@@ -20,13 +21,13 @@ class SummonedParameters {
   SummonedParameters(const ModelUnits& model, UnitCache& cache, Slices& slices)
       : model_(model), cache_(cache), slices_(slices) {}
 
-  bool open() const { return open_; }
+  bool open() const { return options_.has_value(); }
   // Whether the scope has a copy of the unit on this rank.
   bool has(UnitId unit) const {
-    return open_ && !full_[static_cast<std::size_t>(unit)].empty();
+    return open() && !full_[static_cast<std::size_t>(unit)].empty();
   }
-  bool may_write() const { return open() && !read_only_; }
-  bool full_precision() const { return open() && full_precision_; }
+  bool may_write() const { return open() && !options_->read_only; }
+  bool full_precision() const { return open() && options_->full_precision; }
 
   // Collective. The units are whole from here to end(), on the ranks that keep them.
   void begin(
@@ -61,9 +62,7 @@ class SummonedParameters {
   Slices& slices_;
   Copies full_;
   Copies shown_;  // What the module shows: the same tensors, or casts.
-  bool open_ = false;
-  bool read_only_ = false;
-  bool full_precision_ = false;
+  std::optional<SummonOptions> options_;  // While open.
 };
 
 }  // namespace sherd::fsdp

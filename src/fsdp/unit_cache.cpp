@@ -67,9 +67,7 @@ plan::Budget budget_of(
 }
 
 UnitCache::UnitCache(
-    const ModelUnits& model,
-    exchange::Exchange& exchange,
-    UnitCacheOptions options)
+    const ModelUnits& model, exchange::Exchange& exchange, Options options)
     : model_(model),
       exchange_(exchange),
       options_(std::move(options)),
@@ -142,7 +140,8 @@ void UnitCache::begin_step(bool training) {
   follower_.begin_step(training, agree.plans && !by_hand_);
 }
 
-void UnitCache::carry_out(const plan::DueActions& due, bool in_backward) {
+void UnitCache::carry_out(
+    const plan::StepFollower::DueActions& due, bool in_backward) {
   if (due.whole) {
     // Units that the plan does not expect to be whole would take its room.
     drop_if([&](UnitId unit) {
@@ -305,6 +304,19 @@ void UnitCache::thaw(UnitId unit) {
 
 // ---- moving units ----
 
+void UnitCache::settle() const {
+  if (recorder_ != nullptr) {
+    recorder_->settle();
+  }
+}
+
+void UnitCache::note_gather(
+    UnitId unit, StepRecorder::Gather gather, Instant begin) {
+  if (recorder_ != nullptr) {
+    recorder_->note_gather(unit, gather, SteadyClock().now() - begin);
+  }
+}
+
 // Starts their gathers. REQUIRES: they were counted as whole.
 void UnitCache::start(const Visit& units, exchange::UnshardOptions options) {
   options.unsharded_bytes_max = budget_bytes();
@@ -314,11 +326,10 @@ void UnitCache::start(const Visit& units, exchange::UnshardOptions options) {
 void UnitCache::start_within(
     const Visit& units, const exchange::UnshardOptions& options) {
   for (const auto unit : units) {
-    options_.settle();
+    settle();
     const auto begin = SteadyClock().now();
     options_.require(exchange_.start_unshard(unit, options));
-    options_.note_gather(
-        unit, StepRecorder::Gather::kBegins, SteadyClock().now() - begin);
+    note_gather(unit, StepRecorder::Gather::kBegins, begin);
     on_their_way_.insert(unit);
   }
 }
@@ -333,13 +344,12 @@ void UnitCache::finish(UnitId unit) {
 
 // Waits for the unit's gather.
 std::vector<void*> UnitCache::addresses_of(UnitId unit) {
-  options_.settle();
+  settle();
   const auto begin = SteadyClock().now();
   auto addresses = exchange_.wait_for_unshard(unit);
   options_.require(addresses.status());
-  options_.settle();
-  options_.note_gather(
-      unit, StepRecorder::Gather::kGoesOn, SteadyClock().now() - begin);
+  settle();
+  note_gather(unit, StepRecorder::Gather::kGoesOn, begin);
   return std::move(addresses).value();
 }
 

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,42 +23,33 @@
 
 namespace sherd::fsdp {
 
-struct RanksAgree {
-  bool plans = false;
-  bool shorter_step = false;
-};
-
-struct UnitCacheOptions {
-  plan::Budget budget;
-  // Whether whole units are the shards themselves, so that nothing is ever dropped.
-  bool replicated = false;
-  // Whether whole units lie in memory that all ranks read: each rank then visits units in any
-  // order, without a budget.
-  bool one_sided = false;
-  // How many visits before its use a plan may gather a unit.
-  int prefetch_visits = 1;
-  // Throws a failure, having closed the exchange and remembered the first one.
-  std::function<void(const Status&)> require;
-  // Collective, at the beginning of a step: returns which of the numbers are the same on all ranks.
-  std::function<RanksAgree(std::uint64_t plans, std::uint64_t shorter_step)>
-      all_ranks_agree;
-  // Called before and after the work whose time note_gather() gets.
-  std::function<void()> settle = [] {};
-  // Called with the time for which a gather held up the thread that uses the unit.
-  std::function<void(UnitId, StepRecorder::Gather, Duration)> note_gather =
-      [](UnitId, StepRecorder::Gather, Duration) {};
-};
-
 class UnitCache {
  public:
   // The units that one operator uses, ascending.
   using Visit = std::vector<UnitId>;
+  struct RanksAgree {
+    bool plans = false;
+    bool shorter_step = false;
+  };
+  struct Options {
+    plan::Budget budget;
+    // Whether whole units are the shards themselves, so that nothing is ever dropped.
+    bool replicated = false;
+    // Whether whole units lie in memory that all ranks read: each rank then visits units in any
+    // order, without a budget.
+    bool one_sided = false;
+    // How many visits before its use a plan may gather a unit.
+    int prefetch_visits = 1;
+    // Throws a failure, having closed the exchange and remembered the first one.
+    std::function<void(const Status&)> require;
+    // Collective, at the beginning of a step: which of the numbers are the same on all ranks.
+    std::function<RanksAgree(std::uint64_t plans, std::uint64_t shorter_step)>
+        all_ranks_agree;
+  };
 
   // Model and exchange must outlive it.
   UnitCache(
-      const ModelUnits& model,
-      exchange::Exchange& exchange,
-      UnitCacheOptions options);
+      const ModelUnits& model, exchange::Exchange& exchange, Options options);
   UnitCache(const UnitCache&) = delete;
   UnitCache& operator=(const UnitCache&) = delete;
 
@@ -69,6 +59,9 @@ class UnitCache {
 
   // Whether ranks follow plans; they compare them at the beginning of each step.
   bool planned() const { return !options_.replicated && !options_.one_sided; }
+
+  // From now on the recorder times gathers; null: none does. REQUIRES for one: planned().
+  void set_recorder(StepRecorder* recorder) { recorder_ = recorder; }
 
   // Makes the units whole. `training`: whether gradients are recorded. Before the first visit of a
   // step ranks compare their plans.
@@ -148,11 +141,13 @@ class UnitCache {
   PlanReport plan_report() const;
 
  private:
+  void settle() const;
+  void note_gather(UnitId unit, StepRecorder::Gather gather, Instant begin);
   void begin_step(bool training);
   Visit pinned_by_operators() const;
   // A rank that changes to another plan in backward gathers there what that plan expects to be
   // whole.
-  void carry_out(const plan::DueActions& due, bool in_backward);
+  void carry_out(const plan::StepFollower::DueActions& due, bool in_backward);
   Visit admit(const Visit& units);
   void start(const Visit& units, exchange::UnshardOptions options);
   void start_within(
@@ -172,9 +167,10 @@ class UnitCache {
 
   const ModelUnits& model_;
   exchange::Exchange& exchange_;
-  const UnitCacheOptions options_;
+  const Options options_;
   const std::vector<std::int64_t> unit_bytes_;
   const std::int64_t all_bytes_;
+  StepRecorder* recorder_ = nullptr;
   Storages storages_;  // By unit, by flat.
   // By unit, flat: the error.
   std::vector<std::vector<std::string>> why_empty_;

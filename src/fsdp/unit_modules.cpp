@@ -119,19 +119,6 @@ std::vector<UnitModule> unit_modules(
   return taken;
 }
 
-std::map<std::string, std::string> tied_names(
-    const Module& root,
-    const std::map<const c10::TensorImpl*, std::string>& first_names) {
-  std::map<std::string, std::string> names;
-  for (const auto& item : root.named_parameters()) {
-    const auto first = first_names.find(item.value().unsafeGetTensorImpl());
-    if (first != first_names.end() && first->second != item.key()) {
-      names.emplace(item.key(), first->second);
-    }
-  }
-  return names;
-}
-
 void check_takes_modules(
     const Module& root,
     const units::Policy& policy,

@@ -4,7 +4,6 @@
 // functions, any thread; the addresses are valid as long as the modules are.
 #pragma once
 
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,12 +26,6 @@ bool name_matches(std::string_view pattern, std::string_view name);
 // Whether a pattern matches the name of a parameter or module, or of a module around it.
 bool is_ignored(
     const std::vector<std::string>& patterns, std::string_view name);
-
-// From the further names of parameters, also those of modules that are registered twice, to their
-// first names.
-std::map<std::string, std::string> tied_names(
-    const torch::nn::Module& root,
-    const std::map<const c10::TensorImpl*, std::string>& first_names);
 
 // Returns the modules that the policy takes, children before parents; never `root` itself, and none
 // that is ignored.

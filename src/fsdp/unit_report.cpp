@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 #include "base/check.h"
 #include "base/printable.h"
-#include "base/text_table.h"
+#include "base/text.h"
 
 namespace sherd {
 namespace {

@@ -11,8 +11,7 @@
 #include <string_view>
 #include <utility>
 #include "base/check.h"
-#include "base/parse_number.h"
-#include "base/return_if_failed.h"
+#include "base/text.h"
 
 namespace sherd::launch {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "launch/rank_variables.h"
 
 namespace sherd::launch {
@@ -20,9 +20,8 @@ namespace {
 constexpr Duration kStartTimeout = std::chrono::seconds(60);
 constexpr Duration kPollInterval = std::chrono::milliseconds(10);
 // A coordinator that has served for as long as a term takes to begin was healthy.
-constexpr Duration kWellAfter = std::chrono::seconds(2);
+constexpr Duration kHealthyAfter = std::chrono::seconds(2);
 constexpr Duration kStopTimeout = std::chrono::seconds(2);
-constexpr Duration kKillTimeout = std::chrono::seconds(10);
 constexpr Duration kLongestWait = std::chrono::seconds(5);
 
 }  // namespace
@@ -109,9 +108,7 @@ StartStatus CoordinatorProcess::start() {
 }
 
 void CoordinatorProcess::ended(const RankExit& end, Instant now) {
-  const std::string how = end.signal != 0
-      ? "was killed by " + describe_signal(end.signal)
-      : str("exited with code ", end.exit_code);
+  const std::string how = how_ended(end);
   deadline_.reset();
   if (state_ == State::kEnding || state_ == State::kKilled) {
     state_ = State::kEnded;
@@ -134,7 +131,7 @@ void CoordinatorProcess::run_has_ended() {
 
 void CoordinatorProcess::start_later(
     const std::string& why, Instant now, int exit_code) {
-  if (now - started_ >= kWellAfter) {
+  if (now - started_ >= kHealthyAfter) {
     backoff_.reset();
   }
   const Duration wait = backoff_.next();
@@ -146,8 +143,7 @@ void CoordinatorProcess::start_later(
     return;
   }
   supervisor_.say(
-      str("the coordinator ", why, "; it is started again ",
-          wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s")));
+      str("the coordinator ", why, "; it is started again ", in_words(wait)));
   state_ = State::kWaiting;
   deadline_ = now + wait;
   if (wait == Duration(0)) {

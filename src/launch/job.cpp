@@ -3,10 +3,19 @@
 
 #include <unistd.h>
 #include <csignal>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/clock.h"
+#include "base/status.h"
+#include "launch/port.h"
 #include "launch/rank_variables.h"
+#include "launch/start_plan.h"
+#include "launch/stop_policy.h"
+#include "launch/supervisor.h"
 
 namespace sherd::launch {
 namespace {
@@ -18,18 +27,38 @@ bool ranks_write_records(const LaunchOptions& options) {
               .empty();
 }
 
-}  // namespace
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options)
+      : options_(options),
+        supervisor_(clock_),
+        policy_(
+            {.ranks = options.ranks,
+             .cause_grace = options.cause_grace,
+             .record_grace = ranks_write_records(options) ? options.record_grace
+                                                          : Duration(0),
+             .stop_grace = options.stop_grace}) {}
 
-Job::Job(const LaunchOptions& options, const Clock& clock)
-    : options_(options),
-      clock_(clock),
-      supervisor_(clock),
-      policy_(
-          {.ranks = options.ranks,
-           .cause_grace = options.cause_grace,
-           .record_grace = ranks_write_records(options) ? options.record_grace
-                                                        : Duration(0),
-           .stop_grace = options.stop_grace}) {}
+  int run();
+
+ private:
+  // Starts all ranks.
+  StartStatus start_all();
+  StartStatus start_ranks(const StartPlan& plan, int port);
+  void say_where_output_goes();
+  Result<int> choose_port();
+  void watch();
+  void carry_out(const std::optional<SignalRequest>& action);
+  void report();
+  std::string log_path(int rank) const;
+
+  const LaunchOptions& options_;
+  const SteadyClock clock_;
+  ReservedPort port_;      // Used if no port was requested.
+  Supervisor supervisor_;  // A rank's slot is its number.
+  StopPolicy policy_;
+  std::vector<int> early_signals_;  // They arrived while ranks were started.
+};
 
 int Job::run() {
   if (const StartStatus started = start_all(); !started.ok()) {
@@ -149,5 +178,9 @@ void Job::report() {
 std::string Job::log_path(int rank) const {
   return str(options_.log_dir, "/rank-", rank, ".log");
 }
+
+}  // namespace
+
+int run_plain_job(const LaunchOptions& options) { return Job(options).run(); }
 
 }  // namespace sherd::launch

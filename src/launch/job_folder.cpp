@@ -9,23 +9,16 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <system_error>
 #include "base/check.h"
-#include "base/hex.h"
-#include "base/host_name.h"
-#include "base/return_if_failed.h"
+#include "base/host.h"
+#include "base/text.h"
+#include "launch/program.h"
 
 namespace sherd::launch {
 namespace {
-
-Status cannot(const std::string& what, int error) {
-  return Status(
-      ErrorCode::kUnavailable,
-      str("cannot ", what, ": ", std::strerror(error)));
-}
 
 // "process 71 on node3 since 2026-01-31 12:00:00 UTC".
 std::string description_of_this_process() {
@@ -55,11 +48,11 @@ Result<Descriptor> lock_folder(const std::string& folder) {
   const std::string path = folder + "/launcher.lock";
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!file.open()) {
-    return cannot(str("open '", path, "'"), errno);
+    return cannot(str("open '", path, "'"));
   }
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
-      return cannot(str("lock '", path, "'"), errno);
+      return cannot(str("lock '", path, "'"));
     }
     return Status(
         ErrorCode::kUnavailable,
@@ -69,7 +62,7 @@ Result<Descriptor> lock_folder(const std::string& folder) {
   }
   if (::ftruncate(file.get(), 0) != 0 ||
       !write_all(file, description_of_this_process() + "\n")) {
-    return cannot(str("write '", path, "'"), errno);
+    return cannot(str("write '", path, "'"));
   }
   return file;
 }
@@ -90,7 +83,7 @@ Result<JobFolder> JobFolder::open(const std::string& path) {
 Result<JobFolder> JobFolder::make_temporary(const std::string& parent) {
   std::string path = parent + "/sherd-run-XXXXXX";
   if (::mkdtemp(path.data()) == nullptr) {
-    return cannot(str("make the folder of the run, '", path, "'"), errno);
+    return cannot(str("make the folder of the run, '", path, "'"));
   }
   return JobFolder(path, Descriptor(), /*is_temporary=*/true);
 }
@@ -106,7 +99,7 @@ Result<std::string> JobFolder::make_secret() const {
   std::array<std::uint64_t, 4> random = {};
   if (::getrandom(random.data(), sizeof random, 0) !=
       static_cast<ssize_t>(sizeof random)) {
-    return cannot("get random bytes for the secret of the run", errno);
+    return cannot("get random bytes for the secret of the run");
   }
   std::string text;
   for (const std::uint64_t part : random) {
@@ -121,7 +114,7 @@ Result<std::string> JobFolder::make_secret() const {
   const Descriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.open() || !write_all(file, text + "\n")) {
-    return cannot(str("write the secret of the run, '", path, "'"), errno);
+    return cannot(str("write the secret of the run, '", path, "'"));
   }
   return path;
 }

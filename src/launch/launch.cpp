@@ -6,11 +6,9 @@
 #include <utility>
 #include <vector>
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/descriptor.h"
 #include "launch/control.h"
 #include "launch/job.h"
-#include "launch/replica_job.h"
 
 namespace sherd::launch {
 namespace {
@@ -125,9 +123,7 @@ int run(const LaunchOptions& given) {
     }
   }
   const std::vector<Descriptor> filled = fill_standard_descriptors();
-  const SteadyClock clock;
-  return options.replicas ? ReplicaJob(options, clock).run()
-                          : Job(options, clock).run();
+  return options.replicas ? run_replica_job(options) : run_plain_job(options);
 }
 
 std::string drain_replica(const std::string& control, int replica) {

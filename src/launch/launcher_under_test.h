@@ -16,7 +16,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 #include <gtest/gtest.h>
 #include <sherd/launch/launch.h>
 #include "base/clock.h"

@@ -5,18 +5,14 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 #include <csignal>
-#include <cstdint>
 #include <fstream>
-#include <iterator>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 #include "base/check.h"
-#include "base/clock.h"
+#include "base/process.h"
 
 namespace sherd::launch {
 namespace {
@@ -37,17 +33,8 @@ std::vector<pid_t> orphans(const std::set<pid_t>& own) {
 // Whether the kernel shows that the process has memory with an environment. For a moment it has
 // none, while it ends or starts another program.
 bool has_environment(pid_t pid) {
-  std::ifstream file(str("/proc/", pid, "/stat"));
-  const std::string all(std::istreambuf_iterator<char>(file), {});
-  std::istringstream fields(all.substr(std::min(all.rfind(')'), all.size())));
-  constexpr int kFieldsBefore = 48;  // The fields from the name to arg_end.
-  std::string field;
-  for (int i = 0; i < kFieldsBefore; ++i) {
-    fields >> field;
-  }
-  std::uint64_t environment_start = 0;
-  fields >> environment_start;
-  return environment_start != 0;
+  constexpr int kEnvironmentStart = 50;  // env_start in proc(5).
+  return process_stat(pid, kEnvironmentStart) != 0;
 }
 
 // The process's "SHERD_START=..."; empty if it has none; nullopt if that cannot be read yet.

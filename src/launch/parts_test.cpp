@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <gmock/gmock.h>

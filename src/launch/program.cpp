@@ -8,7 +8,6 @@
 #include <cstring>
 #include <string_view>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -29,6 +28,12 @@ int executable_error(const std::string& path) {
 }
 
 }  // namespace
+
+Status cannot(const std::string& what, int error) {
+  return {
+      ErrorCode::kUnavailable,
+      str("cannot ", what, ": ", std::strerror(error))};
+}
 
 StartStatus exec_failure(const std::string& path, int error) {
   std::string hint;

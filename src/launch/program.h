@@ -4,6 +4,7 @@
 // words and with the exit status of shells. Thread rule: any thread.
 #pragma once
 
+#include <cerrno>
 #include <string>
 #include <utility>
 #include "base/status.h"
@@ -29,6 +30,9 @@ class StartStatus {
   int exit_status_ = 1;
   std::string message_;  // Empty on success.
 };
+
+// A failure of the system: "cannot open 'a': No such file or directory".
+Status cannot(const std::string& what, int error = errno);
 
 // Finds the file that `name` means: the name itself if it has a slash, otherwise the first
 // executable of that name in the folders of `search_path`.

@@ -68,12 +68,13 @@ std::string describe_signal(int signal) {
                          : str("signal ", signal, " (SIG", name, ")");
 }
 
+std::string how_ended(const RankExit& end) {
+  return end.signal != 0 ? "was killed by " + describe_signal(end.signal)
+                         : str("exited with code ", end.exit_code);
+}
+
 std::string describe(const RankExit& end) {
-  if (end.signal != 0) {
-    return str(
-        "rank ", end.rank, " was killed by ", describe_signal(end.signal));
-  }
-  return str("rank ", end.rank, " exited with code ", end.exit_code);
+  return str("rank ", end.rank, " ", how_ended(end));
 }
 
 std::string hint_of(const RankExit& end) {

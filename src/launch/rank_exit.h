@@ -47,6 +47,9 @@ std::string same_error_of(
 // "signal 9 (SIGKILL)".
 std::string describe_signal(int signal);
 
+// "was killed by signal 9 (SIGKILL)" or "exited with code 3".
+std::string how_ended(const RankExit& end);
+
 // "rank 2 was killed by signal 9 (SIGKILL)".
 std::string describe(const RankExit& end);
 

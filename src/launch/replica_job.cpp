@@ -1,17 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/replica_job.h"
+#include "launch/job.h"
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <algorithm>
-#include <cerrno>
 #include <csignal>
-#include <cstring>
-#include <iterator>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/status.h"
+#include "launch/control.h"
+#include "launch/coordinator_process.h"
+#include "launch/job_folder.h"
+#include "launch/port.h"
 #include "launch/rank_variables.h"
+#include "launch/restart_policy.h"
+#include "launch/start_plan.h"
+#include "launch/supervisor.h"
 
 namespace sherd::launch {
 namespace {
@@ -23,21 +34,66 @@ std::int64_t full_samples(const ReplicaOptions& replicas) {
       : replicas.samples_per_replica * replicas.replicas;
 }
 
-}  // namespace
+class ReplicaJob {
+ public:
+  explicit ReplicaJob(const LaunchOptions& options)
+      : options_(options),
+        replicas_(*options.replicas),
+        supervisor_(clock_),
+        policy_(
+            {.replicas = replicas_.replicas,
+             .spares = replicas_.spares,
+             .ranks = options.ranks,
+             .restarts_max = replicas_.restarts_max,
+             .restart_window = replicas_.restart_window,
+             .stop_grace = options.stop_grace}),
+        secret_file_(options.replicas->secret_file) {}
 
-ReplicaJob::ReplicaJob(const LaunchOptions& options, const Clock& clock)
-    : options_(options),
-      replicas_(*options.replicas),
-      clock_(clock),
-      supervisor_(clock),
-      policy_(
-          {.replicas = replicas_.replicas,
-           .spares = replicas_.spares,
-           .ranks = options.ranks,
-           .restarts_max = replicas_.restarts_max,
-           .restart_window = replicas_.restart_window,
-           .stop_grace = options.stop_grace}),
-      secret_file_(options.replicas->secret_file) {}
+  int run();
+
+ private:
+  StartStatus prepare();
+  Status prepare_coordinator();
+  StartStatus wait_for_coordinator();
+  void end_without_coordinator();
+  // Waits for events and handles them.
+  void step();
+  void ended(const std::vector<RankExit>& ends);
+  void serve_control_requests();
+  Result<GroupActions> act_on_request(const std::string& text);
+  // Returns the last failure to start a group.
+  StartStatus carry_out(GroupActions actions);
+  // Returns the further actions, after a failure, which is kept in `last`, and for signals that
+  // arrived meanwhile.
+  GroupActions start_or_report(const GroupAction& action, StartStatus* last);
+  StartStatus start_group(const GroupAction& action);
+  StartStatus start_rank_of(const GroupAction& action, int rank, int port);
+  void promote(const GroupAction& action);
+  void signal_group(const GroupAction& action) const;
+  Result<int> choose_port(int group);
+  std::optional<Instant> deadline() const;
+  void report();
+
+  int ranks() const { return options_.ranks; }
+  int slot_of(int group, int rank) const { return group * ranks() + rank; }
+
+  const LaunchOptions& options_;
+  const ReplicaOptions& replicas_;
+  const SteadyClock clock_;
+  Supervisor supervisor_;  // Slots: slot_of(), then the coordinator.
+  RestartPolicy policy_;
+  StartPlan plan_;
+  std::optional<JobFolder> folder_;  // Where the coordinator keeps its log.
+  std::string secret_file_;          // Empty if there is none.
+  // Nullopt if it runs elsewhere.
+  std::optional<CoordinatorProcess> coordinator_;
+  bool ends_without_coordinator_ = false;
+  std::optional<ControlSocket> control_;
+  std::map<int, ReservedPort> ports_;  // Keyed by group.
+  std::uint64_t ports_tried_ = 0;
+  std::map<int, Descriptor> spare_ends_;  // Keyed by slot: pipes to spares.
+  std::set<std::string> logs_;            // Logs that this run has begun.
+};
 
 int ReplicaJob::run() {
   StartStatus ready = prepare();
@@ -188,11 +244,8 @@ Result<GroupActions> ReplicaJob::act_on_request(const std::string& text) {
 StartStatus ReplicaJob::carry_out(GroupActions actions) {
   StartStatus last;
   // Actions that follow from a failed start come after the others.
-  std::deque<GroupAction> left(
-      std::make_move_iterator(actions.begin()),
-      std::make_move_iterator(actions.end()));
-  for (; !left.empty(); left.pop_front()) {
-    const GroupAction& action = left.front();
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const GroupAction action = std::move(actions[i]);
     if (!action.reason.empty()) {
       supervisor_.say(action.reason);
     }
@@ -202,7 +255,7 @@ StartStatus ReplicaJob::carry_out(GroupActions actions) {
       promote(action);
     } else if (action.what == GroupAction::What::kStart) {
       const GroupActions more = start_or_report(action, &last);
-      left.insert(left.end(), more.begin(), more.end());
+      actions.insert(actions.end(), more.begin(), more.end());
     }
   }
   return last;
@@ -254,7 +307,7 @@ StartStatus ReplicaJob::start_rank_of(
   if (!action.replica) {
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0) {
-      return {1, str("cannot start a spare: ", std::strerror(errno))};
+      return cannot("start a spare");
     }
     told = Descriptor(ends[0]);
     spare_end = Descriptor(ends[1]);
@@ -355,6 +408,12 @@ void ReplicaJob::report() {
   if (failure.rank) {
     supervisor_.report_output_tail(slot_of(failure.group, *failure.rank));
   }
+}
+
+}  // namespace
+
+int run_replica_job(const LaunchOptions& options) {
+  return ReplicaJob(options).run();
 }
 
 }  // namespace sherd::launch

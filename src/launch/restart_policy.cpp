@@ -5,7 +5,6 @@
 #include <csignal>
 #include <utility>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
@@ -18,9 +17,13 @@ Status refusal(const std::string& why) {
 // has ended.
 constexpr int kRestartsAfterDone = 3;
 
-std::string in_words(Duration wait) {
-  return wait == Duration(0) ? "at once" : str("in ", seconds(wait), " s");
-}
+// A group that has run so long is healthy: its next failure waits from the beginning. It has also
+// understood its command line.
+constexpr Duration kWellAfter = std::chrono::minutes(5);
+
+// The time from a rank's failure to SIGKILL for its siblings. It is short: what they hold is lost
+// anyway, and the replica is missed.
+constexpr Duration kFailureGrace = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -29,16 +32,11 @@ RestartPolicy::RestartPolicy(const RestartPolicyOptions& options)
   SHERD_ASSERT(options.replicas >= 1 && options.ranks >= 1);
   SHERD_ASSERT(options.spares >= 0 && options.restarts_max >= 0);
   for (int group = 0; group < options.replicas + options.spares; ++group) {
-    Group& added = groups_.emplace_back(Group{
-        .replica = {},
-        .budget = RestartBudget(
-            {.restarts_max = options.restarts_max,
-             .window = options.restart_window}),
-        .backoff = Backoff(options.backoff),
-        .stop_policy = {}});
-    if (group < options.replicas) {
-      added.replica = group;
-    }
+    groups_.push_back(
+        {.replica =
+             group < options.replicas ? std::optional(group) : std::nullopt,
+         .budget =
+             RestartBudget(options.restarts_max, options.restart_window)});
   }
 }
 
@@ -253,19 +251,6 @@ bool RestartPolicy::any(State state) const {
       groups_, [&](const Group& group) { return group.state == state; });
 }
 
-bool RestartPolicy::replica_runs() const {
-  return std::ranges::any_of(groups_, [](const Group& group) {
-    return group.replica && group.state == State::kRunning;
-  });
-}
-
-bool RestartPolicy::replicas_left() const {
-  return std::ranges::any_of(groups_, [](const Group& group) {
-    return group.replica && group.state != State::kDone &&
-        group.state != State::kDrained && group.state != State::kFailed;
-  });
-}
-
 void RestartPolicy::say(const std::string& reason) {
   actions_.push_back({.reason = reason});
 }
@@ -288,7 +273,7 @@ void RestartPolicy::start(std::size_t index, const std::string& reason) {
   Group& group = groups_[index];
   group.stop_policy.emplace(StopPolicyOptions{
       .ranks = options_.ranks,
-      .failure_grace = options_.failure_grace,
+      .failure_grace = kFailureGrace,
       .cause_grace = Duration(0),  // Restarts are quick, so no cause is needed.
       .stop_grace = options_.stop_grace});
   group.state = State::kRunning;
@@ -331,7 +316,7 @@ void RestartPolicy::group_ended(std::size_t index) {
     group.state = State::kDone;
   } else if (
       end->exit_code == kWrongUsage && !group.proved &&
-      now_ - group.started < options_.well_after) {
+      now_ - group.started < kWellAfter) {
     group.state = State::kFailed;
     say(what + ", which is wrong usage; it is not started again");
   } else {
@@ -359,7 +344,7 @@ void RestartPolicy::failed(std::size_t index, const std::string& what) {
 void RestartPolicy::start_again(std::size_t index, const std::string& what) {
   Group& group = groups_[index];
   std::string reason = what;
-  if (now_ - group.started >= options_.well_after) {
+  if (now_ - group.started >= kWellAfter) {
     group.backoff.reset();
   }
   const Duration wait = group.backoff.next();
@@ -422,11 +407,19 @@ void RestartPolicy::give_up_waiting() {
 }
 
 GroupActions RestartPolicy::end_purposeless_groups() {
+  const auto runs = [](const Group& group) {
+    return group.replica && group.state == State::kRunning;
+  };
+  const auto runs_or_will = [](const Group& group) {
+    return group.replica && group.state != State::kDone &&
+        group.state != State::kDrained && group.state != State::kFailed;
+  };
   // The run has ended: a waiting replica would learn no more than that.
-  if (last_was_done_ && !replica_runs()) {
+  if (last_was_done_ && std::ranges::none_of(groups_, runs)) {
     give_up_waiting();
   }
-  if (!over_ && stop_signal_ == 0 && !replicas_left()) {
+  if (!over_ && stop_signal_ == 0 &&
+      std::ranges::none_of(groups_, runs_or_will)) {
     over_ = true;
     give_up_waiting();
     for (std::size_t i = 0; i < groups_.size(); ++i) {

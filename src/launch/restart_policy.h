@@ -40,22 +40,12 @@ struct RestartPolicyOptions {
   int spares = 0;
   int ranks = 1;  // In each group.
   // A group that was restarted this often within the window is given up; admitting it starts the
-  // count again. With a window of 0, the limit applies to its whole life. With the delays below, a
-  // program that fails at once is given up after half an hour, and one that runs for minutes
-  // between failures never.
+  // count again. With a window of 0, the limit applies to its whole life. With the delays between
+  // starts, a program that fails at once is given up after half an hour, and one that runs for
+  // minutes between failures never.
   int restarts_max = 30;
   Duration restart_window = std::chrono::hours(1);
-  // The time from a rank's failure to SIGKILL for its siblings. It is short: what they hold is lost
-  // anyway, and the replica is missed.
-  Duration failure_grace = std::chrono::milliseconds(200);
   Duration stop_grace = std::chrono::seconds(30);
-  // The wait between the starts of a group; it is reset after a group has run for `well_after`. One
-  // that has run so long understood its command line.
-  BackoffOptions backoff{
-      .first = std::chrono::seconds(1),
-      .longest = std::chrono::seconds(60),
-      .starts_at_zero = true};
-  Duration well_after = std::chrono::minutes(5);
 };
 
 // What is to be done with a group.
@@ -132,19 +122,20 @@ class RestartPolicy {
     // Its command line is right: it has run before, or has become a replica.
     bool proved = false;
     RestartBudget budget;
+    // The wait between starts.
+    Backoff backoff{
+        {.first = std::chrono::seconds(1),
+         .longest = std::chrono::seconds(60),
+         .starts_at_zero = true}};
     int restarts_after_done = 0;  // In a row.
     Instant started{};
     Instant start_at{};
-    Backoff backoff;
-    std::optional<StopPolicy> stop_policy;
+    std::optional<StopPolicy> stop_policy{};
   };
 
   std::size_t group_of(int replica) const;
   std::string name(std::size_t index) const;
   bool any(State state) const;
-  bool replica_runs() const;
-  // Whether some replica is at work or will be.
-  bool replicas_left() const;
   // Why no request about the replica is possible; success if it is.
   Status can_ask_about(int replica) const;
 

@@ -2,7 +2,6 @@
 #include "launch/start_limits.h"
 
 #include <sys/resource.h>
-#include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "launch/launcher_under_test.h"

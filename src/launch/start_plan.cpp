@@ -9,8 +9,7 @@
 #include <system_error>
 #include <tuple>
 #include "base/check.h"
-#include "base/cores.h"
-#include "base/return_if_failed.h"
+#include "base/host.h"
 #include "launch/start_limits.h"
 
 namespace sherd::launch {
@@ -30,10 +29,9 @@ Status make_log_folder(const LaunchOptions& options) {
   std::error_code error;
   std::filesystem::create_directories(options.log_dir, error);
   if (error) {
-    return {
-        ErrorCode::kUnavailable,
-        str("cannot make the folder of the logs, '", options.log_dir,
-            "': ", error.message())};
+    return cannot(
+        str("make the folder of the logs, '", options.log_dir, "'"),
+        error.value());
   }
   return {};
 }

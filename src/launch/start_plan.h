@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 #include <sherd/launch/launch.h>
-#include "base/status.h"
 #include "launch/rank_variables.h"
 #include "launch/supervisor.h"
 

@@ -117,7 +117,7 @@ int StopPolicy::exit_status() const {
 
 SignalRequest StopPolicy::kill(const std::string& why, Instant now) {
   state_ = State::kKilled;
-  deadline_ = now + options_.kill_timeout;
+  deadline_ = now + kKillTimeout;
   sent_.push_back(SIGKILL);
   return {SIGKILL, SignalTarget::kGroups, why + "; killing them"};
 }

@@ -39,16 +39,14 @@ struct StopPolicyOptions {
   // The time from a rank's failure to SIGKILL for the others. It is short: they can only wait for a
   // rank that is gone.
   Duration failure_grace = std::chrono::seconds(1);
-  // How long a rank that another one has lost may take to report why it fails, before SIGTERM.
+  // As in LaunchOptions. Without a record_grace the others get SIGTERM at once.
   Duration cause_grace = std::chrono::milliseconds(500);
-  // How long the others may take after any failure to notice it and to write down what they waited
-  // for, before SIGTERM, which would end them meanwhile. 0: they get it at once.
   Duration record_grace = Duration(0);
-  // The time from a signal to the launcher to SIGKILL for the ranks.
   Duration stop_grace = std::chrono::seconds(30);
-  // The time from SIGKILL to giving up on a rank that still does not end.
-  Duration kill_timeout = std::chrono::seconds(10);
 };
+
+// The time from SIGKILL to giving up on a process that still does not end.
+inline constexpr Duration kKillTimeout = std::chrono::seconds(10);
 
 // Which processes get a signal; kFirstRank means only rank 0. Signals that end a rank also go to
 // all processes that it has started; SIGUSR1 does not, because a process that does not expect it

@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <csignal>
-#include <cstdlib>
-#include <regex>
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -10,16 +10,11 @@
 #include <cstring>
 #include <utility>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::launch {
 namespace {
 
 constexpr Duration kSweepInterval = std::chrono::milliseconds(10);
-
-Status unavailable(const std::string& what) {
-  return Status(ErrorCode::kUnavailable, str(what, ": ", std::strerror(errno)));
-}
 
 // Replaces the variable of that name.
 void set_variable(
@@ -43,26 +38,25 @@ Supervisor::Supervisor(const Clock& clock)
       nothing_(::open("/dev/null", O_RDWR | O_CLOEXEC)) {}
 
 StartStatus Supervisor::start(SupervisedProcessSpec setup) {
-  const int slot = setup.slot;
-  const auto before = children_.find(slot);
+  const auto before = children_.find(setup.slot);
   SHERD_ASSERT(before == children_.end() || before->second.process.pid() < 0);
-  auto last = std::make_unique<OutputTail>();
-  SHERD_ASSIGN_OR_RETURN(Channels opened, open_channels(&setup, last.get()));
-  const std::string mark = orphans_.next_mark();
-  set_variable(mark, setup.process.environment);
+  Child child = {
+      .process = ChildProcess(-1, Descriptor()),
+      .name = setup.name,
+      .log = setup.log,
+      .mark = orphans_.next_mark(),
+      .streams = {},
+      .last = std::make_unique<OutputTail>()};
+  SHERD_ASSIGN_OR_RETURN(
+      const ChildEnds until_started, open_streams(&setup, &child));
+  set_variable(child.mark, setup.process.environment);
   SpawnResult started = spawn_process(setup.process, signals_.before());
   if (!started.process) {
     return started.exec_failed ? exec_failure(setup.process.path, started.error)
-                               : StartStatus(
-                                     1,
-                                     str("cannot start ", setup.name, ": ",
-                                         std::strerror(started.error)));
+                               : cannot("start " + setup.name, started.error);
   }
-  children_.insert_or_assign(
-      slot,
-      Child{
-          std::move(*started.process), setup.name, setup.log, mark,
-          std::move(opened.streams), std::move(last)});
+  child.process = std::move(*started.process);
+  children_.insert_or_assign(setup.slot, std::move(child));
   return {};
 }
 
@@ -73,24 +67,23 @@ void Supervisor::rename(int slot, const std::string& prefix) {
 }
 
 // Creates the streams of the child, and the launcher's ends of them.
-Result<Supervisor::Channels> Supervisor::open_channels(
-    SupervisedProcessSpec* setup, OutputTail* last) {
-  Channels channels;
+Result<Supervisor::ChildEnds> Supervisor::open_streams(
+    SupervisedProcessSpec* setup, Child* child) {
+  ChildEnds ends_of_child;
   ProcessSpec& process = setup->process;
-  Descriptor* to_close = channels.to_close_after_start;
   // A background process that reads the terminal would be stopped.
   const bool reads_stdin = setup->reads_stdin && ::isatty(STDIN_FILENO) == 0;
   process.standard[0] = reads_stdin ? STDIN_FILENO : nothing_.get();
   if (!setup->log.empty()) {
     const int start = setup->continues_log ? 0 : O_TRUNC;
-    to_close[0] = Descriptor(::open(
+    ends_of_child[0] = Descriptor(::open(
         setup->log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | start,
         0666));
-    if (!to_close[0].open()) {
-      return unavailable(str("cannot write '", setup->log, "'"));
+    if (!ends_of_child[0].open()) {
+      return cannot(str("write '", setup->log, "'"));
     }
-    process.standard[1] = process.standard[2] = to_close[0].get();
-    return channels;
+    process.standard[1] = process.standard[2] = ends_of_child[0].get();
+    return ends_of_child;
   }
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     if (stream == STDOUT_FILENO && setup->owns_stdout) {
@@ -99,15 +92,15 @@ Result<Supervisor::Channels> Supervisor::open_channels(
     }
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0) {
-      return unavailable(str("cannot start ", setup->name));
+      return cannot("start " + setup->name);
     }
-    to_close[stream] = Descriptor(ends[1]);
+    ends_of_child[stream] = Descriptor(ends[1]);
     process.standard[stream] = ends[1];
-    channels.streams.emplace_back(
+    child->streams.emplace_back(
         Descriptor(ends[0]), setup->prefix,
-        stream == STDOUT_FILENO ? &stdout_ : &error_sink(), last);
+        stream == STDOUT_FILENO ? &stdout_ : &error_sink(), child->last.get());
   }
-  return channels;
+  return ends_of_child;
 }
 
 Supervisor::Events Supervisor::poll_once(
@@ -218,14 +211,10 @@ void Supervisor::flush() {
   while (output_pending()) {
     const Events events = poll_once(std::nullopt);
     if (std::ranges::any_of(events.signals, ends_jobs)) {
-      abandon_output();
+      stdout_.abandon();
+      stderr_.abandon();
     }
   }
-}
-
-void Supervisor::abandon_output() {
-  stdout_.abandon();
-  stderr_.abandon();
 }
 
 void Supervisor::signal(int slot, const SignalRequest& action) const {
@@ -244,7 +233,7 @@ void Supervisor::kill_and_reap(const std::vector<int>& slots) {
   for (const int slot : slots) {
     signal(slot, {SIGKILL, SignalTarget::kGroups, ""});
   }
-  const Instant deadline = clock_.now() + StopPolicyOptions().kill_timeout;
+  const Instant deadline = clock_.now() + kKillTimeout;
   for (const int slot : slots) {
     const auto child = children_.find(slot);
     if (child == children_.end()) {

@@ -6,6 +6,7 @@
 // when it has ended. Thread rule: one thread, the only one of the process.
 #pragma once
 
+#include <array>
 #include <csignal>
 #include <map>
 #include <memory>
@@ -67,8 +68,6 @@ class Supervisor {
   void end_orphans();
   // Runs until all output has been forwarded, or until a signal says that nobody wants it.
   void flush();
-  // Drops what the reader of stdout or stderr does not take.
-  void abandon_output();
 
   // These do nothing for a slot without a process.
   void signal(int slot, const SignalRequest& action) const;
@@ -95,14 +94,10 @@ class Supervisor {
     // On the heap, because streams point to it while children move.
     std::unique_ptr<OutputTail> last;
   };
-  // The launcher's part of starting one child.
-  struct Channels {
-    Descriptor to_close_after_start[3];
-    std::vector<OutputForwarder> streams;
-  };
+  // The child's ends of its streams, to be closed when it has started.
+  using ChildEnds = std::array<Descriptor, 3>;
 
-  Result<Channels> open_channels(
-      SupervisedProcessSpec* setup, OutputTail* last);
+  Result<ChildEnds> open_streams(SupervisedProcessSpec* setup, Child* child);
   void say_hangs(pid_t pid);
   static OutputTail output_tail(const Child& child);
   std::vector<RankExit> reap_ended();

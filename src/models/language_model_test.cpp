@@ -15,10 +15,12 @@
 #include <sherd/models/llama.h>
 #include <torch/torch.h>
 #include "models/testing.h"
+#include "support/error_of.h"
 
 namespace sherd::models {
 namespace {
 
+using test::error_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -190,19 +192,13 @@ TEST_P(LanguageModels, RefuseToDecodeBeyondTheirCache) {
   EXPECT_THROW((void)model->make_cache(8), Error);
   auto cache = model->make_cache(4);
   (void)model->decode(ids_by_rule(1, 3, 11), cache);
-  try {
-    (void)model->decode(ids_by_rule(1, 2, 11), cache);
-    FAIL() << "must throw";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found positions 2"));
-  }
+  EXPECT_THAT(
+      error_of([&] { (void)model->decode(ids_by_rule(1, 2, 11), cache); }),
+      HasSubstr("found positions 2"));
   EXPECT_THROW((void)model->decode(ids_by_rule(1, 0, 11), cache), Error);
-  try {
-    (void)model->decode(ids_by_rule(2, 1, 11), cache);
-    FAIL() << "must throw";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found rows 2 and cached rows 1"));
-  }
+  EXPECT_THAT(
+      error_of([&] { (void)model->decode(ids_by_rule(2, 1, 11), cache); }),
+      HasSubstr("found rows 2 and cached rows 1"));
   for (const auto& layer : cache) {
     EXPECT_EQ(layer.positions(), 3);
   }
@@ -257,18 +253,12 @@ TEST_P(LanguageModels, NeverSeeLaterTokens) {
 TEST_P(LanguageModels, RefuseInputsLongerThanTheirPositions) {
   const auto model = make();
   EXPECT_EQ(model->positions_max(), 7);
-  try {
-    (void)model->forward(ids_by_rule(1, 8, 11));
-    FAIL() << "must throw";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found positions 8"));
-  }
-  try {
-    (void)model->forward(torch::arange(7));
-    FAIL() << "must throw";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found dimensions 1"));
-  }
+  EXPECT_THAT(
+      error_of([&] { (void)model->forward(ids_by_rule(1, 8, 11)); }),
+      HasSubstr("found positions 8"));
+  EXPECT_THAT(
+      error_of([&] { (void)model->forward(torch::arange(7)); }),
+      HasSubstr("found dimensions 1"));
 }
 
 TEST_P(LanguageModels, InitialValuesFollowSeedAndNameOnly) {
@@ -328,12 +318,7 @@ TEST_P(LanguageModels, ResetPutsBackWhatTheConstructorMade) {
 TEST_P(LanguageModels, ValuesNeedAKnownNameItsShapeAndMemory) {
   const auto model = make();
   const auto refused = [&](const std::string& name, const torch::Tensor& into) {
-    try {
-      model->reset_parameter(name, into);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("accepted");
+    return error_of([&] { model->reset_parameter(name, into); });
   };
   EXPECT_EQ(
       refused("typo.weight", torch::empty({4})),

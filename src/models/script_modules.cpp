@@ -40,37 +40,33 @@ ModulePtr empty_module(const torch::jit::Module& script) {
   return std::make_shared<torch::nn::Module>(kind);
 }
 
-// The tree that one call of script_modules() builds.
-class ScriptTree {
- public:
-  ModulePtr module_of(const torch::jit::Module& script) {
-    auto& module = modules_[script._ivalue().get()];
-    if (module != nullptr) {
-      return module;
-    }
-    module = empty_module(script);
-    for (const auto& item : script.named_parameters(/*recurse=*/false)) {
-      module->register_parameter(
-          item.name, item.value, item.value.requires_grad());
-    }
-    for (const auto& item : script.named_buffers(/*recurse=*/false)) {
-      module->register_buffer(item.name, item.value);
-    }
-    for (const auto& item : script.named_children()) {
-      module->register_module(item.name, module_of(item.value));
-    }
+// `known`: the modules made so far, by their script.
+ModulePtr module_of(
+    const torch::jit::Module& script, std::map<const void*, ModulePtr>& known) {
+  auto& module = known[script._ivalue().get()];
+  if (module != nullptr) {
     return module;
   }
-
- private:
-  std::map<const void*, ModulePtr> modules_;
-};
+  module = empty_module(script);
+  for (const auto& item : script.named_parameters(/*recurse=*/false)) {
+    module->register_parameter(
+        item.name, item.value, item.value.requires_grad());
+  }
+  for (const auto& item : script.named_buffers(/*recurse=*/false)) {
+    module->register_buffer(item.name, item.value);
+  }
+  for (const auto& item : script.named_children()) {
+    module->register_module(item.name, module_of(item.value, known));
+  }
+  return module;
+}
 
 }  // namespace
 
 std::shared_ptr<torch::nn::Module> script_modules(
     const torch::jit::Module& script) {
-  auto module = ScriptTree().module_of(script);
+  std::map<const void*, ModulePtr> known;
+  auto module = module_of(script, known);
   if (module->parameters().empty()) {
     throw Error(
         "[models] the TorchScript module " + class_of(script) +

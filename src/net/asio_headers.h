@@ -12,6 +12,7 @@
 #include <asio/steady_timer.hpp>
 #include <asio/write.hpp>
 #include "net/channel.h"
+#include "net/connection.h"
 
 namespace sherd::net {
 
@@ -21,10 +22,8 @@ using Tcp = asio::ip::tcp;
 std::unique_ptr<Channel> make_channel(
     Tcp::socket socket,
     const ConnectionOptions& options,
-    std::shared_ptr<TlsContext> tls,
+    const std::shared_ptr<TlsContext>& tls,
     Side side);
-std::unique_ptr<Channel> make_tls_channel(
-    Tcp::socket socket, std::shared_ptr<TlsContext> tls, Side side);
 
 // "10.0.0.7:4300".
 std::string text_of(const Tcp::endpoint& endpoint);

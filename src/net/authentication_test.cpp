@@ -5,7 +5,7 @@
 #include <string>
 #include <gtest/gtest.h>
 #include "base/check.h"
-#include "base/hex.h"
+#include "base/text.h"
 
 namespace sherd::net {
 namespace {

@@ -11,7 +11,6 @@
 #include <string_view>
 #include <system_error>
 #include "base/status.h"
-#include "net/connection.h"
 #include "net/security.h"
 
 namespace sherd::net {

@@ -183,11 +183,11 @@ TEST(Connection, MayBeDestroyedInItsHandlers) {
     Loop loop;
     TestServer server(loop);
     TestEndpoint unused;
-    std::unique_ptr<Connection> client;
+    ConnectionHandle client;
     auto owned = std::make_shared<int>(0);  // Owned by the handlers.
     const Connector dial(
         loop, server.listener->address(), {},
-        [&](Result<std::unique_ptr<Connection>> result) {
+        [&](Result<ConnectionHandle> result) {
           client = std::move(result).value();
           client->start(
               {.on_frame =
@@ -217,11 +217,11 @@ TEST(Connection, MayBeDestroyedInItsHandlers) {
 
 TEST(Connection, KeepsFramesAndItsEndUntilItIsStarted) {
   Loop loop;
-  std::unique_ptr<Connection> accepted;
+  ConnectionHandle accepted;
   const auto listener = Listener::listen(
                             loop, {"127.0.0.1", 0}, {},
                             {.on_connection =
-                                 [&](std::unique_ptr<Connection> connection) {
+                                 [&](ConnectionHandle connection) {
                                    accepted = std::move(connection);
                                  },
                              .on_refused = {}})

@@ -6,11 +6,8 @@
 #include <cerrno>
 #include <optional>
 #include <utility>
-#include "base/backoff.h"
 #include "base/check.h"
-#include "base/status_from_exception.h"
 #include "net/asio_headers.h"
-#include "net/connection_core.h"
 
 namespace sherd::net {
 namespace {
@@ -93,14 +90,13 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
           }
           std::vector<Tcp::endpoint> endpoints;
           const Status allowed = status_of(
-              [&]() -> Status {
+              [&] {
                 for (const auto& entry : found) {
                   endpoints.push_back(entry.endpoint());
                   check_security(
                       self->options.security,
                       entry.endpoint().address().to_string());
                 }
-                return {};
               },
               ErrorCode::kInvalidArgument);
           if (!allowed.ok()) {
@@ -156,21 +152,20 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   }
 
   void connected(const Tcp::endpoint& peer) {
-    core = std::make_shared<ConnectionCore>(
+    connection = std::make_shared<Connection>(
         loop,
         make_channel(
             std::move(socket), options.connection, tls, Side::kDialled),
         Side::kDialled, text_of(peer), options.connection);
     deadline.cancel();
-    core->greet(
+    connection->greet(
         std::max(until - loop.now(), Duration(0)),
         [self = shared_from_this()](const Status& status) {
           if (!status.ok()) {
             self->fail(status);
             return;
           }
-          self->tell(
-              std::make_unique<Connection>(std::exchange(self->core, nullptr)));
+          self->tell(handle_of(std::exchange(self->connection, nullptr)));
         });
   }
 
@@ -179,7 +174,7 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
     tell(std::move(why));
   }
 
-  void tell(Result<std::unique_ptr<Connection>> result) {
+  void tell(Result<ConnectionHandle> result) {
     deadline.cancel();
     // The call may destroy the Connector; the caller of this function shares the Impl.
     if (const Done call = std::exchange(done, nullptr)) {
@@ -193,8 +188,8 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
     resolver.cancel();
     std::error_code ignored;
     socket.close(ignored);
-    if (core != nullptr) {
-      std::exchange(core, nullptr)->abandon();
+    if (connection != nullptr) {
+      std::exchange(connection, nullptr)->abandon();
     }
   }
 
@@ -205,11 +200,10 @@ struct Connector::Impl : std::enable_shared_from_this<Connector::Impl> {
   const std::shared_ptr<TlsContext> tls;
   Tcp::resolver resolver;
   Tcp::socket socket;
-  std::shared_ptr<ConnectionCore> core;  // Used until the greeting.
+  std::shared_ptr<Connection> connection;  // Used until the greeting.
   Instant until{0};
   Timer deadline;
-  Timer
-      next_address;  // When the address that is tried has had its share of the time.
+  Timer next_address;  // When the current one has had its share of the time.
 };
 
 Connector::Connector(
@@ -241,14 +235,12 @@ struct ReconnectingClient::Impl
         options(its_options),
         random(std::move(its_random)),
         handlers(std::move(to_call)),
-        backoff(
-            {.first = its_options.back_off_min,
-             .longest = its_options.back_off_max}) {}
+        backoff(its_options.backoff) {}
 
   void dial_now() {
     dial.emplace(
         loop, address, options.dial,
-        [weak = weak_from_this()](Result<std::unique_ptr<Connection>> result) {
+        [weak = weak_from_this()](Result<ConnectionHandle> result) {
           if (const auto self = weak.lock()) {
             self->dial.reset();
             self->dialled(std::move(result));
@@ -264,19 +256,15 @@ struct ReconnectingClient::Impl
             return;
           }
           // Certificate files may be missing for a while.
-          const Status begun = status_of(
-              [&]() -> Status {
-                self->dial_now();
-                return {};
-              },
-              ErrorCode::kUnavailable);
+          const Status begun =
+              status_of([&] { self->dial_now(); }, ErrorCode::kUnavailable);
           if (!begun.ok()) {
             self->failed(begun);
           }
         });
   }
 
-  void dialled(Result<std::unique_ptr<Connection>> result) {
+  void dialled(Result<ConnectionHandle> result) {
     if (!result.ok()) {
       failed(result.status());
       return;
@@ -320,7 +308,7 @@ struct ReconnectingClient::Impl
   Backoff backoff;
   // At most one of the three exists.
   std::optional<Connector> dial;
-  std::unique_ptr<Connection> connection;
+  ConnectionHandle connection;
   Timer next_try;
 };
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "net/connection.h"
@@ -33,7 +34,7 @@ struct ConnectorOptions {
 
 class Connector {
  public:
-  using Done = std::function<void(Result<std::unique_ptr<Connection>>)>;
+  using Done = std::function<void(Result<ConnectionHandle>)>;
   // `done` is called once, later, from the loop, with a connection to start or the failure. Throws
   // Error for an IP address outside this host without security (for a name, `done` gets the error),
   // and for unusable secrets and files. The loop must outlive it.
@@ -55,10 +56,10 @@ class Connector {
 struct ReconnectingClientOptions {
   // ---- behaviour ----
   ConnectorOptions dial{};
-  // The wait between two attempts doubles from min to max, and starts at min again after a
-  // connection.
-  Duration back_off_min = std::chrono::milliseconds(50);
-  Duration back_off_max = std::chrono::seconds(2);
+  // The waits between attempts; they begin again after a connection.
+  BackoffOptions backoff{
+      .first = std::chrono::milliseconds(50),
+      .longest = std::chrono::seconds(2)};
 };
 
 struct ReconnectingClientHandlers {

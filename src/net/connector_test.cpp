@@ -132,7 +132,7 @@ struct Kept {
 };
 
 ReconnectingClientOptions quick() {
-  return {.back_off_min = 5ms, .back_off_max = 40ms};
+  return {.backoff = {.first = 5ms, .longest = 40ms}};
 }
 
 TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
@@ -142,7 +142,7 @@ TEST(ReconnectingClient, ComesBackWhenTheListenerDoes) {
   // There are three waits per life of the server. If a connection did not reset them, the last ones
   // would take minutes.
   Kept kept(
-      loop, address, {.dial = {}, .back_off_min = 5ms, .back_off_max = 1h});
+      loop, address, {.dial = {}, .backoff = {.first = 5ms, .longest = 1h}});
   for (int life = 1; life <= 6; ++life) {
     ASSERT_TRUE(run_until(
         loop, [&] { return kept.connected == life && !server->ends.empty(); }));
@@ -179,7 +179,7 @@ TEST(ReconnectingClient, WaitsLongerAfterEachFailure) {
   const testing::UnusedPort unused;
   const Kept kept(
       loop, unused.address(),
-      {.dial = {}, .back_off_min = 10ms, .back_off_max = 1s});
+      {.dial = {}, .backoff = {.first = 10ms, .longest = 1s}});
   // At least 0, 5, 15 and 35 ms after the first one.
   const Instant begin = loop.now();
   ASSERT_TRUE(run_until(loop, [&] { return kept.failed.size() == 4; }));

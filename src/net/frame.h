@@ -41,24 +41,16 @@ void append_frame(
     std::string& bytes, std::uint16_t type, std::string_view payload);
 std::string frame_bytes(const Frame& frame);
 
-struct FrameLimits {
-  // ---- behaviour ----
-  // A longer payload is refused as soon as its header has arrived.
-  std::size_t payload_bytes_max = 0;
-  // The same for the first frame, whose sender is not known yet; 0 means payload_bytes_max.
-  std::size_t first_bytes_max = 0;
-};
-
 class FrameReader {
  public:
-  explicit FrameReader(const FrameLimits& limits)
-      : payload_bytes_max_(limits.payload_bytes_max),
-        limit_(
-            limits.first_bytes_max > 0 ? limits.first_bytes_max
-                                       : limits.payload_bytes_max) {}
+  // A longer payload is refused as soon as its header has arrived.
   explicit FrameReader(std::size_t payload_bytes_max)
-      : FrameReader(FrameLimits{.payload_bytes_max = payload_bytes_max}) {}
+      : payload_bytes_max_(payload_bytes_max), limit_(payload_bytes_max) {}
 
+  // Another limit for the first frame, whose sender is not known yet. REQUIRES: nothing was taken.
+  void limit_first(std::size_t payload_bytes_max) {
+    limit_ = payload_bytes_max;
+  }
   // Takes the next bytes of the stream and appends the frames that they complete. A failure (wrong
   // magic, version, checksum or length) is final: nothing is read after it, and the frames before
   // it are in `frames`. Memory grows with the received bytes, not with what a header announces.

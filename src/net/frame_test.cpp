@@ -116,11 +116,15 @@ TEST(Frame, AboveTheLimitIsRefusedByItsHeader) {
 TEST(FrameReader, HasALimitOfItsOwnForTheFirstFrame) {
   const std::string fits = frame_bytes({.payload = std::string(8, 'a')});
   const std::string over = frame_bytes({.payload = std::string(9, 'a')});
-  const FrameLimits limits{.payload_bytes_max = 100, .first_bytes_max = 8};
+  const auto first_of_8 = [] {
+    FrameReader reader(100);
+    reader.limit_first(8);
+    return reader;
+  };
   Frames frames;
-  EXPECT_TRUE(FrameReader(limits).take(fits + over, frames).ok());
+  EXPECT_TRUE(first_of_8().take(fits + over, frames).ok());
   EXPECT_EQ(frames.size(), 2U);
-  EXPECT_FALSE(FrameReader(limits).take(over, frames).ok());
+  EXPECT_FALSE(first_of_8().take(over, frames).ok());
   EXPECT_EQ(frames.size(), 2U);
 }
 

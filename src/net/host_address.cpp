@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/descriptor.h"
-#include "base/parse_number.h"
+#include "base/text.h"
 #include "net/tcp_socket.h"
 
 namespace sherd::net {

@@ -10,9 +10,8 @@
 #include <functional>
 #include <utility>
 #include "base/check.h"
-#include "base/limited_log.h"
+#include "base/log.h"
 #include "net/asio_headers.h"
-#include "net/connection_core.h"
 #include "net/tcp_socket.h"
 
 namespace sherd::net {
@@ -134,21 +133,21 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
           loop.now(),
           str("[net] certificates have changed and are not used: ", why));
     });
-    const auto core = std::make_shared<ConnectionCore>(
+    const auto connection = std::make_shared<Connection>(
         loop,
         make_channel(
             std::move(socket), options.connection, context, Side::kAccepted),
         Side::kAccepted, text_of(peer), options.connection);
-    unfinished.push_back(core);
-    core->greet(
+    unfinished.push_back(connection);
+    connection->greet(
         options.greeting_timeout,
-        [self = shared_from_this(), weak = std::weak_ptr(core)](
+        [self = shared_from_this(), weak = std::weak_ptr(connection)](
             const Status& status) { self->greeted(weak.lock(), status); });
   }
 
   void greeted(
-      const std::shared_ptr<ConnectionCore>& core, const Status& status) {
-    const auto at = std::find(unfinished.begin(), unfinished.end(), core);
+      const std::shared_ptr<Connection>& connection, const Status& status) {
+    const auto at = std::find(unfinished.begin(), unfinished.end(), connection);
     if (at != unfinished.end()) {  // Otherwise it was evicted.
       unfinished.erase(at);
     }
@@ -159,7 +158,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
       refuse(status);
       return;
     }
-    handlers.on_connection(std::make_unique<Connection>(core));
+    handlers.on_connection(handle_of(connection));
   }
 
   void refuse(const Status& reason) {
@@ -177,7 +176,7 @@ struct Listener::Impl : std::enable_shared_from_this<Listener::Impl> {
   std::string address;  // The acceptor's.
   LimitedLog log;
   Timer accept_again;
-  std::deque<std::shared_ptr<ConnectionCore>> unfinished;  // Oldest first.
+  std::deque<std::shared_ptr<Connection>> unfinished;  // Oldest first.
   bool closed = false;
 };
 
@@ -210,12 +209,10 @@ Result<std::unique_ptr<Listener>> Listener::listen(
       listening.socket.release());
   impl->address = text_of(impl->acceptor.local_endpoint());
   impl->accept();
-  return std::unique_ptr<Listener>(std::make_unique<Listener>(Private(), impl));
+  return std::make_unique<Listener>(impl);
 }
 
-Listener::Listener(
-    Private /*only listen() has one*/, std::shared_ptr<Impl> impl)
-    : impl_(std::move(impl)) {}
+Listener::Listener(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Listener::~Listener() {
   SHERD_ASSERT(impl_->loop.in_loop());
@@ -223,8 +220,8 @@ Listener::~Listener() {
   impl_->accept_again.cancel();
   std::error_code ignored;
   impl_->acceptor.close(ignored);
-  for (const auto& core : std::exchange(impl_->unfinished, {})) {
-    core->abandon();
+  for (const auto& connection : std::exchange(impl_->unfinished, {})) {
+    connection->abandon();
   }
 }
 

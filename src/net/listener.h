@@ -31,14 +31,13 @@ struct ListenerOptions {
 
 struct ListenerHandlers {
   // Receives a connection, which it must start.
-  std::function<void(std::unique_ptr<Connection>)> on_connection;
+  std::function<void(ConnectionHandle)> on_connection;
   // Why a client was refused or could not be accepted. May be empty.
   std::function<void(const Status& reason)> on_refused{};
 };
 
 class Listener {
   struct Impl;
-  struct Private {};
 
  public:
   // Port 0 takes any free port. Fails if the address is not available. Throws Error for an address
@@ -58,7 +57,7 @@ class Listener {
   // Includes the port that was bound.
   HostAddress address() const;
 
-  Listener(Private, std::shared_ptr<Impl> impl);  // For listen().
+  explicit Listener(std::shared_ptr<Impl> impl);  // For listen().
 
  private:
   const std::shared_ptr<Impl> impl_;

@@ -16,7 +16,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 #include "base/check.h"
-#include "net/connection_core.h"
+#include "net/connection.h"
 
 namespace sherd::net::testing {
 
@@ -44,7 +44,7 @@ void run_for(Loop& loop, Duration time) {
   run_until(loop, [] { return false; }, time);
 }
 
-void TestEndpoint::start(std::unique_ptr<Connection> its) {
+void TestEndpoint::start(ConnectionHandle its) {
   connection = std::move(its);
   connection->start(
       {.on_frame = [this](Frame frame) { frames.push_back(std::move(frame)); },
@@ -60,7 +60,7 @@ TestServer::TestServer(
   auto result = Listener::listen(
       loop, address, options,
       {.on_connection =
-           [this](std::unique_ptr<Connection> connection) {
+           [this](ConnectionHandle connection) {
              ends.push_back(std::make_unique<TestEndpoint>());
              ends.back()->start(std::move(connection));
            },
@@ -78,7 +78,7 @@ std::string dial(
     const ConnectorOptions& options) {
   std::optional<std::string> message;
   const Connector one(
-      loop, address, options, [&](Result<std::unique_ptr<Connection>> result) {
+      loop, address, options, [&](Result<ConnectionHandle> result) {
         message = result.ok() ? "" : result.status().message();
         if (result.ok()) {
           end.start(std::move(result).value());

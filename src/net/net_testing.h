@@ -25,11 +25,11 @@ void run_for(Loop& loop, Duration time);
 
 // One end of a connection, with everything that it receives.
 struct TestEndpoint {
-  std::unique_ptr<Connection> connection;
+  ConnectionHandle connection;
   std::vector<Frame> frames;
   std::vector<Status> closed;
 
-  void start(std::unique_ptr<Connection> its);
+  void start(ConnectionHandle its);
   bool is_closed() const { return !closed.empty(); }
   // Empty if it is not closed.
   std::string reason() const {

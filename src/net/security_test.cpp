@@ -16,7 +16,6 @@ namespace {
 using ::sherd::testing::ScratchFolder;
 using test::error_of;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::make_certificate;
 using testing::make_certificate_of;
@@ -157,7 +156,7 @@ struct Tapped {
             loop,
             tap.address(),
             {.security = security},
-            [this](Result<std::unique_ptr<Connection>> result) {
+            [this](Result<ConnectionHandle> result) {
               client.start(std::move(result).value());
             }) {
     EXPECT_TRUE(until([this] {

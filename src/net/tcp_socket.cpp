@@ -12,7 +12,6 @@
 #include <memory>
 #include <utility>
 #include "base/check.h"
-#include "base/return_if_failed.h"
 
 namespace sherd::net {
 namespace {

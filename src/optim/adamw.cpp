@@ -44,11 +44,11 @@ struct AdamW::Impl {
              .groups = given.groups}) {
     if (options.in_backward) {
       slices.update_in_backward(
-          [this](const optim::UpdateBatch& batch) { update(batch); });
+          [this](const optim::SliceSet::Batch& batch) { update(batch); });
     }
   }
 
-  void update(const optim::UpdateBatch& batch) const {
+  void update(const optim::SliceSet::Batch& batch) const {
     at::_fused_adamw_(
         batch.parameters, batch.gradients, batch.states[kExpAvg],
         batch.states[kExpAvgSq], /*max_exp_avg_sqs=*/{}, batch.steps,
@@ -69,7 +69,7 @@ AdamW& AdamW::operator=(AdamW&&) noexcept = default;
 
 void AdamW::step() {
   const at::NoGradGuard no_grad;
-  for (const optim::UpdateBatch& batch : impl_->slices.begin_update()) {
+  for (const optim::SliceSet::Batch& batch : impl_->slices.begin_update()) {
     impl_->update(batch);
   }
   impl_->slices.end_update();

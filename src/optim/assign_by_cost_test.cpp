@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "optim/assign_by_cost.h"
-
 #include <algorithm>
 #include <numeric>
 #include <random>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "optim/cut_matrices.h"
+#include "optim/newton_schulz.h"
 
 namespace sherd::optim {
 namespace {

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+
+#include "base/check.h"
 
 namespace sherd::optim {
 namespace {
@@ -24,13 +27,13 @@ at::Tensor part_of_whole(const CutMatrix& matrix, int rank) {
 
 // Undefined tensors are left out.
 at::Tensor joined(
-    const std::vector<CutMatrix>& matrices,
+    const std::vector<CutMatrix*>& matrices,
     const PartOf& part_of,
     int rank,
     const at::TensorOptions& options) {
   std::vector<at::Tensor> parts;
-  for (const auto& matrix : matrices) {
-    if (const auto part = part_of(matrix, rank); part.defined()) {
+  for (const auto* matrix : matrices) {
+    if (const auto part = part_of(*matrix, rank); part.defined()) {
       parts.push_back(part);
     }
   }
@@ -41,25 +44,25 @@ at::Tensor joined(
 // from a rank is written; undefined: none. Parts are in the order of matrices.
 void exchange_parts(
     const WholeParameters& ranks,
-    const std::vector<CutMatrix>& matrices,
+    const std::vector<CutMatrix*>& matrices,
     const PartOf& outgoing,
     const PartOf& incoming) {
-  const auto& options = matrices.front().options;
+  const auto& options = matrices.front()->options;
   std::vector<at::Tensor> to;
   std::vector<std::int64_t> numels;
   for (int rank = 0; rank < ranks.ranks; ++rank) {
     to.push_back(joined(matrices, outgoing, rank, options));
     numels.push_back(0);
-    for (const auto& matrix : matrices) {
-      const auto part = incoming(matrix, rank);
+    for (const auto* matrix : matrices) {
+      const auto part = incoming(*matrix, rank);
       numels.back() += part.defined() ? part.numel() : 0;
     }
   }
   const auto from = ranks.all_to_all(to, numels);
   for (int rank = 0; rank < ranks.ranks; ++rank) {
     std::int64_t begin = 0;
-    for (const auto& matrix : matrices) {
-      const auto part = incoming(matrix, rank);
+    for (const auto* matrix : matrices) {
+      const auto part = incoming(*matrix, rank);
       if (part.defined()) {
         part.copy_(from[static_cast<std::size_t>(rank)].narrow(
             0, begin, part.numel()));
@@ -71,12 +74,12 @@ void exchange_parts(
 
 // All ranks have the same dtypes, in the same order.
 void for_each_dtype(
-    const std::vector<CutMatrix>& matrices,
-    const std::function<void(const std::vector<CutMatrix>&)>& visit) {
-  std::vector<std::vector<CutMatrix>> groups;
-  for (const auto& matrix : matrices) {
+    const std::vector<CutMatrix*>& matrices,
+    const std::function<void(const std::vector<CutMatrix*>&)>& visit) {
+  std::vector<std::vector<CutMatrix*>> groups;
+  for (auto* matrix : matrices) {
     const auto group = std::ranges::find_if(groups, [&](const auto& of) {
-      return of.front().options.dtype() == matrix.options.dtype();
+      return of.front()->options.dtype() == matrix->options.dtype();
     });
     (group == groups.end() ? groups.emplace_back() : *group).push_back(matrix);
   }
@@ -96,21 +99,38 @@ at::Tensor part_for_owner(const CutMatrix& matrix, int rank) {
 
 }  // namespace
 
+std::vector<int> assign_by_cost(
+    const std::vector<std::int64_t>& costs, int ranks) {
+  SHERD_ASSERT(ranks >= 1);
+  std::vector<std::size_t> order(costs.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(ranks), 0);
+  std::vector<int> owners(costs.size(), 0);
+  for (const std::size_t item : order) {
+    const auto least = std::ranges::min_element(loads);
+    *least += costs[item];
+    owners[item] = static_cast<int>(least - loads.begin());
+  }
+  return owners;
+}
+
 void gather_parts(
-    const WholeParameters& ranks, std::vector<CutMatrix>& matrices) {
-  for (auto& matrix : matrices) {
-    if (matrix.owner == ranks.rank) {
-      matrix.whole = at::empty({matrix.cuts.back()}, matrix.options);
+    const WholeParameters& ranks, const std::vector<CutMatrix*>& matrices) {
+  for (auto* matrix : matrices) {
+    if (matrix->owner == ranks.rank) {
+      matrix->whole = at::empty({matrix->cuts.back()}, matrix->options);
     }
   }
-  for_each_dtype(matrices, [&](const std::vector<CutMatrix>& group) {
+  for_each_dtype(matrices, [&](const std::vector<CutMatrix*>& group) {
     exchange_parts(ranks, group, part_for_owner, parts_of_owned(ranks));
   });
 }
 
 void scatter_parts(
-    const WholeParameters& ranks, const std::vector<CutMatrix>& matrices) {
-  for_each_dtype(matrices, [&](const std::vector<CutMatrix>& group) {
+    const WholeParameters& ranks, const std::vector<CutMatrix*>& matrices) {
+  for_each_dtype(matrices, [&](const std::vector<CutMatrix*>& group) {
     exchange_parts(ranks, group, parts_of_owned(ranks), part_for_owner);
   });
 }

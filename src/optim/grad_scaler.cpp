@@ -65,7 +65,24 @@ at::Tensor number(double value, at::ScalarType dtype) {
 struct GradScaler::Impl {
   // Divides this rank's gradients by the scale. Returns whether all of them are finite, for which
   // the host waits for each device once.
-  bool unscale_here() const;
+  bool unscale_here() const {
+    std::unordered_map<c10::Device, std::vector<at::Tensor>> by_device;
+    for (const auto& item : parameters.items) {
+      if (const auto& gradient = item.slice.grad(); gradient.defined()) {
+        by_device[gradient.device()].push_back(
+            gradient.is_sparse() ? gradient._values() : gradient);
+      }
+    }
+    const double factor = 1.0 / scale.item<double>();
+    bool all_finite = true;
+    for (auto& [device, gradients] : by_device) {
+      auto found = number(0, at::kFloat).to(device);
+      at::_amp_foreach_non_finite_check_and_unscale_(
+          gradients, found, number(factor, at::kFloat).to(device));
+      all_finite = found.item<double>() == 0.0 && all_finite;
+    }
+    return all_finite;
+  }
 
   NamedParameters parameters;
   GradScalerOptions options;
@@ -76,25 +93,6 @@ struct GradScaler::Impl {
   bool finite = true;  // Once unscaled: whether all gradients are, on any rank.
   bool stepped = false;
 };
-
-bool GradScaler::Impl::unscale_here() const {
-  std::unordered_map<c10::Device, std::vector<at::Tensor>> by_device;
-  for (const auto& item : parameters.items) {
-    if (const auto& gradient = item.slice.grad(); gradient.defined()) {
-      by_device[gradient.device()].push_back(
-          gradient.is_sparse() ? gradient._values() : gradient);
-    }
-  }
-  const double factor = 1.0 / scale.item<double>();
-  bool all_finite = true;
-  for (auto& [device, gradients] : by_device) {
-    auto found = number(0, at::kFloat).to(device);
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        gradients, found, number(factor, at::kFloat).to(device));
-    all_finite = found.item<double>() == 0.0 && all_finite;
-  }
-  return all_finite;
-}
 
 GradScaler::GradScaler(
     NamedParameters parameters, const GradScalerOptions& options) {

@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
-#include "optim/assign_by_cost.h"
 #include "optim/cut_matrices.h"
 #include "optim/newton_schulz.h"
 #include "optim/slice_set.h"
@@ -40,28 +39,22 @@ MuonOptions checked(const MuonOptions& options) {
   return options;
 }
 
-// A matrix as this rank sees it. If this rank has no slice, no part of the matrix lies here.
-struct MuonMatrix {
+// A matrix as this rank sees it. If this rank has no slice, no part of the matrix lies here. During
+// a step of ranks that share no gradients, `part` and `whole` are of the gradient.
+struct MuonMatrix : optim::CutMatrix {
   std::string name;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  int owner = 0;
   at::Tensor slice = {};
   std::int64_t slice_begin = 0;
-  std::vector<std::int64_t> cuts = {};  // As in WholeParameter.
-  at::TensorOptions options = {};       // The dtype and device of the matrix.
-  at::Tensor shared_gradient = {};      // Whole; undefined: `slice` is, or cut.
-  // Whole, on the owner, during a step: what ranks that share no gradients have sent.
-  at::Tensor gathered_gradient = {};
-  at::Tensor momentum = {};  // On the owner, from its first update on.
+  at::Tensor shared_gradient = {};  // Whole; undefined: `slice` is, or cut.
+  at::Tensor momentum = {};         // On the owner, from its first update on.
 
   // The whole gradient as a matrix. REQUIRES: there is one.
   at::Tensor gradient() const {
-    if (gathered_gradient.defined()) {
-      return gathered_gradient;
-    }
-    return shared_gradient.defined() ? shared_gradient
-                                     : slice.grad().view({rows, columns});
+    return shared_gradient.defined()
+        ? shared_gradient
+        : (whole.defined() ? whole : slice.grad()).view({rows, columns});
   }
   void allocate_momentum() {
     if (!momentum.defined()) {
@@ -97,6 +90,18 @@ MuonMatrix matrix_of(const WholeParameter& parameter) {
   matrix.options = parameter.options;
   return matrix;
 }
+
+// Drops what a step has gathered, also if the step fails: the next backward copies a gradient that
+// somebody still holds.
+struct GatheredGradients {
+  ~GatheredGradients() {
+    for (auto& matrix : matrices) {
+      matrix.part.reset();
+      matrix.whole.reset();
+    }
+  }
+  std::vector<MuonMatrix>& matrices;
+};
 
 }  // namespace
 
@@ -159,13 +164,84 @@ struct Muon::Impl {
   bool owns(const MuonMatrix& matrix) const {
     return matrix.owner == parameters.whole.rank;
   }
-  std::vector<bool> agree_on_gradients() const;
-  // If ranks share no gradients: the first makes gradients whole on the owners, the second sends
-  // back the updates that the owners made of them.
-  std::vector<optim::CutMatrix> gather_gradients(const std::vector<bool>& due);
-  void scatter_updates(const std::vector<optim::CutMatrix>& moved);
-  void make_update(MuonMatrix& matrix) const;
-  void apply_update(const MuonMatrix& matrix) const;
+
+  // Returns, by matrix, whether it is updated. When it returns, every rank has come here, so no
+  // rank still writes its part of a gradient, as clipping does.
+  std::vector<bool> agree_on_gradients() const {
+    const auto count = static_cast<std::int64_t>(matrices.size());
+    const auto numbers = at::zeros({2 * count}, at::kDouble);
+    auto* const has = numbers.mutable_data_ptr<double>();
+    auto* const lacks = has + count;
+    for (std::size_t m = 0; m < matrices.size(); ++m) {
+      const auto& matrix = matrices[m];
+      if (!matrix.slice.defined()) {
+        continue;
+      }
+      const auto gradient =
+          optim::usable_gradient(kMuon, {matrix.name, matrix.slice});
+      (gradient.defined() ? has : lacks)[m] = 1.0;
+      if (!gradient.defined()) {
+        continue;
+      }
+      if (!matrix.shared_gradient.defined()) {
+        matrix.slice.mutable_grad() = gradient;
+      } else if (const auto place = matrix.gradient_of_slice();
+                 place.const_data_ptr() != gradient.const_data_ptr()) {
+        place.copy_(gradient);  // The user has set it.
+      }
+    }
+    all_reduce_max(numbers);
+    std::vector<bool> due;
+    for (std::size_t m = 0; m < matrices.size(); ++m) {
+      SHERD_CHECK(
+          has[m] == 0.0 || lacks[m] == 0.0, "[optim] ", kMuon,
+          ": expected a gradient of \"", matrices[m].name,
+          "\" on every rank or on none, found some ranks without");
+      due.push_back(has[m] != 0.0);
+    }
+    return due;
+  }
+
+  // If ranks share no gradients: makes them whole on the owners. Returns those matrices.
+  std::vector<optim::CutMatrix*> gather_gradients(
+      const std::vector<bool>& due) {
+    std::vector<optim::CutMatrix*> moved;
+    for (std::size_t m = 0; m < matrices.size(); ++m) {
+      auto& matrix = matrices[m];
+      if (due[m] && matrix.is_cut()) {
+        matrix.part =
+            matrix.slice.defined() ? matrix.slice.grad() : at::Tensor();
+        moved.push_back(&matrix);
+      }
+    }
+    optim::gather_parts(parameters.whole, moved);
+    return moved;
+  }
+
+  // Writes the update into the memory of the gradient, which may be of a narrower dtype.
+  void make_update(MuonMatrix& matrix) const {
+    const auto room = matrix.gradient();
+    const auto gradient = room.to(matrix.options.dtype());
+    matrix.allocate_momentum();
+    matrix.momentum.lerp_(gradient, 1.0 - options.momentum);
+    const auto direction = options.nesterov
+        ? gradient.lerp(matrix.momentum, options.momentum)
+        : matrix.momentum;
+    room.copy_(optim::orthogonalised(direction, options));
+  }
+
+  void apply_update(const MuonMatrix& matrix) const {
+    const auto rows = static_cast<double>(matrix.rows);
+    const auto columns = static_cast<double>(matrix.columns);
+    const double scale = options.scale == MuonScale::kOriginal
+        ? std::sqrt(std::max(1.0, rows / columns))
+        : 0.2 * std::sqrt(std::max(rows, columns));
+    auto values = matrix.slice;
+    values.mul_(1.0 - options.learning_rate * options.weight_decay);
+    values.add_(matrix.gradient_of_slice(), -options.learning_rate * scale);
+    values.mutable_grad().reset();
+  }
+
   void all_reduce_max(const at::Tensor& numbers) const {
     if (parameters.all_reduce_max) {
       parameters.all_reduce_max(numbers);
@@ -177,101 +253,6 @@ struct Muon::Impl {
   std::shared_ptr<void> claim;  // While held, this optimizer publishes.
   std::vector<MuonMatrix> matrices;
 };
-
-// Returns, by matrix, whether it is updated. When it returns, every rank has come here, so no rank
-// still writes its part of a gradient, as clipping does.
-std::vector<bool> Muon::Impl::agree_on_gradients() const {
-  const auto count = static_cast<std::int64_t>(matrices.size());
-  const auto numbers = at::zeros({2 * count}, at::kDouble);
-  auto* const has = numbers.mutable_data_ptr<double>();
-  auto* const lacks = has + count;
-  for (std::size_t m = 0; m < matrices.size(); ++m) {
-    const auto& matrix = matrices[m];
-    if (!matrix.slice.defined()) {
-      continue;
-    }
-    const auto gradient =
-        optim::usable_gradient(kMuon, {matrix.name, matrix.slice});
-    (gradient.defined() ? has : lacks)[m] = 1.0;
-    if (!gradient.defined()) {
-      continue;
-    }
-    if (!matrix.shared_gradient.defined()) {
-      matrix.slice.mutable_grad() = gradient;
-    } else if (const auto place = matrix.gradient_of_slice();
-               place.const_data_ptr() != gradient.const_data_ptr()) {
-      place.copy_(gradient);  // The user has set it.
-    }
-  }
-  all_reduce_max(numbers);
-  std::vector<bool> due;
-  for (std::size_t m = 0; m < matrices.size(); ++m) {
-    SHERD_CHECK(
-        has[m] == 0.0 || lacks[m] == 0.0, "[optim] ", kMuon,
-        ": expected a gradient of \"", matrices[m].name,
-        "\" on every rank or on none, found some ranks without");
-    due.push_back(has[m] != 0.0);
-  }
-  return due;
-}
-
-std::vector<optim::CutMatrix> Muon::Impl::gather_gradients(
-    const std::vector<bool>& due) {
-  std::vector<optim::CutMatrix> moved;
-  for (std::size_t m = 0; m < matrices.size(); ++m) {
-    const auto& matrix = matrices[m];
-    if (due[m] && matrix.is_cut()) {
-      moved.push_back(
-          {.owner = matrix.owner,
-           .cuts = matrix.cuts,
-           .options = matrix.options,
-           .part = matrix.slice.defined() ? matrix.slice.grad() : at::Tensor(),
-           .whole = {}});
-    }
-  }
-  optim::gather_parts(parameters.whole, moved);
-  auto next = moved.begin();
-  for (std::size_t m = 0; m < matrices.size(); ++m) {
-    if (due[m] && matrices[m].is_cut()) {
-      const auto& whole = (next++)->whole;
-      matrices[m].gathered_gradient = whole.defined()
-          ? whole.view({matrices[m].rows, matrices[m].columns})
-          : at::Tensor();
-    }
-  }
-  return moved;
-}
-
-void Muon::Impl::scatter_updates(const std::vector<optim::CutMatrix>& moved) {
-  optim::scatter_parts(parameters.whole, moved);
-  for (auto& matrix : matrices) {
-    matrix.gathered_gradient.reset();
-  }
-}
-
-// Writes the update into the memory of the gradient, which may be of a narrower dtype.
-void Muon::Impl::make_update(MuonMatrix& matrix) const {
-  const auto room = matrix.gradient();
-  const auto gradient = room.to(matrix.options.dtype());
-  matrix.allocate_momentum();
-  matrix.momentum.lerp_(gradient, 1.0 - options.momentum);
-  const auto direction = options.nesterov
-      ? gradient.lerp(matrix.momentum, options.momentum)
-      : matrix.momentum;
-  room.copy_(optim::orthogonalised(direction, options));
-}
-
-void Muon::Impl::apply_update(const MuonMatrix& matrix) const {
-  const auto rows = static_cast<double>(matrix.rows);
-  const auto columns = static_cast<double>(matrix.columns);
-  const double scale = options.scale == MuonScale::kOriginal
-      ? std::sqrt(std::max(1.0, rows / columns))
-      : 0.2 * std::sqrt(std::max(rows, columns));
-  auto values = matrix.slice;
-  values.mul_(1.0 - options.learning_rate * options.weight_decay);
-  values.add_(matrix.gradient_of_slice(), -options.learning_rate * scale);
-  values.mutable_grad().reset();
-}
 
 Muon::Muon(NamedParameters parameters, const MuonOptions& options)
     : impl_(std::make_unique<Impl>(std::move(parameters), options)) {}
@@ -285,6 +266,7 @@ void Muon::step() {
   const at::NoGradGuard no_grad;
   auto& matrices = impl_->matrices;
   const auto due = impl_->agree_on_gradients();
+  const GatheredGradients until_the_end{matrices};
   const auto moved = impl_->gather_gradients(due);
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     if (due[m] && impl_->owns(matrices[m])) {
@@ -294,7 +276,8 @@ void Muon::step() {
   if (moved.empty()) {
     impl_->all_reduce_max(at::zeros({1}, at::kDouble));
   } else {
-    impl_->scatter_updates(moved);
+    // Sends back the updates that the owners made of gathered gradients.
+    optim::scatter_parts(impl_->parameters.whole, moved);
   }
   for (std::size_t m = 0; m < matrices.size(); ++m) {
     if (due[m] && matrices[m].slice.defined()) {

@@ -4,7 +4,6 @@
 #include <sherd/optim/muon.h>
 
 #include <cmath>
-#include <limits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>

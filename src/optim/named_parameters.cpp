@@ -1,28 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/optim/named_parameters.h>
 
-#include <fnmatch.h>
-#include <algorithm>
-#include "optim/name_patterns.h"
+#include "optim/slice_set.h"
 
 namespace sherd {
-
-bool optim::matches_any(
-    const std::vector<std::string>& patterns, const std::string& name) {
-  return std::ranges::any_of(patterns, [&](const std::string& pattern) {
-    return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  });
-}
-
-bool optim::matches_any(
-    const std::vector<std::string>& patterns,
-    const std::string& name,
-    const std::map<std::string, std::string>& tied_names) {
-  return matches_any(patterns, name) ||
-      std::ranges::any_of(tied_names, [&](const auto& tied) {
-           return tied.second == name && matches_any(patterns, tied.first);
-         });
-}
 
 SplitParameters split(
     const NamedParameters& parameters,

@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/newton_schulz.h"
 
+#include <algorithm>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 
 namespace sherd::optim {
+
+std::int64_t newton_schulz_cost(std::int64_t rows, std::int64_t columns) {
+  const auto shorter = std::min(rows, columns);
+  const auto longer = std::max(rows, columns);
+  return shorter * shorter * (2 * longer + shorter);
+}
 
 // The same operators as in torch.optim.Muon.
 at::Tensor orthogonalised(

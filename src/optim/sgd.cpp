@@ -46,7 +46,7 @@ Sgd& Sgd::operator=(Sgd&&) noexcept = default;
 void Sgd::step() {
   const at::NoGradGuard no_grad;
   const SgdOptions& options = impl_->options;
-  for (optim::UpdateBatch& batch : impl_->slices.begin_update()) {
+  for (optim::SliceSet::Batch& batch : impl_->slices.begin_update()) {
     // PyTorch initialises the buffer with the first gradient. A buffer of zeros gives the same,
     // momentum * 0 + gradient, because there is no dampening, so first and later updates of slices
     // go into one call.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "optim/slice_set.h"
 
+#include <fnmatch.h>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,7 +13,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include "base/check.h"
-#include "optim/name_patterns.h"
 
 namespace sherd::optim {
 namespace {
@@ -83,6 +83,22 @@ void check_group(const char* owner, const ParameterGroup& group) {
   }
 }
 
+void reset_gradients(const NamedParameters& parameters) {
+  for (const NamedParameter& parameter : parameters.items) {
+    parameter.slice.mutable_grad().reset();
+  }
+}
+
+// Undefined slices are refused later.
+std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
+  std::vector<c10::Device> devices;
+  for (const auto& item : items) {
+    devices.push_back(
+        item.slice.defined() ? item.slice.device() : c10::Device(at::kCPU));
+  }
+  return devices;
+}
+
 }  // namespace
 
 void check_not_negative(const char* owner, const char* what, double value) {
@@ -114,6 +130,21 @@ void check_slices(
         ": expected \"", name, "\" to have a floating-point type, found ",
         slice.scalar_type());
   }
+}
+
+bool matches_any(
+    const std::vector<std::string>& patterns,
+    const std::string& name,
+    const std::map<std::string, std::string>& tied_names) {
+  const auto matches = [&](const std::string& any_name) {
+    return std::ranges::any_of(patterns, [&](const std::string& pattern) {
+      return ::fnmatch(pattern.c_str(), any_name.c_str(), 0) == 0;
+    });
+  };
+  return matches(name) ||
+      std::ranges::any_of(tied_names, [&](const auto& tied) {
+           return tied.second == name && matches(tied.first);
+         });
 }
 
 // Undefined slices are refused later.
@@ -149,26 +180,6 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter) {
   return in_memory_order_of(parameter.slice, cast);
 }
 
-namespace {
-
-void reset_gradients(const NamedParameters& parameters) {
-  for (const NamedParameter& parameter : parameters.items) {
-    parameter.slice.mutable_grad().reset();
-  }
-}
-
-// Undefined slices are refused later.
-std::vector<c10::Device> devices_of(const std::vector<NamedParameter>& items) {
-  std::vector<c10::Device> devices;
-  for (const auto& item : items) {
-    devices.push_back(
-        item.slice.defined() ? item.slice.device() : c10::Device(at::kCPU));
-  }
-  return devices;
-}
-
-}  // namespace
-
 void drop_gradients(const NamedParameters& parameters) {
   reset_gradients(parameters);
   if (parameters.drop_kept) {
@@ -181,7 +192,7 @@ void drop_gradients(const NamedParameters& parameters) {
   }
 }
 
-SliceSet::SliceSet(NamedParameters parameters, const SliceSetOptions& options)
+SliceSet::SliceSet(NamedParameters parameters, const Options& options)
     : parameters_(without_untrainable(std::move(parameters))),
       options_(options),
       counts_(devices_of(parameters_.items)) {
@@ -258,7 +269,7 @@ void SliceSet::lay_out_state() {
   }
 }
 
-std::vector<UpdateBatch> SliceSet::begin_update() {
+std::vector<SliceSet::Batch> SliceSet::begin_update() {
   // Autograd need not know of views that only the kernels see. Its part of making them takes twice
   // as long as the views themselves.
   const at::AutoDispatchBelowADInplaceOrView without_autograd;
@@ -272,7 +283,7 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
       slice.has_state = true;
     }
   }
-  std::vector<UpdateBatch> batches;
+  std::vector<Batch> batches;
   for (const UpdateSettings& kind : kinds_) {
     batches.push_back(empty_batch(kind));
   }
@@ -283,8 +294,7 @@ std::vector<UpdateBatch> SliceSet::begin_update() {
   for (const UpdateRun& run : plan_update_runs(pieces)) {
     add_run(run, batches);
   }
-  std::erase_if(
-      batches, [](const UpdateBatch& b) { return b.parameters.empty(); });
+  std::erase_if(batches, [](const Batch& b) { return b.parameters.empty(); });
   return batches;
 }
 
@@ -299,8 +309,8 @@ void SliceSet::count_updates() {
   counts_.count(updated);
 }
 
-UpdateBatch SliceSet::empty_batch(const UpdateSettings& kind) const {
-  UpdateBatch batch;
+SliceSet::Batch SliceSet::empty_batch(const UpdateSettings& kind) const {
+  Batch batch;
   batch.weight_decay = options_.weight_decay;
   batch.states.resize(options_.state_tensors);
   if (kind.group < options_.groups.size()) {
@@ -347,21 +357,31 @@ std::vector<SliceUpdate> SliceSet::pieces() const {
   return pieces;
 }
 
-void SliceSet::add_run(
-    const UpdateRun& run, std::vector<UpdateBatch>& batches) {
+void SliceSet::add_run(const UpdateRun& run, std::vector<Batch>& batches) {
   const SliceEntry& slice = slices_[run.first];
   const at::Tensor& tensor = tensor_of(slice);
   const auto elements =
       run.bytes / static_cast<std::int64_t>(tensor.element_size());
-  UpdateBatch& batch = batches[static_cast<std::size_t>(slice.kind)];
-  batch.parameters.push_back(strip(tensor, elements));
-  batch.gradients.push_back(strip(slice.gradient, elements));
+  add_elements(
+      slice, 0, strip(tensor, elements), strip(slice.gradient, elements),
+      batches[static_cast<std::size_t>(slice.kind)]);
+}
+
+void SliceSet::add_elements(
+    const SliceEntry& slice,
+    std::int64_t begin,
+    const at::Tensor& parameter,
+    const at::Tensor& gradient,
+    Batch& batch) const {
+  batch.parameters.push_back(parameter);
+  batch.gradients.push_back(gradient);
   if (options_.counts_updates) {
     batch.steps.push_back(counts_.for_kernel(slice.item));
   }
   for (std::size_t s = 0; s < options_.state_tensors; ++s) {
-    batch.states[s].push_back(
-        strip(ranges_[slice.range].states[s], elements, slice.range_offset));
+    batch.states[s].push_back(strip(
+        ranges_[slice.range].states[s], parameter.numel(),
+        slice.range_offset + begin));
   }
 }
 
@@ -385,25 +405,20 @@ void SliceSet::update_in_backward(Kernel kernel) {
        }});
 }
 
-UpdateBatch SliceSet::part(
-    const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient) {
-  UpdateBatch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
+SliceSet::Batch SliceSet::part(
+    const SliceEntry& slice,
+    std::int64_t begin,
+    const at::Tensor& gradient) const {
+  Batch batch = empty_batch(kinds_[static_cast<std::size_t>(slice.kind)]);
   const at::Tensor tensor = tensor_of(slice).detach();
-  batch.parameters = {strip(tensor, gradient.numel(), begin)};
   // Other slices than contiguous ones get their gradients whole.
-  batch.gradients = {
-      tensor.is_contiguous()
-          ? gradient
-          : strip(
-                in_memory_order_of(tensor, gradient.view(tensor.sizes())),
-                gradient.numel())};
-  if (options_.counts_updates) {
-    batch.steps = {counts_.for_kernel(slice.item)};
-  }
-  for (std::size_t s = 0; s < options_.state_tensors; ++s) {
-    batch.states[s] = {ranges_[slice.range].states[s].narrow(
-        0, slice.range_offset + begin, gradient.numel())};
-  }
+  const auto in_order = tensor.is_contiguous()
+      ? gradient
+      : strip(
+            in_memory_order_of(tensor, gradient.view(tensor.sizes())),
+            gradient.numel());
+  add_elements(
+      slice, begin, strip(tensor, gradient.numel(), begin), in_order, batch);
   return batch;
 }
 

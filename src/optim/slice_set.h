@@ -9,10 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/optim/named_parameters.h>
@@ -24,6 +24,13 @@ namespace sherd::optim {
 // Throws Error "[optim] `owner`: expected `what` ..., found `value`" unless the value is finite and
 // at least 0.
 void check_not_negative(const char* owner, const char* what, double value);
+
+// Whether a parameter's whole name, or one of its further names (NamedParameters::tied_names),
+// matches one of the shell patterns; `*` also matches dots.
+bool matches_any(
+    const std::vector<std::string>& patterns,
+    const std::string& name,
+    const std::map<std::string, std::string>& tied_names);
 
 // Returns the parameters without frozen integers and the like, which can never have a gradient.
 NamedParameters without_untrainable(NamedParameters parameters);
@@ -40,40 +47,40 @@ at::Tensor usable_gradient(const char* owner, const NamedParameter& parameter);
 // no_sync() has kept of them.
 void drop_gradients(const NamedParameters& parameters);
 
-struct SliceSetOptions {
-  const char* owner = "";          // Name of the optimizer, for messages.
-  std::size_t state_tensors = 0;   // The number per slice.
-  bool counts_updates = false;     // Slices have step counts, which cut runs.
-  bool joins_over_padding = true;  // The arithmetic keeps zero padding zero.
-  double weight_decay = 0.0;       // Unless a group has its own.
-  std::vector<ParameterGroup> groups = {};
-};
-
-// What one kernel call updates: parallel lists, one entry per run.
-struct UpdateBatch {
-  double learning_rate_scale = 1.0;
-  double weight_decay = 0.0;
-  std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> gradients;
-  std::vector<at::Tensor> steps;  // Updates including this one, as floats.
-  std::vector<std::vector<at::Tensor>> states;  // [state tensor][run]
-};
-
 class SliceSet {
  public:
+  struct Options {
+    const char* owner = "";          // Name of the optimizer, for messages.
+    std::size_t state_tensors = 0;   // The number per slice.
+    bool counts_updates = false;     // Slices have step counts, which cut runs.
+    bool joins_over_padding = true;  // The arithmetic keeps zero padding zero.
+    double weight_decay = 0.0;       // Unless a group has its own.
+    std::vector<ParameterGroup> groups = {};
+  };
+
+  // What one kernel call updates: parallel lists, one entry per run.
+  struct Batch {
+    double learning_rate_scale = 1.0;
+    double weight_decay = 0.0;
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> gradients;
+    std::vector<at::Tensor> steps;  // Updates including this one, as floats.
+    std::vector<std::vector<at::Tensor>> states;  // [state tensor][run]
+  };
+
   // Throws Error for bad slices or groups; see AdamW. Leaves out frozen slices that are not of a
   // floating-point type.
-  SliceSet(NamedParameters parameters, const SliceSetOptions& options);
+  SliceSet(NamedParameters parameters, const Options& options);
   SliceSet(const SliceSet&) = delete;
   SliceSet& operator=(const SliceSet&) = delete;
 
   // Returns everything with a gradient, ready for the kernels, and counts the update. Throws Error
   // with nothing changed when a gradient does not fit.
-  std::vector<UpdateBatch> begin_update();
+  std::vector<Batch> begin_update();
 
   // Makes backward, if it can, call `kernel` with one run of one slice at a time; each call counts
   // as an update.
-  using Kernel = std::function<void(const UpdateBatch&)>;
+  using Kernel = std::function<void(const Batch&)>;
   void update_in_backward(Kernel kernel);
 
   // Call it after the kernels: publishes, and makes backward over graphs of the old values throw
@@ -126,19 +133,28 @@ class SliceSet {
   int kind_of(const NamedParameter& parameter);
   void lay_out_state();
   void allocate(const SliceEntry& slice);
-  UpdateBatch part(
-      const SliceEntry& slice, std::int64_t begin, const at::Tensor& gradient);
+  Batch part(
+      const SliceEntry& slice,
+      std::int64_t begin,
+      const at::Tensor& gradient) const;
   std::vector<SliceUpdate> pieces() const;
   // A batch with the settings of a kind and without runs.
-  UpdateBatch empty_batch(const UpdateSettings& kind) const;
+  Batch empty_batch(const UpdateSettings& kind) const;
   void count_updates();
-  void add_run(const UpdateRun& run, std::vector<UpdateBatch>& batches);
+  void add_run(const UpdateRun& run, std::vector<Batch>& batches);
+  // Adds those that begin at element `begin` of the slice.
+  void add_elements(
+      const SliceEntry& slice,
+      std::int64_t begin,
+      const at::Tensor& parameter,
+      const at::Tensor& gradient,
+      Batch& batch) const;
   // In slices_. Throws Error for an unknown name.
   std::size_t index_of(const std::string& name) const;
 
   NamedParameters parameters_;
   std::shared_ptr<void> claim_;  // While held, this optimizer publishes.
-  const SliceSetOptions options_;
+  const Options options_;
   std::vector<UpdateSettings> kinds_;
   std::vector<SliceEntry> slices_;  // In order of memory.
   std::vector<Range> ranges_;

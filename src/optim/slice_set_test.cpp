@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 const std::vector<std::string> kNames = {"a.weight", "a.bias", "b.weight"};
 const std::vector<std::int64_t> kSizes = {20, 16, 5};
 
-std::vector<std::int64_t> lengths(const UpdateBatch& batch) {
+std::vector<std::int64_t> lengths(const SliceSet::Batch& batch) {
   std::vector<std::int64_t> result;
   for (const auto& parameter : batch.parameters) {
     result.push_back(parameter.numel());

@@ -6,7 +6,6 @@
 #include <random>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sherd/base/error.h>
 #include "support/error_of.h"
 
 namespace sherd::plan {

@@ -19,18 +19,18 @@ struct SavedPiece {
   int file = 0;        // Number of the file.
 };
 
-// A range to read from a piece.
-struct PieceRead {
-  int piece = 0;  // Index among the pieces given.
-  // Elements of the tensor, inside both piece and `wanted`.
-  ElementRange range;
-
-  bool operator==(const PieceRead&) const = default;
-};
-
 struct ReadPlan {
+  // A range to read from a piece.
+  struct Read {
+    int piece = 0;  // Index among the pieces given.
+    // Elements of the tensor, inside both piece and `wanted`.
+    ElementRange range;
+
+    bool operator==(const Read&) const = default;
+  };
+
   // Ascending, none empty; covers each wanted element that a piece has exactly once.
-  std::vector<PieceRead> reads;
+  std::vector<Read> reads;
   // Ascending, none empty, no two adjacent: the wanted elements that no piece has. A checkpoint is
   // complete if there are none.
   std::vector<ElementRange> missing;

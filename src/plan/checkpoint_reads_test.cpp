@@ -7,7 +7,6 @@
 #include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sherd/base/error.h>
 #include "base/check.h"
 #include "plan/random_testing.h"
 #include "support/error_of.h"
@@ -166,8 +165,8 @@ TEST(Reshard, WorksAtTheEndOfTheNumbers) {
   const ElementRange wanted{last - 8, last};
   const auto plan = plan_reads(pieces, wanted, std::numeric_limits<int>::max());
   ASSERT_EQ(plan.reads.size(), 2U);
-  const PieceRead first{.piece = 1, .range = {last - 8, last - 2}};
-  const PieceRead second{.piece = 0, .range = {last - 2, last}};
+  const ReadPlan::Read first{.piece = 1, .range = {last - 8, last - 2}};
+  const ReadPlan::Read second{.piece = 0, .range = {last - 2, last}};
   EXPECT_EQ(plan.reads[0], first);
   EXPECT_EQ(plan.reads[1], second);
   EXPECT_THAT(plan.missing, IsEmpty());

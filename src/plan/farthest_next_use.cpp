@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/farthest_next_use.h"
-
 #include <algorithm>
 #include <iterator>
 #include <set>
 #include <tuple>
 #include "plan/arithmetic.h"
+#include "plan/gaps.h"
 
 namespace sherd::plan {
 namespace {

@@ -2,10 +2,10 @@
 #include "plan/flat_layout.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include "base/check.h"
 #include "plan/arithmetic.h"
-#include "plan/shard_cuts.h"
 
 namespace sherd::plan {
 namespace {
@@ -72,6 +72,96 @@ FlatLayout pack(
     layout.numel = offset + parameter.numel;
   }
   return layout;
+}
+
+// A cut moves to an aligned place only if that shifts it by at most this part of an even share, so
+// tiny flats are spread evenly and large ones are aligned.
+constexpr std::int64_t kAlignedCutShift = 16;
+
+// The last parameter that starts at or before `element`; there must be one.
+std::size_t parameter_at(const FlatLayout& layout, std::int64_t element) {
+  const auto after =
+      std::upper_bound(layout.offsets.begin(), layout.offsets.end(), element);
+  return static_cast<std::size_t>(after - layout.offsets.begin()) - 1;
+}
+
+// Chooses the cuts of a packed flat, one boundary at a time: each is at the legal place nearest to
+// its even share, so that no shard exceeds an even one by more than about one block. In large flats
+// cuts prefer aligned places.
+struct ShardCuts {
+  // Ascends with rank. Proof: nearest_legal() ascends with its target and keeps a legal target. An
+  // aligned cut is legal and less than a share away from its target, so neighbouring targets lie on
+  // both sides of it.
+  std::int64_t cut(int rank) const {
+    const std::int64_t target = ideal(rank);
+    const std::int64_t aligned = nearest_aligned(target);
+    const std::int64_t shift_max = layout.numel / ranks / kAlignedCutShift;
+    if (std::abs(aligned - target) <= shift_max && is_legal(aligned)) {
+      return aligned;
+    }
+    return nearest_legal(target);
+  }
+
+  // floor(rank * numel / ranks) without the product.
+  std::int64_t ideal(int rank) const {
+    const std::int64_t share = layout.numel / ranks;
+    const std::int64_t rest = layout.numel % ranks;
+    return share * rank + rest * rank / ranks;
+  }
+
+  std::int64_t nearest_aligned(std::int64_t target) const {
+    const std::int64_t below = target / slice_alignment * slice_alignment;
+    const std::int64_t above = below + slice_alignment;
+    return above <= layout.numel && above - target < target - below ? above
+                                                                    : below;
+  }
+
+  // Between two parameters, the only legal place is the start of the second.
+  bool is_legal(std::int64_t place) const {
+    const std::size_t p = parameter_at(layout, place);
+    const std::int64_t inside = place - layout.offsets[p];
+    return inside == 0 || place == layout.numel ||
+        (inside < layout.numels[p] && inside % parameters[p].granularity == 0);
+  }
+
+  // Inside a parameter: one of the two block boundaries around the target. Instead of the
+  // parameter's end, and in the padding after it: the start of the next parameter.
+  std::int64_t nearest_legal(std::int64_t target) const {
+    const std::size_t p = parameter_at(layout, target);
+    const std::int64_t offset = layout.offsets[p];
+    const std::int64_t granularity = parameters[p].granularity;
+    const std::int64_t next =
+        p + 1 < layout.offsets.size() ? layout.offsets[p + 1] : layout.numel;
+    if (target >= offset + layout.numels[p]) {
+      return next;
+    }
+    const std::int64_t block = (target - offset) / granularity;
+    const std::int64_t below = offset + block * granularity;
+    const std::int64_t left = offset + layout.numels[p] - below;
+    const std::int64_t above = granularity < left ? below + granularity : next;
+    return target - below <= above - target ? below : above;
+  }
+
+  const FlatLayout& layout;
+  std::span<const FlatParameter> parameters;
+  const std::int64_t ranks;
+  const std::int64_t slice_alignment;
+};
+
+// ranks + 1 ascending values from 0 to layout.numel.
+std::vector<std::int64_t> shard_cuts(
+    const FlatLayout& layout,
+    std::span<const FlatParameter> parameters,
+    int ranks,
+    std::int64_t slice_alignment) {
+  std::vector<std::int64_t> cuts{0};
+  const ShardCuts cutter{layout, parameters, ranks, slice_alignment};
+  for (int rank = 1; rank < ranks; ++rank) {
+    cuts.push_back(layout.numel == 0 ? 0 : cutter.cut(rank));
+    SHERD_ASSERT(cuts.back() >= cuts[cuts.size() - 2], "cuts ascend");
+  }
+  cuts.push_back(layout.numel);
+  return cuts;
 }
 
 }  // namespace

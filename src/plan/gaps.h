@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A gap is the stretch of visits between two uses of a unit. Bridging a gap, by keeping the unit
-// whole, saves one gather, but its bytes count at each visit in between. To plan a step is to
-// choose which gaps to bridge. Thread rule: pure functions and values.
+// A gap is the stretch of visits between two uses of a unit. To plan a step is to choose which gaps
+// to bridge by keeping the unit whole (docs/design/plan.md). Thread rule: pure functions and
+// values; equal problems have equal answers on every machine.
 #pragma once
 
 #include <cstdint>
@@ -48,5 +48,22 @@ UnitSets present_units(const ScheduleInput& input);
 // The gaps between visits at which a unit is present, and the room to bridge them. REQUIRES: the
 // units present fit the budget of each visit.
 GapProblem gap_problem(const UnitSets& present, const ScheduleInput& input);
+
+// The next two return, by gap, whether it is bridged. At each visit the bytes of the bridged gaps
+// fit the room.
+
+// By Belady's rule, farthest next use: bridges every gap and, where there is no room, gives up the
+// gap that ends last. Optimal if units are equal and no gap crosses the step boundary.
+std::vector<bool> keep_by_farthest_next_use(const GapProblem& problem);
+
+// The same, improved by local search if units differ in size or are carried over the step boundary;
+// bridges at least as many bytes. The search ends after a fixed number of exchanges, never after a
+// time, so that every rank ends with the same choice.
+std::vector<bool> keep_gaps(const GapProblem& problem);
+
+// By farthest next use of parts of gaps: no choice leaves fewer bytes unbridged, not even one that
+// bridges parts of gaps. If no gap crosses the step boundary, some choice of parts reaches this
+// bound.
+std::int64_t missed_bytes_lower_bound(const GapProblem& problem);
 
 }  // namespace sherd::plan

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/keep_gaps.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include "base/check.h"
-#include "plan/farthest_next_use.h"
+#include "plan/gaps.h"
 
 namespace sherd::plan {
 namespace {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/keep_gaps.h"
-
 #include <algorithm>
 #include <utility>
 #include <gtest/gtest.h>
-#include "plan/farthest_next_use.h"
+#include "plan/gaps.h"
 #include "plan/schedule_testing.h"
 
 namespace sherd::plan {
@@ -163,7 +161,8 @@ TEST(KeepGaps, LongListsEndWithinTwoThousandthsOfTheBound) {
     }
     const ScheduleInput input = schedule_input(
         std::move(sizes), std::move(visits), random.in(600, total));
-    const ScheduleReport report = make_unit_schedule(input).value().report;
+    const UnitSchedule::Report report =
+        make_unit_schedule(input).value().report;
     const GapProblem problem = problem_of(input);
     const std::int64_t gained =
         missed_bytes(problem, keep_by_farthest_next_use(problem)) -

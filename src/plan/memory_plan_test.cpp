@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/memory_plan.h"
 
-#include <algorithm>
 #include <optional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

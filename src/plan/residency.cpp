@@ -39,13 +39,13 @@ Residency::State& Residency::state(UnitId unit) {
   return states_[static_cast<std::size_t>(unit)];
 }
 
-Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
+Result<Residency::Decision> Residency::visit(std::span<const UnitId> units) {
   std::for_each(units.begin(), units.end(), [&](UnitId u) { check_exists(u); });
   const std::int64_t needed_bytes = pinned_bytes_ + mark_set(units);
   if (Status floor = check_floor(needed_bytes); !floor.ok()) {
     return floor;
   }
-  ResidencyDecision decision;
+  Decision decision;
   grow_budget(needed_bytes, decision);
 
   std::int64_t fetch_bytes = 0;
@@ -59,7 +59,9 @@ Result<ResidencyDecision> Residency::visit(std::span<const UnitId> units) {
     }
   }
   make_room(fetch_bytes, decision);
-  use_set(units);
+  for (const UnitId unit : units) {
+    state(unit).last_use = ++clock_;
+  }
   resident_bytes_ += fetch_bytes;
   SHERD_ASSERT(resident_bytes_ <= budget_.bytes.value_or(total_bytes_));
   decision.reason = reason_of(decision);
@@ -103,8 +105,7 @@ Status Residency::check_floor(std::int64_t needed_bytes) const {
 }
 
 // A preset grows by as much as the visit exceeds the assumed one, up to the bytes of all units.
-void Residency::grow_budget(
-    std::int64_t needed_bytes, ResidencyDecision& decision) {
+void Residency::grow_budget(std::int64_t needed_bytes, Decision& decision) {
   if (!budget_.bytes || !budget_.assumed_visit_bytes ||
       needed_bytes <= *budget_.assumed_visit_bytes) {
     return;
@@ -118,8 +119,7 @@ void Residency::grow_budget(
   }
 }
 
-void Residency::make_room(
-    std::int64_t fetch_bytes, ResidencyDecision& decision) {
+void Residency::make_room(std::int64_t fetch_bytes, Decision& decision) {
   if (!budget_.bytes || resident_bytes_ + fetch_bytes <= *budget_.bytes) {
     return;
   }
@@ -134,13 +134,7 @@ void Residency::make_room(
   }
 }
 
-void Residency::use_set(std::span<const UnitId> units) {
-  for (const UnitId unit : units) {
-    state(unit).last_use = ++clock_;
-  }
-}
-
-std::string Residency::reason_of(const ResidencyDecision& decision) const {
+std::string Residency::reason_of(const Decision& decision) const {
   if (decision.fetch.empty() && !decision.grown_budget_bytes) {
     return "whole already";
   }

@@ -17,19 +17,19 @@
 
 namespace sherd::plan {
 
-struct ResidencyDecision {
-  // Units to reshard before the first fetch, least recently used first.
-  std::vector<UnitId> evict;
-  // Units to unshard, in the order of the visit.
-  std::vector<UnitId> fetch;
-  // Set if a preset's budget grew for this visit: its new size.
-  std::optional<std::int64_t> grown_budget_bytes;
-  // One sentence, short enough not to allocate if there is nothing to do.
-  std::string reason;
-};
-
 class Residency {
  public:
+  struct Decision {
+    // Units to reshard before the first fetch, least recently used first.
+    std::vector<UnitId> evict;
+    // Units to unshard, in the order of the visit.
+    std::vector<UnitId> fetch;
+    // Set if a preset's budget grew for this visit: its new size.
+    std::optional<std::int64_t> grown_budget_bytes;
+    // One sentence, short enough not to allocate if there is nothing to do.
+    std::string reason;
+  };
+
   // At first no unit is whole. Throws if a size is negative, the sum overflows, or the budget is
   // below what it assumes.
   Residency(std::vector<std::int64_t> unit_bytes, Budget budget);
@@ -42,7 +42,7 @@ class Residency {
   // assumed, its budget grows. If they exceed a fixed budget, changes nothing and returns
   // kInvalidArgument, naming the bytes needed, the units, the budget and the remedy. Throws, and
   // changes nothing, if a unit does not exist.
-  Result<ResidencyDecision> visit(std::span<const UnitId> units);
+  Result<Decision> visit(std::span<const UnitId> units);
 
   // A pinned unit stays whole until it is unpinned as often as it was pinned. REQUIRES for pin:
   // resident. REQUIRES for unpin: pinned.
@@ -90,10 +90,9 @@ class Residency {
   void check_exists(UnitId unit) const;
   std::int64_t mark_set(std::span<const UnitId> units);
   Status check_floor(std::int64_t needed_bytes) const;
-  void grow_budget(std::int64_t needed_bytes, ResidencyDecision& decision);
-  void make_room(std::int64_t fetch_bytes, ResidencyDecision& decision);
-  void use_set(std::span<const UnitId> units);
-  std::string reason_of(const ResidencyDecision& decision) const;
+  void grow_budget(std::int64_t needed_bytes, Decision& decision);
+  void make_room(std::int64_t fetch_bytes, Decision& decision);
+  std::string reason_of(const Decision& decision) const;
   std::vector<UnitId> resident_by_last_use() const;
   void forget(UnitId unit);
 

@@ -22,7 +22,7 @@ using Bytes = std::vector<std::int64_t>;
 
 Budget fixed(std::int64_t bytes) { return {.bytes = bytes}; }
 
-ResidencyDecision visit(Residency& residency, const Units& units) {
+Residency::Decision visit(Residency& residency, const Units& units) {
   return residency.visit(units).value();
 }
 
@@ -38,7 +38,7 @@ std::int64_t fetched_bytes(
 TEST(Residency, FetchesWhatIsMissingAndKeepsTheRest) {
   Residency residency({10, 20, 30}, fixed(60));
   EXPECT_THAT(visit(residency, {2, 0, 2}).fetch, ElementsAre(2, 0));
-  const ResidencyDecision again = visit(residency, {0, 1});
+  const Residency::Decision again = visit(residency, {0, 1});
   EXPECT_THAT(again.fetch, ElementsAre(1));
   EXPECT_THAT(again.evict, IsEmpty());
   EXPECT_EQ(residency.resident_bytes(), 60);
@@ -51,7 +51,7 @@ TEST(Residency, EvictsTheLeastRecentlyUsedFirst) {
   visit(residency, {1});
   visit(residency, {2});
   visit(residency, {0});
-  const ResidencyDecision decision = visit(residency, {3});
+  const Residency::Decision decision = visit(residency, {3});
   EXPECT_THAT(decision.evict, ElementsAre(1, 2));
   EXPECT_TRUE(residency.resident(0));
   EXPECT_THAT(
@@ -104,7 +104,7 @@ TEST(Residency, AVisitAboveAFixedBudgetNamesTheFloorAndChangesNothing) {
   visit(residency, {1});
   residency.pin(1);
 
-  const Result<ResidencyDecision> refused = residency.visit(Units{2, 0});
+  const Result<Residency::Decision> refused = residency.visit(Units{2, 0});
 
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), ErrorCode::kInvalidArgument);
@@ -127,7 +127,7 @@ TEST(Residency, ALargerVisitThanAssumedGrowsAPreset) {
   Residency residency(units, full_shard_budget({.bytes = units}));
   EXPECT_FALSE(visit(residency, {0}).grown_budget_bytes.has_value());
 
-  const ResidencyDecision larger = visit(residency, {1, 2});
+  const Residency::Decision larger = visit(residency, {1, 2});
 
   EXPECT_EQ(larger.grown_budget_bytes, 30);
   EXPECT_EQ(residency.budget_bytes(), 30);
@@ -284,7 +284,7 @@ void visit_both(Residency& residency, ReferenceLru& lru, TestRandom& random) {
   Units evicted;
   Units fetched;
   const bool fits = lru.visit(units, evicted, fetched);
-  const Result<ResidencyDecision> decision = residency.visit(units);
+  const Result<Residency::Decision> decision = residency.visit(units);
   ASSERT_EQ(decision.ok(), fits);
   if (fits) {
     ASSERT_EQ(decision.value().evict, evicted);

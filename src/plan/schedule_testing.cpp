@@ -222,7 +222,7 @@ class Player {
   const UnitSchedule& schedule_;
   std::set<UnitId> whole_;
   std::size_t visit_ = 0;
-  ScheduleReport report_;
+  UnitSchedule::Report report_;
   std::string broken_;
 };
 

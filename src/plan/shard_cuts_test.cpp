@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/shard_cuts.h"
-
 #include <algorithm>
 #include <limits>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include "plan/flat_layout.h"
 #include "plan/random_testing.h"
 
 namespace sherd::plan {

@@ -18,22 +18,6 @@ constexpr std::size_t kVisitsMax = 100'000;
 // fit that plan.
 constexpr int kShorterSteps = 4;
 
-std::uint64_t digest(const StepTrace& record) {
-  Hash64 hash;
-  hash.add(static_cast<std::uint64_t>(record.training));
-  for (const auto& visit : record.visits) {
-    hash.add(static_cast<std::uint64_t>(visit.in_backward));
-    hash.add(visit.units.size());
-    for (const auto unit : visit.units) {
-      hash.add(static_cast<std::uint64_t>(unit));
-    }
-  }
-  for (const auto end : record.backward_ends) {
-    hash.add(static_cast<std::uint64_t>(end));
-  }
-  return hash.value();
-}
-
 }  // namespace
 
 StepFollower::StepFollower(StepPlanOptions options)
@@ -119,10 +103,10 @@ void StepFollower::choose_plan() {
   planned_throughout_ = plan_ != nullptr;
 }
 
-DueActions StepFollower::visit(
+StepFollower::DueActions StepFollower::visit(
     const std::vector<UnitId>& units, bool in_backward) {
   SHERD_ASSERT(in_step_ && !units.empty());
-  const StepVisit visit{units, in_backward};
+  const StepTrace::Visit visit{units, in_backward};
   auto& visits = record_.visits;
   if (!visits.empty() && visits.back().in_backward == in_backward &&
       std::includes(
@@ -159,7 +143,7 @@ DueActions StepFollower::visit(
 
 // Looks no farther than the next end of a backward, which all ranks pass together.
 std::optional<std::size_t> StepFollower::find_ahead(
-    const StepVisit& visit) const {
+    const StepTrace::Visit& visit) const {
   for (std::size_t v = next_; v < segment_end(); ++v) {
     if (plan_->record.visits[v] == visit) {
       return v;
@@ -215,7 +199,8 @@ void StepFollower::thaw(UnitId unit) {
   forget_plans();
 }
 
-std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
+std::vector<StepFollower::PlannedActions> StepFollower::advance(
+    std::size_t next) {
   std::vector<PlannedActions> actions;
   for (; next_ < next; ++next_) {
     actions.push_back(
@@ -225,7 +210,7 @@ std::vector<PlannedActions> StepFollower::advance(std::size_t next) {
   return actions;
 }
 
-DueActions StepFollower::end_backward() {
+StepFollower::DueActions StepFollower::end_backward() {
   DueActions due;
   if (!in_step_) {
     return due;  // The loss of this rank does not depend on the model.

@@ -3,11 +3,8 @@
 // A state machine that records the visits of a step, follows the plan of an earlier, equal step,
 // and makes plans of the steps that had none. It only decides; the caller gathers and drops.
 //
-// Ranks that follow plans must issue the same gathers in the same order. So they compare
-// fingerprint() before each step and follow plans only if all are equal; within a step, the actions
-// between two ends of a backward are always the same ones, whatever visits a rank left out. A step
-// that keeps leaving out the same gets a plan of its own, if it does so on all ranks. Thread rule:
-// one thread, or the caller's lock.
+// Ranks that follow plans issue the same gathers in the same order; how: docs/design/runtime.md,
+// "Whole units". Thread rule: one thread, or the caller's lock.
 #pragma once
 
 #include <array>
@@ -20,27 +17,28 @@
 
 namespace sherd::plan {
 
-struct PlannedActions {
-  const VisitActions* actions = nullptr;  // Valid until the step ends.
-  bool in_backward = false;               // Whether the visit is in backward.
-};
-
-// What the caller must do now: first reach `whole`, then take the actions.
-struct DueActions {
-  // Set when a plan begins: exactly these units must be whole.
-  std::optional<std::vector<UnitId>> whole;
-  std::vector<PlannedActions> actions;
-};
-
-struct FollowerCounters {
-  std::int64_t plans_made = 0;
-  std::int64_t steps = 0;
-  std::int64_t steps_planned = 0;  // Planned from the first visit to the last.
-  std::int64_t deviations = 0;     // Visits that the plan did not have ahead.
-};
-
 class StepFollower {
  public:
+  struct PlannedActions {
+    const VisitActions* actions = nullptr;  // Valid until the step ends.
+    bool in_backward = false;               // Whether the visit is in backward.
+  };
+
+  // What the caller must do now: first reach `whole`, then take the actions.
+  struct DueActions {
+    // Set when a plan begins: exactly these units must be whole.
+    std::optional<std::vector<UnitId>> whole;
+    std::vector<PlannedActions> actions;
+  };
+
+  struct Counters {
+    std::int64_t plans_made = 0;
+    std::int64_t steps = 0;
+    // Planned from the first visit to the last.
+    std::int64_t steps_planned = 0;
+    std::int64_t deviations = 0;  // Visits that the plan did not have ahead.
+  };
+
   explicit StepFollower(StepPlanOptions options);
   StepFollower(const StepFollower&) = delete;
   StepFollower& operator=(const StepFollower&) = delete;
@@ -98,7 +96,7 @@ class StepFollower {
   const StepPlan* latest() const {
     return plans_.empty() ? nullptr : &plans_.front();
   }
-  const FollowerCounters& counters() const { return counters_; }
+  const Counters& counters() const { return counters_; }
 
  private:
   // A step that followed a plan throughout, but left out parts of it.
@@ -110,7 +108,7 @@ class StepFollower {
   void choose_plan();
   void prefer_plan(const StepTrace& record, std::int64_t budget_bytes);
   void note_followed(const StepPlan& plan);
-  std::optional<std::size_t> find_ahead(const StepVisit& visit) const;
+  std::optional<std::size_t> find_ahead(const StepTrace::Visit& visit) const;
   const StepPlan* plan_with_same_beginning() const;
   std::size_t segment_end() const;
   std::vector<PlannedActions> advance(std::size_t next);
@@ -126,7 +124,7 @@ class StepFollower {
   bool planned_throughout_ = false;
   const StepPlan* plan_ = nullptr;
   std::size_t next_ = 0;  // The first position whose actions are still due.
-  FollowerCounters counters_;
+  Counters counters_;
 };
 
 }  // namespace sherd::plan

@@ -24,7 +24,7 @@ struct Rank {
       : follower(options) {}
 
   void begin(bool training = true) { follower.begin_step(training, true); }
-  void take(const DueActions& move) {
+  void take(const StepFollower::DueActions& move) {
     if (move.whole) {
       std::erase_if(whole, [&](UnitId unit) {
         return !std::binary_search(

@@ -8,6 +8,22 @@
 
 namespace sherd::plan {
 
+std::uint64_t digest(const StepTrace& record) {
+  Hash64 hash;
+  hash.add(static_cast<std::uint64_t>(record.training));
+  for (const auto& visit : record.visits) {
+    hash.add(static_cast<std::uint64_t>(visit.in_backward));
+    hash.add(visit.units.size());
+    for (const auto unit : visit.units) {
+      hash.add(static_cast<std::uint64_t>(unit));
+    }
+  }
+  for (const auto end : record.backward_ends) {
+    hash.add(static_cast<std::uint64_t>(end));
+  }
+  return hash.value();
+}
+
 std::optional<StepPlan> make_step_plan(
     const StepTrace& record,
     const StepPlanOptions& options,
@@ -20,21 +36,16 @@ std::optional<StepPlan> make_step_plan(
       : std::vector<bool>(options.unit_bytes.size(), true);
   input.ahead_visits = options.ahead_visits;
   input.budget_bytes.assign(record.visits.size(), budget_bytes);
-  Hash64 hash;
-  hash.add(static_cast<std::uint64_t>(record.training));
   for (const auto& visit : record.visits) {
     input.visits.push_back(visit.units);
-    hash.add(static_cast<std::uint64_t>(visit.in_backward));
-  }
-  for (const auto end : record.backward_ends) {
-    hash.add(static_cast<std::uint64_t>(end));
   }
   auto schedule = make_unit_schedule(input);
   if (!schedule.ok()) {
     return std::nullopt;
   }
-  hash.add(fingerprint(input));
-  return StepPlan{record, std::move(schedule).value(), hash.value()};
+  return StepPlan{
+      record, std::move(schedule).value(),
+      Hash64().add(digest(record)).add(fingerprint(input)).value()};
 }
 
 std::vector<UnitId> whole_before(const StepPlan& plan, std::size_t position) {

@@ -13,23 +13,26 @@
 
 namespace sherd::plan {
 
-struct StepVisit {
-  std::vector<UnitId> units;  // Ascending.
-  bool in_backward = false;
-
-  bool operator==(const StepVisit&) const = default;
-};
-
 // The visits from one publish to the next or, without a backward, until the first visit comes
 // again.
 struct StepTrace {
+  struct Visit {
+    std::vector<UnitId> units;  // Ascending.
+    bool in_backward = false;
+
+    bool operator==(const Visit&) const = default;
+  };
+
   bool training = true;  // The first visit recorded gradients.
-  std::vector<StepVisit> visits;
+  std::vector<Visit> visits;
   // For each backward, the number of visits before its end.
   std::vector<std::size_t> backward_ends;
 
   bool operator==(const StepTrace&) const = default;
 };
+
+// Equal for equal records.
+std::uint64_t digest(const StepTrace& record);
 
 struct StepPlan {
   StepTrace record;

@@ -7,9 +7,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "plan/budget.h"
-#include "plan/farthest_next_use.h"
 #include "plan/gaps.h"
-#include "plan/keep_gaps.h"
 
 namespace sherd::plan {
 namespace {
@@ -149,7 +147,7 @@ UnitSchedule solve(const ScheduleInput& input) {
   Residents residents = residents_of(problem, keep_gaps(problem), present);
   UnitSchedule schedule;
   schedule.before = actions_of(input, residents);
-  ScheduleReport& report = schedule.report;
+  UnitSchedule::Report& report = schedule.report;
   for (const VisitActions& actions : schedule.before) {
     report.gathers += static_cast<std::int64_t>(actions.unshard.size());
     report.gathered_bytes += bytes_of(actions.unshard, input.unit_bytes);
@@ -193,7 +191,7 @@ Result<UnitSchedule> make_unit_schedule(const ScheduleInput& input) {
     return floor;
   }
   UnitSchedule schedule = solve(input);
-  ScheduleReport& report = schedule.report;
+  UnitSchedule::Report& report = schedule.report;
   report.lower_bound_bytes = lower_bound(input);
   report.tenth_more_saves_bytes = std::max<std::int64_t>(
       0,

@@ -38,25 +38,25 @@ struct VisitActions {
   std::vector<UnitId> unshard;
 };
 
-// Figures of one step in a series of equal ones: the units in `initial` cost nothing.
-struct ScheduleReport {
-  std::int64_t gathers = 0;
-  std::int64_t gathered_bytes = 0;
-  // No schedule within the budget gathers less. Computed by farthest next use with parts of units
-  // kept and without room for early gathers.
-  std::int64_t lower_bound_bytes = 0;
-  // The price of memory: by how much gathered_bytes falls with a tenth more budget at every visit.
-  // Also 0 if early gathers use up that tenth.
-  std::int64_t tenth_more_saves_bytes = 0;
-};
-
 struct UnitSchedule {
+  // Figures of one step in a series of equal ones: the units in `initial` cost nothing.
+  struct Report {
+    std::int64_t gathers = 0;
+    std::int64_t gathered_bytes = 0;
+    // No schedule within the budget gathers less. Computed by farthest next use with parts of units
+    // kept and without room for early gathers.
+    std::int64_t lower_bound_bytes = 0;
+    // The price of memory: by how much gathered_bytes falls with a tenth more budget at every
+    // visit. Also 0 if early gathers use up that tenth.
+    std::int64_t tenth_more_saves_bytes = 0;
+  };
+
   // Ascending: the carried units that the step before kept whole. In the first step the caller
   // gathers them itself. Anything else that is whole after the last visit can be dropped.
   std::vector<UnitId> initial;
   // By visit.
   std::vector<VisitActions> before;
-  ScheduleReport report;
+  Report report;
 };
 
 // Returns kInvalidArgument, naming visit, bytes needed and budget, if a visit does not fit its

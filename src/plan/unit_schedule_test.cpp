@@ -63,7 +63,7 @@ TEST(UnitSchedule, TrafficOfAnEqualChainFollowsTheClosedForm) {
     for (const int batches : {1, 2, 4}) {
       for (int slots = 1; slots <= units; ++slots) {
         const ScheduleInput input = chain(units, batches, slots);
-        const ScheduleReport report = schedule_of(input).report;
+        const UnitSchedule::Report report = schedule_of(input).report;
         EXPECT_EQ(
             report.gathered_bytes,
             2 * batches * units - (2 * batches - 1) * slots)
@@ -183,7 +183,7 @@ void expect_close_to_least(bool carried) {
   for_seeds(3000, [&](TestRandom& random) {
     const ScheduleInput input = random_step(
         random, {.carried = carried, .units_max = 6, .visits_max = 16});
-    const ScheduleReport report = schedule_of(input).report;
+    const UnitSchedule::Report report = schedule_of(input).report;
     const std::int64_t least = least_gathered_bytes(input);
     ASSERT_LE(report.lower_bound_bytes, least);
     ASSERT_LE(least, report.gathered_bytes);
@@ -279,7 +279,7 @@ TEST(UnitSchedule, GathersAheadWhereverThereIsRoom) {
 TEST(UnitSchedule, ATenthMoreSavesWhatTheLargerBudgetGathersLess) {
   for_seeds(1000, [](TestRandom& random) {
     const ScheduleInput input = random_step(random, kAnyStep);
-    const ScheduleReport report = schedule_of(input).report;
+    const UnitSchedule::Report report = schedule_of(input).report;
     ScheduleInput larger = input;
     for (std::int64_t& bytes : larger.budget_bytes) {
       bytes += bytes / 10;

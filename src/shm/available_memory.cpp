@@ -53,27 +53,6 @@ struct GroupFiles {
   std::vector<std::string> reclaimable;
 };
 
-void look_at_group(
-    const ReadFile& read_file,
-    const std::string& folder,
-    const GroupFiles& files,
-    std::optional<AvailableMemory>& least) {
-  const auto limit = number_in(read_file, folder + files.limit);
-  const auto used = number_in(read_file, folder + files.used);
-  if (!limit || !used) {
-    return;
-  }
-  const std::string stat = read_file(folder + "memory.stat").value_or("");
-  std::uint64_t cached = 0;
-  for (const std::string& name : files.reclaimable) {
-    cached += field(stat, name).value_or(0);
-  }
-  keep_least(
-      least,
-      {.bytes = minus(*limit, minus(*used, cached)),
-       .source = folder + files.limit});
-}
-
 // A group's limit also applies to the groups below it, so this looks at all of them up to the root.
 void look_at_groups(
     const ReadFile& read_file,
@@ -85,7 +64,20 @@ void look_at_groups(
     group.pop_back();
   }
   for (;;) {
-    look_at_group(read_file, str(mount, group, "/"), files, least);
+    const std::string folder = str(mount, group, "/");
+    const auto limit = number_in(read_file, folder + files.limit);
+    const auto used = number_in(read_file, folder + files.used);
+    if (limit && used) {
+      const std::string stat = read_file(folder + "memory.stat").value_or("");
+      std::uint64_t cached = 0;
+      for (const std::string& name : files.reclaimable) {
+        cached += field(stat, name).value_or(0);
+      }
+      keep_least(
+          least,
+          {.bytes = minus(*limit, minus(*used, cached)),
+           .source = folder + files.limit});
+    }
     if (group.empty()) {
       return;
     }

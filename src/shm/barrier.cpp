@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SmallAllGather has two buffers per rank, used in turn, and one barrier per round: write buffer n
-// % 2, barrier n, read everybody's buffer n % 2. No second barrier is needed before the buffer is
-// written again, in round n + 2:
-//   A rank that writes in round n + 2 has passed barrier n + 1, so every rank
-//   had arrived at it. A rank arrives at barrier n + 1 after it has read the
-//   buffers of round n. So all reads of round n are before the write of round
-//   n + 2; between processes the arrival ensures that order, which
-//   Counter::post() releases and Counter::value() acquires. The reads of round n in turn come after
-//   barrier n, so after all its writes.
+// % 2, barrier n, read everybody's buffer n % 2. docs/design/shared_memory.md proves that no second
+// barrier is needed before the buffer is written again.
 #include "shm/barrier.h"
 
 #include <cstring>
@@ -34,9 +28,7 @@ Barrier::Barrier(std::span<CounterCell> cells, Peers& peers)
 // There is a counter for each rank instead of one for all: a wait that fails then knows who is
 // missing, and arriving ranks do not compete for one cache line.
 Status Barrier::arrive_and_wait(const Waiter& waiter, WaitTarget what) {
-  if (!failure_.ok()) {
-    return failure_;
-  }
+  SHERD_RETURN_IF_FAILED(failure_);
   ++round_;
   arrived(peers_->rank()).post(round_);
   failure_ = await(waiter, what);
@@ -59,9 +51,7 @@ Status Barrier::await(const Waiter& waiter, WaitTarget what) const {
           str("[shm] ", what.what, " was aborted by ",
               peers_->name(peers_->rank())));
     }
-    if (!outcome.ok()) {
-      return outcome;
-    }
+    SHERD_RETURN_IF_FAILED(outcome);
   }
   for (int r = 0; r < ranks; ++r) {
     const std::uint64_t last = gave_up(r).value();
@@ -90,8 +80,7 @@ void Barrier::give_up_in(std::uint64_t round, const Status& why) {
 }
 
 std::size_t SmallAllGather::stride(std::size_t cell_bytes) {
-  const std::size_t used = sizeof(Length) + cell_bytes;
-  return round_up_to_lines(used);
+  return round_up_to_lines(sizeof(Length) + cell_bytes);
 }
 
 std::size_t SmallAllGather::bytes(int ranks, std::size_t cell_bytes) {
@@ -111,8 +100,7 @@ SmallAllGather::SmallAllGather(
            Barrier::cells(waiter.peers().ranks())},
           waiter.peers()) {
   SHERD_ASSERT(
-      memory.size() >= bytes(waiter.peers().ranks(), cell_bytes) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
+      has_room(memory, bytes(waiter.peers().ranks(), cell_bytes)),
       "memory for all cells");
 }
 
@@ -129,9 +117,7 @@ Status SmallAllGather::all_gather_bytes(
       own.size() <= cell_bytes_ &&
           all.size() == index(peers.ranks()) * own.size(),
       "one cell's bytes, and room for all");
-  if (!failure_.ok()) {
-    return failure_;
-  }
+  SHERD_RETURN_IF_FAILED(failure_);
   const std::uint64_t round = barrier_.round() + 1;
   std::byte* const mine = cell(peers.rank(), round);
   length_of(mine) = own.size();
@@ -139,9 +125,7 @@ Status SmallAllGather::all_gather_bytes(
     std::memcpy(mine + sizeof(Length), own.data(), own.size());
   }
   failure_ = barrier_.arrive_and_wait(waiter_, {.what = what});
-  if (!failure_.ok()) {
-    return failure_;
-  }
+  SHERD_RETURN_IF_FAILED(failure_);
   // Every rank sees the same lengths, so all refuse or none does. They are compared with rank 0's,
   // so that all report the same.
   const Length first = length_of(cell(0, round));

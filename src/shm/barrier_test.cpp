@@ -16,7 +16,6 @@ using test::ChildLink;
 using test::index;
 using test::kClock;
 using test::Table;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kCellBytes = 200;

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// No wake-up is lost. P is the poster's write of `value`, Q its read of `sleepers`; S is the
-// sleeper's write of `sleepers`, T its read of `value`. All four are sequentially consistent, so
-// they have one total order, in which P is before Q and S before T.
-//   S before Q: the poster sees a sleeper and wakes. If the sleeper is not in
-//     the kernel's queue yet, it will compare the futex word under the queue's
-//     lock, which the waker takes too, find P's value and not sleep.
-//   Q before S: then P before T, the sleeper reads P's value and does not
-//     sleep. Acquire and release alone would allow Q to read before P is visible and T before S:
-//     both would see the old state and the sleeper would stay.
+// No wake-up is lost, as docs/design/shared_memory.md proves from the one order of four sequentially
+// consistent accesses: P is the poster's write of `value`, Q its read of `sleepers`; S is the
+// sleeper's write of `sleepers`, T its read of `value`.
 #include "shm/counter.h"
 
 #include <linux/futex.h>

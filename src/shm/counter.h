@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include "base/check.h"
 #include "base/clock.h"
 
@@ -21,6 +22,12 @@ inline constexpr std::size_t kCacheLine = 128;
 
 constexpr std::size_t round_up_to_lines(std::size_t bytes) {
   return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+// Whether `memory` has that many bytes and begins a line.
+inline bool has_room(std::span<const std::byte> memory, std::size_t bytes) {
+  return memory.size() >= bytes &&
+      reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0;
 }
 
 // Zeros are a counter at 0. A cell has its cache line to itself, so that posting one counter does

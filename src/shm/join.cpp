@@ -1,20 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rank 0 is the leader, the others are followers:
-//
-//   leader                                follower
-//   make segment, listen
-//   put address             ------>     get address, connect
-//   check                   <------     request
-//   segment                 ------>     map it, enter as peer
-//   wait for all            <------     "mapped"
-//   outcome: open -> joined
-//   "joined"                ------>     return
-//
-// The outcome is a word of the segment that changes once, from open to joined (by the leader) or to
-// withdrawn (by any rank that fails after it has mapped the segment). So all agree, no matter which
-// rank dies between two messages. Messages carry reasons, and their end shows that a process has
-// died.
+// Rank 0 is the leader, the others are followers; docs/design/shared_memory.md shows what they say
+// to each other. The outcome is a word of the segment that changes once, from open to joined (by the
+// leader) or to withdrawn (by any rank that fails after it has mapped the segment). So all agree, no
+// matter which rank dies between two messages. Messages carry reasons, and their end shows that a
+// process has died.
 #include "shm/join.h"
 
 #include <poll.h>
@@ -68,12 +58,7 @@ struct JoinContext {
   const Clock& clock;
   const Instant until;
 
-  std::string name(int rank) const {
-    return str(
-        "rank ",
-        options.names.empty() ? rank
-                              : options.names[static_cast<std::size_t>(rank)]);
-  }
+  std::string name(int rank) const { return options.peers.name(rank); }
   Status failure(ErrorCode code, const std::string& what) const {
     return {code, str("[shm] joining a shared segment: ", what)};
   }
@@ -87,7 +72,7 @@ struct JoinContext {
   }
   // The whole segment.
   SegmentOptions segment() const {
-    const std::size_t head = HostSegment::head_bytes(options.ranks);
+    const std::size_t head = HostSegment::head_bytes(options.peers.ranks);
     SegmentOptions whole = options.segment;
     whole.bytes = sum(options.segment.bytes, head);
     if (options.segment.touched_bytes > 0) {
@@ -97,20 +82,17 @@ struct JoinContext {
   }
   JoinRequest request() const {
     return {
-        .rank = options.rank,
-        .ranks = options.ranks,
+        .rank = options.peers.rank,
+        .ranks = options.peers.ranks,
         .bytes = options.segment.bytes};
   }
   std::unique_ptr<Peers> peers(const Segment& segment) const {
     return std::make_unique<Peers>(
-        segment.at<std::byte>(sizeof(Head), Peers::bytes(options.ranks)),
-        PeersOptions{
-            .rank = options.rank,
-            .ranks = options.ranks,
-            .names = options.names});
+        segment.at<std::byte>(sizeof(Head), Peers::bytes(options.peers.ranks)),
+        options.peers);
   }
   std::uint32_t withdrawal() const {
-    return kWithdrawn + static_cast<std::uint32_t>(options.rank);
+    return kWithdrawn + static_cast<std::uint32_t>(options.peers.rank);
   }
 };
 
@@ -138,6 +120,7 @@ class JoinLeader {
   };
 
   Status open();
+  // Passes the segment to all and decides the outcome; ok if all have joined.
   Status serve();
   Status accept();
   // Handles the messages of `follower`; clears `keep` if it is no rank of the group.
@@ -159,12 +142,6 @@ Result<HostSegment> JoinLeader::run() {
   if (failed.ok()) {
     failed = serve();
   }
-  if (failed.ok()) {
-    const std::uint32_t outcome = decide(segment_, kIsJoined);
-    if (outcome != kIsJoined) {
-      failed = context_.withdrew(outcome);
-    }
-  }
   if (!failed.ok()) {
     tell_failure(failed);
     return failed;
@@ -177,29 +154,19 @@ Result<HostSegment> JoinLeader::run() {
 }
 
 Status JoinLeader::open() {
-  Result<Segment> made = Segment::create(context_.segment());
-  if (!made.ok()) {
-    return made.status();
-  }
-  segment_ = std::move(made).value();
+  SHERD_ASSIGN_OR_RETURN(segment_, Segment::create(context_.segment()));
   peers_ = context_.peers(segment_);
   peers_->enter();
-  if (context_.options.ranks == 1) {
+  if (context_.options.peers.ranks == 1) {
     return {};
   }
-  Result<UnixListener> listener = UnixListener::open();
-  if (!listener.ok()) {
-    return listener.status();
-  }
-  listener_ = std::move(listener).value();
-  return context_.options.store.put(context_.options.key, listener_->address());
+  SHERD_ASSIGN_OR_RETURN(listener_, UnixListener::open());
+  return context_.options.store.put(listener_->address());
 }
 
 bool JoinLeader::all_mapped() const {
-  const auto count = std::count_if(
-      followers_.begin(), followers_.end(),
-      [](const Follower& g) { return g.mapped; });
-  return count == context_.options.ranks - 1;
+  return std::ranges::count(followers_, true, &Follower::mapped) ==
+      context_.options.peers.ranks - 1;
 }
 
 Status JoinLeader::serve() {
@@ -217,35 +184,26 @@ Status JoinLeader::serve() {
         ? std::min(context_.until, now + kLookPeriod)
         : context_.until;
     ::poll(fds.data(), fds.size(), poll_ms(now, next));
-    if (Status lost = check_others ? check_others() : Status(); !lost.ok()) {
-      return lost;
-    }
+    SHERD_RETURN_IF_FAILED(check_others ? check_others() : Status());
     // From back to front, because unrelated processes are dropped on the way.
     for (std::size_t i = followers_.size(); i-- > 0;) {
       bool keep = true;
-      Status failed =
-          fds[i + 1].revents == 0 ? Status() : listen_to(followers_[i], keep);
-      if (!failed.ok()) {
-        return failed;
-      }
+      SHERD_RETURN_IF_FAILED(
+          fds[i + 1].revents == 0 ? Status() : listen_to(followers_[i], keep));
       if (!keep) {
         followers_.erase(followers_.begin() + static_cast<std::ptrdiff_t>(i));
       }
     }
-    if (Status failed = accept(); !failed.ok()) {
-      return failed;
-    }
+    SHERD_RETURN_IF_FAILED(accept());
   }
-  return {};
+  const std::uint32_t outcome = decide(segment_, kIsJoined);
+  return outcome == kIsJoined ? Status() : context_.withdrew(outcome);
 }
 
 Status JoinLeader::accept() {
   for (;;) {
-    Result<std::optional<UnixConnection>> next = listener_->try_accept();
-    if (!next.ok()) {
-      return next.status();
-    }
-    std::optional<UnixConnection> connection = std::move(next).value();
+    SHERD_ASSIGN_OR_RETURN(
+        std::optional<UnixConnection> connection, listener_->try_accept());
     if (!connection) {
       return {};
     }
@@ -254,7 +212,7 @@ Status JoinLeader::accept() {
 }
 
 Status JoinLeader::listen_to(Follower& follower, bool& keep) {
-  Result<std::optional<UnixMessage>> next = follower.connection.try_receive();
+  auto next = follower.connection.try_receive();
   if (!next.ok()) {
     if (follower.rank >= 0) {
       return next.status().code() == ErrorCode::kPeerLost
@@ -264,7 +222,7 @@ Status JoinLeader::listen_to(Follower& follower, bool& keep) {
     keep = false;  // It died before it said who it is; the rank will be missed.
     return {};
   }
-  const std::optional<UnixMessage> message = std::move(next).value();
+  const auto message = std::move(next).value();
   if (!message) {
     return {};
   }
@@ -294,19 +252,17 @@ Status JoinLeader::admit(Follower& follower, const JoinRequest& request) {
     return context_.failure(
         ErrorCode::kPeerMismatch,
         str(context_.name(0), " expected ", difference, " on ",
-            request.rank < context_.options.ranks
+            request.rank < context_.options.peers.ranks
                 ? context_.name(request.rank)
                 : str("rank ", request.rank)));
   }
-  const bool twice =
-      request.rank == 0 || request.rank >= context_.options.ranks ||
-      std::any_of(
-          followers_.begin(), followers_.end(),
-          [&](const Follower& other) { return other.rank == request.rank; });
+  const bool twice = request.rank == 0 ||
+      request.rank >= context_.options.peers.ranks ||
+      std::ranges::count(followers_, request.rank, &Follower::rank) > 0;
   if (twice) {
     return context_.failure(
         ErrorCode::kPeerMismatch,
-        str("expected the other ranks of ", context_.options.ranks,
+        str("expected the other ranks of ", context_.options.peers.ranks,
             " once each, found one more that says it has place ",
             request.rank));
   }
@@ -320,11 +276,9 @@ Status JoinLeader::admit(Follower& follower, const JoinRequest& request) {
 
 Status JoinLeader::too_late() const {
   std::string missing;
-  for (int r = 1; r < context_.options.ranks; ++r) {
-    const bool here = std::any_of(
-        followers_.begin(), followers_.end(),
-        [r](const Follower& g) { return g.rank == r && g.mapped; });
-    if (!here) {
+  for (int r = 1; r < context_.options.peers.ranks; ++r) {
+    const auto found = std::ranges::find(followers_, r, &Follower::rank);
+    if (found == followers_.end() || !found->mapped) {
       missing += str(missing.empty() ? "" : ", ", context_.name(r));
     }
   }
@@ -340,11 +294,11 @@ void JoinLeader::tell_failure(const Status& why) {
   if (segment_.data() != nullptr) {
     decide(segment_, context_.withdrawal());
   }
-  if (context_.options.ranks == 1) {
+  if (context_.options.peers.ranks == 1) {
     return;
   }
   const std::string text = failure_text(why);
-  static_cast<void>(context_.options.store.put(context_.options.key, text));
+  static_cast<void>(context_.options.store.put(text));
   for (Follower& follower : followers_) {
     static_cast<void>(follower.connection.send(text));
   }
@@ -366,7 +320,8 @@ class JoinFollower {
   // Why the leader is gone: what it left in the store, or what the store knows about a loss, or
   // else that it died. Notes if it left another offer there than the one that this rank took.
   Status leader_is_gone();
-  Status explain(const Status& failed);
+  // The reason of a failure of the connection with the leader; ok stays ok.
+  Status explain(const Status& outcome);
 
   const JoinContext& context_;
   std::string offer_;  // Where the leader announced that it listens.
@@ -388,11 +343,7 @@ Result<HostSegment> JoinFollower::run() {
 }
 
 Result<HostSegment> JoinFollower::take_part() {
-  Result<UnixConnection> found = find_leader();
-  if (!found.ok()) {
-    return found.status();
-  }
-  UnixConnection leader = std::move(found).value();
+  SHERD_ASSIGN_OR_RETURN(UnixConnection leader, find_leader());
   // The leader started to listen earlier, so its own deadline ends before this one.
   until_ = context_.clock.now() + context_.options.deadline + kReasonPatience;
   Status failed = take_segment(leader);
@@ -415,8 +366,7 @@ Result<HostSegment> JoinFollower::take_part() {
 
 Result<UnixConnection> JoinFollower::find_leader() {
   const Duration rest = context_.until - context_.clock.now();
-  const Result<std::string> text =
-      context_.options.store.get(context_.options.key, rest);
+  const Result<std::string> text = context_.options.store.get(rest);
   if (!text.ok()) {
     return context_.failure(
         text.status().code(),
@@ -437,55 +387,44 @@ Result<UnixConnection> JoinFollower::find_leader() {
 }
 
 Status JoinFollower::take_segment(UnixConnection& leader) {
-  if (Status failed = leader.send(context_.request().to_text()); !failed.ok()) {
-    return explain(failed);
-  }
-  Result<UnixMessage> received = leader.receive(context_.clock, until_);
-  if (!received.ok()) {
-    return explain(received.status());
-  }
-  UnixMessage message = std::move(received).value();
+  SHERD_RETURN_IF_FAILED(explain(leader.send(context_.request().to_text())));
+  auto received = leader.receive(context_.clock, until_);
+  SHERD_RETURN_IF_FAILED(explain(received.status()));
+  UnixConnection::Message message = std::move(received).value();
   if (auto told = failure_from_text(message.text)) {
     return *std::move(told);
   }
-  Result<Segment> mapped = Segment::from_descriptor(
-      std::move(message.descriptor), context_.segment());
-  if (!mapped.ok()) {
-    return mapped.status();
-  }
-  segment_ = std::move(mapped).value();
+  SHERD_ASSIGN_OR_RETURN(
+      segment_,
+      Segment::from_descriptor(
+          std::move(message.descriptor), context_.segment()));
   peers_ = context_.peers(segment_);
   peers_->enter();
   return {};
 }
 
 Status JoinFollower::await_outcome(UnixConnection& leader) {
-  if (Status failed = leader.send(kMapped); !failed.ok()) {
-    return explain(failed);
-  }
-  const Result<UnixMessage> last = leader.receive(context_.clock, until_);
-  if (!last.ok()) {
-    return explain(last.status());
-  }
+  SHERD_RETURN_IF_FAILED(explain(leader.send(kMapped)));
+  const auto last = leader.receive(context_.clock, until_);
+  SHERD_RETURN_IF_FAILED(explain(last.status()));
   return failure_from_text(last.value().text).value_or(Status());
 }
 
-Status JoinFollower::explain(const Status& failed) {
-  if (failed.code() == ErrorCode::kPeerLost) {
+Status JoinFollower::explain(const Status& outcome) {
+  if (!outcome.ok() && outcome.code() == ErrorCode::kPeerLost) {
     return leader_is_gone();
   }
-  if (failed.code() == ErrorCode::kDeadlineExceeded) {
+  if (!outcome.ok() && outcome.code() == ErrorCode::kDeadlineExceeded) {
     return context_.failure(
-        failed.code(),
+        outcome.code(),
         str(context_.name(0), " is not responding within ",
             seconds_text(context_.options.deadline)));
   }
-  return failed;
+  return outcome;
 }
 
 Status JoinFollower::leader_is_gone() {
-  const Result<std::string> text =
-      context_.options.store.get(context_.options.key, kReasonPatience);
+  const Result<std::string> text = context_.options.store.get(kReasonPatience);
   if (text.ok()) {
     if (auto told = failure_from_text(text.value())) {
       return *std::move(told);
@@ -500,16 +439,16 @@ Status JoinFollower::leader_is_gone() {
   return context_.died(0);
 }
 
-Status check_options(const SegmentJoinOptions& options) {
-  const bool named = options.names.empty() ||
-      options.names.size() == static_cast<std::size_t>(options.ranks);
-  if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks ||
+Status check_peers(const PeersOptions& peers) {
+  const bool named = peers.names.empty() ||
+      peers.names.size() == static_cast<std::size_t>(peers.ranks);
+  if (peers.ranks < 1 || peers.rank < 0 || peers.rank >= peers.ranks ||
       !named) {
     return {
         ErrorCode::kInvalidArgument,
         str("[shm] joining a shared segment: expected a rank below the "
             "number of ranks and a name for each, found rank ",
-            options.rank, " of ", options.ranks, " with ", options.names.size(),
+            peers.rank, " of ", peers.ranks, " with ", peers.names.size(),
             " names")};
   }
   return {};
@@ -523,15 +462,13 @@ std::size_t HostSegment::head_bytes(int ranks) {
 
 Result<HostSegment> join_segment(
     const SegmentJoinOptions& options, const Clock& clock) {
-  if (Status wrong = check_options(options); !wrong.ok()) {
-    return wrong;
-  }
+  SHERD_RETURN_IF_FAILED(check_peers(options.peers));
   const JoinContext context{
       .options = options,
       .clock = clock,
       .until = clock.now() + options.deadline};
-  return options.rank == 0 ? JoinLeader(context).run()
-                           : JoinFollower(context).run();
+  return options.peers.rank == 0 ? JoinLeader(context).run()
+                                 : JoinFollower(context).run();
 }
 
 }  // namespace sherd::shm

@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 #include "base/clock.h"
 #include "base/status.h"
 #include "shm/peers.h"
@@ -17,14 +16,14 @@
 
 namespace sherd::shm {
 
-// A key-value store that the ranks have in common before they share memory. Exceptions thrown by
-// its functions leave join_segment().
+// What the ranks have in common before they share memory: a place for one text of rank 0, a
+// different one for each segment. A single rank needs none. Exceptions thrown by its functions leave
+// join_segment().
 struct StringStore {
-  std::function<Status(const std::string& key, const std::string& value)> put{};
-  // Returns the last value put, waiting until there is one; fails after `at_most` at the latest, or
+  std::function<Status(const std::string& text)> put{};
+  // Returns the last text put, waiting until there is one; fails after `at_most` at the latest, or
   // earlier and with a better reason if there is one.
-  std::function<Result<std::string>(const std::string& key, Duration at_most)>
-      get{};
+  std::function<Result<std::string>(Duration at_most)> get{};
   // Fails when a process is lost that the ranks cannot do without, even if it is not one of them.
   // Called while rank 0 waits; may be empty.
   std::function<Status()> check_others{};
@@ -32,14 +31,7 @@ struct StringStore {
 
 struct SegmentJoinOptions {
   // ---- behaviour ----
-  // The index of this process among those that share.
-  int rank = 0;
-  int ranks = 1;
-  // How messages name the ranks, in that order; if empty, 0, 1, ...
-  std::vector<int> names{};
-  // The key where rank 0 puts its offer, a different one for each segment. A single rank needs
-  // none.
-  std::string key{};
+  PeersOptions peers{};  // Those that share.
   StringStore store{};
   // The memory for the caller, in addition to what peers need. Equal on every rank.
   SegmentOptions segment{};

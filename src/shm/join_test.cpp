@@ -29,9 +29,7 @@ using ::testing::StartsWith;
 
 SegmentJoinOptions options_of(int rank, int ranks, TestStore& store) {
   return {
-      .rank = rank,
-      .ranks = ranks,
-      .key = "segment",
+      .peers = {.rank = rank, .ranks = ranks},
       .store = store.store(),
       .segment = {.bytes = 8192},
       .deadline = 20s};
@@ -224,8 +222,8 @@ TEST(Join, ALeaderThatStopsIsNotResponding) {
         SegmentJoinOptions options = options_of(rank, 2, store);
         options.deadline = 200ms;
         if (rank == 0) {
-          options.store.put = [&](const std::string&, const std::string& v) {
-            store.put(v);
+          options.store.put = [&](const std::string& text) {
+            store.put(text);
             link.reach("offered");
             return Status();
           };
@@ -251,8 +249,7 @@ TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
     SegmentJoinOptions options = options_of(rank, 2, store);
     bool first = true;
     if (rank == 1) {
-      options.store.get = [&](const std::string&,
-                              Duration at_most) -> Result<std::string> {
+      options.store.get = [&](Duration at_most) {
         return std::exchange(first, false)
             ? Result<std::string>(std::string("sherd-nobody"))
             : store.get(std::max<Duration>(at_most, 20s));
@@ -268,10 +265,10 @@ TEST(Join, AFollowerOfAnOfferThatWasReplacedTakesTheNext) {
 // As when a rank of another group is lost: the leader gave up for that reason and has taken the
 // store with it before this rank could read why.
 TEST(Join, WhatBroughtTheLeaderDownIsNamedAlthoughTheStoreIsGone) {
-  SegmentJoinOptions options{.rank = 1, .ranks = 2, .key = "segment"};
+  SegmentJoinOptions options{.peers = {.rank = 1, .ranks = 2}};
   options.segment.bytes = 8192;
   bool first = true;
-  options.store.get = [&](const std::string&, Duration) -> Result<std::string> {
+  options.store.get = [&](Duration) -> Result<std::string> {
     return std::exchange(first, false)
         ? Result<std::string>(std::string("sherd-nobody"))
         : Status(ErrorCode::kPeerLost, "rank 3 was lost");
@@ -286,7 +283,7 @@ TEST(Join, ALeaderThatNeverOffersIsNamed) {
   const auto report = test::run_apart(2, [&](int rank, ChildLink& link) {
     SegmentJoinOptions options = options_of(rank, 2, store);
     options.deadline = 100ms;
-    options.names = {6, 7};
+    options.peers.names = {6, 7};
     return rank == 0 ? 0 : join_and_report(options, link);
   });
   EXPECT_THAT(
@@ -316,7 +313,7 @@ TEST(Join, OptionsThatDifferAreNamedOnAllRanks) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     SegmentJoinOptions options = options_of(rank, 3, store);
-    options.names = {4, 5, 6};
+    options.peers.names = {4, 5, 6};
     if (rank == 2) {
       options.segment.bytes = 4096;
     }
@@ -336,7 +333,7 @@ TEST(Join, TwoProcessesOfOneRankAreRefused) {
   TestStore store;
   const auto report = test::run_apart(3, [&](int rank, ChildLink& link) {
     SegmentJoinOptions options = options_of(rank, 3, store);
-    options.rank = rank == 2 ? 1 : rank;
+    options.peers.rank = rank == 2 ? 1 : rank;
     return join_and_report(options, link);
   });
   for (const auto& end : report.children) {
@@ -365,7 +362,7 @@ TEST(Join, AStrangerDoesNotDisturb) {
     SegmentJoinOptions options = options_of(rank, 2, store);
     if (rank == 1) {
       // Arrives when the stranger has been refused, with a silent connection before it.
-      options.store.get = [&](const std::string&, Duration at_most) {
+      options.store.get = [&](Duration at_most) {
         const Instant limit = kClock.now() + 20s;
         while (!table.counter(0).reached(1) && kClock.now() < limit) {
           table.counter(0).sleep_below(1, 1s);
@@ -393,10 +390,11 @@ TEST(Join, ASingleRankNeedsNoStore) {
 
 TEST(Join, OptionsThatMakeNoSenseAreRefused) {
   for (const SegmentJoinOptions& wrong : {
-           SegmentJoinOptions{.rank = 1, .ranks = 1},
-           SegmentJoinOptions{.rank = -1, .ranks = 1},
-           SegmentJoinOptions{.rank = 0, .ranks = 0},
-           SegmentJoinOptions{.rank = 0, .ranks = 1, .names = {1, 2}},
+           SegmentJoinOptions{.peers = {.rank = 1, .ranks = 1}},
+           SegmentJoinOptions{.peers = {.rank = -1, .ranks = 1}},
+           SegmentJoinOptions{.peers = {.rank = 0, .ranks = 0}},
+           SegmentJoinOptions{
+               .peers = {.rank = 0, .ranks = 1, .names = {1, 2}}},
            SegmentJoinOptions{.segment = {.bytes = ~std::size_t{0}}},
        }) {
     EXPECT_EQ(

@@ -15,33 +15,8 @@
 namespace sherd::shm {
 namespace {
 
-enum class Trouble : std::uint8_t {
-  kDied = 1,
-  kNotResponding = 2,
-  kGaveUp = 3,
-};
-
 constexpr unsigned kRankBits = 28;
 constexpr std::uint64_t kRankMask = (std::uint64_t{1} << kRankBits) - 1;
-
-struct TroubleWord {
-  Trouble what;
-  int rank;
-  int witness;
-};
-
-std::uint64_t to_word(const TroubleWord& t) {
-  return static_cast<std::uint64_t>(t.what) << (2 * kRankBits) |
-      static_cast<std::uint64_t>(t.rank) << kRankBits |
-      static_cast<std::uint64_t>(t.witness);
-}
-
-TroubleWord from_word(std::uint64_t word) {
-  return {
-      .what = static_cast<Trouble>(word >> (2 * kRankBits)),
-      .rank = static_cast<int>(word >> kRankBits & kRankMask),
-      .witness = static_cast<int>(word & kRankMask)};
-}
 
 std::uint64_t own_pid_namespace() {
   struct stat found = {};
@@ -49,6 +24,12 @@ std::uint64_t own_pid_namespace() {
 }
 
 }  // namespace
+
+enum class Peers::Trouble : std::uint8_t {
+  kDied = 1,
+  kNotResponding = 2,
+  kGaveUp = 3,
+};
 
 std::size_t Peers::bytes(int ranks) {
   return sizeof(PeersHead) +
@@ -68,21 +49,16 @@ Peers::Peers(std::span<std::byte> memory, PeersOptions options)
   SHERD_ASSERT(
       options_.names.empty() || options_.names.size() == records_.size(),
       "a name for each rank");
-  SHERD_ASSERT(
-      memory.size() >= bytes(options_.ranks) &&
-          reinterpret_cast<std::uintptr_t>(memory.data()) % kCacheLine == 0,
-      "memory for all ranks");
+  SHERD_ASSERT(has_room(memory, bytes(options_.ranks)), "memory for all ranks");
 }
 
 PeerRecord& Peers::record(int rank) const {
   return records_[static_cast<std::size_t>(rank)];
 }
 
-std::string Peers::name(int rank) const {
+std::string PeersOptions::name(int index) const {
   return str(
-      "rank ",
-      options_.names.empty() ? rank
-                             : options_.names[static_cast<std::size_t>(rank)]);
+      "rank ", names.empty() ? index : names[static_cast<std::size_t>(index)]);
 }
 
 void Peers::enter() {
@@ -139,9 +115,9 @@ Status Peers::check() {
   ::poll(fds.data(), fds.size(), 0);
   for (int r = 0; r < static_cast<int>(fds.size()); ++r) {
     const bool ended = fds[static_cast<std::size_t>(r)].revents != 0 ||
-        std::find(gone_.begin(), gone_.end(), r) != gone_.end();
+        std::ranges::count(gone_, r) > 0;
     if (ended && !has_left(r)) {
-      record_trouble(to_word({Trouble::kDied, r, options_.rank}));
+      record_trouble(Trouble::kDied, r);
     }
   }
   return known_trouble().value_or(Status());
@@ -171,8 +147,7 @@ int Peers::culprit(int rank) const {
 }
 
 Status Peers::blame(int rank) {
-  record_trouble(
-      to_word({Trouble::kNotResponding, culprit(rank), options_.rank}));
+  record_trouble(Trouble::kNotResponding, culprit(rank));
   return *known_trouble();
 }
 
@@ -185,7 +160,7 @@ void Peers::give_up(const std::string& why) {
   }
   const auto reason = shortened(why, own.why.size() - 1);
   std::memcpy(own.why.data(), reason.data(), reason.size());
-  record_trouble(to_word({Trouble::kGaveUp, options_.rank, options_.rank}));
+  record_trouble(Trouble::kGaveUp, options_.rank);
 }
 
 // Release: pairs with the acquire in has_left(): a rank that sees that this one left also sees what
@@ -207,8 +182,7 @@ Status Peers::departure(int rank) const {
 bool Peers::has_ended(int rank) const {
   pollfd process = {
       processes_[static_cast<std::size_t>(rank)].get(), POLLIN, 0};
-  return std::find(gone_.begin(), gone_.end(), rank) != gone_.end() ||
-      ::poll(&process, 1, 0) > 0;
+  return std::ranges::count(gone_, rank) > 0 || ::poll(&process, 1, 0) > 0;
 }
 
 // Works like the writer of a seqlock: what the caller writes to its memory afterwards must not
@@ -231,7 +205,11 @@ bool Peers::has_revoked_memory(int rank) const {
 // Only the first trouble is kept: a rank that fails because of another one's death ends soon after,
 // and must not be taken for the cause. It records the cause before it ends, so a rank that sees its
 // end also sees the cause. Release: pairs with the acquire in known_trouble(), which reads `why`.
-void Peers::record_trouble(std::uint64_t word) {
+void Peers::record_trouble(Trouble what, int rank) {
+  const std::uint64_t word = static_cast<std::uint64_t>(what)
+          << (2 * kRankBits) |
+      static_cast<std::uint64_t>(rank) << kRankBits |
+      static_cast<std::uint64_t>(options_.rank);
   std::uint64_t none = 0;
   std::atomic_ref(head_->trouble)
       .compare_exchange_strong(
@@ -244,23 +222,23 @@ std::optional<Status> Peers::known_trouble() const {
   if (word == 0) {
     return std::nullopt;
   }
-  const TroubleWord t = from_word(word);
-  switch (t.what) {
+  const int rank = static_cast<int>(word >> kRankBits & kRankMask);
+  const int witness = static_cast<int>(word & kRankMask);
+  switch (static_cast<Trouble>(word >> (2 * kRankBits))) {
     case Trouble::kDied:
       return Status(
-          ErrorCode::kPeerLost, str("[shm] ", name(t.rank), " has died"));
+          ErrorCode::kPeerLost, str("[shm] ", name(rank), " has died"));
     case Trouble::kNotResponding:
       return Status(
           ErrorCode::kDeadlineExceeded,
-          str("[shm] ", name(t.rank), " is not responding, ", name(t.witness),
+          str("[shm] ", name(rank), " is not responding, ", name(witness),
               " timed out waiting for it"));
     case Trouble::kGaveUp:
       break;
   }
-  const PeerRecord& who = record(t.rank);
   return Status(
       ErrorCode::kAborted,
-      str("[shm] ", name(t.rank), " gave up: ", who.why.data()));
+      str("[shm] ", name(rank), " gave up: ", record(rank).why.data()));
 }
 
 }  // namespace sherd::shm

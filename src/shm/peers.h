@@ -41,6 +41,9 @@ struct PeersOptions {
   int ranks = 1;
   // How messages name the ranks, in the segment's order; if empty, by their index in the segment.
   std::vector<int> names{};
+
+  // How messages name the rank with that index, e.g. "rank 2".
+  std::string name(int index) const;
 };
 
 class Peers {
@@ -62,8 +65,7 @@ class Peers {
 
   int rank() const { return options_.rank; }
   int ranks() const { return options_.ranks; }
-  // How messages name `rank`, e.g. "rank 2".
-  std::string name(int rank) const;
+  std::string name(int rank) const { return options_.name(rank); }
 
   // Looks at the processes and returns the first trouble of any rank: "rank 2 has died"
   // (kPeerLost), "rank 2 is not responding" (kDeadlineExceeded), "rank 2 gave up: ..." (kAborted).
@@ -101,7 +103,8 @@ class Peers {
 
  private:
   int culprit(int rank) const;
-  void record_trouble(std::uint64_t word);
+  enum class Trouble : std::uint8_t;
+  void record_trouble(Trouble what, int rank);
   PeerRecord& record(int rank) const;
 
   const PeersOptions options_;

@@ -6,10 +6,10 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <utility>
 #include "shm/available_memory.h"
 
@@ -32,12 +32,12 @@ Status unavailable(std::size_t bytes, const char* call) {
           " failed: ", std::strerror(errno))};
 }
 
-std::optional<std::size_t> length_of(const Descriptor& file) {
+// 0 if it cannot be known.
+std::size_t length_of(const Descriptor& file) {
   struct stat found = {};
-  if (::fstat(file.get(), &found) != 0) {
-    return std::nullopt;
-  }
-  return static_cast<std::size_t>(found.st_size);
+  return ::fstat(file.get(), &found) == 0
+      ? static_cast<std::size_t>(found.st_size)
+      : 0;
 }
 
 // Above this limit ftruncate() does not fail but kills the process with SIGXFSZ.
@@ -55,17 +55,12 @@ Status within_file_limit(std::size_t bytes) {
           limit.rlim_cur, " bytes")};
 }
 
-// Gives the new `file` its length; `untouched` of its bytes take no pages.
+// Gives the new `file` its length; `touched` of its bytes take pages.
 Status set_length(
-    const Descriptor& file, std::size_t bytes, std::size_t untouched) {
-  Status possible = within_file_limit(bytes);
-  if (possible.ok()) {
-    possible = check_available_memory(
-        bytes - untouched, available_memory(read_small_file));
-  }
-  if (!possible.ok()) {
-    return possible;
-  }
+    const Descriptor& file, std::size_t bytes, std::size_t touched) {
+  SHERD_RETURN_IF_FAILED(within_file_limit(bytes));
+  SHERD_RETURN_IF_FAILED(
+      check_available_memory(touched, available_memory(read_small_file)));
   return ::ftruncate(file.get(), static_cast<off_t>(bytes)) == 0
       ? Status()
       : unavailable(bytes, "ftruncate");
@@ -89,38 +84,28 @@ std::size_t round_up_to_pages(std::size_t bytes) {
 }
 
 Result<Segment> Segment::create(const SegmentOptions& options) {
-  if (Status wrong = check_sizes(options); !wrong.ok()) {
-    return wrong;
-  }
+  SHERD_RETURN_IF_FAILED(check_sizes(options));
   Segment segment;
   segment.file_ = Descriptor(
       ::memfd_create("sherd-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!segment.file_.open()) {
     return unavailable(options.bytes, "memfd_create");
   }
-  const std::size_t untouched =
-      options.touched_bytes > 0 && options.touched_bytes < options.bytes
-      ? options.bytes - options.touched_bytes
-      : 0;
-  if (Status failed = set_length(segment.file_, options.bytes, untouched);
-      !failed.ok()) {
-    return failed;
-  }
+  const std::size_t touched = options.touched_bytes > 0
+      ? std::min(options.touched_bytes, options.bytes)
+      : options.bytes;
+  SHERD_RETURN_IF_FAILED(set_length(segment.file_, options.bytes, touched));
   // Keeps pages from being taken away under a rank that reads them (SIGBUS).
   if (::fcntl(segment.descriptor(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
     return unavailable(options.bytes, "sealing");
   }
-  if (Status failed = segment.map(options); !failed.ok()) {
-    return failed;
-  }
+  SHERD_RETURN_IF_FAILED(segment.map(options));
   return segment;
 }
 
 Result<Segment> Segment::from_descriptor(
     Descriptor descriptor, const SegmentOptions& options) {
-  if (Status wrong = check_sizes(options); !wrong.ok()) {
-    return wrong;
-  }
+  SHERD_RETURN_IF_FAILED(check_sizes(options));
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return Status(
@@ -128,7 +113,7 @@ Result<Segment> Segment::from_descriptor(
         "[shm] expected the descriptor of a shared segment that cannot "
         "shrink, found another one");
   }
-  const std::size_t found = length_of(descriptor).value_or(0);
+  const std::size_t found = length_of(descriptor);
   if (found != options.bytes) {
     return Status(
         ErrorCode::kPeerMismatch,
@@ -137,9 +122,7 @@ Result<Segment> Segment::from_descriptor(
   }
   Segment segment;
   segment.file_ = std::move(descriptor);
-  if (Status failed = segment.map(options); !failed.ok()) {
-    return failed;
-  }
+  SHERD_RETURN_IF_FAILED(segment.map(options));
   return segment;
 }
 

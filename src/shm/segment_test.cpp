@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <array>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -146,18 +146,17 @@ inline void expect_all_ok(const ChildrenReport& report) {
   }
 }
 
-// A store with one key for forked processes; one of them puts.
+// A store for forked processes; one of them puts.
 class TestStore {
  public:
   StringStore store() {
     return {
         .put =
-            [this](const std::string&, const std::string& value) {
+            [this](const std::string& value) {
               put(value);
               return Status();
             },
-        .get = [this](const std::string&, Duration at_most)
-            -> Result<std::string> { return get(at_most); }};
+        .get = [this](Duration at_most) { return get(at_most); }};
   }
   void put(const std::string& value) {
     Counter version(segment_.at<CounterCell>(0, 1)[0]);

@@ -13,8 +13,8 @@
 #include <random>
 #include <utility>
 #include "base/check.h"
-#include "base/hex.h"
 #include "base/printable.h"
+#include "base/text.h"
 
 namespace sherd::shm {
 namespace {
@@ -134,8 +134,8 @@ Status UnixConnection::send(std::string_view text, int descriptor) {
   return errno == EPIPE || errno == ECONNRESET ? closed() : failed("sendmsg");
 }
 
-Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
-  UnixMessage received;
+Result<std::optional<UnixConnection::Message>> UnixConnection::try_receive() {
+  Message received;
   received.text.resize(kTextMax);
   iovec part{received.text.data(), received.text.size()};
   Control control = {};
@@ -149,7 +149,7 @@ Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
     size = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (size < 0 && errno == EINTR);
   if (size < 0 && errno == EAGAIN) {
-    return std::optional<UnixMessage>();
+    return std::optional<Message>();
   }
   if (size == 0 || (size < 0 && errno == ECONNRESET)) {
     return closed();
@@ -172,17 +172,15 @@ Result<std::optional<UnixMessage>> UnixConnection::try_receive() {
         "[shm] expected room for one more descriptor (ulimit -n), found "
         "none");
   }
-  return std::optional<UnixMessage>(std::move(received));
+  return std::optional<Message>(std::move(received));
 }
 
-Result<UnixMessage> UnixConnection::receive(const Clock& clock, Instant until) {
+Result<UnixConnection::Message> UnixConnection::receive(
+    const Clock& clock, Instant until) {
   for (;;) {
-    Result<std::optional<UnixMessage>> next = try_receive();
-    if (!next.ok()) {
-      return next.status();
-    }
-    if (std::optional<UnixMessage> found = std::move(next).value()) {
-      return std::move(*found);
+    SHERD_ASSIGN_OR_RETURN(std::optional<Message> found, try_receive());
+    if (found) {
+      return *std::move(found);
     }
     const Instant now = clock.now();
     if (now >= until) {

@@ -14,15 +14,14 @@
 
 namespace sherd::shm {
 
-struct UnixMessage {
-  std::string text{};
-  Descriptor descriptor{};  // Not open if none came with the text.
-};
-
 // One end of a connection.
 class UnixConnection {
  public:
   static constexpr std::size_t kTextMax = 1024;
+  struct Message {
+    std::string text{};
+    Descriptor descriptor{};  // Not open if none came with the text.
+  };
 
   // kUnavailable if nobody listens at `address`, kPeerMismatch if another user does,
   // kDeadlineExceeded at `until`, kFailedPrecondition if this process can have no further socket.
@@ -37,10 +36,10 @@ class UnixConnection {
 
   // The next message, or nothing if none has arrived. kPeerLost if the other end has closed and
   // everything that it sent was received.
-  Result<std::optional<UnixMessage>> try_receive();
+  Result<std::optional<Message>> try_receive();
 
   // Waits for the next message; kDeadlineExceeded at `until`.
-  Result<UnixMessage> receive(const Clock& clock, Instant until);
+  Result<Message> receive(const Clock& clock, Instant until);
 
   // For poll().
   int descriptor() const { return socket_.get(); }

@@ -51,7 +51,7 @@ TEST(DescriptorPassing, ADescriptorArrivesInAnotherProcess) {
         }
         UnixConnection peer =
             UnixConnection::connect(listener.address(), clock, until).value();
-        UnixMessage got = peer.receive(clock, until).value();
+        UnixConnection::Message got = peer.receive(clock, until).value();
         char text[6] = {};
         const auto n = ::pread(got.descriptor.get(), text, 5, 0);
         const bool private_here =

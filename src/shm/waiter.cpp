@@ -2,7 +2,6 @@
 #include "shm/waiter.h"
 
 #include <algorithm>
-#include <optional>
 #include "base/check.h"
 #include "base/interrupt.h"
 

@@ -33,7 +33,7 @@ class Assumptions {
  public:
   explicit Assumptions(const SimulationOptions& options) : options_(options) {}
 
-  std::vector<Assumption> take() {
+  std::vector<SimulationResult::Assumption> take() {
     add_cluster();
     add_failures();
     if (options_.policy == FailurePolicy::kSherd) {
@@ -50,6 +50,9 @@ class Assumptions {
  private:
   void add(const char* name, std::string value, const char* source) {
     all_.push_back({name, std::move(value), source});
+  }
+  void add(const char* name, Duration value, const char* source) {
+    add(name, with_unit(seconds(value), "s"), source);
   }
   // An option whose default has that source.
   template <typename Number>
@@ -189,27 +192,22 @@ class Assumptions {
     const ft::FailureDetectorOptions detector;
     const auto times = times_of(options_);
     add("connections are closed after a process ends by",
-        with_unit(seconds(times.end_of_connection), "s"), kMeasured);
-    add("a silent replica is lost after",
-        with_unit(seconds(detector.dead_after), "s"), kOwn);
+        times.end_of_connection, kMeasured);
+    add("a silent replica is lost after", detector.dead_after, kOwn);
     add("a replica hangs after",
         str("10 usual phases, ", number(seconds(detector.hard_floor)),
             " s at least"),
         kOwn);
-    add("failures that come together within",
-        with_unit(seconds(coordinator.settle), "s"), kOwn);
-    add("connecting the ring of an epoch",
-        with_unit(seconds(times.connect), "s"), kAssumed);
-    add("a reduction that nothing hides", with_unit(seconds(times.reduce), "s"),
+    add("failures that come together within", coordinator.settle, kOwn);
+    add("connecting the ring of an epoch", times.connect, kAssumed);
+    add("a reduction that nothing hides", times.reduce,
         options_.stall_min
             ? "in the stall"
             : "gradients of --gradient-mb over --link-gbit-per-s, and a "
               "message's time for each hop");
-    add("a message to or from the coordinator",
-        with_unit(seconds(times.message), "s"), kAssumed);
-    add("a record on the disk", with_unit(seconds(times.sync), "s"), kMeasured);
-    add("a leader's message to all its ranks",
-        with_unit(seconds(times.leader_fan_out), "s"),
+    add("a message to or from the coordinator", times.message, kAssumed);
+    add("a record on the disk", times.sync, kMeasured);
+    add("a leader's message to all its ranks", times.leader_fan_out,
         "10 us a rank, measured: leader_load");
     add("a message costs its receiver", "5 us, 1 ns a byte", kAssumed);
     add("a report costs the coordinator", "0.15 us for each replica",
@@ -229,21 +227,21 @@ class Assumptions {
         "torchft's should_commit()");
     if (!options_.stall_min) {
       add("stall when a connection breaks",
-          with_unit(seconds(torchft_stall(FailureKind::kProcess)), "s"),
+          torchft_stall(FailureKind::kProcess),
           "torchft's default heartbeat timeout");
-      add("stall when nothing is heard",
-          with_unit(seconds(torchft_stall(FailureKind::kHost)), "s"),
+      add("stall when nothing is heard", torchft_stall(FailureKind::kHost),
           "torchft's default operation timeout");
     }
   }
 
   const SimulationOptions& options_;
-  std::vector<Assumption> all_;
+  std::vector<SimulationResult::Assumption> all_;
 };
 
 }  // namespace
 
-std::vector<Assumption> assumptions_of(const SimulationOptions& options) {
+std::vector<SimulationResult::Assumption> assumptions_of(
+    const SimulationOptions& options) {
   return Assumptions(options).take();
 }
 

@@ -2,7 +2,6 @@
 #include "sim/failures.h"
 
 #include <algorithm>
-#include "sim/world.h"
 
 namespace sherd::sim {
 
@@ -61,7 +60,6 @@ double mtbf_min_of(const SimulationOptions& options) {
 }
 
 double mean_between_stragglers_s(const SimulationOptions& options) {
-  constexpr double kSecondsPerDay = 86400;
   const double hosts =
       static_cast<double>(options.gpus) / options.gpus_per_host;
   return kSecondsPerDay * 1000 /
@@ -70,32 +68,31 @@ double mean_between_stragglers_s(const SimulationOptions& options) {
 
 FailureSource::FailureSource(
     const SimulationOptions& options, std::uint64_t seed)
-    : even_(options.arrivals == Arrivals::kEven),
-      mtbf_s_(mtbf_min_of(options) * 60),
-      replicas_(static_cast<std::uint64_t>(options.replicas)),
-      whole_job_share_(options.whole_job_share),
-      two_replica_share_(options.two_replica_share),
+    : options_(options),
       times_(seed, "failure times"),
       victims_(seed, "failed replicas"),
       kinds_(seed, "kinds of failures") {}
 
 Failure FailureSource::next() {
+  const bool even = options_.arrivals == Arrivals::kEven;
+  const double mtbf_s = mtbf_min_of(options_) * 60;
+  const auto replicas = static_cast<std::uint64_t>(options_.replicas);
   Failure failure;
-  if (!even_) {
-    at_s_ += times_.exponential(mtbf_s_);
+  if (!even) {
+    at_s_ += times_.exponential(mtbf_s);
   }
   failure.at = seconds_of(at_s_);
-  if (even_) {
-    at_s_ += mtbf_s_;
+  if (even) {
+    at_s_ += mtbf_s;
   }
-  failure.whole_job = happens(whole_job_share_, whole_job_due_);
-  const auto first = even_ ? count_ % replicas_ : victims_.below(replicas_);
+  failure.whole_job = happens(options_.whole_job_share, whole_job_due_);
+  const auto first = even ? count_ % replicas : victims_.below(replicas);
   failure.replicas = {static_cast<int>(first)};
-  if (!failure.whole_job && happens(two_replica_share_, two_replicas_due_) &&
-      replicas_ > 1) {
+  if (!failure.whole_job &&
+      happens(options_.two_replica_share, two_replicas_due_) && replicas > 1) {
     const auto step =
-        even_ ? (replicas_ + 1) / 2 : 1 + victims_.below(replicas_ - 1);
-    failure.replicas.push_back(static_cast<int>((first + step) % replicas_));
+        even ? (replicas + 1) / 2 : 1 + victims_.below(replicas - 1);
+    failure.replicas.push_back(static_cast<int>((first + step) % replicas));
   }
   failure.kind = kind();
   ++count_;
@@ -103,7 +100,7 @@ Failure FailureSource::next() {
 }
 
 bool FailureSource::happens(double share, double& due) {
-  if (!even_) {
+  if (options_.arrivals != Arrivals::kEven) {
     return kinds_.uniform() < share;
   }
   due += share;

@@ -13,16 +13,9 @@
 #include "base/clock.h"
 #include "sim/random.h"
 #include "sim/simulate.h"
+#include "sim/world.h"
 
 namespace sherd::sim {
-
-// How others notice a failure.
-enum class FailureKind {
-  kProcess,  // A process ends; its connections are closed.
-  kHost,     // A host is gone and sends nothing more.
-  kHang,     // A replica makes no progress but looks alive.
-  kLink,     // A connection between two replicas breaks; none is lost.
-};
 
 struct FailureCause {
   std::string_view name;
@@ -38,6 +31,8 @@ struct Failure {
   std::vector<int> replicas;  // The replicas that it affects.
   FailureKind kind = FailureKind::kProcess;
 };
+
+inline constexpr double kSecondsPerDay = 86400;
 
 // Converts a time that a user has given, limited to sixty years so that sums do not overflow.
 Duration minutes(double count);
@@ -58,11 +53,7 @@ class FailureSource {
   // shares that are `due` add up to one.
   bool happens(double share, double& due);
 
-  const bool even_;
-  const double mtbf_s_;
-  const std::uint64_t replicas_;
-  const double whole_job_share_;
-  const double two_replica_share_;
+  const SimulationOptions options_;
   Random times_;
   Random victims_;
   Random kinds_;

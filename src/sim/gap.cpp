@@ -47,7 +47,7 @@ Duration gap_of_loss(
     if (++steps == kUsualSteps) {
       lost_at = last + into_step;
       world.events().add_outside(
-          *lost_at, [&] { world.lose(0, LossKind::kEnds); });
+          *lost_at, [&] { world.lose(0, FailureKind::kProcess); });
     }
   });
   world.run_until(

@@ -41,14 +41,13 @@ double heartbeats(const RunOutcome& run) {
 }
 
 double reports_per_s(const RunOutcome& run) {
-  return (static_cast<double>(run.traffic->reports().messages) +
+  return (static_cast<double>(run.traffic->reports.messages) +
           heartbeats(run)) /
       run.elapsed_s;
 }
 
-ControlTraffic traffic_of(
+SimulationResult::ControlTraffic traffic_of(
     const SimulationOptions& options, const RunOutcome& run) {
-  constexpr double kSecondsPerDay = 86400;
   const auto& sent = *run.traffic;
   const double s = run.elapsed_s;
   const auto per_s = [&](const Flow& flow, std::uint64_t heartbeat_bytes) {
@@ -56,13 +55,12 @@ ControlTraffic traffic_of(
             heartbeats(run) * static_cast<double>(heartbeat_bytes)) /
         s;
   };
-  ControlTraffic traffic;
+  SimulationResult::ControlTraffic traffic;
   traffic.coordinator_messages_per_s = reports_per_s(run) +
-      (static_cast<double>(sent.views().messages) + heartbeats(run)) / s;
+      (static_cast<double>(sent.views.messages) + heartbeats(run)) / s;
   traffic.coordinator_in_bytes_per_s =
-      per_s(sent.reports(), sent.heartbeat_bytes());
-  traffic.coordinator_out_bytes_per_s =
-      per_s(sent.views(), sent.answer_bytes());
+      per_s(sent.reports, sent.heartbeat_bytes);
+  traffic.coordinator_out_bytes_per_s = per_s(sent.views, sent.answer_bytes);
   const auto count = options.gpus / options.replicas;
   const auto ranks = static_cast<double>(count);
   const auto step = rank_flow_of_step(options.replicas);
@@ -79,21 +77,20 @@ ControlTraffic traffic_of(
       (traffic.coordinator_in_bytes_per_s +
        traffic.coordinator_out_bytes_per_s) /
           options.replicas;
-  traffic.log_records_per_s = static_cast<double>(sent.records().messages) / s;
+  traffic.log_records_per_s = static_cast<double>(sent.records.messages) / s;
   traffic.log_bytes_per_day =
-      static_cast<double>(sent.records().bytes) / s * kSecondsPerDay;
+      static_cast<double>(sent.records.bytes) / s * kSecondsPerDay;
   return traffic;
 }
 
-std::vector<ResourceUse> resources_of(
+std::vector<SimulationResult::ResourceUse> resources_of(
     const SimulationOptions& options,
     const RunOutcome& run,
-    const ControlTraffic& traffic) {
+    const SimulationResult::ControlTraffic& traffic) {
   const auto out = traffic.coordinator_out_bytes_per_s;
   const auto in = traffic.coordinator_in_bytes_per_s;
-  const auto report_bytes =
-      static_cast<double>(run.traffic->report_bytes_max());
-  std::vector<ResourceUse> resources = {
+  const auto report_bytes = static_cast<double>(run.traffic->report_bytes_max);
+  std::vector<SimulationResult::ResourceUse> resources = {
       {"coordinator's processor",
        amount(traffic.coordinator_messages_per_s, "messages/s"),
        traffic.coordinator_messages_per_s * kMessageS + (in + out) * kByteS +

@@ -39,13 +39,11 @@ class SherdRun {
         stragglers_(stragglers_of(options, seed)),
         coordinator_failures_(seed, "coordinator failures"),
         spares_(options.spares, minutes(options.repair_h * 60)),
-        returns_(static_cast<std::size_t>(options.replicas)),
-        budgets_(
+        replicas_(
             static_cast<std::size_t>(options.replicas),
-            RestartBudget(
-                {.restarts_max = options.restarts_max,
-                 .window = seconds_of(options.restart_window_s)})),
-        slow_hosts_(static_cast<std::size_t>(options.replicas)) {}
+            {.budget = RestartBudget(
+                 options.restarts_max, seconds_of(options.restart_window_s))}) {
+  }
 
   RunOutcome run() {
     world_.set_on_record([this](const ft::Record& one) { recorded(one); });
@@ -68,11 +66,21 @@ class SherdRun {
     outcome_.too_few_s = seconds(progress.too_few_time - before_.too_few_time);
     outcome_.replica_s = seconds(progress.replica_time - before_.replica_time);
     outcome_.traffic = world_.traffic();
-    outcome_.traffic->subtract(*traffic_before_);
+    outcome_.traffic->reports.subtract(traffic_before_.reports);
+    outcome_.traffic->views.subtract(traffic_before_.views);
+    outcome_.traffic->records.subtract(traffic_before_.records);
     return outcome_;
   }
 
  private:
+  // What happens to one replica.
+  struct ReplicaFate {
+    std::uint64_t returns = 0;  // How often it was due to come back.
+    RestartBudget budget;       // Of its launcher.
+    bool given_up = false;      // It has used up its restarts.
+    int slow_hosts = 0;
+  };
+
   // All replicas train by then.
   static constexpr Duration kBegin = std::chrono::seconds(60);
 
@@ -88,9 +96,13 @@ class SherdRun {
     }
   }
 
+  ReplicaFate& fate(int replica) {
+    return replicas_[static_cast<std::size_t>(replica)];
+  }
+
   void change_slow_hosts(Instant at, int replica, int change) {
     world_.events().add_outside(at, [this, replica, change] {
-      auto& count = slow_hosts_[static_cast<std::size_t>(replica)];
+      auto& count = fate(replica).slow_hosts;
       count += change;
       world_.set_slowdown(
           static_cast<ft::ReplicaId>(replica),
@@ -138,7 +150,7 @@ class SherdRun {
   void start(int replica, std::optional<ft::StateId> held = {}) {
     const auto id = static_cast<ft::ReplicaId>(replica);
     if (world_.runs(id)) {
-      world_.lose(id, LossKind::kEnds);  // It still hangs.
+      world_.lose(id, FailureKind::kProcess);  // It still hangs.
     }
     if (!held && world_.running() == 0) {
       held = checkpoint_ ? checkpoint_ : world_.log().canonical;
@@ -155,14 +167,14 @@ class SherdRun {
       return;
     }
     for (const int replica : failure.replicas) {
-      if (given_up_.contains(replica)) {
+      if (fate(replica).given_up) {
         continue;
       }
       lose(replica, failure.kind);
       if (!may_start_again(replica, failure.kind)) {
-        ++returns_[static_cast<std::size_t>(replica)];
+        ++fate(replica).returns;
         ++outcome_.given_up;
-        given_up_.insert(replica);
+        fate(replica).given_up = true;
         continue;
       }
       start_at(
@@ -173,7 +185,7 @@ class SherdRun {
 
   // The launcher on the next host starts its count again if the old one was lost with its host.
   bool may_start_again(int replica, FailureKind kind) {
-    auto& budget = budgets_[static_cast<std::size_t>(replica)];
+    auto& budget = fate(replica).budget;
     if (kind == FailureKind::kHost) {
       budget.renew();
       return true;
@@ -211,21 +223,10 @@ class SherdRun {
       const auto stall = minutes(*options_.stall_min);
       world_.stall(stall);
       world_.lose(
-          id, LossKind::kEnds,
+          id, FailureKind::kProcess,
           std::max(stall - time_of_epoch_change(), Duration(0)));
     } else {
-      world_.lose(id, loss_of(kind));
-    }
-  }
-
-  static LossKind loss_of(FailureKind kind) {
-    switch (kind) {
-      case FailureKind::kHost:
-        return LossKind::kVanishes;
-      case FailureKind::kHang:
-        return LossKind::kHangs;
-      default:
-        return LossKind::kEnds;
+      world_.lose(id, kind);
     }
   }
 
@@ -239,9 +240,9 @@ class SherdRun {
 
   // A later failure of the replica replaces the time.
   void start_at(int replica, Instant at, std::optional<ft::StateId> held) {
-    const auto turn = ++returns_[static_cast<std::size_t>(replica)];
+    const auto turn = ++fate(replica).returns;
     world_.events().add_outside(at, [this, replica, turn, held] {
-      if (returns_[static_cast<std::size_t>(replica)] == turn) {
+      if (fate(replica).returns == turn) {
         start(replica, held);
       }
     });
@@ -254,12 +255,12 @@ class SherdRun {
     const auto away = there - world_.now() + minutes(options_.restart_min);
     const auto held = checkpoint_ ? checkpoint_ : world_.log().canonical;
     world_.stall(away);
-    given_up_.clear();
     for (int i = 0; i < options_.replicas; ++i) {
       const auto id = static_cast<ft::ReplicaId>(i);
-      budgets_[static_cast<std::size_t>(i)].renew();
+      fate(i).given_up = false;
+      fate(i).budget.renew();
       if (world_.runs(id)) {
-        world_.lose(id, LossKind::kEnds, Duration(0));
+        world_.lose(id, FailureKind::kProcess, Duration(0));
       }
       start_at(
           i, world_.now() + std::max(away - kAgreement, Duration(0)), held);
@@ -288,18 +289,14 @@ class SherdRun {
   const std::vector<Straggler> stragglers_;
   Random coordinator_failures_;
   SparePool spares_;
-  std::vector<std::uint64_t> returns_;  // How often each was due to come back.
-  std::vector<RestartBudget> budgets_;  // For each replica's launcher.
-  // Replicas that have used up their restarts.
-  std::set<int> given_up_;
-  std::vector<int> slow_hosts_;  // For each replica.
+  std::vector<ReplicaFate> replicas_;
   // How many failures of a link have not ended.
   std::map<std::pair<ft::ReplicaId, ft::ReplicaId>, int> cuts_;
   std::set<ft::Incarnation> known_;  // Incarnations that have been members.
   std::optional<ft::StateId> checkpoint_;
   // What there was when all replicas trained.
   SimulatedWorld::Progress before_;
-  std::optional<Traffic> traffic_before_;
+  Traffic::Totals traffic_before_;
   RunOutcome outcome_;
 };
 

@@ -27,7 +27,7 @@ struct RunOutcome {
   // Only under kSherd.
   double replica_s = 0;       // Running replicas, all together.
   std::int64_t given_up = 0;  // Replicas that have used up their restarts.
-  std::optional<Traffic> traffic{};
+  std::optional<Traffic::Totals> traffic{};
 };
 
 // How long a time is simulated.
@@ -43,7 +43,8 @@ RunOutcome run_sherd(const SimulationOptions& options, std::uint64_t seed);
 Duration torchft_stall(FailureKind kind);
 
 // Every number on which the result depends, with its source.
-std::vector<Assumption> assumptions_of(const SimulationOptions& options);
+std::vector<SimulationResult::Assumption> assumptions_of(
+    const SimulationOptions& options);
 
 // Fills `traffic` and `resources`, if the run had a coordinator.
 void add_traffic(

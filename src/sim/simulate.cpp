@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "ft/protocol/identity.h"
 #include "ft/wire/codec.h"
 #include "sim/runs.h"
 
@@ -38,7 +39,7 @@ void check_share(double value, const char* what) {
 
 void check_cluster(const SimulationOptions& options) {
   constexpr std::int64_t kGpusMax = 10'000'000;
-  constexpr int kReplicasMax = 4096;  // The coordinator's own limit.
+  constexpr auto kReplicasMax = static_cast<int>(ft::kReplicasMax);
   SHERD_CHECK(
       options.replicas >= 1 && options.replicas <= kReplicasMax,
       "[sim] expected 1 to ", kReplicasMax, " replicas, found ",
@@ -130,7 +131,7 @@ void check_at_most(double count, double max, const char* what) {
 void check_limits(const SimulationOptions& options) {
   const auto length_s = seconds(length_of(options));
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  check_at_most(length_s / 86400, kDaysMax, "days");
+  check_at_most(length_s / kSecondsPerDay, kDaysMax, "days");
   check_at_most(
       length_s / step_s_of(options), 1e10, "steps in the simulated time");
   check_at_most(
@@ -241,7 +242,6 @@ void add_interval(
 }  // namespace
 
 Duration length_of(const SimulationOptions& options) {
-  constexpr double kSecondsPerDay = 86400;
   return seconds_of(
       options.steps ? static_cast<double>(*options.steps) * step_s_of(options)
                     : options.days * kSecondsPerDay);
@@ -256,26 +256,24 @@ SimulationResult simulate(const SimulationOptions& options) {
   const auto mean = [&](auto value) {
     double sum = 0;
     for (const auto& one : outcomes) {
-      sum += static_cast<double>(value(one));
+      sum += static_cast<double>(one.*value);
     }
     return sum / static_cast<double>(outcomes.size());
   };
-  constexpr double kSecondsPerDay = 86400;
   const double elapsed_s = outcomes[0].elapsed_s;
   add_interval(result, outcomes);
   result.runs = static_cast<int>(outcomes.size());
   result.simulated_days = elapsed_s / kSecondsPerDay;
-  result.failures = mean([](const auto& one) { return one.failures; });
-  result.commits = mean([](const auto& one) { return one.commits; });
-  result.discarded_steps = mean([](const auto& one) { return one.discarded; });
-  result.epochs = mean([](const auto& one) { return one.epochs; });
-  const double made = mean([](const auto& one) { return one.steps_s; });
+  result.failures = mean(&RunOutcome::failures);
+  result.commits = mean(&RunOutcome::commits);
+  result.discarded_steps = mean(&RunOutcome::discarded);
+  result.epochs = mean(&RunOutcome::epochs);
+  const double made = mean(&RunOutcome::steps_s);
   result.stall_share = std::clamp(1 - made / elapsed_s, 0.0, 1.0);
   result.degraded_share =
       std::clamp(made / elapsed_s - result.effective_training_time, 0.0, 1.0);
-  result.too_few_share =
-      mean([](const auto& one) { return one.too_few_s; }) / elapsed_s;
-  result.replicas_given_up = mean([](const auto& one) { return one.given_up; });
+  result.too_few_share = mean(&RunOutcome::too_few_s) / elapsed_s;
+  result.replicas_given_up = mean(&RunOutcome::given_up);
   add_traffic(options, outcomes[0], result);
   result.assumptions = assumptions_of(options);
   return result;

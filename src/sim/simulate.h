@@ -122,32 +122,32 @@ double mtbf_min_of(const SimulationOptions& options);
 // do.
 double mean_between_stragglers_s(const SimulationOptions& options);
 
-// An assumption of the result.
-struct Assumption {
-  std::string name;
-  std::string value;
-  std::string source;
-};
-
-// How much of a resource is used, on average.
-struct ResourceUse {
-  std::string name;
-  std::string amount;  // With its unit.
-  double share = 0;    // The share of what there is; 1 means all of it.
-};
-
-struct ControlTraffic {
-  double coordinator_messages_per_s = 0;  // In both directions.
-  double coordinator_in_bytes_per_s = 0;
-  double coordinator_out_bytes_per_s = 0;
-  // For one replica, with its ranks and the coordinator.
-  double leader_messages_per_s = 0;
-  double leader_bytes_per_s = 0;
-  double log_records_per_s = 0;
-  double log_bytes_per_day = 0;
-};
-
 struct SimulationResult {
+  // An assumption of the result.
+  struct Assumption {
+    std::string name;
+    std::string value;
+    std::string source;
+  };
+
+  // How much of a resource is used, on average.
+  struct ResourceUse {
+    std::string name;
+    std::string amount;  // With its unit.
+    double share = 0;    // The share of what there is; 1 means all of it.
+  };
+
+  struct ControlTraffic {
+    double coordinator_messages_per_s = 0;  // In both directions.
+    double coordinator_in_bytes_per_s = 0;
+    double coordinator_out_bytes_per_s = 0;
+    // For one replica, with its ranks and the coordinator.
+    double leader_messages_per_s = 0;
+    double leader_bytes_per_s = 0;
+    double log_records_per_s = 0;
+    double log_bytes_per_day = 0;
+  };
+
   FailurePolicy policy = FailurePolicy::kSherd;
   // The work done, as a share of what all replicas would do without faults: the mean of all runs
   // and its 95 % interval. A step made by some replicas counts as their share of it.

@@ -10,7 +10,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 #include "base/hash.h"
 #include "sim/world.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <set>
 #include <utility>
 #include <variant>
 
@@ -107,8 +106,9 @@ class SwarmRun {
       ++result_.events;
       checks_.after_event(world);
     });
-    world_.set_delivery(
-        [this](const Envelope& envelope) { return deliver(envelope); });
+    world_.set_delivery([this](const SimulatedWorld::Envelope& envelope) {
+      return deliver(envelope);
+    });
     for (ft::ReplicaId id = 0; id < replicas_.size(); ++id) {
       replicas_[id].checkpoint = SimulatedWorld::first_state();
       world_.start(id, SimulatedWorld::first_state());
@@ -173,7 +173,7 @@ class SwarmRun {
 
   void start(ft::ReplicaId id, const std::optional<ft::StateId>& held) {
     if (world_.runs(id)) {
-      lose(id, LossKind::kEnds);  // It hangs, or will be replaced.
+      lose(id, FailureKind::kProcess);  // It hangs, or will be replaced.
     }
     note([&] {
       return str(
@@ -185,7 +185,7 @@ class SwarmRun {
     world_.start(id, held);
   }
 
-  void lose(ft::ReplicaId id, LossKind kind) {
+  void lose(ft::ReplicaId id, FailureKind kind) {
     if (world_.runs(id)) {
       replicas_[id].held = world_.replica(id)->held();
       world_.lose(id, kind);
@@ -244,8 +244,8 @@ class SwarmRun {
         lose_one(kind, one);
         break;
       case SwarmFault::kPair:
-        lose(one, LossKind::kEnds);
-        lose(other, LossKind::kEnds);
+        lose(one, FailureKind::kProcess);
+        lose(other, FailureKind::kProcess);
         break;
       case SwarmFault::kAll:
         // The next faults come a little later, before the effects have ended.
@@ -253,7 +253,7 @@ class SwarmRun {
           return;
         }
         for (ft::ReplicaId id = 0; id < replicas_.size(); ++id) {
-          lose(id, LossKind::kEnds);
+          lose(id, FailureKind::kProcess);
         }
         break;
       case SwarmFault::kCoordinator:
@@ -283,12 +283,13 @@ class SwarmRun {
       world_.leave(one);
       end_later(one, 3 * options_.world.times.step);
     } else if (kind == SwarmFault::kHangs) {
-      lose(one, LossKind::kHangs);
+      lose(one, FailureKind::kHang);
       end_later(one, some(10 * kSecond));
     } else {
       lose(
           one,
-          kind == SwarmFault::kEnds ? LossKind::kEnds : LossKind::kVanishes);
+          kind == SwarmFault::kEnds ? FailureKind::kProcess
+                                    : FailureKind::kHost);
     }
   }
 
@@ -296,7 +297,7 @@ class SwarmRun {
     world_.events().add(
         world_.now() + time, [this, id, incarnation = world_.incarnation(id)] {
           if (world_.incarnation(id) == incarnation) {
-            lose(id, LossKind::kEnds);
+            lose(id, FailureKind::kProcess);
           }
         });
   }
@@ -340,7 +341,7 @@ class SwarmRun {
 
   // ---- messages ----
 
-  std::vector<Duration> deliver(const Envelope& envelope) {
+  std::vector<Duration> deliver(const SimulatedWorld::Envelope& envelope) {
     if (told_before_death_ && !envelope.to_coordinator &&
         --*told_before_death_ < 0) {
       return {};

@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ft/replica/rank_messages.h"
-#include "ft/wire/codec.h"
 #include "ft/wire/record_codec.h"
 #include "net/frame.h"
 
@@ -61,18 +59,12 @@ Traffic::Traffic(int ranks_per_replica) {
   }
   ++report.serial;
   ++report.progress.serial;
-  heartbeat_bytes_ = framed(writer.bytes_of(report));
-  ranks_bytes_ = heartbeat_bytes_ - net::kFrameHeaderBytes - alone;
+  totals_.heartbeat_bytes = framed(writer.bytes_of(report));
+  ranks_bytes_ = totals_.heartbeat_bytes - net::kFrameHeaderBytes - alone;
   const auto view = std::make_shared<const ft::RunView>();
   ft::ToldView told;
   views_writer_.bytes_for(told, view);
-  answer_bytes_ = framed(views_writer_.bytes_for(told, view));
-}
-
-void Traffic::subtract(const Traffic& earlier) {
-  reports_.subtract(earlier.reports_);
-  views_.subtract(earlier.views_);
-  records_.subtract(earlier.records_);
+  totals_.answer_bytes = framed(views_writer_.bytes_for(told, view));
 }
 
 Traffic::Connection& Traffic::connection(
@@ -92,8 +84,8 @@ void Traffic::report(const ft::Report& report, std::int64_t times) {
   const bool first = starts_ != starts;
   const auto bytes = framed(one.reports.bytes_of(report)) +
       (first ? ranks_bytes_ + addresses_bytes_ : 0);
-  report_bytes_max_ = std::max(report_bytes_max_, bytes);
-  reports_.add(bytes, static_cast<std::uint64_t>(times));
+  totals_.report_bytes_max = std::max(totals_.report_bytes_max, bytes);
+  totals_.reports.add(bytes, static_cast<std::uint64_t>(times));
 }
 
 // All replicas are sent the addresses of each replica that has started since.
@@ -102,14 +94,14 @@ void Traffic::view(const ft::SendView& sent, std::int64_t times) {
   const auto all = std::uint64_t{connections_.size()};
   const auto news = std::min(starts_ - one.starts, all) * addresses_bytes_;
   one.starts = starts_;
-  views_.add(
+  totals_.views.add(
       framed(views_writer_.bytes_for(one.told, sent.view)),
       static_cast<std::uint64_t>(times));
-  views_.bytes += news;
+  totals_.views.bytes += news;
 }
 
 void Traffic::record(const ft::Record& record, std::int64_t times) {
-  records_.add(
+  totals_.records.add(
       ft::bytes_of(record, members_).size(), static_cast<std::uint64_t>(times));
   members_ = ft::members_after(record, members_);
 }

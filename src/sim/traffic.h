@@ -5,7 +5,6 @@
 // and no progress of ranks; the size of these is added. Thread rule: values.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -31,6 +30,16 @@ struct Flow {
 
 class Traffic {
  public:
+  struct Totals {
+    Flow reports;  // Except for heartbeats that repeat them.
+    Flow views;
+    Flow records;
+    // The largest report, and a heartbeat and its answer, with their frames.
+    std::uint64_t report_bytes_max = 0;
+    std::uint64_t heartbeat_bytes = 0;
+    std::uint64_t answer_bytes = 0;
+  };
+
   explicit Traffic(int ranks_per_replica);
 
   // Counts what is sent `times` times.
@@ -38,17 +47,7 @@ class Traffic {
   void view(const ft::SendView& sent, std::int64_t times);
   void record(const ft::Record& record, std::int64_t times);
 
-  // Leaves only what was counted since then. REQUIRES: this is a later state of `earlier`.
-  void subtract(const Traffic& earlier);
-
-  // Reports, except for heartbeats that repeat them.
-  const Flow& reports() const { return reports_; }
-  const Flow& views() const { return views_; }
-  const Flow& records() const { return records_; }
-  // The largest report, and a heartbeat and its answer, with their frames.
-  std::uint64_t report_bytes_max() const { return report_bytes_max_; }
-  std::uint64_t heartbeat_bytes() const { return heartbeat_bytes_; }
-  std::uint64_t answer_bytes() const { return answer_bytes_; }
+  const Totals& totals() const { return totals_; }
 
  private:
   // One incarnation's connection to the coordinator.
@@ -64,16 +63,11 @@ class Traffic {
   std::uint64_t addresses_bytes_ = 0;
   // The progress of ranks, in the first report and in heartbeats.
   std::uint64_t ranks_bytes_ = 0;
-  std::uint64_t heartbeat_bytes_ = 0;
-  std::uint64_t answer_bytes_ = 0;
   std::map<ft::ReplicaId, Connection> connections_;
   std::uint64_t starts_ = 0;  // The starts of replicas so far.
   ft::ViewWriter views_writer_;
   std::vector<ft::Member> members_;  // The members as of the last record.
-  Flow reports_;
-  Flow views_;
-  Flow records_;
-  std::uint64_t report_bytes_max_ = 0;
+  Totals totals_;
 };
 
 // What one leader and one of its ranks send each other in a step, and the size of a rank's heartbeat.

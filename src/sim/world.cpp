@@ -145,7 +145,7 @@ void SimulatedWorld::end(Process& one) {
   --running_;
   stop_reducing(one);
   for (auto& [epoch, connecting] : connecting_) {
-    connecting.entered.erase(one.id);
+    connecting.erase(one.id);
   }
   ++one.life;
   one.machine.reset();
@@ -157,18 +157,19 @@ void SimulatedWorld::end(Process& one) {
 
 void SimulatedWorld::lose(
     ft::ReplicaId replica,
-    LossKind kind,
+    FailureKind kind,
     std::optional<Duration> noticed_after) {
   auto& one = process(replica);
   SHERD_ASSERT(one.machine.has_value(), "the replica does not run");
+  SHERD_ASSERT(kind != FailureKind::kLink, "no replica is lost with a link");
   const auto incarnation = one.incarnation;
-  if (kind == LossKind::kHangs && !noticed_after) {
+  if (kind == FailureKind::kHang && !noticed_after) {
     one.hangs = true;
     watch();
     return;
   }
   end(one);
-  if (kind == LossKind::kVanishes && !noticed_after) {
+  if (kind == FailureKind::kHost && !noticed_after) {
     unheard_.emplace(replica, incarnation);
     watch();
     return;

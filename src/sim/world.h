@@ -59,7 +59,6 @@ struct SimulatedWorldOptions {
   int ranks_per_replica = 1;
   WorldTimes times;
   ft::CoordinatorOptions coordinator;
-  ft::FailureDetectorOptions detector;
 
   // ---- performance ----
 
@@ -68,17 +67,12 @@ struct SimulatedWorldOptions {
   bool every_step = false;
 };
 
-// How a replica is lost.
-enum class LossKind {
-  kEnds,      // Its processes end, and their connections are closed.
-  kVanishes,  // Its host is gone: nothing is closed, and it sends nothing more.
-  kHangs,     // It computes forever, and reports that.
-};
-
-// A message between a replica and the coordinator that is about to be sent.
-struct Envelope {
-  bool to_coordinator = false;
-  ft::ReplicaId replica = 0;
+// What fails, and how others notice it.
+enum class FailureKind {
+  kProcess,  // A replica's processes end, and their connections are closed.
+  kHost,     // Its host is gone: nothing is closed, and it sends nothing more.
+  kHang,     // It computes forever, and reports that.
+  kLink,     // A connection between two replicas breaks; none is lost.
 };
 
 class SimulatedWorld {
@@ -108,6 +102,11 @@ class SimulatedWorld {
   void set_on_written(std::function<void(const ft::Record&)> call) {
     on_written_ = std::move(call);
   }
+  // A message between a replica and the coordinator that is about to be sent.
+  struct Envelope {
+    bool to_coordinator = false;
+    ft::ReplicaId replica = 0;
+  };
   // Decides about each message: it arrives once after each of the returned times, which are added
   // to the usual one. If there are none, it is lost.
   void set_delivery(
@@ -122,11 +121,11 @@ class SimulatedWorld {
   // Starts a replica; without `held` it has nothing that counts, like a new one. REQUIRES: it does
   // not run.
   void start(ft::ReplicaId replica, std::optional<ft::StateId> held = {});
-  // REQUIRES: it runs. The coordinator notices the loss after `noticed_after`, however the replica
-  // is lost.
+  // The coordinator notices the loss after `noticed_after`, however the replica is lost. REQUIRES:
+  // it runs, and `kind` is not kLink.
   void lose(
       ft::ReplicaId replica,
-      LossKind kind,
+      FailureKind kind,
       std::optional<Duration> noticed_after = {});
   // The replica finishes its step and is then no longer a member. It runs until it is lost.
   void leave(ft::ReplicaId replica);
@@ -183,7 +182,7 @@ class SimulatedWorld {
   };
   // Up to now.
   Progress progress();
-  const Traffic& traffic() const { return traffic_; }
+  const Traffic::Totals& traffic() const { return traffic_.totals(); }
 
  private:
   struct Process;
@@ -195,10 +194,6 @@ class SimulatedWorld {
     std::map<ft::ReplicaId, std::uint64_t> computed;
     Instant all_entered{};  // In training time.
     bool ends = false;      // Its end is already an event.
-  };
-  struct Connecting {
-    std::vector<ft::Member> members;
-    std::set<ft::ReplicaId> entered;
   };
   // What its holder says a state is, and what it was really made from.
   struct Copy {
@@ -303,7 +298,8 @@ class SimulatedWorld {
   std::vector<std::unique_ptr<Process>> processes_;
   int running_ = 0;
   ft::Incarnation incarnations_ = 0;
-  std::map<ft::Epoch, Connecting> connecting_;
+  // The members of each epoch that connect to each other.
+  std::map<ft::Epoch, std::set<ft::ReplicaId>> connecting_;
   std::map<ft::Attempt, Reduction> reductions_;
   std::set<std::pair<ft::ReplicaId, ft::ReplicaId>> cut_links_;
 

@@ -6,7 +6,6 @@
 #include <utility>
 #include <variant>
 
-#include "base/check.h"
 #include "sim/world.h"
 #include "sim/world_process.h"
 
@@ -266,7 +265,7 @@ void SimulatedWorld::watch() {
   if (detector_ || !coordinator_) {
     return;
   }
-  detector_.emplace(options_.detector);
+  detector_.emplace(ft::FailureDetectorOptions());
   const auto computing = options_.times.step - step_overhead();
   for (int back = kRememberedSteps; back > 0; --back) {
     const auto begin = now() - back * options_.times.step;
@@ -347,7 +346,7 @@ void SimulatedWorld::act_on(const ft::Finding& finding) {
       if (auto& one = process(replica);
           one.machine && one.incarnation == incarnation && one.hangs) {
         // Whoever restarts the process ends it first.
-        lose(replica, LossKind::kEnds);
+        lose(replica, FailureKind::kProcess);
       }
       return;
   }

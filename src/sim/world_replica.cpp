@@ -116,8 +116,9 @@ void SimulatedWorld::on(Process& by, const ft::InstallTask& task) {
 }
 
 void SimulatedWorld::on(Process& by, const ft::StopTask& /*task*/) {
-  after(
-      by, Duration(0), [this](Process& one) { lose(one.id, LossKind::kEnds); });
+  after(by, Duration(0), [this](Process& one) {
+    lose(one.id, FailureKind::kProcess);
+  });
 }
 
 void SimulatedWorld::on(Process& by, const ft::ReportTask& task) {
@@ -128,9 +129,8 @@ void SimulatedWorld::on(Process& by, const ft::ReportTask& task) {
 
 void SimulatedWorld::on(Process& one, const ft::EpochMembers& task) {
   auto& connecting = connecting_[task.epoch];
-  connecting.members = task.members;
-  connecting.entered.insert(one.id);
-  if (connecting.entered.size() < connecting.members.size()) {
+  connecting.insert(one.id);
+  if (connecting.size() < task.members.size()) {
     return;
   }
   for (std::size_t i = 0; i < task.members.size(); ++i) {

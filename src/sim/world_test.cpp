@@ -2,7 +2,6 @@
 #include "sim/world.h"
 
 #include <algorithm>
-#include <set>
 #include <vector>
 #include <gtest/gtest.h>
 
@@ -73,7 +72,7 @@ TEST_F(SmallWorld, MakesAStepInTheTimeOfAStep) {
 }
 
 TEST_F(SmallWorld, ALostReplicaCostsTheOthersAReductionAndNoStep) {
-  world_.lose(1, LossKind::kEnds);
+  world_.lose(1, FailureKind::kProcess);
   // 30 ms to settle, 50 ms to connect; the sum is repeated in 200 ms.
   EXPECT_GE(steps_in(minutes(1)), 29);
   EXPECT_EQ(members(), 2U);
@@ -82,7 +81,7 @@ TEST_F(SmallWorld, ALostReplicaCostsTheOthersAReductionAndNoStep) {
 }
 
 TEST_F(SmallWorld, AReplicaThatComesBackStopsNobody) {
-  world_.lose(1, LossKind::kEnds);
+  world_.lose(1, FailureKind::kProcess);
   pass(minutes(1));
   const auto before = work();
   world_.start(1);
@@ -92,7 +91,7 @@ TEST_F(SmallWorld, AReplicaThatComesBackStopsNobody) {
 }
 
 TEST_F(SmallWorld, ASilentReplicaIsLostAfterASecond) {
-  world_.lose(2, LossKind::kVanishes);
+  world_.lose(2, FailureKind::kHost);
   pass(milliseconds(900));
   EXPECT_EQ(members(), 3U);
   pass(milliseconds(500));
@@ -102,7 +101,7 @@ TEST_F(SmallWorld, ASilentReplicaIsLostAfterASecond) {
 
 // Ten times the two seconds of a step.
 TEST_F(SmallWorld, AHungReplicaIsFoundByItsProgressAndNotItsNeighbours) {
-  world_.lose(0, LossKind::kHangs);
+  world_.lose(0, FailureKind::kHang);
   EXPECT_EQ(steps_in(seconds(15)), 0);
   pass(seconds(10));
   EXPECT_FALSE(world_.runs(0));
@@ -128,14 +127,14 @@ TEST_F(SmallWorld, AConnectionToTheCoordinatorThatIsResetCostsNobodyHisPlace) {
 
 TEST_F(SmallWorld, AHungReplicaIsFoundByACoordinatorThatWasAwayMeanwhile) {
   world_.lose_coordinator(seconds(3));
-  world_.lose(0, LossKind::kHangs);
+  world_.lose(0, FailureKind::kHang);
   pass(minutes(1));
   EXPECT_FALSE(world_.runs(0));
   EXPECT_EQ(members(), 2U);
 }
 
 TEST_F(SmallWorld, ParametersAreMadeFromWhatTheirNameSays) {
-  world_.lose(1, LossKind::kEnds);
+  world_.lose(1, FailureKind::kProcess);
   pass(seconds(5));
   world_.start(1);
   pass(minutes(1));
@@ -174,12 +173,13 @@ TEST_F(SmallWorld, WhoLeavesFinishesItsStep) {
 
 TEST_F(SmallWorld, LostAndRepeatedMessagesCostTimeOnly) {
   int sent = 0;
-  world_.set_delivery([&](const Envelope&) -> std::vector<Duration> {
-    // Every fifth message is repeated, the second time late.
-    return ++sent % 5 == 0
-        ? std::vector<Duration>{Duration(0), milliseconds(30)}
-        : std::vector<Duration>{Duration(0)};
-  });
+  world_.set_delivery(
+      [&](const SimulatedWorld::Envelope&) -> std::vector<Duration> {
+        // Every fifth message is repeated, the second time late.
+        return ++sent % 5 == 0
+            ? std::vector<Duration>{Duration(0), milliseconds(30)}
+            : std::vector<Duration>{Duration(0)};
+      });
   EXPECT_GE(steps_in(minutes(1)), 29);
   EXPECT_EQ(members(), 3U);
 }
@@ -193,7 +193,7 @@ TEST_F(SmallWorld, ASlowReplicaMakesAllStepsSlow) {
 TEST_F(SmallWorld, AllReplicasLostGoBackToWhatTheyBring) {
   const auto early = SimulatedWorld::first_state();
   for (ft::ReplicaId replica = 0; replica < 3; ++replica) {
-    world_.lose(replica, LossKind::kEnds);
+    world_.lose(replica, FailureKind::kProcess);
   }
   pass(minutes(1));
   const auto made = steps();
@@ -241,7 +241,7 @@ class LargeWorld : public ::testing::Test {
 TEST_F(LargeWorld, WhoHangsIsFoundWhereverItIsInTheTrees) {
   for (const ft::ReplicaId hung : {0U, 7U, 15U}) {
     ASSERT_TRUE(is_member(hung));
-    world_.lose(hung, LossKind::kHangs);
+    world_.lose(hung, FailureKind::kHang);
     world_.run_until(world_.now() + minutes(2));
     EXPECT_FALSE(is_member(hung)) << hung;
   }

@@ -2,19 +2,13 @@
 #include "world/c10d_transport.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
-#include <mutex>
-#include <optional>
 #include <utility>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include "base/clock.h"
 #include "base/interrupt.h"
-#include "base/return_if_failed.h"
-#include "world/peer_watch.h"
 #include "world/sigpipe_guard.h"
 
 namespace sherd::world {
@@ -329,8 +323,7 @@ Status C10dTransport::fail(
   }
   return keep(Status(
       loss->gave_up ? ErrorCode::kAborted : ErrorCode::kPeerLost,
-      str("[world] rank ", loss->rank, " was lost: it ", loss->how, "; ",
-          context, likely_reason(message.peer), watch_.place_of(loss->rank))));
+      watch_.text_of(*loss, str("; ", context, likely_reason(message.peer)))));
 }
 
 // Whether `member` has sent what was to come along with the message that `silent` waits for, with

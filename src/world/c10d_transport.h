@@ -11,10 +11,9 @@
 // connection is closed. Hence the first failure breaks all connections of the group before any wait
 // returns it.
 //
-// A rank that leaves a group sends a leave message: one byte to every member, over the connections
-// that carry everything else, so that a member that has it has everything sent before. A member
-// that waits for such a rank after that waits in vain, and fails at the watch's next tick. Thread
-// rule: that of Transport; leave() and the watch's interrupt() may come from any thread.
+// A rank that leaves a group sends every member a leave message (docs/design/exchange.md, "An orderly
+// end"). Thread rule: that of Transport; leave() and the watch's interrupt() may come from any
+// thread.
 #pragma once
 
 #include <atomic>

@@ -11,7 +11,6 @@
 #include <ATen/ops/full.h>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
 #include "world/rank_order_sum.h"
 
 namespace sherd::world {
@@ -162,9 +161,17 @@ Result<std::vector<std::string>> Collectives::all_gather_texts(
   const auto count = static_cast<std::int64_t>(mine.size());
   const auto counts = all_gather(at::full({1}, count, at::kLong));
   SHERD_RETURN_IF_FAILED(counts.status());
+  std::vector<std::int64_t> lengths;
+  for (const auto& one : counts.value()) {
+    lengths.push_back(*one.const_data_ptr<std::int64_t>());
+  }
+  return all_gather_texts(mine, lengths);
+}
+
+Result<std::vector<std::string>> Collectives::all_gather_texts(
+    const std::string& mine, const std::vector<std::int64_t>& lengths) {
   const auto buffer_of = [&](int member) {
-    const auto& length = counts.value()[position(member)];
-    return at::empty({*length.const_data_ptr<std::int64_t>()}, at::kByte);
+    return at::empty({lengths[position(member)]}, at::kByte);
   };
   const auto own = buffer_of(index_);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());

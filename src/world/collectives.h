@@ -58,6 +58,9 @@ class Collectives {
   // Every member's string, by position; lengths may differ.
   [[nodiscard]] Result<std::vector<std::string>> all_gather_texts(
       const std::string& mine);
+  // The same where all members know the lengths already.
+  [[nodiscard]] Result<std::vector<std::string>> all_gather_texts(
+      const std::string& mine, const std::vector<std::int64_t>& lengths);
 
  private:
   using TensorOf = std::function<at::Tensor(int member)>;

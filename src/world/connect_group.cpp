@@ -8,16 +8,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/interrupt.h"
-#include "base/status_from_exception.h"
-#include "compat/gloo_backend.h"
+#include "base/status.h"
 #include "net/host_address.h"
 #include "world/detached_call.h"
 #include "world/local_addresses.h"
 #include "world/sigpipe_guard.h"
 #include "world/store_wait.h"
-#include "world/transport_channel.h"
 
 namespace sherd {
 namespace {
@@ -53,6 +50,37 @@ void check_interface(const std::string& name, bool one_network) {
       ", found '", name, "'; it has ", world::describe(all));
 }
 
+// What connects these ranks. Throws Error if network_interface is of no use for that.
+std::shared_ptr<compat::GlooDevice> device_for(
+    World::Impl& impl, const std::vector<int>& ranks) {
+  const auto& records = impl.records;
+  const auto& own = records[static_cast<std::size_t>(impl.rank)].host;
+  const auto all_share = [&](const auto& same) {
+    return std::ranges::all_of(ranks, [&](int r) {
+      return same(records[static_cast<std::size_t>(r)].host, own);
+    });
+  };
+  const bool one_network = all_share(world::same_network);
+  const bool one_host = one_network && all_share(world::same_host);
+  auto& device = one_host ? impl.device_of_host : impl.device_between_hosts;
+  if (device != nullptr) {
+    return device;
+  }
+  const auto& interface = impl.options.network_interface;
+  compat::GlooAddress listen;
+  if (one_host) {
+    listen.address = "127.0.0.1";
+  } else if (interface.empty()) {
+    listen.address = net::route_to(impl.master_addr).from;
+  } else {
+    check_interface(interface, one_network);
+    listen.network_interface = interface;
+  }
+  const world::SigpipeGuard inherited_by_its_thread;
+  device = compat::make_gloo_device(listen);
+  return device;
+}
+
 }  // namespace
 
 void check_group_ranks(const std::vector<int>& ranks, int own, int size) {
@@ -76,9 +104,11 @@ void World::Impl::check_none_lost(
     Instant end) const {
   const auto loss = watch->first_lost(ranks);
   SHERD_CHECK_AS(
-      kPeerLost, !loss, "[world] rank ", loss->rank, " was lost: it ",
-      loss->how, "; rank ", rank, " waited for group '", name, "' with rank ",
-      missing, watch->place_of(loss->rank));
+      kPeerLost, !loss,
+      watch->text_of(
+          *loss,
+          str("; rank ", rank, " waited for group '", name, "' with rank ",
+              missing)));
   SHERD_CHECK_AS(
       kDeadlineExceeded, SteadyClock().now() < end, "[world] rank ", missing,
       " did not join group '", name, "' within ", seconds(options.deadline),
@@ -102,9 +132,10 @@ void World::Impl::check_will_join(
       closes ? "closed its World and takes part no more" : "left the job"});
   watch->report(loss);
   throw Error(
-      str("[world] rank ", loss.rank, " was lost: it ", loss.how, "; rank ",
-          rank, " waited for group '", name, "' with ",
-          cause ? str("rank ", missing) : "it", watch->place_of(loss.rank)),
+      watch->text_of(
+          loss,
+          str("; rank ", rank, " waited for group '", name, "' with ",
+              cause ? str("rank ", missing) : "it")),
       ErrorCode::kPeerLost);
 }
 
@@ -152,41 +183,6 @@ void World::Impl::free_retired_groups(
         candidate.group->has_only(ranks);
   });
 }
-
-namespace {
-
-// What connects these ranks. Throws Error if network_interface is of no use for that.
-std::shared_ptr<compat::GlooDevice> device_for(
-    World::Impl& impl, const std::vector<int>& ranks) {
-  const auto& records = impl.records;
-  const auto& own = records[static_cast<std::size_t>(impl.rank)].host;
-  const auto all_share = [&](const auto& same) {
-    return std::ranges::all_of(ranks, [&](int r) {
-      return same(records[static_cast<std::size_t>(r)].host, own);
-    });
-  };
-  const bool one_network = all_share(world::same_network);
-  const bool one_host = one_network && all_share(world::same_host);
-  auto& device = one_host ? impl.device_of_host : impl.device_between_hosts;
-  if (device != nullptr) {
-    return device;
-  }
-  const auto& interface = impl.options.network_interface;
-  compat::GlooAddress listen;
-  if (one_host) {
-    listen.address = "127.0.0.1";
-  } else if (interface.empty()) {
-    listen.address = net::route_to(impl.master_addr).from;
-  } else {
-    check_interface(interface, one_network);
-    listen.network_interface = interface;
-  }
-  const world::SigpipeGuard inherited_by_its_thread;
-  device = compat::make_gloo_device(listen);
-  return device;
-}
-
-}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> World::Impl::connect(
     const std::string& name, const std::vector<int>& ranks) {
@@ -248,9 +244,9 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
   } catch (const std::exception& error) {
     const auto loss = await_loss();
     throw Error(
-        loss ? str("[world] rank ", loss->rank, " was lost: it ", loss->how,
-                   "; rank ", rank, " was connecting group '", name, "'",
-                   watch->place_of(loss->rank))
+        loss ? watch->text_of(
+                   *loss,
+                   str("; rank ", rank, " was connecting group '", name, "'"))
              : str("[world] rank ", rank, " could not connect group '", name,
                    "': ", first_line_of(error)),
         loss ? ErrorCode::kPeerLost : ErrorCode::kUnavailable);
@@ -299,49 +295,6 @@ world::C10dTransport& World::Impl::all_ranks() {
     barrier_group = make_group(kWorldGroup, ranks, options.deadline);
   }
   return *barrier_group;
-}
-
-namespace {
-
-// Names end with the purpose of the transport: "fsdp/0/gather".
-std::string key_of_connections(
-    const std::string& name,
-    const std::vector<int>& ranks,
-    milliseconds deadline) {
-  auto key = str(name.substr(name.rfind('/') + 1), " ", deadline.count());
-  for (const int rank : ranks) {
-    key += str(" ", rank);
-  }
-  return key;
-}
-
-std::shared_ptr<world::Transport> take_channel(
-    const World& world,
-    const std::string& name,
-    const std::vector<int>& ranks,
-    milliseconds deadline) {
-  auto& impl = *world.impl();
-  auto& shared = impl.shared[key_of_connections(name, ranks, deadline)];
-  const int channel = shared.channels % world::TransportChannel::kMost;
-  if (channel == 0) {
-    shared.groups.push_back(impl.make_group(name, ranks, deadline));
-  }
-  ++shared.channels;
-  return std::make_shared<world::TransportChannel>(
-      world, shared.groups.back(), channel);
-}
-
-}  // namespace
-
-std::shared_ptr<world::Transport> world::make_model_transport(
-    const World& world,
-    const std::string& name,
-    const std::vector<int>& ranks,
-    std::optional<milliseconds> deadline) {
-  return world.options().share_connections && ranks.size() > 1
-      ? take_channel(
-            world, name, ranks, deadline.value_or(world.options().deadline))
-      : make_c10d_transport(world, name, ranks, deadline);
 }
 
 std::shared_ptr<world::Transport> world::make_c10d_transport(

@@ -9,22 +9,18 @@
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace sherd::world {
 namespace {
 
-constexpr int kHexadecimal = 16;
 constexpr std::size_t kRanksNamedMax = 8;
 
 // One line for each: hexadecimal digest, space, name.
 std::string text_of(const std::vector<NamedDigest>& digests) {
   std::string text;
   for (const auto& item : digests) {
-    char digits[kHexadecimal];
-    const auto end = std::to_chars(
-        std::begin(digits), std::end(digits), item.digest, kHexadecimal);
-    text.append(std::begin(digits), end.ptr).append(" ");
-    text.append(item.name).append("\n");
+    text += str(hex(item.digest), " ", item.name, "\n");
   }
   return text;
 }
@@ -35,7 +31,7 @@ std::vector<NamedDigest> digests_in(std::string_view text) {
     const auto line = text.substr(0, text.find('\n'));
     auto& item = digests.emplace_back();
     const auto read = std::from_chars(
-        line.data(), line.data() + line.size(), item.digest, kHexadecimal);
+        line.data(), line.data() + line.size(), item.digest, 16);
     item.name = std::string(
         line.substr(static_cast<std::size_t>(read.ptr - line.data()) + 1));
     text.remove_prefix(line.size() + 1);

@@ -32,14 +32,14 @@ constexpr std::size_t kBytes = 4096;
 
 }  // namespace
 
-ExitStatusPage::ExitStatusPage() : page_(nullptr), fd_(-1) {
-  fd_ = ::memfd_create("sherd-notice-board", MFD_CLOEXEC);
-  if (fd_ >= 0 && ::ftruncate(fd_, kBytes) != 0) {
-    ::close(fd_);
-    fd_ = -1;
+ExitStatusPage::ExitStatusPage()
+    : file_(::memfd_create("sherd-notice-board", MFD_CLOEXEC)) {
+  if (file_.open() && ::ftruncate(file_.get(), kBytes) != 0) {
+    file_.close();
   }
-  const int flags = fd_ >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, flags, fd_, 0);
+  const int flags = file_.open() ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* memory =
+      ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, flags, file_.get(), 0);
   SHERD_CHECK_AS(
       kUnavailable, memory != MAP_FAILED,
       "[world] expected one page of memory for the exit status page, found "
@@ -53,17 +53,13 @@ std::unique_ptr<ExitStatusPage> ExitStatusPage::open(int pid, int fd) {
   if (fd < 0) {
     return nullptr;
   }
-  const int own =
-      ::open(str("/proc/", pid, "/fd/", fd).c_str(), O_RDONLY | O_CLOEXEC);
-  if (own < 0) {
+  const Descriptor file(
+      ::open(str("/proc/", pid, "/fd/", fd).c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info{};
+  if (::fstat(file.get(), &info) != 0 || info.st_size != kBytes) {
     return nullptr;
   }
-  struct stat info{};
-  void* memory = MAP_FAILED;
-  if (::fstat(own, &info) == 0 && info.st_size == kBytes) {
-    memory = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, own, 0);
-  }
-  ::close(own);
+  void* memory = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) {
     return nullptr;
   }
@@ -72,15 +68,10 @@ std::unique_ptr<ExitStatusPage> ExitStatusPage::open(int pid, int fd) {
     ::munmap(memory, kBytes);
     return nullptr;
   }
-  return std::unique_ptr<ExitStatusPage>(new ExitStatusPage(page, -1));
+  return std::unique_ptr<ExitStatusPage>(new ExitStatusPage(page));
 }
 
-ExitStatusPage::~ExitStatusPage() {
-  ::munmap(page_, kBytes);
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-}
+ExitStatusPage::~ExitStatusPage() { ::munmap(page_, kBytes); }
 
 void ExitStatusPage::record_failure(int rank, const std::string& how) {
   std::uint32_t empty = 0;

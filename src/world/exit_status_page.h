@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include "base/descriptor.h"
 
 namespace sherd::world {
 
@@ -38,7 +39,7 @@ class ExitStatusPage {
   ExitStatusPage(const ExitStatusPage&) = delete;
   ExitStatusPage& operator=(const ExitStatusPage&) = delete;
 
-  int fd() const { return fd_; }
+  int fd() const { return file_.get(); }  // -1 without memfd.
 
   // REQUIRES: it is a page of this process. Only the first record of each kind is kept.
   void record_failure(int rank, const std::string& how);
@@ -48,9 +49,9 @@ class ExitStatusPage {
 
  private:
   struct Page;
-  ExitStatusPage(Page* page, int fd) : page_(page), fd_(fd) {}
-  Page* page_;
-  int fd_;
+  explicit ExitStatusPage(Page* page) : page_(page) {}
+  Descriptor file_;
+  Page* page_ = nullptr;
 };
 
 }  // namespace sherd::world

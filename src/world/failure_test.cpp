@@ -36,7 +36,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Matcher;
-using ::testing::Not;
 
 // Below the deadline of waits, which would end them, too.
 constexpr auto kNoticedWithin = 10s;

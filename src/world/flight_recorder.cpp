@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/world/flight_recorder.h>
 
-#include <utility>
 #include "base/flight_recorder.h"
 #include "base/flight_signal.h"
 #include "world/flight.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that ranks of one host share, found through the world's store.
-// Thread rule: one thread.
+// Which ranks share a host, according to the records of the rendezvous (host name, boot id, and what
+// tests invent), and the memory that they share, found through the world's store. Thread rule: one
+// thread.
 #pragma once
 
 #include <string>
@@ -11,6 +12,13 @@
 #include "shm/join.h"
 
 namespace sherd::world {
+
+// Groups `ranks` (world ranks, ascending) by host: hosts are in the order of their first rank, and
+// the ranks of each host ascend. Containers of one machine that have process ids or networks of
+// their own count as hosts, because memory is shared only with ranks whose end can be seen, and
+// joined through sockets of the host. Equal on every rank. Callable from any thread.
+std::vector<std::vector<int>> ranks_by_host(
+    const World& world, const std::vector<int>& ranks);
 
 // Collective over `ranks` (world ranks, ascending, including this one), with a `name` that is
 // unique in this world: makes a segment of zeros, like shm::join_segment(). kFailedPrecondition if

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 
 namespace sherd::world {
 

@@ -8,17 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <condition_variable>
-#include <map>
-#include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/descriptor.h"
 #include "base/process.h"
-#include "world/exit_status_page.h"
 
 namespace sherd::world {
 namespace {
@@ -33,57 +27,7 @@ std::string name_of(const HostIdentity& host) {
 
 }  // namespace
 
-struct PeerWatch::Impl {
-  struct Peer {
-    Descriptor process{};                   // Not open if it cannot be watched.
-    std::unique_ptr<ExitStatusPage> board;  // Null if it is unreadable.
-  };
-
-  const int own_rank;
-  ExitStatusPage& own_board;
-  // Both are constant after construction.
-  std::map<int, Peer> peers;                // Indexed by rank.
-  std::vector<std::string> hosts_of_ranks;  // As host_of() tells them.
-  // Written once by stop() and never read, so that poll() finds it readable from then on.
-  const Descriptor stop_event{::eventfd(0, EFD_CLOEXEC)};
-
-  mutable std::mutex mu;
-  // Only record() changes `lost`, with mu held, and notifies all waiters after releasing it: a
-  // waiter has looked at `lost` under mu and is already asleep, or finds the change. Calls of
-  // record() end before this object does.
-  mutable std::condition_variable changed;
-  // Guarded by mu. In the order in which losses were noticed; `cause` is what brought `rank` down.
-  struct Entry {
-    int rank;
-    PeerLoss cause;
-  };
-  std::vector<Entry> lost;
-  // REQUIRES: mu is held.
-  std::optional<PeerLoss> first_cause() const {
-    return lost.empty() ? std::nullopt
-                        : std::optional<PeerLoss>(lost.front().cause);
-  }
-  // Held while callbacks run, so that unsubscribe() waits for them. Never acquired while holding
-  // mu.
-  std::mutex callbacks_mu;
-  std::map<int, std::function<void()>> callbacks;  // Guarded by callbacks_mu.
-  // Also guarded by callbacks_mu.
-  int next_handle = 0;
-
-  std::jthread thread;
-
-  Impl(int own, ExitStatusPage& board) : own_rank(own), own_board(board) {}
-
-  void add_peer(const RankRecord& record);
-  std::optional<PeerLoss> explanation(int rank) const;
-  bool sees_end_of(const Peer& peer) const;
-  void process_ended(int rank);
-  void record(int rank, const PeerLoss& cause);
-  void call_subscribers();
-  void run();
-};
-
-void PeerWatch::Impl::add_peer(const RankRecord& record) {
+void PeerWatch::add_peer(const RankRecord& record) {
   Descriptor process = open_pidfd(record.pid);
   const bool ended = !process.open() && errno == ESRCH;
   Peer peer{.board = ExitStatusPage::open(record.pid, record.exit_status_fd)};
@@ -93,7 +37,7 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
   if (!gone) {
     peer.process = std::move(process);
   }
-  peers.emplace(record.rank, std::move(peer));
+  peers_.emplace(record.rank, std::move(peer));
   if (gone) {
     process_ended(record.rank);
   }
@@ -103,12 +47,12 @@ void PeerWatch::Impl::add_peer(const RankRecord& record) {
 // order or has recorded nothing. Follows blame from page to page until it comes back to a rank: a
 // rank that has left while others went on finds them ended later, because of itself, and what they
 // recorded first is the cause.
-std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
+std::optional<PeerLoss> PeerWatch::explanation(int rank) const {
   std::optional<PeerLoss> cause;
   std::set<int> visited;
   while (visited.insert(rank).second) {
-    const auto it = peers.find(rank);
-    if (it == peers.end() || it->second.board == nullptr) {
+    const auto it = peers_.find(rank);
+    if (it == peers_.end() || it->second.board == nullptr) {
       break;
     }
     const ExitStatus notice = it->second.board->read();
@@ -127,20 +71,20 @@ std::optional<PeerLoss> PeerWatch::Impl::explanation(int rank) const {
   }
   // A rank that blames this one waited for it in vain: that explains that rank's end and is no loss
   // for this one.
-  return cause && cause->rank != own_rank ? cause : std::nullopt;
+  return cause && cause->rank != own_rank_ ? cause : std::nullopt;
 }
 
 // The thread of the watch may not have had a core since then.
-bool PeerWatch::Impl::sees_end_of(const Peer& peer) const {
+bool PeerWatch::sees_end_of(const Peer& peer) const {
   std::array<pollfd, 2> fds{
-      {{stop_event.get(), POLLIN, 0}, {peer.process.get(), POLLIN, 0}}};
+      {{stop_event_.get(), POLLIN, 0}, {peer.process.get(), POLLIN, 0}}};
   // After stop() ends are in order. A descriptor that is not open is skipped.
   return ::poll(fds.data(), fds.size(), 0) > 0 && fds[0].revents == 0 &&
       fds[1].revents != 0;
 }
 
-void PeerWatch::Impl::process_ended(int rank) {
-  const auto& board = peers.at(rank).board;
+void PeerWatch::process_ended(int rank) {
+  const auto& board = peers_.at(rank).board;
   const bool left =
       board != nullptr && board->read().end == ExitStatus::End::kLeft;
   if (left) {
@@ -149,35 +93,35 @@ void PeerWatch::Impl::process_ended(int rank) {
   record(rank, explanation(rank).value_or(PeerLoss{rank, "died"}));
 }
 
-void PeerWatch::Impl::record(int rank, const PeerLoss& cause) {
+void PeerWatch::record(int rank, const PeerLoss& cause) {
   {
-    const std::lock_guard<std::mutex> lock(mu);
+    const std::lock_guard<std::mutex> lock(mu_);
     const bool known = std::ranges::any_of(
-        lost, [rank](const Entry& entry) { return entry.rank == rank; });
+        lost_, [rank](const Entry& entry) { return entry.rank == rank; });
     if (known) {
       return;
     }
     // Recorded first: a thread that finds the loss here may end this process at once, and then only
     // the page tells the others why.
-    own_board.record_failure(cause.rank, cause.how);
-    lost.push_back({rank, cause});
+    own_board_.record_failure(cause.rank, cause.how);
+    lost_.push_back({rank, cause});
   }
-  changed.notify_all();
+  changed_.notify_all();
   call_subscribers();
 }
 
-void PeerWatch::Impl::call_subscribers() {
-  const std::lock_guard<std::mutex> lock(callbacks_mu);
-  for (const auto& [handle, look_around] : callbacks) {
+void PeerWatch::call_subscribers() {
+  const std::lock_guard<std::mutex> lock(callbacks_mu_);
+  for (const auto& [handle, look_around] : callbacks_) {
     look_around();
   }
 }
 
-void PeerWatch::Impl::run() {
+void PeerWatch::run() {
   ::pthread_setname_np(::pthread_self(), "peer-watch");
-  std::vector<pollfd> fds{{stop_event.get(), POLLIN, 0}};
+  std::vector<pollfd> fds{{stop_event_.get(), POLLIN, 0}};
   std::vector<int> ranks{-1};
-  for (const auto& [rank, peer] : peers) {
+  for (const auto& [rank, peer] : peers_) {
     if (peer.process.open()) {
       fds.push_back({peer.process.get(), POLLIN, 0});
       ranks.push_back(rank);
@@ -202,17 +146,19 @@ void PeerWatch::Impl::run() {
 
 PeerWatch::PeerWatch(
     int own_rank, const std::vector<RankRecord>& records, ExitStatusPage& board)
-    : impl_(std::make_unique<Impl>(own_rank, board)) {
+    : own_rank_(own_rank),
+      own_board_(board),
+      stop_event_(::eventfd(0, EFD_CLOEXEC)) {
   const RankRecord& own = records.at(static_cast<std::size_t>(own_rank));
   for (const RankRecord& record : records) {
-    impl_->hosts_of_ranks.push_back(
+    hosts_of_ranks_.push_back(
         same_host(record.host, own.host) ? "" : name_of(record.host));
     if (record.rank != own_rank && same_pids(record.host, own.host)) {
-      impl_->add_peer(record);
+      add_peer(record);
     }
   }
   if (records.size() > 1) {
-    impl_->thread = std::jthread([impl = impl_.get()] { impl->run(); });
+    thread_ = std::jthread([this] { run(); });
   }
 }
 
@@ -220,8 +166,8 @@ PeerWatch::~PeerWatch() { stop(); }
 
 std::optional<PeerLoss> PeerWatch::first_lost(
     const std::vector<int>& ranks) const {
-  const std::lock_guard<std::mutex> lock(impl_->mu);
-  for (const Impl::Entry& entry : impl_->lost) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  for (const Entry& entry : lost_) {
     if (std::ranges::find(ranks, entry.rank) != ranks.end()) {
       return entry.cause;
     }
@@ -230,22 +176,21 @@ std::optional<PeerLoss> PeerWatch::first_lost(
 }
 
 std::optional<PeerLoss> PeerWatch::first_lost() const {
-  const std::lock_guard<std::mutex> lock(impl_->mu);
-  return impl_->first_cause();
+  const std::lock_guard<std::mutex> lock(mu_);
+  return lost_.empty() ? std::nullopt : std::optional(lost_.front().cause);
 }
 
 std::optional<PeerLoss> PeerWatch::wait_lost(
-    std::chrono::milliseconds timeout) const {
+    std::chrono::milliseconds timeout) {
   {
-    std::unique_lock<std::mutex> lock(impl_->mu);
-    if (impl_->changed.wait_for(
-            lock, timeout, [this] { return !impl_->lost.empty(); })) {
-      return impl_->first_cause();
+    std::unique_lock<std::mutex> lock(mu_);
+    if (changed_.wait_for(lock, timeout, [this] { return !lost_.empty(); })) {
+      return lost_.front().cause;
     }
   }
-  for (const auto& [rank, peer] : impl_->peers) {
-    if (impl_->sees_end_of(peer)) {
-      impl_->process_ended(rank);
+  for (const auto& [rank, peer] : peers_) {
+    if (sees_end_of(peer)) {
+      process_ended(rank);
     }
   }
   return first_lost();
@@ -255,8 +200,8 @@ PeerLoss PeerWatch::explain_closed(
     int rank, std::chrono::milliseconds patience) {
   constexpr std::chrono::milliseconds kSlice(2);
   const SteadyClock clock;
-  const auto it = impl_->peers.find(rank);
-  const bool can_learn = it != impl_->peers.end() &&
+  const auto it = peers_.find(rank);
+  const bool can_learn = it != peers_.end() &&
       (it->second.process.open() || it->second.board != nullptr);
   // Without its process only what it has recorded already tells anything.
   const bool shows_its_end = can_learn && it->second.process.open();
@@ -266,15 +211,15 @@ PeerLoss PeerWatch::explain_closed(
   while (can_learn) {
     // Before the looks: this thread may have no core for longer than its patience.
     const bool last_look = clock.now() >= give_up;
-    if (impl_->sees_end_of(it->second)) {
-      impl_->process_ended(rank);
+    if (sees_end_of(it->second)) {
+      process_ended(rank);
     }
     if (const auto known = first_lost({rank})) {
       return *known;
     }
     const ExitStatus notice =
         it->second.board != nullptr ? it->second.board->read() : ExitStatus();
-    if (const auto found = impl_->explanation(rank)) {
+    if (const auto found = explanation(rank)) {
       cause = *found;
       break;
     }
@@ -286,48 +231,44 @@ PeerLoss PeerWatch::explain_closed(
     if (notice.trouble || last_look) {
       break;
     }
-    std::unique_lock<std::mutex> lock(impl_->mu);
-    impl_->changed.wait_for(lock, kSlice);
+    std::unique_lock<std::mutex> lock(mu_);
+    changed_.wait_for(lock, kSlice);
   }
-  impl_->record(rank, cause);
+  record(rank, cause);
   return first_lost({rank}).value_or(cause);
 }
 
-std::optional<PeerLoss> PeerWatch::explanation(int rank) const {
-  return impl_->explanation(rank);
-}
-
-void PeerWatch::report(const PeerLoss& loss) { impl_->record(loss.rank, loss); }
+void PeerWatch::report(const PeerLoss& loss) { record(loss.rank, loss); }
 
 void PeerWatch::give_up(const std::string& how) {
-  impl_->own_board.record_failure(impl_->own_rank, how);
+  own_board_.record_failure(own_rank_, how);
 }
 
 int PeerWatch::subscribe(std::function<void()> look_around) {
-  const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
-  const int handle = impl_->next_handle++;
-  impl_->callbacks.emplace(handle, std::move(look_around));
+  const std::lock_guard<std::mutex> lock(callbacks_mu_);
+  const int handle = next_handle_++;
+  callbacks_.emplace(handle, std::move(look_around));
   return handle;
 }
 
 void PeerWatch::unsubscribe(int handle) {
-  const std::lock_guard<std::mutex> lock(impl_->callbacks_mu);
-  impl_->callbacks.erase(handle);
+  const std::lock_guard<std::mutex> lock(callbacks_mu_);
+  callbacks_.erase(handle);
 }
 
 bool PeerWatch::has_ended(int rank) const {
-  const auto it = impl_->peers.find(rank);
-  return it != impl_->peers.end() && it->second.board != nullptr &&
+  const auto it = peers_.find(rank);
+  return it != peers_.end() && it->second.board != nullptr &&
       it->second.board->read().end != ExitStatus::End::kNone;
 }
 
 bool PeerWatch::watches(int rank) const {
-  const auto it = impl_->peers.find(rank);
-  return it != impl_->peers.end() && it->second.process.open();
+  const auto it = peers_.find(rank);
+  return it != peers_.end() && it->second.process.open();
 }
 
 std::string PeerWatch::host_of(int rank) const {
-  return impl_->hosts_of_ranks.at(static_cast<std::size_t>(rank));
+  return hosts_of_ranks_.at(static_cast<std::size_t>(rank));
 }
 
 std::string PeerWatch::place_of(int rank) const {
@@ -335,12 +276,19 @@ std::string PeerWatch::place_of(int rank) const {
   return host.empty() ? "" : str("; rank ", rank, " is on ", host);
 }
 
+std::string PeerWatch::text_of(
+    const PeerLoss& loss, const std::string& context) const {
+  return str(
+      "[world] rank ", loss.rank, " was lost: it ", loss.how, context,
+      place_of(loss.rank));
+}
+
 void PeerWatch::stop() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written =
-      ::write(impl_->stop_event.get(), &one, sizeof(one));
-  if (impl_->thread.joinable()) {
-    impl_->thread.join();
+      ::write(stop_event_.get(), &one, sizeof(one));
+  if (thread_.joinable()) {
+    thread_.join();
   }
 }
 

@@ -10,16 +10,20 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
+#include "base/descriptor.h"
+#include "world/exit_status_page.h"
 #include "world/rank_record.h"
 
 namespace sherd::world {
-
-class ExitStatusPage;
 
 struct PeerLoss {
   int rank;
@@ -46,7 +50,7 @@ class PeerWatch {
   // The same over all ranks.
   std::optional<PeerLoss> first_lost() const;
   // Waits for a loss; returns nothing if `timeout` has passed.
-  std::optional<PeerLoss> wait_lost(std::chrono::milliseconds timeout) const;
+  std::optional<PeerLoss> wait_lost(std::chrono::milliseconds timeout);
 
   // For evidence that the watch cannot see, a connection that `rank` closed: waits up to `patience`
   // for an explanation (its death, its exit status page) and records that, otherwise records
@@ -81,14 +85,54 @@ class PeerWatch {
   std::string host_of(int rank) const;
   // The same as the end of an error about that rank: "; rank 3 is on node1", or nothing.
   std::string place_of(int rank) const;
+  // "[world] rank 3 was lost: it died", then `context`, then place_of() that rank.
+  std::string text_of(
+      const PeerLoss& loss, const std::string& context = "") const;
 
   // Ends watching but keeps what was recorded. Idempotent. Must be called before peers may exit in
   // order.
   void stop();
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  struct Peer {
+    Descriptor process{};                   // Not open if it cannot be watched.
+    std::unique_ptr<ExitStatusPage> board;  // Null if it is unreadable.
+  };
+  // A loss: `cause` is what brought `rank` down.
+  struct Entry {
+    int rank;
+    PeerLoss cause;
+  };
+  void add_peer(const RankRecord& record);
+  bool sees_end_of(const Peer& peer) const;
+  void process_ended(int rank);
+  void record(int rank, const PeerLoss& cause);
+  void call_subscribers();
+  void run();
+
+  const int own_rank_;
+  ExitStatusPage& own_board_;
+  // Both are constant after construction.
+  std::map<int, Peer> peers_;                // Indexed by rank.
+  std::vector<std::string> hosts_of_ranks_;  // As host_of() tells them.
+  // Written once by stop() and never read, so that poll() finds it readable from then on.
+  const Descriptor stop_event_;
+
+  mutable std::mutex mu_;
+  // Only record() changes `lost_`, with mu_ held, and notifies all waiters after releasing it: a
+  // waiter has looked at `lost_` under mu_ and is already asleep, or finds the change. Calls of
+  // record() end before this object does.
+  std::condition_variable changed_;
+  // Guarded by mu_. In the order in which losses were noticed.
+  std::vector<Entry> lost_;
+  // Held while callbacks run, so that unsubscribe() waits for them. Never acquired while holding
+  // mu_.
+  std::mutex callbacks_mu_;
+  // Guarded by callbacks_mu_:
+  std::map<int, std::function<void()>> callbacks_;
+  int next_handle_ = 0;
+
+  std::jthread thread_;
 };
 
 }  // namespace sherd::world

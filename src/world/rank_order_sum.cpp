@@ -46,16 +46,6 @@ void end_stream() {
 #endif
 }
 
-// bf16 is summed in fp32 from its bits, in wider vectors than the compiler uses on its own.
-template <typename Piece, typename Sum>
-struct RawOf {
-  using Type = Piece;
-};
-template <>
-struct RawOf<c10::BFloat16, float> {
-  using Type = std::uint16_t;
-};
-
 // Sums `count` elements from `begin` on over all pieces, in their order.
 template <typename Raw, typename Sum>
 void add_up(
@@ -123,7 +113,10 @@ void sum_typed(
     double scale,
     bool accumulate,
     const at::Tensor& out) {
-  using Raw = typename RawOf<Piece, Sum>::Type;
+  // bf16 is summed in fp32 from its bits, in wider vectors than the compiler uses on its own.
+  using Raw = std::conditional_t<
+      std::is_same_v<Piece, c10::BFloat16> && std::is_same_v<Sum, float>,
+      std::uint16_t, Piece>;
   std::vector<const Raw*> pieces;
   for (const auto& tensor : tensors) {
     pieces.push_back(
@@ -154,30 +147,22 @@ void sum_typed(
   }
 }
 
-[[noreturn]] void refuse(c10::ScalarType found) {
-  throw Error(
-      str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
-          c10::toString(found)));
-}
-
-template <typename Piece, typename Sum>
-void sum_into(
-    std::span<const at::Tensor> pieces,
-    double scale,
-    bool accumulate,
-    const at::Tensor& out) {
-  switch (out.scalar_type()) {
+// Calls `action` with a zero of that type.
+template <typename Action>
+void with_type(c10::ScalarType dtype, const Action& action) {
+  switch (dtype) {
     case c10::ScalarType::Float:
-      return sum_typed<Piece, Sum, float>(pieces, scale, accumulate, out);
+      return action(float{});
     case c10::ScalarType::Double:
-      return sum_typed<Piece, double, double>(pieces, scale, accumulate, out);
+      return action(double{});
     case c10::ScalarType::BFloat16:
-      return sum_typed<Piece, Sum, c10::BFloat16>(
-          pieces, scale, accumulate, out);
+      return action(c10::BFloat16{});
     case c10::ScalarType::Half:
-      return sum_typed<Piece, Sum, c10::Half>(pieces, scale, accumulate, out);
+      return action(c10::Half{});
     default:
-      refuse(out.scalar_type());
+      throw Error(
+          str("[exchange] gradients must be fp32, fp64, bf16 or fp16, found ",
+              c10::toString(dtype)));
   }
 }
 
@@ -197,18 +182,16 @@ void sum_in_rank_order(
   if (out.numel() == 0) {
     return;
   }
-  switch (pieces[0].scalar_type()) {
-    case c10::ScalarType::Float:
-      return sum_into<float, float>(pieces, scale, accumulate, out);
-    case c10::ScalarType::Double:
-      return sum_into<double, double>(pieces, scale, accumulate, out);
-    case c10::ScalarType::BFloat16:
-      return sum_into<c10::BFloat16, float>(pieces, scale, accumulate, out);
-    case c10::ScalarType::Half:
-      return sum_into<c10::Half, float>(pieces, scale, accumulate, out);
-    default:
-      refuse(pieces[0].scalar_type());
-  }
+  with_type(pieces[0].scalar_type(), [&](auto piece) {
+    with_type(out.scalar_type(), [&](auto result) {
+      using Piece = decltype(piece);
+      using Out = decltype(result);
+      using Sum = std::conditional_t<
+          std::is_same_v<Piece, double> || std::is_same_v<Out, double>, double,
+          float>;
+      sum_typed<Piece, Sum, Out>(pieces, scale, accumulate, out);
+    });
+  });
 }
 
 }  // namespace sherd::world

@@ -7,8 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <sstream>
-#include <vector>
-#include "base/host_name.h"
+#include "base/host.h"
 #include "base/process.h"
 
 namespace sherd::world {

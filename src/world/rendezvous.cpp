@@ -2,12 +2,9 @@
 #include "world/rendezvous.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/status_from_exception.h"
 #include "world/store_wait.h"
 
 namespace sherd::world {

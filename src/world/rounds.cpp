@@ -2,19 +2,15 @@
 #include "world/rounds.h"
 
 #include <poll.h>
-#include <algorithm>
 #include <optional>
-#include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
-#include "base/interrupt.h"
 #include "base/process.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "world/rendezvous.h"
+#include "world/store_wait.h"
 
 namespace sherd::world {
 namespace {
@@ -26,6 +22,8 @@ constexpr const char* kRound = "sherd/round";
 constexpr const char* kClosed = "sherd/closed";
 // How long a process of a former round may take to end once it was killed.
 constexpr milliseconds kTimeToEnd(5000);
+constexpr BackoffOptions kRoundPauses{
+    .first = std::chrono::microseconds(200), .longest = milliseconds(20)};
 
 // What the newest round is to a rank.
 enum class Sight {
@@ -82,53 +80,41 @@ class Rounds {
   // has died in between.
   std::optional<RankRecord> root_that_comes(std::int64_t number) const {
     const StorePtr round = store_of(number);
-    const SteadyClock clock;
-    const Instant end = clock.now() + kTimeToEnd;
-    Backoff backoff(
-        {.first = std::chrono::microseconds(200), .longest = milliseconds(20)});
-    InterruptibleWait interrupts;
-    for (;;) {
-      auto root = record_of(*round, 0);
-      if (root || clock.now() >= end) {
-        return root;
-      }
-      interrupts.poll().throw_if_failed();
-      std::this_thread::sleep_for(backoff.next());
-    }
+    std::optional<RankRecord> root;
+    look_until(SteadyClock().now() + kTimeToEnd, kRoundPauses, [&] {
+      root = record_of(*round, 0);
+      return root.has_value();
+    });
+    return root;
   }
 
   // The round to join; on rank 0 a new one, if nothing is wrong.
   std::int64_t choose() {
     const SteadyClock clock;
-    const Instant end = clock.now() + deadline_;
-    Instant last_undisputed = clock.now();
-    Backoff backoff(
-        {.first = std::chrono::microseconds(200), .longest = milliseconds(20)});
-    InterruptibleWait interrupts;
-    for (;;) {
-      const std::int64_t number = newest();
-      const Sight sight = look_at(number);
+    const Instant began = clock.now();
+    Instant last_undisputed = began;
+    std::int64_t number = 0;
+    Sight sight = Sight::kNone;
+    const auto may_begin = [&] {
+      return mine_.rank == 0 &&
+          (sight == Sight::kNone || sight == Sight::kFormer);
+    };
+    look_until(began + deadline_, kRoundPauses, [&] {
+      number = newest();
+      sight = look_at(number);
       const Instant now = clock.now();
-      if (mine_.rank == 0 &&
-          (sight == Sight::kNone || sight == Sight::kFormer)) {
-        return agents_->add(kRound, 1);
-      }
-      if (sight == Sight::kOpen || sight == Sight::kOwn) {
-        return number;
-      }
-      if (sight != Sight::kDisputed) {
-        last_undisputed = now;
-      }
-      if (now >= end || now - last_undisputed >= kTimeToEnd) {
-        SHERD_CHECK_AS(
-            kDeadlineExceeded, sight != Sight::kNone, "[world] rank ",
-            mine_.rank, " expected rank 0 in the launcher's store within ",
-            seconds(deadline_), " s, found nobody: rank 0 did not arrive");
-        return number;  // Its rendezvous says what is wrong.
-      }
-      interrupts.poll().throw_if_failed();
-      std::this_thread::sleep_for(backoff.next());
+      last_undisputed = sight == Sight::kDisputed ? last_undisputed : now;
+      return may_begin() || sight == Sight::kOpen || sight == Sight::kOwn ||
+          now - last_undisputed >= kTimeToEnd;
+    });
+    if (may_begin()) {
+      return agents_->add(kRound, 1);
     }
+    SHERD_CHECK_AS(
+        kDeadlineExceeded, sight != Sight::kNone, "[world] rank ", mine_.rank,
+        " expected rank 0 in the launcher's store within ", seconds(deadline_),
+        " s, found nobody: rank 0 did not arrive");
+    return number;  // Unless it is open, its rendezvous says what is wrong.
   }
 
   Sight look_at(std::int64_t number) const {

@@ -3,7 +3,6 @@
 
 #include <csignal>
 #include <future>
-#include <optional>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

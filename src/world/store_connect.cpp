@@ -13,20 +13,17 @@
 #include <exception>
 #include <future>
 #include <memory>
-#include <string>
-#include <thread>
 #include <utility>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include "base/backoff.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
-#include "base/interrupt.h"
 #include "base/log.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "world/detached_call.h"
 #include "world/local_addresses.h"
 #include "world/rank_record.h"
+#include "world/store_wait.h"
 
 namespace sherd::world {
 namespace {
@@ -81,19 +78,12 @@ bool somebody_listens(
 // Whether somebody listens at MASTER_ADDR, or begins to within that time.
 bool finds_listener(const RankEnvironment& env, milliseconds within) {
   constexpr milliseconds kPatience(1000);
-  const SteadyClock clock;
-  const Instant end = clock.now() + within;
-  Backoff backoff({.first = milliseconds(2), .longest = milliseconds(100)});
-  InterruptibleWait interrupts;
-  while (!somebody_listens(
-      env.master_addr, env.master_port, std::min(within, kPatience))) {
-    interrupts.poll().throw_if_failed();
-    if (clock.now() >= end) {
-      return false;
-    }
-    std::this_thread::sleep_for(backoff.next());
-  }
-  return true;
+  return look_until(
+      SteadyClock().now() + within,
+      {.first = milliseconds(2), .longest = milliseconds(100)}, [&] {
+        return somebody_listens(
+            env.master_addr, env.master_port, std::min(within, kPatience));
+      });
 }
 
 bool is_loopback(const addrinfo& where) {

@@ -5,32 +5,26 @@
 #include <thread>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include "base/backoff.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/interrupt.h"
 
 namespace sherd::world {
 namespace {
 
-Backoff between_looks() {
-  return Backoff(
-      {.first = std::chrono::microseconds(200),
-       .longest = std::chrono::milliseconds(10)});
-}
+constexpr BackoffOptions kKeyPauses{
+    .first = std::chrono::microseconds(200),
+    .longest = std::chrono::milliseconds(10)};
 
 }  // namespace
 
-bool wait_for_key(
-    c10d::Store& store,
-    const std::string& key,
-    std::chrono::milliseconds timeout) {
-  constexpr Duration kSlice = std::chrono::milliseconds(250);
+bool look_until(
+    Instant end,
+    const BackoffOptions& pauses,
+    const std::function<bool()>& found) {
   const SteadyClock clock;
-  const Instant end = clock.now() + std::min<Duration>(timeout, kSlice);
-  Backoff backoff = between_looks();
+  Backoff backoff(pauses);
   InterruptibleWait interrupts;
-  while (!store.check({key})) {
+  while (!found()) {
     interrupts.poll().throw_if_failed();
     const Duration rest = end - clock.now();
     if (rest <= Duration(0)) {
@@ -39,6 +33,16 @@ bool wait_for_key(
     std::this_thread::sleep_for(std::min(backoff.next(), rest));
   }
   return true;
+}
+
+bool wait_for_key(
+    c10d::Store& store,
+    const std::string& key,
+    std::chrono::milliseconds timeout) {
+  constexpr Duration kSlice = std::chrono::milliseconds(250);
+  return look_until(
+      SteadyClock().now() + std::min<Duration>(timeout, kSlice), kKeyPauses,
+      [&] { return store.check({key}); });
 }
 
 std::vector<std::uint8_t> PollingStore::get(const std::string& key) {
@@ -62,7 +66,7 @@ void PollingStore::wait(
     const std::chrono::milliseconds& timeout) {
   const SteadyClock clock;
   const Instant end = clock.now() + timeout;
-  Backoff backoff = between_looks();
+  Backoff backoff(kKeyPauses);
   while (!check(keys)) {
     if (timeout != kNoTimeout && clock.now() >= end) {
       C10_THROW_ERROR(

@@ -7,11 +7,21 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include "base/backoff.h"
+#include "base/clock.h"
 
 namespace sherd::world {
+
+// Looks whether something is `found` until it is or `end` has come, with such pauses, and returns
+// whether it is. Throws if the wait is interrupted.
+bool look_until(
+    Instant end,
+    const BackoffOptions& pauses,
+    const std::function<bool()>& found);
 
 // Waits until `key` exists, but for at most a quarter of a second, so that the caller can look at
 // other evidence in between. Returns whether it exists. Throws if the store is lost.

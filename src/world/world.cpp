@@ -2,31 +2,23 @@
 #include <sherd/world/world.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <functional>
-#include <span>
 #include <utility>
-#include <ATen/ops/empty.h>
 #include <sherd/world/flight_recorder.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
-#include "base/hash.h"
 #include "base/rank_environment.h"
-#include "world/collectives.h"
 #include "world/flight.h"
 #include "world/rendezvous.h"
 #include "world/rounds.h"
 #include "world/store_connect.h"
-#include "world/world_call.h"
 #include "world/world_impl.h"
 
 namespace sherd {
 namespace {
 
 using std::chrono::milliseconds;
-using world::WorldCall;
-using Call = WorldCall::Kind;
 
 void check_options(const WorldOptions& options) {
   SHERD_CHECK(
@@ -129,13 +121,11 @@ World World::from_store(
 }
 
 World World::single() {
-  auto impl = std::make_shared<Impl>();
-  impl->records.push_back(world::RankRecord::of_this_process(
-      0, 1, impl->board.fd(), world::HostIdentity::of_this_process()));
-  impl->flight = world::make_flight_recorder(0, impl->records);
-  impl->watch =
-      std::make_unique<world::PeerWatch>(0, impl->records, impl->board);
-  return World(std::move(impl));
+  return make_world_that_meets(
+      0, 1, {}, world::HostIdentity::of_this_process(), "",
+      [](const world::RankRecord& mine) -> world::Meeting {
+        return {.store = nullptr, .records = {mine}};
+      });
 }
 
 World world::make_world(
@@ -194,116 +184,6 @@ World World::subset(const std::vector<int>& ranks) const {
 }
 
 int World::next_number() const { return impl_->made++; }
-
-void World::barrier() const {
-  if (size() > 1) {
-    world::gather_calls(impl_->all_ranks(), {.kind = Call::kBarrier})
-        .status()
-        .throw_if_failed();
-  }
-}
-
-std::vector<std::vector<double>> World::all_gather(
-    const std::vector<double>& mine) const {
-  if (size() == 1) {
-    return {mine};
-  }
-  WorldCall call{
-      .kind = Call::kAllGather,
-      .count = static_cast<std::int64_t>(mine.size())};
-  const auto bytes = mine.size() * sizeof(double);
-  const bool fits = bytes <= call.values.size();
-  if (fits) {
-    std::ranges::copy(std::as_bytes(std::span(mine)), call.values.begin());
-  }
-  const auto calls = world::gather_calls(impl_->all_ranks(), call);
-  calls.status().throw_if_failed();
-  std::vector<std::vector<double>> all(
-      calls.value().size(), std::vector<double>(mine.size()));
-  if (mine.empty()) {
-    return all;
-  }
-  if (fits) {
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      std::memcpy(all[r].data(), calls.value()[r].values.data(), bytes);
-    }
-    return all;
-  }
-  const auto row = at::empty({call.count}, at::kDouble);
-  std::memcpy(row.mutable_data_ptr(), mine.data(), bytes);
-  const auto rows = world::Collectives(impl_->all_ranks(), name_of(call.kind))
-                        .all_gather(row);
-  rows.status().throw_if_failed();
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    std::memcpy(all[r].data(), rows.value()[r].const_data_ptr(), bytes);
-  }
-  return all;
-}
-
-std::vector<std::string> World::all_gather_texts(
-    const std::string& mine) const {
-  if (size() == 1) {
-    return {mine};
-  }
-  WorldCall call{
-      .kind = Call::kAllGatherTexts,
-      .count = static_cast<std::int64_t>(mine.size())};
-  std::memcpy(
-      call.values.data(), mine.data(),
-      std::min(mine.size(), call.values.size()));
-  const auto calls = world::gather_calls(impl_->all_ranks(), call);
-  calls.status().throw_if_failed();
-  const auto fits = [](const WorldCall& one) {
-    return one.count <= static_cast<std::int64_t>(one.values.size());
-  };
-  if (std::ranges::all_of(calls.value(), fits)) {
-    std::vector<std::string> all;
-    for (const auto& one : calls.value()) {
-      all.emplace_back(
-          reinterpret_cast<const char*>(one.values.data()),
-          static_cast<std::size_t>(one.count));
-    }
-    return all;
-  }
-  auto all = world::Collectives(impl_->all_ranks(), name_of(call.kind))
-                 .all_gather_texts(mine);
-  all.status().throw_if_failed();
-  return std::move(all).value();
-}
-
-void World::broadcast(const std::vector<at::Tensor>& tensors) const {
-  WorldCall call{
-      .kind = Call::kBroadcast,
-      .count = static_cast<std::int64_t>(tensors.size())};
-  Hash64 types_and_sizes;
-  std::vector<at::Tensor> on_host;
-  for (const auto& tensor : tensors) {
-    SHERD_CHECK(
-        tensor.is_contiguous() && !tensor.is_meta(),
-        "[world] expected contiguous tensors with values to broadcast, found ",
-        tensor.is_meta() ? "one of the meta device" : "one", " of shape ",
-        tensor.sizes(), " with strides ", tensor.strides());
-    on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
-    call.bytes += static_cast<std::int64_t>(tensor.nbytes());
-    types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))
-        .add(static_cast<std::uint64_t>(tensor.nbytes()));
-  }
-  if (size() == 1) {
-    return;
-  }
-  call.content = types_and_sizes.value();
-  auto& transport = impl_->all_ranks();
-  world::gather_calls(transport, call).status().throw_if_failed();
-  world::Collectives(transport, name_of(call.kind))
-      .broadcast(on_host, 0)
-      .throw_if_failed();
-  const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].is_cpu() && rank() != 0) {
-      tensors[i].copy_(on_host[i]);
-    }
-  }
-}
 
 void World::close() {
   if (impl_->closed) {

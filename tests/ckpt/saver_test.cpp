@@ -2,7 +2,7 @@
 //
 // What can go wrong with disks and folders is told to every rank, and the
 // checkpoint before is as it was.
-#include "base/host_name.h"
+#include "base/host.h"
 #include "ckpt/file_system.h"
 #include "support/error_of.h"
 #include "support/ranks.h"

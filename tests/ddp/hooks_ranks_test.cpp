@@ -6,7 +6,6 @@
 #include "support/small_decoders.h"
 #include "support/small_models.h"
 
-#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>

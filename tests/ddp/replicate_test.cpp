@@ -7,7 +7,6 @@
 #include "support/small_decoders.h"
 #include "support/small_models.h"
 
-#include <stdexcept>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -17,7 +16,6 @@
 namespace sherd::test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

@@ -5,7 +5,6 @@
 // frozen.
 #pragma once
 
-#include <cstdint>
 #include <torch/torch.h>
 
 namespace sherd::test {

@@ -2,7 +2,6 @@
 //
 // Sharded training on devices: the bits of training on CPUs, without a wait of the host and without new
 // memory once a step is planned, and errors for what cannot be.
-#include <mutex>
 #include <optional>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>

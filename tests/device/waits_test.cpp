@@ -71,7 +71,7 @@ std::shared_ptr<fsdp::FsdpEngine> engine_over(
         exchange_over("across", std::move(across)), {.both_axes = both},
         exchange::ReduceAcross::kByShardAxis, checking_device());
   }
-  fsdp::FsdpEngineOptions options;
+  fsdp::FsdpEngine::Options options;
   options.both_axes = both;
   auto units = fsdp::build_units(module, 1, recipe.options);
   for (auto& unit : units.units) {

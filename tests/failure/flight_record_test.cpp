@@ -267,7 +267,7 @@ TEST(FlightRecord, AProfileShowsWhatEachUnitDoes) {
       seen.insert(
           std::to_string(static_cast<int>(span.lane)) + " " + span.name);
     }
-    using Lane = tools::TraceLane;
+    using Lane = tools::TraceSpan::Lane;
     const auto expect = [&](Lane lane, const std::string& name) {
       EXPECT_TRUE(
           seen.contains(std::to_string(static_cast<int>(lane)) + " " + name))

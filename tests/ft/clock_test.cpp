@@ -4,7 +4,6 @@
 // clock, and a monotonic one: no replica and no coordinator may notice.
 #include <chrono>
 #include <csignal>
-#include <string>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"
 #include "ft/shifted_clock.h"

@@ -91,8 +91,8 @@ struct ClusterOptions {
 };
 
 // The moment when a rank reaches a point, in one incarnation of its replica. The points are those
-// of RankAgentTestHooks and the program's: "idle", "forward", "backward", "gradients", "update",
-// "updated"; and "sum", before the digest of the reduced sum is computed.
+// of RankAgentOptions::TestHooks and the program's: "idle", "forward", "backward", "gradients",
+// "update", "updated"; and "sum", before the digest of the reduced sum is computed.
 struct Trigger {
   ReplicaId replica = 0;
   int rank = 0;

@@ -21,7 +21,6 @@ namespace {
 using sherd::test::Direction;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using ::testing::HasSubstr;
 
 // The time until it is back and replicas have found it, times five.
 constexpr Duration kCoordinatorGap = milliseconds(5000);

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 #include <sherd/ft/coordinator.h>
-#include "base/clock.h"
 #include "base/descriptor.h"
 #include "ft/disk_rank.h"
 #include "ft/protocol/history.h"

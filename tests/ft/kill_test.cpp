@@ -4,7 +4,6 @@
 // and the killed replica comes back with the same bits.
 #include <chrono>
 #include <csignal>
-#include <random>
 #include <string>
 #include <vector>
 #include <gmock/gmock.h>

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <string>
 #include <utility>
-#include <vector>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"
 

@@ -197,11 +197,12 @@ bool Outcome::committed_with(ReplicaId replica, Incarnation incarnation) const {
   });
 }
 
-Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
+std::map<std::int64_t, Instant> Outcome::first_held(
+    const std::vector<ReplicaId>& replicas) const {
   std::map<std::int64_t, Instant> held;
   for (const auto& life : lives) {
-    if (std::find(survivors.begin(), survivors.end(), life.replica) ==
-        survivors.end()) {
+    if (std::find(replicas.begin(), replicas.end(), life.replica) ==
+        replicas.end()) {
       continue;
     }
     for (const auto& event : life.trace) {
@@ -211,6 +212,11 @@ Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
       }
     }
   }
+  return held;
+}
+
+Duration Outcome::longest_gap(const std::vector<ReplicaId>& survivors) const {
+  const auto held = first_held(survivors);
   Duration longest{0};
   for (auto at = held.begin(); at != held.end(); ++at) {
     if (at != held.begin()) {

@@ -79,6 +79,10 @@ class Outcome {
   // How many members the commit of that step on the chain has; 0 if there is none.
   int members_at(std::int64_t step) const;
   bool committed_with(ReplicaId replica, Incarnation incarnation) const;
+  std::vector<ReplicaId> all_replicas() const;
+  // When one of the replicas first had each step.
+  std::map<std::int64_t, Instant> first_held(
+      const std::vector<ReplicaId>& replicas) const;
   // From the first commit on, according to what the survivors held.
   Duration longest_gap(const std::vector<ReplicaId>& survivors) const;
   // The time from the last strike to the first step that was held after it.
@@ -88,7 +92,6 @@ class Outcome {
   std::vector<const CommitRecord*> chain() const;
 
  private:
-  std::vector<ReplicaId> all_replicas() const;
   void check_log(const Expectation& expected) const;
   // How many states differ from what the log gives.
   int check_bits(const std::vector<ReplicaId>& wrong) const;

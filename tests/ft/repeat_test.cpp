@@ -3,7 +3,6 @@
 // Messages between replicas and the coordinator that arrive twice, at once or after later ones:
 // votes, joins, commits, all of them. Nothing is done twice, and nothing that is over is done
 // again.
-#include <csignal>
 #include <string>
 #include <gtest/gtest.h>
 #include "ft/cluster.h"

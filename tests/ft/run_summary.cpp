@@ -10,20 +10,6 @@
 namespace sherd::ft::test {
 namespace {
 
-// When any replica first had each step.
-std::map<std::int64_t, Instant> first_held(const Outcome& outcome) {
-  std::map<std::int64_t, Instant> held;
-  for (const auto& life : outcome.lives) {
-    for (const auto& event : life.trace) {
-      if (event.kind == TraceEvent::Kind::kHolds && event.state.step > 0) {
-        const auto known = held.emplace(event.state.step, event.at).first;
-        known->second = std::min(known->second, event.at);
-      }
-    }
-  }
-  return held;
-}
-
 std::int64_t fewest_in_a_minute(const std::map<std::int64_t, Instant>& held) {
   constexpr Duration kMinute = std::chrono::minutes(1);
   std::vector<Instant> times;
@@ -111,7 +97,7 @@ double effective_time(const Outcome& outcome, double all_seconds) {
 
 RunSummary summary_of(const Outcome& outcome, int replicas) {
   RunSummary summary;
-  const auto held = first_held(outcome);
+  const auto held = outcome.first_held(outcome.all_replicas());
   if (held.empty()) {
     return summary;
   }

@@ -9,7 +9,6 @@
 #include <unistd.h>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <ctime>
 #include <new>
 #include <string>

@@ -98,7 +98,7 @@ class ToyRank {
   }
 
  private:
-  static GradientCheckOptions check_options(const ToyRankOptions& options) {
+  static GradientCheck::Options check_options(const ToyRankOptions& options) {
     return {
         .non_finite = options.bad_gradients_stop ? GradientPolicy::kStop
                                                  : GradientPolicy::kLeaveOut};

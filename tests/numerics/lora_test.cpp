@@ -4,7 +4,6 @@
 // adapters are files in PEFT's format.
 #include <sherd/ckpt/lora_files.h>
 
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <gmock/gmock.h>

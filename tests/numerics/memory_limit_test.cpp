@@ -8,7 +8,6 @@
 #include <malloc.h>
 #include <algorithm>
 #include <fstream>
-#include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <sherd/fsdp/fully_shard.h>
@@ -16,7 +15,7 @@
 #include <sherd/optim/adamw.h>
 #include <torch/torch.h>
 #include "base/clock.h"
-#include "base/resident_memory.h"
+#include "base/host.h"
 
 namespace sherd::test {
 namespace {

@@ -9,7 +9,6 @@
 #include "support/small_models.h"
 #include "support/stage.h"
 
-#include <map>
 #include <gmock/gmock.h>
 #include <sherd/optim/adamw.h>
 #include "exchange/exchange.h"

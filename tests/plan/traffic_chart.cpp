@@ -140,7 +140,8 @@ Panel transformer_panel() {
   for (std::int64_t budget = 5; budget <= kM; ++budget) {
     const ScheduleInput input =
         schedule_input(transformer_sizes(), transformer_visits(), budget, 1);
-    const ScheduleReport report = make_unit_schedule(input).value().report;
+    const UnitSchedule::Report report =
+        make_unit_schedule(input).value().report;
     const std::int64_t x = 1000 * budget / kM;
     fixed.points.push_back({x, 1000 * fixed_set_traffic(input) / kM});
     lru.points.push_back({x, 1000 * lru_traffic(input) / kM});

@@ -116,9 +116,10 @@ class Groups(unittest.TestCase):
     def test_an_update_that_adds_parameter_groups_is_an_error(self):
         first, second = (torch.zeros(2, requires_grad=True) for _ in range(2))
         sgd = torch.optim.SGD([first], lr=0.1)
-        checked = sherd.ft._same_groups(  # pylint: disable=protected-access
+        # pylint: disable=protected-access
+        checked = sherd.ft._checked(
             lambda number: number < 2 or sgd.add_param_group({"params": [second]}),
-            {"sgd": sgd})
+            {"sgd": sgd}, sherd.ft._Buffers(torch.nn.Module()))
         checked(1)
         with self.assertRaisesRegex(
                 sherd.InvalidArgumentError, r"\{'sgd': \[1\]\} parameters, found .*1, 1"):

@@ -249,10 +249,7 @@ CommitRecord next_commit(const History& history) {
     taken.add(one.samples);
     commit.samples += count_of(one.samples);
   }
-  commit.result = {
-      commit.attempt.step,
-      next_lineage(
-          commit.base.lineage, commit.attempt, record.participants, 5)};
+  commit.result = result_of(record);
   record.next =
       members_after(taken, static_cast<ReplicaId>(record.participants.size()));
   return record;

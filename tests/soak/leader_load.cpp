@@ -139,7 +139,7 @@ class Ranks {
  private:
   struct Sibling {
     std::unique_ptr<net::Connector> dialled;
-    std::unique_ptr<net::Connection> connection;
+    net::ConnectionHandle connection;
     std::unique_ptr<ScriptedRank> rank;
     net::Timer again;
     Backoff backoff{
@@ -151,7 +151,7 @@ class Ranks {
     auto& one = siblings_[rank];
     one.dialled = std::make_unique<net::Connector>(
         loop_, net::HostAddress{"127.0.0.1", port_}, net::ConnectorOptions(),
-        [this, rank](Result<std::unique_ptr<net::Connection>> made) {
+        [this, rank](Result<net::ConnectionHandle> made) {
           if (made.ok()) {
             greet(rank, std::move(made).value());
           } else {
@@ -167,7 +167,7 @@ class Ranks {
         [this, rank] { dial(rank); });
   }
 
-  void greet(int rank, std::unique_ptr<net::Connection> made) {
+  void greet(int rank, net::ConnectionHandle made) {
     auto& one = siblings_[rank];
     one.connection = std::move(made);
     one.connection->start(

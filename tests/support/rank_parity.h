@@ -20,7 +20,7 @@
 #include "fsdp/model_units.h"
 #include "support/error_of.h"
 #include "support/parity.h"
-#include "world/hosts.h"
+#include "world/host_segment.h"
 
 namespace sherd::test {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
-#include "base/parse_number.h"
 #include "base/replace_file.h"
+#include "base/text.h"
 #include "refuse.h"
 #include "text_file.h"
 #include "train/hugging_face.h"
@@ -246,14 +246,14 @@ std::optional<std::string> checkpoint_at(const std::string& path) {
   return newest ? newest : newest_checkpoint(path + "/checkpoints");
 }
 
-void read_checkpoint(
+std::string read_checkpoint(
     const std::string& path,
     const std::function<void(const std::string& checkpoint)>& read) {
   auto checkpoint = checkpoint_at(path).value_or(path);
   for (;;) {
     try {
       read(checkpoint);
-      return;
+      return checkpoint;
     } catch (const Error&) {
       const auto next = replacement_of(checkpoint, path);
       if (!next) {

@@ -64,8 +64,9 @@ std::optional<std::string> checkpoint_at(const std::string& path);
 
 // Calls read() with the checkpoint that `path` names or, if there is none, with `path`, so that the
 // error says what it is. If read() fails because the run has removed this checkpoint meanwhile
-// (--keep), it is called again with the newest one. Throws what read() throws.
-void read_checkpoint(
+// (--keep), it is called again with the newest one. Returns what it has read. Throws what read()
+// throws.
+std::string read_checkpoint(
     const std::string& path,
     const std::function<void(const std::string& checkpoint)>& read);
 

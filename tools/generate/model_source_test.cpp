@@ -24,7 +24,6 @@ using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 constexpr const char* kGpt2 =
     R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2,

@@ -15,7 +15,6 @@ namespace {
 
 using test::error_of;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 models::Gpt tiny() {

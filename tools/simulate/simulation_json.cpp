@@ -8,7 +8,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json json_of(const sim::ControlTraffic& traffic) {
+Json json_of(const sim::SimulationResult::ControlTraffic& traffic) {
   return {
       {"coordinator_messages_per_s", traffic.coordinator_messages_per_s},
       {"coordinator_in_bytes_per_s", traffic.coordinator_in_bytes_per_s},

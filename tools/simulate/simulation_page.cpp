@@ -173,10 +173,14 @@ std::string spares_plot(const SimulationOptions& options) {
       });
 }
 
-std::string row(const std::vector<std::string>& cells, const char* tag) {
+// `numbers` says whether all cells but the first are numbers.
+std::string row(
+    const std::vector<std::string>& cells,
+    const char* tag,
+    bool numbers = true) {
   std::string html = "<tr>";
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    html += format("<%s%s>", tag, i > 0 ? " class='n'" : "") +
+    html += format("<%s%s>", tag, numbers && i > 0 ? " class='n'" : "") +
         html_escaped(cells[i]) + format("</%s>", tag);
   }
   return html + "</tr>\n";
@@ -214,14 +218,13 @@ std::string resource_table(const sim::SimulationResult& one) {
 }
 
 std::string assumption_table(const std::vector<sim::SimulationResult>& all) {
-  std::string html =
-      "<h2>Assumptions</h2><div class='wide'><table>"
-      "<tr><th>policy</th><th>what</th><th>value</th><th>source</th></tr>\n";
+  std::string html = "<h2>Assumptions</h2><div class='wide'><table>" +
+      row({"policy", "what", "value", "source"}, "th", false);
   for (const auto& one : all) {
     for (const auto& line : one.assumptions) {
-      html += "<tr><td>" + std::string(name_of(one.policy)) + "</td><td>" +
-          html_escaped(line.name) + "</td><td>" + html_escaped(line.value) +
-          "</td><td>" + html_escaped(line.source) + "</td></tr>\n";
+      html +=
+          row({name_of(one.policy), line.name, line.value, line.source}, "td",
+              false);
     }
   }
   return html + "</table></div>\n";

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
-#include "base/text_table.h"
+#include "base/text.h"
 #include "format_text.h"
 
 namespace sherd::tools {
@@ -54,7 +53,7 @@ std::string control_lines(const sim::SimulationResult& result) {
 }
 
 std::string assumption_lines(const std::vector<sim::SimulationResult>& all) {
-  std::vector<sim::Assumption> lines;
+  std::vector<sim::SimulationResult::Assumption> lines;
   std::size_t names = 0;
   std::size_t values = 0;
   for (const auto& result : all) {

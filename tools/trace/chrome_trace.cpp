@@ -18,6 +18,8 @@ constexpr std::array<const char*, 5> kLaneNames = {
 // The distance between the numbers of two lanes.
 constexpr int kLanesApart = 1000;
 
+using Lane = TraceSpan::Lane;
+
 // Takes the events of one rank in turn.
 class SpanMaker {
  public:
@@ -26,16 +28,16 @@ class SpanMaker {
   void take(const FlightRecord& event) {
     switch (event.event) {
       case FlightEvent::kStarted:
-        begin(TraceLane::kUnshard, event);
+        begin(Lane::kUnshard, event);
         break;
       case FlightEvent::kGathered:
-        end(TraceLane::kUnshard, event);
+        end(Lane::kUnshard, event);
         break;
       case FlightEvent::kPosted:
-        begin(TraceLane::kReduce, event);
+        begin(Lane::kReduce, event);
         break;
       case FlightEvent::kReduced:
-        end(TraceLane::kReduce, event);
+        end(Lane::kReduce, event);
         break;
       case FlightEvent::kAsked:
         optimizing_.reset();  // It was another micro-batch.
@@ -79,18 +81,17 @@ class SpanMaker {
  private:
   using Key = std::pair<int, int>;  // Group and unit.
 
-  void begin(TraceLane lane, const FlightRecord& event) {
+  void begin(Lane lane, const FlightRecord& event) {
     open_[static_cast<std::size_t>(lane)][{event.group, event.unit}] = event;
   }
-  void end(TraceLane lane, const FlightRecord& event) {
+  void end(Lane lane, const FlightRecord& event) {
     auto& open = open_[static_cast<std::size_t>(lane)];
     const auto found = open.find({event.group, event.unit});
     if (found == open.end()) {
       return;  // It began before the first recorded event.
     }
     const auto asked = asked_bytes_.find(found->first);
-    const bool gathers =
-        lane == TraceLane::kUnshard && asked != asked_bytes_.end();
+    const bool gathers = lane == Lane::kUnshard && asked != asked_bytes_.end();
     const auto bytes = gathers ? asked->second : found->second.bytes;
     add(lane, subject_of(file_, found->second), found->second.time_ns,
         event.time_ns, bytes);
@@ -100,8 +101,7 @@ class SpanMaker {
   void resume(const FlightRecord& event) {
     const auto began = waiting_.find(event.group);
     if (began != waiting_.end()) {
-      add(TraceLane::kWait, subject_of(file_, event), began->second,
-          event.time_ns);
+      add(Lane::kWait, subject_of(file_, event), began->second, event.time_ns);
       waiting_.erase(began);
     }
     computes_since_ = event.time_ns;
@@ -109,19 +109,19 @@ class SpanMaker {
 
   void stop_computing(std::int64_t now_ns) {
     if (!computing_.empty() && computes_since_) {
-      add(TraceLane::kCompute, computing_, *computes_since_, now_ns);
+      add(Lane::kCompute, computing_, *computes_since_, now_ns);
     }
     computes_since_.reset();
   }
   void stop_optimizing(std::int64_t now_ns) {
     if (optimizing_) {
-      add(TraceLane::kOptimizer, "optimizer", *optimizing_, now_ns);
+      add(Lane::kOptimizer, "optimizer", *optimizing_, now_ns);
     }
     optimizing_.reset();
   }
 
   void add(
-      TraceLane lane,
+      Lane lane,
       std::string name,
       std::int64_t begin_ns,
       std::int64_t end_ns,

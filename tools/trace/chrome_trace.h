@@ -13,11 +13,11 @@
 
 namespace sherd::tools {
 
-// The training thread computes, runs the optimizer or waits, while gathers and reductions go on.
-enum class TraceLane { kCompute, kUnshard, kReduce, kOptimizer, kWait };
-
 struct TraceSpan {
-  TraceLane lane = TraceLane::kCompute;
+  // The training thread computes, runs the optimizer or waits, while gathers and reductions go on.
+  enum class Lane { kCompute, kUnshard, kReduce, kOptimizer, kWait };
+
+  Lane lane = Lane::kCompute;
   std::string name;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;

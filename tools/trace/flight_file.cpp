@@ -42,7 +42,7 @@ std::optional<Enum> enumerator(const std::string& text, Enum last) {
 // [time_ns, event, step, group, unit, sequence, bytes]
 FlightRecord parse_event(
     const Json& row,
-    const std::vector<FlightGroup>& groups,
+    const std::vector<FlightFile::Group>& groups,
     const std::string& path) {
   const auto event =
       enumerator(row.at(1).get<std::string>(), FlightEvent::kFailed);

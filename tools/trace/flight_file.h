@@ -12,14 +12,14 @@
 
 namespace sherd::tools {
 
-// An exchange that the rank has made with others.
-struct FlightGroup {
-  std::string name;
-  std::vector<int> ranks;
-  std::vector<std::string> units;
-};
-
 struct FlightFile {
+  // An exchange that the rank has made with others.
+  struct Group {
+    std::string name;
+    std::vector<int> ranks;
+    std::vector<std::string> units;
+  };
+
   int rank = 0;
   int world_size = 1;
   std::string host;
@@ -30,7 +30,7 @@ struct FlightFile {
   std::int64_t monotonic_ns = 0;
   // How many events came before the first one here.
   std::uint64_t forgotten = 0;
-  std::vector<FlightGroup> groups;
+  std::vector<Group> groups;
   std::vector<FlightRecord> events;  // In the order of time.
 };
 

@@ -284,7 +284,8 @@ RankEvents step_of(int rank) {
       .of(FlightEvent::kPublished);
 }
 
-std::vector<std::string> spans_in(TraceLane lane, const FlightFile& file) {
+std::vector<std::string> spans_in(
+    TraceSpan::Lane lane, const FlightFile& file) {
   std::vector<std::string> texts;
   for (const auto& span : trace_spans(file)) {
     if (span.lane == lane) {
@@ -299,15 +300,18 @@ std::vector<std::string> spans_in(TraceLane lane, const FlightFile& file) {
 TEST(TraceSpans, OneStepFillsAllLanes) {
   const FlightFile file = step_of(0);
   EXPECT_THAT(
-      spans_in(TraceLane::kCompute, file),
+      spans_in(TraceSpan::Lane::kCompute, file),
       ElementsAre("forward h.0 3-4", "forward h.0 6-7", "backward h.1 7-12"));
-  EXPECT_THAT(spans_in(TraceLane::kUnshard, file), ElementsAre("h.0 2-5"));
   EXPECT_THAT(
-      spans_in(TraceLane::kReduce, file), ElementsAre("h.1 8-10", "h.0 9-11"));
+      spans_in(TraceSpan::Lane::kUnshard, file), ElementsAre("h.0 2-5"));
   EXPECT_THAT(
-      spans_in(TraceLane::kOptimizer, file), ElementsAre("optimizer 12-13"));
+      spans_in(TraceSpan::Lane::kReduce, file),
+      ElementsAre("h.1 8-10", "h.0 9-11"));
   EXPECT_THAT(
-      spans_in(TraceLane::kWait, file),
+      spans_in(TraceSpan::Lane::kOptimizer, file),
+      ElementsAre("optimizer 12-13"));
+  EXPECT_THAT(
+      spans_in(TraceSpan::Lane::kWait, file),
       ElementsAre("unshard h.0 in forward 4-6"));
 }
 
@@ -324,7 +328,7 @@ TEST(TraceSpans, WhatBeganBeforeTheFirstEventIsLeftOut) {
 TEST(TraceSpans, AMicroBatchAfterABackwardIsNoOptimizer) {
   EXPECT_THAT(
       spans_in(
-          TraceLane::kOptimizer,
+          TraceSpan::Lane::kOptimizer,
           RankEvents(0)
               .of(FlightEvent::kBackwardEnded)
               .of(FlightEvent::kVisited, kLayer0)

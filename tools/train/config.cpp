@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
+#include <set>
 #include <type_traits>
 #include <utility>
+#include <vector>
 #include <nlohmann/json.hpp>
-#include <sherd/base/error.h>
+#include "base/text.h"
 #include "format_text.h"
 #include "nearest_name.h"
 #include "refuse.h"
@@ -29,51 +31,72 @@ std::string in_quotes(std::string_view text) {
   return result.append(text).append("'");
 }
 
-// The whole of `text` as a number, in the C locale.
-template <typename T>
-bool parse_whole(std::string_view text, T& value) {
-  const auto* end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, value);
-  return failure == std::errc() && stop == end;
-}
-
+// What the type of an option is, in words.
 const char* expected_for(const OptionSpec& row) {
-  return std::visit(
-      [](auto member) {
-        using T = std::remove_reference_t<
-            decltype(std::declval<TrainConfig>().*member)>;
-        if constexpr (std::is_same_v<T, bool>) {
-          return "true or false";
-        } else if constexpr (std::is_same_v<T, std::int64_t>) {
-          return "a whole number";
-        } else if constexpr (std::is_same_v<T, double>) {
-          return "a number";
-        } else if constexpr (std::is_same_v<T, ByteSize>) {
-          return "a size such as 512MiB";
-        } else {
-          return "a text";
-        }
-      },
-      row.member);
+  constexpr const char* kExpected[] = {
+      "a whole number", "a number", "true or false", "a text",
+      "a size such as 512MiB"};
+  static_assert(
+      std::size(kExpected) == std::variant_size_v<decltype(row.member)>);
+  return kExpected[row.member.index()];
 }
 
-bool read(std::string_view text, std::int64_t& value) {
-  return parse_whole(text, value);
+struct SizeSuffix {
+  const char* name;  // Lower case.
+  std::int64_t bytes;
+};
+constexpr std::array<SizeSuffix, 9> kSizeSuffixes = {{
+    {"gib", 1LL << 30},
+    {"mib", 1LL << 20},
+    {"kib", 1LL << 10},
+    {"gb", 1'000'000'000},
+    {"mb", 1'000'000},
+    {"kb", 1'000},
+    {"tib", 1LL << 40},
+    {"b", 1},
+    {"", 1},
+}};
+
+std::optional<ByteSize> size_in(std::string_view text) {
+  std::string unit;
+  auto number = text;
+  while (!number.empty() && (number.back() < '0' || number.back() > '9')) {
+    const char c = number.back();
+    unit.insert(unit.begin(), c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c);
+    number.remove_suffix(1);
+  }
+  if (!unit.empty() && unit.front() == ' ') {
+    unit.erase(unit.begin());
+  }
+  const auto value = parse_number<double>(number);
+  for (const auto& [name, bytes] : kSizeSuffixes) {
+    if (unit == name && value && *value >= 0.0 &&
+        *value * static_cast<double>(bytes) < 0x1p63) {
+      // Whole numbers stay exact above 2^53.
+      const auto whole = parse_number<std::int64_t>(number);
+      return ByteSize{
+          whole ? *whole * bytes
+                : std::llround(*value * static_cast<double>(bytes))};
+    }
+  }
+  return std::nullopt;
 }
-bool read(std::string_view text, double& value) {
-  return parse_whole(text, value) && std::isfinite(value);
-}
-bool read(std::string_view text, bool& value) {
-  value = text == "true";
-  return value || text == "false";
-}
-bool read(std::string_view text, std::string& value) {
-  value = text;
-  return true;
-}
-bool read(std::string_view text, ByteSize& value) {
-  value = parse_bytes(text);
-  return true;
+
+// What a flag or a file says, if it fits the type.
+template <typename T>
+std::optional<T> read(std::string_view text) {
+  if constexpr (std::is_same_v<T, bool>) {
+    const bool value = text == "true";
+    return value || text == "false" ? std::optional(value) : std::nullopt;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return std::string(text);
+  } else if constexpr (std::is_same_v<T, ByteSize>) {
+    return size_in(text);
+  } else {
+    const auto number = parse_number<T>(text);
+    return number && std::isfinite(static_cast<double>(*number)) ? number
+                                                                 : std::nullopt;
+  }
 }
 
 // get() would also convert values of other types.
@@ -93,26 +116,43 @@ bool is_a(const Json& json) {
 }
 
 template <typename T>
-bool read(const Json& json, T& value) {
-  const bool fits = is_a<T>(json);
-  if (fits) {
-    value = json.get<T>();
+std::optional<T> read(const Json& json) {
+  if constexpr (std::is_same_v<T, ByteSize>) {
+    if (json.is_string()) {
+      return size_in(json.get<std::string>());
+    }
+    const auto count = read<std::int64_t>(json);
+    return count ? std::optional(ByteSize{*count}) : std::nullopt;
+  } else {
+    return is_a<T>(json) ? std::optional(json.get<T>()) : std::nullopt;
   }
-  return fits;
 }
 
-bool read(const Json& json, ByteSize& value) {
-  if (json.is_string()) {
-    value = parse_bytes(json.get<std::string>());
-    return true;
-  }
-  return read(json, value.count);
-}
-
+// Whether the source fits the option.
 template <typename Source>
 bool set(TrainConfig& config, const OptionSpec& row, const Source& source) {
   return std::visit(
-      [&](auto member) { return read(source, config.*member); }, row.member);
+      [&](auto member) {
+        auto& value = config.*member;
+        const auto found =
+            read<std::remove_reference_t<decltype(value)>>(source);
+        value = found.value_or(value);
+        return found.has_value();
+      },
+      row.member);
+}
+
+Json json_of(const OptionSpec& row, const TrainConfig& config) {
+  return std::visit(
+      [&](auto member) -> Json {
+        const auto& value = config.*member;
+        if constexpr (std::is_same_v<decltype(value), const ByteSize&>) {
+          return format_bytes(value);
+        } else {
+          return value;
+        }
+      },
+      row.member);
 }
 
 const OptionSpec* find_row(std::string_view name) {
@@ -143,14 +183,9 @@ void take_flag(
   if (!is_utf8(text)) {
     refuse("--" + name, "a text in UTF-8", shown(text));
   }
-  try {
-    if (set(config, *row, std::string_view(text))) {
-      return;
-    }
-  } catch (const Error&) {
-    // An invalid size is reported below like any other type.
+  if (!set(config, *row, std::string_view(text))) {
+    refuse("--" + name, expected_for(*row), in_quotes(text));
   }
-  refuse("--" + name, expected_for(*row), in_quotes(text));
 }
 
 std::vector<std::string> option_names() {
@@ -187,19 +222,13 @@ void take_key(
         where, "the name of an option (sherd train --help)",
         "none such" + suggestion(key, option_names()));
   }
-  try {
-    if (set(config, *row, value)) {
-      if (names_path(*row)) {
-        auto& target =
-            config.*std::get<std::string TrainConfig::*>(row->member);
-        target = seen_from_folder_of(path, target);
-      }
-      return;
-    }
-  } catch (const Error&) {
-    // As in take_flag().
+  if (!set(config, *row, value)) {
+    refuse(where, expected_for(*row), value.dump());
   }
-  refuse(where, expected_for(*row), value.dump());
+  if (names_path(*row)) {
+    auto& target = config.*std::get<std::string TrainConfig::*>(row->member);
+    target = seen_from_folder_of(path, target);
+  }
 }
 
 void take_file(
@@ -221,6 +250,18 @@ void take_file(
   for (const auto& [key, value] : file.items()) {
     if (key != kAbout) {
       take_key(config, path, key, value);
+    }
+  }
+}
+
+// Gives options their presets again, each by its name or that of its group.
+void take_presets(
+    TrainConfig& config, const std::set<std::string_view>& names) {
+  for (const auto& row : option_specs()) {
+    if (names.contains(row.name) || names.contains(row.group)) {
+      std::visit(
+          [&](auto member) { config.*member = TrainConfig().*member; },
+          row.member);
     }
   }
 }
@@ -443,34 +484,18 @@ void check_config(const TrainConfig& config) {
   }
 }
 
-namespace {
-
-struct SizeSuffix {
-  const char* name;  // Lower case.
-  std::int64_t bytes;
-};
-constexpr std::array<SizeSuffix, 9> kSizeSuffixes = {{
-    {"gib", 1LL << 30},
-    {"mib", 1LL << 20},
-    {"kib", 1LL << 10},
-    {"gb", 1'000'000'000},
-    {"mb", 1'000'000},
-    {"kb", 1'000},
-    {"tib", 1LL << 40},
-    {"b", 1},
-    {"", 1},
-}};
-
-}  // namespace
-
 RopeScalingText parse_rope_scaling(const std::string& text) {
   RopeScalingText found{.kind = text.substr(0, text.find(':'))};
   auto rest = std::string_view(text).substr(found.kind.size());
   bool valid = true;
   const auto take = [&](char before, auto& value) {
     const auto end = std::min(rest.find(',', 1), rest.size());
-    valid = valid && !rest.empty() && rest[0] == before &&
-        parse_whole(rest.substr(1, end - 1), value);
+    using Number = std::remove_reference_t<decltype(value)>;
+    const auto number = rest.starts_with(before)
+        ? parse_number<Number>(rest.substr(1, end - 1))
+        : std::nullopt;
+    valid = valid && number;
+    value = number.value_or(value);
     rest.remove_prefix(end);
   };
   const bool llama3 = found.kind == "llama3";
@@ -511,45 +536,16 @@ bool names_path(const OptionSpec& row) {
 }
 
 std::string text_of(const OptionSpec& row, const TrainConfig& config) {
-  return std::visit(
-      [&](auto member) -> std::string {
-        const auto& value = config.*member;
-        using T = std::remove_cvref_t<decltype(value)>;
-        if constexpr (std::is_same_v<T, std::string>) {
-          return value;
-        } else if constexpr (std::is_same_v<T, ByteSize>) {
-          return format_bytes(value);
-        } else {
-          return Json(value).dump();
-        }
-      },
-      row.member);
+  const auto json = json_of(row, config);
+  return json.is_string() ? json.get<std::string>() : json.dump();
 }
 
 ByteSize parse_bytes(std::string_view text) {
-  std::string unit;
-  auto number = text;
-  while (!number.empty() && (number.back() < '0' || number.back() > '9')) {
-    const char c = number.back();
-    unit.insert(unit.begin(), c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c);
-    number.remove_suffix(1);
+  const auto size = size_in(text);
+  if (!size) {
+    refuse("size", "a size such as 512MiB", in_quotes(text));
   }
-  if (!unit.empty() && unit.front() == ' ') {
-    unit.erase(unit.begin());
-  }
-  double value = 0;
-  for (const auto& [name, bytes] : kSizeSuffixes) {
-    if (unit == name && parse_whole(number, value) && value >= 0.0 &&
-        value * static_cast<double>(bytes) < 0x1p63) {
-      // Whole numbers stay exact above 2^53.
-      std::int64_t whole = 0;
-      const auto exact = parse_whole(number, whole)
-          ? whole * bytes
-          : std::llround(value * static_cast<double>(bytes));
-      return {exact};
-    }
-  }
-  refuse("size", "a size such as 512MiB", in_quotes(text));
+  return *size;
 }
 
 std::string format_bytes(ByteSize bytes) {
@@ -588,32 +584,13 @@ TrainConfig read_config(
 }
 
 TrainConfig replica_invariant_config(TrainConfig config) {
-  const TrainConfig usual;
-  config.run = usual.run;
-  config.save_every = usual.save_every;
-  config.keep = usual.keep;
-  config.eval_every = usual.eval_every;
-  config.eval_batches = usual.eval_batches;
-  config.sample_tokens = usual.sample_tokens;
-  config.peak_flops = usual.peak_flops;
-  config.profile = usual.profile;
-  config.profile_steps = usual.profile_steps;
-  config.quiet = usual.quiet;
-  config.stop_at = usual.stop_at;
-  config.deadline_s = usual.deadline_s;
-  config.rendezvous_deadline_s = usual.rendezvous_deadline_s;
-  config.network_interface = usual.network_interface;
+  take_presets(config, {"stop-at", "Output", "Ranks"});
   return config;
 }
 
 TrainConfig rank_invariant_config(TrainConfig config) {
-  const TrainConfig usual;
-  config.data = usual.data;
-  config.run = usual.run;  // That of rank 0 counts.
-  config.quiet = usual.quiet;
-  config.deadline_s = usual.deadline_s;
-  config.rendezvous_deadline_s = usual.rendezvous_deadline_s;
-  config.network_interface = usual.network_interface;
+  // The run is that of rank 0.
+  take_presets(config, {"data", "run", "quiet", "Ranks"});
   for (auto* path : {&config.init_from, &config.profile}) {
     *path = path->empty() ? "" : "given";
   }
@@ -626,17 +603,7 @@ std::string to_json(
     const std::map<std::string, std::string>& about) {
   Json json = Json::object();
   for (const auto& row : option_specs()) {
-    std::visit(
-        [&](auto member) {
-          const auto& value = config.*member;
-          using T = std::remove_cvref_t<decltype(value)>;
-          if constexpr (std::is_same_v<T, ByteSize>) {
-            json[row.name] = format_bytes(value);
-          } else {
-            json[row.name] = value;
-          }
-        },
-        row.member);
+    json[row.name] = json_of(row, config);
   }
   json[kAbout] = about;
   // A working directory, which paths may begin with, can have any name.

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
-#include <vector>
 
 namespace sherd::tools {
 
@@ -99,7 +99,9 @@ struct OptionSpec {
   const char* name;   // The flag is "--name", and the file's key the same name.
   const char* value;  // Stands for the value in the help; "" for a flag.
   const char* help;
-  const char* group;  // The heading in the help.
+  // The heading in the help. replica_invariant_config() leaves out "Output" and "Ranks", and
+  // rank_invariant_config() "Ranks".
+  const char* group;
   std::variant<
       std::int64_t TrainConfig::*,
       double TrainConfig::*,
@@ -111,7 +113,7 @@ struct OptionSpec {
 };
 
 // In the order of the help.
-const std::vector<OptionSpec>& option_specs();
+std::span<const OptionSpec> option_specs();
 
 // Whether the value is the path of a file or folder.
 bool names_path(const OptionSpec& row);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/config.h"
 
+#include <map>
 #include <string>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
@@ -11,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 using Flags = std::map<std::string, std::string>;
 
@@ -103,6 +106,23 @@ TEST(TrainConfig, ItsEssenceIsWhatMakesTheNumbers) {
   EXPECT_EQ(replica_invariant_config(config), TrainConfig{});
   config.lr = 1.0;
   EXPECT_NE(replica_invariant_config(config), TrainConfig{});
+}
+
+// Whoever adds an option to one of these groups decides that replicas need not agree on it.
+TEST(TrainConfig, ReplicasMayDifferInWhatTheseGroupsHave) {
+  std::map<std::string, std::vector<std::string>> names;
+  for (const auto& row : option_specs()) {
+    names[row.group].push_back(row.name);
+  }
+  EXPECT_THAT(
+      names["Output"],
+      UnorderedElementsAre(
+          "run", "save-every", "keep", "eval-every", "eval-batches",
+          "sample-tokens", "peak-flops", "profile", "profile-steps", "quiet"));
+  EXPECT_THAT(
+      names["Ranks"],
+      UnorderedElementsAre(
+          "deadline", "rendezvous-deadline", "network-interface"));
 }
 
 TEST(TrainConfig, RanksMayHaveTheirOwnPathsAndWaits) {

@@ -2,7 +2,6 @@
 #include "train/curve.h"
 
 #include <limits>
-#include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

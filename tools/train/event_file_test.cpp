@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <vector>

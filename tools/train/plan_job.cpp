@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/jobs.h"
+#include "train/train_command.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
-#include "base/resident_memory.h"
+#include "base/host.h"
 #include "terminal_text.h"
 #include "tool_main.h"
 #include "train/step_meter.h"

@@ -2,7 +2,6 @@
 #include "train/plot.h"
 
 #include <cmath>
-#include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

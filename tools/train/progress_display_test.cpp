@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/progress_display.h"
 
-#include <string>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include "format_text.h"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/jobs.h"
+#include "train/train_command.h"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>

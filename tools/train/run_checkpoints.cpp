@@ -7,9 +7,8 @@
 #include <sherd/base/error.h>
 #include <sherd/ft/replica_checkpoints.h>
 #include <sherd/models/llama.h>
-#include "base/hex.h"
 #include "base/parent_folder.h"
-#include "base/parse_number.h"
+#include "base/text.h"
 #include "generate/model_source.h"
 #include "train/model_options.h"
 

@@ -3,13 +3,12 @@
 
 #include <unistd.h>
 #include <cinttypes>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 #include <sherd/data/tokenizer.h>
 #include <torch/version.h>
 #include "base/clock.h"
-#include "base/hex.h"
+#include "base/text.h"
 #include "format_text.h"
 #include "generate/model_source.h"
 #include "terminal_text.h"

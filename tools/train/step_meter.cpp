@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 #include "base/clock.h"
-#include "base/resident_memory.h"
+#include "base/host.h"
 
 namespace sherd::tools {
 namespace {

@@ -14,14 +14,13 @@
 #include <sherd/base/error.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/world/world.h>
-#include "base/hex.h"
-#include "base/host_name.h"
+#include "base/host.h"
+#include "base/text.h"
 #include "format_text.h"
 #include "generate/load_model.h"
 #include "parse_arguments.h"
 #include "text_file.h"
 #include "train/config.h"
-#include "train/jobs.h"
 #include "train/model_options.h"
 #include "train/run_checkpoints.h"
 #include "train/trainer.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/jobs.h"
+#include "train/train_command.h"
 
 #include <cmath>
 #include <csignal>
@@ -16,8 +16,6 @@
 
 namespace sherd::tools {
 namespace {
-
-std::string step_text(std::int64_t step) { return std::to_string(step); }
 
 class TrainJob {
  public:
@@ -61,7 +59,7 @@ class TrainJob {
 
  private:
   std::string checkpoint_of(std::int64_t step) const {
-    return path_ + "/checkpoints/step-" + step_text(step);
+    return path_ + "/checkpoints/step-" + std::to_string(step);
   }
 
   bool saves() const { return trainer_.config().save_every > 0; }
@@ -98,10 +96,10 @@ class TrainJob {
     const auto& config = trainer_.config();
     const bool stopped = config.stop_at > 0;
     report_.say(
-        "done   " + path_ + " is at step " + step_text(first) + " of " +
-        step_text(trainer_.last_step()) + "; give --" +
-        (stopped ? "stop-at" : "steps") + " larger than " + step_text(first) +
-        " to train on");
+        "done   " + path_ + " is at step " + std::to_string(first) + " of " +
+        std::to_string(trainer_.last_step()) + "; give --" +
+        (stopped ? "stop-at" : "steps") + " larger than " +
+        std::to_string(first) + " to train on");
   }
 
   StepMetrics take_step(std::int64_t step) {
@@ -177,7 +175,7 @@ class TrainJob {
       if (of_rank[0] == 0.0) {
         throw Error(
             "expected finite weights, found others after step " +
-                step_text(step) + ", which are not saved" + advice(),
+                std::to_string(step) + ", which are not saved" + advice(),
             ErrorCode::kAborted);
       }
     }
@@ -187,7 +185,7 @@ class TrainJob {
       const StepMetrics& record, const std::string& what, double found) const {
     throw Error(
         "expected a finite " + what + ", found " + std::to_string(found) +
-            " at step " + step_text(record.step) + advice(),
+            " at step " + std::to_string(record.step) + advice(),
         ErrorCode::kAborted);
   }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Trainer is what one rank of a training job has: its config, world, data, model and engine, and
-// what a step does with them. What jobs.h declares decides how steps follow one another. Thread rule:
-// one thread.
+// what a step does with them. train(), train_replica() and print_plan() decide how steps follow one
+// another. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 #include <sherd/data/batches.h>
 #include <sherd/data/blended_corpus.h>
 #include <sherd/models/language_model.h>

@@ -5,8 +5,8 @@
 #include <optional>
 #include "base/printable.h"
 #include "format_text.h"
+#include "terminal_text.h"
 #include "train/progress_display.h"
-#include "watch/text_lines.h"
 
 namespace sherd::tools {
 namespace {

@@ -6,8 +6,8 @@
 #include <sherd/base/error.h>
 #include "base/printable.h"
 #include "format_text.h"
+#include "terminal_text.h"
 #include "train/progress_display.h"
-#include "watch/text_lines.h"
 
 namespace sherd::tools {
 namespace {

@@ -66,11 +66,8 @@ class Muon {
   // the next step.
   void step();
 
-  // Makes every gradient undefined, and drops those that no_sync() has kept on this rank.
+  // These are as AdamW's; there are no groups.
   void zero_grad();
-
-  // Takes effect from the next step() on. Throws Error, and changes nothing, if the rate is
-  // negative or not finite.
   void set_learning_rate(double learning_rate);
   double learning_rate() const;
 

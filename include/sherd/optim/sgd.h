@@ -23,8 +23,7 @@ struct SgdOptions {
   bool nesterov = false;  // Needs momentum.
   // Not decoupled: weight_decay times the value is added to the gradient.
   double weight_decay = 0.0;
-  // A parameter belongs to the first group that matches its name. If groups alternate in memory,
-  // fewer neighbouring slices can be updated together, and each break costs one more kernel.
+  // As AdamWOptions::groups.
   std::vector<ParameterGroup> groups = {};
 };
 
@@ -38,22 +37,11 @@ class Sgd {
   Sgd(const Sgd&) = delete;
   Sgd& operator=(const Sgd&) = delete;
 
-  // Updates every slice that has a gradient, then publishes. Slices without a gradient keep their
-  // values and momentum. Collective if publishing is: then every rank calls it, even one without
-  // slices. Gradients are only read. Throws Error, before anything has changed, if a gradient does
-  // not fit its slice or is sparse.
+  // These are as AdamW's; the state is the momentum.
   void step();
-
-  // Makes every gradient undefined, so that the next step() skips parameters that no backward uses.
-  // Gradients that no_sync() has kept on this rank are dropped, too.
   void zero_grad();
-
-  // Takes effect from the next step() on; each group keeps its learning_rate_scale. Throws Error,
-  // and changes nothing, if the rate is negative or not finite.
   void set_learning_rate(double learning_rate);
   double learning_rate() const;
-
-  // The slices' names, in the order given to the constructor.
   std::vector<std::string> names() const;
 
   // The momentum of a slice, zero before its first gradient. It shares the optimizer's memory:

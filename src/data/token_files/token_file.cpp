@@ -53,15 +53,13 @@ std::uint64_t padding(std::uint64_t ids_bytes) {
   return (kOffsetBytes - ids_bytes % kOffsetBytes) % kOffsetBytes;
 }
 
-std::string reason() { return std::strerror(errno); }
-
 }  // namespace
 
 struct TokenFileWriter::Impl {
   [[noreturn]] void fail(const char* action) const {
     throw Error(
         str("[data] ", path, ": expected to write it, ", action,
-            " failed: ", reason()),
+            " failed: ", std::strerror(errno)),
         ErrorCode::kUnavailable);
   }
   void write(const void* bytes, std::size_t count) const {
@@ -70,7 +68,36 @@ struct TokenFileWriter::Impl {
     }
   }
   std::string unfinished() const { return path + ".partial"; }
-  void open();
+
+  // Opens the unfinished file, which this writer keeps locked as long as it is open. A killed
+  // writer leaves a file without a lock.
+  void open() {
+    Descriptor opened(
+        ::open(unfinished().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+    if (!opened.open()) {
+      fail("open");
+    }
+    // Some file systems have no locks. On others the file may have been finished or removed between
+    // open and lock; then it has lost its name.
+    const bool locked =
+        ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    struct stat mine = {};
+    struct stat named = {};
+    SHERD_CHECK(
+        locked && ::fstat(opened.get(), &mine) == 0 &&
+            ::stat(unfinished().c_str(), &named) == 0 &&
+            mine.st_dev == named.st_dev && mine.st_ino == named.st_ino,
+        "[data] ", path,
+        ": expected one writer at a time, found another one at work");
+    if (::ftruncate(opened.get(), 0) != 0) {
+      fail("truncate");
+    }
+    file = ::fdopen(opened.get(), "wb");
+    if (file == nullptr) {
+      fail("open");
+    }
+    opened.release();
+  }
 
   std::string path;
   Header header;
@@ -78,36 +105,6 @@ struct TokenFileWriter::Impl {
   std::vector<std::uint64_t> offsets = {0};
   std::vector<char> buffer;  // A document's ids as words.
 };
-
-// Opens the unfinished file, which this writer keeps locked as long as it is open. A killed writer
-// leaves a file without a lock.
-void TokenFileWriter::Impl::open() {
-  Descriptor opened(
-      ::open(unfinished().c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  if (!opened.open()) {
-    fail("open");
-  }
-  // Some file systems have no locks. On others the file may have been finished or removed between
-  // open and lock; then it has lost its name.
-  const bool locked =
-      ::flock(opened.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-  struct stat mine = {};
-  struct stat named = {};
-  SHERD_CHECK(
-      locked && ::fstat(opened.get(), &mine) == 0 &&
-          ::stat(unfinished().c_str(), &named) == 0 &&
-          mine.st_dev == named.st_dev && mine.st_ino == named.st_ino,
-      "[data] ", path,
-      ": expected one writer at a time, found another one at work");
-  if (::ftruncate(opened.get(), 0) != 0) {
-    fail("truncate");
-  }
-  file = ::fdopen(opened.get(), "wb");
-  if (file == nullptr) {
-    fail("open");
-  }
-  opened.release();
-}
 
 TokenFileWriter::TokenFileWriter(
     const std::string& path, const TokenFileOptions& options)
@@ -188,14 +185,60 @@ std::int64_t TokenFileWriter::tokens() const {
 }
 
 struct TokenFile::Impl {
-  [[noreturn]] void refuse(
-      const std::string& expected, const std::string& found) const {
-    throw Error(
-        "[data] " + path + ": expected " + expected + ", found " + found);
+  void expect(bool holds, const auto&... what) const {
+    SHERD_CHECK(holds, "[data] ", path, ": expected ", what...);
   }
-  void read_header();
-  void check_counts() const;
-  std::uint64_t offset(std::uint64_t index) const;
+
+  void read_header() {
+    const auto bytes = file.bytes();
+    expect(
+        bytes.size() >= sizeof(Header), "a token file, at least ",
+        sizeof(Header), " bytes, found ", bytes.size());
+    std::memcpy(&header, bytes.data(), sizeof(Header));
+    expect(
+        header.magic == kMagic,
+        "a token file, which starts with SHERDTOK, found something else");
+    expect(
+        header.version == kVersion, "version ", kVersion, ", found ",
+        header.version);
+    expect(
+        header.header_digest == digest_of_header(header),
+        "a header as it was written, found a damaged one");
+    check_counts();
+    const auto ids_bytes = header.tokens * header.id_bytes;
+    const auto size = sizeof(Header) + ids_bytes + padding(ids_bytes) +
+        (header.documents + 1) * kOffsetBytes;
+    expect(bytes.size() == size, size, " bytes, found ", bytes.size());
+  }
+
+  // Checked even though the header has a digest, because its author could write that, too.
+  // Afterwards sizes cannot overflow.
+  void check_counts() const {
+    expect(
+        header.id_bytes == 2 || header.id_bytes == 4,
+        "ids of 2 or 4 bytes, found ", header.id_bytes);
+    expect(
+        header.vocabulary >= 1 &&
+            header.vocabulary <= static_cast<std::uint64_t>(kVocabularyMax),
+        "a vocabulary in [1, ", kVocabularyMax, "], found ", header.vocabulary);
+    const auto size = file.bytes().size();
+    expect(
+        header.tokens <= size && header.documents <= size,
+        "no more tokens and documents than the file's ", size, " bytes, found ",
+        header.tokens, " and ", header.documents);
+  }
+
+  std::uint64_t offset(std::uint64_t index) const {
+    const auto ids_bytes = header.tokens * header.id_bytes;
+    std::uint64_t value = 0;
+    std::memcpy(
+        &value,
+        file.bytes().data() + sizeof(Header) + ids_bytes + padding(ids_bytes) +
+            index * kOffsetBytes,
+        sizeof(value));
+    return value;
+  }
+
   std::string_view ids() const {
     return file.bytes().substr(sizeof(Header), header.tokens * header.id_bytes);
   }
@@ -204,66 +247,6 @@ struct TokenFile::Impl {
   MappedFile file;
   Header header;
 };
-
-void TokenFile::Impl::read_header() {
-  const auto bytes = file.bytes();
-  if (bytes.size() < sizeof(Header)) {
-    refuse(
-        "a token file, at least " + std::to_string(sizeof(Header)) + " bytes",
-        std::to_string(bytes.size()));
-  }
-  std::memcpy(&header, bytes.data(), sizeof(Header));
-  if (header.magic != kMagic) {
-    refuse("a token file, which starts with SHERDTOK", "something else");
-  }
-  if (header.version != kVersion) {
-    refuse(
-        "version " + std::to_string(kVersion), std::to_string(header.version));
-  }
-  if (header.header_digest != digest_of_header(header)) {
-    refuse("a header as it was written", "a damaged one");
-  }
-  check_counts();
-  const auto ids_bytes = header.tokens * header.id_bytes;
-  const auto size = sizeof(Header) + ids_bytes + padding(ids_bytes) +
-      (header.documents + 1) * kOffsetBytes;
-  if (bytes.size() != size) {
-    refuse(std::to_string(size) + " bytes", std::to_string(bytes.size()));
-  }
-}
-
-// Checked even though the header has a digest, because its author could write that, too. Afterwards
-// sizes cannot overflow.
-void TokenFile::Impl::check_counts() const {
-  if (header.id_bytes != 2 && header.id_bytes != 4) {
-    refuse("ids of 2 or 4 bytes", std::to_string(header.id_bytes));
-  }
-  if (header.vocabulary < 1 ||
-      header.vocabulary > static_cast<std::uint64_t>(kVocabularyMax)) {
-    refuse(
-        "a vocabulary in [1, " + std::to_string(kVocabularyMax) + "]",
-        std::to_string(header.vocabulary));
-  }
-  const auto size = file.bytes().size();
-  if (header.tokens > size || header.documents > size) {
-    refuse(
-        "no more tokens and documents than the file's " + std::to_string(size) +
-            " bytes",
-        std::to_string(header.tokens) + " and " +
-            std::to_string(header.documents));
-  }
-}
-
-std::uint64_t TokenFile::Impl::offset(std::uint64_t index) const {
-  const auto ids_bytes = header.tokens * header.id_bytes;
-  std::uint64_t value = 0;
-  std::memcpy(
-      &value,
-      file.bytes().data() + sizeof(Header) + ids_bytes + padding(ids_bytes) +
-          index * kOffsetBytes,
-      sizeof(value));
-  return value;
-}
 
 TokenFile::TokenFile(const std::string& path)
     : impl_(std::make_unique<Impl>()) {

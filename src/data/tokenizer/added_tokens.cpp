@@ -2,8 +2,8 @@
 #include "data/tokenizer/added_tokens.h"
 
 #include <algorithm>
+#include <utility>
 #include "data/tokenizer/utf8.h"
-#include "data/tokenizer/vocabulary.h"
 
 namespace sherd::data {
 namespace {
@@ -18,12 +18,8 @@ std::size_t character_before(std::string_view text, std::size_t at) {
 
 }  // namespace
 
-void AddedTokens::add(
-    const std::string& content, std::int64_t id, bool left, bool right) {
-  tokens_[content] = {.id = id, .strips_left = left, .strips_right = right};
-}
-
-void AddedTokens::compile(const std::string& where) {
+AddedTokens::AddedTokens(TextMap<Token> tokens, const std::string& where)
+    : tokens_(std::move(tokens)) {
   std::vector<std::string> contents;
   for (const auto& [content, token] : tokens_) {
     contents.push_back(content);
@@ -43,9 +39,9 @@ void AddedTokens::compile(const std::string& where) {
   pattern_.emplace(pattern, where);
 }
 
-TextRange AddedTokens::widened(
+Regex::Range AddedTokens::widened(
     std::string_view text,
-    TextRange range,
+    Regex::Range range,
     std::size_t from,
     const Token& token) const {
   while (token.strips_left && range.begin > from) {
@@ -65,7 +61,7 @@ TextRange AddedTokens::widened(
 std::vector<TextPart> AddedTokens::cut(const TextPart& part) const {
   std::vector<TextPart> parts;
   const auto text = part.text;
-  const auto add = [&](TextRange range, std::optional<std::int64_t> id) {
+  const auto add = [&](Regex::Range range, std::optional<std::int64_t> id) {
     if (range.end > range.begin) {
       parts.push_back(
           {.text = text.substr(range.begin, range.end - range.begin),
@@ -95,7 +91,8 @@ AddedVocabulary added_vocabulary_of(
     const Component& component,
     const std::vector<TextStep>& normalizer,
     std::vector<std::string>& tokens) {
-  AddedVocabulary result;
+  TextMap<AddedTokens::Token> raw;
+  TextMap<AddedTokens::Token> changed;  // Searched for in normalized text.
   for (std::size_t i = 0; i < component.json.size(); ++i) {
     const auto token = component.item(i);
     token.expect("single_word", false);
@@ -110,13 +107,13 @@ AddedVocabulary added_vocabulary_of(
     }
     set_token(tokens, id, content, token);
     if (!content.empty()) {
-      (normalizes ? result.normalized : result.raw)
-          .add(content, id, left, right);
+      (normalizes ? changed : raw)[content] = {
+          .id = id, .strips_left = left, .strips_right = right};
     }
   }
-  result.raw.compile(component.where);
-  result.normalized.compile(component.where);
-  return result;
+  return {
+      .raw = AddedTokens(std::move(raw), component.where),
+      .normalized = AddedTokens(std::move(changed), component.where)};
 }
 
 }  // namespace sherd::data

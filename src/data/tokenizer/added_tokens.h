@@ -12,8 +12,8 @@
 #include <vector>
 #include "data/tokenizer/component.h"
 #include "data/tokenizer/model.h"
-#include "data/tokenizer/normalizer.h"
 #include "data/tokenizer/regex.h"
+#include "data/tokenizer/stages.h"
 
 namespace sherd::data {
 
@@ -26,25 +26,22 @@ struct TextPart {
 
 class AddedTokens {
  public:
-  AddedTokens() = default;
-  void add(const std::string& content, std::int64_t id, bool left, bool right);
-
-  // Call it after the last add() and before cut().
-  void compile(const std::string& where);
+  struct Token {
+    std::int64_t id;
+    bool strips_left;   // White space before it belongs to it.
+    bool strips_right;  // White space after it belongs to it.
+  };
+  // `tokens` is by content. `where` is for messages.
+  AddedTokens(TextMap<Token> tokens, const std::string& where);
 
   // The parts in order, none of them empty. If several tokens start at the same place, the longest
   // counts. REQUIRES: text is UTF-8.
   std::vector<TextPart> cut(const TextPart& part) const;
 
  private:
-  struct Token {
-    std::int64_t id;
-    bool strips_left;   // White space before it belongs to it.
-    bool strips_right;  // White space after it belongs to it.
-  };
-  TextRange widened(
+  Regex::Range widened(
       std::string_view text,
-      TextRange range,
+      Regex::Range range,
       std::size_t from,
       const Token& token) const;
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/tokenizer/decoder.h"
-
 #include <string_view>
 #include "data/tokenizer/byte_alphabet.h"
+#include "data/tokenizer/stages.h"
 
 namespace sherd::data {
 namespace {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <filesystem>
 #include <sherd/data/tokenizer.h>
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/mapped_file.h"
 #include "data/tokenizer/added_tokens.h"
-#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/component.h"
-#include "data/tokenizer/decoder.h"
-#include "data/tokenizer/normalizer.h"
-#include "data/tokenizer/post_processor.h"
-#include "data/tokenizer/pre_tokenizer.h"
-#include "data/tokenizer/unigram.h"
+#include "data/tokenizer/stages.h"
 #include "data/tokenizer/utf8.h"
 
 namespace sherd::data {
@@ -35,7 +31,7 @@ std::unique_ptr<TokenizerModel> model_of(
     if (!pre_tokenizer.has_byte_level) {
       model.refuse("ByteLevel as the last pre-tokenizer of BPE", "none");
     }
-    return std::make_unique<ByteLevelBpe>(model);
+    return byte_level_bpe_model(model);
   }
   if (type != "Unigram") {
     model.refuse("a model of BPE and Unigram", type);
@@ -43,13 +39,25 @@ std::unique_ptr<TokenizerModel> model_of(
   if (pre_tokenizer.has_byte_level) {
     model.refuse("no ByteLevel pre-tokenizer with Unigram", "one");
   }
-  return std::make_unique<Unigram>(model);
+  return unigram_model(model);
+}
+
+// The content of a token in a settings file: a text, or an object that contains one.
+std::string token_text(const Json& settings, const char* name) {
+  const auto& token = settings.contains(name) ? settings[name] : kNull;
+  if (token.is_object()) {
+    return token.value("content", "");
+  }
+  return token.is_string() ? token.get<std::string>() : "";
 }
 
 class HuggingFaceTokenizer : public Tokenizer {
  public:
   HuggingFaceTokenizer(
-      const Json& json, const std::string& path, std::uint64_t digest)
+      const Json& json,
+      const std::string& folder,
+      const std::string& path,
+      std::uint64_t digest)
       : normalizer_(normalizer_steps(part(json, path, "normalizer"))),
         pre_tokenizer_(pre_tokenizer_of(part(json, path, "pre_tokenizer"))),
         model_(model_of({json.at("model"), path + ": model"}, pre_tokenizer_)),
@@ -59,6 +67,8 @@ class HuggingFaceTokenizer : public Tokenizer {
             part(json, path, "added_tokens"), normalizer_, tokens_)),
         digest_(digest) {
     read_post_processor(part(json, path, "post_processor"), special_);
+    special_.bos = named_token(folder, "bos_token");
+    special_.eos = named_token(folder, "eos_token");
   }
 
   std::vector<std::int64_t> encode(std::string_view text) override {
@@ -95,22 +105,34 @@ class HuggingFaceTokenizer : public Tokenizer {
   const SpecialTokens& special() const override { return special_; }
   std::uint64_t digest() const override { return digest_; }
 
-  // The id of a token that a settings file names, if there is such a token.
-  std::optional<std::int64_t> id_of(const std::string& token) const {
-    for (std::size_t id = 0; id < tokens_.size(); ++id) {
-      if (tokens_[id] == token) {
-        return static_cast<std::int64_t>(id);
+ private:
+  // The id of the token of that name in the settings. The first of the files that names it decides;
+  // one may be missing.
+  std::optional<std::int64_t> named_token(
+      const std::string& folder, const char* name) const {
+    for (const char* file :
+         {"tokenizer_config.json", "special_tokens_map.json"}) {
+      const auto path = (std::filesystem::path(folder) / file).string();
+      if (!std::filesystem::exists(path)) {
+        continue;
+      }
+      try {
+        const auto mapped = MappedFile::open(path).value();
+        const auto token = token_text(Json::parse(mapped.bytes()), name);
+        if (!token.empty()) {
+          const auto found = std::ranges::find(tokens_, token);
+          SHERD_CHECK(
+              found != tokens_.end(), path, ": expected ", name,
+              " to be a token of tokenizer.json, found \"", token, "\"");
+          return found - tokens_.begin();
+        }
+      } catch (const Json::exception& error) {
+        throw Error(path + ": expected JSON, found: " + error.what());
       }
     }
     return std::nullopt;
   }
-  void set_special(
-      std::optional<std::int64_t> bos, std::optional<std::int64_t> eos) {
-    special_.bos = bos;
-    special_.eos = eos;
-  }
 
- private:
   // Encodes text without added tokens that are searched in the original text.
   void encode_part(const TextPart& raw, std::vector<std::int64_t>& ids) {
     std::string changed;
@@ -148,43 +170,6 @@ class HuggingFaceTokenizer : public Tokenizer {
   const std::uint64_t digest_;
 };
 
-// The content of a token in a settings file: a text, or an object that contains one.
-std::string token_text(const Json& settings, const char* name) {
-  const auto& token = settings.contains(name) ? settings[name] : kNull;
-  if (token.is_object()) {
-    return token.value("content", "");
-  }
-  return token.is_string() ? token.get<std::string>() : "";
-}
-
-// The first of the files that names the token decides; one may be missing.
-std::optional<std::int64_t> named_token(
-    const HuggingFaceTokenizer& tokenizer,
-    const std::string& folder,
-    const char* name) {
-  for (const char* file :
-       {"tokenizer_config.json", "special_tokens_map.json"}) {
-    const auto path = (std::filesystem::path(folder) / file).string();
-    if (!std::filesystem::exists(path)) {
-      continue;
-    }
-    try {
-      const auto mapped = MappedFile::open(path).value();
-      const auto token = token_text(Json::parse(mapped.bytes()), name);
-      if (!token.empty()) {
-        const auto id = tokenizer.id_of(token);
-        SHERD_CHECK(
-            id.has_value(), path, ": expected ", name,
-            " to be a token of tokenizer.json, found \"", token, "\"");
-        return id;
-      }
-    } catch (const Json::exception& error) {
-      throw Error(path + ": expected JSON, found: " + error.what());
-    }
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
@@ -194,12 +179,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
       ": expected a folder with a tokenizer.json, found none");
   const auto file = MappedFile::open(path).value();
   try {
-    auto tokenizer = std::make_unique<HuggingFaceTokenizer>(
-        Json::parse(file.bytes()), path, digest_of(file.bytes()));
-    tokenizer->set_special(
-        named_token(*tokenizer, folder, "bos_token"),
-        named_token(*tokenizer, folder, "eos_token"));
-    return tokenizer;
+    return std::make_unique<HuggingFaceTokenizer>(
+        Json::parse(file.bytes()), folder, path, digest_of(file.bytes()));
   } catch (const Json::exception& error) {
     throw Error(
         path + ": expected the JSON of a tokenizer, found: " + error.what());

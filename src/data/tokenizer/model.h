@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The models of tokenizer.json, each of which turns a piece of text into ids. Thread rule: one
-// thread at a time.
+// What the models of tokenizer.json have in common: tables by text, a cache, and the table of
+// tokens by id. Thread rule: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,9 @@
 #include <unordered_map>
 #include <vector>
 #include "base/digest.h"
+#include "data/tokenizer/component.h"
 
 namespace sherd::data {
-
-class TokenizerModel {
- public:
-  TokenizerModel() = default;
-  virtual ~TokenizerModel() = default;
-  TokenizerModel(const TokenizerModel&) = delete;
-  TokenizerModel& operator=(const TokenizerModel&) = delete;
-
-  // Appends the ids of a piece. REQUIRES: the piece is UTF-8 and consists of whole characters.
-  virtual void encode(
-      std::string_view piece, std::vector<std::int64_t>& ids) = 0;
-
-  // The tokens as tokenizer.json writes them, by id; empty for an id without a token.
-  virtual const std::vector<std::string>& tokens() const = 0;
-};
 
 struct TextHash {
   using is_transparent = void;
@@ -86,5 +72,26 @@ class PieceCache {
   TextMap<Place> places_;
   std::vector<std::int64_t> ids_;
 };
+
+// Far above any vocabulary; a larger id means damage, and would take all memory.
+inline constexpr std::int64_t kIdsMax = 1 << 24;
+
+// Enters a token under its id. Throws Error, naming `where`, if the id is out of range.
+inline void set_token(
+    std::vector<std::string>& tokens,
+    std::int64_t id,
+    const std::string& token,
+    const Component& where) {
+  if (id < 0 || id >= kIdsMax) {
+    where.refuse(
+        "ids in [0, " + std::to_string(kIdsMax) + ")",
+        std::to_string(id) + " of \"" + token + "\"");
+  }
+  const auto index = static_cast<std::size_t>(id);
+  if (index >= tokens.size()) {
+    tokens.resize(index + 1);
+  }
+  tokens[index] = token;
+}
 
 }  // namespace sherd::data

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/tokenizer/normalizer.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <utf8proc.h>
 #include "base/check.h"
 #include "data/tokenizer/charsmap.h"
-#include "data/tokenizer/pattern.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/stages.h"
 #include "data/tokenizer/utf8.h"
 
 namespace sherd::data {

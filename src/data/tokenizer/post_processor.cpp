@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/tokenizer/post_processor.h"
-
 #include <string>
+#include "data/tokenizer/stages.h"
 
 namespace sherd::data {
 namespace {

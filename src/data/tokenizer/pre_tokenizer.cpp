@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/tokenizer/pre_tokenizer.h"
-
 #include <memory>
 #include <utility>
 #include "base/check.h"
-#include "data/tokenizer/pattern.h"
+#include "data/tokenizer/regex.h"
+#include "data/tokenizer/stages.h"
 
 namespace sherd::data {
 namespace {

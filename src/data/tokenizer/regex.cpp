@@ -103,7 +103,7 @@ Regex::Regex(const std::string& pattern, const std::string& where)
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
 
-std::optional<TextRange> Regex::find(
+std::optional<Regex::Range> Regex::find(
     std::string_view text, std::size_t from) const {
   while (from < text.size()) {
     const int count = pcre2_match(
@@ -117,7 +117,7 @@ std::optional<TextRange> Regex::find(
         impl_->pattern, ", found at byte ", from, ": ", message_of(count));
     const auto* at = pcre2_get_ovector_pointer(impl_->found);
     if (at[1] > at[0]) {
-      return TextRange{at[0], at[1]};
+      return Range{at[0], at[1]};
     }
     if (at[0] >= text.size()) {
       return std::nullopt;
@@ -138,6 +138,15 @@ std::string quoted_pattern(std::string_view text) {
     result += c;
   }
   return result;
+}
+
+Regex pattern_of(const Component& component) {
+  if (component.json.contains("String")) {
+    return Regex(
+        quoted_pattern(component.json["String"].get<std::string>()),
+        component.where);
+  }
+  return Regex(component.json.at("Regex").get<std::string>(), component.where);
 }
 
 }  // namespace sherd::data

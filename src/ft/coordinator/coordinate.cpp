@@ -8,13 +8,12 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "base/replace_file.h"
-#include "base/return_if_failed.h"
 #include "base/signal_fd.h"
+#include "base/status.h"
 #include "ft/coordinator/coordinator_server.h"
 #include "ft/coordinator/status_server.h"
 #include "net/authentication.h"
@@ -85,18 +84,14 @@ void check(const CoordinateOptions& options) {
         time >= milliseconds(0), "[ft] expected times of 0 ms or more, found ",
         time.count());
   }
-}
-
-void check_limits(const CoordinateOptions& options) {
   SHERD_CHECK(
       options.left_out_max >= options.left_out_min,
       "[ft] expected replicas to be left out for at most ",
       options.left_out_min.count(), " ms or more, found ",
       options.left_out_max.count(), " ms");
-  const auto retry = CoordinatorServerOptions().log_retry_min;
   SHERD_CHECK(
-      options.log_retry_max >= retry,
-      "[ft] expected the log to be tried again ", "after ", seconds(retry),
+      options.log_retry_max >= kLogRetryMin,
+      "[ft] expected the log to be tried again after ", seconds(kLogRetryMin),
       " s or more, found ", seconds(options.log_retry_max), " s");
 }
 
@@ -158,23 +153,18 @@ class CoordinatorMain {
     std::error_code ignored;  // Opening the log reports the cause.
     std::filesystem::create_directories(folder, ignored);
     if (!options_.status.empty()) {
-      auto page = StatusServer::listen(
-          options_.status, [this] { loop_.post([this] { show_status(); }); });
-      if (!page.ok()) {
-        return page.status();
-      }
-      page_ = std::move(page).value();
+      SHERD_ASSIGN_OR_RETURN(
+          page_, StatusServer::listen(options_.status, [this] {
+            loop_.post([this] { show_status(); });
+          }));
       log_info(str("[ft] status at http://", page_->address(), "/"));
     }
-    auto started =
+    SHERD_ASSIGN_OR_RETURN(
+        service_,
         CoordinatorServer::start(loop_, service, [this](const Status& why) {
           end_ = why;
           loop_.stop();
-        });
-    if (!started.ok()) {
-      return started.status();
-    }
-    service_ = std::move(started).value();
+        }));
     const std::string address = service_->address().text();
     log_info(
         str("[ft] coordinator at ", address, ", log '", options_.log, "'"));
@@ -216,7 +206,6 @@ class CoordinatorMain {
 
 int coordinate(const CoordinateOptions& options) {
   check(options);
-  check_limits(options);
   Status end = allow_many_connections(options.replicas_start);
   if (end.ok()) {
     end = CoordinatorMain(options).run();

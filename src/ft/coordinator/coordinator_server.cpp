@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/limited_log.h"
 #include "base/log.h"
-#include "base/return_if_failed.h"
 #include "ft/coordinator/awake_clock.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/coordinator/status_board.h"
@@ -40,7 +38,7 @@ using Life = std::pair<ReplicaId, Incarnation>;
 using ConnectionId = std::uint64_t;
 
 struct ReplicaConnection {
-  std::unique_ptr<net::Connection> connection;
+  net::ConnectionHandle connection;
   Instant since{};
   // The sender of its first report. It is also empty once another connection has taken over.
   std::optional<Life> life{};
@@ -102,7 +100,7 @@ struct CoordinatorServer::Impl {
     auto status = carry_out(decisions);
     if (status.ok()) {
       complaint.clear();
-      log_retry = options.log_retry_min;
+      log_retry = kLogRetryMin;
       schedule();
     }
     return status;
@@ -361,24 +359,22 @@ struct CoordinatorServer::Impl {
   Status listen() {
     auto listen_options = options.listen;
     listen_options.connection.received_bytes_max = kReportBytesMax;
-    auto listening = net::Listener::listen(
-        loop, options.address, listen_options,
-        {.on_connection =
-             [this](std::unique_ptr<net::Connection> connection) {
-               connected(std::move(connection));
-             },
-         .on_refused =
-             [this](const Status& /*the listener logs it*/) {
-               board.count("strangers");
-             }});
-    if (!listening.ok()) {
-      return listening.status();
-    }
-    listener = std::move(listening).value();
+    SHERD_ASSIGN_OR_RETURN(
+        listener,
+        net::Listener::listen(
+            loop, options.address, listen_options,
+            {.on_connection =
+                 [this](net::ConnectionHandle connection) {
+                   connected(std::move(connection));
+                 },
+             .on_refused =
+                 [this](const Status& /*the listener logs it*/) {
+                   board.count("strangers");
+                 }}));
     return {};
   }
 
-  void connected(std::unique_ptr<net::Connection> connection) {
+  void connected(net::ConnectionHandle connection) {
     board.count("connections");
     if (connections.size() >= kConnectionsMax) {
       board.count("refusals");

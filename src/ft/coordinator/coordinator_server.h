@@ -20,6 +20,8 @@
 
 namespace sherd::ft {
 
+inline constexpr Duration kLogRetryMin = std::chrono::milliseconds(100);
+
 struct CoordinatorServerOptions {
   // Where replicas connect; port 0 takes any free port.
   net::HostAddress address;
@@ -30,8 +32,7 @@ struct CoordinatorServerOptions {
   FailureDetectorOptions detector;
   // A connection whose first report has not come by then is closed.
   Duration first_report_timeout = std::chrono::seconds(5);
-  // The time between two attempts to write the log doubles from min to max.
-  Duration log_retry_min = std::chrono::milliseconds(100);
+  // The time between two attempts to write the log doubles from kLogRetryMin to this.
   Duration log_retry_max = std::chrono::seconds(2);
   // After how many records the log is summarised again.
   std::int64_t summary_every = 1024;

@@ -20,7 +20,7 @@
 #include "ft/coordinator/log_store.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/messages_testing.h"
-#include "net/connection_core.h"
+#include "net/connection.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::ft {
@@ -45,8 +45,8 @@ class TestClient {
             loop,
             address,
             {},
-            [this, says = std::move(says)](
-                Result<std::unique_ptr<net::Connection>> dialled) {
+            [this,
+             says = std::move(says)](Result<net::ConnectionHandle> dialled) {
               connection_ = std::move(dialled).value();
               connection_->start(
                   {.on_frame =
@@ -62,7 +62,7 @@ class TestClient {
   bool closed() const { return closed_; }
 
  private:
-  std::unique_ptr<net::Connection> connection_;
+  net::ConnectionHandle connection_;
   std::vector<net::Frame> heard_;
   bool closed_ = false;
   net::Connector dial_;

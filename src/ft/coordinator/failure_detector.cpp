@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <tuple>
 
 #include "base/check.h"
 
@@ -12,6 +11,11 @@ namespace {
 
 // The weight of the last phase in the moving average.
 constexpr double kLastWeight = 0.2;
+// How many usual lengths a phase may take before it is slow, and before it hangs.
+constexpr double kSoftFactor = 3;
+constexpr double kHardFactor = 10;
+// The computations that warm up.
+constexpr int kFirstSteps = 5;
 // For how many findings of a tick all replicas are searched for those that wait. If there are more
 // at once, something else is to blame.
 constexpr int kExplainedMax = 16;
@@ -34,34 +38,25 @@ Duration scaled(double factor, double usual_s, Duration floor) {
 
 }  // namespace
 
-// A replica of many ranks may report other ranks each time.
-std::vector<FailureDetector::MonitoredRank> FailureDetector::monitored(
-    const std::vector<MonitoredRank>& before,
-    const std::vector<TrainingProgress>& ranks,
-    Instant now) {
-  std::vector<MonitoredRank> all;
-  for (const auto& one : ranks) {
-    const auto known =
-        std::ranges::find_if(before, [&](const MonitoredRank& other) {
-          return other.progress.rank == one.rank;
-        });
-    const bool stands = known != before.end() &&
-        known->progress.serial >= one.serial &&
-        known->progress.activity == one.activity;
-    all.push_back({one, stands ? known->since : now});
-  }
-  return all;
-}
-
 // Phases shorter than the time between two reports are not seen, but a completed step shows that
 // they have ended.
 void FailureDetector::received(const Report& report, Instant now) {
-  const auto& [progress, ranks] = std::tie(report.progress, report.ranks);
+  const auto& progress = report.progress;
   const Life life{report.replica, report.incarnation};
   const auto [found, is_new] = watched_.try_emplace(life);
   MonitoredReplica& watched = found->second;
   watched.heard_at = now;
-  watched.ranks = monitored(watched.ranks, ranks, now);
+  // A replica of many ranks may report other ranks each time.
+  const auto before = std::exchange(watched.ranks, {});
+  for (const auto& one : report.ranks) {
+    const auto known =
+        std::ranges::find_if(before, [&](const MonitoredRank& other) {
+          return other.progress.rank == one.rank;
+        });
+    const bool stands =
+        known != before.end() && !has_moved(known->progress, one);
+    watched.ranks.push_back({one, stands ? known->since : now});
+  }
   if (is_new) {
     watched.progress = progress;
     watched.since = now;
@@ -79,9 +74,7 @@ void FailureDetector::received(const Report& report, Instant now) {
     ++watched.ended[index_of(Activity::kApplying)];
   }
   watched.held = report.held;
-  // The serial also goes back when a reduction is given up, which is no progress.
-  if (watched.progress.serial >= progress.serial &&
-      watched.progress.activity == progress.activity) {
+  if (!has_moved(watched.progress, progress)) {
     watched.progress = progress;
     return;
   }
@@ -91,12 +84,6 @@ void FailureDetector::received(const Report& report, Instant now) {
   watched.liveness = {};
 }
 
-bool FailureDetector::waits_for_hung(const MonitoredReplica& watched) const {
-  const auto& waits_for = watched.progress.waits_for;
-  const Life* other = waits_for ? life_of(*waits_for) : nullptr;
-  return other != nullptr && watched_.at(*other).liveness.hung;
-}
-
 // A phase that took longer than its limit counts as one that has reached the limit. If all of it
 // counted, one hang would hide the next ones; if nothing did, phases that take longer from some
 // step on, for whatever reason, would be found to hang forever.
@@ -104,7 +91,8 @@ void FailureDetector::end_phase(
     MonitoredReplica& watched, Activity next, Instant now) {
   const auto activity = index_of(watched.progress.activity);
   SHERD_ASSERT(activity < kActivities, "an activity that nobody decodes");
-  if (!waits_for_hung(watched)) {
+  const Life* other = life_of(watched.progress.waits_for);
+  if (other == nullptr || !watched_.at(*other).liveness.hung) {
     auto& usual = watched.usual_s[activity];
     const double last_s =
         seconds(std::min(now - watched.since, hard_limit(watched)));
@@ -143,7 +131,7 @@ void FailureDetector::find_hangs_again() {
   }
 }
 
-Liveness FailureDetector::liveness(
+FailureDetector::Liveness FailureDetector::liveness(
     ReplicaId replica, Incarnation incarnation) const {
   const auto found = watched_.find({replica, incarnation});
   return found == watched_.end() ? Liveness() : found->second.liveness;
@@ -200,8 +188,7 @@ std::optional<double> FailureDetector::usual_s(
 
 bool FailureDetector::is_first(const MonitoredReplica& watched) const {
   const auto activity = watched.progress.activity;
-  const int phases =
-      activity == Activity::kComputing ? options_.first_steps : 1;
+  const int phases = activity == Activity::kComputing ? kFirstSteps : 1;
   // The usual length of these phases says nothing about an occasional evaluation.
   return activity == Activity::kIdle || activity == Activity::kOtherWork ||
       watched.ended[index_of(activity)] < phases;
@@ -210,12 +197,7 @@ bool FailureDetector::is_first(const MonitoredReplica& watched) const {
 Duration FailureDetector::hard_limit(const MonitoredReplica& watched) const {
   const auto floor =
       is_first(watched) ? options_.first_floor : options_.hard_floor;
-  return scaled(options_.hard_factor, usual_s(watched).value_or(0), floor);
-}
-
-Duration FailureDetector::soft_limit(const MonitoredReplica& watched) const {
-  return scaled(
-      options_.soft_factor, usual_s(watched).value_or(0), options_.soft_floor);
+  return scaled(kHardFactor, usual_s(watched).value_or(0), floor);
 }
 
 bool FailureDetector::over_hard_limit(
@@ -250,8 +232,9 @@ std::vector<DeadLink> FailureDetector::dead_links_of(
   return dead_links(views);
 }
 
-const FailureDetector::Life* FailureDetector::life_of(ReplicaId replica) const {
-  const auto found = newest_.find(replica);
+const FailureDetector::Life* FailureDetector::life_of(
+    std::optional<ReplicaId> replica) const {
+  const auto found = replica ? newest_.find(*replica) : newest_.end();
   return found == newest_.end() ? nullptr : &found->second;
 }
 
@@ -283,8 +266,7 @@ std::optional<FailureDetector::HangCulprit> FailureDetector::culprit(
     }
     path.push_back(at);
     const auto& watched = watched_.at(at);
-    const auto& waits_for = watched.progress.waits_for;
-    const Life* next = waits_for ? life_of(*waits_for) : nullptr;
+    const Life* next = life_of(watched.progress.waits_for);
     if (watched.liveness.hung || quiet(watched) > Duration(0) ||
         next == nullptr) {
       path.clear();
@@ -373,9 +355,11 @@ void FailureDetector::find_hung(Instant now, std::vector<Finding>& found) {
 // A replica that waits for another is not slow itself.
 void FailureDetector::find_slow(Instant now, std::vector<Finding>& found) {
   for (auto& [life, watched] : watched_) {
+    const auto usual = usual_s(watched);
     if (watched.liveness.slow || !busy(watched.progress) ||
-        watched.progress.waits_for || !usual_s(watched) ||
-        now - watched.since <= soft_limit(watched)) {
+        watched.progress.waits_for || !usual ||
+        now - watched.since <=
+            scaled(kSoftFactor, *usual, options_.soft_floor)) {
       continue;
     }
     watched.liveness.slow = true;
@@ -383,8 +367,7 @@ void FailureDetector::find_slow(Instant now, std::vector<Finding>& found) {
         {Finding::Kind::kSlow, life.first, life.second,
          str("it has been ", text_of(watched.progress.activity), " for ",
              tenths(now - watched.since), ", it usually takes ",
-             tenths(scaled(1, *usual_s(watched), Duration(0))),
-             report_of(life, now))});
+             tenths(scaled(1, *usual, Duration(0))), report_of(life, now))});
   }
 }
 

@@ -24,16 +24,13 @@ namespace sherd::ft {
 struct FailureDetectorOptions {
   // A replica is lost when nothing was heard from it for this long: four heartbeats.
   Duration dead_after = std::chrono::seconds(1);
-  // A phase is slow if it exceeds this many usual lengths and the floor.
-  double soft_factor = 3;
+  // A phase is slow if it exceeds three usual lengths and this.
   Duration soft_floor = std::chrono::milliseconds(500);
-  // A phase hangs if it exceeds this many usual lengths and the floor. The first floor applies to
-  // the first computations of an incarnation, to every other activity until one such phase has
+  // A phase hangs if it exceeds ten usual lengths and the floor. The first floor applies to the
+  // first five computations of an incarnation, to every other activity until one such phase has
   // ended, and to what the program does on its own between steps, such as an evaluation.
-  double hard_factor = 10;
   Duration hard_floor = std::chrono::seconds(5);
   Duration first_floor = std::chrono::seconds(60);
-  int first_steps = 5;
 };
 
 struct Finding {
@@ -50,14 +47,14 @@ struct Finding {
   std::vector<DeadLink> links{};
 };
 
-// What was found of a replica's current phase.
-struct Liveness {
-  bool hung = false;  // It has made no progress since.
-  bool slow = false;
-};
-
 class FailureDetector {
  public:
+  // What was found of a replica's current phase.
+  struct Liveness {
+    bool hung = false;  // It has made no progress since.
+    bool slow = false;
+  };
+
   explicit FailureDetector(const FailureDetectorOptions& options)
       : options_(options) {}
 
@@ -100,16 +97,10 @@ class FailureDetector {
     Liveness liveness;
   };
 
-  static std::vector<MonitoredRank> monitored(
-      const std::vector<MonitoredRank>& before,
-      const std::vector<TrainingProgress>& ranks,
-      Instant now);
   std::optional<double> usual_s(const MonitoredReplica& watched) const;
   void end_phase(MonitoredReplica& watched, Activity next, Instant now);
-  bool waits_for_hung(const MonitoredReplica& watched) const;
   bool is_first(const MonitoredReplica& watched) const;
   Duration hard_limit(const MonitoredReplica& watched) const;
-  Duration soft_limit(const MonitoredReplica& watched) const;
   bool over_hard_limit(const MonitoredReplica& watched, Instant now) const;
   // How long an agent of one of its ranks has been silent; 0 if none is.
   Duration quiet(const MonitoredReplica& watched) const;
@@ -132,8 +123,8 @@ class FailureDetector {
   // A sentence that says who waits for it, and where.
   std::string report_of(const Life& life, Instant now);
   std::string why_hung(const HangCulprit& blame, Instant now);
-  // The newest monitored incarnation of the replica.
-  const Life* life_of(ReplicaId replica) const;
+  // The newest monitored incarnation of the replica; null if there is none.
+  const Life* life_of(std::optional<ReplicaId> replica) const;
   void find_silent(Instant now, std::vector<Finding>& found);
   void find_hung(Instant now, std::vector<Finding>& found);
   void find_slow(Instant now, std::vector<Finding>& found);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/failure_detector.h"
 
-#include <string>
 #include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

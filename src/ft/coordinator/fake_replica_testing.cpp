@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/coordinator/fake_replica_testing.h"
 
-#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -44,7 +43,7 @@ FakeReplica::FakeReplica(net::Loop& loop, const FakeReplicaOptions& options)
   net::ReconnectingClientOptions redial;
   redial.dial.security = options.security;
   // The same as leaders use.
-  redial.back_off_max = std::chrono::milliseconds(250);
+  redial.backoff.longest = std::chrono::milliseconds(250);
   redial_ = std::make_unique<net::ReconnectingClient>(
       loop, options.address, redial, [this] { return random_(); },
       net::ReconnectingClientHandlers{
@@ -89,7 +88,9 @@ void FakeReplica::received(const net::Frame& frame) {
   const auto status = views_.read(frame.payload);
   SHERD_ASSERT(status.ok(), "a view that nobody understands");
   const RunView& view = views_.view();
-  if (!views_.has_news() && !view.wrong) {
+  // The version, the number and the mask of a message without parts.
+  constexpr std::size_t kAcknowledgementBytes = 10;
+  if (frame.payload.size() <= kAcknowledgementBytes && !view.wrong) {
     // A thousand of these share a thread, and taking a view costs a copy of it.
     return;
   }

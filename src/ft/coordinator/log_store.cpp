@@ -12,7 +12,6 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "base/return_if_failed.h"
 #include "ft/wire/record_codec.h"
 #include "net/bytes.h"
 
@@ -118,26 +117,20 @@ Status LogStore::prepare() {
 
 // Nothing is written to the file of another program.
 Status LogStore::recognise() {
-  const auto id = number("PRAGMA application_id");
-  const auto version = number("PRAGMA user_version");
-  const auto tables = number("SELECT count(*) FROM sqlite_master");
-  for (const auto* one : {&id, &version, &tables}) {
-    if (!one->ok()) {
-      return one->status();
-    }
-  }
-  const bool fresh =
-      id.value() == 0 && version.value() == 0 && tables.value() == 0;
-  if (!fresh && id.value() != kApplicationId) {
+  SHERD_ASSIGN_OR_RETURN(const auto id, number("PRAGMA application_id"));
+  SHERD_ASSIGN_OR_RETURN(const auto version, number("PRAGMA user_version"));
+  SHERD_ASSIGN_OR_RETURN(
+      const auto tables, number("SELECT count(*) FROM sqlite_master"));
+  const bool fresh = id == 0 && version == 0 && tables == 0;
+  if (!fresh && id != kApplicationId) {
     return refused(
         str("expected a log of sherd (application id ", kApplicationId,
-            "), found another program's database (", id.value(), ")"));
+            "), found another program's database (", id, ")"));
   }
-  if (!fresh &&
-      (version.value() < kLogVersionMin || version.value() > kLogVersion)) {
+  if (!fresh && (version < kLogVersionMin || version > kLogVersion)) {
     return refused(
         str("expected version ", kLogVersionMin, " to ", kLogVersion,
-            ", found ", version.value()));
+            ", found ", version));
   }
   if (sqlite3_db_readonly(database_.get(), "main") == 1) {
     return {

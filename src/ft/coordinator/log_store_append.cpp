@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "base/check.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "ft/coordinator/log_store.h"
 #include "ft/wire/record_codec.h"
 

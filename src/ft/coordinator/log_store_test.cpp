@@ -249,11 +249,7 @@ class LongLog {
         {},
         5,
         12};
-    record.commit.result = {
-        record.commit.attempt.step,
-        next_lineage(
-            record.commit.base.lineage, record.commit.attempt,
-            record.participants, 5)};
+    record.commit.result = result_of(record);
     auto taken = known_.consumed;
     for (const auto& one : record.participants) {
       taken.add(one.samples);

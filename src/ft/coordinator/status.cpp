@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
-#include "base/hex.h"
+#include "base/text.h"
 #include "ft/coordinator/hang_report.h"
 #include "net/authentication.h"
 
@@ -67,34 +67,36 @@ std::string label_escaped(const std::string& text) {
   return escaped;
 }
 
-class PrometheusText {
- public:
-  template <typename Value>
-  void add(
-      const std::string& name,
-      const char* type,
-      const char* help,
-      const Value& value) {
-    head(name, type, help);
-    text_ += str("sherd_", name, " ", value, "\n");
-  }
-  void head(const std::string& name, const char* type, const char* help) {
-    text_ +=
-        str("# HELP sherd_", name, " ", help, "\n# TYPE sherd_", name, " ",
-            type, "\n");
-  }
-  template <typename Value>
-  void of_replica(
-      const std::string& name, const ReplicaStatus& one, const Value& value) {
-    text_ +=
-        str("sherd_", name, "{replica=\"", one.replica, "\",state=\"",
-            label_escaped(one.state), "\"} ", value, "\n");
-  }
-  std::string text() const { return text_; }
+std::string metric_head(
+    const std::string& name, const char* help, const char* type) {
+  return str(
+      "# HELP sherd_", name, " ", help, "\n# TYPE sherd_", name, " ", type,
+      "\n");
+}
 
- private:
-  std::string text_;
-};
+template <typename Value>
+std::string metric(
+    const std::string& name,
+    const char* help,
+    const Value& value,
+    const char* type = "gauge") {
+  return metric_head(name, help, type) + str("sherd_", name, " ", value, "\n");
+}
+
+template <typename ValueOf>
+std::string metric_of_replicas(
+    const char* name,
+    const char* help,
+    const std::vector<ReplicaStatus>& replicas,
+    const ValueOf& value_of) {
+  auto text = metric_head(name, help, "gauge");
+  for (const auto& one : replicas) {
+    text +=
+        str("sherd_", name, "{replica=\"", one.replica, "\",state=\"",
+            label_escaped(one.state), "\"} ", value_of(one), "\n");
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -137,44 +139,39 @@ std::string json_of(const RunStatus& status) {
 }
 
 std::string prometheus_of(const RunStatus& status) {
-  PrometheusText metrics;
-  metrics.add("up_seconds", "gauge", "Age of the coordinator", status.up_s);
-  metrics.add(
-      "deciding", "gauge", "0: the log cannot be written",
+  auto text = metric("up_seconds", "Age of the coordinator", status.up_s);
+  text += metric(
+      "deciding", "0: the log cannot be written",
       status.complaint.empty() ? 1 : 0);
-  metrics.add("term", "gauge", "Lives of the coordinator", status.term);
-  metrics.add("epoch", "gauge", "Lists of members", status.epoch.number);
-  metrics.add(
-      "committed_step", "gauge", "Last step committed", status.canonical.step);
-  metrics.add(
-      "committed_samples", "gauge", "Samples of committed steps",
-      status.samples);
-  metrics.add(
-      "seconds_since_commit", "gauge", "Since the last commit",
-      status.since_commit_s);
-  metrics.add(
-      "steps_per_second", "gauge", "Over the last commits", status.steps_per_s);
-  metrics.add(
-      "commit_gap_seconds_longest", "gauge", "Between two commits",
+  text += metric("term", "Lives of the coordinator", status.term);
+  text += metric("epoch", "Lists of members", status.epoch.number);
+  text +=
+      metric("committed_step", "Last step committed", status.canonical.step);
+  text +=
+      metric("committed_samples", "Samples of committed steps", status.samples);
+  text += metric(
+      "seconds_since_commit", "Since the last commit", status.since_commit_s);
+  text +=
+      metric("steps_per_second", "Over the last commits", status.steps_per_s);
+  text += metric(
+      "commit_gap_seconds_longest", "Between two commits",
       status.longest_gap_s);
   if (status.effective) {
-    metrics.add(
-        "effective_training_time_ratio", "gauge",
+    text += metric(
+        "effective_training_time_ratio",
         "Share of time in which steps were committed at the usual pace",
         *status.effective);
   }
   for (const auto& [name, value] : status.counters) {
-    metrics.add(name + "_total", "counter", "Since the start", value);
+    text += metric(name + "_total", "Since the start", value, "counter");
   }
-  metrics.head("replica_lag_steps", "gauge", "Behind the last commit");
-  for (const auto& one : status.replicas) {
-    metrics.of_replica("replica_lag_steps", one, one.lag);
-  }
-  metrics.head("replica_slow", "gauge", "1: slower than it used to be");
-  for (const auto& one : status.replicas) {
-    metrics.of_replica("replica_slow", one, one.slow ? 1 : 0);
-  }
-  return metrics.text();
+  return text +
+      metric_of_replicas(
+             "replica_lag_steps", "Behind the last commit", status.replicas,
+             [](const ReplicaStatus& one) { return one.lag; }) +
+      metric_of_replicas(
+             "replica_slow", "1: slower than it used to be", status.replicas,
+             [](const ReplicaStatus& one) { return one.slow ? 1 : 0; });
 }
 
 }  // namespace sherd::ft

@@ -30,14 +30,14 @@ struct ReplicaStatus {
   std::vector<RankActivity> ranks{};
 };
 
-// A failure of a replica, a link or the log.
-struct FailureStatus {
-  double ago_s = 0;
-  std::string culprit;
-  std::string cause;
-};
-
 struct RunStatus {
+  // A failure of a replica, a link or the log.
+  struct Failure {
+    double ago_s = 0;
+    std::string culprit;
+    std::string cause;
+  };
+
   std::uint64_t run = 0;
   double up_s = 0;
   double slept_s = 0;      // How long the coordinator itself did not run.
@@ -53,7 +53,7 @@ struct RunStatus {
   // The share of time in which steps were committed at their usual pace (pace.h).
   std::optional<double> effective;
   std::vector<ReplicaStatus> replicas;
-  std::vector<FailureStatus> failures;  // Newest first.
+  std::vector<Failure> failures;  // Newest first.
   // "commits" -> 12; names are [a-z_]+.
   std::map<std::string, std::uint64_t> counters;
 };

@@ -11,8 +11,6 @@ namespace sherd::ft {
 namespace {
 
 constexpr std::size_t kFailuresMax = 32;
-// Limits memory, since replica numbers may be made up.
-constexpr std::size_t kReplicasMax = 4096;
 constexpr Duration kSlowEvery = std::chrono::minutes(1);
 
 }  // namespace
@@ -56,6 +54,7 @@ void StatusBoard::received(
     bool has_place) {
   ReplicaRow* before = life(report.replica, report.incarnation);
   if (before == nullptr) {
+    // Replica numbers may be made up, and must not fill the memory.
     if (report.replica >= kReplicasMax ||
         (!has_place && is_there(report.replica))) {
       return;
@@ -203,8 +202,8 @@ ReplicaStatus StatusBoard::show(
     Instant now) const {
   const auto* detector = sources.detector;
   const auto incarnation = known.report.incarnation;
-  const Liveness liveness = detector == nullptr
-      ? Liveness()
+  const auto liveness = detector == nullptr
+      ? FailureDetector::Liveness()
       : detector->liveness(replica, incarnation);
   auto state = state_of(known, liveness.hung);
   if (state != known.state) {

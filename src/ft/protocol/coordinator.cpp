@@ -81,7 +81,7 @@ bool Coordinator::repeats(
 // handles the time.
 bool Coordinator::waits_for_others(const Report& report) {
   // An epoch that ends waits only for the votes of members that live, so fewer votes may decide.
-  if (phase_ != Phase::kRunning || !complaint().empty() ||
+  if (stage_ != EpochStage::kRunning || !complaint().empty() ||
       !broken_because_.empty() || report.held != history_.canonical ||
       !is_member(report.replica)) {
     return false;
@@ -121,9 +121,8 @@ std::string Coordinator::refusal(const Report& report) const {
       (report.remembers && !is_of_a_run(*report.remembers))) {
     return "expected steps and terms of a run, found others";
   }
-  if (report.replica >= options_.replicas_max) {
-    return str(
-        kNumberTooHigh, options_.replicas_max, ", found ", report.replica);
+  if (report.replica >= kReplicasMax) {
+    return str(kNumberTooHigh, kReplicasMax, ", found ", report.replica);
   }
   if (remembers_a_run(report)) {
     return {};
@@ -133,9 +132,7 @@ std::string Coordinator::refusal(const Report& report) const {
         "this is run ", history_.run, ", the replica is of run ", report.run);
   }
   if (config_ != 0 && report.config != config_) {
-    const bool others_have_it = std::ranges::any_of(
-        replicas_, [](const auto& one) { return one.second.connected; });
-    return others_have_it
+    return connected() > 0
         ? str(kOtherConfiguration, config_, " of the other replicas, found ",
               report.config)
         : str(kOtherConfiguration, config_, " of the run in the log, found ",
@@ -257,15 +254,13 @@ bool Coordinator::take(const Report& report) {
     return false;
   }
   if (is_member(replica) && known.report.incarnation != report.incarnation &&
-      phase_ != Phase::kForming) {
+      stage_ != EpochStage::kClosed) {
     penalise(replica);
   }
   count_suspicion(report);
   count_bad_gradients(report);
-  // The serial also goes back when a reduction is given up, which is no progress.
   known.hangs = known.hangs && known.report.incarnation == report.incarnation &&
-      known.report.progress.serial >= report.progress.serial &&
-      known.report.progress.activity == report.progress.activity;
+      !has_moved(known.report.progress, report.progress);
   known.report = report;
   known.connected = true;
   if (report.leaving && is_undecided(replica)) {
@@ -295,11 +290,9 @@ void Coordinator::look_for_lost_log() {
   if (other_runs_.empty()) {
     return;
   }
-  const auto connected = std::ranges::count_if(
-      replicas_, [](const auto& one) { return one.second.connected; });
   const auto enough = std::max<std::int64_t>(
       options_.replicas_start, std::ssize(other_runs_) + 1);
-  if (connected < enough) {
+  if (connected() < enough) {
     const auto& [replica, life] = *other_runs_.begin();
     lost_log_ =
         str("the log is empty, but replica ", replica, " is of run ",
@@ -335,7 +328,7 @@ CoordinatorDecisions Coordinator::lost(
     known.wrong = known.report.digest;
   }
   // The suspicion of a peer may already have ended the epoch.
-  if (phase_ == Phase::kForming && is_member(replica)) {
+  if (stage_ == EpochStage::kClosed && is_member(replica)) {
     penalise(replica);
   }
   remove_from_epoch(
@@ -362,7 +355,7 @@ CoordinatorDecisions Coordinator::hangs(
 
 void Coordinator::remove_from_epoch(ReplicaId replica, const std::string& how) {
   compare_digests();
-  if (is_member(replica) && phase_ != Phase::kForming) {
+  if (is_member(replica) && stage_ != EpochStage::kClosed) {
     penalise(replica);
     epoch_ended_because_ = str("replica ", replica, " ", how);
   }
@@ -418,7 +411,7 @@ void Coordinator::apply_rules() {
   bool decided = true;
   while (decided) {
     decided = false;
-    if (phase_ != Phase::kForming) {
+    if (stage_ != EpochStage::kClosed) {
       if (broken_because_.empty()) {
         broken_because_ = broken();
       }
@@ -429,14 +422,14 @@ void Coordinator::apply_rules() {
         end_broken_epoch();
       }
     }
-    switch (phase_) {
-      case Phase::kForming:
+    switch (stage_) {
+      case EpochStage::kClosed:
         decided = form() || roll_back();
         break;
-      case Phase::kJoining:
+      case EpochStage::kJoining:
         decided = start();
         break;
-      case Phase::kRunning:
+      case EpochStage::kRunning:
         decided = commit() || plan();
         break;
     }
@@ -461,8 +454,8 @@ std::optional<Instant> Coordinator::next_tick() const {
       consider(known.out_until);
     }
   }
-  switch (phase_) {
-    case Phase::kForming:
+  switch (stage_) {
+    case EpochStage::kClosed:
       consider(form_at_);
       consider(form_at_ + options_.join_timeout);
       consider(start_at_);
@@ -471,10 +464,10 @@ std::optional<Instant> Coordinator::next_tick() const {
         consider(*lost_since_ + hold_time());
       }
       break;
-    case Phase::kJoining:
+    case EpochStage::kJoining:
       consider(join_until_);
       break;
-    case Phase::kRunning:
+    case EpochStage::kRunning:
       if (planned_) {
         consider(plan_until_);
       }
@@ -525,10 +518,9 @@ RunView Coordinator::view() const {
     view.starts += 1 + lives.former.size();
     view.lives.push_back({replica, lives.current});
   }
-  if (phase_ != Phase::kForming) {
+  view.stage = stage_;
+  if (stage_ != EpochStage::kClosed) {
     view.members = history_.members;
-    view.stage =
-        phase_ == Phase::kRunning ? EpochStage::kRunning : EpochStage::kJoining;
   }
   for (const auto& [replica, known] : replicas_) {
     const auto& report = known.report;

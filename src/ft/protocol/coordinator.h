@@ -35,21 +35,12 @@ struct CoordinatorOptions {
   std::uint64_t run = 1;
   // A step is never committed with fewer replicas than this.
   int replicas_min = 1;
-  // Replica numbers must be below this.
-  ReplicaId replicas_max = 4096;
-  // How many samples each replica trains in a step. A step has fewer samples while replicas are
-  // missing.
+  // As in CoordinateOptions (sherd/ft/coordinator.h), where samples_in_all is global_batch.
   std::int64_t samples_per_replica = 1;
-  // How many samples all replicas together train in a step, even while some are missing: each takes
-  // its share, in multiples of what its ranks can divide. If 0, samples_per_replica applies.
   std::int64_t samples_in_all = 0;
   std::int64_t samples_multiple = 1;
-  // Lets a new log continue the run that its replicas remember, once all replicas that were ever in
-  // that run have answered. If none of them has heard of a run and replicas_start of them are
-  // connected, the run may begin with a state that they have loaded from disk.
+  // As recover_from_replicas and run_has_ended there.
   bool recovers = false;
-  // The program of some replica has ended with the last state of the log, as the predecessor of
-  // this coordinator knew.
   bool ended = false;
   // The very first epoch waits for this many replicas, or for this long.
   int replicas_start = 1;
@@ -75,11 +66,6 @@ struct CoordinatorOptions {
   // doubles with each further failure.
   Duration backoff = std::chrono::seconds(1);
   Duration backoff_max = std::chrono::seconds(60);
-  // The least time between two changes of the members' order that avoid slow links.
-  Duration reorder_interval = std::chrono::seconds(30);
-  // The longest time between two attempts to connect a replica that the others cannot reach. An
-  // attempt costs the others nothing.
-  Duration rejoin_max = std::chrono::seconds(4);
 };
 
 struct SendView {
@@ -140,12 +126,8 @@ class Coordinator {
   // may be in the past when the rules have not been applied since.
   std::optional<Instant> next_tick() const;
 
-  enum class Phase {
-    kForming,  // It waits for replicas.
-    kJoining,  // The members connect to each other.
-    kRunning,  // The members train.
-  };
-  Phase phase() const { return phase_; }
+  // kClosed: it waits for the members of the next epoch.
+  EpochStage stage() const { return stage_; }
   const History& history() const { return history_; }
   // Why nothing can be committed until an operator intervenes; empty if commits are possible.
   const std::string& complaint() const {
@@ -197,6 +179,7 @@ class Coordinator {
   bool is_foreign(const StateId& state) const;
   bool is_recovering() const;
   bool remembers_a_run(const Report& report) const;
+  std::int64_t connected() const;
   bool is_member(ReplicaId replica) const;
   bool repeats(const Report& report, const ReplicaEntry& known) const;
   bool waits_for_others(const Report& report);
@@ -214,7 +197,6 @@ class Coordinator {
   bool can_join(const ReplicaEntry& known) const;
   bool has_bad_gradients(const Member& member) const;
   bool holds_canonical(const ReplicaEntry& known) const;
-  bool will_hold_canonical(ReplicaId replica, const ReplicaEntry& known) const;
   bool somebody_holds() const;
   bool has_ended() const;
   bool had_ended() const;
@@ -322,7 +304,7 @@ class Coordinator {
   History history_;
   // The ids of history_.members, ascending.
   std::vector<ReplicaId> member_ids_;
-  Phase phase_ = Phase::kForming;
+  EpochStage stage_ = EpochStage::kClosed;
   std::map<ReplicaId, ReplicaEntry> replicas_;
   std::optional<EpochMembers> planned_;
   std::uint64_t number_ = 0;  // The number of the last epoch.

@@ -74,7 +74,7 @@ TEST(Detectors, WhoHoldsOtherBitsThanMostIsToldAndLeftOut) {
   auto script = after_a_step(options_of(1, 3), 3);
   digest(script, 0, 7);
   digest(script, 1, 8);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kRunning);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kRunning);
   digest(script, 2, 7);
   EXPECT_THAT(
       script.notices(),
@@ -130,7 +130,7 @@ TEST(Detectors, TwoThatDifferStopTrainingUntilOneIsEnded) {
   EXPECT_THAT(script.coordinator().complaint(), HasSubstr("no majority"));
   EXPECT_THAT(script.notices(), ElementsAre(HasSubstr("different bits")));
   script.wait(kHold * 2);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
   script.lose(1);
   EXPECT_THAT(script.coordinator().complaint(), IsEmpty());
   script.wait(kSettle);
@@ -288,7 +288,7 @@ TEST(Detectors, ThePolicyMayStopTheRun) {
       script.coordinator().complaint(),
       HasSubstr("replica 1 has gradients of no use for step 1: nan"));
   script.wait(kHold);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
 }
 
 TEST(Detectors, ThePolicyMayStopTheRunAfterAMilderFaultOfTheSameGradients) {
@@ -320,7 +320,7 @@ TEST(Detectors, ANewLifeDoesNotHangAsTheOldOneDid) {
   CoordinatorScript script(options_of(2, 2));
   script.begin({0, 1});
   script.hang(1);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
   script.lose(1);
   script.report(1).incarnation += 10;
   script.say(1);

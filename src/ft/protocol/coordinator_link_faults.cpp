@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/check.h"
 #include "base/hash.h"
 #include "ft/protocol/coordinator.h"
 
@@ -16,7 +17,7 @@ CoordinatorDecisions Coordinator::links_fail(
     const std::string& reason,
     Instant now) {
   now_ = now;
-  if (phase_ == Phase::kRunning) {
+  if (stage_ == EpochStage::kRunning) {
     for (const auto& link : links) {
       accuse(link, history_.epoch);
     }
@@ -64,13 +65,14 @@ std::vector<ReplicaId> Coordinator::unjoined_members(
   return late;
 }
 
-// The wait doubles each time. Replicas that failed together do not come back together.
+// The wait doubles each time, up to a short one, since an attempt costs the others nothing. Replicas
+// that failed together do not come back together.
 Duration Coordinator::rejoin_wait(ReplicaId replica) const {
   constexpr int kDoublingsMax = 16;
+  constexpr Duration kWaitMax = std::chrono::seconds(4);
   const auto times =
       std::min(replicas_.at(replica).failed_joins, kDoublingsMax);
-  const auto wait =
-      std::min(options_.backoff * (1 << times), options_.rejoin_max);
+  const auto wait = std::min(options_.backoff * (1 << times), kWaitMax);
   const auto drawn = mix64(mix64(replica) ^ number_) % 256;
   return wait - wait / 1024 * static_cast<Duration::rep>(drawn);
 }
@@ -129,7 +131,7 @@ LinkQualityOf Coordinator::link_quality() const {
 }
 
 std::vector<Member> Coordinator::in_order(std::vector<Member> members) const {
-  return !link_history_.any_bad() && !link_history_.any_slow()
+  return link_history_.all().empty()
       ? members
       : order_of(std::move(members), link_quality());
 }

@@ -25,7 +25,7 @@ TEST(CoordinatorLinks, WhoIsBackAMomentAfterTheMinimumTrainsWithIt) {
   script.wait(kHold);
   script.say(1);
   script.wait(kSettle / 2);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
   script.say(2);
   script.wait(kSettle / 2);
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2));
@@ -139,7 +139,7 @@ TEST(CoordinatorLinks, WhereTooFewReachEachOtherAllAreTriedAgain) {
     EXPECT_THAT(script.members(0), ElementsAre(0, 1));
     script.cannot_reach(0, 1);
     script.wait(kAccusations);
-    EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+    EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
     script.wait(std::chrono::milliseconds(500));
   }
   script.join({0, 1});
@@ -307,7 +307,7 @@ TEST(CoordinatorLinks, AnOrderThatCannotBeConnectedIsNotPlannedAgainAtOnce) {
   make_step(script, 30'000'000);
   EXPECT_THAT(planned(script), IsEmpty());
   EXPECT_THAT(script.members(0), ElementsAre(0, 1, 2, 3));
-  script.pass(CoordinatorOptions().reorder_interval);
+  script.pass(std::chrono::seconds(30));
   make_step(script, 30'000'000);
   // A slow link is better than one that carries nothing.
   EXPECT_THAT(planned(script), ElementsAre(0, 2, 3, 1));

@@ -13,6 +13,8 @@ namespace {
 
 // How many steps a replica may lack when it comes in.
 constexpr std::int64_t kJoinLag = 4;
+// The least time between two changes of the members' order that avoid slow links.
+constexpr Duration kReorderInterval = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -175,7 +177,7 @@ bool Coordinator::plan_other_order() {
   if (!link_history_.any_slow() || now_ < reorder_at_) {
     return false;
   }
-  reorder_at_ = now_ + options_.reorder_interval;
+  reorder_at_ = now_ + kReorderInterval;
   std::vector<Member> members;
   for (const auto replica : member_ids_) {
     members.push_back({replica, replicas_.at(replica).report.incarnation, {}});

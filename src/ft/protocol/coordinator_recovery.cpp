@@ -48,9 +48,7 @@ void Coordinator::hear_memory(const Report& report) {
 // Why nothing may begin yet; empty if it may.
 std::string Coordinator::recover() {
   if (memories_.empty()) {
-    const auto here = std::ranges::count_if(
-        replicas_, [](const auto& one) { return one.second.connected; });
-    return here < options_.replicas_start && now_ >= start_at_
+    return connected() < options_.replicas_start && now_ >= start_at_
         ? str("the log is empty, and nothing begins before ",
               options_.replicas_start,
               " replicas are here, since each may remember a run")

@@ -26,6 +26,12 @@ constexpr int kStepsWithoutGradientsMax = 3;
 
 // ---- questions ----
 
+// How many replicas are connected.
+std::int64_t Coordinator::connected() const {
+  return std::ranges::count_if(
+      replicas_, [](const auto& one) { return one.second.connected; });
+}
+
 int Coordinator::replicas_min() const {
   return std::max(1, options_.replicas_min);
 }
@@ -87,24 +93,20 @@ bool Coordinator::holds_canonical(const ReplicaEntry& known) const {
        (vote && commit && vote->attempt == commit->attempt));
 }
 
-// Whether the replica does not hold it yet but is expected to: it has the sum, or was a member when
-// the sum was made.
-bool Coordinator::will_hold_canonical(
-    ReplicaId replica, const ReplicaEntry& known) const {
-  const auto& commit = history_.commit();
-  return known.connected && commit && known.report.held == commit->base &&
-      (holds_canonical(known) || is_member(replica));
-}
-
 bool Coordinator::somebody_holds() const {
   return std::ranges::any_of(
       replicas_, [&](const auto& one) { return holds_canonical(one.second); });
 }
 
+// Whether a replica does not hold it yet but is expected to: it has the sum, or was a member when
+// the sum was made.
 bool Coordinator::somebody_will_hold() const {
-  return std::ranges::any_of(replicas_, [&](const auto& one) {
-    return will_hold_canonical(one.first, one.second);
-  });
+  const auto& commit = history_.commit();
+  return commit && std::ranges::any_of(replicas_, [&](const auto& one) {
+           const auto& [replica, known] = one;
+           return known.connected && known.report.held == commit->base &&
+               (holds_canonical(known) || is_member(replica));
+         });
 }
 
 // Whether a program has ended with the canonical state. One that was started again after it could
@@ -172,7 +174,7 @@ std::size_t Coordinator::votes_needed() const {
 
 // A sum that was reduced from wrong bits is useless.
 bool Coordinator::can_salvage() const {
-  return phase_ == Phase::kRunning && complaint().empty() &&
+  return stage_ == EpochStage::kRunning && complaint().empty() &&
       std::ranges::none_of(history_.members, [&](const Member& one) {
            return replicas_.at(one.replica).wrong.has_value();
          });
@@ -251,7 +253,8 @@ std::string Coordinator::broken() const {
           name_of(member.replica), " has gradients of no use: ",
           known.report.bad_gradients->fault.reason);
     }
-    if (phase_ == Phase::kRunning && known.report.joined < history_.epoch) {
+    if (stage_ == EpochStage::kRunning &&
+        known.report.joined < history_.epoch) {
       return str(name_of(member.replica), " is not connected any more");
     }
     const auto& held = known.report.held;
@@ -259,7 +262,7 @@ std::string Coordinator::broken() const {
       return str(name_of(member.replica), " has another state");
     }
   }
-  if (phase_ == Phase::kRunning && !broken_links_.empty()) {
+  if (stage_ == EpochStage::kRunning && !broken_links_.empty()) {
     return epoch_ended_because_;
   }
   if (!somebody_holds()) {
@@ -337,9 +340,7 @@ bool Coordinator::form() {
   if (!base || !complaint().empty() || now_ < form_at_ || waits_for_members()) {
     return false;
   }
-  const auto connected = std::ranges::count_if(
-      replicas_, [](const auto& one) { return one.second.connected; });
-  if (history_.past.empty() && connected < options_.replicas_start &&
+  if (history_.past.empty() && connected() < options_.replicas_start &&
       (now_ < start_at_ || is_recovering())) {
     return false;
   }
@@ -381,7 +382,7 @@ bool Coordinator::form() {
     }
   }
   begin_epoch(next_epoch(), *base, std::move(members), epoch_ended_because_);
-  phase_ = Phase::kJoining;
+  stage_ = EpochStage::kJoining;
   join_until_ = now_ + options_.join_timeout;
   lost_since_.reset();
   tell_all(str(text_of(history_.epoch), " begins: ", epoch_ended_because_));
@@ -391,7 +392,7 @@ bool Coordinator::form() {
 bool Coordinator::start() {
   const auto late = unjoined_members(history_.members, history_.epoch);
   if (late.empty()) {
-    phase_ = Phase::kRunning;
+    stage_ = EpochStage::kRunning;
     started_ = history_.epoch;
     leave_out_culprits();
     tell_all("all have joined");
@@ -443,7 +444,7 @@ bool Coordinator::commit() {
 
 void Coordinator::end_broken_epoch() {
   const auto reason = broken_because_;
-  const bool accused = phase_ == Phase::kJoining && !broken_links_.empty();
+  const bool accused = stage_ == EpochStage::kJoining && !broken_links_.empty();
   // The wait for votes counts towards the wait for further failures.
   const auto waited = now_ - broken_since_.value_or(now_);
   const auto settle = std::max(options_.settle - waited, Duration(0));
@@ -581,10 +582,7 @@ void Coordinator::commit_step(
       known.backoff = Duration(0);
     }
   }
-  commit.result = {
-      commit.attempt.step,
-      next_lineage(
-          commit.base.lineage, commit.attempt, record.participants, gradients)};
+  commit.result = result_of(record);
   const bool switches = leaves.empty() && plan_is_ready();
   if (leaves.empty() && !switches) {
     record.next = history_.members;
@@ -627,7 +625,7 @@ void Coordinator::begin_epoch(
 }
 
 void Coordinator::close_epoch(const std::string& reason, Duration settle) {
-  phase_ = Phase::kForming;
+  stage_ = EpochStage::kClosed;
   epoch_ended_because_ = reason;
   form_at_ = now_ + settle;
   planned_.reset();

@@ -17,7 +17,7 @@ TEST(Coordinator, TheFirstEpochWaitsForAllOrForItsTimeout) {
   CoordinatorScript all(options_of(1, 2));
   all.say(0);
   all.wait(kSettle);
-  EXPECT_EQ(all.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(all.coordinator().stage(), EpochStage::kClosed);
   all.say(1);
   EXPECT_EQ(all.view(0).stage, EpochStage::kJoining);
   EXPECT_THAT(all.members(0), ElementsAre(0, 1));
@@ -130,7 +130,7 @@ TEST(Coordinator, BelowTheMinimumNothingIsCommitted) {
   script.lose(1);
   script.wait(kHold * 2);
   EXPECT_EQ(script.view(0).epoch, (Epoch{1, 1}));
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
   script.say(1);  // The same incarnation has reconnected.
   script.wait(kSettle);
   EXPECT_EQ(script.view(0).epoch, (Epoch{1, 2}));
@@ -143,7 +143,7 @@ TEST(Coordinator, WhoHungAndDoesSomethingElseDoesNotHang) {
   script.say(1);
   script.hang(1);
   script.wait(kSettle);
-  EXPECT_EQ(script.coordinator().phase(), Coordinator::Phase::kForming);
+  EXPECT_EQ(script.coordinator().stage(), EpochStage::kClosed);
   // Nothing was reduced, so nothing was counted: the replica has only stopped waiting.
   script.report(1).progress.activity = Activity::kWaiting;
   script.say(1);
@@ -583,9 +583,7 @@ TEST(Coordinator, AReplicaThatIsDoneHasEndedAndWasNotLost) {
 }
 
 TEST(Coordinator, RefusesStrangers) {
-  auto options = options_of(1, 1);
-  options.replicas_max = 8;
-  CoordinatorScript script(options);
+  CoordinatorScript script(options_of(1, 1));
   script.begin({0});
   const auto fenced = [&](ReplicaId replica) {
     script.say(replica);
@@ -599,8 +597,8 @@ TEST(Coordinator, RefusesStrangers) {
       fenced(2),
       HasSubstr("expected the configuration 9 of the other replicas"));
   EXPECT_TRUE(is_final_refusal(fenced(2)));
-  EXPECT_EQ(fenced(8), "expected a replica below 8, found 8");
-  EXPECT_TRUE(is_final_refusal(fenced(8)));
+  EXPECT_EQ(fenced(4096), "expected a replica below 4096, found 4096");
+  EXPECT_TRUE(is_final_refusal(fenced(4096)));
   EXPECT_THAT(script.members(0), ElementsAre(0));
 }
 

@@ -88,11 +88,7 @@ struct Append {
         history.canonical && commit.attempt.epoch == history.epoch &&
             commit.base == *history.canonical &&
             commit.attempt.step == commit.base.step + 1 &&
-            commit.result.step == commit.attempt.step &&
-            commit.result.lineage ==
-                next_lineage(
-                    commit.base.lineage, commit.attempt, record.participants,
-                    commit.gradients),
+            commit.result == result_of(record),
         "[ft] log: expected a commit of ", text_of(history.epoch), ", found ",
         text_of(commit.attempt), " of ", text_of(commit.base));
     SampleSet taken;

@@ -14,14 +14,14 @@
 
 namespace sherd::ft {
 
-// The starts of one replica.
-struct Incarnations {
-  Incarnation current = 0;
-  std::set<Incarnation> former;
-  bool operator==(const Incarnations&) const = default;
-};
-
 struct History {
+  // The starts of one replica.
+  struct Incarnations {
+    Incarnation current = 0;
+    std::set<Incarnation> former;
+    bool operator==(const Incarnations&) const = default;
+  };
+
   std::uint64_t term = 0;  // 0 if the log is empty.
   std::uint64_t run = 0;
   // This and the following fields are set from the first epoch on.

@@ -14,17 +14,13 @@ const StateId kFirst{0, first_lineage(1, 2)};
 
 // The next step of all members in `history`, with these samples.
 CommitRecord commit_of(const History& history, SampleRange samples) {
-  const std::vector<Member> participants = {{3, 30, {samples}}};
   CommitRecord record;
-  record.participants = participants;
+  record.participants = {{3, 30, {samples}}};
   record.commit.gradients = 99;
   record.commit.samples = samples.size();
   record.commit.base = *history.canonical;
   record.commit.attempt = {history.epoch, record.commit.base.step + 1};
-  record.commit.result = {
-      record.commit.attempt.step,
-      next_lineage(
-          record.commit.base.lineage, record.commit.attempt, participants, 99)};
+  record.commit.result = result_of(record);
   return record;
 }
 
@@ -55,9 +51,7 @@ TEST(History, SamplesThatAreLeftOutAreTakenAndPartOfTheLineage) {
   EXPECT_THAT(
       sherd::test::error_of([&] { append(history, record); }),
       HasSubstr("expected a commit of"));
-  record.commit.result.lineage = next_lineage(
-      record.commit.base.lineage, record.commit.attempt, record.participants,
-      record.commit.gradients);
+  record.commit.result = result_of(record);
   EXPECT_NE(record.commit.result, without);
   append(history, record);
   EXPECT_EQ(history.commit()->samples, 8);

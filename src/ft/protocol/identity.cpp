@@ -6,8 +6,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
-#include "base/hex.h"
-#include "base/parse_number.h"
+#include "base/text.h"
 
 namespace sherd::ft {
 namespace {

@@ -15,6 +15,8 @@ namespace sherd::ft {
 
 // The number of a replica, K processes that hold one complete model together.
 using ReplicaId = std::uint32_t;
+// The numbers are below this.
+inline constexpr ReplicaId kReplicasMax = 4096;
 
 // Identifies one start of a replica's processes, which draw it at random. Only the incarnation that
 // the coordinator heard of last counts.

@@ -2,7 +2,6 @@
 #include "ft/protocol/link_faults.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <random>
 #include <gmock/gmock.h>
 

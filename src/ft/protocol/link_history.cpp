@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <vector>
 
 namespace sherd::ft {
@@ -33,22 +34,18 @@ bool is_fast(std::uint64_t speed, std::uint64_t median) {
 }
 
 // The replicas whose links, at least two, are all slow.
-std::map<ReplicaId, bool> slow_replicas(
+std::set<ReplicaId> slow_replicas(
     const SpeedOfLink& speeds, std::uint64_t median) {
-  struct Count {
-    int links = 0;
-    int slow = 0;
-  };
-  std::map<ReplicaId, Count> counts;
+  std::map<ReplicaId, std::vector<std::uint64_t>> speeds_of;
   for (const auto& [ends, speed] : speeds) {
-    for (const auto end : {ends.first, ends.second}) {
-      ++counts[end].links;
-      counts[end].slow += is_slow(speed, median) ? 1 : 0;
-    }
+    speeds_of[ends.first].push_back(speed);
+    speeds_of[ends.second].push_back(speed);
   }
-  std::map<ReplicaId, bool> slow;
-  for (const auto& [replica, count] : counts) {
-    slow[replica] = count.links > 1 && count.slow == count.links;
+  std::set<ReplicaId> slow;
+  for (const auto& [replica, its] : speeds_of) {
+    if (its.size() > 1 && is_slow(std::ranges::max(its), median)) {
+      slow.insert(replica);
+    }
   }
   return slow;
 }
@@ -97,11 +94,11 @@ SpeedOfLink LinkHistory::judge(const SpeedOfLink& speeds) {
     return {};
   }
   const auto median = median_of(speeds);
-  const auto replicas = slow_replicas(speeds, median);
+  const auto slow = slow_replicas(speeds, median);
   SpeedOfLink found;
   for (const auto& [ends, speed] : speeds) {
-    if (is_fast(speed, median) || replicas.at(ends.first) ||
-        replicas.at(ends.second)) {
+    if (is_fast(speed, median) || slow.contains(ends.first) ||
+        slow.contains(ends.second)) {
       const auto known = all_.find(ends);
       if (known != all_.end() && !is_found_slow(known->second)) {
         known->second.slow_steps = 0;
@@ -141,11 +138,6 @@ LinkQuality LinkHistory::quality(ReplicaId one, ReplicaId other) const {
 bool LinkHistory::any_slow() const {
   return std::ranges::any_of(
       all_, [](const auto& one) { return is_found_slow(one.second); });
-}
-
-bool LinkHistory::any_bad() const {
-  return std::ranges::any_of(
-      all_, [](const auto& one) { return is_bad(one.second); });
 }
 
 }  // namespace sherd::ft

@@ -54,7 +54,6 @@ class LinkHistory {
 
   LinkQuality quality(ReplicaId one, ReplicaId other) const;
   bool any_slow() const;
-  bool any_bad() const;
 
   using All = std::map<LinkEnds, Link>;
   const All& all() const { return all_; }

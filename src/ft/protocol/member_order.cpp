@@ -27,18 +27,11 @@ std::int64_t cost_of(
     const LinkQualityOf& quality, const Member& one, const Member& other) {
   // More than the number of links between members.
   constexpr std::int64_t kBadLink = std::int64_t{1} << 20;
-  switch (quality(one.replica, other.replica)) {
-    case LinkQuality::kGood:
-      return 0;
-    case LinkQuality::kSlow:
-      return 1;
-    case LinkQuality::kBad:
-      break;
-  }
-  return kBadLink;
+  const auto found = quality(one.replica, other.replica);
+  return found == LinkQuality::kBad ? kBadLink
+      : found == LinkQuality::kSlow ? 1
+                                    : 0;
 }
-
-// ---- trees: two members swap places ----
 
 std::int64_t cost_at(
     const LinkQualityOf& quality,
@@ -52,6 +45,8 @@ std::int64_t cost_at(
   }
   return cost;
 }
+
+// ---- trees: two members swap places ----
 
 // Returns false if no swap with another place makes the order cheaper.
 bool swap(
@@ -144,18 +139,12 @@ Members ring_of(Members members, const LinkQualityOf& quality) {
 
 std::int64_t cost_of_order(
     const Members& members, const LinkQualityOf& quality) {
-  const auto count = static_cast<int>(members.size());
+  const Peers peers = peers_of_all(members);
   std::int64_t cost = 0;
-  for (int position = 0; position < count; ++position) {
-    for (const int peer : peers_of(count, position)) {
-      if (position < peer) {
-        cost += cost_of(
-            quality, members[static_cast<std::size_t>(position)],
-            members[static_cast<std::size_t>(peer)]);
-      }
-    }
+  for (std::size_t at = 0; at < members.size(); ++at) {
+    cost += cost_at(quality, members, peers, at);
   }
-  return cost;
+  return cost / 2;  // Each link was counted at both of its ends.
 }
 
 // Each change makes the order cheaper, so the loop ends.

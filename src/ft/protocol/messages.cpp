@@ -52,6 +52,19 @@ RankAddress RankAddresses::operator[](std::size_t rank) const {
   return {};
 }
 
+bool has_moved(const TrainingProgress& before, const TrainingProgress& after) {
+  return after.serial > before.serial || after.activity != before.activity;
+}
+
+StateId result_of(const CommitRecord& record) {
+  const auto& commit = record.commit;
+  return {
+      commit.attempt.step,
+      next_lineage(
+          commit.base.lineage, commit.attempt, record.participants,
+          commit.gradients)};
+}
+
 bool is_final_refusal(std::string_view fenced) {
   constexpr std::array kFinal{
       kOtherConfiguration, kOtherCheckpoint, kOtherLog, kNumberTooHigh,

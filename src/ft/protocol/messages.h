@@ -168,6 +168,10 @@ struct TrainingProgress {
   bool operator==(const TrainingProgress&) const = default;
 };
 
+// Whether the threads have made progress in between. The serial also goes back when a reduction is
+// given up, which is none.
+bool has_moved(const TrainingProgress& before, const TrainingProgress& after);
+
 struct Commit {
   Attempt attempt;
   StateId base;
@@ -312,6 +316,8 @@ struct CommitRecord {
   std::vector<Member> next;
   bool operator==(const CommitRecord&) const = default;
 };
+// The state that the commit's attempt makes from its base.
+StateId result_of(const CommitRecord& record);
 
 // All holders of the last committed state are gone for good, so the run goes back to an earlier
 // committed state. The epoch ends.

@@ -136,7 +136,7 @@ class ModelAccess {
   }
   static void add(StateWords& words, const Coordinator& all) {
     add(words, all.history_);
-    words.push_back(static_cast<std::uint64_t>(all.phase_));
+    words.push_back(static_cast<std::uint64_t>(all.stage_));
     for (const auto& [replica, known] : all.replicas_) {
       add(words, known.report);
       words.push_back((known.connected ? 1U : 0U) + (known.hangs ? 2U : 0U));

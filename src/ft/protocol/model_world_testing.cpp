@@ -142,8 +142,7 @@ void Model::add_coordinator_choices(
   }
   add_reports(state, choices);
   const auto dead = dead_links(state, state.coordinator->history().members);
-  if (state.coordinator->phase() == Coordinator::Phase::kRunning &&
-      !dead.empty()) {
+  if (state.coordinator->stage() == EpochStage::kRunning && !dead.empty()) {
     add_event(
         state, "dead links are found",
         [dead](State& next) {

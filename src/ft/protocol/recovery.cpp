@@ -148,11 +148,7 @@ std::optional<CommitRecord> voted_commit(
     commit.samples += count_of(member.samples);
     record.next.push_back({member.replica, member.incarnation, {}});
   }
-  commit.result = {
-      commit.attempt.step,
-      next_lineage(
-          commit.base.lineage, commit.attempt, record.participants,
-          commit.gradients)};
+  commit.result = result_of(record);
   return record;
 }
 

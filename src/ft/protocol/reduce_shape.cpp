@@ -46,7 +46,14 @@ std::vector<int> sorted(std::vector<int> positions) {
   return positions;
 }
 
-std::vector<int> tree_peers_of(int members, int position) {
+// In a ring the position `ring_step` further on.
+std::vector<int> neighbours_of(int members, int position, int ring_step) {
+  if (members == 1) {
+    return {};
+  }
+  if (reduce_shape_of(members) == ReduceShape::kRing) {
+    return {(position + ring_step) % members};
+  }
   std::vector<int> peers;
   for (int tree = 0; tree < kTrees; ++tree) {
     const TreeNode node = tree_node_of(members, tree, position);
@@ -91,23 +98,11 @@ int tree_depth_of(int members) {
 }
 
 std::vector<int> receivers_of(int members, int position) {
-  if (members == 1) {
-    return {};
-  }
-  if (reduce_shape_of(members) == ReduceShape::kRing) {
-    return {(position + 1) % members};
-  }
-  return tree_peers_of(members, position);
+  return neighbours_of(members, position, 1);
 }
 
 std::vector<int> senders_of(int members, int position) {
-  if (members == 1) {
-    return {};
-  }
-  if (reduce_shape_of(members) == ReduceShape::kRing) {
-    return {(position + members - 1) % members};
-  }
-  return tree_peers_of(members, position);
+  return neighbours_of(members, position, members - 1);
 }
 
 std::vector<int> peers_of(int members, int position) {

@@ -18,20 +18,20 @@
 
 namespace sherd::ft {
 
-// Hooks for failure tests; empty ones cost nothing.
-struct RankAgentTestHooks {
-  // Called at named points: in the program's thread at "given", "committed", "applied", "offered",
-  // "installing" and "installed"; in the loop at "joined" (with the number of the epoch),
-  // "reducing", "reduced", "voted" and "fetching"; in the leader's thread at "beat" (with its
-  // number).
-  std::function<void(const char* point, std::int64_t step)> reach;
-  // May change the sum of this step before its digest is computed; returns whether it did.
-  std::function<bool(std::int64_t step, float* sum)> spoil;
-  // Replaces the port of a counterpart.
-  std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
-};
-
 struct RankAgentOptions {
+  // Hooks for failure tests; empty ones cost nothing.
+  struct TestHooks {
+    // Called at named points: in the program's thread at "given", "committed", "applied",
+    // "offered", "installing" and "installed"; in the loop at "joined" (with the number of the
+    // epoch), "reducing", "reduced", "voted" and "fetching"; in the leader's thread at "beat" (with
+    // its number).
+    std::function<void(const char* point, std::int64_t step)> reach;
+    // May change the sum of this step before its digest is computed; returns whether it did.
+    std::function<bool(std::int64_t step, float* sum)> spoil;
+    // Replaces the port of a counterpart.
+    std::function<std::uint16_t(ReplicaId to, std::uint16_t port)> route;
+  };
+
   ReplicaId replica = 0;
   Incarnation incarnation = 0;
   int shard_rank = 0;
@@ -56,13 +56,13 @@ struct RankAgentOptions {
   // It must outlive the agent. If empty, the agent allocates memory that counterparts on this host
   // read in place if they share theirs, too.
   std::span<float> memory{};
-  // How many sums of past steps are kept for replicas that lack them. While a replica catches up,
-  // more are kept at both ends, up to sums_bytes_max.
+  // As TransferServerOptions'. sums_bytes_max also limits what this rank collects while it catches
+  // up.
   int sums_kept = 2;
   std::uint64_t sums_bytes_max = std::uint64_t{4} << 30U;
   // The rate at which others may fetch states from this rank; 0 means no limit.
   std::uint64_t fetch_bytes_per_s_max = 0;
-  RankAgentTestHooks hooks{};
+  TestHooks hooks{};
 };
 
 struct ReplicaAgentOptions {

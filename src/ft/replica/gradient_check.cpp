@@ -79,8 +79,7 @@ GradientStats gradient_stats(std::span<const float> gradients) {
   return all;
 }
 
-GradientCheck::GradientCheck(const GradientCheckOptions& options)
-    : options_(options) {
+GradientCheck::GradientCheck(const Options& options) : options_(options) {
   SHERD_CHECK(
       options.norm_ratio_max == 0 || options.norm_ratio_max > 1,
       "[ft] expected a ratio of norms above 1, or 0, found ",

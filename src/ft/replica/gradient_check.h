@@ -16,14 +16,6 @@
 
 namespace sherd::ft {
 
-struct GradientCheckOptions {
-  // Applies if a gradient is infinite or not a number.
-  GradientPolicy non_finite = GradientPolicy::kLeaveOut;
-  // Applies if the norm exceeds its moving average by this ratio; 0 turns it off.
-  GradientPolicy outlier = GradientPolicy::kLeaveOut;
-  double norm_ratio_max = 1e4;
-};
-
 struct GradientStats {
   double squares = 0;  // The sum of squares of the finite gradients.
   bool finite = true;
@@ -32,8 +24,16 @@ GradientStats gradient_stats(std::span<const float> gradients);
 
 class GradientCheck {
  public:
+  struct Options {
+    // Applies if a gradient is infinite or not a number.
+    GradientPolicy non_finite = GradientPolicy::kLeaveOut;
+    // Applies if the norm exceeds its moving average by this ratio; 0 turns it off.
+    GradientPolicy outlier = GradientPolicy::kLeaveOut;
+    double norm_ratio_max = 1e4;
+  };
+
   // Throws Error for a ratio that is negative, or positive but at most 1.
-  explicit GradientCheck(const GradientCheckOptions& options);
+  explicit GradientCheck(const Options& options);
   GradientCheck(const GradientCheck&) = delete;
   GradientCheck& operator=(const GradientCheck&) = delete;
 
@@ -50,7 +50,7 @@ class GradientCheck {
  private:
   std::optional<GradientFault> judge() const;
 
-  const GradientCheckOptions options_;
+  const Options options_;
   double usual_norm_ = 0;
   std::int64_t norms_ = 0;  // How many norms usual_norm_ averages.
   std::mutex mutex_;

@@ -31,7 +31,7 @@ net::ReconnectingClientOptions redial_options(const RankAgentOptions& given) {
   options.dial.security.peer = net::PeerRole::kCoordinator;
   options.dial.connection.user_timeout = given.timeouts.link;
   options.dial.connection.payload_bytes_max = std::size_t{64} << 20U;
-  options.back_off_max = kRedialMax;
+  options.backoff.longest = kRedialMax;
   return options;
 }
 
@@ -302,16 +302,6 @@ void Leader::on(const EpochMembers& task) {
     }
     send_(rank, ring);
   }
-}
-
-void Leader::on(const ApplyTask& task) {
-  busy_ = true;
-  send_all(task);
-}
-
-void Leader::on(const InstallTask& task) {
-  busy_ = true;
-  send_all(task);
 }
 
 void Leader::on(const StopTask& task) { stop(task.reason); }

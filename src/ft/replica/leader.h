@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 #include "base/backoff.h"
 #include "ft/protocol/replica.h"
@@ -71,14 +72,16 @@ class Leader {
 
   template <typename T>
   void on(const T& task) {
+    if constexpr (
+        std::is_same_v<T, ApplyTask> || std::is_same_v<T, InstallTask>) {
+      busy_ = true;
+    }
     send_all(task);
   }
   void on(const ComputeTask& task);
   void on(const EpochMembers& task);
-  void on(const ApplyTask& task);
   void on(const CatchUpTask& task);
   void on(const StopCatchUpTask& task);
-  void on(const InstallTask& task);
   void on(const StopTask& task);
   void on(const ReportTask& task);
 

@@ -41,7 +41,7 @@ class CoordinatedLeader {
   using Answer = std::function<std::optional<RunView>(const Report& report)>;
   explicit CoordinatedLeader(net::Loop& loop) : loop_(loop) {
     net::ListenerHandlers handlers;
-    handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+    handlers.on_connection = [this](net::ConnectionHandle one) {
       connection_ = std::move(one);
       reader_ = {};
       connection_->start(
@@ -82,7 +82,7 @@ class CoordinatedLeader {
 
   net::Loop& loop_;
   std::unique_ptr<net::Listener> listener_;
-  std::unique_ptr<net::Connection> connection_;
+  net::ConnectionHandle connection_;
   // Reads the current connection.
   ReportReader reader_;
   ViewWriter views_;
@@ -442,9 +442,9 @@ TEST(Leader, EndsWhereTheCoordinatorIsOfAnotherVersionNamingBoth) {
       "coordinator version 7"};
   for (std::size_t i = 0; i < answers.size(); ++i) {
     net::Loop loop;
-    std::unique_ptr<net::Connection> connection;
+    net::ConnectionHandle connection;
     net::ListenerHandlers handlers;
-    handlers.on_connection = [&](std::unique_ptr<net::Connection> one) {
+    handlers.on_connection = [&](net::ConnectionHandle one) {
       connection = std::move(one);
       connection->start(
           {[&](const net::Frame&) {

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <exception>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -27,8 +28,9 @@ constexpr std::size_t kGuestsMax = 64;
 
 struct LeaderThread::Impl {
   struct IncomingRank {
-    std::unique_ptr<net::Connection> connection;
-    net::Timer deadline;  // For its hello.
+    net::ConnectionHandle connection;
+    net::Timer deadline;              // For its hello.
+    std::optional<std::size_t> rank;  // Once it has said which it is.
   };
 
   Impl(ReplicaAgentOptions given, std::function<void(const RankTask&)> takes)
@@ -46,7 +48,7 @@ struct LeaderThread::Impl {
     // All ranks connect at the same moment.
     listening.unfinished_max = room();
     net::ListenerHandlers handlers;
-    handlers.on_connection = [this](std::unique_ptr<net::Connection> one) {
+    handlers.on_connection = [this](net::ConnectionHandle one) {
       if (incoming.size() >= room()) {
         return;  // Destroying it closes it.
       }
@@ -75,23 +77,22 @@ struct LeaderThread::Impl {
   }
 
   void on_frame(std::uint64_t number, const net::Frame& frame) {
-    const auto known = rank_of.find(number);
-    if (known == rank_of.end()) {
-      identify(number, frame);
+    auto& guest = incoming.at(number);
+    if (!guest.rank) {
+      identify(guest, frame);
       return;
     }
     const auto event = event_of(frame.payload);
     if (frame.type != type_of(RankFrame::kEvent) || !event.ok()) {
-      incoming.at(number).connection->close(
+      guest.connection->close(
           Status(ErrorCode::kPeerMismatch, "[ft] expected an event"));
       return;
     }
-    received(known->second, event.value());
+    received(*guest.rank, event.value());
   }
 
   // The payload is "rank incarnation".
-  void identify(std::uint64_t number, const net::Frame& frame) {
-    auto& guest = incoming.at(number);
+  void identify(IncomingRank& guest, const net::Frame& frame) {
     std::istringstream in(frame.payload);
     std::size_t rank_number = 0;
     Incarnation incarnation = 0;
@@ -107,7 +108,7 @@ struct LeaderThread::Impl {
       return;
     }
     guest.deadline.cancel();
-    rank_of[number] = rank_number;
+    guest.rank = rank_number;
     siblings[rank_number] = guest.connection.get();
     if (started && all_are_there()) {
       lead();
@@ -119,12 +120,9 @@ struct LeaderThread::Impl {
   }
 
   void on_closed(std::uint64_t number, const Status& reason) {
-    const auto known = rank_of.find(number);
-    if (known != rank_of.end()) {
-      const auto rank_number = known->second;
-      siblings.erase(rank_number);
-      rank_of.erase(known);
-      lost(rank_number, reason.message());
+    const auto rank = incoming.at(number).rank;
+    if (rank && siblings.erase(*rank) > 0) {
+      lost(*rank, reason.message());
     }
     incoming.erase(number);
     end_if_nobody_is_left();
@@ -150,7 +148,6 @@ struct LeaderThread::Impl {
 
   // The ranks notice the end of their connections.
   void forget_siblings() {
-    rank_of.clear();
     siblings.clear();
     incoming.clear();
   }
@@ -213,7 +210,6 @@ struct LeaderThread::Impl {
   void end() {
     ending = true;
     listener.reset();
-    rank_of.clear();
     siblings.clear();
     std::erase_if(incoming, [](const auto& one) {
       return one.second.connection->open();
@@ -247,10 +243,7 @@ struct LeaderThread::Impl {
   bool ending = false;
   std::uint64_t connections = 0;
   std::map<std::uint64_t, IncomingRank> incoming;
-  // Keyed by the number of the incoming connection.
-  // Keyed by rank.
-  std::map<std::uint64_t, std::size_t> rank_of;
-  std::map<std::size_t, net::Connection*> siblings;
+  std::map<std::size_t, net::Connection*> siblings;  // Keyed by rank.
   // Events before it leads.
   std::vector<std::pair<std::size_t, RankEvent>> early;
   std::unique_ptr<Leader> leader;

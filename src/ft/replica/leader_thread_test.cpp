@@ -31,7 +31,7 @@ class TestClient {
             loop,
             {"127.0.0.1", port},
             {},
-            [this](Result<std::unique_ptr<net::Connection>> made) {
+            [this](Result<net::ConnectionHandle> made) {
               connection_ = std::move(made).value();
               meet();
             }) {}
@@ -65,7 +65,7 @@ class TestClient {
   const std::string hello_;  // If empty, it sends nothing.
   bool has_ended_ = false;
   std::promise<std::string> end_;
-  std::unique_ptr<net::Connection> connection_;
+  net::ConnectionHandle connection_;
   net::Connector dial_;
 };
 

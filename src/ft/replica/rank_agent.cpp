@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ft/ring/block_digest.h"
 
 namespace sherd::ft {
@@ -108,7 +108,7 @@ RingEvents RankAgent::ring_events() {
                   attempt,
                   spoiled ? ring::digest_of(options_.buckets, sum_.data())
                           : digest});
-              queue_.push(UndecidedSumTask{attempt});
+              queue_.push(attempt);
               reach("voted", attempt.step);
             });
           },
@@ -351,13 +351,13 @@ bool RankAgent::wait_for_decision(const TrainingCallbacks& program) {
       execute(*snapshot, program);
       continue;
     }
-    const auto* sum = std::get_if<UndecidedSumTask>(&task);
-    if (sum == nullptr) {
+    const auto* summed = std::get_if<Attempt>(&task);
+    if (summed == nullptr) {
       set_idle();
       return false;
     }
     queue_.pop();
-    prepare(sum->attempt, program);
+    prepare(*summed, program);
   }
 }
 
@@ -486,15 +486,15 @@ void RankAgent::execute(
   activity_.store(Activity::kFetching, std::memory_order_relaxed);
   reach("installing", fetched.state.step);
   std::optional<StateDigest> digest;
-  if (fetched.is_sum) {
+  if (fetched.commit) {
     std::memcpy(sum_.data(), fetched.bytes->data(), fetched.bytes->size());
     for (std::size_t i = 0; program.prepare && i < options_.buckets.size();
          ++i) {
       program.prepare(static_cast<int>(i), sum_.data());
     }
-    program.update(fetched.commit, sum_.data());
+    program.update(*fetched.commit, sum_.data());
     loop_.post(
-        [this, fetched] { transfer_->keep(fetched.commit, fetched.bytes); });
+        [this, fetched] { transfer_->keep(*fetched.commit, fetched.bytes); });
     digest = digest_of(fetched.state, program);
   } else {
     program.restore(fetched.state, *fetched.bytes);

@@ -59,13 +59,10 @@ void RankAgent::on(const FetchTask& task) {
 
 void RankAgent::fetched(const FetchTask& task, std::string bytes) {
   fetched_ = InstallFetchedTask{
-      .is_sum = false,
-      .commit = {},
+      .commit = std::nullopt,
       .state = task.state,
       .bytes = std::make_shared<const std::string>(std::move(bytes))};
-  FetchedEvent event;
-  event.serial = task.serial;
-  tell(std::move(event));
+  tell(FetchedEvent{.serial = task.serial});
 }
 
 // Sends the digest with the event, so that the leader can compare it with the commit.
@@ -80,7 +77,6 @@ void RankAgent::fetched(const FetchTask& task, CommittedSum sum) {
     return;
   }
   fetched_ = InstallFetchedTask{
-      .is_sum = true,
       .commit = sum.commit,
       .state = sum.commit.result,
       .bytes = std::move(sum.bytes)};
@@ -88,8 +84,7 @@ void RankAgent::fetched(const FetchTask& task, CommittedSum sum) {
   // restarted: a worker thread runs no job after one that failed.
   digests_thread_.post([this, serial = task.serial, commit = sum.commit,
                         bytes = fetched_->bytes]() noexcept {
-    FetchedEvent event;
-    event.serial = serial;
+    FetchedEvent event{.serial = serial};
     try {
       event.digest = digest_of(*bytes);
       event.commit = commit;
@@ -102,10 +97,7 @@ void RankAgent::fetched(const FetchTask& task, CommittedSum sum) {
 }
 
 void RankAgent::failed_to_fetch(std::uint64_t serial, const Status& why) {
-  FetchedEvent event;
-  event.serial = serial;
-  event.failure = why.message();
-  tell(std::move(event));
+  tell(FetchedEvent{.serial = serial, .failure = why.message()});
 }
 
 void RankAgent::on(const StopCatchUpTask&) {

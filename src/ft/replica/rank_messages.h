@@ -78,8 +78,8 @@ struct BadGradientsEvent {
 };
 struct FetchedEvent {
   std::uint64_t serial = 0;
-  std::string failure;       // Empty if the fetch succeeded.
-  Commit commit;             // The commit, if it fetched a sum,
+  std::string failure{};     // Empty if the fetch succeeded.
+  Commit commit{};           // The commit, if it fetched a sum,
   std::uint64_t digest = 0;  // and the digest of this rank's part of the sum.
 };
 // How fast data arrive from this rank's counterparts, as far as known.

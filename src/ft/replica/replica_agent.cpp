@@ -20,12 +20,6 @@ struct RankEndpoints {
   std::uint16_t control_port = 0;
 };
 
-std::string text_of(const RankEndpoints& rank) {
-  return str(
-      rank.address.host, ' ', rank.address.reduce_port, ' ',
-      rank.address.fetch_port, ' ', rank.control_port);
-}
-
 RankEndpoints rank_text_of(const std::string& text) {
   RankEndpoints rank;
   std::istringstream in(text);
@@ -50,8 +44,11 @@ struct ReplicaAgent::Impl {
                 leader->snapshot_wanted();
               }
             }) {
-    if (leads()) {
-      lead();
+    if (options.rank.shard_rank == 0) {
+      leader =
+          std::make_unique<LeaderThread>(options, [this](const RankTask& task) {
+            loop.post([this, task] { rank.take(task); });
+          });
     }
   }
   // Stops the loop first, so that no callback reaches a half-destroyed agent.
@@ -64,17 +61,6 @@ struct ReplicaAgent::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  bool leads() const { return options.rank.shard_rank == 0; }
-
-  // ---- rank 0 ----
-
-  void lead() {
-    leader =
-        std::make_unique<LeaderThread>(options, [this](const RankTask& task) {
-          loop.post([this, task] { rank.take(task); });
-        });
-  }
-
   // ---- the other ranks, which connect to rank 0 ----
 
   // All siblings connect at the same moment, and a listener has limited room: those that find none
@@ -83,7 +69,7 @@ struct ReplicaAgent::Impl {
     net::ReconnectingClientOptions dialling;
     dialling.dial.security = options.rank.security;
     dialling.dial.connection.user_timeout = options.rank.timeouts.link;
-    dialling.back_off_min = std::chrono::milliseconds(100);
+    dialling.backoff.first = std::chrono::milliseconds(100);
     to_leader = std::make_unique<net::ReconnectingClient>(
         loop, first, dialling, net::random_number,
         net::ReconnectingClientHandlers{
@@ -203,11 +189,10 @@ ReplicaAgent::ReplicaAgent(ReplicaAgentOptions options)
 ReplicaAgent::~ReplicaAgent() = default;
 
 std::string ReplicaAgent::address() const {
-  RankEndpoints mine{impl_->rank.address(), 0};
-  if (impl_->leader) {
-    mine.control_port = impl_->leader->port();
-  }
-  return text_of(mine);
+  const auto mine = impl_->rank.address();
+  return str(
+      mine.host, ' ', mine.reduce_port, ' ', mine.fetch_port, ' ',
+      impl_->leader ? impl_->leader->port() : 0);
 }
 
 void ReplicaAgent::start(const std::vector<std::string>& addresses) {

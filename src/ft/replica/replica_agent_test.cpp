@@ -320,16 +320,15 @@ TEST(ReplicaAgents, DialRank0AgainWhenItHadNoRoomForThem) {
 TEST(ReplicaAgents, DialRank0AgainWhenItClosesWhatItHasGreeted) {
   net::Loop loop;
   int dialled = 0;
-  const auto listener =
-      net::Listener::listen(
-          loop, {"127.0.0.1", 0}, {},
-          {.on_connection =
-               [&](std::unique_ptr<net::Connection> /*ends here*/) {
-                 if (++dialled == 4) {
-                   loop.stop();
-                 }
-               }})
-          .value();
+  const auto listener = net::Listener::listen(
+                            loop, {"127.0.0.1", 0}, {},
+                            {.on_connection =
+                                 [&](net::ConnectionHandle /*ends here*/) {
+                                   if (++dialled == 4) {
+                                     loop.stop();
+                                   }
+                                 }})
+                            .value();
   const auto agent = start_rank_1(listener->address().port);
   const auto limit = loop.after(std::chrono::seconds(20), [&] { loop.stop(); });
   loop.run();

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -18,21 +19,16 @@ namespace sherd::ft {
 
 // Installs a sum or a whole state, as fetched from another replica.
 struct InstallFetchedTask {
-  std::uint64_t serial = 0;  // That of the InstallTask.
-  bool is_sum = false;
-  Commit commit;  // The commit of the sum.
-  StateId state;  // What the rank holds after the installation.
+  std::uint64_t serial = 0;      // That of the InstallTask.
+  std::optional<Commit> commit;  // Of a sum; nullopt for a whole state.
+  StateId state;                 // What the rank holds after the installation.
   std::shared_ptr<const std::string> bytes;
 };
 
-// The sum of this attempt is complete here, but not decided yet.
-struct UndecidedSumTask {
-  Attempt attempt;
-};
-
+// An Attempt says that its sum is complete here, but not decided yet.
 using TrainingTask = std::variant<
     ComputeTask,
-    UndecidedSumTask,
+    Attempt,
     ApplyTask,
     SnapshotTask,
     InstallFetchedTask,

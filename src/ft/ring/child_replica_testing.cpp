@@ -1,24 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/ring/child_replica_testing.h"
 
-#include <sys/socket.h>
-
 namespace sherd::ft::ring {
-
-ChildReplica::ChildReplica(const Options& options) : options_(options) {
-  int ends[2] = {-1, -1};
-  EXPECT_EQ(0, ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
-  channel_ = Descriptor(ends[0]);
-  pid_ = ::fork();
-  if (pid_ == 0) {
-    channel_.close();
-    live(options, ends[1]);
-  }
-  ::close(ends[1]);
-  EXPECT_EQ(
-      static_cast<ssize_t>(sizeof port_),
-      ::read(channel_.get(), &port_, sizeof port_));
-}
 
 void ChildReplica::live(const Options& options, int channel) {
   RingOptions ring;
@@ -29,11 +12,8 @@ void ChildReplica::live(const Options& options, int channel) {
   ring.connect_timeout = kTestDeadline;
   TestMember self(
       ring, options.layout, 1000 + ring.incarnation, options.memory);
-  const std::uint16_t port = self.ring.port();
+  sherd::test::send_over(channel, self.ring.port());
   std::vector<std::uint32_t> words(kWords);
-  if (::write(channel, &port, sizeof port) < 0) {
-    ::_exit(1);
-  }
   while (::read(channel, words.data(), words.size() * sizeof(std::uint32_t)) >
          0) {
     RingMembership epoch{{1, words[0]}, {}};
@@ -53,7 +33,6 @@ void ChildReplica::live(const Options& options, int channel) {
           {epoch.epoch, 1}, std::vector<double>(epoch.members.size(), 1.0));
     }
   }
-  ::_exit(0);
 }
 
 }  // namespace sherd::ft::ring

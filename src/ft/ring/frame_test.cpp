@@ -169,11 +169,14 @@ TEST(Kernels, RoundEachOperationAsOneFloatAtATimeDoes) {
     }
     const float factor = 1.0F / 3.0F;
     std::vector<float> out(n);
-    add_scaled(out.data(), sum.data(), in.data(), factor, count);
+    add_two_scaled(out.data(), sum.data(), 1, in.data(), factor, count);
+    std::vector<float> added = sum;
+    add_scaled_to(added.data(), in.data(), factor, count);
     for (std::size_t i = 0; i < n; ++i) {
       volatile float product = factor * in[i];
       volatile float expected = sum[i] + product;
       EXPECT_EQ(out[i], expected);
+      EXPECT_EQ(added[i], expected);
     }
     scale(out.data(), in.data(), factor, count);
     for (std::size_t i = 0; i < n; ++i) {
@@ -186,7 +189,7 @@ TEST(Kernels, ZerosChangeTheSignOfZeroAlone) {
   const std::vector<float> sum = {
       -0.0F, 1.5F, -std::numeric_limits<float>::infinity()};
   std::vector<float> out(3, 9.0F);
-  add_zeros(out.data(), sum.data(), 3);
+  scale_and_add_zeros(out.data(), sum.data(), 1, 3);
   EXPECT_FALSE(std::signbit(out[0]));
   EXPECT_EQ(out[1], sum[1]);
   EXPECT_EQ(out[2], sum[2]);

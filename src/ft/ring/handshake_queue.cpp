@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <utility>
 #include "base/check.h"
+#include "base/descriptor.h"
 #include "net/tcp_socket.h"
 
 namespace sherd::ft::ring {

@@ -12,25 +12,24 @@
 #include <string>
 #include <vector>
 #include "base/clock.h"
-#include "base/descriptor.h"
-#include "base/limited_log.h"
+#include "base/log.h"
 #include "ft/ring/frame.h"
 #include "ft/ring/framed_socket.h"
 #include "ft/ring/ring_types.h"
 
 namespace sherd::ft::ring {
 
-struct IncomingPeer {
-  FramedSocket link;
-  std::uint64_t challenge = 0;  // Has to be in its proof.
-  Instant until{};              // Until when the queue holds it.
-  bool spoke = false;           // Its handshake has arrived:
-  Epoch epoch{};
-  Handshake handshake{};
-};
-
 class HandshakeQueue {
  public:
+  struct IncomingPeer {
+    FramedSocket link;
+    std::uint64_t challenge = 0;  // Has to be in its proof.
+    Instant until{};              // Until when the queue holds it.
+    bool spoke = false;           // Its handshake has arrived:
+    Epoch epoch{};
+    Handshake handshake{};
+  };
+
   // `options` and `counters` must outlive it.
   HandshakeQueue(const RingOptions& options, RingCounters& counters)
       : options_(options), counters_(counters) {}

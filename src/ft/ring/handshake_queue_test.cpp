@@ -45,7 +45,7 @@ struct QueueAtListener {
   // The handshake that has arrived; nullopt if none has.
   std::optional<Handshake> taken() {
     std::optional<Handshake> found;
-    queue.decide_ready([&](const IncomingPeer& peer) {
+    queue.decide_ready([&](const HandshakeQueue::IncomingPeer& peer) {
       found = peer.handshake;
       return HandshakeQueue::Disposition::kDone;
     });

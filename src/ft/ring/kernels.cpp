@@ -13,17 +13,6 @@ void scale(
   }
 }
 
-void add_scaled(
-    float* __restrict out,
-    const float* __restrict sum,
-    const float* __restrict in,
-    float factor,
-    std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = sum[i] + factor * in[i];
-  }
-}
-
 void add_two_scaled(
     float* __restrict out,
     const float* __restrict first,
@@ -33,13 +22,6 @@ void add_two_scaled(
     std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     out[i] = first_factor * first[i] + second_factor * second[i];
-  }
-}
-
-void add(
-    float* __restrict out, const float* __restrict in, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = out[i] + in[i];
   }
 }
 
@@ -60,13 +42,6 @@ void scale_and_add_zeros(
     std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     out[i] = factor * in[i] + 0.0F;
-  }
-}
-
-void add_zeros(
-    float* __restrict out, const float* __restrict sum, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    out[i] = sum[i] + 0.0F;
   }
 }
 

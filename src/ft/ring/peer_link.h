@@ -65,9 +65,7 @@ class TransferRate {
 };
 
 struct PeerLink {
-  enum class Peer { kReceiver, kSender };
-
-  Peer peer = Peer::kReceiver;
+  bool is_sender = false;  // Otherwise a receiver.
   int index = 0;     // Its index among the schedule's receivers or senders.
   int position = 0;  // The peer's position in the epoch.
   // Reset when the connection has ended in order.

@@ -9,11 +9,12 @@
 namespace sherd::ft::ring {
 namespace {
 
+using Pattern = ReduceSchedule::Pattern;
 using Use = ReceiveStep::Use;
 
 // Step k sends what step k - 1 received, to the only receiver.
-SlicePattern ring_pattern(int members, int position) {
-  SlicePattern pattern;
+Pattern ring_pattern(int members, int position) {
+  Pattern pattern;
   for (int step = 0; step < 2 * (members - 1); ++step) {
     const auto segment_at = [&](int first) {
       return (first - step + 2 * members) % members;
@@ -49,7 +50,7 @@ int step_at_parent(int members, int tree, int position) {
 
 // The children's parts arrive first, then this member's sum goes up, then the complete sum arrives
 // and goes down.
-SlicePattern tree_pattern(
+Pattern tree_pattern(
     int members, int tree, int position, const std::vector<int>& peers) {
   const TreeNode node = tree_node_of(members, tree, position);
   const auto children_of = [&](int member) {
@@ -57,7 +58,7 @@ SlicePattern tree_pattern(
         tree_node_of(members, tree, member).children.size());
   };
   const int children = children_of(position);
-  SlicePattern pattern;
+  Pattern pattern;
   for (int i = 0; i < children; ++i) {
     const int child = node.children[static_cast<std::size_t>(i)];
     pattern.receives.push_back(
@@ -99,7 +100,7 @@ FloatRange segment_of(std::int64_t elements, int segments, int segment) {
 }
 
 ReduceSchedule::ReduceSchedule(
-    std::vector<std::int64_t> elements, ScheduleOptions options)
+    std::vector<std::int64_t> elements, Options options)
     : elements_(std::move(elements)), options_(options), first_slices_{0} {
   const auto [members, position, chunk_max] = options_;
   SHERD_ASSERT(

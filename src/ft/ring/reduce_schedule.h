@@ -2,11 +2,9 @@
 //
 // ReduceSchedule is the static schedule of an all-reduce at one member: which floats travel in
 // which frame, to and from whom, and in which order of members each element is summed. In a ring a
-// bucket is cut into one segment per member; segment s begins at member s, is summed on its way
-// round (reduce-scatter), and goes round again when it is complete (all-gather). In a double tree a
-// bucket is one segment, whose chunks go up and down the two trees alternately. A slice is a chunk
-// of each segment of a bucket; several slices are in flight at once. docs/design/ring_reduce.md has
-// a picture. Thread rule: a value.
+// bucket has one segment per member, in a double tree only one. A slice is a chunk of each segment
+// of a bucket; several slices are in flight at once. docs/design/ring_reduce.md describes how they
+// travel. Thread rule: a value.
 #pragma once
 
 #include <compare>
@@ -66,24 +64,24 @@ struct ReceiveStep {
   bool begins_sum = false;  // It contains only the sender's part.
 };
 
-struct SlicePattern {
-  std::vector<SendStep> sends;
-  std::vector<ReceiveStep> receives;
-};
-
-struct ScheduleOptions {
-  int members = 1;
-  int position = 0;                 // The position of this member.
-  std::int64_t chunk_elements = 1;  // The limit for one frame.
-};
-
 class ReduceSchedule {
  public:
+  struct Options {
+    int members = 1;
+    int position = 0;                 // The position of this member.
+    std::int64_t chunk_elements = 1;  // The limit for one frame.
+  };
+  // The frames of a slice.
+  struct Pattern {
+    std::vector<SendStep> sends;
+    std::vector<ReceiveStep> receives;
+  };
+
   // REQUIRES: no size is negative; 0 <= position < members; chunk_elements > 0.
-  ReduceSchedule(std::vector<std::int64_t> elements, ScheduleOptions options);
+  ReduceSchedule(std::vector<std::int64_t> elements, Options options);
 
   const std::vector<std::int64_t>& elements() const { return elements_; }
-  const ScheduleOptions& options() const { return options_; }
+  const Options& options() const { return options_; }
   // The positions that it sends to and receives from; empty if it is the only member, whose slices
   // are chunks of its only segment.
   const std::vector<int>& receivers() const { return receivers_; }
@@ -91,7 +89,7 @@ class ReduceSchedule {
 
   std::int64_t slices() const { return first_slices_.back(); }
   int bucket_of(std::int64_t slice) const;
-  const SlicePattern& pattern(std::int64_t slice) const {
+  const Pattern& pattern(std::int64_t slice) const {
     return patterns_[static_cast<std::size_t>(slice) % patterns_.size()];
   }
   int sends(std::int64_t slice) const {
@@ -129,12 +127,12 @@ class ReduceSchedule {
   BucketRange piece(std::int64_t slice, int segment) const;
 
   std::vector<std::int64_t> elements_;
-  ScheduleOptions options_;
+  Options options_;
   int segments_ = 1;
   std::vector<int> receivers_;
   std::vector<int> senders_;
   // Slices use the patterns in turn.
-  std::vector<SlicePattern> patterns_;
+  std::vector<Pattern> patterns_;
   // Indexed by bucket.
   std::vector<std::int64_t> chunk_elements_;
   // The number of slices before each bucket, and after the last one.

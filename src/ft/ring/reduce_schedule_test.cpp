@@ -8,7 +8,6 @@
 #include <random>
 #include <set>
 #include <string>
-#include <tuple>
 #include <gtest/gtest.h>
 #include "ft/protocol/reduce_shape.h"
 #include "ft/ring/send_schedule.h"
@@ -38,7 +37,7 @@ std::vector<ReduceSchedule> schedules_of(
     const std::vector<std::int64_t>& counts, int members) {
   std::vector<ReduceSchedule> schedules;
   for (int p = 0; p < members; ++p) {
-    schedules.emplace_back(counts, ScheduleOptions{members, p, 10});
+    schedules.emplace_back(counts, ReduceSchedule::Options{members, p, 10});
   }
   return schedules;
 }
@@ -152,7 +151,7 @@ struct Model {
 
   Model(
       const std::vector<std::int64_t>& counts,
-      ScheduleOptions options,
+      ReduceSchedule::Options options,
       int window)
       : schedule(counts, options),
         send_schedule(schedule, window),
@@ -225,7 +224,7 @@ std::vector<Model> models_of(
     const std::vector<std::int64_t>& counts, int members, int window) {
   std::vector<Model> all;
   for (int p = 0; p < members; ++p) {
-    all.emplace_back(counts, ScheduleOptions{members, p, 10}, window);
+    all.emplace_back(counts, ReduceSchedule::Options{members, p, 10}, window);
   }
   // SendSchedule points to its schedule.
   for (auto& model : all) {

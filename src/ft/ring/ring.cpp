@@ -159,7 +159,7 @@ void Ring::join(RingMembership epoch) {
         "[ft] expected each replica once in ", text_of(epoch.epoch),
         ", found replica ", member.replica, " twice");
   }
-  ring::Route route;
+  ring::RingCommunicator::Route route;
   route.position = static_cast<int>(own - members.begin());
   // Done without the lock, since a name look-up may take a while.
   for (const int position :
@@ -220,7 +220,6 @@ void Ring::give(int bucket, const float* in, float* out) {
 void Ring::stop(const Epoch& epoch) {
   Lock lock(mu_);
   wait(lock, post(lock, [this, epoch] { do_stop(epoch); }));
-  ++stops_;
 }
 
 void Ring::forget() {
@@ -231,9 +230,7 @@ void Ring::forget() {
 
 RingCounters Ring::counters() const {
   const std::lock_guard lock(mu_);
-  RingCounters counters = counters_;
-  counters.stops = stops_;
-  return counters;
+  return counters_;
 }
 
 RingProgress Ring::progress() const {

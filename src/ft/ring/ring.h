@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ring is the all-reduce of gradient buckets between the replicas, at one shard rank: out of place,
-// over TCP and, within a host, through shared memory that peers read in place. Its members form a
-// ring, or a double binary tree if there are many (ft/protocol/reduce_shape.h). The members of an
-// epoch reduce together, and members can change without a new process. Buckets stay given until
-// forget(), so that a failed reduction is repeated in the next epoch by calling only begin(). The
-// ring's own thread moves the bytes and always reads, so that a rank that is busy computing never
-// looks dead. docs/design/ring_reduce.md has the algorithm and the protocol. Thread rule: any
+// over TCP and, within a host, through shared memory. The members of an epoch reduce together.
+// Buckets stay given until forget(), so that a failed reduction is repeated in the next epoch by
+// calling only begin(). The ring's own thread moves the bytes, so that a rank that is busy computing
+// never looks dead. docs/design/ring_reduce.md has the algorithm and the protocol. Thread rule: any
 // thread, also from events; but a caller of stop() or forget() must hold no lock that an event
 // waits for.
 #pragma once
@@ -24,7 +22,7 @@
 #include <vector>
 #include "base/clock.h"
 #include "base/descriptor.h"
-#include "base/limited_log.h"
+#include "base/log.h"
 #include "ft/protocol/identity.h"
 #include "ft/ring/handshake_queue.h"
 #include "ft/ring/ring_communicator.h"
@@ -33,7 +31,8 @@
 
 namespace sherd::ft {
 
-// Called from the ring's thread, in the order in which things happened. Exceptions are logged.
+// Called from the ring's thread, in the order in which things happened. Exceptions are logged. All
+// must be set.
 struct RingEvents {
   // All peers of the epoch are connected.
   std::function<void(Epoch)> joined;
@@ -49,8 +48,7 @@ class Ring {
  public:
   // Listens. Throws Error if it cannot, or for invalid options.
   Ring(RingOptions options, RingEvents events);
-  // Ends everything under way without waiting for peers.
-  ~Ring();
+  ~Ring();  // Does not wait for peers.
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
@@ -93,6 +91,7 @@ class Ring {
     std::function<void()> tell;
   };
   using Disposition = ring::HandshakeQueue::Disposition;
+  using IncomingPeer = ring::HandshakeQueue::IncomingPeer;
   using Lock = std::unique_lock<std::mutex>;
 
   // ---- requests: ring.cpp. REQUIRES, where a lock is passed: it holds mu_ ----
@@ -111,16 +110,14 @@ class Ring {
   void tell_events();
   void sleep(bool moved);
   void fail_all(const std::string& reason);
-  void do_join(ring::Route route);
+  void do_join(ring::RingCommunicator::Route route);
   void do_begin(const ReduceTask& task);
   void do_stop(const Epoch& epoch);
   void do_forget();
   void end_lease();
-  Disposition decide(ring::IncomingPeer& caller);
+  Disposition decide(IncomingPeer& caller);
   Disposition refuse(
-      ring::IncomingPeer& caller,
-      std::uint64_t& counter,
-      const std::string& reason);
+      IncomingPeer& caller, std::uint64_t& counter, const std::string& reason);
   bool advance(ring::RingCommunicator& communicator);
   void remember(const ring::RingCommunicator& communicator);
   ring::RingCommunicator* communicator_of(const Epoch& epoch);
@@ -161,7 +158,6 @@ class Ring {
   std::deque<Event> untold_;
   RingCounters counters_;
   RingProgress progress_;
-  std::uint64_t stops_ = 0;
   std::condition_variable changed_;
 
   std::thread thread_;  // Declared last because it uses the other members.

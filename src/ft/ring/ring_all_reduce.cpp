@@ -5,7 +5,7 @@
 #include <utility>
 #include "base/check.h"
 #include "base/crc32c.h"
-#include "base/return_if_failed.h"
+#include "base/status.h"
 #include "ft/ring/kernels.h"
 
 namespace sherd::ft::ring {
@@ -39,12 +39,9 @@ RingAllReduce::RingAllReduce(
     int slots)
     : schedule_(schedule),
       buckets_(buckets),
+      send_schedule_(schedule, schedule.window(slots)),
       digest_(schedule.elements()),
-      coming_(schedule.senders().size()) {
-  if (!schedule.senders().empty()) {
-    send_schedule_.emplace(schedule, schedule.window(slots));
-  }
-}
+      coming_(schedule.senders().size()) {}
 
 std::string RingAllReduce::begin(
     std::int64_t step, std::optional<float> factor) {
@@ -60,12 +57,11 @@ std::string RingAllReduce::begin(
 
 int RingAllReduce::given() const {
   const auto& elements = schedule_.elements();
-  while (static_cast<std::size_t>(given_) < elements.size() &&
-         (elements[static_cast<std::size_t>(given_)] == 0 ||
-          buckets_[static_cast<std::size_t>(given_)].given)) {
+  while (given_ < elements.size() &&
+         (elements[given_] == 0 || buckets_[given_].given)) {
     ++given_;
   }
-  return given_;
+  return static_cast<int>(given_);
 }
 
 bool RingAllReduce::brings_zeros(const Bucket& bucket) const {
@@ -73,8 +69,8 @@ bool RingAllReduce::brings_zeros(const Bucket& bucket) const {
 }
 
 void RingAllReduce::begin_sum(const BucketRange& piece) {
-  const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
-  float* out = bucket.out + piece.span.begin;
+  const Bucket& bucket = bucket_of(piece);
+  float* out = sum_of(piece);
   if (brings_zeros(bucket)) {
     std::fill_n(out, piece.span.size(), 0.0F);
   } else {
@@ -82,33 +78,16 @@ void RingAllReduce::begin_sum(const BucketRange& piece) {
   }
 }
 
-void RingAllReduce::add_to_sum(const BucketRange& piece, const Input& part) {
-  float* out =
-      buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
-  if (part.factor > 0) {
-    add_scaled_to(out, part.floats, part.factor, piece.span.size());
-  } else {
-    add(out, part.floats, piece.span.size());
-  }
-}
-
 void RingAllReduce::add_own_part(const BucketRange& piece, const Input& part) {
-  const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
+  const Bucket& bucket = bucket_of(piece);
   const auto count = piece.span.size();
-  float* out = bucket.out + piece.span.begin;
+  float* out = sum_of(piece);
   if (brings_zeros(bucket)) {
-    if (part.factor > 0) {
-      scale_and_add_zeros(out, part.floats, part.factor, count);
-    } else {
-      add_zeros(out, part.floats, count);
-    }
-    return;
-  }
-  const float* in = bucket.in + piece.span.begin;
-  if (part.factor > 0) {
-    add_two_scaled(out, part.floats, part.factor, in, *factor_, count);
+    scale_and_add_zeros(out, part.floats, part.factor, count);
   } else {
-    add_scaled(out, part.floats, in, *factor_, count);
+    add_two_scaled(
+        out, part.floats, part.factor, bucket.in + piece.span.begin, *factor_,
+        count);
   }
 }
 
@@ -118,7 +97,7 @@ void RingAllReduce::add_own_part(const BucketRange& piece, const Input& part) {
 // memory; otherwise null.
 const float* RingAllReduce::shared_input(
     const BucketRange& piece, const SharedFloats* memory) const {
-  const Bucket& bucket = buckets_[static_cast<std::size_t>(piece.bucket)];
+  const Bucket& bucket = bucket_of(piece);
   if (memory == nullptr || brings_zeros(bucket) || !(*factor_ > 0)) {
     return nullptr;
   }
@@ -129,9 +108,9 @@ const float* RingAllReduce::shared_input(
 
 std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     const Receivers& receivers) {
-  const auto item = begun_ && send_schedule_
-      ? send_schedule_->next_to_send(given(), receivers.free)
-      : std::optional<SliceStep>();
+  const auto item = begun_
+      ? send_schedule_.next_to_send(given(), receivers.free)
+      : std::nullopt;
   if (!item) {
     return std::nullopt;
   }
@@ -148,13 +127,12 @@ std::optional<RingAllReduce::Outgoing> RingAllReduce::next_frame(
     header.factor = frame.payload == nullptr ? 0.0F : *factor_;
   }
   if (frame.payload == nullptr) {
-    frame.payload =
-        buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+    frame.payload = sum_of(piece);
     if (send.begins_sum) {
       begin_sum(piece);
     }
   }
-  send_schedule_->sent(*item);
+  send_schedule_.sent(*item);
   header.step = *step_;
   set_place(header, {item->slice, send.step}, piece);
   const auto place = memory == nullptr
@@ -182,12 +160,11 @@ bool RingAllReduce::can_take(const SliceStep& item) const {
 
 Status RingAllReduce::expect(
     const FrameHeader& header, int sender, BucketRange& piece) {
-  SHERD_ASSERT(send_schedule_.has_value());
   if (step_ && header.step != *step_) {
     return mismatch(str("expected step ", *step_, ", found ", header.step));
   }
   const SliceStep item{header.slice, header.ring_step};
-  if (auto refusal = send_schedule_->refusal(item, sender); !refusal.empty()) {
+  if (auto refusal = send_schedule_.refusal(item, sender); !refusal.empty()) {
     return mismatch(std::move(refusal));
   }
   piece = schedule_.received(item);
@@ -220,8 +197,7 @@ Result<float*> RingAllReduce::place_for(const FrameHeader& header, int sender) {
   DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
   float* place = nullptr;
   if (schedule_.receive(coming.item).use == Use::kCopy) {
-    place =
-        buckets_[static_cast<std::size_t>(piece.bucket)].out + piece.span.begin;
+    place = sum_of(piece);
   } else {
     coming.sum = spare_chunk();
     place = coming.sum.get();
@@ -247,14 +223,15 @@ Status RingAllReduce::expect_shared_data(
     return mismatch(str(
         "expected a sum at step ", coming.item.step, ", found a part of it"));
   }
-  coming.part = {floats, memory, header.lease, header.factor};
+  coming.part = {
+      floats, memory, header.lease, header.factor > 0 ? header.factor : 1.0F};
   return {};
 }
 
 void RingAllReduce::arrived(int sender) {
   DeferredInput& coming = coming_[static_cast<std::size_t>(sender)];
   const SliceStep item = coming.item;
-  send_schedule_->arrived(item);
+  send_schedule_.arrived(item);
   if (schedule_.receive(item).use != Use::kCopy) {
     held_.push_back(std::move(coming));
     work();
@@ -269,12 +246,12 @@ void RingAllReduce::arrived(int sender) {
 }
 
 bool RingAllReduce::work() {
-  if (!send_schedule_) {
+  if (schedule_.senders().empty()) {
     return work_alone();
   }
   const auto first =
       std::ranges::find_if(held_, [&](const DeferredInput& held) {
-        return can_take(held.item) && send_schedule_->may_take(held.item);
+        return can_take(held.item) && send_schedule_.may_take(held.item);
       });
   if (first == held_.end() || stale_) {
     return false;
@@ -305,36 +282,32 @@ void RingAllReduce::take(const SliceStep& item, const Input& part) {
     stale_ = schedule_.receive(item).from;
     return;
   }
-  send_schedule_->taken(item);
+  send_schedule_.taken(item);
 }
 
 void RingAllReduce::take_block(
     const SliceStep& item, const BucketRange& piece, const Input& part) {
   const ReceiveStep& receive = schedule_.receive(item);
-  float* out = buckets_[static_cast<std::size_t>(piece.bucket)].out;
   if (receive.use == Use::kAddOwn) {
     add_own_part(piece, part);
   } else if (receive.use == Use::kAdd) {
-    add_to_sum(piece, part);
+    add_scaled_to(sum_of(piece), part.floats, part.factor, piece.span.size());
   } else if (part.memory != nullptr) {
-    std::copy_n(part.floats, piece.span.size(), out + piece.span.begin);
+    std::copy_n(part.floats, piece.span.size(), sum_of(piece));
   }
   if (receive.use == Use::kCopy || receive.completes) {
-    digest_.complete(piece.bucket, out, piece.span);
+    digest_.complete(piece.bucket, bucket_of(piece).out, piece.span);
   }
 }
 
 bool RingAllReduce::work_alone() {
-  if (!begun_ || alone_done_ == schedule_.slices() ||
-      schedule_.bucket_of(alone_done_) >= given()) {
+  if (!begun_ || finished() || lacks_bucket()) {
     return false;
   }
-  const BucketRange piece = schedule_.own(alone_done_);
+  const BucketRange piece = schedule_.own(slices_done());
   begin_sum(piece);
-  digest_.complete(
-      piece.bucket, buckets_[static_cast<std::size_t>(piece.bucket)].out,
-      piece.span);
-  ++alone_done_;
+  digest_.complete(piece.bucket, bucket_of(piece).out, piece.span);
+  send_schedule_.done_alone();
   return true;
 }
 
@@ -349,18 +322,8 @@ RingAllReduce::Chunk RingAllReduce::spare_chunk() {
   return chunk;
 }
 
-bool RingAllReduce::finished() const {
-  return begun_ &&
-      (send_schedule_ ? send_schedule_->finished()
-                      : alone_done_ == schedule_.slices());
-}
-
-std::int64_t RingAllReduce::slices_done() const {
-  return send_schedule_ ? send_schedule_->slices_done() : alone_done_;
-}
-
 bool RingAllReduce::lacks_bucket() const {
-  const auto next = send_schedule_ ? send_schedule_->next_slice() : alone_done_;
+  const auto next = send_schedule_.next_slice();
   return next < schedule_.slices() && schedule_.bucket_of(next) >= given();
 }
 

@@ -19,15 +19,15 @@
 
 namespace sherd::ft::ring {
 
-// This member's part of a bucket.
-struct Bucket {
-  bool given = false;
-  const float* in = nullptr;  // Null stands for zeros.
-  float* out = nullptr;
-};
-
 class RingAllReduce {
  public:
+  // This member's part of a bucket.
+  struct Bucket {
+    bool given = false;
+    const float* in = nullptr;  // Null stands for zeros.
+    float* out = nullptr;
+  };
+
   // `schedule` and `buckets` must outlive it. `slots` is that of a ring.
   RingAllReduce(
       const ReduceSchedule& schedule,
@@ -73,23 +73,19 @@ class RingAllReduce {
   // A sender whose lease ended before its data were read: this reduction will never finish.
   std::optional<int> stale() const { return stale_; }
 
-  bool finished() const;
+  bool finished() const { return begun_ && send_schedule_.finished(); }
   // The whole sum is here, although other members may still lack some of it.
   bool complete() const {
-    return begun_ && !stale_ &&
-        (send_schedule_ ? send_schedule_->has_taken() : finished());
+    return begun_ && !stale_ && send_schedule_.has_taken();
   }
   // Whether this sender has sent everything.
   bool has_arrived_from(int sender) const {
-    return send_schedule_->has_arrived_from(sender);
+    return send_schedule_.has_arrived_from(sender);
   }
-  // The sender whose frames this member waits for; nullopt if all have arrived or it is the only
-  // member.
-  std::optional<int> waits_for() const {
-    return send_schedule_ ? send_schedule_->waits_for() : std::nullopt;
-  }
+  // The sender whose frames this member waits for; nullopt if all have arrived.
+  std::optional<int> waits_for() const { return send_schedule_.waits_for(); }
   std::uint64_t digest() const { return digest_.value(); }
-  std::int64_t slices_done() const;
+  std::int64_t slices_done() const { return send_schedule_.slices_done(); }
   // Whether the next slice waits for a bucket of this member.
   bool lacks_bucket() const;
 
@@ -101,7 +97,7 @@ class RingAllReduce {
     // For kSharedData only.
     const PeerFloats* memory = nullptr;
     std::uint64_t lease = 0;
-    float factor = 0;  // Still has to be applied; 0 if none.
+    float factor = 1;  // Still has to be applied.
   };
   struct DeferredInput {
     SliceStep item;
@@ -116,25 +112,28 @@ class RingAllReduce {
   bool work_alone();
   void begin_sum(const BucketRange& piece);
   void add_own_part(const BucketRange& piece, const Input& part);
-  void add_to_sum(const BucketRange& piece, const Input& part);
   bool brings_zeros(const Bucket& bucket) const;
   const float* shared_input(
       const BucketRange& piece, const SharedFloats* memory) const;
   int given() const;
+  const Bucket& bucket_of(const BucketRange& piece) const {
+    return buckets_[static_cast<std::size_t>(piece.bucket)];
+  }
+  // The place of the piece's sum.
+  float* sum_of(const BucketRange& piece) const {
+    return bucket_of(piece).out + piece.span.begin;
+  }
   Chunk spare_chunk();
 
   const ReduceSchedule& schedule_;
   const std::vector<Bucket>& buckets_;
-  // Nullopt if there is only one member.
-  std::optional<SendSchedule> send_schedule_;
+  SendSchedule send_schedule_;
   BlockDigest digest_;
   bool begun_ = false;
   std::optional<std::int64_t> step_;
   int told_by_ = 0;
   std::optional<float> factor_;
-  // Finished slices, if there is only one member.
-  std::int64_t alone_done_ = 0;
-  mutable int given_ = 0;
+  mutable std::size_t given_ = 0;
   std::vector<DeferredInput> coming_;  // The chunks being received, by sender.
   std::optional<int> stale_;
   std::deque<DeferredInput> held_;

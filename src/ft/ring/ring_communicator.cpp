@@ -21,8 +21,8 @@ bool is_data(const FrameHeader& header) {
       header.kind == FrameKind::kSharedData;
 }
 
-ScheduleOptions schedule_options(
-    const RingContext& context, const Route& route) {
+ReduceSchedule::Options schedule_options(
+    const RingContext& context, const RingCommunicator::Route& route) {
   return {
       static_cast<int>(route.epoch.members.size()), route.position,
       static_cast<std::int64_t>(context.options.chunk_bytes / sizeof(float))};
@@ -30,13 +30,12 @@ ScheduleOptions schedule_options(
 
 std::vector<PeerLink> links_of(const ReduceSchedule& schedule, Instant now) {
   std::vector<PeerLink> links;
-  for (const auto peer : {PeerLink::Peer::kReceiver, PeerLink::Peer::kSender}) {
-    const auto& positions = peer == PeerLink::Peer::kReceiver
-        ? schedule.receivers()
-        : schedule.senders();
+  for (const bool is_sender : {false, true}) {
+    const auto& positions =
+        is_sender ? schedule.senders() : schedule.receivers();
     for (std::size_t i = 0; i < positions.size(); ++i) {
       PeerLink& link = links.emplace_back();
-      link.peer = peer;
+      link.is_sender = is_sender;
       link.index = static_cast<int>(i);
       link.position = positions[i];
       link.dial_at = now;
@@ -118,13 +117,13 @@ bool RingCommunicator::read_large_shared_frame(const PeerLink& link) const {
 
 // Whether this sender has sent all of the reduction under way.
 bool RingCommunicator::has_all_from(const PeerLink& link) const {
-  return !ended_ && link.peer == PeerLink::Peer::kSender && begun() &&
+  return !ended_ && link.is_sender && begun() &&
       all_reduce_->has_arrived_from(link.index);
 }
 
 void RingCommunicator::read_header(PeerLink& link) {
   const FrameHeader& header = link.socket->header();
-  const bool dialled = link.peer == PeerLink::Peer::kReceiver;
+  const bool dialled = !link.is_sender;
   // The challenge comes before this side has said which epoch the connection is for.
   if (header.kind == FrameKind::kChallenge && dialled && link.challenge == 0) {
     link.socket->receive_text();
@@ -243,7 +242,7 @@ void RingCommunicator::on_data(PeerLink& link) {
 void RingCommunicator::on_connection_lost(
     PeerLink& link, const Status& problem) {
   const ReplicaId replica = replica_of(link);
-  if (link.peer == PeerLink::Peer::kReceiver && !link.connected &&
+  if (!link.is_sender && !link.connected &&
       problem.code() == ErrorCode::kPeerLost) {
     // The peer may have had too many connections.
     dial_again(link, now_, problem.message());
@@ -273,7 +272,7 @@ void RingCommunicator::on_peer_ending(
   // it had to send has arrived.
   if (ending.fault == RingFault::kStopped && begun() &&
       ending.finished_step >= all_reduce_->step() &&
-      (link.peer == PeerLink::Peer::kReceiver || has_all_from(link))) {
+      (!link.is_sender || has_all_from(link))) {
     after_reduction_ = ending;
     context_.closing.add(link.socket->detach({}));
     link.socket.reset();
@@ -349,8 +348,7 @@ bool RingCommunicator::send() {
 
 bool RingCommunicator::has_sent_all() const {
   return std::ranges::all_of(links_, [](const PeerLink& link) {
-    return link.peer == PeerLink::Peer::kSender || !link.socket ||
-        link.socket->can_send();
+    return link.is_sender || !link.socket || link.socket->can_send();
   });
 }
 
@@ -395,8 +393,7 @@ RingProgress RingCommunicator::progress() const {
         static_cast<std::uint32_t>(schedule_.bucket_of(place.slices_done));
   }
   const auto writes = std::ranges::find_if(links_, [](const PeerLink& link) {
-    return link.peer == PeerLink::Peer::kReceiver && link.socket &&
-        link.socket->wants_to_write();
+    return !link.is_sender && link.socket && link.socket->wants_to_write();
   });
   if (writes != links_.end()) {
     progress.waits_for = replica_of(*writes);
@@ -418,8 +415,7 @@ std::vector<RingLink> RingCommunicator::link_frames() const {
     if (one == frames.end()) {
       one = frames.insert(frames.end(), {.peer = peer});
     }
-    (link.peer == PeerLink::Peer::kSender ? one->frames_in : one->frames_out) =
-        link.frames;
+    (link.is_sender ? one->frames_in : one->frames_out) = link.frames;
   }
   return frames;
 }
@@ -495,7 +491,7 @@ std::optional<Instant> RingCommunicator::next_instant() const {
   }
   Instant next = deadline();
   for (const auto& link : links_) {
-    if (link.peer == PeerLink::Peer::kReceiver && !link.socket) {
+    if (!link.is_sender && !link.socket) {
       next = std::min(next, link.dial_at);
     }
   }

@@ -32,22 +32,22 @@ struct RingContext {
   const RingOptions options;
   std::uint64_t run = 0;
   RingKey key{};
-  std::vector<Bucket> buckets = std::vector<Bucket>(options.elements.size());
+  std::vector<RingAllReduce::Bucket> buckets =
+      std::vector<RingAllReduce::Bucket>(options.elements.size());
   std::int64_t last_step = -1;  // The step that the last attempt began.
   RingCounters counters{};
   GracefulClose closing{};
 };
 
-// An epoch, and the addresses of the members that this one connects to.
-struct Route {
-  RingMembership epoch;
-  int position = 0;
-  std::vector<Result<net::SocketAddress>>
-      receivers;  // Indexed as in the schedule.
-};
-
 class RingCommunicator {
  public:
+  struct Route {
+    RingMembership epoch;
+    int position = 0;  // This member's.
+    // The addresses of the members that it connects to, indexed as in the schedule.
+    std::vector<Result<net::SocketAddress>> receivers;
+  };
+
   RingCommunicator(RingContext& context, Route route, Instant now);
 
   const Epoch& epoch() const { return route_.epoch.epoch; }

@@ -53,7 +53,7 @@ const Result<net::SocketAddress>& RingCommunicator::address_of(
 
 const PeerLink* RingCommunicator::sender_of(ReplicaId replica) const {
   const auto found = std::ranges::find_if(links_, [&](const PeerLink& link) {
-    return link.peer == PeerLink::Peer::kSender && replica_of(link) == replica;
+    return link.is_sender && replica_of(link) == replica;
   });
   return found == links_.end() ? nullptr : &*found;
 }
@@ -67,7 +67,7 @@ std::string RingCommunicator::identity_mismatch(
   }
   std::string expected;
   for (const auto& one : links_) {
-    if (one.peer == PeerLink::Peer::kSender) {
+    if (one.is_sender) {
       expected +=
           str(expected.empty() ? "" : ", ", "replica ", replica_of(one),
               " in life ", member(one).incarnation);
@@ -132,7 +132,7 @@ void RingCommunicator::connected(PeerLink& link) {
 
 bool RingCommunicator::receivers_answer() const {
   return std::ranges::all_of(links_, [](const PeerLink& link) {
-    return link.peer == PeerLink::Peer::kSender || link.connected;
+    return link.is_sender || link.connected;
   });
 }
 
@@ -147,8 +147,7 @@ Instant RingCommunicator::deadline() const {
 void RingCommunicator::end_at_deadline() {
   const auto& missing = *std::ranges::find_if(
       links_, [](const PeerLink& link) { return !link.connected; });
-  const bool says_why = missing.peer == PeerLink::Peer::kReceiver &&
-      !missing.dial_problem.empty();
+  const bool says_why = !missing.is_sender && !missing.dial_problem.empty();
   end(RingFault::kUnreachable, replica_of(missing),
       str("replica ", replica_of(missing), " was not connected for ",
           text_of(epoch()), " within ",
@@ -161,7 +160,7 @@ bool RingCommunicator::dial(Instant now) {
     return false;
   }
   for (const auto& link : links_) {
-    if (link.peer == PeerLink::Peer::kReceiver && !address_of(link).ok()) {
+    if (!link.is_sender && !address_of(link).ok()) {
       end(RingFault::kUnreachable, replica_of(link),
           address_of(link).status().message());
       return true;
@@ -177,7 +176,7 @@ bool RingCommunicator::dial(Instant now) {
   }
   bool moved = false;
   for (auto& link : links_) {
-    if (link.peer == PeerLink::Peer::kReceiver && !ended_) {
+    if (!link.is_sender && !ended_) {
       moved = dial(link, now) || moved;
     }
   }

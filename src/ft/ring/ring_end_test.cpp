@@ -25,14 +25,7 @@ TEST(RingEnd, AMemberThatHasTheWholeSumTellsItThoughItsLastFrameIsNotSent) {
   const std::size_t greeting = frame_of(Epoch{}, Handshake{}).size();
   Proxy proxy(
       group[1].ring.port(), {.hold_at = greeting + 2 * kHeaderBytes + half});
-  auto epoch = group.epoch(1);
-  group[1].ring.join(epoch);
-  epoch.members[1].port = proxy.port();
-  group[0].ring.join(epoch);
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
-    group[i].give_all();
-  }
+  const auto epoch = join_behind(group, proxy);
   group.begin(epoch, 1, {1, 1});
   // There is only one slice.
   ASSERT_TRUE(wait_until([&] { return slices_done_of(group[0].ring) == 1; }));
@@ -50,14 +43,7 @@ TEST(RingEnd, AMemberReportsItsSumThoughTheNextStepArrivesWithIt) {
   const std::size_t half = 500 * sizeof(float);
   Proxy proxy(
       group[1].ring.port(), {.hold_at = greeting + kHeaderBytes + half});
-  auto epoch = group.epoch(1);
-  group[1].ring.join(epoch);
-  epoch.members[1].port = proxy.port();
-  group[0].ring.join(epoch);
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_TRUE(group[i].events_seen.joined(epoch.epoch));
-    group[i].give_all();
-  }
+  const auto epoch = join_behind(group, proxy);
   group.begin(epoch, 1, {1, 1});
   // The first member goes on alone to the next step and sends its part of that.
   ASSERT_TRUE(group[0].events_seen.reduced({epoch.epoch, 1}).has_value());
@@ -138,7 +124,7 @@ class SteppedMember {
   SteppedMember() { context_.run = kTestRun; }
   std::uint16_t port() const { return listening_.port; }
   void join(const RingMembership& epoch) {
-    Route route{epoch, 0, {}};
+    RingCommunicator::Route route{epoch, 0, {}};
     const RingMember& other = epoch.members[1];
     route.receivers.push_back(net::resolve(other.host, other.port));
     communicator_.emplace(context_, std::move(route), now_);
@@ -148,7 +134,7 @@ class SteppedMember {
   void advance() { communicator_->advance(now_); }
   void advance_connections() {
     handshakes_.advance(now_);
-    handshakes_.decide_ready([this](IncomingPeer& caller) {
+    handshakes_.decide_ready([this](HandshakeQueue::IncomingPeer& caller) {
       communicator_->accept(std::move(caller.link), caller.handshake);
       return HandshakeQueue::Disposition::kDone;
     });

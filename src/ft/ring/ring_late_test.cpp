@@ -4,20 +4,20 @@
 // up and use its memory for something else. See docs/design/ring_reduce.md.
 #include "ft/ring/ring.h"
 
-#include <poll.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <csignal>
 #include <random>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "base/check.h"
 #include "ft/ring/ring_testing.h"
+#include "support/forked_process.h"
 
 namespace sherd::ft::ring {
 namespace {
+
+using sherd::test::ForkedProcess;
+using sherd::test::receive_over;
+using sherd::test::send_over;
 
 constexpr int kMoments = 50;
 constexpr float kGuard = 1e30F;
@@ -72,59 +72,27 @@ RingMembership epoch_of(const Ports& ports) {
 enum class Verdict : char { kFailed = 'f', kRight = 'r', kWrong = 'w' };
 
 // A process of its own that reduces once and reports the outcome.
-class LateMember {
+class LateMember : public ForkedProcess {
  public:
-  // Must be created before any ring of this process, since it would inherit the ring's sockets.
-  LateMember(Memory memory, const Moment& moment) {
-    int ends[2] = {-1, -1};
-    SHERD_CHECK(
-        ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0,
-        "no sockets");
-    channel_ = Descriptor(ends[0]);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      channel_.close();
-      live(memory, moment, ends[1]);
-    }
-    ::close(ends[1]);
-    SHERD_CHECK(
-        ::read(channel_.get(), &port_, sizeof port_) == sizeof port_,
-        "the late member said no port");
-  }
-  LateMember(const LateMember&) = delete;
-  LateMember& operator=(const LateMember&) = delete;
-  ~LateMember() {
-    signal(SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
+  LateMember(Memory memory, const Moment& moment)
+      : ForkedProcess([&](int channel) { live(memory, moment, channel); }),
+        port_(receive_over<std::uint16_t>(channel())) {}
 
   std::uint16_t port() const { return port_; }
-  void begin(const Ports& ports) const {
-    SHERD_CHECK(
-        ::write(channel_.get(), &ports, sizeof ports) == sizeof ports,
-        "the late member has gone");
-  }
-  void signal(int number) const { ::kill(pid_, number); }
+  void begin(const Ports& ports) const { send_over(channel(), ports); }
   // Its verdict, sent when it has finished with its ring; nullopt if it has died.
   std::optional<Verdict> verdict() const {
     char letter = 0;
-    return ::read(channel_.get(), &letter, 1) == 1
+    return ::read(channel(), &letter, 1) == 1
         ? std::optional(static_cast<Verdict>(letter))
         : std::nullopt;
   }
 
  private:
-  [[noreturn]] static void live(
-      Memory memory, const Moment& moment, int channel) {
+  static void live(Memory memory, const Moment& moment, int channel) {
     auto self = make_member(kLate, memory, moment);
-    const std::uint16_t port = self->ring.port();
-    Ports ports;
-    if (::write(channel, &port, sizeof port) < 0 ||
-        ::read(channel, &ports, sizeof ports) != sizeof ports) {
-      ::_exit(1);
-    }
-    const RingMembership epoch = epoch_of(ports);
+    send_over(channel, self->ring.port());
+    const RingMembership epoch = epoch_of(receive_over<Ports>(channel));
     self->ring.join(epoch);
     self->give_all();
     if (!self->events_seen.joined(epoch.epoch)) {
@@ -137,13 +105,10 @@ class LateMember {
         : same_bits(self->out, expected_sum()) ? Verdict::kRight
                                                : Verdict::kWrong;
     self.reset();
-    const char letter = static_cast<char>(verdict);
-    ::_exit(::write(channel, &letter, 1) == 1 ? 0 : 1);
+    send_over(channel, verdict);
   }
 
-  Descriptor channel_;
-  int pid_ = -1;
-  std::uint16_t port_ = 0;
+  const std::uint16_t port_;
 };
 
 // Two members in this process and a late one, which is stopped at the moment.

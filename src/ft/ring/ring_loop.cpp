@@ -15,7 +15,6 @@
 namespace sherd::ft {
 
 using ring::frame_of;
-using ring::IncomingPeer;
 using ring::proof_of;
 using ring::RingCommunicator;
 
@@ -73,25 +72,17 @@ bool Ring::advance(RingCommunicator& communicator) {
   const Epoch epoch = communicator.epoch();
   std::vector<Event> events;
   if (communicator.take_joined()) {
-    events.push_back({epoch, [this, epoch] {
-                        if (events_.joined) {
-                          events_.joined(epoch);
-                        }
-                      }});
+    events.push_back({epoch, [this, epoch] { events_.joined(epoch); }});
   }
   if (const auto reduced = communicator.take_reduced()) {
     events.push_back({epoch, [this, reduced] {
-                        if (events_.reduced) {
-                          events_.reduced(reduced->attempt, reduced->digest);
-                        }
+                        events_.reduced(reduced->attempt, reduced->digest);
                       }});
   }
   if (communicator.ended()) {
     remember(communicator);
     events.push_back({epoch, [this, epoch, ending = communicator.ending()] {
-                        if (events_.failed) {
-                          events_.failed(epoch, ending);
-                        }
+                        events_.failed(epoch, ending);
                       }});
   }
   if (!events.empty()) {
@@ -167,7 +158,7 @@ RingCommunicator* Ring::communicator_of(const Epoch& epoch) {
   return found == communicators_.end() ? nullptr : found->second.get();
 }
 
-void Ring::do_join(ring::Route route) {
+void Ring::do_join(RingCommunicator::Route route) {
   newest_ = route.epoch.epoch;
   // The oldest may still reduce; of the waiting ones only the newest matters.
   while (communicators_.size() > 1) {

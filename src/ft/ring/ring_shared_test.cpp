@@ -27,9 +27,7 @@ TEST_P(RingWay, IsChosenForEachConnectionByItself) {
   RingGroup group(3, {.layout = {3000}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
-  for (int i = 0; i < 3; ++i) {
-    group[i].give_all();
-  }
+  group.give_all();
   group.begin(epoch, 1, {1, 1, 1});
   group.expect_reduced(epoch, 1, {1, 1, 1});
   for (int i = 0; i < 3; ++i) {
@@ -234,7 +232,7 @@ TEST(RingSharedKill, F56InMidCopyIsNoticedAndRepeatedAndLeavesNoSegment) {
            clock.now() < until) {
     }
     const Instant killed = clock.now();
-    child.kill(SIGKILL);
+    child.signal(SIGKILL);
     for (int i = 0; i < 2; ++i) {
       const auto failure = group[i].events_seen.failed(epoch.epoch);
       ASSERT_TRUE(failure.has_value());

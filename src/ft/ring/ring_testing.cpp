@@ -13,7 +13,6 @@
 #include <fstream>
 #include <numeric>
 #include <random>
-#include <span>
 #include <thread>
 #include <gtest/gtest.h>
 #include "base/check.h"
@@ -360,6 +359,12 @@ RingMembership RingGroup::epoch(std::uint64_t number) {
   return epoch(number, all);
 }
 
+void RingGroup::give_all() {
+  for (auto& member : members_) {
+    member->give_all();
+  }
+}
+
 bool RingGroup::join(const RingMembership& epoch) {
   for (const auto& member : epoch.members) {
     (*this)[static_cast<int>(member.replica)].ring.join(epoch);
@@ -613,6 +618,18 @@ std::uint16_t Proxy::port() const { return state_->listening.port; }
 bool Proxy::holds() {
   return wait_until(
       [&] { return state_->holds.load(std::memory_order_acquire); });
+}
+
+RingMembership join_behind(RingGroup& group, const Proxy& proxy) {
+  auto epoch = group.epoch(1);
+  group[1].ring.join(epoch);
+  epoch.members[1].port = proxy.port();
+  group[0].ring.join(epoch);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(group[i].events_seen.joined(epoch.epoch));
+  }
+  group.give_all();
+  return epoch;
 }
 
 }  // namespace sherd::ft::ring

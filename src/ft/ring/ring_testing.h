@@ -141,6 +141,7 @@ class RingGroup {
   // An epoch with these replicas, in this order.
   RingMembership epoch(std::uint64_t number, const std::vector<int>& replicas);
   RingMembership epoch(std::uint64_t number);  // With all replicas.
+  void give_all();
   // Returns false if some member has not joined.
   bool join(const RingMembership& epoch);
   void begin(
@@ -201,5 +202,9 @@ class Proxy {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Both members of a group join its first epoch, the first one through the other's proxy, and give
+// everything.
+RingMembership join_behind(RingGroup& group, const Proxy& proxy);
 
 }  // namespace sherd::ft::ring

@@ -34,17 +34,11 @@ INSTANTIATE_TEST_SUITE_P(Ways, Trees, kAllDataPaths, [](const auto& one) {
   return name_of(one.param);
 });
 
-void give_all(RingGroup& group) {
-  for (int i = 0; i < group.size(); ++i) {
-    group[i].give_all();
-  }
-}
-
 TEST_P(Trees, ASmallBucketCostsEachMemberFourFramesAtMost) {
   RingGroup group(24, {.layout = {100}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
-  give_all(group);
+  group.give_all();
   group.begin(epoch, 1, ones(24));
   group.expect_reduced(epoch, 1, ones(24));
   std::uint32_t all = 0;
@@ -66,7 +60,7 @@ TEST_P(Trees, WhatWentIsCountedAtItsReceiverAsWhatCame) {
   RingGroup group(kMembers, {.layout = {30000, 10}, .way = GetParam()});
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
-  give_all(group);
+  group.give_all();
   group.begin(epoch, 1, ones(kMembers));
   group.expect_reduced(epoch, 1, ones(kMembers));
   for (int i = 0; i < kMembers; ++i) {
@@ -131,7 +125,7 @@ TEST_P(Trees, AMemberThatBeginsLateIsWaitedForAndHoldsLittle) {
   const auto epoch = group.epoch(1);
   ASSERT_TRUE(group.join(epoch));
   const int late = *tree_node_of(kMembers, 0, 0).parent;
-  give_all(group);
+  group.give_all();
   for (int i = 0; i < kMembers; ++i) {
     if (i != late) {
       group[i].ring.begin({epoch.epoch, 1}, ones(kMembers));
@@ -156,7 +150,7 @@ TEST_P(Trees, WhoHasTheSumMayGoOnWithoutHarmToWhoHasNot) {
   for (std::int64_t step = 1; step <= 8; ++step) {
     const auto epoch = group.epoch(static_cast<std::uint64_t>(step));
     ASSERT_TRUE(group.join(epoch));
-    give_all(group);
+    group.give_all();
     group.begin(epoch, step, ones(kMembers));
     const int first = static_cast<int>(random() % kMembers);
     ASSERT_TRUE(
@@ -207,7 +201,7 @@ TEST_P(Trees, StopsAtRandomMomentsLeaveNoWrongSumAndNothingBehind) {
     const std::size_t idle = descriptors();
     std::vector<int> order(kMembers);
     std::iota(order.begin(), order.end(), 0);
-    give_all(group);
+    group.give_all();
     for (std::uint64_t n = 1; n <= 15; ++n) {
       const auto epoch = group.epoch(n);
       ASSERT_TRUE(group.join(epoch));
@@ -331,7 +325,7 @@ TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
     WithChild all(GetParam(), at);
     // The child gives only the first bucket: all wait in the second.
     const auto first = all.epoch(1, all.gone);
-    give_all(all.group);
+    all.group.give_all();
     all.join(first, all.gone);
     const ReduceSchedule schedule(kTwo, {kMembers, 0, 1024});
     ASSERT_TRUE(wait_until([&] {
@@ -339,7 +333,7 @@ TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
     }));
     const SteadyClock clock;
     const Instant killed = clock.now();
-    all.gone.kill(SIGKILL);
+    all.gone.signal(SIGKILL);
     expect_lost(all.group, first.epoch, 16);
     EXPECT_LT(seconds(clock.now() - killed), 4.0);
 
@@ -358,9 +352,9 @@ TEST_P(TreesKill, IsNoticedByAllRepeatedInARingAndInTreesWhenItIsBack) {
 TEST_P(TreesKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   WithChild all(GetParam(), 15);
   const auto first = all.epoch(1, all.gone);
-  give_all(all.group);
+  all.group.give_all();
   all.join(first, all.gone);
-  all.gone.kill(SIGSTOP);
+  all.gone.signal(SIGSTOP);
   const SteadyClock clock;
   const Instant begin = clock.now();
   for (int i = 0; i < all.group.size(); ++i) {
@@ -371,7 +365,7 @@ TEST_P(TreesKill, AStoppedPeerHoldsNobodyWhoIsToldToStop) {
   ASSERT_TRUE(all.group.join(second));
   all.group.begin(second, 1, ones(kMembers - 1));
   all.group.expect_reduced(second, 1, ones(kMembers - 1));
-  all.gone.kill(SIGCONT);
+  all.gone.signal(SIGCONT);
 }
 
 // ---- absent members ----

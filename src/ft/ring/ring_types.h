@@ -89,7 +89,6 @@ struct RingCounters {
   std::uint64_t shared_bytes = 0;  // Received through shared memory.
   std::uint64_t resent_bytes = 0;  // Sent in repeated attempts at a step.
   std::uint64_t reductions = 0;    // Finished.
-  std::uint64_t stops = 0;         // Epochs ended by stop().
   std::uint64_t stale_frames = 0;
   std::uint64_t stale_connections = 0;
   std::uint64_t refused_connections = 0;  // Unknown clients and second ones.

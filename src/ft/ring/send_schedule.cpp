@@ -9,8 +9,9 @@ namespace sherd::ft::ring {
 SendSchedule::SendSchedule(const ReduceSchedule& schedule, int window)
     : schedule_(&schedule),
       window_(window),
+      arrived_whole_(schedule.senders().empty() ? schedule.slices() : 0),
       arrived_from_(schedule.senders().size(), 0) {
-  SHERD_ASSERT(!schedule.senders().empty() && window > 0);
+  SHERD_ASSERT(window > 0);
 }
 
 const SendSchedule::Slice& SendSchedule::look(std::int64_t slice) const {

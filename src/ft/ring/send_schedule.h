@@ -16,7 +16,7 @@ namespace sherd::ft::ring {
 
 class SendSchedule {
  public:
-  // REQUIRES: more than one member; window > 0. `schedule` outlives it.
+  // REQUIRES: window > 0. `schedule` outlives it.
   SendSchedule(const ReduceSchedule& schedule, int window);
 
   // What to send now from the buckets below `given` to one of the `free` receivers; nullopt if
@@ -34,6 +34,9 @@ class SendSchedule {
   bool may_take(const SliceStep& item) const;
   // The frame has been summed or copied, and may be sent on. REQUIRES: may_take().
   void taken(const SliceStep& item);
+
+  // The oldest slice is done. REQUIRES: this is the only member, which sends and receives nothing.
+  void done_alone() { ++first_; }
 
   // Whether everything is received, taken and sent.
   bool finished() const { return first_ == schedule_->slices(); }
@@ -67,7 +70,7 @@ class SendSchedule {
   std::deque<Slice> slices_;
   std::int64_t first_ = 0;
   // All slices before this one have arrived.
-  std::int64_t arrived_whole_ = 0;
+  std::int64_t arrived_whole_;
   // The number of frames, by sender.
   std::vector<std::int64_t> arrived_from_;
   Slice untouched_;

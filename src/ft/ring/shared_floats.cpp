@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/descriptor.h"
 #include "base/log.h"
-#include "base/return_if_failed.h"
 #include "net/authentication.h"
 
 namespace sherd::ft::ring {

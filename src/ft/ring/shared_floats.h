@@ -2,10 +2,9 @@
 //
 // SharedFloats is memory of floats that other processes of this host may read in place; PeerFloats
 // is a reader's view of it. A lease is the period in which shared data do not change: a reader
-// checks it after reading, and discards what it has read when the lease is over, so that the owner
-// need not wait for readers. docs/design/ring_reduce.md has the proof. Segments have no names: the
-// kernel frees them with the last process that maps them. Thread rule: leases from one thread at a
-// time, everything else from any.
+// checks it after reading, and discards what it has read when the lease is over
+// (docs/design/ring_reduce.md has the proof). The kernel frees segments with the last process that
+// maps them. Thread rule: leases from one thread at a time, everything else from any.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,6 @@
 #include <utility>
 #include "base/check.h"
 #include "base/printable.h"
-#include "base/status_from_exception.h"
 #include "ft/wire/codec.h"
 
 namespace sherd::ft::transfer {
@@ -30,7 +29,7 @@ DonorConnection::DonorConnection(
     net::HostAddress donor,
     const FetchOptions& options,
     const TransferRequest& request,
-    DonorConnectionHandlers handlers)
+    Handlers handlers)
     : loop_(loop),
       donor_(std::move(donor)),
       options_(options),
@@ -64,8 +63,7 @@ void DonorConnection::dial_donor() {
               {.payload_bytes_max = kPayloadBytesMax,
                .user_timeout = options_.user_timeout},
           .timeout = options_.timeout_without_progress},
-      [weak =
-           weak_from_this()](Result<std::unique_ptr<net::Connection>> result) {
+      [weak = weak_from_this()](Result<net::ConnectionHandle> result) {
         const auto self = weak.lock();
         if (self == nullptr) {
           return;
@@ -79,7 +77,7 @@ void DonorConnection::dial_donor() {
       });
 }
 
-void DonorConnection::connected(std::unique_ptr<net::Connection> its) {
+void DonorConnection::connected(net::ConnectionHandle its) {
   connection_ = std::move(its);
   connection_->start(
       {.on_frame =

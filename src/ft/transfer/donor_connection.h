@@ -22,25 +22,25 @@
 
 namespace sherd::ft::transfer {
 
-// The handlers are not called from inside a call of the connection.
-struct DonorConnectionHandlers {
-  // Called once.
-  std::function<void(const TransferAnswer& answer)> on_answer;
-  // Called in the order of the requests.
-  std::function<void(const Chunk& chunk)> on_chunk;
-  // Called once, as the last handler. The reason does not name the donor.
-  std::function<void(const Status& reason)> on_failed;
-};
-
 class DonorConnection : public std::enable_shared_from_this<DonorConnection> {
  public:
+  // The handlers are not called from inside a call of the connection.
+  struct Handlers {
+    // Called once.
+    std::function<void(const TransferAnswer& answer)> on_answer;
+    // Called in the order of the requests.
+    std::function<void(const Chunk& chunk)> on_chunk;
+    // Called once, as the last handler. The reason does not name the donor.
+    std::function<void(const Status& reason)> on_failed;
+  };
+
   // REQUIRES: a shared pointer will own it.
   DonorConnection(
       net::Loop& loop,
       net::HostAddress donor,
       const FetchOptions& options,
       const TransferRequest& request,
-      DonorConnectionHandlers handlers);
+      Handlers handlers);
   DonorConnection(const DonorConnection&) = delete;
   DonorConnection& operator=(const DonorConnection&) = delete;
   ~DonorConnection();
@@ -54,7 +54,7 @@ class DonorConnection : public std::enable_shared_from_this<DonorConnection> {
 
  private:
   void dial_donor();
-  void connected(std::unique_ptr<net::Connection> its);
+  void connected(net::ConnectionHandle its);
   void watch(Duration time);
   void receive(const net::Frame& frame);
   void receive_answer(const TransferAnswer& its);
@@ -67,10 +67,10 @@ class DonorConnection : public std::enable_shared_from_this<DonorConnection> {
   const net::HostAddress donor_;
   const FetchOptions options_;
   const TransferRequest request_;
-  const DonorConnectionHandlers handlers_;
+  const Handlers handlers_;
   bool closed_ = false;  // No handler is called any more.
   std::optional<net::Connector> dial_;
-  std::unique_ptr<net::Connection> connection_;
+  net::ConnectionHandle connection_;
   net::Timer silence_;
   bool suspected_ = false;   // It was silent at the last check.
   Instant wanted_since_{0};  // Since when something is expected.

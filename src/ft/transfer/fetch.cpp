@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/digest.h"
 #include "base/log.h"
-#include "base/status_from_exception.h"
 #include "ft/transfer/chunk_plan.h"
 #include "ft/transfer/donor_connection.h"
 #include "ft/transfer/transfer_messages.h"
@@ -112,29 +111,23 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
     for (std::size_t i = 0; i < donors.size(); ++i) {
       donors[i].address = addresses[i];
       donors[i].connection = std::make_shared<DonorConnection>(
-          loop, addresses[i], options, request, handlers(i));
+          loop, addresses[i], options, request,
+          DonorConnection::Handlers{
+              .on_answer = handler(i, &Impl::receive_answer),
+              .on_chunk = handler(i, &Impl::receive_chunk),
+              .on_failed = handler(i, &Impl::lose)});
       donors[i].connection->begin();
     }
   }
 
-  // Handlers share the Impl, because `done` may destroy the Fetch and all its connections.
-  DonorConnectionHandlers handlers(std::size_t donor) {
-    return {
-        .on_answer =
-            [this, donor](const TransferAnswer& answer) {
-              const auto self = shared_from_this();
-              receive_answer(donor, answer);
-            },
-        .on_chunk =
-            [this, donor](const Chunk& chunk) {
-              const auto self = shared_from_this();
-              receive_chunk(donor, chunk);
-            },
-        .on_failed =
-            [this, donor](const Status& reason) {
-              const auto self = shared_from_this();
-              lose(donor, reason.code(), reason.message());
-            }};
+  // Shares the Impl, because `done` may destroy the Fetch and all its connections.
+  template <typename What>
+  std::function<void(const What&)> handler(
+      std::size_t donor, void (Impl::*receive)(std::size_t, const What&)) {
+    return [this, donor, receive](const What& what) {
+      const auto self = shared_from_this();
+      (this->*receive)(donor, what);
+    };
   }
 
   void receive_answer(std::size_t donor, const TransferAnswer& answer) {
@@ -218,9 +211,10 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
       return;
     }
     lose(
-        donor, ErrorCode::kPeerMismatch,
-        str("it disagrees with ", donors[*by].address.text(), ": ",
-            difference(*right, its)));
+        donor,
+        {ErrorCode::kPeerMismatch,
+         str("it disagrees with ", donors[*by].address.text(), ": ",
+             difference(*right, its))});
   }
 
   void want_more(std::size_t donor) {
@@ -272,9 +266,11 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
     if (!its.damaged.insert(index).second) {
       plan.damaged(index);
       lose(
-          donor, ErrorCode::kPeerMismatch,
-          str("expected chunks that fit their digests, found a damaged one at ",
-              place, ", twice"));
+          donor,
+          {ErrorCode::kPeerMismatch,
+           str("expected chunks that fit their digests, found a damaged one "
+               "at ",
+               place, ", twice")});
       return;
     }
     log_warning(
@@ -284,15 +280,15 @@ struct Fetch::Impl : std::enable_shared_from_this<Fetch::Impl> {
     want_more(donor);
   }
 
-  void lose(std::size_t donor, ErrorCode code, const std::string& reason) {
+  void lose(std::size_t donor, const Status& reason) {
     donors[donor].connection.reset();
     const auto text =
         str("[ft] cannot fetch ", text_of(request), " from ",
-            donors[donor].address.text(), ": ", reason);
+            donors[donor].address.text(), ": ", reason.message());
     const bool any = std::ranges::any_of(
         donors, [](const Donor& one) { return one.connection != nullptr; });
     if (!any) {
-      finish(Status(code, text));
+      finish(Status(reason.code(), text));
       return;
     }
     log_warning(text + "; others go on");

@@ -13,11 +13,10 @@ constexpr std::size_t kUnsentBytesMax = 2 * kUsualChunkBytesMax;
 
 }  // namespace
 
-RequesterConnection::RequesterConnection(
-    std::unique_ptr<net::Connection> connection)
+RequesterConnection::RequesterConnection(net::ConnectionHandle connection)
     : connection_(std::move(connection)) {}
 
-void RequesterConnection::start(RequesterHandlers handlers) {
+void RequesterConnection::start(Handlers handlers) {
   handlers_ = std::move(handlers);
   connection_->start(
       {.on_frame = [this](const net::Frame& frame) { receive(frame); },

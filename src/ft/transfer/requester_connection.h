@@ -20,22 +20,21 @@
 
 namespace sherd::ft::transfer {
 
-struct RequesterHandlers {
-  // Called once. It is answered with serve(), tell() or refuse(), at once or later.
-  std::function<void(const TransferRequest& request)> on_request;
-  // A chunk was requested.
-  std::function<void()> on_chunk_requested;
-  // It may destroy the connection. No handler is called after it.
-  std::function<void()> on_closed;
-};
-
 class RequesterConnection {
  public:
-  explicit RequesterConnection(std::unique_ptr<net::Connection> connection);
+  struct Handlers {
+    // Called once. It is answered with serve(), tell() or refuse(), at once or later.
+    std::function<void(const TransferRequest& request)> on_request;
+    std::function<void()> on_chunk_requested;
+    // It may destroy the connection. No handler is called after it.
+    std::function<void()> on_closed;
+  };
+
+  explicit RequesterConnection(net::ConnectionHandle connection);
   RequesterConnection(const RequesterConnection&) = delete;
   RequesterConnection& operator=(const RequesterConnection&) = delete;
 
-  void start(RequesterHandlers handlers);
+  void start(Handlers handlers);
 
   // Nullopt until the request has arrived.
   const std::optional<TransferRequest>& request() const { return request_; }
@@ -86,8 +85,8 @@ class RequesterConnection {
   void receive_chunk_request(const net::Frame& frame);
   void send(TransferFrameType type, const std::string& payload);
 
-  const std::unique_ptr<net::Connection> connection_;
-  RequesterHandlers handlers_;
+  const net::ConnectionHandle connection_;
+  Handlers handlers_;
   Stage stage_ = Stage::kNew;
   std::optional<TransferRequest> request_;
   Instant waits_until_{0};

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SumPrefetcher fetches gradient sums ahead of their use while a replica catches up: one after
-// another, as they are made, while the state is still being fetched or older sums are applied.
-// Without it, a replica that fetches a state more slowly than the others make steps would never
-// catch up. Sums that are not taken are kept up to a limit; donors keep the later ones. Thread
-// rule: its loop.
+// SumPrefetcher fetches gradient sums ahead of their use, as they are made, while the state is
+// still being fetched or older sums are applied. Without it, a replica that fetches a state more
+// slowly than the others make steps would never catch up. Thread rule: its loop.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-#include <array>
 #include <csignal>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +8,7 @@
 #include "ft/transfer/transfer_server.h"
 #include "ft/transfer/transfer_testing.h"
 #include "support/fault_proxy.h"
+#include "support/forked_process.h"
 
 namespace sherd::ft {
 
@@ -22,6 +19,9 @@ namespace {
 using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
+using sherd::test::ForkedProcess;
+using sherd::test::receive_over;
+using sherd::test::send_over;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::CapturedResult;
@@ -34,49 +34,24 @@ using testing::state_of;
 
 const FetchOptions kOptions{.run = kRun};
 
-// A process that runs `body` until it is killed; the first thing that `body` reports is a port.
-class Child {
+// The first thing that its body sends is a port.
+class Child : public ForkedProcess {
  public:
-  explicit Child(
-      const std::function<void(const std::function<void(std::uint16_t)>&)>&
-          body) {
-    std::array<int, 2> pipe{};
-    SHERD_CHECK(::pipe(pipe.data()) == 0, "no pipe");
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      body([&](std::uint16_t port) {
-        SHERD_CHECK(
-            ::write(pipe[1], &port, sizeof port) == sizeof port, "no parent");
-      });
-      ::_exit(0);
-    }
-    ::close(pipe[1]);
-    const ssize_t count = ::read(pipe[0], &port_, sizeof port_);
-    ::close(pipe[0]);
-    SHERD_CHECK(count == sizeof port_, "the child said no port");
-  }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-  ~Child() {
-    signal(SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  void signal(int number) const { ::kill(pid_, number); }
+  explicit Child(const std::function<void(int channel)>& body)
+      : ForkedProcess(body), port_(receive_over<std::uint16_t>(channel())) {}
   net::HostAddress address() const { return {"127.0.0.1", port_}; }
 
  private:
-  pid_t pid_ = -1;
-  std::uint16_t port_ = 0;
+  const std::uint16_t port_;
 };
 
 // It has four megabytes, and sends about one a second.
-void be_a_slow_donor(const std::function<void(std::uint16_t)>& tell_port) {
+void be_a_slow_donor(int channel) {
   net::Loop loop;
   TransferServer server(loop, {.bytes_per_s_max = kMebi}, [] {});
   server.set_run(kRun);
   offer(server, state_of(1), random_bytes(4 * kMebi, 1));
-  tell_port(server.port());
+  send_over(channel, server.port());
   run_for(loop, 60s);
 }
 
@@ -238,9 +213,9 @@ void check_that_it_frees_the_snapshot(int signal) {
   server.set_run(kRun);
   auto bytes = random_bytes(4 * kMebi, 1);
   const std::weak_ptr<const std::string> still = bytes;
-  const Child fetcher([&](const auto& tell_port) {
+  const Child fetcher([&](int channel) {
     const net::HostAddress donor{"127.0.0.1", server.port()};
-    tell_port(donor.port);
+    send_over(channel, donor.port);
     net::Loop own;
     const auto fetch =
         fetch_snapshot(own, {donor}, kOptions, state_of(1), [](const auto&) {});

@@ -2,22 +2,17 @@
 //
 // Processes that are stopped in the middle of a transfer and continue when the other side has given
 // them up and uses the memory for something else.
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdio>
 #include <random>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include "base/check.h"
-#include "base/descriptor.h"
 #include "ft/transfer/fetch.h"
 #include "ft/transfer/transfer_server.h"
 #include "ft/transfer/transfer_testing.h"
+#include "support/forked_process.h"
 
 namespace sherd::ft {
 namespace {
@@ -25,6 +20,9 @@ namespace {
 using namespace std::chrono_literals;
 using net::testing::run_for;
 using net::testing::run_until;
+using sherd::test::ForkedProcess;
+using sherd::test::receive_over;
+using sherd::test::send_over;
 using testing::CapturedResult;
 using testing::commit_of;
 using testing::kRun;
@@ -36,58 +34,13 @@ constexpr std::size_t kMoments = 50;
 constexpr std::size_t kBytes = std::size_t{2} << 20U;
 constexpr char kGuard = 0x5a;
 
-// A forked process that gets or reports a port, and reports one letter at the end.
-class Process {
- public:
-  // One end of its channel goes to `body`, the other one is kept here.
-  explicit Process(const std::function<void(int channel)>& body) {
-    std::array<int, 2> ends{};
-    SHERD_CHECK(
-        ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) ==
-            0,
-        "no sockets");
-    channel_ = Descriptor(ends[0]);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      channel_.close();
-      body(ends[1]);
-      ::_exit(0);
-    }
-    ::close(ends[1]);
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-  ~Process() {
-    signal(SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
+// What the process reports at the end; 0 if it has died without that.
+char letter_of(const ForkedProcess& process) {
+  char letter = 0;
+  return ::read(process.channel(), &letter, 1) == 1 ? letter : '\0';
+}
 
-  void signal(int number) const { ::kill(pid_, number); }
-  void tell(std::uint16_t port) const {
-    SHERD_CHECK(
-        ::write(channel_.get(), &port, sizeof port) == sizeof port,
-        "the process has gone");
-  }
-  std::uint16_t port() const {
-    std::uint16_t port = 0;
-    SHERD_CHECK(
-        ::read(channel_.get(), &port, sizeof port) == sizeof port,
-        "the process said no port");
-    return port;
-  }
-  // Returns 0 if it has died without reporting one.
-  char letter() const {
-    char letter = 0;
-    return ::read(channel_.get(), &letter, 1) == 1 ? letter : '\0';
-  }
-
- private:
-  Descriptor channel_;
-  int pid_ = -1;
-};
-
-using Processes = std::vector<std::unique_ptr<Process>>;
+using Processes = std::vector<std::unique_ptr<ForkedProcess>>;
 
 // What is transferred: a state, whose bytes are rate limited, or a sum.
 enum class What { kState, kSum };
@@ -101,7 +54,7 @@ class TransferLate : public ::testing::TestWithParam<What> {
 
   // Stops each process at a different moment, while the loop goes on.
   void stop_at_moments(net::Loop& loop, const Processes& processes) {
-    std::vector<std::pair<Duration, const Process*>> stops;
+    std::vector<std::pair<Duration, const ForkedProcess*>> stops;
     for (const auto& process : processes) {
       stops.emplace_back(
           std::chrono::microseconds(random_() % 100'000), process.get());
@@ -165,8 +118,7 @@ using Bytes = std::shared_ptr<const std::string>;
 // Fetches once from the port that it gets; reports 'r' for the right bytes, 'w' for wrong ones, 'f'
 // for a failure.
 void be_a_fetcher(What what, const Bytes& right, int channel) {
-  std::uint16_t port = 0;
-  SHERD_CHECK(::read(channel, &port, sizeof port) == sizeof port, "no port");
+  const auto port = receive_over<std::uint16_t>(channel);
   net::Loop loop;
   CapturedResult<std::string> heard;
   const auto under_way =
@@ -175,7 +127,7 @@ void be_a_fetcher(What what, const Bytes& right, int channel) {
   const char letter = !heard.any() || heard.code() ? 'f'
       : heard.value() == *right                    ? 'r'
                                                    : 'w';
-  SHERD_CHECK(::write(channel, &letter, 1) == 1, "nobody listens");
+  send_over(channel, letter);
 }
 
 TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
@@ -183,7 +135,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   const Bytes right = random_bytes(kBytes, 1);
   Processes fetchers;
   for (std::size_t i = 0; i < kMoments; ++i) {
-    fetchers.push_back(std::make_unique<Process>(
+    fetchers.push_back(std::make_unique<ForkedProcess>(
         [&](int channel) { be_a_fetcher(GetParam(), right, channel); }));
   }
   net::Loop loop;
@@ -196,7 +148,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
     server.keep(commit_of(1), bytes);
   }
   for (const auto& fetcher : fetchers) {
-    fetcher->tell(server.port());
+    send_over(fetcher->channel(), server.port());
   }
   stop_at_moments(loop, fetchers);
 
@@ -219,7 +171,7 @@ TEST_P(TransferLate, AStoppedFetcherNeverHasWhatItsDonorWroteAfterwards) {
   ASSERT_TRUE(run_until(loop, [&] { return !server.busy(); }, kTestDeadline));
   run_for(loop, 50ms);
   for (const auto& fetcher : fetchers) {
-    letters += fetcher->letter();
+    letters += letter_of(*fetcher);
   }
   // A process that had received everything when it was stopped may have the right bytes.
   EXPECT_THAT(letters, ::testing::Each(::testing::AnyOf('f', 'r')));
@@ -235,8 +187,7 @@ void be_a_donor(What what, const Bytes& bytes, int channel) {
   server.set_run(kRun);
   offer(server, state_of(1), bytes);
   server.keep(commit_of(1), bytes);
-  const std::uint16_t port = server.port();
-  SHERD_CHECK(::write(channel, &port, sizeof port) == sizeof port, "no parent");
+  send_over(channel, server.port());
   run_for(loop, 10 * kTestDeadline);  // It is killed before.
 }
 
@@ -245,7 +196,7 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
   const Bytes right = random_bytes(kBytes, 1);
   Processes donors;
   for (std::size_t i = 0; i < kMoments; ++i) {
-    donors.push_back(std::make_unique<Process>(
+    donors.push_back(std::make_unique<ForkedProcess>(
         [&](int channel) { be_a_donor(GetParam(), right, channel); }));
   }
   net::Loop loop;
@@ -255,7 +206,8 @@ TEST_P(TransferLate, AStoppedDonorIsGivenUpAndChangesNothingAfterwards) {
   std::vector<CapturedResult<std::string>> heard(kMoments);
   std::vector<std::unique_ptr<Fetch>> fetches;
   for (std::size_t i = 0; i < kMoments; ++i) {
-    addresses.push_back({"127.0.0.1", donors[i]->port()});
+    addresses.push_back(
+        {"127.0.0.1", receive_over<std::uint16_t>(donors[i]->channel())});
     fetches.push_back(
         fetch(GetParam(), loop, addresses[i], options, heard[i].done()));
   }

@@ -7,7 +7,7 @@
 //   TransferRequest                    ->
 //                             <-   Waiting, while a snapshot is to be offered
 //                             <-   TransferAnswer, or Refusal at any time
-//   ChunkRequest, kWindow at most ->
+//   kChunkRequest, kWindow at most ->
 //                             <-   Chunk, in the order of the requests
 //                             <-   Waiting, while the limit on states' rate holds up a chunk
 //
@@ -106,7 +106,6 @@ struct Chunk {
 std::string bytes_of(const TransferRequest& request);
 std::string bytes_of(const Refusal& refusal);  // A long reason is truncated.
 std::string bytes_of(const TransferAnswer& answer);
-// A ChunkRequest is the chunk's place.
 std::string chunk_request(std::uint64_t place);
 std::string bytes_of(const Chunk& chunk);
 

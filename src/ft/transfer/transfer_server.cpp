@@ -74,14 +74,14 @@ struct TransferServer::Impl {
              {.payload_bytes_max = kPayloadBytesMax,
               .received_bytes_max = kRequestBytesMax,
               .user_timeout = options.user_timeout}},
-        {.on_connection = [this](std::unique_ptr<net::Connection> connection) {
+        {.on_connection = [this](net::ConnectionHandle connection) {
           accept(std::move(connection));
         }});
     listener = std::move(result).value();
     ticks = loop.after(kTick, [this] { tick(); });
   }
 
-  void accept(std::unique_ptr<net::Connection> connection) {
+  void accept(net::ConnectionHandle connection) {
     const bool full = requesters.size() >= kRequestersMax;
     if (requesters.size() >= 2 * kRequestersMax) {
       return;  // There are too many even to send each a refusal.

@@ -7,12 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 #include "base/check.h"
 #include "base/status.h"
 #include "ft/wire/codec.h"
 #include "ft/wire/fields.h"
+#include "net/bytes.h"
 
 namespace sherd::ft::wire {
 
@@ -21,18 +23,40 @@ using PartMask = std::uint32_t;
 constexpr PartMask bit(std::size_t part) { return PartMask{1} << part; }
 constexpr PartMask all_parts(std::size_t count) { return bit(count) - 1; }
 
-inline void begin_message(
-    FieldWriter& writer, std::uint32_t number, PartMask mask) {
-  writer.out.u16(kWireVersion);
-  writer.out.u32(number);
-  writer.out.u32(mask);
+// Copies the parts only once: after a restart of the coordinator, the addresses of a thousand
+// replicas go to each of them.
+inline std::string message_of(
+    std::uint32_t number,
+    PartMask mask,
+    const std::vector<std::string_view>& parts) {
+  net::ByteWriter message;
+  message.u16(kWireVersion);
+  message.u32(number);
+  message.u32(mask);
+  std::size_t bytes = message.bytes().size();
+  for (const auto part : parts) {
+    bytes += part.size();
+  }
+  message.reserve(bytes);
+  for (const auto part : parts) {
+    message.raw(part);
+  }
+  return message.take();
 }
 
-// Returns the mask; nullopt if the message was received before and says nothing new. `messages` is
-// the number of messages read so far. The first message must have all parts below `first`; later
-// versions have added the rest.
-inline std::optional<PartMask> begin_message(
-    FieldReader& reader, std::size_t first, std::uint32_t& messages) {
+// Calls `read` with each part of a message that this version knows, which are `count`; with none if
+// the message was received before. `messages` is the number of messages read so far. The first
+// message must have all parts below `first`; later versions have added the rest.
+template <typename ReadPart>
+Status read_message(
+    std::string_view bytes,
+    std::size_t first,
+    std::size_t count,
+    const char* what,
+    std::uint32_t& messages,
+    const ReadPart& read) {
+  FieldReader reader{net::ByteReader(bytes)};
+  reader.makes_printable = true;
   const std::uint16_t version = reader.in.u16("the version");
   if (version != kWireVersion) {
     reader.in.fail(
@@ -42,7 +66,7 @@ inline std::optional<PartMask> begin_message(
   const std::uint32_t number = reader.in.u32("the number of the message");
   const PartMask mask = reader.in.u32("the parts");
   if (reader.in.ok() && number <= messages) {
-    return std::nullopt;
+    return Status();
   }
   if (number != messages + 1) {
     reader.in.fail(
@@ -55,13 +79,13 @@ inline std::optional<PartMask> begin_message(
         "expected all ", first, " parts in the first message, found ", mask));
   }
   ++messages;
-  return reader.in.ok() ? mask : 0;
-}
-
-// Bytes may be left over only if the mask has parts that this version does not know.
-inline Status end_message(
-    FieldReader& reader, PartMask mask, std::size_t count, const char* what) {
-  if ((mask & ~all_parts(count)) != 0) {
+  for (std::size_t part = 0; part < count && reader.in.ok(); ++part) {
+    if ((mask & bit(part)) != 0) {
+      read(reader, part);
+    }
+  }
+  // Bytes may be left over only if there are parts that this version does not know.
+  if (reader.in.ok() && (mask & ~all_parts(count)) != 0) {
     (void)reader.in.raw("later parts", reader.in.left());
   }
   return reader.in.finish(what);

@@ -55,9 +55,13 @@ inline constexpr ListLimits kPastList{std::size_t{1} << 24U, 24 + 1 + 4};
 
 // ---- as versions from 4 on write it ----
 
+void new_fields(auto& io, auto& record, const std::vector<Member>&) {
+  fields(io, record);
+}
+
 // Only what the commit changes.
 template <typename Io>
-void commit_fields(
+void new_fields(
     Io& io, Of<CommitRecord> auto& record, const std::vector<Member>& before) {
   constexpr bool kReads = std::is_same_v<Io, FieldReader>;
   fields(io, record.commit);
@@ -80,28 +84,19 @@ void commit_fields(
   sample_fields(io, record.next);
 }
 
-void epoch_fields(auto& io, Of<EpochRecord> auto& record) {
+void new_fields(
+    auto& io, Of<EpochRecord> auto& record, const std::vector<Member>&) {
   fields(io, record.epoch);
   fields(io, record.base);
   io.number("a configuration", record.config);
   member_fields(io, record.members);
 }
 
-template <typename Io, typename Kind>
-void new_fields(Io& io, Kind& record, const std::vector<Member>& before) {
-  if constexpr (std::is_same_v<const Kind, const CommitRecord>) {
-    commit_fields(io, record, before);
-  } else if constexpr (std::is_same_v<const Kind, const EpochRecord>) {
-    epoch_fields(io, record);
-  } else {
-    fields(io, record);
-  }
-}
-
 // ---- the summary of a history ----
 
 void write_lives(
-    FieldWriter& writer, const std::map<ReplicaId, Incarnations>& all) {
+    FieldWriter& writer,
+    const std::map<ReplicaId, History::Incarnations>& all) {
   writer.out.count(all.size());
   for (const auto& [replica, lives] : all) {
     writer.number("a replica", replica);
@@ -113,7 +108,8 @@ void write_lives(
   }
 }
 
-void read_lives(FieldReader& reader, std::map<ReplicaId, Incarnations>& all) {
+void read_lives(
+    FieldReader& reader, std::map<ReplicaId, History::Incarnations>& all) {
   constexpr std::size_t kLivesMax = std::size_t{1} << 24U;
   const auto count = reader.in.count(
       "replicas", {.elements_max = kLivesMax, .element_bytes = 16});

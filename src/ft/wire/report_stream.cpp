@@ -128,14 +128,13 @@ std::string ReportWriter::bytes_of(const Report& report) {
   wire::PartMask mask = 0;
   std::string parts;
   for (std::size_t part = 0; part < kReportParts; ++part) {
+    // Later parts are left out until they say something for the first time.
+    if (part >= kFirstReportParts && said_[part].empty() &&
+        (part == wire::kRemembersPart ? !report.remembers
+                                      : report.link_speeds.empty())) {
+      continue;
+    }
     std::string said;
-    if (part == wire::kRemembersPart && !remembered_ && !report.remembers) {
-      continue;
-    }
-    if (part == wire::kLinkSpeedsPart && said_[part].empty() &&
-        report.link_speeds.empty()) {
-      continue;
-    }
     if (part == wire::kRanksPart) {
       said = ranks_bytes(report.ranks);
     } else if (
@@ -158,32 +157,19 @@ std::string ReportWriter::bytes_of(const Report& report) {
   said_[wire::kAddressesPart].clear();
   said_[wire::kRanksPart].clear();
   addresses_ = report.addresses;
-  remembered_ = remembered_ || report.remembers;
-  FieldWriter message;
-  wire::begin_message(message, ++messages_, mask);
-  message.out.raw(parts);
-  return message.out.take();
+  return wire::message_of(++messages_, mask, {parts});
 }
 
 Status ReportReader::read(std::string_view bytes) {
-  FieldReader reader{net::ByteReader(bytes)};
-  reader.makes_printable = true;
-  const auto news = wire::begin_message(reader, kFirstReportParts, messages_);
-  if (!news) {
-    return Status();
-  }
-  const auto mask = *news;
-  for (std::size_t part = 0; part < kReportParts && reader.in.ok(); ++part) {
-    if ((mask & wire::bit(part)) == 0) {
-      continue;
-    }
+  const auto read_part = [&](FieldReader& reader, std::size_t part) {
     if (part == wire::kRanksPart) {
       wire::read_ranks(reader, report_.ranks);
     } else {
       wire::report_part(reader, report_, part);
     }
-  }
-  return wire::end_message(reader, mask, kReportParts, "a report");
+  };
+  return wire::read_message(
+      bytes, kFirstReportParts, kReportParts, "a report", messages_, read_part);
 }
 
 }  // namespace sherd::ft

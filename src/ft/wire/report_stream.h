@@ -34,7 +34,6 @@ class ReportWriter {
   std::array<std::string, kReportParts> said_;  // Each part as last sent.
   RankAddresses addresses_;
   std::vector<std::string> ranks_;
-  bool remembered_ = false;  // Whether it has sent what it remembers.
 };
 
 class ReportReader {

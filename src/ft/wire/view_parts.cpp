@@ -265,20 +265,11 @@ void read_peers(FieldReader& reader, std::vector<LiveReplica>& peers) {
 namespace sherd::ft {
 
 Status ViewReader::read(std::string_view bytes) {
-  wire::FieldReader reader{net::ByteReader(bytes)};
-  reader.makes_printable = true;
-  const auto news = wire::begin_message(reader, kFirstViewParts, messages_);
-  has_news_ = news.value_or(0) != 0;
-  if (!news) {
-    return Status();
-  }
-  const auto mask = *news;
-  for (std::size_t part = 0; part < kViewParts && reader.in.ok(); ++part) {
-    if ((mask & wire::bit(part)) != 0) {
-      wire::read_part(reader, view_, static_cast<wire::ViewPart>(part));
-    }
-  }
-  return wire::end_message(reader, mask, kViewParts, "an order");
+  const auto read_part = [&](wire::FieldReader& reader, std::size_t part) {
+    wire::read_part(reader, view_, static_cast<wire::ViewPart>(part));
+  };
+  return wire::read_message(
+      bytes, kFirstViewParts, kViewParts, "an order", messages_, read_part);
 }
 
 }  // namespace sherd::ft

@@ -35,25 +35,6 @@ std::string bytes_of_held(const RunView& view) {
   return writer.out.take();
 }
 
-// Copied only once: after a restart of the coordinator, the addresses of a thousand replicas go to
-// each of them.
-std::string message_of(
-    std::uint32_t number,
-    wire::PartMask mask,
-    const std::vector<std::string_view>& parts) {
-  FieldWriter message;
-  wire::begin_message(message, number, mask);
-  std::size_t bytes = message.out.bytes().size();
-  for (const auto part : parts) {
-    bytes += part.size();
-  }
-  message.out.reserve(bytes);
-  for (const auto part : parts) {
-    message.out.raw(part);
-  }
-  return message.out.take();
-}
-
 }  // namespace
 
 std::string ViewWriter::bytes_for(
@@ -101,7 +82,7 @@ std::string ViewWriter::news_for(
   }
   parts.push_back(own.out.bytes());
   add_shared(kFirstViewParts, kViewParts);
-  return message_of(number, mask, parts);
+  return wire::message_of(number, mask, parts);
 }
 
 void ViewWriter::take(const std::shared_ptr<const RunView>& view) {

@@ -93,12 +93,9 @@ class ViewReader {
   Status read(std::string_view bytes);
   // The last view, including what earlier messages said.
   const RunView& view() const { return view_; }
-  // Whether the last message said anything; if not, it was an acknowledgement.
-  bool has_news() const { return has_news_; }
 
  private:
   std::uint32_t messages_ = 0;
-  bool has_news_ = false;
   RunView view_;
 };
 

@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/status_from_exception.h"
+#include "base/status.h"
 #include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
 #include "ckpt/save_protocol.h"

@@ -14,8 +14,8 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/interrupt.h"
-#include "base/parse_number.h"
 #include "base/rank_environment.h"
+#include "base/text.h"
 #include "device/host_memory.h"
 #include "ft/protocol/samples.h"
 #include "ft/replica/gradient_check.h"
@@ -75,7 +75,7 @@ Incarnation new_life(const World& world) {
   return std::stoull(world.all_gather_texts(drawn).front());
 }
 
-GradientCheckOptions check_options(const SessionOptions& options) {
+GradientCheck::Options check_options(const SessionOptions& options) {
   return {
       .non_finite = options.non_finite_gradients,
       .outlier = options.outlier_gradients,
@@ -331,18 +331,12 @@ struct ReplicaSession::Impl {
   }
 
   // While it lives, the session runs a function of the program, which must not call it.
-  class InProgram {
-   public:
-    explicit InProgram(bool& flag) : flag_(flag), before_(flag) { flag = true; }
-    ~InProgram() { flag_ = before_; }
-    InProgram(const InProgram&) = delete;
-    InProgram& operator=(const InProgram&) = delete;
-
-   private:
-    bool& flag_;
-    const bool before_;
+  struct InProgram {
+    bool& flag;
+    const bool before = std::exchange(flag, true);
+    ~InProgram() { flag = before; }
   };
-  InProgram in_program() { return InProgram(calls_program); }
+  InProgram in_program() { return {calls_program}; }
 
   void now_holds(const StateId& which) {
     held = which;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "net/connection_core.h"
+#include "net/connection.h"
 
 #include <iterator>
 #include <utility>
@@ -18,17 +18,9 @@ constexpr std::size_t kKeptBytes = std::size_t{1} << 20U;
 // short, so that unknown clients do not fill the memory.
 constexpr std::size_t kGreetingBytesMax = 64;
 
-FrameLimits limits_of(const ConnectionOptions& options) {
-  return {
-      .payload_bytes_max = options.received_bytes_max > 0
-          ? options.received_bytes_max
-          : options.payload_bytes_max,
-      .first_bytes_max = kGreetingBytesMax};
-}
-
 }  // namespace
 
-ConnectionCore::ConnectionCore(
+Connection::Connection(
     Loop& loop,
     std::unique_ptr<Channel> channel,
     Side side,
@@ -40,10 +32,14 @@ ConnectionCore::ConnectionCore(
       peer_(std::move(peer)),
       options_(options),
       buffer_(kReadBytesMin),
-      reader_(limits_of(options)),
-      last_received_(loop.now()) {}
+      reader_(
+          options.received_bytes_max > 0 ? options.received_bytes_max
+                                         : options.payload_bytes_max),
+      last_received_(loop.now()) {
+  reader_.limit_first(kGreetingBytesMax);
+}
 
-void ConnectionCore::greet(
+void Connection::greet(
     Duration timeout, std::function<void(const Status&)> done) {
   SHERD_ASSERT(loop_.in_loop() && stage_ == Stage::kGreeting && !greeted_);
   greeted_ = std::move(done);
@@ -67,7 +63,7 @@ void ConnectionCore::greet(
   });
 }
 
-void ConnectionCore::start(ConnectionHandlers handlers) {
+void Connection::start(ConnectionHandlers handlers) {
   SHERD_ASSERT(loop_.in_loop() && !handlers_.on_frame);
   SHERD_ASSERT(handlers.on_frame && handlers.on_closed);
   handlers_ = std::move(handlers);
@@ -84,7 +80,7 @@ void ConnectionCore::start(ConnectionHandlers handlers) {
   });
 }
 
-void ConnectionCore::send(std::uint16_t type, std::string_view payload) {
+void Connection::send(std::uint16_t type, std::string_view payload) {
   SHERD_ASSERT(loop_.in_loop());
   SHERD_CHECK(
       type != kGreetingType, "[net] expected a type below ", kGreetingType,
@@ -111,12 +107,12 @@ void ConnectionCore::send(std::uint16_t type, std::string_view payload) {
   queue(type, payload);
 }
 
-void ConnectionCore::queue(std::uint16_t type, std::string_view payload) {
+void Connection::queue(std::uint16_t type, std::string_view payload) {
   append_frame(queued_, type, payload);
   write();
 }
 
-void ConnectionCore::write() {
+void Connection::write() {
   if (write_under_way_ || queued_.empty() || !write_failure_.ok()) {
     return;
   }
@@ -129,7 +125,7 @@ void ConnectionCore::write() {
       });
 }
 
-void ConnectionCore::on_written(const std::error_code& error) {
+void Connection::on_written(const std::error_code& error) {
   write_under_way_ = false;
   writing_.clear();
   if (writing_.capacity() > kKeptBytes) {
@@ -149,7 +145,7 @@ void ConnectionCore::on_written(const std::error_code& error) {
   }
 }
 
-void ConnectionCore::read() {
+void Connection::read() {
   if (read_under_way_ || stage_ == Stage::kClosed ||
       stage_ == Stage::kWaiting) {
     return;
@@ -164,7 +160,7 @@ void ConnectionCore::read() {
       });
 }
 
-void ConnectionCore::on_read(const std::error_code& error, std::size_t count) {
+void Connection::on_read(const std::error_code& error, std::size_t count) {
   if (stage_ == Stage::kClosed) {
     return;
   }
@@ -192,7 +188,7 @@ void ConnectionCore::on_read(const std::error_code& error, std::size_t count) {
   read();
 }
 
-void ConnectionCore::check_greeting() {
+void Connection::check_greeting() {
   const Frame first = std::move(undelivered_.front());
   undelivered_.pop_front();
   std::string found;
@@ -216,7 +212,7 @@ void ConnectionCore::check_greeting() {
   std::exchange(greeted_, nullptr)({});
 }
 
-void ConnectionCore::deliver() {
+void Connection::deliver() {
   while (stage_ == Stage::kOpen && !undelivered_.empty()) {
     Frame frame = std::move(undelivered_.front());
     undelivered_.pop_front();
@@ -230,7 +226,7 @@ void ConnectionCore::deliver() {
   }
 }
 
-void ConnectionCore::close(Status why) {
+void Connection::close(Status why) {
   SHERD_ASSERT(loop_.in_loop() && !why.ok());
   if (stage_ == Stage::kClosed) {
     return;
@@ -247,7 +243,7 @@ void ConnectionCore::close(Status why) {
   loop_.post([self = shared_from_this()] { self->notify_closed(); });
 }
 
-void ConnectionCore::finish(Status why) {
+void Connection::finish(Status why) {
   SHERD_ASSERT(loop_.in_loop() && !why.ok());
   if (!open()) {
     return;
@@ -262,7 +258,7 @@ void ConnectionCore::finish(Status why) {
   read();
 }
 
-void ConnectionCore::abandon() {
+void Connection::abandon() {
   SHERD_ASSERT(loop_.in_loop());
   abandoned_ = true;
   if (stage_ != Stage::kFinishing && stage_ != Stage::kClosed) {
@@ -276,7 +272,7 @@ void ConnectionCore::abandon() {
 }
 
 // Calls the function that waits for the greeting, or the handlers; before start() there is neither.
-void ConnectionCore::notify_closed() {
+void Connection::notify_closed() {
   if (abandoned_) {
     return;
   }
@@ -291,7 +287,7 @@ void ConnectionCore::notify_closed() {
   }
 }
 
-Status ConnectionCore::ended(const std::error_code& error) const {
+Status Connection::ended(const std::error_code& error) const {
   const Status status = channel_->failure(error);
   std::string when;
   if (stage_ == Stage::kGreeting && status.code() == ErrorCode::kPeerLost) {
@@ -303,27 +299,5 @@ Status ConnectionCore::ended(const std::error_code& error) const {
       status.code(),
       str("[net] connection with ", peer_, ": ", status.message(), when)};
 }
-
-// ---- the handle ----
-
-Connection::Connection(std::shared_ptr<ConnectionCore> core)
-    : core_(std::move(core)) {}
-
-Connection::~Connection() { core_->abandon(); }
-
-void Connection::start(ConnectionHandlers handlers) {
-  core_->start(std::move(handlers));
-}
-
-void Connection::send(std::uint16_t type, std::string_view payload) {
-  core_->send(type, payload);
-}
-
-void Connection::close(Status why) { core_->close(std::move(why)); }
-void Connection::finish(Status why) { core_->finish(std::move(why)); }
-bool Connection::open() const { return core_->open(); }
-const std::string& Connection::peer() const { return core_->peer(); }
-Instant Connection::last_received() const { return core_->last_received(); }
-std::size_t Connection::unsent_bytes() const { return core_->unsent_bytes(); }
 
 }  // namespace sherd::net

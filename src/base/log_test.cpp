@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/limited_log.h"
+#include "base/log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
