@@ -199,6 +199,8 @@ void bind_folders(py::module_& module) {
           py::init([](const World& world, const std::string& folder,
                       bool asynchronous, int keep_last, std::int64_t keep_every,
                       bool shared, std::int64_t file_bytes_max) {
+            // Python keeps a list of its instances, to which a factory adds with the GIL.
+            const py::gil_scoped_release without_gil;
             return std::make_unique<CheckpointSaver>(
                 world, folder,
                 SaveOptions{
@@ -210,7 +212,8 @@ void bind_folders(py::module_& module) {
           }),
           py::arg("world"), py::arg("folder"), py::arg("asynchronous"),
           py::arg("keep_last"), py::arg("keep_every"), py::arg("shared"),
-          py::arg("file_bytes_max"), py::keep_alive<1, 2>(), WithoutGil())
+          py::arg("file_bytes_max"), py::keep_alive<1, 2>(),
+          py::call_guard<OutsideHandlers>())
       .def(
           "save",
           [](CheckpointSaver& self, std::int64_t step, const State& state) {
