@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 #include "autograd/param_key.h"
+#include "base/copy_bytes.h"
 
 namespace sherd::autograd::testing {
 
@@ -33,7 +34,7 @@ int FakeUnitCache::add_unit(
   for (const auto& p : parameters) {
     const auto values = p.detach().clone().to(type).contiguous();
     if (p.numel() > 0) {
-      std::memcpy(
+      copy_bytes(
           unit.backup.mutable_data_ptr<std::uint8_t>() + offset * item,
           values.const_data_ptr(), values.nbytes());
     }
@@ -84,7 +85,7 @@ void FakeUnitCache::fill(Unit& unit) {
     return;
   }
   unit.bytes = at::empty_like(unit.backup);
-  std::memcpy(
+  copy_bytes(
       unit.bytes.mutable_data_ptr(), unit.backup.const_data_ptr(),
       unit.backup.nbytes());
   unit.storage->fill(unit.bytes.mutable_data_ptr());
@@ -94,13 +95,15 @@ void FakeUnitCache::fill(Unit& unit) {
 void FakeUnitCache::evict(int number) {
   auto& unit = units_.at(static_cast<std::size_t>(number));
   if (unit.dirty) {
-    std::memcpy(
+    copy_bytes(
         unit.backup.mutable_data_ptr(), unit.bytes.const_data_ptr(),
         unit.backup.nbytes());
     unit.dirty = false;
   }
   constexpr int kPoison = 0xff;  // NaN in every floating-point type.
-  std::memset(unit.bytes.mutable_data_ptr(), kPoison, unit.bytes.nbytes());
+  if (unit.bytes.numel() > 0) {
+    std::memset(unit.bytes.mutable_data_ptr(), kPoison, unit.bytes.nbytes());
+  }
   unit.storage->empty(sentence(number));
   unit.bytes.reset();
 }

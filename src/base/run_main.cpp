@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <system_error>
 #include <sherd/base/error.h>
 
 namespace sherd {
@@ -45,6 +46,14 @@ int run_main(int argc, char** argv, const std::function<int()>& body) {
     status =
         error.code() == ErrorCode::kInvalidArgument ? kUsageError : kFailed;
     message = error.what();
+  } catch (const std::system_error& error) {
+    message = error.what();
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      // std::thread does not say what there was too little of.
+      message +=
+          ": no more threads or processes; raise the limit (ulimit -u, or "
+          "that of the container)";
+    }
   } catch (const std::exception& error) {
     message = without_backtrace(error.what());
   } catch (...) {

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
@@ -90,6 +91,18 @@ TEST(RunMain, AFileThatIsTooLargeIsAnErrorAndNotTheEnd) {
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
+TEST(RunMain, ALimitOfThreadsIsNamed) {
+  const auto outcome = outcome_of([]() -> int {
+    throw std::system_error(
+        std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_EQ(
+      outcome.shown,
+      "my-train: Resource temporarily unavailable: no more threads or "
+      "processes; raise the limit (ulimit -u, or that of the container)\n");
 }
 
 TEST(RunMain, LibTorchsFramesAreLeftOut) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/broadcast_state.h"
 
-#include <cstring>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "autograd/param_key.h"
+#include "base/copy_bytes.h"
 #include "world/collectives.h"
 
 namespace sherd::ddp {
@@ -53,13 +52,13 @@ Status broadcast_on_host(
   };
   if (via.index() == root) {
     each([](char* room, const char* value, std::size_t bytes) {
-      std::memcpy(room, value, bytes);
+      copy_bytes(room, value, bytes);
     });
   }
   auto status = world::Collectives(via, what).broadcast({pack}, root);
   if (status.ok() && via.index() != root) {
     each([](const char* room, char* value, std::size_t bytes) {
-      std::memcpy(value, room, bytes);
+      copy_bytes(value, room, bytes);
     });
   }
   return status;

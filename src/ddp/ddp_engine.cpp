@@ -13,6 +13,7 @@
 #include "autograd/gradient_hook.h"
 #include "autograd/param_key.h"
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "base/status.h"
 #include "ddp/broadcast_state.h"
 #include "ddp/sparse_gradients.h"
@@ -76,7 +77,7 @@ std::string text_of(const std::vector<int>& numbers) {
 
 std::vector<int> numbers_of(const std::string& text) {
   std::vector<int> numbers(text.size() / sizeof(int));
-  std::memcpy(numbers.data(), text.data(), numbers.size() * sizeof(int));
+  copy_bytes(numbers.data(), text.data(), numbers.size() * sizeof(int));
   return numbers;
 }
 

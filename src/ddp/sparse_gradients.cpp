@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "device/host_memory.h"
 #include "world/collectives.h"
 
@@ -44,9 +45,9 @@ std::string packed(const at::Tensor& any) {
   const std::int64_t entries = indices.size(1);
   std::string text(sizeof entries + indices.nbytes() + values.nbytes(), '\0');
   std::memcpy(text.data(), &entries, sizeof entries);
-  std::memcpy(
+  copy_bytes(
       text.data() + sizeof entries, indices.const_data_ptr(), indices.nbytes());
-  std::memcpy(
+  copy_bytes(
       text.data() + sizeof entries + indices.nbytes(), values.const_data_ptr(),
       values.nbytes());
   return text;
@@ -68,8 +69,8 @@ Entries unpacked(const std::string& text, const at::Tensor& like) {
       text.size() ==
       sizeof entries + found.indices.nbytes() + found.values.nbytes());
   const char* at = text.data() + sizeof entries;
-  std::memcpy(found.indices.mutable_data_ptr(), at, found.indices.nbytes());
-  std::memcpy(
+  copy_bytes(found.indices.mutable_data_ptr(), at, found.indices.nbytes());
+  copy_bytes(
       found.values.mutable_data_ptr(), at + found.indices.nbytes(),
       found.values.nbytes());
   return found;

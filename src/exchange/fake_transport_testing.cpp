@@ -145,11 +145,11 @@ class Received final : public world::Transfer {
     }
     std::unique_lock lock(state_->mu);
     const auto limit = state_->clock.now() + state_->options.deadline;
-    while (due() != Instant::min()) {
+    for (Instant at = due(); at != Instant::min(); at = due()) {
       if (auto status = failure(limit, what); !status.ok()) {
         return status;
       }
-      const auto rest = std::min(limit, due()) - state_->clock.now();
+      const auto rest = std::min(limit, at) - state_->clock.now();
       state_->changed.wait_for(lock, std::max(rest, Duration(0)));
     }
     take();
@@ -231,8 +231,8 @@ class FakeTransport final : public world::Transport {
       const LaneName name{name_, rank_, world_rank(peer), tag};
       auto& lane = state_->lanes[name];
       // Not before those sent earlier, so that none of them is lost alone.
-      lane.due = std::max(
-          lane.due, state_->clock.now() + state_->delay(name, lane));
+      lane.due =
+          std::max(lane.due, state_->clock.now() + state_->delay(name, lane));
       lane.under_way.push_back(
           {std::string(
                static_cast<const char*>(tensor.const_data_ptr()),

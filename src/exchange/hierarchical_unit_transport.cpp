@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -10,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/copy_bytes.h"
 #include "base/status.h"
 #include "exchange/hierarchical_reductions.h"
 #include "exchange/host_layout.h"
@@ -294,7 +294,7 @@ Status HierarchicalUnitTransport::move(
       const auto range = layout.shard(owner);
       const auto part = flats[f].narrow(0, range.begin, range.numel());
       if (owner == map_.rank()) {
-        std::memcpy(
+        copy_bytes(
             part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
       } else {
         transfers.push_back(gather_->receive(part, owner, tag));

@@ -2,12 +2,12 @@
 #include "exchange/unit_transport.h"
 
 #include <atomic>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 
+#include "base/copy_bytes.h"
 #include "base/status.h"
 #include "exchange/coded_shards.h"
 #include "exchange/message_reductions.h"
@@ -84,7 +84,7 @@ class MessageUnitTransport final : public UnitTransport {
           transfers.push_back(
               decode(gather, f, peer, here ? shard : at::Tensor(), part));
         } else if (here) {
-          std::memcpy(
+          copy_bytes(
               part.mutable_data_ptr(), shard.const_data_ptr(), shard.nbytes());
         } else {
           transfers.push_back(gather_->receive(part, peer, tag(gather, f)));

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include <ATen/ops/empty.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "exchange/backward_status.h"
 #include "world/collectives.h"
 
@@ -28,7 +28,7 @@ double combine(double a, double b, ScalarReduceOp op) {
 at::Tensor bytes_of(const void* data, std::size_t size) {
   auto bytes =
       at::empty({static_cast<std::int64_t>(size)}, c10::ScalarType::Byte);
-  std::memcpy(bytes.mutable_data_ptr(), data, size);
+  copy_bytes(bytes.mutable_data_ptr(), data, size);
   return bytes;
 }
 
@@ -45,7 +45,7 @@ void combine_scalars(
   std::vector<double> same(mine.size(), 1.0);
   for (std::size_t r = 0; r < bytes.size(); ++r) {
     SHERD_ASSERT(bytes[r].nbytes() == values.nbytes());
-    std::memcpy(theirs.data(), bytes[r].const_data_ptr(), values.nbytes());
+    copy_bytes(theirs.data(), bytes[r].const_data_ptr(), values.nbytes());
     for (std::size_t i = 0; i < theirs.size(); ++i) {
       if (op == ScalarReduceOp::kSame) {
         same[i] = same[i] != 0.0 && theirs[i] == mine[i] ? 1.0 : 0.0;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exchange/secondary_shards.h"
 
-#include <cstring>
-
 #include <ATen/ops/empty.h>
 
+#include "base/copy_bytes.h"
 #include "exchange/unit_transport.h"
 
 namespace sherd::exchange {
@@ -38,7 +37,7 @@ void SecondaryShards::keep(
     if (!from.is_cpu()) {
       kept.flats[f].copy_(from);
     } else if (part.numel() > 0) {
-      std::memcpy(
+      copy_bytes(
           kept.flats[f].mutable_data_ptr(), from.const_data_ptr(),
           from.nbytes());
     }

@@ -2,7 +2,6 @@
 #include "exchange/shared_gradient_slots.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "world/rank_order_sum.h"
 
 namespace sherd::exchange {
@@ -154,7 +154,7 @@ std::uint64_t SharedGradientSlots::post(
           continue;
         }
         const auto part = given.narrow(0, range.begin - begin, range.numel());
-        std::memcpy(
+        copy_bytes(
             open.flats[f]
                 .narrow(0, range.begin, range.numel())
                 .mutable_data_ptr(),

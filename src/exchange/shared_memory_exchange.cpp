@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/copy_bytes.h"
 #include "base/status.h"
 #include "exchange/agreement.h"
 #include "exchange/backward_status.h"
@@ -496,7 +497,7 @@ Result<std::vector<at::Tensor>> SharedMemoryExchange::all_gather_step(
   std::vector<std::byte> all(bytes * ranks_.size());
   const StepHeader head{request, payload.nbytes()};
   std::memcpy(mine.data(), &head, sizeof(head));
-  std::memcpy(
+  copy_bytes(
       mine.data() + sizeof(head), payload.const_data_ptr(), payload.nbytes());
   SHERD_RETURN_IF_FAILED(cells_->all_gather_bytes(
       mine, all, "an answer to " + exchange::describe(request, unit_names_)));
@@ -530,7 +531,7 @@ Status SharedMemoryExchange::copy_in_full(
   const bool cast = is_cast(model_.unit(unit));
   for (std::size_t f = 0; cast && f < model_.unit(unit).flats.size(); ++f) {
     const auto shard = memory_->shard(unit, static_cast<int>(f)).shard;
-    std::memcpy(
+    copy_bytes(
         shown(me()) + offsets[f], shard.const_data_ptr(), shard.nbytes());
   }
   if (cast) {
@@ -550,7 +551,7 @@ Status SharedMemoryExchange::copy_in_full(
           : static_cast<std::byte*>(memory_->whole(unit, static_cast<int>(f))) +
               range.begin *
                   static_cast<std::int64_t>(c10::elementSize(flat.dtype));
-      std::memcpy(part.mutable_data_ptr(), from, part.nbytes());
+      copy_bytes(part.mutable_data_ptr(), from, part.nbytes());
     }
   }
   return all_gather_step(request, nothing).status();

@@ -2,11 +2,11 @@
 #include "exchange/shared_memory_reductions.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 
 namespace sherd::exchange {
 namespace {
@@ -174,7 +174,7 @@ void SharedMemoryReductions::sum(const Pending& pending) const {
     if (model_.replicates() && !options.into.empty()) {
       const auto shown = units_.gradient_of(rank_, pending.unit, number)
                              .narrow(0, own.begin, own.numel());
-      std::memcpy(
+      copy_bytes(
           shown.mutable_data_ptr(), part.const_data_ptr(), part.nbytes());
     }
   }
@@ -195,7 +195,7 @@ void SharedMemoryReductions::take(const Summed& summed) const {
       const auto to = summed.into.empty() ? gradient_of(rank_) : summed.into[f];
       const auto theirs =
           gradient_of(rank).narrow(0, range.begin, range.numel());
-      std::memcpy(
+      copy_bytes(
           to.narrow(0, range.begin, range.numel()).mutable_data_ptr(),
           theirs.const_data_ptr(), theirs.nbytes());
     }

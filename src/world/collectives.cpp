@@ -2,7 +2,6 @@
 #include "world/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include <ATen/ops/full.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "world/rank_order_sum.h"
 
 namespace sherd::world {
@@ -174,7 +174,7 @@ Result<std::vector<std::string>> Collectives::all_gather_texts(
     return at::empty({lengths[position(member)]}, at::kByte);
   };
   const auto own = buffer_of(index_);
-  std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+  copy_bytes(own.mutable_data_ptr(), mine.data(), mine.size());
   const auto texts = beside_own(own, buffer_of);
   SHERD_RETURN_IF_FAILED(exchange(
       [&](int member) { return texts[position(member)]; },

@@ -37,7 +37,9 @@ exchange::DeviceBackends axis_over(
       .gather = network.backend(0, name + "/gathers"),
       .reduce =
           {.backend = network.backend(0, name + "/reductions"),
-           .hook = with_hook ? recipe.hook : std::nullopt},
+           .hook = with_hook ? recipe.hook : std::nullopt,
+           .messages = world::make_c10d_transport(
+               World::single(), name + "/messages", {0})},
       .gathers =
           {.coder = recipe.coder,
            .secondary_ranks = recipe.options.secondary_ranks},

@@ -173,7 +173,7 @@ TEST(TorchScript, TheTreeHasTheScriptsOwnTensorsAndNames) {
   std::vector<std::string> names;
   for (const auto& item : script.named_parameters()) {
     names.push_back(item.name);
-    const auto& found = modules->named_parameters()[item.name];
+    const auto found = modules->named_parameters()[item.name];
     EXPECT_TRUE(found.is_same(item.value)) << item.name;
     EXPECT_EQ(found.requires_grad(), item.name != "frozen");
   }

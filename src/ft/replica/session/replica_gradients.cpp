@@ -8,6 +8,7 @@
 
 #include "autograd/backward.h"
 #include "base/check.h"
+#include "base/copy_bytes.h"
 
 namespace sherd::ft {
 namespace {
@@ -57,7 +58,7 @@ std::size_t bytes_of(std::int64_t elements) {
 // Copies into contiguous memory of the host.
 void copy_to_host(const at::Tensor& from, float* to) {
   if (from.is_cpu()) {
-    std::memcpy(
+    copy_bytes(
         to, from.contiguous().const_data_ptr<float>(), bytes_of(from.numel()));
   } else {
     at::from_blob(to, from.sizes(), at::kFloat)
@@ -67,7 +68,7 @@ void copy_to_host(const at::Tensor& from, float* to) {
 
 void copy_from_host(const float* from, const at::Tensor& to) {
   if (to.is_cpu()) {
-    std::memcpy(to.mutable_data_ptr<float>(), from, bytes_of(to.numel()));
+    copy_bytes(to.mutable_data_ptr<float>(), from, bytes_of(to.numel()));
   } else {
     to.copy_(
         at::from_blob(const_cast<float*>(from), to.sizes(), at::kFloat),
@@ -161,7 +162,7 @@ void ReplicaGradients::add_part(
   if (slice.earlier) {
     at::from_blob(place, part.sizes(), at::kFloat).add_(part);
   } else {
-    std::memcpy(place, part.const_data_ptr<float>(), bytes_of(part.numel()));
+    copy_bytes(place, part.const_data_ptr<float>(), bytes_of(part.numel()));
   }
   count(index, part.numel());
   if (came + part.numel() == slice.parameter.numel()) {

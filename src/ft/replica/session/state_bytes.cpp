@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ft/replica/session/state_bytes.h"
 
-#include <cstring>
 #include <vector>
 #include <ATen/core/grad_mode.h>
 
 #include "base/check.h"
+#include "base/copy_bytes.h"
 #include "base/digest.h"
 #include "base/hash.h"
 #include "ckpt/state_access.h"
@@ -110,7 +110,7 @@ void restore_state(
         : device::empty_on_host(
               place.sizes(), place.scalar_type(), place.device());
     if (!found[i].empty()) {
-      std::memcpy(elements.data_ptr(), found[i].data(), found[i].size());
+      copy_bytes(elements.data_ptr(), found[i].data(), found[i].size());
     }
     if (target.loaded) {
       target.loaded(elements);
