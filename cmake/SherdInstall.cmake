@@ -26,6 +26,9 @@ function(sherd_add_shared_library target name include)
     # LibTorch keeps pointers to what is in it: the fallback, the autograd engine,
     # backends.
     -Wl,-z,nodelete)
+  if(SHERD_SANITIZE)  # Objects do not bring the options with which their parts are linked.
+    target_link_options(${target} PUBLIC $<BUILD_INTERFACE:-fsanitize=${SHERD_SANITIZE}>)
+  endif()
   target_compile_features(${target} INTERFACE cxx_std_20)
   target_include_directories(${target} INTERFACE
     $<BUILD_INTERFACE:${include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)

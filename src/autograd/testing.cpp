@@ -33,11 +33,9 @@ int FakeUnitCache::add_unit(
   std::int64_t offset = 0;
   for (const auto& p : parameters) {
     const auto values = p.detach().clone().to(type).contiguous();
-    if (p.numel() > 0) {
-      copy_bytes(
-          unit.backup.mutable_data_ptr<std::uint8_t>() + offset * item,
-          values.const_data_ptr(), values.nbytes());
-    }
+    copy_bytes(
+        unit.backup.mutable_data_ptr<std::uint8_t>() + offset * item,
+        values.const_data_ptr(), values.nbytes());
     adopt(p, *unit.storage, offset, type);
     offset += (p.numel() + align - 1) / align * align;
   }

@@ -36,7 +36,7 @@ void SecondaryShards::keep(
     const auto from = unsharded.flats[f].narrow(0, part.begin, part.numel());
     if (!from.is_cpu()) {
       kept.flats[f].copy_(from);
-    } else if (part.numel() > 0) {
+    } else {
       copy_bytes(
           kept.flats[f].mutable_data_ptr(), from.const_data_ptr(),
           from.nbytes());

@@ -109,9 +109,7 @@ void restore_state(
         ? place
         : device::empty_on_host(
               place.sizes(), place.scalar_type(), place.device());
-    if (!found[i].empty()) {
-      copy_bytes(elements.data_ptr(), found[i].data(), found[i].size());
-    }
+    copy_bytes(elements.data_ptr(), found[i].data(), found[i].size());
     if (target.loaded) {
       target.loaded(elements);
     } else if (!direct) {
