@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 
-from train_testing import SMALL, TIMEOUT_S, TrainTest, main
+from train_testing import SMALL, TIMEOUT_S, TrainTest, change_tensor, main
 
 
 class TrainCommand(TrainTest):
@@ -237,18 +237,31 @@ class TrainCommand(TrainTest):
         text = self.shown(*words, ranks=2, expected=2)
         self.assertIn("a memory limit of 20971520 bytes is below its floor", text)
 
-    def test_weights_that_are_not_numbers_are_not_saved(self):
-        # The loss of the second step is finite, its gradients are not.
+    def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_checkpoint_before(self):
+        # Squares of the second step's activations are beyond fp32.
         words = (
             "--layers", "2", "--width", "16", "--heads", "2", "--seq", "16",
-            "--batch", "2", "--warmup", "0", "--lr", "1e3", "--save-every", "1",
+            "--batch", "2", "--warmup", "0", "--lr", "1e10", "--save-every", "1",
         )  # fmt: skip
         text = self.shown("--data", "text", "--run", "x", *words, expected=1)
-        self.assertIn("expected a finite norm of gradients, found", text)
-        self.assertIn("at step 2; try a lower --lr, and", text)
+        self.assertRegex(text, r"expected a finite loss, found \S+ at step 2; try a lower --lr, and")
         self.assertIn("remove x/checkpoints/step-1, from which", text)
         saved = [path.name for path in (self.folder / "x/checkpoints").glob("step-*")]
         self.assertEqual(saved, ["step-1"])
+
+    def test_gradients_that_are_not_finite_end_the_run_and_nothing_is_saved(self):
+        # With an embedding of zeros all logits are exactly 0, and the loss is the logarithm of the
+        # vocabulary however the head is; its gradient has weights of 1e38 as factors.
+        words = ("--data", "text", "--batch", "2", "--save-every", "1")
+        self.shown(*SMALL, *words, "--model", "llama", "--run", "x", "--steps", "1")
+        self.shown("x", "hf", command="checkpoint export")
+        file = self.folder / "hf/model.safetensors"
+        change_tensor(file, "model.embed_tokens.weight", lambda at: 0.0)
+        change_tensor(file, "lm_head.weight", lambda at: 1e38 if at % 3 else -1e38)
+        more = ("--init-from", "hf", "--seq", "16", "--run", "y")
+        text = self.shown(*words, *more, expected=1)
+        self.assertRegex(text, r"expected a finite norm of gradients, found \S+ at step 1; try a")
+        self.assertEqual(list((self.folder / "y/checkpoints").glob("step-*")), [])
 
     def test_an_update_that_is_too_large_is_not_saved_and_a_lower_rate_begins_again(self):
         # Loss and gradients of the first step are finite, what the rate makes of them is not.

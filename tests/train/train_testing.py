@@ -12,6 +12,7 @@ import pathlib
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import unittest
@@ -32,6 +33,18 @@ def take_interrupts():
 def limits_files_to(size):
     """Unlike Python itself, its children are killed by the signal unless they ignore it."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def change_tensor(file, name, value_at):
+    """Element i of the fp32 tensor `name` of a safetensors file becomes value_at(i)."""
+    content = bytearray(file.read_bytes())
+    (header_bytes,) = struct.unpack_from("<Q", content)
+    entry = json.loads(content[8 : 8 + header_bytes])[name]
+    assert entry["dtype"] == "F32", entry
+    begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
+    count = (end - begin) // 4
+    struct.pack_into(f"<{count}f", content, begin, *(value_at(at) for at in range(count)))
+    file.write_bytes(content)
 
 
 class TrainTest(unittest.TestCase):
