@@ -49,7 +49,8 @@ TEST(Command, EachCommandOfReplicasShowsItsExamples) {
 
 TEST(Command, OutputThatIsLostIsAFailure) {
   for (const std::string words :
-       {"--version", "simulate --days 0.01 --runs 1", "trace --help"}) {
+       {"--version", "simulate --days 0.01 --runs 1", "trace --help",
+        "coordinate --help", "run --help", "run -n 2 -- echo out"}) {
     const auto outcome = test::run_in_shell(
         "{ '" SHERD_COMMAND "' " + words + " > /dev/full; }");
     EXPECT_EQ(outcome.exit_status, 1) << words;

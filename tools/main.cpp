@@ -110,7 +110,8 @@ int parse_and_run(CLI::App& app, std::vector<std::string> words) {
       words.pop_back();
     }
   }
-  if (!parse_arguments(app, std::move(words)) || !takes_program) {
+  parse_arguments(app, std::move(words));
+  if (!takes_program) {
     expect_printed();  // Else the result is the program's.
   }
   return status;

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <sherd/base/error.h>
 #include "nearest_name.h"
+#include "tool_main.h"
 
 namespace sherd::tools {
 namespace {
@@ -61,6 +62,7 @@ bool parse_arguments(CLI::App& app, std::vector<std::string> words) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {  // CLI11 reports --help as an error, too.
       app.exit(error);
+      expect_printed();
       return false;
     }
     const CLI::App* parsed = &app;

@@ -17,8 +17,8 @@ namespace sherd::tools {
 std::vector<std::string> words_of(int argc, char** argv);
 
 // Lets `app` parse the words. Returns false if they asked for help or the version, which is then
-// printed. Throws Error for any mistake; for an unknown option or command it names the nearest
-// known one.
+// printed. Throws Error for any mistake, and if that could not be printed; for an unknown option or
+// command it names the nearest known one.
 bool parse_arguments(CLI::App& app, std::vector<std::string> words);
 
 }  // namespace sherd::tools

@@ -44,7 +44,8 @@ constexpr const char* kRunExamples =
     "its\n"
     "progress bar works.\n"
     "Exit status: 0 when all ranks succeed, else that of the first to fail\n"
-    "(128 + signal if killed); 127 program not found, 126 not executable,\n"
+    "(128 + signal if killed); 1 when output could not be written;\n"
+    "127 program not found, 126 not executable,\n"
     "with --fault-tolerant 0 when the replica that ended last has succeeded,\n"
     "75 when all replicas were asked to leave before the run had ended;\n"
     "2 wrong usage.";

@@ -69,7 +69,7 @@ int Job::run() {
   supervisor_.flush();
   report();
   supervisor_.flush();
-  return policy_.exit_status();
+  return supervisor_.exit_status(policy_.exit_status());
 }
 
 StartStatus Job::start_all() {

@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sherd/base/error.h>
+#include "base/descriptor.h"
 #include "launch/launcher_under_test.h"
 #include "launch/start_plan.h"
 #include "support/scratch_folder.h"
@@ -220,6 +221,31 @@ TEST(Launch, AClosedStdoutIsClosedForTheRanksToo) {
   EXPECT_EQ(launcher.finish().exit_status, 128 + SIGPIPE);
 }
 
+TEST(Launch, LostOutputEndsNoRankAndIsAFailure) {
+  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const auto outcome_of = [&](const std::string& script) {
+    return LauncherProcess(ranks_of(2, script), {.stdout_fd = full.get()})
+        .finish();
+  };
+  // More than pipes and queues hold.
+  const LauncherResult outcome = outcome_of("seq 1 400000; echo on >&2");
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_EQ(
+      lines_of(outcome.err),
+      (std::multiset<std::string>{
+          "[rank 0] on", "[rank 1] on",
+          "sherd: error: cannot write to standard output: No space left on "
+          "device; output of the ranks was lost"}));
+  EXPECT_EQ(outcome_of("echo out; exit 5").exit_status, 5);
+}
+
+TEST(Launch, LostMessagesAreAFailureToo) {
+  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  LauncherProcess launcher(
+      ranks_of(2, "echo out >&2"), {.stderr_fd = full.get()});
+  EXPECT_EQ(launcher.finish().exit_status, 1);
+}
+
 TEST(Launch, RankZeroAloneReadsStdin) {
   auto [read_end, write_end] = make_pipe();
   LauncherProcess launcher(
@@ -329,6 +355,39 @@ TEST(Launch, ProgramsThatCannotRunAreNamed) {
   const LauncherResult no_format = outcome_of(script);
   EXPECT_EQ(no_format.exit_status, 126);
   EXPECT_THAT(no_format.err, HasSubstr("#!/bin/sh"));
+}
+
+LauncherResult launch_without_network(const LaunchOptions& options) {
+  return LauncherProcess(options, {.network = false}).finish();
+}
+
+TEST(LaunchWithoutNetwork, RanksThatCouldNotMeetAreNotStarted) {
+  LaunchOptions replica = ranks_of(1, "echo started");
+  replica.replicas.emplace();
+  replica.replicas->coordinator_command = {"/bin/echo", "started"};
+  for (const auto& options : {ranks_of(2, "echo started"), replica}) {
+    const LauncherResult outcome = launch_without_network(options);
+    if (outcome.exit_status == LauncherProcess::kNoNamespaces) {
+      GTEST_SKIP() << "no namespaces here";
+    }
+    EXPECT_EQ(outcome.exit_status, 1);
+    EXPECT_THAT(outcome.out, IsEmpty());
+    EXPECT_THAT(
+        outcome.err,
+        HasSubstr("sherd: error: expected to reach 127.0.0.1, where the "
+                  "processes of the job meet, found no way: Network is "
+                  "unreachable"));
+  }
+}
+
+TEST(LaunchWithoutNetwork, ALoneRankNeedsNone) {
+  const LauncherResult outcome =
+      launch_without_network(ranks_of(1, "echo started"));
+  if (outcome.exit_status == LauncherProcess::kNoNamespaces) {
+    GTEST_SKIP() << "no namespaces here";
+  }
+  EXPECT_EQ(outcome.exit_status, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "[rank 0] started\n");
 }
 
 TEST(LaunchOptions, ThatMakeNoSenseAreRefused) {

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -96,15 +97,19 @@ inline pid_t process_after(const std::string& label, const std::string& text) {
 
 class LauncherProcess {
  public:
-  // `stdin_fd` and `stdout_fd` replace the launcher's own; -1 means no input, and a pipe that the
-  // test reads. `ignored` is a signal to ignore, as under nohup; `descriptors` is a limit of open
-  // files.
+  // `stdin_fd` and so on replace the launcher's own; -1 means no input, and pipes that the test
+  // reads. `ignored` is a signal to ignore, as under nohup; `descriptors` is a limit of open
+  // files. Without `network`, there is not even a loopback interface; where that is refused, the
+  // launcher ends with kNoNamespaces.
   struct Streams {
     int stdin_fd = -1;
     int stdout_fd = -1;
+    int stderr_fd = -1;
     int ignored = 0;
     std::optional<rlimit> descriptors{};
+    bool network = true;
   };
+  static constexpr int kNoNamespaces = 99;
 
   explicit LauncherProcess(const LaunchOptions& options)
       : LauncherProcess(options, Streams()) {}
@@ -193,13 +198,18 @@ class LauncherProcess {
     ::dup2(streams.stdin_fd >= 0 ? streams.stdin_fd : nothing, STDIN_FILENO);
     ::dup2(
         streams.stdout_fd >= 0 ? streams.stdout_fd : ends.out, STDOUT_FILENO);
-    ::dup2(ends.err, STDERR_FILENO);
+    ::dup2(
+        streams.stderr_fd >= 0 ? streams.stderr_fd : ends.err, STDERR_FILENO);
     // Also the test's ends, which no exec closes here.
     const auto alive = static_cast<unsigned>(ends.alive);
     ::close_range(STDERR_FILENO + 1, alive - 1, 0);
     ::close_range(alive + 1, ~0U, 0);
     if (streams.descriptors) {
       ::setrlimit(RLIMIT_NOFILE, &*streams.descriptors);
+    }
+    if (!streams.network && ::unshare(CLONE_NEWNET) != 0 &&
+        ::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) {
+      ::_exit(kNoNamespaces);
     }
     ::_exit(run(options));
   }

@@ -52,6 +52,28 @@ Descriptor bind_wildcard(int number, Reuse reuse) {
 
 }  // namespace
 
+Status check_loopback() {
+  const Descriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(9);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  // Connecting a socket for datagrams only looks for a route.
+  if (!socket.open() ||
+      ::connect(
+          socket.get(), reinterpret_cast<const sockaddr*>(&address),
+          sizeof address) == 0) {
+    return {};
+  }
+  return Status(
+      ErrorCode::kUnavailable,
+      str("expected to reach 127.0.0.1, where the processes of the job meet, "
+          "found no way: ",
+          std::strerror(errno),
+          "; bring up the loopback interface of this host or container (ip "
+          "link set lo up)"));
+}
+
 Status check_port_free(int port) {
   if (bind_wildcard(port, Reuse::kYes).open()) {
     return {};

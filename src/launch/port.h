@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The port on which the ranks of a job meet. Thread rule: any thread.
+// The address and port at which the ranks of a job meet. Thread rule: any thread.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,9 @@
 #include "base/status.h"
 
 namespace sherd::launch {
+
+// Succeeds if this host reaches itself at 127.0.0.1. Sends nothing.
+Status check_loopback();
 
 // Succeeds if a process may listen on `port` now, because no other process does. A port that only
 // lingers after an earlier job counts as free.

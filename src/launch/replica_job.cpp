@@ -116,10 +116,12 @@ int ReplicaJob::run() {
     }
   }
   supervisor_.end_orphans();
+  supervisor_.flush();
   report();
   supervisor_.flush();
-  return ends_without_coordinator_ ? coordinator_->failure().exit_status()
-                                   : policy_.exit_status();
+  return supervisor_.exit_status(
+      ends_without_coordinator_ ? coordinator_->failure().exit_status()
+                                : policy_.exit_status());
 }
 
 StartStatus ReplicaJob::prepare() {

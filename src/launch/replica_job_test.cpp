@@ -630,6 +630,18 @@ TEST_F(ReplicaJobKillTest, LogsOfAllLivesOfARankAreOneFile) {
   EXPECT_TRUE(std::filesystem::exists(path("logs/coordinator.log")));
 }
 
+TEST_F(ReplicaJobKillTest, LostOutputEndsNoReplicaAndIsAFailure) {
+  const Descriptor full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  LauncherProcess launcher(
+      replicas_of(2, 1, "echo out"), {.stdout_fd = full.get()});
+  const LauncherResult outcome = launcher.finish();
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_EQ(
+      outcome.err,
+      "sherd: error: cannot write to standard output: No space left on device; "
+      "output of the ranks was lost\n");
+}
+
 TEST_F(ReplicaJobKillTest, OptionsThatMakeNoSenseAreRefused) {
   const auto refusal = [this](auto&& change) -> std::string {
     LaunchOptions options = sleepers(2, 1);

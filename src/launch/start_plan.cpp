@@ -10,6 +10,7 @@
 #include <tuple>
 #include "base/check.h"
 #include "base/host.h"
+#include "launch/port.h"
 #include "launch/start_limits.h"
 
 namespace sherd::launch {
@@ -81,6 +82,11 @@ StartStatus plan_start(const LaunchOptions& options, StartPlan* plan) {
   SHERD_RETURN_IF_FAILED(find_program(
       options.command.front(), path.value_or("/usr/local/bin:/usr/bin:/bin"),
       &plan->path));
+  // A rank that is alone meets nobody, unless its coordinator is here.
+  if (options.ranks > 1 ||
+      (replicated && options.replicas->coordinator.empty())) {
+    SHERD_RETURN_IF_FAILED(check_loopback());
+  }
   const std::vector<CpuCore> cores = usable_cores();
   plan->threads = static_cast<int>(cores.size()) / ranks;
   if (options.bind_cores) {

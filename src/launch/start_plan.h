@@ -36,8 +36,9 @@ struct StartPlan {
   std::vector<std::vector<int>> division;
 };
 
-// Makes room for the processes of the job (start_limits.h), finds the program, divides the cores
-// among the ranks, without those of spares, and makes the folder for logs.
+// Makes room for the processes of the job (start_limits.h), finds the program, checks that processes
+// that have to meet on this host can, divides the cores among the ranks, without those of spares,
+// and makes the folder for logs.
 StartStatus plan_start(const LaunchOptions& options, StartPlan* plan);
 
 // The rank in slot `slot`, named `name` in messages, on the cores of that slot.

@@ -298,12 +298,17 @@ void Supervisor::report_problems() {
       say_hangs(child.process.pid());
     }
   }
-  for (const LineWriter* sink : {&stdout_, &stderr_}) {
-    if (sink->error() != 0) {
-      say_error(
-          str("output of the ranks was lost: ", std::strerror(sink->error())));
-    }
+  // Nobody would see a message about stderr.
+  if (stdout_.error() != 0) {
+    say_error(
+        str("cannot write to standard output: ", std::strerror(stdout_.error()),
+            "; output of the ranks was lost"));
   }
+}
+
+int Supervisor::exit_status(int of_job) const {
+  const bool lost = stdout_.error() != 0 || stderr_.error() != 0;
+  return of_job == 0 && lost ? 1 : of_job;
 }
 
 }  // namespace sherd::launch

@@ -83,6 +83,9 @@ class Supervisor {
   // Reports problems of the launcher itself: processes that outlive SIGKILL, and output that could
   // not be written.
   void report_problems();
+  // The launcher's exit status: that of the job, unless the job has succeeded and output was lost
+  // for another reason than that its reader has gone.
+  int exit_status(int of_job) const;
 
  private:
   struct Child {

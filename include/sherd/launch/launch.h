@@ -122,7 +122,8 @@ struct LaunchOptions {
 // returned 0; the exit code of the rank that failed first, or 128 + the signal that killed it; 128
 // + the signal that stopped the launcher; 127 or 126 if the program is not found or cannot be
 // executed; 1 if the ranks could not be started for another reason (port in use, no more
-// processes). Reports what happened on stderr. No rank is left running.
+// processes), or have succeeded but output of theirs was lost, for instance on a full disk. Reports
+// what happened on stderr. No rank is left running.
 //
 // Each rank leads a process group of its own, which ends when the rank does. Processes that have
 // left the group and lost their parent are ended then, too, unless they have cleared their
