@@ -20,4 +20,8 @@ Status replace_file(const std::string& path, std::string_view content);
 // in the folder of `path`, durable and renames it. Fails like that.
 Status publish_file(const std::string& draft, const std::string& path);
 
+// Removes what replace_file() has left beside `path` in processes that were killed. One that writes
+// `path` meanwhile may fail.
+void remove_drafts(const std::string& path);
+
 }  // namespace sherd

@@ -78,5 +78,20 @@ TEST(ReplaceFile, OfSeveralWritersOneWins) {
   EXPECT_EQ(files_in(folder.path()), 1);
 }
 
+TEST(RemoveDrafts, TakesWhatKilledWritersLeftAndNothingElse) {
+  const ScratchFolder folder;
+  const auto path = folder.path() + "/a";
+  for (const std::string end :
+       {"", ".7.new", ".4294967295.new", ".new", ".7.old", ".b.new", "b.7.new",
+        ".7.new.new", ".7"}) {
+    std::ofstream(path + end) << "x";
+  }
+  remove_drafts(path);
+  EXPECT_FALSE(std::filesystem::exists(path + ".7.new"));
+  EXPECT_FALSE(std::filesystem::exists(path + ".4294967295.new"));
+  EXPECT_EQ(files_in(folder.path()), 7);
+  remove_drafts(folder.path() + "/none/a");
+}
+
 }  // namespace
 }  // namespace sherd

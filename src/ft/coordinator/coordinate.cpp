@@ -171,6 +171,7 @@ class CoordinatorMain {
     if (options_.ready_file.empty()) {
       return {};
     }
+    remove_drafts(options_.ready_file);
     return replace_file(
         options_.ready_file,
         address + "\n" + (page_ ? page_->address() + "\n" : ""));

@@ -33,6 +33,7 @@ using std::chrono::seconds;
 using test::FakeReplica;
 using test::run_until;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A process that only runs coordinate() and is killed when the test ends.
 class Process {
@@ -160,6 +161,13 @@ TEST_F(CoordinateKilled, NothingThatWasToldIsLost) {
     ASSERT_TRUE(advance(1));
     EXPECT_LT(loop_.now() - from, seconds(5));
   }
+}
+
+TEST_F(CoordinateKilled, ADraftOfItsReadyFileIsSweptByTheNextStart) {
+  const std::string draft = folder_.file("ready.4711.new", "127.0.0.1:1\n");
+  const auto process = start();
+  EXPECT_NE(::access(draft.c_str(), F_OK), 0);
+  EXPECT_THAT(options_.bind, StartsWith("127.0.0.1:"));
 }
 
 TEST_F(CoordinateKilled, ItsStatusIsServedBesides) {
