@@ -2,6 +2,7 @@
 #include "plan/step_follower.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -17,6 +18,26 @@ constexpr std::size_t kVisitsMax = 100'000;
 // steps leave out varying visits, fewer repetitions could be chance, and the next step would not
 // fit that plan.
 constexpr int kShorterSteps = 4;
+constexpr std::size_t kPastMax = 32;
+
+// What came after the longest part of the past that is equal to its end, so that steps that take
+// turns, such as those of a GAN, are foreseen. Empty if the last one is there for the first time.
+std::optional<std::uint64_t> likely_next(
+    const std::vector<std::uint64_t>& past) {
+  std::optional<std::uint64_t> next;
+  std::ptrdiff_t longest = 0;
+  for (std::size_t i = 1; i < past.size(); ++i) {
+    const auto before =
+        std::reverse_iterator(past.begin() + static_cast<std::ptrdiff_t>(i));
+    const auto length =
+        std::mismatch(before, past.rend(), past.rbegin()).first - before;
+    if (length > 0 && length >= longest) {
+      longest = length;
+      next = past[i];
+    }
+  }
+  return next;
+}
 
 }  // namespace
 
@@ -48,6 +69,9 @@ std::uint64_t StepFollower::fingerprint() const {
   for (const auto& plan : plans_) {
     hash.add(plan.fingerprint);
   }
+  for (const auto plan : past_) {
+    hash.add(plan);
+  }
   return hash.value();
 }
 
@@ -62,10 +86,12 @@ void StepFollower::prefer_shorter_step(
   auto& shorter = shorter_[training ? 1 : 0];
   shorter.times = 0;
   prefer_plan(shorter.record, budget_bytes);
+  past_.clear();
 }
 
 void StepFollower::forget_plans() {
   plans_.clear();
+  past_.clear();
   for (auto& shorter : shorter_) {
     shorter.times = 0;
   }
@@ -82,16 +108,23 @@ void StepFollower::begin_step(bool training, bool follow) {
   next_ = 0;
 }
 
-// Prefers a plan that begins with this visit to one that has it later.
+// Prefers a plan that begins with this visit to one that has it later, and of those that begin with
+// it the one that is due, or else the latest.
 void StepFollower::choose_plan() {
   const auto& first = record_.visits.front();
   const auto of_this_mode = [&](const StepPlan& plan) {
     return plan.record.training == record_.training;
   };
-  auto found =
-      std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
-        return of_this_mode(plan) && plan.record.visits.front() == first;
-      });
+  const auto begins = [&](const StepPlan& plan) {
+    return of_this_mode(plan) && plan.record.visits.front() == first;
+  };
+  const auto due = likely_next(past_);
+  auto found = std::ranges::find_if(plans_, [&](const StepPlan& plan) {
+    return plan.fingerprint == due && begins(plan);
+  });
+  if (found == plans_.end()) {
+    found = std::ranges::find_if(plans_, begins);
+  }
   if (found == plans_.end()) {
     found =
         std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
@@ -255,6 +288,12 @@ void StepFollower::end_step(std::int64_t budget_bytes) {
   } else {
     shorter_[record_.training ? 1 : 0].times = 0;
     prefer_plan(record_, budget_bytes);
+  }
+  if (!plans_.empty()) {
+    past_.push_back(plans_.front().fingerprint);
+  }
+  if (past_.size() > kPastMax) {
+    past_.erase(past_.begin());
   }
 }
 

@@ -51,7 +51,7 @@ class StepFollower {
       const std::vector<UnitId>& units,
       bool training,
       std::int64_t budget_bytes);
-  // A digest of all known plans.
+  // A digest of all known plans, and of which steps followed them.
   std::uint64_t fingerprint() const;
   // A digest of the shorter step: one that has left out the same parts of its plan four times in a
   // row. 0 if there is none. Training and evaluation have their own.
@@ -114,7 +114,8 @@ class StepFollower {
   std::vector<PlannedActions> advance(std::size_t next);
 
   StepPlanOptions options_;
-  std::list<StepPlan> plans_;           // The most recently used first.
+  std::list<StepPlan> plans_;        // The most recently used first.
+  std::vector<std::uint64_t> past_;  // Fingerprints of the latest steps' plans.
   std::array<ShorterStep, 2> shorter_;  // Of evaluation, of training.
   StepTrace record_;
   std::vector<UnitId> first_;  // The units of the visit that began the step.

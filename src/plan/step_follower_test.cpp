@@ -246,6 +246,33 @@ TEST(StepFollower, AnotherPlanThatBeganAlikeTakesOver) {
   EXPECT_EQ(rank.follower.counters().plans_made, 2);
 }
 
+// As for a discriminator, which a GAN trains on samples and then visits for its generator.
+TEST(StepFollower, StepsThatTakeTurnsAreForeseen) {
+  Rank rank;
+  const auto short_step = [&] {
+    rank.begin();
+    for (const UnitId unit : {0, 2, 1}) {
+      rank.visit({unit});
+    }
+    rank.visit({1}, true);
+    rank.end_backward();
+    rank.end_step();
+  };
+  const std::string turns = "LSLLS";
+  for (int round = 0; round < 6; ++round) {
+    for (const char turn : turns) {
+      turn == 'L' ? rank.train_step() : short_step();
+    }
+    if (round == 2) {
+      rank.follower.replan(kBudget);
+    }
+  }
+  // All turns of the last four rounds, and those of the second that were unlike the first two.
+  EXPECT_GE(rank.follower.counters().steps_planned, 20);
+  EXPECT_LE(rank.follower.counters().deviations, 6);
+  EXPECT_EQ(rank.follower.counters().plans_made, 2);
+}
+
 TEST(StepFollower, EvaluationEndsWhereItsFirstVisitComesRound) {
   Rank rank;
   EXPECT_EQ(rank.evaluate(), 1);
