@@ -423,7 +423,10 @@ Status DdpEngine::end_synchronised(const std::string& aborted) {
       gradient_bytes_ +=
           reducer_->left_out()[u] ? 0 : sent_bytes(buckets_.units[u]);
     }
-    synchronise_buffers();
+    // A backward of another model must not write what its graph still needs.
+    if (reducer_->any_used() || !model_.sparse.empty()) {
+      synchronise_buffers();
+    }
     timer_.step_ended(time_.now());
     if (learns_order_) {
       learn_order(ready);

@@ -56,6 +56,33 @@ TEST_P(ReplicateOptionsOf, T58AHookDecidesWhatBecomesOfBuffers) {
   }));
 }
 
+// As for a generator, while its discriminator learns: its own backward still needs the buffers.
+TEST_P(ReplicateOptionsOf, T58ABackwardOfAnotherModelLeavesBuffersAlone) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Norm model;
+    int calls = 0;
+    ReplicateOptions options;
+    options.buffer_hook = [&](const NamedTensors& buffers, HookGroup& group) {
+      ++calls;
+      mean_of_floating_point(buffers, group);
+    };
+    auto ddp = replicate(*model, world, options);
+    auto other = torch::ones({1}).requires_grad_();
+    const auto made = model->forward(integer_rows(0, world.rank(), 3));
+    (made.detach().sum() * other).sum().backward();
+    EXPECT_EQ(calls, 0);
+    // Only the last rank has a gradient, and all take part.
+    if (world.rank() == world.size() - 1) {
+      made.sum().backward();
+    } else {
+      (model->forward(integer_rows(0, world.rank(), 3)).detach().sum() * other)
+          .sum()
+          .backward();
+    }
+    EXPECT_EQ(calls, world.size() == 1 ? 0 : 1);
+  }));
+}
+
 TEST_P(ReplicateOptionsOf, T58ABufferHookThatThrowsIsToldToAll) {
   const auto body = [](World world) {
     if (world.size() == 1) {
