@@ -62,6 +62,12 @@ DeepSpeed open_deepspeed(const std::string& path, int rank, int ranks) {
 
 Backends connect(const CollectivesOptions& flags) {
   const auto environment = read_rank_environment(process_environment());
+  if (environment.source == "none") {
+    throw Error(
+        "[bench] expected the variables of a rank (RANK, WORLD_SIZE, ...), "
+        "found none: this program is one rank of `sherd bench collectives`, "
+        "which starts it by `sherd run`");
+  }
   Backends job;
   job.rank = environment.rank;
   job.ranks = environment.world_size;

@@ -4,7 +4,6 @@
 #include <set>
 #include <string>
 #include <gmock/gmock.h>
-#include "autograd/param_key.h"
 #include "autograd/testing.h"
 
 namespace sherd::autograd::testing {

@@ -17,7 +17,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include "autograd/gradient_hook.h"
 #include "autograd/saved_tensors.h"
-#include "base/status.h"
 
 namespace sherd::autograd {
 namespace {

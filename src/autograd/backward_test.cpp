@@ -4,7 +4,6 @@
 #include <latch>
 #include <thread>
 #include <gmock/gmock.h>
-#include "autograd/param_key.h"
 #include "autograd/testing.h"
 
 namespace sherd::autograd::testing {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/autograd/checkpoint.h>
 
+#include <map>
 #include <thread>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>

@@ -2,7 +2,6 @@
 #include "autograd/metadata_operators.h"
 
 #include <gmock/gmock.h>
-#include "autograd/param_key.h"
 #include "autograd/testing.h"
 
 namespace sherd::autograd::testing {

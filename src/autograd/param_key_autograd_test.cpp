@@ -7,7 +7,6 @@
 #include <gmock/gmock.h>
 #include <sherd/autograd/touch.h>
 #include <torch/script.h>
-#include "autograd/param_key.h"
 #include "autograd/testing.h"
 
 namespace sherd::autograd::testing {

@@ -60,6 +60,14 @@ TEST(BenchRun, TheSameInBf16) {
   }
 }
 
+// A single process would measure nothing.
+TEST(BenchRun, ARankOfCollectivesThatIsStartedByHandSaysWhatStartsIt) {
+  const auto outcome = test::run_in_shell("'" SHERD_BENCH_COLLECTIVES "'");
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_THAT(
+      outcome.shown, HasSubstr("one rank of `sherd bench collectives`"));
+}
+
 TEST(BenchRun, AContenderThatCannotStartIsReportedAndNotMeasured) {
   const auto outcome =
       bench("--ranks 2 --peers none --exchange collective --budget 10");
