@@ -63,6 +63,13 @@ const StorageTag* tag_of(const at::Tensor& tensor) {
   return static_cast<const StorageTag*>(data.get_context());
 }
 
+bool is_disconnected(const at::Tensor& tensor) {
+  const auto* tag = tag_of(tensor);
+  // Pairs with the release store in disconnect().
+  return tag != nullptr &&
+      tag->listener.load(std::memory_order_acquire) == nullptr;
+}
+
 ManagedStorage::ManagedStorage(
     ParameterUseListener* listener,
     int unit,

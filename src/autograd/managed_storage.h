@@ -74,6 +74,9 @@ class ParameterUseListener {
 // The tag of a tensor's storage, or null if the storage is not managed.
 const StorageTag* tag_of(const at::Tensor& tensor);
 
+// Whether the tensor's storage is managed and was disconnected: its bytes are gone.
+bool is_disconnected(const at::Tensor& tensor);
+
 class ManagedStorage {
  public:
   // An empty storage of `nbytes` on `device`, tagged (unit, flat).

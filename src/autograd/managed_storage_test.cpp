@@ -252,8 +252,11 @@ TEST(Orphan, CanBeGivenBackToPlainLibTorch) {
   FakeUnitCache cache;
   const auto w = parameter({4});
   cache.add_unit({w});
+  EXPECT_FALSE(is_disconnected(w));
   cache.destroy_unit(0);
+  EXPECT_TRUE(is_disconnected(w));
   release(w, at::ones({4}));
+  EXPECT_FALSE(is_disconnected(w));
   EXPECT_EQ(w.sum().item<float>(), 4.0F);
 }
 

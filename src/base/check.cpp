@@ -14,4 +14,12 @@ void assert_failed(
   std::abort();
 }
 
+void throw_moved_from(const char* handle) {
+  throw Error(
+      str(handle,
+          " was moved from; expected a call of the object that it was moved "
+          "to"),
+      ErrorCode::kFailedPrecondition);
+}
+
 }  // namespace sherd

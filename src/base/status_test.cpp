@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/status.h"
 
+#include <memory>
+#include <utility>
 #include <gtest/gtest.h>
 #include "base/hash.h"
 
@@ -37,6 +39,29 @@ TEST(Check, ThrowsTheSentenceMadeOfItsParts) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "[base] expected 4, found 3");
   }
+}
+
+struct MovableHandle {
+  HandleState<std::unique_ptr<int>, "[base] MovableHandle"> state;
+};
+
+TEST(HandleState, NamesAHandleThatWasMovedFromUntilItIsAssignedTo) {
+  MovableHandle first{std::make_unique<int>(7)};
+  MovableHandle second = std::move(first);
+  EXPECT_EQ(*second.state, 7);
+  try {
+    // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+    (void)*first.state;
+    FAIL() << "must throw";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "[base] MovableHandle was moved from; expected a call of the object "
+        "that it was moved to");
+    EXPECT_EQ(error.code(), ErrorCode::kFailedPrecondition);
+  }
+  first = std::move(second);
+  EXPECT_EQ(*first.state, 7);
 }
 
 TEST(CheckDeathTest, BrokenInvariantAborts) {

@@ -7,6 +7,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <sherd/ckpt/checkpoint.h>
+#include <sherd/optim/adamw.h>
 #include <torch/torch.h>
 #include "support/error_of.h"
 #include "support/scratch_folder.h"
@@ -440,6 +441,26 @@ TEST(CheckpointGenerators, GoOnWithTheNumbersTheyWouldHaveMade) {
         load_checkpoint(World::single(), scratch.path() + "/step-1", without);
       }),
       HasSubstr("generators dropout.rank-0"));
+}
+
+TEST(Saver, NamesASaverOrAnOptimizerThatWasMovedFrom) {
+  const ScratchFolder scratch;
+  const auto world = World::single();
+  CheckpointSaver first(world, scratch.path());
+  CheckpointSaver second(std::move(first));
+  CheckpointState state;
+  EXPECT_THAT(
+      // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+      error_of([&] { first.save(1, state); }),
+      HasSubstr("[ckpt] CheckpointSaver was moved from"));
+  NamedParameters parameters;
+  parameters.items = {{"a", torch::ones({3}).requires_grad_()}};
+  AdamW adamw(parameters);
+  state.add("optimizer", adamw, parameters);
+  const AdamW moved(std::move(adamw));
+  EXPECT_THAT(
+      error_of([&] { second.save(1, state); }),
+      HasSubstr("[optim] AdamW was moved from"));
 }
 
 }  // namespace

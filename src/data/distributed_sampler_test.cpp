@@ -11,6 +11,8 @@ namespace sherd::data {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 using Indices = std::vector<std::size_t>;
 
 Indices rest_of(DistributedSampler& sampler, std::size_t batch_size = 3) {
@@ -166,6 +168,16 @@ TEST(DistributedSampler, RefusesRanksOutsideOfTheWorldAndNoSamples) {
   DistributedSampler sampler(1, {});
   EXPECT_THROW(sampler.restore({.epoch = 0, .samples = -1}), Error);
   EXPECT_THROW(sampler.reset(0), Error);
+}
+
+TEST(DistributedSampler, NamesItselfWhenItWasMovedFrom) {
+  DistributedSampler first(10, {});
+  const DistributedSampler second(std::move(first));
+  EXPECT_THAT(
+      // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+      [&] { first.set_epoch(1); },
+      ThrowsMessage<Error>(
+          HasSubstr("[data] DistributedSampler was moved from")));
 }
 
 }  // namespace

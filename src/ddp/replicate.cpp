@@ -97,12 +97,12 @@ NamedParameters DistributedDataParallel::named_parameters() const {
 
 LocalGradientsScope DistributedDataParallel::no_sync() {
   engine_->begin_no_sync();
-  return LocalGradientsScope(engine_);
+  return LocalGradientsScope(engine_.pointer());
 }
 
 JoinScope DistributedDataParallel::join(const JoinOptions& options) {
   engine_->begin_join(options);
-  return JoinScope(engine_);
+  return JoinScope(engine_.pointer());
 }
 
 void DistributedDataParallel::set_world(const World& world) {

@@ -115,6 +115,8 @@ std::vector<std::string> describe(const ModelSpec& model) {
       }
     }
   }
+  // Stands beside the first parameter that other ranks have in addition.
+  lines.push_back(str(lines.size(), " parameters and no more"));
   lines.push_back(
       str("placement ",
           model.placement == ModelPlacement::kShard ? "shard" : "replicate",

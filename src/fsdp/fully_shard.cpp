@@ -69,6 +69,12 @@ void check_options(const FullyShardOptions& options) {
 void check_not_sharded(const fsdp::ModelUnits& model) {
   for (const auto& parameter : model.parameters) {
     SHERD_CHECK_AS(
+        kFailedPrecondition, !autograd::is_disconnected(parameter.tensor),
+        "[fsdp] parameter ", parameter.name,
+        " has no values any more, since the sharding handle of its module was "
+        "closed or destroyed; expected a new module, which may load them from "
+        "a checkpoint");
+    SHERD_CHECK_AS(
         kFailedPrecondition,
         autograd::tag_of(parameter.tensor) == nullptr &&
             !autograd::has_gradient_hook(parameter.tensor),
@@ -530,22 +536,22 @@ void FullyShardedDataParallel::publish() { engine_->publish(); }
 SummonScope FullyShardedDataParallel::summon_full_parameters(
     const SummonOptions& options) {
   engine_->begin_summon(options);
-  return SummonScope(engine_);
+  return SummonScope(engine_.pointer());
 }
 
 FullPrecisionScope FullyShardedDataParallel::full_precision() {
   engine_->begin_full_precision();
-  return FullPrecisionScope(engine_);
+  return FullPrecisionScope(engine_.pointer());
 }
 
 NoSyncScope FullyShardedDataParallel::no_sync(const NoSyncOptions& options) {
   engine_->begin_no_sync(options.axis);
-  return NoSyncScope(engine_, options.axis);
+  return NoSyncScope(engine_.pointer(), options.axis);
 }
 
 JoinScope FullyShardedDataParallel::join(const JoinOptions& options) {
   engine_->begin_join(options);
-  return JoinScope(engine_);
+  return JoinScope(engine_.pointer());
 }
 
 void FullyShardedDataParallel::synchronize() { engine_->synchronize(); }
@@ -554,7 +560,7 @@ void FullyShardedDataParallel::unshard() { engine_->unshard(); }
 void FullyShardedDataParallel::reshard() { engine_->reshard(); }
 
 UnshardHandle FullyShardedDataParallel::unshard(const std::string& module) {
-  return {engine_, engine_->begin_unshard(module)};
+  return {engine_.pointer(), engine_->begin_unshard(module)};
 }
 void FullyShardedDataParallel::reshard(const std::string& module) {
   engine_->reshard(module);

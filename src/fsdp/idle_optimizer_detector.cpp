@@ -64,8 +64,11 @@ void IdleOptimizerDetector::warn(std::int64_t backwards) {
     warned_ = true;
     log_warning(
         str("[fsdp] no parameter has changed in ", backwards,
-            " backwards; an optimizer over model->parameters() does nothing, "
-            "build it over fsdp.parameters() or fsdp.named_parameters()"));
+            " backwards: no optimizer over fsdp.parameters() or "
+            "fsdp.named_parameters() has made a step; if one should have, it "
+            "was made over other tensors, such as copies of "
+            "model->parameters(). If gradients accumulate over more backwards, "
+            "or are only looked at, this is as it should be"));
   }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // IdleOptimizerDetector warns of an optimizer that never changes the shards: one that was made with
-// the module's own parameters silently does nothing. It compares a sample of the shards' bytes,
-// because LibTorch's SGD does not even change version counters, and expects a change only where a
-// gradient was not zero. Thread rule: the caller's lock.
+// other tensors, such as copies of the parameters, silently does nothing. It compares a sample of the
+// shards' bytes, because LibTorch's SGD does not even change version counters, and expects a change
+// only where a gradient was not zero. A program that accumulates gradients over many backwards looks
+// the same, so the warning names both. Thread rule: the caller's lock.
 #pragma once
 
 #include <cstdint>

@@ -84,6 +84,8 @@ TEST(IdleOptimizerDetector, WarnsOnceWithTheRemedy) {
   const auto lines = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(lines, HasSubstr("no parameter has changed in 64 backwards"));
   EXPECT_THAT(lines, HasSubstr("fsdp.parameters()"));
+  EXPECT_THAT(lines, HasSubstr("if one should have, it was made over other"));
+  EXPECT_THAT(lines, HasSubstr("If gradients accumulate over more backwards"));
   EXPECT_THAT(lines, ::testing::Not(HasSubstr("128")));
 }
 

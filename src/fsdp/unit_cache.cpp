@@ -359,6 +359,12 @@ void UnitCache::drop(UnitId unit) {
   if (kept_.erase(unit) > 0) {
     residency_.unpin(unit);
   }
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !residency_.pinned(unit), "[fsdp] unit ",
+      model_.unit(unit).name,
+      " is in use by an operator or sherd::touch(); expected no use that goes "
+      "on at the end of a backward, in an optimizer's step or in publish(), "
+      "which drop whole units");
   residency_.drop(unit);
   empty(unit);
   exchange_.reshard(unit);

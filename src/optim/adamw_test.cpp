@@ -312,6 +312,16 @@ TEST(AdamWRefuses, ABadRateLaterAndKeepsTheOldOne) {
   EXPECT_EQ(adamw.learning_rate(), 0.5);
 }
 
+TEST(AdamWRefuses, CallsAfterItWasMovedFrom) {
+  AdamW first(NamedParameters{}, {.learning_rate = 0.5});
+  AdamW second(std::move(first));
+  // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+  EXPECT_REFUSED(first.step(), "[optim] AdamW was moved from");
+  EXPECT_REFUSED(first.names(), "[optim] AdamW was moved from");
+  first = std::move(second);
+  EXPECT_EQ(first.learning_rate(), 0.5);
+}
+
 TEST(AdamWRefuses, BadSlices) {
   auto twice = one("w", leaf(torch::ones({2})));
   twice.items.push_back(twice.items[0]);

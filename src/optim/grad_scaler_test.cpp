@@ -220,6 +220,17 @@ TEST(GradScalerRefusals, NameTheOrderOfCalls) {
   EXPECT_EQ(optimizer.count, 2);
 }
 
+TEST(GradScalerRefusals, CallsAfterItWasMovedFrom) {
+  GradScaler first(half_parameters());
+  const GradScaler second(std::move(first));
+  CountedSteps optimizer;
+  EXPECT_THAT(
+      // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+      [&] { first.step(optimizer); },
+      ThrowsMessage<Error>(HasSubstr("[optim] GradScaler was moved from")));
+  EXPECT_EQ(optimizer.count, 0);
+}
+
 TEST(GradScalerRefusals, NothingInFp16) {
   auto parameters = half_parameters();
   parameters.uses_fp16 = false;

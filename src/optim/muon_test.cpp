@@ -331,5 +331,14 @@ TEST(Muon, RefusesUnknownNames) {
       ThrowsMessage<Error>(HasSubstr("\"m9\"")));
 }
 
+TEST(Muon, RefusesCallsAfterItWasMovedFrom) {
+  Muon first(matrices());
+  const Muon second(std::move(first));
+  EXPECT_THAT(
+      // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+      [&] { first.step(); },
+      ThrowsMessage<Error>(HasSubstr("[optim] Muon was moved from")));
+}
+
 }  // namespace
 }  // namespace sherd

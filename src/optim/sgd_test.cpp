@@ -155,5 +155,14 @@ TEST(SgdRefuses, BadOptions) {
   EXPECT_THROW((void)plain.momentum_buffer("a"), Error);
 }
 
+TEST(SgdRefuses, CallsAfterItWasMovedFrom) {
+  Sgd first(NamedParameters{});
+  const Sgd second(std::move(first));
+  EXPECT_THAT(
+      // NOLINTNEXTLINE(bugprone-use-after-move): this is what is tested.
+      [&] { first.step(); },
+      ThrowsMessage<Error>(HasSubstr("[optim] Sgd was moved from")));
+}
+
 }  // namespace
 }  // namespace sherd

@@ -222,10 +222,7 @@ std::vector<UnitId> Residency::pinned_units() const {
 
 bool Residency::drop(UnitId unit) {
   const State& dropped = state(unit);
-  SHERD_CHECK_AS(
-      kFailedPrecondition, dropped.pins == 0, "[plan] unit ", unit,
-      " is in use by ", dropped.pins,
-      " operators; reshard it after they return");
+  SHERD_ASSERT(dropped.pins == 0, "unit ", unit, " is dropped while pinned");
   const bool was_resident = dropped.resident;
   if (was_resident) {
     forget(unit);

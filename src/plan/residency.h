@@ -53,8 +53,8 @@ class Residency {
   // resident, and within the budget.
   void admit(UnitId unit);
 
-  // Records that the caller reshards a unit; returns false if it was not whole. Throws, and changes
-  // nothing, if it is pinned.
+  // Records that the caller reshards a unit; returns false if it was not whole. REQUIRES: not
+  // pinned.
   bool drop(UnitId unit);
 
   // As if all units had been used last in descending order, as in a backward.

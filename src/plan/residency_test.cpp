@@ -166,21 +166,6 @@ TEST(Residency, DropsOnRequestAndFetchesAgain) {
   EXPECT_EQ(residency.resident_bytes(), 60);
 }
 
-TEST(Residency, DroppingAPinnedUnitIsAnErrorAndChangesNothing) {
-  Residency residency({10, 20}, fixed(30));
-  visit(residency, {0, 1});
-  residency.pin(1);
-  try {
-    (void)residency.drop(1);
-    FAIL() << "must throw";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kFailedPrecondition);
-    EXPECT_THAT(error.what(), HasSubstr("unit 1 is in use by 1 operators"));
-  }
-  EXPECT_EQ(residency.resident_bytes(), 30);
-  EXPECT_TRUE(residency.drop(0));
-}
-
 TEST(Residency, ANewBudgetHoldsForLaterVisits) {
   Residency residency({10, 10, 10}, fixed(20));
   visit(residency, {0, 1});
@@ -215,6 +200,8 @@ TEST(ResidencyDeathTest, WrongPinsAreBrokenInvariants) {
   EXPECT_DEATH(residency.pin(0), "pinned but not whole");
   visit(residency, {0});
   EXPECT_DEATH(residency.unpin(0), "unpinned too often");
+  residency.pin(0);
+  EXPECT_DEATH((void)residency.drop(0), "dropped while pinned");
 }
 
 // A list in order of use, searched from its oldest end.

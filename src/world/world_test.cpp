@@ -677,5 +677,23 @@ TEST(World, RefusesOptionsThatCannotWork) {
   EXPECT_THROW(World::from_store(nullptr, 0, 2), Error);
 }
 
+TEST(World, NamesItselfAndAProfileThatWereMovedFrom) {
+  auto first = World::single();
+  const auto second = std::move(first);
+  // NOLINTBEGIN(bugprone-use-after-move): this is what is tested.
+  EXPECT_THAT(
+      test::error_of([&] { (void)first.rank(); }),
+      HasSubstr("[world] World was moved from"));
+  EXPECT_THAT(
+      test::error_of([&] { set_flight_folder(first, "folder"); }),
+      HasSubstr("[world] World was moved from"));
+  Profile profile(second);
+  const auto moved = std::move(profile);
+  EXPECT_THAT(
+      test::error_of([&] { profile.write("folder"); }),
+      HasSubstr("[world] Profile was moved from"));
+  // NOLINTEND(bugprone-use-after-move)
+}
+
 }  // namespace
 }  // namespace sherd

@@ -141,6 +141,22 @@ TEST_P(ReplicateError, WhatChangesBehindItsBackIsNoticed) {
   }));
 }
 
+TEST_P(ReplicateError, CallsOfAHandleThatWasMovedFromAreAClearError) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    IntegerMlp model;
+    auto ddp = replicate(*model, world);
+    const auto moved = std::move(ddp);
+    const auto named = HasSubstr("DistributedDataParallel was moved from");
+    // NOLINTBEGIN(bugprone-use-after-move): this is what is tested.
+    EXPECT_THAT(error_of([&] { (void)ddp.named_parameters(); }), named);
+    EXPECT_THAT(error_of([&] { (void)ddp.no_sync(); }), named);
+    ddp.close();  // There is nothing to close.
+    // NOLINTEND(bugprone-use-after-move)
+    integer_loss(model, 0, world.rank()).backward();
+    EXPECT_EQ(moved.report().backwards, 1);
+  }));
+}
+
 // Each rank would write the rows that it looks up.
 TEST_P(ReplicateError, AnEmbeddingWithMaxNormIsNamed) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {

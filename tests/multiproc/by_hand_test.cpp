@@ -274,6 +274,29 @@ TEST_P(ByHand, B13WhileATouchGoesOnNothingIsTakenFromIt) {
   }));
 }
 
+TEST_P(ByHand, ATouchThatOutlivesTheStepIsAnErrorThatNamesTheUnit) {
+  if (GetParam() == 1) {
+    return;  // Nothing is gathered or dropped.
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    ChainBesideReference chain(world, over_messages());
+    auto& fsdp = chain.fsdp();
+    chain.step();
+    std::optional<TouchScope> touched;
+    {
+      const torch::NoGradGuard no_grad;  // An evaluation is no step.
+      touched.emplace(chain.model()->layer(1).weight);
+    }
+    EXPECT_THAT(
+        error_of([&] { fsdp.publish(); }),
+        HasSubstr("[fsdp] unit layers.1 is in use by an operator or"));
+    touched.reset();
+    fsdp.publish();
+    chain.step();
+    chain.expect_equal();
+  }));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Worlds,
     ByHand,

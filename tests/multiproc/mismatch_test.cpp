@@ -374,12 +374,12 @@ TEST_P(Disagreement, AShapeIsNamed) {
       "parameter head.weight [1, 6]", "parameter head.weight [2, 6]");
 }
 
-TEST_P(Disagreement, ANameIsNamed) {
+TEST_P(Disagreement, AParameterThatOnlyOneRankHasIsNamed) {
   expect_disagreement(
       [](Chain& model, FullyShardOptions&) {
         model->register_module("tail", torch::nn::Linear(2, 2));
       },
-      "placement shard", "parameter tail.weight");
+      "10 parameters and no more", "parameter tail.weight");
 }
 
 TEST_P(Disagreement, AFrozenFlagIsNamed) {

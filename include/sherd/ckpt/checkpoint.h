@@ -27,6 +27,7 @@
 #include <vector>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/named_parameters.h>
 #include <sherd/world/world.h>
 
@@ -213,7 +214,7 @@ class CheckpointSaver {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  HandleState<std::unique_ptr<Impl>, "[ckpt] CheckpointSaver"> impl_;
 };
 
 struct LoadOptions {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <vector>
+#include <sherd/base/error.h>
 #include <torch/data/samplers/base.h>
 
 namespace sherd::data {
@@ -71,7 +72,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
+  HandleState<std::shared_ptr<State>, "[data] DistributedSampler"> state_;
 };
 
 }  // namespace sherd::data

@@ -21,6 +21,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/autograd/join.h>
+#include <sherd/base/error.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
 #include <sherd/world/exchange_kind.h>
@@ -219,7 +220,8 @@ class DistributedDataParallel {
   friend DistributedDataParallel replicate(
       torch::nn::Module&, const Mesh&, const ReplicateOptions&);
   explicit DistributedDataParallel(std::shared_ptr<ddp::DdpEngine> engine);
-  std::shared_ptr<ddp::DdpEngine> engine_;
+  HandleState<std::shared_ptr<ddp::DdpEngine>, "[ddp] DistributedDataParallel">
+      engine_;
 };
 
 // Makes a replica of `module` on every rank. Collective over all ranks of the world. Frozen

@@ -23,6 +23,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <sherd/autograd/join.h>
+#include <sherd/base/error.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/fsdp/activation_checkpointing.h>
 #include <sherd/fsdp/gather_hook.h>
@@ -352,7 +353,7 @@ class UnshardHandle {
  private:
   friend class FullyShardedDataParallel;
   UnshardHandle(std::shared_ptr<ShardingEngine> engine, std::vector<int> units);
-  std::shared_ptr<ShardingEngine> engine_;
+  HandleState<std::shared_ptr<ShardingEngine>, "[fsdp] UnshardHandle"> engine_;
   std::vector<int> units_;
 };
 
@@ -474,14 +475,20 @@ class FullyShardedDataParallel {
   // The units in the order of their first parameters. Equal on every rank.
   std::vector<UnitReport> units() const;
 
-  // Ends sharding: any later use of the model is an error. Idempotent.
+  // Ends sharding, as the destructor does: any later use of the model is an error. Its parameters have
+  // no values any more, and it cannot be sharded again: save a checkpoint before, and load it into a
+  // new module. Idempotent. Where nothing was moved (one rank without mixed precision and CPU
+  // offload), the module is a plain one again.
   void close();
 
  private:
   friend FullyShardedDataParallel fully_shard(
       torch::nn::Module&, const Mesh&, const FullyShardOptions&);
   explicit FullyShardedDataParallel(std::shared_ptr<ShardingEngine> engine);
-  std::shared_ptr<ShardingEngine> engine_;
+  HandleState<
+      std::shared_ptr<ShardingEngine>,
+      "[fsdp] FullyShardedDataParallel">
+      engine_;
 };
 
 // Shards `module` in place over the mesh's shard axis. Collective. Parameter objects stay the same,
@@ -491,7 +498,7 @@ class FullyShardedDataParallel {
 // without mixed precision nothing is moved, and nothing costs anything.
 //
 // Throws Error, on every rank if ranks differ, if
-// - the module has no parameters or is sharded already;
+// - the module has no parameters, is sharded already, or was sharded by a handle that was closed;
 // - options.units takes no module and is neither none() nor optional();
 // - options.units says different things about one unit, or about one parameter that two modules
 //   share (mixed precision, output_dtype);

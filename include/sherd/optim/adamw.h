@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd {
@@ -89,7 +90,7 @@ class AdamW {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  HandleState<std::unique_ptr<Impl>, "[optim] AdamW"> impl_;
 };
 
 }  // namespace sherd

@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd {
@@ -86,7 +87,7 @@ class GradScaler {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  HandleState<std::unique_ptr<Impl>, "[optim] GradScaler"> impl_;
 };
 
 }  // namespace sherd

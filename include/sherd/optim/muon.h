@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd {
@@ -86,7 +87,7 @@ class Muon {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  HandleState<std::unique_ptr<Impl>, "[optim] Muon"> impl_;
 };
 
 }  // namespace sherd

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 #include <ATen/core/Tensor.h>
+#include <sherd/base/error.h>
 #include <sherd/optim/named_parameters.h>
 
 namespace sherd {
@@ -55,7 +56,7 @@ class Sgd {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  HandleState<std::unique_ptr<Impl>, "[optim] Sgd"> impl_;
 };
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <sherd/base/error.h>
 #include <sherd/world/world.h>
 
 namespace sherd {
@@ -42,7 +43,7 @@ class Profile {
   void write(const std::string& folder) const;
 
  private:
-  std::shared_ptr<FlightRecorder> recorder_;
+  HandleState<std::shared_ptr<FlightRecorder>, "[world] Profile"> recorder_;
 };
 
 }  // namespace sherd

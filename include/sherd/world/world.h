@@ -15,6 +15,7 @@
 #include <vector>
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <sherd/base/error.h>
 
 namespace c10d {
 class Backend;
@@ -109,10 +110,10 @@ class World {
   // Internal: the state that src/world keeps.
   struct Impl;
   explicit World(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  const std::shared_ptr<Impl>& impl() const { return impl_; }
+  const std::shared_ptr<Impl>& impl() const { return impl_.pointer(); }
 
  private:
-  std::shared_ptr<Impl> impl_;
+  HandleState<std::shared_ptr<Impl>, "[world] World"> impl_;
 };
 
 struct MeshOptions {
