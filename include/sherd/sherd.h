@@ -32,6 +32,6 @@
 #include <sherd/optim/muon.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/optim/sgd.h>
-#include <sherd/world/exchange_kind.h>
+#include <sherd/optim/weight_average.h>
 #include <sherd/world/flight_recorder.h>
 #include <sherd/world/world.h>

@@ -4,6 +4,7 @@
 #include <sherd/optim/grad_scaler.h>
 #include <sherd/optim/muon.h>
 #include <sherd/optim/sgd.h>
+#include <sherd/optim/weight_average.h>
 #include "bindings.h"
 
 namespace sherd::python {
@@ -82,6 +83,11 @@ void bind_optimizers(py::module_& module) {
       .def("update", &GradScaler::update, WithoutGil())
       .def("get_scale", &GradScaler::get_scale)
       .def("state", &GradScaler::state);
+  py::class_<WeightAverage>(module, "WeightAverage")
+      .def(py::init<NamedParameters, double>(), WithoutGil())
+      .def("update", &WeightAverage::update, WithoutGil())
+      .def("reset", &WeightAverage::reset, WithoutGil())
+      .def("swap", &WeightAverage::swap, WithoutGil());
 }
 
 }  // namespace sherd::python

@@ -20,7 +20,7 @@ from .checkpoints import CheckpointSaver, LoadReport, load, save
 from .errors import (
     AbortedError, DeadlineExceededError, Error, FailedPreconditionError,
     InvalidArgumentError, PeerLostError, PeerMismatchError, UnavailableError)
-from .optim import SGD, AdamW, GradScaler, Muon, split
+from .optim import SGD, AdamW, GradScaler, Muon, WeightAverage, split
 from .optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from .replicated import DistributedDataParallel, replicate
 from .sharded import FullyShardedDataParallel, fully_shard, handle_of
@@ -37,7 +37,8 @@ __all__ = [
     "DistributedDataParallel", "Error", "FailedPreconditionError",
     "FullyShardedDataParallel", "GradScaler", "InvalidArgumentError", "LoadReport",
     "Mesh", "MixedPrecision", "Muon", "PeerLostError", "PeerMismatchError", "SGD",
-    "TrainingState", "UnavailableError", "UnitOptions", "World", "__version__",
+    "TrainingState", "UnavailableError", "UnitOptions", "WeightAverage", "World",
+    "__version__",
     "errors", "ft", "fully_shard", "handle_of", "hooks", "load", "load_optimizer_state_dict",
     "optimizer_state_dict", "replicate", "save", "split", "torch_version",
 ]

@@ -189,4 +189,14 @@ class GradScaler:
             tensor.fill_(state[keys[name]])
 
 
-__all__ = ["AdamW", "GradScaler", "Muon", "SGD", "split"]
+class WeightAverage(_core.WeightAverage):
+    """An exponential moving average of the weights. update() after each optimizer step;
+    swap(), on every rank, before an evaluation and again after it, exchanges it with the
+    weights; reset() begins again with the present weights. ``decay`` is the share that an
+    update keeps. Mirrors torch.optim.swa_utils.AveragedModel and sherd::WeightAverage."""
+
+    def __init__(self, handle, decay: float = 0.999) -> None:
+        super().__init__(_parameters_of(handle), decay)
+
+
+__all__ = ["AdamW", "GradScaler", "Muon", "SGD", "WeightAverage", "split"]

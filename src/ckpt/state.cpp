@@ -108,6 +108,11 @@ void CheckpointState::add(const std::string& section, NamedShard shard) {
 }
 
 void CheckpointState::add(const NamedParameters& parameters) {
+  add(kModelSection, parameters);
+}
+
+void CheckpointState::add(
+    const std::string& section, const NamedParameters& parameters) {
   std::map<std::string, const WholeParameter*> whole;
   for (const auto& item : parameters.whole.items) {
     whole.emplace(item.name, &item);
@@ -115,7 +120,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
   for (const auto& item : parameters.items) {
     const auto found = whole.find(item.name);
     const bool sliced = found != whole.end();
-    add(kModelSection,
+    add(section,
         {.name = item.name,
          .shape = sliced ? found->second->shape : item.slice.sizes().vec(),
          .begin = sliced ? found->second->slice_begin : 0,
@@ -125,17 +130,18 @@ void CheckpointState::add(const NamedParameters& parameters) {
     whole.erase(item.name);
   }
   for (const auto& item : parameters.state_only) {
-    add(kModelSection,
+    add(section,
         {.name = item.name,
          .shape = item.slice.sizes().vec(),
          .elements = item.slice.detach(),
          .rank_to_save = parameters.rank_to_save});
   }
   for (const auto& [name, item] : whole) {  // This rank has no slice of these.
-    names_.insert({kModelSection, name});
+    names_.insert({section, name});
   }
-  tied_names_.insert(
-      parameters.tied_names.begin(), parameters.tied_names.end());
+  for (const auto& [name, first] : parameters.tied_names) {
+    tied_names_.insert({{section, name}, first});
+  }
   if (parameters.before_load) {
     before_load_.push_back(parameters.before_load);
   }
@@ -163,9 +169,14 @@ void CheckpointState::add_buffers(const torch::nn::Module& module) {
       modules_->insert(child.key());
     }
   }
+  add_buffers(kModelSection, module);
+}
+
+void CheckpointState::add_buffers(
+    const std::string& section, const torch::nn::Module& module) {
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined()) {
-      add(kModelSection,
+      add(section,
           {.name = buffer.key(),
            .shape = buffer.value().sizes().vec(),
            .elements = buffer.value(),
@@ -383,8 +394,8 @@ bool CheckpointAccess::is_generator(
 
 std::optional<ckpt::TensorKey> CheckpointAccess::first_of_tied(
     const CheckpointState& state, const ckpt::TensorKey& key) {
-  const auto found = state.tied_names_.find(key.name);
-  return key.section == kModelSection && found != state.tied_names_.end()
+  const auto found = state.tied_names_.find({key.section, key.name});
+  return found != state.tied_names_.end()
       ? std::optional(ckpt::TensorKey{key.section, found->second})
       : std::nullopt;
 }

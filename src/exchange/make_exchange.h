@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 #include <c10/core/Device.h>
-#include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
 #include "base/flight_recorder.h"
 #include "base/rank_environment.h"

@@ -514,35 +514,41 @@ class WorksWith(unittest.TestCase):
             handle.close()
 
     def test_averaged_weights_are_evaluated(self):
-        """As docs/guide/python.md shows."""
-        values = batch_of(0, 0)
-        for exchange in ("shared_memory", "messages"):
-            model = mlp()
-            handle = self.sherd.fully_shard(model, exchange=exchange)
-            optimizer = sgd(handle.parameters())
-            average = [torch.zeros_like(part) for part in handle.parameters()]
-
-            def swap():
-                # pylint: disable=cell-var-from-loop
-                with handle.summon_full_parameters(read_only=True, module="4"):
-                    pass
-                with torch.no_grad():
-                    for mean, part in zip(average, handle.parameters()):
-                        kept = part.clone()
-                        part.copy_(mean)
-                        mean.copy_(kept)
-                handle.publish()
-
-            for _ in range(2):
-                loss_of(model, values).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        """Those of PyTorch's AveragedModel over one process."""
+        from torch.optim import swa_utils  # pylint: disable=C0415
+        values = batch_of(0, 0)  # The same on all ranks.
+        for wrap in (
+                lambda module: self.sherd.fully_shard(module, exchange="shared_memory"),
+                lambda module: self.sherd.fully_shard(module, exchange="messages"),
+                self.sherd.replicate):
+            plain, model = mlp(), mlp()
+            expected = swa_utils.AveragedModel(
+                plain, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.75))
+            expected.update_parameters(plain)  # The first call copies.
+            handle = wrap(model)
+            average = self.sherd.WeightAverage(handle, decay=0.75)
+            optimizers = [sgd(handle.parameters() if hasattr(handle, "publish")
+                              else model.parameters()), sgd(plain.parameters())]
+            for _ in range(3):
+                for module, optimizer in zip((model, plain), optimizers):
+                    loss_of(module, values).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                average.update()
+                expected.update_parameters(plain)
                 with torch.no_grad():
                     before = model(values)
-                    swap()
-                    self.assertTrue(torch.equal(model(values), torch.zeros(5, 4)))
-                    swap()
+                    average.swap()
+                    torch.testing.assert_close(model(values), expected(values))
+                    with self.assertRaisesRegex(self.sherd.Error, "second swap"):
+                        average.update()
+                    average.swap()
                     self.assertTrue(torch.equal(model(values), before))
+            average.reset()
+            average.swap()
+            with torch.no_grad():
+                self.assertTrue(torch.equal(model(values), before))
+            average.swap()
             handle.close()
 
     def test_reentrant_checkpoints_end_one_backward(self):

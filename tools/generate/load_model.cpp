@@ -12,7 +12,6 @@
 #include <torch/nn/module.h>
 #include "train/hugging_face.h"
 #include "train/model.h"
-#include "train/weight_average.h"
 
 namespace sherd::tools {
 namespace {
@@ -91,7 +90,7 @@ void load_weights(
     const ModelSource& source,
     const NamedParameters& parameters) {
   CheckpointState state;
-  add_slices(state, source.section, parameters);
+  state.add(source.section, parameters);
   if (source.files.empty()) {
     // Rank 0's answer is used: while the run goes on, others may see a newer one.
     auto folder = world.all_gather_texts(source.weights).front();
@@ -103,9 +102,6 @@ void load_weights(
         world, source.files, state, {.rename = [&](const std::string& name) {
           return name_from_hugging_face(source.config, name);
         }});
-  }
-  if (parameters.publish) {
-    parameters.publish();
   }
 }
 

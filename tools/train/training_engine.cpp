@@ -12,6 +12,7 @@
 #include <sherd/base/error.h>
 #include <torch/nn/utils/clip_grad.h>
 #include "exchange_kind_flag.h"
+#include "generate/model_source.h"
 #include "train/model.h"
 
 namespace sherd::tools {
@@ -239,7 +240,7 @@ void TrainingEngine::add_to(CheckpointState& state) {
     state.add("muon", *muon_, parameters);
   }
   if (average_) {
-    average_->add_to(state);
+    state.add(kAveragedWeights, average_->averages());
   }
 }
 

@@ -16,10 +16,10 @@
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/grad_scaler.h>
 #include <sherd/optim/muon.h>
+#include <sherd/optim/weight_average.h>
 #include <sherd/world/world.h>
 #include "train/config.h"
 #include "train/step_metrics.h"
-#include "train/weight_average.h"
 
 namespace sherd::tools {
 

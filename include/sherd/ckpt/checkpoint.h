@@ -79,6 +79,8 @@ class CheckpointState {
   // section "model"; loading publishes them. Those that options.ignored leaves alone are not among
   // them: add them by themselves.
   void add(const NamedParameters& parameters);
+  // The same in another section, for a second model or for WeightAverage::averages().
+  void add(const std::string& section, const NamedParameters& parameters);
 
   // The module's buffers, which are whole on every rank, in section "model". Buffers that differ
   // between ranks, such as running statistics, are saved from rank 0, and all ranks get those when
@@ -86,6 +88,8 @@ class CheckpointState {
   // merge_checkpoint() can make an archive for torch::load(). Call it for a module without buffers,
   // too.
   void add_buffers(const torch::nn::Module& module);
+  // The buffers in another section, which merge_checkpoint() does not make an archive of.
+  void add_buffers(const std::string& section, const torch::nn::Module& module);
 
   // The state of one of sherd's optimizers, as tensors "exp_avg.NAME". Parameters that it has not
   // yet updated, such as frozen ones, have none; loading makes state only for those that have some
@@ -140,7 +144,8 @@ class CheckpointState {
   std::vector<std::pair<std::string, NamedShard>> shards_;
   // Section and name of each entry of `shards_`, and of tensors that lie only on other ranks.
   std::set<std::pair<std::string, std::string>> names_;
-  std::map<std::string, std::string> tied_names_;  // As in NamedParameters.
+  // By section and further name, as in NamedParameters.
+  std::map<std::pair<std::string, std::string>, std::string> tied_names_;
   std::vector<OptimizerState> optimizers_;
   std::map<std::string, at::Generator> generators_;
   std::optional<std::set<std::string>> modules_;  // Those without tensors.

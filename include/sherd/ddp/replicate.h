@@ -24,7 +24,6 @@
 #include <sherd/base/error.h>
 #include <sherd/ddp/comm_hook.h>
 #include <sherd/optim/named_parameters.h>
-#include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
 
 namespace torch::nn {

@@ -29,7 +29,6 @@
 #include <sherd/fsdp/gather_hook.h>
 #include <sherd/fsdp/units.h>
 #include <sherd/optim/named_parameters.h>
-#include <sherd/world/exchange_kind.h>
 #include <sherd/world/world.h>
 
 namespace sherd {
