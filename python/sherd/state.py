@@ -397,5 +397,6 @@ def _check_part(key, into, value):
     if have[1] != want[1] or (have != want and want[1] > 0):
         raise InvalidArgumentError(
             f"[python] {key}: expected elements {want[0]} to {sum(want)}, found "
-            f"{have[0]} to {sum(have)}, as another number of ranks has them; "
+            f"{have[0]} to {sum(have)}, as another number of ranks, or other "
+            "units or frozen parameters have them; "
             "state_dict('full') fits any")

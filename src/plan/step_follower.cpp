@@ -53,15 +53,26 @@ bool StepFollower::begins_step(
     if (training || round_again) {
       end_step(budget_bytes);
     }
-  } else if (
-      in_step_ && !training && record_.backward_ends.empty() &&
-      units == first_) {
-    drop_step();  // An aborted training step.
+  } else if (in_step_ && record_.backward_ends.empty()) {
+    note_possible_end(units, training);
   }
   if (!in_step_) {
     first_ = units;
   }
   return !in_step_;
+}
+
+// The first visit of a training step comes again without gradients at the beginning of an evaluation,
+// if the step was aborted, but also within the step, as where a custom autograd Function reads the
+// weight of a tied head. Only the visit after it tells.
+void StepFollower::note_possible_end(
+    const std::vector<UnitId>& units, bool training) {
+  if (may_be_aborted_ && !training && units != first_) {
+    drop_step();
+    return;
+  }
+  may_be_aborted_ = !training && units == first_ &&
+      !(plan_ != nullptr && find_ahead({units, false}));
 }
 
 std::uint64_t StepFollower::fingerprint() const {
@@ -104,6 +115,7 @@ void StepFollower::begin_step(bool training, bool follow) {
   ranks_agree_ = follow;
   departed_ = false;
   planned_throughout_ = false;
+  may_be_aborted_ = false;
   plan_ = nullptr;
   next_ = 0;
 }

@@ -46,7 +46,8 @@ class StepFollower {
   // Whether this visit is the first of a step; units that stay whole anyway are left out. Ends a
   // step that had no publish: an evaluation when its first visit comes again, or when training
   // begins; a training step that has had no backward, and so was aborted, when its first visit
-  // comes again outside training. Its other visits without gradients are part of it.
+  // comes again outside training, which its plan does not have ahead, and another visit outside
+  // training follows. Its other visits without gradients are part of it.
   bool begins_step(
       const std::vector<UnitId>& units,
       bool training,
@@ -105,6 +106,7 @@ class StepFollower {
     int times = 0;  // In a row.
   };
 
+  void note_possible_end(const std::vector<UnitId>& units, bool training);
   void choose_plan();
   void prefer_plan(const StepTrace& record, std::int64_t budget_bytes);
   void note_followed(const StepPlan& plan);
@@ -123,6 +125,7 @@ class StepFollower {
   bool ranks_agree_ = false;
   bool departed_ = false;
   bool planned_throughout_ = false;
+  bool may_be_aborted_ = false;
   const StepPlan* plan_ = nullptr;
   std::size_t next_ = 0;  // The first position whose actions are still due.
   Counters counters_;

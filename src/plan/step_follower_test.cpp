@@ -344,6 +344,33 @@ TEST(StepFollower, ASectionWithoutGradientsIsPartOfItsTrainingStep) {
   EXPECT_EQ(rank.follower.counters().steps_planned, 2);
 }
 
+// As where a custom autograd Function reads the weight of a tied head.
+TEST(StepFollower, TheFirstUnitMayBeReadAgainWithoutGradientsInAStep) {
+  Rank rank;
+  int begun = 0;
+  const auto visit = [&](UnitId unit, bool training) {
+    if (rank.follower.begins_step({unit}, training, kBudget)) {
+      rank.begin(training);
+      ++begun;
+    }
+    return rank.visit({unit});
+  };
+  for (const bool planned : {false, true, true}) {
+    EXPECT_EQ(visit(0, true), planned);
+    EXPECT_EQ(visit(1, true), planned);
+    visit(0, false);
+    // Once it is planned, others may be read, too.
+    EXPECT_EQ(visit(2, !planned), planned);
+    rank.visit({2}, true);
+    rank.visit({0}, true);
+    rank.end_backward();
+    rank.end_step();
+  }
+  EXPECT_EQ(begun, 3);
+  EXPECT_EQ(rank.follower.counters().plans_made, 1);
+  EXPECT_EQ(rank.follower.counters().steps_planned, 2);
+}
+
 TEST(StepFollower, AnEvaluationDropsATrainingStepThatWasAborted) {
   Rank rank;
   rank.train_step();
