@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What members of a new group are told when one of them does not come, and groups on several threads.
+#include <sched.h>
+#include <filesystem>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <thread>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,6 +63,27 @@ TEST(Connecting, NamesTheMemberThatDoesNotCome) {
       },
       options);
   expect_all_ok(report);
+}
+
+TEST(Connecting, GloosThreadWaitsForItsTurn) {
+  expect_all_ok(run_ranks(2, [](World world) {
+    world.barrier();
+    int found = 0;
+    for (const auto& thread :
+         std::filesystem::directory_iterator("/proc/self/task")) {
+      std::string name;
+      std::getline(std::ifstream(thread.path() / "comm"), name);
+      if (name == "gloo_tcp_loop") {
+        ++found;
+        EXPECT_EQ(
+            ::sched_getscheduler(std::stoi(thread.path().filename().string())),
+            SCHED_BATCH);
+      }
+    }
+    EXPECT_GT(found, 0);
+    EXPECT_EQ(::sched_getscheduler(0), SCHED_OTHER);
+    world.barrier();
+  }));
 }
 
 // Rank 1 has given up because of rank 2, and its process lives on.
