@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <string>
 #include <pybind11/functional.h>
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/grad_scaler.h>
@@ -87,7 +89,14 @@ void bind_optimizers(py::module_& module) {
       .def(py::init<NamedParameters, double>(), WithoutGil())
       .def("update", &WeightAverage::update, WithoutGil())
       .def("reset", &WeightAverage::reset, WithoutGil())
-      .def("swap", &WeightAverage::swap, WithoutGil());
+      .def("swap", &WeightAverage::swap, WithoutGil())
+      .def("tensors", [](const WeightAverage& average) {
+        std::map<std::string, at::Tensor> tensors;
+        for (const auto& item : average.averages().items) {
+          tensors.emplace(item.name, item.slice);
+        }
+        return tensors;
+      });
 }
 
 }  // namespace sherd::python

@@ -192,8 +192,9 @@ class GradScaler:
 class WeightAverage(_core.WeightAverage):
     """An exponential moving average of the weights. update() after each optimizer step;
     swap(), on every rank, before an evaluation and again after it, exchanges it with the
-    weights; reset() begins again with the present weights. ``decay`` is the share that an
-    update keeps. Mirrors torch.optim.swa_utils.AveragedModel and sherd::WeightAverage."""
+    weights; reset() begins again with the present weights. tensors() are this rank's
+    averages by name, to save them and to copy_() saved ones into. ``decay`` is the share
+    that an update keeps. Mirrors torch.optim.swa_utils.AveragedModel and sherd::WeightAverage."""
 
     def __init__(self, handle, decay: float = 0.999) -> None:
         super().__init__(_parameters_of(handle), decay)

@@ -62,7 +62,9 @@ Status check_loopback() {
   if (!socket.open() ||
       ::connect(
           socket.get(), reinterpret_cast<const sockaddr*>(&address),
-          sizeof address) == 0) {
+          sizeof address) == 0 ||
+      (errno != ENETUNREACH && errno != ENETDOWN && errno != EHOSTUNREACH &&
+       errno != EADDRNOTAVAIL)) {
     return {};
   }
   return Status(

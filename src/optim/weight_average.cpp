@@ -22,7 +22,12 @@ void WeightAverage::update() {
   check_not_swapped("update()");
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < averages_.size(); ++i) {
-    averages_[i].lerp_(parameters_.items[i].slice.detach(), 1.0 - decay_);
+    const auto& slice = parameters_.items[i].slice;
+    if (slice.is_floating_point()) {
+      averages_[i].lerp_(slice.detach(), 1.0 - decay_);
+    } else {
+      averages_[i].copy_(slice);
+    }
   }
 }
 

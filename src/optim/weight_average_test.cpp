@@ -51,6 +51,16 @@ TEST(WeightAverage, KeepsTheShareThatIsGivenAndBeginsAgain) {
   EXPECT_THAT(model.calls, ElementsAre());
 }
 
+TEST(WeightAverage, TakesOverFrozenIntegers) {
+  NamedParameters parameters;
+  parameters.items = {{"index", torch::zeros({2}, torch::kInt8)}};
+  WeightAverage average(parameters, 0.75);
+  parameters.items[0].slice.fill_(4);
+  average.update();
+  EXPECT_TRUE(average.averages().items[0].slice.equal(
+      torch::full({2}, 4, torch::kInt8)));
+}
+
 TEST(WeightAverage, SwapShowsTheAveragesAndASecondOneUndoesIt) {
   OneSlice model;
   WeightAverage average(model.parameters, 0.5);

@@ -67,12 +67,17 @@ bool StepFollower::begins_step(
 // weight of a tied head. Only the visit after it tells.
 void StepFollower::note_possible_end(
     const std::vector<UnitId>& units, bool training) {
-  if (may_be_aborted_ && !training && units != first_) {
-    drop_step();
+  if (training || units != first_) {
+    if (may_be_aborted_ && !training) {
+      drop_step();
+    }
+    may_be_aborted_ = false;
+    planned_again_ = false;
     return;
   }
-  may_be_aborted_ = !training && units == first_ &&
-      !(plan_ != nullptr && find_ahead({units, false}));
+  planned_again_ = planned_again_ ||
+      (plan_ != nullptr && find_ahead({units, false}).has_value());
+  may_be_aborted_ = !planned_again_;
 }
 
 std::uint64_t StepFollower::fingerprint() const {
@@ -80,8 +85,11 @@ std::uint64_t StepFollower::fingerprint() const {
   for (const auto& plan : plans_) {
     hash.add(plan.fingerprint);
   }
-  for (const auto plan : past_) {
-    hash.add(plan);
+  for (const auto& past : past_) {
+    hash.add(past.size());
+    for (const auto plan : past) {
+      hash.add(plan);
+    }
   }
   return hash.value();
 }
@@ -97,12 +105,12 @@ void StepFollower::prefer_shorter_step(
   auto& shorter = shorter_[training ? 1 : 0];
   shorter.times = 0;
   prefer_plan(shorter.record, budget_bytes);
-  past_.clear();
+  past_[training ? 1 : 0].clear();
 }
 
 void StepFollower::forget_plans() {
   plans_.clear();
-  past_.clear();
+  past_ = {};
   for (auto& shorter : shorter_) {
     shorter.times = 0;
   }
@@ -116,33 +124,30 @@ void StepFollower::begin_step(bool training, bool follow) {
   departed_ = false;
   planned_throughout_ = false;
   may_be_aborted_ = false;
+  planned_again_ = false;
   plan_ = nullptr;
   next_ = 0;
 }
 
-// Prefers a plan that begins with this visit to one that has it later, and of those that begin with
-// it the one that is due, or else the latest.
+// Prefers a plan that begins with this visit to one that has it later, and of either kind the one that
+// is due, or else the latest.
 void StepFollower::choose_plan() {
   const auto& first = record_.visits.front();
-  const auto of_this_mode = [&](const StepPlan& plan) {
-    return plan.record.training == record_.training;
+  const auto due = likely_next(past_[record_.training ? 1 : 0]);
+  const auto find = [&](bool from_beginning, bool only_due) {
+    return std::ranges::find_if(plans_, [&](const StepPlan& plan) {
+      plan_ = &plan;
+      return plan.record.training == record_.training &&
+          (!only_due || plan.fingerprint == due) &&
+          (from_beginning ? plan.record.visits.front() == first
+                          : find_ahead(first).has_value());
+    });
   };
-  const auto begins = [&](const StepPlan& plan) {
-    return of_this_mode(plan) && plan.record.visits.front() == first;
-  };
-  const auto due = likely_next(past_);
-  auto found = std::ranges::find_if(plans_, [&](const StepPlan& plan) {
-    return plan.fingerprint == due && begins(plan);
-  });
-  if (found == plans_.end()) {
-    found = std::ranges::find_if(plans_, begins);
-  }
-  if (found == plans_.end()) {
-    found =
-        std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& plan) {
-          plan_ = &plan;
-          return of_this_mode(plan) && find_ahead(first).has_value();
-        });
+  auto found = plans_.end();
+  for (const bool from_beginning : {true, false}) {
+    for (const bool only_due : {true, false}) {
+      found = found == plans_.end() ? find(from_beginning, only_due) : found;
+    }
   }
   plan_ = found == plans_.end() ? nullptr : &*found;
   planned_throughout_ = plan_ != nullptr;
@@ -301,11 +306,13 @@ void StepFollower::end_step(std::int64_t budget_bytes) {
     shorter_[record_.training ? 1 : 0].times = 0;
     prefer_plan(record_, budget_bytes);
   }
-  if (!plans_.empty()) {
-    past_.push_back(plans_.front().fingerprint);
+  auto& past = past_[record_.training ? 1 : 0];
+  if (planned_throughout_ ||
+      (!plans_.empty() && plans_.front().record == record_)) {
+    past.push_back(plans_.front().fingerprint);
   }
-  if (past_.size() > kPastMax) {
-    past_.erase(past_.begin());
+  if (past.size() > kPastMax) {
+    past.erase(past.begin());
   }
 }
 

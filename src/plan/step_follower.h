@@ -116,8 +116,9 @@ class StepFollower {
   std::vector<PlannedActions> advance(std::size_t next);
 
   StepPlanOptions options_;
-  std::list<StepPlan> plans_;        // The most recently used first.
-  std::vector<std::uint64_t> past_;  // Fingerprints of the latest steps' plans.
+  std::list<StepPlan> plans_;  // The most recently used first.
+  // Fingerprints of the plans of the latest steps: of evaluation, of training.
+  std::array<std::vector<std::uint64_t>, 2> past_;
   std::array<ShorterStep, 2> shorter_;  // Of evaluation, of training.
   StepTrace record_;
   std::vector<UnitId> first_;  // The units of the visit that began the step.
@@ -126,6 +127,8 @@ class StepFollower {
   bool departed_ = false;
   bool planned_throughout_ = false;
   bool may_be_aborted_ = false;
+  bool planned_again_ =
+      false;  // The plan has the latest visit, of first_, there.
   const StepPlan* plan_ = nullptr;
   std::size_t next_ = 0;  // The first position whose actions are still due.
   Counters counters_;

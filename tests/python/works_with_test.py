@@ -549,6 +549,12 @@ class WorksWith(unittest.TestCase):
             with torch.no_grad():
                 self.assertTrue(torch.equal(model(values), before))
             average.swap()
+            for mean in average.tensors().values():
+                mean.zero_()  # As averages that were saved are copied into them.
+            average.swap()
+            with torch.no_grad():
+                self.assertTrue(torch.equal(model(values), torch.zeros(5, 4)))
+            average.swap()
             handle.close()
 
     def test_reentrant_checkpoints_end_one_backward(self):

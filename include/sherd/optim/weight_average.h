@@ -18,7 +18,8 @@ class WeightAverage {
   // update keeps; throws Error unless it is in [0, 1). Buffers are not averaged.
   WeightAverage(NamedParameters parameters, double decay);
 
-  // Averages the present values. Call it after each optimizer step.
+  // Averages the present values, and takes over those that are no floating-point numbers. Call it
+  // after each optimizer step.
   void update();
 
   // Begins again with the present values, for instance after loading a checkpoint.
