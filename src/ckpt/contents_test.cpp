@@ -443,6 +443,16 @@ TEST(CheckpointGenerators, GoOnWithTheNumbersTheyWouldHaveMade) {
       HasSubstr("generators dropout.rank-0"));
 }
 
+// A rank may have no slice of any parameter, and a module no buffers.
+TEST(CheckpointSections, AreCheckedWithoutTensors) {
+  CheckpointState state;
+  const auto refused = HasSubstr("expected a section of letters, digits");
+  EXPECT_THAT(error_of([&] { state.add("a b", NamedParameters()); }), refused);
+  EXPECT_THAT(
+      error_of([&] { state.add_buffers("a b", torch::nn::ReLUImpl()); }),
+      refused);
+}
+
 TEST(Saver, NamesASaverOrAnOptimizerThatWasMovedFrom) {
   const ScratchFolder scratch;
   const auto world = World::single();

@@ -113,6 +113,7 @@ void CheckpointState::add(const NamedParameters& parameters) {
 
 void CheckpointState::add(
     const std::string& section, const NamedParameters& parameters) {
+  CheckpointAccess::check_section(section);  // This rank may have no slice.
   std::map<std::string, const WholeParameter*> whole;
   for (const auto& item : parameters.whole.items) {
     whole.emplace(item.name, &item);
@@ -174,6 +175,7 @@ void CheckpointState::add_buffers(const torch::nn::Module& module) {
 
 void CheckpointState::add_buffers(
     const std::string& section, const torch::nn::Module& module) {
+  CheckpointAccess::check_section(section);
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined()) {
       add(section,
