@@ -5,6 +5,7 @@
 
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
+#include "base/check.h"
 
 namespace sherd::autograd {
 namespace {
@@ -68,6 +69,16 @@ bool is_disconnected(const at::Tensor& tensor) {
   // Pairs with the release store in disconnect().
   return tag != nullptr &&
       tag->listener.load(std::memory_order_acquire) == nullptr;
+}
+
+void check_has_values(
+    const char* part, const std::string& name, const at::Tensor& tensor) {
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !is_disconnected(tensor), "[", part, "] parameter ",
+      name,
+      " has no values any more, since the sharding handle of its module was "
+      "closed or destroyed; expected a new module, which may load them from a "
+      "checkpoint");
 }
 
 ManagedStorage::ManagedStorage(

@@ -76,6 +76,9 @@ const StorageTag* tag_of(const at::Tensor& tensor);
 
 // Whether the tensor's storage is managed and was disconnected: its bytes are gone.
 bool is_disconnected(const at::Tensor& tensor);
+// Throws Error "[`part`] parameter `name` has no values any more ..." if so.
+void check_has_values(
+    const char* part, const std::string& name, const at::Tensor& tensor);
 
 class ManagedStorage {
  public:

@@ -36,12 +36,7 @@ void check_trainable(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
       tensor.is_leaf(), "[ddp] parameter ", name,
       " is the result of an operation; expected a leaf");
-  SHERD_CHECK_AS(
-      kFailedPrecondition, !autograd::is_disconnected(tensor),
-      "[ddp] parameter ", name,
-      " has no values any more, since the sharding handle of its module was "
-      "closed or destroyed; expected a new module, which may load them from a "
-      "checkpoint");
+  autograd::check_has_values("ddp", name, tensor);
   SHERD_CHECK_AS(
       kFailedPrecondition,
       autograd::tag_of(tensor) == nullptr &&

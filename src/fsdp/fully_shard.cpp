@@ -68,12 +68,7 @@ void check_options(const FullyShardOptions& options) {
 
 void check_not_sharded(const fsdp::ModelUnits& model) {
   for (const auto& parameter : model.parameters) {
-    SHERD_CHECK_AS(
-        kFailedPrecondition, !autograd::is_disconnected(parameter.tensor),
-        "[fsdp] parameter ", parameter.name,
-        " has no values any more, since the sharding handle of its module was "
-        "closed or destroyed; expected a new module, which may load them from "
-        "a checkpoint");
+    autograd::check_has_values("fsdp", parameter.name, parameter.tensor);
     SHERD_CHECK_AS(
         kFailedPrecondition,
         autograd::tag_of(parameter.tensor) == nullptr &&
