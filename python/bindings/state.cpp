@@ -6,6 +6,7 @@
 #include <sherd/optim/adamw.h>
 #include <sherd/optim/muon.h>
 #include <sherd/optim/sgd.h>
+#include <sherd/optim/weight_average.h>
 #include <torch/nn/module.h>
 #include "bindings.h"
 
@@ -47,6 +48,11 @@ void bind_state_of_job(py::module_& module) {
           [](State& self, NamedParameters parameters) {
             parameters.state_only.clear();  // Python adds them by itself.
             self.add(parameters);
+          })
+      .def(
+          "add_averages",
+          [](State& self, const WeightAverage& average) {
+            self.add("ema", average.averages());
           })
       .def("add_tensors", &State::add_tensors)
       .def("add_optimizer", &State::add_torch_optimizer)

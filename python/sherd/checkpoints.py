@@ -17,12 +17,14 @@ from ._optimizers import SECTION, state_of
 from ._together import of_rank0, on_every_rank, same_call
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
+from .optim import WeightAverage
 from .state import check_parts, own_if_empty, placed, wait_for_readers
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
+_AVERAGE = "ema"  # The section of averages.
 # Sections of sherd's own that are no optimizer's.
-_OTHER_SECTIONS = {"model", "hook", "generators", "scaler", "tensors", "ema"}
+_OTHER_SECTIONS = {"model", "hook", "generators", "scaler", "tensors", _AVERAGE}
 # In the words of safetensors.
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
@@ -51,17 +53,18 @@ class CheckpointSaver:
     `keep_last` and those whose step is a multiple of `keep_every`. With keep_last=0 none is
     removed; with keep_every=0 no step is exempt. shared: other jobs save into the folder, too.
     generators: torch.Generator by name, of which each rank has its own.
+    average: a WeightAverage of the handle's parameters.
 
     Collective, as are all its methods except saving(). Raises sherd.Error, on every rank, if the
     folder cannot be made or another run is using it. Mirrors sherd::CheckpointSaver.
     """
 
     def __init__(self, folder, handle, optimizer=None, *, generators=None,
-                 asynchronous=False, keep_last=0, keep_every=0, shared=False,
+                 average=None, asynchronous=False, keep_last=0, keep_every=0, shared=False,
                  file_bytes_max=4 << 30):
         check_handle(handle)
         self._handle, self._optimizer = handle, optimizer
-        self._generators = generators
+        self._generators, self._average = generators, average
         world = handle.mesh.world
         with same_call(world, "sherd.CheckpointSaver()"):
             self._core = _core.CheckpointSaver(
@@ -73,7 +76,8 @@ class CheckpointSaver:
         `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on every rank,
         if any rank failed; the previous checkpoint is still there then."""
         with same_call(self._handle.mesh.world, "CheckpointSaver.save()"):
-            state = _state_of(self._handle, self._optimizer, self._generators, values)
+            state = _state_of(self._handle, self._optimizer, self._generators,
+                              self._average, values)
             self._core.save(step, state)
 
     def wait(self) -> None:
@@ -111,7 +115,8 @@ def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
 
 def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
          step: int | None = None, strict: bool = True,
-         generators: dict[str, torch.Generator] | None = None) -> LoadReport | None:
+         generators: dict[str, torch.Generator] | None = None,
+         average: WeightAverage | None = None) -> LoadReport | None:
     """Loads the newest checkpoint in `folder` that can be read, or that of `step`,
     and publishes; returns a LoadReport, or None where there is no checkpoint.
     Collective. Any number of ranks, units, strategy or program may have saved it.
@@ -120,14 +125,16 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     Raises sherd.Error, on every rank, for other shapes, the state of another
     optimizer, a folder in which none can be read and, if `strict`, for names that
     only one side has. What was read before such an error stays. Without `strict`,
-    what the checkpoint does not have stays as it is. The state of another communication hook,
+    what the checkpoint does not have stays as it is, and an `average` that it does not have
+    begins again with the weights. The state of another communication hook,
     or of a hook on another set of ranks, is not used, and is listed in `unexpected`.
     """
     check_handle(handle)
     reports = []
 
     def load_one(path):
-        found, report = _load_one(path, handle, optimizer, strict, generators)
+        found, report = _load_one(
+            path, handle, optimizer, strict, generators, average)
         reports.append(report)
         return found
 
@@ -141,7 +148,7 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
     return reports[-1] if reports else None
 
 
-def _base_state(handle, generators):
+def _base_state(handle, generators, average):
     check_parts(handle)
     state = _core.CheckpointState()
     state.add_parameters(handle.core_parameters)
@@ -149,6 +156,8 @@ def _base_state(handle, generators):
     state.add_tensors("model", ignored_parameters(handle), True)
     for name, generator in (generators or {}).items():
         state.add_generator(name, generator)
+    if average is not None:
+        state.add_averages(average)
     return state
 
 
@@ -171,7 +180,7 @@ def _described(options):
             if isinstance(plain(value), kept)}
 
 
-def _state_of(handle, optimizer, generators, values):
+def _state_of(handle, optimizer, generators, average, values):
     world, texts = handle.mesh.world, dict(values or {})
     mine = None
     if name := handle.hook_of.name():
@@ -189,7 +198,7 @@ def _state_of(handle, optimizer, generators, values):
                 raise InvalidArgumentError(
                     f"[python] values: expected texts by name, found {name!r}: "
                     f"{text!r}")
-        state = _base_state(handle, generators)
+        state = _base_state(handle, generators, average)
         if mine is not None:
             mine.add_to(state)
         state.values = texts
@@ -219,12 +228,14 @@ def _content(path):
         raise UnavailableError(str(error)) from error
 
 
-def _load_one(path, handle, optimizer, strict, generators):
+def _load_one(path, handle, optimizer, strict, generators, average):
     world = handle.mesh.world
     tensors, values = of_rank0(world, lambda: _content(path))
     groups = json.loads(values.get(_OPTIMIZER, "null"))
-    state = on_every_rank(world, lambda: _base_state(handle, generators))
+    state = on_every_rank(world, lambda: _base_state(handle, generators, average))
     on_every_rank(world, lambda: _check_names(handle, path, tensors, strict))
+    begins_again = average is not None and not on_every_rank(
+        world, lambda: _has_averages(average, path, tensors, strict))
     mine = None
     if optimizer is not None:
         mine = on_every_rank(world, lambda: state_of(handle, optimizer))
@@ -240,6 +251,8 @@ def _load_one(path, handle, optimizer, strict, generators):
     restore_hook = handle.hook_of.prepare(state, tensors, values.get(_HOOK))
     found = _core.load_checkpoint(world, path, state, False)
     on_every_rank(world, restore_hook)
+    if begins_again:
+        average.reset()
     if mine is not None:
         mine.finish()
         if groups is not None:
@@ -262,6 +275,18 @@ def _check_names(handle, path, tensors, strict):
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             raise InvalidArgumentError(
                 f"[python] {path}: expected {text} {', '.join(some)}{more}")
+
+
+def _has_averages(average, path, tensors, strict):
+    """Whether the checkpoint has all averages."""
+    saved = {name for section, name, _, _ in tensors if section == _AVERAGE}
+    missing = sorted(set(average.tensors()) - saved)
+    if strict and missing:
+        raise InvalidArgumentError(
+            f"[python] {path}: expected averages of the weights, found none of {missing[0]}; "
+            "without `average` the rest is loaded, and with strict=False the average begins "
+            "again with the weights")
+    return not missing
 
 
 def _optimizer_sections(tensors):

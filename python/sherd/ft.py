@@ -68,12 +68,15 @@ class Session:
         handle's parameters: clipping, learning-rate schedule, optimizer step. It is called on
         the thread that trains, in begin_step() or finish_step(), once for each step, also those
         that this replica has missed; compute learning rates from the number. None: it calls
-        step() of each optimizer, through the `scaler` if there is one, which is then updated.
+        step() of each optimizer, through the `scaler` if there is one, which is then updated, as
+        is the `average`.
         If it raises, the session has ended, because the step may have been made only in part:
         restart the process.
     scaler: a sherd.GradScaler that scales the losses. An `update` of your own must call its
         step() and update(). ``non_finite_gradients`` is then "give" unless you set it, so that
         all replicas find an overflow in the sum and skip the step.
+    average: a WeightAverage of the handle's parameters, part of the state. An `update` of your
+        own must call its update().
     tensors: dictionary of all other tensors that `update` changes: CPU tensors, whole on every
         rank, which `update` must write in place.
     checkpoints: folder in which the replicas, taking turns, save a checkpoint every `save_every`
@@ -91,8 +94,8 @@ class Session:
     SHERD_COORDINATOR and SHERD_REPLICA are set.
     """
 
-    def __init__(self, handle, optimizer, *, update=None, scaler=None, tensors=None,
-                 checkpoints=None, save_every=0, keep_last=2, **options):
+    def __init__(self, handle, optimizer, *, update=None, scaler=None, average=None,
+                 tensors=None, checkpoints=None, save_every=0, keep_last=2, **options):
         optimizers = optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}
         if not optimizers:
             raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
@@ -100,12 +103,14 @@ class Session:
         self._buffers = _Buffers(handle.module)
         self._calls = _Calls()
         self._closed = False
-        state, saved = _states_of(handle, optimizers, scaler, tensors or {}, self._calls)
+        state, saved = _states_of(
+            handle, optimizers, scaler, average, tensors or {}, self._calls)
         if scaler is not None:
             options = {"non_finite_gradients": "give"} | options
         chosen = _options(options)
         self.options = chosen
-        step = _checked(update or _all_steps(optimizers, scaler), optimizers, self._buffers)
+        step = _checked(update or _all_steps(optimizers, scaler, average), optimizers,
+                        self._buffers)
         self._core = _core.Session(
             handle.mesh.world, handle.core_parameters, state, saved,
             self._calls.to(step), chosen, str(checkpoints or ""), save_every, keep_last)
@@ -218,14 +223,16 @@ class _Calls:
         self._functions.clear()
 
 
-def _all_steps(optimizers, scaler):
+def _all_steps(optimizers, scaler, average):
     def update(_number):
         if scaler is not None:
             scaler.step(*optimizers.values())
             scaler.update()
-            return
-        for optimizer in optimizers.values():
-            optimizer.step()
+        else:
+            for optimizer in optimizers.values():
+                optimizer.step()
+        if average is not None:
+            average.update()
     return update
 
 
@@ -280,7 +287,7 @@ class _Buffers:
             owner._buffers[key] = tensor  # pylint: disable=protected-access
 
 
-def _states_of(handle, optimizers, scaler, tensors, calls):
+def _states_of(handle, optimizers, scaler, average, tensors, calls):
     """What replicas fetch from each other, with all buffers, and what checkpoints have of
     it, with the persistent ones, as load() expects it."""
     fetched, saved = _core.CheckpointState(), _core.CheckpointState()
@@ -294,6 +301,8 @@ def _states_of(handle, optimizers, scaler, tensors, calls):
         state.add_parameters(parameters)
         state.add_tensors("model", others, True)
         state.add_tensors("tensors", list(tensors.items()), False)
+        if average is not None:
+            state.add_averages(average)
         if scaler is not None:
             # pylint: disable-next=protected-access
             state.add_tensors("scaler", scaler._core.state(), False)

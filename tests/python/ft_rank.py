@@ -75,6 +75,11 @@ class End:
         return self.file.exists() and step.number > int(self.file.read_text())
 
 
+def whole_values(handle):
+    with handle.summon_full_parameters(read_only=True) as full:
+        return {key: full.tensor(key).clone() for key, _ in handle.module.named_parameters()}
+
+
 def train(folder, kind, sherd):
     replica, rank = int(os.environ["SHERD_REPLICA"]), int(os.environ["RANK"])
     life = folder / f"life-{replica}-{rank}"
@@ -83,14 +88,16 @@ def train(folder, kind, sherd):
     model = make_model()
     handle = sherd.fully_shard(model, units=[])
     optimizer = make_optimizer(kind, handle, sherd)
+    average = sherd.WeightAverage(handle, decay=0.9)
 
     def update(number):
         set_learning_rate(optimizer, learning_rate(number))
         handle.clip_grad_norm(0.5)
         optimizer.step()
+        average.update()
 
     end = End(folder, replica, rank, first_life)
-    with sherd.ft.Session(handle, optimizer, update=update) as session:
+    with sherd.ft.Session(handle, optimizer, update=update, average=average) as session:
         for step in session:
             # Collective, so that all ranks of the replica see the same end.
             if max(handle.mesh.world.all_gather([end.is_before(step)]))[0]:
@@ -105,10 +112,11 @@ def train(folder, kind, sherd):
             if replica == 1 and first_life and step.number >= KILLED_IN:
                 os.kill(os.getpid(), signal.SIGKILL)
         name, number = session.state_name, session.step
-    with handle.summon_full_parameters(read_only=True) as full:
-        values = {key: full.tensor(key).clone() for key, _ in model.named_parameters()}
+    values = whole_values(handle)
+    average.swap()
+    averages = whole_values(handle)
     if rank == 0:
-        torch.save({"values": values, "name": name, "step": number},
+        torch.save({"values": values, "averages": averages, "name": name, "step": number},
                    folder / f"final-{replica}.pt")
     handle.close()
 
@@ -136,12 +144,18 @@ def train_until_update_raises(sherd):
         print("afterwards:", error, flush=True)
 
 
+def sum_of(average):
+    return sum(mean.double().sum().item() for mean in average.tensors().values())
+
+
 def train_ten_steps_more(folder, sherd):
     """Than the newest checkpoint has."""
     handle = sherd.fully_shard(make_model(), units=[])
     adamw = torch.optim.AdamW(handle.parameters(), lr=1e-2)
-    with sherd.ft.Session(handle, adamw, checkpoints=folder / "checkpoints",
+    average = sherd.WeightAverage(handle, decay=0.9)
+    with sherd.ft.Session(handle, adamw, average=average, checkpoints=folder / "checkpoints",
                           save_every=4) as session:
+        print("average at first:", sum_of(average), flush=True)
         first = session.step + 1
         for step in session:
             if step.number == first + 10:
@@ -149,6 +163,7 @@ def train_ten_steps_more(folder, sherd):
             loss = loss_of(handle.module, len(step.samples))
             loss.backward()
         print(f"steps {first} to {session.step}", flush=True)
+    print("average at last:", sum_of(average), flush=True)
     steps = {state["step"].item() for state in adamw.state.values()}
     print("steps of the optimizer:", steps, flush=True)
 

@@ -6,6 +6,7 @@ Usage: ft_test.py PACKAGE_FOLDER SHERD."""
 import faulthandler
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,7 @@ class Session(unittest.TestCase):
         expected = undisturbed(kind, finals[0]["step"])
         for name, value in finals[0]["values"].items():
             self.assertTrue(torch.equal(value, finals[1]["values"][name]), name)
+            self.assertTrue(torch.equal(*(final["averages"][name] for final in finals)), name)
             self.assertTrue(
                 torch.allclose(value, expected[name], atol=1e-5),
                 f"{name}: {(value - expected[name]).abs().max()}")
@@ -92,6 +94,7 @@ class Session(unittest.TestCase):
                 self.assertRegex(ran.stdout, r"loaded step 10, count 10|step 20, count 20")
 
     def test_a_run_that_has_ended_continues_from_its_checkpoint(self):
+        before = None
         with tempfile.TemporaryDirectory() as folder:
             for begin in (1, 11):
                 ran = run(folder, 1, "saves", replicas=1,
@@ -99,6 +102,10 @@ class Session(unittest.TestCase):
                 self.assertEqual(ran.returncode, 0, ran.stdout)
                 self.assertIn(f"steps {begin} to {begin + 9}\n", ran.stdout)
                 self.assertIn(f"of the optimizer: {{{begin + 9}.0}}", ran.stdout)
+                averages = re.findall(r"average at (?:first|last): (\S+)", ran.stdout)
+                self.assertNotEqual(*averages)
+                self.assertIn(before, (None, averages[0]))
+                before = averages[1]
 
     def test_what_was_interrupted_can_be_called_again(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -167,9 +174,9 @@ class State(unittest.TestCase):
         for handle in (self.handle(frozen, sherd.replicate),
                        self.handle(model(), ignored=["2"])):
             fetched, saved = sherd.ft._states_of(  # pylint: disable=protected-access
-                handle, {"optimizer": sherd.AdamW(handle)}, None, {}, sherd.ft._Calls())
+                handle, {"optimizer": sherd.AdamW(handle)}, None, None, {}, sherd.ft._Calls())
             expected = checkpoints._state_of(  # pylint: disable=protected-access
-                handle, sherd.AdamW(handle), None, {})
+                handle, sherd.AdamW(handle), None, None, {})
             world = handle.mesh.world
             expected, *found = (_core.gather_full_state(world, state)
                                 for state in (expected, fetched, saved))

@@ -132,6 +132,56 @@ class Optimizers(unittest.TestCase):
                 again.close()
         handle.close()
 
+    def test_averages_of_weights_continue_from_a_checkpoint(self):
+        """On the engine that saved them and on the other one."""
+        sherd, values = self.sherd, torch.ones(5, 8)
+
+        def begin(make):
+            model = with_bias_and_norm()
+            handle = make(model)
+            optimizer = sherd.AdamW(handle, lr=1e-2)
+            return model, handle, optimizer, sherd.WeightAverage(handle, decay=0.5)
+
+        def train_on(model, _handle, optimizer, average, steps):
+            for step in steps:
+                train_by_several(model, [optimizer], [step])
+                average.update()
+
+        @torch.no_grad()
+        def outputs(model, _handle, _optimizer, average):
+            weights = model(values)
+            average.swap()
+            averages = model(values)
+            average.swap()
+            return weights, averages
+
+        with self.folder() as folder:
+            first = begin(sherd.fully_shard)
+            train_on(*first, range(2))
+            sherd.save(folder, 2, first[1], first[2], average=first[3])
+            train_on(*first, range(2, 4))
+            for make in (sherd.fully_shard, sherd.replicate):
+                then = begin(make)
+                sherd.load(folder, then[1], then[2], average=then[3])
+                train_on(*then, range(2, 4))
+                for ours, expected in zip(outputs(*then), outputs(*first)):
+                    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+                then[1].close()
+            # One without averages.
+            sherd.save(folder, 4, first[1], first[2])
+            train_on(*first, range(4, 5))
+            with self.assertRaisesRegex(sherd.Error, "expected averages of the weights"):
+                sherd.load(folder, first[1], first[2], average=first[3])
+            report = sherd.load(folder, first[1], first[2], average=first[3], strict=False)
+            self.assertTrue(all(name.startswith("ema ") for name in report.missing))
+            weights, averages = outputs(*first)
+            self.assertTrue(torch.equal(weights, averages))
+            first[3].swap()
+            with self.assertRaisesRegex(sherd.Error, "second swap"):
+                sherd.save(folder, 5, first[1], first[2], average=first[3])
+            first[3].swap()
+            first[1].close()
+
     def test_state_of_what_was_frozen_later_is_loaded_where_it_is_frozen_from_the_start(self):
         sherd = self.sherd
         kinds = {sherd.replicate: lambda h: torch.optim.AdamW(h.module.parameters()),
