@@ -196,8 +196,11 @@ void bind_folders(py::module_& module) {
   module.def(
       "load_checkpoint",
       [](const World& world, const std::string& folder, State& state,
-         bool strict) {
-        return load_checkpoint(world, folder, state, {.strict = strict});
+         bool verify_first) {
+        // Python compares names by itself.
+        return load_checkpoint(
+            world, folder, state,
+            {.strict = false, .verify_first = verify_first});
       },
       WithoutGil());
   py::class_<CheckpointSaver>(module, "CheckpointSaver", DestroyedWithoutGil())

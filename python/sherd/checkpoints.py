@@ -29,7 +29,8 @@ _OTHER_SECTIONS = {"model", "hook", "generators", "scaler", "tensors", _AVERAGE}
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16,
            "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
            "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
-           "BOOL": torch.bool}
+           "BOOL": torch.bool, "U64": torch.uint64, "U32": torch.uint32,
+           "U16": torch.uint16}
 
 
 @dataclasses.dataclass
@@ -249,7 +250,7 @@ def _load_one(path, handle, optimizer, strict, generators, average):
             mine.keep_others(described)
         on_every_rank(world, lambda: mine.add_to(state))
     restore_hook = handle.hook_of.prepare(state, tensors, values.get(_HOOK))
-    found = _core.load_checkpoint(world, path, state, False)
+    found = _core.load_checkpoint(world, path, state, not strict)
     on_every_rank(world, restore_hook)
     if begins_again:
         average.reset()

@@ -117,6 +117,17 @@ class PosixFileSystem final : public FileSystem {
         : failed_by_errno("rename " + from + " to", to);
   }
 
+  Result<bool> exchange(const std::string& a, const std::string& b) override {
+    if (::renameat2(
+            AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) {
+      return true;
+    }
+    if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) {
+      return false;
+    }
+    return failed_by_errno("exchange " + a + " and", b);
+  }
+
   Status remove(const std::string& path) override {
     std::error_code error;
     fs::remove_all(path, error);

@@ -41,6 +41,10 @@ class FileSystem {
   // Atomic. REQUIRES: `to` does not exist.
   [[nodiscard]] virtual Status rename(
       const std::string& from, const std::string& to) = 0;
+  // Atomic: gives each of two the other's name. Returns false, and has changed nothing, where the
+  // file system cannot do that. REQUIRES: both exist.
+  [[nodiscard]] virtual Result<bool> exchange(
+      const std::string& a, const std::string& b) = 0;
   // Removes a file, or a folder with everything in it. A missing one is not an error.
   [[nodiscard]] virtual Status remove(const std::string& path) = 0;
   // If the answer cannot be found out, that is a failure, not false.

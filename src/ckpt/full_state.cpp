@@ -298,7 +298,8 @@ struct FullStateScatter {
   }
 
   void send(const at::Tensor& tensor, const std::vector<PieceSource>& to) {
-    const auto whole = tensor.cpu().contiguous().view({-1});
+    const auto whole =
+        tensor.cpu().resolve_conj().resolve_neg().contiguous().view({-1});
     world::Transfers transfers;
     for (const auto& source : to) {
       const auto part =
@@ -318,7 +319,7 @@ struct FullStateScatter {
         continue;
       }
       const auto& elements = targets[source.piece].shard.elements;
-      const auto into = elements.is_contiguous() && elements.is_cpu()
+      const auto into = is_plain(elements)
           ? elements
           : at::empty(elements.sizes(), elements.scalar_type());
       via->receive(into, 0, kTag)->wait(kScattering).throw_if_failed();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <set>
 #include <thread>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/digest.h"
 #include "base/host.h"
 #include "base/log.h"
 #include "ckpt/dtypes.h"
@@ -50,13 +52,25 @@ void warn(const World& world, const std::string& message) {
   }
 }
 
-// The reverse of CheckpointLoader::optional_names() on all ranks.
-std::set<ckpt::TensorKey> optional_in(const std::vector<std::string>& texts) {
+// The reverse of CheckpointLoader::found() on all ranks: the names of optional tensors. Throws
+// Error if ranks have opened different checkpoints.
+std::set<ckpt::TensorKey> optional_in(
+    const std::vector<std::string>& texts, const std::string& folder) {
   std::set<ckpt::TensorKey> names;
+  std::vector<nlohmann::json> found;
   for (const auto& text : texts) {
-    for (const auto& name : nlohmann::json::parse(text)) {
+    found.push_back(nlohmann::json::parse(text));
+    for (const auto& name : found.back()["optional"]) {
       names.insert({name[0].get<std::string>(), name[1].get<std::string>()});
     }
+  }
+  for (std::size_t rank = 1; rank < found.size(); ++rank) {
+    SHERD_CHECK(
+        found[rank]["digest"] == found[0]["digest"], "[ckpt] ", folder,
+        ": expected a folder that all ranks share, found one checkpoint on "
+        "rank 0 (host ",
+        found[0]["host"].get<std::string>(), ") and another on rank ", rank,
+        " (host ", found[rank]["host"].get<std::string>(), ")");
   }
   return names;
 }
@@ -79,26 +93,53 @@ class CheckpointLoader {
             {.updated = [there = CheckpointAccess::parameters_of(
                              reader_.tensors())](const ckpt::TensorKey& key) {
               return there.contains(key);
-            }})) {}
-
-  // The names of the tensors of optimizers, which this rank would load if the checkpoint has them,
-  // for run() on all ranks.
-  std::string optional_names() const {
-    auto json = nlohmann::json::array();
-    for (const auto& target : targets_) {
-      if (target.may_be_cleared()) {
-        json.push_back({target.section, target.shard.name});
-      }
-    }
-    return json.dump();
-  }
-
-  LoadReport run(const std::vector<std::string>& optional_names) {
-    compare_names(optional_in(optional_names));
+            }})) {
     for (const auto& target : targets_) {
       streams_.push_back(
           device::Stream::current(target.shard.elements.device()));
     }
+  }
+
+  // What all ranks need to know: which checkpoint this rank has opened, and the names of the tensors
+  // of optimizers, which it would load if the checkpoint has them.
+  std::string found() const {
+    auto optional = nlohmann::json::array();
+    for (const auto& target : targets_) {
+      if (target.may_be_cleared()) {
+        optional.push_back({target.section, target.shard.name});
+      }
+    }
+    const nlohmann::json json = {
+        {"digest", digest_of(to_json(reader_.manifest()))},
+        {"host", host_name()},
+        {"optional", std::move(optional)}};
+    return json.dump();
+  }
+
+  // Compares found() of all ranks, before what follows.
+  void compare(const std::vector<std::string>& found) {
+    compare_names(optional_in(found, reader_.folder()));
+  }
+
+  // Reads what run() will read, and writes nothing.
+  void verify() {
+    for_each_target([this](const LoadTarget& target) {
+      (void)elements_of(target, /*in_place=*/false);
+    });
+  }
+
+  LoadReport run() {
+    for_each_target([this](LoadTarget& target) { read(target); });
+    clear_rest();
+    report_.bytes_read = bytes_;
+    return report_;
+  }
+
+  const ckpt::Manifest& manifest() const { return reader_.manifest(); }
+
+ private:
+  // On several threads, each in the target's stream.
+  void for_each_target(const std::function<void(LoadTarget&)>& action) {
     std::atomic<std::size_t> next{0};
     std::vector<std::exception_ptr> failures(std::min(
         kThreadsMax, std::max<std::size_t>(1, allowed_cores().size())));
@@ -107,7 +148,7 @@ class CheckpointLoader {
       for (auto& failure : failures) {
         threads.emplace_back([&] {
           try {
-            read_all(next);
+            take_targets(next, action);
           } catch (...) {
             failure = std::current_exception();
           }
@@ -119,14 +160,8 @@ class CheckpointLoader {
         std::rethrow_exception(failure);
       }
     }
-    clear_rest();
-    report_.bytes_read = bytes_;
-    return report_;
   }
 
-  const ckpt::Manifest& manifest() const { return reader_.manifest(); }
-
- private:
   // `optional` has the names of all ranks, since each has a part of an optimizer's parameters.
   void compare_names(const std::set<ckpt::TensorKey>& optional) {
     report_.folder = reader_.folder();
@@ -185,21 +220,25 @@ class CheckpointLoader {
     }
   }
 
-  void read_all(std::atomic<std::size_t>& next) {
+  void take_targets(
+      std::atomic<std::size_t>& next,
+      const std::function<void(LoadTarget&)>& action) {
     const at::NoGradGuard no_grad;
     for (auto i = next.fetch_add(1); i < targets_.size();
          i = next.fetch_add(1)) {
       const device::CurrentStream on(streams_[i]);
-      read(targets_[i]);
+      action(targets_[i]);
     }
   }
 
-  void read(LoadTarget& target) {
-    auto& shard = target.shard;
+  // Reads them to their place or, if that is not possible or not wanted, to other memory. Undefined
+  // if the checkpoint has none.
+  at::Tensor elements_of(const LoadTarget& target, bool in_place) {
+    const auto& shard = target.shard;
     const auto key = target.key();
     const auto found = reader_.tensors().find(key);
     if (found == reader_.tensors().end()) {
-      return;
+      return {};
     }
     SHERD_CHECK(
         found->second.shape == shard.shape, "[ckpt] ", reader_.folder(), ": ",
@@ -207,19 +246,33 @@ class CheckpointLoader {
         ", found ", at::IntArrayRef(found->second.shape));
     const auto dtype = ckpt::dtype_named(
         found->second.dtype, str(reader_.folder(), ": ", key.text()));
-    const bool as_stored = dtype == shard.elements.scalar_type() &&
-        shard.elements.is_contiguous() && shard.elements.is_cpu();
-    const auto into =
-        as_stored ? shard.elements : at::empty(shard.elements.sizes(), dtype);
+    SHERD_CHECK(
+        !c10::isComplexType(dtype) ||
+            c10::isComplexType(shard.elements.scalar_type()),
+        "[ckpt] ", reader_.folder(), ": ", key.text(),
+        ": expected real numbers, found ", found->second.dtype);
+    const bool there = in_place && dtype == shard.elements.scalar_type() &&
+        is_plain(shard.elements);
+    auto into =
+        there ? shard.elements : at::empty(shard.elements.sizes(), dtype);
     bytes_ += unavailable_unless_read([&] {
       return reader_.read(
           found->first, range_of(shard), rank_, into.mutable_data_ptr());
     });
-    if (!as_stored) {
-      shard.elements.copy_(into);
+    return into;
+  }
+
+  void read(LoadTarget& target) {
+    auto& elements = target.shard.elements;
+    const auto found = elements_of(target, /*in_place=*/true);
+    if (!found.defined()) {
+      return;
+    }
+    if (!found.is_same(elements)) {
+      elements.copy_(found);
     }
     if (target.loaded) {
-      target.loaded(shard.elements);
+      target.loaded(elements);
     }
   }
 
@@ -235,6 +288,42 @@ class CheckpointLoader {
   std::atomic<std::int64_t> bytes_{0};
 };
 
+// The complete checkpoints that were not tried yet, the same on every rank. Collective.
+std::vector<std::int64_t> untried_steps(
+    const World& world,
+    const std::string& folder,
+    const std::set<std::int64_t>& tried) {
+  auto steps = ckpt::complete_steps(ckpt::ranks_of(world), folder).value();
+  std::erase_if(steps, [&](std::int64_t step) { return tried.contains(step); });
+  return steps;
+}
+
+// Loads the newest of these that can be read. Adds to `damage` what is wrong with the others.
+std::optional<LoadReport> load_one_of(
+    const World& world,
+    const std::string& folder,
+    const std::vector<std::int64_t>& steps,
+    const std::function<LoadReport(const std::string& checkpoint)>& load,
+    std::vector<std::string>& damage) {
+  for (auto i = steps.size(); i > 0; --i) {
+    const auto path = folder + "/" + ckpt::folder_name(steps[i - 1]);
+    try {
+      auto report = load(path);
+      for (const auto& what : damage) {
+        warn(
+            world, str("[ckpt] ", path, " is loaded, not a newer one: ", what));
+      }
+      return report;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable) {
+        throw;
+      }
+      damage.emplace_back(error.what());
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 LoadReport load_checkpoint(
@@ -247,13 +336,19 @@ LoadReport load_checkpoint(
   std::string mine;
   on_all_or_none(ranks, kLoading, [&] {
     load.emplace(folder, state, options, world.rank());
-    mine = load->optional_names();
+    mine = load->found();
   });
-  const auto names = ranks.gather(mine, kLoading);
+  const auto found = ranks.gather(mine, kLoading).value();
+  on_all_or_none(ranks, kLoading, [&] {
+    load->compare(found);
+    if (options.verify_first) {
+      load->verify();
+    }
+  });
   CheckpointAccess::before_load(state);
   LoadReport report;
   on_all_or_none(ranks, kLoading, [&] {
-    report = load->run(names.value());
+    report = load->run();
     state.values = load->manifest().values;
   });
   CheckpointAccess::publish(state);
@@ -265,8 +360,10 @@ std::optional<LoadReport> load_newest_checkpoint(
     const std::string& folder,
     CheckpointState& state,
     const LoadOptions& options) {
+  auto careful = options;
+  careful.verify_first = options.verify_first || !options.strict;
   return load_newest_checkpoint(world, folder, [&](const std::string& path) {
-    return load_checkpoint(world, path, state, options);
+    return load_checkpoint(world, path, state, careful);
   });
 }
 
@@ -274,24 +371,16 @@ std::optional<LoadReport> load_newest_checkpoint(
     const World& world,
     const std::string& folder,
     const std::function<LoadReport(const std::string& checkpoint)>& load) {
-  const auto steps =
-      ckpt::complete_steps(ckpt::ranks_of(world), folder).value();
   std::vector<std::string> damage;  // Of newer ones, the newest first.
-  for (auto i = steps.size(); i > 0; --i) {
-    const auto path = folder + "/" + ckpt::folder_name(steps[i - 1]);
-    try {
-      const auto report = load(path);
-      for (const auto& what : damage) {
-        warn(
-            world, str("[ckpt] ", path, " is loaded, not a newer one: ", what));
-      }
+  std::set<std::int64_t> tried;
+  // A run that saves into the folder meanwhile may have removed those that were there at first.
+  for (auto steps = untried_steps(world, folder, tried); !steps.empty();
+       steps = untried_steps(world, folder, tried)) {
+    damage.clear();
+    if (auto report = load_one_of(world, folder, steps, load, damage)) {
       return report;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kUnavailable) {
-        throw;
-      }
-      damage.emplace_back(error.what());
     }
+    tried.insert(steps.begin(), steps.end());
   }
   SHERD_CHECK_AS(
       kUnavailable, damage.empty(), "[ckpt] expected a checkpoint in ", folder,

@@ -22,8 +22,8 @@ std::int64_t bytes_of(const TensorPiece& piece) {
   return static_cast<std::int64_t>(piece.elements.nbytes());
 }
 
-bool is_whole(const TensorPiece& piece) {
-  return piece.range.numel() == numel_of(piece.shape);
+bool is_whole(const SavedTensor& tensor) {
+  return tensor.range.numel() == numel_of(tensor.shape);
 }
 
 // The pieces of each file: all of one section, in the order given.
@@ -54,13 +54,24 @@ std::vector<Group> files_of(
   return all;
 }
 
-// Metadata that explains the file: a part of a tensor is saved as 1-D numbers.
-std::map<std::string, std::string> metadata_of(const Group& group) {
+}  // namespace
+
+TensorInfo info_of(const SavedTensor& tensor) {
+  return {
+      .name = tensor.name,
+      .dtype = tensor.dtype,
+      .shape = is_whole(tensor)
+          ? tensor.shape
+          : std::vector<std::int64_t>{tensor.range.numel()}};
+}
+
+std::map<std::string, std::string> metadata_of(
+    const std::vector<SavedTensor>& tensors) {
   auto parts = nlohmann::ordered_json::object();
-  for (const auto* piece : group) {
-    if (!is_whole(*piece)) {
-      parts[piece->name] = {
-          {"shape", piece->shape}, {"begin", piece->range.begin}};
+  for (const auto& tensor : tensors) {
+    if (!is_whole(tensor)) {
+      parts[tensor.name] = {
+          {"shape", tensor.shape}, {"begin", tensor.range.begin}};
     }
   }
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
@@ -69,6 +80,8 @@ std::map<std::string, std::string> metadata_of(const Group& group) {
   }
   return metadata;
 }
+
+namespace {
 
 struct PartWriter {
   Result<Manifest::Part> write(
@@ -97,24 +110,28 @@ struct PartWriter {
   }
 
   Status write_group(const Group& group, ProgressMeter& meter) {
+    std::vector<SavedTensor> saved;
     std::vector<TensorInfo> infos;
     for (const auto* piece : group) {
-      infos.push_back(
-          {.name = piece->name,
+      saved.push_back(
+          {.section = piece->section,
+           .name = piece->name,
            .dtype = name_of(piece->elements.scalar_type()),
-           .shape = is_whole(*piece)
-               ? piece->shape
-               : std::vector<std::int64_t>{piece->range.numel()}});
+           .shape = piece->shape,
+           .range = piece->range,
+           .file = static_cast<int>(part.files.size())});
+      infos.push_back(info_of(saved.back()));
     }
-    const auto header = header_bytes(infos, metadata_of(group));
+    const auto header = header_bytes(infos, metadata_of(saved));
     const auto& section = group.front()->section;
     const auto name = tensors_name(section, rank, files_in_section[section]++);
     SHERD_ASSIGN_OR_RETURN(const auto out, files.create(folder + "/" + name));
     SHERD_RETURN_IF_FAILED(out->write(header.data(), header.size()));
     for (std::size_t i = 0; i < group.size(); ++i) {
-      SHERD_RETURN_IF_FAILED(write_piece(
-          *out, *group[i],
-          static_cast<std::int64_t>(header.size()) + infos[i].begin, meter));
+      saved[i].offset =
+          static_cast<std::int64_t>(header.size()) + infos[i].begin;
+      SHERD_RETURN_IF_FAILED(
+          write_piece(*out, *group[i], std::move(saved[i]), meter));
     }
     part.files.push_back(
         {.name = name,
@@ -126,17 +143,10 @@ struct PartWriter {
   Status write_piece(
       OutputFile& out,
       const TensorPiece& piece,
-      std::int64_t offset,
+      SavedTensor saved,
       ProgressMeter& meter) {
-    SavedTensor saved{
-        .section = piece.section,
-        .name = piece.name,
-        .dtype = name_of(piece.elements.scalar_type()),
-        .shape = piece.shape,
-        .range = piece.range,
-        .file = static_cast<int>(part.files.size()),
-        .offset = offset};
-    const auto elements = piece.elements.cpu();  // If it is on a device.
+    // Its bytes, where it is on a device or a view that conjugates or negates.
+    const auto elements = piece.elements.cpu().resolve_conj().resolve_neg();
     const auto* bytes = static_cast<const char*>(elements.const_data_ptr());
     for (std::int64_t at = 0; at < bytes_of(piece); at += kChunkBytes) {
       const auto count =

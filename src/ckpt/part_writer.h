@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "base/status.h"
 #include "ckpt/file_system.h"
 #include "ckpt/manifest.h"
+#include "ckpt/safetensors.h"
 
 namespace sherd::ckpt {
 
@@ -27,6 +29,12 @@ struct TensorPiece {
 };
 
 std::int64_t bytes_of(const std::vector<TensorPiece>& pieces);
+
+// What the header of a file says about a tensor, without its place: a part of a tensor is saved as
+// 1-D numbers. And the metadata, which explain such parts.
+TensorInfo info_of(const SavedTensor& tensor);
+std::map<std::string, std::string> metadata_of(
+    const std::vector<SavedTensor>& tensors);
 
 // `modules` are for PartManifest::modules.
 Result<Manifest::Part> write_part(

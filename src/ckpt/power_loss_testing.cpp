@@ -236,6 +236,23 @@ Status PowerLossFileSystem::rename(
   return {};
 }
 
+Result<bool> PowerLossFileSystem::exchange(
+    const std::string& a, const std::string& b) {
+  const std::lock_guard lock(mutex_);
+  if (auto status = count("exchange " + a + " and", b); !status.ok()) {
+    return status;
+  }
+  const auto first = place_of(a);
+  const auto second = place_of(b);
+  SHERD_ASSERT(first.node && second.node && first.parent == second.parent);
+  if (options_.can_exchange) {
+    first.parent->names[first.name] = second.node;
+    first.parent->names[second.name] = first.node;
+    first.parent->changed();
+  }
+  return options_.can_exchange;
+}
+
 Status PowerLossFileSystem::remove(const std::string& path) {
   const std::lock_guard lock(mutex_);
   const auto place = place_of(path);

@@ -23,6 +23,7 @@ struct PowerLossOptions {
   std::int64_t failing_at = -1;  // Only this one fails.
   // Creating a file with this in its name fails. Empty: no file.
   std::string refused = {};
+  bool can_exchange = true;
   std::int64_t free_bytes = std::int64_t{1} << 40;
   // Decides how much of a failed write is in the file; see also kSome.
   std::uint64_t seed = 1;
@@ -59,6 +60,7 @@ class PowerLossFileSystem final : public FileSystem {
   Result<std::unique_ptr<OutputFile>> create(const std::string& path) override;
   Status sync_folder(const std::string& path) override;
   Status rename(const std::string& from, const std::string& to) override;
+  Result<bool> exchange(const std::string& a, const std::string& b) override;
   Status remove(const std::string& path) override;
   Result<bool> exists(const std::string& path) override;
   Result<std::vector<std::string>> list(const std::string& path) override;

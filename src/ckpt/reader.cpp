@@ -20,6 +20,7 @@
 #include "base/digest.h"
 #include "base/mapped_file.h"
 #include "ckpt/dtypes.h"
+#include "ckpt/part_writer.h"
 #include "ckpt/safetensors.h"
 #include "plan/checkpoint_reads.h"
 
@@ -50,6 +51,12 @@ void check_size(
                              : std::string("no regular file"));
 }
 
+std::string text_of(const TensorInfo& tensor, std::int64_t offset) {
+  return str(
+      tensor.name, " of ", tensor.dtype, " and shape ",
+      at::IntArrayRef(tensor.shape), " at byte ", offset);
+}
+
 // Checks that programs that only know safetensors see the same as sherd.
 void compare_header(
     const PartManifest& part, std::size_t file, const std::string& path) {
@@ -57,22 +64,32 @@ void compare_header(
   const auto bytes = mapped.value().bytes();
   const auto header =
       parse_header(bytes, static_cast<std::int64_t>(bytes.size()), path);
-  std::map<std::string, std::int64_t> offsets;
+  std::map<std::string, TensorInfo> infos;
   for (const auto& tensor : header.tensors) {
-    offsets[tensor.name] = header.data_begin + tensor.begin;
+    infos[tensor.name] = tensor;
   }
+  std::vector<SavedTensor> saved;
   for (const auto& tensor : part.tensors) {
     if (tensor.file != static_cast<int>(file)) {
       continue;
     }
-    const auto found = offsets.find(tensor.name);
+    const auto expected = info_of(tensor);
+    const auto found = infos.find(tensor.name);
     SHERD_CHECK(
-        found != offsets.end() && found->second == tensor.offset, "[ckpt] ",
-        path, ": expected ", tensor.name, " at byte ", tensor.offset,
+        found != infos.end() &&
+            header.data_begin + found->second.begin == tensor.offset &&
+            found->second.dtype == expected.dtype &&
+            found->second.shape == expected.shape,
+        "[ckpt] ", path, ": expected ", text_of(expected, tensor.offset),
         ", as its part says, found ",
-        found == offsets.end() ? std::string("none")
-                               : str("it at byte ", found->second));
+        found == infos.end()
+            ? std::string("none")
+            : text_of(found->second, header.data_begin + found->second.begin));
+    saved.push_back(tensor);
   }
+  SHERD_CHECK(
+      header.metadata == metadata_of(saved), "[ckpt] ", path,
+      ": expected the metadata of what its part says is in it, found others");
 }
 
 }  // namespace

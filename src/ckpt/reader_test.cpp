@@ -162,6 +162,21 @@ TEST_F(CheckpointReading, DamagedJsonIsNamed) {
   }
 }
 
+// Which programs read that only know safetensors.
+TEST_F(CheckpointReading, VerifyFindsEveryDamagedByteOfAHeader) {
+  const auto file = good_ + kReaderFile1;
+  for (std::int64_t at = 0; at < offset_; ++at) {
+    flip(file, at);
+    EXPECT_THAT(
+        error_of([&] { (void)CheckpointReader(good_).verify(); }),
+        HasSubstr(kReaderFile1))
+        << at;
+    flip(file, at);
+  }
+  EXPECT_EQ(
+      error_of([&] { (void)CheckpointReader(good_).verify(); }), kSaveSame);
+}
+
 TEST_F(CheckpointReading, DamageElsewhereIsNotNoticedUntilItIsRead) {
   flip(good_ + kReaderFile1, offset_ + kChunkBytes);
   const CheckpointReader reader(good_);

@@ -34,6 +34,13 @@ namespace {
 constexpr Duration kLockTimeout = std::chrono::minutes(1);
 // How long hosts may take to see a new file of a network file system.
 constexpr Duration kSightTimeout = std::chrono::seconds(30);
+// The program may change its working directory.
+std::string from_here(const std::string& folder) {
+  std::error_code error;
+  const auto whole = std::filesystem::absolute(folder, error);
+  return error ? folder : whole.string();
+}
+
 // Rank 0's text if the checkpoint already exists.
 constexpr const char* kAlreadySaved = "there";
 
@@ -44,12 +51,13 @@ struct CheckpointSaver::Impl {
       : files(ckpt::make_posix_file_system()),
         context{
             .files = *files,
-            .folder = folder,
+            .folder = from_here(folder),
             .ranks = ckpt::ranks_with_own_connections(world),
             .options = std::move(options)},
         lock_timeout(
             std::min<Duration>(kLockTimeout, world.options().deadline / 2)) {
     const std::string what = "opening a folder for checkpoints";
+    agree(context.ranks, check(), what).throw_if_failed();
     const auto mark = text_of_rank_zero(
                           context.ranks, [&] { return prepare(); }, what)
                           .value();
@@ -60,10 +68,30 @@ struct CheckpointSaver::Impl {
     status.throw_if_failed();
   }
 
-  ~Impl() { (void)join(); }
+  ~Impl() {
+    const auto status = join();
+    if (!status.ok()) {
+      log_warning(
+          str("a checkpoint was not saved, and nobody waited for it: ",
+              status.message()));
+    }
+  }
 
   std::string path_of(const std::string& name) const {
     return context.folder + "/" + name;
+  }
+
+  Status check() const {
+    const auto& options = context.options;
+    const bool fine = options.keep_last >= 0 && options.keep_every >= 0 &&
+        options.file_bytes_max >= 1;
+    return fine ? Status()
+                : Status(
+                      ErrorCode::kInvalidArgument,
+                      str("[ckpt] expected keep_last and keep_every of at "
+                          "least 0 and file_bytes_max of at least 1, found ",
+                          options.keep_last, ", ", options.keep_every, " and ",
+                          options.file_bytes_max));
   }
 
   // Returns the name of a new file, by which the other ranks see that their folder is the same one.
@@ -249,13 +277,6 @@ struct CheckpointSaver::Impl {
 
 CheckpointSaver::CheckpointSaver(
     const World& world, const std::string& folder, const SaveOptions& options) {
-  SHERD_CHECK(
-      options.keep_last >= 0 && options.keep_every >= 0 &&
-          options.file_bytes_max >= 1,
-      "[ckpt] expected keep_last and keep_every of at least 0 and "
-      "file_bytes_max of at least 1, found ",
-      options.keep_last, ", ", options.keep_every, " and ",
-      options.file_bytes_max);
   impl_ = std::make_unique<Impl>(world, folder, options);
 }
 

@@ -113,7 +113,7 @@ class SaveProtocol {
     if (status.ok()) {
       status = complete(parts, metadata.values);
     }
-    if (!status.ok() && is_rank_zero()) {
+    if (!status.ok() && is_rank_zero() && !has_replaced_one_) {
       // A failure here adds nothing to the first one; the next start tries again.
       (void)files_.remove(temporary_);
     }
@@ -123,8 +123,27 @@ class SaveProtocol {
  private:
   bool is_rank_zero() const { return ranks_.rank == 0; }
 
+  Status compare_steps() {
+    RankOutcome mine;
+    mine.number = step_;
+    SHERD_ASSIGN_OR_RETURN(
+        const auto outcomes,
+        all_gather_outcomes(ranks_, mine, "saving a checkpoint"));
+    for (std::size_t rank = 1; rank < outcomes.size(); ++rank) {
+      if (outcomes[rank].number != outcomes[0].number) {
+        return {
+            ErrorCode::kInvalidArgument,
+            str("[ckpt] expected the same step on all ranks, found step ",
+                outcomes[0].number, " on rank 0 and step ",
+                outcomes[rank].number, " on rank ", rank)};
+      }
+    }
+    return {};
+  }
+
   // Makes an empty folder, and checks that the disk has room for all ranks.
   Status begin(const PiecesOrFailure& pieces) {
+    SHERD_RETURN_IF_FAILED(compare_steps());
     RankOutcome mine;
     mine.status = pieces.status();
     if (pieces.ok()) {
@@ -205,7 +224,12 @@ class SaveProtocol {
     SHERD_RETURN_IF_FAILED(files_.sync_folder(temporary_));
     SHERD_ASSIGN_OR_RETURN(const bool replaces, files_.exists(place));
     if (replaces) {
-      // A former one that could not be removed.
+      SHERD_ASSIGN_OR_RETURN(
+          has_replaced_one_, files_.exchange(temporary_, place));
+      if (has_replaced_one_) {
+        return end_exchange(place);
+      }
+      // Programs that load in between find none of this step. A former one that could not be removed.
       SHERD_RETURN_IF_FAILED(files_.remove(old));
       SHERD_RETURN_IF_FAILED(files_.rename(place, old));
     }
@@ -223,6 +247,19 @@ class SaveProtocol {
     if (!status.ok()) {  // Before the replaced files are removed.
       warn_if_failed(files_.sync_folder(context_.folder));
     }
+    return status;
+  }
+
+  // The new checkpoint has its place, and `temporary_` is the replaced one.
+  Status end_exchange(const std::string& place) {
+    auto status = files_.sync_folder(context_.folder);
+    if (!status.ok()) {
+      const auto undone = files_.exchange(temporary_, place);
+      has_replaced_one_ = !undone.ok();
+      warn_if_failed(files_.sync_folder(context_.folder));
+      return status;
+    }
+    warn_if_failed(files_.remove(temporary_));
     return status;
   }
 
@@ -266,6 +303,8 @@ class SaveProtocol {
   const std::string name_;
   const std::string temporary_;
   const std::string what_;
+  // Whether `temporary_` is the checkpoint that this one replaces, not a draft.
+  bool has_replaced_one_ = false;
 };
 
 }  // namespace

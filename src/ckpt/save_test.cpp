@@ -79,6 +79,7 @@ struct SaveStory {
   std::int64_t step = 0;
   SaveTensors tensors;
   SaveOptions options = {.file_bytes_max = kSaveMiB};
+  bool can_exchange = true;
 };
 
 std::unique_ptr<PowerLossFileSystem> save_before(const SaveStory& story) {
@@ -102,7 +103,7 @@ std::vector<std::int64_t> save_points(const SaveStory& story) {
   constexpr std::int64_t kFew = 100;
   constexpr std::uint64_t kSeed = 20;
   const auto files = save_before(story);
-  files->go_on({});
+  files->go_on({.can_exchange = story.can_exchange});
   EXPECT_TRUE(save_now(*files, story).ok());
   std::vector<std::int64_t> points(
       static_cast<std::size_t>(files->operations() + 1));
@@ -124,7 +125,8 @@ void save_for_each_loss(const SaveStory& story, const SaveCheck& check) {
   for (const auto point : save_points(story)) {
     const auto files = save_before(story);
     const auto seed = static_cast<std::uint64_t>(point);
-    files->go_on({.lost_at = point, .seed = seed});
+    files->go_on(
+        {.lost_at = point, .can_exchange = story.can_exchange, .seed = seed});
     const auto ok = save_now(*files, story).ok();
     for (const auto unsynced :
          {Unsynced::kNothing, Unsynced::kAll, Unsynced::kSome,
@@ -166,12 +168,13 @@ TEST(Save, KillsAndPowerLossesLeaveACompleteCheckpointOrTheOneBefore) {
 }
 
 TEST(Save, ReplacingTheSameStepKeepsOneOfBoth) {
-  for (const int ranks : {1, 2}) {
+  for (const bool can_exchange : {true, false}) {
     SaveStory story{
-        .ranks = ranks,
+        .ranks = can_exchange ? 2 : 1,
         .before = {{1, save_few_tensors(1)}},
         .step = 1,
-        .tensors = save_tensors(2)};
+        .tensors = save_tensors(2),
+        .can_exchange = can_exchange};
     save_for_each_loss(
         story, [&](const std::string& folder, const SaveSteps& steps, bool ok) {
           EXPECT_THAT(steps, ElementsAre(1));
@@ -183,6 +186,43 @@ TEST(Save, ReplacingTheSameStepKeepsOneOfBoth) {
               << now;
         });
   }
+}
+
+// Whoever loads next may not be the one that cleans up.
+TEST(Save, AKillWhileAStepIsReplacedLeavesThisStep) {
+  const SaveStory story{
+      .before = {{1, save_few_tensors(1)}},
+      .step = 1,
+      .tensors = save_few_tensors(2)};
+  for (const auto point : save_points(story)) {
+    const testing::ScratchFolder scratch;
+    const auto files = save_before(story);
+    files->go_on({.lost_at = point});
+    (void)save_now(*files, story);
+    files->materialise(scratch.path(), Unsynced::kAll);
+    const auto folder = scratch.path() + "/" + kSaveFolder;
+    const auto real = make_posix_file_system();
+    EXPECT_THAT(complete_steps(*real, folder).value(), ElementsAre(1))
+        << "operation " << point;
+  }
+}
+
+TEST(Save, APosixFileSystemExchangesFolders) {
+  const testing::ScratchFolder scratch;
+  const auto files = make_posix_file_system();
+  const auto path = [&](const char* name) {
+    return scratch.path() + "/" + name;
+  };
+  for (const auto* name : {"a", "b"}) {
+    EXPECT_TRUE(files->make_folder(path(name)).ok());
+    EXPECT_TRUE(files->create(path(name) + "/" + name).ok());
+  }
+  EXPECT_TRUE(files->exchange(path("a"), path("b")).value());
+  EXPECT_THAT(files->list(path("a")).value(), ElementsAre("b"));
+  EXPECT_THAT(files->list(path("b")).value(), ElementsAre("a"));
+  EXPECT_THAT(
+      files->exchange(path("a"), path("c")).status().message(),
+      HasSubstr("cannot exchange"));
 }
 
 TEST(Save, ALossWhileOldOnesAreRemovedLeavesNoneInPieces) {
@@ -246,15 +286,17 @@ TEST(Save, CleaningUpSurvivesAnotherLoss) {
 TEST(Save, OneFailedOperationLeavesWhatWasThere) {
   const testing::ScratchFolder scratch;
   const auto folder = scratch.path() + "/" + kSaveFolder;
-  for (const std::int64_t step : {1, 2}) {
+  for (const auto& [step, can_exchange] :
+       {std::pair<std::int64_t, bool>(1, true), {1, false}, {2, true}}) {
     const SaveStory story{
         .before = {{1, save_few_tensors(1)}},
         .step = step,
-        .tensors = save_few_tensors(2)};
+        .tensors = save_few_tensors(2),
+        .can_exchange = can_exchange};
     for (const auto point : save_points(story)) {
       SCOPED_TRACE(str("step ", step, ", operation ", point));
       const auto files = save_before(story);
-      files->go_on({.failing_at = point});
+      files->go_on({.failing_at = point, .can_exchange = can_exchange});
       const auto status = save_now(*files, story);
       const auto steps = complete_steps(*files, kSaveFolder).value();
       files->materialise(scratch.path(), Unsynced::kAll);
@@ -270,7 +312,8 @@ TEST(Save, OneFailedOperationLeavesWhatWasThere) {
             kSaveSame);
       }
       fs::remove_all(scratch.path());
-      files->go_on({});  // The next save succeeds.
+      // The next save succeeds.
+      files->go_on({.can_exchange = can_exchange});
       EXPECT_TRUE(save_now(*files, story).ok());
       EXPECT_EQ(
           files->list(kSaveFolder).value().size(), static_cast<size_t>(step));

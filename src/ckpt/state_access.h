@@ -20,6 +20,12 @@ inline plan::ElementRange range_of(const NamedShard& shard) {
   return {shard.begin, shard.begin + shard.elements.numel()};
 }
 
+// Whether its elements are its bytes in this process's memory, one after another.
+inline bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.is_cpu() && !tensor.is_conj() &&
+      !tensor.is_neg();
+}
+
 class CheckpointAccess {
  public:
   // Throws Error for a name that no section may have: files are named after sections.

@@ -84,7 +84,8 @@ TEST(Saver, AFolderThatARankDoesNotSeeIsRefusedWithItsHost) {
       EXPECT_THAT(
           error_of([&] { CheckpointSaver(world, folder); }),
           AllOf(
-              HasSubstr("rank 1 failed: [ckpt] " + folder + ": expected"),
+              HasSubstr("rank 1 failed: [ckpt] "),
+              HasSubstr("/" + folder + ": expected"),
               HasSubstr("host " + host_name() + " does not see")));
     }
     EXPECT_EQ(std::filesystem::exists("new"), world.rank() == 0);
@@ -115,6 +116,7 @@ void limit_files(rlim_t bytes) {
 TEST_P(SaverOf, AFullDiskIsToldToAllAndTheCheckpointBeforeStays) {
   const ScratchFolder scratch;
   expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    torch::manual_seed(1);
     for (const bool asynchronous : {false, true}) {
       const auto folder =
           scratch.path() + (asynchronous ? "/beside" : "/at_once");
@@ -238,6 +240,175 @@ TEST_P(SaverOf, TrainingMayChangeWhatIsSavedBeside) {
       EXPECT_EQ(report.step, step);
       EXPECT_EQ(state.values["step"], std::to_string(step));
       EXPECT_TRUE((numbers == step).all().item<bool>()) << step;
+    }
+  }));
+}
+
+TEST_P(SaverOf, TheProgramMayChangeItsWorkingDirectory) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    std::filesystem::current_path(scratch.path());
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    CheckpointSaver saver(world, "run", {.asynchronous = true});
+    saver.save(1, state);
+    std::filesystem::current_path("/");
+    saver.save(2, state);
+    saver.wait();
+    EXPECT_EQ(saver.newest(), scratch.path() + "/run/step-2");
+    EXPECT_TRUE(std::filesystem::exists(
+        scratch.path() + "/run/step-1/checkpoint.json"));
+  }));
+}
+
+TEST_P(SaverOf, ASaveThatFailsAndIsNotWaitedForIsAWarning) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    auto numbers = torch::zeros({1'000'000});
+    auto state = state_of(world, numbers);
+    limit_files(1 << 20);
+    ::testing::internal::CaptureStderr();
+    {
+      CheckpointSaver saver(world, scratch.path(), {.asynchronous = true});
+      saver.save(1, state);
+    }
+    EXPECT_THAT(
+        ::testing::internal::GetCapturedStderr(),
+        AllOf(HasSubstr("was not saved"), HasSubstr("cannot write")));
+  }));
+}
+
+TEST(Saver, MistakesOfOneRankAreErrorsOfAll) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    const auto rank = world.rank();
+    EXPECT_THAT(
+        error_of([&] {
+          CheckpointSaver(
+              world, scratch.path(), {.keep_last = rank == 1 ? -1 : 0});
+        }),
+        HasSubstr("rank 1 failed: [ckpt] expected keep_last"));
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    CheckpointSaver saver(world, scratch.path());
+    EXPECT_THAT(
+        error_of([&] { saver.save(3 + rank, state); }),
+        HasSubstr("found step 3 on rank 0 and step 4 on rank 1"));
+    saver.save(3, state);
+    EXPECT_EQ(saver.newest(), scratch.path() + "/step-3");
+  }));
+}
+
+// As in AFolderThatARankDoesNotSee.
+TEST(Saver, RanksThatOpenDifferentCheckpointsLoadNothing) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(2, [&](World world) {
+    const auto path = [&](int host) {
+      return scratch.path() + "/host-" + std::to_string(host);
+    };
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    for (const int host : {0, 1}) {
+      numbers.fill_(host + 1);
+      CheckpointSaver(world, path(host)).save(1, state);
+    }
+    numbers.fill_(-1);
+    std::filesystem::current_path(path(world.rank()));
+    EXPECT_THAT(
+        error_of([&] { load_newest_checkpoint(world, ".", state); }),
+        AllOf(
+            HasSubstr("expected a folder that all ranks share"),
+            HasSubstr("another on rank 1 (host " + host_name() + ")")));
+    EXPECT_TRUE((numbers == -1).all().item<bool>());
+  }));
+}
+
+TEST_P(SaverOf, NothingOfADamagedCheckpointStaysWhereNamesMayDiffer) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    auto numbers = torch::zeros({1000});
+    auto more = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    CheckpointSaver saver(world, scratch.path());
+    saver.save(1, state);
+    state.add("more", {.name = "more", .shape = {1000}, .elements = more});
+    numbers.fill_(2);
+    more.fill_(2);
+    saver.save(2, state);
+    if (world.rank() == 0) {
+      damage(scratch.path() + "/step-2");
+    }
+    world.barrier();
+    numbers.fill_(-1);
+    more.fill_(-1);
+    ::testing::internal::CaptureStderr();
+    const auto report =
+        load_newest_checkpoint(world, scratch.path(), state, {.strict = false});
+    (void)::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(report->step, 1);
+    EXPECT_THAT(report->missing, ::testing::ElementsAre("more more"));
+    EXPECT_TRUE((numbers == 0).all().item<bool>());
+    EXPECT_TRUE((more == -1).all().item<bool>());
+  }));
+}
+
+// Another run saves into the folder and keeps one checkpoint.
+TEST_P(SaverOf, CheckpointsThatAreRemovedMeanwhileAreNoDamage) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    auto numbers = torch::zeros({1000});
+    auto state = state_of(world, numbers);
+    CheckpointSaver saver(world, scratch.path(), {.keep_last = 1});
+    saver.save(1, state);
+    std::vector<std::string> tried;
+    const auto report = load_newest_checkpoint(
+        world, scratch.path(), [&](const std::string& checkpoint) {
+          tried.push_back(checkpoint);
+          if (tried.size() == 1) {
+            saver.save(2, state);
+          }
+          return load_checkpoint(world, checkpoint, state);
+        });
+    ASSERT_TRUE(report);
+    EXPECT_EQ(report->step, 2);
+    EXPECT_THAT(
+        tried,
+        ::testing::ElementsAre(
+            scratch.path() + "/step-1", scratch.path() + "/step-2"));
+  }));
+}
+
+// Such views say by a flag that their bytes are to be read otherwise.
+TEST_P(SaverOf, ConjugatedAndNegatedTensorsAreSavedByTheirValues) {
+  const ScratchFolder scratch;
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    torch::manual_seed(1);
+    for (const bool asynchronous : {false, true}) {
+      const auto folder =
+          scratch.path() + (asynchronous ? "/asynchronous" : "/synchronous");
+      const auto numbers = torch::complex(torch::rand({8}), torch::rand({8}));
+      const std::vector<torch::Tensor> views = {
+          numbers.conj(), torch::imag(numbers.conj())};
+      const auto expected = views[0].clone().resolve_conj();
+      CheckpointState state;
+      CheckpointState plain;
+      auto into = torch::zeros({8}, torch::kComplexFloat);
+      auto into_negated = torch::zeros({8});
+      state.add("model", {.name = "c", .shape = {8}, .elements = views[0]});
+      state.add("model", {.name = "n", .shape = {8}, .elements = views[1]});
+      plain.add("model", {.name = "c", .shape = {8}, .elements = into});
+      plain.add("model", {.name = "n", .shape = {8}, .elements = into_negated});
+      CheckpointSaver saver(world, folder, {.asynchronous = asynchronous});
+      saver.save(1, state);
+      saver.wait();
+      for (auto* wanted : {&state, &plain}) {
+        numbers.zero_();
+        load_checkpoint(world, folder + "/step-1", *wanted);
+      }
+      EXPECT_TRUE(torch::equal(into, expected));
+      EXPECT_TRUE(torch::equal(into_negated, torch::imag(expected)));
+      load_checkpoint(world, folder + "/step-1", state);
+      EXPECT_TRUE(torch::equal(views[0].resolve_conj(), expected));
     }
   }));
 }

@@ -228,6 +228,10 @@ struct LoadOptions {
   // is the optimizer state of a parameter for which the checkpoint has none: that state is reset to
   // what it is before the first update.
   bool strict = true;
+  // Reads everything once more at first, so that nothing was written if the checkpoint turns out to
+  // be damaged. load_newest_checkpoint() does so where `strict` is false: what an older checkpoint
+  // lacks must not come from a damaged one. scatter_full_state() has nothing to read.
+  bool verify_first = false;
 };
 
 struct LoadReport {
