@@ -79,6 +79,11 @@ void check_has_values(
       " has no values any more, since the sharding handle of its module was "
       "closed or destroyed; expected a new module, which may load them from a "
       "checkpoint");
+  SHERD_CHECK_AS(
+      kFailedPrecondition, !tensor.is_inference(), "[", part, "] parameter ",
+      name,
+      " was made in inference mode, so that it can never be trained; expected "
+      "a module that was made outside of c10::InferenceMode");
 }
 
 ManagedStorage::ManagedStorage(

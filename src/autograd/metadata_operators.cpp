@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include "autograd/aten_operators.h"
+#include "autograd/backward.h"
 #include "autograd/managed_storage.h"
 
 namespace sherd::autograd {
@@ -35,6 +36,11 @@ constexpr auto kMetadataOperators = std::to_array<std::string_view>({
     "retains_grad", "size", "stride", "sym_numel", "sym_size",
     "sym_storage_offset", "sym_stride", "zeros_like",
 });
+
+// Views of which LibTorch cannot make others of another version. With gradients they count as a use,
+// which publishes what is due before they are made.
+constexpr auto kSeveralViews = std::to_array<std::string_view>(
+    {"chunk", "hsplit", "split", "split_with_sizes", "unbind", "vsplit"});
 
 // Operators with two tensors, of which only the shape or dtype is read.
 constexpr auto kTwoTensors = std::to_array<std::string_view>({
@@ -103,7 +109,9 @@ std::span<const std::string_view> metadata_operators() {
 bool uses_metadata_only(const c10::OperatorHandle& op) {
   static const auto kOperators =
       aten_operators(kMetadataOperators, is_plain_overload);
-  return kOperators.contains(op);
+  static const auto kSeveral = aten_operators(kSeveralViews, is_plain_overload);
+  return kOperators.contains(op) &&
+      !(records_gradients() && kSeveral.contains(op));
 }
 
 bool returns_its_argument(

@@ -111,8 +111,8 @@ Status status_of(
     }
   } catch (const Error& error) {
     return {error.code(), error.what()};
-  } catch (const std::exception& error) {
-    return {code, prefix + error.what()};
+  } catch (...) {
+    return {code, prefix + reason_of(std::current_exception())};
   }
 }
 

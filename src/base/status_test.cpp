@@ -41,6 +41,12 @@ TEST(Check, ThrowsTheSentenceMadeOfItsParts) {
   }
 }
 
+TEST(StatusOf, TakesExceptionsOfAnyType) {
+  const auto status =
+      status_of([] { throw 7; }, ErrorCode::kUnavailable, "[base] ");
+  EXPECT_EQ(status.message(), "[base] an exception that is no std::exception");
+}
+
 struct MovableHandle {
   HandleState<std::unique_ptr<int>, "[base] MovableHandle"> state;
 };

@@ -12,8 +12,8 @@ namespace {
 Status result_of(const WorkerThread::Job& job) {
   try {
     return job();
-  } catch (const std::exception& error) {
-    return {ErrorCode::kUnavailable, error.what()};
+  } catch (...) {
+    return {ErrorCode::kUnavailable, reason_of(std::current_exception())};
   }
 }
 

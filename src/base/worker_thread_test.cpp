@@ -89,6 +89,13 @@ TEST(WorkerThread, AnExceptionOfAJobIsItsFailure) {
   EXPECT_EQ(worker.wait(job).message(), "no memory");
 }
 
+TEST(WorkerThread, AnExceptionOfAnyTypeIsAFailure) {
+  WorkerThread worker("test");
+  const auto job = worker.post([]() -> Status { throw 7; });
+  EXPECT_EQ(
+      worker.wait(job).message(), "an exception that is no std::exception");
+}
+
 TEST(WorkerThread, WaitsAtItsEndForWhatHasBegun) {
   std::promise<void> begun;
   std::promise<void> go_on;

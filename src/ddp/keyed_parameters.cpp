@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "autograd/param_key.h"
 #include "base/check.h"
@@ -64,6 +65,9 @@ void KeyedParameters::follow_replaced_bytes() const {
 }
 
 void KeyedParameters::release() {
+  // A mode of Python that is on while its garbage collector ends the handle must not see this.
+  const c10::impl::ExcludeDispatchKeyGuard below_python(c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   follow_replaced_bytes();
   for (std::size_t p = 0; p < storage_of_.size(); ++p) {
     const auto& parameter = parameters_[p].tensor;

@@ -19,8 +19,9 @@ namespace {
 
 void check_replicable(const std::string& name, const at::Tensor& tensor) {
   SHERD_CHECK(
-      !tensor.is_meta() && !tensor.is_sparse(), "[ddp] ", name, " is on ",
-      tensor.device().str(), tensor.is_sparse() ? ", sparse" : "",
+      !tensor.is_meta() && tensor.layout() == c10::kStrided, "[ddp] ", name,
+      " is on ", tensor.device().str(),
+      tensor.layout() == c10::kStrided ? "" : ", sparse",
       "; expected a dense tensor with memory");
   SHERD_CHECK(
       tensor.is_non_overlapping_and_dense(), "[ddp] ", name, " has strides ",

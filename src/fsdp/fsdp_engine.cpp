@@ -135,6 +135,7 @@ void FsdpEngine::start(
   set_gradient_hooks();
   watch_module_gradients();
   idle_.remember(slices_->tensors());
+  published_versions_ = slices_->versions();
   if (options_.memory) {
     // Comparing the limit used the exchange when shards had no values yet.
     exchange_->publish(++generation_).throw_if_failed();

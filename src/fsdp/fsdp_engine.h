@@ -162,6 +162,9 @@ class FsdpEngine final : public ShardingEngine,
   void refuse_stale_read(
       const autograd::ParameterUse& use, const char* operator_name) const;
   void publish_if_due(const char* operator_name);
+  // Whether this rank's slices were written since the last publish.
+  bool slices_written() const;
+  void refuse_late_writes(const char* operator_name) const;
   void refuse_read_of_written(const char* operator_name) const;
   void refuse_early_read(const char* operator_name) const;
   // Collective: compares requires_grad, and returns which of the numbers are the same on all ranks.
@@ -210,7 +213,7 @@ class FsdpEngine final : public ShardingEngine,
   // Whether shards may have been written since the last publish.
   bool may_be_written() const;
   void publish_now(bool keep_frozen);
-  void publish_locked(bool keep_frozen);
+  void publish_locked(bool keep_frozen, bool written = true);
   void publish_before_step(bool keep_frozen);
   MemoryPlanner::Options memory_planner_options();
   void refuse_hopeless_limit();
@@ -248,6 +251,7 @@ class FsdpEngine final : public ShardingEngine,
   // Ranks have compared requires_grad since the last publish.
   bool compared_ = false;
   std::uint64_t generation_ = 0;
+  std::uint64_t published_versions_ = 0;  // Of the slices.
   std::int64_t backwards_ = 0;
   const FlightLog log_;
   std::vector<std::int64_t> visits_;  // By unit.

@@ -152,7 +152,11 @@ void FsdpEngine::before_load() {
 
 void FsdpEngine::publish_if_due(const char* operator_name) {
   // What full_precision() has not published, nobody has written.
-  if (!unpublished_ || full_precision_scope_) {
+  if (full_precision_scope_) {
+    return;
+  }
+  if (!unpublished_) {
+    refuse_late_writes(operator_name);
     return;
   }
   if (autograd::in_backward()) {
@@ -160,8 +164,29 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
   } else if (!autograd::records_gradients()) {
     refuse_early_read(operator_name);
   } else if (publishers_.expired()) {
-    publish_locked(/*keep_frozen=*/true);
+    // If the step was left out, a custom Function may have saved parameters by now, as
+    // refuse_early_read() allows, and they must keep their version.
+    publish_locked(
+        /*keep_frozen=*/true, !step_outstanding_ || slices_written());
   }
+}
+
+bool FsdpEngine::slices_written() const {
+  return slices_->versions() != published_versions_ ||
+      slices_->sample_changed();
+}
+
+// Programs may write slices after the step of an optimizer was published, for instance to clip weights.
+// Ranks that own nothing of what was written do not know that.
+void FsdpEngine::refuse_late_writes(const char* operator_name) const {
+  SHERD_CHECK_AS(
+      kFailedPrecondition,
+      in_step_ || autograd::in_backward() ||
+          slices_->versions() == published_versions_,
+      "[fsdp] ", operator_name,
+      " reads a sharded parameter after a slice was written and before that "
+      "was published; call fsdp.publish() on every rank when the program has "
+      "written slices by itself, for instance to clip weights");
 }
 
 // A backward may follow another one, as of the losses of one forward. But after an optimizer's step
@@ -285,14 +310,18 @@ void FsdpEngine::warn_of_idle_optimizer() {
   }
 }
 
-void FsdpEngine::publish_locked(bool keep_frozen) {
+void FsdpEngine::publish_locked(bool keep_frozen, bool written) {
+  slices_->check_memory();
   cache_->end_step(keep_frozen);
   in_step_ = false;
   unpublished_ = step_outstanding_ = false;
   compared_ = false;
   ++generation_;
   require(exchange_->publish(generation_));
-  bump_versions();
+  published_versions_ = slices_->versions();
+  if (written) {
+    bump_versions();
+  }
   plan_memory();
 }
 

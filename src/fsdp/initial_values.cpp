@@ -62,6 +62,14 @@ InitialValues::InitialValues(
 }
 
 void InitialValues::check() {
+  refuse_items(
+      [&](const at::Tensor& tensor) {
+        return tensor.layout() != c10::kStrided && (compares_ || synchronised_);
+      },
+      "is sparse",
+      ", and its values cannot be compared or sent; expected a dense tensor, "
+      "one in options.ignored, or equal values by your own care and "
+      "options.compare_initial_values = false");
   if (synchronised_) {
     check_buffers();
     // Rank 0's values are written element by element, which LibTorch refuses for an expanded

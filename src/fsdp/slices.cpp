@@ -68,6 +68,7 @@ Slices::Slices(
     Slice slice;
     slice.name = parameter.name;
     slice.tensor = view(memory.shard);
+    slice.memory = slice.tensor.const_data_ptr();
     slice.tensor.set_requires_grad(!flat.starts_frozen);
     slice.parameter = static_cast<int>(p);
     if (flat.trainable) {
@@ -85,6 +86,26 @@ std::vector<at::Tensor> Slices::tensors() const {
     tensors.push_back(slice.tensor);
   }
   return tensors;
+}
+
+void Slices::check_memory() const {
+  for (const auto& slice : slices_) {
+    SHERD_CHECK_AS(
+        kFailedPrecondition, slice.tensor.const_data_ptr() == slice.memory,
+        "[fsdp] this rank's slice of parameter ", slice.name,
+        " was given other memory (set_data(), or .data = in Python), so that "
+        "nothing written there would be trained; expected values that are "
+        "copied into it: slice.copy_(values) under no_grad, then publish() on "
+        "every rank");
+  }
+}
+
+std::uint64_t Slices::versions() const {
+  std::uint64_t sum = 0;
+  for (const auto& slice : slices_) {
+    sum += slice.tensor._version();
+  }
+  return sum;
 }
 
 std::int64_t Slices::shard_bytes(

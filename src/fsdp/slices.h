@@ -21,7 +21,8 @@ class Slices : public exchange::ReducedGradients {
  public:
   struct Slice {
     std::string name;
-    at::Tensor tensor;    // A leaf that shares shard memory.
+    at::Tensor tensor;             // A leaf that shares shard memory.
+    const void* memory = nullptr;  // Where the tensor lies for life.
     at::Tensor gradient;  // Part of the sharded gradient; undefined: none.
     int parameter = 0;    // Index in ModelUnits::parameters.
     // The update that an optimizer makes in backward, and the slice's index in it.
@@ -39,6 +40,10 @@ class Slices : public exchange::ReducedGradients {
 
   const std::vector<Slice>& all() const { return slices_; }
   std::vector<at::Tensor> tensors() const;
+  // Throws Error if somebody has given a slice other memory, as `slice.data = tensor` does in Python.
+  void check_memory() const;
+  // A number that changes when an operator writes a slice in place.
+  std::uint64_t versions() const;
 
   // The bytes of this rank's shards, their gradients and, in mixed precision, their casts. For a
   // unit that has been `frozen` so far, no gradient was ever stored.

@@ -159,8 +159,10 @@ void UnitCache::carry_out(
         drop(unit);
       }
     }
+    // In a backward there may still be actions of a forward that was left out.
     start(
-        admit(actions->unshard), {.in_backward = of_backward, .planned = true});
+        admit(actions->unshard),
+        {.in_backward = in_backward || of_backward, .planned = true});
   }
 }
 

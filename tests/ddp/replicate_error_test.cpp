@@ -5,6 +5,8 @@
 #include "support/ranks.h"
 #include "support/small_models.h"
 
+#include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <gmock/gmock.h>
 
@@ -171,6 +173,22 @@ TEST_P(ReplicateError, AnEmbeddingWithMaxNormIsNamed) {
             HasSubstr("leave max_norm out of the Embedding")));
     EXPECT_TRUE(torch::equal(model->parameters()[0], before));
   }));
+}
+
+// What a handle uses when it ends must be there until the process ends.
+TEST(ReplicateErrors, AStaticHandleEndsWithTheProcess) {
+  EXPECT_EXIT(
+      {
+        static std::optional<IntegerMlp> model;
+        static std::optional<World> world;
+        static std::optional<DistributedDataParallel> handle;
+        model.emplace();
+        world.emplace(World::single());
+        handle.emplace(
+            replicate(**model, *world, {.param_dtype = at::kBFloat16}));
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(

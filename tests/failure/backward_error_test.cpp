@@ -122,6 +122,37 @@ TEST_P(BackwardError, T37AnExceptionOnOneRankIsNamedByTheOthers) {
   }));
 }
 
+// Steps before have planned another forward, which this one leaves out.
+TEST_P(BackwardError, AnExceptionInAStepShorterThanItsPlanIsNamed) {
+  if (GetParam() == 1) {
+    return;
+  }
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    FullyShardOptions options;
+    options.exchange = ExchangeKind::kCollective;
+    Training training(world, options);
+    for (int step = 0; step < 3; ++step) {
+      (void)poisoned_loss(training.model, step, world.rank(), kLinks);
+      training.good_step(world, step);
+    }
+    // The loss itself throws, before any unit is needed again.
+    auto loss = poisoned_loss(training.model, 3, world.rank(), kLinks);
+    if (world.rank() == 0) {
+      loss.register_hook([](const torch::Tensor& gradient) -> torch::Tensor {
+        throw std::runtime_error("poisoned by the test");
+        return gradient;
+      });
+    }
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }),
+        AllOf(
+            HasSubstr("poisoned by the test"),
+            HasSubstr(world.rank() == 0 ? "" : "rank 0")));
+    training.expect_no_gradients();
+    training.good_step(world, 4);
+  }));
+}
+
 // Its second run throws on the culprit.
 torch::Tensor poisoned_region_loss(
     Chain& model, int batch, int rank, bool poisoned) {

@@ -290,6 +290,113 @@ TEST_P(Handle, AModuleWhoseHandleWasClosedIsShardedAgainOnOneRankOnly) {
   }));
 }
 
+TEST_P(Handle, AModuleThatWasMadeInInferenceModeIsRefusedByName) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    const auto made = [] {
+      const c10::InferenceMode on;
+      return Chain(2, 6);
+    };
+    Chain model = made();
+    const auto refused = AllOf(
+        HasSubstr("layers.0.weight was made in inference mode"),
+        HasSubstr("outside of c10::InferenceMode"));
+    EXPECT_THAT(error_of([&] { (void)fully_shard(*model, world); }), refused);
+    EXPECT_THAT(error_of([&] { (void)replicate(*model, world); }), refused);
+  }));
+}
+
+TEST_P(Handle, ASliceThatWasGivenOtherMemoryIsNamed) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    if (world.size() == 1) {
+      return;  // A single rank has no memory beside the slices.
+    }
+    Chain model(2, 6);
+    auto fsdp = fully_shard(*model, world);
+    chain_loss(model, 0, world.rank()).backward();
+    for (auto& slice : fsdp.parameters()) {
+      slice.set_data(torch::zeros_like(slice));
+    }
+    EXPECT_THAT(
+        error_of([&] { fsdp.publish(); }),
+        AllOf(HasSubstr("slice of parameter"), HasSubstr("other memory")));
+    world.barrier();
+  }));
+}
+
+// As to clip weights after the step of an optimizer, which has published.
+TEST_P(Handle, SlicesThatAreWrittenArePublishedBeforeAnythingReadsThem) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    Chain model(2, 6);
+    auto fsdp = fully_shard(*model, world);
+    Sgd sgd(fsdp.named_parameters(), {.learning_rate = 0.1});
+    chain_loss(model, 0, world.rank()).backward();
+    sgd.step();
+    sgd.zero_grad();
+    const auto clip = [&] {
+      const torch::NoGradGuard no_grad;
+      for (auto& slice : fsdp.parameters()) {
+        slice.clamp_(-0.01, 0.01);
+      }
+    };
+    clip();
+    if (world.size() > 1) {
+      EXPECT_THAT(
+          error_of([&] { chain_loss(model, 1, world.rank()); }),
+          AllOf(HasSubstr("a slice was written"), HasSubstr("publish()")));
+      world.barrier();
+    }
+    fsdp.publish();
+    chain_loss(model, 1, world.rank()).backward();
+    sgd.step();
+    sgd.zero_grad();
+    const torch::NoGradGuard no_grad;
+    EXPECT_NE(chain_loss(model, 0, 0).item<float>(), 0.0F);
+  }));
+}
+
+struct Multiply : torch::autograd::Function<Multiply> {
+  static torch::Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const torch::Tensor& x,
+      const torch::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x.mm(weight.t());
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::tensor_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
+  }
+};
+
+// The Function reads its weight before anything that records gradients does.
+TEST_P(Handle, AStepThatIsLeftOutMayPrecedeAForwardThatBeginsWithAFunction) {
+  expect_all_ok(run_ranks(GetParam(), [](World world) {
+    for (const bool messages : {false, true}) {
+      torch::manual_seed(1);
+      torch::nn::Sequential model(
+          torch::nn::Linear(torch::nn::LinearOptions(6, 6).bias(false)),
+          torch::nn::Linear(6, 6));
+      const auto weight = model->parameters()[0];
+      FullyShardOptions options;
+      options.exchange =
+          messages ? ExchangeKind::kCollective : ExchangeKind::kAuto;
+      auto fsdp = fully_shard(*model, world, options);
+      torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+      for (int step = 0; step < 4; ++step) {
+        auto x = Multiply::apply(torch::ones({4, 6}), weight);
+        model[1]->as<torch::nn::Linear>()->forward(x).sum().backward();
+        if (step != 1) {
+          sgd.step();
+        }
+        fsdp.publish();
+        sgd.zero_grad();
+      }
+    }
+  }));
+}
+
 TEST_P(Handle, MovingTheHandleKeepsTheModelAndAssigningClosesTheOldOne) {
   expect_all_ok(run_ranks(GetParam(), [](World world) {
     Chain first(2, 6), second(2, 6);

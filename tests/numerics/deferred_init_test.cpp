@@ -12,6 +12,7 @@
 #include <chrono>
 #include <map>
 #include <gmock/gmock.h>
+#include <sherd/ddp/replicate.h>
 #include <sherd/optim/adamw.h>
 #include "base/check.h"
 #include "base/clock.h"
@@ -276,6 +277,27 @@ TEST_P(DeferredInit, T36WithoutItEveryRankNamesWhatIsLeftOnTheMetaDevice) {
       EXPECT_EQ(model->scale.item<float>(), Mixture()->scale.item<float>());
     }));
   }
+}
+
+TEST_P(DeferredInit, ASparseBufferIsRefusedByName) {
+  expect_all_ok(run_ranks(GetParam(), [&](World world) {
+    for (const bool sync : {false, true}) {
+      Mixture model;
+      model->register_buffer("graph", torch::eye(3).to_sparse());
+      FullyShardOptions options;
+      options.sync_module_states = sync;
+      if (world.size() == 1) {
+        (void)fully_shard(*model, world, options);
+        continue;
+      }
+      EXPECT_THAT(
+          error_of([&] { (void)fully_shard(*model, world, options); }),
+          HasSubstr("buffer graph is sparse"));
+      EXPECT_THAT(
+          error_of([&] { (void)replicate(*model, world); }),
+          HasSubstr("graph is on cpu, sparse"));
+    }
+  }));
 }
 
 TEST_P(DeferredInit, AnExceptionInInitialiseIsAnErrorOnEveryRank) {

@@ -93,6 +93,42 @@ class Lifecycle(unittest.TestCase):
         if ranks.size() == 1:
             self.assertEqual(threads(), before)
 
+    def test_a_module_may_be_dropped_while_a_mode_is_on(self):
+        """As when the garbage collector runs while torch.compile traces another one."""
+        from torch._subclasses.fake_tensor import FakeTensorMode  # pylint: disable=C0415
+        for make in (self.sherd.replicate, self.sherd.fully_shard):
+            model = mlp()
+            handle = make(model)
+            step(model)
+            gone = weakref.ref(model)
+            with FakeTensorMode():
+                del model, handle
+                gc.collect()
+            self.assertIsNone(gone())
+
+    def test_slices_that_are_written_have_to_be_published(self):
+        if ranks.size() == 1:
+            return  # Alone a module is a plain one, whose parameters are the slices.
+        for exchange in ("shared_memory", "messages"):
+            model = mlp()
+            handle = self.sherd.fully_shard(model, exchange=exchange)
+            optimizer = torch.optim.SGD(handle.parameters(), lr=0.1)
+            step(model)
+            optimizer.step()
+            with torch.no_grad():
+                for part in handle.parameters():
+                    part.clamp_(-0.01, 0.01)
+            with self.assertRaisesRegex(self.sherd.Error, "a slice was written"):
+                step(model)
+            handle.publish()
+            step(model)
+            optimizer.step()
+            for part in handle.parameters():
+                part.data = torch.zeros_like(part)
+            with self.assertRaisesRegex(self.sherd.Error, "was given other memory"):
+                handle.publish()
+            handle.close()
+
     def test_a_forked_child_is_told(self):
         handle = self.sherd.fully_shard(mlp())
         replica = self.sherd.replicate(mlp())
