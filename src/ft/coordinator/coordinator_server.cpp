@@ -119,6 +119,9 @@ struct CoordinatorServer::Impl {
     for (const auto& decision : decisions) {
       if (const auto* record = std::get_if<Record>(&decision.what)) {
         board.wrote(*record, decision.reason, real.now());
+        if (const auto* commit = std::get_if<CommitRecord>(record)) {
+          detector.committed(commit->participants);
+        }
       } else if (
           const auto* found = std::get_if<DetectedFault>(&decision.what)) {
         board.noticed(*found, decision.reason, real.now());

@@ -84,6 +84,15 @@ void FailureDetector::received(const Report& report, Instant now) {
   watched.liveness = {};
 }
 
+void FailureDetector::committed(const std::vector<Member>& participants) {
+  for (const auto& member : participants) {
+    const auto found = watched_.find({member.replica, member.incarnation});
+    if (found != watched_.end() && !member.samples.empty()) {
+      ++found->second.steps_computed;
+    }
+  }
+}
+
 // A phase that took longer than its limit counts as one that has reached the limit. If all of it
 // counted, one hang would hide the next ones; if nothing did, phases that take longer from some
 // step on, for whatever reason, would be found to hang forever.
@@ -188,10 +197,14 @@ std::optional<double> FailureDetector::usual_s(
 
 bool FailureDetector::is_first(const MonitoredReplica& watched) const {
   const auto activity = watched.progress.activity;
-  const int phases = activity == Activity::kComputing ? kFirstSteps : 1;
   // The usual length of these phases says nothing about an occasional evaluation.
-  return activity == Activity::kIdle || activity == Activity::kOtherWork ||
-      watched.ended[index_of(activity)] < phases;
+  if (activity == Activity::kIdle || activity == Activity::kOtherWork) {
+    return true;
+  }
+  const int ended = watched.ended[index_of(activity)];
+  return activity == Activity::kComputing
+      ? std::max(ended, watched.steps_computed) < kFirstSteps
+      : ended < 1;
 }
 
 Duration FailureDetector::hard_limit(const MonitoredReplica& watched) const {

@@ -59,6 +59,8 @@ class FailureDetector {
       : options_(options) {}
 
   void received(const Report& report, Instant now);
+  // These have made a step together. Those of them that follow have computed nothing.
+  void committed(const std::vector<Member>& participants);
   // This incarnation is no longer monitored.
   void ended(ReplicaId replica, Incarnation incarnation);
 
@@ -91,8 +93,10 @@ class FailureDetector {
     Instant heard_at{};
     Instant since{};  // When the serial last changed.
     std::array<std::optional<double>, kActivities> usual_s;  // Moving averages.
-    // How many phases have ended.
+    // How many phases were seen to end.
     std::array<int, kActivities> ended{};
+    // The steps with its samples. Short computations are rarely seen in a report.
+    int steps_computed = 0;
     std::optional<StateId> held;
     Liveness liveness;
   };

@@ -499,6 +499,31 @@ TEST_F(Watched, AStepThatWasMadeShowsThatItsPhasesEnd) {
   EXPECT_THAT(hangs_in(seconds(6)), SizeIs(1));
 }
 
+// Its computations are shorter than the time between two reports.
+TEST_F(Watched, AfterFiveStepsWithItsSamplesItsComputationsAreNotTheFirst) {
+  for (const int steps : {4, 5}) {
+    const auto at = static_cast<ReplicaId>(steps);
+    says(at, Activity::kReducing, 1);
+    (void)pass(milliseconds(250));
+    for (int i = 0; i < steps; ++i) {
+      watch_.committed({{at, 1, {{0, 8}}}, {at, 2, {{8, 16}}}});
+    }
+    says(at, Activity::kComputing, 2);
+    EXPECT_THAT(hangs_in(seconds(6)), SizeIs(steps < 5 ? 0 : 1)) << steps;
+  }
+}
+
+TEST_F(Watched, StepsThatItFollowedAreNoComputations) {
+  says(4, Activity::kReducing, 1);
+  (void)pass(milliseconds(250));
+  for (int i = 0; i < 9; ++i) {
+    watch_.committed({{4, 1, {}}, {5, 1, {{0, 8}}}});
+  }
+  says(4, Activity::kComputing, 2);
+  EXPECT_THAT(hangs_in(seconds(55)), IsEmpty());
+  EXPECT_THAT(hangs_in(seconds(10)), SizeIs(1));
+}
+
 // Nothing sent by one replica arrives, and nothing reaches it.
 TEST_F(Watched, InACircleTheCommonEndOfTwoDeadLinksIsTheCulprit) {
   for (ReplicaId cut = 0; cut < 3; ++cut) {

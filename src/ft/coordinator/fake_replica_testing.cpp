@@ -146,7 +146,7 @@ void FakeReplica::carry_out_one(const Task& task) {
   }
   std::visit(
       Overloaded{
-          // Computing takes no time, and cancelled work ends late.
+          // Computing takes no time unless it hangs, and cancelled work ends late.
           [](const auto&) {},
           // Another thread connects, so a replica that hangs joins as well.
           [&](const EpochMembers& join) {
@@ -155,7 +155,9 @@ void FakeReplica::carry_out_one(const Task& task) {
             });
           },
           [&](const ReduceTask& reduce) {
-            enter(Activity::kReducing);
+            enter(
+                hangs_in_ == Activity::kComputing ? Activity::kComputing
+                                                  : Activity::kReducing);
             later(options_.step, [this, attempt = reduce.attempt] {
               enter(Activity::kWaiting);
               carry_out(machine_.reduced(
