@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <array>
 #include <cerrno>
@@ -20,6 +21,14 @@
 namespace sherd::launch {
 namespace {
 
+constexpr const char* kLock = "/launcher.lock";
+constexpr const char* kTemporary = "sherd-run-";
+
+// How a holder of the lock on this host describes itself, after its process id.
+std::string place_of_this_process() {
+  return str(" on ", host_name(), " since ");
+}
+
 // "process 71 on node3 since 2026-01-31 12:00:00 UTC".
 std::string description_of_this_process() {
   const std::time_t now = std::time(nullptr);
@@ -27,7 +36,7 @@ std::string description_of_this_process() {
   ::gmtime_r(&now, &utc);
   char time[64] = {};
   std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  return str("process ", ::getpid(), " on ", host_name(), " since ", time);
+  return str("process ", ::getpid(), place_of_this_process(), time);
 }
 
 // What the holder of the lock wrote, if it has got that far.
@@ -45,7 +54,7 @@ bool write_all(const Descriptor& file, const std::string& text) {
 }
 
 Result<Descriptor> lock_folder(const std::string& folder) {
-  const std::string path = folder + "/launcher.lock";
+  const std::string path = folder + kLock;
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!file.open()) {
     return cannot(str("open '", path, "'"));
@@ -67,6 +76,39 @@ Result<Descriptor> lock_folder(const std::string& folder) {
   return file;
 }
 
+bool is_own_folder(const std::string& path) {
+  struct stat status = {};
+  return ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
+      status.st_uid == ::geteuid();
+}
+
+// A launcher writes who it is once it has locked the file, so an empty one is let alone: its
+// launcher is about to lock it. Locks of other hosts may be invisible, so their folders stay.
+void remove_if_abandoned(const std::string& folder) {
+  if (!is_own_folder(folder)) {
+    return;
+  }
+  const Descriptor file(
+      ::open((folder + kLock).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (file.open() &&
+      read_holder(file).find(place_of_this_process()) != std::string::npos &&
+      ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  }
+}
+
+void remove_abandoned_below(const std::string& parent) {
+  std::error_code ignored;
+  std::filesystem::directory_iterator next(parent, ignored);
+  for (; next != std::filesystem::directory_iterator();
+       next.increment(ignored)) {
+    if (next->path().filename().string().starts_with(kTemporary)) {
+      remove_if_abandoned(next->path().string());
+    }
+  }
+}
+
 }  // namespace
 
 Result<JobFolder> JobFolder::open(const std::string& path) {
@@ -81,11 +123,14 @@ Result<JobFolder> JobFolder::open(const std::string& path) {
 }
 
 Result<JobFolder> JobFolder::make_temporary(const std::string& parent) {
-  std::string path = parent + "/sherd-run-XXXXXX";
+  remove_abandoned_below(parent);
+  std::string path = str(parent, "/", kTemporary, "XXXXXX");
   if (::mkdtemp(path.data()) == nullptr) {
     return cannot(str("make the folder of the run, '", path, "'"));
   }
-  return JobFolder(path, Descriptor(), /*is_temporary=*/true);
+  JobFolder folder(path, Descriptor(), /*is_temporary=*/true);
+  SHERD_ASSIGN_OR_RETURN(folder.lock_, lock_folder(path));
+  return folder;
 }
 
 JobFolder::~JobFolder() {

@@ -16,7 +16,8 @@ class JobFolder {
   // Creates the folder and locks it until destruction. Fails, naming the process that holds the
   // lock, if another launcher runs there.
   static Result<JobFolder> open(const std::string& path);
-  // A new folder below `parent`, which is removed at destruction.
+  // A new folder below `parent`, which is locked until its removal at destruction. Removes those
+  // that killed launchers of this user and host have left there.
   static Result<JobFolder> make_temporary(const std::string& parent);
   ~JobFolder();
   JobFolder(JobFolder&& other) noexcept
