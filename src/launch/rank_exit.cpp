@@ -6,6 +6,7 @@
 #include <cstring>
 #include <regex>
 #include "base/check.h"
+#include "base/final_refusal.h"
 
 namespace sherd::launch {
 
@@ -40,6 +41,12 @@ std::optional<int> blamed_rank(const std::deque<std::string>& lines) {
     }
   }
   return std::nullopt;
+}
+
+bool is_refused(const std::deque<std::string>& lines) {
+  return std::ranges::any_of(lines, [](const std::string& line) {
+    return line.find(kFinalRefusal) != std::string::npos;
+  });
 }
 
 const RankExit& first_to_fail(const std::vector<RankExit>& failures) {

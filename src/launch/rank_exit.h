@@ -22,18 +22,24 @@ struct RankExit {
   // The rank without which it could not go on, according to its output; this may be the rank
   // itself.
   std::optional<int> blames = {};
+  // The coordinator has refused its replica for good, according to its output.
+  bool refused = false;
 
   bool failed() const { return signal != 0 || exit_code != 0; }
   // 128 + signal for a rank that was killed.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 
-// The exit code of programs that do not understand their command line.
+// The exit code of programs that do not understand their command line, and of replicas that were
+// refused for good.
 inline constexpr int kWrongUsage = 2;
 
 // The rank that these last lines of a rank name as lost or failed, in the words of sherd's errors.
 // If they quote the error of the rank that was lost, the one that this error names.
 std::optional<int> blamed_rank(const std::deque<std::string>& lines);
+
+// Whether these last lines of a rank have the error of a replica that was refused for good.
+bool is_refused(const std::deque<std::string>& lines);
 
 // Takes the failed ranks in the order in which the failures were noticed. Returns the first one
 // that blames no other rank, since a rank that has lost another may end before it; if each blames

@@ -358,6 +358,15 @@ TEST_F(ReplicaJobKillTest, EndsWithTheLastFailureAndItsLastLines) {
           HasSubstr(str("    life of ", last, "\n"))));
 }
 
+TEST_F(ReplicaJobKillTest, OneThatIsRefusedAfterARestartIsNotStartedAgain) {
+  const LauncherResult outcome = launch_and_wait(replicas_of(
+      1, 1,
+      str("mkdir ", path("once"), " && exit 1; echo '[ft] no; starting this ",
+          "replica again does not help'; exit 2")));
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("refused it for good; it is not started"));
+}
+
 TEST_F(ReplicaJobKillTest, OneThatReturnsDoesNotEndTheJobOfTheOthers) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
   ASSERT_EQ(::mkfifo(path("end").c_str(), 0600), 0);

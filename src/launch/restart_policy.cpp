@@ -314,14 +314,25 @@ void RestartPolicy::group_ended(std::size_t index) {
             : name(index) + " has left");
   } else if (!end) {
     group.state = State::kDone;
-  } else if (
-      end->exit_code == kWrongUsage && !group.proved &&
-      now_ - group.started < kWellAfter) {
+  } else if (const auto why = why_in_vain(group, *end); !why.empty()) {
     group.state = State::kFailed;
-    say(what + ", which is wrong usage; it is not started again");
+    say(str(what, ", ", why, "; it is not started again"));
   } else {
     failed(index, what);
   }
+}
+
+// Why it is in vain to start a replica again that has ended so; empty if it may help.
+std::string RestartPolicy::why_in_vain(
+    const Group& group, const RankExit& end) const {
+  if (end.exit_code != kWrongUsage) {
+    return "";
+  }
+  if (end.refused) {
+    return "since the coordinator has refused it for good";
+  }
+  const bool is_soon = now_ - group.started < kWellAfter;
+  return is_soon && !group.proved ? "which is wrong usage" : "";
 }
 
 void RestartPolicy::failed(std::size_t index, const std::string& what) {

@@ -13,6 +13,7 @@
 //   it was asked to leave              drained, until it is admitted again
 //   the job is stopping                ended
 //   code 2 soon after its first start  failed: the command line is wrong
+//   code 2, and it was refused         failed: the coordinator does not let it in
 //   a rank failed, and a spare runs    the spare takes the replica; the group is
 //                                      restarted as a spare, after its back-off
 //   a rank failed, otherwise           restarted after its back-off
@@ -146,6 +147,7 @@ class RestartPolicy {
       const std::string& reason = {});
   void start(std::size_t index, const std::string& reason);
   void group_ended(std::size_t index);
+  std::string why_in_vain(const Group& group, const RankExit& end) const;
   void failed(std::size_t index, const std::string& what);
   void start_again(std::size_t index, const std::string& what);
   std::optional<std::size_t> running_spare() const;

@@ -280,6 +280,31 @@ TEST(RestartPolicy, ALateEndWithTwoIsNoWrongCommandLine) {
   }
 }
 
+TEST(RestartPolicy, WhatTheCoordinatorHasRefusedIsNotTriedAgain) {
+  for (const auto ran : {minutes(0), minutes(6)}) {
+    RestartPolicy policy = begun({.replicas = 2, .spares = 1, .ranks = 1});
+    policy.ranks_ended({killed_in(1, 0)}, kStart);  // The spare takes over.
+    RankExit end = exited(2, 0, 2);
+    end.refused = true;
+    const auto refused = policy.ranks_ended({end}, kStart + ran);
+    EXPECT_EQ(words_of(refused), "");
+    EXPECT_THAT(
+        reasons_of(refused),
+        HasSubstr("replica 1: rank 0 exited with code 2, since the coordinator "
+                  "has refused it for good; it is not started again"));
+    EXPECT_FALSE(policy.finished());  // The other one goes on.
+    EXPECT_EQ(words_of(policy.admit(1, kStart + ran).value()), "start 2 as 1");
+  }
+}
+
+// Its program has caught the refusal, or only quotes it.
+TEST(RestartPolicy, WhatEndsOtherwiseThanWithTwoWasNotRefused) {
+  RestartPolicy policy = begun({.replicas = 1, .ranks = 1});
+  RankExit end = exited(0, 0, 1);
+  end.refused = true;
+  EXPECT_EQ(words_of(policy.ranks_ended({end}, kStart)), "start 0 as 0");
+}
+
 TEST(RestartPolicy, AStopSignalEndsAllStartsNothingAndSetsTheStatus) {
   RestartPolicy policy = three_of_two();
   lose(policy, 2, kStart);

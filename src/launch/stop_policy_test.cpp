@@ -269,6 +269,16 @@ TEST(RankExit, KnowsWhomARankBlames) {
       blamed_rank({"[world] rank 2 was lost: it gave up: out of memory"}), 2);
 }
 
+TEST(RankExit, KnowsThatARankWasRefusedForGood) {
+  EXPECT_FALSE(is_refused({}));
+  EXPECT_FALSE(is_refused({"[ft] expected a coordinator", "usage: sherd"}));
+  // Programs add to the error, and others write after it.
+  EXPECT_TRUE(is_refused(
+      {"program: [ft] expected the log of the run; starting this replica again "
+       "does not help; step-5 has another",
+       "bye"}));
+}
+
 TEST(StopPolicy, ARankThatQuotesAnotherBlamingItIsTheCause) {
   StopPolicy policy = policy_of(2);
   const std::string error = "[shm] rank 1 has left; awaited the gradients";

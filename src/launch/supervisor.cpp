@@ -201,7 +201,8 @@ std::vector<RankExit> Supervisor::reap_ended() {
            .exit_code = end->code,
            .signal = end->signal,
            .last_line = lines.empty() ? "" : lines.back(),
-           .blames = blamed_rank(lines)});
+           .blames = blamed_rank(lines),
+           .refused = is_refused(lines)});
     }
   }
   return ends;

@@ -395,11 +395,13 @@ TEST(CoordinatorLog, AnEndOfWhichNobodyIsLeftIsNoSuccessOfAll) {
   auto script = after_the_end_of_two();
   start_anew(script, 0);
   EXPECT_TRUE(script.view(0).ended);
+  EXPECT_FALSE(is_final_refusal(script.view(0).fenced));
   start_anew(script, 1);
   EXPECT_FALSE(script.view(1).ended);
   EXPECT_THAT(
       script.view(1).fenced,
       HasSubstr("each replica that had it has failed since"));
+  EXPECT_TRUE(is_final_refusal(script.view(1).fenced));
   script.wait(kHold * 2);
   EXPECT_EQ(script.coordinator().history().canonical->step, 1);
 }

@@ -545,8 +545,9 @@ void Coordinator::end_run() {
   auto why = str("the run has ended with ", text_of(*history_.canonical));
   if (!ended) {
     why +=
-        ", but each replica that had it has failed since; start the job and "
-        "its coordinator again, to go on from the newest checkpoint";
+        str(kEndIsLost,
+            "start the job and its coordinator again, to go on from the newest "
+            "checkpoint");
   }
   for (auto& [replica, known] : replicas_) {
     if (known.connected) {

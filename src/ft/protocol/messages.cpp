@@ -69,9 +69,10 @@ bool is_final_refusal(std::string_view fenced) {
   constexpr std::array kFinal{
       kOtherConfiguration, kOtherCheckpoint, kOtherLog, kNumberTooHigh,
       kNumberOnTwoHosts};
-  return std::ranges::any_of(kFinal, [&](std::string_view beginning) {
-    return fenced.starts_with(beginning);
-  });
+  return fenced.find(kEndIsLost) != std::string_view::npos ||
+      std::ranges::any_of(kFinal, [&](std::string_view beginning) {
+           return fenced.starts_with(beginning);
+         });
 }
 
 }  // namespace sherd::ft

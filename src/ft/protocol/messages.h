@@ -257,9 +257,12 @@ inline constexpr std::string_view kOtherCheckpoint =
 inline constexpr std::string_view kOtherLog = "expected the log of the run ";
 inline constexpr std::string_view kNumberTooHigh = "expected a replica below ";
 inline constexpr std::string_view kNumberOnTwoHosts = "expected SHERD_REPLICA ";
+// How it continues after the last step, if the coordinator has told others that the run has ended.
+inline constexpr std::string_view kEndIsLost =
+    ", but each replica that had it has failed since; ";
 
-// Whether RunView::fenced begins with one of them: somebody has to change the replica's options or
-// files first.
+// Whether RunView::fenced has one of them: somebody has to change the replica's options or files,
+// or start the whole job again, first.
 bool is_final_refusal(std::string_view fenced);
 
 // What a replica sends to the coordinator: everything it knows.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/final_refusal.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "ft/ring/block_digest.h"
@@ -254,10 +255,10 @@ std::span<const float> RankAgent::gradients(int bucket) const {
 bool RankAgent::has_left(const TrainingTask& task) const {
   const auto* stop = std::get_if<StopTask>(&task);
   if (stop != nullptr && !stop->reason.empty()) {
+    const bool is_final = is_final_refusal(stop->reason);
     throw Error(
-        "[ft] " + stop->reason,
-        is_final_refusal(stop->reason) ? ErrorCode::kInvalidArgument
-                                       : ErrorCode::kAborted);
+        str("[ft] ", stop->reason, is_final ? kFinalRefusal : ""),
+        is_final ? ErrorCode::kInvalidArgument : ErrorCode::kAborted);
   }
   return stop != nullptr;
 }

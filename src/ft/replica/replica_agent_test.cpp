@@ -392,6 +392,9 @@ TEST(ReplicaAgents, ThatHoldWhatANewLogDoesNotKnowEndAsWrongUsage) {
   EXPECT_THAT(
       end.message(),
       HasSubstr("expected the log of the run that has made step 5"));
+  // By this the launcher knows it.
+  EXPECT_THAT(
+      end.message(), HasSubstr("; starting this replica again does not help"));
   EXPECT_EQ(end.code(), ErrorCode::kInvalidArgument);
 }
 
