@@ -31,9 +31,15 @@ class _Recorder(dict):
         super().__setitem__(key, value)
 
 
-def _after_trial(optimizer, number, gradient, state, dtype):
-    """Values and state after a step of two zeros with the options of that group."""
-    probe = torch.zeros(2, dtype=dtype, requires_grad=True)
+def _small(like):
+    """Zeros of as many dimensions and of the dtype of that parameter."""
+    return torch.zeros((2,) * max(like.dim(), 1), dtype=like.dtype)
+
+
+def _after_trial(optimizer, number, gradient, state, like):
+    """Values and state after a step of a few zeros like that parameter with the options of
+    that group."""
+    probe = _small(like).requires_grad_()
     probe.grad = torch.full_like(probe, gradient)
     trial = copy.copy(optimizer)
     trial.state = type(optimizer.state)(dict)
@@ -46,16 +52,19 @@ def _after_trial(optimizer, number, gradient, state, dtype):
 
 def first_state(optimizer, number, like):
     """What the state of a parameter like this, of that group, is at first: a step with a
-    gradient of zeros shows it. None where that is not possible."""
+    gradient of zeros shows it. None where that is not possible, and where it has tensors of
+    another shape than the parameter."""
     state = _Recorder()
     try:
-        _, shown = _after_trial(optimizer, number, 0.0, state, like.dtype)
+        probe, shown = _after_trial(optimizer, number, 0.0, state, like)
     except Exception:  # pylint: disable=broad-exception-caught
         return None  # An optimizer that needs more than that.
     result = {}
     for key, value in shown.items():
         value = state.first.get(key, value)  # Where it was set in another way, after the step.
         if isinstance(value, torch.Tensor) and value.dim() > 0:
+            if value.shape != probe.shape:
+                return None
             result[key] = torch.full_like(
                 like.detach(), value.flatten()[0].item(), dtype=value.dtype)
         elif isinstance(value, (torch.Tensor, int, float)):
@@ -63,11 +72,12 @@ def first_state(optimizer, number, like):
     return result
 
 
-def starts_alike(optimizer, number, first, dtype):
-    """Whether a first step is the same from that state as from none."""
-    plain, _ = _after_trial(optimizer, number, 1.0, {}, dtype)
-    given = copy.deepcopy(first)
-    return torch.equal(plain, _after_trial(optimizer, number, 1.0, given, dtype)[0])
+def starts_alike(optimizer, number, like):
+    """Whether a first step of a parameter like this is the same from first_state() as from
+    none."""
+    given = first_state(optimizer, number, _small(like))
+    plain, _ = _after_trial(optimizer, number, 1.0, {}, like)
+    return torch.equal(plain, _after_trial(optimizer, number, 1.0, given, like)[0])
 
 
 def is_trained(tensor):
@@ -76,25 +86,35 @@ def is_trained(tensor):
     return tensor.numel() > 0 and tensor.requires_grad
 
 
+def _keys_of(optimizer, number, parameter, is_there):
+    """The keys of the state of that parameter; None where that is not known, or has something
+    else than numbers and tensors of its shape."""
+    like = parameter if is_there else _small(parameter)
+    state = optimizer.state[parameter] if is_there else first_state(optimizer, number, like)
+    if state is None or not all(
+            isinstance(value, torch.Tensor) and (value.dim() == 0 or value.shape == like.shape)
+            for value in state.values()):
+        return None
+    return list(state) if is_there or starts_alike(optimizer, number, like) else None
+
+
 def _keys(optimizer, number):
     """The keys of the state of a parameter of that group."""
     group = optimizer.param_groups[number]
     mine = [parameter for parameter in group["params"] if parameter.numel() > 0]
     if not mine:
         return []  # This rank has no slice of them.
-    states = [optimizer.state.get(parameter) for parameter in mine]
-    dtype = mine[0].dtype
-    is_there = all(states)  # Adagrad makes it itself.
-    first = states[0] if is_there else first_state(
-        optimizer, number, torch.zeros(2, dtype=dtype))
-    if first is None or not all(
-            isinstance(value, torch.Tensor) for value in first.values()) or not (
-            is_there or starts_alike(optimizer, number, first, dtype)):
+    is_there = all(optimizer.state.get(parameter) for parameter in mine)  # As of Adagrad.
+    # A trial shows those of all parameters with as many dimensions.
+    looked_at = mine if is_there else {parameter.dim(): parameter for parameter in mine}.values()
+    keys = [_keys_of(optimizer, number, parameter, is_there) for parameter in looked_at]
+    if None in keys or any(set(others) != set(keys[0]) for others in keys):
         raise InvalidArgumentError(
             "[python] expected an optimizer of sherd, or one of torch.optim whose first "
-            "step is the same from a state of tensors that is there before, as that of "
-            f"AdamW is, found {type(optimizer).__name__} with {hyperparameters(group)}")
-    return list(first)
+            "step is the same from a state of tensors that is there before, each one number or "
+            "of the shape of the parameter, as that of AdamW is, found "
+            f"{type(optimizer).__name__} with {hyperparameters(group)}")
+    return keys[0]
 
 
 def reader_of(optimizer, named):

@@ -163,16 +163,14 @@ class TorchState:
         return items
 
     def _first_state(self, number, tensor):
-        alone = torch.zeros(2, dtype=tensor.dtype)
+        first = first_state(self.optimizer, number, tensor)
         # Without any state this is room for what is loaded.
-        if self.optimizer.state and (
-                first := first_state(self.optimizer, number, alone)) and not starts_alike(
-                    self.optimizer, number, first, tensor.dtype):
+        if self.optimizer.state and first and not starts_alike(self.optimizer, number, tensor):
             raise InvalidArgumentError(
                 f"[python] {type(self.optimizer).__name__}: expected a step that has updated "
                 "every parameter, or an optimizer whose first step is the same from a state "
                 f"that is there before, found {self._name(tensor)} not updated yet")
-        return first_state(self.optimizer, number, tensor) or {}
+        return first or {}
 
     def _items_of(self, tensor, state):
         name, items = self._name(tensor), []

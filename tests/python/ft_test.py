@@ -308,6 +308,20 @@ class Mistakes(unittest.TestCase):
         with self.assertRaisesRegex(sherd.Error, "expected an optimizer, found none"):
             sherd.ft.Session(self.handle, {})
 
+    def test_state_of_another_shape_than_the_parameter(self):
+        handle = sherd.replicate(torch.nn.Linear(3, 2), sherd.World.single())
+        self.addCleanup(handle.close)
+        whole = list(handle.module.parameters())
+        adafactor = torch.optim.Adafactor(whole)
+        trained = torch.optim.Adafactor(whole)
+        for parameter in whole:
+            parameter.grad = torch.ones_like(parameter)
+        trained.step()
+        for optimizer in (adafactor, trained):
+            with self.assertRaisesRegex(sherd.Error, "of the shape of the parameter.*Adafactor"):
+                sherd.ft.Session(handle, optimizer)
+        _optimizer_state.reader_of(torch.optim.Muon(whole[:1]), [("w", whole[0])])
+
     def test_the_state_of_an_optimizer_is_there_before_its_first_step(self):
         for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
                      torch.optim.Adagrad, torch.optim.Adamax, torch.optim.Adadelta,
