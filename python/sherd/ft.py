@@ -19,6 +19,7 @@ python train.py``. Mirrors sherd::ft::ReplicaSession; docs/guide/python.md.
 """
 
 import atexit
+import weakref
 
 import torch
 
@@ -27,6 +28,12 @@ from . import world as _world  # noqa: F401  Worlds, imported first, end after s
 from ._handles import check_handle, sessions
 from ._optimizer_state import reader_of
 from ._options import member, set_option
+from ._session_checks import (
+    check_alike, check_arguments, check_optimizers, check_options, check_saves, check_timeout,
+    named)
+from ._session_process import LeaveHandlers, check_alone, note_begun, refusals
+from ._session_steps import OptimizerSteps
+from ._together import on_every_rank
 from ._tree import checkpoint_tree
 from .checkpoints import ignored_parameters
 from .errors import InvalidArgumentError
@@ -63,7 +70,8 @@ class Session:
         one GPU, and no optimizer updates them in backward.
     optimizer: one of sherd, or one of torch.optim whose first step is the same if its state is
         made beforehand, such as Adam, AdamW, NAdam, SGD without dampening, RMSprop and Adagrad;
-        or a dictionary of several by name.
+        or a dictionary of several by name. The session makes their steps: from the first
+        begin_step() until close(), step() outside `update` raises FailedPreconditionError.
     update: function of the step number that updates the parameters from the ``.grad`` of the
         handle's parameters: clipping, learning-rate schedule, optimizer step. It is called on
         the thread that trains, in begin_step() or finish_step(), once for each step, also those
@@ -77,11 +85,12 @@ class Session:
         all replicas find an overflow in the sum and skip the step.
     average: a WeightAverage of the handle's parameters, part of the state. An `update` of your
         own must call its update().
-    tensors: dictionary of all other tensors that `update` changes: CPU tensors, whole on every
-        rank, which `update` must write in place.
+    tensors: dictionary of all other tensors that `update` changes, in place: CPU tensors that are
+        whole and equal on every rank of the replica. Raises InvalidArgumentError on every rank if
+        they differ at first.
     checkpoints: folder in which the replicas, taking turns, save a checkpoint every `save_every`
-        steps and when they end, in case all replicas are lost. A session begins with the newest
-        checkpoint; the newest `keep_last` are kept.
+        steps (0: never) and when they end, in case all replicas are lost. A session begins with
+        the newest checkpoint; the newest `keep_last` are kept.
     options: those of sherd::ft::SessionOptions by name, such as `config`, `warm_up`,
         `digest_every`, ``non_finite_gradients="stop"`` or
         ``timeouts={"leave": 10, "fetch": 2.5}`` in seconds; otherwise as the environment
@@ -90,31 +99,49 @@ class Session:
     The module's buffers, and its parameters that the handle leaves alone, are part of the state,
     too; checkpoints have the persistent buffers only. The optimizers' parameter groups must not
     change. A session that was closed no longer keeps `update`. Raises sherd.Error if an argument
-    is invalid, and in a process that `sherd run --fault-tolerant` has not started, unless
-    SHERD_COORDINATOR and SHERD_REPLICA are set.
+    is invalid, if the process has another session of this replica, or had one that got a step,
+    and in a process that `sherd run --fault-tolerant` has not started, unless SHERD_COORDINATOR
+    and SHERD_REPLICA are set.
+
+    Until close(), SIGTERM and SIGUSR1 call leave(), if the session was made on the main thread and
+    the program has not set handlers of its own. If the replica is refused for good and nothing
+    catches the InvalidArgumentError, the process ends with status 2, as C++ programs do, so that
+    launchers do not start it again.
     """
 
     def __init__(self, handle, optimizer, *, update=None, scaler=None, average=None,
                  tensors=None, checkpoints=None, save_every=0, keep_last=2, **options):
-        optimizers = optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}
-        if not optimizers:
-            raise InvalidArgumentError("[python] Session: expected an optimizer, found none")
         check_handle(handle)
+        world, optimizers = handle.mesh.world, named(optimizer)
+
+        def check():
+            check_optimizers(optimizers)
+            check_arguments(update, scaler, average, tensors)
+            check_saves(checkpoints, save_every, keep_last)
+
+        on_every_rank(world, check)
         self._buffers = _Buffers(handle.module)
         self._calls = _Calls()
+        self._steps = OptimizerSteps(optimizers)
         self._closed = False
         state, saved = _states_of(
             handle, optimizers, scaler, average, tensors or {}, self._calls)
+        check_alike(world, tensors or {})
         if scaler is not None:
             options = {"non_finite_gradients": "give"} | options
-        chosen = _options(options)
-        self.options = chosen
-        step = _checked(update or _all_steps(optimizers, scaler, average), optimizers,
-                        self._buffers)
+        self.options = _options(options)
+        self._place = (self.options.coordinator, self.options.replica)
+        places = {session._place for session in sessions}
+        on_every_rank(world, lambda: check_alone(self._place, places))
+        step = self._steps.around(_checked(
+            update or _all_steps(optimizers, scaler, average), optimizers, self._buffers))
         self._core = _core.Session(
-            handle.mesh.world, handle.core_parameters, state, saved,
-            self._calls.to(step), chosen, str(checkpoints or ""), save_every, keep_last)
+            world, handle.core_parameters, state, saved, self._calls.to(step),
+            self.options, str(checkpoints or ""), save_every, keep_last)
         sessions.add(self)
+        self._handlers = LeaveHandlers(self)
+        for left in (self._handlers.remove, self._steps.release):
+            weakref.finalize(self, left).atexit = False
 
     def __iter__(self):
         """Yields the steps; each is finished when the next one is requested. A loop that is left
@@ -127,11 +154,17 @@ class Session:
         """What to compute next, with ``.grad`` cleared; None when the replica has
         left or the run has ended. Waits while the coordinator is away or there are
         too few replicas; state that the replica lacked has been fetched then. Raises
-        sherd.AbortedError when the replica cannot take part any more. If a handler of a signal
-        raises while this waits, call it again to go on."""
+        sherd.AbortedError when the replica cannot take part any more, and InvalidArgumentError
+        when starting the program again would not help. If a handler of a signal raises while
+        this waits, call it again to go on."""
         self._buffers.adopt()
-        core = self._core.begin_step()
-        return None if core is None else TrainingStep(core)
+        self._steps.guard()
+        with refusals(self._steps):
+            core = self._core.begin_step()
+        if core is None:
+            return None
+        note_begun(self._place)
+        return TrainingStep(core)
 
     def last_backward(self):
         """To be called before the last backward of a step: gradients are then summed
@@ -143,7 +176,8 @@ class Session:
         was made, and `update` was called. False: nothing was changed, and the next
         begin_step() says what to do."""
         self._buffers.adopt()
-        return self._core.finish_step()
+        with refusals(self._steps):
+            return self._core.finish_step()
 
     def other_work(self, function, *arguments, **named):
         """Calls `function` and returns its result. For work in the body of the loop that is not
@@ -193,6 +227,8 @@ class Session:
             self._closed = True
             sessions.discard(self)
             self._calls.drop()
+            self._steps.release()
+            self._handlers.remove()
 
     def __enter__(self):
         return self
@@ -200,6 +236,8 @@ class Session:
     def __exit__(self, kind, *_):
         if kind is None:
             self.close()
+        else:
+            self._handlers.remove()
 
     def __reduce_ex__(self, protocol):
         raise InvalidArgumentError("[python] a Session cannot be copied or pickled")
@@ -322,6 +360,7 @@ def _options(given):
             _set_timeouts(options.timeouts, value)
         else:
             set_option(options, name, value)
+    check_options(options)
     return options
 
 
@@ -333,6 +372,7 @@ def _set_timeouts(timeouts, given):
             "[python] timeouts: expected a dictionary of seconds by name, of "
             f"{', '.join(names)}, found {given!r}")
     for name, seconds in given.items():
+        check_timeout(name, seconds)
         set_option(timeouts, name, seconds)
 
 
@@ -341,6 +381,7 @@ def _drop_open():
     # What a program that fails leaves open: its threads and connections end before
     # the interpreter does. Nobody is waited for.
     for session in list(sessions):
+        session._handlers.remove()  # pylint: disable=protected-access
         session._core = None  # pylint: disable=protected-access
 
 

@@ -89,19 +89,23 @@ def train(folder, kind, sherd):
     handle = sherd.fully_shard(model, units=[])
     optimizer = make_optimizer(kind, handle, sherd)
     average = sherd.WeightAverage(handle, decay=0.9)
+    made = torch.tensor(0)
 
     def update(number):
+        made.add_(1)
         set_learning_rate(optimizer, learning_rate(number))
         handle.clip_grad_norm(0.5)
         optimizer.step()
         average.update()
 
     end = End(folder, replica, rank, first_life)
-    with sherd.ft.Session(handle, optimizer, update=update, average=average) as session:
+    with sherd.ft.Session(handle, optimizer, update=update, average=average,
+                          tensors={"made": made}) as session:
         for step in session:
             # Collective, so that all ranks of the replica see the same end.
             if max(handle.mesh.world.all_gather([end.is_before(step)]))[0]:
                 break
+            assert 0 <= step.place < step.replicas, step
             if len(step.samples):
                 time.sleep(STEP_S)
                 loss = loss_of(model, len(step.samples))
@@ -112,6 +116,7 @@ def train(folder, kind, sherd):
             if replica == 1 and first_life and step.number >= KILLED_IN:
                 os.kill(os.getpid(), signal.SIGKILL)
         name, number = session.state_name, session.step
+    assert made == number, (made, number)
     values = whole_values(handle)
     average.swap()
     averages = whole_values(handle)

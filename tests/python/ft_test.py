@@ -24,7 +24,7 @@ PACKAGE, SHERD = sys.argv[1:3]
 sys.path.insert(0, PACKAGE)
 import sherd  # pylint: disable=wrong-import-position
 from sherd import (  # pylint: disable=wrong-import-position
-    _core, _optimizer_state, checkpoints)
+    _core, _optimizer_state, _session_checks, checkpoints)
 DEADLINE_S = 500  # Busy machines import torch slowly.
 HERE = Path(__file__).parent
 
@@ -117,6 +117,40 @@ class Session(unittest.TestCase):
         self.assertIn("inside an update: [ft] found close()", ran.stdout)
         self.assertRegex(ran.stdout, "not closed: .*checkpoints")
         self.assertIn("saved step 5\n", ran.stdout)
+
+
+class Refusals(unittest.TestCase):
+    """How a process ends that the coordinator does not let in."""
+
+    def status_after(self, body):
+        """Of a program in which begin_step() raises so, and the session's `update`."""
+        program = f"""if True:
+            import os, sys, unittest.mock
+            sys.path.insert(0, {PACKAGE!r})
+            os.environ.update(SHERD_COORDINATOR="127.0.0.1:1", SHERD_REPLICA="0")
+            import torch, sherd
+            handle = sherd.fully_shard(torch.nn.Linear(3, 2), sherd.World.single())
+            refused = sherd.InvalidArgumentError("[ft] another configuration")
+            def update(number):
+                raise refused
+            with unittest.mock.patch.object(sherd._core, "Session") as core:
+                session = sherd.ft.Session(handle, sherd.AdamW(handle), update=update)
+            def begin():
+                {body}
+            session._core.begin_step = begin
+            session.begin_step()
+            """
+        ran = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True,
+                             timeout=DEADLINE_S, check=False)
+        self.assertIn("Traceback", ran.stderr)
+        self.assertRegex(ran.stderr, r"InvalidArgumentError: \[ft\] another configuration\n$")
+        return ran.returncode
+
+    def test_a_replica_that_is_refused_for_good_ends_with_2(self):
+        self.assertEqual(self.status_after("raise refused"), 2)
+
+    def test_what_an_update_raises_ends_with_1(self):
+        self.assertEqual(self.status_after("core.call_args.args[4](1)"), 1)
 
 
 class Groups(unittest.TestCase):
@@ -214,6 +248,82 @@ class State(unittest.TestCase):
                                    policy.stop)):
             _, session = self.update_of(handle, adamw, **options)
             self.assertEqual(session.options.non_finite_gradients, expected)
+            session.close()
+
+    def test_only_the_session_makes_steps(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        for optimizer in (torch.optim.AdamW(handle.parameters()), sherd.AdamW(handle)):
+            update, session = self.update_of(handle, optimizer)
+            session._core.begin_step.return_value = None  # pylint: disable=protected-access
+            optimizer.step()
+            session.begin_step()
+            with self.assertRaisesRegex(
+                    sherd.FailedPreconditionError, r"AdamW: expected step\(\) in the update of"):
+                optimizer.step()
+            if isinstance(optimizer, torch.optim.Optimizer):  # Trials are none.
+                self.assertTrue(_optimizer_state.first_state(
+                    optimizer, 0, handle.parameters()[0]))
+            update(1)
+            with self.assertRaisesRegex(sherd.FailedPreconditionError, "leave it out of the loop"):
+                optimizer.step()
+            session.close()
+            optimizer.step()
+
+    def test_a_session_that_is_freed_changes_nothing_more(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        adamw = sherd.AdamW(handle)
+        with unittest.mock.patch.object(_core, "Session"):
+            session = sherd.ft.Session(handle, adamw)
+        session._core.begin_step.return_value = None  # pylint: disable=protected-access
+        session.begin_step()
+        del session
+        adamw.step()
+        self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+
+    def test_a_process_has_one_session(self):
+        os.environ["SHERD_REPLICA"] = "5"  # No other test has it.
+        handle = self.handle(torch.nn.Linear(3, 2))
+        adamw = sherd.AdamW(handle)
+        _, session = self.update_of(handle, adamw)
+
+        def refused():
+            with self.assertRaisesRegex(
+                    sherd.FailedPreconditionError, "one session in a process, found another of "
+                    "replica 5 at 127.0.0.1:1; .*ModuleDict.*dictionary"):
+                sherd.ft.Session(handle, adamw)
+
+        refused()  # While the other is open.
+        session.close()
+        _, session = self.update_of(handle, adamw)  # As the first had no step.
+        session.begin_step()
+        session.close()
+        refused()
+        os.environ["SHERD_REPLICA"] = "6"
+        self.update_of(handle, adamw)
+
+    def test_tensors_differ_between_ranks(self):
+        handle = self.handle(torch.nn.Linear(3, 2))
+        adamw = sherd.AdamW(handle)
+
+        def refused(what, mine, other):
+            # pylint: disable-next=protected-access
+            described = {key: _session_checks._described(other[key]) for key in other}
+            with unittest.mock.patch.object(
+                    _session_checks, "gathered", lambda _, value: [value, value, described]):
+                with self.assertRaisesRegex(sherd.InvalidArgumentError, what):
+                    sherd.ft.Session(handle, adamw, tensors=mine)
+
+        ones = torch.ones(2, 3).t()
+        imaginary = torch.tensor(1j).conj()
+        refused("whole and equal on every rank of the replica, found for 'a' one of shape "
+                r"\(3, 2\) and torch.float32 on rank 0 and other values on rank 2",
+                {"a": ones}, {"a": torch.ones(3, 2).neg()})
+        refused(r"'a' .*rank 0 and one of shape \(2, 3\) and torch.float32 on rank 2",
+                {"a": ones}, {"a": ones.t()})
+        refused(r"'a' .*rank 0 and one of shape \(\) and torch.bool", {"a": torch.tensor(1)},
+                {"a": torch.tensor(True)})
+        refused("'a' .*rank 0 and other values", {"a": imaginary}, {"a": torch.tensor(1j)})
+        refused(r"'b' none on rank 0 and one of shape \(0,\)", {}, {"b": torch.ones(0)})
 
     def test_a_buffer_that_update_assigns_is_in_the_state_at_once(self):
         module = torch.nn.Linear(3, 2)
@@ -292,6 +402,10 @@ class Mistakes(unittest.TestCase):
         self.refused("seconds by name, of connect, fetch, .*found {'lunch': 1}",
                      timeouts={"lunch": 1})
         self.refused("leave: expected .*float, found 'soon'", timeouts={"leave": "soon"})
+        for seconds in (float("nan"), float("inf"), 1e300, -1, 0):
+            self.refused("'leave'.: expected seconds above 0 and at most 1000000, found "
+                         f"{re.escape(str(seconds))}", timeouts={"leave": seconds})
+        self.refused("digest_every: expected 0 or more steps, found -1", digest_every=-1)
         self.refused("a secret or certificates, found both",
                      secret_file="secret", tls_key="key")
         self.refused('certificate "one", key "two", authority ""',
@@ -305,8 +419,6 @@ class Mistakes(unittest.TestCase):
                      torch.optim.SGD(mine, momentum=0.9, dampening=0.5))
         self.refused(r"of shape \(4,\) that is none of them",
                      torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))]))
-        with self.assertRaisesRegex(sherd.Error, "expected an optimizer, found none"):
-            sherd.ft.Session(self.handle, {})
 
     def test_state_of_another_shape_than_the_parameter(self):
         handle = sherd.replicate(torch.nn.Linear(3, 2), sherd.World.single())
@@ -321,6 +433,30 @@ class Mistakes(unittest.TestCase):
             with self.assertRaisesRegex(sherd.Error, "of the shape of the parameter.*Adafactor"):
                 sherd.ft.Session(handle, optimizer)
         _optimizer_state.reader_of(torch.optim.Muon(whole[:1]), [("w", whole[0])])
+
+    def test_optimizers(self):
+        for optimizer, what in (
+                ({}, "expected an optimizer, found none"),
+                (None, "optimizer: expected one of sherd .*found None"),
+                ([self.adamw], "optimizer: expected one of sherd .*found a list"),
+                ({1: self.adamw}, "names that are texts, found 1"),
+                ({"a": self.adamw, "b": self.adamw}, "once, found .* the names 'a' and 'b'")):
+            with self.assertRaisesRegex(sherd.InvalidArgumentError, what):
+                sherd.ft.Session(self.handle, optimizer)
+
+    def test_arguments(self):
+        self.refused("update: expected a function .*, found a int", update=3)
+        self.refused("scaler: expected a sherd.GradScaler, found a float", scaler=2.0)
+        self.refused("average: expected a sherd.WeightAverage, found a AdamW", average=self.adamw)
+        self.refused("dictionary of tensors by name, found a list", tensors=[torch.ones(2)])
+        self.refused("tensors by name, found a float under 'a'", tensors={"a": 1.0})
+        self.refused("tensors by name, found a Tensor under 1", tensors={1: torch.ones(2)})
+        self.refused("checkpoints: expected a folder, as save_every is 5, found None",
+                     save_every=5)
+        self.refused("save_every: expected a number, 0 or more, found -1",
+                     checkpoints="folder", save_every=-1)
+        self.refused("keep_last: expected a number, 0 or more, found 'all'",
+                     checkpoints="folder", keep_last="all")
 
     def test_the_state_of_an_optimizer_is_there_before_its_first_step(self):
         for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop,
@@ -405,6 +541,37 @@ class Signals(unittest.TestCase):
         session = self.session()
         self.at_a_signal(lambda *_: session.leave())
         self.assertIsNone(session.begin_step())
+
+    def test_a_replica_that_is_told_to_end_leaves(self):
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            session = self.session()
+            self.assertIsNot(signal.getsignal(number), signal.SIG_DFL)
+
+            def at_a_time(*_, number=number):
+                signal.raise_signal(number)
+
+            self.at_a_signal(at_a_time)  # Also more than once.
+            self.assertIsNone(session.begin_step())
+            session.close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.assertIs(signal.getsignal(number), signal.SIG_DFL)
+
+    def test_a_forked_child_does_not_leave_but_ends(self):
+        session = self.session()
+        _, code = in_child(lambda: signal.raise_signal(signal.SIGTERM))
+        self.assertEqual(code, -signal.SIGTERM)
+        session.leave()
+
+    def test_handlers_of_the_program_stay(self):
+        own = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGUSR1, own)
+        session = self.session()
+        self.assertIs(signal.getsignal(signal.SIGUSR1), signal.SIG_IGN)
+        session.leave()
+        with self.assertRaisesRegex(ValueError, "no data"), session:
+            raise ValueError("no data")
+        self.assertIs(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+        self.assertIs(signal.getsignal(signal.SIGUSR1), signal.SIG_IGN)
 
     def test_what_a_handler_raises_ends_the_wait(self):
         session = self.session()

@@ -182,10 +182,10 @@ class ReplicaSession {
   std::optional<TrainingStep> begin_step();
 
   // Call it before the last backward of a step (most programs have only one): gradients are then
-  // summed across replicas while this backward runs, and `.grad()` stays undefined. Without this
-  // call the reduction begins in finish_step(). It also does so if parameters are on a device,
-  // where gradients are first copied to the host. Do not call it for models in which one backward
-  // gives a parameter two gradients, as reentrant checkpoints do: backward throws.
+  // summed across replicas while this backward runs, and nobody may use `.grad()` before `update`.
+  // Without this call the reduction begins in finish_step(). It also does so if parameters are on a
+  // device, where gradients are first copied to the host. Do not call it for models in which one
+  // backward gives a parameter two gradients, as reentrant checkpoints do: backward throws.
   void last_backward();
 
   // Collective. Sums what backward has put into `.grad()`, this rank's shard of the mean over the
