@@ -3,7 +3,7 @@
 
 import weakref
 
-from .errors import InvalidArgumentError
+from .errors import FailedPreconditionError, InvalidArgumentError
 
 handles = weakref.WeakSet()
 sessions = weakref.WeakSet()  # Of sherd.ft.
@@ -15,3 +15,10 @@ def check_handle(handle):
         raise InvalidArgumentError(
             "[python] expected the handle that fully_shard() or replicate() has "
             f"returned, found a {type(handle).__name__}")
+
+
+def refuse_join():
+    """What join_hook() of a handle does."""
+    raise FailedPreconditionError(
+        "[python] expected `with handle.join(after_backward):`, which supports inputs whose "
+        "number differs between ranks, found torch.distributed.algorithms.Join")

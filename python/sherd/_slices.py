@@ -16,12 +16,17 @@ import weakref
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from ._handles import handles
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 _MARK = "_sherd_owner"  # An attribute of tensors.
 # Classes of optimizers that take norms or products over whole parameters, or factor them.
 # By name, since Transformers and others have their own.
 _NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "LAMB", "Lamb", "LARS", "Lars"}
+# The dispatch key that parameters of a sharded module have, and what sherd leaves in their
+# .grad when it has taken a gradient.
+_KEY = torch._C._parse_dispatch_key(  # pylint: disable=protected-access
+    "TESTING_ONLY_GenericWrapper")
 
 
 def refuse_copy(*_):
@@ -80,15 +85,46 @@ def _owners_of(optimizer):
 _stepping = weakref.WeakKeyDictionary()
 
 
-def _check_elementwise(optimizer, handle):
-    """Raises on every rank, unless each has all parameters whole."""
-    kinds = {kind.__name__ for kind in type(optimizer).__mro__} & _NOT_ELEMENTWISE
-    if kinds and any(part.numel() < whole.numel() for part, whole in zip(
-            handle.parameters(), handle.module_parameters())):
+def _check_kind(optimizer, handle):
+    """Raises on every rank for a kind of optimizer that does not work with slices."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    if "SparseAdam" in kinds:
         raise InvalidArgumentError(
-            "[python] expected an optimizer that updates each element by itself, as AdamW "
-            f"and SGD do, found {min(kinds)}, which would see the slices of this rank in "
-            "place of whole parameters")
+            "[python] expected an optimizer of dense gradients, found SparseAdam: the "
+            "gradients of a sharded module are dense, also those of nn.Embedding(sparse=True); "
+            "sherd.replicate() keeps them sparse")
+    unfit = kinds & (_NOT_ELEMENTWISE | {"ZeroRedundancyOptimizer"})
+    if not unfit or all(part.numel() == whole.numel() for part, whole in zip(
+            handle.parameters(), handle.module_parameters())):
+        return  # Each rank has all parameters whole.
+    if "ZeroRedundancyOptimizer" in unfit:
+        raise InvalidArgumentError(
+            "[python] expected the optimizer that ZeroRedundancyOptimizer would make, over "
+            "handle.parameters(), found ZeroRedundancyOptimizer: the optimizer state of a "
+            "sharded module is sharded already")
+    raise InvalidArgumentError(
+        "[python] expected an optimizer that updates each element by itself, as AdamW "
+        f"and SGD do, found {min(unfit)}, which would see the slices of this rank in "
+        "place of whole parameters")
+
+
+def _check_assigned(optimizer):
+    """Raises where a gradient lies in the module, whose optimizer would not see it."""
+    for group in optimizer.param_groups:
+        for part in group["params"]:
+            owner = getattr(part, _MARK, None)
+            handle = owner.handle() if owner is not None else None
+            whole = handle.whole_of.get(id(part)) if handle is not None else None
+            if whole is None or whole.grad is None or not whole.requires_grad:
+                continue
+            # pylint: disable-next=protected-access
+            if not torch._C._dispatch_keys(whole.grad).has(_KEY):
+                raise FailedPreconditionError(
+                    "[python] expected gradients of a sharded module that come from "
+                    "backward(), found a .grad that the program has assigned to a parameter "
+                    f"of shape {tuple(whole.shape)}, which no optimizer over slices sees: call "
+                    "torch.autograd.backward(parameters, gradients) in place of assigning "
+                    "them, which averages them over all ranks")
 
 
 def _before_step(optimizer, _args, _kwargs):
@@ -99,8 +135,9 @@ def _before_step(optimizer, _args, _kwargs):
                 "[python] expected an optimizer over handle.parameters(), this "
                 "rank's slices, found one over the parameters of the sharded "
                 "module, which have no gradients")
-        _check_elementwise(optimizer, handle)
+        _check_kind(optimizer, handle)
     if owners:
+        _check_assigned(optimizer)
         _stepping[optimizer] = [handle for handle, _ in owners]
 
 
@@ -185,6 +222,24 @@ def _clip_grad_norm(original):
     return clip_grad_norm_
 
 
+def _total_norm(original):
+    @functools.wraps(original)
+    def get_total_norm(tensors, *args, **kwargs):
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        given = {id(tensor) for tensor in tensors}
+        # A rank that owns no slices would be given nothing, and does not take part: so this
+        # cannot be the norm over all ranks.
+        if any(id(part.grad) in given for handle in list(handles)
+               if hasattr(handle, "module_parameters") for part in handle.parameters()
+               if part.grad is not None):
+            raise FailedPreconditionError(
+                "[python] expected handle.clip_grad_norm(math.inf), which returns the norm "
+                "over all ranks and clips nothing, found get_total_norm of gradients of "
+                "slices, which knows those of this rank only")
+        return original(tensors, *args, **kwargs)
+    return get_total_norm
+
+
 def _clip_with_norm(original):
     @functools.wraps(original)
     def clip_grads_with_norm_(parameters, *args, **kwargs):
@@ -192,11 +247,36 @@ def _clip_with_norm(original):
                       else list(parameters))
         if _owners(parameters):
             raise FailedPreconditionError(
-                "[python] expected handle.clip_grad_norm(), which clips by the norm "
-                "over all ranks, found PyTorch's clip_grad_norm_ (imported before "
-                "sherd), which knows this rank's gradients only")
+                "[python] expected handle.clip_grad_norm(), which clips by the norm over all "
+                "ranks, found clip_grads_with_norm_, or PyTorch's own clip_grad_norm_ (if it "
+                "was imported before sherd), which knows this rank's gradients only")
         return original(parameters, *args, **kwargs)
     return clip_grads_with_norm_
+
+
+def _load_state_dict(original):
+    @functools.wraps(original)
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        _check_shapes(self, state_dict)
+        return original(self, state_dict, *args, **kwargs)
+    return load_state_dict
+
+
+def _check_shapes(optimizer, saved):
+    """Raises where `saved` has state of whole parameters for slices."""
+    for group, theirs in zip(optimizer.param_groups, saved.get("param_groups", [])):
+        for part, key in zip(group["params"], theirs.get("params", [])):
+            if owner_of(part) is None:
+                continue
+            for name, value in saved["state"].get(key, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() and (
+                        value.shape != part.shape):
+                    raise InvalidArgumentError(
+                        f"[python] load_state_dict of {type(optimizer).__name__}: expected "
+                        f"{name} of this rank's slice of shape {tuple(part.shape)}, found "
+                        f"shape {tuple(value.shape)}, as a plain module or another number of "
+                        "ranks has it; sherd.load_optimizer_state_dict(handle, optimizer, "
+                        "state) loads whole state")
 
 
 def _grad_scaler(original):
@@ -218,11 +298,15 @@ def install():
     scaler.unscale_ = _grad_scaler(scaler.unscale_)
     scaler.step = _grad_scaler(scaler.step)
     torch.optim.Optimizer.zero_grad = _zero_grad(torch.optim.Optimizer.zero_grad)
+    torch.optim.Optimizer.load_state_dict = _load_state_dict(
+        torch.optim.Optimizer.load_state_dict)
     torch_optimizer.register_optimizer_step_pre_hook(_before_step)
     torch_optimizer.register_optimizer_step_post_hook(_after_step)
     clip = _clip_grad_norm(torch.nn.utils.clip_grad_norm_)
     utils = torch.nn.utils
     utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip
+    if hasattr(utils, "get_total_norm"):
+        utils.get_total_norm = _total_norm(utils.get_total_norm)
     # What PyTorch's own calls, of which a program may have a reference already.
     for where, name in ((utils.clip_grad, "_clip_grads_with_norm_"),
                         (utils, "clip_grads_with_norm_")):

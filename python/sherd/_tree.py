@@ -45,6 +45,10 @@ def check_module(module):
         raise InvalidArgumentError(
             "[python] expected a torch.nn.Module, found a "
             f"{type(module).__name__}")
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise InvalidArgumentError(
+            "[python] expected a plain module, found a DistributedDataParallel of PyTorch, "
+            "which exchanges gradients itself: make none, and give its module to sherd")
 
 
 def _sparse(module):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _backward, _core
-from ._handles import handles
+from ._handles import handles, refuse_join
 from ._options import names_of, options_of
 from ._together import same_call
 from ._tree import SharedBuffers, check_module, module_tree
@@ -61,6 +61,10 @@ class DistributedDataParallel:
         torch.distributed.algorithms.Join."""
         return self._core.join(after_backward, divide_by_initial_world_size,
                                throw_on_early_termination)
+
+    def join_hook(self, **_: Any) -> Any:
+        """Raises: what torch.distributed.algorithms.Join would call."""
+        refuse_join()
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Any], Any]) -> None:
         """From now on ``hook(state, bucket)`` reduces gradients, on a thread beside

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _core, _slices, state
-from ._handles import handles
+from ._handles import handles, refuse_join
 from ._options import member, names_of, options_of
 from ._together import same_call
 from ._tree import check_module, module_tree
@@ -44,6 +44,8 @@ class FullyShardedDataParallel:
         whole = {name: parameter for name, parameter in named if name in sharded}
         self._whole = list(whole.values())
         self._slices = self._slices_of(whole)
+        self.whole_of = {id(part): parameter  # For optimizers: by slice.
+                         for (_, part), parameter in zip(self._slices, self._whole)}
         _slices.mark((tensor for _, tensor in self._slices), self, True)
         _slices.mark(self._whole, self, False)
         self.guard = state.Guard(self)
@@ -110,6 +112,10 @@ class FullyShardedDataParallel:
         Mirrors sherd::JoinScope and torch.distributed.algorithms.Join."""
         return self._core.join(after_backward, divide_by_initial_world_size,
                                throw_on_early_termination)
+
+    def join_hook(self, **_: Any) -> Any:
+        """Raises: what torch.distributed.algorithms.Join would call."""
+        refuse_join()
 
     def summon_full_parameters(self, *, read_only: bool = False,
                                full_precision: bool = False,

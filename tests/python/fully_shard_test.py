@@ -9,6 +9,7 @@ import unittest
 import ranks
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 STEPS = 4
 
@@ -315,6 +316,65 @@ class FullyShard(unittest.TestCase):
                 self.assertTrue(torch.equal(value, before[name]), name)
         handle.close()
 
+    def test_optimizers_that_are_sharded_or_want_sparse_gradients_are_refused(self):
+        class ZeroRedundancyOptimizer(torch.optim.SGD):
+            """PyTorch's needs a process group."""
+
+        model = nn.EmbeddingBag(6, 2, mode="sum", sparse=True)
+        handle = self.sherd.fully_shard(model)
+        model(torch.tensor([[0, 1], [2, 2]])).sum().backward()
+        with self.assertRaisesRegex(
+                self.sherd.InvalidArgumentError, r"found SparseAdam: .* sherd.replicate\(\)"):
+            torch.optim.SparseAdam(handle.parameters()).step()
+        zero = ZeroRedundancyOptimizer(handle.parameters())
+        if ranks.size() == 1:
+            zero.step()
+        else:
+            with self.assertRaisesRegex(self.sherd.InvalidArgumentError, "is sharded already"):
+                zero.step()
+        handle.close()
+
+    def test_gradients_assigned_to_the_module_are_refused(self):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        model = copy.deepcopy(plain)
+        handle = self.sherd.fully_shard(model)
+        for parameters, net in ((plain.parameters(), plain), (handle.parameters(), model)):
+            optimizer = torch.optim.SGD(parameters, lr=0.1)
+            whole = list(net.parameters())
+            gradients = torch.autograd.grad(net(torch.ones(2, 3)).square().sum(), whole)
+            if net is model:
+                whole[0].grad = gradients[0]
+                with self.assertRaisesRegex(
+                        self.sherd.FailedPreconditionError, "has assigned .*autograd.backward"):
+                    optimizer.step()
+                whole[0].grad = None
+            torch.autograd.backward(whole, gradients)
+            optimizer.step()
+        for name, value in handle.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name])
+        handle.close()
+
+    def test_the_norm_of_gradients_of_slices_is_that_of_all_ranks(self):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        model = copy.deepcopy(plain)
+        handle = self.sherd.fully_shard(model)
+        for net in (plain, model):
+            net(torch.ones(2, 3)).square().sum().backward()
+        mine = [part.grad for part in handle.parameters() if part.grad is not None]
+        with self.assertRaisesRegex(
+                self.sherd.FailedPreconditionError, r"clip_grad_norm\(math.inf\)"):
+            nn.utils.get_total_norm(mine)
+        with self.assertRaisesRegex(
+                self.sherd.FailedPreconditionError, "found clip_grads_with_norm_"):
+            nn.utils.clip_grads_with_norm_(handle.parameters(), 1.0, torch.tensor(2.0))
+        expected = nn.utils.get_total_norm([p.grad for p in plain.parameters()])
+        for _ in range(2):
+            self.assertAlmostEqual(
+                handle.clip_grad_norm(math.inf), expected.item(), places=5)
+        handle.close()
+
     def test_clipping_of_slices_that_have_a_gradient(self):
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
@@ -542,6 +602,16 @@ class FullyShard(unittest.TestCase):
             sherd.fully_shard(decoder(), units=3)
         with self.assertRaisesRegex(sherd.InvalidArgumentError, "World, Mesh"):
             sherd.fully_shard(decoder(), "gloo")
+        ddp = nn.Linear(2, 2)  # PyTorch's needs a process group to be constructed.
+        ddp.__class__ = type("Ddp", (nn.parallel.DistributedDataParallel,), {})
+        for wrap in (sherd.fully_shard, sherd.replicate):
+            with self.assertRaisesRegex(
+                    sherd.InvalidArgumentError, "found a DistributedDataParallel"):
+                wrap(ddp)
+            handle = wrap(nn.Linear(2, 2))
+            with self.assertRaisesRegex(sherd.FailedPreconditionError, "with handle.join"):
+                Join([handle])
+            handle.close()
         model = decoder()
         handle = sherd.fully_shard(model)
         self.assertIs(sherd.handle_of(model), handle)
