@@ -32,9 +32,31 @@ def same_call(world, name):
         _CALL.reset(outside)
 
 
+def described(name, **arguments):
+    """The name of a call with those arguments that ranks have to agree on, for same_call():
+    the types of optimizers, and whether there is an average."""
+    texts = [f"{key}={' '.join(str(value).split())}" for key, value in arguments.items()
+             if value is not None]
+    return f"{name}({', '.join(texts)})"
+
+
+def kind_of(optimizer):
+    """The type of an optimizer, or of each in a dictionary, for described()."""
+    if isinstance(optimizer, dict):
+        kinds = [f"{name}: {type(one).__name__}" for name, one in optimizer.items()]
+        return f"{{{', '.join(kinds)}}}"
+    return None if optimizer is None else type(optimizer).__name__
+
+
 def _texts(world, mine):
     """Every rank's bytes, by rank, of the same call. Collective."""
-    texts = _core.all_gather_texts(world, _CALL.get().encode() + b"\n" + mine)
+    try:
+        texts = _core.all_gather_texts(world, _CALL.get().encode() + b"\n" + mine)
+    except errors.DeadlineExceededError as error:
+        if not _CALL.get():
+            raise
+        raise errors.DeadlineExceededError(
+            f"{error}; this rank has called {_CALL.get()}: call it on every rank") from None
     ends = [text.find(b"\n") + 1 for text in texts]
     calls = [text[:end].decode(errors="replace").strip() or "another function"
              for text, end in zip(texts, ends)]

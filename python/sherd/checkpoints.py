@@ -14,7 +14,7 @@ import torch
 from . import _core, _slices, optimizer_state
 from ._handles import check_handle
 from ._optimizers import SECTION, state_of
-from ._together import of_rank0, on_every_rank, same_call
+from ._together import described, kind_of, of_rank0, on_every_rank, same_call
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
 from .optim import WeightAverage
@@ -76,7 +76,8 @@ class CheckpointSaver:
         """Saves a checkpoint, between two steps; replaces one of the same step.
         `values`: texts by name, of which rank 0's are saved. Raises sherd.Error, on every rank,
         if any rank failed; the previous checkpoint is still there then."""
-        with same_call(self._handle.mesh.world, "CheckpointSaver.save()"):
+        call = _call("CheckpointSaver.save", self._optimizer, self._average, step=step)
+        with same_call(self._handle.mesh.world, call):
             state = _state_of(self._handle, self._optimizer, self._generators,
                               self._average, values)
             self._core.save(step, state)
@@ -104,7 +105,8 @@ def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
         report = sherd.load("run/checkpoints", handle, optimizer)
     """
     check_handle(handle)
-    with same_call(handle.mesh.world, "sherd.save()"):
+    call = _call("sherd.save", optimizer, options.get("average"), step=step)
+    with same_call(handle.mesh.world, call):
         saver = CheckpointSaver(folder, handle, optimizer, **options)
         try:
             saver.save(step, values)
@@ -139,7 +141,8 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
         reports.append(report)
         return found
 
-    with same_call(handle.mesh.world, "sherd.load()"):
+    call = _call("sherd.load", optimizer, average, step=step, strict=strict)
+    with same_call(handle.mesh.world, call):
         wait_for_readers(handle)
         if step is not None:
             load_one(os.path.join(folder, f"step-{step}"))
@@ -147,6 +150,11 @@ def load(folder: str | os.PathLike, handle, optimizer: Any = None, *,
             _core.load_newest_checkpoint(
                 handle.mesh.world, os.fspath(folder), load_one)
     return reports[-1] if reports else None
+
+
+def _call(name, optimizer, average, **arguments):
+    kind = None if average is None else type(average).__name__
+    return described(name, optimizer=kind_of(optimizer), average=kind, **arguments)
 
 
 def _base_state(handle, generators, average):
@@ -242,12 +250,12 @@ def _load_one(path, handle, optimizer, strict, generators, average):
         mine = on_every_rank(world, lambda: state_of(handle, optimizer))
         names = optimizer_state.named_groups(handle, mine)
         on_every_rank(world, lambda: _choose_sections(mine, path, tensors))
-        described = _of_optimizer(mine, tensors)
+        saved = _of_optimizer(mine, tensors)
         on_every_rank(
-            world, lambda: _check_optimizer(mine, names, groups, described, strict))
-        mine.prepare(described)
+            world, lambda: _check_optimizer(mine, names, groups, saved, strict))
+        mine.prepare(saved)
         if not strict:
-            mine.keep_others(described)
+            mine.keep_others(saved)
         on_every_rank(world, lambda: mine.add_to(state))
     restore_hook = handle.hook_of.prepare(state, tensors, values.get(_HOOK))
     found = _core.load_checkpoint(world, path, state, not strict)
@@ -319,9 +327,9 @@ def _choose_sections(mine, path, tensors):
         mine.sections = [str(name) for name in mine.called]
 
 
-def _check_optimizer(mine, names, groups, described, strict):
+def _check_optimizer(mine, names, groups, saved, strict):
     keys = {}
-    for name, key, _, _ in described:
+    for name, key, _, _ in saved:
         keys.setdefault(name, set()).add(key)
     if strict and not keys and groups is None:
         raise InvalidArgumentError(
@@ -340,9 +348,9 @@ def _check_optimizer(mine, names, groups, described, strict):
 
 def _of_optimizer(mine, tensors):
     """(name, key, dtype, whether one number) of a checkpoint's."""
-    described = []
+    result = []
     for section, name, dtype, shape in tensors:
         if section in mine.sections and "." in name:
             key, parameter = name.split(".", 1)
-            described.append((parameter, key, _DTYPES[dtype], not shape))
-    return described
+            result.append((parameter, key, _DTYPES[dtype], not shape))
+    return result

@@ -17,7 +17,7 @@ from ._handles import check_handle
 from ._optimizer_state import hyperparameters
 from ._optimizers import SECTION, state_of
 from ._shard_tensor import ShardTensor
-from ._together import gathered, of_rank0, on_every_rank, same_call
+from ._together import described, gathered, kind_of, of_rank0, on_every_rank, same_call
 from .errors import InvalidArgumentError
 from .state import broadcast, check_kind, placed
 
@@ -118,7 +118,9 @@ def optimizer_state_dict(handle, optimizer: Any, kind: str = "full") -> dict[str
     """
     check_handle(handle)
     check_kind(kind)
-    with same_call(handle.mesh.world, f"sherd.optimizer_state_dict({kind!r})"):
+    call = described(
+        "sherd.optimizer_state_dict", optimizer=kind_of(optimizer), kind=kind)
+    with same_call(handle.mesh.world, call):
         return _state_dict(handle, optimizer, kind)
 
 
@@ -207,7 +209,8 @@ def load_optimizer_state_dict(handle, optimizer: Any,
     """
     check_handle(handle)
     world = handle.mesh.world
-    with same_call(world, "sherd.load_optimizer_state_dict()"):
+    call = described("sherd.load_optimizer_state_dict", optimizer=kind_of(optimizer))
+    with same_call(world, call):
         mine = on_every_rank(world, lambda: state_of(handle, optimizer))
         names = named_groups(handle, mine)
         is_sharded = on_every_rank(world, lambda: _has_parts(state))
@@ -275,8 +278,8 @@ def _load_full(world, mine, names, state):
                  for (name, key), tensor in tensors.items()],
                 [hyperparameters(group) for group in state["param_groups"]])
 
-    described, groups = of_rank0(world, describe)
-    mine.prepare(described)
+    tensors, groups = of_rank0(world, describe)
+    mine.prepare(tensors)
     target = _core.CheckpointState()
     on_every_rank(world, lambda: mine.add_to(target))
     _core.scatter_full_state(world, full, target, True)

@@ -5,6 +5,7 @@ Rank 0 and 1 of a process group of torch.distributed. Every case has a group of 
 own, since a rank that has given up takes part no more.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -241,14 +242,20 @@ class Failures(unittest.TestCase):
             "handle.state_dict('full')": handle.state_dict,
             "handle.state_dict('rank0')": lambda: handle.state_dict("rank0"),
             "handle.load_state_dict()": lambda: handle.load_state_dict({}),
-            "sherd.optimizer_state_dict('full')":
+            "sherd.optimizer_state_dict(optimizer=AdamW, kind=full)":
                 lambda: sherd.optimizer_state_dict(handle, optimizer),
-            "sherd.save()": lambda: sherd.save(folder, 1, handle),
-            "sherd.load()": lambda: sherd.load(folder, handle),
+            "sherd.save(step=1)": lambda: sherd.save(folder, 1, handle),
+            "sherd.load(strict=True)": lambda: sherd.load(folder, handle),
             "sherd.fully_shard()": lambda: sherd.fully_shard(mlp(), handle.mesh),
             "sherd.replicate()": lambda: sherd.replicate(mlp(), handle.mesh.world)}
         full, rank0, load, optimizer_full, save, load_folder, shard, replicate = calls
+        save_all, load_all = ("sherd.save(optimizer=AdamW, step=1)",
+                              "sherd.load(optimizer={a: AdamW}, step=2, strict=False)")
+        calls[save_all] = lambda: sherd.save(folder, 1, handle, optimizer)
+        calls[load_all] = lambda: sherd.load(
+            folder, handle, {"a": optimizer}, step=2, strict=False)
         for both in (
+                (save, save_all), (save_all, save), (load_folder, load_all),
                 (full, optimizer_full), (load, shard), (load, optimizer_full),
                 (full, load), (full, rank0), (load, load_folder), (save, load_folder),
                 (replicate, full)):
@@ -259,6 +266,19 @@ class Failures(unittest.TestCase):
                     calls[both[ranks.rank()]]()
         handle.state_dict()  # Ranks that agree again go on.
         handle.close()
+
+    def test_a_call_that_other_ranks_do_not_make_is_named_at_the_deadline(self):
+        world = self.sherd.World.from_process_group(dist.new_group([0, 1]), deadline_s=1)
+        handle = self.sherd.fully_shard(mlp(), world)
+        if ranks.rank() == 0:
+            with self.assertRaisesRegex(
+                    self.sherd.DeadlineExceededError,
+                    r"has called handle.state_dict\('full'\): call it on every rank"):
+                handle.state_dict()
+        dist.barrier()
+        handle.close()
+        with contextlib.suppress(self.sherd.Error):  # It has failed.
+            world.close()
 
     def test_a_rank_that_has_left_a_call_halfway_is_told(self):
         from sherd import _together  # pylint: disable=import-outside-toplevel
