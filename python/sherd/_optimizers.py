@@ -109,6 +109,7 @@ class TorchState:
         self.names = {id(tensor): name for name, tensor in self.slices.items()}
         self.prepared = None
         self.kept = {}  # State by tensor.
+        self.numbers = None  # By name and key: the types of what is no tensor.
 
     def groups(self):
         """Names of this rank by group."""
@@ -175,7 +176,9 @@ class TorchState:
     def _items_of(self, tensor, state):
         name, items = self._name(tensor), []
         for key, value in state.items():
-            if isinstance(value, (int, float)):
+            if isinstance(value, float):
+                value = torch.tensor(value, dtype=torch.float64)  # All of its bits.
+            if isinstance(value, int):
                 value = torch.tensor(value)
             if value is None:
                 continue
@@ -217,12 +220,26 @@ class TorchState:
 
     def finish(self):
         """Called when they are written; the others have no state, as before a step."""
+        self._find_numbers()
         self.optimizer.state.clear()
         self.optimizer.state.update(self.kept)
         self.kept = {}
         for name, key, value in self.prepared:
             self.assign(name, key, value)
         self.prepared = None
+
+    def _find_numbers(self):
+        """Notes which state is a number of Python, in what is there or would be at first."""
+        if self.numbers is not None:
+            return
+        self.numbers = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            first = first_state(self.optimizer, number, torch.zeros(2)) or {}
+            for tensor in group["params"]:
+                state = self.optimizer.state.get(tensor) or first
+                self.numbers.update(
+                    {(id(tensor), key): type(value) for key, value in state.items()
+                     if isinstance(value, (int, float))})
 
     def part_numel(self, name, _key):
         """How many elements this rank has of a state like its slice."""
@@ -234,7 +251,11 @@ class TorchState:
             value = value.view(tensor.shape)  # A part is flat, a replica's is not.
         if value.dim() > 0 and value.is_floating_point() and key != "step":
             value = value.to(tensor.dtype)
-        if value.dim() == 0 and key != "step" and not value.is_floating_point():
+        self._find_numbers()
+        number = self.numbers.get((id(tensor), key))
+        if number is not None and value.numel() == 1:
+            value = number(value.item())
+        elif value.dim() == 0 and key != "step" and not value.is_floating_point():
             value = value.item()
         self.optimizer.state[tensor][key] = value
 

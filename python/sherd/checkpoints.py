@@ -4,6 +4,7 @@ command read and write, too: docs/guide/checkpoints.md."""
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import json
 import os
@@ -189,8 +190,23 @@ def _described(options):
             if isinstance(plain(value), kept)}
 
 
+def _check_values(values):
+    if not isinstance(values, collections.abc.Mapping):
+        raise InvalidArgumentError(
+            "[python] values: expected a dictionary of texts by name, found a "
+            f"{type(values).__name__}")
+    for name, text in values.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidArgumentError(
+                f"[python] values: expected texts by name, found {name!r}: {text!r}")
+        if name.startswith("sherd."):
+            raise InvalidArgumentError(
+                "[python] values: expected names that do not begin with 'sherd.', which "
+                f"are sherd's own, found {name!r}")
+
+
 def _state_of(handle, optimizer, generators, average, values):
-    world, texts = handle.mesh.world, dict(values or {})
+    world, texts = handle.mesh.world, {}
     mine = None
     if name := handle.hook_of.name():
         texts[_HOOK] = name
@@ -202,19 +218,29 @@ def _state_of(handle, optimizer, generators, average, values):
             for options, of_group in zip(mine.options(), names)])
 
     def make():
-        for name, text in texts.items():
-            if not isinstance(name, str) or not isinstance(text, str):
-                raise InvalidArgumentError(
-                    f"[python] values: expected texts by name, found {name!r}: "
-                    f"{text!r}")
+        _check_values({} if values is None else values)
         state = _base_state(handle, generators, average)
         if mine is not None:
             mine.add_to(state)
-        state.values = texts
+        state.values = dict(values or {}) | texts
         return state
     state = on_every_rank(world, make)
     handle.hook_of.add_to(state)
     return state
+
+
+def _saved_groups(path, values):
+    """The parameter groups that were saved, or None."""
+    try:
+        groups = json.loads(values.get(_OPTIMIZER, "null"))
+        for group in groups or []:
+            if not all(isinstance(name, str) for name in group["params"]):
+                raise TypeError("a name that is no text")
+        return groups
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnavailableError(
+            f"[python] {path}: expected the parameter groups of an optimizer as value "
+            f"{_OPTIMIZER!r}, found {type(error).__name__}: {error}") from error
 
 
 def _restored(group):
@@ -240,7 +266,7 @@ def _content(path):
 def _load_one(path, handle, optimizer, strict, generators, average):
     world = handle.mesh.world
     tensors, values = of_rank0(world, lambda: _content(path))
-    groups = json.loads(values.get(_OPTIMIZER, "null"))
+    groups = _saved_groups(path, values)
     state = on_every_rank(world, lambda: _base_state(handle, generators, average))
     on_every_rank(world, lambda: _check_names(handle, path, tensors, strict))
     begins_again = average is not None and not on_every_rank(

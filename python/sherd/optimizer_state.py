@@ -200,7 +200,8 @@ def _parts(handle, mine):
 def load_optimizer_state_dict(handle, optimizer: Any,
                               state: dict[str, Any]) -> None:
     """Loads what optimizer_state_dict() of any number of ranks, or
-    get_optimizer_state_dict() of a plain module, gives. Collective. Of whole tensors
+    get_optimizer_state_dict() of a plain module, gives, or the state_dict() of an optimizer
+    over the parameters of a plain module in the same groups and order. Collective. Of whole tensors
     rank 0's are taken; other ranks' dictionaries may be empty. Hyperparameters are
     taken as torch.optim takes them; sherd's optimizers take the learning rate.
 
@@ -230,12 +231,36 @@ def _has_parts(state):
                for value in of_one.values())
 
 
+def _with_names(mine, names, state):
+    """`state` by name, where torch.optim has made it by the places of parameters: of the
+    groups with as many parameters in the same order."""
+    groups = state["param_groups"]
+    places = [place for group in groups for place in group.get("params", [])]
+    if not places or not all(isinstance(place, int) for place in places):
+        return state
+    in_order = all([name for name in all_of_group if name in set(of_rank)] == of_rank
+                   for all_of_group, of_rank in zip(names, mine.groups()))
+    if not in_order or [len(group["params"]) for group in groups] != list(map(len, names)):
+        raise InvalidArgumentError(
+            "[python] expected names of parameters, or their places in groups of "
+            f"{_shown(names)} in the order of the module, found places in groups of "
+            f"{', '.join(str(len(group['params'])) for group in groups)}; torch.distributed."
+            "checkpoint.state_dict.get_optimizer_state_dict(plain, optimizer) makes a state "
+            "with names where it was saved")
+    name_of = dict(zip(places, sum(names, [])))
+    return {"state": {name_of[place]: of_one for place, of_one in state["state"].items()
+                      if place in name_of},
+            "param_groups": [group | {"params": [name_of[place] for place in group["params"]]}
+                             for group in groups]}
+
+
 def _checked(mine, names, state):
     """The state that is to be loaded, by name."""
     if set(state) != {"state", "param_groups"}:
         raise InvalidArgumentError(
             "[python] expected a dictionary of state and param_groups, found one of "
             f"{', '.join(map(str, state)) or 'nothing'}")
+    state = _with_names(mine, names, state)
     check_groups(mine, names, state["param_groups"], state["state"])
     check_keys(mine, names, state["state"])
     left_out = frozen_and_without_state(mine.handle, state["state"])

@@ -3,6 +3,7 @@
 
 import itertools
 import unittest
+import unittest.mock
 
 import checkpoint_test
 import ranks
@@ -11,11 +12,91 @@ from checkpoint_test import adamw, half_frozen, train_by_several, with_bias_and_
 from state_test import changed
 
 
+class Counting(torch.optim.SGD):
+    """Has numbers of Python in its state."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                state["decay"] = state.get("decay", 1.0) * 0.9
+                state["flag"] = True
+                state["sum"] = state.get("sum", torch.zeros(())) + 1
+                parameter.sub_(parameter.grad * state["decay"])
+
+
 class Optimizers(unittest.TestCase):
     setUp = checkpoint_test.Checkpoints.setUp
     folder = checkpoint_test.Checkpoints.folder
     close_to = checkpoint_test.Checkpoints.close_to
     muon_and_adamw = checkpoint_test.Checkpoints.muon_and_adamw
+
+    def test_numbers_stay_numbers_of_the_same_type(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(with_bias_and_norm())
+        optimizer = Counting(handle.parameters())
+        train_by_several(handle.module, [optimizer], range(3))
+        expected = {"step": 3, "decay": 0.9 ** 3, "flag": True, "sum": torch.tensor(3.0)}
+        again, third = Counting(handle.parameters()), Counting(handle.parameters())
+        with self.folder() as folder:
+            sherd.save(folder, 3, handle, optimizer)
+            sherd.load(folder, handle, again)
+        sherd.load_optimizer_state_dict(
+            handle, third, sherd.optimizer_state_dict(handle, again))
+        for loaded in (again, third):
+            for state in loaded.state.values():
+                self.assertEqual({key: type(value) for key, value in state.items()},
+                                 {key: type(value) for key, value in expected.items()})
+                self.assertAlmostEqual(state.pop("decay"), expected["decay"], places=15)
+                self.assertEqual(state["step"], 3)
+            self.assertGreater(len(loaded.state), 0)
+        handle.close()
+
+    def test_values_of_sherd_are_refused(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(with_bias_and_norm())
+        damaged = {"sherd.optimizer": "no JSON"}, {"sherd.optimizer": '[{"params": 3}]'}
+        with self.folder() as folder:
+            for number, values in enumerate(damaged):
+                with self.assertRaisesRegex(
+                        sherd.InvalidArgumentError, "begin with 'sherd.'"):
+                    sherd.save(folder, number, handle, values=values)
+                with unittest.mock.patch("sherd.checkpoints._check_values"):
+                    sherd.save(folder, number, handle, values=values)
+                with self.assertRaisesRegex(sherd.UnavailableError, "parameter groups"):
+                    sherd.load(folder, handle, step=number)
+        handle.close()
+
+    def test_state_of_a_plain_optimizer_is_loaded_by_places(self):
+        sherd = self.sherd
+
+        def groups_of(named):
+            named = list(named)
+            matrices = [part for name, part in named if name in ("0.weight", "2.weight")]
+            rest = [part for name, part in named if name not in ("0.weight", "2.weight")]
+            return torch.optim.AdamW([{"params": matrices}, {"params": rest, "lr": 0.1}])
+
+        plain = with_bias_and_norm()
+        theirs = groups_of(plain.named_parameters())
+        train_by_several(plain, [theirs], range(2))
+        handle = sherd.fully_shard(with_bias_and_norm())
+        handle.load_state_dict(plain.state_dict())
+        ours = groups_of(handle.named_parameters())
+        with self.assertRaisesRegex(
+                sherd.InvalidArgumentError, "load_optimizer_state_dict.handle"):
+            ours.load_state_dict(theirs.state_dict())
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, "get_optimizer_state_dict"):
+            sherd.load_optimizer_state_dict(
+                handle, torch.optim.AdamW(handle.parameters()), theirs.state_dict())
+        sherd.load_optimizer_state_dict(handle, ours, theirs.state_dict())
+        ours.load_state_dict(ours.state_dict())  # Of the same slices.
+        for model, optimizer in ((plain, theirs), (handle.module, ours)):
+            train_by_several(model, [optimizer], range(2, 4))
+        for name, value in handle.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name], rtol=0, atol=1e-5)
+        handle.close()
 
     def test_the_iterations_of_muon_have_options(self):
         options = {"coefficients": (3.0, -3.2, 1.2), "iterations": 4, "eps": 1e-6}
