@@ -430,6 +430,25 @@ class WorksWith(unittest.TestCase):
         self.assertTrue(all(part.grad is None for part in handle.parameters()))
         handle.close()
 
+    def test_two_backwards_over_a_retained_graph(self):
+        for by in (self.sherd.fully_shard, self.sherd.replicate):
+            plain, model = mlp(), mlp()
+            handle = by(model)
+            for module in (plain, model):
+                loss = loss_of(module, batch_of(0, 0))
+                loss.backward(retain_graph=True)
+                (2 * loss).backward()
+            if by is self.sherd.fully_shard:
+                with handle.summon_full_parameters(
+                        with_gradients=True, read_only=True) as full:
+                    found = {name: full.gradient(name).clone()
+                             for name, _ in model.named_parameters()}
+            else:
+                found = {name: p.grad for name, p in model.named_parameters()}
+            for name, parameter in plain.named_parameters():
+                torch.testing.assert_close(found[name], parameter.grad)
+            handle.close()
+
     def test_gradient_penalty(self):
         def loss(model, x):
             x = x.requires_grad_()
