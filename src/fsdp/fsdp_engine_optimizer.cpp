@@ -176,8 +176,8 @@ bool FsdpEngine::slices_written() const {
       slices_->sample_changed();
 }
 
-// Programs may write slices after the step of an optimizer was published, for instance to clip weights.
-// Ranks that own nothing of what was written do not know that.
+// A program may have written slices after the step of an optimizer was published. A publish here would
+// wait for ranks that own nothing of what was written: they do not know that one is due.
 void FsdpEngine::refuse_late_writes(const char* operator_name) const {
   SHERD_CHECK_AS(
       kFailedPrecondition,

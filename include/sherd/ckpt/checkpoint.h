@@ -203,7 +203,8 @@ class CheckpointSaver {
   // Collective, between two steps. Replaces a checkpoint of the same step. Returns when the
   // checkpoint is complete or, if asynchronous, when the tensors are copied. Throws Error, on every
   // rank, which names the first rank that failed and why; nothing has changed then, and the next
-  // save may succeed.
+  // save may succeed. If the asynchronous save before has failed and nobody has called wait(), it
+  // throws that failure and does not begin this save.
   void save(std::int64_t step, const CheckpointState& state);
 
   // Collective. Waits until the last save is complete; throws if it failed.
