@@ -206,8 +206,8 @@ C10dWork ShmBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   expect_count(outputs.size(), inputs.size(), "reduce_scatter_coalesced");
   return issue(
-      {OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-       "shm:reduce_scatter_tensor_coalesced", inputs, outputs,
+      {kCoalescedReduceScatter, "shm:reduce_scatter_tensor_coalesced", inputs,
+       outputs,
        reduce_scatter_parts(outputs, inputs, opts.reduceOp, rank_, size_)},
       opts);
 }

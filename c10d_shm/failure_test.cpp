@@ -182,12 +182,12 @@ TEST(ShmFailure, DifferentFactorsAreAnErrorOnEveryRank) {
     std::vector<torch::Tensor> tensor = {torch::ones({10})};
     const auto reduce = [&] {
       c10d::ReduceOptions options;
-      options.reduceOp = c10d::makePreMulSum(factor);
+      options.reduceOp = test::premul_sum(factor);
       ranked.shm().reduce(tensor, options)->wait();
     };
     const auto all_reduce = [&](const auto& factor_or_tensor) {
       c10d::AllreduceOptions options;
-      options.reduceOp = c10d::makePreMulSum(factor_or_tensor);
+      options.reduceOp = test::premul_sum(factor_or_tensor);
       ranked.shm().allreduce(tensor, options)->wait();
     };
     EXPECT_EQ(

@@ -203,7 +203,7 @@ TEST(ShmOperations, MeansAndFactorsAndComplexNumbers) {
       EXPECT_TRUE(mean[0].equal(torch::full({5}, 3.0, dtype)));
       std::vector<torch::Tensor> scaled = {
           torch::full({5}, 3.0 * ranked.rank(), dtype)};
-      options.reduceOp = c10d::makePreMulSum(0.5);
+      options.reduceOp = test::premul_sum(0.5);
       ranked.shm().allreduce(scaled, options)->wait();
       EXPECT_TRUE(scaled[0].equal(torch::full({5}, 4.5, dtype)));
     }

@@ -13,6 +13,7 @@
 #include "base/bfloat16.h"
 #include "base/check.h"
 #include "c10d_shm/float_sum.h"
+#include "c10d_shm/newer_c10d.h"
 
 namespace sherd::c10d_shm {
 namespace {
@@ -196,7 +197,7 @@ std::string reduce_op_name(Op::RedOpType op) {
 
 double factor_of(const Op& op) {
   const auto* more =
-      dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+      dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
   SHERD_CHECK(
       more != nullptr,
       "[c10d_shm] expected a factor with premul_sum, found none");

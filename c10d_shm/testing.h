@@ -84,6 +84,15 @@ class BackendRank {
   c10::intrusive_ptr<c10d::Backend> gloo_;
 };
 
+// The operation that multiplies by `factor` (a number or a tensor of one element) and sums.
+template <typename Factor>
+c10d::ReduceOp premul_sum(const Factor& factor) {
+  c10d::ReduceOp op;
+  op.op_ = c10d::ReduceOp::PREMUL_SUM;
+  op.supplement_ = c10::make_intrusive<PreMulSumSupplement>(factor);
+  return op;
+}
+
 // Runs `body` on forked ranks.
 inline RankReport run_backend_ranks(
     int ranks,
