@@ -40,8 +40,10 @@ endfunction()
 function(sherd_set_libtorch target)
   target_include_directories(${target} SYSTEM INTERFACE
     ${SHERD_TORCH_ROOT}/include ${SHERD_TORCH_ROOT}/include/torch/csrc/api/include)
+  # libstdc++ comes first: libtorch.so of wheels for CUDA exports some of std::filesystem, of which
+  # remove_all() crashes.
   target_link_libraries(${target} INTERFACE
-    -Wl,--no-as-needed ${SHERD_TORCH_ROOT}/lib/libtorch.so
+    -Wl,--no-as-needed -lstdc++ ${SHERD_TORCH_ROOT}/lib/libtorch.so
     ${SHERD_TORCH_ROOT}/lib/libtorch_cpu.so ${SHERD_TORCH_ROOT}/lib/libc10.so
     -Wl,--as-needed)
   if(EXISTS "${SHERD_TORCH_ROOT}/lib/libtorch_cuda.so")

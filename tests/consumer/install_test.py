@@ -127,6 +127,16 @@ class Install(unittest.TestCase):
         self.assertIn("libsherd_c10d_shm.so", linked)
         self.assertNotIn("libsherd.so", linked)
 
+        self.expect_cpp_library_first(folder / "consumer")
+
+    def expect_cpp_library_first(self, file):
+        """libtorch.so of wheels for CUDA exports a std::filesystem::remove_all() that crashes."""
+        needed = re.findall(r"\(NEEDED\) Shared library: \[(\S+?)\.so", self.succeed("readelf", "-d", file))
+        self.assertLess(needed.index("libstdc++"), needed.index("libtorch"), needed)
+
+    def test_the_cpp_library_is_searched_before_libtorch(self):
+        self.expect_cpp_library_first(self.prefix / "lib" / "libsherd.so")
+
     def test_the_library_is_installed_once_and_shared(self):
         # A static one would bring its own dispatch fallback with each user.
         found = {path.name for path in self.prefix.glob("lib/**/libsherd*")}
