@@ -401,7 +401,7 @@ class Mistakes(unittest.TestCase):
         self.refused("found -1", sums_bytes_max=-1)
         self.refused("seconds by name, of connect, fetch, .*found {'lunch': 1}",
                      timeouts={"lunch": 1})
-        self.refused("leave: expected .*float, found 'soon'", timeouts={"leave": "soon"})
+        self.refused("leave: expected .*[Ff]loat, found 'soon'", timeouts={"leave": "soon"})
         for seconds in (float("nan"), float("inf"), 1e300, -1, 0):
             self.refused("'leave'.: expected seconds above 0 and at most 1000000, found "
                          f"{re.escape(str(seconds))}", timeouts={"leave": seconds})

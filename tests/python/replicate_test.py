@@ -206,7 +206,7 @@ class Replicate(unittest.TestCase):
 
     def test_arguments_of_other_types_are_named(self):
         for options, told in (
-                ({"bucket_bytes": "many"}, "bucket_bytes: expected .*int.*found 'many'"),
+                ({"bucket_bytes": "many"}, "bucket_bytes: expected .*[Ii]nt.*found 'many'"),
                 ({"ignored": "weight"}, "ignored: expected .*found 'weight'"),
                 ({"exchange": "pigeons"}, "exchange: expected one of auto, .*'pigeons'"),
                 ({"hook": 3}, "hook: expected one of sherd.hooks.* found a int"),
